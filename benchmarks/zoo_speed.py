@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torchvision import models
 
 import zoo
-from zoo.interop import load
+from zoo import load
 
 WORDS, TOKENS, CHANNELS, HEADS, HIDDEN, LAYERS = 1000, 64, 256, 8, 512, 4
 

@@ -33,7 +33,7 @@ from fl.settings.command_line import parse
 from fl.sweep import command as parse_sweep
 from surgery.depth.sections import BLOCKS
 from surgery.width.rules.registry import RULES
-from zoo.members import MEMBERS
+from zoo.spec import members
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/results"
@@ -72,7 +72,7 @@ def prose(text):
 @pytest.fixture
 def registered():
     """The methods that a page adds; they go away again, as do its data sets, models, rules and blocks."""
-    tables = [ALGORITHMS, LOADERS, MEMBERS, RULES, BLOCKS]
+    tables = [ALGORITHMS, LOADERS, members(), RULES, BLOCKS]
     before = [dict(table) for table in tables]
     yield lambda: ALGORITHMS.keys() - before[0].keys()
     for table, content in zip(tables, before, strict=True):

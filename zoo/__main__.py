@@ -6,15 +6,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
 from zoo.errors import ZooError
-
-if TYPE_CHECKING:  # what a command needs beyond its --help is imported where it is used
-    from zoo.spec import Spec
+from zoo.spec import Spec, names
 
 
 def _list_of(kind: type, metavar: str, empty: str = "") -> PrimitiveConstructorSpec:
@@ -79,11 +77,8 @@ class Table:
         else:
             print(table(specs))
 
-    def _specs(self) -> "list[Spec]":
+    def _specs(self) -> list[Spec]:
         """The specs of the named models, or without names of all models that take the flags."""
-        from zoo.members import names
-        from zoo.spec import Spec
-
         fields = ("num_classes", "in_channels", "image_size", "norm")
         given = {field: value for field in fields if (value := getattr(self, field)) is not None}
         given["width"] = self.width[0] if len(self.width) == 1 else self.width
@@ -101,14 +96,14 @@ class Table:
         return specs
 
 
-def _row(spec: "Spec") -> dict[str, Any]:
+def _row(spec: Spec) -> dict[str, Any]:
     size = spec.count()
     shape = list(spec.example(device="meta").shape[1:])
     values = {"parameters": size.parameters, "macs": size.macs, "input": shape, "sections": spec.depth}
     return {"name": spec.name, **values, "width": spec.width, "source": spec.member.source}
 
 
-def table(specs: "Sequence[Spec]") -> str:
+def table(specs: Sequence[Spec]) -> str:
     """Names, parameters, MACs, input and sections of models, aligned.
 
     >>> from zoo import Spec

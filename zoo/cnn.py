@@ -7,11 +7,9 @@ trains and calls by the name of that network.
 
 from torch import nn
 
-from zoo.blueprint import Blueprint
 from zoo.errors import ZooError
-from zoo.kit import without_identities
-from zoo.member import Member
-from zoo.network import Network
+from zoo.layers import Network, without_identities
+from zoo.spec import Spec, member
 
 
 class CNN(Network):
@@ -20,13 +18,13 @@ class CNN(Network):
     torch_init = True
 
 
-def cnn(spec: Blueprint) -> CNN:
+def cnn(spec: Spec) -> CNN:
     """Build the CNN. Its three widths are those of the two convolutions and of the hidden fully connected layer."""
     side = spec.image_size
     if side < 4:
         raise ZooError(f"cnn halves its input twice and needs images of 4x4 or larger, got {side}x{side}")
     conv1, conv2, fc1 = (spec.kit(name) for name in ("conv1", "conv2", "fc1"))
-    a, b, c = spec.channels(32, "conv1"), spec.channels(64, "conv2"), spec.channels(512, "fc1")
+    a, b, c = conv1.channels(32), conv2.channels(64), fc1.channels(512)
     parts = {
         "conv1": conv1.conv(spec.in_channels, a, 5), "scaler1": conv1.scaler(), "norm1": conv1.make_norm(a),
         "relu1": nn.ReLU(), "pool1": nn.MaxPool2d(2),
@@ -39,7 +37,7 @@ def cnn(spec: Blueprint) -> CNN:
     return CNN(without_identities(parts))
 
 
-def lenet(spec: Blueprint) -> CNN:
+def lenet(spec: Spec) -> CNN:
     """Build LeNet-5 (LeCun et al., Proceedings of the IEEE 1998) with ReLU and max pooling.
 
     Its four widths are those of two unpadded 5x5 convolutions (6 and 16 channels) and of two hidden layers (120 and 84
@@ -47,27 +45,29 @@ def lenet(spec: Blueprint) -> CNN:
     """
     if spec.image_size < 16:
         raise ZooError(f"lenet needs images of 16x16 or larger, got {spec.image_size}x{spec.image_size}")
-    names, full = ("conv1", "conv2", "fc1", "fc2"), (6, 16, 120, 84)
-    kits = [spec.kit(name) for name in names]
-    a, b, c, d = (spec.channels(width, name) for width, name in zip(full, names))
-    side, bias = ((spec.image_size - 4) // 2 - 4) // 2, kits[0].norm == "none"
+    conv1, conv2, fc1, fc2 = (spec.kit(name) for name in ("conv1", "conv2", "fc1", "fc2"))
+    a, b, c, d = conv1.channels(6), conv2.channels(16), fc1.channels(120), fc2.channels(84)
+    side, bias = ((spec.image_size - 4) // 2 - 4) // 2, spec.norm == "none"
     parts = {
         "conv1": nn.Conv2d(spec.in_channels, a, 5, bias=bias),
-        "scaler1": kits[0].scaler(), "norm1": kits[0].make_norm(a), "relu1": nn.ReLU(), "pool1": nn.MaxPool2d(2),
+        "scaler1": conv1.scaler(), "norm1": conv1.make_norm(a), "relu1": nn.ReLU(), "pool1": nn.MaxPool2d(2),
         "conv2": nn.Conv2d(a, b, 5, bias=bias),
-        "scaler2": kits[1].scaler(), "norm2": kits[1].make_norm(b), "relu2": nn.ReLU(), "pool2": nn.MaxPool2d(2),
+        "scaler2": conv2.scaler(), "norm2": conv2.make_norm(b), "relu2": nn.ReLU(), "pool2": nn.MaxPool2d(2),
         "flatten": nn.Flatten(),
-        "fc1": nn.Linear(b * side**2, c), "scaler3": kits[2].scaler(), "relu3": nn.ReLU(),
-        "fc2": nn.Linear(c, d), "scaler4": kits[3].scaler(), "relu4": nn.ReLU(),
+        "fc1": nn.Linear(b * side**2, c), "scaler3": fc1.scaler(), "relu3": nn.ReLU(),
+        "fc2": nn.Linear(c, d), "scaler4": fc2.scaler(), "relu4": nn.ReLU(),
         "fc3": nn.Linear(d, spec.num_classes),
     }  # fmt: skip
     return CNN(without_identities(parts))
 
 
-_DEFAULTS = {"num_classes": 10, "in_channels": 1, "image_size": 28, "norm": "none"}
-_LENET = {**_DEFAULTS, "in_channels": 3, "image_size": 32}
-
 MEMBERS = {
-    "cnn": Member(cnn, (), ("conv1", "conv2", "fc1"), _DEFAULTS, "McMahan et al., AISTATS 2017, section 3"),
-    "lenet": Member(lenet, (), ("conv1", "conv2", "fc1", "fc2"), _LENET, "LeCun et al., Proc. IEEE 1998; FedMR's code"),
-}
+    "cnn": member(
+        cnn, (), "McMahan et al., AISTATS 2017, section 3", also=("conv1", "conv2", "fc1"),
+        num_classes=10, in_channels=1, image_size=28, norm="none",
+    ),
+    "lenet": member(
+        lenet, (), "LeCun et al., Proc. IEEE 1998; FedMR's code", also=("conv1", "conv2", "fc1", "fc2"),
+        num_classes=10, in_channels=3, image_size=32, norm="none",
+    ),
+}  # fmt: skip

@@ -15,11 +15,9 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.blueprint import Blueprint
 from zoo.errors import ZooError
-from zoo.kit import GlobalPool, Kit, LayerScale, without_identities
-from zoo.member import Member, section_names, stem_for
-from zoo.network import Network
+from zoo.layers import GlobalPool, Kit, LayerScale, Network, without_identities
+from zoo.spec import Member, Spec, member, stem_for
 
 
 class LayerNorm2d(nn.LayerNorm):
@@ -69,54 +67,42 @@ class ConvNeXt(Network):
         return [t[:, None, None] if name.endswith(".scale.weight") else t for name, t in state.items()]
 
 
-def convnext(spec: Blueprint, channels: tuple[int, ...]) -> ConvNeXt:
+def convnext(spec: Spec, channels: tuple[int, ...]) -> ConvNeXt:
     """Build a ConvNeXt; stochastic depth grows linearly over the blocks, from 0 for the first to `spec.drop_path`."""
-    small, names = spec.stem == "cifar", section_names(len(channels))
-    least, side = (8 if small else 32), spec.image_size
+    small, side = spec.stem == "cifar", spec.image_size
+    least = 8 if small else 32
     if side < least:
         raise ZooError(
             f"{spec.name} with stem={spec.stem!r} needs images of {least}x{least} or larger, got {side}x{side}"
         )
-    current, index, last = spec.channels(channels[0], names[0]), 0, max(1, sum(spec.depth) - 1)
+    kit = spec.kit("section1")
+    current, index, last = kit.channels(channels[0]), 0, max(1, sum(spec.blocks) - 1)
     kernel, stride, padding = (3, 1, 1) if small else (4, 4, 0)
-    kit = spec.kit(names[0])
-    stem = {
-        "conv": nn.Conv2d(spec.in_channels, current, kernel, stride, padding),
-        "scaler": kit.scaler(),
-        "norm": LayerNorm2d(current, kit.eps),
-    }
-    parts: dict[str, nn.Module] = {"stem": nn.Sequential(without_identities(stem))}
-    for i, (name, full, depth) in enumerate(zip(names, channels, spec.depth), start=1):
-        width, kit = spec.channels(full, name), spec.kit(name)
+    conv = nn.Conv2d(spec.in_channels, current, kernel, stride, padding)
+    stem = {"conv": conv, "scaler": kit.scaler(), "norm": LayerNorm2d(current, kit.eps)}
+    parts: OrderedDict[str, nn.Module] = OrderedDict(stem=nn.Sequential(without_identities(stem)))
+    for i, (full, depth) in enumerate(zip(channels, spec.blocks), start=1):
+        kit = spec.kit(f"section{i}")
+        width = kit.channels(full)
         if i > 1:
-            down = {
-                "norm": LayerNorm2d(current, kit.eps),
-                "conv": nn.Conv2d(current, width, 2, 2),
-                "scaler": kit.scaler(),
-            }
+            conv = nn.Conv2d(current, width, 2, 2)
+            down = {"norm": LayerNorm2d(current, kit.eps), "conv": conv, "scaler": kit.scaler()}
             parts[f"down{i}"] = nn.Sequential(without_identities(down))
         drops = [spec.drop_path * (index + j) / last for j in range(depth)]
-        parts[name] = nn.Sequential(*(Block(width, spec.layer_scale, drop, kit) for drop in drops))
+        parts[f"section{i}"] = nn.Sequential(*(Block(width, spec.layer_scale, drop, kit) for drop in drops))
         current, index = width, index + depth
     parts["pool"] = GlobalPool()
     parts["tail"] = nn.Sequential(OrderedDict(norm=nn.LayerNorm(current, kit.eps)))
     parts["head"] = nn.Linear(current, spec.num_classes)
-    return ConvNeXt(OrderedDict(parts))
+    return ConvNeXt(parts)
 
 
 def _member(channels: tuple[int, ...], depth: tuple[int, ...], drop_path: float) -> Member:
-    defaults = {
-        "num_classes": 1000,
-        "in_channels": 3,
-        "image_size": 224,
-        "stem": stem_for,
-        "norm_eps": 1e-6,
-        "drop_path": drop_path,
-        "layer_scale": 1e-6,
-        "step_size": False,
-    }
-    build = partial(convnext, channels=channels)
-    return Member(build, depth, section_names(4), defaults, "Liu et al., CVPR 2022, section 3")
+    return member(
+        partial(convnext, channels=channels), depth, "Liu et al., CVPR 2022, section 3",
+        num_classes=1000, in_channels=3, image_size=224, stem=stem_for, norm_eps=1e-6, drop_path=drop_path,
+        layer_scale=1e-6, step_size=False,
+    )  # fmt: skip
 
 
 MEMBERS = {

@@ -1,48 +1,85 @@
-"""timm's and torchvision's image classifiers under the names "timm:NAME" and "torchvision:NAME".
+"""timm's and torchvision's image classifiers under the names "timm:NAME" and "torchvision:NAME", and their weights.
 
 They are built at full size, with the spec's number of classes and input channels and, if the model's factory takes one,
-the spec's image size. `surgery.narrow` and `surgery.ungraft` make them narrower and shallower.
+the spec's image size. `surgery.narrow` and `surgery.ungraft` make them narrower and shallower. Both libraries are
+imported where they are asked for; what is not in their caches of weights needs a network.
 """
 
 import difflib
 import inspect
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
+import torch
 from torch import nn
 
-from zoo.blueprint import Blueprint
 from zoo.errors import ZooError
-from zoo.kit import dropout_rate
-from zoo.member import Member
+from zoo.layers import dropout_rate
+
+TORCHVISION = {
+    "resnet18": "resnet18", "resnet34": "resnet34", "resnet50": "resnet50", "mobilenetv2": "mobilenet_v2",
+    "efficientnetv2_s": "efficientnet_v2_s", "efficientnetv2_m": "efficientnet_v2_m",
+    "vgg11": "vgg11_bn", "vgg13": "vgg13_bn", "vgg16": "vgg16_bn", "vgg19": "vgg19_bn",
+    "convnext_tiny": "convnext_tiny", "convnext_small": "convnext_small", "convnext_base": "convnext_base",
+    "vit_base": "vit_b_16",
+}  # fmt: skip
+"""From a name of the zoo to torchvision's name of the same architecture."""
+TORCHVISION_PLAIN = {f"vgg{n}": f"vgg{n}" for n in (11, 13, 16, 19)}
+"""The same for `norm="none"`."""
+TIMM = {
+    "resnet18": "resnet18", "resnet34": "resnet34", "resnet50": "resnet50", "mobilenetv2": "mobilenetv2_100",
+    "efficientnetv2_s": "efficientnetv2_s", "efficientnetv2_m": "efficientnetv2_m",
+    "convnext_tiny": "convnext_tiny", "convnext_small": "convnext_small", "convnext_base": "convnext_base",
+    "vit_tiny": "vit_tiny_patch16_224", "vit_small": "vit_small_patch16_224", "vit_base": "vit_base_patch16_224",
+}  # fmt: skip
+"""From a name of the zoo to timm's name of the same architecture."""
 
 
 @lru_cache
-def member(name: str) -> Member:
-    """The description of a library's model, without building it; the ZooError for an unknown name lists similar ones.
+def defaults(name: str) -> dict[str, Any]:
+    """The fields that a spec of a library's model takes, with their defaults, found without building the model.
 
-    >>> member("timm:resnet18").defaults["image_size"]
+    Raises:
+        ZooError: for an unknown name; it lists similar ones.
+
+    >>> defaults("timm:resnet18")["image_size"]
     224
     """
     library, _, model = name.partition(":")
-    if library not in _KNOWN or not model:
-        near = difflib.get_close_matches(library, _KNOWN, n=1)
+    if library not in ("timm", "torchvision") or not model:
+        near = difflib.get_close_matches(library, ["timm", "torchvision"], n=1)
         hint = f"did you mean {f'{near[0]}:{model}'!r}? " if near and model else ""
         raise ZooError(f"unknown model {name!r}: {hint}give timm:NAME or torchvision:NAME (timm:resnet18)")
-    known = _KNOWN[library]()
+    if library == "timm":
+        import timm
+
+        known = timm.list_models()
+    else:
+        from torchvision import models
+
+        known = models.list_models(module=models)  # without those for detection, video, ...
     if model.split(".")[0] not in known:  # timm's names may end with a tag for weights
         near = [f"{library}:{other}" for other in difflib.get_close_matches(model, known, n=3, cutoff=0.5)]
         hint = f"did you mean {' or '.join(near)}?" if near else "see its list_models()"
         raise ZooError(f"{library} has no image classifier {model!r}: {hint}")
-    try:
-        classes, (channels, *sizes) = _METADATA[library](model)
-    except RuntimeError as error:  # an unknown tag
-        raise ZooError(f"{library} has no model {model!r}: {error}") from None
-    defaults = {"num_classes": classes, "in_channels": channels, "image_size": sizes[-1], "dropout": None}
-    return Member(partial(_build, _FACTORY[library]), None, ("all",), defaults, library, initialised=True)
+    classes, channels, side = 1000, 3, 299 if name == "torchvision:inception_v3" else 224
+    if library == "timm":
+        try:
+            config = timm.get_pretrained_cfg(model)
+        except RuntimeError as error:  # an unknown tag
+            raise ZooError(f"{library} has no model {model!r}: {error}") from None
+        if config:
+            classes, channels, side = config.num_classes or 1000, config.input_size[0], config.input_size[-1]
+    return {"num_classes": classes, "in_channels": channels, "image_size": side, "dropout": None}
 
 
-def _build(factory, spec: Blueprint) -> nn.Module:
+def build(spec: Any) -> nn.Module:
+    """The model of a `zoo.Spec` with a library's name, whose weights the library draws."""
     if spec.rates != {"all": 1.0} or spec.depth is not None:
         raise ZooError(
             f"{spec.name} can be built at full size only; from that surgery.narrow(model, rate=..., example="
@@ -51,90 +88,129 @@ def _build(factory, spec: Blueprint) -> nn.Module:
     if spec.dropout:
         raise ZooError(f"{spec.name}: dropout=0 switches all dropout off, and None keeps what the library sets")
     try:
-        model = factory(spec)
+        model = (_timm if spec.name.startswith("timm:") else _torchvision)(spec)
     except (TypeError, ValueError, RuntimeError, AssertionError, KeyError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         size = f"{spec.image_size} x {spec.image_size}"
-        raise ZooError(f"{spec.name} cannot be built for images of {size}: {reason}") from error
+        raise ZooError(f"{spec.name} cannot be built for images of {size}: {first_line(error)}") from error
     if spec.dropout == 0:
-        _switch_off_dropout(model)
+        for module in model.modules():
+            if rate := dropout_rate(module):
+                setattr(module, rate, 0.0)
     return model
 
 
-def _timm(spec: Blueprint) -> nn.Module:
+def _timm(spec: Any) -> nn.Module:
     import timm
 
-    arguments = {"num_classes": spec.num_classes, "in_chans": spec.in_channels}
-    return _sized(partial(timm.create_model, spec.name.partition(":")[2]), "img_size", spec.image_size, arguments)
+    factory = partial(timm.create_model, spec.name.partition(":")[2], in_chans=spec.in_channels)
+    return _sized(partial(factory, num_classes=spec.num_classes), "img_size", spec.image_size)
 
 
-def _torchvision(spec: Blueprint) -> nn.Module:
+def _torchvision(spec: Any) -> nn.Module:
     from torchvision import models
 
-    arguments = {"num_classes": spec.num_classes, "weights": None}
-    if "weights_backbone" in _torchvision_arguments(spec.name.partition(":")[2]):
-        arguments["weights_backbone"] = None
-    factory = partial(models.get_model, spec.name.partition(":")[2])
-    model = _sized(factory, "image_size", spec.image_size, arguments)
-    return model if spec.in_channels == 3 else _grey(spec, model)
-
-
-def _sized(factory, argument: str, size: int, arguments: dict[str, Any]) -> nn.Module:
-    """Call a factory with the size of the images, if it takes that argument."""
-    try:
-        return factory(**{argument: size}, **arguments)
-    except TypeError as error:
-        if f"'{argument}'" not in str(error):  # the message names the unexpected argument in quotes
-            raise
-        return factory(**arguments)
-
-
-def _grey(spec: Blueprint, model: nn.Module) -> nn.Module:
-    """Sum the first convolution over colours, so that it does to a grey image what it did to three equal channels."""
+    name, options = spec.name.partition(":")[2], {"num_classes": spec.num_classes, "weights": None}
+    if "weights_backbone" in inspect.signature(models.get_model_builder(name)).parameters:
+        options["weights_backbone"] = None
+    model = _sized(partial(models.get_model, name, **options), "image_size", spec.image_size)
+    if spec.in_channels == 3:
+        return model
     first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
     if spec.in_channels != 1 or first is None or first.in_channels != 3 or first.groups != 1:
         raise ZooError(f"{spec.name} takes 3 channels, not {spec.in_channels}: choose a timm model")
+    # the sum over colours does to a grey image what the convolution did to three equal channels
     first.weight = nn.Parameter(first.weight.detach().sum(1, keepdim=True))
     first.in_channels = 1
     return model
 
 
-def _switch_off_dropout(model: nn.Module) -> None:
-    for module in model.modules():
-        if rate := dropout_rate(module):
-            setattr(module, rate, 0.0)
+def _sized(factory: Callable[..., nn.Module], argument: str, size: int) -> nn.Module:
+    """Call a factory with the size of the images, if it takes that argument."""
+    try:
+        return factory(**{argument: size})
+    except TypeError as error:
+        if f"'{argument}'" not in str(error):  # the message names the unexpected argument in quotes
+            raise
+        return factory()
 
 
-def _timm_names() -> set[str]:
+def fetch(library: str, name: str, tag: str = "DEFAULT") -> nn.Module:
+    """A model of torchvision or timm with the weights that the library publishes for it, from its cache or the network.
+
+    Args:
+        library: "torchvision" or "timm".
+        name: of the model there; timm's may end with a tag for weights.
+        tag: torchvision's name for weights of this model.
+
+    Raises:
+        ZooError: if the model is unknown, the library publishes no such weights, or they cannot be fetched.
+    """
+    defaults(f"{library}:{name}")  # refuses an unknown name
+    there = published(library, name)
+    if tag not in there:
+        which, choice = (f"{tag!r} ", " or ".join(there)) if there else ("", "another model, or give a file")
+        raise ZooError(f"{library} publishes no weights {which}for {name}: choose {choice}")
+    try:
+        if library == "torchvision":
+            from torchvision import models
+
+            return models.get_model(name, weights=tag)
+        import timm
+
+        with _no_retries():
+            return timm.create_model(name, pretrained=True)
+    except Exception as error:  # whatever the library's downloader raises: there are several, each with its own errors
+        raise ZooError(
+            f"the weights of {library}:{name} are not in the library's cache, and cannot be fetched from "
+            f"{there[tag]} ({first_line(error).rstrip('.')}). Without a network, save the model's state_dict() to a "
+            "file on a machine that has one, and give that file"
+        ) from error
+
+
+def published(library: str, name: str) -> dict[str, Any]:
+    """The weights that a library publishes for a model, and where each of them is."""
+    if library == "torchvision":
+        from torchvision import models
+
+        return {tag: weights.url for tag, weights in models.get_model_weights(name).__members__.items()}
     import timm
 
-    return set(timm.list_models())
+    config = timm.get_pretrained_cfg(name)
+    if config is None or not config.has_weights:
+        return {}
+    return {"DEFAULT": f"https://huggingface.co/{config.hf_hub_id}" if config.hf_hub_id else config.url}
 
 
-def _timm_metadata(model: str) -> tuple[int, tuple[int, ...]]:
-    import timm
+@lru_cache
+def tensor_names(library: str, name: str) -> list[str]:
+    """The names in the state dict of a library's model, in its order."""
+    with torch.device("meta"):
+        if library == "timm":
+            import timm
 
-    config = timm.get_pretrained_cfg(model)
-    return (config.num_classes or 1000, tuple(config.input_size)) if config else (1000, (3, 224, 224))
+            return list(timm.create_model(name).state_dict())
+        from torchvision import models
 
-
-def _torchvision_names() -> set[str]:
-    from torchvision import models
-
-    return set(models.list_models(module=models))  # without those for detection, video, ...
-
-
-def _torchvision_arguments(model: str) -> set[str]:
-    from torchvision import models
-
-    return set(inspect.signature(models.get_model_builder(model)).parameters)
+        return list(models.get_model(name).state_dict())
 
 
-def _torchvision_metadata(model: str) -> tuple[int, tuple[int, ...]]:
-    side = 299 if model == "inception_v3" else 224
-    return 1000, (3, side, side)
+@contextmanager
+def _no_retries() -> Iterator[None]:
+    """Without a network, look into Hugging Face's cache only: it would try a dozen times, for most of a minute."""
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE
+    if not getproxies():
+        try:
+            socket.create_connection((urlsplit(constants.ENDPOINT).hostname, 443), timeout=10).close()
+        except OSError:
+            constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
 
 
-_KNOWN = {"timm": _timm_names, "torchvision": _torchvision_names}
-_METADATA = {"timm": _timm_metadata, "torchvision": _torchvision_metadata}
-_FACTORY = {"timm": _timm, "torchvision": _torchvision}
+def first_line(error: Exception) -> str:
+    """The first line of an error's message, or its type if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,8 +1,8 @@
 """Normalisation layers that federated averaging can handle."""
 
-import math
+import copy
 from collections.abc import Iterable
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -88,12 +88,13 @@ def collect_statistics(model: nn.Module, batches: Iterable[Tensor], state: State
     >>> net.load_state_dict(net.state_dict() | statistics)
     <All keys matched successfully>
     """
-    norms = {name: m for name, m in model.named_modules() if isinstance(m, StaticBatchNorm2d)}
-    if not norms:
+    if not any(isinstance(module, StaticBatchNorm2d) for module in model.modules()):
         return {}
-    weights = {name: t.detach() for name, t in (model.state_dict() if state is None else state).items()}
+    weights = model.state_dict() if state is None else state
+    own = {name: t.detach() for name, t in weights.items() if not is_statistic(name, model)}
+    model = copy.deepcopy(model).eval()  # hooks and modes are those of the copy
+    norms = {name: m for name, m in model.named_modules() if isinstance(m, StaticBatchNorm2d)}
     moments: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in norms}
-    held = {name: (norm.running_mean, norm.running_var) for name, norm in norms.items()}
 
     def watch(name: str):
         def hook(_, inputs: tuple[Tensor, ...]) -> None:
@@ -106,24 +107,12 @@ def collect_statistics(model: nn.Module, batches: Iterable[Tensor], state: State
 
         return hook
 
-    hooks = [norm.register_forward_pre_hook(watch(name)) for name, norm in norms.items()]
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        for norm in norms.values():
-            norm.reset_running_stats()
-        own = {name: t for name, t in weights.items() if not is_statistic(name, model)}
-        seen = 0
-        for batch in batches:
-            functional_call(model, own, (batch,))
-            seen += 1
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for module, mode in modes.items():
-            module.training = mode
-        for name, norm in norms.items():
-            norm.running_mean, norm.running_var = held[name]
+    for name, norm in norms.items():
+        norm.reset_running_stats()
+        norm.register_forward_pre_hook(watch(name))
+    seen = 0
+    for seen, batch in enumerate(batches, start=1):  # noqa: B007
+        functional_call(model, own, (batch,))
     if not seen:
         raise ZooError("no batches to collect statistics from: give at least one")
     result = {}
@@ -143,27 +132,3 @@ def is_statistic(name: str, model: nn.Module) -> bool:
     """
     module, _, tensor = name.rpartition(".")
     return tensor in _STATISTICS and isinstance(model.get_submodule(module), StaticBatchNorm2d)
-
-
-def make_norm(kind: Norm, channels: int, eps: float = 1e-5) -> nn.Module:
-    """A norm layer for images by name.
-
-    Args:
-        kind: `batch` is batch norm without a step counter; `static_batch` is HeteroFL's; `group` has the largest number
-            of groups up to 8 that divides 8 and the channels; `layer` is over channels and positions (Ba et al. 2016),
-            that is one group; `none` is the identity.
-
-    >>> make_norm("group", 12).num_groups
-    4
-    """
-    if kind == "batch":
-        return BatchNorm2d(channels, eps)
-    if kind == "static_batch":
-        return StaticBatchNorm2d(channels, eps)
-    if kind == "group":
-        return nn.GroupNorm(math.gcd(8, channels), channels, eps)
-    if kind == "layer":
-        return nn.GroupNorm(1, channels, eps)
-    if kind == "none":
-        return nn.Identity()
-    raise ZooError(f"unknown norm {kind!r}: choose {', '.join(get_args(Norm))}")

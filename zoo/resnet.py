@@ -14,11 +14,9 @@ from typing import Literal, TypeAlias, get_args
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.blueprint import Blueprint
 from zoo.errors import ZooError
-from zoo.kit import GlobalPool, Kit
-from zoo.member import Member, section_names
-from zoo.network import Network
+from zoo.layers import GlobalPool, Kit, Network
+from zoo.spec import Member, Spec, member
 
 Shortcut: TypeAlias = Literal["projection", "pad", "activated", "raw"]
 """What a block adds to its branch if it changes the shape.
@@ -171,7 +169,7 @@ class PreBottleneck(PreActivation):
 
 
 def resnet(
-    spec: Blueprint,
+    spec: Spec,
     block: type[BasicBlock | Bottleneck | PreActivation],
     channels: tuple[int, ...],
     shortcut: Shortcut,
@@ -184,66 +182,51 @@ def resnet(
         shortcut: see `Shortcut`.
         final_norm: of pre-activation networks: whether norm and ReLU come before the pooling, or are bypassed.
     """
-    pre = issubclass(block, PreActivation)
-    current = spec.channels(channels[0], "section1")
-    parts: dict[str, nn.Module] = {"stem": _stem(spec, current, bare=pre)}
-    for i, (name, full, depth) in enumerate(zip(section_names(len(channels)), channels, spec.depth)):
-        width, kit = spec.channels(full, name), spec.kit(name)
-        blocks = []
-        for j in range(depth):
-            blocks.append(block(current, width, 2 if i > 0 and j == 0 else 1, kit, shortcut))
-            current = width * block.expansion
-        parts[name] = nn.Sequential(*blocks)
+    pre, kit = issubclass(block, PreActivation), spec.kit("section1")
+    current = kit.channels(channels[0])
+    kernel, stride = (7, 2) if spec.stem == "imagenet" else (3, 1)
     if pre:
-        kit = spec.kit(f"section{len(channels)}")
+        stem = nn.Sequential(OrderedDict(conv=kit.conv(spec.in_channels, current, kernel, stride)))
+    else:
+        stem = kit.conv_norm(spec.in_channels, current, kernel, stride, activation=nn.ReLU)
+    if spec.stem == "imagenet":
+        stem.add_module("pool", nn.MaxPool2d(3, 2, padding=1))
+    parts: OrderedDict[str, nn.Module] = OrderedDict(stem=stem)
+    for i, (full, depth) in enumerate(zip(channels, spec.blocks), start=1):
+        kit, blocks = spec.kit(f"section{i}"), []
+        for j in range(depth):
+            blocks.append(block(current, kit.channels(full), 2 if i > 1 and j == 0 else 1, kit, shortcut))
+            current = kit.channels(full) * block.expansion
+        parts[f"section{i}"] = nn.Sequential(*blocks)
+    if pre:
         tail = {"scaler": kit.scaler(), "norm": kit.make_norm(current), "activation": nn.ReLU()}
         parts["tail"] = (nn.Sequential if final_norm else Bypassed)(OrderedDict(tail))
     parts["pool"] = GlobalPool()
     parts["head"] = nn.Linear(current, spec.num_classes)
-    return ResNet(OrderedDict(parts))
+    return ResNet(parts)
 
 
-def _stem(spec: Blueprint, channels: int, bare: bool) -> nn.Sequential:
-    """7x7 with stride 2 and pooling (`imagenet`), or 3x3 (`cifar`). A bare stem has neither norm nor ReLU."""
-    kernel, stride = (7, 2) if spec.stem == "imagenet" else (3, 1)
-    kit = spec.kit("section1")
-    if bare:
-        stem = nn.Sequential(OrderedDict(conv=kit.conv(spec.in_channels, channels, kernel, stride)))
-    else:
-        stem = kit.conv_norm(spec.in_channels, channels, kernel, stride, activation=nn.ReLU)
-    if spec.stem == "imagenet":
-        stem.add_module("pool", nn.MaxPool2d(3, 2, padding=1))
-    return stem
-
-
-def _member(block, channels, depth, stem, shortcut, source, num_classes=None, final_norm=True) -> Member:
-    build = partial(resnet, block=block, channels=channels, shortcut=shortcut, final_norm=final_norm)
-    large = stem == "imagenet"
-    defaults = {
-        "num_classes": num_classes or (1000 if large else 10),
-        "in_channels": 3,
-        "image_size": 224 if large else 32,
-        "stem": stem,
-        "norm": "batch",
-        "step_size": False,
-    }
-    return Member(build, depth, section_names(len(channels)), defaults, source)
+def _member(block, channels, depth, stem, shortcut, source, num_classes=10, final_norm=True) -> Member:
+    return member(
+        partial(resnet, block=block, channels=channels, shortcut=shortcut, final_norm=final_norm), depth, source,
+        num_classes=num_classes, in_channels=3, image_size=224 if stem == "imagenet" else 32, stem=stem, norm="batch",
+        step_size=False,
+    )  # fmt: skip
 
 
 _LARGE, _SMALL = (64, 128, 256, 512), (16, 32, 64)
 _2016A, _2016B = "He et al., CVPR 2016", "He et al., ECCV 2016"
+_IMAGENET = partial(_member, stem="imagenet", shortcut="projection", source=f"{_2016A}, table 1", num_classes=1000)
 
 MEMBERS = {
-    "resnet18": _member(BasicBlock, _LARGE, (2, 2, 2, 2), "imagenet", "projection", f"{_2016A}, table 1"),
-    "resnet34": _member(BasicBlock, _LARGE, (3, 4, 6, 3), "imagenet", "projection", f"{_2016A}, table 1"),
-    "resnet50": _member(Bottleneck, _LARGE, (3, 4, 6, 3), "imagenet", "projection", f"{_2016A}, table 1"),
+    "resnet18": _IMAGENET(BasicBlock, _LARGE, (2, 2, 2, 2)),
+    "resnet34": _IMAGENET(BasicBlock, _LARGE, (3, 4, 6, 3)),
+    "resnet50": _IMAGENET(Bottleneck, _LARGE, (3, 4, 6, 3)),
     **{
         f"resnet{6 * n + 2}": _member(BasicBlock, _SMALL, (n, n, n), "cifar", "pad", f"{_2016A}, section 4.2")
         for n in (3, 5, 7, 9, 18)
     },
-    "resnet9": _member(
-        BasicBlock, (8, 16, 32, 64), (1, 1, 1, 1), "cifar", "projection", "FeMAM, released code", num_classes=100
-    ),
+    "resnet9": _member(BasicBlock, (8, 16, 32, 64), (1, 1, 1, 1), "cifar", "projection", "FeMAM, released code", 100),
     "preresnet18": _member(
         PreBasicBlock, _LARGE, (2, 2, 2, 2), "cifar", "activated", f"{_2016B}; HeteroFL and FedFA"
     ),

@@ -1,26 +1,100 @@
 """The description of a model as a value: name, width, depth, and everything else that its construction needs."""
 
 import dataclasses
-import warnings
-from collections.abc import Mapping
+import difflib
+import numbers
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Any, NamedTuple
+from functools import cache, lru_cache
+from importlib import import_module
+from typing import Any, NamedTuple, get_args
 
 import torch
 import yaml
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from zoo import fields
-from zoo.blueprint import Blueprint
+from zoo import library
 from zoo.errors import ZooError
-from zoo.init import initialise
-from zoo.member import Member
-from zoo.members import find
+from zoo.layers import Kit, Rounding, initialise
 from zoo.norms import Norm
-from zoo.widths import Rounding
+
+FAMILIES = ("cnn", "resnet", "mobilenet", "vgg", "convnext", "vit", "transformer")
+"""The files of the zoo with a table MEMBERS of architectures by name."""
+
+
+class Member(NamedTuple):
+    """A named architecture: one row of a family's table.
+
+    Attributes:
+        build: makes a model from a `Spec`; on the meta device, unless it is `initialised`.
+        depth: blocks of each section at full depth; None if the sections are not known.
+        rated_parts: the parts that have a width rate: the sections, then layers with a rate of their own.
+        defaults: the fields of `Spec` that this architecture takes besides width and depth, with their defaults; a
+            function is given the size of the images.
+        source: where it is described.
+        initialised: whether `build` draws the initial weights.
+    """
+
+    build: Callable[[Any], nn.Module]
+    depth: tuple[int, ...] | None
+    rated_parts: tuple[str, ...]
+    defaults: Mapping[str, Any]
+    source: str
+    initialised: bool = False
+
+
+def member(
+    build: Callable[["Spec"], nn.Module], depth: tuple[int, ...], source: str, *, also: tuple[str, ...] = (), **defaults
+) -> Member:
+    """A row of a family's table: sections with so many blocks, then the parts `also` that have a width of their own.
+
+    >>> member(nn.Identity, (2, 2), "nowhere", also=("tail",)).rated_parts
+    ('section1', 'section2', 'tail')
+    """
+    common = {"norm_eps": 1e-5, "rounding": "ceil", "scaler": False}
+    sections = tuple(f"section{i}" for i in range(1, len(depth) + 1))
+    return Member(build, depth, (*sections, *also), common | defaults, source)
+
+
+def stem_for(image_size: int) -> str:
+    """The stem of members that choose it by the image: `cifar` up to 64x64, `imagenet` for larger ones.
+
+    >>> stem_for(32), stem_for(224)
+    ('cifar', 'imagenet')
+    """
+    return "cifar" if image_size <= 64 else "imagenet"
+
+
+@cache
+def members() -> dict[str, Member]:
+    """All architectures of the zoo by name, family by family."""
+    tables = [import_module(f"zoo.{family}").MEMBERS for family in FAMILIES]  # these import this file
+    return {name: row for table in tables for name, row in table.items()}
+
+
+def names() -> list[str]:
+    """The names of the architectures of the zoo, family by family.
+
+    >>> names()[:4]
+    ['cnn', 'lenet', 'resnet18', 'resnet34']
+    """
+    return list(members())
+
+
+def find(name: str) -> Member:
+    """The architecture of that name; the ZooError for an unknown name lists similar ones."""
+    if not isinstance(name, str):
+        raise ZooError(f"the name of a model must be a string, got {name!r}")
+    if name in members():
+        return members()[name]
+    if ":" in name:
+        fields = library.defaults(name)
+        return Member(library.build, None, ("all",), fields, name.partition(":")[0], initialised=True)
+    if near := difflib.get_close_matches(name, members(), n=3):
+        raise ZooError(f"unknown model {name!r}: did you mean {' or '.join(near)}? `python -m zoo` lists all")
+    raise ZooError(f"unknown model {name!r}: there are {', '.join(names())}, timm:NAME and torchvision:NAME")
 
 
 class Count(NamedTuple):
@@ -89,10 +163,10 @@ class Spec:
         member = self.member
         for field in dataclasses.fields(self):
             if field.name not in ("name", "width", "depth"):
-                value = fields.checked_field(self.name, field.name, getattr(self, field.name), member)
+                value = _checked(self.name, field.name, getattr(self, field.name), member)
                 object.__setattr__(self, field.name, value(self.image_size) if callable(value) else value)
-        object.__setattr__(self, "width", fields.rates(self.name, self.width, member))
-        object.__setattr__(self, "depth", fields.blocks(self.name, self.depth, member))
+        object.__setattr__(self, "width", _rates(self.name, self.width, member))
+        object.__setattr__(self, "depth", _blocks(self.name, self.depth, member))
 
     @property
     def member(self) -> Member:
@@ -110,11 +184,19 @@ class Spec:
         return dict(zip(self.member.rated_parts, self.width))
 
     @property
-    def widths(self) -> dict[str, float]:
-        """The former name of `rates`."""
-        text = "zoo.Spec.widths is called rates now; the old name is refused from the next version on"
-        warnings.warn(text, DeprecationWarning, stacklevel=2)
-        return self.rates
+    def blocks(self) -> tuple[int, ...]:
+        """The number of blocks of each section, empty for a model without sections."""
+        assert isinstance(self.depth, tuple)
+        return self.depth
+
+    def kit(self, part: str) -> Kit:
+        """What to build a part of the model from, one of `rates`, of which it has the rate.
+
+        >>> Spec("resnet20", width=0.5).kit("section2").channels(32)
+        16
+        """
+        scaling, step_size = bool(self.scaler), bool(self.step_size)
+        return Kit(self.norm or "none", self.norm_eps, self.rates[part], self.rounding, scaling, step_size)
 
     def build(self, generator: torch.Generator | None = None, device: torch.device | str = "cpu") -> nn.Module:
         """The model, in training mode.
@@ -130,16 +212,12 @@ class Spec:
         meta = torch.device(device).type == "meta"
         if self.member.initialised:
             with _seeded(generator), torch.device("meta" if meta else "cpu"):
-                return self.member.build(self._blueprint()).to(device)
+                return self.member.build(self).to(device)
         with torch.device("meta"):
-            model = self.member.build(self._blueprint())
+            model = self.member.build(self)
         if meta:
             return model
         return initialise(model.to_empty(device="cpu"), generator).to(device)
-
-    def _blueprint(self) -> Blueprint:
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "width"}
-        return Blueprint(**values, rates=self.rates)
 
     def scaled(self, width: float | tuple[float, ...] = 1.0, depth: int | tuple[int, ...] | None = None) -> "Spec":
         """The same model with its width rates multiplied by `width`, and with `depth` blocks if that is given.
@@ -147,7 +225,7 @@ class Spec:
         >>> Spec("resnet20").scaled(0.5, depth=2) == Spec("resnet20", width=0.5, depth=2)
         True
         """
-        rates = fields.rates(self.name, width, self.member)
+        rates = _rates(self.name, width, self.member)
         product = tuple(a * b for a, b in zip(self.rates.values(), rates))
         return replace(self, width=product, depth=self.depth if depth is None else depth)
 
@@ -177,9 +255,8 @@ class Spec:
         values = {k: v for k, v in dataclasses.asdict(self).items() if v is not None and v != ()}
         for key in ("width", "depth"):
             if key in values:
-                equal = (
-                    len(set(values[key])) == 1 and self.member.depth is not None
-                )  # otherwise one number does not say how many there are
+                # one number stands for several equal ones, unless nobody knows how many there are
+                equal = len(set(values[key])) == 1 and self.member.depth is not None
                 values[key] = values[key][0] if equal else list(values[key])
         return yaml.safe_dump(values, sort_keys=False)
 
@@ -212,6 +289,85 @@ class Spec:
             raise ZooError(f"a spec has no {strange[0]!r}: there are {', '.join(known)}")
         given: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
         return cls(**given)
+
+
+_COUNTS = {"num_classes": 2**31, "in_channels": 2**20, "image_size": 2**16, "tokens": 2**24, "heads": 2**16}
+"""Fields that are whole numbers, and the most that they may be."""
+_CHOICES = {"norm": get_args(Norm), "rounding": get_args(Rounding), "stem": ("imagenet", "cifar")}
+_WIDEST, _DEEPEST = 100, 500  # 500 blocks in each section are more than any published network has
+
+
+def _checked(name: str, field: str, value: Any, member: Member) -> Any:
+    """The value of a field other than width and depth: the given one if it is valid, or for None the default."""
+    if value is None:
+        return member.defaults.get(field)
+    if field not in member.defaults:
+        raise ZooError(f"{name} takes no {field}; it takes width, depth, {', '.join(member.defaults)}")
+    if field in _COUNTS:
+        if not _is_count(value):
+            raise ZooError(f"{name}: {field} must be a whole number, 1 or more, got {value!r}")
+        if value > _COUNTS[field]:
+            raise ZooError(f"{name}: {field} must be at most {_COUNTS[field]:,}, got {value:,}")
+        return int(value)
+    if field in _CHOICES:
+        if value not in _CHOICES[field]:
+            raise ZooError(f"{name}: unknown {field} {value!r}: choose {', '.join(_CHOICES[field])}")
+        return value
+    if field in ("scaler", "step_size"):
+        if not isinstance(value, bool):
+            raise ZooError(f"{name}: {field} is true or false, got {value!r}")
+        return value
+    if field == "layer_scale" and _is_number(value) and value == 1:
+        return 1.0
+    if not _is_number(value) or not 0 <= value < 1 or (field == "norm_eps" and value == 0):
+        raise ZooError(f"{name}: {field} must be a number of at least 0 and below 1, got {value!r}")
+    return float(value)
+
+
+def _rates(name: str, width: Any, member: Member) -> tuple[float, ...]:
+    """A rate for each rated part. If only the sections have one, that of the last is used for the other parts, too."""
+    slots, sections = len(member.rated_parts), len(member.depth or ())
+    result = tuple(width) if isinstance(width, tuple | list) else (width,) * slots
+    if len(result) == sections:
+        result += result[-1:] * (slots - sections)
+    if len(result) != slots:
+        each = f", or one for each of {', '.join(member.rated_parts)}" if slots > 1 else ""
+        raise ZooError(f"{name} takes one width{each}; got {len(result)}")
+    for rate in result:
+        if not _is_number(rate) or not 0 < rate <= _WIDEST:
+            raise ZooError(f"{name}: width is a rate above 0 and at most {_WIDEST} (1 is the full width), got {rate!r}")
+        if member.depth is None and rate > 1:
+            raise ZooError(f"{name} can only be made narrower, by a width of at most 1, got {rate:g}")
+    return tuple(map(float, result))
+
+
+def _blocks(name: str, depth: Any, member: Member) -> tuple[int, ...] | None:
+    """The number of blocks of each section; None is the full depth of a library's model, whose sections are unknown."""
+    if depth is None:
+        return member.depth
+    several = isinstance(depth, tuple | list)
+    if member.depth is None:
+        result = (tuple(depth) or (0,)) if several else (depth,)
+    elif member.depth == () != depth:
+        raise ZooError(f"{name} has no sections of blocks, so no depth can be chosen")
+    else:
+        result = tuple(depth) if several else (depth,) * len(member.depth)
+        if len(result) != len(member.depth):
+            each = f"one for each of its {len(member.depth)} sections"
+            raise ZooError(f"{name} takes one depth, or {each}; got {len(result)}")
+    if wrong := [count for count in result if not _is_count(count)]:
+        raise ZooError(f"{name}: a section has a whole number of blocks, 1 or more; got {wrong[0]!r}")
+    if max(result, default=0) > _DEEPEST:
+        raise ZooError(f"{name}: a section has at most {_DEEPEST} blocks; got {max(result):,}")
+    return tuple(map(int, result))
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= 1
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 _NUMBERS = ("width", "norm_eps", "dropout", "drop_path", "layer_scale")
@@ -248,7 +404,8 @@ def _count(spec: Spec, size: int | None) -> Count:
     except ZooError:
         raise
     except (RuntimeError, ValueError, AssertionError, TypeError, IndexError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         at = f"{spec.tokens or spec.image_size}" if size is None else f"{spec.tokens or spec.image_size}, not at {size}"
-        raise ZooError(f"{spec.name} cannot be counted: it is made for inputs of size {at}: {reason}") from error
+        raise ZooError(
+            f"{spec.name} cannot be counted: it is made for inputs of size {at}: {library.first_line(error)}"
+        ) from error
     return Count(sum(p.numel() for p in model.parameters()), counter.get_total_flops() // 2)

@@ -3,7 +3,7 @@
 Vaswani et al., "Attention Is All You Need" (NeurIPS 2017), encoder layers in post-norm order, with GELU and learned
 positions; sizes and head as in HeteroFL (Diao et al., ICLR 2021; released code): embedding 256, 8 heads, feed-forward
 512, 4 layers, dropout 0.2, sequences of 64 tokens. (Its initialisation of the feed-forward layers is not adopted; see
-zoo/init.py.) We assume that FedFA's Transformer is the same.
+zoo/layers.py.) We assume that FedFA's Transformer is the same.
 
 Narrow models keep the number of heads, and each head's leading channels. The channels of all heads are ordered as
 (channel, head), not (head, channel): the leading rows of the q, k and v matrices are then the leading channels of every
@@ -12,17 +12,16 @@ head, and a narrow matrix is the leading corner of a wide one.
 
 from collections import OrderedDict
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from zoo.blueprint import Blueprint
 from zoo.errors import ZooError
-from zoo.kit import Kit, Residual
-from zoo.member import Member, section_names
-from zoo.network import Network
+from zoo.layers import Kit, Network
+from zoo.spec import Spec, member
 
 _HEADS, _HEAD, _HIDDEN = 8, 32, 512
 
@@ -89,11 +88,11 @@ class Block(nn.Module):
     def __init__(self, channels: int, heads: int, hidden: int, causal: bool, dropout: float, kit: Kit) -> None:
         super().__init__()
         self.attention = Attention(channels, heads, causal, kit)
-        self.add1: Residual = kit.residual()
+        self.add1 = kit.residual()
         self.norm1 = nn.LayerNorm(channels, kit.eps)
         self.fc1 = nn.Linear(channels, hidden)
         self.fc2 = nn.Linear(hidden, channels)
-        self.add2: Residual = kit.residual()
+        self.add2 = kit.residual()
         self.norm2 = nn.LayerNorm(channels, kit.eps)
         self.scaler, self.dropout = kit.scaler(), nn.Dropout(dropout)
 
@@ -103,13 +102,12 @@ class Block(nn.Module):
         return self.norm2(self.add2(x, self.dropout(self.scaler(self.fc2(hidden)))))
 
 
-def transformer(spec: Blueprint, causal: bool) -> Transformer:
+def transformer(spec: Spec, causal: bool) -> Transformer:
     """Build a causal language model, or a masked one, whose vocabulary has one more token: the mask."""
     kit = spec.kit("section1")
-    channels = _HEADS * spec.channels(_HEAD, "section1")
-    hidden = spec.channels(_HIDDEN, "section1")
+    channels, hidden = _HEADS * kit.channels(_HEAD), kit.channels(_HIDDEN)
     vocabulary = spec.num_classes if causal else spec.num_classes + 1
-    blocks = [Block(channels, _HEADS, hidden, causal, spec.dropout, kit) for _ in range(spec.depth[0])]
+    blocks = [Block(channels, _HEADS, hidden, causal, spec.dropout, kit) for _ in range(spec.blocks[0])]
     tail = {
         "fc": nn.Linear(channels, channels),
         "scaler": kit.scaler(),
@@ -145,12 +143,18 @@ def mask_tokens(tokens: Tensor, vocabulary: int, generator: torch.Generator, rat
     return tokens.masked_fill(drawn < rate, vocabulary)
 
 
-def _member(causal: bool, source: str) -> Member:
-    defaults = {"num_classes": 33_278, "tokens": 64, "dropout": 0.2, "step_size": False}
-    return Member(partial(transformer, causal=causal), (4,), section_names(1), defaults, source)
+_DEFAULTS: dict[str, Any] = {
+    "num_classes": 33_278,
+    "tokens": 64,
+    "dropout": 0.2,
+    "step_size": False,
+}  # WikiText-2's vocabulary
 
-
-MEMBERS = {  # 33,278 words: WikiText-2's vocabulary
-    "transformer": _member(True, "Vaswani et al., NeurIPS 2017; sizes of HeteroFL"),
-    "transformer_masked": _member(False, "HeteroFL (Diao et al., ICLR 2021), released code"),
+MEMBERS = {
+    "transformer": member(
+        partial(transformer, causal=True), (4,), "Vaswani et al., NeurIPS 2017; sizes of HeteroFL", **_DEFAULTS
+    ),
+    "transformer_masked": member(
+        partial(transformer, causal=False), (4,), "HeteroFL (Diao et al., ICLR 2021), released code", **_DEFAULTS
+    ),
 }

@@ -10,50 +10,47 @@ from collections import OrderedDict
 
 from torch import nn
 
-from zoo.blueprint import Blueprint
 from zoo.errors import ZooError
-from zoo.member import Member, section_names
-from zoo.network import Network
-
-_CHANNELS, _HIDDEN = (64, 128, 256, 512, 512), 4096
+from zoo.layers import Network
+from zoo.spec import Spec, member
 
 
 class VGG(Network):
     """section1, pool1, ..., section5, pool5, pool, flatten, classifier, head; build it with `zoo.create`."""
 
 
-def vgg(spec: Blueprint) -> VGG:
+def vgg(spec: Spec) -> VGG:
     """Build a VGG."""
-    if spec.image_size < 32:
-        side = spec.image_size
+    side = spec.image_size
+    if side < 32:
         raise ZooError(
             f"{spec.name} halves its input five times and needs images of 32x32 or larger, got {side}x{side}"
         )
     parts: dict[str, nn.Module] = {}
     channels = spec.in_channels
-    for i, (full, depth) in enumerate(zip(_CHANNELS, spec.depth), start=1):
-        name = f"section{i}"
-        width, kit = spec.channels(full, name), spec.kit(name)
-        blocks = []
+    for i, (full, depth) in enumerate(zip((64, 128, 256, 512, 512), spec.blocks), start=1):
+        kit, blocks = spec.kit(f"section{i}"), []
         for _ in range(depth):
-            blocks.append(kit.conv_norm(channels, width, 3, activation=nn.ReLU, bias=True))
-            channels = width
-        parts |= {name: nn.Sequential(*blocks), f"pool{i}": nn.MaxPool2d(2)}
-    side = min(7, spec.image_size // 32)
-    hidden, scaler = spec.channels(_HIDDEN, "classifier"), spec.kit("classifier").scaler
-    classifier: list[tuple[str, nn.Module]] = []
+            blocks.append(kit.conv_norm(channels, kit.channels(full), 3, activation=nn.ReLU, bias=True))
+            channels = kit.channels(full)
+        parts |= {f"section{i}": nn.Sequential(*blocks), f"pool{i}": nn.MaxPool2d(2)}
+    side = min(7, side // 32)
+    kit = spec.kit("classifier")
+    hidden, classifier = kit.channels(4096), OrderedDict[str, nn.Module]()
     for i, inputs in enumerate((channels * side**2, hidden), start=1):
-        fc = [(f"fc{i}", nn.Linear(inputs, hidden)), (f"scaler{i}", scaler()), (f"relu{i}", nn.ReLU())]
-        classifier += [*fc, (f"dropout{i}", nn.Dropout(spec.dropout))]
+        classifier |= {f"fc{i}": nn.Linear(inputs, hidden), f"scaler{i}": kit.scaler(), f"relu{i}": nn.ReLU()}
+        classifier[f"dropout{i}"] = nn.Dropout(spec.dropout)
     parts |= {"pool": nn.AdaptiveAvgPool2d(side), "flatten": nn.Flatten()}
-    parts |= {"classifier": nn.Sequential(OrderedDict(classifier)), "head": nn.Linear(hidden, spec.num_classes)}
+    parts |= {"classifier": nn.Sequential(classifier), "head": nn.Linear(hidden, spec.num_classes)}
     return VGG(OrderedDict(parts))
 
 
-_DEFAULTS = {"num_classes": 1000, "in_channels": 3, "image_size": 224, "norm": "batch", "dropout": 0.5}
 _DEPTHS = {"vgg11": (1, 1, 2, 2, 2), "vgg13": (2, 2, 2, 2, 2), "vgg16": (2, 2, 3, 3, 3), "vgg19": (2, 2, 4, 4, 4)}
 
 MEMBERS = {
-    name: Member(vgg, depth, (*section_names(5), "classifier"), _DEFAULTS, "Simonyan and Zisserman, ICLR 2015, table 1")
+    name: member(
+        vgg, depth, "Simonyan and Zisserman, ICLR 2015, table 1", also=("classifier",),
+        num_classes=1000, in_channels=3, image_size=224, norm="batch", dropout=0.5,
+    )
     for name, depth in _DEPTHS.items()
-}
+}  # fmt: skip

@@ -21,11 +21,9 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from zoo.blueprint import Blueprint
 from zoo.errors import ZooError
-from zoo.kit import Kit
-from zoo.member import Member, section_names, stem_for
-from zoo.network import Network
+from zoo.layers import Kit, Network
+from zoo.spec import Member, Spec, member, stem_for
 from zoo.transformer import Attention
 
 _PATCH = {"imagenet": 16, "cifar": 4}
@@ -48,7 +46,7 @@ class Tokens(nn.Module):
         tokens = torch.cat([self.class_token.expand(x.shape[0], -1, -1), self.scaler(tokens)], dim=1)
         return self.dropout(tokens + self.position)
 
-    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+    def draw(self, generator: torch.Generator | None) -> None:
         """Draw the class token and the positions, but not the projection: normal with deviation 0.02."""
         for parameter in (self.class_token, self.position):
             nn.init.normal_(parameter, std=0.02, generator=generator)
@@ -136,7 +134,7 @@ def _by_head(x: Tensor, heads: int) -> Tensor:
     return rearrange(x, "(channel head) ... -> (head channel) ...", head=heads)
 
 
-def vit(spec: Blueprint, full: int) -> VisionTransformer:
+def vit(spec: Spec, full: int) -> VisionTransformer:
     """Build a Vision Transformer with `full` channels at width 1."""
     patch, side = _PATCH[spec.stem], spec.image_size
     if side % patch:
@@ -148,9 +146,8 @@ def vit(spec: Blueprint, full: int) -> VisionTransformer:
     if full % spec.heads:
         raise ZooError(f"{spec.name} has {full} channels at full width, which {spec.heads} heads cannot share equally")
     kit = spec.kit("section1")
-    channels = spec.heads * spec.channels(full // spec.heads, "section1")
-    hidden = spec.channels(4 * full, "section1")
-    depth = spec.depth[0]
+    channels, hidden = spec.heads * kit.channels(full // spec.heads), kit.channels(4 * full)
+    depth = spec.blocks[0]
     drops = [spec.drop_path * i / max(1, depth - 1) for i in range(depth)]
     blocks = [Block(channels, spec.heads, hidden, spec.dropout, drop, kit) for drop in drops]
     parts = {
@@ -164,24 +161,15 @@ def vit(spec: Blueprint, full: int) -> VisionTransformer:
 
 
 def _member(channels: int, heads: int, source: str) -> Member:
-    defaults = {
-        "num_classes": 1000,
-        "in_channels": 3,
-        "image_size": 224,
-        "stem": stem_for,
-        "heads": heads,
-        "norm_eps": 1e-6,
-        "dropout": 0.0,
-        "drop_path": 0.0,
-        "step_size": False,
-    }
-    return Member(partial(vit, full=channels), (12,), section_names(1), defaults, source)
+    return member(
+        partial(vit, full=channels), (12,), source,
+        num_classes=1000, in_channels=3, image_size=224, stem=stem_for, heads=heads, norm_eps=1e-6, dropout=0.0,
+        drop_path=0.0, step_size=False,
+    )  # fmt: skip
 
-
-_DEIT = "Touvron et al., ICML 2021, table 1"
 
 MEMBERS = {
-    "vit_tiny": _member(192, 3, _DEIT),
-    "vit_small": _member(384, 6, _DEIT),
+    "vit_tiny": _member(192, 3, "Touvron et al., ICML 2021, table 1"),
+    "vit_small": _member(384, 6, "Touvron et al., ICML 2021, table 1"),
     "vit_base": _member(768, 12, "Dosovitskiy et al., ICLR 2021, table 1"),
 }

@@ -1,31 +1,53 @@
-"""Weights that models begin with: those that torchvision or timm publish, or those of a file.
+"""Models by name, with drawn or given weights: those of torchvision or timm, of a file, or of a state dict.
 
-torchvision and timm are imported where they are asked for. They need a network for what is not in their caches.
+torchvision and timm have the same tensors in the same order under other names.
 """
 
 import logging
 import re
-import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 import torch
 from torch import Tensor, nn
 
-from zoo import library as libraries
 from zoo.errors import ZooError
-from zoo.interop import TIMM, TORCHVISION, TORCHVISION_PLAIN, load
-from zoo.spec import Spec
+from zoo.layers import Network
+from zoo.library import TIMM, TORCHVISION, TORCHVISION_PLAIN, fetch, first_line, published, tensor_names
+from zoo.norms import State, StaticBatchNorm2d, is_statistic
+from zoo.spec import Spec, find
 
 _LOG = logging.getLogger(__name__)
 _FORMS = "torchvision:DEFAULT, timm:NAME, or the path of a .safetensors, .pt or .pth file"
 _HEADS = re.compile(r"(?:.*\.)?(?:head|fc|classifier)(?:\.(\d+))?\.bias")  # of zoo, torchvision and timm
+
+
+def create(
+    name: str, generator: torch.Generator | None = None, weights: str | Path | None = None, **fields
+) -> nn.Module:
+    """Build a model by name.
+
+    Args:
+        name: one of `zoo.names()`, "timm:NAME" or "torchvision:NAME".
+        generator: draws the initial weights, on the CPU; None draws them from torch's global generator.
+        weights: to begin with instead: "torchvision:DEFAULT", "timm:NAME", or a file with a state dict; see
+            `zoo.weights.build_with`, also for what becomes of the head if the number of classes differs.
+        fields: the fields of `Spec`: num_classes, width, depth, norm, ...
+
+    Raises:
+        ZooError: for an unknown name, a field that the architecture does not have, values out of range, and weights
+            that cannot be had or belong to another model.
+
+    >>> net = create("resnet20", num_classes=10, width=0.5)
+    >>> net(torch.zeros(2, 3, 32, 32)).shape
+    torch.Size([2, 10])
+    """
+    spec = Spec.from_dict({"name": name, **fields})
+    return spec.build(generator) if weights is None else build_with(spec, weights, generator)
 
 
 def build_with(spec: Spec, weights: str | Path, generator: torch.Generator | None = None) -> nn.Module:
@@ -65,6 +87,41 @@ def build_with(spec: Spec, weights: str | Path, generator: torch.Generator | Non
         raise ZooError(f"{spec.name} cannot begin with {weights}: {error}{hint}") from None
 
 
+def _with_state(spec: Spec, state: Mapping[str, Tensor], source: str, generator: torch.Generator | None) -> nn.Module:
+    theirs = classes(state)
+    if theirs in (None, spec.num_classes):
+        return load(spec.build(generator), state)
+    full = load(replace(spec, num_classes=theirs).build(device="meta"), state).state_dict()
+    model = spec.build(generator)
+    head = [name for name, tensor in model.state_dict().items() if tensor.shape != full[name].shape]
+    model.load_state_dict(full | {name: model.state_dict()[name] for name in head})
+    text = "%s: %s stay as initialised, because the weights of %s are for %d classes and the model has %d"
+    _LOG.warning(text, spec.name, " and ".join(head), source, theirs, spec.num_classes)
+    return model
+
+
+def _compare(spec: Spec, theirs: Any, name: str) -> None:
+    """Raise ZooError unless the zoo's model of this name computes with timm's weights what timm's does.
+
+    Weights do not show strides, padding and epsilons, in which timm's variants of an architecture differ.
+    """
+    channels, *sizes = theirs.pretrained_cfg["input_size"]
+    options = {"image_size": sizes[-1], "norm_eps": spec.norm_eps, "in_channels": channels}
+    options |= {field: getattr(spec, field) for field in ("norm", "heads") if getattr(spec, field) is not None}
+    try:
+        ours = load(Spec(spec.name, theirs.num_classes, **options).build(), theirs.state_dict())
+    except ZooError as error:
+        raise ZooError(f"timm's {name} is not the zoo's {spec.name}: {error}") from None
+    image = torch.rand(1, channels, *sizes, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        a, b = ours.eval()(image), theirs.eval()(image)
+    if (a - b).norm() <= 1e-3 * b.norm():
+        return
+    epsilons = {module.eps for module in theirs.modules() if hasattr(module, "eps")} - {spec.norm_eps}
+    hint = f": its norms have another epsilon, give norm_eps={min(epsilons):g}" if epsilons else ""
+    raise ZooError(f"timm's {name} has the tensors of the zoo's {spec.name}, but not its logits{hint}")
+
+
 def read(file: str | Path) -> dict[str, Tensor]:
     """The state dict in a .safetensors file or a file of torch.save, without running code that it may hold.
 
@@ -93,49 +150,17 @@ def read(file: str | Path) -> dict[str, Tensor]:
         what = "is damaged, or holds other objects than tensors, which could run code"
         raise ZooError(f"{file} {what}: save model.state_dict() instead") from None
     except Exception as error:  # of a damaged file: zipfile's, struct's, safetensors', ...
-        raise ZooError(f"{file} cannot be read as weights: {_reason(error)}") from None
+        raise ZooError(f"{file} cannot be read as weights: {first_line(error).rstrip('.')}") from None
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
             state = state[key]
-    if not isinstance(state, Mapping) or not state or not all(map(_is_entry, state.items())):
+    good = isinstance(state, Mapping) and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items())
+    if not good or not state:
         raise ZooError(f"{file} holds no state dict: save model.state_dict()")
     for prefix in ("module.", "_orig_mod.", "module."):
         if all(name.startswith(prefix) for name in state):
             state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
     return dict(state)
-
-
-def fetch(library: str, name: str, tag: str = "DEFAULT") -> nn.Module:
-    """A model of torchvision or timm with the weights that the library publishes for it, from its cache or the network.
-
-    Args:
-        library: "torchvision" or "timm".
-        name: of the model there; timm's may end with a tag for weights.
-        tag: torchvision's name for weights of this model.
-
-    Raises:
-        ZooError: if the model is unknown, the library publishes no such weights, or they cannot be fetched.
-    """
-    libraries.member(f"{library}:{name}")
-    published = _published(library, name)
-    if tag not in published:
-        which, choice = (f"{tag!r} ", " or ".join(published)) if published else ("", "another model, or give a file")
-        raise ZooError(f"{library} publishes no weights {which}for {name}: choose {choice}")
-    try:
-        if library == "torchvision":
-            from torchvision import models
-
-            return models.get_model(name, weights=tag)
-        import timm
-
-        with _no_retries():
-            return timm.create_model(name, pretrained=True)
-    except Exception as error:  # whatever the library's downloader raises: there are several, each with its own errors
-        raise ZooError(
-            f"the weights of {library}:{name} are not in the library's cache, and cannot be fetched from "
-            f"{published[tag]} ({_reason(error)}). Without a network, save the model's state_dict() to a file on a "
-            "machine that has one, and give that file"
-        ) from error
 
 
 def counterpart(library: str, spec: Spec) -> str:
@@ -152,7 +177,7 @@ def counterpart(library: str, spec: Spec) -> str:
         return name
     plain = library == "torchvision" and spec.norm == "none"
     table = TIMM if library == "timm" else TORCHVISION_PLAIN if plain else TORCHVISION
-    known = {ours: theirs for ours, theirs in table.items() if _published(library, theirs)}
+    known = {ours: theirs for ours, theirs in table.items() if published(library, theirs)}
     if spec.name not in known:
         which = spec.name + (" without norms" if plain else "")
         raise ZooError(
@@ -172,75 +197,139 @@ def classes(state: Mapping[str, Tensor]) -> int | None:
     return len(state[max(found)[1]]) if found else None
 
 
-def _with_state(spec: Spec, state: Mapping[str, Tensor], source: str, generator: torch.Generator | None) -> nn.Module:
-    theirs = classes(state)
-    if theirs in (None, spec.num_classes):
-        return load(spec.build(generator), state)
-    full = load(replace(spec, num_classes=theirs).build(device="meta"), state).state_dict()
-    model = spec.build(generator)
-    head = [name for name, tensor in model.state_dict().items() if tensor.shape != full[name].shape]
-    model.load_state_dict(full | {name: model.state_dict()[name] for name in head})
-    text = "%s: %s stay as initialised, because the weights of %s are for %d classes and the model has %d"
-    _LOG.warning(text, spec.name, " and ".join(head), source, theirs, spec.num_classes)
+def load(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
+    """Load a state dict of this model, or of the same architecture in torchvision or timm, and return the model.
+
+    Tensors of the libraries are matched by position; each must have the shape and the last part of the name (weight,
+    bias, ...) of the model's own. Step counters are left out. resnet18/34/50, mobilenetv2, efficientnetv2_s/m,
+    vgg11/13/16/19, convnext_tiny/small/base and vit_base have torchvision's layout (vgg that of its vgg_bn, with
+    norm="none" that of its vgg; vit_base that of vit_b_16). All but vgg also have the layout of timm's models of those
+    names (mobilenetv2_100, vit_base_patch16_224), and so have vit_tiny and vit_small; efficientnetv2_s/m then need
+    norm_eps=1e-5. States of these models may come in any order, as from a safetensors file.
+
+    A state does not show strides, padding, pooling, epsilons and the number of heads: the weights of variants that
+    differ in nothing else (timm's tf_..., resnetaa..., resnetblur...) can be loaded, too, but the logits are then
+    different.
+
+    Raises:
+        ZooError: which names the first tensors that differ; the model is then unchanged.
+
+    >>> import torchvision
+    >>> from zoo import create
+    >>> theirs = torchvision.models.mobilenet_v2()
+    >>> ours = load(create("mobilenetv2"), theirs.state_dict())
+    >>> x = torch.randn(1, 3, 64, 64)
+    >>> torch.allclose(ours.eval()(x), theirs.eval()(x), atol=1e-5)
+    True
+    """
+    own = {name: tensor for name, tensor in model.state_dict().items() if not is_statistic(name, model)}
+    if not own.keys() <= state.keys():
+        state = _renamed(state, own, model)
+    for name, tensor in own.items():
+        if state[name].shape != tensor.shape:
+            what = f"{list(state[name].shape)}, this {type(model).__name__}'s {list(tensor.shape)}"
+            raise ZooError(f"the given state is of another model: its {name} is {what}")
+    try:
+        model.load_state_dict(state, assign=any(tensor.is_meta for tensor in own.values()))
+    except RuntimeError as error:
+        raise ZooError(" ".join(str(error).split())) from None
     return model
 
 
-def _published(library: str, name: str) -> dict[str, Any]:
-    """The weights that a library publishes for a model, and where each of them is."""
-    if library == "torchvision":
-        from torchvision import models
-
-        return {tag: weights.url for tag, weights in models.get_model_weights(name).__members__.items()}
-    import timm
-
-    config = timm.get_pretrained_cfg(name)
-    if config is None or not config.has_weights:
-        return {}
-    return {"DEFAULT": f"https://huggingface.co/{config.hf_hub_id}" if config.hf_hub_id else config.url}
-
-
-@contextmanager
-def _no_retries() -> Iterator[None]:
-    """Without a network, look into Hugging Face's cache only: it would try a dozen times, for most of a minute."""
-    from huggingface_hub import constants
-
-    before = constants.HF_HUB_OFFLINE
-    if not getproxies():
-        try:
-            socket.create_connection((urlsplit(constants.ENDPOINT).hostname, 443), timeout=10).close()
-        except OSError:
-            constants.HF_HUB_OFFLINE = True
+def _renamed(state: Mapping[str, Tensor], own: Mapping[str, Tensor], model: nn.Module) -> State:
+    """The tensors of a library's state, as the model has them, under the names of the model's tensors."""
     try:
-        yield
-    finally:
-        constants.HF_HUB_OFFLINE = before
+        return _by_position(state, own, model)
+    except ZooError:
+        ordered = _in_order(state, model)
+        if ordered is None:
+            raise
+    return _by_position(ordered, own, model)
 
 
-def _compare(spec: Spec, theirs: Any, name: str) -> None:
-    """Raise ZooError unless the zoo's model of this name computes with timm's weights what timm's does.
+def _by_position(state: Mapping[str, Tensor], own: Mapping[str, Tensor], model: nn.Module) -> State:
+    given = {name: tensor for name, tensor in state.items() if not _is_counter(name)}
+    if isinstance(model, Network):
+        given = model.from_foreign(given)
+    statistics = any(name.endswith("running_mean") for name in given)
+    wanted, target = dict(_expected(model, own, statistics)), type(model).__name__
+    for (a, x), (b, shape) in zip(given.items(), wanted.items()):
+        if x.shape != shape or a.rpartition(".")[2] != b.rpartition(".")[2]:
+            raise ZooError(
+                f"the given state is of another model, or not in the order of its state_dict(): it has {a} "
+                f"{list(x.shape)} where this {target} has {b} {list(shape)}"
+            )
+    if len(given) != len(wanted):
+        raise ZooError(f"the given state has {len(given)} tensors (without step counters), this {target} {len(wanted)}")
+    return dict(zip(wanted, given.values()))
 
-    Weights do not show strides, padding and epsilons, in which timm's variants of an architecture differ.
+
+def _in_order(state: Mapping[str, Tensor], model: nn.Module) -> State | None:
+    """A library's state in the order of its model's state_dict(), as no safetensors file keeps it.
+
+    None if it is in that order, or if no model of this family has these names in torchvision or timm.
     """
-    channels, *sizes = theirs.pretrained_cfg["input_size"]
-    options = {"image_size": sizes[-1], "norm_eps": spec.norm_eps, "in_channels": channels}
-    options |= {field: getattr(spec, field) for field in ("norm", "heads") if getattr(spec, field) is not None}
-    try:
-        ours = load(Spec(spec.name, theirs.num_classes, **options).build(), theirs.state_dict())
-    except ZooError as error:
-        raise ZooError(f"timm's {name} is not the zoo's {spec.name}: {error}") from None
-    image = torch.rand(1, channels, *sizes, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        a, b = ours.eval()(image), theirs.eval()(image)
-    if (a - b).norm() <= 1e-3 * b.norm():
-        return
-    epsilons = {module.eps for module in theirs.modules() if hasattr(module, "eps")} - {spec.norm_eps}
-    hint = f": its norms have another epsilon, give norm_eps={min(epsilons):g}" if epsilons else ""
-    raise ZooError(f"timm's {name} has the tensors of the zoo's {spec.name}, but not its logits{hint}")
+    given = [name for name in state if not _is_counter(name)]
+    for library, table in (("torchvision", TORCHVISION), ("torchvision", TORCHVISION_PLAIN), ("timm", TIMM)):
+        for ours, theirs in table.items():
+            if type(model) is type(_skeleton(ours)):
+                names = [name for name in tensor_names(library, theirs) if not _is_counter(name)]
+                if names != given and sorted(names) == sorted(given):
+                    return {name: state[name] for name in names}
+    return None
 
 
-def _is_entry(item: tuple[Any, Any]) -> bool:
-    return isinstance(item[0], str) and isinstance(item[1], Tensor)
+def _expected(model: nn.Module, own: Mapping[str, Tensor], statistics: bool) -> Iterator[tuple[str, torch.Size]]:
+    """Names and shapes of the model's tensors, with the statistics that its static batch norms may be given."""
+    for name, tensor in own.items():
+        yield name, tensor.shape
+        module, _, last = name.rpartition(".")
+        if statistics and last == "bias" and isinstance(model.get_submodule(module), StaticBatchNorm2d):
+            yield f"{module}.running_mean", tensor.shape
+            yield f"{module}.running_var", tensor.shape
 
 
-def _reason(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+def to_torchvision(state: Mapping[str, Tensor]) -> State:
+    """The state of a zoo model under the names of torchvision's model of the same architecture, to load there.
+
+    The architecture is recognised by names and shapes: resnet18/34/50, mobilenetv2, efficientnetv2_s/m, vgg11/13/16/19
+    with batch norm or none, convnext_tiny/small/base, and vit_base (whose heads are taken to be 12), at full width and
+    depth, with any number of classes. Step counters, which the zoo does not have, are 0; the other tensors are those of
+    the given state or views of them, and copies only where torchvision has three matrices of the zoo's as one.
+
+    Raises:
+        ZooError: if torchvision has no model of these names and shapes.
+
+    >>> import torchvision
+    >>> from zoo import create
+    >>> state = to_torchvision(create("resnet18", num_classes=7).state_dict())
+    >>> torchvision.models.resnet18(num_classes=7).load_state_dict(state)
+    <All keys matched successfully>
+    """
+    classes = len(state["head.bias"]) if "head.bias" in state else 1
+    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    for counterparts, norm in ((TORCHVISION, "batch"), (TORCHVISION_PLAIN, "none")):
+        for ours, theirs in counterparts.items():
+            model = _skeleton(ours, norm, classes)
+            own = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
+            if own == shapes:
+                values = iter(model.to_foreign({name: state[name] for name in own}))
+                return {
+                    key: torch.tensor(0) if _is_counter(key) else next(values)
+                    for key in tensor_names("torchvision", theirs)
+                }
+    raise ZooError(
+        f"torchvision has no model with these {len(state)} tensors: it has those of {', '.join(TORCHVISION)}, at "
+        "full width and depth and with 3 input channels"
+    )
+
+
+@lru_cache
+def _skeleton(name: str, norm: str = "batch", classes: int = 1) -> Any:
+    """The model on the meta device."""
+    options: dict[str, Any] = {"norm": norm} if "norm" in find(name).defaults else {}
+    return Spec(name, classes, **options).build(device="meta")
+
+
+def _is_counter(name: str) -> bool:
+    return name.endswith("num_batches_tracked")

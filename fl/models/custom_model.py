@@ -20,7 +20,7 @@ from fl.base.plugins import failed, find, installed, is_path, kind
 from fl.data import Dataset
 from surgery.errors import first_line
 from surgery.fingerprints import has_structure, structure
-from zoo.member import Member
+from zoo.spec import Member
 
 GIVEN = "given"
 """What `--model` is in the settings of a run whose model was given from Python."""

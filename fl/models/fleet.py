@@ -13,7 +13,7 @@ from fl.base.errors import FLError
 from fl.models.create import create
 from surgery import Submodel, SurgeryError, corner, sections, ungraft
 from surgery.submodel import Source
-from zoo.kit import Scaler
+from zoo.layers import Scaler
 
 
 class Architecture(NamedTuple):

@@ -21,7 +21,8 @@ from fl.models.custom_model import LIBRARIES, CustomSpec, is_custom, said
 from fl.models.fleet import plan_within
 from surgery import State, SurgeryError
 from surgery.errors import first_line
-from zoo import weights as published
+from zoo import weights
+from zoo.library import fetch
 
 SUFFIXES = (".safetensors", ".pt", ".pth")
 
@@ -51,13 +52,13 @@ def _read(init: str, spec: zoo.Spec) -> tuple[dict[str, Tensor], str, str]:
     check_init(init, spec.name)
     if init in LIBRARIES:
         try:
-            name = published.counterpart(init, spec)
-            tensors = published.fetch(init, name).state_dict()
+            name = weights.counterpart(init, spec)
+            tensors = fetch(init, name).state_dict()
         except zoo.ZooError as error:
             raise FLError(f"--init {init}: {error} (--init FILE.safetensors, .pt or .pth)") from None
         return tensors, f"{init}:{name}", _hash(tensors)
     try:
-        tensors = published.read(init)
+        tensors = weights.read(init)
     except zoo.ZooError as error:
         raise FLError(f"--init {error}") from None
     if any("/" in name for name in tensors):
@@ -215,7 +216,7 @@ def _renamed(given: Mapping[str, Tensor], spec: zoo.Spec, own: State) -> Mapping
         return given
     plain = {name: False for name in ("scaler", "step_size") if name in spec.member.defaults}
     if spec.tokens is None:
-        plain["num_classes"] = published.classes(given) or spec.num_classes
+        plain["num_classes"] = weights.classes(given) or spec.num_classes
     errors = []
     for channels in dict.fromkeys((3, spec.in_channels) if spec.tokens is None else (None,)):
         try:

@@ -15,7 +15,7 @@ from fl.base.errors import FLError
 from fl.engine.draws import Drawing, Draws
 from fl.engine.objectives import Batch, Objective, cross_entropy
 from surgery import State
-from zoo.kit import dropout_rate
+from zoo.layers import dropout_rate
 
 Deviation = Literal["signed", "absolute"]
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)

@@ -6,7 +6,7 @@ from torch import nn
 from torch.func import functional_call
 
 from zoo import Spec, ZooError
-from zoo.kit import Kit
+from zoo.layers import Kit
 from zoo.resnet import BasicBlock, Bottleneck, PreBasicBlock, PreBottleneck, make_shortcut
 
 
@@ -32,14 +32,14 @@ def check_gradients(module, *shape):
 @pytest.mark.parametrize("shortcut", ["projection", "pad"])
 @pytest.mark.parametrize("block", [BasicBlock, Bottleneck])
 def test_gradients_of_residual_blocks(block, shortcut, stride):
-    check_gradients(block(2, 2, stride, Kit(step_size=True, rate=0.5), shortcut), 3, 2, 4, 4)
+    check_gradients(block(2, 2, stride, Kit(step_size=True, rate=0.5, scaling=True), shortcut), 3, 2, 4, 4)
 
 
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("shortcut", ["activated", "raw"])
 @pytest.mark.parametrize("block", [PreBasicBlock, PreBottleneck])
 def test_gradients_of_pre_activation_blocks(block, shortcut, stride):
-    check_gradients(block(2, 2, stride, Kit(step_size=True, rate=0.5), shortcut), 3, 2, 4, 4)
+    check_gradients(block(2, 2, stride, Kit(step_size=True, rate=0.5, scaling=True), shortcut), 3, 2, 4, 4)
 
 
 @pytest.mark.parametrize(

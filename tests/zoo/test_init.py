@@ -33,30 +33,13 @@ def test_weights_come_from_the_generator_alone(name):
 @pytest.mark.parametrize("name", ["cnn", "resnet20", "transformer", "timm:resnet18"])
 def test_without_a_generator_weights_come_from_the_global_one(name):
     states = []
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
+    for seed in (1, 1, None):
+        if seed:
+            torch.manual_seed(seed)  # which goes on for the third
         states.append(draw(name, None))
+    assert all(torch.equal(states[0][key], tensor) for key, tensor in states[1].items())
     key = next(key for key, tensor in states[0].items() if tensor.ndim > 1)
-    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
     assert not torch.equal(states[0][key], states[2][key])
-
-
-def test_a_generator_goes_on():
-    """One generator builds two models with different weights."""
-    generator = torch.Generator().manual_seed(0)
-    a, b = (small("cnn").build(generator) for _ in range(2))
-    assert not torch.equal(a.fc1.weight, b.fc1.weight)
-
-
-@pytest.mark.parametrize("name", [*FAMILIES, "timm:resnet18"])
-def test_the_meta_device_gives_the_same_shapes(name):
-    spec = Spec(name, num_classes=5) if ":" in name else small(name)
-    meta, real = (spec.build(device=device) for device in ("meta", "cpu"))
-    assert all(t.is_meta for t in (*meta.parameters(), *meta.buffers()))
-    shapes = [{k: (t.shape, t.dtype) for k, t in model.state_dict().items()} for model in (meta, real)]
-    assert shapes[0] == shapes[1]
-    assert meta.training
-    assert real.training
 
 
 @pytest.mark.parametrize("norm", ["batch", "static_batch", "group", "none"])

@@ -11,7 +11,7 @@ from zoo_models import inputs, quiet
 
 import zoo
 from zoo import Spec
-from zoo.kit import Residual, Scaler
+from zoo.layers import Residual, Scaler
 from zoo.norms import BatchNorm2d
 
 
@@ -22,17 +22,11 @@ def test_a_scaler_divides_in_training_only():
 
 
 SCALED = [
-    "cnn",
-    "resnet18",
-    "resnet50",
-    "preresnet20",
-    "mobilenetv2",
-    "efficientnetv2_cifar",
-    "vgg11",
-    "convnext_tiny",
-    "vit_tiny",
-    "transformer",
-]
+    "cnn", "resnet18", "resnet50", "preresnet20", "mobilenetv2", "efficientnetv2_cifar", "vgg11", "convnext_tiny",
+    "vit_tiny", "transformer",
+]  # fmt: skip
+STEPPING = [name for name in SCALED if "step_size" in Spec(name).member.defaults]
+NORMED = [name for name in SCALED[1:] if "norm" in Spec(name).member.defaults]
 
 
 @pytest.mark.parametrize("name", SCALED)
@@ -51,9 +45,7 @@ def test_scalers_leave_names_evaluation_and_full_models_alone(name):
         assert torch.equal(*(m(x) for m in full))
 
 
-@pytest.mark.parametrize(
-    "name", ["resnet18", "resnet50", "preresnet20", "mobilenetv2", "efficientnetv2_cifar", "vgg11"]
-)
+@pytest.mark.parametrize("name", NORMED)
 def test_a_scaler_precedes_every_norm(name):
     """Seen by what reaches the norms: 1 / rate times what reaches them without, where the norms change nothing."""
     width = 0.25
@@ -79,18 +71,6 @@ def test_scalers_have_their_section_s_rate():
     net = zoo.create("resnet20", width=(0.5, 0.25, 1), scaler=True)
     rates = [net.stem.scaler.rate, *(getattr(net, f"section{i}")[2].scaler.rate for i in (1, 2, 3))]
     assert rates == [0.5, 0.5, 0.25, 1]
-
-
-STEPPING = [
-    "resnet18",
-    "resnet50",
-    "preresnet20",
-    "mobilenetv2",
-    "efficientnetv2_cifar",
-    "convnext_tiny",
-    "vit_tiny",
-    "transformer",
-]
 
 
 @pytest.mark.parametrize("name", STEPPING)

@@ -78,17 +78,9 @@ def nested_pairs(draw, name):
 
 
 NESTED = [
-    "cnn",
-    "lenet",
-    "resnet18",
-    "resnet50",
-    "resnet20",
-    "preresnet18",
-    "mobilenetv2",
-    "vgg11",
-    "vit_tiny",
+    "cnn", "lenet", "resnet18", "resnet50", "resnet20", "preresnet18", "mobilenetv2", "vgg11", "vit_tiny",
     "transformer",
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", some(zoo.names(), NESTED))
@@ -238,14 +230,3 @@ def test_a_narrow_transformer_has_the_leading_channels_of_every_head(rate, causa
     expected = F.linear(mixed.flatten(2), wide.out.weight[:total, :total], wide.out.bias[:total])
     assert total < wide.q.in_features
     torch.testing.assert_close(narrow(x), expected)
-
-
-def test_extra_depth_comes_after_what_the_shallow_model_has():
-    """A block's name and shapes do not depend on how many follow."""
-    for name in zoo.names():
-        spec = Spec(name, **options_of(name))
-        if not spec.depth:
-            continue
-        shallow = spec.scaled(depth=1).build(device="meta").state_dict()
-        deep = spec.scaled(depth=3).build(device="meta").state_dict()
-        assert {key: tensor.shape for key, tensor in shallow.items()} == {key: deep[key].shape for key in shallow}

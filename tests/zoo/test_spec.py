@@ -13,7 +13,7 @@ from zoo_models import FAMILIES, small
 
 import zoo
 from zoo import Spec, ZooError
-from zoo.widths import scaled
+from zoo.layers import Kit
 
 
 @st.composite
@@ -132,30 +132,19 @@ def test_rates_belong_to_their_parts():
         ("cnn", {"image_size": 3}, "4x4 or larger"),
         ("vgg11", {"image_size": 31}, "32x32 or larger"),
         ("cnn", {"depth": 3}, "no sections of blocks"),
-        ("resnet20", {"width": 0}, "width is a rate above 0"),
-        ("resnet20", {"width": -1}, "width is a rate above 0"),
-        ("resnet20", {"width": math.inf}, "width is a rate above 0"),
-        ("resnet20", {"width": math.nan}, "width is a rate above 0"),
-        ("resnet20", {"width": True}, "width is a rate above 0"),
-        ("resnet20", {"width": "1"}, "width is a rate above 0"),
-        ("resnet20", {"width": (1, 1, 0)}, "width is a rate above 0"),
+        *(("resnet20", {"width": width}, "width is a rate above 0")
+          for width in (0, -1, math.inf, math.nan, True, "1", (1, 1, 0))),
         ("resnet20", {"width": (1, 1)}, "one for each of section1, section2, section3; got 2"),
         ("resnet20", {"width": ()}, "got 0"),
         ("mobilenetv2", {"width": (1,) * 9}, "section7, tail; got 9"),
-        ("resnet20", {"depth": 0}, "1 or more; got 0"),
-        ("resnet20", {"depth": (1, -1, 1)}, "1 or more; got -1"),
-        ("resnet20", {"depth": 1.5}, "1 or more; got 1.5"),
-        ("resnet20", {"depth": True}, "1 or more; got True"),
+        *(("resnet20", {"depth": depth}, f"1 or more; got {said}")
+          for depth, said in ((0, 0), ((1, -1, 1), -1), (1.5, 1.5), (True, True))),
         ("resnet20", {"depth": (1, 1)}, "3 sections; got 2"),
-        ("resnet20", {"num_classes": 0}, "num_classes must be a whole number"),
-        ("resnet20", {"num_classes": 2.0}, "num_classes must be a whole number"),
-        ("resnet20", {"in_channels": True}, "in_channels must be a whole number"),
-        ("resnet20", {"image_size": -1}, "image_size must be a whole number"),
-        ("transformer", {"tokens": 0}, "tokens must be a whole number"),
-        ("vgg11", {"dropout": 1.5}, "at least 0 and below 1"),
-        ("vgg11", {"dropout": 1}, "at least 0 and below 1"),
-        ("vgg11", {"dropout": -0.1}, "at least 0 and below 1"),
-        ("vgg11", {"dropout": math.nan}, "at least 0 and below 1"),
+        *((name, {field: value}, f"{field} must be a whole number")
+          for name, field, value in (("resnet20", "num_classes", 0), ("resnet20", "num_classes", 2.0),
+                                     ("resnet20", "in_channels", True), ("resnet20", "image_size", -1),
+                                     ("transformer", "tokens", 0), ("vit_tiny", "heads", 0))),
+        *(("vgg11", {"dropout": rate}, "at least 0 and below 1") for rate in (1.5, 1, -0.1, math.nan)),
         ("efficientnetv2_s", {"drop_path": 1}, "drop_path must be"),
         ("resnet20", {"norm_eps": 0}, "norm_eps must be"),
         ("resnet20", {"norm": "instance"}, "unknown norm 'instance': choose none, batch, static_batch, group, layer"),
@@ -166,7 +155,7 @@ def test_rates_belong_to_their_parts():
         ("resnet20", {"step_size": "yes"}, "step_size is true or false"),
         ("resnet20", {"colour": 1}, "no 'colour'"),
     ],
-)
+)  # fmt: skip
 def test_bad_arguments(name, options, message):
     with pytest.raises(ZooError, match=message):
         zoo.create(name, **options)
@@ -186,19 +175,20 @@ def test_scaled_multiplies(spec, a, b):
         assert spec.scaled(a).depth == spec.depth
 
 
-@given(st.integers(1, 4096), st.floats(1e-6, 4))
-def test_rounding_rules(channels, rate):
-    exact = round(channels * rate, 6)
-    assert scaled(channels, rate) == max(1, math.ceil(exact))
-    assert scaled(channels, rate, "divisor8") == _make_divisible(exact, 8)
-    assert scaled(channels, 1.0) == channels
+def scaled(channels, rate, rounding="ceil"):
+    return Kit(rate=rate, rounding=rounding).channels(channels)
 
 
 @given(st.integers(1, 4096), st.integers(1, 4096), st.floats(1e-6, 4), st.floats(1e-6, 4))
-@pytest.mark.parametrize("rounding", ["ceil", "divisor8"])
-def test_rounding_is_monotone(rounding, c, d, a, b):
+def test_rounding_rules(c, d, a, b):
+    """They are those of the papers, and monotone."""
+    exact = round(c * a, 6)
+    assert scaled(c, a) == max(1, math.ceil(exact))
+    assert scaled(c, a, "divisor8") == _make_divisible(exact, 8)
+    assert scaled(c, 1.0) == c
     (c, d), (a, b) = sorted((c, d)), sorted((a, b))
-    assert scaled(c, a, rounding) <= scaled(c, b, rounding) <= scaled(d, b, rounding)
+    for rounding in ("ceil", "divisor8"):
+        assert scaled(c, a, rounding) <= scaled(c, b, rounding) <= scaled(d, b, rounding)
 
 
 def test_rates_are_taken_as_written():
@@ -237,8 +227,3 @@ def test_the_smallest_width_has_one_channel():
     net = zoo.create("resnet20", width=1e-9)
     assert net.stem.conv.out_channels == net.head.in_features == 1
     assert net(torch.randn(2, 3, 8, 8)).shape == (2, 10)
-
-
-def test_the_former_name_of_the_rates_warns():
-    with pytest.warns(DeprecationWarning, match="zoo.Spec.widths is called rates now"):
-        assert Spec("cnn", width=0.5).widths == Spec("cnn", width=0.5).rates

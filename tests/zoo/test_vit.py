@@ -10,7 +10,6 @@ from torch import nn
 from torchvision.models.convnext import CNBlockConfig, ConvNeXt
 from torchvision.models.vision_transformer import VisionTransformer
 
-import surgery
 import zoo
 from zoo import Spec, ZooError
 
@@ -142,19 +141,10 @@ def test_counts_are_those_that_timm_publishes(name, millions, gmacs):
     assert count.macs / 1e9 == pytest.approx(gmacs, rel=0.01)
 
 
-def by_hand_vit(channels, patch, tokens, depth, classes):
-    """Table 1's sizes: a square matrix each for q, k, v and the output, and two of four times as many channels."""
-    block = 4 * (channels**2 + channels) + 8 * channels**2 + 5 * channels + 4 * channels
-    stem = patch**2 * 3 * channels + channels + channels + tokens * channels
-    return stem + depth * block + 2 * channels + channels * classes + classes
-
-
-def test_counts_by_hand():
-    assert Spec("vit_base").count().parameters == by_hand_vit(768, 16, 197, 12, 1000)
-    small = Spec("vit_tiny", 10, image_size=32, width=0.5, depth=3)
-    assert small.count().parameters == by_hand_vit(96, 4, 65, 3, 10)
+def test_macs_by_hand():
+    """Three blocks of 65 tokens: matrices of 96 channels, and attention."""
     square = 65 * (12 * 96**2) + 2 * 65**2 * 96
-    assert small.count().macs == 64 * 48 * 96 + 3 * square + 96 * 10
+    assert Spec("vit_tiny", 10, image_size=32, width=0.5, depth=3).count().macs == 64 * 48 * 96 + 3 * square + 96 * 10
 
 
 def test_images_choose_the_stem():
@@ -199,7 +189,6 @@ def test_stochastic_depth_grows_to_the_last_block(name):
         ({"name": "vit_tiny", "image_size": 30}, "side must be a multiple of 4, got 30"),
         ({"name": "vit_tiny", "image_size": 100}, "multiple of 16, got 100: .* stem='cifar', whose patches have 4x4"),
         ({"name": "vit_tiny", "heads": 5}, "192 channels at full width, which 5 heads cannot share"),
-        ({"name": "vit_tiny", "heads": 0}, "heads must be a whole number"),
         ({"name": "vit_tiny", "norm": "batch"}, "vit_tiny takes no norm"),
         ({"name": "vit_tiny", "layer_scale": 0.1}, "vit_tiny takes no layer_scale"),
         ({"name": "resnet20", "heads": 2}, "resnet20 takes no heads"),
@@ -228,19 +217,3 @@ def test_another_model_s_state_is_refused():
     ):
         with pytest.raises(ZooError, match=message):
             zoo.load(VIT.build(), given)
-
-
-@pytest.mark.parametrize("spec", [VIT, CONVNEXT], ids=lambda spec: spec.name)
-def test_deeper_and_narrower_by_surgery(spec):
-    """A deeper model is one that the zoo builds, and so is a narrow one, which computes the same."""
-    net = random(spec.build())
-    more = tuple(d + 1 for d in spec.depth)
-    deep, _ = surgery.graft(net, depths=more)
-    zoos = spec.scaled(depth=more).build()
-    zoos.load_state_dict(deep.state_dict())
-    x = torch.randn(spec.example(2).shape)
-    torch.testing.assert_close(zoos.eval()(x), deep.eval()(x))
-    small, cut = surgery.narrow(net, rate=0.5, example=spec.example(2))
-    half = spec.scaled(0.5).build()
-    half.load_state_dict(cut.extract(net.state_dict()))
-    torch.testing.assert_close(half.eval()(x), small.eval()(x))

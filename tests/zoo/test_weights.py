@@ -12,7 +12,8 @@ from selection import some
 
 import zoo
 from zoo import Spec, ZooError
-from zoo.weights import build_with, counterpart, fetch, read
+from zoo.library import fetch
+from zoo.weights import build_with, counterpart, read
 
 
 def logits(net, size=32):
@@ -221,10 +222,10 @@ def test_without_a_network_timm_looks_into_the_cache_only(monkeypatch):
     offline = []
     monkeypatch.setattr(timm, "create_model", lambda *_, **__: offline.append(constants.HF_HUB_OFFLINE))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("zoo.weights.getproxies", dict)
+    monkeypatch.setattr("zoo.library.getproxies", dict)
     monkeypatch.setattr("socket.create_connection", refuse)
     fetch("timm", "resnet18")
-    monkeypatch.setattr("zoo.weights.getproxies", lambda: {"https": "http://proxy"})  # which may well lead there
+    monkeypatch.setattr("zoo.library.getproxies", lambda: {"https": "http://proxy"})  # which may well lead there
     fetch("timm", "resnet18")
     assert offline == [True, False]
     assert not constants.HF_HUB_OFFLINE

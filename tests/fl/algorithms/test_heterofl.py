@@ -17,7 +17,7 @@ from fl.models.fleet import make_fleet
 from fl.runs.assembly import build
 from fl.settings import Config
 from zoo import Spec
-from zoo.kit import Scaler
+from zoo.layers import Scaler
 
 COHORT = [2, 0, 1]  # the classes and tokens of client 3 alone are nobody's
 PLAIN = HeteroFLOptions(scaler=False, own_rows=False, weighted=True)

@@ -13,7 +13,7 @@ from fl.algorithms import NeFLOptions, nefl
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from zoo import Spec
-from zoo.kit import Residual
+from zoo.layers import Residual
 
 COHORT = [2, 0, 3]
 STEPS = replace(SPECS["static_batch"], step_size=True)

@@ -19,7 +19,7 @@ from fl.runs.assembly import build
 from fl.settings import Config
 from surgery import state
 from zoo import Spec
-from zoo.kit import Scaler
+from zoo.layers import Scaler
 
 BASE = Spec("preresnet20", 3, 1, 8, width=0.125, depth=(2, 1, 1))
 GRID = {"widths": (0.5, 1.0), "depths": ("1", "2-1-1")}

@@ -20,7 +20,7 @@ from fl.data import load
 from fl.models import custom_model
 from fl.models.init import Start, find, maker
 from fl.runs.folder import INITIAL, load_initial_weights, save_initial_weights
-from zoo.interop import TIMM
+from zoo.library import TIMM
 
 DIGITS = {"num_classes": 10, "in_channels": 1, "image_size": 8}
 
