@@ -18,9 +18,9 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from surgery.depth.counts import is_settings
-from surgery.edits import is_like, is_plain
 from surgery.errors import first_line
 from surgery.names import joined
+from surgery.plan.edits import is_like, is_plain
 from surgery.states import state
 
 Fields = tuple[str, ...]  # where a value lies in a configuration: names of attributes, and keys of dicts

@@ -5,10 +5,10 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
+from surgery.copying import refuse_scripted
 from surgery.depth.sections import Section, changes_shape, repeatable, sections
 from surgery.depth.state_tree import as_module
 from surgery.depth.tree_edits import tensors
-from surgery.edits import refuse_scripted
 from surgery.errors import SurgeryError
 from surgery.states import State, state
 

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from surgery.depth.cache import uncached
+from surgery.depth.chain import Skip
 from surgery.depth.sections import Section
-from surgery.edits import Skip
 from surgery.errors import SurgeryError
 from surgery.forward import in_mode, observed, tensors_in
 from surgery.names import is_inside

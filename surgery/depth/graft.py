@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 from torch import nn
 
 from surgery.configuration import warn_if_lost
+from surgery.copying import copy_sharing, replace_tensors
 from surgery.deprecated import formerly
 from surgery.depth.asked import Depths, asked, check_repeatable, checked
 from surgery.depth.cache import check_cached
@@ -17,10 +18,10 @@ from surgery.depth.numbers import Shift, numbers, renumbered
 from surgery.depth.sections import Section, sections
 from surgery.depth.tree_edits import copies_of, insert, tensors
 from surgery.depth.ungraft import ungraft, whole
-from surgery.edits import attribute_of, copy_sharing, replace_tensors, set_attribute
 from surgery.errors import SurgeryError
+from surgery.plan import Source, Submodel, structure
+from surgery.plan.edits import attribute_of, set_attribute
 from surgery.states import State
-from surgery.submodel import Source, Submodel, structure
 
 __all__ = ["graft", "ungraft"]
 

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from surgery.depth.adapters import declared_blocks
+from surgery.depth.chain import Chain, Skip
 from surgery.depth.interface import matrices, signature, strided, widths
 from surgery.depth.state_tree import Part, as_module
-from surgery.edits import Chain, Skip
 from surgery.names import joined
 from surgery.states import State, owners
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from surgery.depth.chain import Chain
 from surgery.depth.interface import shapes
-from surgery.edits import Chain
 from surgery.errors import SurgeryError
 from surgery.states import owners
 

@@ -6,12 +6,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from surgery.copying import copy_sharing, replace_tensors
+from surgery.depth.chain import Chain
 from surgery.depth.counts import is_settings
 from surgery.depth.interface import returns_several
 from surgery.depth.state_tree import Part
-from surgery.edits import Chain, apply_edit, copy_sharing, replace_tensors
 from surgery.errors import SurgeryError
 from surgery.names import joined
+from surgery.plan.edits import apply_edit
 from surgery.states import owners
 
 

@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeAlias
 from torch import Tensor, nn
 
 from surgery.configuration import warn_if_lost
+from surgery.copying import copy_sharing
 from surgery.deprecated import formerly
 from surgery.depth.asked import Kept, asked, checked, positions
 from surgery.depth.cache import check_cached
@@ -15,10 +16,9 @@ from surgery.depth.forms import Form, first_that_works, forms
 from surgery.depth.numbers import Shift, numbers, renumbered
 from surgery.depth.sections import Section, sections
 from surgery.depth.tree_edits import drop, tensors
-from surgery.edits import copy_sharing
 from surgery.errors import SurgeryError
+from surgery.plan import Source, Submodel, structure
 from surgery.states import State
-from surgery.submodel import Source, Submodel, structure
 
 StandsFor: TypeAlias = Literal["equal", "corner", "none"]
 

@@ -19,8 +19,8 @@ from surgery.inspect.steps import Steps
 from surgery.libraries import example_input
 from surgery.memory import shortage
 from surgery.names import is_inside
+from surgery.plan import Submodel, fingerprint
 from surgery.states import state
-from surgery.submodel import Submodel, fingerprint
 from surgery.width.narrow import narrow
 from surgery.width.widths import Width, widths
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from surgery.edits import clone
+from surgery.copying import clone
 from surgery.errors import InternalError, SurgeryError, first_line
 from surgery.forward import call, copied, in_mode, tensors_in, watching
+from surgery.torch_private import TorchDispatchMode
 from surgery.width.rules.registry import operation_name, rule_for
 from surgery.width.scores import onto_atoms
 from surgery.width.solved import SUMS, Atom, Solution, solve

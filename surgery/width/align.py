@@ -6,11 +6,11 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
-from surgery.edits import clone
+from surgery.copying import clone
 from surgery.errors import InternalError, SurgeryError, first_line
 from surgery.forward import copied, named_tensors
+from surgery.plan import Submodel
 from surgery.states import State, as_state, check_same, owners, state
-from surgery.submodel import Submodel
 from surgery.width.matching import Activations, Weights, best_choice
 from surgery.width.permute import seen_for
 from surgery.width.plan import plan_of

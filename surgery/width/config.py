@@ -28,8 +28,8 @@ from surgery.configuration import (
 from surgery.errors import first_line
 from surgery.forward import named_tensors
 from surgery.names import joined
+from surgery.plan import Edit, Submodel
 from surgery.states import owners
-from surgery.submodel import Edit, Submodel
 from surgery.width.attributes import Known
 from surgery.width.config_values import alternatives, guessed
 from surgery.width.sizes import merged

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from surgery.errors import SurgeryError
 from surgery.forward import named_tensors
 from surgery.names import joined
+from surgery.plan import Index, Source, Submodel, structure
 from surgery.states import load, owners, state
-from surgery.submodel import Index, Source, Submodel, structure
 
 _OWN = vars(nn.Module()).keys() - {"training"}  # what every module keeps for itself
 

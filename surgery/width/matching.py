@@ -5,11 +5,11 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from surgery.errors import SurgeryError, first_line
 from surgery.forward import call, copied, in_mode, tensors_in, watching
 from surgery.states import State
+from surgery.torch_private import TorchDispatchMode
 from surgery.width.rules.registry import operation_name, rule_for
 from surgery.width.scores import occurrences
 from surgery.width.solved import SUMS, Atom, Axes, Axis, Choice, Solution, atoms, positions

@@ -9,7 +9,7 @@ from torch import nn
 
 from surgery.deprecated import formerly, warn_of
 from surgery.errors import SurgeryError
-from surgery.submodel import Submodel
+from surgery.plan import Submodel
 from surgery.width.corner import corner
 from surgery.width.demand import Demand, Heads, Rounding, checked
 from surgery.width.scores import Scores

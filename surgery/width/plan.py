@@ -6,8 +6,8 @@ from functools import cache
 from torch import Tensor, nn
 
 from surgery.forward import named_tensors
+from surgery.plan import Index, Source, Submodel, structure
 from surgery.states import owners
-from surgery.submodel import Index, Source, Submodel, structure
 from surgery.width.solved import Axes, Choice, Solution, runs_of
 
 

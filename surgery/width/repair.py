@@ -8,14 +8,13 @@ from traceback import walk_tb
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
 
-from surgery.edits import set_attribute
 from surgery.errors import first_line
 from surgery.forward import call, copied, in_mode, tensors_in, watching
 from surgery.names import is_inside
-from surgery.submodel import Submodel
+from surgery.plan import Submodel
+from surgery.plan.edits import set_attribute
+from surgery.torch_private import TorchDispatchMode, tree_map
 from surgery.width import attributes
 from surgery.width.axes import SHUFFLED
 from surgery.width.config import config_edits

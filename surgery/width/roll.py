@@ -14,7 +14,7 @@ from torch import nn
 from surgery.deprecated import formerly
 from surgery.errors import SurgeryError
 from surgery.names import joined
-from surgery.submodel import Source, Submodel
+from surgery.plan import Source, Submodel
 from surgery.width.corner import corner
 from surgery.width.plan import indices
 from surgery.width.solved import Atom, Axis, Product, Sum, atoms, digits, grouping_of, size_of, solve

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surgery.edits import clone
+from surgery.copying import clone
 from surgery.errors import SurgeryError, first_line
 from surgery.forward import copied, tensors_in
+from surgery.plan import Submodel
 from surgery.states import state
-from surgery.submodel import Submodel
 from surgery.width.axes import SHUFFLED, fix
 from surgery.width.choose import choose
 from surgery.width.cost import Cost

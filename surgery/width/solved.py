@@ -13,7 +13,8 @@ from itertools import accumulate
 from math import prod
 from typing import Any, TypeAlias
 
-from surgery.submodel import Runs, as_runs, merged
+from surgery.plan import Runs, as_runs
+from surgery.plan.positions import merged
 from surgery.width import axes
 from surgery.width.trace import Step, Trace
 from surgery.width.why import Kind, Why

@@ -7,13 +7,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
 
-from surgery.edits import clone
+from surgery.copying import clone
 from surgery.errors import SurgeryError, first_line
 from surgery.forward import call, copied, in_mode, tensors_in, watching
 from surgery.states import state
+from surgery.torch_private import TorchDispatchMode, tree_map
 from surgery.width.activations import unfused
 from surgery.width.rules.registry import operation_name, rule_for
 from surgery.width.solved import Axes, Choice, Solution, positions

@@ -8,13 +8,14 @@ from typing import Any, Literal, get_args
 import torch
 from torch import nn
 
-from surgery.edits import attribute_of, clone
+from surgery.copying import clone
 from surgery.errors import InternalError, SurgeryError, first_line
 from surgery.forward import copied, named_tensors
 from surgery.names import joined
+from surgery.plan import Index, Runs, Source, Submodel, as_runs, structure
+from surgery.plan.edits import attribute_of
+from surgery.plan.positions import as_index, positions
 from surgery.states import load, owners, state
-from surgery.submodel import Index, Runs, Source, Submodel, as_runs, structure
-from surgery.submodel_index import as_index, positions
 from surgery.width import axes
 from surgery.width.choose import choose
 from surgery.width.demand import Demand, Heads, checked

@@ -6,8 +6,9 @@ from library_models import LIBRARY_MODELS, library_model
 from symmetric import IMAGE, SMALL, image, randomized, same_outputs
 from torch import nn
 
-from surgery import Aligner, SurgeryError, align, permute, repair, state, widths
+from surgery import SurgeryError, align, permute, repair, state, widths
 from surgery.names import joined
+from surgery.width.align import Aligner
 from surgery.width.matching import Weights, assignment
 from surgery.width.scores import named_widths
 from surgery.width.solved import solve

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from oracles import average as slow_average
 
 import surgery
-import surgery.submodel_average as module
-from surgery.submodel import Source, Submodel, as_runs
+import surgery.plan.average as module
+from surgery.plan import Source, Submodel, as_runs
 
 
 @st.composite
@@ -88,7 +88,7 @@ def test_factors_and_scaled_means_equal_those_of_embedded_models(case, q, kind, 
         groups = [tuple(n for n in fallback if n[0] == block) for block in "ab"]
     elif kind == "kinds":  # a grafted tensor counts twice in one norm
         groups = [tuple(n for n in fallback if n.endswith(".0")), tuple(n for n in fallback if n.endswith(".1"))]
-    got = surgery.submodel_factors(states, plans, q=q, groups=groups, weights=weights)
+    got = surgery.plan.submodel_factors(states, plans, q=q, groups=groups, weights=weights)
     members = [k for k, weight in enumerate(weights) if weight]
     for factor in got.values():
         assert factor.dtype == torch.float64

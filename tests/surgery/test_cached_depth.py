@@ -11,10 +11,10 @@ from torch import nn
 import surgery
 from surgery import Section, SurgeryError, graft, ungraft
 from surgery.depth.cache import check_cached
+from surgery.depth.chain import Chain, Skip
 from surgery.depth.counts import recounted
 from surgery.depth.numbers import Shift, numbers, renumbered
-from surgery.edits import Chain, Skip
-from surgery.submodel import Submodel
+from surgery.plan import Submodel
 
 
 class Mixer(nn.Module):

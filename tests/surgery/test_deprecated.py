@@ -1,13 +1,11 @@
 """Calls of the previous version give what the present ones give, with a warning that says what to write."""
 
-import inspect
-
 import pytest
 import torch
 from torch import nn
 
 import surgery
-from surgery.submodel import Source
+from surgery.plan import Source
 
 BLOCK = {"w": torch.tensor([[1.0, 2.0], [5.0, 9.0]])}
 KEEP = {"w": torch.zeros(2)}
@@ -36,29 +34,13 @@ CASES = {
         lambda: surgery.trimmed_mean(BLOCK, 0.5, [1, 1], MASK, KEEP),
         lambda: surgery.trimmed_mean(BLOCK, trim=0.5, weights=[1, 1], mask=MASK, fallback=KEEP),
     ),
-    "average_submodels": (
-        lambda: surgery.average_submodels(STATES, PLANS, KEEP, [1, 3], torch.float64, {"w": torch.tensor([2, 1])}),
-        lambda: surgery.average_submodels(
-            STATES, PLANS, fallback=KEEP, weights=[1, 3], dtype=torch.float64, factors={"w": torch.tensor([2, 1])}
-        ),
-    ),
-    "trimmed_mean_submodels": (
-        lambda: surgery.trimmed_mean_submodels(STATES, PLANS, KEEP, 0.5, [1, 1], {"w": torch.tensor([2, 1])}),
-        lambda: surgery.trimmed_mean_submodels(
-            STATES, PLANS, fallback=KEEP, trim=0.5, weights=[1, 1], factors={"w": torch.tensor([2, 1])}
-        ),
-    ),
-    "submodel_factors": (
-        lambda: surgery.submodel_factors(STATES, PLANS, 1.0, [["w"]], [1, 1], "rms"),
-        lambda: surgery.submodel_factors(STATES, PLANS, q=1.0, groups=[["w"]], weights=[1, 1], measure="rms"),
-    ),
     "match_norms": (
         lambda: surgery.match_norms(BLOCK, None, 0.5, [["w"]]),
         lambda: surgery.match_norms(BLOCK, mask=None, q=0.5, groups=[["w"]]),
     ),
     "percentile_norm": (
-        lambda: surgery.percentile_norm(BLOCK["w"], 0.5, True),
-        lambda: surgery.percentile_norm(BLOCK["w"], q=0.5, stacked=True),
+        lambda: surgery.scale.percentile_norm(BLOCK["w"], 0.5, True),
+        lambda: surgery.scale.percentile_norm(BLOCK["w"], q=0.5, stacked=True),
     ),
     "narrow": (lambda: surgery.narrow(net(), 0.5, X), lambda: surgery.narrow(net(), rate=0.5, example=X)),
     "narrow by a model": (
@@ -83,7 +65,6 @@ CASES = {
         lambda: surgery.ungraft(net(), depths=[1], stand="none"),
         lambda: surgery.ungraft(net(), keep=[1], stands_for="none"),
     ),
-    "layers": (lambda: surgery.layers(net(), X, "tensor"), lambda: surgery.layers(net(), example=X, unit="tensor")),
     "segments": (
         lambda: surgery.segments(surgery.layers(net()), 0.4),
         lambda: surgery.segments(surgery.layers(net()), fraction=0.4),
@@ -96,16 +77,6 @@ CASES = {
         lambda: surgery.shuffle(BLOCK, [("w",)], SWAPS, False),
         lambda: surgery.shuffle(BLOCK, segments=[("w",)], permutations=SWAPS, inplace=False),
     ),
-    "example_input": (
-        lambda: surgery.example_input(nn.Conv2d(3, 1, 1), 3),
-        lambda: surgery.example_input(nn.Conv2d(3, 1, 1), batch=3),
-    ),
-    "block_similarity": (
-        lambda: surgery.block_similarity(net(), True),
-        lambda: surgery.block_similarity(net(), first=True),
-    ),
-    "embed": (lambda: PLANS[0].embed(STATES[0], KEEP), lambda: PLANS[0].embed(STATES[0], into=KEEP)),
-    "count": (lambda: surgery.count(BLOCK), lambda: surgery.stack_size(BLOCK)),
 }
 
 
@@ -131,35 +102,6 @@ def test_former_calls_give_the_same_and_warn(name):
     assert plain(got) == plain(present())
 
 
-def test_every_function_with_options_is_covered():
-    public = {name: getattr(surgery, name) for name in surgery.__all__}
-    functions = [name for name, value in public.items() if inspect.isfunction(value)]
-    optional = [
-        name
-        for name in functions
-        if any(p.kind is p.KEYWORD_ONLY for p in inspect.signature(public[name]).parameters.values())
-    ]
-    newer = {"importance", "register_rule", "permute", "sort_by", "align", "repair", "widen"}  # always by keyword
-    assert set(optional) - newer == CASES.keys() - {
-        "narrow by a model",
-        "rolling like",
-        "ungraft stand",
-        "embed",
-        "count",
-    }
-
-
-def test_options_are_never_given_by_position():
-    """But of functions of two or four equal operands, whose order cannot be mistaken."""
-    for name in surgery.__all__:
-        value = getattr(surgery, name)
-        if inspect.isfunction(value) and name not in ("cosine", "check_same", "count"):
-            parameters = inspect.signature(value).parameters.values()
-            by_position = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-            assert len(by_position) <= 2, name
-            assert all(p.default is p.empty for p in by_position), name
-
-
 def test_a_value_given_twice_and_too_many_are_errors():
     with (
         pytest.warns(DeprecationWarning, match="surgery"),
@@ -175,10 +117,3 @@ def test_a_value_given_twice_and_too_many_are_errors():
         surgery.average(BLOCK, [1, 1], None, None, None)
     with pytest.raises(TypeError, match="unexpected keyword argument 'wieghts'"):
         surgery.average(BLOCK, wieghts=[1, 1])
-
-
-def test_modules_and_functions_have_names_of_their_own():
-    import pkgutil
-
-    modules = {module.name for module in pkgutil.iter_modules(surgery.__path__)}
-    assert not modules & set(surgery.__all__)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import surgery
 import surgery.robust as module
-from surgery import SurgeryError, average, stack, trimmed_mean, trimmed_mean_submodels
-from surgery.submodel import Source, Submodel, as_runs
+from surgery import SurgeryError, average, average_submodels, stack, trimmed_mean
+from surgery.plan import Source, Submodel, as_runs
 
 TRIMS = [0, 0.1, 0.2, 0.29, 0.3, 1 / 3, 0.4, 0.499, 0.5]
 
@@ -146,7 +146,7 @@ def test_submodels_are_as_if_embedded(case, trim):
             full[name] *= given_factors[k]
     masks = stack([mask for _, mask in pairs])
     expected = trimmed_mean(stack([full for full, _ in pairs]), trim=trim, weights=weights, mask=masks, fallback=keep)
-    got = trimmed_mean_submodels(states, plans, fallback=keep, trim=trim, weights=weights, factors=factors)
+    got = average_submodels(states, plans, fallback=keep, trim=trim, weights=weights, factors=factors)
     assert list(got) == list(keep)
     for name, tensor in got.items():
         assert tensor.dtype == keep[name].dtype
@@ -159,7 +159,7 @@ def test_without_trimming_submodels_are_averaged():
     parts = [surgery.narrow(net, rate=rate, example=torch.zeros(2, 3, 8, 8)) for rate in (0.5, 1.0, 0.75, 0.5)]
     states, plans = [surgery.state(small) for small, _ in parts], [plan for _, plan in parts]
     keep = surgery.state(net)
-    got = trimmed_mean_submodels(states, plans, fallback=keep, trim=0.0, weights=[1, 5, 0, 2])
+    got = average_submodels(states, plans, fallback=keep, trim=0.0, weights=[1, 5, 0, 2])
     torch.testing.assert_close(got, surgery.average_submodels(states, plans, fallback=keep, weights=[1, 1, 0, 1]))
 
 
@@ -178,27 +178,27 @@ SMALL, FULL = {"w": torch.ones(1)}, {"w": torch.ones(2)}
         (lambda: trimmed_mean({"w": torch.ones(2, 1)}, trim=0.1, weights=[0, 0]), "fallback"),
         (lambda: trimmed_mean({"w": torch.ones(2, 1)}, trim=0.1, mask={"w": torch.ones(2, 1) > 0}), "fallback"),
         (lambda: trimmed_mean({"w": torch.ones(2, 1)}, trim=0.1, fallback=FULL), "the fallback"),
-        (lambda: trimmed_mean_submodels([SMALL], [], fallback=FULL, trim=0.1), "1 states and 0 plans"),
+        (lambda: average_submodels([SMALL], [], fallback=FULL, trim=0.1), "1 states and 0 plans"),
         (
-            lambda: trimmed_mean_submodels([SMALL] * 2, [PLAN, OTHER], fallback=FULL, trim=0.1),
+            lambda: average_submodels([SMALL] * 2, [PLAN, OTHER], fallback=FULL, trim=0.1),
             "plan 1 is of the full model",
         ),
-        (lambda: trimmed_mean_submodels([FULL], [PLAN], fallback=FULL, trim=0.1), r"plan 0 and \(2,\) in state 0"),
-        (lambda: trimmed_mean_submodels([SMALL], [PLAN], fallback=SMALL, trim=0.1), "the fallback"),
+        (lambda: average_submodels([FULL], [PLAN], fallback=FULL, trim=0.1), r"plan 0 and \(2,\) in state 0"),
+        (lambda: average_submodels([SMALL], [PLAN], fallback=SMALL, trim=0.1), "the fallback"),
         (
-            lambda: trimmed_mean_submodels([SMALL], [PLAN], fallback=FULL, trim=0.1, weights=[[1.0]]),
+            lambda: average_submodels([SMALL], [PLAN], fallback=FULL, trim=0.1, weights=[[1.0]]),
             "one for each client",
         ),
         (
-            lambda: trimmed_mean_submodels([SMALL], [PLAN], fallback={"w": torch.ones(2).long()}, trim=0.1),
+            lambda: average_submodels([SMALL], [PLAN], fallback={"w": torch.ones(2).long()}, trim=0.1),
             "float32 in a state",
         ),
         (
-            lambda: trimmed_mean_submodels([SMALL], [PLAN], fallback=FULL, trim=0.1, factors={"v": [1.0]}),
+            lambda: average_submodels([SMALL], [PLAN], fallback=FULL, trim=0.1, factors={"v": [1.0]}),
             "factors name 'v'",
         ),
         (
-            lambda: trimmed_mean_submodels([SMALL], [PLAN], fallback=FULL, trim=0.1, factors={"w": [1, 1]}),
+            lambda: average_submodels([SMALL], [PLAN], fallback=FULL, trim=0.1, factors={"w": [1, 1]}),
             "factors of .w. have shape",
         ),
     ],

@@ -1,8 +1,6 @@
 """Positions in any order, repeated ones, and several sources in one tensor, against indexing in NumPy."""
 
 import itertools
-import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,8 +11,8 @@ from oracles import average as slow_average
 from torch import nn
 
 import surgery
-from surgery.submodel import Source, Submodel, as_runs
-from surgery.submodel_index import overlapping, positions
+from surgery.plan import Source, Submodel, as_runs
+from surgery.plan.positions import overlapping, positions
 
 few = settings(max_examples=25, deadline=None)
 seeds = st.integers(0, 10**6)
@@ -210,7 +208,7 @@ def test_means_and_norms_are_those_of_the_embedded_models(cohort, seed, dtype):
     pairs = [slow_embed(plan, state, fallback) for plan, state in zip(found, states)]
     full, masks = ([{n: torch.as_tensor(a) for n, a in pair[i].items()} for pair in pairs] for i in (0, 1))
     got = surgery.average_submodels(states, found, fallback=fallback, weights=weights)
-    trimmed = surgery.trimmed_mean_submodels(states, found, fallback=fallback, trim=0.4, weights=weights)
+    trimmed = surgery.average_submodels(states, found, fallback=fallback, trim=0.4, weights=weights)
     models, mask = surgery.stack(full), surgery.stack(masks)
     slow = slow_average(full, weights, masks, fallback) if dtype.is_floating_point else None
     for name, tensor in got.items():
@@ -222,7 +220,7 @@ def test_means_and_norms_are_those_of_the_embedded_models(cohort, seed, dtype):
         torch.testing.assert_close(trimmed[name], robust)
     members = [k for k, weight in enumerate(weights) if weight]
     if members and dtype.is_floating_point:
-        factors = surgery.submodel_factors(states, found, q=0.8, weights=weights)
+        factors = surgery.plan.submodel_factors(states, found, q=0.8, weights=weights)
         kept = surgery.stack([full[k] for k in members]), surgery.stack([masks[k] for k in members])
         _, expected = surgery.match_norms(kept[0], mask=kept[1], q=0.8)
         for name in fallback:
@@ -305,7 +303,7 @@ def test_a_wider_model_is_built_and_computes_the_same():
             {"do": "set", "module": "0", "attribute": "out_features", "value": 3},
             {"do": "set", "module": "2", "attribute": "in_features", "value": 3},
         ),
-        surgery.submodel.structure(net),
+        surgery.plan.structure(net),
     )
     wider = plan.build(net)
     with torch.no_grad():
@@ -320,35 +318,6 @@ def test_printing_shows_other_parts_and_what_is_left_out():
     plan = Submodel({"w": tuple(Source("w", (as_runs(order),)) for order in ([1, 0], [3, 2]))}, {"w": (4,), "v": (1,)})
     assert plan.describe().endswith("= [1:2|0:1] and w[3:4|2:3]")
     assert "1 left out" in repr(plan)
-
-
-STORED = Path(__file__).parents[1] / "stored" / "plans" / "version1.json"
-
-
-def stored_model():
-    def block():
-        return nn.Sequential(nn.BatchNorm2d(6), nn.Conv2d(6, 6, 3, padding=1, groups=2, bias=False), nn.ReLU())
-
-    head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.3), nn.Linear(6, 3))
-    return nn.Sequential(nn.Conv2d(2, 6, 3, stride=2), block(), block(), *head)
-
-
-def test_a_plan_of_version_1_is_read_builds_and_refuses_another_model(tmp_path):
-    plan, net = Submodel.load(STORED), stored_model()
-    shallow, depth = surgery.ungraft(net, keep=[1])
-    small, width = surgery.narrow(shallow, rate=0.5, example=torch.zeros(1, 2, 9, 9))
-    now = depth.compose(width)
-    assert (plan.entries, plan.shapes, plan.edits) == (now.entries, now.shapes, now.edits)
-    assert plan.dtypes == {}
-    x = torch.randn(2, 2, 9, 9)
-    plan.save(tmp_path / "again")  # as version 2, with what is known of it
-    for read in (plan, Submodel.load(tmp_path / "again")):
-        assert torch.equal(read.build(net).eval()(x), small.eval()(x))
-        net[0].stride = (1, 1)
-        with pytest.raises(surgery.SurgeryError, match="other classes or settings"):
-            read.build(net)
-        net[0].stride = (2, 2)
-    assert json.loads((tmp_path / "again").read_text())["version"] == 2
 
 
 def test_tensors_outside_of_the_state_are_sliced_in_any_order():

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import surgery
-import surgery.submodel_scale as module
+import surgery.plan.factors as module
 import zoo
-from surgery.submodel import Source, Submodel
+from surgery.plan import Source, Submodel, submodel_factors
 
 
 def mixed():
@@ -32,7 +32,7 @@ def test_mixed_models_of_a_real_family_with_a_factor_a_layer(monkeypatch):
     groups = surgery.segments(surgery.layers(full))
     jobs, real = [], module.joint_norms
     monkeypatch.setattr(module, "joint_norms", lambda given, q: jobs.extend(given) or real(given, q))
-    got = surgery.submodel_factors(states, plans, groups=groups, weights=[5, 1, 2, 1])
+    got = submodel_factors(states, plans, groups=groups, weights=[5, 1, 2, 1])
     assert any(len(sources) > 1 for plan in plans for sources in plan.entries.values())
     taken = [id(tensor) for job in jobs for tensor in job]
     assert len(taken) == len(set(taken))  # a grafted block's norm is computed once
@@ -51,18 +51,18 @@ PAIR = [{"w": torch.full((16,), 3.0)}, {"w": torch.full((64,), -3.0)}]
 
 
 def test_rms_does_not_scale_a_model_for_being_narrow():
-    assert surgery.submodel_factors(PAIR, [NARROW, WIDE])["w"].tolist() == pytest.approx([1.5, 0.75])
-    assert surgery.submodel_factors(PAIR, [NARROW, WIDE], measure="rms")["w"].tolist() == pytest.approx([1.0, 1.0])
+    assert submodel_factors(PAIR, [NARROW, WIDE])["w"].tolist() == pytest.approx([1.5, 0.75])
+    assert submodel_factors(PAIR, [NARROW, WIDE], measure="rms")["w"].tolist() == pytest.approx([1.0, 1.0])
     # 100 stands above the quantile: it counts neither in the norm nor in the number.
     states = [{"w": torch.tensor([2.0] * 15 + [100.0])}, {"w": torch.full((64,), 1.0)}]
-    assert surgery.submodel_factors(states, [NARROW, WIDE], measure="rms")["w"].tolist() == pytest.approx([0.75, 1.5])
+    assert submodel_factors(states, [NARROW, WIDE], measure="rms")["w"].tolist() == pytest.approx([0.75, 1.5])
 
 
 def test_who_has_no_weight_may_hold_anything_and_meta_tensors_have_factor_one():
     states = [{"w": torch.full((16,), math.nan)}, PAIR[1]]
-    assert surgery.submodel_factors(states, [NARROW, WIDE], weights=[0, 3])["w"].tolist() == [1.0, 1.0]
+    assert submodel_factors(states, [NARROW, WIDE], weights=[0, 3])["w"].tolist() == [1.0, 1.0]
     meta = [{"w": s["w"].to("meta")} for s in PAIR]
-    assert surgery.submodel_factors(meta, [NARROW, WIDE])["w"].tolist() == [1.0, 1.0]
+    assert submodel_factors(meta, [NARROW, WIDE])["w"].tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_who_has_no_weight_may_hold_anything_and_meta_tensors_have_factor_one():
 )
 def test_it_refuses(arguments, message):
     with pytest.raises(surgery.SurgeryError, match=message):
-        surgery.submodel_factors(**{"states": PAIR, "plans": [NARROW, WIDE], **arguments})
+        submodel_factors(**{"states": PAIR, "plans": [NARROW, WIDE], **arguments})
 
 
 @pytest.mark.gpu
@@ -88,7 +88,7 @@ def test_cuda_gives_what_the_cpu_gives():
     full, states, plans = mixed()
     old = surgery.state(full)
     there = [{n: t.cuda() for n, t in state.items()} for state in states]
-    factors, expected = surgery.submodel_factors(there, plans), surgery.submodel_factors(states, plans)
+    factors, expected = submodel_factors(there, plans), submodel_factors(states, plans)
     torch.testing.assert_close(factors, expected, rtol=1e-6, atol=0)
     mean = surgery.average_submodels(there, plans, fallback={n: t.cuda() for n, t in old.items()}, factors=factors)
     torch.testing.assert_close(

@@ -3,118 +3,16 @@
 An edit is a JSON object: `do` names the function below that carries it out, the rest are its arguments.
 """
 
-import copy
 import functools
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from surgery.errors import SurgeryError, first_line
+from surgery.depth.chain import Chain, Skip
+from surgery.errors import SurgeryError
 from surgery.names import joined
-from surgery.submodel_index import as_index, selected, take
-
-
-class Chain(nn.Sequential):
-    """A block followed by blocks grafted onto it. Each gets the first one's other arguments besides its own input."""
-
-    def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        out, inputs = None, (x, *args)
-        for block in self:
-            before, named = (
-                tuple(map(_copied_list, inputs)),
-                {key: _copied_list(value) for key, value in kwargs.items()},
-            )
-            out = block(*inputs, **kwargs)
-            inputs = passed_on(out, tuple(map(_as_before, inputs, before)))
-            kwargs = {key: _as_before(value, named[key]) for key, value in kwargs.items()}
-        return out
-
-
-def _copied_list(value: Any) -> Any:
-    return list(value) if type(value) is list else value
-
-
-def _as_before(value: Any, before: Any) -> Any:
-    """A list without what a block appended to it (aggregation trees do that); slots that it filled stay (caches)."""
-    return before if type(value) is list and len(value) != len(before) else value
-
-
-def passed_on(out: Any, inputs: tuple) -> tuple:
-    """The inputs of a chain's next block. If a block returns several values, those like its inputs replace these."""
-    if not isinstance(out, tuple) or isinstance(inputs[0], tuple):
-        return (out, *inputs[1:])
-    rest = (o if _same_form(o, i) else i for o, i in zip(out[1:], inputs[1:]))
-    return (out[0], *rest, *inputs[len(out) :])
-
-
-class Skip(nn.Module):
-    """Takes the place of a dropped block and returns its input."""
-
-    def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        return x
-
-
-def copy_sharing(model: nn.Module, shared: Mapping[int, Any] | None = None) -> tuple[nn.Module, dict[int, Tensor]]:
-    """A deep copy of the module that shares the tensors of its state with it, and these tensors by id.
-
-    Other objects that the copy is to share are given by id.
-    """
-    tensors = {id(t): t for t in (*model.parameters(), *_persistent(model))}
-    return _copied(model, {**(shared or {}), **tensors}), tensors
-
-
-def clone(model: nn.Module) -> nn.Module:
-    """A deep copy of the module that shares nothing with it. SurgeryError if it cannot be copied."""
-    return _copied(model, {})
-
-
-def refuse_scripted(model: nn.Module) -> None:
-    """SurgeryError for a model that is scripted or holds a scripted module: its code cannot be edited."""
-    for name, module in model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule):
-            what = f"module {name!r}" if name else "the model"
-            raise SurgeryError(f"{what} is scripted (torch.jit): give the plain module that it was scripted from")
-
-
-def _copied(model: nn.Module, memo: Mapping[int, Any]) -> nn.Module:
-    refuse_scripted(model)
-    # deepcopy refuses tensors that a hook computes from parameters before each pass (weight norm, pruning).
-    computed = {
-        id(value): value.detach().clone()
-        for module in model.modules()
-        for value in vars(module).values()
-        if isinstance(value, Tensor) and value.grad_fn is not None
-    }
-    try:
-        return copy.deepcopy(model, {**computed, **memo})
-    except Exception as error:
-        raise SurgeryError(
-            f"{type(model).__name__} cannot be copied ({first_line(error)}): give a model that copy.deepcopy can copy"
-        ) from error
-
-
-def replace_tensors(model: nn.Module, values: Mapping[int, Tensor], originals: Mapping[int, Tensor]) -> None:
-    """Replace the original tensors (by id) by new ones wherever they are registered."""
-    made: dict[int, Tensor] = {}
-    for module in model.modules():
-        for registry in (module._parameters, module._buffers):
-            for name, tensor in registry.items():
-                key = id(tensor)
-                if tensor is None or key not in originals or key not in values:
-                    continue
-                if key not in made:
-                    value = values[key].detach()
-                    if isinstance(tensor, nn.Parameter):
-                        value = nn.Parameter(value, requires_grad=tensor.requires_grad)
-                        value.__dict__.update(tensor.__dict__)
-                    made[key] = value
-                registry[name] = made[key]
-    for module in model.modules():
-        for attribute, value in vars(module).items():  # recurrent modules also keep them in a list
-            if isinstance(value, list) and any(id(item) in made for item in value):
-                vars(module)[attribute] = [made.get(id(item), item) for item in value]
+from surgery.plan.positions import as_index, selected, take
 
 
 def apply_edit(model: nn.Module, edit: Mapping[str, Any]) -> None:
@@ -252,22 +150,9 @@ def _replace(model: nn.Module, name: str, new: nn.Module) -> None:
     owner._modules[child] = new
 
 
-def _same_form(a: Any, b: Any) -> bool:
-    return type(a) is type(b) and getattr(a, "shape", None) == getattr(b, "shape", None)
-
-
 def _like(old: Any, value: Any) -> Any:
     """The value with the container types of the old one."""
     if isinstance(value, list | tuple) and isinstance(old, list | tuple):
         items = [_like(o, v) for o, v in zip((*old, *value[len(old) :]), value)]
         return type(old)(*items) if hasattr(old, "_fields") else type(old)(items)
     return value
-
-
-def _persistent(model: nn.Module) -> list[Tensor]:
-    return [
-        buffer
-        for module in model.modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None and name not in module._non_persistent_buffers_set
-    ]
