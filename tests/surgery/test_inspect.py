@@ -257,7 +257,7 @@ def test_operations_are_counted_without_computing():
         ("residual", [1, 1], {(("stem", "conv2"), ("conv1", "head")), (("conv1",), ("conv2",))}),
         (
             "attention",
-            [1, 2],
+            [1, 2, 1],
             {(("embed", "proj", "down"), ("qkv", "up", "head")), (("qkv",), ("proj",)), (("up",), ("down",))},
         ),
     ],
