@@ -12,6 +12,7 @@ import surgery
 from benchmarks import zeros
 from benchmarks.calls import call, outputs, tensors
 from benchmarks.models.case import Case
+from surgery.depth.sections import repeatable
 
 # Why a whole axis is no miss: it belongs to the data, to a window or table, or tells heads and groups apart.
 RIGHTLY_WHOLE = (
@@ -70,7 +71,7 @@ def graft(case: Case, model: nn.Module, example: Any) -> None:
     if not case.blocks:
         raise NothingToDo
     found = surgery.sections(model)
-    depths = {s.name: len(s.blocks) + 1 for s in found if surgery.repeatable(model, s)}
+    depths = {s.name: len(s.blocks) + 1 for s in found if repeatable(model, s)}
     check(bool(depths), f"no section with a block that may be repeated, of {len(found)} sections")
     deeper, plan = surgery.graft(model, depths=depths, example=example)
     again = {s.name: s for s in surgery.sections(deeper)}

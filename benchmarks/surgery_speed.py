@@ -36,7 +36,7 @@ from torch.utils._pytree import tree_leaves
 
 import surgery
 import zoo
-from surgery.submodel import Source, Submodel
+from surgery.plan import Source, Submodel
 
 MODELS = {
     "cnn": lambda: zoo.create("cnn"),

@@ -1,178 +1,50 @@
 """Architecture manipulation on any `torch.nn.Module` or state dict."""
 
-from importlib import import_module, metadata
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from importlib import metadata
+from types import ModuleType as _ModuleType
 
-if TYPE_CHECKING:
-    from surgery.averaging import average, trimmed_mean
-    from surgery.batch_statistics import repair
-    from surgery.decomposition import Layer, layers
-    from surgery.depth.graft import graft, ungraft
-    from surgery.depth.sections import Section, register_block, repeatable, sections
-    from surgery.errors import SurgeryError
-    from surgery.libraries import example_input, named
-    from surgery.recombine import inverse, permutations, segments, shuffle
-    from surgery.robust import trimmed_mean_submodels
-    from surgery.scale import match_norms, percentile_norm
-    from surgery.similarity import SectionSimilarity, block_similarity, filter_similarity
-    from surgery.states import (
-        Stack,
-        State,
-        broadcast,
-        check_same,
-        cosine,
-        count,
-        distance,
-        load,
-        stack,
-        stack_size,
-        state,
-        unstack,
-    )
-    from surgery.submodel import Submodel
-    from surgery.submodel_average import average_submodels
-    from surgery.submodel_scale import submodel_factors
-    from surgery.variation import Variation, scale_variation
-    from surgery.width.align import Aligned, Aligner, align
-    from surgery.width.corner import corner, rolling
-    from surgery.width.importance import importance
-    from surgery.width.narrow import Width, narrow, widths
-    from surgery.width.permute import permute, sort_by
-    from surgery.width.rules import register_rule
-    from surgery.width.target import Target
-    from surgery.width.widen import widen
+from surgery import merge as merge
+from surgery import similarity as similarity
+from surgery.averaging import average as average
+from surgery.averaging import trimmed_mean as trimmed_mean
+from surgery.batch_statistics import repair as repair
+from surgery.decomposition import Layer as Layer
+from surgery.decomposition import layers as layers
+from surgery.depth.graft import graft as graft
+from surgery.depth.graft import ungraft as ungraft
+from surgery.depth.sections import Section as Section
+from surgery.depth.sections import register_block as register_block
+from surgery.depth.sections import sections as sections
+from surgery.errors import SurgeryError as SurgeryError
+from surgery.libraries import example_input as example_input
+from surgery.libraries import named as named
+from surgery.plan import Submodel as Submodel
+from surgery.plan import average_submodels as average_submodels
+from surgery.recombine import permutations as permutations
+from surgery.recombine import segments as segments
+from surgery.recombine import shuffle as shuffle
+from surgery.scale import match_norms as match_norms
+from surgery.states import Stack as Stack
+from surgery.states import State as State
+from surgery.states import broadcast as broadcast
+from surgery.states import cosine as cosine
+from surgery.states import distance as distance
+from surgery.states import load as load
+from surgery.states import stack as stack
+from surgery.states import state as state
+from surgery.states import unstack as unstack
+from surgery.width.align import align as align
+from surgery.width.corner import corner as corner
+from surgery.width.corner import rolling as rolling
+from surgery.width.importance import importance as importance
+from surgery.width.narrow import Width as Width
+from surgery.width.narrow import narrow as narrow
+from surgery.width.narrow import widths as widths
+from surgery.width.permute import permute as permute
+from surgery.width.permute import sort_by as sort_by
+from surgery.width.rules import register_rule as register_rule
+from surgery.width.target import Target as Target
+from surgery.width.widen import widen as widen
 
-__all__ = [
-    "Aligned",
-    "Aligner",
-    "Layer",
-    "Section",
-    "SectionSimilarity",
-    "Stack",
-    "State",
-    "Submodel",
-    "SurgeryError",
-    "Target",
-    "Variation",
-    "Width",
-    "align",
-    "average",
-    "average_submodels",
-    "block_similarity",
-    "broadcast",
-    "check_same",
-    "corner",
-    "cosine",
-    "count",
-    "distance",
-    "example_input",
-    "filter_similarity",
-    "graft",
-    "importance",
-    "inverse",
-    "layers",
-    "load",
-    "match_norms",
-    "named",
-    "narrow",
-    "percentile_norm",
-    "permutations",
-    "permute",
-    "register_block",
-    "register_rule",
-    "repair",
-    "repeatable",
-    "rolling",
-    "scale_variation",
-    "sections",
-    "segments",
-    "shuffle",
-    "sort_by",
-    "stack",
-    "stack_size",
-    "state",
-    "submodel_factors",
-    "trimmed_mean",
-    "trimmed_mean_submodels",
-    "ungraft",
-    "unstack",
-    "widen",
-    "widths",
-]
-
-_WHERE = {
-    "Aligned": "surgery.width.align",
-    "Aligner": "surgery.width.align",
-    "Layer": "surgery.decomposition",
-    "Section": "surgery.depth.sections",
-    "SectionSimilarity": "surgery.similarity",
-    "Stack": "surgery.states",
-    "State": "surgery.states",
-    "Submodel": "surgery.submodel",
-    "SurgeryError": "surgery.errors",
-    "Target": "surgery.width.target",
-    "Variation": "surgery.variation",
-    "Width": "surgery.width.narrow",
-    "align": "surgery.width.align",
-    "average": "surgery.averaging",
-    "average_submodels": "surgery.submodel_average",
-    "block_similarity": "surgery.similarity",
-    "broadcast": "surgery.states",
-    "check_same": "surgery.states",
-    "corner": "surgery.width.corner",
-    "cosine": "surgery.states",
-    "count": "surgery.states",
-    "distance": "surgery.states",
-    "example_input": "surgery.libraries",
-    "filter_similarity": "surgery.similarity",
-    "graft": "surgery.depth.graft",
-    "importance": "surgery.width.importance",
-    "inverse": "surgery.recombine",
-    "layers": "surgery.decomposition",
-    "load": "surgery.states",
-    "match_norms": "surgery.scale",
-    "named": "surgery.libraries",
-    "narrow": "surgery.width.narrow",
-    "percentile_norm": "surgery.scale",
-    "permutations": "surgery.recombine",
-    "permute": "surgery.width.permute",
-    "register_block": "surgery.depth.sections",
-    "register_rule": "surgery.width.rules",
-    "repair": "surgery.batch_statistics",
-    "repeatable": "surgery.depth.sections",
-    "rolling": "surgery.width.corner",
-    "scale_variation": "surgery.variation",
-    "sections": "surgery.depth.sections",
-    "segments": "surgery.recombine",
-    "shuffle": "surgery.recombine",
-    "sort_by": "surgery.width.permute",
-    "stack": "surgery.states",
-    "stack_size": "surgery.states",
-    "state": "surgery.states",
-    "submodel_factors": "surgery.submodel_scale",
-    "trimmed_mean": "surgery.averaging",
-    "trimmed_mean_submodels": "surgery.robust",
-    "ungraft": "surgery.depth.graft",
-    "unstack": "surgery.states",
-    "widen": "surgery.width.widen",
-    "widths": "surgery.width.narrow",
-}
-"""Names are imported when they are first used, so that `python -m surgery --help` does not wait for PyTorch."""
-
-
-def __getattr__(name: str) -> Any:
-    if name in _WHERE:
-        value = getattr(import_module(_WHERE[name]), name)
-    elif name == "__version__":
-        value = next((one.version for one in metadata.distributions(name="layer-surgery")), "not installed")
-    elif not name.startswith("_") and find_spec(f"{__name__}.{name}"):
-        value = import_module(f"{__name__}.{name}")
-    else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__version__ = next((one.version for one in metadata.distributions(name="layer-surgery")), "not installed")
+__all__ = [name for name, value in globals().items() if name[0] != "_" and not isinstance(value, _ModuleType)]

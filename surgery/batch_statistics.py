@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from surgery.edits import clone
+from surgery.copying import clone
 from surgery.errors import SurgeryError, first_line
 from surgery.forward import call, copied, in_mode
+from surgery.torch_private import BatchNorm
 
 
 def repair(model: nn.Module, *, batches: Iterable[Any]) -> nn.Module:
@@ -39,7 +39,7 @@ def repair(model: nn.Module, *, batches: Iterable[Any]) -> nn.Module:
     if isinstance(batches, Tensor | Mapping) or not isinstance(batches, Iterable):
         raise SurgeryError(f"batches is a list (or another iterable) of inputs, got a {type(batches).__name__}")
     twin = clone(model)
-    norms = [m for m in twin.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
+    norms = [m for m in twin.modules() if isinstance(m, BatchNorm) and m.running_mean is not None]
     if not norms:
         raise SurgeryError(
             f"{type(model).__name__} has no batch norm that keeps statistics: there is nothing to repair"

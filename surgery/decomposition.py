@@ -5,15 +5,14 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from surgery.deprecated import formerly
 from surgery.depth.sections import sections
 from surgery.depth.tree import as_module
 from surgery.errors import SurgeryError
 from surgery.forward import call, in_mode, observed, tensors_in
 from surgery.names import is_inside
 from surgery.states import State, as_state, owners, state
+from surgery.torch_private import Watch
 
 Unit: TypeAlias = Literal["layer", "block", "tensor"]
 
@@ -26,7 +25,6 @@ class Layer(NamedTuple):
     tensors: tuple[str, ...]
 
 
-@formerly("model example unit")
 def layers(model: nn.Module | State, *, example: Any = None, unit: Unit = "layer") -> list[Layer]:
     """Decompose a model into layers that together hold every tensor of `surgery.state(model)` exactly once.
 
@@ -110,16 +108,17 @@ def _first_use(model: nn.Module, example: Any) -> dict[str, int]:
     return observed(model, example, watch).found
 
 
-class _Uses(TorchDispatchMode):
+class _Uses(Watch):
+    """The tensors with names, in the order in which operations first take them."""
+
     def __init__(self, names: dict[int, str]):
         super().__init__()
         self.names, self.order = names, {}
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        for tensor in tensors_in((args, kwargs or {})):
+    def before(self, operation, args, kwargs):
+        for tensor in tensors_in((args, kwargs)):
             if id(tensor) in self.names:
                 self.order.setdefault(self.names[id(tensor)], len(self.order))
-        return func(*args, **(kwargs or {}))
 
 
 def _parametrized(name: str, modules: dict[str, nn.Module]) -> str:

@@ -10,12 +10,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
-from torch.utils._pytree import tree_leaves, tree_map
 
-from surgery.edits import clone, copy_sharing, replace_tensors
+from surgery.copying import clone, copy_sharing, replace_tensors
 from surgery.errors import InternalError, SurgeryError, first_line
+from surgery.torch_private import BatchNorm, Dropout, tree_leaves, tree_map
 
 T = TypeVar("T")
 
@@ -105,7 +103,7 @@ def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
     flags = {module: module.training for module in model.modules()}
     model.train(training)
     for module in flags:
-        if isinstance(module, _BatchNorm | _DropoutNd):
+        if isinstance(module, BatchNorm | Dropout):
             module.training = False
     try:
         with torch.no_grad(), _UNFUSED, _own_draws() if training else nullcontext():

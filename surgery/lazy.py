@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from threading import Lock
 from typing import TypeAlias
 
 import torch
@@ -41,6 +42,28 @@ class Pieces:
             return kept[0][start:stop]
 
         return cls(tuple(tensor.shape), tensor.dtype, read, tensor.device)
+
+    @classmethod
+    def computed(
+        cls,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        make: Callable[[], Tensor],
+        device: torch.device = torch.device("cpu"),
+    ) -> "Pieces":
+        """The pieces of a tensor that is made whole when one is read, and dropped after the last one."""
+        lock, kept = Lock(), []
+
+        def read(start: int, stop: int) -> Tensor:
+            with lock:
+                if not kept:
+                    kept.append(make().reshape(-1))
+                flat = kept[0]
+                if stop == len(flat) and start + SLAB >= stop:
+                    kept.clear()
+            return flat[start:stop]
+
+        return cls(shape, dtype, read, device)
 
     @property
     def size(self) -> int:
@@ -115,6 +138,22 @@ def pieces_of(values: Mapping[str, Tensor], name: str) -> Pieces:
 def metas(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of a state without their data; a lazy state is not read."""
     return {name: pieces_of(values, name).meta() for name in values}
+
+
+def cast(values: Mapping[str, Tensor], dtype: torch.dtype) -> LazyState:
+    """The state with its floating-point tensors in another dtype.
+
+    >>> cast({"w": torch.ones(2), "n": torch.tensor(3)}, torch.bfloat16)["w"].dtype
+    torch.bfloat16
+    """
+    entries = {}
+    for name in values:
+        one = pieces_of(values, name)
+        if one.dtype.is_floating_point and one.dtype is not dtype:
+            read = lambda start, stop, read=one.read: read(start, stop).to(dtype)  # noqa: E731
+            one = Pieces(one.shape, dtype, read, one.device)
+        entries[name] = one
+    return LazyState(entries)
 
 
 def spans(size: int, length: int | None = None) -> Iterator[tuple[int, int]]:

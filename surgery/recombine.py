@@ -15,8 +15,8 @@ from typing import TypeAlias, overload
 import torch
 from torch import Tensor, nn
 
+from surgery.copying import copy_sharing, replace_tensors
 from surgery.decomposition import Layer, checked_segments
-from surgery.edits import copy_sharing, replace_tensors
 from surgery.errors import SurgeryError
 from surgery.states import Stack, State, as_state, check_same, owners, stack_size, state
 from surgery.transfer import upload

@@ -14,7 +14,7 @@ from benchmarks.calls import outputs
 from benchmarks.judges import Miss
 from benchmarks.models.case import Case, scaled
 from surgery import narrow, state
-from surgery.submodel import Submodel
+from surgery.plan import Submodel
 
 
 class Normed(nn.Module):

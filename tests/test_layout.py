@@ -112,6 +112,8 @@ def test_what_torch_keeps_private_is_taken_in_one_place():
                 words = [*node.module.split("."), *(alias.name for alias in node.names)]
             private = [word for word in words if word.startswith("_")]
             assert not private, f"{name}, line {node.lineno}: use fl.base.torch_private"
+    for name in [name for name in FILES if name.split(".")[0] == "surgery" and name != "surgery.torch_private"]:
+        assert not re.search(r"\b(_pytree|_python_dispatch)\b", FILES[name].read_text()), name
 
 
 def test_nothing_lies_at_the_root_that_does_not_belong_there():

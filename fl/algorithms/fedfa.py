@@ -12,7 +12,8 @@ from fl.algorithms.parts.submodels import extract_all, models_of
 from fl.base.settings import OnlyWith, number, one_of
 from fl.federation import Federation
 from fl.models.fleet import ungrafted
-from surgery import layers, submodel_factors
+from surgery import layers
+from surgery.plan import submodel_factors
 
 _SCALES = ("norm", "rms", "none")
 

@@ -17,7 +17,7 @@ from fl.base.settings import one_of
 from fl.federation import Federation
 from fl.models.fleet import Fleet
 from surgery import Submodel, layers, state
-from surgery.submodel import Source
+from surgery.plan import Source
 
 STRATEGIES = ("basic", "clustered", "max")
 Signature: TypeAlias = tuple[str, str, tuple[tuple[int, ...], ...]]  # name, kind and shapes of a layer: all must agree

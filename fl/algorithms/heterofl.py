@@ -17,7 +17,7 @@ from fl.algorithms.parts.submodels import extract_all, models_of
 from fl.federation import Federation
 from fl.models.fleet import ungrafted
 from surgery import Submodel, state
-from surgery.submodel import Source, as_runs
+from surgery.plan import Source, as_runs
 from zoo import Spec
 
 

@@ -14,7 +14,7 @@ from fl.base.torch_private import BatchOrInstanceNorm
 from fl.federation import Federation
 from fl.models.fleet import plan_within
 from surgery import Submodel, SurgeryError, layers, sections
-from surgery.submodel import Source
+from surgery.plan import Source
 from zoo import Spec
 
 

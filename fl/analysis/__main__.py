@@ -20,7 +20,7 @@ from fl.runs import checkpoint
 from fl.runs.assembly import pick_device
 from fl.runs.folder import load_model
 from fl.settings.help import HELP, command, show
-from surgery import block_similarity
+from surgery.similarity import block_similarity
 
 
 @dataclass(frozen=True)

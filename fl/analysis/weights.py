@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from fl.base.errors import FLError
@@ -14,19 +15,9 @@ from fl.models.init import maker
 from fl.runs import checkpoint
 from fl.runs.folder import load_initial_weights, load_model
 from fl.settings import Config
-from surgery import (
-    SectionSimilarity,
-    Submodel,
-    SurgeryError,
-    Variation,
-    corner,
-    layers,
-    scale_variation,
-    sections,
-    state,
-    ungraft,
-)
-from surgery.similarity import convolutions
+from surgery import State, Submodel, SurgeryError, corner, layers, sections, state, ungraft
+from surgery.similarity import SectionSimilarity, convolutions
+from surgery.states import check_same
 from zoo import Spec
 
 
@@ -109,6 +100,58 @@ def place(small: nn.Module, large: nn.Module) -> Submodel:
     return dropped.compose(corner(shallow, small)[1])
 
 
+class Variation(NamedTuple):
+    """The magnitude of a smallest model's weights, and the distance of K larger models from them, by convolution.
+
+    Attributes:
+        layers: names of the smallest model's L convolution weights, or of its linear ones if it has no convolution.
+        magnitude: [L], the mean L1 norm of its weight maps: the kernels for one filter and one input channel.
+        distance: [K, L], the mean L1 norm of the difference between its maps and those in the same place of model k.
+
+    All float64, on the CPU.
+    """
+
+    layers: tuple[str, ...]
+    magnitude: Tensor
+    distance: Tensor
+
+    @property
+    def ratio(self) -> Tensor:
+        """[K], the mean distance over all convolutions, divided by the mean magnitude of the smallest model."""
+        return self.distance.mean(1) / self.magnitude.mean()
+
+
+def variation_of(smallest: State, larger: Sequence[State], plans: Sequence[Submodel]) -> Variation:
+    """Measure how far larger models' weights are from those of a smaller one in the same place (FedFA, Table 10).
+
+    Args:
+        plans: for each larger model the plan of the smallest within it.
+
+    Raises SurgeryError if a plan does not fit its models, FLError if there are no weights to measure.
+
+    >>> from surgery.plan import Source
+    >>> small, large = torch.ones(1, 1, 2, 2), torch.full((2, 1, 2, 2), 4.0)
+    >>> plan = Submodel({"weight": (Source("weight", (((0, 1),), None, None, None)),)}, {"weight": (2, 1, 2, 2)})
+    >>> found = variation_of({"weight": small}, [{"weight": large}], [plan])
+    >>> found.magnitude.item(), found.distance.item(), found.ratio.item()
+    (4.0, 12.0, 3.0)
+    """
+
+    def mean_norm(weight: Tensor) -> Tensor:
+        return (weight.abs().sum() / (weight.shape[0] * weight.shape[1])).cpu()
+
+    names = convolutions(smallest)
+    if not names:
+        raise FLError("the smallest model has no weights of convolutions or linear layers to measure")
+    weights = {name: smallest[name].detach().double() for name in names}
+    distances = []
+    for number, (model, plan) in enumerate(zip(larger, plans, strict=True), 1):
+        inside = plan.extract(model)
+        check_same(smallest, inside, "the smallest model", f"what its plan reads from model {number}")
+        distances.append(torch.stack([mean_norm(w - inside[name].detach().to(w)) for name, w in weights.items()]))
+    return Variation(tuple(names), torch.stack(list(map(mean_norm, weights.values()))), torch.stack(distances))
+
+
 def measure(members: Sequence[Member]) -> Variation:
     """Measure the distance of every model from the first, which is the smallest."""
     smallest, *larger = members
@@ -118,7 +161,7 @@ def measure(members: Sequence[Member]) -> Variation:
             plans.append(place(smallest.model, one.model))
         except (FLError, SurgeryError) as error:
             raise FLError(f"{smallest.name} does not fit into {one.name}: {error}") from None
-    return scale_variation([state(one.model) for one in members], plans)
+    return variation_of(state(smallest.model), [state(one.model) for one in larger], plans)
 
 
 def scale_table(members: Sequence[Member], variation: Variation) -> str:

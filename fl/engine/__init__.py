@@ -26,9 +26,9 @@ from fl.engine.job import Group, Job, Results
 from fl.engine.optimizers import SGD, Adam, Optimizer
 from fl.engine.precision import Precision, arithmetic
 from fl.engine.work import work
-from surgery import broadcast, stack_size
+from surgery import broadcast
 from surgery.errors import first_line
-from surgery.states import owners
+from surgery.states import owners, stack_size
 
 _log = logging.getLogger("fl")
 

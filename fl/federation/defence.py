@@ -9,7 +9,8 @@ from torch import Tensor
 
 from fl.base.settings import AtLeast0, OnlyWith, number, one_of
 from fl.federation.cohort import States, as_before, stacks
-from surgery import Stack, State, Submodel, average, average_submodels, stack_size, trimmed_mean, trimmed_mean_submodels
+from surgery import Stack, State, Submodel, average, average_submodels, trimmed_mean
+from surgery.states import stack_size
 from surgery.transfer import upload
 
 
@@ -47,11 +48,8 @@ class Defence:
         factors: Mapping[str, Tensor] | None = None,
     ) -> State:
         """`surgery.average_submodels` by the rule, among the clients that cover an element."""
-        if self.rule == "mean":
-            return average_submodels(states, plans, fallback=fallback, weights=weights, factors=factors)
-        return trimmed_mean_submodels(
-            states, plans, fallback=fallback, trim=self._share(), weights=weights, factors=factors
-        )
+        trim = None if self.rule == "mean" else self._share()
+        return average_submodels(states, plans, weights=weights, factors=factors, fallback=fallback, trim=trim)
 
     def _share(self) -> float:
         return 0.5 if self.rule == "median" else self.trim

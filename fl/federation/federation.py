@@ -31,7 +31,8 @@ from fl.federation.update import ClientUpdate
 from fl.models.fleet import Fleet, uniform
 from fl.models.init import Start
 from fl.partition import Splits
-from surgery import Stack, State, Submodel, broadcast, stack_size
+from surgery import Stack, State, Submodel, broadcast
+from surgery.states import stack_size
 from surgery.transfer import upload
 from zoo import Spec
 

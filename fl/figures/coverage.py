@@ -117,7 +117,7 @@ def coverage(plans: Sequence[Submodel]) -> dict[str, Tensor]:
     Raises:
         FLError: if there are no plans, or plans of different global models.
 
-    >>> from surgery.submodel import Source
+    >>> from surgery.plan import Source
     >>> half = Submodel({"w": (Source("w", (((0, 2),), ((0, 1),))),)}, {"w": (4, 2)})
     >>> full = Submodel({"w": (Source("w", (None, None)),)}, {"w": (4, 2)})
     >>> coverage([half, full])

@@ -18,7 +18,7 @@ from fl.analysis.landscape import Landscape
 from fl.analysis.weights import Compared, Member, brief, ends
 from fl.base.errors import FLError
 from fl.figures.style import COLORS, caption, save, shorten
-from surgery import SectionSimilarity
+from surgery.similarity import SectionSimilarity
 
 _LEAST = 1.1  # the colours span at least this factor, so that rounding does not fill them
 

@@ -19,7 +19,7 @@ from fl.base.errors import FLError
 from fl.base.plugins import failed, find, installed, is_path, kind
 from fl.data import Dataset
 from surgery.errors import first_line
-from surgery.fingerprints import has_structure, structure
+from surgery.plan import structure
 from zoo.spec import Member
 
 GIVEN = "given"
@@ -188,7 +188,7 @@ def check_same(model: nn.Module, known: dict[str, Any], where: str) -> None:
     """Raise FLError unless this is the model that `identity` described."""
     if type(model).__qualname__ != known["class"]:
         raise FLError(f"{where} holds a run of the model {known['class']}, and this is {type(model).__qualname__}")
-    if not has_structure(model, known["structure"]):
+    if structure(model) != known["structure"]:
         raise FLError(
             f"{where} holds a run of another {known['class']}: its modules or their settings (sizes, strides, ...) "
             "differ from this one's"

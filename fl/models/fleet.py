@@ -12,7 +12,7 @@ import zoo
 from fl.base.errors import FLError
 from fl.models.create import create
 from surgery import Submodel, SurgeryError, corner, sections, ungraft
-from surgery.submodel import Source
+from surgery.plan import Source
 from zoo.layers import Scaler
 
 

@@ -17,7 +17,8 @@ from fl.federation import Federation
 from fl.models import custom_model
 from fl.models.custom_model import Model
 from fl.settings import Config
-from surgery import State, SurgeryError, check_same
+from surgery import State, SurgeryError
+from surgery.states import check_same
 from zoo import Spec
 
 FILE = "checkpoint.safetensors"

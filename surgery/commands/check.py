@@ -33,7 +33,7 @@ class Check:
 
     def run(self) -> int:
         """Carry out the command."""
-        from surgery.inspect.steps import Steps
+        from surgery.inspect.report import Steps
 
         if not 0 < self.rate <= 1:
             raise SurgeryError(f"--rate {self.rate:g}: give a share of the widths, above 0 and at most 1")

@@ -51,8 +51,7 @@ class Inspect:
             raise SurgeryError(f"--model belongs to a checkpoint, and there is no file or folder {self.target}")
         from surgery.inspect.describe import describe
         from surgery.inspect.draw import check_picture, draw
-        from surgery.inspect.report import inspect
-        from surgery.inspect.steps import Steps
+        from surgery.inspect.report import Steps, inspect
         from surgery.libraries import named
 
         if self.input is not None and any(size < 1 for size in self.input):

@@ -9,7 +9,7 @@ import tyro
 from surgery.commands.shared import Integers, save_subject, source
 
 if TYPE_CHECKING:
-    from surgery.submodel import Submodel
+    from surgery.plan import Submodel
 
 File = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
 Files = Annotated[

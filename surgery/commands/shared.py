@@ -157,8 +157,8 @@ def save_subject(path: Path, subject: "Subject", *, made: Mapping[str, Any], sha
 
 def source(checkpoint: "Checkpoint") -> dict[str, Any]:
     """What provenance says of an input: its path, size, and a hash of its names and shapes."""
-    from surgery.fingerprints import fingerprint
     from surgery.lazy import pieces_of
+    from surgery.plan.fingerprint import fingerprint
 
     shapes = {name: pieces_of(checkpoint, name).shape for name in checkpoint}
     return {"path": str(checkpoint.path), "bytes": total(checkpoint), "fingerprint": fingerprint(shapes)}

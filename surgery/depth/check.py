@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from surgery.copying import clone
+from surgery.depth.chain import Skip
 from surgery.depth.sections import Section
-from surgery.edits import Skip, clone
 from surgery.errors import SurgeryError, first_line
 from surgery.forward import arguments, in_mode, observed, tensors_in
 from surgery.names import is_inside

@@ -6,10 +6,11 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from torch import nn
 
+from surgery.copying import refuse_scripted
 from surgery.depth.constants import numbers, recounted
 from surgery.depth.sections import Section, changes_shape, repeatable, sections
-from surgery.depth.tree import as_module, is_list, is_sequential, may_append, tensors
-from surgery.edits import refuse_scripted
+from surgery.depth.splice import is_list, is_sequential, may_append
+from surgery.depth.tree import as_module, tensors
 from surgery.errors import SurgeryError
 from surgery.states import State, state
 

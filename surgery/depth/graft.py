@@ -6,17 +6,19 @@ from typing import Any, Literal, NamedTuple
 from torch import nn
 
 from surgery.configuration import warn_if_lost
+from surgery.copying import copy_sharing, replace_tensors
 from surgery.depth.check import check_cached, check_depth, watched
 from surgery.depth.constants import Shift, numbers, recounted, renumbered
 from surgery.depth.depths import Depths, Way, check_repeatable, checked, depths_by_section, first_that_works, ways_to
 from surgery.depth.identity import zero_branches
 from surgery.depth.sections import Section, sections
-from surgery.depth.tree import copies_of, insert, tensors
+from surgery.depth.splice import copies_of, insert
+from surgery.depth.tree import tensors
 from surgery.depth.ungraft import ungraft, whole
-from surgery.edits import attribute_of, copy_sharing, replace_tensors, set_attribute
 from surgery.errors import SurgeryError
+from surgery.plan import Source, Submodel, structure
+from surgery.plan.edits import attribute_of, set_attribute
 from surgery.states import State
-from surgery.submodel import Source, Submodel, structure
 
 __all__ = ["graft", "ungraft"]
 

@@ -7,9 +7,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from surgery.copying import clone
 from surgery.depth.check import uncached
-from surgery.depth.tree import runs_nothing
-from surgery.edits import clone
+from surgery.depth.splice import runs_nothing
 from surgery.errors import SurgeryError
 from surgery.forward import tensors_in
 

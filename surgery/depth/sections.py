@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch import nn
 
+from surgery.depth.chain import Chain, Skip
 from surgery.depth.tree import Part, as_module, shapes
-from surgery.edits import Chain, Skip
 from surgery.errors import SurgeryError
 from surgery.names import is_inside, joined
 from surgery.states import State, owners

@@ -6,15 +6,16 @@ from typing import Any, Literal, TypeAlias
 from torch import Tensor, nn
 
 from surgery.configuration import warn_if_lost
+from surgery.copying import copy_sharing
 from surgery.depth.check import check_cached, check_depth, watched
 from surgery.depth.constants import Shift, numbers, recounted, renumbered
 from surgery.depth.depths import Kept, Way, checked, depths_by_section, first_that_works, positions, ways_to
 from surgery.depth.sections import Section, sections
-from surgery.depth.tree import drop, tensors
-from surgery.edits import copy_sharing
+from surgery.depth.splice import drop
+from surgery.depth.tree import tensors
 from surgery.errors import SurgeryError
+from surgery.plan import Source, Submodel, structure
 from surgery.states import State
-from surgery.submodel import Source, Submodel, structure
 
 StandsFor: TypeAlias = Literal["equal", "corner", "none"]
 

@@ -1,5 +1,6 @@
 """A picture of a report: the width of every layer, and how much of it is kept."""
 
+from collections.abc import Mapping, Sequence
 from itertools import groupby, pairwise
 from math import log2
 from pathlib import Path
@@ -9,7 +10,6 @@ from surgery.errors import SurgeryError
 from surgery.files.whole import check_absent, replacing
 from surgery.inspect.describe import depth_text, macs, main_tensor
 from surgery.inspect.report import Place, Report, Row
-from surgery.inspect.shared import draw_shared, in_rows, shared
 
 _COLOURS = ("#3b6fb6", "#d9822b", "#3a9a6b", "#b5488c", "#7a5cc4", "#b8a02e", "#2f9fb0", "#c14b4b")
 _OUTSIDE = "#6b7280"
@@ -28,6 +28,27 @@ class Bar(NamedTuple):
     before: int
     after: int
     name: str = ""  # after; "" if it is dropped
+
+
+class Coupled(NamedTuple):
+    """A width that runs through several layers, by their numbers in the picture.
+
+    Attributes:
+        size: how many positions it has.
+        makes, reads: the layers that have it as their output, and as their input.
+        stays: whether it stays whole although others shrink.
+    """
+
+    size: int
+    makes: tuple[int, ...]
+    reads: tuple[int, ...]
+    stays: bool
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """The first and the last layer."""
+        every = (*self.makes, *self.reads)
+        return min(every), max(every)
 
 
 def draw(report: Report, path: str | Path) -> None:
@@ -52,7 +73,7 @@ def draw(report: Report, path: str | Path) -> None:
     if not found:
         raise SurgeryError(f"{report.model} has no layer with a matrix, so there is nothing to draw")
     kinds = {bar.name: _output_axis(row) for row in report.layers for bar in found if bar.layer == row.before.name}
-    packed = in_rows(shared(report, [bar.name for bar in found], kinds))[:_ROWS]
+    packed = in_rows(coupled(report, [bar.name for bar in found], kinds))[:_ROWS]
     heights = [0.12 + 0.13 * len(packed), 5.2]
     size = (min(18, max(9, 2.5 + 0.17 * len(found))), sum(heights) if packed else heights[1])
     figure = Figure(figsize=size, layout="constrained")
@@ -92,7 +113,7 @@ def draw(report: Report, path: str | Path) -> None:
     if handles:
         figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=9)
     if packed:
-        draw_shared(above, packed, x, [colours.get(bar.section, _OUTSIDE) for bar in found])
+        _draw_coupled(above, packed, x, [colours.get(bar.section, _OUTSIDE) for bar in found])
     (above or axes).set_title(_title(report), loc="left", fontsize=11, color="#111827", linespacing=1.5)
     with replacing(path) as temporary:
         figure.savefig(temporary, dpi=150, format=kind)
@@ -190,3 +211,72 @@ def _title(report: Report) -> str:
         work += f" ({after.macs / before.macs:.0%})"
     sizes = f"{before.parameters / 1e6:.2f} M → {after.parameters / 1e6:.2f} M parameters {ratio}, {work}"
     return f"{report.model}, {', '.join(what)}\n{sizes}" if what else f"{report.model}\n{sizes}"
+
+
+def coupled(report: Report, layers: Sequence[str], outputs: Mapping[str, int]) -> list[Coupled]:
+    """The widths that two or more layers share, the longest first.
+
+    Args:
+        layers: the names of the layers in the picture, in the model whose widths the report lists.
+        outputs: by layer the axis of its weight that is its output.
+
+    >>> from torch import nn
+    >>> from surgery.inspect.report import inspect
+    >>> net = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 4), nn.Linear(4, 1))
+    >>> for one in coupled(inspect(net, shape=[2]), ["0", "1", "2"], {"0": 0, "1": 0, "2": 0}): print(one)
+    Coupled(size=4, makes=(0,), reads=(1,), stays=False)
+    Coupled(size=4, makes=(1,), reads=(2,), stays=False)
+    """
+    number = {layer: i for i, layer in enumerate(layers)}
+    found = []
+    for width in report.widths:
+        makes, reads = set(), set()
+        for tensor, axis in width.members:
+            layer, _, name = tensor.rpartition(".")
+            if layer in number and name in ("weight", "in_proj_weight"):
+                (makes if axis == outputs[layer] else reads).add(number[layer])
+        if len(makes | reads) > 1:
+            found.append(Coupled(width.size, tuple(sorted(makes)), tuple(sorted(reads)), bool(width.reason)))
+    return sorted(found, key=lambda one: one.ends[0] - one.ends[1])
+
+
+def in_rows(found: Sequence[Coupled]) -> list[list[Coupled]]:
+    """The widths in rows in which none lies over another.
+
+    >>> inner, outer = Coupled(4, (1,), (2,), False), Coupled(8, (0, 2), (1, 3), False)
+    >>> [[one.size for one in row] for row in in_rows([outer, inner, Coupled(4, (3,), (4,), False)])]
+    [[8], [4, 4]]
+    """
+    result: list[list[Coupled]] = []
+    for one in found:
+        first, last = one.ends
+        row = next((row for row in result if all(last < o.ends[0] or first > o.ends[1] for o in row)), None)
+        if row is None:
+            result.append([one])
+        else:
+            row.append(one)
+    return result
+
+
+def _draw_coupled(axes, packed: Sequence[Sequence[Coupled]], x: Sequence[float], colours: Sequence[str]) -> None:
+    """Draw the rows, from the top: a dot is a layer that makes the width, a ring one that reads it.
+
+    Args:
+        x: the place of each layer.
+        colours: of each layer.
+    """
+    for number, row in enumerate(packed):
+        for one in row:
+            first, last = one.ends
+            colour = _OUTSIDE if one.stays else colours[one.makes[0] if one.makes else first]
+            axes.plot([x[first], x[last]], [-number] * 2, color=colour, lw=1, ls=":" if one.stays else "-", zorder=1)
+            style = {"s": 12, "edgecolors": colour, "linewidths": 0.9, "zorder": 2}
+            axes.scatter([x[i] for i in one.reads], [-number] * len(one.reads), facecolors="white", **style)
+            axes.scatter([x[i] for i in one.makes], [-number] * len(one.makes), facecolors=colour, **style)
+    axes.set_ylim(-len(packed) + 0.4, 0.6)
+    axes.set_yticks([])
+    axes.set_xticks([])
+    axes.spines[:].set_visible(False)
+    axes.set_ylabel(
+        "one width\n(dot: made,\nring: read)", fontsize=8, rotation=0, ha="right", va="center", color=_OUTSIDE
+    )

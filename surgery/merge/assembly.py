@@ -10,10 +10,9 @@ from surgery.depth.graft import graft, ungraft
 from surgery.depth.sections import sections
 from surgery.errors import SurgeryError
 from surgery.lazy import LazyState, Pieces, metas, pieces_of
-from surgery.lazy_plans import extract
 from surgery.names import is_inside, joined
+from surgery.plan import Source, Submodel
 from surgery.states import State, as_state, load
-from surgery.submodel import Source, Submodel
 from surgery.width.choose import matches
 
 Blocks = Mapping[str, Sequence[tuple[int, int]]]
@@ -104,7 +103,7 @@ def passthrough(
         entries[name] = (Source(source, (None,) * like.ndim),)
     every = {name: pieces_of(whole, name).shape for name in whole}
     plan = Submodel(entries, every, dtypes={name: pieces_of(whole, name).dtype for name in whole})
-    result = extract(plan, whole)
+    result = plan.extract(whole)
     if isinstance(resized, nn.Module):
         return load(resized, dict(result)), plan
     return (result if any(isinstance(one, LazyState) for one in models) else dict(result)), plan

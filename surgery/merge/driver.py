@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from surgery.errors import SurgeryError
 from surgery.lazy import LazyState, Pieces, Reader, metas, pieces_of
 from surgery.states import Models, State, as_state, check_same, compute_dtype, unstack
-from surgery.width.demand import matches
+from surgery.width.choose import matches
 
 Base: TypeAlias = Mapping[str, Tensor] | nn.Module
 ByName: TypeAlias = float | Mapping[str, float]

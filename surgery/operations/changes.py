@@ -9,14 +9,13 @@ import torch
 from surgery.depth.graft import graft as graft_model
 from surgery.depth.ungraft import ungraft as ungraft_model
 from surgery.errors import SurgeryError
+from surgery.lazy import cast as cast_values
 from surgery.lazy import metas
-from surgery.lazy_plans import cast as cast_values
-from surgery.lazy_plans import embed as embed_values
-from surgery.lazy_plans import extract as extract_values
 from surgery.merge.driver import switch
 from surgery.operations.given import choice, number, plan_of, share, texts, whole
 from surgery.operations.subject import Subject
 from surgery.operations.texts import shown
+from surgery.plan import Submodel
 from surgery.states import state
 from surgery.width.importance import importance
 from surgery.width.narrow import narrow as narrow_model
@@ -38,7 +37,7 @@ def narrow(
         "strict": switch("strict", strict),
     }
     small, plan = narrow_model(model.built(), example=model.example(), **settings)
-    return model.becomes(extract_values(plan, model.values), small, plan)
+    return model.becomes(plan.extract(model.values), small, plan)
 
 
 def prune(model: Subject, *, macs: float | None = None, parameters: float | None = None, by: str = "l1") -> Subject:
@@ -50,17 +49,17 @@ def prune(model: Subject, *, macs: float | None = None, parameters: float | None
     net, example = model.loaded(), model.example()
     scores = importance(net, example=example, by=by)
     small, plan = narrow_model(net, target=Target(**size), keep_top=scores, example=example)
-    return model.becomes(extract_values(plan, model.values), small, plan)
+    return model.becomes(plan.extract(model.values), small, plan)
 
 
 def graft(model: Subject, *, depths: Any) -> Subject:
     """Repeat the last blocks of sections."""
-    return _at_depth(model, graft_model, embed_values, depths=depths)
+    return _at_depth(model, graft_model, lambda plan, values: plan.embed(values)[0], depths=depths)
 
 
 def ungraft(model: Subject, *, keep: Any) -> Subject:
     """Keep the first blocks of sections."""
-    return _at_depth(model, ungraft_model, extract_values, keep=keep)
+    return _at_depth(model, ungraft_model, Submodel.extract, keep=keep)
 
 
 def _at_depth(model: Subject, change: Callable, by_plan: Callable, **depths: Any) -> Subject:
@@ -108,16 +107,16 @@ def extract(model: Subject, *, plan: Path) -> Subject:
     """Cut a small model out as a plan says."""
     found = plan_of(plan)
     small = found.build(model.built()) if model.described else None
-    return model.becomes(extract_values(found, model.values), small, found)
+    return model.becomes(found.extract(model.values), small, found)
 
 
 def embed(model: Subject, *, plan: Path, into: Subject | None = None) -> Subject:
     """Lay a small model back into the large one: into its values where they are given, otherwise into zeros."""
     found = plan_of(plan)
     if into is None:
-        return Subject(embed_values(found, model.values), "the result", shape=model.shape, plan=found)
+        return Subject(found.embed(model.values)[0], "the result", shape=model.shape, plan=found)
     full = into.built() if into.described else None
-    return into.becomes(embed_values(found, model.values, into.values), full, found)
+    return into.becomes(found.embed(model.values, into=into.values)[0], full, found)
 
 
 def cast(model: Subject, *, dtype: str) -> Subject:

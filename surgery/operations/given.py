@@ -9,7 +9,7 @@ from typing import Any
 
 from surgery.errors import SurgeryError, first_line
 from surgery.operations.texts import shown
-from surgery.submodel import Submodel
+from surgery.plan import Submodel
 
 
 def number(name: str, value: Any) -> float:

@@ -10,7 +10,6 @@ from torch.nn import functional as F
 from surgery.decomposition import layers
 from surgery.errors import SurgeryError, first_line
 from surgery.lazy import LazyState, metas, pieces_of
-from surgery.lazy_plans import extract
 from surgery.merge.assembly import passthrough as assembled
 from surgery.merge.assembly import union
 from surgery.merge.averages import fisher as fisher_mean
@@ -71,7 +70,7 @@ def passthrough(
     nets = [model.built() if model.described else model.values for model in models]
     example = models[0].example() if models[0].described else None
     net, plan = assembled(nets, blocks=chosen, outside=outside, example=example)
-    values = extract(plan, union([model.values for model in models]))
+    values = plan.extract(union([model.values for model in models]))
     return models[0].becomes(values, net if models[0].described else None, plan)
 
 

@@ -8,17 +8,16 @@ from typing import Any
 
 from torch import nn
 
-from surgery.edits import clone
+from surgery.copying import clone
 from surgery.errors import SurgeryError, first_line
-from surgery.lazy_plans import embed, extract
 from surgery.merge.driver import switch
 from surgery.operations.changes import SCORES
 from surgery.operations.given import choice, function_of, plan_of
 from surgery.operations.models import state_for
 from surgery.operations.subject import Subject
+from surgery.plan import Submodel
+from surgery.plan.positions import positions
 from surgery.states import load
-from surgery.submodel import Submodel
-from surgery.submodel_index import positions
 from surgery.width.align import Aligner
 from surgery.width.importance import importance
 from surgery.width.narrow import widths
@@ -52,10 +51,9 @@ def permute(
         return _ordered(model, *sort_model(net, scores, example=example))
     found = _read(permutations)
     if isinstance(found, Submodel):
-        apply = embed if inverse else extract
         if model.described:
             model.built()  # brings tied tensors under one name
-        return model.alike(apply(found, model.values), found)
+        return model.alike(found.embed(model.values)[0] if inverse else found.extract(model.values), found)
     try:
         orders = {name: _inverse(order) if inverse else order for name, order in found.items()}
         return _ordered(model, *permute_model(model.built(), orders, example=model.example()))
@@ -129,7 +127,7 @@ def _ordered(model: Subject, module: Any, plan: Submodel) -> Subject:
             f"{edit['module'] or 'the model'} keeps a tensor {edit['attribute']!r} along a width that was to get "
             "another order, and a checkpoint does not hold it: leave that width out, or use surgery.permute in Python"
         )
-    return model.becomes(extract(plan, model.values), module, plan)
+    return model.becomes(plan.extract(model.values), module, plan)
 
 
 def _read(path: Path) -> Submodel | dict[str, Any]:

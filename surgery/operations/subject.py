@@ -11,8 +11,8 @@ from surgery.errors import SurgeryError, first_line
 from surgery.files import Checkpoint, open_state
 from surgery.lazy import LazyState, pieces_of
 from surgery.operations.models import build, config_of, example_for, state_for
+from surgery.plan import Submodel
 from surgery.states import load
-from surgery.submodel import Submodel
 
 
 class Subject:

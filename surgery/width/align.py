@@ -6,11 +6,11 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args
 import torch
 from torch import Tensor, nn
 
-from surgery.edits import clone
+from surgery.copying import clone
 from surgery.errors import SurgeryError
 from surgery.forward import named_tensors
+from surgery.plan import Submodel
 from surgery.states import State, as_state, check_same, owners, state
-from surgery.submodel import Submodel
 from surgery.width.beside import read_batch
 from surgery.width.check import plan_of
 from surgery.width.permute import solved_for

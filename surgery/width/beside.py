@@ -5,13 +5,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
 
-from surgery.edits import clone
+from surgery.copying import clone
 from surgery.errors import SurgeryError, first_line
 from surgery.forward import call, copied, in_mode, tensors_in, watching
 from surgery.states import state
+from surgery.torch_private import TorchDispatchMode, tree_map
 from surgery.width.rules.registry import RULES, operation_name, rule_for
 from surgery.width.solved import SPLITS, SUMS, Atom, Axes, Axis, Choice, Solution, Sum, atoms, positions
 from surgery.width.trace import Step

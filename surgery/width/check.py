@@ -13,15 +13,14 @@ from traceback import walk_tb
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
 
-from surgery.edits import set_attribute
 from surgery.errors import first_line
 from surgery.forward import call, copied, in_mode, named_tensors, tensors_in, watching
 from surgery.names import is_inside
+from surgery.plan import Index, Source, Submodel, structure
+from surgery.plan.edits import set_attribute
 from surgery.states import owners
-from surgery.submodel import Index, Source, Submodel, structure
+from surgery.torch_private import TorchDispatchMode, tree_map
 from surgery.width.axes import SHUFFLED
 from surgery.width.config import config_edits
 from surgery.width.constants import (

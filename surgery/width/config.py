@@ -29,8 +29,8 @@ from surgery.configuration import (
 from surgery.errors import first_line
 from surgery.forward import named_tensors
 from surgery.names import joined
+from surgery.plan import Edit, Submodel
 from surgery.states import owners
-from surgery.submodel import Edit, Submodel
 from surgery.width.constants import Known, Sizes, merged, renewed
 
 Difference = Callable[[nn.Module], tuple[int, str] | None]

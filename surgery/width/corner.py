@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from surgery.errors import SurgeryError
 from surgery.forward import named_tensors
 from surgery.names import joined
+from surgery.plan import Index, Source, Submodel, structure
 from surgery.states import load, owners, state
-from surgery.submodel import Index, Source, Submodel, structure
 from surgery.width.check import indices
 from surgery.width.solved import Atom, Axis, Product, Sum, atoms, digits, grouping_of, size_of, solve
 from surgery.width.trace import traced

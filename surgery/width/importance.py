@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import torch
 from torch import Tensor, nn
 
-from surgery.edits import clone
+from surgery.copying import clone
 from surgery.errors import SurgeryError, first_line
 from surgery.forward import named_tensors
 from surgery.names import joined

@@ -11,7 +11,7 @@ from torch import nn
 
 from surgery.errors import SurgeryError
 from surgery.names import joined
-from surgery.submodel import Submodel
+from surgery.plan import Submodel
 from surgery.width.choose import Demand, Heads, Rounding, Scores, checked, choose
 from surgery.width.search import Request, attempts, other_constants
 from surgery.width.shortfall import constants_differ, listed, target_missed, too_wide, unused_tensors

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from surgery.edits import clone
+from surgery.copying import clone
 from surgery.errors import SurgeryError, first_line
 from surgery.forward import copied, tensors_in
 from surgery.names import is_inside
+from surgery.plan import Submodel
 from surgery.states import state
-from surgery.submodel import Submodel
 from surgery.width import axes
 from surgery.width.axes import SHUFFLED, Why, fix, lost, role
 from surgery.width.beside import repeated

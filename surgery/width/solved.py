@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from surgery.names import joined
-from surgery.submodel import Runs, as_runs, merged
+from surgery.plan import Runs, as_runs
+from surgery.plan.positions import merged
 from surgery.width import axes
 from surgery.width.axes import Kind, Why
 from surgery.width.trace import Step, Trace

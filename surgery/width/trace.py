@@ -16,11 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
-from surgery.edits import clone
+from surgery.copying import clone
 from surgery.errors import InternalError, SurgeryError, first_line
 from surgery.forward import (
     Observed,
@@ -33,6 +31,7 @@ from surgery.forward import (
     tensors_in,
     watching,
 )
+from surgery.torch_private import TorchDispatchMode, tree_leaves, tree_map
 from surgery.width import axes
 from surgery.width.axes import Axes, Axis, Kind, Why, lost
 from surgery.width.rules.registry import Learnt, Rule, View, operation_name, rule_for

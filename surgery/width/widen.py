@@ -8,13 +8,13 @@ from typing import Any, Literal, get_args
 import torch
 from torch import nn
 
-from surgery.edits import attribute_of
 from surgery.errors import SurgeryError
 from surgery.forward import named_tensors
 from surgery.names import joined
+from surgery.plan import Index, Runs, Source, Submodel, as_runs, structure
+from surgery.plan.edits import attribute_of
+from surgery.plan.positions import as_index, positions
 from surgery.states import load, owners, state
-from surgery.submodel import Index, Runs, Source, Submodel, as_runs, structure
-from surgery.submodel_index import as_index, positions
 from surgery.width import axes
 from surgery.width.axes import Why, lost, role
 from surgery.width.beside import Readers, changed, readers, shares, trial, trial_input

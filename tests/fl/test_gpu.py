@@ -263,13 +263,13 @@ def test_surgery_stays_on_the_device(cuda):
         yield from surgery.trimmed_mean(models, trim=0.3, weights=[1, 1, 1, 0], mask=mask, fallback=keep).values()
         yield surgery.cosine(floats)
         yield surgery.distance(floats, floats)
-        yield surgery.percentile_norm(models["w"], stacked=True)
+        yield surgery.scale.percentile_norm(models["w"], stacked=True)
         for part in surgery.match_norms(models, mask=mask):
             yield from part.values()
         yield from (*embedded.values(), *covered.values())
         yield from surgery.average_submodels(states, plans, fallback=state, weights=[1, 2]).values()
-        factors = surgery.submodel_factors(states, plans)
-        yield from surgery.trimmed_mean_submodels(states, plans, fallback=state, trim=0.2, factors=factors).values()
+        factors = surgery.plan.submodel_factors(states, plans)
+        yield from surgery.average_submodels(states, plans, fallback=state, trim=0.2, factors=factors).values()
 
     for here, there in zip(results("cpu"), results("cuda"), strict=True):
         assert there.is_cuda

@@ -6,9 +6,9 @@ from library_models import LIBRARY_MODELS, library_model
 from symmetric import IMAGE, SMALL, image, randomized, same_outputs
 from torch import nn
 
-from surgery import Aligner, SurgeryError, align, permute, repair, state, widths
+from surgery import SurgeryError, align, permute, repair, state, widths
 from surgery.names import joined
-from surgery.width.align import Weights, assignment
+from surgery.width.align import Aligner, Weights, assignment
 from surgery.width.solved import named_widths, solve
 from surgery.width.trace import traced
 

@@ -10,7 +10,7 @@ from torchvision.models.mobilenetv2 import MobileNetV2
 
 import surgery
 import zoo
-from surgery.submodel import Submodel
+from surgery.plan import Submodel
 
 
 def torchvision_resnet(width):

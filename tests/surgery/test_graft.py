@@ -12,8 +12,8 @@ from torch import nn
 
 import surgery
 from surgery import SurgeryError, corner, graft, narrow, state, ungraft
-from surgery.edits import Chain, Skip
-from surgery.submodel import Submodel
+from surgery.depth.chain import Chain, Skip
+from surgery.plan import Submodel
 from zoo import Spec
 
 
@@ -226,7 +226,7 @@ def make(library, name):
 
 
 def one_more(model):
-    return {s.name: len(s.blocks) + 1 for s in surgery.sections(model) if surgery.repeatable(model, s)}
+    return {s.name: len(s.blocks) + 1 for s in surgery.sections(model) if surgery.depth.sections.repeatable(model, s)}
 
 
 @pytest.mark.parametrize(("library", "name", "kind"), some(MODELS, MODELS[:4:3]))
@@ -725,7 +725,7 @@ def test_grafted_corners_cover_the_width_of_the_client_in_every_block(name, data
     alike = corner(model, spec.scaled(tuple(rates), tuple(deep)).build(device="meta"))[1]
     _, whole = alike.embed({key: torch.ones(shape) for key, shape in alike.small_shapes.items()})
     client_sections = zip(surgery.sections(shallow), own, deep)
-    if all(a == b or surgery.repeatable(shallow, s) for s, a, b in client_sections):
+    if all(a == b or surgery.depth.sections.repeatable(shallow, s) for s, a, b in client_sections):
         assert all(torch.equal(mask[key], whole[key]) for key in full)
 
 

@@ -8,13 +8,14 @@ import time
 import pytest
 import torch
 from selection import some
+from symmetric import SMALL
 from torch import nn
 
 from surgery import state
 from surgery.__main__ import main
 from surgery.inspect.describe import describe
-from surgery.inspect.report import count_macs, inspect
-from surgery.inspect.steps import Steps
+from surgery.inspect.draw import bars, coupled, in_rows
+from surgery.inspect.report import Steps, count_macs, inspect
 from surgery.libraries import named
 
 RESNET = ["inspect", "torchvision:resnet18", "--input", "3,32,32"]
@@ -248,3 +249,22 @@ def test_operations_are_counted_without_computing():
     net = nn.Sequential(nn.Conv2d(1, 256, 1), *(nn.Conv2d(256, 256, 5, padding=2) for _ in range(4)))  # minutes, if run
     report = inspect(net, shape=[1, 2048, 2048])
     assert report.before.macs == 2048 * 2048 * (256 + 4 * 256 * 256 * 25)
+
+
+@pytest.mark.parametrize(
+    ("net", "rows", "drawn"),
+    [  # a residual stream is one line and an inner width another; heads and what is inside them are two
+        ("residual", [1, 1], {(("stem", "conv2"), ("conv1", "head")), (("conv1",), ("conv2",))}),
+        (
+            "attention",
+            [1, 2, 1],
+            {(("embed", "proj", "down"), ("qkv", "up", "head")), (("qkv",), ("proj",)), (("up",), ("down",))},
+        ),
+    ],
+)
+def test_the_picture_has_a_line_for_each_coupled_width(net, rows, drawn):
+    report = inspect(SMALL[net](), shape=(3, 6, 6))
+    names = [bar.name for bar in bars(report)]
+    found = coupled(report, names, dict.fromkeys(names, 0))
+    assert {(tuple(names[i] for i in one.makes), tuple(names[i] for i in one.reads)) for one in found} == drawn
+    assert [len(row) for row in in_rows(found)] == rows

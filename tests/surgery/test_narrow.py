@@ -20,7 +20,7 @@ import surgery
 import zoo
 from surgery import SurgeryError, load, narrow, state
 from surgery.forward import call as forward
-from surgery.submodel import Submodel
+from surgery.plan import Submodel
 from surgery.width.rules.registry import RULES
 
 timm = pytest.importorskip("timm")

@@ -88,7 +88,9 @@ def test_the_inverse_undoes_a_shuffle_bit_for_bit(case):
     parts = surgery.segments(surgery.layers(net, unit=unit), fraction=fraction)
     there = surgery.permutations(len(parts), len(states), generator=generator)
     back = surgery.shuffle(
-        surgery.shuffle(models, segments=parts, permutations=there), segments=parts, permutations=surgery.inverse(there)
+        surgery.shuffle(models, segments=parts, permutations=there),
+        segments=parts,
+        permutations=surgery.recombine.inverse(there),
     )
     assert all(torch.equal(back[name], models[name]) for name in models)
 
@@ -240,7 +242,7 @@ def test_derangements_move_every_slot(k, seed):
     rows = surgery.permutations(8, k, generator=torch.Generator().manual_seed(seed), derange=True)
     assert torch.equal(rows.sort(1).values, torch.arange(k).expand(8, k))
     assert not (rows == torch.arange(k)).any()
-    assert torch.equal(rows.gather(1, surgery.inverse(rows)), torch.arange(k).expand(8, k))
+    assert torch.equal(rows.gather(1, surgery.recombine.inverse(rows)), torch.arange(k).expand(8, k))
 
 
 def test_derangements_are_uniform_and_one_slot_has_none():

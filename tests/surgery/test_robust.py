@@ -7,10 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import surgery
 import surgery.averaging as module
-from surgery import SurgeryError, average, stack, trimmed_mean, trimmed_mean_submodels
-from surgery.submodel import Source, Submodel, as_runs
+from surgery import SurgeryError, average, trimmed_mean
 
 TRIMS = [0, 0.1, 0.2, 0.29, 0.3, 1 / 3, 0.4, 0.499, 0.5]
 
@@ -106,68 +104,6 @@ def test_clusters_integers_and_what_nobody_has():
     assert trimmed_mean(x, trim=0.5, mask=mask, fallback=one)["n"] == 4
 
 
-@st.composite
-def submodels(draw):
-    """K states of narrow models, some of which stand for two tensors, their plans, weights, factors, a fallback."""
-    shapes = {"a.w": (4, 3), "b.w": (4, 3), "a.n": (), "b.n": (), "v": (5,)}
-    k, generator = draw(st.integers(1, 5)), torch.Generator().manual_seed(draw(st.integers(0, 999)))
-
-    def runs(size):
-        return as_runs(sorted(draw(st.sets(st.integers(0, size - 1), min_size=1)))) if draw(st.booleans()) else None
-
-    plans = []
-    for _ in range(k):
-        index, both = (runs(4), runs(3)), draw(st.booleans())
-        entries = {"a.w": (Source("a.w", index),), "a.n": (Source("a.n", ()),)}
-        if both:
-            entries = {name: (s, s._replace(name=f"b{s.name[1:]}")) for name, (s,) in entries.items()}
-        if draw(st.booleans()):
-            entries["v"] = (Source("v", (runs(5),)),)
-        plans.append(Submodel(entries, shapes))
-
-    def values(name, shape):
-        if name.endswith("n"):
-            return torch.randint(-9, 9, shape, generator=generator)
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-    states = [{name: values(name, shape) for name, shape in plan.small_shapes.items()} for plan in plans]
-    weights = draw(st.lists(st.sampled_from([0.0, 1.0, 30.0]), min_size=k, max_size=k))
-    factors = {name: torch.rand(k, generator=generator) + 0.5 for name in draw(st.sets(st.sampled_from(["b.w", "v"])))}
-    return states, plans, {name: values(name, shape) for name, shape in shapes.items()}, weights, factors
-
-
-@settings(max_examples=60, deadline=None)
-@given(submodels(), st.sampled_from(TRIMS))
-def test_submodels_are_as_if_embedded(case, trim):
-    states, plans, keep, weights, factors = case
-    pairs = [plan.embed(state) for plan, state in zip(plans, states)]
-    for k, (full, _) in enumerate(pairs):
-        for name, given_factors in factors.items():
-            full[name] *= given_factors[k]
-    masks = stack([mask for _, mask in pairs])
-    expected = trimmed_mean(stack([full for full, _ in pairs]), trim=trim, weights=weights, mask=masks, fallback=keep)
-    got = trimmed_mean_submodels(states, plans, fallback=keep, trim=trim, weights=weights, factors=factors)
-    assert list(got) == list(keep)
-    for name, tensor in got.items():
-        assert tensor.dtype == keep[name].dtype
-        torch.testing.assert_close(tensor, expected[name])
-        assert tensor.data_ptr() != keep[name].data_ptr()
-
-
-def test_without_trimming_submodels_are_averaged():
-    net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.Conv2d(8, 2, 3))
-    parts = [surgery.narrow(net, rate=rate, example=torch.zeros(2, 3, 8, 8)) for rate in (0.5, 1.0, 0.75, 0.5)]
-    states, plans = [surgery.state(small) for small, _ in parts], [plan for _, plan in parts]
-    keep = surgery.state(net)
-    got = trimmed_mean_submodels(states, plans, fallback=keep, trim=0.0, weights=[1, 5, 0, 2])
-    torch.testing.assert_close(got, surgery.average_submodels(states, plans, fallback=keep, weights=[1, 1, 0, 1]))
-
-
-PLAN = Submodel({"w": (Source("w", (((0, 1),),)),)}, {"w": (2,)})
-OTHER = Submodel({"w": (Source("w", (((0, 1),),)),)}, {"w": (3,)})
-SMALL, FULL = {"w": torch.ones(1)}, {"w": torch.ones(2)}
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -177,30 +113,7 @@ SMALL, FULL = {"w": torch.ones(1)}, {"w": torch.ones(2)}
         (lambda: trimmed_mean({"w": torch.ones(2, 1, dtype=torch.cfloat)}, trim=0.1), "'w' is torch.complex64"),
         (lambda: trimmed_mean({"w": torch.ones(2, 1)}, trim=0.1, weights=[0, 0]), "fallback"),
         (lambda: trimmed_mean({"w": torch.ones(2, 1)}, trim=0.1, mask={"w": torch.ones(2, 1) > 0}), "fallback"),
-        (lambda: trimmed_mean({"w": torch.ones(2, 1)}, trim=0.1, fallback=FULL), "the fallback"),
-        (lambda: trimmed_mean_submodels([SMALL], [], fallback=FULL, trim=0.1), "1 states and 0 plans"),
-        (
-            lambda: trimmed_mean_submodels([SMALL] * 2, [PLAN, OTHER], fallback=FULL, trim=0.1),
-            "plan 1 is of the full model",
-        ),
-        (lambda: trimmed_mean_submodels([FULL], [PLAN], fallback=FULL, trim=0.1), r"plan 0 and \(2,\) in state 0"),
-        (lambda: trimmed_mean_submodels([SMALL], [PLAN], fallback=SMALL, trim=0.1), "the fallback"),
-        (
-            lambda: trimmed_mean_submodels([SMALL], [PLAN], fallback=FULL, trim=0.1, weights=[[1.0]]),
-            "one for each client",
-        ),
-        (
-            lambda: trimmed_mean_submodels([SMALL], [PLAN], fallback={"w": torch.ones(2).long()}, trim=0.1),
-            "float32 in a state",
-        ),
-        (
-            lambda: trimmed_mean_submodels([SMALL], [PLAN], fallback=FULL, trim=0.1, factors={"v": [1.0]}),
-            "factors name 'v'",
-        ),
-        (
-            lambda: trimmed_mean_submodels([SMALL], [PLAN], fallback=FULL, trim=0.1, factors={"w": [1, 1]}),
-            "factors of .w. have shape",
-        ),
+        (lambda: trimmed_mean({"w": torch.ones(2, 1)}, trim=0.1, fallback={"w": torch.ones(2)}), "the fallback"),
     ],
 )
 def test_it_refuses(call, message):

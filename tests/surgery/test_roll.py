@@ -9,7 +9,7 @@ from torch import nn
 import surgery
 import zoo
 from surgery import SurgeryError, corner, load, rolling, state
-from surgery.submodel import Submodel
+from surgery.plan import Submodel
 from surgery.width import check as module
 from zoo import Spec
 

@@ -32,7 +32,7 @@ def test_percentile_norm_equals_the_sorted_list(n, q, ties, seed):
     values = torch.randn(n, generator=torch.Generator().manual_seed(seed))
     values = values.mul(2).round() if ties else values
     expected = torch.tensor(oracles.percentile_norm(values.tolist(), q))
-    torch.testing.assert_close(surgery.percentile_norm(values, q=q), expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(surgery.scale.percentile_norm(values, q=q), expected, rtol=1e-6, atol=0)
 
 
 @settings(max_examples=30, deadline=None)
@@ -41,21 +41,21 @@ def test_percentile_norm_equals_torch_quantile(n, q, seed):
     values = torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     size = values.abs()
     expected = values[size <= size.quantile(q)].norm()
-    torch.testing.assert_close(surgery.percentile_norm(values, q=q), expected)
+    torch.testing.assert_close(surgery.scale.percentile_norm(values, q=q), expected)
 
 
 def test_percentile_norm_has_no_limit_of_elements_and_sums_exactly():
     n = (1 << 24) + 21  # torch.quantile refuses this many
     values = torch.ones(n)
     values[:1000] = 50.0
-    norm = surgery.percentile_norm(values, q=0.95)
+    norm = surgery.scale.percentile_norm(values, q=0.95)
     assert norm.item() == pytest.approx(math.sqrt(n - 1000), rel=1e-7)  # float32 sums of squares stop at 2^24
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64])
 def test_dtypes_are_computed_in_float32_at_least(dtype):
     x = torch.full((3, 100), 200.0).to(dtype)  # squares overflow in float16
-    norms = surgery.percentile_norm(x, stacked=True)
+    norms = surgery.scale.percentile_norm(x, stacked=True)
     assert norms.dtype == (torch.float64 if dtype is torch.float64 else torch.float32)
     assert norms.shape == (3,)
     assert norms.tolist() == pytest.approx([2000.0] * 3, rel=1e-2)
@@ -87,8 +87,8 @@ def test_match_norms_equals_the_paper_s_loop(large, case, q, together):
 def test_matched_models_have_one_norm_and_alike_models_stay():
     generator = torch.Generator().manual_seed(0)
     models = {"w": torch.randn(4, 1000, generator=generator) * torch.tensor([1.0, 2, 3, 4])[:, None]}
-    norms = surgery.percentile_norm(surgery.match_norms(models)[0]["w"], stacked=True)
-    torch.testing.assert_close(norms, surgery.percentile_norm(models["w"], stacked=True).mean().expand(4))
+    norms = surgery.scale.percentile_norm(surgery.match_norms(models)[0]["w"], stacked=True)
+    torch.testing.assert_close(norms, surgery.scale.percentile_norm(models["w"], stacked=True).mean().expand(4))
     same = surgery.broadcast({"w": torch.randn(50, generator=generator)}, 3)
     assert surgery.match_norms(same)[1]["w"].tolist() == pytest.approx([1.0] * 3)
 
@@ -111,7 +111,7 @@ def test_uncovered_elements_zeros_integers_and_ungrouped_tensors():
 
 def test_meta_tensors_give_shapes():
     models = {"w": torch.zeros(3, 2, device="meta")}
-    assert surgery.percentile_norm(models["w"], stacked=True).shape == (3,)
+    assert surgery.scale.percentile_norm(models["w"], stacked=True).shape == (3,)
     scaled, factors = surgery.match_norms(models)
     assert scaled["w"].is_meta
     assert factors["w"].is_meta
@@ -193,7 +193,7 @@ def test_searching_finds_what_is_not_finite(bad, at):
 def test_ordinary_weights_are_searched_without_sorting_them(monkeypatch):
     monkeypatch.setattr(module, "_lowest", lambda *_: pytest.fail("sorted out"))
     values = torch.randn(2, 750, 750, generator=torch.Generator().manual_seed(0))
-    norms = surgery.percentile_norm(values, stacked=True)
+    norms = surgery.scale.percentile_norm(values, stacked=True)
     for value, norm in zip(values, norms):
         size = value.abs().flatten()
         kept = size[size <= size.kthvalue(math.floor(0.95 * (size.numel() - 1)) + 1).values]
@@ -242,4 +242,4 @@ def test_match_norms_refuses(arguments, message):
 def test_percentile_norm_refuses():
     for tensor, arguments in ((torch.ones(2), {"q": -0.1}), (torch.arange(3), {}), (torch.tensor(1.0), {"stacked": 1})):
         with pytest.raises(surgery.SurgeryError):
-            surgery.percentile_norm(tensor, **arguments)
+            surgery.scale.percentile_norm(tensor, **arguments)

@@ -5,7 +5,7 @@ import torchvision
 from torch import nn
 
 import surgery
-from surgery.edits import Skip
+from surgery.depth.chain import Skip
 
 
 def meta(library, name):
@@ -44,14 +44,14 @@ def test_sections_are_the_stages_of_the_papers(library, name, expected):
 def test_blocks_that_widen_are_not_repeatable():
     model = meta("torchvision", "mobilenet_v2")
     found = surgery.sections(model)
-    assert [surgery.repeatable(model, s) for s in found] == [False, True, True, True, True, True, False]
+    assert [surgery.depth.sections.repeatable(model, s) for s in found] == [False, True, True, True, True, True, False]
     for dense in (meta("torchvision", "densenet121"), meta("timm", "rdnet_tiny"), meta("timm", "inception_v3")):
-        assert not any(surgery.repeatable(dense, s) for s in surgery.sections(dense))
+        assert not any(surgery.depth.sections.repeatable(dense, s) for s in surgery.sections(dense))
     resnet = torchvision.models.ResNet(torchvision.models.resnet.BasicBlock, [1, 1, 1, 1])
     found = surgery.sections(resnet)
-    assert [surgery.repeatable(resnet, s) for s in found] == [True, False, False, False]
+    assert [surgery.depth.sections.repeatable(resnet, s) for s in found] == [True, False, False, False]
     bottleneck = torchvision.models.ResNet(torchvision.models.resnet.Bottleneck, [1, 1, 1, 1])
-    assert not any(surgery.repeatable(bottleneck, s) for s in surgery.sections(bottleneck))
+    assert not any(surgery.depth.sections.repeatable(bottleneck, s) for s in surgery.sections(bottleneck))
 
 
 def test_a_stride_is_seen_where_widths_do_not_show_it():
@@ -61,7 +61,7 @@ def test_a_stride_is_seen_where_widths_do_not_show_it():
     net = nn.Sequential(block(1), block(1), block(2), block(1))
     assert [s.blocks for s in surgery.sections(net)] == [("0", "1"), ("2", "3")]
     falling = nn.Sequential(block(2), block(2))
-    assert not any(surgery.repeatable(falling, s) for s in surgery.sections(falling))
+    assert not any(surgery.depth.sections.repeatable(falling, s) for s in surgery.sections(falling))
 
 
 def test_one_module_in_two_places_is_not_repeatable():
@@ -69,7 +69,7 @@ def test_one_module_in_two_places_is_not_repeatable():
     first = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     net = nn.Sequential(first, block, block)
     (section,) = surgery.sections(net)
-    assert not surgery.repeatable(net, section)
+    assert not surgery.depth.sections.repeatable(net, section)
 
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet50", "vit_b_16", "swin_t", "convnext_tiny", "efficientnet_b0"])

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 import zoo
-from surgery import SurgeryError, block_similarity, filter_similarity, graft, similarity, state
-from surgery.similarity import convolutions
+from surgery import SurgeryError, graft, similarity, state
+from surgery.similarity import block_similarity, convolutions, filter_similarity
 
 
 def matched(table):

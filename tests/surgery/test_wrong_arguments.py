@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import itertools
+import pkgutil
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 import surgery
-from surgery.submodel import Submodel
+from surgery.plan import Submodel
 
 
 def make():
@@ -36,7 +37,7 @@ CALLS = {
     surgery.average: {"models": STACK, "weights": [1, 2], "mask": MASK, "fallback": STATE},
     surgery.trimmed_mean: {"models": STACK, "trim": 0.1, "weights": [1, 2], "mask": MASK, "fallback": STATE},
     surgery.match_norms: {"models": STACK, "mask": MASK, "q": 0.9, "groups": SEGMENTS},
-    surgery.percentile_norm: {"tensor": NET[0].weight.detach(), "q": 0.9},
+    surgery.scale.percentile_norm: {"tensor": NET[0].weight.detach(), "q": 0.9},
     surgery.average_submodels: {
         "states": [surgery.state(SMALL)],
         "plans": [PLAN],
@@ -44,16 +45,9 @@ CALLS = {
         "factors": FACTORS,
         "fallback": STATE,
         "dtype": None,
-    },
-    surgery.trimmed_mean_submodels: {
-        "states": [surgery.state(SMALL)],
-        "plans": [PLAN],
         "trim": 0.1,
-        "weights": [1],
-        "factors": FACTORS,
-        "fallback": STATE,
     },
-    surgery.submodel_factors: {
+    surgery.plan.submodel_factors: {
         "states": [surgery.state(SMALL)],
         "plans": [PLAN],
         "q": 0.9,
@@ -61,22 +55,21 @@ CALLS = {
         "weights": [1],
         "measure": "rms",
     },
-    surgery.scale_variation: {"models": [surgery.state(SMALL), STATE], "plans": [PLAN]},
-    surgery.block_similarity: {"model": NET},
-    surgery.filter_similarity: {"a": NET[0].weight, "b": NET[0].weight},
+    surgery.similarity.block_similarity: {"model": NET},
+    surgery.similarity.filter_similarity: {"a": NET[0].weight, "b": NET[0].weight},
     surgery.state: {"model": NET},
     surgery.load: {"model": make(), "values": STATE},
     surgery.stack: {"states": [STATE, SECOND]},
     surgery.unstack: {"models": STACK},
-    surgery.stack_size: {"models": STACK},
+    surgery.states.stack_size: {"models": STACK},
     surgery.broadcast: {"values": STATE, "k": 2},
     surgery.distance: {"a": STACK, "b": STACK},
     surgery.cosine: {"a": STACK, "b": STACK},
-    surgery.check_same: {"a": STATE, "b": SECOND, "name_a": "a", "name_b": "b"},
+    surgery.states.check_same: {"a": STATE, "b": SECOND, "name_a": "a", "name_b": "b"},
     surgery.layers: {"model": NET, "unit": "layer"},
     surgery.segments: {"layers": LAYERS, "fraction": 0.5},
     surgery.permutations: {"n": 2, "k": 3, "generator": None},
-    surgery.inverse: {"permutations": PERMUTATIONS},
+    surgery.recombine.inverse: {"permutations": PERMUTATIONS},
     surgery.shuffle: {"models": STACK, "segments": SEGMENTS, "permutations": PERMUTATIONS},
     surgery.named: {"name": "timm:resnet10t"},
     surgery.example_input: {"model": NET, "batch": 2},
@@ -171,3 +164,19 @@ def test_a_state_has_the_layers_that_its_names_tell_of():
 def test_errors_say_the_way_out(call, message):
     with pytest.raises(surgery.SurgeryError, match=message):
         call()
+
+
+def test_options_are_never_given_by_position():
+    """But of functions of two equal operands, whose order cannot be mistaken."""
+    for name in surgery.__all__:
+        value = getattr(surgery, name)
+        if inspect.isfunction(value) and name != "cosine":
+            parameters = inspect.signature(value).parameters.values()
+            by_position = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+            assert len(by_position) <= 2, name
+            assert all(p.default is p.empty for p in by_position), name
+
+
+def test_modules_and_functions_have_names_of_their_own():
+    modules = {module.name for module in pkgutil.iter_modules(surgery.__path__)}
+    assert not modules & set(surgery.__all__)

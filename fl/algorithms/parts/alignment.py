@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from fl.algorithms.algorithm import Step
 from fl.base.errors import naming
 from fl.federation import Federation
-from surgery import Aligner, Stack, stack, unstack
+from surgery import Stack, stack, unstack
+from surgery.width.align import Aligner
 
 
 def alignment_steps(fed: Federation, align: bool) -> list[Step]:

@@ -16,7 +16,8 @@ from fl.base.rng import Rng
 from fl.federation import Federation
 from fl.federation.cohort import select
 from fl.federation.update import ClientUpdate
-from surgery import Stack, State, average, distance, stack_size
+from surgery import Stack, State, average, distance
+from surgery.states import stack_size
 from surgery.transfer import upload
 
 _RESTARTS = 10  # of K-means, as in the released code

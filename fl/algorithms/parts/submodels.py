@@ -16,7 +16,7 @@ def extract_all(full: Mapping[str, Tensor], plans: Sequence[Submodel]) -> list[S
     """The submodel of each plan; plans that are the same object share one, so nobody may change it.
 
     >>> import torch
-    >>> from surgery.submodel import Source
+    >>> from surgery.plan import Source
     >>> plan = Submodel({"w": (Source("w", (((0, 1),),)),)}, {"w": (3,)})
     >>> extract_all({"w": torch.tensor([1.0, 2.0, 3.0])}, [plan, plan])
     [{'w': tensor([1.])}, {'w': tensor([1.])}]

@@ -8,7 +8,7 @@ import surgery
 from fl.algorithms import FedMROptions, fedmr
 from fl.algorithms.parts.alignment import aligned
 from fl.base.errors import FLError
-from surgery import Aligner
+from surgery.width.align import Aligner
 
 
 def permuted(fed, state, seed):

@@ -17,8 +17,9 @@ from fl.figures.models import heat_maps, histograms
 from fl.runs import checkpoint
 from fl.runs.assembly import build
 from fl.settings import Config
-from surgery import SectionSimilarity, Submodel, block_similarity, state
-from surgery.submodel import Source
+from surgery import Submodel, state
+from surgery.plan import Source
+from surgery.similarity import SectionSimilarity, block_similarity
 from zoo import Spec
 
 CONFIG = Config(algorithm=("fedavg",), model="preresnet20", width=(0.25,), depth=(2, 1, 3), seeds=(3,))

@@ -184,7 +184,7 @@ def test_what_cannot_be_done_is_one_line(net, capsys, tmp_path):
     other = ("--model", "their_models:net,width=4", "--input", "5")
     for arguments, text in [
         (("narrow", file, "--rate", "0.5", *out), "give --model timm:NAME"),
-        (("narrow", file, "--rate", "0.5", *other, *out), "in the plan's"),
+        (("narrow", file, "--rate", "0.5", *other, *out), "of the plan"),
         (("narrow", file, "--rate", "0.5", "--model", "their_models:number", *out), "gives a int"),
         (("narrow", file, "--rate", "0.5", "--model", "their_models:broken", *out), "KeyError: 'missing'"),
         (("narrow", file, "--rate", "0.5", "--model", "their_models:Odd", "--input", "5", *out), "has no 'one.weight'"),

@@ -2,67 +2,17 @@ import copy
 import json
 from typing import NamedTuple
 
-import numpy as np
 import pytest
 import torch
 import torchvision
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
 import surgery
-from surgery.edits import Chain, Skip, apply_edit
-from surgery.submodel import Source, Submodel, as_runs
-
-few = settings(max_examples=30, deadline=None)
-seeds = st.integers(0, 10**6)
-dtypes = st.sampled_from([torch.float32, torch.float16, torch.int64, torch.bool])
-bases = st.lists(st.lists(st.integers(1, 6), max_size=4).map(tuple), min_size=1, max_size=3)
-
-
-def draw_index(draw, shape):
-    """Any positions of some axes, all of the others."""
-    return tuple(
-        None
-        if draw(st.booleans())
-        else as_runs(sorted(draw(st.sets(st.integers(0, size - 1), min_size=1, max_size=size))))
-        for size in shape
-    )
-
-
-def draw_plan(draw, shapes, blocks):
-    """Of alike blocks the first ones are held; the last of these may stand for those that are not."""
-    held = draw(st.integers(1, len(blocks)))
-    rest = blocks[held:] if draw(st.booleans()) else ""
-    entries = {}
-    for name in [name for name in shapes if name[0] in blocks[:held]]:
-        index = draw_index(draw, shapes[name])
-        entries[name] = (Source(name, index),)
-        alike = [f"{block}{name[1:]}" for block in rest]
-        if name[0] == blocks[held - 1]:
-            entries[name] += tuple(Source(n, index) for n in alike if shapes.get(n) == shapes[name])
-    return Submodel(entries, shapes, ({"do": "set", "module": "", "attribute": "n", "value": held},))
-
-
-def make_shapes(base, blocks="abc"):
-    return {f"{block}.{i}": shape for block in blocks for i, shape in enumerate(base)}
-
-
-@st.composite
-def plans(draw):
-    return draw_plan(draw, make_shapes(draw(bases)), "abc")
-
-
-@st.composite
-def chains(draw):
-    """Three plans, each within the small model of the one before."""
-    found = [draw_plan(draw, make_shapes(draw(bases)), "abc")]
-    for _ in range(2):
-        shapes = found[-1].small_shapes
-        found.append(draw_plan(draw, shapes, "".join(dict.fromkeys(name[0] for name in shapes))))
-    return found
+from surgery.depth.chain import Chain, Skip
+from surgery.plan import Source, Submodel, as_runs
+from surgery.plan.edits import apply_edit
 
 
 def values(shapes, seed=0, dtype=torch.float32, lead=()):
@@ -75,123 +25,6 @@ def assert_same(a, b):
     for name in a:
         assert a[name].dtype == b[name].dtype
         assert torch.equal(a[name], b[name]), name
-
-
-def numpy_index(source, shape):
-    ranges = [range(n) if r is None else [p for a, b in r for p in range(a, b)] for r, n in zip(source.index, shape)]
-    return np.ix_(*ranges) if ranges else ()
-
-
-@few
-@given(plans(), seeds, dtypes)
-def test_extract_reads_the_positions_of_the_first_source(plan, seed, dtype):
-    full = values(plan.shapes, seed, dtype)
-    small = plan.extract(full)
-    assert {name: tuple(tensor.shape) for name, tensor in small.items()} == plan.small_shapes
-    for name, (first, *_) in plan.entries.items():
-        expected = full[first.name].numpy()[numpy_index(first, plan.shapes[first.name])]
-        assert small[name].dtype == dtype
-        assert np.array_equal(small[name].numpy(), expected)
-
-
-@few
-@given(plans(), seeds, dtypes)
-def test_embed_writes_to_every_source_and_nowhere_else(plan, seed, dtype):
-    small, into = values(plan.small_shapes, seed, dtype), values(plan.shapes, seed + 1, dtype)
-    zeros = {name: torch.zeros_like(tensor) for name, tensor in into.items()}
-    for given_into, start in ((None, zeros), (into, into)):
-        full, mask = plan.embed(small, into=given_into)
-        expected = {name: tensor.numpy().copy() for name, tensor in start.items()}
-        covered = {name: np.zeros(shape, bool) for name, shape in plan.shapes.items()}
-        for name, sources in plan.entries.items():
-            for source in sources:
-                where = numpy_index(source, plan.shapes[source.name])
-                expected[source.name][where] = small[name].numpy()
-                covered[source.name][where] = True
-        assert_same(full, {name: torch.from_numpy(array) for name, array in expected.items()})
-        assert_same(mask, {name: torch.from_numpy(array) for name, array in covered.items()})
-        count = sum(len(sources) * small[name].numel() for name, sources in plan.entries.items())
-        assert sum(int(tensor.sum()) for tensor in mask.values()) == count
-
-
-@few
-@given(plans(), seeds, dtypes)
-def test_extract_undoes_embed_bit_for_bit(plan, seed, dtype):
-    small = values(plan.small_shapes, seed, dtype)
-    assert_same(plan.extract(plan.embed(small)[0]), small)
-
-
-@few
-@given(plans(), seeds)
-def test_embed_undoes_extract_where_the_mask_is_true(plan, seed):
-    full = values(plan.shapes, seed)
-    for sources in plan.entries.values():  # a block that stands for others agrees with them
-        for source in sources[1:]:
-            full[source.name] = full[sources[0].name].clone()
-    back, mask = plan.embed(plan.extract(full))
-    for name, tensor in full.items():
-        assert torch.equal(back[name], torch.where(mask[name], tensor, 0))
-
-
-@few
-@given(plans(), seeds, st.integers(1, 3), st.booleans())
-def test_stacks_are_models_one_by_one(plan, seed, k, keep):
-    full, small = values(plan.shapes, seed, lead=(k,)), values(plan.small_shapes, seed + 1, lead=(k,))
-    assert_same(plan.extract(full), surgery.stack([plan.extract(s) for s in surgery.unstack(full)]))
-    got, mask = plan.embed(small, into=full if keep else None)
-    pairs = [
-        plan.embed(s, into=into if keep else None) for s, into in zip(surgery.unstack(small), surgery.unstack(full))
-    ]
-    assert_same(got, surgery.stack([values for values, _ in pairs]))
-    assert_same(mask, pairs[0][1])
-
-
-@few
-@given(plans(), seeds)
-def test_inputs_stay_and_results_have_memory_of_their_own(plan, seed):
-    full, small = values(plan.shapes, seed), values(plan.small_shapes, seed)
-    before = copy.deepcopy((full, small))
-    results = [*plan.extract(full).values()]
-    for into in (None, full):
-        embedded, mask = plan.embed(small, into=into)
-        results += [*embedded.values(), *mask.values()]
-    memory = {tensor.untyped_storage().data_ptr() for tensor in (*full.values(), *small.values())}
-    own = [tensor.untyped_storage().data_ptr() for tensor in results]
-    assert len(set(own)) == len(own)
-    assert memory.isdisjoint(own)
-    for tensor in results:
-        tensor.zero_()
-    for old, new in zip(before, (full, small)):
-        assert_same(old, new)
-
-
-@few
-@given(chains(), seeds)
-def test_a_composed_plan_is_its_parts_one_after_the_other(chain, seed):
-    outer, inner, _ = chain
-    both = outer.compose(inner)
-    assert both.small_shapes == inner.small_shapes
-    assert both.edits == (*outer.edits, *inner.edits)
-    full, small = values(outer.shapes, seed), values(inner.small_shapes, seed + 1)
-    assert_same(both.extract(full), inner.extract(outer.extract(full)))
-    # What lies between takes what the full model has, so that only the positions of both are written.
-    for sources in outer.entries.values():
-        for source in sources[1:]:
-            full[source.name] = full[sources[0].name].clone()
-    got, mask = both.embed(small, into=full)
-    assert_same(got, outer.embed(inner.embed(small, into=outer.extract(full))[0], into=full)[0])
-    middle, inner_mask = inner.embed(small)
-    values_only, outer_mask = outer.embed(middle)
-    assert_same(both.embed(small)[0], values_only)
-    through = outer.embed({name: tensor.float() for name, tensor in inner_mask.items()})[0]
-    assert_same(mask, {name: outer_mask[name] & through[name].bool() for name in mask})
-
-
-@few
-@given(chains())
-def test_composition_is_associative(chain):
-    a, b, c = chain
-    assert a.compose(b).compose(c) == a.compose(b.compose(c))
 
 
 def test_neighbours_become_one_run():
@@ -207,18 +40,6 @@ def test_plans_that_do_not_fit_do_not_compose():
         half.compose(half)
     with pytest.raises(surgery.SurgeryError, match="'v' is missing"):
         half.compose(Submodel({"w": (Source("w", (None,)),)}, {"w": (4,), "v": (2,)}))
-
-
-@few
-@given(plans())
-def test_json_gives_an_equal_plan(plan):
-    again = Submodel.from_json(plan.to_json())
-    assert again == plan
-    assert again.fingerprint == plan.fingerprint
-    assert again.small_shapes == plan.small_shapes
-    assert again.describe() == plan.describe()
-    assert list(again.entries) == list(plan.entries)
-    assert list(again.shapes) == list(plan.shapes)
 
 
 def test_a_plan_with_every_edit_survives_a_file(tmp_path):
@@ -241,7 +62,8 @@ PLAN = Submodel({"w": (Source("w", (((0, 2),),)),)}, {"w": (3,)})
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 3}, "version 3.*expected .* version 1 or 2"),
+        ({"version": 3}, "version 3.*expected .* version 2"),
+        ({"version": 1}, "version 1"),
         ({"version": True}, "version True"),
         ({"version": None}, "version None"),
         ({"format": "zip"}, "'zip'"),
@@ -420,14 +242,6 @@ def test_values_written_into_a_state_take_its_dtype():
     plan = Submodel({"whole": (Source("whole", (None,)),), "part": (Source("part", (((0, 2),),)),)}, shapes)
     full, _ = plan.embed(values(plan.small_shapes, dtype=torch.float16), into=values(shapes, dtype=torch.float64))
     assert {tensor.dtype for tensor in full.values()} == {torch.float64}
-
-
-def test_a_plan_that_holds_nothing_embeds_nothing():
-    plan = Submodel({}, {"w": (2,)})
-    assert plan.extract({"w": torch.ones(2)}) == {}
-    full, mask = plan.embed({}, into={"w": torch.ones(2)})
-    assert full["w"].tolist() == [1, 1]
-    assert not mask["w"].any()
 
 
 SEVERAL = Submodel(

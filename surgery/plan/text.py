@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from surgery.errors import SurgeryError
-from surgery.fingerprints import fingerprint
-from surgery.submodel_index import Entries, Index, Runs, Shapes, Source, repeats
+from surgery.plan.fingerprint import fingerprint
+from surgery.plan.positions import Entries, Index, Runs, Shapes, Source, is_whole, repeats
 
-_FORMAT, _VERSION, _READ = "layer-surgery submodel", 2, (1, 2)
+_FORMAT, _VERSION = "layer-surgery submodel", 2
 
 
 def to_json(entries: Entries, shapes: Shapes, edits: tuple, structure: str, dtypes: Mapping[str, torch.dtype]) -> str:
@@ -33,17 +33,17 @@ def from_json(text: str) -> dict[str, Any]:
     """The fields of a plan by name; SurgeryError for text of another format, version or fingerprint."""
     try:
         data = json.loads(text)
-        if data["format"] != _FORMAT or data["version"] not in _READ or type(data["version"]) is not int:
+        if data["format"] != _FORMAT or data["version"] != _VERSION:
             raise SurgeryError(
-                f"this is {data['format']!r} version {data['version']!r}: expected {_FORMAT!r} version "
-                f"{' or '.join(map(str, _READ))}; a newer version of this package may read it"
+                f"this is {data['format']!r} version {data['version']!r}: expected {_FORMAT!r} version {_VERSION}; "
+                "another version of this package may read it"
             )
         fields: dict[str, Any] = {
             "entries": {name: tuple(_source(*s) for s in sources) for name, sources in data["entries"].items()},
             "shapes": {name: tuple(map(_whole, shape)) for name, shape in data["full"].items()},
             "edits": tuple(dict(edit) for edit in data["edits"]),
             "structure": _string(data["structure"]),
-            "dtypes": {name: _dtype(kind) for name, kind in (data["dtypes"] if data["version"] > 1 else {}).items()},
+            "dtypes": {name: _dtype(kind) for name, kind in data["dtypes"].items()},
         }
         expected = data["fingerprint"]
     except SurgeryError:
@@ -86,7 +86,7 @@ def describe(entries: Entries, shapes: Shapes, small_shapes: Shapes, edits: tupl
 
 
 def _kind(index: Index, small: tuple[int, ...], full: tuple[int, ...]) -> str:
-    if all(runs is None for runs in index):
+    if is_whole(index):
         return "whole"
     if repeats(index):
         return "with repeats"

@@ -1,4 +1,4 @@
-"""The weighted mean of submodels. No model is ever embedded in full size."""
+"""Means of submodels, weighted or trimmed. The weighted one never holds a model in full size."""
 
 import itertools
 import math
@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from surgery.deprecated import formerly
+from surgery.averaging import trimmed_mean, weight_rows
 from surgery.errors import SurgeryError
-from surgery.states import State, as_state, compute_dtype
-from surgery.submodel import Submodel
-from surgery.submodel_checks import check_clients, client_scales, client_states, client_weights
-from surgery.submodel_index import Index, Runs, ascending, grid, pieces, scattered
+from surgery.plan.positions import Index, Runs, ascending, grid, pieces, put, scattered
+from surgery.plan.submodel import Submodel
+from surgery.states import State, as_state, check_same, compute_dtype
 from surgery.threads import in_threads
 from surgery.transfer import upload
 
@@ -25,13 +24,13 @@ _REGIONS = 32  # up to so many are divided one by one, more by a tensor of weigh
 class _Part(NamedTuple):
     """What one client has of one tensor of the full model: its share of the weight, its values and their place."""
 
+    client: int
     share: float
     factor: float  # that the values are multiplied by
     values: Tensor
     index: Index
 
 
-@formerly("states plans fallback weights dtype factors")
 def average_submodels(
     states: Sequence[Mapping[str, Tensor]],
     plans: Sequence[Submodel],
@@ -40,6 +39,7 @@ def average_submodels(
     factors: Mapping[str, Tensor] | None = None,
     fallback: Mapping[str, Tensor],
     dtype: torch.dtype | None = None,
+    trim: float | None = None,
 ) -> State:
     """The weighted mean, element by element of the full model, over the clients whose plan covers the element.
 
@@ -59,6 +59,8 @@ def average_submodels(
             divided by are not. Names left out have factor 1; integer tensors ignore theirs.
         fallback: a state of the full model, with the values for elements that no client with weight covers.
         dtype: torch.float64 to accumulate in float64; by default the tensor's own, at least float32.
+        trim: in [0, 0.5]; the result is the `trimmed_mean` over the clients that cover the element. Of a weight only
+            whether it is zero matters then, and one tensor of the full model is held for each client at a time.
 
     Returns:
         A state of the full model with the fallback's dtypes and devices. Integer and boolean tensors are never
@@ -66,10 +68,10 @@ def average_submodels(
 
     Raises:
         SurgeryError: for different numbers of states and plans, plans of different full models, states that do not
-            match their plans, a fallback that is not of the full model, weights that `average` would refuse, and
-            factors that are for unknown tensors, of a wrong shape or not finite.
+            match their plans, a fallback that is not of the full model, weights that `average` would refuse, factors
+            that are for unknown tensors, of a wrong shape or not finite, and everything that `trimmed_mean` refuses.
 
-    >>> from surgery.submodel import Source
+    >>> from surgery.plan import Source
     >>> narrow = Submodel({"w": (Source("w", (((0, 1),),)),)}, {"w": (3,)})
     >>> wide = Submodel({"w": (Source("w", (((0, 2),),)),)}, {"w": (3,)})
     >>> states = [{"w": torch.tensor([1.0])}, {"w": torch.tensor([3.0, 4.0])}]
@@ -78,36 +80,120 @@ def average_submodels(
     """
     if dtype is not None and (not isinstance(dtype, torch.dtype) or dtype not in (torch.float32, torch.float64)):
         raise SurgeryError(f"dtype must be torch.float32 or torch.float64, got {str(dtype)[:40]}")
+    if dtype is not None and trim is not None:
+        raise SurgeryError("dtype is that of a weighted mean: a trimmed one has the tensors' own, so give one")
     states, fallback = client_states(states), as_state(fallback, "the fallback")
     check_clients(states, plans, fallback)
     row = client_weights(weights, len(states))
     members = row.nonzero().flatten().tolist()
     share = row / row.max() if members else row
-    share = (share / share.sum()).clamp(min=1e-30).tolist()  # tiny weights must not vanish in float32
-    scales = client_scales(factors, len(states), fallback)
+    shares = (share / share.sum()).clamp(min=1e-30).tolist()  # tiny weights must not vanish in float32
+    scales = _scales(factors, len(states), fallback)
     parts: dict[str, list[_Part]] = {name: [] for name in fallback}
     for c in members:
-        for name, sources in plans[c].entries.items():
-            for source in sources:
-                factor = scales[source.name][c] if source.name in scales else 1.0
-                parts[source.name].append(_Part(share[c], factor, states[c][name].detach(), source.index))
+        for full, held in plans[c].parts.items():
+            factor = scales[full][c] if full in scales else 1.0
+            parts[full] += [_Part(c, shares[c], factor, states[c][name].detach(), index) for name, index in held]
 
     def mean(name: str) -> Tensor:
+        keep = fallback[name].detach()
+        for part in parts[name]:
+            kinds = [(one.is_floating_point(), one.is_complex()) for one in (keep, part.values)]
+            if kinds[0] != kinds[1]:
+                raise SurgeryError(
+                    f"tensor {name!r} is {keep.dtype} in the fallback and {part.values.dtype} in a state"
+                )
         with torch.no_grad():  # threads do not inherit it from the caller
-            return _mean(name, fallback[name].detach(), parts[name], dtype)
+            return _mean(keep, parts[name], dtype) if trim is None else _trimmed(name, keep, parts[name], trim)
 
+    if trim is not None:
+        return {name: mean(name) for name in fallback}
     on_cpu = all(tensor.device.type == "cpu" for values in (fallback, *states) for tensor in values.values())
     order = sorted(fallback, key=lambda name: -fallback[name].numel())  # the longest first
     result = dict(zip(order, in_threads(mean, order) if on_cpu else map(mean, order)))
     return {name: result[name] for name in fallback}
 
 
-def _mean(name: str, keep: Tensor, parts: list[_Part], dtype: torch.dtype | None) -> Tensor:
-    """One tensor of the result, in slabs along its first axis."""
-    numeric = keep.is_floating_point() or keep.is_complex()
+def client_states(states: Sequence[Mapping[str, Tensor] | nn.Module]) -> list[Mapping[str, Tensor]]:
+    """A list of states, of which some may have been given as modules; SurgeryError for anything else."""
+    if not isinstance(states, list | tuple):
+        raise SurgeryError(f"give a list of states, one for each client, not a {type(states).__name__}")
+    return [as_state(values, f"state {k}") for k, values in enumerate(states)]
+
+
+def check_clients(
+    states: Sequence[Mapping[str, Tensor]], plans: Sequence[Submodel], fallback: Mapping[str, Tensor] | None = None
+) -> None:
+    """SurgeryError unless each state matches its plan, and all plans (and the fallback) are of one full model."""
+    if not isinstance(plans, list | tuple) or not all(isinstance(plan, Submodel) for plan in plans):
+        raise SurgeryError("give a list of plans (surgery.Submodel), one for each state")
+    if len(states) != len(plans) or not states:
+        raise SurgeryError(
+            f"{len(states)} states and {len(plans)} plans: give one plan for each state, and at least one state"
+        )
+    first, expected = plans[0].fingerprint, {}
+    for k, (values, plan) in enumerate(zip(states, plans)):
+        if plan.fingerprint != first:
+            raise SurgeryError(
+                f"plan {k} is of the full model {plan.fingerprint}, plan 0 of {first}: "
+                "only submodels of one full model can be averaged"
+            )
+        if id(plan) not in expected:  # clients often share a plan
+            expected[id(plan)] = _empty(plan.small_shapes)
+        check_same(expected[id(plan)], values, f"plan {k}", f"state {k}")
+    if fallback is not None:
+        check_same(_empty(plans[0].shapes), fallback, "the plans' full model", "the fallback")
+
+
+def _empty(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """Tensors without data, for `check_same`."""
+    return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+
+
+def client_weights(weights: Tensor | Sequence[float] | None, k: int) -> Tensor:
+    """Weights [K] in float64 on the CPU; SurgeryError if they are not valid."""
+    row = weight_rows(weights, k, True)
+    if row.ndim != 1:
+        raise SurgeryError(f"weights have shape {tuple(row.shape)}: expected [{k}], one for each client")
+    return row
+
+
+def _scales(
+    factors: Mapping[str, Tensor | Sequence[float]] | None, k: int, full: Mapping[str, Tensor]
+) -> dict[str, list[float]]:
+    """Factors [K] by name of the full model's tensors as numbers; SurgeryError if they are not valid."""
+    try:
+        given = {name: torch.as_tensor(factor) for name, factor in (factors or {}).items()}
+    except (AttributeError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise SurgeryError(f"factors are numbers [{k}] by name, as submodel_factors gives them: {error}") from None
+    for name, factor in given.items():
+        if name not in full:
+            raise SurgeryError(f"factors name {name!r}, but the full model has no such tensor")
+        if factor.shape != (k,):
+            raise SurgeryError(
+                f"factors of {name!r} have shape {tuple(factor.shape)}: expected [{k}], one for each client"
+            )
+    scales = {name: factor.tolist() for name, factor in given.items()}
+    if bad := [name for name, row in scales.items() if not all(map(math.isfinite, row))]:
+        raise SurgeryError(f"factors of {bad[0]!r} are {scales[bad[0]]}: they must be finite")
+    return scales
+
+
+def _trimmed(name: str, keep: Tensor, parts: list[_Part], trim: float) -> Tensor:
+    """One tensor of the trimmed mean, of the clients' values embedded."""
+    rows = {client: row for row, client in enumerate(dict.fromkeys(part.client for part in parts))}
+    values = keep.new_zeros(max(1, len(rows)), *keep.shape)
+    covered = torch.zeros_like(values, dtype=torch.bool)
     for part in parts:
-        if (part.values.is_floating_point(), part.values.is_complex()) != (keep.is_floating_point(), keep.is_complex()):
-            raise SurgeryError(f"tensor {name!r} is {keep.dtype} in the fallback and {part.values.dtype} in a state")
+        scaled = part.values * part.factor if part.factor != 1 and keep.is_floating_point() else part.values
+        put(values[rows[part.client]], part.index, scaled)
+        put(covered[rows[part.client]], part.index, covered.new_ones(part.values.shape))
+    return trimmed_mean({name: values}, trim=trim, mask={name: covered}, fallback={name: keep})[name]
+
+
+def _mean(keep: Tensor, parts: list[_Part], dtype: torch.dtype | None) -> Tensor:
+    """One tensor of the weighted mean, in slabs along its first axis."""
+    numeric = keep.is_floating_point() or keep.is_complex()
     if not parts or not keep.numel():
         return keep.clone()
     for number, part in enumerate(parts):

@@ -6,17 +6,15 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from surgery.deprecated import formerly
 from surgery.errors import SurgeryError
+from surgery.plan.average import check_clients, client_states, client_weights
+from surgery.plan.positions import Index, ascending, repeats
+from surgery.plan.submodel import Submodel
 from surgery.scale import checked_groups, joint_norms, matching_factors
-from surgery.submodel import Submodel
-from surgery.submodel_checks import check_clients, client_states, client_weights
-from surgery.submodel_index import Index, ascending, repeats
 
 _Part: TypeAlias = tuple[str, Index]
 
 
-@formerly("states plans q groups weights measure")
 def submodel_factors(
     states: Sequence[Mapping[str, Tensor]],
     plans: Sequence[Submodel],
@@ -54,7 +52,7 @@ def submodel_factors(
         SurgeryError: for q out of range, an unknown measure, states that do not match their plans, groups that name a
             tensor twice or an unknown one, and for NaN or infinity in a state with weight.
 
-    >>> from surgery.submodel import Source
+    >>> from surgery.plan import Source
     >>> narrow = Submodel({"w": (Source("w", (((0, 1),),)),)}, {"w": (2,)})
     >>> wide = Submodel({"w": (Source("w", (None,)),)}, {"w": (2,)})
     >>> states = [{"w": torch.tensor([3.0])}, {"w": torch.tensor([3.0, 4.0])}]
@@ -66,8 +64,11 @@ def submodel_factors(
     states = client_states(states)
     check_clients(states, plans)
     members = client_weights(weights, len(states)).nonzero().flatten().tolist()
-    parts = {id(plan): _parts(plan) for plan in plans}  # clients often share a plan
-    small = [parts[id(plan)] for plan in plans]
+    small = [
+        # An index matters only if it repeats positions, of which one counts.
+        {full: [(n, index if repeats(index) else ()) for n, index in held] for full, held in plan.parts.items()}
+        for plan in plans
+    ]
     integers = {
         full
         for c, held in enumerate(small)
@@ -92,15 +93,6 @@ def submodel_factors(
         raise SurgeryError(f"{', '.join(groups[g])} of state {c} hold NaN or infinity: give this client weight 0")
     factors = {name: row for group, row in zip(groups, alpha) for name in group}
     return {name: factors.get(name, torch.ones(len(states), dtype=torch.float64)) for name in floating}
-
-
-def _parts(plan: Submodel) -> dict[str, list[_Part]]:
-    """What the small model has of each of the full model's tensors."""
-    result: dict[str, list[_Part]] = {}
-    for name, sources in plan.entries.items():
-        for source in sources:  # an index matters only if it repeats positions, of which one counts
-            result.setdefault(source.name, []).append((name, source.index if repeats(source.index) else ()))
-    return result
 
 
 def _real(tensor: Tensor) -> bool:

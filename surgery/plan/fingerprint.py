@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 _CHANGES = {"append", "extend", "insert", "pop", "popitem", "clear", "remove", "update", "setdefault"}
-_SETTINGS = "2:"  # what `structure` begins with; hashes of plans of version 1 begin with nothing
+_VERSION = "2:"  # what `structure` begins with: hashes of another version say nothing of a model
 _ASIDE = {*vars(nn.Module()), "device", "dtype", "name_or_path"}  # may differ between models that compute the same
 _SWITCHES = re.compile("drop|checkpointing|fused")  # how much is dropped, and how the same is computed
 
@@ -40,12 +40,7 @@ def structure(model: nn.Module) -> str:
     False
     """
     counted = ((name, module) for name, module in model.named_modules() if not _drops(module))
-    return _SETTINGS + _hash([[name, type(module).__qualname__, settings(module)] for name, module in counted])
-
-
-def has_structure(model: nn.Module, known: str) -> bool:
-    """Whether the model has the classes and settings of a hash, that of `structure` or of a plan of version 1."""
-    return known == (structure(model) if known.startswith(_SETTINGS) else _printed_structure(model))
+    return _VERSION + _hash([[name, type(module).__qualname__, settings(module)] for name, module in counted])
 
 
 def settings(module: nn.Module) -> dict[str, Any]:
@@ -174,13 +169,3 @@ def _drops(module: nn.Module) -> bool:
 
 def _hash(facts: Any) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
-
-
-def _printed_structure(model: nn.Module) -> str:
-    """What `structure` was for plans of version 1: a hash of what modules print, and of numbers of heads and groups."""
-    found = []
-    for name, module in model.named_modules():
-        if not _drops(module):
-            counts = {k: v for k, v in vars(module).items() if isinstance(v, int) and re.search("head|group", k)}
-            found.append([name, type(module).__qualname__, module.extra_repr(), counts])
-    return _hash(found)

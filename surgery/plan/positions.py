@@ -111,6 +111,11 @@ def overlapping(a: Index, b: Index, shape: tuple[int, ...]) -> bool:
     )
 
 
+def is_whole(index: Index) -> bool:
+    """Whether an index holds all positions of every axis, in their order."""
+    return all(runs is None for runs in index)
+
+
 def repeats(index: Index) -> bool:
     """Whether an index holds a position of some axis more than once."""
     return any(runs is not None and len(set(every := positions(runs))) < len(every) for runs in index)
@@ -122,6 +127,24 @@ def take(full: Tensor, index: Index, lead: int = 0) -> Tensor:
         if runs is not None:
             full = _select(full, axis, runs)
     return full.clone()
+
+
+def put(full: Tensor, index: Index, small: Tensor, lead: int = 0) -> None:
+    """Write a tensor to the elements of `full` at an index, in place. The inverse of `take`.
+
+    Of a position that repeats, the first of the small tensor's positions that it is read from is written.
+
+    >>> full = torch.zeros(4)
+    >>> put(full, (((3, 4), (0, 1), (3, 4)),), torch.tensor([1.0, 2.0, 3.0]))
+    >>> full
+    tensor([2., 0., 0., 1.])
+    """
+    small, index = ascending(small, index, lead)
+    if scattered(index):
+        full[grid(index, full, lead)] = small.to(full)
+        return
+    for place, piece in pieces(full, small, index, lead):
+        place.copy_(piece)
 
 
 def ascending(small: Tensor, index: Index, lead: int = 0) -> tuple[Tensor, Index]:

@@ -3,7 +3,9 @@ import torch
 from torch import nn
 
 import zoo
-from surgery import SurgeryError, corner, scale_variation, state, ungraft
+from fl.analysis.weights import variation_of
+from fl.base.errors import FLError
+from surgery import SurgeryError, corner, state, ungraft
 
 
 def family():
@@ -19,7 +21,7 @@ def family():
 def test_magnitudes_and_distances_are_mean_norms_of_maps():
     models, plans = family()
     states = [state(model) for model in models]
-    found = scale_variation(states, plans)
+    found = variation_of(states[0], states[1:], plans)
     small, wide, deep = models
     expected = [n for n, m in small.named_modules() if isinstance(m, nn.Conv2d)]
     assert sorted(found.layers) == sorted(f"{name}.weight" for name in expected)
@@ -41,21 +43,18 @@ def test_a_model_is_at_no_distance_from_its_own_corner():
     (_, wide, deep), (in_wide, in_deep) = family()
     for model, plan in ((wide, in_wide), (deep, in_deep)):
         own = plan.extract(state(model))
-        assert scale_variation([own, state(model)], [plan]).ratio.tolist() == [0]
+        assert variation_of(own, [state(model)], [plan]).ratio.tolist() == [0]
         twice = {name: 2 * tensor for name, tensor in state(model).items()}
-        assert scale_variation([own, twice], [plan]).ratio.tolist() == [1]
+        assert variation_of(own, [twice], [plan]).ratio.tolist() == [1]
 
 
 def test_models_and_plans_must_fit():
     models, plans = family()
     small, wide, deep = map(state, models)
-    for states, given in (([small], []), ([small, wide], plans), ([small, wide, deep], plans[:1])):
-        with pytest.raises(SurgeryError, match="for each of these a plan of the smallest within it"):
-            scale_variation(states, given)
-    with pytest.raises(SurgeryError):
-        scale_variation([small, wide], plans[1:])
+    with pytest.raises(SurgeryError, match="give the model that the plan was made for"):
+        variation_of(small, [wide], plans[1:])
     with pytest.raises(SurgeryError, match="what its plan reads from model 1"):
-        scale_variation([wide, deep], plans[1:])
+        variation_of(wide, [deep], plans[1:])
     bare = {"bias": torch.ones(2)}
-    with pytest.raises(SurgeryError, match="no weights"):
-        scale_variation([bare, bare], plans[:1])
+    with pytest.raises(FLError, match="no weights"):
+        variation_of(bare, [bare], plans[:1])

@@ -11,50 +11,25 @@ import operator
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import combinations
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, overload
 
 import torch
 from torch import Tensor, nn
 
-from surgery import submodel_text
-from surgery.deprecated import formerly
-from surgery.edits import apply_edit, copy_sharing, replace_tensors
+from surgery.copying import copy_sharing, replace_tensors
 from surgery.errors import SurgeryError
 from surgery.files.whole import replacing
-from surgery.fingerprints import fingerprint, has_structure, structure
+from surgery.lazy import LazyState, Pieces, metas, pieces_of
+from surgery.plan import text as plan_text
+from surgery.plan.edits import apply_edit
+from surgery.plan.fingerprint import fingerprint, structure
+from surgery.plan.positions import Index, Source, as_index, chain, is_whole, overlapping, put, selected, take
 from surgery.states import Stack, State, as_state, check_same, owners, state
-from surgery.submodel_embed import embedded
-from surgery.submodel_index import (
-    Index,
-    Runs,
-    Source,
-    as_index,
-    as_runs,
-    chain,
-    merged,
-    overlapping,
-    pieces,
-    selected,
-    take,
-)
 
-__all__ = [
-    "Edit",
-    "Index",
-    "Runs",
-    "Source",
-    "Submodel",
-    "as_runs",
-    "fingerprint",
-    "merged",
-    "pieces",
-    "structure",
-]
-
-Edit: TypeAlias = Mapping[str, Any]  # what `surgery.edits` does to a module, as a JSON object
+Edit: TypeAlias = Mapping[str, Any]  # what `surgery.plan.edits` does to a module, as a JSON object
 
 
 @dataclass(frozen=True, repr=False)
@@ -74,7 +49,7 @@ class Submodel:
     - If a tensor has several sources, `extract` reads the first and `embed` writes all. `embed(extract(s))` then equals
       s only if the sources are equal in s.
     - If a position repeats, the first of the small model's positions that read it is the one that `embed` writes, and
-      so the one that counts in `average_submodels`, `trimmed_mean_submodels` and `submodel_factors`. The others are
+      so the one that counts in `average_submodels` and `submodel_factors`. The others are
       copies, whose values are lost: `extract(embed(x)) == x` only if they are equal in x.
 
     Attributes:
@@ -92,6 +67,7 @@ class Submodel:
     >>> full, mask = plan.embed({"w": torch.tensor([[7, 8], [9, 9]])})
     >>> full["w"].tolist(), mask["w"][:, 0].tolist()
     ([[7, 8], [9, 9], [0, 0]], [True, True, False])
+    >>> from surgery.plan import as_runs
     >>> wider = Submodel({"w": (Source("w", (as_runs([0, 1, 2, 1]),)),)}, {"w": (3,)})
     >>> wider.extract({"w": torch.tensor([5, 6, 7])})["w"].tolist()
     [5, 6, 7, 6]
@@ -105,7 +81,6 @@ class Submodel:
 
     def __post_init__(self):
         self._normalise()
-        places: dict[str, list[tuple[str, Index]]] = {}
         for name, sources in self.entries.items():
             if not sources:
                 raise SurgeryError(f"tensor {name!r} of the small model has no source in the full one")
@@ -115,11 +90,10 @@ class Submodel:
                     raise SurgeryError(
                         f"tensor {name!r} is read from {source.name!r}: the full model has no such tensor"
                     )
-                places.setdefault(source.name, []).append((name, source.index))
                 sizes.add(selected(source.name, source.index, self.shapes[source.name]))
             if len(sizes) > 1:
                 raise SurgeryError(f"the sources of {name!r} have different shapes {sorted(sizes)}")
-        for target, held in places.items():
+        for target, held in self.parts.items():
             for (a, first), (b, second) in combinations(held, 2):
                 if overlapping(first, second, self.shapes[target]):
                     raise SurgeryError(f"{b!r} and {a!r} are both written to {target!r}: their parts must not overlap")
@@ -155,24 +129,54 @@ class Submodel:
         return {name: selected(s[0].name, s[0].index, self.shapes[s[0].name]) for name, s in self.entries.items()}
 
     @cached_property
+    def parts(self) -> dict[str, list[tuple[str, Index]]]:
+        """The entries read backwards: by tensor of the full model the small tensors that lie in it, and where."""
+        parts: dict[str, list[tuple[str, Index]]] = {target: [] for target in self.shapes}
+        for name, sources in self.entries.items():
+            for source in sources:
+                parts[source.name].append((name, source.index))
+        return parts
+
+    @cached_property
     def fingerprint(self) -> str:
         """A hash of the names and shapes of the full model's tensors."""
         return fingerprint(self.shapes)
 
-    def extract(self, full: Mapping[str, Tensor] | nn.Module) -> State | Stack:
+    @overload
+    def extract(self, full: LazyState) -> LazyState: ...  # type: ignore[overload-overlap]
+    @overload
+    def extract(self, full: Mapping[str, Tensor] | nn.Module) -> State | Stack: ...
+    def extract(self, full):
         """Read the small model's state from the full one's, or a stack from a stack.
 
-        The result is a copy with the same dtypes, devices and memory formats, through which gradients flow.
+        The result is a copy with the same dtypes, devices and memory formats, through which gradients flow. From a lazy
+        state it is a lazy one, for which no more than one tensor of the full model is read at a time.
         Raises SurgeryError if the tensors are not those of the plan's full model.
         """
-        full = as_state(full, "the full model")
-        lead = _check(full, self.shapes, "the full model")
-        return {name: take(full[s[0].name], s[0].index, lead) for name, s in self.entries.items()}
+        full, lead = _fitted(full, self.shapes, "the full model")
 
-    @formerly("self small into")
+        def read(name: str) -> Tensor:
+            first, *_ = self.entries[name]
+            return take(full[first.name], first.index, lead)
+
+        if not isinstance(full, LazyState):
+            return {name: read(name) for name in self.entries}
+        small = {}
+        for name, (first, *_) in self.entries.items():
+            there = full.pieces(first.name)
+            part = Pieces.computed(self.small_shapes[name], there.dtype, partial(read, name), there.device)
+            small[name] = there if is_whole(first.index) else part
+        return LazyState(small)
+
+    @overload
+    def embed(  # type: ignore[overload-overlap]
+        self, small: LazyState, *, into: Mapping[str, Tensor] | nn.Module | None = None
+    ) -> tuple[LazyState, LazyState]: ...
+    @overload
     def embed(
         self, small: Mapping[str, Tensor] | nn.Module, *, into: Mapping[str, Tensor] | nn.Module | None = None
-    ) -> tuple[State | Stack, dict[str, Tensor]]:
+    ) -> tuple[State | Stack, dict[str, Tensor]]: ...
+    def embed(self, small, *, into=None):
         """Write the small model's state (or a stack) back to where it came from.
 
         Args:
@@ -185,14 +189,74 @@ class Submodel:
 
         Returns:
             The full state (or stack), and boolean tensors of the full shapes [*S], True where values were written.
+            Both are lazy if one of the given states is.
         """
-        small = as_state(small, "the small model")
-        lead = _check(small, self.small_shapes, "the small model")
+        small, lead = _fitted(small, self.small_shapes, "the small model")
         if into is not None:
-            into = as_state(into, "`into`")
-            if _check(into, self.shapes, "`into`") != lead:
+            into, own = _fitted(into, self.shapes, "`into`")
+            if own != lead:
                 raise SurgeryError("the small model and `into` must both be states or both be stacks")
-        return embedded(self.entries, self.shapes, self.dtypes, small, into, lead)
+        if not isinstance(small, LazyState) and not isinstance(into, LazyState):
+            like = {} if into is not None else self._like_absent(small)
+            pairs = {target: self._written(target, small, into, lead, like) for target in self.shapes}
+            return {t: values for t, (values, _) in pairs.items()}, {t: mask for t, (_, mask) in pairs.items()}
+        # What is embedded without data shows the dtypes, and what is refused.
+        known, _ = self.embed(metas(small), into=None if into is None else metas(into))
+
+        def write(target: str, which: int) -> Tensor:
+            zeros = {target: torch.zeros(self.shapes[target], dtype=known[target].dtype)} if into is None else into
+            return self._written(target, small, zeros, 0, {})[which]
+
+        full, mask = {}, {}
+        for target, shape in self.shapes.items():
+            full[target] = Pieces.computed(shape, known[target].dtype, partial(write, target, 0))
+            mask[target] = Pieces.computed(shape, torch.bool, partial(write, target, 1))
+            if into is None and len(held := self.parts[target]) == 1 and is_whole(held[0][1]):
+                full[target] = pieces_of(small, held[0][0])
+        return LazyState(full), LazyState(mask)
+
+    def _written(
+        self,
+        target: str,
+        small: Mapping[str, Tensor],
+        into: Mapping[str, Tensor] | None,
+        lead: int,
+        like_absent: Mapping[str, Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        """One tensor of the full model and its mask, as `embed` returns them."""
+        held, shape = self.parts[target], self.shapes[target]
+        own = {name: small[name] for name, _ in held}
+        like = own[held[0][0]] if held else like_absent.get(target)
+        if into is None and (odd := [name for name, tensor in own.items() if tensor.dtype != like.dtype]):
+            raise SurgeryError(
+                f"{target!r} is made of {held[0][0]!r} ({like.dtype}) and {odd[0]!r} ({own[odd[0]].dtype}): "
+                "give a full state as `into`, whose dtype is taken"
+            )
+        if len(held) == 1 and is_whole(held[0][1]):
+            values = like.clone() if into is None else like.to(into[target], copy=True)
+            return values, torch.ones(shape, dtype=torch.bool, device=like.device)
+        values = _zeros(like, (*like.shape[:lead], *shape)) if into is None else into[target].clone()
+        mask = torch.zeros(shape, dtype=torch.bool, device=like.device if held else values.device)
+        for name, index in held:
+            put(values, index, own[name], lead)
+            put(mask, index, mask.new_ones(own[name].shape[lead:]))
+        return values, mask
+
+    def _like_absent(self, small: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """For each tensor that the small model has nothing of one with the dtype, device and leading axis for it."""
+        namesakes: dict[Any, Tensor] = {}  # by last name, by that and the plan's dtype, and by the latter
+        for name, tensor in reversed(list(small.items())):
+            dtype, last = self.dtypes.get(self.entries[name][0].name), name.rpartition(".")[2]
+            namesakes |= {last: tensor, (last, dtype): tensor, dtype: tensor}
+        whatever = next(iter(small.values()), torch.empty(0))
+        result = {}
+        for target in [target for target, held in self.parts.items() if not held]:
+            last, dtype = target.rpartition(".")[2], self.dtypes.get(target)
+            result[target] = namesakes.get(last, whatever)
+            if dtype is not None:
+                like = namesakes.get((last, dtype), namesakes.get(dtype))
+                result[target] = result[target].to(dtype) if like is None else like
+        return result
 
     def compose(self, inner: "Submodel") -> "Submodel":
         """The plan from this plan's full model to `inner`'s small one; `inner`'s full model must be this plan's small
@@ -232,7 +296,7 @@ class Submodel:
         afterwards: `load(plan.build(make_full_model()), safetensors.torch.load_file(path))`.
         """
         values = self.extract(state(full))
-        if self.structure and not has_structure(full, self.structure):
+        if self.structure and self.structure != structure(full):
             raise SurgeryError(
                 f"this {type(full).__name__} has the tensors of the plan's full model, but modules of other classes or "
                 "settings (heads, groups, strides, ...): give one from the same constructor"
@@ -252,12 +316,12 @@ class Submodel:
 
     def to_json(self) -> str:
         """The plan as JSON, with a format version and the fingerprint."""
-        return submodel_text.to_json(self.entries, self.shapes, self.edits, self.structure, self.dtypes)
+        return plan_text.to_json(self.entries, self.shapes, self.edits, self.structure, self.dtypes)
 
     @classmethod
     def from_json(cls, text: str) -> "Submodel":
-        """The inverse of `to_json`, also of version 0.1's; SurgeryError for another format, version or fingerprint."""
-        return cls(**submodel_text.from_json(text))
+        """The inverse of `to_json`; SurgeryError for another format, version or fingerprint."""
+        return cls(**plan_text.from_json(text))
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the plan as JSON; after a crash there is the old file or the new one, never a part of it."""
@@ -270,7 +334,7 @@ class Submodel:
         return cls.from_json(Path(path).read_text(errors="replace"))
 
     def __repr__(self) -> str:
-        return submodel_text.summary(self.entries, self.shapes, self.small_shapes, self.edits)
+        return plan_text.summary(self.entries, self.shapes, self.small_shapes, self.edits)
 
     def describe(self) -> str:
         """Every tensor of the small model with its place in the full one, then the edits, one line each.
@@ -284,18 +348,36 @@ class Submodel:
           1 tensor: 1 narrower; 0 edits of modules
           of the full model 2d876cd494474ac0; .describe() lists everything
         """
-        return submodel_text.describe(self.entries, self.shapes, self.small_shapes, self.edits)
+        return plan_text.describe(self.entries, self.shapes, self.small_shapes, self.edits)
 
 
-def _check(values: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], what: str) -> int:
-    """0 for a state of these shapes, 1 for a stack of them; SurgeryError for anything else."""
-    meta = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
-    lead = {values[name].ndim - len(shape) for name, shape in shapes.items() if name in values}
-    sizes = {values[name].shape[0] for name in shapes if name in values and values[name].ndim}
+def _fitted(
+    values: Mapping[str, Tensor] | nn.Module, shapes: Mapping[str, tuple[int, ...]], what: str
+) -> tuple[Mapping[str, Tensor], int]:
+    """A state and 0, or a stack and 1; SurgeryError for what does not have these shapes."""
+    values = values if isinstance(values, LazyState) else as_state(values, what)
+    known = metas(values) if isinstance(values, LazyState) else values
+    lead = {known[name].ndim - len(shape) for name, shape in shapes.items() if name in known}
+    sizes = {known[name].shape[0] for name in shapes if name in known and known[name].ndim}
     stacked = lead == {1} and len(sizes) == 1
-    given = {name: torch.empty(tensor.shape[stacked:], device="meta") for name, tensor in values.items()}
-    check_same(meta, given, f"{what} of the plan", "what was given")
-    return int(stacked)
+    expected = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    found = {name: torch.empty(tensor.shape[stacked:], device="meta") for name, tensor in known.items()}
+    try:
+        check_same(expected, found, f"{what} of the plan", "what was given")
+    except SurgeryError as error:
+        raise SurgeryError(f"{error}; give the model that the plan was made for") from None
+    return values, int(stacked)
+
+
+def _zeros(like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    zeros = like.new_zeros(shape)
+    if (
+        zeros.ndim == like.ndim == 4
+        and like.is_contiguous(memory_format=torch.channels_last)
+        and like.shape[2:].numel() > 1
+    ):
+        zeros = zeros.to(memory_format=torch.channels_last)
+    return zeros
 
 
 def _first_difference(a: Mapping[str, tuple[int, ...]], b: Mapping[str, tuple[int, ...]]) -> str:

@@ -9,7 +9,7 @@ from torch import nn
 
 import surgery
 from surgery import Submodel, SurgeryError
-from surgery.fingerprints import fingerprint
+from surgery.plan import fingerprint
 
 
 class Settings:
@@ -38,7 +38,7 @@ def plan(**edit):
 
 def identity():
     shapes = {name: tuple(t.shape) for name, t in surgery.state(Net()).items()}
-    entries = {name: (surgery.submodel.Source(name, (None,) * len(shape)),) for name, shape in shapes.items()}
+    entries = {name: (surgery.plan.Source(name, (None,) * len(shape)),) for name, shape in shapes.items()}
     return Submodel(entries, shapes)
 
 
@@ -53,7 +53,7 @@ def identity():
 )  # fmt: skip
 def test_plain_values_that_are_there_are_set(module, attribute, value):
     small = plan(module=module, attribute=attribute, value=value).build(Net())
-    found = surgery.edits.attribute_of(small, module, attribute)
+    found = surgery.plan.edits.attribute_of(small, module, attribute)
     assert found == (tuple(value) if attribute == "sizes" else value)
 
 

@@ -1,114 +1,60 @@
-"""Positions in any order, repeated ones, and several sources in one tensor, against indexing in NumPy."""
+"""What plans do to tensors, against indexing in NumPy: positions in any order, repeated, in several sources."""
 
+import copy
 import itertools
-import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, reject, settings
+from drawn_plans import SIZES, draw_index, draw_plan, few, lists, plans, seeds, slow_embed, slow_extract, values
+from hypothesis import given, reject
 from hypothesis import strategies as st
-from oracles import average as slow_average
 from torch import nn
 
 import surgery
-from surgery.submodel import Source, Submodel, as_runs
-from surgery.submodel_index import overlapping, positions
-
-few = settings(max_examples=25, deadline=None)
-seeds = st.integers(0, 10**6)
-SIZES = st.lists(st.lists(st.integers(0, 4), max_size=3).map(tuple), min_size=1, max_size=3)
-
-
-def draw_index(draw, shape, among=None):
-    """Any positions in any order, some of them several times."""
-    result = []
-    for axis, size in enumerate(shape):
-        allowed = range(size) if among is None else among[axis]
-        if not size or (among is None and draw(st.booleans())):
-            result.append(None)
-        else:
-            result.append(as_runs(draw(st.lists(st.sampled_from(list(allowed)), min_size=1, max_size=6))))
-    return tuple(result)
-
-
-def draw_plan(draw, shapes):
-    """Each full tensor is left out, has one source, or two in parts of it, of one small tensor or of two."""
-    entries = {}
-    for name, shape in shapes.items():
-        kind = draw(st.sampled_from(["none", "one", "one", "two", "several"]))
-        if kind == "one" or not shape or 0 in shape or shape[0] < 2:
-            if kind != "none":
-                entries[f"{name}"] = (Source(name, draw_index(draw, shape)),)
-        elif kind != "none":
-            cut = draw(st.integers(1, shape[0] - 1))
-            rest = [list(range(size)) for size in shape[1:]]
-            first = draw_index(draw, shape, [range(cut), *rest])
-            second = draw_index(draw, shape, [range(cut, shape[0]), *rest])
-            if kind == "two":
-                entries |= {f"{name}.a": (Source(name, first),), f"{name}.b": (Source(name, second),)}
-            else:  # as many positions in the other part
-                n = len(positions(first[0]))
-                there = draw(st.lists(st.integers(cut, shape[0] - 1), min_size=n, max_size=n))
-                entries[name] = (Source(name, first), Source(name, (as_runs(there), *first[1:])))
-    return Submodel(entries, shapes)
-
-
-@st.composite
-def plans(draw):
-    return draw_plan(draw, {f"t{i}": shape for i, shape in enumerate(draw(SIZES))})
-
-
-def values(shapes, seed=0, lead=(), dtype=torch.float64):
-    generator = torch.Generator().manual_seed(seed)
-    return {n: torch.randint(-99, 99, (*lead, *s), generator=generator).to(dtype) for n, s in shapes.items()}
-
-
-def lists(index, shape):
-    return [list(range(n)) if runs is None else positions(runs) for runs, n in zip(index, shape)]
-
-
-def slow_extract(plan, full):
-    result = {}
-    for name, (first, *_) in plan.entries.items():
-        where = lists(first.index, plan.shapes[first.name])
-        result[name] = full[first.name].numpy()[np.ix_(*where)] if where else full[first.name].numpy()
-    return result
-
-
-def slow_embed(plan, small, into):
-    """One element after another, the last first, so that the first of those that repeat stays."""
-    full, mask = ({n: t.numpy().copy() for n, t in s.items()} for s in (into, values(plan.shapes, dtype=torch.bool)))
-    for array in mask.values():
-        array[...] = False
-    for name, sources in plan.entries.items():
-        for source in sources:
-            where = lists(source.index, plan.shapes[source.name])
-            for place in reversed(list(itertools.product(*map(range, small[name].shape)))):
-                there = tuple(row[p] for row, p in zip(where, place))
-                full[source.name][there] = small[name].numpy()[place]
-                mask[source.name][there] = True
-    return full, mask
+from surgery.lazy import LazyState, Pieces
+from surgery.plan import Source, Submodel, as_runs
+from surgery.plan.positions import overlapping
 
 
 def assert_same(got, expected):
     assert list(got) == list(expected)
     for name, tensor in got.items():
         assert np.array_equal(tensor.numpy(), np.asarray(expected[name])), name
+        assert not isinstance(expected[name], torch.Tensor) or tensor.dtype == expected[name].dtype
+
+
+def lazy(state):
+    return LazyState({name: Pieces.of(tensor) for name, tensor in state.items()})
 
 
 @few
-@given(plans(), seeds)
-def test_extract_and_embed_are_indexing(plan, seed):
-    full, small = values(plan.shapes, seed), values(plan.small_shapes, seed + 1)
-    assert_same(plan.extract(full), slow_extract(plan, full))
-    zeros = {name: torch.zeros_like(tensor) for name, tensor in full.items()}
-    for into, start in ((None, zeros), (full, full)):
+@given(plans(), seeds, st.sampled_from([torch.float64, torch.float16, torch.int64, torch.bool]))
+def test_extract_and_embed_are_indexing_in_memory_and_lazily(plan, seed, dtype):
+    full, small = values(plan.shapes, seed, dtype=dtype), values(plan.small_shapes, seed + 1, dtype=dtype)
+    before = copy.deepcopy((full, small))
+    extracted = plan.extract(full)
+    assert_same(extracted, slow_extract(plan, full))
+    assert {name: tuple(tensor.shape) for name, tensor in extracted.items()} == plan.small_shapes
+    if plan.entries:  # else nothing tells the dtype
+        assert_same(plan.extract(lazy(full)), extracted)
+    results = [*extracted.values()]
+    for into in (None, full):
         got, mask = plan.embed(small, into=into)
-        expected, covered = slow_embed(plan, small, start)
+        expected, covered = slow_embed(plan, small, into or {n: torch.zeros_like(t) for n, t in full.items()})
         assert_same(got, expected)
         assert_same(mask, covered)
+        results += [*got.values(), *mask.values()]
+        for pair in ((lazy(small), into), (small, into and lazy(into)), (lazy(small), into and lazy(into))):
+            if isinstance(pair[0], LazyState) or pair[1]:
+                made, where = plan.embed(pair[0], into=pair[1])
+                assert isinstance(made, LazyState)
+                assert_same(made, got)
+                assert_same(where, mask)
+    for tensor in results:  # they have memory of their own
+        tensor.zero_()
+    assert_same(full, before[0])
+    assert_same(small, before[1])
 
 
 @few
@@ -133,14 +79,16 @@ def test_each_undoes_the_other_as_far_as_it_can(plan, seed):
 
 
 @few
-@given(plans(), seeds)
-def test_stacks_are_models_one_by_one(plan, seed):
-    full, small = values(plan.shapes, seed, (2,)), values(plan.small_shapes, seed + 1, (2,))
-    singles = [plan.extract(model) for model in surgery.unstack(full)]
-    assert_same(plan.extract(full), surgery.stack(singles) if plan.entries else {})
+@given(plans(), seeds, st.integers(1, 3), st.booleans())
+def test_stacks_are_models_one_by_one(plan, seed, k, keep):
+    full, small = values(plan.shapes, seed, (k,)), values(plan.small_shapes, seed + 1, (k,))
+    assert_same(
+        plan.extract(full), surgery.stack(list(map(plan.extract, surgery.unstack(full)))) if plan.entries else {}
+    )
     if plan.entries:
-        got, mask = plan.embed(small)
-        singles = [plan.embed(model) for model in surgery.unstack(small)]
+        got, mask = plan.embed(small, into=full if keep else None)
+        own = surgery.unstack(full) if keep else [None] * k
+        singles = [plan.embed(model, into=into) for model, into in zip(surgery.unstack(small), own)]
         assert_same(got, surgery.stack([single for single, _ in singles]))
         assert_same(mask, singles[0][1])
 
@@ -148,7 +96,7 @@ def test_stacks_are_models_one_by_one(plan, seed):
 @st.composite
 def chains(draw):
     """Three plans, each within the small model of the one before."""
-    shapes, found = {f"t{i}": shape for i, shape in enumerate(draw(SIZES))}, []
+    shapes, found = {f"{t}{i}": shape for i, shape in enumerate(draw(SIZES)) for t in "tu"}, []
     for _ in range(3):
         found.append(draw_plan(draw, shapes))
         shapes = found[-1].small_shapes
@@ -164,6 +112,7 @@ def test_composition_is_associative_and_extracts_one_after_the_other(chain, seed
     except surgery.SurgeryError:  # two tensors would share copies of one element
         reject()
     assert left == right
+    assert left.small_shapes == c.small_shapes
     full, small = values(a.shapes, seed), values(c.small_shapes, seed + 1)
     assert_same(left.extract(full), c.extract(b.extract(a.extract(full))))
     zeros = {name: torch.zeros_like(tensor) for name, tensor in full.items()}
@@ -193,47 +142,13 @@ def test_parts_of_one_tensor_compose_with_a_permutation_of_it(plan, seed):
     assert_same(there.compose(plan).embed(small)[0], there.embed(plan.embed(small)[0])[0])
 
 
-@st.composite
-def cohorts(draw):
-    shapes = {f"t{i}": shape for i, shape in enumerate(draw(SIZES))}
-    found = [draw_plan(draw, shapes) for _ in range(draw(st.integers(1, 3)))]
-    weights = draw(st.lists(st.sampled_from([0.0, 1.0, 2.5]), min_size=len(found), max_size=len(found)))
-    return found, weights
-
-
-@few
-@given(cohorts(), seeds, st.sampled_from([torch.float64, torch.int64]))
-def test_means_and_norms_are_those_of_the_embedded_models(cohort, seed, dtype):
-    found, weights = cohort
-    states = [values(plan.small_shapes, seed + k, dtype=dtype) for k, plan in enumerate(found)]
-    fallback = values(found[0].shapes, seed - 1, dtype=dtype)
-    pairs = [slow_embed(plan, state, fallback) for plan, state in zip(found, states)]
-    full, masks = ([{n: torch.as_tensor(a) for n, a in pair[i].items()} for pair in pairs] for i in (0, 1))
-    got = surgery.average_submodels(states, found, fallback=fallback, weights=weights)
-    trimmed = surgery.trimmed_mean_submodels(states, found, fallback=fallback, trim=0.4, weights=weights)
-    models, mask = surgery.stack(full), surgery.stack(masks)
-    slow = slow_average(full, weights, masks, fallback) if dtype.is_floating_point else None
-    for name, tensor in got.items():
-        expected = surgery.average(models, weights=weights, mask=mask, fallback=fallback)[name]
-        torch.testing.assert_close(tensor, expected, rtol=1e-12, atol=1e-12)
-        if slow is not None:
-            torch.testing.assert_close(tensor, slow[name], rtol=1e-12, atol=1e-12)
-        robust = surgery.trimmed_mean(models, trim=0.4, weights=weights, mask=mask, fallback=fallback)[name]
-        torch.testing.assert_close(trimmed[name], robust)
-    members = [k for k, weight in enumerate(weights) if weight]
-    if members and dtype.is_floating_point:
-        factors = surgery.submodel_factors(states, found, q=0.8, weights=weights)
-        kept = surgery.stack([full[k] for k in members]), surgery.stack([masks[k] for k in members])
-        _, expected = surgery.match_norms(kept[0], mask=kept[1], q=0.8)
-        for name in fallback:
-            torch.testing.assert_close(factors[name][members], expected[name], rtol=1e-9, atol=0)
-
-
 @few
 @given(plans())
-def test_json_keeps_orders_repeats_and_parts(plan):
+def test_json_gives_an_equal_plan(plan):
     again = Submodel.from_json(plan.to_json())
     assert again == plan
+    assert (again.fingerprint, again.small_shapes) == (plan.fingerprint, plan.small_shapes)
+    assert [list(again.entries), list(again.shapes)] == [list(plan.entries), list(plan.shapes)]
     assert again.describe() == plan.describe()
 
 
@@ -305,7 +220,7 @@ def test_a_wider_model_is_built_and_computes_the_same():
             {"do": "set", "module": "0", "attribute": "out_features", "value": 3},
             {"do": "set", "module": "2", "attribute": "in_features", "value": 3},
         ),
-        surgery.submodel.structure(net),
+        surgery.plan.structure(net),
     )
     wider = plan.build(net)
     with torch.no_grad():
@@ -320,35 +235,6 @@ def test_printing_shows_other_parts_and_what_is_left_out():
     plan = Submodel({"w": tuple(Source("w", (as_runs(order),)) for order in ([1, 0], [3, 2]))}, {"w": (4,), "v": (1,)})
     assert plan.describe().endswith("= [1:2|0:1] and w[3:4|2:3]")
     assert "1 left out" in repr(plan)
-
-
-STORED = Path(__file__).parents[1] / "stored" / "plans" / "version1.json"
-
-
-def stored_model():
-    def block():
-        return nn.Sequential(nn.BatchNorm2d(6), nn.Conv2d(6, 6, 3, padding=1, groups=2, bias=False), nn.ReLU())
-
-    head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.3), nn.Linear(6, 3))
-    return nn.Sequential(nn.Conv2d(2, 6, 3, stride=2), block(), block(), *head)
-
-
-def test_a_plan_of_version_1_is_read_builds_and_refuses_another_model(tmp_path):
-    plan, net = Submodel.load(STORED), stored_model()
-    shallow, depth = surgery.ungraft(net, keep=[1])
-    small, width = surgery.narrow(shallow, rate=0.5, example=torch.zeros(1, 2, 9, 9))
-    now = depth.compose(width)
-    assert (plan.entries, plan.shapes, plan.edits) == (now.entries, now.shapes, now.edits)
-    assert plan.dtypes == {}
-    x = torch.randn(2, 2, 9, 9)
-    plan.save(tmp_path / "again")  # as version 2, with what is known of it
-    for read in (plan, Submodel.load(tmp_path / "again")):
-        assert torch.equal(read.build(net).eval()(x), small.eval()(x))
-        net[0].stride = (1, 1)
-        with pytest.raises(surgery.SurgeryError, match="other classes or settings"):
-            read.build(net)
-        net[0].stride = (2, 2)
-    assert json.loads((tmp_path / "again").read_text())["version"] == 2
 
 
 def test_tensors_outside_of_the_state_are_sliced_in_any_order():

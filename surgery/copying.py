@@ -1,0 +1,77 @@
+"""Copies of modules, and the exchange of their tensors."""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from surgery.errors import SurgeryError, first_line
+
+
+def copy_sharing(model: nn.Module, shared: Mapping[int, Any] | None = None) -> tuple[nn.Module, dict[int, Tensor]]:
+    """A deep copy of the module that shares the tensors of its state with it, and these tensors by id.
+
+    Other objects that the copy is to share are given by id.
+    """
+    persistent = [
+        buffer
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and name not in module._non_persistent_buffers_set
+    ]
+    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *persistent)}
+    return _copied(model, {**(shared or {}), **tensors}), tensors
+
+
+def clone(model: nn.Module) -> nn.Module:
+    """A deep copy of the module that shares nothing with it. SurgeryError if it cannot be copied."""
+    return _copied(model, {})
+
+
+def refuse_scripted(model: nn.Module) -> None:
+    """SurgeryError for a model that is scripted or holds a scripted module: its code cannot be edited."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            what = f"module {name!r}" if name else "the model"
+            raise SurgeryError(f"{what} is scripted (torch.jit): give the plain module that it was scripted from")
+
+
+def _copied(model: nn.Module, memo: Mapping[int, Any]) -> nn.Module:
+    refuse_scripted(model)
+    # deepcopy refuses tensors that a hook computes from parameters before each pass (weight norm, pruning).
+    computed = {
+        id(value): value.detach().clone()
+        for module in model.modules()
+        for value in vars(module).values()
+        if isinstance(value, Tensor) and value.grad_fn is not None
+    }
+    try:
+        return copy.deepcopy(model, {**computed, **memo})
+    except Exception as error:
+        raise SurgeryError(
+            f"{type(model).__name__} cannot be copied ({first_line(error)}): give a model that copy.deepcopy can copy"
+        ) from error
+
+
+def replace_tensors(model: nn.Module, values: Mapping[int, Tensor], originals: Mapping[int, Tensor]) -> None:
+    """Replace the original tensors (by id) by new ones wherever they are registered."""
+    made: dict[int, Tensor] = {}
+    for module in model.modules():
+        for registry in (module._parameters, module._buffers):
+            for name, tensor in registry.items():
+                key = id(tensor)
+                if tensor is None or key not in originals or key not in values:
+                    continue
+                if key not in made:
+                    value = values[key].detach()
+                    if isinstance(tensor, nn.Parameter):
+                        value = nn.Parameter(value, requires_grad=tensor.requires_grad)
+                        value.__dict__.update(tensor.__dict__)
+                    made[key] = value
+                registry[name] = made[key]
+    for module in model.modules():
+        for attribute, value in vars(module).items():  # recurrent modules also keep them in a list
+            if isinstance(value, list) and any(id(item) in made for item in value):
+                vars(module)[attribute] = [made.get(id(item), item) for item in value]

@@ -1,0 +1,127 @@
+"""Edits that, besides smaller tensors, turn a copy of a full module into a small one.
+
+An edit is a JSON object: `do` names the function below that carries it out, the rest are its arguments.
+"""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from surgery.configuration import is_like, is_plain
+from surgery.depth.chain import Chain, Skip
+from surgery.errors import SurgeryError
+from surgery.names import joined
+from surgery.plan.positions import as_index, selected, take
+
+
+def apply_edit(model: nn.Module, edit: Mapping[str, Any]) -> None:
+    """Carry out one edit on the module, in place."""
+    arguments = {key: value for key, value in edit.items() if key != "do"}
+    try:
+        _EDITS[edit["do"]](model, **arguments)
+    except SurgeryError:
+        raise
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+        raise SurgeryError(f"the edit {dict(edit)} does not fit this {type(model).__name__}: {error!r}") from error
+
+
+def set_attribute(model: nn.Module, module: str, attribute: str, value: Any) -> None:
+    """Set a plain attribute of a module. It keeps its type: JSON has lists for tuples.
+
+    The attribute may be that of an object which the module holds, such as `config.num_hidden_layers`.
+    """
+    path, _, last = attribute.rpartition(".")
+    owner = attribute_of(model, module, path) if path else model.get_submodule(module)
+    _refuse_unless_plain(model.get_submodule(module), module, attribute, value)
+    setattr(owner, last, _like(getattr(owner, last), value))
+
+
+def _refuse_unless_plain(owner: nn.Module, module: str, attribute: str, value: Any) -> None:
+    """SurgeryError unless an attribute is a plain value, of a module or of a configuration that it holds, and becomes
+    one. Plans come in files: they may change sizes, heads, scales and settings, but no code and no tensor.
+    """
+    said = f"the plan sets {attribute!r} of {f'module {module!r}' if module else 'the model'}"
+    *path, last = attribute.split(".")
+    for name in path:
+        owner = vars(owner).get(name)
+        if owner is None or isinstance(owner, nn.Module | Tensor | type) or callable(owner) or is_plain(owner):
+            raise SurgeryError(f"{said}, but {name!r} is no configuration there: the plan is not of this model")
+    if isinstance(owner, nn.Module) and last in _EVERY_MODULE_S:
+        raise SurgeryError(f"{said}, which torch keeps there for itself: the plan was not made by this package")
+    kind = getattr(type(owner), last, None)
+    stored = last in vars(owner) or (isinstance(kind, property) and kind.fset is not None)
+    if last.startswith("__") or not stored or not is_plain(getattr(owner, last)):
+        raise SurgeryError(f"{said}, which is no number, text or truth value there: the plan is not of this model")
+    if not is_plain(value):
+        raise SurgeryError(
+            f"{said} to {value!r}: an attribute becomes a number, a text, a truth value or a list of them"
+        )
+    if not is_like(old := getattr(owner, last), value):
+        raise SurgeryError(
+            f"{said} to {value!r}, which is no value like the {old!r} there: a plan changes values, not their kind"
+        )
+
+
+_EVERY_MODULE_S = vars(nn.Module()).keys()
+
+
+def attribute_of(model: nn.Module, module: str, attribute: str) -> Any:
+    """The value of an attribute that `set_attribute` sets."""
+    return functools.reduce(getattr, attribute.split("."), model.get_submodule(module))
+
+
+def slice_buffer(model: nn.Module, module: str, attribute: str, index: list) -> None:
+    """Take positions, in any order, of a tensor that is not in the state: a non-persistent buffer or an attribute."""
+    owner = model.get_submodule(module)
+    tensor, ranges = getattr(owner, attribute), as_index(index)
+    selected(joined(module, attribute), ranges, tuple(tensor.shape))
+    setattr(owner, attribute, take(tensor, ranges))
+
+
+def remove(model: nn.Module, module: str, first: int, count: int) -> None:
+    """Remove `count` children of a Sequential or ModuleList from position `first` on; later ones move up."""
+    parent = model.get_submodule(module)
+    children = list(parent._modules.items())
+    kept = [child for _, child in (*children[:first], *children[first + count :])]
+    names = [name for name, _ in children]
+    numbered = names == [str(i) for i in range(len(names))]
+    names = names[: len(kept)] if numbered else [*names[:first], *names[first + count :]]
+    parent._modules.clear()
+    parent._modules.update(zip(names, kept))
+
+
+def skip(model: nn.Module, module: str) -> None:
+    """Replace a module by `Skip`."""
+    _replace(model, module, Skip())
+
+
+def unchain(model: nn.Module, module: str, keep: int) -> None:
+    """Keep the first `keep` blocks of a `Chain`; if one is left it replaces the chain."""
+    chain = model.get_submodule(module)
+    if not isinstance(chain, Chain):
+        raise TypeError(f"{module!r} is a {type(chain).__name__}, not a Chain")
+    kept = chain[0] if keep == 1 else chain[:keep]
+    if keep > 1:
+        kept.training = chain.training
+    _replace(model, module, kept)
+
+
+_EDITS = {"set": set_attribute, "slice": slice_buffer, "remove": remove, "skip": skip, "unchain": unchain}
+
+
+def _replace(model: nn.Module, name: str, new: nn.Module) -> None:
+    parent, _, child = name.rpartition(".")
+    owner = model.get_submodule(parent)
+    if child not in owner._modules:
+        raise KeyError(name)
+    owner._modules[child] = new
+
+
+def _like(old: Any, value: Any) -> Any:
+    """The value with the container types of the old one."""
+    if isinstance(value, list | tuple) and isinstance(old, list | tuple):
+        items = [_like(o, v) for o, v in zip((*old, *value[len(old) :]), value)]
+        return type(old)(*items) if hasattr(old, "_fields") else type(old)(items)
+    return value

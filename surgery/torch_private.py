@@ -1,0 +1,36 @@
+"""What surgery takes from torch that torch does not promise to keep, in one place."""
+
+from typing import Any
+
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._pytree import tree_leaves as tree_leaves
+from torch.utils._pytree import tree_map as tree_map
+
+BatchNorm, Dropout = _BatchNorm, _DropoutNd
+
+
+class Watch(TorchDispatchMode):
+    """Sees each operation `before` and `after` it runs as it is; subclasses say what they do then.
+
+    >>> import torch
+    >>> class Names(Watch):
+    ...     def after(self, operation, args, kwargs, result): print(operation)
+    >>> with Names(): _ = torch.ones(2) + 1
+    aten.ones.default
+    aten.add.Tensor
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        self.before(func, args, kwargs)
+        result = func(*args, **kwargs)
+        self.after(func, args, kwargs, result)
+        return result
+
+    def before(self, operation: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Called before an operation runs."""
+
+    def after(self, operation: Any, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
+        """Called after an operation has run."""
