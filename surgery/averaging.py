@@ -5,13 +5,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from surgery.deprecated import formerly
 from surgery.errors import SurgeryError
 from surgery.states import Models, Stack, State, as_stack, as_state, check_same, compute_dtype, stack_size
 from surgery.transfer import upload
 
 
-@formerly("models weights mask fallback")
 def average(
     models: Models,
     *,

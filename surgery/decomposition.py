@@ -7,7 +7,6 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from surgery.deprecated import formerly
 from surgery.depth.sections import sections
 from surgery.depth.state_tree import as_module
 from surgery.errors import SurgeryError
@@ -26,7 +25,6 @@ class Layer(NamedTuple):
     tensors: tuple[str, ...]
 
 
-@formerly("model example unit")
 def layers(model: nn.Module | State, *, example: Any = None, unit: Unit = "layer") -> list[Layer]:
     """Decompose a model into layers that together hold every tensor of `surgery.state(model)` exactly once.
 

@@ -8,7 +8,6 @@ from numbers import Integral
 import torch
 from torch import Tensor, nn
 
-from surgery.deprecated import formerly
 from surgery.errors import SurgeryError, first_line
 
 
@@ -57,7 +56,6 @@ def check_named(name: str) -> tuple[str, str]:
     return library, model
 
 
-@formerly("model batch")
 def example_input(model: nn.Module, *, batch: int = 2) -> Tensor:
     """Zeros [batch, channels, height, width] of the size that a model was made for, or [batch, channels, frames, ...].
 

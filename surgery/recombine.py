@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from surgery.decomposition import Layer, checked_segments
-from surgery.deprecated import formerly
 from surgery.edits import copy_sharing, replace_tensors
 from surgery.errors import SurgeryError
 from surgery.states import Stack, State, as_state, check_same, owners, stack_size, state
@@ -27,7 +26,6 @@ Segment: TypeAlias = tuple[str, ...]
 _SMALL_ROW = 1 << 16  # bytes; with smaller rows one gather of the tensor is faster than moving rows one by one
 
 
-@formerly("layers fraction")
 def segments(layers: Sequence[Layer], *, fraction: float = 0.0) -> list[Segment]:
     """Group consecutive layers into segments that move together (FedMR-px in the paper's Fig. 11).
 
@@ -59,7 +57,6 @@ def segments(layers: Sequence[Layer], *, fraction: float = 0.0) -> list[Segment]
     return [tuple(names) for names in groups.values()]
 
 
-@formerly("n k generator derange")
 def permutations(n: int, k: int, *, generator: torch.Generator | None = None, derange: bool = False) -> Tensor:
     """n independent uniform permutations of k slots: [n, k], int64, on the generator's device.
 
@@ -110,7 +107,6 @@ def shuffle(
 def shuffle(models: Sequence[nn.Module], *, segments: Sequence[Segment], permutations: Tensor) -> list[nn.Module]: ...
 @overload
 def shuffle(models: Sequence[State], *, segments: Sequence[Segment], permutations: Tensor) -> list[State]: ...
-@formerly("models segments permutations inplace")
 def shuffle(models, *, segments, permutations, inplace=False):
     """Recombine K models: slot k of the result takes segment s from slot permutations[s, k].
 

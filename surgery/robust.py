@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from surgery.averaging import checked_models, fallback_row, weight_rows
-from surgery.deprecated import formerly
 from surgery.errors import SurgeryError
 from surgery.states import Models, Stack, State, as_state, compute_dtype, stack_size
 from surgery.submodel import Submodel
@@ -22,7 +21,6 @@ from surgery.transfer import upload
 _SLAB = 1 << 14  # elements sorted at once on a CPU, within its cache; on a GPU many more, to save launches
 
 
-@formerly("models trim weights mask fallback")
 def trimmed_mean(
     models: Models,
     *,
@@ -74,7 +72,6 @@ def trimmed_mean(
     return {name: torch.stack([r[name] for r in results]) for name in models} if rows.ndim == 2 else results[0]
 
 
-@formerly("states plans fallback trim weights factors")
 def trimmed_mean_submodels(
     states: Sequence[Mapping[str, Tensor]],
     plans: Sequence[Submodel],

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from surgery.averaging import checked_mask
 from surgery.decomposition import checked_segments
-from surgery.deprecated import formerly
 from surgery.errors import SurgeryError
 from surgery.percentile import check_quantile, joint_norms, norm_dtype
 from surgery.states import Models, Stack, as_stack, stack_size
@@ -20,7 +19,6 @@ from surgery.transfer import upload
 _NOTHING = 1e-6  # times the largest norm; a bias that has hardly left 0 may have less
 
 
-@formerly("tensor q stacked")
 def percentile_norm(tensor: Tensor, *, q: float = 0.95, stacked: bool = False) -> Tensor:
     """The L2 norm of the entries whose magnitude is at most the q-quantile of the magnitudes (W95 of the paper).
 
@@ -59,7 +57,6 @@ def percentile_norm(tensor: Tensor, *, q: float = 0.95, stacked: bool = False) -
     return norms if stacked else norms[0]
 
 
-@formerly("models mask q groups")
 def match_norms(
     models: Models,
     *,

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from surgery.deprecated import formerly
 from surgery.depth.sections import sections
 from surgery.errors import SurgeryError
 from surgery.states import State, as_state
@@ -119,7 +118,6 @@ class SectionSimilarity(NamedTuple):
         return torch.stack(chosen)[:, i, j].nanmean().item()
 
 
-@formerly("model first")
 def block_similarity(model: nn.Module | State, *, first: bool = False) -> list[SectionSimilarity]:
     """How alike the blocks of each section are (FedFA, Tables 7-9): every pair, convolution by convolution.
 

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from surgery import submodel_text
-from surgery.deprecated import formerly
 from surgery.edits import apply_edit, copy_sharing, replace_tensors
 from surgery.errors import SurgeryError
 from surgery.files.whole import replacing
@@ -169,7 +168,6 @@ class Submodel:
         lead = _check(full, self.shapes, "the full model")
         return {name: take(full[s[0].name], s[0].index, lead) for name, s in self.entries.items()}
 
-    @formerly("self small into")
     def embed(
         self, small: Mapping[str, Tensor] | nn.Module, *, into: Mapping[str, Tensor] | nn.Module | None = None
     ) -> tuple[State | Stack, dict[str, Tensor]]:

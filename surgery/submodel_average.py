@@ -9,7 +9,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from surgery.deprecated import formerly
 from surgery.errors import SurgeryError
 from surgery.states import State, as_state, compute_dtype
 from surgery.submodel import Submodel
@@ -31,7 +30,6 @@ class _Part(NamedTuple):
     index: Index
 
 
-@formerly("states plans fallback weights dtype factors")
 def average_submodels(
     states: Sequence[Mapping[str, Tensor]],
     plans: Sequence[Submodel],

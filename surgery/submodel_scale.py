@@ -6,7 +6,6 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from surgery.deprecated import formerly
 from surgery.errors import SurgeryError
 from surgery.percentile import joint_norms
 from surgery.scale import checked_groups, matching_factors
@@ -17,7 +16,6 @@ from surgery.submodel_index import Index, ascending, repeats
 _Part: TypeAlias = tuple[str, Index]
 
 
-@formerly("states plans q groups weights measure")
 def submodel_factors(
     states: Sequence[Mapping[str, Tensor]],
     plans: Sequence[Submodel],

@@ -1,7 +1,6 @@
 """The description of a model as a value: name, width, depth, and everything else that its construction needs."""
 
 import dataclasses
-import warnings
 from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -108,13 +107,6 @@ class Spec:
         """
         assert isinstance(self.width, tuple)
         return dict(zip(self.member.rated_parts, self.width))
-
-    @property
-    def widths(self) -> dict[str, float]:
-        """The former name of `rates`."""
-        text = "zoo.Spec.widths is called rates now; the old name is refused from the next version on"
-        warnings.warn(text, DeprecationWarning, stacklevel=2)
-        return self.rates
 
     def build(self, generator: torch.Generator | None = None, device: torch.device | str = "cpu") -> nn.Module:
         """The model, in training mode.

@@ -6,7 +6,6 @@ from typing import Any, Literal, NamedTuple
 from torch import nn
 
 from surgery.configuration import warn_if_lost
-from surgery.deprecated import formerly
 from surgery.depth.asked import Depths, asked, check_repeatable, checked
 from surgery.depth.cache import check_cached
 from surgery.depth.check import check_depth, watched
@@ -25,7 +24,6 @@ from surgery.submodel import Source, Submodel, structure
 __all__ = ["graft", "ungraft"]
 
 
-@formerly("model depths mode example")
 def graft(
     model: nn.Module | State,
     *,

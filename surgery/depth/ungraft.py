@@ -6,7 +6,6 @@ from typing import Any, Literal, TypeAlias
 from torch import Tensor, nn
 
 from surgery.configuration import warn_if_lost
-from surgery.deprecated import formerly
 from surgery.depth.asked import Kept, asked, checked, positions
 from surgery.depth.cache import check_cached
 from surgery.depth.check import check_depth, watched
@@ -23,7 +22,6 @@ from surgery.submodel import Source, Submodel, structure
 StandsFor: TypeAlias = Literal["equal", "corner", "none"]
 
 
-@formerly("model keep example stands_for", depths="keep", stand="stands_for")
 def ungraft(
     model: nn.Module | State,
     *,

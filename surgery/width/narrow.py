@@ -7,10 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from surgery.deprecated import formerly, warn_of
 from surgery.errors import SurgeryError
 from surgery.submodel import Submodel
-from surgery.width.corner import corner
 from surgery.width.demand import Demand, Heads, Rounding, checked
 from surgery.width.scores import Scores
 from surgery.width.search import Search
@@ -20,7 +18,6 @@ from surgery.width.whole import told
 _log = logging.getLogger(__name__)
 
 
-@formerly("model rate example")
 def narrow(
     model: nn.Module,
     *,
@@ -34,7 +31,6 @@ def narrow(
     heads: Heads = "inside",
     rounding: Rounding = math.ceil,
     strict: bool = False,
-    like: nn.Module | None = None,
 ) -> tuple[nn.Module, Submodel]:
     """A narrower copy of any module: the first, or the best, ceil(rate * C) positions of every hidden width C.
 
@@ -67,7 +63,6 @@ def narrow(
             pass has used although it is as long as a width that shrinks, and a constant of the code along a width whose
             order matters that is not the first positions of the full model's. Otherwise such widths are logged as a
             warning with the reasons, and an error only if nothing shrinks; such tensors and constants are logged, too.
-        like: deprecated; use `corner`.
 
     Returns:
         The narrow module, and the plan that maps its state to the model's.
@@ -87,10 +82,7 @@ def narrow(
     >>> torch.equal(plan.extract(net)["0.weight"], net[0].weight[:4])
     True
     """
-    if like is not None and rate is None:
-        warn_of("narrow(model, like=small)", "corner(model, small)")
-        return corner(model, like)
-    if like is not None or (rate is None and not rates and target is None):
+    if rate is None and not rates and target is None:
         raise SurgeryError("narrow takes a rate and an example; to copy the widths of a smaller model use corner")
     if target is not None and (rate is not None or rates):
         raise SurgeryError("a target says how large the model is, so it replaces rate and rates: give one of them")

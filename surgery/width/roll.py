@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import nn
 
-from surgery.deprecated import formerly
 from surgery.errors import SurgeryError
 from surgery.names import joined
 from surgery.submodel import Source, Submodel
@@ -21,7 +20,6 @@ from surgery.width.solved import Atom, Axis, Product, Sum, atoms, digits, groupi
 from surgery.width.trace import traced
 
 
-@formerly("model small example", like="small")
 def rolling(model: nn.Module, small: nn.Module, *, example: Any) -> Callable[[int], Submodel]:
     """The plans of a smaller model whose window on every width begins at a channel other than 0.
 

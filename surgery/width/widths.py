@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from surgery.deprecated import formerly
 from surgery.errors import SurgeryError
 from surgery.names import joined
 from surgery.width.choose import choose
@@ -41,7 +40,6 @@ class Width(NamedTuple):
     order: str = ""
 
 
-@formerly("model example rate")
 def widths(
     model: nn.Module,
     *,

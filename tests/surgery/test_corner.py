@@ -108,14 +108,6 @@ def test_widths_and_depths_that_do_not_fit_are_refused():
         surgery.corner(one_larger[0], one_larger[1])
 
 
-def test_a_rate_and_a_model_exclude_each_other():
-    for arguments in ({}, {"rate": 0.5, "like": mlp(2)}, {"rate": 0.5, "example": torch.ones(1, 2), "like": mlp(2)}):
-        with pytest.raises(
-            surgery.SurgeryError, match="takes a rate and an example; to copy the widths of a smaller model use corner"
-        ):
-            surgery.narrow(mlp(4), **arguments)
-
-
 class Holder(nn.Module):
     """Holds a width in every way that a module can."""
 

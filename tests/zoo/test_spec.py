@@ -237,8 +237,3 @@ def test_the_smallest_width_has_one_channel():
     net = zoo.create("resnet20", width=1e-9)
     assert net.stem.conv.out_channels == net.head.in_features == 1
     assert net(torch.randn(2, 3, 8, 8)).shape == (2, 10)
-
-
-def test_the_former_name_of_the_rates_warns():
-    with pytest.warns(DeprecationWarning, match="zoo.Spec.widths is called rates now"):
-        assert Spec("cnn", width=0.5).widths == Spec("cnn", width=0.5).rates
