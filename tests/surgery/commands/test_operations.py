@@ -277,8 +277,8 @@ def test_an_existing_file_is_the_last_mistake_to_be_told_and_told_before_the_wor
         (("extract", file, "--plan", "none.json"), "none.json cannot be read"),
     ]:
         assert text in refused(capsys, *arguments, *there)
-    for name in ("changes.importance", "changes.narrow_model", "changes.widen_model", "orders.Aligner"):
-        monkeypatch.setattr(f"surgery.operations.{name}", lambda *given, **more: pytest.fail("it worked in vain"))
+    for name in ("importance", "narrow", "widen", "Aligner"):
+        monkeypatch.setattr(surgery, name, lambda *given, **more: pytest.fail("it worked in vain"))
     for command in [
         ("narrow", file, "--rate", "0.5", *GIVEN),
         ("prune", file, "--macs", "0.5", *GIVEN),
