@@ -210,6 +210,10 @@ def _named(do: str, key: str, kind: type, value: Any, known: Mapping[str, Any]) 
         if kind is list
         else "{!r} as entries PATTERN: NAME, such as {{head: a}}"
     )
-    if not isinstance(value, kind) or not value:
-        raise SurgeryError(f"{do} takes {example.format(key)}, not {shown(value)}")
-    return [one(name) for name in value] if kind is list else {str(p): one(name) for p, name in value.items()}
+    if kind is list:
+        if not isinstance(value, list) or not value:
+            raise SurgeryError(f"{do} takes a list of names as {key!r}, such as [a, b], not {shown(value)}")
+        return [one(name) for name in value]
+    if not isinstance(value, dict) or not value:
+        raise SurgeryError(f"{do} takes {key!r} as entries PATTERN: NAME, such as {{head: a}}, not {shown(value)}")
+    return {str(pattern): one(name) for pattern, name in value.items()}
