@@ -205,11 +205,6 @@ def _named(do: str, key: str, kind: type, value: Any, known: Mapping[str, Any]) 
 
     if kind is Subject:
         return one(value)
-    example = (
-        "a list of names as {!r}, such as [a, b]"
-        if kind is list
-        else "{!r} as entries PATTERN: NAME, such as {{head: a}}"
-    )
     if kind is list:
         if not isinstance(value, list) or not value:
             raise SurgeryError(f"{do} takes a list of names as {key!r}, such as [a, b], not {shown(value)}")

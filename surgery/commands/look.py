@@ -10,7 +10,7 @@ from torch import nn
 
 import surgery
 from surgery.commands.contents import contents, contents_text
-from surgery.commands.shared import File
+from surgery.commands.shared import File, ModelName, NewFile
 from surgery.errors import SurgeryError, first_line
 from surgery.files import check_absent, open_state
 from surgery.forward import call
@@ -26,8 +26,6 @@ from surgery.operations.subject import Subject, build, example_for
 
 _DEEPEST = 500  # blocks of a section; more than any published network has, and few enough to be copied in a minute
 _LONGEST = 10**6  # seconds that a step may take
-ModelName = Annotated[str, Kind("MODEL")]
-Picture = Annotated[Path, Kind("FILE")]
 
 
 def inspect(
@@ -39,7 +37,7 @@ def inspect(
     heads: Literal["inside", "drop"] = "inside",
     input: Shape | None = None,
     json: bool = False,
-    plot: Picture | None = None,
+    plot: NewFile | None = None,
     seconds: float = 60,
 ) -> None:
     """Print what a checkpoint holds, or a model's layers, sections and widths.

@@ -18,6 +18,7 @@ from surgery.operations.subject import Subject
 File = Annotated[Path, Kind("FILE", positional=True)]
 Files = Annotated[tuple[Path, ...], Kind("FILE...", positional=True)]
 NewFile = Annotated[Path, Kind("FILE")]
+ModelName = Annotated[str, Kind("MODEL")]
 
 PROVENANCE = "layer_surgery"
 """The name in a file's metadata under which JSON says how it was made."""

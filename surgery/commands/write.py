@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_args
 
 from surgery.commands.flags import texts_of
-from surgery.commands.shared import File, Files, NewFile, save, source, summary
+from surgery.commands.shared import File, Files, ModelName, NewFile, save, source, summary
 from surgery.errors import SurgeryError
 from surgery.files import check_absent, check_new
 from surgery.operations import OPERATIONS, carry_out, checkpoints, merge_method
@@ -15,7 +15,6 @@ from surgery.operations.arguments import Floats, Function, Kind, PlanFile, Shape
 from surgery.operations.subject import Subject
 from surgery.recipe import Recipe, planned, read_recipe
 
-ModelName = Annotated[str, Kind("MODEL")]
 Size = Annotated[str, Kind("SIZE")]
 Settings = Annotated[tuple[str, ...], Kind("[PATTERN:]NAME=VALUE", repeated=True)]
 

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from command_files import in_folder_with, refused, run, same
 from safetensors.torch import load_file, save_file
 from selection import some
 
@@ -53,34 +54,13 @@ def broken():
 
 @pytest.fixture
 def net(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(__import__("sys").modules, "their_models", raising=False)
-    (tmp_path / "their_models.py").write_text(MODULE)
+    in_folder_with(monkeypatch, tmp_path, "their_models", MODULE)
     import their_models
 
     torch.manual_seed(0)
     model = their_models.net()
     save_file(model.state_dict(), "net.safetensors")
     return model
-
-
-def run(*arguments):
-    assert main([*map(str, arguments)]) == 0
-
-
-def refused(capsys, *arguments):
-    assert main([*map(str, arguments)]) == 2
-    text = capsys.readouterr().err
-    assert text.startswith("error: ")
-    assert text.count("\n") == 1
-    return text
-
-
-def same(file, expected):
-    found = load_file(file)
-    assert set(found) == set(expected)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 GIVEN = ("--model", "their_models:net", "--input", "5")
