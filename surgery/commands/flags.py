@@ -21,10 +21,8 @@ def call(command: Callable[..., Any], prog: str, argv: Sequence[str]) -> Any:
     parameters = inspect.signature(command).parameters
     repeated = [name for name, p in parameters.items() if get_origin(type_and_kind(p.annotation)[0]) is Mapping]
 
-    def read(**given: Any) -> Any:
-        for name in repeated:
-            given[name] = entries(name, given[name])
-        return command(**given)
+    def read(**given: Any) -> dict[str, Any]:
+        return given
 
     read.__annotations__ = {name: _as_tyro_reads(p, texts[name]) for name, p in parameters.items()}
     read.__signature__ = inspect.Signature(
@@ -38,7 +36,9 @@ def call(command: Callable[..., Any], prog: str, argv: Sequence[str]) -> Any:
     )
     about = docstring_parser.parse(command.__doc__)
     description = "\n\n".join(filter(None, (about.short_description, about.long_description)))
-    return tyro.cli(read, prog=prog, description=description, args=argv)
+    given = tyro.cli(read, prog=prog, description=description, args=argv)
+    mappings = {name: entries(name, given.pop(name)) for name in repeated}
+    return command(**given, **mappings)
 
 
 def texts_of(function: Callable[..., Any]) -> dict[str, str]:
