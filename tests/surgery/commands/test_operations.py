@@ -115,6 +115,8 @@ def test_shuffle_uses_every_layer_once(net):
     expected = surgery.shuffle([surgery.state(net), other], segments=parts, permutations=swaps)
     for k in range(2):
         same(f"mixed/{k}.safetensors", expected[k])
+    run("shuffle", "net.safetensors", "other.safetensors", "--derange", "--out", "swapped")
+    same("swapped/0.safetensors", other)
 
 
 def test_check_says_what_works_and_why_not(net, capsys):
