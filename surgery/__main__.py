@@ -6,12 +6,9 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 
-import tyro
-
-from surgery.commands import COMMANDS
+from surgery import __version__
 from surgery.errors import SurgeryError
 
 _EXAMPLES = """\
@@ -32,7 +29,10 @@ def called(text: str) -> str:
 
 def overview() -> str:
     """What `--help` prints."""
-    lines = [f"  {name:13}{command.does}" for name, command in COMMANDS.items()]
+    from surgery.commands import COMMANDS
+
+    first = {name: (command.__doc__ or "").splitlines()[0].rstrip(".") for name, command in COMMANDS.items()}
+    lines = [f"  {name:13}{text[0].lower()}{text[1:]}" for name, text in first.items()]
     return "\n".join(
         [
             "usage: python -m surgery COMMAND ...",
@@ -56,6 +56,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name in ("-h", "--help"):
         print(called(overview()))
         return 0
+    if name == "--version":
+        print(f"layer-surgery {__version__}")
+        return 0
+    from surgery.commands import COMMANDS  # which takes long
+    from surgery.commands.flags import call
+
     code = None
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # leaves nothing half written
@@ -64,9 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             near = difflib.get_close_matches(name, COMMANDS, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(COMMANDS)}"
             raise SurgeryError(f"unknown command {name!r}: {hint}")
-        command = COMMANDS[name]
-        kind = getattr(import_module(command.module), command.arguments)
-        code = tyro.cli(kind, prog=called(f"{_MODULE} {name}"), args=rest).run()
+        code = call(COMMANDS[name], called(f"{_MODULE} {name}"), rest)
         sys.stdout.flush()
     except BrokenPipeError:  # `| head` has read enough; discard what Python still flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from surgery.deprecated import former_name
 from surgery.errors import SurgeryError
 from surgery.names import joined
 
@@ -194,9 +193,6 @@ def stack_size(models: Mapping[str, Tensor]) -> int:
     if sizes == {0}:
         raise SurgeryError("the stack holds no model (K = 0)")
     return sizes.pop()
-
-
-count = former_name("count", stack_size)
 
 
 def distance(a: Models, b: Models) -> Tensor:

@@ -5,24 +5,20 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import surgery
 from surgery.commands.shared import PROVENANCE, size_text
+from surgery.lazy import metas
 from surgery.names import is_inside
-
-if TYPE_CHECKING:
-    from surgery.operations.subject import Subject
+from surgery.operations.subject import Subject
 
 
-def contents(subject: "Subject") -> dict[str, Any]:
+def contents(subject: Subject) -> dict[str, Any]:
     """The facts as plain data for JSON; of the model, if it is known, also the coupled widths.
 
     Layers and sections are those that the names of tensors show.
     """
-    from surgery.decomposition import layers
-    from surgery.depth.sections import sections
-    from surgery.lazy import metas
-
     checkpoint = subject.checkpoint
     tensors = {
         name: {"shape": list(one.shape), "dtype": str(one.dtype).removeprefix("torch."), "bytes": one.nbytes}
@@ -38,14 +34,12 @@ def contents(subject: "Subject") -> dict[str, Any]:
         "elements": sum(tensor.numel() for tensor in shapes.values()),
         "metadata": texts,
         "made": _made(checkpoint.metadata.get(PROVENANCE)),
-        "sections": {section.name: list(section.blocks) for section in sections(shapes)},
-        "layers": {layer.name: list(layer.tensors) for layer in layers(shapes)},
+        "sections": {section.name: list(section.blocks) for section in surgery.sections(shapes)},
+        "layers": {layer.name: list(layer.tensors) for layer in surgery.layers(shapes)},
         "tensors": tensors,
     }
     if subject.name is not None:
-        from surgery.width.narrow import widths
-
-        found["widths"] = [one._asdict() for one in widths(subject.built(), example=subject.example())]
+        found["widths"] = [one._asdict() for one in surgery.widths(subject.built(), example=subject.example())]
     return found
 
 
@@ -56,7 +50,7 @@ def _made(text: str | None) -> Any:
         return text
 
 
-def told(found: dict[str, Any]) -> str:
+def contents_text(found: dict[str, Any]) -> str:
     """The facts as text of at most 100 columns, with equal blocks of a section once."""
     dtypes = Counter(one["dtype"] for one in found["tensors"].values())
     kinds = ", ".join(f"{count} {dtype}" for dtype, count in dtypes.most_common())
@@ -78,13 +72,13 @@ def _origin(made: Any) -> Iterator[str]:
     inputs = made.get("inputs", [])
     by_name = inputs.items() if isinstance(inputs, dict) else enumerate(inputs) if isinstance(inputs, list) else ()
     do = made.get("do") or made.get("method") or "a recipe"
-    left = ("do", "method", "inputs", "base", "recipe")
+    beside = {name: value for name, value in made.items() if name in ("base", "to", "into")}
+    left = ("do", "method", "inputs", "recipe", *beside)
     said = "; ".join(
         f"{name}={value}" for name, value in made.items() if name not in left and value not in (None, [], False)
     )
     yield f"made by {do}{f' ({said})' if said else ''}"
-    base = [("base", made["base"])] if "base" in made else []
-    for name, one in [*by_name, *base]:
+    for name, one in [*by_name, *beside.items()]:
         yield f"  of {name}: {one.get('path') if isinstance(one, dict) else one}"
 
 

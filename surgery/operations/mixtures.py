@@ -1,43 +1,49 @@
-"""Operations on several checkpoints, other than the methods of `surgery.merge` that need numbers only."""
+"""Operations on several checkpoints: merges, and blocks and layers of several models put together."""
 
+import inspect
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from torch.nn import functional as F
 
-from surgery.decomposition import layers
+import surgery
+from surgery import merge
 from surgery.errors import SurgeryError, first_line
-from surgery.lazy import LazyState, metas, pieces_of
-from surgery.merge.assembly import passthrough as assembled
-from surgery.merge.assembly import union
-from surgery.merge.averages import fisher as fisher_mean
-from surgery.merge.averages import greedy_soup as soup_of
-from surgery.merge.averages import regmean as regression_mean
-from surgery.merge.driver import check_patterns, switch
-from surgery.merge.information import fisher_information, input_grams
-from surgery.operations.given import choice, function_of, whole
-from surgery.operations.orders import batches_of
-from surgery.operations.subject import Subject
-from surgery.operations.texts import shown
-from surgery.recombine import permutations, segments
-from surgery.states import check_same, load
-from surgery.width.choose import matches
-
-UNITS = ("layer", "block", "tensor")
-"""What moves as one piece when models are shuffled."""
+from surgery.lazy import LazyState, metas
+from surgery.merge.driver import check_patterns
+from surgery.operations.arguments import Blocks, Function, Outside, Whole, batches_of, function_of, shown
+from surgery.operations.states import extract
+from surgery.operations.subject import Built, InBlocks, Subject
+from surgery.states import check_same
 
 
-def shuffle(models: Sequence[Subject], *, unit: str = "layer", seed: int = 0, derange: bool = False) -> list[Subject]:
-    """Exchange pieces between models: every piece of every one is used exactly once, in a new one."""
+def shuffle(
+    models: Sequence[Subject],
+    *,
+    unit: Literal["layer", "block", "tensor"] = "layer",
+    seed: Whole = 0,
+    derange: bool = False,
+) -> list[Subject]:
+    """Exchange layers between checkpoints: every layer of every one is used exactly once, in a new one.
+
+    Args:
+        models: at least two checkpoints of one architecture
+        unit: what moves as one piece
+        seed: of the draw
+        derange: no piece stays in its place
+
+    Returns:
+        a new folder, which gets 0.safetensors, 1.safetensors, ...
+    """
     if len(models) < 2:
         raise SurgeryError("shuffle exchanges layers between models: give at least two checkpoints")
     for other in models[1:]:
         check_same(metas(models[0].values), metas(other.values), models[0].what, other.what)
-    parts = segments(layers(metas(models[0].values), unit=choice("unit", unit, UNITS)))
-    draw = torch.Generator().manual_seed(whole("seed", seed))
-    swaps = permutations(len(parts), k=len(models), generator=draw, derange=switch("derange", derange)).tolist()
+    parts = surgery.segments(surgery.layers(metas(models[0].values), unit=unit))
+    draw = torch.Generator().manual_seed(seed)
+    swaps = surgery.permutations(len(parts), k=len(models), generator=draw, derange=derange).tolist()
     mixed = []
     for k, model in enumerate(models):
         places = {name: models[swaps[i][k]].values for i, names in enumerate(parts) for name in names}
@@ -45,23 +51,21 @@ def shuffle(models: Sequence[Subject], *, unit: str = "layer", seed: int = 0, de
     return mixed
 
 
-def passthrough(
-    models: Sequence[Subject],
-    *,
-    blocks: Mapping[str, Any],
-    outside: Mapping[str, int] | None = None,
-) -> Subject:
-    """Put a network together from the blocks of several.
+def passthrough(models: Sequence[InBlocks], *, blocks: Blocks, outside: Outside | None = None) -> Subject:
+    """Put a network together from blocks of several, as mergekit's passthrough does; models count from 0.
 
     Args:
-        blocks: by name of a section of the first model its new blocks in order, as text `0:0-3,1:2` (blocks 0 to 3 of
-            model 0, then block 2 of model 1) or as pairs [model, block]; all numbers count from 0.
-        outside: by patterns of names of other tensors the model that they come from; the first model, if none matches.
+        models: the checkpoints; the first says what all looks like that is not named. To repeat a block, give a file
+            twice
+        blocks: a section of the first model and its new blocks, MODEL:BLOCK or MODEL:FIRST-LAST, such as
+            layer3=0:0-4,1:3-5; may be given for several sections
+        outside: tensors outside of these sections that another model gives, by name or pattern, such as fc=1
+
+    Returns:
+        the new checkpoint; the plan, which cuts the network out of all tensors, those of model K under K.NAME
     """
-    if not isinstance(blocks, Mapping) or not blocks:
-        raise SurgeryError(f"blocks={shown(blocks)}: give entries SECTION: BLOCKS, such as layer1: 0:0-1,1:1")
-    if not isinstance(outside or {}, Mapping):
-        raise SurgeryError(f"outside={shown(outside)}: give entries PATTERN: MODEL, such as fc: 1")
+    if not models or not blocks:
+        raise SurgeryError("passthrough needs checkpoints and the new blocks: give --blocks layer3=0:0-4,1:3-5")
     chosen = {str(name): _blocks(str(name), value) for name, value in blocks.items()}
     for pattern, k in (outside or {}).items():
         if type(k) is not int or not 0 <= k < len(models):
@@ -69,8 +73,8 @@ def passthrough(
         check_patterns("outside", {pattern: k}, models[0].values)
     nets = [model.built() if model.described else model.values for model in models]
     example = models[0].example() if models[0].described else None
-    net, plan = assembled(nets, blocks=chosen, outside=outside, example=example)
-    values = plan.extract(union([model.values for model in models]))
+    net, plan = merge.passthrough(nets, blocks=chosen, outside=outside, example=example)
+    values = extract(plan, merge.union([model.values for model in models]))
     return models[0].becomes(values, net if models[0].described else None, plan)
 
 
@@ -96,70 +100,82 @@ def _blocks(section: str, value: Any) -> list[tuple[int, int]]:
     return found
 
 
-def replace(first: Subject, *, others: Mapping[str, Subject]) -> Subject:
-    """The first model with the tensors that match a pattern taken from another one."""
-    for pattern in others:
-        check_patterns("others", {pattern: 0}, first.values)
-    entries = {}
-    for name in first.values:
-        source = next((one.values for pattern, one in others.items() if matches(name, pattern)), first.values)
-        if name not in source or pieces_of(source, name).shape != first.values.pieces(name).shape:
-            raise SurgeryError(f"tensor {name!r} is missing in the other model, or has another shape")
-        entries[name] = pieces_of(source, name)
-    return first.alike(LazyState(entries))
+def by_numbers(name: str) -> Callable[..., Subject]:
+    """A method of `surgery.merge` that needs checkpoints and numbers, as an operation with the same arguments."""
+    method = getattr(merge, name)
+
+    def operation(models: Sequence[Subject], *, base: Subject | None = None, **settings: Any) -> Subject:
+        every = [*models, *([] if base is None else [base])]
+        if any(model.module for model in every):  # of tied tensors these have one name only, and so must the others
+            for model in every:
+                if model.described:
+                    model.built()
+        if base is not None:
+            settings["base"] = base.values
+        return models[0].alike(method([model.values for model in models], **settings))
+
+    signature, own = inspect.signature(method), inspect.signature(operation).parameters
+    parameters = [
+        p.replace(annotation=own[p.name].annotation) if p.name in own else p for p in signature.parameters.values()
+    ]
+    operation.__signature__ = signature.replace(parameters=parameters)
+    return operation
 
 
-def fisher(models: Sequence[Subject], *, data: str, loss: str | None = None, weights: Any = None) -> Subject:
-    """The mean of models weighted by their Fisher information, which is measured on some data; needs their model.
+def fisher(models: Sequence[Built], *, data: Function, loss: Function | None = None, weights: Any = None) -> Subject:
+    """Average checkpoints, weighted by their Fisher information on some data.
 
     Args:
-        data: module:function, which gives batches as pairs of inputs and targets.
-        loss: module:function of outputs and targets [cross-entropy].
+        data: module:function, which gives batches as pairs of inputs and targets
+        loss: module:function of outputs and targets [cross-entropy]
+        weights: as for `surgery.merge.fisher`
     """
     measure = F.cross_entropy if loss is None else function_of(loss, "loss")
     batches = batches_of(data)
     if odd := [one for one in batches if not isinstance(one, list | tuple) or len(one) != 2]:
         raise SurgeryError(f"data {data} gives a {type(odd[0]).__name__}: give pairs of inputs and targets")
     known = [
-        _measured("fisher", data, lambda m=m: fisher_information(m.loaded(), batches, loss=measure)) for m in models
+        _measured("fisher", data, lambda m=m: merge.fisher_information(m.loaded(), batches, loss=measure))
+        for m in models
     ]
-    return _merged(models, fisher_mean([model.values for model in models], fishers=known, weights=weights))
+    return models[0].alike(merge.fisher([model.values for model in models], fishers=known, weights=weights))
 
 
-def regmean(models: Sequence[Subject], *, data: str, alpha: Any = 0.9, weights: Any = None) -> Subject:
-    """Linear layers whose outputs are closest to those of all models on some data; needs their model.
+def regmean(models: Sequence[Built], *, data: Function, alpha: Any = 0.9, weights: Any = None) -> Subject:
+    """Merge linear layers so that their outputs are closest to those of all models on some data.
 
     Args:
-        data: module:function, which gives batches of inputs.
-        alpha: as for `surgery.merge.regmean`.
+        data: module:function, which gives batches of inputs
+        alpha, weights: as for `surgery.merge.regmean`
     """
     batches = batches_of(data)
-    known = [_measured("regmean", data, lambda m=m: input_grams(m.loaded(), batches)) for m in models]
-    return _merged(models, regression_mean([m.values for m in models], grams=known, weights=weights, alpha=alpha))
+    known = [_measured("regmean", data, lambda m=m: merge.input_grams(m.loaded(), batches)) for m in models]
+    values = [model.values for model in models]
+    return models[0].alike(merge.regmean(values, grams=known, weights=weights, alpha=alpha))
 
 
-def greedy_soup(models: Sequence[Subject], *, score: str) -> Subject:
-    """The mean of those models that do not lower a score.
+def greedy_soup(models: Sequence[Built], *, score: Function) -> Subject:
+    """Average those checkpoints that do not lower a score.
 
     Args:
         score: module:function, from a model in evaluation mode, or where the model is not known from a state dict, to
-            a number; larger is better.
+            a number; larger is better
     """
     function = function_of(score, "score")
     models[0].before()
-    values = [model.values for model in models]
-    if models and models[0].described:
-        net = models[0].built()
-        values = [model.values for model in models if model.built() is not None]
+    known = models[0].described
+    if known:
+        for model in models:
+            model.built()
 
-    def scored(values: LazyState) -> float:
-        found = function(load(net, dict(values)).eval() if models[0].described else dict(values))
+    def scored(values: Mapping[str, torch.Tensor]) -> float:
+        found = function(surgery.load(models[0].built(), dict(values)).eval() if known else dict(values))
         try:
             return float(found)
         except (TypeError, ValueError, RuntimeError):
             raise SurgeryError(f"score {score} gives a {type(found).__name__}, and should give a number") from None
 
-    return _merged(models, soup_of(values, score=scored).state)
+    return models[0].alike(merge.greedy_soup([model.values for model in models], score=scored).state)
 
 
 def _measured(method: str, data: str, measure) -> Any:
@@ -172,7 +188,3 @@ def _measured(method: str, data: str, measure) -> Any:
             f"{method} cannot be measured on data {data} ({type(error).__name__}: {first_line(error)}): give batches "
             "that the model takes, and for models that return more than logits a loss"
         ) from None
-
-
-def _merged(models: Sequence[Subject], values: Any) -> Subject:
-    return models[0].alike(values)

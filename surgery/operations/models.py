@@ -1,135 +1,299 @@
-"""The model that an operation runs, where names and shapes of tensors do not suffice."""
+"""Operations on a checkpoint with its model: each takes a subject and gives the subject that it becomes.
 
-import importlib
+The docstring of an operation is what --help prints. `Returns` says first what --out gets, then what its --plan is.
+"""
+
 import json
-import sys
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
+import torch
+from torch import nn
+
+import surgery
+from surgery.copying import clone
 from surgery.errors import SurgeryError, first_line
-from surgery.operations.texts import value_of
+from surgery.lazy import metas
+from surgery.operations.arguments import (
+    Counts,
+    Function,
+    Number,
+    OrdersFile,
+    Patterns,
+    Score,
+    Share,
+    Whole,
+    batches_of,
+)
+from surgery.operations.states import plan_of
+from surgery.operations.subject import Built, InBlocks, Subject, state_for
+from surgery.plan.positions import positions
+from surgery.plan.submodel import Submodel
+from surgery.width.align import Aligner
 
-if TYPE_CHECKING:
-    from torch import nn
-
-    from surgery.files import Checkpoint
-    from surgery.lazy import LazyState
-
-_FORMS = "timm:NAME, torchvision:NAME, or module:factory of your own, each with arguments if needed (,num_classes=10)"
+_log = logging.getLogger(__name__)
+_LARGEST = 2**28  # bytes of a file of permutations
 
 
-def build(name: str | None, checkpoint: "Checkpoint | None" = None) -> "nn.Module":
-    """The model of a name, or the one that a HuggingFace folder's config.json describes; its weights are random.
+def narrow(
+    model: Built,
+    *,
+    rate: Share,
+    keep: Patterns = (),
+    heads: Literal["inside", "drop"] = "inside",
+    strict: bool = False,
+) -> Subject:
+    """Keep the first positions of every hidden width.
 
     Args:
-        name: timm:NAME, torchvision:NAME or MODULE:FACTORY, where modules are also looked for in the working directory;
-            arguments of the factory may follow, `timm:resnet18,num_classes=10`.
-        checkpoint: used if there is no name.
+        model: the checkpoint
+        rate: share of every hidden width to keep, in (0, 1]
+        keep: modules whose tensors stay whole, such as layer1 or '*.downsample'; may be given several times
+        heads: what is done to attention: slice inside every head, or drop heads
+        strict: end with an error if a width that was to shrink stays whole
 
-    Raises:
-        SurgeryError: if there is no such model, or it cannot be built.
+    Returns:
+        the new checkpoint; the plan, by which the narrow model lies in the given one
     """
-    if name is None:
-        return _described(checkpoint)
-    called, *rest = name.split(",")
-    arguments = {}
-    for text in rest:
-        key, equals, value = text.partition("=")
-        if not equals or not key.strip().isidentifier():
-            raise SurgeryError(f"--model {name}: write arguments as NAME=VALUE, such as num_classes=10")
-        arguments[key.strip()] = value_of(value)
-    module, _, factory = called.partition(":")
-    if module in ("timm", "torchvision"):
-        from surgery.libraries import named
-
-        return named(called, **arguments)
-    if not module or not factory:
-        raise SurgeryError(f"--model {name}: give {_FORMS}")
-    return _own(module, factory, arguments)
+    module, example = model.built(), model.example()
+    small, plan = surgery.narrow(module, rate=rate, keep=keep, heads=heads, strict=strict, example=example)
+    return model.becomes(plan.extract(model.values), small, plan)
 
 
-def _own(module: str, factory: str, arguments: Mapping[str, Any]) -> "nn.Module":
-    from torch import nn
+def prune(model: Built, *, macs: Share | None = None, parameters: Share | None = None, by: Score = "l1") -> Subject:
+    """Keep the most important positions of all widths, down to a given size.
 
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+    Args:
+        model: the checkpoint
+        macs: the share of multiply-accumulates to keep, in (0, 1]
+        parameters: the share of parameters to keep, in (0, 1]
+        by: how important a position is: by the norm of its weights, or by batch norms' scales
+
+    Returns:
+        the new checkpoint; the plan, by which the narrow model lies in the given one
+    """
+    if (macs is None) == (parameters is None):
+        raise SurgeryError("prune needs a size: give the share of macs or of parameters to keep, one of the two")
+    target = surgery.Target(macs=macs) if parameters is None else surgery.Target(parameters=parameters)
+    net, example = model.loaded(), model.example()
+    scores = surgery.importance(net, example=example, by=by)
+    small, plan = surgery.narrow(net, target=target, keep_top=scores, example=example)
+    return model.becomes(plan.extract(model.values), small, plan)
+
+
+def widen(
+    model: Built,
+    *,
+    rate: Number,
+    mode: Literal["copy", "zero"] = "copy",
+    noise: Number = 0.0,
+    seed: Whole = 0,
+    keep: Patterns = (),
+    heads: Literal["inside", "drop"] = "drop",
+    strict: bool = False,
+) -> Subject:
+    """Repeat the positions of every hidden width; the outputs stay the same.
+
+    Args:
+        model: the checkpoint
+        rate: how many times as wide the model becomes, above 1; norms over a width allow whole numbers only
+        mode: how what reads a width makes up for its copies: each copy is read with its share of the weight, or new
+            ones with weight 0, so that every old number stays
+        noise: noise in the weights that make new positions, as a share of the weights' standard deviation, so that
+            copies learn apart
+        seed: of the noise
+        keep: modules whose tensors stay as they are, such as layer1 or '*.downsample'; may be given several times
+        heads: what is done to attention: repeat heads (drop, the inverse of what narrow does then), or nothing (inside)
+        strict: end with an error if a hidden width cannot grow
+
+    Returns:
+        the new checkpoint, of a model built that wide; the plan, by which the given model lies in the wide one
+    """
+    settings = {"rate": rate, "mode": mode, "noise": noise, "keep": keep, "heads": heads, "strict": strict}
+    draw = torch.Generator().manual_seed(seed)
+    wide, plan = surgery.widen(model.loaded(), example=model.example(), generator=draw, **settings)
+    dtypes = metas(model.values)
+    values = {name: tensor.to(dtypes[name].dtype) for name, tensor in surgery.state(wide).items()}
+    return model.becomes(values, wide, plan)
+
+
+def graft(model: InBlocks, *, depths: Counts) -> Subject:
+    """Repeat the last block of each section.
+
+    Args:
+        model: the checkpoint
+        depths: the new number of blocks of each section
+
+    Returns:
+        the new checkpoint; the plan, by which the given model lies in the deeper one
+    """
+    return _at_depth(model, surgery.graft, lambda plan, values: plan.embed(values)[0], depths=depths)
+
+
+def ungraft(model: InBlocks, *, keep: Counts) -> Subject:
+    """Keep the first blocks of each section.
+
+    Args:
+        model: the checkpoint
+        keep: the number of blocks of each section that stay
+
+    Returns:
+        the new checkpoint; the plan, by which the shallower model lies in the given one
+    """
+    return _at_depth(model, surgery.ungraft, Submodel.extract, keep=keep)
+
+
+def _at_depth(model: Subject, change: Callable, by_plan: Callable, **depths: Any) -> Subject:
+    """Change the model, or where it is not known, what the names of its tensors show of it."""
+    if model.described:
+        changed, plan = change(model.built(), example=model.example(), **depths)
+    else:
+        (_, plan), changed = change(metas(model.values), **depths), None
+    return model.becomes(by_plan(plan, model.values), changed, plan)
+
+
+def permute(
+    model: Built,
+    *,
+    permutations: OrdersFile | None = None,
+    sort_by: Score | None = None,
+    inverse: bool = False,
+) -> Subject:
+    """Put the positions of hidden widths in another order; the outputs stay the same.
+
+    Args:
+        model: the checkpoint
+        permutations: the new order of each width, {"fc1.weight:0": [2, 0, 1]} puts position 2 first; or a plan that
+            permute or align has written, which needs no --model
+        sort_by: put the most important positions first, by the norm of their weights or by batch norms' scales
+        inverse: undo the --permutations
+
+    Returns:
+        the new checkpoint; the plan, which `permute --inverse --permutations PLAN.json` undoes
+    """
+    if (permutations is None) == (sort_by is None):
+        raise SurgeryError("permute needs an order: give a file of permutations, or sort_by, one of the two")
+    if inverse and sort_by is not None:
+        raise SurgeryError("inverse undoes the permutations of a file: give the plan that was saved when sorting")
+    if sort_by is not None:
+        net, example = model.loaded(), model.example()
+        scores = surgery.importance(net, example=example, by=sort_by)
+        return _ordered(model, *surgery.sort_by(net, _in_checkpoints(net, example, scores), example=example))
+    found = _read(permutations)
+    if isinstance(found, Submodel):
+        if model.described:
+            model.built()  # brings tied tensors under one name
+        return model.alike(found.embed(model.values)[0] if inverse else found.extract(model.values), found)
     try:
-        made = getattr(importlib.import_module(module), factory)(**arguments)
-    except Exception as error:  # whatever the user's code raises
-        what = f"{type(error).__name__}: {first_line(error)}"
-        raise SurgeryError(f"--model {module}:{factory} cannot be built: {what}") from error
-    if not isinstance(made, nn.Module):
+        orders = {name: _inverse(order) if inverse else order for name, order in found.items()}
+        return _ordered(model, *surgery.permute(model.built(), orders, example=model.example()))
+    except SurgeryError as error:
+        raise SurgeryError(f"{permutations}: {error}") from None
+
+
+def align(
+    model: Built,
+    *,
+    to: Subject,
+    by: Literal["weights", "activations"] = "weights",
+    data: Function | None = None,
+) -> Subject:
+    """Put hidden widths in the order in which they match another checkpoint's.
+
+    Args:
+        model: the checkpoint
+        to: the checkpoint to match, of the same architecture
+        by: what has to match: the weights, or what layers read on some --data
+        data: a function of yours that gives batches of inputs, for --by activations
+
+    Returns:
+        the new checkpoint, which computes what the first one does; the plan, which `permute --inverse --permutations
+        PLAN.json` undoes
+    """
+    if (by == "activations") != (data is not None):
+        need = "needs data, module:function that gives batches of inputs" if data is None else "takes no data"
+        raise SurgeryError(f"to align by {by} {need}")
+    net = model.loaded()
+    other = dict(state_for(net, to.values, to.what))
+    try:
+        reference = surgery.load(clone(net), other)
+    except SurgeryError as error:
+        raise SurgeryError(f"{to.what} is no model of the same architecture as {model.what}: {error}") from None
+    example = model.example()
+    aligner = Aligner(reference, example=example)
+    if by == "weights":
+        orders = aligner.by_weights(reference, net)
+    else:
+        orders = aligner.by_activations(reference, net, batches_of(data))
+    moved = {name: order for name, order in orders.items() if order.tolist() != list(range(len(order)))}
+    plan = aligner.plan(_in_checkpoints(net, example, moved))
+    return _ordered(model, plan.build(net), plan)
+
+
+def _in_checkpoints(model: nn.Module, example: Any, orders: Mapping[str, Any]) -> dict[str, Any]:
+    """The orders, or scores, of widths along which checkpoints hold all tensors; the others are logged.
+
+    The model's class would make a tensor that no checkpoint holds anew, in the old order (the frequencies of rotary
+    positions, say).
+    """
+    held = model.state_dict()
+    outside = {}
+    for width in surgery.widths(model, example=example):
+        if missing := [name for name, _ in width.members if name not in held]:
+            outside[width.name] = missing[0]
+    if left := [name for name in orders if name in outside]:
+        more = f" (and {len(left) - 1} more widths)" if len(left) > 1 else ""
+        why = "the model's class makes that tensor anew, and no checkpoint holds it"
+        _log.warning("the positions along %s%s keep their order: %s", outside[left[0]], more, why)
+    return {name: value for name, value in orders.items() if name not in outside}
+
+
+def _ordered(model: Subject, module: Any, plan: Submodel) -> Subject:
+    if plan.edits:  # the model's class would make these anew, in the old order
+        edit = plan.edits[0]
         raise SurgeryError(
-            f"--model {module}:{factory} gives a {type(made).__name__}, and should give a torch.nn.Module"
+            f"{edit['module'] or 'the model'} keeps a tensor {edit['attribute']!r} along a width that was to get "
+            "another order, and a checkpoint does not hold it: leave that width out, or use surgery.permute in Python"
         )
-    return made
+    return model.becomes(plan.extract(model.values), module, plan)
 
 
-def _described(checkpoint: "Checkpoint | None") -> "nn.Module":
-    file = checkpoint.path / "config.json" if checkpoint is not None and checkpoint.is_folder else None
-    if file is None or not file.is_file():
-        raise SurgeryError(f"this needs the model, of which the checkpoint holds tensors only: give --model {_FORMS}")
+def _read(path: Path) -> Submodel | dict[str, Any]:
+    """A plan that permutes, or orders by width."""
     try:
-        found = json.loads(file.read_bytes())
+        if path.stat().st_size > _LARGEST:
+            raise SurgeryError(f"{path} is too large for a file of permutations")
+        found = json.loads(path.read_text())
+    except OSError as error:
+        raise SurgeryError(f"{path} cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
-        raise SurgeryError(f"{file} is no JSON ({first_line(error)}): mend it, or fetch it again") from None
-    try:
-        import transformers
-
-        names = found["architectures"]
-        config = transformers.AutoConfig.from_pretrained(checkpoint.path, local_files_only=True)
-        return getattr(transformers, names[0])(config)
-    except ImportError:
-        raise SurgeryError(f"{file} describes a model of transformers, which is not installed: give --model") from None
-    except Exception as error:  # transformers' own, of all kinds
-        raise SurgeryError(f"{file} describes no model that can be built ({first_line(error)}): give --model") from None
-
-
-def state_for(model: "nn.Module", values: "LazyState", what: str) -> "LazyState":
-    """The values under the names of `surgery.state(model)`; of tied tensors the first name that is there is taken.
-
-    Raises:
-        SurgeryError: that begins with `what`, if a tensor of the model is missing, or one of the values unknown.
-    """
-    from surgery.lazy import LazyState
-    from surgery.states import state
-
-    own = {tensor.data_ptr() if tensor.numel() else id(tensor): name for name, tensor in state(model).items()}
-    places = {name: name for name in state(model)}
-    tied = model.state_dict()
-    for name, tensor in tied.items():
-        first = own.get(tensor.data_ptr())
-        if name not in places and first and first not in values and name in values:
-            places[first] = name
-    kind, way_out = type(model).__name__, "give the --model that it was saved from, with its arguments"
-    if missing := [name for name, place in places.items() if place not in values]:
-        many = f" and {len(missing) - 1} more tensors" if len(missing) > 1 else ""
-        raise SurgeryError(f"{what} has no {missing[0]!r}{many}, which {kind} has: {way_out}")
-    if extra := [name for name in values if name not in places.values() and name not in tied]:
-        many = f" and {len(extra) - 1} more tensors" if len(extra) > 1 else ""
-        raise SurgeryError(f"{what} has {extra[0]!r}{many}, which {kind} does not have: {way_out}")
-    return LazyState({name: values.pieces(place) for name, place in places.items()}, what)
+        raise SurgeryError(f"{path} is no JSON: {first_line(error)}") from None
+    if not isinstance(found, dict):
+        raise SurgeryError(f'{path} holds no permutations by width, such as {{"fc1.weight:0": [2, 0, 1]}}')
+    if "format" not in found and "entries" not in found:
+        return found
+    plan = plan_of(path)
+    if odd := [name for name in plan.shapes if not _is_permutation(plan, name)]:
+        raise SurgeryError(f"{path} is a plan that does more to {odd[0]!r} than permute it: use extract or embed")
+    if plan.edits:
+        raise SurgeryError(f"{path} is a plan that also changes the model's attributes: use surgery.permute in Python")
+    return plan
 
 
-def example_for(model: "nn.Module", shape: "Sequence[int] | None") -> Any:
-    """An input of a model: zeros of the given shape (without the batch), tokens for models that begin with a table."""
-    import torch
-    from torch import nn
-
-    from surgery.libraries import example_input
-    from surgery.states import owners
-
-    if getattr(model, "main_input_name", None) == "input_ids":
-        return {"input_ids": torch.ones(2, *(shape or (8,)), dtype=torch.long)}
-    first = next((module for _, module, _ in owners(model)), None)
-    if isinstance(first, nn.Embedding) and len(shape or (8,)) == 1:
-        return torch.zeros(2, *(shape or (8,)), dtype=torch.long)
-    return example_input(model) if shape is None else torch.zeros(2, *shape)
+def _is_permutation(plan: Submodel, name: str) -> bool:
+    sources = plan.entries.get(name, ())
+    if set(plan.entries) != set(plan.shapes) or [source.name for source in sources] != [name]:
+        return False
+    sizes = plan.shapes[name]
+    return all(
+        runs is None or sorted(positions(runs)) == list(range(size)) for runs, size in zip(sources[0].index, sizes)
+    )
 
 
-def config_of(model: "nn.Module") -> dict | None:
-    """The configuration of a model of transformers, for config.json."""
-    config = getattr(model, "config", None)
-    text = getattr(config, "to_json_string", None)
-    return json.loads(text()) if callable(text) else None
+def _inverse(order: Any) -> Any:
+    """The permutation that undoes another; what is none is left to `surgery.permute`, which refuses it."""
+    if not isinstance(order, list) or not all(type(one) is int for one in order):
+        return order
+    return sorted(range(len(order)), key=order.__getitem__) if sorted(order) == list(range(len(order))) else order

@@ -108,6 +108,22 @@ def test_no_wrong_argument_ends_in_a_raw_error(function):
             call({**right, name: value})
 
 
+def test_options_are_never_given_by_position():
+    """But of functions of two or four equal operands, whose order cannot be mistaken."""
+    for name in surgery.__all__:
+        value = getattr(surgery, name)
+        if inspect.isfunction(value) and name not in ("cosine", "check_same"):
+            parameters = inspect.signature(value).parameters.values()
+            by_position = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+            assert len(by_position) <= 2, name
+            assert all(p.default is p.empty for p in by_position), name
+
+
+def test_modules_and_functions_have_names_of_their_own():
+    modules = {module.name for module in pkgutil.iter_modules(surgery.__path__)}
+    assert not modules & set(surgery.__all__)
+
+
 def test_lists_of_states_and_of_modules_stand_for_their_stack():
     def same(a, b):
         assert a.keys() == b.keys()
@@ -159,24 +175,9 @@ def test_a_state_has_the_layers_that_its_names_tell_of():
         (lambda: surgery.average_submodels(SMALL, PLAN, fallback=NET), "a list of states"),
         (lambda: surgery.average_submodels([SMALL], [NET], fallback=NET), "a list of plans"),
         (lambda: surgery.named(NET), "timm:NAME"),
+        (lambda: surgery.narrow(NET), "takes a rate and an example; to copy the widths of a smaller model use corner"),
     ],
 )
 def test_errors_say_the_way_out(call, message):
     with pytest.raises(surgery.SurgeryError, match=message):
         call()
-
-
-def test_options_are_never_given_by_position():
-    """But of functions of two equal operands, whose order cannot be mistaken."""
-    for name in surgery.__all__:
-        value = getattr(surgery, name)
-        if inspect.isfunction(value) and name != "cosine":
-            parameters = inspect.signature(value).parameters.values()
-            by_position = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-            assert len(by_position) <= 2, name
-            assert all(p.default is p.empty for p in by_position), name
-
-
-def test_modules_and_functions_have_names_of_their_own():
-    modules = {module.name for module in pkgutil.iter_modules(surgery.__path__)}
-    assert not modules & set(surgery.__all__)

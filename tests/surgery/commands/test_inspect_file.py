@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from command_files import in_folder_with, refused
 from safetensors.torch import save_file
 
 from surgery.__main__ import main
@@ -18,10 +19,7 @@ def net():
 
 @pytest.fixture
 def file(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(__import__("sys").modules, "their_nets", raising=False)
-    (tmp_path / "their_nets.py").write_text(MODULE)
+    in_folder_with(monkeypatch, tmp_path, "their_nets", MODULE)
     import their_nets
 
     save_file({**their_nets.net().state_dict()}, "net.safetensors")
@@ -61,12 +59,9 @@ def test_how_it_was_made_and_its_widths(file, capsys):
 def test_what_cannot_be_shown_is_one_line(file, capsys):
     for arguments, text in [
         ((file, "--width", "0.5"), "give timm:NAME; narrow and ungraft cut checkpoints"),
-        ((file, "--model", "their_nets:none"), "cannot be built"),
+        ((file, "--model", "their_nets:none"), "cannot be loaded"),
         (("none.pt",), "none.pt: there is no such file"),
         (("timm:resnet18", "--model", "timm:resnet18"), "--model belongs to a checkpoint"),
     ]:
-        assert main(["inspect", *arguments]) == 2
-        said = capsys.readouterr().err
-        assert said.startswith("error: ")
-        assert said.count("\n") == 1
+        said = refused(capsys, "inspect", *arguments)
         assert text in said

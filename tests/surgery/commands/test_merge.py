@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from command_files import refused
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -22,14 +23,6 @@ def files(tmp_path, monkeypatch):
     for name, state in states.items():
         save_file(state, f"{name}.safetensors")
     return states
-
-
-def refused(capsys, *arguments):
-    assert main([*map(str, arguments)]) == 2
-    text = capsys.readouterr().err
-    assert text.startswith("error: ")
-    assert text.count("\n") == 1
-    return text
 
 
 def test_a_merge_and_where_it_comes_from(files, capsys):

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from command_files import in_folder_with, refused, run, same
 from safetensors.torch import load_file, save_file
 from selection import some
 
@@ -53,34 +54,13 @@ def broken():
 
 @pytest.fixture
 def net(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(__import__("sys").modules, "their_models", raising=False)
-    (tmp_path / "their_models.py").write_text(MODULE)
+    in_folder_with(monkeypatch, tmp_path, "their_models", MODULE)
     import their_models
 
     torch.manual_seed(0)
     model = their_models.net()
     save_file(model.state_dict(), "net.safetensors")
     return model
-
-
-def run(*arguments):
-    assert main([*map(str, arguments)]) == 0
-
-
-def refused(capsys, *arguments):
-    assert main([*map(str, arguments)]) == 2
-    text = capsys.readouterr().err
-    assert text.startswith("error: ")
-    assert text.count("\n") == 1
-    return text
-
-
-def same(file, expected):
-    found = load_file(file)
-    assert set(found) == set(expected)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 GIVEN = ("--model", "their_models:net", "--input", "5")
@@ -135,6 +115,8 @@ def test_shuffle_uses_every_layer_once(net):
     expected = surgery.shuffle([surgery.state(net), other], segments=parts, permutations=swaps)
     for k in range(2):
         same(f"mixed/{k}.safetensors", expected[k])
+    run("shuffle", "net.safetensors", "other.safetensors", "--derange", "--out", "swapped")
+    same("swapped/0.safetensors", other)
 
 
 def test_check_says_what_works_and_why_not(net, capsys):
@@ -184,7 +166,7 @@ def test_what_cannot_be_done_is_one_line(net, capsys, tmp_path):
     other = ("--model", "their_models:net,width=4", "--input", "5")
     for arguments, text in [
         (("narrow", file, "--rate", "0.5", *out), "give --model timm:NAME"),
-        (("narrow", file, "--rate", "0.5", *other, *out), "of the plan"),
+        (("narrow", file, "--rate", "0.5", *other, *out), "in the plan's"),
         (("narrow", file, "--rate", "0.5", "--model", "their_models:number", *out), "gives a int"),
         (("narrow", file, "--rate", "0.5", "--model", "their_models:broken", *out), "KeyError: 'missing'"),
         (("narrow", file, "--rate", "0.5", "--model", "their_models:Odd", "--input", "5", *out), "has no 'one.weight'"),
@@ -277,8 +259,8 @@ def test_an_existing_file_is_the_last_mistake_to_be_told_and_told_before_the_wor
         (("extract", file, "--plan", "none.json"), "none.json cannot be read"),
     ]:
         assert text in refused(capsys, *arguments, *there)
-    for name in ("changes.importance", "changes.narrow_model", "changes.widen_model", "orders.Aligner"):
-        monkeypatch.setattr(f"surgery.operations.{name}", lambda *given, **more: pytest.fail("it worked in vain"))
+    for name in ("importance", "narrow", "widen", "Aligner"):
+        monkeypatch.setattr(surgery, name, lambda *given, **more: pytest.fail("it worked in vain"))
     for command in [
         ("narrow", file, "--rate", "0.5", *GIVEN),
         ("prune", file, "--macs", "0.5", *GIVEN),

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from command_files import in_folder_with, refused, run, same
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -67,10 +68,7 @@ MODEL = ("--model", "their_orders:net", "--input", "5")
 
 @pytest.fixture
 def nets(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(__import__("sys").modules, "their_orders", raising=False)
-    (tmp_path / "their_orders.py").write_text(MODULE)
+    in_folder_with(monkeypatch, tmp_path, "their_orders", MODULE)
     import their_orders
 
     torch.manual_seed(0)
@@ -78,16 +76,6 @@ def nets(tmp_path, monkeypatch):
     for name, net in zip("ab", found):
         save_file(net.state_dict(), f"{name}.safetensors")
     return found
-
-
-def run(*arguments):
-    assert main([*map(str, arguments)]) == 0
-
-
-def same(file, expected):
-    found = load_file(file)
-    assert set(found) == set(expected)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def test_permute_by_a_file_and_back(nets, tmp_path):
@@ -205,7 +193,7 @@ def test_steps_of_recipes_are_the_commands(nets, tmp_path):
     )
     run("apply", "recipe.yaml")
     _, near = surgery.align(nets, example=X).models
-    mean = surgery.load(surgery.copying.clone(near), merge.linear([nets[0], near]))
+    mean = surgery.load(surgery.edits.clone(near), merge.linear([nets[0], near]))
     small, _ = surgery.narrow(mean, rate=0.5, example=X)
     same("small.safetensors", surgery.state(small))
     scores = surgery.importance(small, example=X, by="l1")
@@ -283,9 +271,6 @@ def test_what_cannot_be_done_is_one_line(nets, capsys, tmp_path):
         (("merge", "ties", a, a, "--base", a, "--set", "normalize='false'", *out), "give true or false"),
         (("merge", "linear", a, a, "--set", "normalize=0", *out), "give true or false"),
     ]:  # fmt: skip
-        assert main([*map(str, arguments)]) == 2, arguments
-        said = capsys.readouterr().err
-        assert said.startswith("error: "), said
-        assert said.count("\n") == 1, said
+        said = refused(capsys, *arguments)
         assert text in said, said
     assert not (tmp_path / "out.safetensors").exists()

@@ -1,0 +1,96 @@
+"""A command line from a function: its annotated signature gives the flags, its docstring the texts of --help."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import docstring_parser
+import tyro
+
+from surgery.errors import SurgeryError
+from surgery.operations.arguments import type_and_kind, value_of
+
+
+def call(command: Callable[..., Any], prog: str, argv: Sequence[str]) -> Any:
+    """What a command gives for the arguments that follow its name.
+
+    Raises:
+        SystemExit: for --help, and for arguments that it does not take.
+    """
+    texts = texts_of(command)
+    parameters = inspect.signature(command).parameters
+    repeated = [name for name, p in parameters.items() if get_origin(type_and_kind(p.annotation)[0]) is Mapping]
+
+    def read(**given: Any) -> dict[str, Any]:
+        return given
+
+    read.__annotations__ = {name: _as_tyro_reads(p, texts[name]) for name, p in parameters.items()}
+    read.__signature__ = inspect.Signature(
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=() if name in repeated and p.default is None else p.default,
+            annotation=read.__annotations__[name],
+        )
+        for name, p in parameters.items()
+    )
+    about = docstring_parser.parse(command.__doc__)
+    description = "\n\n".join(filter(None, (about.short_description, about.long_description)))
+    given = tyro.cli(read, prog=prog, description=description, args=argv)
+    mappings = {name: entries(name, given.pop(name)) for name in repeated}
+    return command(**given, **mappings)
+
+
+def texts_of(function: Callable[..., Any]) -> dict[str, str]:
+    """What a docstring says of each argument, and of what is returned, in one line each.
+
+    >>> texts_of(call)
+    {}
+    """
+    found = docstring_parser.parse(function.__doc__)
+    texts = {one.arg_name: one.description for one in found.params}
+    if found.returns is not None:
+        texts["return"] = found.returns.description
+    return {name: " ".join(text.split()) for name, text in texts.items()}
+
+
+def _as_tyro_reads(parameter: inspect.Parameter, text: str) -> Any:
+    """The annotation of an argument in tyro's terms."""
+    kind, known = type_and_kind(parameter.annotation)
+    several, metavar, markers = get_origin(kind) is tuple and not known.by, known.metavar, []
+    if get_origin(kind) is Literal:
+        metavar = f"{{{','.join(get_args(kind))}}}"
+    if known.positional:
+        markers.append(tyro.conf.Positional)
+    if known.repeated:
+        kind = tuple[str, ...]
+        markers.append(tyro.conf.UseAppendAction)
+    if kind is bool:
+        markers.append(tyro.conf.FlagCreatePairsOff)
+    if known.by:
+        markers.append(known.by)
+    hint = None
+    if parameter.default is None or parameter.default is False:  # "default: None" says nothing
+        text, bracket, default = text.partition(" [")
+        hint = f"[{default}" if bracket else ""
+    elif parameter.default is parameter.empty and (known.repeated or (several and known.positional)):
+        hint = "(required)"
+    read = kind if parameter.default is not None or known.repeated else kind | None
+    settings = tyro.conf.arg(metavar=metavar, help=text, help_behavior_hint=hint)
+    return Annotated[read, settings, *markers]
+
+
+def entries(flag: str, texts: Sequence[str]) -> dict[str, Any]:
+    """NAME=VALUE as a dict; the name may be "", which is the section of a model that is one.
+
+    >>> entries("outside", ["fc=1", "layer1=0:0-1"])
+    {'fc': 1, 'layer1': '0:0-1'}
+    """
+    found: dict[str, Any] = {}
+    for text in texts or ():
+        name, equals, value = text.rpartition("=")
+        if not equals or name in found:
+            what = "is there twice" if equals else "has no ="
+            raise SurgeryError(f"--{flag} {text} {what}: write NAME=VALUE, each name once")
+        found[name] = value_of(value)
+    return found

@@ -1,0 +1,279 @@
+"""The commands that print: what a model or checkpoint holds, how two differ, what surgery can do, what a plan says."""
+
+import sys
+from json import dumps
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from torch import nn
+
+import surgery
+from surgery.commands.contents import contents, contents_text
+from surgery.commands.shared import File, ModelName, NewFile
+from surgery.depth.sections import repeatable
+from surgery.errors import SurgeryError, first_line
+from surgery.files import check_absent, open_state
+from surgery.forward import call
+from surgery.inspect.describe import describe
+from surgery.inspect.draw import check_picture, draw
+from surgery.inspect.report import Steps
+from surgery.inspect.report import inspect as report_of
+from surgery.lazy import Pieces
+from surgery.libraries import named
+from surgery.operations.arguments import Counts, Kind, PlanFile, Shape
+from surgery.operations.states import plan_of
+from surgery.operations.subject import Subject, build, example_for
+from surgery.recombine import inverse
+
+_DEEPEST = 500  # blocks of a section; more than any published network has, and few enough to be copied in a minute
+_LONGEST = 10**6  # seconds that a step may take
+
+
+def inspect(
+    target: Annotated[str, Kind("MODEL|FILE", positional=True)],
+    *,
+    model: ModelName | None = None,
+    width: Annotated[float, Kind("RATE")] | None = None,
+    depth: Counts | None = None,
+    heads: Literal["inside", "drop"] = "inside",
+    input: Shape | None = None,
+    json: bool = False,
+    plot: NewFile | None = None,
+    seconds: float = 60,
+) -> None:
+    """Print what a checkpoint holds, or a model's layers, sections and widths.
+
+    With --width or --depth also print what these become. Of a checkpoint print tensors, sections and layers as their
+    names show them, and how it was made.
+
+    Args:
+        target: timm:NAME or torchvision:NAME, whose weights are random; or a checkpoint: a file or a folder
+        model: of a checkpoint, to print its coupled widths, too: timm:NAME, torchvision:NAME or module:factory
+        width: share of every hidden width to keep, in (0, 1]
+        depth: number of blocks of each section, comma-separated: surplus blocks are dropped, missing ones grafted
+        heads: what --width does to attention: slice inside every head, or drop heads
+        input: shape of one input, such as 3,224,224 [the one that the model was made for]
+        json: print one JSON object instead: all shapes, widths, sizes and fingerprints
+        plot: draw the widths of all layers into a .png, .svg or .pdf file
+        seconds: limit of each step; what a step that is stopped would have found is missing, the rest is printed
+    """
+    if is_checkpoint(target):
+        if width is not None or depth is not None or plot is not None:
+            raise SurgeryError(
+                "--width, --depth and --plot need a model by name: give timm:NAME; narrow and ungraft cut checkpoints"
+            )
+        found = contents(Subject.open(Path(target), model, input))
+        print(dumps(found) if json else contents_text(found))
+        return
+    if model is not None:
+        raise SurgeryError(f"--model belongs to a checkpoint, and there is no file or folder {target}")
+    if input is not None and any(size < 1 for size in input):
+        raise SurgeryError(f"--input {','.join(map(str, input))}: sizes must be 1 or more")
+    if depth is not None and max(depth) > _DEEPEST:
+        raise SurgeryError(f"--depth {max(depth)}: a section may get at most {_DEEPEST} blocks")
+    if width is not None and not 0 < width <= 1:
+        raise SurgeryError(f"--width {width:g}: give a share of the widths, above 0 and at most 1")
+    if not 0 < seconds <= _LONGEST:
+        raise SurgeryError(f"--seconds {seconds:g}: give more than 0, and at most {_LONGEST:,}")
+    steps = Steps(seconds, sys.stderr)
+    net = steps("building the model", lambda: named(target))
+    if net is None:
+        raise SurgeryError(f"building {target} took more than {seconds:g} s: give more --seconds")
+    if plot:
+        check_picture(plot)
+    report = report_of(net, width=width, depth=depth, heads=heads, shape=input, name=target, steps=steps)
+    if plot:
+        draw(report, plot)
+    print(dumps(report.as_dict()) if json else describe(report))
+    if plot and not json:
+        print(f"\nsaved the picture as {plot}")
+
+
+def is_checkpoint(text: str) -> bool:
+    """Whether a text means a file or a folder, which need not be there, and no model by name.
+
+    >>> is_checkpoint("timm:resnet18"), is_checkpoint("net.safetensors"), is_checkpoint("folder/net")
+    (False, True, True)
+    """
+    endings = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".json")
+    return text.endswith(endings) or (":" not in text and ("/" in text or Path(text).exists()))
+
+
+def diff(a: File, b: File, *, json: bool = False) -> int:
+    """Say which tensors of two checkpoints differ, and by how much.
+
+    The exit code is 1 if any differs.
+
+    Args:
+        a: a .safetensors or .pt file, or a folder
+        b: another one
+        json: print one JSON object instead
+    """
+    one, two = open_state(a), open_state(b)
+    rows = [{"name": name, **compared(one.pieces(name), two.pieces(name))} for name in one if name in two]
+    only = {"a": [name for name in one if name not in two], "b": [name for name in two if name not in one]}
+    differ = [row for row in rows if not row["equal"]]
+    if json:
+        print(dumps({"only": only, "differ": differ, "equal": len(rows) - len(differ)}))
+    else:
+        print(_differences(only, differ, len(rows)))
+    return int(bool(differ or only["a"] or only["b"]))
+
+
+def compared(a: Pieces, b: Pieces) -> dict[str, Any]:
+    """How two tensors differ: in shape and dtype, in how many elements, by how much at most, and ||a - b|| / ||a||.
+
+    Elements that are NaN in both are equal.
+    """
+    found: dict[str, Any] = {"equal": False}
+    if a.shape != b.shape or a.dtype != b.dtype:
+        found["shapes"] = [list(a.shape), list(b.shape)]
+        found["dtypes"] = [str(a.dtype).removeprefix("torch."), str(b.dtype).removeprefix("torch.")]
+    if a.shape != b.shape:
+        return found
+    count, most, apart, size = 0, 0.0, 0.0, 0.0
+    for x, y in zip(a.slabs(), b.slabs()):
+        dtype = torch.complex128 if x.is_complex() or y.is_complex() else torch.float64
+        x, y = x.to(dtype), y.to(dtype)
+        unlike = (x != y) & ~(x.isnan() & y.isnan())
+        if here := int(unlike.sum()):
+            count += here
+            gap = torch.where(unlike, x - y, 0).abs().nan_to_num(torch.inf)
+            most, apart = max(most, gap.max().item()), apart + gap.square().sum().item()
+        size += x.abs().nan_to_num(0).square().sum().item()
+    found |= {"elements": a.size, "different": count, "largest": most}
+    found["relative"] = (apart / size) ** 0.5 if size else (0.0 if not apart else float("inf"))
+    found["equal"] = count == 0 and a.dtype == b.dtype
+    return found
+
+
+def _differences(only: dict[str, list[str]], differ: list[dict[str, Any]], both: int) -> str:
+    lines = [f"only in {side}: {name}" for side, names in (("A", only["a"]), ("B", only["b"])) for name in names]
+    width = max([len(row["name"]) for row in differ], default=0)
+    for row in sorted(differ, key=lambda row: -row.get("relative", float("inf"))):
+        what = []
+        if "shapes" in row:
+            (a, b), (one, two) = row["shapes"], row["dtypes"]
+            what.append(f"{one} {a} and {two} {b}")
+        if "different" in row:
+            what.append(f"{row['different']:,} of {row['elements']:,} elements differ, by at most {row['largest']:.3g}")
+            what.append(f"relative distance {row['relative']:.3g}")
+        lines.append(f"{row['name']:{width}}  {'; '.join(what)}")
+    return "\n".join([*lines, f"{both - len(differ)} of {both} tensors with the same name are equal"])
+
+
+def check(
+    model: Annotated[str, Kind("MODEL", positional=True)],
+    *,
+    rate: Annotated[float, Kind("RATE")] = 0.5,
+    input: Shape | None = None,
+    seconds: float = 120,
+) -> int:
+    """Say what surgery can do to a model of yours, and what not.
+
+    Every operation is tried, strictly; where one does not work it is said why. The exit code is 1 if an operation that
+    the model has a use for fails.
+
+    Args:
+        model: timm:NAME, torchvision:NAME or module:factory, with arguments if needed: my_models:Net,classes=10
+        rate: share of every hidden width that the narrow model keeps
+        input: shape of one input [the one that the model was made for]
+        seconds: limit of each operation
+    """
+    if not 0 < rate <= 1:
+        raise SurgeryError(f"--rate {rate:g}: give a share of the widths, above 0 and at most 1")
+    net = build(model).eval()
+    example = example_for(net, input)
+    tries = {
+        "run": lambda: _runs(net, example),
+        "layers": lambda: _decomposes(net, example),
+        "shuffle": lambda: _shuffles(net),
+        "narrow": lambda: _narrows(net, example, rate),
+        "graft and ungraft": lambda: _deepens(net, example),
+    }
+    steps, failed = Steps(seconds, sys.stderr), 0
+    for name, attempt in tries.items():
+        try:
+            found = steps(name, attempt)
+            good = found is not None
+            text = found if good else f"stopped after {seconds:g} s: give more --seconds"
+        except SurgeryError as error:
+            good, text = False, str(error)
+        failed += not good
+        print(f"{'yes' if good else 'NO ':3} {name}: {text}")
+    return int(failed > 0)
+
+
+def _runs(model: nn.Module, example: Any) -> str:
+    try:
+        call(model, example)
+    except Exception as error:  # the user's model
+        raise SurgeryError(
+            f"the model does not run on its example ({type(error).__name__}: {first_line(error)}): give the shape of "
+            "one input as --input"
+        ) from None
+    return "it runs on its example"
+
+
+def _decomposes(model: nn.Module, example: Any) -> str:
+    found = surgery.layers(model, example=example)
+    return f"{len(found)} layers that hold every tensor once, in the order of their first use"
+
+
+def _shuffles(model: nn.Module) -> str:
+    own = surgery.state(model)
+    models = surgery.stack([own, {name: torch.zeros_like(tensor) for name, tensor in own.items()}])
+    parts = surgery.segments(surgery.layers(model))
+    swaps = surgery.permutations(len(parts), k=2, generator=torch.Generator().manual_seed(0))
+    mixed = surgery.shuffle(models, segments=parts, permutations=swaps)
+    back = surgery.shuffle(mixed, segments=parts, permutations=inverse(swaps))
+    if not all(torch.equal(back[name], models[name]) for name in models):
+        raise SurgeryError("layers that were exchanged did not come back")
+    return "layers are exchanged with another model and come back bit for bit"
+
+
+def _narrows(model: nn.Module, example: Any, rate: float) -> str:
+    small, _ = surgery.narrow(model, rate=rate, example=example, strict=True)
+    before, after = (sum(p.numel() for p in m.parameters()) for m in (model, small))
+    return f"every hidden width shrinks to {rate:g}; {before:,} parameters become {after:,}"
+
+
+def _deepens(model: nn.Module, example: Any) -> str:
+    found = [section for section in surgery.sections(model) if repeatable(model, section)]
+    if not found:
+        return "nothing to do: the model has no section whose last block could be repeated"
+    deeper, _ = surgery.graft(model, depths={s.name: len(s.blocks) + 1 for s in found}, example=example)
+    surgery.ungraft(deeper, keep={s.name: len(s.blocks) for s in found}, example=example)
+    return f"{len(found)} sections get a block more, and lose it again"
+
+
+def plan(
+    do: Annotated[Literal["show", "compose"], Kind(positional=True)],
+    plans: Annotated[tuple[Path, ...], Kind("PLAN.json...", positional=True)],
+    *,
+    out: PlanFile | None = None,
+) -> None:
+    """Print a plan, or compose several.
+
+    To compose two, the small model of the first has to be the full model of the second.
+
+    Args:
+        do: what to do
+        plans: one plan to show, or two or more to compose
+        out: where the composed plan goes
+    """
+    found = [plan_of(path) for path in plans]
+    if do == "show":
+        if len(found) != 1 or out is not None:
+            raise SurgeryError("plan show prints one plan: give one file, and no --out")
+        print(found[0].describe())
+        return
+    if len(found) < 2 or out is None:
+        raise SurgeryError("plan compose takes two or more plans, from the outside in, and --out PLAN.json")
+    composed = found[0]
+    for one in found[1:]:
+        composed = composed.compose(one)
+    check_absent(out)
+    composed.save(out)
+    print(f"{out}: {str(composed).splitlines()[0]}")

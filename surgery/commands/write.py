@@ -1,0 +1,294 @@
+"""The commands that write checkpoints. Those of one operation are made of its signature."""
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+from surgery.commands.flags import texts_of
+from surgery.commands.shared import File, Files, ModelName, NewFile, save, source, summary
+from surgery.errors import SurgeryError
+from surgery.files import check_absent, check_new
+from surgery.operations import OPERATIONS, carry_out, checkpoints, merge_method
+from surgery.operations.arguments import Floats, Function, Kind, PlanFile, Shape, shown, value_of
+from surgery.operations.subject import Subject
+from surgery.recipe import Recipe, planned, read_recipe
+
+Size = Annotated[str, Kind("SIZE")]
+Settings = Annotated[tuple[str, ...], Kind("[PATTERN:]NAME=VALUE", repeated=True)]
+
+_NAMES = "timm:NAME, torchvision:NAME or module:factory"
+_SHARED = {
+    "input": (Shape | None, "shape of one input of the --model [the one that the model was made for]"),
+    "plan": (PlanFile | None, "where to write "),
+    "shard_size": (
+        Size | None,
+        "in a folder: the size above which it is split into several files, such as 5GB",
+    ),
+    "dry_run": (bool, "check everything and print what would be written"),
+}
+"""What commands of an operation take beside its arguments."""
+
+
+def command_of(do: str) -> Callable[..., None]:
+    """The command of an operation: files, its own arguments, and what all share that write a result."""
+    takes, texts = dict(inspect.signature(OPERATIONS[do]).parameters), texts_of(OPERATIONS[do])
+    first, *beside = checkpoints(do)
+    several = checkpoints(do)[first] is list
+    subject = takes.pop(first).annotation
+    about_model = next((one for one in get_args(get_args(subject)[0] if several else subject) if type(one) is str), "")
+    about_out, _, about_plan = texts["return"].partition("; ")
+
+    flags = {"files" if several else "file": (Files if several else File, inspect.Parameter.empty, texts[first])}
+    for name, parameter in takes.items():
+        kind = parameter.annotation
+        if name in beside:
+            kind = NewFile if parameter.default is parameter.empty else NewFile | None
+        flags[name] = (kind, parameter.default, texts[name])
+    flags["out"] = (NewFile, inspect.Parameter.empty, about_out)
+    if about_model:
+        flags["model"] = (ModelName | None, None, f"{_NAMES}; {about_model}")
+    for name, (kind, text) in _SHARED.items():
+        if (name == "input" and not about_model) or (name == "plan" and not about_plan):
+            continue
+        flags[name] = (kind, False if kind is bool else None, text + about_plan if name == "plan" else text)
+
+    def command(**given: Any) -> None:
+        own = {name: value for name in takes if name not in beside and (value := given.pop(name)) is not None}
+        others = {name: given.pop(name) for name in beside}
+        files = given.pop("files", None) or [given.pop("file")]
+        carry_out_on(do, files, own, others, **given)
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [inspect.Parameter(n, keyword, default=d, annotation=kind) for n, (kind, d, _) in flags.items()]
+    required = [one for one in parameters if one.default is one.empty]
+    command.__signature__ = inspect.Signature([*required, *(one for one in parameters if one not in required)])
+    arguments = "\n".join(f"    {name}: {text}" for name, (_, _, text) in flags.items())
+    command.__doc__ = f"{OPERATIONS[do].__doc__.splitlines()[0]}\n\nArgs:\n{arguments}"
+    return command
+
+
+def carry_out_on(
+    do: str,
+    files: Sequence[Path],
+    settings: Mapping[str, Any],
+    others: Mapping[str, Path | None],
+    *,
+    out: Path,
+    model: str | None = None,
+    input: tuple[int, ...] | None = None,
+    plan: Path | None = None,
+    shard_size: str | None = None,
+    dry_run: bool = False,
+    called: str = "do",
+) -> None:
+    """Carry an operation out on files, write what comes out, and say where it is.
+
+    Args:
+        do: its name.
+        files: the checkpoints that it works on. others: further ones, by the name of the argument.
+        settings: its other arguments.
+        out, model, input, plan, shard_size, dry_run: as the flags of commands.
+        called: under which key the operation's name is written into the file.
+    """
+    shard_bytes = size_in_bytes(shard_size)
+    subjects = [Subject.open(file, model, input) for file in files]
+    beside = {name: Subject.open(path) for name, path in others.items() if path is not None}
+
+    def check() -> None:
+        check_new(out)
+        if plan is not None:
+            check_absent(plan)
+
+    for subject in subjects:
+        subject.before = check
+    (first, kind), *_ = checkpoints(do).items()
+    found = carry_out(do, {first: subjects if kind is list else subjects[0], **beside, **settings})
+    if isinstance(found, list):
+        check_absent(out, folder=True)
+        results = {out / f"{k}.safetensors": one for k, one in enumerate(found)}
+    else:
+        check()
+        results = {out: found}
+    if dry_run:
+        print("\n".join(f"would write {path}: {summary(one.values)}" for path, one in results.items()))
+        return
+    made = {called: do} | {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
+    made["inputs"] = [source(one.checkpoint) for one in subjects]
+    made |= {name: source(one.checkpoint) for name, one in beside.items()}
+    if isinstance(found, list):
+        out.mkdir(exist_ok=True)
+    for k, (path, one) in enumerate(results.items()):
+        save(path, one, made={**made, "model": k} if isinstance(found, list) else made, shard_bytes=shard_bytes)
+    if plan is not None:
+        found.plan.save(plan)
+        print(f"{plan}: {str(found.plan).splitlines()[0]}")
+
+
+_NEEDS = {
+    "base": "the model that the others were fine-tuned from: give --base FILE",
+    "data": "data to measure the models on: give --data MODULE:FUNCTION, a function that gives batches",
+    "score": "a score to choose models by: give --score MODULE:FUNCTION, a function from a model to a number",
+}
+"""What is said where a method needs one of these."""
+
+
+def merge(
+    method: Annotated[str, Kind("METHOD", positional=True)],
+    files: Files,
+    *,
+    out: NewFile,
+    base: NewFile | None = None,
+    weights: Floats | None = None,
+    set: Settings = (),
+    data: Function | None = None,
+    loss: Function | None = None,
+    score: Function | None = None,
+    model: ModelName | None = None,
+    input: Shape | None = None,
+    shard_size: Size | None = None,
+    dry_run: bool = False,
+) -> None:
+    """Merge checkpoints by one of fifteen methods.
+
+    The checkpoints have one architecture; they are merged tensor by tensor, without holding them in memory.
+
+    Args:
+        method: linear, slerp, multislerp, karcher, nearswap, task_arithmetic, ties, dare, breadcrumbs, della,
+            model_stock, sce; with a --model and --data also fisher and regmean, with a --score greedy_soup
+        files: .safetensors or .pt files, or folders as HuggingFace's libraries write them
+        out: the new file, or a new folder, which also gets the other files of the first folder
+        base: the model that the others were fine-tuned from
+        weights: a weight for each file [1 each]
+        set: a setting of the method, for all tensors or for those whose name matches: --set density=0.5 --set
+            'layer4:density=0.2'
+        data: a function of yours that gives batches one after another: pairs of inputs and targets for fisher, inputs
+            for regmean
+        loss: for fisher, a function of outputs and targets [cross-entropy]
+        score: for greedy_soup, a function from a model (without --model from a state dict) to a number; larger is
+            better
+        model: timm:NAME, torchvision:NAME or module:factory; folders of transformers' models need none
+        input: shape of one input of the --model [the one that the model was made for]
+        shard_size: in a folder: the size above which the result is split into several files, such as 5GB
+        dry_run: check everything and print what would be written
+    """
+    takes = merge_method(method)
+    flags = {"base": base, "weights": weights, "data": data, "loss": loss, "score": score}
+    own = {name: p for name, p in takes.items() if name not in ("models", *flags)}
+    given = settings(set, list(own))
+    for name, value in flags.items():
+        if value is not None and name not in takes:
+            raise SurgeryError(f"{method} takes no --{name}: leave it out")
+        if value is None and name in takes and takes[name].default is inspect.Parameter.empty:
+            raise SurgeryError(f"{method} needs {_NEEDS[name]}")
+    for name, parameter in own.items():
+        if parameter.default is parameter.empty and name not in given:
+            raise SurgeryError(f"{method} needs --set {name}=VALUE")
+    if not files:
+        raise SurgeryError("there are no models to merge: give two or more files")
+    others = {"base": flags.pop("base")} if base is not None else {}
+    given |= {name: list(value) if isinstance(value, tuple) else value for name, value in flags.items() if value}
+    where = {"out": out, "model": model, "input": input, "shard_size": shard_size, "dry_run": dry_run}
+    carry_out_on(method, files, given, others, called="method", **where)
+
+
+def average(files: Files, *, out: NewFile, weights: Floats | None = None) -> None:
+    """Average checkpoints of one architecture.
+
+    Integer tensors (step counters) carry the maximum.
+
+    Args:
+        files: .safetensors or .pt files, or folders as HuggingFace's libraries write them
+        out: the new file or folder
+        weights: a weight for each file [1 each]
+    """
+    merge("linear", files, out=out, weights=weights)
+
+
+def settings(texts: Sequence[str], known: Sequence[str]) -> dict[str, Any]:
+    """Settings of a method from texts NAME=VALUE or PATTERN:NAME=VALUE; patterns keep their order.
+
+    >>> settings(["density=0.5", "layer4:density=0.2", "elect=true"], ["density", "elect"])
+    {'density': {'layer4': 0.2, '*': 0.5}, 'elect': True}
+    """
+    found: dict[str, Any] = {}
+    everywhere: dict[str, Any] = {}
+    for text in texts:
+        left, equals, right = text.partition("=")
+        pattern, _, name = left.rpartition(":")
+        if not equals or name not in known:
+            choice = f"one of {', '.join(known)}" if known else "none, as this method has no settings"
+            raise SurgeryError(f"--set {text}: write NAME=VALUE or PATTERN:NAME=VALUE, where NAME is {choice}")
+        if pattern:
+            found.setdefault(name, {})[pattern] = value_of(right)
+        else:
+            everywhere[name] = value_of(right)
+    for name, value in everywhere.items():
+        found[name] = {**found[name], "*": value} if name in found else value
+    return found
+
+
+def apply(
+    recipe: Annotated[Path, Kind("RECIPE.yaml", positional=True)],
+    *,
+    shard_size: Size | None = None,
+    dry_run: bool = False,
+) -> None:
+    """Carry out the steps of a recipe.
+
+    It is printed and checked as a whole before anything is written.
+
+    Args:
+        recipe: inputs, steps and outputs; docs/guides/merge.md shows some
+        shard_size: in folders: the size above which a result is split into several files, such as 5GB
+        dry_run: check everything, print the steps with sizes, and write nothing
+    """
+    shard_bytes, found = size_in_bytes(shard_size), read_recipe(recipe)
+
+    def check() -> None:
+        for path in found.outputs:
+            check_new(path)
+
+    try:
+        inputs, results = planned(found, recipe.parent, check)
+    except SurgeryError as error:
+        raise SurgeryError(f"{recipe}: {error}") from None
+    check()
+    known = {**inputs, **results}
+    print(_listed(found, known))
+    if dry_run:
+        return
+    made = {"recipe": found.text, "inputs": {name: source(one.checkpoint) for name, one in inputs.items()}}
+    for path, name in found.outputs.items():
+        save(path, known[name], made={**made, "output": name}, shard_bytes=shard_bytes)
+
+
+def _listed(recipe: Recipe, known: Mapping[str, Subject]) -> str:
+    """Inputs, steps and outputs, one a line, with their sizes."""
+    lines = []
+    for name, one in recipe.inputs.items():
+        model = f" of {one.model}" if one.model else ""
+        lines.append(f"input   {name} = {one.path}{model}: {summary(known[name].values)}")
+    for name, step in recipe.steps.items():
+        said = ", ".join(
+            f"{key}={value if isinstance(value, str) else shown(value)}" for key, value in step.items() if key != "do"
+        )
+        results = [one for one in known if one == name or (one not in recipe.steps and one.startswith(f"{name}."))]
+        lines += [f"step    {one} = {step['do']}({said}): {summary(known[one].values)}" for one in results]
+    return "\n".join([*lines, *(f"output  {path} = {name}" for path, name in recipe.outputs.items())])
+
+
+def size_in_bytes(text: str | None) -> int | None:
+    """The number of bytes that a text such as 5GB says; None for None.
+
+    >>> size_in_bytes("5GB"), size_in_bytes("200 kB")
+    (5000000000, 200000)
+    """
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]?)b?", text.strip().lower())
+    size = int(float(match[1]) * {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}[match[2]]) if match else 0
+    if size < 1:
+        raise SurgeryError(f"--shard-size {text}: give a number of bytes, such as 500MB or 5GB")
+    return size

@@ -1,0 +1,35 @@
+"""Commands of surgery on files: what they leave, and what they refuse."""
+
+import sys
+
+import torch
+from safetensors.torch import load_file
+
+from surgery.__main__ import main
+
+
+def run(*arguments):
+    assert main([*map(str, arguments)]) == 0
+
+
+def refused(capsys, *arguments):
+    """The one line of an error."""
+    assert main([*map(str, arguments)]) == 2, arguments
+    text = capsys.readouterr().err
+    assert text.startswith("error: "), text
+    assert text.count("\n") == 1, text
+    return text
+
+
+def same(file, expected):
+    found = load_file(file)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def in_folder_with(monkeypatch, folder, module, text):
+    """Make a folder the working directory, with a module of the user's own."""
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    (folder / f"{module}.py").write_text(text)
