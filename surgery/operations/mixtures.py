@@ -14,7 +14,6 @@ from surgery.errors import SurgeryError, first_line
 from surgery.lazy import LazyState, metas
 from surgery.merge.driver import check_patterns
 from surgery.operations.arguments import Blocks, Function, Outside, Whole, batches_of, function_of, shown
-from surgery.operations.states import extract
 from surgery.operations.subject import Built, InBlocks, Subject
 from surgery.states import check_same
 
@@ -74,7 +73,7 @@ def passthrough(models: Sequence[InBlocks], *, blocks: Blocks, outside: Outside 
     nets = [model.built() if model.described else model.values for model in models]
     example = models[0].example() if models[0].described else None
     net, plan = merge.passthrough(nets, blocks=chosen, outside=outside, example=example)
-    values = extract(plan, merge.union([model.values for model in models]))
+    values = plan.extract(merge.union([model.values for model in models]))
     return models[0].becomes(values, net if models[0].described else None, plan)
 
 

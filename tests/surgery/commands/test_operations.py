@@ -166,7 +166,7 @@ def test_what_cannot_be_done_is_one_line(net, capsys, tmp_path):
     other = ("--model", "their_models:net,width=4", "--input", "5")
     for arguments, text in [
         (("narrow", file, "--rate", "0.5", *out), "give --model timm:NAME"),
-        (("narrow", file, "--rate", "0.5", *other, *out), "in the plan's"),
+        (("narrow", file, "--rate", "0.5", *other, *out), "of the plan"),
         (("narrow", file, "--rate", "0.5", "--model", "their_models:number", *out), "gives a int"),
         (("narrow", file, "--rate", "0.5", "--model", "their_models:broken", *out), "KeyError: 'missing'"),
         (("narrow", file, "--rate", "0.5", "--model", "their_models:Odd", "--input", "5", *out), "has no 'one.weight'"),
@@ -259,8 +259,8 @@ def test_an_existing_file_is_the_last_mistake_to_be_told_and_told_before_the_wor
         (("extract", file, "--plan", "none.json"), "none.json cannot be read"),
     ]:
         assert text in refused(capsys, *arguments, *there)
-    for name in ("importance", "narrow", "widen", "Aligner"):
-        monkeypatch.setattr(surgery, name, lambda *given, **more: pytest.fail("it worked in vain"))
+    for place in ("surgery.importance", "surgery.narrow", "surgery.widen", "surgery.operations.models.Aligner"):
+        monkeypatch.setattr(place, lambda *given, **more: pytest.fail("it worked in vain"))
     for command in [
         ("narrow", file, "--rate", "0.5", *GIVEN),
         ("prune", file, "--macs", "0.5", *GIVEN),

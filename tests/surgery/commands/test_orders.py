@@ -193,7 +193,7 @@ def test_steps_of_recipes_are_the_commands(nets, tmp_path):
     )
     run("apply", "recipe.yaml")
     _, near = surgery.align(nets, example=X).models
-    mean = surgery.load(surgery.edits.clone(near), merge.linear([nets[0], near]))
+    mean = surgery.load(surgery.copying.clone(near), merge.linear([nets[0], near]))
     small, _ = surgery.narrow(mean, rate=0.5, example=X)
     same("small.safetensors", surgery.state(small))
     scores = surgery.importance(small, example=X, by="l1")
