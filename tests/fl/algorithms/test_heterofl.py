@@ -63,18 +63,6 @@ def test_weighted_with_all_rows_it_is_fedfa_without_grafting_and_scaling():
         assert_same(a["global"], b["global"])
 
 
-def test_elements_that_nobody_holds_keep_their_value():
-    fed = mixed("cnn")
-    algorithm = heterofl(fed)
-    before = algorithm.init()["global"]
-    after, _ = algorithm.round({"global": before}, [1], Rng(0, 1))
-    for name, shape in shapes(fed, 1).items():
-        small = torch.zeros_like(before[name], dtype=torch.bool)
-        oracles.corner(small, shape).fill_(True)
-        assert torch.equal(after["global"][name][~small], before[name][~small])
-        assert not torch.equal(after["global"][name][small], before[name][small])
-
-
 def test_scalers_divide_by_the_rate_over_the_servers():
     """Whatever the width of the server's model: a client that is as wide as it is has rate 1."""
     spec = Spec("preresnet18", **IMAGES, width=(0.1, 0.1, 0.1, 0.05), depth=1, scaler=True)
