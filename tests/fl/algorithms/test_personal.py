@@ -273,18 +273,22 @@ def test_fesem_plus_predicts_with_what_clients_make_of_their_clusters_model(fede
         torch.testing.assert_close(plus.predict(server, x, c), logits, rtol=1e-8, atol=1e-9)
 
 
-def test_a_round_of_ditto_whose_own_models_all_diverge_goes_on(federation_of, monkeypatch, caplog):
-    fed = federation_of()
+@pytest.mark.parametrize("rows", [[1], [0, 1, 2]])
+def test_clients_of_ditto_whose_own_models_diverge_keep_them_and_still_count(federation_of, monkeypatch, caplog, rows):
+    fed, clients = federation_of(participants=3), [0, 2, 1]
     algorithm = ditto(fed)
-    before, _ = play(algorithm, fed, 1)[0]
-    well, _ = fedavg(fed).round(before, [0, 2], Rng(0, 2))
-    poison(monkeypatch, {2}, [0, 1])
+    before, _ = play(algorithm, fed, 2)[-1]
+    well, _ = algorithm.round(before, clients, Rng(0, 3))
+    poison(monkeypatch, {2}, rows)
     with caplog.at_level(logging.WARNING, "fl"):
-        server, trained = algorithm.round(before, [0, 2], Rng(0, 2))
-    assert "round 2: the clients' own models all diverged" in caplog.text
-    assert_same(server["clients"], before["clients"])
+        server, trained = algorithm.round(before, clients, Rng(0, 3))
+    assert ("round 3: the clients' own models all diverged" in caplog.text) == (len(rows) == 3)
+    assert trained.sizes == (3, 12, 7)
+    assert trained.metrics["models_up"] == 1
     assert_same(server["global"], well["global"])
-    assert trained.sizes == (3, 12)
+    lost = [clients[k] for k in rows]
+    for c in range(4):
+        assert_same(row(server["clients"], c), row((before if c in lost else well)["clients"], c))
 
 
 def test_fedavg_plus_whose_clients_all_diverge_predicts_with_the_global_model(federation_of, monkeypatch, caplog):
@@ -312,20 +316,6 @@ def test_what_is_tuned_is_a_function_of_the_server(federation_of):
     assert algorithm.predict(algorithm.init(), x, 1).isfinite().all()  # before the first round, too
     assert {t.dtype for t in first["rng"].values()} == {torch.int64}
     assert last_round(algorithm.round(first, [0, 1], Rng(7, 2))[0]) == Rng(7, 2)
-
-
-def test_a_client_of_ditto_whose_own_model_diverges_still_counts(federation_of, monkeypatch):
-    fed = federation_of(participants=3)
-    algorithm, clients = ditto(fed), [0, 2, 1]
-    before, _ = play(algorithm, fed, 2)[-1]
-    well, _ = algorithm.round(before, clients, Rng(0, 3))
-    poison(monkeypatch, {2}, [1])
-    server, trained = algorithm.round(before, clients, Rng(0, 3))
-    assert trained.sizes == (3, 12, 7)
-    assert trained.metrics["models_up"] == 1
-    assert_same(server["global"], well["global"])
-    for c in range(4):
-        assert_close(row(server["clients"], c), row((before if c == 2 else well)["clients"], c))
 
 
 def test_a_fedrep_round_in_which_nobody_is_left_keeps_the_global_model(federation_of, monkeypatch):
