@@ -496,20 +496,6 @@ def test_there_may_be_fewer_models_than_clusters():
     assert updated(rows, [rows[0]] * 6, [-1] * 6) == [0, 1, 0, 2, 1, 0]  # which differ by more than rounding
 
 
-@pytest.mark.parametrize("how", ["nearest", "kmeans"])
-@pytest.mark.parametrize("compare", ["all", "classifier"])
-def test_planted_clusters_are_found(make_federation, how, compare):
-    """Two kinds of clients, each with one class."""
-    fed = make_federation("cnn", sizes=(12,) * 6, participants=6, epochs=3, optimizer=SGD(0.05, 0.0))
-    y = fed.data.y.clone()
-    for client, split in enumerate(fed.clients):
-        for part in split:
-            y[part] = client % 2
-    fed = dataclasses.replace(fed, data=dataclasses.replace(fed.data, y=y))
-    *_, (server, _) = play(fesem(fed, FeSEMOptions(2, how, compare)), fed, 3)
-    assert server["structure"]["pathways"][0].tolist() in ([0, 1] * 3, [1, 0] * 3)
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
