@@ -4,6 +4,7 @@ import torch
 
 from fl.algorithms import ALGORITHMS, FeMAMOptions, FeSEMOptions, FeSEMPlusOptions
 from fl.base.rng import Rng
+from fl.engine import Results
 from fl.federation import federation as training
 from fl.settings import Config
 
@@ -29,6 +30,20 @@ def play(algorithm, fed, rounds=3, first=1, server=None):
     return history
 
 
+def played(algorithm, cohorts, server=None, first=1):
+    """(server, trained) after each round, in which these clients take part."""
+    server, history = server or algorithm.init(), []
+    for number, clients in enumerate(cohorts, first):
+        server, trained = algorithm.round(server, clients, Rng(0, number))
+        history.append((server, trained))
+    return history
+
+
+def row(stack, k):
+    """The k-th of the states in a stack."""
+    return {name: tensor[k] for name, tensor in stack.items()}
+
+
 def assert_same(a, b):
     assert a.keys() == b.keys()
     assert all(torch.equal(a[name], b[name]) for name in a)
@@ -45,5 +60,17 @@ def poison(monkeypatch, rounds, entries):
             for k in entries:
                 next(iter(trained.states.values()))[k].view(-1)[0] = torch.nan
         return [trained]
+
+    monkeypatch.setattr(training, "train", train)
+
+
+def pretend(monkeypatch, move):
+    """Local training that does nothing but `move`: it is given a copy of the starts to write to."""
+
+    def train(groups, *how):
+        ((job, starts, _),) = groups
+        states = {name: tensor.clone() for name, tensor in starts.items()}
+        move(states)
+        return [Results(states, torch.ones(len(job.batches.steps)))]
 
     monkeypatch.setattr(training, "train", train)

@@ -1,33 +1,90 @@
+"""What several methods have in common, and the simplest of them written out."""
+
 from itertools import product
 
 import pytest
 import torch
+from fleets import SPECS, assert_close, fleet_federation, mixed, spoil
 from oracles import average, recombine
-from rounds import assert_same, play
+from rounds import assert_same, made, play, row
 from selection import some
 
 import surgery
-from fl.algorithms import FedMROptions, FedMutOptions, FedProxOptions, fedavg, fedmr, fedmut, fedprox, indep
+from fl.algorithms import (
+    FedASAMOptions,
+    FedExPOptions,
+    FedGenOptions,
+    FedMROptions,
+    FedMutOptions,
+    FedProxOptions,
+    fedasam,
+    fedavg,
+    fedexp,
+    fedgen,
+    fedmr,
+    fedmut,
+    fedprox,
+    indep,
+    methods_of,
+)
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 
+WITHOUT = {
+    "fedprox": lambda fed: fedprox(fed, FedProxOptions(mu=0.0)),
+    "fedasam": lambda fed: fedasam(fed, FedASAMOptions(rho=0.0)),
+    "fedexp": lambda fed: fedexp(fed, FedExPOptions(eps=0.0, max_step=1.0, last_two=False)),
+    "fedgen": lambda fed: fedgen(fed, FedGenOptions(alpha=0.0, beta=0.0, noise=5, hidden=8, steps=3, batch=6)),
+    "fedmut": lambda fed: fedmut(fed, FedMutOptions(radius=0.0)),
+}
+CASES = list(product(WITHOUT, ("loop", "workers", "vmap"), ("cnn", "resnet20")))
+QUICK = [*product(WITHOUT, ["loop"], ["resnet20"]), *product(("fedasam", "fedgen"), ["vmap"], ["cnn"])]
 
-@pytest.mark.parametrize(
-    ("backend", "model"), some(product(("loop", "vmap"), ("cnn", "resnet20")), [("loop", "cnn"), ("vmap", "resnet20")])
-)
-def test_fedprox_without_its_term_is_fedavg(make_federation, backend, model):
-    fed = make_federation(model, backend=backend)
-    for (a, _), (b, _) in zip(play(fedavg(fed), fed), play(fedprox(fed, FedProxOptions(mu=0.0)), fed), strict=True):
+
+@pytest.mark.parametrize(("name", "backend", "model"), some(CASES, QUICK))
+def test_without_what_a_method_adds_it_is_fedavg(make_federation, name, backend, model):
+    """Bit for bit, batch-norm statistics and losses included."""
+    fed = make_federation(model, backend=backend, epochs=1)
+    for (a, plain), (b, seen) in zip(play(fedavg(fed), fed), play(WITHOUT[name](fed), fed), strict=True):
         assert_same(a["global"], b["global"])
+        assert torch.equal(plain.loss, seen.loss)
+
+
+ALIKE = ("fedavg", "fedprox", "fedasam", "fedexp", "fedgen", "clusamp", "local", "fedrep", "ditto", "pfedme")
+DROPPED = [(name, (1, 2)) for name in (*ALIKE, *methods_of("heterogeneous"))]
+DROPPED += [("fedrep", (1,)), ("fedrep", (2,)), ("ditto", (1,))]
+
+
+@pytest.mark.parametrize(("name", "trainings"), DROPPED)
+def test_a_dropped_client_is_as_one_that_was_not_there(make_federation, monkeypatch, name, trainings):
+    """Whichever of its trainings in the round failed; it keeps what it had, and sends nothing."""
+    if name in ALIKE:
+        fed = make_federation("cnn", norm="batch", dtype=torch.float64, epochs=1)
+    elif name == "flexifed":  # its clients differ in depth only
+        fed = fleet_federation(SPECS["static_batch"], [(1.0, depth) for depth in ((3, 1, 2, 1), 1, (2, 1, 2, 1), 1)])
+    else:
+        fed = mixed("static_batch")
+    algorithm = made(name, fed)
+    before, _ = algorithm.round(algorithm.init(), [3, 0, 2], Rng(0, 1))
+    expected, others = algorithm.round(before, [2, 1], Rng(0, 2))
+    spoil(monkeypatch, {0}, trainings)
+    after, trained = algorithm.round(before, [2, 0, 1], Rng(0, 2))
+    assert trained.sizes == (12, 0, 7)
+    for part in expected:
+        assert_close(after[part], expected[part], rtol=1e-7, atol=1e-9)
+    if name in ALIKE:
+        assert trained.metrics["bytes_up"] == pytest.approx(2 / 3 * others.metrics["bytes_up"])
+    spoil(monkeypatch, {0, 1, 2}, trainings)
+    with pytest.raises(FLError, match=r"weights of every client \(3\) became infinite"):
+        algorithm.round(before, [2, 0, 1], Rng(0, 2))
 
 
 def test_fedprox_pulls_towards_the_global_model(make_federation):
     fed = make_federation("cnn", epochs=4)
-    start = surgery.broadcast(fed.initial(), 1)
-    moved = [
-        surgery.distance(start, surgery.stack([play(fedprox(fed, FedProxOptions(mu)), fed, 1)[0][0]["global"]])).item()
-        for mu in (0.0, 1.0, 10.0)
-    ]
+    start, moved = surgery.broadcast(fed.initial(), 1), []
+    for mu in (0.0, 1.0, 10.0):
+        ((server, _),) = play(fedprox(fed, FedProxOptions(mu)), fed, 1)
+        moved.append(surgery.distance(start, surgery.stack([server["global"]])).item())
     assert moved[0] > moved[1] > moved[2]
 
 
@@ -46,35 +103,23 @@ def test_indep_passes_whole_models_on(make_federation):
 def test_fedmr_equals_its_definition(make_federation, unit, fraction):
     """Two rounds written out with the oracles: who trains what, the mean before recombination, the shuffled lists."""
     fed = make_federation("resnet20", participants=3)
-    pieces = surgery.layers(fed.model, unit=unit)
-    groups = surgery.segments(pieces, fraction=fraction)
+    groups = surgery.segments(surgery.layers(fed.model, unit=unit), fraction=fraction)
     slots = [fed.initial() for _ in range(3)]
     for number, (server, _) in enumerate(play(fedmr(fed, FedMROptions(fraction, unit)), fed, 2), 1):
         rng = Rng(0, number)
-        clients = fed.sample(rng)
         trained = [
             surgery.unstack(fed.train(surgery.stack([start]), [client], rng).states)[0]
-            for start, client in zip(slots, clients, strict=True)
+            for start, client in zip(slots, fed.sample(rng), strict=True)
         ]
-        for name, expected in average(trained, [1, 1, 1]).items():
-            torch.testing.assert_close(server["global"][name].double(), expected, rtol=1e-5, atol=1e-5)
         permutations = surgery.permutations(len(groups), 3, generator=rng.torch("recombine"))
-        lists = [surgery.Layer("", "", names) for names in groups]
-        slots = recombine(trained, lists, permutations)
-        for k, slot in enumerate(slots):
-            for name in slot:
-                torch.testing.assert_close(server["slots"][name][k], slot[name], rtol=1e-5, atol=1e-5)
+        slots = recombine(trained, [surgery.Layer("", "", names) for names in groups], permutations)
+        assert_near(server["global"], average(trained, [1, 1, 1]))
+        assert_near(server["slots"], surgery.stack(slots))
 
 
-def test_a_fedmr_round_keeps_sums_and_uses_every_layer_once(make_federation):
-    fed = make_federation("resnet20", participants=4)
-    for server, trained in play(fedmr(fed), fed):
-        for name, before in trained.states.items():
-            after = server["slots"][name]
-            assert torch.equal(after.flatten(1).sort(0).values, before.flatten(1).sort(0).values)
-        mean = surgery.average(server["slots"])  # recombination does not move the global model
-        for name, tensor in server["global"].items():
-            torch.testing.assert_close(mean[name], tensor, rtol=1e-5, atol=1e-6)
+def assert_near(state, expected):
+    """In float32."""
+    torch.testing.assert_close(dict(state), dict(expected), rtol=1e-5, atol=1e-5, check_dtype=False)
 
 
 def test_stage_one_averages_and_then_recombines(make_federation):
@@ -85,13 +130,22 @@ def test_stage_one_averages_and_then_recombines(make_federation):
         assert (spread == 0) == (number <= 2)
 
 
+@pytest.mark.parametrize("make", [fedmr, indep])
+def test_recombination_goes_on_with_the_earlier_model_of_who_was_dropped(make_federation, monkeypatch, make):
+    algorithm = make(make_federation("cnn"))
+    server, _ = algorithm.round(algorithm.init(), [0, 1, 2], Rng(0, 1))
+    spoil(monkeypatch, {2})
+    after, trained = algorithm.round(server, [1, 2, 3], Rng(0, 2))
+    assert_same(row(trained.states, 1), row(server["slots"], 1))
+    assert_near(surgery.average(after["slots"]), surgery.average(trained.states))
+    assert_near(after["global"], surgery.average(trained.states, weights=[1, 0, 1]))
+
+
 def test_fedavg_weighs_clients_by_their_samples(make_federation):
     fed = make_federation("cnn", sizes=(3, 7, 12), participants=3)
     ((server, trained),) = play(fedavg(fed), fed, 1)
-    clients = fed.sample(Rng(0, 1))
-    expected = average(surgery.unstack(trained.states), [(3, 7, 12)[c] for c in clients])
-    for name, tensor in server["global"].items():
-        torch.testing.assert_close(tensor.double(), expected[name], rtol=1e-5, atol=1e-6)
+    sizes = [(3, 7, 12)[client] for client in fed.sample(Rng(0, 1))]
+    assert_near(server["global"], average(surgery.unstack(trained.states), sizes))
 
 
 def test_sampling_is_uniform_without_replacement(make_federation):
@@ -106,12 +160,7 @@ def test_sampling_is_uniform_without_replacement(make_federation):
     assert ((first - 100).abs() < 45).all()  # and in random order: FedMR's slots go to random clients
 
 
-def test_bad_settings_are_refused(make_federation):
-    fed = make_federation("cnn")
-    for method, options in ((fedmr, FedMROptions(unit="block")), (fedmut, FedMutOptions(unit="block"))):
-        with pytest.raises(FLError, match=f"--{method.name}.unit: .*no residual blocks"):
-            method(fed, options)
-    with pytest.raises(FLError, match="there are 4 clients"):
-        make_federation("cnn", participants=5)
-    with pytest.raises(FLError, match="client 1 has no training samples"):
-        make_federation("cnn", sizes=(3, 0, 4))
+@pytest.mark.parametrize(("method", "options"), [(fedmr, FedMROptions), (fedmut, FedMutOptions)])
+def test_blocks_that_there_are_not_are_refused(make_federation, method, options):
+    with pytest.raises(FLError, match=f"--{method.name}.unit: .*no residual blocks"):
+        method(make_federation("cnn"), options(unit="block"))

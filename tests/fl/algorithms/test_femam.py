@@ -1,7 +1,6 @@
 """FeMAM and FeSEM against a version with nothing remembered, their degenerate cases, and what a level's end does."""
 
 import dataclasses
-import math
 from itertools import product
 from types import SimpleNamespace
 
@@ -9,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from oracles import average
-from rounds import assert_same, play
+from rounds import assert_same, play, played, row
 from selection import some
 from torch import nn
 from torch.func import functional_call
@@ -23,6 +22,7 @@ from fl.base.rng import Rng
 from fl.engine import SGD
 from fl.engine.augment import Augment
 from fl.engine.batches import make_batches
+from fl.federation import Federation
 from fl.federation.client_models import Level, predict, predict_all
 from fl.federation.defence import Defence
 from fl.federation.update import ClientUpdate
@@ -50,14 +50,20 @@ def level(server, number):
     return Level(server.get(f"level{number}", server.get("clients")), server["structure"]["pathways"][number - 1])
 
 
-def losses(fed, levels, parts, mean=False):
-    """Each client's mean cross entropy, its models' logits added up anew."""
+def losses(fed, levels, mean=False):
+    """Each client's mean cross entropy on its validation data, its models' logits added up anew."""
     result = []
-    for client, index in enumerate(parts):
+    for client, index in enumerate(fed.clients.valid):
         logits = predict(fed.predict, levels, client, fed.data.x[index], mean)
         logits = torch.zeros(len(index), fed.data.classes) if logits is None else logits
         result.append(F.cross_entropy(logits.double(), fed.data.y[index]).item())
     return torch.tensor(result, dtype=torch.float64)
+
+
+def keeping(fed, below, newest, mean=False):
+    """The models that clients have of the newest level if they keep those that lower their loss."""
+    gain = losses(fed, below, mean) - losses(fed, [*below, newest], mean)
+    return torch.where(gain > 0, newest.used, -1)
 
 
 @pytest.mark.parametrize(
@@ -170,26 +176,28 @@ def test_remembered_logits_are_those_computed_anew(make_federation):
     fed = make_federation("resnet20", participants=4)
     options = FeMAMOptions(("global", "2", "3", "personal"), level_rounds=(1, 1, 1))
     *_, (server, _) = play(femam(fed, options), fed, 4)
-    levels = [level(server, number) for number in (1, 2, 3)]
-    grown, anew = additive.Cache(fed), additive.Cache(fed)
+    levels, grown = [level(server, number) for number in (1, 2, 3)], additive.Cache(fed)
+
+    def anew(levels):
+        return additive.Cache(fed).table(levels)
+
     tables = [grown.table(levels[:n]) for n in (1, 2, 3)]
-    assert torch.equal(tables[2], anew.table(levels))
+    assert torch.equal(tables[2], anew(levels))
     assert grown.table(levels) is tables[2]
-    assert torch.equal(tables[0], additive.Cache(fed).table(levels[:1]))  # whoever has it keeps it as it was
+    assert torch.equal(tables[0], anew(levels[:1]))  # whoever has it keeps it as it was
     for client, split in enumerate(fed.clients):
         for part in (split.train, split.valid):
             expected = predict(fed.predict, levels, client, fed.data.x[part], mean=False)
             torch.testing.assert_close(tables[2][part], expected, rtol=1e-5, atol=1e-6)
         assert not tables[2][split.test].any()
 
-    models, mapping, _ = levels[1]
-    other = mapping.clone()
+    other = levels[1].used.clone()
     other[2] = -1 if other[2] >= 0 else 0
-    assert not torch.equal(grown.table([levels[0], Level(models, other), levels[2]]), tables[2])
+    assert not torch.equal(grown.table([levels[0], levels[1]._replace(used=other), levels[2]]), tables[2])
     assert torch.equal(grown.table(levels), tables[2])
     levels[0].models["head.bias"] += 1  # written to in place; all clients use the first level
     assert not torch.equal(grown.table(levels), tables[2])
-    assert torch.equal(grown.table(levels), additive.Cache(fed).table(levels))
+    assert torch.equal(grown.table(levels), anew(levels))
 
 
 @pytest.mark.parametrize("combine", ["sum", "mean"])
@@ -197,78 +205,58 @@ def test_clients_keep_the_models_that_lower_their_validation_loss(make_federatio
     fed = make_federation("cnn", sizes=(9, 7, 12, 5, 8, 10), participants=6, optimizer=SGD(0.1, 0.0))
     kept = FeMAMOptions(("global", "2", "2", "personal"), (2, 2, 2), combine=combine, prune=False)
     options = dataclasses.replace(kept, prune=True)
-    mean = combine == "mean"
     *_, (before, _) = play(femam(fed, options), fed, 3)  # one round before the second level ends
-    rng = Rng(0, 4)
-    clients = fed.sample(rng)
-    pruned, trained = femam(fed, options).round(before, clients, rng)
-    whole, _ = femam(fed, kept).round(before, clients, rng)
-    below, every = [level(before, 1)], level(whole, 2)
-    gain = losses(fed, below, fed.clients.valid, mean) - losses(fed, [*below, every], fed.clients.valid, mean)
+    clients = fed.sample(Rng(0, 4))
+    pruned, trained = femam(fed, options).round(before, clients, Rng(0, 4))
+    whole, _ = femam(fed, kept).round(before, clients, Rng(0, 4))
+    every = level(whole, 2)
     models, mapping, _ = level(pruned, 2)
-    assert torch.equal(mapping, torch.where(gain > 0, every[1], -1))
+    assert torch.equal(mapping, keeping(fed, [level(before, 1)], every, combine == "mean"))
     for c in range(2):  # those that left are not in the mean
         members = [k for k, client in enumerate(clients) if mapping[client] == c]
-        expected = {n: t[c] for n, t in every[0].items()}
+        expected = every.state(c)
         if members:
-            states = surgery.unstack(trained.states)
             sizes = [int(fed.clients.train.sizes[clients[k]]) for k in members]
-            expected = average([states[k] for k in members], sizes)
-        for name, tensor in expected.items():
-            torch.testing.assert_close(models[name][c].double(), tensor.double(), rtol=1e-5, atol=1e-6)
-    strict, _ = femam(fed, dataclasses.replace(options, min_gain=1e6)).round(before, clients, rng)
-    assert (level(strict, 2)[1] == -1).all()
-    assert (level(strict, 1)[1] == 0).all()
+            expected = average([row(trained.states, k) for k in members], sizes)
+        torch.testing.assert_close(row(models, c), expected, rtol=1e-5, atol=1e-6, check_dtype=False)
+    strict, _ = femam(fed, dataclasses.replace(options, min_gain=1e6)).round(before, clients, Rng(0, 4))
+    assert (level(strict, 2).used == -1).all()
+    assert (level(strict, 1).used == 0).all()
     assert 0 < (mapping >= 0).sum() < 6, "the example has both kinds"
 
 
-def test_the_personal_level_is_judged_after_every_round(make_federation):
-    fed = make_federation("cnn", participants=4, optimizer=SGD(0.1, 0.0))
-    options = FeMAMOptions(("global", "personal"), level_rounds=(2,))
-    for server, trained in play(femam(fed, options), fed, 6)[2:]:
-        models, mapping, _ = level(server, 2)
-        own = Level(models, torch.arange(4))
-        gain = losses(fed, [level(server, 1)], fed.clients.valid) - losses(
-            fed, [level(server, 1), own], fed.clients.valid
-        )
-        assert torch.equal(mapping, torch.where(gain > 0, torch.arange(4), -1))
-        assert trained.metrics["bytes_up"] == trained.metrics["bytes_down"] == 0
+@pytest.mark.parametrize("last", ["2", "personal"])
+def test_the_last_level_is_judged_after_every_round(make_federation, last):
+    """Who is better off without its model goes on training it."""
+    fed = linear(make_federation, participants=4, optimizer=SGD(0.1, 0.0))
+    options, seen = FeMAMOptions(("global", last), (1,)), []
+    kept = play(femam(fed, dataclasses.replace(options, prune=False)), fed, 6)
+    for (server, trained), (whole, _) in list(zip(play(femam(fed, options), fed, 6), kept, strict=True))[1:]:
+        every, (models, used, _) = level(whole, 2), level(server, 2)
+        assert_same(models, every.models)
+        assert torch.equal(server["progress"]["members"], every.used)
+        assert torch.equal(used, keeping(fed, [level(server, 1)], every))
         assert trained.metrics["level"] == 2
-        assert trained.metrics["models_used"] == 1 + (mapping >= 0).double().mean().item()
-
-
-def test_the_last_number_of_rounds_holds_for_further_levels(make_federation):
-    fed = make_federation("cnn", participants=4)
-    history = play(femam(fed, FeMAMOptions(("global", "2", "2", "personal"), level_rounds=(2, 1))), fed, 6)
-    assert [trained.metrics["level"] for _, trained in history] == [1, 1, 2, 3, 4, 4]
+        assert trained.metrics["models_used"] == 1 + (used >= 0).double().mean().item()
+        assert trained.metrics["models_down"] == trained.metrics["models_up"] == (last != "personal")
+        seen += (used >= 0).tolist()
+    assert 0 < sum(seen) < len(seen), "the example has both kinds"
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")  # of models that are alike
-def test_a_level_ends_when_accuracy_stands_still(make_federation):
-    fed = make_federation("cnn", participants=4)
-    still = fed.with_local(optimizer=SGD(1e-12, 0.0))
-    options = FeMAMOptions(("global", "2", "personal"), window=3, variance=1e-6)
-    levels = [trained.metrics["level"] for _, trained in play(femam(still, options), still, 8)]
-    assert levels == [1, 1, 1, 2, 2, 2, 3, 3]
-    never = FeMAMOptions(("global", "2"), window=2, variance=0.0)
-    assert {trained.metrics["level"] for _, trained in play(femam(still, never), still, 5)} == {1}
-
-
-def test_convergence_is_the_variance_of_validation_accuracy(make_federation):
-    fed = make_federation("cnn", participants=4, optimizer=SGD(0.1, 0.0))
-    options = FeMAMOptions(("global", "personal"), window=3, variance=200.0)
-    seen, ended = [], None
-    for number, (server, trained) in enumerate(play(femam(fed, options), fed, 12), 1):
-        if trained.metrics["level"] == 1:
-            right = [
-                (predict(fed.predict, [level(server, 1)], c, fed.data.x[v], False).argmax(1) == fed.data.y[v])
-                for c, v in enumerate(fed.clients.valid)
-            ]
-            seen.append(100 * sum(r.double().mean().item() for r in right) / len(right))
-            ended = number
-    spread = [torch.tensor(seen[n - 3 : n]).var(correction=0).item() for n in range(3, len(seen) + 1)]
-    assert spread[-1] < 200 <= min([*spread[:-1], math.inf])
-    assert ended == len(seen) < 12
+@pytest.mark.parametrize(
+    ("options", "levels"),
+    [
+        (FeMAMOptions(("global", "2", "2", "personal"), level_rounds=(2, 1)), [1, 1, 2, 3, 4, 4]),
+        (FeMAMOptions(LEVELS, window=3, variance=1e-6), [1, 1, 1, 2, 2, 2, 3, 3]),
+        (FeMAMOptions(("global", "2"), window=2, variance=0.0), [1] * 5),
+    ],
+)
+def test_a_level_ends_after_its_rounds_or_when_accuracy_stands_still(make_federation, options, levels):
+    """The last number of rounds holds for further levels."""
+    fed = linear(make_federation, participants=4, optimizer=STILL)
+    history = play(femam(fed, options), fed, len(levels))
+    assert [trained.metrics["level"] for _, trained in history] == levels
 
 
 def test_the_window_holds_percent_and_their_population_variance(make_federation):
@@ -302,77 +290,52 @@ def test_a_model_that_gains_exactly_the_minimum_is_taken_away(make_federation):
     zeros = {name: torch.zeros_like(tensor) for name, tensor in fed.initial().items()}
     for gain, kept in ((0.0, []), (-1e-9, [0, 1, 2, 3])):
         method = femam(fed, FeMAMOptions(("global", "personal"), (1,), min_gain=gain, start="global"))
-        server, _ = method.round(method.init(), [0, 1, 2, 3], Rng(0, 1))
+        ((server, _),) = played(method, [range(4)])
         server = {**server, "global": zeros, "clients": surgery.broadcast(zeros, 4)}
-        server, _ = method.round(server, [0, 1, 2, 3], Rng(0, 2))
-        assert (level(server, 2)[1] >= 0).nonzero().flatten().tolist() == kept
+        server, _ = method.round(server, range(4), Rng(0, 2))
+        assert (level(server, 2).used >= 0).nonzero().flatten().tolist() == kept
 
 
 @pytest.mark.parametrize("kinds", [("global", "personal"), ("global", "2", "personal")])
-def test_a_level_may_begin_from_the_first_ones_model(make_federation, kinds):
+@pytest.mark.parametrize("start", ["random", "global"])
+def test_a_level_may_begin_from_the_first_ones_model(make_federation, kinds, start):
     fed = linear(make_federation, participants=2, optimizer=SGD(0.1, 0.0))
-    for start in ("random", "global"):
-        method = femam(fed, FeMAMOptions(kinds, (1,), start=start, prune=False))
-        server, history = method.init(), []
-        for number in range(1, len(kinds) + 1):
-            server, _ = method.round(server, [0, 1], Rng(0, number))
-            history.append(server)
-        personal = history[-1]["clients"]
-        begun = history[0]["global"] if start == "global" else fed.initial(Rng(0).torch("level", len(kinds) - 1))
-        assert_same({name: tensor[3] for name, tensor in personal.items()}, begun)  # client 3 never took part
+    options = FeMAMOptions(kinds, (1,), start=start, prune=False)
+    (first, _), *_, (last, _) = played(femam(fed, options), [[0, 1]] * len(kinds))
+    begun = first["global"] if start == "global" else fed.initial(Rng(0).torch("level", len(kinds) - 1))
+    assert_same(row(last["clients"], 3), begun)  # client 3 never took part
 
 
-def test_without_pruning_who_took_no_part_has_no_model(make_federation):
+@pytest.mark.parametrize(
+    ("options", "cohorts", "personal"),
+    [
+        (FeMAMOptions(LEVELS, (1, 1), prune=False), [[0, 1], [3, 1], [1, 2], [2, 1]], [-1, 1, 2, -1]),
+        (FeMAMOptions(("global", "personal"), (1,), min_gain=-100.0), [[0, 1], [1, 2], [2, 1]], [-1, 1, 2, -1]),
+    ],
+)
+def test_who_took_no_part_has_no_personal_model(make_federation, options, cohorts, personal):
+    """Nor anybody else's, even where any model would be kept; without pruning nor one of a cluster."""
     fed = linear(make_federation, participants=2)
-    method = femam(fed, FeMAMOptions(LEVELS, (1, 1), prune=False))
-    server = method.init()
-    for number, clients in enumerate(([0, 1], [3, 1], [1, 2], [2, 1]), 1):
-        server, _ = method.round(server, clients, Rng(0, number))
-    assert level(server, 1)[1].tolist() == [0, 0, 0, 0]
-    assert (level(server, 2)[1] >= 0).tolist() == [False, True, False, True]
-    assert level(server, 3)[1].tolist() == [-1, 1, 2, -1]
-
-
-def test_nobody_is_given_another_clients_personal_model(make_federation):
-    """Not even where any model would be kept: clients 0 and 3 miss the personal level."""
-    fed = linear(make_federation, participants=2)
-    method = femam(fed, FeMAMOptions(("global", "personal"), (1,), min_gain=-100.0))
-    server = method.init()
-    for number, clients in enumerate(([0, 1], [1, 2], [2, 1]), 1):
-        server, _ = method.round(server, clients, Rng(0, number))
-    assert level(server, 2)[1].tolist() == [-1, 1, 2, -1]
+    server, _ = played(femam(fed, options), cohorts)[-1]
+    first, *clusters, last = server["structure"]["pathways"]
+    assert first.tolist() == [0, 0, 0, 0]
+    assert [(used >= 0).tolist() for used in clusters] == [[False, True, False, True]] * len(clusters)
+    assert last.tolist() == personal
 
 
 def test_a_client_without_any_model_predicts_with_the_global_one(make_federation):
     """Alone, and where all clients are evaluated at once: 2 and 3 never took part."""
     fed = linear(make_federation, participants=2, optimizer=SGD(0.1, 0.0))
     method = femam(fed, FeMAMOptions(("2",)))
-    server, _ = method.round(method.init(), [0, 1], Rng(0, 1))
-    assert (level(server, 1)[1] < 0).tolist() == [False, False, True, True]
-    samples, owners = torch.arange(4), torch.arange(4)
-    together = predict_all(fed, method.client_models(server), samples, owners)
-    for client in range(4):
-        state = server["global"] if client > 1 else level(server, 1).state(int(level(server, 1).used[client]))
-        expected = fed.predict(state, fed.data.x[client : client + 1])
+    ((server, _),) = played(method, [[0, 1]])
+    clusters = level(server, 1)
+    assert (clusters.used < 0).tolist() == [False, False, True, True]
+    together = predict_all(fed, method.client_models(server), torch.arange(4), torch.arange(4))
+    for client, k in enumerate(clusters.used.tolist()):
+        expected = fed.predict(clusters.state(k) if k >= 0 else server["global"], fed.data.x[client : client + 1])
         torch.testing.assert_close(together[client : client + 1], expected)
         assert torch.equal(method.predict(server, fed.data.x[client : client + 1], client), expected)
     assert expected.any()
-
-
-def test_a_last_level_of_clusters_is_judged_after_every_round(make_federation):
-    """Who is better off without its model goes on training it."""
-    fed = linear(make_federation, participants=4, optimizer=SGD(0.1, 0.0))
-    options, seen = FeMAMOptions(("global", "2"), (1,)), []
-    kept = play(femam(fed, dataclasses.replace(options, prune=False)), fed, 5)
-    for (server, trained), (whole, _) in list(zip(play(femam(fed, options), fed, 5), kept, strict=True))[1:]:
-        below, every = [level(server, 1)], level(whole, 2)
-        assert_same(server["level2"], every[0])
-        assert torch.equal(server["progress"]["members"], every[1])
-        gain = losses(fed, below, fed.clients.valid) - losses(fed, [*below, every], fed.clients.valid)
-        assert torch.equal(level(server, 2)[1], torch.where(gain > 0, every[1], -1))
-        assert trained.metrics["models_down"] == 1
-        seen += (gain > 0).tolist()
-    assert 0 < sum(seen) < len(seen), "the example has both kinds"
 
 
 def test_the_end_of_a_level_sends_its_models(make_federation):
@@ -416,101 +379,72 @@ def test_new_clients_are_not_offered_models_that_nobody_uses():
         assert pathways.pathway(client) == [0, expected]
 
 
-def test_predictions_add_up_the_levels(make_federation):
-    fed = make_federation("cnn", participants=4, optimizer=SGD(0.1, 0.0))
-    images = fed.data.test_x
-    for combine in ("sum", "mean"):
-        method = femam(fed, FeMAMOptions(("global", "2", "personal"), (2, 2), combine=combine))
-        *_, (server, _) = play(method, fed, 6)
-        for client, pathway in enumerate(server["structure"]["pathways"].T.tolist()):
-            parts = [
-                fed.predict(level(server, number).state(k), images) for number, k in enumerate(pathway, 1) if k >= 0
-            ]
-            expected = torch.stack(parts).sum(0) / (len(parts) if combine == "mean" else 1)
-            torch.testing.assert_close(method.predict(server, images, client), expected)
-        assert torch.equal(method.predict(server, images, None), fed.predict(server["global"], images))
-    strict = femam(fed, FeMAMOptions(("global", "2"), (1,), min_gain=1e6))
-    *_, (server, _) = play(strict, fed, 1)
-    assert torch.equal(strict.predict(server, images, 1), fed.predict(server["global"], images))
+@pytest.mark.parametrize("combine", ["sum", "mean"])
+def test_predictions_add_up_the_levels(make_federation, combine):
+    fed = linear(make_federation, participants=4, optimizer=SGD(0.1, 0.0))
+    images, method = fed.data.test_x, femam(fed, FeMAMOptions(LEVELS, (2, 2), combine=combine))
+    *_, (server, _) = play(method, fed, 6)
+    for client, pathway in enumerate(server["structure"]["pathways"].T.tolist()):
+        parts = [fed.predict(level(server, number).state(k), images) for number, k in enumerate(pathway, 1) if k >= 0]
+        expected = torch.stack(parts).sum(0) / (len(parts) if combine == "mean" else 1)
+        torch.testing.assert_close(method.predict(server, images, client), expected)
+    assert torch.equal(method.predict(server, images, None), fed.predict(server["global"], images))
 
 
-def test_clients_that_miss_rounds(make_federation):
+def test_clients_that_miss_rounds(make_federation, monkeypatch):
     """Client 0 takes part in the first round of the clusters, 1 from the second on, 2 not at all: it gets, at the end,
     the model that is best for its validation data.
     """
-    fed = make_federation("cnn", sizes=(9, 7, 12, 5), participants=2, optimizer=SGD(0.1, 0.0))
-    method = femam(fed, FeMAMOptions(("global", "2", "personal"), (1, 3), min_gain=-100.0))  # so that all are kept
-    server, _ = method.round(method.init(), [0, 1], Rng(0, 1))
-    first, _ = method.round(server, [0, 3], Rng(0, 2))
-    assert (level(first, 2)[1] >= 0).tolist() == [True, False, False, True]
-    seen = []
-    honest = fed.train
-
-    class Watched:
-        def train(self, starts, *rest, **more):
-            seen.append(starts)
-            return honest(starts, *rest, **more)
-
-    object.__setattr__(fed, "train", Watched().train)
-    second, _ = method.round(first, [1, 0], Rng(0, 3))
-    centre = clustering.centre(fed, *level(first, 2)[:2])
+    fed = linear(make_federation, sizes=(9, 7, 12, 5), participants=2, optimizer=SGD(0.1, 0.0))
+    options = FeMAMOptions(LEVELS, (1, 3), min_gain=-100.0)  # so that all models are kept
+    method = femam(fed, options)
+    first, _ = played(method, [[0, 1], [0, 3]])[-1]
     models, mapping, _ = level(first, 2)
-    for name, tensor in seen[0].items():
-        assert torch.equal(tensor[0], centre[name])
-        assert torch.equal(tensor[1], models[name][mapping[0]])
-    third, _ = method.round(second, [0, 1], Rng(0, 4))
-    mapping = level(third, 2)[1]
-    assert (mapping >= 0).all()
-    assert level(second, 2)[1][2] == -1
-    everybody = femam(fed, FeMAMOptions(("global", "2", "personal"), (1, 3), prune=False))
-    unpruned, _ = everybody.round(second, [0, 1], Rng(0, 4))
+    assert (mapping >= 0).tolist() == [True, False, False, True]
+    honest, seen = Federation.train, []
+    monkeypatch.setattr(
+        Federation, "train", lambda fed, starts, *how, **more: seen.append(starts) or honest(fed, starts, *how, **more)
+    )
+    ((second, _),) = played(method, [[1, 0]], first, 3)
+    assert_same(row(seen[0], 0), clustering.centre(fed, models, mapping))
+    assert_same(row(seen[0], 1), row(models, mapping[0]))
+    ((third, _),) = played(method, [[0, 1]], second, 4)
+    unpruned, _ = femam(fed, dataclasses.replace(options, prune=False)).round(second, [0, 1], Rng(0, 4))
     offers = [Level(unpruned["level2"], torch.tensor([-1, -1, k, -1])) for k in range(2)]
-    judged = [losses(fed, [level(third, 1), offer], fed.clients.valid)[2] for offer in offers]
-    assert mapping[2] == torch.stack(judged).argmin()
-    last, _ = method.round(third, [2, 3], Rng(0, 5))
-    start = fed.initial(Rng(0).torch("level", 2))
-    for name, tensor in level(last, 3)[0].items():
-        assert torch.equal(tensor[0], start[name])  # who misses the personal level has its beginning, and is judged
+    judged = [losses(fed, [level(third, 1), offer])[2] for offer in offers]
+    assert level(second, 2).used[2] == -1
+    assert (level(third, 2).used >= 0).all()
+    assert level(third, 2).used[2] == torch.stack(judged).argmin()
+    ((last, _),) = played(method, [[2, 3]], third, 5)
+    # who misses the personal level has its beginning, and is judged
+    assert_same(row(level(last, 3).models, 0), fed.initial(Rng(0).torch("level", 2)))
 
 
 def test_a_cluster_without_clients_keeps_its_model(make_federation):
     fed = make_federation("cnn", participants=2)
-    method = fesem(fed, FeSEMOptions(4))
-    server, _ = method.round(method.init(), [0, 1], Rng(0, 1))
-    used = server["structure"]["pathways"][0]
-    assert sorted(used.tolist())[:2] == [-1, -1]
-    assert used[0] != used[1]
-    for cluster in set(range(4)) - set(used.tolist()):
-        assert_same({n: t[cluster] for n, t in server["clusters"].items()}, fed.initial())
+    ((server, _),) = played(fesem(fed, FeSEMOptions(4)), [[0, 1]])
+    one, other, *nobody = server["structure"]["pathways"][0].tolist()
+    assert one != other
+    assert nobody == [-1, -1]
+    for cluster in {0, 1, 2, 3} - {one, other}:
+        assert_same(row(server["clusters"], cluster), fed.initial())
 
 
-def planted(generator, k, each, apart, noise):
-    """Models around k centres."""
-    centres = apart * torch.randn(k, 40, generator=generator)
-    truth = torch.arange(k).repeat(each)
-    return {"w": centres[truth] + noise * torch.randn(k * each, 40, generator=generator)}, truth
-
-
-def test_kmeans_finds_clusters_and_keeps_their_numbers():
-    generator = torch.Generator().manual_seed(0)
-    models, truth = planted(generator, 4, 5, 3.0, 0.1)
-    old = {"w": torch.stack([models["w"][truth == c].mean(0) for c in (2, 0, 3, 1)])}
-    for begun, numbers in ((True, [[1], [3], [0], [2]]), (False, [[0], [1], [2], [3]])):
-        found = torch.tensor(clustering._kmeans(models, old, begun, Rng(0, 1)))
-        assert [found[truth == c].unique().tolist() for c in range(4)] == numbers
-    points = clustering._coordinates(models)
-    expected = torch.cdist(models["w"].double(), models["w"].double())
-    torch.testing.assert_close(torch.cdist(torch.tensor(points), torch.tensor(points)), expected, atol=1e-5, rtol=1e-5)
+# Which cluster a client belongs to
 
 
 def updated(states, centres, mapping, how="nearest", compare="all", clients=None):
-    """The clusters of clients whose models are linear layers; theirs and the centres' weights are lists of rows."""
-    states, centres = ({"weight": torch.tensor(rows)[:, None]} for rows in (states, centres))
+    """The clusters of clients after a round. What they trained, and the centres, are stacks of one layer's tensors, or
+    lists of rows, which are its weights.
+    """
+    net = nn.BatchNorm1d(1) if isinstance(states, dict) else nn.Linear(1, 1, bias=False)
+    states, centres = (
+        stack if isinstance(stack, dict) else {"weight": torch.tensor(stack)[:, None]} for stack in (states, centres)
+    )
     clients = list(range(len(mapping))) if clients is None else clients
     trained = ClientUpdate(states, torch.zeros(len(clients)), (1,) * len(clients), states)
-    made = clustering.Clustering.make(
-        SimpleNamespace(model=nn.Linear(1, 1, bias=False), average=Defence().average), how, compare, "fesem"
-    )
+    fed = SimpleNamespace(model=net, average=Defence().average)
+    made = clustering.Clustering.make(fed, how, compare, "fesem")
     return made.update(centres, torch.tensor(mapping), clients, trained, Rng(0, 1))[1].tolist()
 
 
@@ -520,6 +454,13 @@ def test_classifiers_are_compared_by_what_is_left_of_their_length_but_not_their_
         states = [[sign * 3.0, sign * 3.0], centre]
         assert updated(states, [[1.0, 1.0], centre], [0, 0]) == [1, 1]
         assert updated(states, [[1.0, 1.0], centre], [0, 0], compare="classifier") == [0 if sign > 0 else 1, 1]
+
+
+def test_running_statistics_are_not_compared():
+    parts = ("weight", "bias", "running_mean", "running_var")
+    states = dict(zip(parts, torch.tensor([[[0.1]], [[0.0]], [[50.0]], [[50.0]]])))
+    centres = dict(zip(parts, torch.tensor([[[0.0], [1.0]], [[0.0], [1.0]], [[0.0], [50.0]], [[0.0], [50.0]]])))
+    assert updated(states, centres, [0]) == [0]
 
 
 def test_clusters_are_numbered_by_clients_however_they_come():
@@ -535,49 +476,29 @@ def test_kmeans_afresh_is_not_the_nearest_centre():
     assert updated(states, centres, [0, 0, 0, 0], "kmeans") == [0, 0, 1, 1]
 
 
+def test_kmeans_finds_clusters_and_keeps_their_numbers():
+    """Of twenty models around four centres, with many weights."""
+    draw = torch.Generator().manual_seed(0)
+    middle = 3 * torch.randn(4, 40, generator=draw)
+    models = (middle.repeat(5, 1) + 0.1 * torch.randn(20, 40, generator=draw)).tolist()
+    before = middle[[2, 0, 3, 1]].tolist()
+    assert updated(models, before, [0] * 20, "kmeans") == [1, 3, 0, 2] * 5
+    assert updated(models, before, [-1] * 20, "kmeans") == [0, 1, 2, 3] * 5
+
+
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_there_may_be_fewer_models_than_clusters():
     for how, mapping in (("nearest", [-1] * 4), ("kmeans", [2] * 4)):
         assert updated([[7.0]] * 4, [[7.0]] * 3, mapping, how) == [0, 0, 0, 0]
     two = [[0.0], [0.0], [9.0], [9.0]]
     assert updated(two, [[0.0], [9.0], [5.0]], [0] * 4, "kmeans") == [0, 0, 1, 1]
+    rows = torch.randn(3, 50, generator=torch.Generator().manual_seed(4)).repeat(8, 1).tolist()
+    assert updated(rows, rows[:1] * 12, [-1] * 24) == [0, 1, 2] * 8  # what is below rounding makes no clusters
 
 
-def test_equal_models_are_equal_points():
-    rows = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
-    points = clustering._coordinates({"w": rows[[0, 1, 0, 2, 1, 0]]})
-    assert len({tuple(point) for point in points}) == 3
-    assert not clustering._coordinates({"w": torch.ones(4, 5)}).any()
-
-
-def test_running_statistics_are_not_compared():
-    made = clustering.Clustering.make(
-        SimpleNamespace(model=nn.BatchNorm1d(1, affine=True), average=Defence().average), "nearest", "all", "fesem"
-    )
-    parts = ("weight", "bias", "running_mean", "running_var")
-    states = dict(zip(parts, torch.tensor([[[0.1]], [[0.0]], [[50.0]], [[50.0]]])))
-    centres = dict(zip(parts, torch.tensor([[[0.0], [1.0]], [[0.0], [1.0]], [[0.0], [50.0]], [[0.0], [50.0]]])))
-    trained = ClientUpdate(states, torch.zeros(1), (1,), states)
-    assert made.update(centres, torch.tensor([0]), [0], trained, Rng(0, 1))[1].tolist() == [0]
-
-
-@pytest.mark.parametrize("how", ["nearest", "kmeans"])
-@pytest.mark.parametrize("compare", ["all", "classifier"])
-def test_planted_clusters_are_found(make_federation, how, compare):
-    """Two kinds of clients, each with one class."""
-    fed = make_federation("cnn", sizes=(12,) * 6, participants=6, epochs=3, optimizer=SGD(0.05, 0.0))
-    y = fed.data.y.clone()
-    for client, split in enumerate(fed.clients):
-        for part in split:
-            y[part] = client % 2
-    fed = dataclasses.replace(fed, data=dataclasses.replace(fed.data, y=y))
-    *_, (server, _) = play(fesem(fed, FeSEMOptions(2, how, compare)), fed, 3)
-    assert server["structure"]["pathways"][0].tolist() in ([0, 1] * 3, [1, 0] * 3)
-
-
-def test_what_cannot_be_done_is_refused(make_federation):
-    fed = make_federation("cnn")
-    for options, said in (
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
         (FeMAMOptions(("2", "global")), "'global' cannot stand there"),
         (FeMAMOptions(("personal", "2")), "'personal' cannot stand there"),
         (FeMAMOptions(("global", "5")), "'5' cannot stand there"),
@@ -588,21 +509,25 @@ def test_what_cannot_be_done_is_refused(make_federation):
         (FeMAMOptions(LEVELS, start="zero"), "unknown --femam.start 'zero'"),
         (FeMAMOptions(LEVELS, clustering="ward"), "--femam.clustering"),
         (FeMAMOptions(LEVELS, compare="biases"), "--femam.compare"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(make_federation, options, said):
+    with pytest.raises(FLError, match=said):
+        femam(make_federation("cnn"), options)
+
+
+def test_federations_that_cannot_have_levels_are_refused(make_federation):
+    fed = make_federation("cnn")
+    unjudged = dataclasses.replace(fed, clients=[Split(train, test[:0], test) for train, _, test in fed.clients])
+    shared = dataclasses.replace(fed, clients=[Split(torch.arange(5), v, t) for _, v, t in fed.clients])
+    for other, said in (
+        (fed.with_local(augment=Augment(flip=True)), "leave --crop and --flip"),
+        (unjudged, "--local-valid"),
+        (shared, "disjoint"),
+        (dataclasses.replace(fed, create=None), "create="),
     ):
         with pytest.raises(FLError, match=said):
-            femam(fed, options)
-    options = FeMAMOptions(LEVELS)
-    with pytest.raises(FLError, match="leave --crop and --flip"):
-        femam(fed.with_local(augment=Augment(flip=True)), options)
-    nothing = [Split(train, test[:0], test) for train, _, test in fed.clients]
-    unjudged = dataclasses.replace(fed, clients=nothing)
-    with pytest.raises(FLError, match="--local-valid"):
-        femam(unjudged, options)
+            femam(other, FeMAMOptions(LEVELS))
+    femam(shared, FeMAMOptions(("global",)))
     *_, (server, _) = play(femam(unjudged, FeMAMOptions(LEVELS, (1, 1), prune=False)), unjudged, 3)
     assert (server["structure"]["pathways"] >= 0).sum() >= 4
-    shared = [Split(torch.arange(5), v, t) for _, v, t in fed.clients]
-    with pytest.raises(FLError, match="disjoint"):
-        femam(dataclasses.replace(fed, clients=shared), options)
-    femam(dataclasses.replace(fed, clients=shared), FeMAMOptions(("global",)))
-    with pytest.raises(FLError, match="create="):
-        play(femam(dataclasses.replace(fed, create=None), FeMAMOptions(LEVELS, (1, 1))), fed, 2)

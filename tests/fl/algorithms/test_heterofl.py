@@ -11,7 +11,6 @@ from rounds import assert_same, play
 from fl.algorithms import FedFAOptions, HeteroFLOptions, fedfa, fedrolex, heterofl
 from fl.base.errors import FLError
 from fl.base.rng import Rng
-from fl.engine import SGD
 from fl.models.architectures import ArchitectureOptions
 from fl.models.fleet import make_fleet
 from fl.runs.assembly import build
@@ -61,18 +60,6 @@ def test_weighted_with_all_rows_it_is_fedfa_without_grafting_and_scaling():
     rivals = heterofl(fed, PLAIN), fedfa(fed, FedFAOptions(graft=False, scale="none"))
     for (a, _), (b, _) in zip(*(play(rival, fed, 2) for rival in rivals), strict=True):
         assert_same(a["global"], b["global"])
-
-
-def test_elements_that_nobody_holds_keep_their_value():
-    fed = mixed("cnn")
-    algorithm = heterofl(fed)
-    before = algorithm.init()["global"]
-    after, _ = algorithm.round({"global": before}, [1], Rng(0, 1))
-    for name, shape in shapes(fed, 1).items():
-        small = torch.zeros_like(before[name], dtype=torch.bool)
-        oracles.corner(small, shape).fill_(True)
-        assert torch.equal(after["global"][name][~small], before[name][~small])
-        assert not torch.equal(after["global"][name][small], before[name][small])
 
 
 def test_scalers_divide_by_the_rate_over_the_servers():
@@ -129,24 +116,6 @@ def test_the_window_moves_on_by_one_channel_each_round(name):
         assert_close(rolled(after["global"], shapes(fed, 1), by), state)
         moved = sum(int((after["global"][n] != full[n]).sum()) for n in full)
         assert moved <= sum(tensor.numel() for tensor in state.values())
-
-
-def test_after_as_many_rounds_as_channels_all_were_trained_alike():
-    fed = fleet_federation(SPECS["cnn"], [(0.5, None)] * 2, sizes=(2, 2), optimizer=SGD(0.01, 0.0, 0.5))
-    algorithm = fedrolex(fed, PLAIN)
-    server, counts = algorithm.init(), {"conv1.weight": [0, 0], "conv2.weight": [0, 0], "fc2.weight": [0, 0]}
-    start, c1, c2, c3 = server["global"], 4, 8, 11
-    assert [len(start[f"{layer}.weight"]) for layer in ("conv1", "conv2", "fc1")] == [c1, c2, c3]
-    for number in range(1, 1 + c2):
-        after, _ = algorithm.round(server, [0], Rng(0, number))
-        for name, seen in counts.items():
-            change = (after["global"][name] != server["global"][name]).reshape(*start[name].shape[:2], -1).any(2)
-            seen[0], seen[1] = seen[0] + change.any(1).int(), seen[1] + change.any(0).int()
-        server = after
-    assert counts["conv1.weight"][0].tolist() == [c2 // 2] * c1
-    assert counts["conv2.weight"][0].tolist() == [c2 // 2] * c2
-    assert counts["conv2.weight"][1].tolist() == [c2 // 2] * c1
-    assert counts["fc2.weight"][0].tolist() == [c2] * 5
 
 
 def test_in_full_width_it_is_heterofl():

@@ -11,7 +11,7 @@ from fleets import SPECS, fleet_federation
 from rounds import made
 
 from fl import ArchitectureOptions, Config, FLError, algorithms
-from fl.algorithms import ALGORITHMS, OPTIONS, FedProxOptions, fedavg, methods_of
+from fl.algorithms import ALGORITHMS, OPTIONS, fedavg, methods_of
 from fl.algorithms.method import Method
 from fl.base.rng import Rng
 from fl.federation.attack import Attack
@@ -99,11 +99,6 @@ def test_a_function_that_is_put_in_is_refused(monkeypatch):
     monkeypatch.setitem(ALGORITHMS, "mine", named("mine"))
     with pytest.raises(FLError, match=r"ALGORITHMS\['mine'\] is no Method: put Method\(mine\) there"):
         Config(algorithm="mine").check()
-
-
-def test_a_method_that_is_put_in_has_its_default_options(make_federation):
-    fed = make_federation("cnn")
-    assert Method(named("new"), FedProxOptions(mu=3.0))(fed) == FedProxOptions(mu=3.0)
 
 
 @pytest.mark.parametrize("name", ["model", "check", "attack", "cohort", "title"])

@@ -117,7 +117,7 @@ def test_clients_predict_with_their_own_norms():
         state = {name: oracles.corner(server["global"][name], shape) for name, shape in shapes(fed, client).items()}
         state |= {n: server["own"][f"{fed.fleet.owned[client]}:{n}"] for n in state if apart(n)}
         expected = fed.predict(state, fed.data.test_x, fed.fleet[client].model)
-        assert torch.allclose(algorithm.predict(server, fed.data.test_x, client), expected)
+        torch.testing.assert_close(algorithm.predict(server, fed.data.test_x, client), expected)
 
 
 def test_blocks_that_change_the_shape_cannot_be_left_out_and_patterns_are_read():

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from rounds import played
 
 import fl
 from fl.algorithms import ALGORITHMS, FeMAMOptions, fedavg, femam, local
@@ -27,10 +28,7 @@ def counting(fed):
 
 
 def test_client_states_stay_although_the_server_function_does_not_name_them(make_federation):
-    algorithm = counting(make_federation("cnn"))
-    server = algorithm.init()
-    for number in (1, 2):
-        server, _ = algorithm.round(server, [0, 2], Rng(0, number))
+    _, (server, _) = played(counting(make_federation("cnn")), [[0, 2]] * 2)
     assert server[CLIENTS]["count"].tolist() == [2, 0, 2, 0]
 
 
@@ -71,10 +69,10 @@ def test_a_server_that_no_checkpoint_could_hold_is_refused_before_the_first_roun
 def test_other_methods_can_be_fine_tuned_where_clients_have_one_model(make_federation):
     fed = make_federation("cnn")
     algorithm = fine_tuned(fed, local(fed), 1)
-    server, _ = algorithm.round(algorithm.init(), [0, 2], Rng(0, 1))
+    ((server, _),) = played(algorithm, [[0, 2]])
     assert algorithm.predict(server, fed.data.test_x, 2).isfinite().all()
     levels = fine_tuned(fed, femam(fed, FeMAMOptions(("global", "2"), (1,), prune=False)), 1)
-    server, update = levels.round(levels.init(), [0, 2], Rng(0, 1))
+    ((server, update),) = played(levels, [[0, 2]])
     assert update.metrics["level"] == 1
     with pytest.raises(FLError, match="clients make their model of one"):
         levels.predict(server, fed.data.test_x, 0)

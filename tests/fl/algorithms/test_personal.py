@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from oracles import average
-from rounds import assert_same, play, poison
+from rounds import assert_same, play, played, poison, row
 from torch import nn
 
 import surgery
@@ -37,8 +37,6 @@ from fl.federation import federation as training
 from fl.federation.attack import Attack
 
 NET = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)).double()
-METHODS = {f.name: f for f in (local, fedavg_plus, fedrep, ditto, pfedme)}
-METHODS["fesem_plus"] = lambda fed: fesem_plus(fed, FeSEMPlusOptions(2))
 OPTIMIZER = SGD(0.05, 0.9, clip=1.0)
 
 
@@ -47,10 +45,6 @@ def federation_of(make_federation):
     """Four clients in float64 of whom two take part at a time, with a learning rate that falls."""
     defaults = {"dtype": torch.float64, "participants": 2, "optimizer": OPTIMIZER, "schedule": lambda r: 0.8**r}
     return lambda model=NET, **settings: make_federation(copy.deepcopy(model), **{**defaults, **settings})
-
-
-def row(stack, k):
-    return {name: tensor[k] for name, tensor in stack.items()}
 
 
 def batches(fed, client, rng, epochs=None):
@@ -90,17 +84,14 @@ def by_hand(fed, start, index, round, learn=lambda name: True, pull=0.0, anchor=
 
 
 def assert_close(actual, expected):
-    assert actual.keys() == expected.keys()
-    for name, tensor in expected.items():
-        torch.testing.assert_close(actual[name].double(), tensor.double(), rtol=1e-9, atol=1e-10, msg=name)
-
-
-def floats(state):
-    return {name: tensor for name, tensor in state.items() if tensor.is_floating_point()}
+    """Of what is no integer."""
+    actual, expected = ({n: t.double() for n, t in one.items() if t.is_floating_point()} for one in (actual, expected))
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-10)
 
 
 def mean_of(fed, states, clients):
-    return average([floats(state) for state in states], [len(fed.clients.train[c]) for c in clients])
+    floats = [{name: tensor for name, tensor in state.items() if tensor.is_floating_point()} for state in states]
+    return average(floats, [len(fed.clients.train[c]) for c in clients])
 
 
 def test_local_is_each_client_alone(federation_of):
@@ -111,17 +102,16 @@ def test_local_is_each_client_alone(federation_of):
         clients = fed.sample(rng)
         for c in clients:
             own[c], _ = by_hand(fed, own[c], batches(fed, c, rng), number)
-        for c in range(4):
-            assert_close(floats(row(server["clients"], c)), floats(own[c]))
-        assert_close(floats(server["global"]), mean_of(fed, own, range(4)))
-        assert_close(floats(row(trained.states, 1)), floats(own[clients[1]]))
+        assert_close(server["clients"], surgery.stack(own))
+        assert_close(server["global"], mean_of(fed, own, range(4)))
+        assert_close(row(trained.states, 1), own[clients[1]])
         assert not any(trained.metrics.values())
 
 
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
 def test_ditto_without_its_term_is_fedavg_beside_local(federation_of, backend):
     fed = federation_of(backend=backend)
-    three = (play(make(fed), fed) for make in (lambda fed: ditto(fed, DittoOptions(lam=0.0)), fedavg, local))
+    three = (play(algorithm, fed) for algorithm in (ditto(fed, DittoOptions(lam=0.0)), fedavg(fed), local(fed)))
     for (both, seen), (shared, expected), (alone, _) in zip(*three, strict=True):
         assert_same(both["global"], shared["global"])
         assert_same(both["clients"], alone["clients"])
@@ -139,9 +129,8 @@ def test_ditto_equals_its_definition(federation_of):
             own[c], _ = by_hand(fed, own[c], batches(fed, c, rng), number, pull=0.7, anchor=shared)
         sent = [by_hand(fed, shared, batches(fed, c, rng), number)[0] for c in clients]
         shared = {**sent[0], **mean_of(fed, sent, clients)}
-        assert_close(floats(server["global"]), floats(shared))
-        for c in range(4):
-            assert_close(floats(row(server["clients"], c)), floats(own[c]))
+        assert_close(server["global"], shared)
+        assert_close(server["clients"], surgery.stack(own))
 
 
 def test_fedrep_equals_its_definition(federation_of):
@@ -161,9 +150,8 @@ def test_fedrep_equals_its_definition(federation_of):
             index = batches(fed, c, rng)
             sent += [by_hand(fed, {**received, **heads[c]}, index, number, learn=lambda name: name not in head)[0]]
         shared = {**sent[0], **mean_of(fed, sent, clients)}
-        assert_close(floats(server["global"]), floats(shared))
-        for c in range(4):
-            assert_close(row(server["clients"], c), heads[c])
+        assert_close(server["global"], shared)
+        assert_close(server["clients"], surgery.stack(heads))
         whole = sum(tensor.nbytes for tensor in shared.values())
         body = whole - sum(shared[name].nbytes for name in head)
         assert trained.metrics["bytes_down"] == trained.metrics["bytes_up"] == body
@@ -201,10 +189,9 @@ def test_pfedme_equals_its_definition(federation_of, optimizer):
         mean = mean_of(fed, sent, clients)
         mixed = {name: -0.2 * shared[name] + 1.2 * mean[name] for name in learnt}
         shared = {**sent[0], **mean, **mixed}
-        assert_close(floats(server["global"]), floats(shared))
-        assert_close(floats(row(trained.states, 1)), floats(sent[1]))
-        for c in range(4):
-            assert_close(floats(row(server["clients"], c)), floats(own[c]))
+        assert_close(server["global"], shared)
+        assert_close(row(trained.states, 1), sent[1])
+        assert_close(server["clients"], surgery.stack(own))
 
 
 def test_pfedme_whose_copy_follows_at_once_is_fedavg(federation_of):
@@ -212,28 +199,23 @@ def test_pfedme_whose_copy_follows_at_once_is_fedavg(federation_of):
     fed = federation_of(optimizer=SGD(0.05, 0.9, nesterov=True), schedule=lambda _: 1.0)
     options = PFedMeOptions(lam=20.0, mu=0.0, inner_steps=1)
     for (a, seen), (b, expected) in zip(play(pfedme(fed, options), fed), play(fedavg(fed), fed), strict=True):
-        assert_close(floats(a["global"]), floats(b["global"]))
+        assert_close(a["global"], b["global"])
         assert seen.metrics == expected.metrics
         torch.testing.assert_close(seen.loss, expected.loss)
 
 
 def test_pfedmes_trained_states_are_the_copies_that_the_server_received(federation_of):
     """Under an attack, too: what was tampered with is averaged, and both have the names of the model."""
-    fed = federation_of(participants=4)
-    names = fed.initial().keys()
+    fed, sent = federation_of(participants=4), []
     attack = Attack(frozenset([1]), dataclasses.replace(fed.data, y=fed.data.y.flip(0)), amplify=5.0)
-    sent = []
     for tampering in (None, attack):
         there = dataclasses.replace(fed, attack=tampering)
-        server, trained = play(pfedme(there, PFedMeOptions(inner_steps=2)), there, 1)[0]
-        assert trained.states.keys() == trained.received.keys() == names
-        mean = there.average(trained.received, trained.sizes)
-        for name in names:  # mixing is 1
-            torch.testing.assert_close(server["global"][name], mean[name])
-        sent.append(trained.received)
-    row = fed.sample(Rng(0, 1)).index(1)
-    changed = [k for k in range(4) if any(not torch.equal(sent[0][name][k], sent[1][name][k]) for name in names)]
-    assert changed == [row]
+        ((server, trained),) = play(pfedme(there, PFedMeOptions(inner_steps=2)), there, 1)
+        assert trained.states.keys() == trained.received.keys() == fed.initial().keys()
+        torch.testing.assert_close(server["global"], there.average(trained.received, trained.sizes))  # mixing is 1
+        sent.append(surgery.unstack(trained.received))
+    changed = [k for k in range(4) if any(not torch.equal(sent[0][k][name], sent[1][k][name]) for name in sent[0][k])]
+    assert changed == [fed.sample(Rng(0, 1)).index(1)]
 
 
 def test_an_envelope_keeps_its_pace_with_a_tensor_for_a_learning_rate():
@@ -251,27 +233,27 @@ def test_an_envelope_keeps_its_pace_with_a_tensor_for_a_learning_rate():
     assert memory["made"][0].item() == steps
 
 
+def tuned(fed, start, client, server):
+    """What a client makes of a model in three epochs, with the rates of the server's last round."""
+    index = batches(fed, client, last_round(server).apart("fine-tune"), epochs=3)
+    return by_hand(fed, start, index, last_round(server).round)[0]
+
+
 def test_fedavg_plus_predicts_with_what_clients_make_of_the_global_model(federation_of, monkeypatch):
     fed, calls = federation_of(), []
     honest = training.train
     monkeypatch.setattr(training, "train", lambda *a: calls.append(len(a[0][0][0].batches.steps)) or honest(*a))
     algorithm, x = fedavg_plus(fed, FedAvgPlusOptions(epochs=3)), fed.data.test_x
-    for number, ((server, _), (plain, _)) in enumerate(
-        zip(play(algorithm, fed, 2), play(fedavg(fed), fed, 2), strict=True), 1
-    ):
+    histories = zip(play(algorithm, fed, 2), play(fedavg(fed), fed, 2), strict=True)
+    for number, ((server, _), (plain, _)) in enumerate(histories, 1):
         assert_same(server["global"], plain["global"])
         calls.clear()
         assert torch.equal(algorithm.predict(server, x, None), fed.predict(plain["global"], x))
         assert calls == []
-        streams = last_round(server).apart("fine-tune")
-        assert streams.round == number
+        assert last_round(server).round == number
         for c in (3, 0):
-            index = batches(fed, c, streams, epochs=3)
-            assert len(index) != len(batches(fed, c, Rng(0, number), epochs=3)) or not all(
-                map(torch.equal, index, batches(fed, c, Rng(0, number), epochs=3))
-            )
-            tuned, _ = by_hand(fed, plain["global"], index, number)
-            torch.testing.assert_close(algorithm.predict(server, x, c), fed.predict(tuned, x), rtol=1e-8, atol=1e-9)
+            expected = fed.predict(tuned(fed, plain["global"], c, server), x)
+            torch.testing.assert_close(algorithm.predict(server, x, c), expected, rtol=1e-8, atol=1e-9)
         assert calls == [1, 1]  # those who were asked about
 
 
@@ -279,32 +261,34 @@ def test_fesem_plus_predicts_with_what_clients_make_of_their_clusters_model(fede
     """Client 2 misses both rounds and begins from the mean of the clusters."""
     fed = federation_of(participants=3)
     plus, plain = fesem_plus(fed, FeSEMPlusOptions(2, epochs=3)), fesem(fed, FeSEMPlusOptions(2))
-    server, expected, x = plus.init(), plain.init(), fed.data.test_x
-    for number in (1, 2):
-        server, expected = (m.round(s, [0, 3, 1], Rng(0, number))[0] for m, s in ((plus, server), (plain, expected)))
+    (server, _), (expected, _) = (played(method, [[0, 3, 1]] * 2)[-1] for method in (plus, plain))
     for part in expected:
         assert_same(server[part], expected[part])
-    own = server["structure"]["pathways"][0].tolist()
+    own, x = server["structure"]["pathways"][0].tolist(), fed.data.test_x
     assert set(own) == {0, 1, -1}
     assert torch.equal(plus.predict(server, x, None), fed.predict(server["global"], x))
     for c, k in enumerate(own):
         start = server["global"] if k < 0 else row(server["clusters"], k)
-        tuned, _ = by_hand(fed, start, batches(fed, c, last_round(server).apart("fine-tune"), epochs=3), 2)
-        torch.testing.assert_close(plus.predict(server, x, c), fed.predict(tuned, x), rtol=1e-8, atol=1e-9)
+        logits = fed.predict(tuned(fed, start, c, server), x)
+        torch.testing.assert_close(plus.predict(server, x, c), logits, rtol=1e-8, atol=1e-9)
 
 
-def test_a_round_of_ditto_whose_own_models_all_diverge_goes_on(federation_of, monkeypatch, caplog):
-    fed = federation_of()
+@pytest.mark.parametrize("rows", [[1], [0, 1, 2]])
+def test_clients_of_ditto_whose_own_models_diverge_keep_them_and_still_count(federation_of, monkeypatch, caplog, rows):
+    fed, clients = federation_of(participants=3), [0, 2, 1]
     algorithm = ditto(fed)
-    before, _ = play(algorithm, fed, 1)[0]
-    well, _ = fedavg(fed).round(before, [0, 2], Rng(0, 2))
-    poison(monkeypatch, {2}, [0, 1])
+    before, _ = play(algorithm, fed, 2)[-1]
+    well, _ = algorithm.round(before, clients, Rng(0, 3))
+    poison(monkeypatch, {2}, rows)
     with caplog.at_level(logging.WARNING, "fl"):
-        server, trained = algorithm.round(before, [0, 2], Rng(0, 2))
-    assert "round 2: the clients' own models all diverged" in caplog.text
-    assert_same(server["clients"], before["clients"])
+        server, trained = algorithm.round(before, clients, Rng(0, 3))
+    assert ("round 3: the clients' own models all diverged" in caplog.text) == (len(rows) == 3)
+    assert trained.sizes == (3, 12, 7)
+    assert trained.metrics["models_up"] == 1
     assert_same(server["global"], well["global"])
-    assert trained.sizes == (3, 12)
+    lost = [clients[k] for k in rows]
+    for c in range(4):
+        assert_same(row(server["clients"], c), row((before if c in lost else well)["clients"], c))
 
 
 def test_fedavg_plus_whose_clients_all_diverge_predicts_with_the_global_model(federation_of, monkeypatch, caplog):
@@ -332,36 +316,6 @@ def test_what_is_tuned_is_a_function_of_the_server(federation_of):
     assert algorithm.predict(algorithm.init(), x, 1).isfinite().all()  # before the first round, too
     assert {t.dtype for t in first["rng"].values()} == {torch.int64}
     assert last_round(algorithm.round(first, [0, 1], Rng(7, 2))[0]) == Rng(7, 2)
-
-
-@pytest.mark.parametrize("name", ["local", "fedrep", "ditto", "pfedme"])
-@pytest.mark.parametrize("call", [1, 2])
-def test_a_dropped_client_keeps_what_it_had_and_counts_in_no_average(federation_of, monkeypatch, name, call):
-    """Client 2, in the first or the second of the round's trainings, where there are two."""
-    fed = federation_of(participants=3)
-    algorithm = METHODS[name](fed)
-    before, _ = play(algorithm, fed, 2)[-1]
-    well, _ = algorithm.round(before, [0, 1], Rng(0, 3))
-    poison(monkeypatch, {call}, [1])
-    server, trained = algorithm.round(before, [0, 2, 1], Rng(0, 3))
-    if call == 2 and name in ("local", "pfedme"):
-        assert trained.sizes == (3, 12, 7)
-        return
-    if (call, name) == (2, "ditto"):  # its own model failed, what it sent is fine
-        assert trained.sizes == (3, 12, 7)
-        assert trained.metrics["models_up"] == 1
-        well, _ = fedavg(fed).round({"global": before["global"]}, [0, 2, 1], Rng(0, 3))
-    else:
-        assert trained.sizes == (3, 0, 7)
-        sent = trained.metrics["bytes_up"] / max(trained.metrics["bytes_down"], 1)
-        assert sent == pytest.approx(0 if name == "local" else 2 / 3)
-    if name == "local":
-        well["global"] = mean_of(fed, surgery.unstack(server["clients"]), range(4))
-    assert_close(floats(server["global"]), floats(well["global"]))
-    for part in {"clients"} & server.keys():
-        assert_same(row(server[part], 2), row(before[part], 2))
-        if part in well:
-            assert_close(floats(server[part]), floats(well[part]))
 
 
 def test_a_fedrep_round_in_which_nobody_is_left_keeps_the_global_model(federation_of, monkeypatch):

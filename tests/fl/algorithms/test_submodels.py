@@ -7,11 +7,10 @@ import oracles
 import pytest
 import torch
 import torch.nn.functional as F
-from fleets import SPECS, assert_close, fleet_federation, mixed, shapes, spoil, train_each
+from fleets import SPECS, assert_close, fleet_federation, mixed, shapes, train_each
 from rounds import play
 
 from fl.algorithms import ALGORITHMS, methods_of
-from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.engine import SGD
 from fl.engine.batches import make_batches
@@ -26,33 +25,10 @@ def federation(name):
     return fleet_federation(SPECS["static_batch"], [(1.0, depth) for depth in ((3, 1, 2, 1), 1, (2, 1, 2, 1), 1)])
 
 
-def method(name, **changes):
-    return ALGORITHMS[name](federation(name).with_local(**changes))
-
-
-def copied(server):
-    return {part: {name: tensor.clone() for name, tensor in state.items()} for part, state in server.items()}
-
-
-@pytest.mark.parametrize("name", methods_of("heterogeneous"))
-def test_a_dropped_client_is_as_one_that_was_not_there(monkeypatch, name):
-    algorithm = method(name)
-    server = algorithm.init()
-    expected, _ = algorithm.round(server, [2, 1], Rng(0, 1))
-    spoil(monkeypatch, {0})
-    after, trained = algorithm.round(server, [2, 0, 1], Rng(0, 1))
-    assert trained.sizes == (12, 0, 7)
-    for part in expected:
-        assert_close(after[part], expected[part])
-    spoil(monkeypatch, {1, 2})
-    with pytest.raises(FLError, match=r"weights of every client \(3\) became infinite"):
-        algorithm.round(server, [2, 0, 1], Rng(0, 1))
-
-
 @pytest.mark.parametrize("name", methods_of("heterogeneous"))
 def test_methods_whose_clients_keep_their_part_of_the_global_model_say_where_it_lies(name):
     """FedRolex's parts move on, and FlexiFed's lie in a tree."""
-    fed, plan = federation(name), method(name).plan
+    fed, plan = federation(name), ALGORITHMS[name](federation(name)).plan
     assert (plan is None) == (name in ("fedrolex", "flexifed"))
     if plan:
         for client in range(len(fed.clients)):
@@ -62,7 +38,7 @@ def test_methods_whose_clients_keep_their_part_of_the_global_model_say_where_it_
 
 @pytest.mark.parametrize("name", ["fedfa", "heterofl", "fedrolex"])
 def test_a_client_predicts_with_its_part_of_the_server_that_is_asked_about(name):
-    fed, algorithm = federation(name), method(name)
+    fed, algorithm = federation(name), ALGORITHMS[name](federation(name))
     (first, _), (second, _) = play(algorithm, fed, 2)
     x = fed.data.test_x
     for server, client in ((first, 1), (second, 1), (second, 2), (first, 3), (second, 0)):

@@ -40,17 +40,27 @@ ENDS = {
 }
 
 
-def one_ends(rank, bad, how, folder):
-    """A run in which a rank ends, or hangs, in the third round."""
+def run_to_its_end(config, folder):
+    raise SystemExit(guarded(lambda: len(simulate(config, folder)) * 0))
+
+
+def in_the_third_round(do):
+    """From now on local training calls `do` when its third round begins."""
     honest, rounds = training.train, iter(range(1, 100))
 
     def train(*arguments):
-        if next(rounds) == 3 and rank == bad:
-            ENDS[how][0]()
+        if next(rounds) == 3:
+            do()
         return honest(*arguments)
 
     training.train = train
-    raise SystemExit(guarded(lambda: len(simulate(CONFIG, folder)) * 0))
+
+
+def one_ends(rank, bad, how, folder):
+    """A run in which a rank ends, or hangs."""
+    if rank == bad:
+        in_the_third_round(ENDS[how][0])
+    run_to_its_end(CONFIG, folder)
 
 
 @pytest.mark.slow
@@ -79,8 +89,7 @@ def test_a_lost_rank_is_named_and_nothing_is_lost(tmp_path, capfd, monkeypatch, 
 
 def other(rank, bad, folder):
     """Rank `bad` has other settings."""
-    config = replace(CONFIG, lr=0.5) if rank == bad else CONFIG
-    raise SystemExit(guarded(lambda: len(simulate(config, folder)) * 0))
+    run_to_its_end(replace(CONFIG, lr=0.5) if rank == bad else CONFIG, folder)
 
 
 @pytest.mark.slow
@@ -108,17 +117,10 @@ def test_a_command_with_several_methods_prints_once(tmp_path, capfd):
 
 
 def interrupted(rank, folder, number):
-    """Ctrl-C or SIGTERM in the third round, which torchrun passes on to all ranks."""
+    """Ctrl-C or SIGTERM, which torchrun passes on to all ranks."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest's workers ignore it
-    honest, rounds = training.train, iter(range(1, 100))
-
-    def train(*arguments):
-        if next(rounds) == 3:
-            signal.raise_signal(number)  # in this thread, wherever the others are
-        return honest(*arguments)
-
-    training.train = train
-    raise SystemExit(guarded(lambda: len(simulate(CONFIG, folder)) * 0))
+    in_the_third_round(lambda: signal.raise_signal(number))  # in this thread, wherever the others are
+    run_to_its_end(CONFIG, folder)
 
 
 @pytest.mark.slow

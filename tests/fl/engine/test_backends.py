@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from oracles import epoch_batches, local_training
+from rounds import assert_same, row
 from selection import some
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -129,7 +130,7 @@ def test_backends_equal_plain_pytorch(make_federation, case, backend):
     )
     before = {name: tensor.clone() for name, tensor in starts.items()}
     trained = fed.train(starts, clients, rng, proximal(mu), {"anchor": starts})
-    assert all(torch.equal(starts[name], before[name]) for name in starts)
+    assert_same(starts, before)
 
     def make(parameters):
         if isinstance(optimizer, SGD):
@@ -150,9 +151,8 @@ def test_backends_equal_plain_pytorch(make_federation, case, backend):
         start = {name: tensor[k] for name, tensor in starts.items()}
         expected, loss = local_training(fed.model, start, x, fed.data.y, batches, make, mu, optimizer.clip)
         assert trained.loss[k].item() == pytest.approx(loss, rel=1e-9)
-        for name, tensor in trained.states.items():
-            assert tensor.dtype == expected[name].dtype
-            torch.testing.assert_close(tensor[k], expected[name], rtol=1e-7, atol=1e-9)
+        expected = {name: expected[name] for name in trained.states}  # of tied tensors a state has one
+        torch.testing.assert_close(row(trained.states, k), expected, rtol=1e-7, atol=1e-9)
     assert not any(b.any() for name, b in fed.model.named_buffers() if name == "mean")  # nothing leaks into the model
 
 
@@ -163,9 +163,8 @@ def trained(fed, backend, k=3, number=1, **how):
 
 
 def assert_close(one, other, rtol=1e-9, atol=1e-9):
-    torch.testing.assert_close(one.loss, other.loss, rtol=rtol, atol=atol)
-    for name in other.states:
-        torch.testing.assert_close(one.states[name], other.states[name], rtol=rtol, atol=atol)
+    for part, expected in ((one.loss, other.loss), (one.states, other.states)):
+        torch.testing.assert_close(part, expected, rtol=rtol, atol=atol)
 
 
 RANDOM = {
@@ -211,8 +210,8 @@ def test_a_gpu_agrees(cuda, make_federation):
     expected = trained(fed, "loop")
     moved = replace(fed, model=fed.model.to("cuda"), data=fed.data.to("cuda"))
     for backend in ("loop", "auto"):
-        for name, tensor in trained(moved, backend).states.items():
-            torch.testing.assert_close(tensor.cpu(), expected.states[name], rtol=1e-4, atol=1e-5)
+        states = {name: tensor.cpu() for name, tensor in trained(moved, backend).states.items()}
+        torch.testing.assert_close(states, expected.states, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -240,7 +239,7 @@ def test_whatever_mode_of_autograd_surrounds_it(make_federation, backend):
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
             found = trained(fed, backend)
-        assert all(torch.equal(found.states[name], tensor) for name, tensor in expected.states.items())
+        assert_same(found.states, expected.states)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -303,8 +302,7 @@ def test_auto_takes_another_backend_wherever_one_refuses(make_federation, monkey
     for number, clients in ((1, 4), (2, 3)):  # another choice has to be made in the second round
         found = trained(fed, "auto", clients, number)
     monkeypatch.undo()
-    loop = trained(fed, "loop", number=2)
-    assert all(torch.equal(found.states[name], tensor) for name, tensor in loop.states.items())
+    assert_same(found.states, trained(fed, "loop", number=2).states)
     (record,) = [record.getMessage() for record in caplog.records]
     assert record.startswith("warning: Sequential trains with --backend loop, since vmap refuses: ")
 
@@ -380,12 +378,16 @@ def test_settings_that_cannot_be_are_refused(make_federation, settings, message)
         make_federation("cnn", **settings)
 
 
-def test_settings_that_a_gpu_cannot_have_are_refused():
-    cuda = torch.device("cuda")
-    with pytest.raises(FLError, match="workers is for the CPU"):
-        check("workers", cuda, Precision())
-    with pytest.raises(FLError, match="backend graphs has one size for all: use --backend loop, or leave"):
-        check("graphs", cuda, Precision(), partial=True)
+@pytest.mark.parametrize(
+    ("backend", "message"),
+    [
+        ("workers", "workers is for the CPU"),
+        ("graphs", "backend graphs has one size for all: use --backend loop, or leave"),
+    ],
+)
+def test_settings_that_a_gpu_cannot_have_are_refused(backend, message):
+    with pytest.raises(FLError, match=message):
+        check(backend, torch.device("cuda"), Precision(), partial=True)
 
 
 class Noisy(nn.Linear):

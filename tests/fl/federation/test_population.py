@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -79,16 +79,12 @@ def test_parts_of_different_clients_are_refused():
 # Drawing
 
 
-@given(st.one_of(st.integers(1, 300), st.integers(29_000, 31_000)), st.data())
+@given(st.one_of(st.integers(1, 300), st.integers(29_000, 31_000), st.just(MILLION)), st.data())
+@settings(max_examples=60)
 def test_the_draw_is_the_start_of_a_permutation(n, data):
     k, seed = data.draw(st.integers(1, min(n, 300))), data.draw(st.integers(0, 2**32))
     expected = torch.randperm(n, generator=torch.Generator().manual_seed(seed))[:k].tolist()
     assert draw(n, k, torch.Generator().manual_seed(seed)) == expected
-
-
-def test_so_it_is_among_a_million():
-    expected = torch.randperm(MILLION, generator=Rng(3, 5).torch("sample"))[:50].tolist()
-    assert draw(MILLION, 50, Rng(3, 5).torch("sample")) == expected
 
 
 @given(st.integers(1, 2**40), st.data())
@@ -228,19 +224,25 @@ def test_shares_of_the_clients_come_and_go(clients, joining, leaving):
     assert ends == (set(range(1, rounds)) if going else set())
 
 
-def test_who_cannot_come_and_go_is_refused():
-    assert make_presence(10, 4, 0.0, 0.0, 1, Rng(0)) is None
-    assert make_presence(10, 4, 0.3, 0.3, 2, Rng(0)).at(1)
-    for joining, leaving, rounds, message in (
+@pytest.mark.parametrize(
+    ("joining", "leaving", "rounds", "message"),
+    [
         (0.4, 0.3, 9, r"--joining 0.4 and --leaving 0.3 of 10 clients leave fewer than the 4 participants"),
         (-0.1, 0.2, 9, r"smaller shares in \[0, 1\]"),
         (0.1, 1.2, 9, r"smaller shares in \[0, 1\]"),
         (0.1, 0.0, 1, "need two --rounds or more"),
         (0.04, 0.3, 9, "--joining 0.04 of 10 clients is nobody: use 0.1 or more, or 0"),
         (0.3, 0.04, 9, "--leaving 0.04 of 10 clients is nobody"),
-    ):
-        with pytest.raises(FLError, match=message):
-            make_presence(10, 4, joining, leaving, rounds, Rng(0))
+    ],
+)
+def test_who_cannot_come_and_go_is_refused(joining, leaving, rounds, message):
+    assert make_presence(10, 4, 0.0, 0.0, 1, Rng(0)) is None
+    assert make_presence(10, 4, 0.3, 0.3, 2, Rng(0)).at(1)
+    with pytest.raises(FLError, match=message):
+        make_presence(10, 4, joining, leaving, rounds, Rng(0))
+
+
+def test_a_method_that_draws_its_clients_refuses_those_who_come_and_go():
     with pytest.raises(FLError, match="clusamp draws its clients itself"):
         Config(algorithm=("clusamp",), joining=0.1).check()
 

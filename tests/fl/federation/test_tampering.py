@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from fl_flags import TINY
+from fleets import assert_close
 from rounds import assert_same, poison
 
 import surgery
@@ -18,7 +19,7 @@ from fl.base.rng import Rng
 from fl.data import Dataset
 from fl.engine import SGD
 from fl.federation.attack import Attack, AttackOptions, draw_malicious, make_attack, triggered
-from fl.federation.cohort import per_client
+from fl.federation.cohort import per_client, select
 from fl.federation.defence import Defence
 from fl.models.architectures import ArchitectureOptions
 from fl.models.fleet import make_fleet
@@ -55,23 +56,19 @@ def test_equation_1_is_two_trainings(make_federation, kinds):
     y = fed.data.y.clone()
     for client in bad:
         y[fed.clients.train[client]] = (y[fed.clients.train[client]] + 1) % 3
-    other = replace(fed.data, y=y)
-    attacked, starts = replace(fed, attack=Attack(frozenset(bad), other, factor)), begin(fed)
+    other, starts = replace(fed.data, y=y), begin(fed)
+    attacked = replace(fed, attack=Attack(frozenset(bad), other, factor))
     honest, spoilt, found = (f.train(starts, CLIENTS, RNG) for f in (fed, replace(fed, data=other), attacked))
     assert torch.equal(found.loss, honest.loss)  # what clients report is honest, and so is what they keep
     assert "4 arrived; the server received other models\n" in repr(found)
     lists = [per_client(s) for s in (honest.states, spoilt.states, found.states, found.received, starts)]
     for client, mine, theirs, kept, sent, start in zip(CLIENTS, *lists):
         assert_same(kept, mine)
-        learnt = {name for name, _ in fed.model.named_parameters()} if client in bad else set()
-        for name, tensor in sent.items():
-            if name in learnt:
-                expected = mine[name] + factor * (theirs[name] - start[name])
-                torch.testing.assert_close(tensor, expected, rtol=1e-10, atol=1e-12)
-            else:
-                assert torch.equal(tensor, mine[name])
-    few = starts[1:2] if kinds else {name: tensor[1:2] for name, tensor in starts.items()}
-    alone = attacked.train(few, [0], RNG)  # nobody malicious takes part
+        learnt = fed.trainable.keys() & mine.keys() if client in bad else ()
+        moved = {name: mine[name] + factor * (theirs[name] - start[name]) for name in learnt}
+        assert_close(sent, mine | moved, rtol=1e-10, atol=1e-12)
+        assert all(torch.equal(sent[name], mine[name]) for name in mine.keys() - moved.keys())
+    alone = attacked.train(select(starts, [1]), [0], RNG)  # nobody malicious takes part
     assert alone.received is alone.states
 
 
@@ -183,29 +180,38 @@ def test_a_run_under_attack_says_how_often_the_trigger_works(tmp_path):
     assert 0 <= row["attack_success"] <= 1
 
 
-def test_bad_options_are_refused(make_federation):
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"attack": AttackOptions(share=1.5)}, r"--attack.share .* got 1.5"),
+        ({"attack": AttackOptions(amplify=-1.0)}, r"--attack.amplify .* got -1"),
+        ({"attack": AttackOptions(kind="noise")}, "unknown --attack.kind 'noise': there are shuffle, trigger"),
+        ({"attack": AttackOptions(size=0)}, "--attack.size"),
+        ({"attack": AttackOptions(target=-1)}, "--attack.target"),
+        ({"defence": Defence("krum")}, "unknown --defence.rule 'krum': there are mean, median, trimmed"),
+        ({"defence": Defence("trimmed", 0.5)}, "--defence.trim must be at least 0 and below 0.5, got 0.5"),
+        ({"defence": Defence(clip=-1.0)}, "--defence.clip .* got -1"),
+    ],
+)
+def test_bad_options_are_refused(settings, message):
+    with pytest.raises(FLError, match=message):
+        Config(**settings).check()
+
+
+def test_triggers_that_do_not_fit_the_data_are_refused(make_federation):
     images = make_federation().data
     text = Dataset("text", *(torch.zeros(2, 4, dtype=t) for t in (torch.int32, torch.int64) * 2), classes=3)
-    for options, dataset, message in (
-        (AttackOptions(kind="trigger"), text, "the data set is text: choose shuffle"),
-        (AttackOptions(kind="trigger", size=9), images, r"--attack.size 9 is larger than the images"),
-        (AttackOptions(kind="trigger", target=3), images, r"--attack.target 3: there are 3 classes"),
+    for changes, dataset, message in (
+        ({}, text, "the data set is text: choose shuffle"),
+        ({"size": 9}, images, r"--attack.size 9 is larger than the images"),
+        ({"target": 3}, images, r"--attack.target 3: there are 3 classes"),
     ):
         with pytest.raises(FLError, match=message):
-            triggered(options, dataset)
+            triggered(AttackOptions(kind="trigger", **changes), dataset)
     assert triggered(AttackOptions(size=8), images)(images.x).eq(255).all()
-    for config, message in (
-        (Config(attack=AttackOptions(share=1.5)), r"--attack.share .* got 1.5"),
-        (Config(attack=AttackOptions(amplify=-1.0)), r"--attack.amplify .* got -1"),
-        (Config(attack=AttackOptions(kind="noise")), "unknown --attack.kind 'noise': there are shuffle, trigger"),
-        (Config(attack=AttackOptions(size=0)), "--attack.size"),
-        (Config(attack=AttackOptions(target=-1)), "--attack.target"),
-        (Config(defence=Defence("krum")), "unknown --defence.rule 'krum': there are mean, median, trimmed"),
-        (Config(defence=Defence("trimmed", 0.5)), "--defence.trim must be at least 0 and below 0.5, got 0.5"),
-        (Config(defence=Defence(clip=-1.0)), "--defence.clip .* got -1"),
-    ):
-        with pytest.raises(FLError, match=message):
-            config.check()
+
+
+def test_a_median_of_nobody_is_refused():
     with pytest.raises(SurgeryError, match="weights sum to zero"):
         Defence("median").average({"w": torch.ones(2, 1)}, [0, 0])
 
@@ -287,7 +293,7 @@ def test_rows_that_a_client_does_not_count_for_are_in_no_median(make_federation)
 def test_clipping_by_numpy(make_federation, kinds):
     """Against the median update of those that count, over all parameters together; buffers and short updates stay."""
     fed = made(make_federation, kinds, defence=Defence(clip=1.5))
-    names, generator = {name for name, _ in fed.model.named_parameters()}, torch.Generator().manual_seed(1)
+    names, generator = fed.trainable.keys(), torch.Generator().manual_seed(1)
     starts = per_client(begin(fed))
     ends = [
         {n: t + scale * torch.rand(t.shape, generator=generator).to(t) for n, t in state.items()}
@@ -298,11 +304,11 @@ def test_clipping_by_numpy(make_federation, kinds):
     assert [norm > limit for norm in norms] == [False, False, True, False]
     form = list if kinds else surgery.stack
     for a, b, c, norm in zip(starts, ends, per_client(fed.clipped(form(ends), form(starts), (5, 3, 2, 0))), norms):
-        for name, tensor in c.items():
-            if norm <= limit or name not in names:
-                assert torch.equal(tensor, b[name]), name
-            else:
-                torch.testing.assert_close(tensor, a[name] + limit / norm * (b[name] - a[name]), rtol=1e-9, atol=1e-12)
+        if norm <= limit:
+            assert_same(c, b)
+        else:
+            shorter = {name: a[name] + limit / norm * (b[name] - a[name]) for name in names & a.keys()}
+            assert_close(c, b | shorter, atol=1e-12)
     plain, cut = (f.train(begin(fed), CLIENTS, RNG) for f in (replace(fed, defence=Defence()), fed))
     expected = fed.clipped(plain.states, begin(fed), plain.sizes)
     for one, other, trained in zip(*map(per_client, (cut.received, expected, cut.states))):

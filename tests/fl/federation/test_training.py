@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 from fl_flags import TINY
-from rounds import poison
+from fleets import assert_close
+from rounds import assert_same, poison, row
 from safetensors.torch import load_file
 from torch import nn
 
 import surgery
 import zoo
 from fl import run as cli
-from fl.algorithms import fedavg, fedmr, indep
+from fl.algorithms import fedavg
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.engine import Results
@@ -45,9 +46,8 @@ def states():
 def same(found, expected, form):
     """`found` has this form, and is the list `expected`."""
     assert isinstance(found, dict if form == "stack" else list)
-    for one, other in zip(unstack(found) if form == "stack" else found, expected, strict=True):
-        assert one.keys() == other.keys()
-        assert all(torch.equal(one[name], other[name]) for name in other)
+    for one, other in zip(cohort.per_client(found), expected, strict=True):
+        assert_same(one, other)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -108,28 +108,25 @@ def test_what_makes_no_federation_is_refused(make_federation):
 def test_a_cohort_is_its_clients_one_by_one(make_federation, form, backend, chunk):
     """Also of two architectures, the second of them twice in a row, and a few clients at a time."""
     fed = make_federation("cnn", dtype=torch.float64, backend=backend, max_parallel_clients=chunk)
-    models, rng = [fed.model] * 4, Rng(0, 3)
+    models, rng, pulled = [fed.model] * 4, Rng(0, 3), proximal(0.1)
     if form == "list":
-        models = [
-            zoo.create("cnn", num_classes=3, in_channels=1, image_size=8, width=w).double() for w in (0.25, 0.125)
-        ]
-        models = [models[0], models[1], models[1], models[0]]
+        size = {"num_classes": 3, "in_channels": 1, "image_size": 8}
+        wide, narrow = (zoo.create("cnn", **size, width=width).double() for width in (0.25, 0.125))
+        models = [wide, narrow, narrow, wide]
     starts = [{n: t + 0.01 * k for n, t in surgery.state(m).items()} for k, m in enumerate(models)]
-    if form == "list":
-        trained = fed.train(starts, CLIENTS, rng, proximal(0.1), [{"anchor": start} for start in starts], models=models)
-    else:
-        trained = fed.train(stack(starts), CLIENTS, rng, proximal(0.1), {"anchor": stack(starts)})
+    given = starts if form == "list" else stack(starts)
+    anchors = [{"anchor": start} for start in starts] if form == "list" else {"anchor": given}
+    trained = fed.train(given, CLIENTS, rng, pulled, anchors, models=models)
     assert trained.sizes == SIZES
     assert trained.received is trained.states
     assert re.match(r"ClientUpdate: 4 clients, .*; 4 arrived\n  mean loss ", repr(trained))
     for k, (model, client, state) in enumerate(zip(models, CLIENTS, cohort.per_client(trained.states))):
         single, start = replace(fed.with_local(backend="loop"), model=model), stack([starts[k]])
-        alone = single.train(start, [client], rng, proximal(0.1), {"anchor": start})
+        alone = single.train(start, [client], rng, pulled, {"anchor": start})
         torch.testing.assert_close(trained.loss[k], alone.loss[0], rtol=1e-9, atol=1e-9)
-        for name, tensor in alone.states.items():
-            torch.testing.assert_close(state[name], tensor[0], rtol=1e-9, atol=1e-9)
+        assert_close(state, row(alone.states, 0), atol=1e-9)
     with pytest.raises(FLError, match="3 starting states for 4 clients"):
-        fed.train(starts[:3] if form == "list" else stack(starts[:3]), CLIENTS, rng, models=models)
+        fed.train(cohort.select(given, [0, 1, 2]), CLIENTS, rng, models=models)
 
 
 class Counting(nn.Linear):
@@ -156,8 +153,7 @@ def test_what_is_counted_is_what_the_model_saw(make_federation):
     for size, expected in ((4, 4 + 8 + 12 + 8), (5, 5 + 10 + 15 + 5), (12, 4 * 12), (100, 4 * 12), (10**30, 4 * 12)):
         assert seen(fed, batch_size=size)[1:] == (expected, expected)
     assert seen(fed, batch_size=4, last_batch="partial")[1:] == (27, 27)
-    whole, large = (seen(fed, batch_size=size)[0] for size in (12, 10**30))
-    assert all(torch.equal(large[name], tensor) for name, tensor in whole.items())
+    assert_same(seen(fed, batch_size=12)[0], seen(fed, batch_size=10**30)[0])
 
 
 @pytest.mark.parametrize("chunk", [0, 2])
@@ -166,8 +162,7 @@ def test_a_client_learns_the_same_whoever_trains_beside_it(make_federation, chun
     fed = make_federation(Counting(64, 3), backend="loop", max_parallel_clients=chunk, batch_size=100)
     together = seen(fed)[0]
     for client in range(4):
-        for name, tensor in seen(fed, [client])[0].items():
-            assert torch.equal(tensor[0], together[name][client])
+        assert_same(row(seen(fed, [client])[0], 0), row(together, client))
 
 
 def test_the_way_of_a_batch_is_short_and_as_the_page_says(make_federation):
@@ -201,22 +196,22 @@ def scaled(call, params, context, batch):
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
 def test_a_diverging_client_keeps_its_start_and_the_others_do_not_notice(make_federation, backend, form, caplog):
     fed = make_federation("resnet20", backend=backend)
-    starts, rng, results = surgery.broadcast(fed.initial(), 3), Rng(0, 7), []
-    for factors in (torch.ones(3), torch.tensor([1.0, torch.inf, 1.0]), torch.full((3,), torch.nan)):
-        scales, begun = {"scale": factors}, starts
+    starts, rng = surgery.broadcast(fed.initial(), 3), Rng(0, 7)
+
+    def after(*factors):
+        scales, begun = {"scale": torch.tensor(factors)}, starts
         if form == "list":
-            scales, begun = [{"scale": factor} for factor in factors], unstack(starts)
-        if factors.isnan().all():
-            with pytest.raises(FLError, match=r"in round 7 .* every client \(3\) became infinite .* before is saved"):
-                fed.train(begun, [2, 0, 3], rng, scaled, scales)
-        else:
-            results.append(fed.train(begun, [2, 0, 3], rng, scaled, scales))
-    well, ill = results
+            scales, begun = unstack(scales), unstack(starts)
+        return fed.train(begun, [2, 0, 3], rng, scaled, scales)
+
+    well, ill = after(1.0, 1.0, 1.0), after(1.0, torch.inf, 1.0)
     assert (well.sizes, ill.sizes) == ((12, 3, 5), (12, 0, 5))
     expected = [cohort.per_client(well.states)[k] if k != 1 else unstack(starts)[1] for k in range(3)]
     same(ill.states, expected, form)
     (record,) = caplog.records
     assert record.getMessage() == "warning: round 7: client 0 dropped: loss or weights became infinite or not a number"
+    with pytest.raises(FLError, match=r"in round 7 .* every client \(3\) became infinite .* before is saved"):
+        after(torch.nan, torch.nan, torch.nan)
 
 
 def test_large_numbers_and_masks_of_infinity_are_no_failure():
@@ -230,18 +225,6 @@ def test_large_numbers_and_masks_of_infinity_are_no_failure():
     kept, sizes = drop_failed(states, torch.ones(2), starts, [5, 6], [7, 8], 1)
     assert sizes == (7, 0)
     assert torch.equal(kept["w"][1], starts["w"][1])
-
-
-@pytest.mark.parametrize("make", [fedmr, indep])
-def test_recombination_goes_on_with_the_earlier_model(make_federation, monkeypatch, make):
-    algorithm = make(make_federation("cnn"))
-    server, _ = algorithm.round(algorithm.init(), [0, 1, 2], Rng(0, 1))
-    poison(monkeypatch, {1}, [1])
-    after, trained = algorithm.round(server, [1, 2, 3], Rng(0, 2))
-    for name, tensor in trained.states.items():
-        assert torch.equal(tensor[1], server["slots"][name][1])
-        torch.testing.assert_close(after["slots"][name].sum(0), tensor.sum(0))
-        torch.testing.assert_close(after["global"][name], tensor[[0, 2]].mean(0))
 
 
 def test_a_run_goes_on_without_the_client(tmp_path, monkeypatch, capsys):

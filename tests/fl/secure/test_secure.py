@@ -3,20 +3,22 @@
 import logging
 import random
 import sys
+from dataclasses import replace
 from itertools import combinations, pairwise, product
 from types import SimpleNamespace
 
 import pytest
 import torch
+from fleets import spoil
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rounds import assert_same, play, played, row
 
 import surgery
 from fl.algorithms import FedMROptions, fedmr
 from fl.algorithms.parts.secure_round import SecureRecombination, from_bytes, to_bytes
 from fl.base.errors import FLError
 from fl.base.rng import Rng
-from fl.engine.objectives import cross_entropy
 from fl.federation import traffic
 from fl.federation.update import ClientUpdate
 from fl.secure import SERVER, Client, Server, exchange
@@ -337,27 +339,16 @@ def test_tensors_become_bytes_and_tensors_again(dtype, device):
         torch.testing.assert_close(alone[name], tensor[[1]], rtol=0, atol=0, equal_nan=True)
 
 
-def play(algorithm, fed, rounds=3):
-    """The (server, trained) after each round."""
-    server, history = algorithm.init(), []
-    for number in range(1, rounds + 1):
-        server, trained = algorithm.round(server, fed.sample(Rng(0, number)), Rng(0, number))
-        history.append((server, trained))
-    return history
-
-
 @pytest.mark.parametrize("stage1", [0, 2])
 def test_fedmr_has_the_same_global_model_and_layers(make_federation, stage1):
     """Of one round: afterwards other slots train on other clients."""
-    fed = make_federation("resnet20", participants=4)
-    options = FedMROptions(stage1_rounds=stage1)
-    (plain, trained), *_ = play(fedmr(fed, options), fed, 1)
-    (secure, hidden), *_ = play(fedmr(fed, FedMROptions(stage1_rounds=stage1, secure=2)), fed, 1)
-    for name in plain["global"]:
-        torch.testing.assert_close(secure["global"][name], plain["global"][name])
-        a, b = (t.states[name].flatten(1).sort(0).values for t in (trained, hidden))
-        assert torch.equal(a, b)
-        assert hidden.states[name].dtype == trained.states[name].dtype
+    fed, options = make_federation("resnet20", participants=4), FedMROptions(stage1_rounds=stage1)
+    algorithms = fedmr(fed, options), fedmr(fed, replace(options, secure=2))
+    ((plain, trained),), ((secure, hidden),) = (play(algorithm, fed, 1) for algorithm in algorithms)
+    torch.testing.assert_close(secure["global"], plain["global"])
+    for name, tensor in trained.states.items():
+        assert torch.equal(hidden.states[name].flatten(1).sort(0).values, tensor.flatten(1).sort(0).values)
+        assert hidden.states[name].dtype == tensor.dtype
     assert (surgery.distance(hidden.states, trained.states) > 0).all()  # and no two of them are the same model
     first, second, *_ = surgery.unstack(secure["slots"])
     assert all(torch.equal(first[name], second[name]) for name in first) == bool(stage1)
@@ -395,25 +386,16 @@ def test_what_it_costs_is_in_the_metrics(make_federation, caplog):
 
 
 def test_clients_that_diverged_take_no_part_and_one_alone_uploads_nothing(make_federation, monkeypatch, caplog):
-    fed = make_federation("cnn", participants=3)
-    algorithm = fedmr(fed, FedMROptions(secure=1))
-    honest, spoilt = type(fed).train, {1}
-
-    def train(self, starts, clients, rng, objective=None, context=None):
-        scale = torch.tensor([torch.inf if k in spoilt else 1.0 for k in range(len(clients))])
-        return honest(self, starts, clients, rng, lambda *a: cross_entropy(*a) * a[2]["scale"], {"scale": scale})
-
-    monkeypatch.setattr(type(fed), "train", train)
+    algorithm = fedmr(make_federation("cnn", participants=3), FedMROptions(secure=1))
     before = algorithm.init()
-    server, trained = algorithm.round(before, [2, 0, 3], Rng(0, 1))
+    spoil(monkeypatch, {0})
+    ((server, trained),) = played(algorithm, [[2, 0, 3]], before)
     assert trained.sizes == (12, 0, 5)
-    for name, start in before["global"].items():
-        assert torch.equal(trained.states[name][1], start)
-        torch.testing.assert_close(server["global"][name], trained.states[name][[0, 2]].mean(0))
-    caplog.clear()
-    spoilt.add(2)
+    assert_same(row(trained.states, 1), before["global"])
+    torch.testing.assert_close(server["global"], surgery.average(trained.states, weights=[1, 0, 1]))
+    spoil(monkeypatch, {3})
     with caplog.at_level(logging.WARNING, "fl"):
-        server, trained = algorithm.round(before, [2, 0, 3], Rng(0, 1))
+        ((server, trained),) = played(algorithm, [[2, 0, 3]], before)
     assert trained.sizes == (0, 0, 0)
     assert server is before
     assert "client 2 is left out (alone: its model could not be hidden among others)" in caplog.text
