@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from fl.base.rng import Rng
@@ -63,15 +64,13 @@ def test_the_seed_draws_weights_split_and_sampling():
     assert [a.sample(Rng(0, r)) for r in range(5)] != [a.sample(Rng(1, r)) for r in range(5)]
 
 
-def test_streams_differ_by_seed_round_client_and_purpose():
+@pytest.mark.parametrize("kind", ["torch", "numpy"])
+def test_streams_differ_by_seed_round_client_and_purpose(kind):
+    def first(purpose, client, rng):
+        generator = getattr(rng, kind)(purpose, client)
+        return generator.random() if kind == "numpy" else torch.rand((), generator=generator).item()
+
     base = ("batches", 3, Rng(0, 1))
     others = [("sample", 3, Rng(0, 1)), ("batches", 4, Rng(0, 1)), ("batches", 3, Rng(1, 1)), ("batches", 3, Rng(0, 2))]
-    for kind in ("torch", "numpy"):
-
-        def first(purpose, client, rng, kind=kind):
-            generator = getattr(rng, kind)(purpose, client)
-            return generator.random() if kind == "numpy" else torch.rand((), generator=generator).item()
-
-        values = [first(*base), *(first(*other) for other in others)]
-        assert len(set(values)) == 5
-        assert first(*base) == values[0]
+    assert len({first(*base), *(first(*other) for other in others)}) == 5
+    assert first(*base) == first(*base)
