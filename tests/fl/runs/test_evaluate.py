@@ -85,30 +85,27 @@ def test_similarity_is_that_of_the_parameters_of_two_or_more(make_federation):
 
 
 def test_clients_own_data(make_federation):
-    fed = make_federation("cnn", sizes=(6, 8), participants=1)
     parts = [Split(torch.arange(2), torch.tensor([2]), torch.arange(3, 6)), Split(*torch.arange(6, 12).chunk(3))]
-    fed = dataclasses.replace(fed, clients=parts)
+    fed = dataclasses.replace(make_federation("cnn", sizes=(6, 8), participants=1), clients=parts)
 
     def says(k):  # a model that always says class k
         nothing = {name: 0 * tensor for name, tensor in fed.initial().items()}
         return nothing | {list(nothing)[-1]: F.one_hot(torch.tensor(k), 3).float()}
 
-    models = lambda: ClientModels([Level([says(0), says(1)], torch.arange(2))])  # noqa: E731
-    result = evaluate.summarise_clients(evaluate.score_clients(fed, models))
-    tests = [(fed.data.y[s.test] == k).double().mean().item() for k, s in enumerate(fed.clients)]
-    assert result["local_test_accuracy"] == pytest.approx(sum(tests) / 2)
-    assert result["local_test_std"] == pytest.approx(abs(tests[0] - tests[1]) / 2)
+    scores = evaluate.score_clients(fed, lambda: ClientModels([Level([says(0), says(1)], torch.arange(2))]))
+    result, labels = evaluate.summarise_clients(scores), [fed.data.y[part.test] for part in parts]
     kinds = ("accuracy", "std", "loss", "f1", "f1_std")
     assert set(result) == {f"local_{part}_{kind}" for part in ("valid", "test") for kind in kinds}
-
-    rows = evaluate.score_clients(fed, models)["test"]
-    assert evaluate.summarise_clients({"test": rows}, left_out={0, 1}) == {}
-    assert evaluate.summarise_clients({"test": rows}, left_out={1})["local_test_loss"] == rows[0]["loss"]
-    f1 = [f1_score(fed.data.y[s.test], [k] * len(s.test), average="macro") for k, s in enumerate(fed.clients)]
-    assert [row["f1"] for row in rows] == pytest.approx(f1)
+    accuracy = [(y == k).double().mean().item() for k, y in enumerate(labels)]
+    f1 = [f1_score(y, [k] * len(y), average="macro") for k, y in enumerate(labels)]
+    assert [row["f1"] for row in scores["test"]] == pytest.approx(f1)
     assert f1[0] != f1[1]
-    assert result["local_test_f1"] == pytest.approx(sum(f1) / 2)
-    assert result["local_test_f1_std"] == pytest.approx(abs(f1[0] - f1[1]) / 2)
+    for mean, spread, (one, other) in (("accuracy", "std", accuracy), ("f1", "f1_std", f1)):
+        assert result[f"local_test_{mean}"] == pytest.approx((one + other) / 2)
+        assert result[f"local_test_{spread}"] == pytest.approx(abs(one - other) / 2)
+    rows = {"test": scores["test"]}
+    assert evaluate.summarise_clients(rows, left_out={0, 1}) == {}
+    assert evaluate.summarise_clients(rows, left_out={1})["local_test_loss"] == scores["test"][0]["loss"]
 
 
 def test_a_part_that_some_client_does_not_hold_out_is_not_scored(make_federation):

@@ -57,13 +57,6 @@ def test_what_happens_to_clients_and_their_models_reaches_the_federation():
     assert (plain.attack, plain.presence, plain.local.masked, plain.requirements) == (None, None, False, set())
 
 
-def test_the_seed_draws_weights_split_and_sampling():
-    (a, _), (b, _) = (build(Config(seeds=(seed,))) for seed in (0, 1))
-    assert not torch.equal(a.initial()["conv1.weight"], b.initial()["conv1.weight"])
-    assert not torch.equal(a.clients[0].train, b.clients[0].train)
-    assert [a.sample(Rng(0, r)) for r in range(5)] != [a.sample(Rng(1, r)) for r in range(5)]
-
-
 @pytest.mark.parametrize("kind", ["torch", "numpy"])
 def test_streams_differ_by_seed_round_client_and_purpose(kind):
     def first(purpose, client, rng):
