@@ -50,7 +50,7 @@ def values(field: Field) -> tuple[str, ...]:
                 found += [str(edge), str(edge - step), *([str(edge + step)] if abs(edge) < 100 else [])]
         elif mark.items:
             found += list(mark.items)
-    found += [str(value) for value in ({int: ("1", "2"), float: ("0.5", "1e-3")}.get(kinds[0], ()))]
+    found += {int: ("1", "2"), float: ("0.5", "1e-3")}.get(kinds[0], ())
     if several:
         found += [",".join(found[:2]), ",".join(found[:1] * 3), "all", "own"]
     return (*found, *NONSENSE)
@@ -81,13 +81,18 @@ def helped(draw: Callable) -> list[str]:
     return [*argv[:place], draw(st.sampled_from(["--help", "-h"])), *argv[place:]]
 
 
+WORDS = (
+    *("1e-9", "0.5", "1", "2", "3", "4", "101", "1001", "65537", "2147483649", "1,0.5", "1,1,1,1", "501,1,1,1"),
+    *("3,1,1", "3,99999999,99999999", "test", "train", "inside", "batch", "none", "rounds", "macs", "cpu", "a.gif"),
+)
+"""Values of which each of the other commands takes some."""
+
+
 @st.composite
-def others(draw: Callable, known: dict[str, tuple[str, ...]], most: int = 3) -> list[str]:
-    """Some flags of another command, each with some values of its own or nonsense."""
-    argv: list[str] = []
-    for flag in draw(st.lists(st.sampled_from(sorted(known)), max_size=most, unique=True)):
-        argv += [flag, draw(st.sampled_from((*known[flag], *NONSENSE)))]
-    return argv
+def others(draw: Callable, known: str, most: int = 3) -> list[str]:
+    """Some flags of another command, each with some value."""
+    flags = draw(st.lists(st.sampled_from(known.split()), max_size=most, unique=True))
+    return [word for flag in flags for word in (f"--{flag}", draw(st.sampled_from((*WORDS, *NONSENSE))))]
 
 
 def wrong(main: Callable[[list[str]], int], argv: list[str], seconds: float = 60) -> str:

@@ -1,11 +1,16 @@
-"""Rounds of a method, played without a run folder."""
+"""Rounds of a method played without a run folder, and what runs in one leave."""
+
+import copy
+from dataclasses import replace
 
 import torch
+from safetensors.torch import load_file
 
 from fl.algorithms import ALGORITHMS, FeMAMOptions, FeSEMOptions, FeSEMPlusOptions
 from fl.base.rng import Rng
 from fl.engine import Results
 from fl.federation import federation as training
+from fl.runs.metrics import read
 from fl.settings import Config
 
 SMALL = Config(
@@ -42,6 +47,18 @@ def played(algorithm, cohorts, server=None, first=1):
 def row(stack, k):
     """The k-th of the states in a stack."""
     return {name: tensor[k] for name, tensor in stack.items()}
+
+
+def on_gpu(fed, **local):
+    """The federation with its model and data on the GPU."""
+    there = replace(fed, model=copy.deepcopy(fed.model).to("cuda"), data=fed.data.to("cuda"))
+    return there.with_local(**local)
+
+
+def results(folder):
+    """What interruptions must not change, nor how a run is asked for: the table without seconds, and the server."""
+    rows = [{name: value for name, value in row.items() if name != "seconds"} for row in read(folder / "metrics.csv")]
+    return rows, {name: tensor.tolist() for name, tensor in load_file(folder / "checkpoint.safetensors").items()}
 
 
 def assert_same(a, b):

@@ -6,7 +6,7 @@ import re
 import shlex
 import sys
 import tomllib
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import zoo
 from fl import __main__ as cli
 from fl.base.console import as_called
 from fl.base.errors import FLError
+from fl.base.settings import flag_of
 from fl.runs.lock import folder_lock
 from fl.runs.summary import advice
 from fl.settings import Config
@@ -98,31 +99,32 @@ def test_commands_are_called_as_the_user_called_them(capsys, monkeypatch):
     ("flags", "methods"),
     [
         ("", "fedavg,fedprox,fedmr"),
-        ("--rounds 3 --clients 8 --partition iid --unequal --width 0.25,0.5,1 --out 'my runs' --name a", None),
+        ("--rounds 3 --clients 8 --partition iid --unequal --width 0.25,0.5,1 --out 'my runs' --name a --betas 0.5,0.9 "
+         "--optimizer adam", "fedavg,fedprox,fedmr"),
         ("--algorithm ditto --ditto.lam 0.5 --lr-schedule step --lr-steps 0.5", "fedavg,fedprox,ditto"),
-        ("--algorithm fedprox --fedprox.mu 0.5 --no-download --optimizer adam --betas 0.5,0.9 --seeds 7", None),
-        ("pydoc --text.length 32", None),
+        ("--algorithm fedprox --fedprox.mu 0.5 --no-download --seeds 7", "fedavg,fedprox,fedmr"),
+        ("pydoc --text.length 32", "fedavg,fedprox,fedmr"),
         ("--algorithm heterofl", ""),
         ("--seeds 0,1", ""),
     ],
-)
+)  # fmt: skip
 def test_the_comparison_that_is_proposed_keeps_the_settings_of_the_run(flags, methods):
     config, _ = parse(shlex.split(flags))
     found = [line for line in advice(config, Path("runs/a")).split("\n") if line.startswith("compare ")]
-    if methods == "":
-        assert not found
-        return
-    program, *argv = found[0].removeprefix("compare   python -m ").split(" ", 1)
-    proposed, _ = parse(shlex.split(argv[0]))
-    names = tuple((methods or "fedavg,fedprox,fedmr").split(","))
-    assert program == "fl.run"
-    assert proposed == replace(config, algorithm=names, seeds=(0, 1, 2), name=None)
+    assert len(found) == bool(methods)
+    for line in found:
+        proposed, _ = parse(shlex.split(line.removeprefix("compare   python -m fl.run ")))
+        assert proposed == replace(config, algorithm=tuple(methods.split(",")), seeds=(0, 1, 2), name=None)
 
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_lines_of_help_are_as_long_as_the_terminal_is_wide(width, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(width))
-    lines = printed(capsys, "run", "--help", "all").splitlines()
+    text = printed(capsys, "run", "--help", "all")
+    flags = {flag_of(field.name) for field in fields(Config) if not is_dataclass(field.default)}
+    for flag in (*flags, "fedmr.stage1-rounds", "text.tokens", "text.vocabulary", "text.length"):
+        assert f"--{flag}" in text
+    lines = text.splitlines()
     assert max(map(len, lines)) <= width
     for line, following in pairwise(lines):
         flag_alone = line.startswith("  ") and "  " not in line.strip() and line[2:3] != " "
@@ -214,9 +216,8 @@ def test_what_a_file_of_settings_cannot_be_is_said(text, flags, said, tmp_path):
         path.symlink_to(text)
     elif text is not None:
         path.write_text(text)
-    recipe = flags[:1] if flags and not flags[0].startswith("-") else []
     with pytest.raises(FLError, match=said):
-        parse([*recipe, "--config", str(path), *flags[len(recipe) :]])
+        parse([*flags, "--config", str(path)])
 
 
 def test_a_plus_is_written_as_in_papers(capsys):
@@ -228,20 +229,17 @@ def test_a_plus_is_written_as_in_papers(capsys):
 
 def test_samples_are_held_out_for_a_method_that_validates(caplog):
     said = "femam validates on samples that clients hold out: --local-valid 0.1 is taken"
-    config, _ = parse(["--algorithm", "fedavg,femam"])
-    assert config.local_valid == 0.1
-    assert caplog.messages == [said]
+    fed, _ = fl.build(Config(algorithm="femam", width=0.1))
+    assert fed.clients.valid.sizes.min() > 0
+    for flags, share in (
+        ("--algorithm fedavg,femam", 0.1),
+        ("--algorithm femam --femam.no-prune --femam.level-rounds 2", 0),
+        ("--algorithm femam --femam.levels global", 0),
+        ("--algorithm fedavg", 0),
+        ("--algorithm femam --local-valid 0.2", 0.2),
+    ):
+        assert parse(flags.split())[0].local_valid == share
+    assert caplog.messages == [said] * 2
     for flags in (["--local-valid", "0"], ["--local_valid=0.0"]):
         with pytest.raises(FLError, match="--local-valid 0: femam validates on samples"):
             parse(["--algorithm", "femam", *flags])
-    fed, _ = fl.build(Config(algorithm="femam", width=0.1))
-    assert fed.clients.valid.sizes.min() > 0
-    assert caplog.messages == [said] * 2
-    for flags in (
-        ["--algorithm", "femam", "--femam.no-prune", "--femam.level-rounds", "2"],
-        ["--algorithm", "femam", "--femam.levels", "global"],
-        ["--algorithm", "fedavg"],
-    ):
-        assert parse(flags)[0].local_valid == 0
-    assert parse(["--algorithm", "femam", "--local-valid", "0.2"])[0].local_valid == 0.2
-    assert len(caplog.messages) == 2

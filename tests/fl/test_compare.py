@@ -4,7 +4,6 @@ import re
 import pytest
 from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
 
 from fl import compare
 from fl.algorithms import ALGORITHMS, FedMROptions
@@ -14,7 +13,6 @@ from fl.base.errors import FLError
 from fl.federation.attack import AttackOptions
 from fl.federation.defence import Defence
 from fl.figures import curves as plot
-from fl.figures import style
 from fl.figures.style import COLORS
 from fl.models.architectures import ArchitectureOptions
 from fl.runs.metrics import Metrics, read
@@ -27,13 +25,12 @@ def left_by(folder, rows, **settings):
     (folder / "config.yaml").write_text(Config(**settings).to_yaml())
     metrics = Metrics(folder / "metrics.csv")
     for number, row in enumerate(rows, 1):
-        metrics.add({"round": number, **row})
+        metrics.add({"round": number, "seconds": 2.0, "train_loss": 1.0, **row})
     return folder
 
 
 def fake_run(folder, accuracies, **settings):
-    row = {"seconds": 1.0, "train_loss": 1.0, "loss": 2.0}
-    return left_by(folder, [row | {"accuracy": one, "f1": one} for one in accuracies], **settings)
+    return left_by(folder, [{"accuracy": one, "f1": one, "loss": 2.0} for one in accuracies], **settings)
 
 
 @pytest.mark.drawn
@@ -51,21 +48,18 @@ def test_runs_are_grouped_by_what_differs_beside_the_seed(tmp_path, capsys):
     assert out.read_bytes().startswith(b"\x89PNG")
 
 
+def found(*folders):
+    """Their runs in groups."""
+    return groups.group(groups.find_runs(folders))
+
+
 def test_the_table_has_mean_and_sample_standard_deviation(tmp_path):
     for seed, last in enumerate((0.5, 0.7)):
         fake_run(tmp_path / f"s{seed}", [0.9, last], algorithm=("fedavg",), seeds=(seed,))
-    found = groups.group(groups.find_runs([tmp_path]))
-    (row,) = groups.table(found).splitlines()[1:]
+    (row,) = groups.table(found(tmp_path)).splitlines()[1:]
     assert f"60.00 ± {100 * math.sqrt(0.02):.2f}" in row  # final: 50 and 70
     assert "75.00 ±" in row  # late mean: 70 and 80
     assert "90.00 ± 0.00" in row  # best
-
-
-def test_curves_use_the_rounds_that_all_seeds_measured():
-    runs = [[{"round": 1, "loss": 1.0}, {"round": 2, "loss": 2.0}], [{"round": 2, "loss": 4.0}]]
-    rounds, mean, std = plot.mean_and_std(runs, "loss")
-    assert (rounds, mean.tolist()) == ([2], [3.0])
-    assert std.tolist() == pytest.approx([math.sqrt(2)])
 
 
 @pytest.mark.drawn
@@ -78,7 +72,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path, capsys):
         groups.find_runs([fake_run(tmp_path / "none", [])])
     fake_run(tmp_path / "twin", [0.6])
     with pytest.raises(FLError, match="same settings and seed"):
-        groups.group(groups.find_runs([run, tmp_path / "twin"]))
+        found(run, tmp_path / "twin")
     assert len(groups.find_runs([run, run])) == 1  # the same folder twice is one run
     assert compare.main([str(run), "--out", str(tmp_path / "figure.svg")]) == 0
     assert "<svg" in (tmp_path / "figure.svg").read_text()
@@ -88,8 +82,8 @@ def own_run(folder, accuracies, losses, more=(), **settings):
     """A run whose clients' own test accuracy is `accuracies`, and macro-F1 half of that."""
     rows = []
     for number, (accuracy, loss) in enumerate(zip(accuracies, losses, strict=True)):
-        row = {"seconds": 2.0, "train_loss": 1.0, "accuracy": 0.1, "loss": 2.0, "f1": 0.1, "local_valid_loss": loss}
         local = {"accuracy": accuracy, "std": 0.0, "f1": accuracy / 2, "f1_std": 0.0}
+        row = {"accuracy": 0.1, "loss": 2.0, "f1": 0.1, "local_valid_loss": loss}
         rows.append(row | {f"local_test_{key}": one for key, one in local.items()} | (more[number] if more else {}))
     return left_by(folder, rows, local_valid=0.1, local_test=0.2, **settings)
 
@@ -129,13 +123,11 @@ def cells(line):
 
 
 def test_ten_methods_fit_into_160_columns(tmp_path):
-    gigabytes = [traffic(3e10, 3e10)]
-    folders = []
     for name, alpha in zip(sorted(ALGORITHMS), (0.125, 0.0625) * 5):
         for seed in (0, 1):
-            settings = {"algorithm": (name,), "alpha": alpha, "seeds": (seed,)}
-            folders.append(own_run(tmp_path / f"{name}{seed}", [1 - 0.4 * seed], [100.0 * seed], gigabytes, **settings))
-    lines = groups.table(groups.group(groups.find_runs(folders))).splitlines()
+            settings, costs = {"algorithm": (name,), "alpha": alpha, "seeds": (seed,)}, [traffic(3e10, 3e10)]
+            own_run(tmp_path / f"{name}{seed}", [1 - 0.4 * seed], [100.0 * seed], costs, **settings)
+    lines = groups.table(found(tmp_path)).splitlines()
     assert len({len(line) for line in lines}) == 1
     assert len(lines[0]) <= 160
     assert cells(lines[0])[-2:] == ["MB", "seconds"]
@@ -146,19 +138,14 @@ def test_costs_are_those_of_the_whole_run(tmp_path):
     quarter = {"clients": 20, "participants": 5}
     for seed in (0, 1):
         more = [traffic(1e6, (1 + seed) * 1e6), traffic(1e6, 1e6, peers=3e6)]
-        folder = own_run(tmp_path / f"a{seed}", [0.2, 0.4], [2.0, 1.0], more, **quarter, seeds=(seed,))
-        Metrics(folder / "metrics.csv", read(folder / "metrics.csv")).add(
-            {"round": 3, "seconds": 0.5, "train_loss": 1.0, **traffic(4e6, 0.0)}
-        )
+        path = own_run(tmp_path / f"a{seed}", [0.2, 0.4], [2.0, 1.0], more, **quarter, seeds=(seed,)) / "metrics.csv"
+        Metrics(path, read(path)).add({"round": 3, "seconds": 0.5, "train_loss": 1.0, **traffic(4e6, 0.0)})
     own_run(tmp_path / "old", [0.3], [1.0], algorithm=("fedprox",), **quarter)  # counted no bytes
-    found = groups.group(groups.find_runs([tmp_path]))
-    results = [outcome(run) for runs in found.values() for run in runs]
+    results = [outcome(run) for runs in found(tmp_path).values() for run in runs]
     assert [run.get("megabytes") for run in results] == [(2 + 8 + 4) / 4, (3 + 8 + 4) / 4, None]
     assert [run["seconds"] for run in results] == [4.5, 4.5, 2]
-    head, averaged, old = map(cells, groups.table(found).splitlines())
-    assert head[-2:] == ["MB", "seconds"]
-    assert averaged[-2:] == ["3.62", "4.5"]
-    assert old[-2:] == ["-", "2.0"]
+    rows = [cells(line)[-2:] for line in groups.table(found(tmp_path)).splitlines()]
+    assert rows == [["MB", "seconds"], ["3.62", "4.5"], ["-", "2.0"]]
 
 
 def traffic(down, up, level=None, peers=None):
@@ -168,32 +155,26 @@ def traffic(down, up, level=None, peers=None):
 
 def test_curves_against_traffic_and_time(tmp_path, drawn):
     """Megabytes of a client of the whole population; seeds are averaged round by round in both directions."""
-    half = {"clients": 20, "participants": 10}
+    silent, half = [traffic(0.0, 0.0)] * 2, {"clients": 20, "participants": 10}
     for seed, up in enumerate((1e6, 3e6)):
         more = [traffic(1e6, up), traffic(1e6, up, peers=2e6)]
         own_run(tmp_path / f"a{seed}", [0.2, 0.4 + 0.2 * seed], [2.0, 1.0], more, **half, seeds=(seed,))
-        silent = [traffic(0.0, 0.0)] * 2
-        own_run(tmp_path / f"l{seed}", [0.3 + 0.2 * seed, 0.9], [1.0, 2.0], silent, algorithm=("indep",), **half,
-                seeds=(seed,))  # fmt: skip
-    own_run(tmp_path / "p", [0.1, 0.2], [2.0, 1.0], [traffic(1e6, 1e6)] * 2, algorithm=("fedprox",), clients=20,
-            participants=20)  # fmt: skip
+        local = {**half, "algorithm": ("indep",), "seeds": (seed,)}
+        own_run(tmp_path / f"l{seed}", [0.3 + 0.2 * seed, 0.9], [1.0, 2.0], silent, **local)
+    every = {"algorithm": ("fedprox",), "clients": 20, "participants": 20}
+    own_run(tmp_path / "p", [0.1, 0.2], [2.0, 1.0], [traffic(1e6, 1e6)] * 2, **every)
     out = tmp_path / "f.png"
     assert compare.main([str(tmp_path), "--out", str(out), "--against", "traffic"]) == 0
     axis = drawn[0].axes[1]
     assert axis.get_xlabel() == "MB sent and received by a client (mean)"
-    lines = {line.get_label(): line for line in axis.lines}
-    recombined = next(line for label, line in lines.items() if label.startswith("fedmr"))
-    assert recombined.get_xdata().tolist() == pytest.approx([1.5, 5.0])  # (2 + 4) / 2 / 2, then also 2 * 2 / 2 to peers
-    assert recombined.get_ydata().tolist() == pytest.approx([0.2, 0.5])
-    proximal = next(line for label, line in lines.items() if label.startswith("fedprox"))
-    assert proximal.get_xdata().tolist() == pytest.approx([2, 4])
-    still = next(line for label, line in lines.items() if label.startswith("indep"))
-    assert (still.get_linestyle(), still.get_marker()) == ("--", "None")
-    assert list(still.get_ydata()) == pytest.approx([0.4, 0.4])  # the selected rounds' mean
-    assert len(drawn[0].legends[0].get_texts()) == 3
+    lines = {line.get_label().split()[0]: line for line in axis.lines}
+    # (2 + 4) / 2 / 2, then also 2 * 2 / 2 to peers
+    assert lines["fedmr"].get_xydata().flatten() == pytest.approx([1.5, 0.2, 5.0, 0.5])
+    assert lines["fedprox"].get_xdata().tolist() == pytest.approx([2, 4])
+    assert (lines["indep"].get_linestyle(), lines["indep"].get_marker()) == ("--", "None")
+    assert list(lines["indep"].get_ydata()) == pytest.approx([0.4, 0.4])  # the selected rounds' mean
     said = drawn[0].legends[0].get_title().get_text().replace("\n", " ")
     assert "dashed line from edge to edge: a method that spends nothing" in said
-
     assert compare.main([str(tmp_path), "--out", str(out), "--against", "seconds"]) == 0
     assert {tuple(line.get_xdata()) for line in drawn[1].axes[0].lines} == {(2.0, 4.0)}
 
@@ -204,17 +185,19 @@ def marks(axis):
     return [(line.get_segments()[0][0][0], to_hex(line.get_color()[0][:3])) for line in found]
 
 
-def test_new_levels_are_vertical_lines(tmp_path, drawn):
-    levels = (1, 1, 2, 2, 3)
-    more = [traffic(1e6, 1e6, level) for level in levels]
-    folder = own_run(tmp_path / "a", [0.1] * 5, [1.0] * 5, more, participants=20)
+def test_new_levels_are_vertical_lines_and_a_curve_that_ends_upright_has_a_dot(tmp_path, drawn):
+    """The last level of femam trains what no one sends."""
+    more = [traffic(1e6, 1e6, level) for level in (1, 1, 2, 2)] + [traffic(0.0, 0.0, 3)]
+    folder = own_run(tmp_path / "a", [0.1, 0.1, 0.1, 0.1, 0.6], [1.0] * 5, more, participants=20)
     rows = read(folder / "metrics.csv")
     assert [type(row["level"]) for row in rows] == [int] * 5
     own_run(tmp_path / "b", [0.1] * 5, [1.0] * 5, more[:1] * 5, algorithm=("fedavg",), participants=20)
-    for against, places in (("rounds", [3, 5]), ("traffic", [6, 10]), ("seconds", [6, 10])):
+    for against, places, dots in (("rounds", [3, 5], []), ("traffic", [6, 8], [[[8, 0.6]]]), ("seconds", [6, 10], [])):
         compare.compare([tmp_path / "b", tmp_path / "a"], tmp_path / "f.png", against)
         for axis in drawn[-1].axes:
             assert marks(axis) == [(place, COLORS[1]) for place in places]
+        own = drawn[-1].axes[1]
+        assert [c.get_offsets().tolist() for c in own.collections if isinstance(c, PathCollection)] == dots
         (caption,) = drawn[-1].legends
         assert caption.get_title().get_text() == "vertical lines: the next level of fedmr"
     compare.compare([tmp_path / "b"], tmp_path / "f.png")
@@ -225,46 +208,11 @@ def test_new_levels_are_vertical_lines(tmp_path, drawn):
         assert [text.get_text() for text in axis.texts] == ["level 2", "level 3"]
 
 
-def dots(axis):
-    return [c.get_offsets().tolist() for c in axis.collections if isinstance(c, PathCollection)]
-
-
-def test_a_curve_that_ends_upright_has_a_dot_there(tmp_path, drawn):
-    """The last level of femam trains what no one sends."""
-    silent = [traffic(1e6, 1e6, 1), traffic(1e6, 1e6, 1), traffic(0.0, 0.0, 2)]
-    own_run(tmp_path / "a", [0.1, 0.2, 0.6], [1.0] * 3, silent, participants=20)
-    own_run(tmp_path / "b", [0.1, 0.2, 0.3], [1.0] * 3, silent[:1] * 3, algorithm=("fedavg",), participants=20)
-    for against, places in (("traffic", [[[4.0, pytest.approx(0.6)]]]), ("rounds", []), ("seconds", [])):
-        compare.compare([tmp_path], tmp_path / "f.png", against)
-        assert dots(drawn[-1].axes[1]) == places
-
-
-@pytest.mark.drawn
-def test_deviations_of_accuracies_end_at_0_and_100_percent(tmp_path):
-    figure = Figure()
-    axis = figure.subplots()
-    plot.curve(
-        axis,
-        [[{"round": r, "accuracy": value} for r in (1, 2)] for value in (0.01, 0.99)],
-        "accuracy",
-        "",
-        {"color": "C0"},
-    )
-    (band,) = axis.collections
-    heights = band.get_paths()[0].vertices[:, 1]
-    assert (heights.min(), heights.max()) == (0, 1)
-    style.finish(axis, "accuracy")
-    style.save(figure, tmp_path / "a.png")
-    low, high = axis.get_ylim()
-    assert -0.03 < low < 0
-    assert 1 < high < 1.03
-
-
 def mac_run(folder, accuracies, macs=2e12, **settings):
-    """Two clients of four a round, which takes 2 s and 3 MB of a participant; what is None is not evaluated."""
+    """Two clients of four a round, which takes 3 MB of a participant; what is None is not evaluated."""
     rows = []
     for number, accuracy in enumerate(accuracies, 1):
-        row = {"seconds": 2.0, "train_loss": 1.0, **traffic(1e6, 2e6)} | ({"macs": number * macs} if macs else {})
+        row = traffic(1e6, 2e6) | ({"macs": number * macs} if macs else {})
         rows.append(row | ({"accuracy": accuracy, "loss": 1.0} if accuracy is not None else {}))
     return left_by(folder, rows, **{"algorithm": ("fedfa",), "clients": 4, "participants": 2} | settings)
 
@@ -292,21 +240,21 @@ def test_a_target_tells_what_runs_took_to_it(tmp_path, drawn):
         ["method", "seeds", "rounds", "MB", "TMAC", "seconds"],
         ["nefl", "1 of 2", "3", "4.50", "24.00", "6.0"],
     ]
-    few = groups.target_table(groups.group(groups.find_runs([mac_run(tmp_path / "e", [1.0], macs=1e8)])), 1.0)
+    few = groups.target_table(found(mac_run(tmp_path / "e", [1.0], macs=1e8)), 1.0)
     assert [cells(line)[4] for line in few.splitlines()[2:]] == ["GMAC", "0.20"]
 
 
 def test_a_target_above_one_is_a_perplexity(tmp_path):
-    row = {"seconds": 1.0, "train_loss": 1.0, "accuracy": 0.1, "loss": 1.0}
+    row = {"accuracy": 0.1, "loss": 1.0}
     rows = [row | {"perplexity": one, "models_perplexity": one + 5} for one in (90.0, 50.0, 40.0)]
     folder = left_by(tmp_path / "a", rows, dataset="pydoc", model="transformer", partition="iid")
     text = compare.compare([folder], tmp_path / "f.png", target=50)
     head, line, _, said, *_, reached = text.splitlines()
     assert dict(zip(cells(head), cells(line), strict=True))["local perplexity"] == "45.00"
     assert "global test perplexity of 50 or less" in said
-    assert cells(reached) == ["fedmr", "1", "2", "2.0"]
+    assert cells(reached) == ["fedmr", "1", "2", "4.0"]
     image = fake_run(tmp_path / "b", [0.5], algorithm=("fedavg",))
-    _, *mixed = map(cells, groups.table(groups.group(groups.find_runs([folder, image]))).splitlines())
+    _, *mixed = map(cells, groups.table(found(folder, image)).splitlines())
     assert sum(row.count("-") for row in mixed) == 2  # neither has what is of the other's kind
 
 
@@ -346,4 +294,4 @@ def test_labels_name_what_differs_and_was_given(tmp_path):
         "ce": ["fedfa", "fedavg"],
         "ef": ["fedavg participants=2", "fedavg participation=0.5"],
     }.items():
-        assert list(groups.group(groups.find_runs([tmp_path / name for name in names]))) == labels
+        assert list(found(*(tmp_path / name for name in names))) == labels

@@ -16,23 +16,10 @@ import zoo.__main__
 from fl import compare, landscape, run, sweep
 from fl.algorithms import ALGORITHMS
 
-LANDSCAPE = {
-    "--radius": ("1e-9", "1000", "1001", "0.5"), "--points": ("3", "4", "2"), "--samples": ("0", "1", "5"),
-    "--part": ("test", "train"), "--together": ("0", "1", "4"), "--seed": ("0", str(2**32)), 
-    "--device": ("cpu", "cuda:9"),
-    "--out": ("a.gif", "/proc/x.png"),
-}  # fmt: skip
-COMPARE = {"--against": ("rounds", "traffic", "macs", "seconds"), "--target": ("0.1", "1", "2"), "--out": ("a.gif",)}
-INSPECT = {
-    "--width": ("0.5", "1", "1.1", "1e-9"), "--depth": ("1,1,1,1", "2", "1,2,3,4,5", "501,1,1,1", "0,0,0,0"),
-    "--heads": ("inside", "drop"), "--input": ("3,32,32", "1,32,32", "3", "3,99999999,99999999", "3,1,1"),
-    "--plot": ("a.gif",), "--seconds": ("20", "1e-9"),
-}  # fmt: skip
-ZOO = {
-    "--width": ("0.5", "100", "101", "1e-9", "1,0.5"), "--depth": ("1", "2,2", "501", "all"),
-    "--num-classes": ("1", "2147483649"), "--in-channels": ("1", "1048577"), "--image-size": ("1", "32", "65537"),
-    "--norm": ("batch", "static_batch", "group", "layer", "none"),
-}  # fmt: skip
+LANDSCAPE = "radius samples part together seed device out"
+COMPARE = "against target out"
+INSPECT = "width depth heads input plot seconds"
+ZOO = "width depth num-classes in-channels image-size norm"
 NAMED = ("cnn", "resnet20", "vgg11", "transformer", "mobilenetv2", "nope", "timm:nope", "torchvision:resnet18")
 MODELS = ("torchvision:resnet18", "torchvision:nope", "timm:", ":", "resnet18", "")
 
@@ -62,35 +49,26 @@ def sweeps(folder):
     return st.builds(lambda o, v, more: (sweep.main, [o, v, *TINY.split(), *where, *more]), option, word, flags(1))
 
 
-def helps():
+def helps(_):
     """Commands that ask fl.run and fl.sweep for help."""
-    return st.builds(lambda main, argv: (main, argv), st.sampled_from([run.main, sweep.main]), helped())
+    return st.tuples(st.sampled_from([run.main, sweep.main]), helped())
 
 
 def looks(folder):
     """Commands of fl.landscape and fl.compare."""
     of = st.sampled_from([[str(folder / "run")], [str(folder)], [str(folder / "none")], []])
-    quick = ["--samples", "5", "--points", "3", "--out", str(folder / "l.png")]
-    return st.one_of(
-        st.builds(lambda where, more: (landscape.main, [*where, *quick, *more]), of, others(LANDSCAPE)),
-        st.builds(
-            lambda where, more: (compare.main, [*where, "--out", str(folder / "c.png"), *more]), of, others(COMPARE)
-        ),
-    )
+    quick = ["--samples", "5", "--points", "3"]
+    look = st.builds(lambda where, more: [*where, *quick, "--out", str(folder / "l.png"), *more], of, others(LANDSCAPE))
+    set_off = st.builds(lambda where, more: [*where, "--out", str(folder / "c.png"), *more], of, others(COMPARE))
+    return st.one_of(st.tuples(st.just(landscape.main), look), st.tuples(st.just(compare.main), set_off))
 
 
-def tables():
+def tables(_):
     """Commands of surgery and the zoo."""
     small = ["--input", "3,32,32", "--seconds", "20"]
-    return st.one_of(
-        st.builds(
-            lambda model, more: (surgery.__main__.main, ["inspect", model, *small, *more]),
-            st.sampled_from(MODELS), others(INSPECT),
-        ),
-        st.builds(
-            lambda name, more: (zoo.__main__.main, [name, *more]), st.sampled_from(NAMED), others(ZOO),
-        ),
-    )  # fmt: skip
+    inspect = st.builds(lambda model, more: ["inspect", model, *small, *more], st.sampled_from(MODELS), others(INSPECT))
+    sizes = st.builds(lambda name, more: [name, *more], st.sampled_from(NAMED), others(ZOO))
+    return st.one_of(st.tuples(st.just(surgery.__main__.main), inspect), st.tuples(st.just(zoo.__main__.main), sizes))
 
 
 def tried(commands, number):
@@ -106,12 +84,9 @@ def tried(commands, number):
     ends_well()
 
 
-def test_some_commands(folder):
-    tried(runs(folder), 8)  # of which some train
-    tried(sweeps(folder), 13)
-    tried(helps(), 13)
-    tried(looks(folder), 13)
-    tried(tables(), 13)
+@pytest.mark.parametrize(("commands", "number"), [(runs, 8), (sweeps, 13), (helps, 13), (looks, 13), (tables, 13)])
+def test_some_commands(folder, commands, number):
+    tried(commands(folder), number)
 
 
 MANY = int(os.environ.get("FUZZ_COMMANDS", "1000"))
@@ -119,16 +94,13 @@ MANY = int(os.environ.get("FUZZ_COMMANDS", "1000"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["runs", "sweeps", "helps", "looks", "tables"])
-def test_many_commands(folder, kind):
-    commands = {"helps": helps, "tables": tables}
-    made = commands[kind]() if kind in commands else {"runs": runs, "sweeps": sweeps, "looks": looks}[kind](folder)
-    tried(made, MANY // 5)
+@pytest.mark.parametrize("commands", [runs, sweeps, helps, looks, tables])
+def test_many_commands(folder, commands):
+    tried(commands(folder), MANY // 5)
 
 
 @pytest.mark.parametrize(
-    "command",
-    ["--algorithm fedavg --model timm:resnet10t --width 0.25 --batch-size 1", "--local-epochs 100000000000"],
+    "command", ["--algorithm fedavg --model timm:resnet10t --width 0.25 --batch-size 1", "--local-epochs 100000000000"]
 )
 def test_a_run_that_cannot_be_trained_is_told_in_a_line(folder, capsys, command):
     assert run.main([*TINY.split(), "--out", str(folder / "known"), *command.split()]) == 2

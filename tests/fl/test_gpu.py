@@ -13,7 +13,7 @@ import pytest
 import torch
 from fl_flags import TINY
 from fleets import SPECS, fleet_federation
-from rounds import SMALL, made, play
+from rounds import SMALL, made, on_gpu, play
 from selection import some
 from torch import nn
 
@@ -41,11 +41,6 @@ ON_HOST = {("progress", "accuracy")}  # FeMAM's, by which it is judged whether a
 def on_a_real_one(test):
     """Of what only a real device can show."""
     return pytest.mark.gpu(pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")(test))
-
-
-def on_gpu(fed, **changes):
-    there = dataclasses.replace(fed, model=copy.deepcopy(fed.model).to("cuda"), data=fed.data.to("cuda"))
-    return there.with_local(**changes)
 
 
 def assert_close(found, expected, rtol=1e-6, atol=1e-8):
@@ -89,8 +84,7 @@ def test_rounds_on_the_gpu_are_rounds_on_the_cpu(cuda, make_federation, name, mo
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
-    "optimizer",
-    [pytest.param(SGD(0.05, 0.9, 1e-2, nesterov=True, clip=1.0), marks=pytest.mark.slow), Adam(0.01)],
+    "optimizer", [pytest.param(SGD(0.05, 0.9, 1e-2, nesterov=True, clip=1.0), marks=pytest.mark.slow), Adam(0.01)]
 )
 def test_dropout_augmentation_and_optimizers_are_those_of_the_cpu(cuda, make_federation, backend, optimizer):
     """Several rounds, so that what a graph keeps would show."""
@@ -240,40 +234,37 @@ def test_batch_norm_in_channels_last_does_not_starve_on_many_streams(tmp_path, n
     assert all(math.isfinite(row["train_loss"]) for row in rows)
 
 
-def test_surgery_stays_on_the_device(cuda):
+def surgical(device):
+    """What operations of surgery make of tensors on a device."""
     generator = torch.Generator().manual_seed(0)
     host = {"w": torch.randn(4, 6, 5, generator=generator), "steps": torch.arange(4)}
-    nets = [zoo.create("cnn", generator, in_channels=1, image_size=8, width=w) for w in (0.25, 0.125)]
-    full, small = nets
-    _, plan = surgery.corner(full, small)
-    whole = surgery.corner(full, full)[1]
+    full, small = (zoo.create("cnn", generator, in_channels=1, image_size=8, width=w) for w in (0.25, 0.125))
+    plans = [surgery.corner(full, model)[1] for model in (small, full)]
+    models = {name: tensor.to(device) for name, tensor in host.items()}
+    floats, mask, keep = {"w": models["w"]}, {"w": models["w"] > 0}, {name: t[0] for name, t in models.items()}
+    state = {name: tensor.to(device) for name, tensor in surgery.state(full).items()}
+    states = [plans[0].extract(state), state]
+    swaps = surgery.permutations(2, 4, generator=torch.Generator().manual_seed(1))
+    factors = surgery.plan.submodel_factors(states, plans)
+    return [
+        surgery.shuffle(models, segments=[("w",), ("steps",)], permutations=swaps),
+        surgery.average(models, weights=[1, 2, 3, 0]),
+        surgery.average(models, weights=[[1, 2, 0, 0], [0, 0, 0, 1]], mask=mask, fallback=keep),
+        surgery.trimmed_mean(models, trim=0.3),
+        surgery.trimmed_mean(models, trim=0.3, weights=[1, 1, 1, 0], mask=mask, fallback=keep),
+        {"cosine": surgery.cosine(floats), "distance": surgery.distance(floats, floats)},
+        {"norm": surgery.scale.percentile_norm(models["w"], stacked=True)},
+        *surgery.match_norms(models, mask=mask),
+        *plans[0].embed(states[0], into=state),
+        surgery.average_submodels(states, plans, fallback=state, weights=[1, 2]),
+        surgery.average_submodels(states, plans, fallback=state, trim=0.2, factors=factors),
+    ]
 
-    def results(device):
-        models = {name: tensor.to(device) for name, tensor in host.items()}
-        floats, swaps = {"w": models["w"]}, surgery.permutations(2, 4, generator=torch.Generator().manual_seed(1))
-        mask = {"w": models["w"] > 0}
-        keep = {name: tensor[0] for name, tensor in models.items()}
-        state = {name: tensor.to(device) for name, tensor in surgery.state(full).items()}
-        states, plans = [plan.extract(state), state], [plan, whole]
-        embedded, covered = plan.embed(states[0], into=state)
-        yield from surgery.shuffle(models, segments=[("w",), ("steps",)], permutations=swaps).values()
-        yield from surgery.average(models, weights=[1, 2, 3, 0]).values()
-        yield from surgery.average(models, weights=[[1, 2, 0, 0], [0, 0, 0, 1]], mask=mask, fallback=keep).values()
-        yield from surgery.trimmed_mean(models, trim=0.3).values()
-        yield from surgery.trimmed_mean(models, trim=0.3, weights=[1, 1, 1, 0], mask=mask, fallback=keep).values()
-        yield surgery.cosine(floats)
-        yield surgery.distance(floats, floats)
-        yield surgery.scale.percentile_norm(models["w"], stacked=True)
-        for part in surgery.match_norms(models, mask=mask):
-            yield from part.values()
-        yield from (*embedded.values(), *covered.values())
-        yield from surgery.average_submodels(states, plans, fallback=state, weights=[1, 2]).values()
-        factors = surgery.plan.submodel_factors(states, plans)
-        yield from surgery.average_submodels(states, plans, fallback=state, trim=0.2, factors=factors).values()
 
-    for here, there in zip(results("cpu"), results("cuda"), strict=True):
-        assert there.is_cuda
-        torch.testing.assert_close(there.cpu(), here, rtol=1e-5, atol=1e-6)
+def test_surgery_stays_on_the_device(cuda):
+    for here, there in zip(surgical("cpu"), surgical("cuda"), strict=True):
+        assert all(tensor.is_cuda for tensor in there.values())
+        assert_close(there, here, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("method", some(["fedmr", "femam", "fedfa"], ["fedmr"]))

@@ -109,21 +109,12 @@ def test_what_cannot_be_computed_side_by_side_is_computed_one_by_one():
         assert surface(loss, start, pair, axis, 4).tolist() == expected
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ["--algorithm", "fedmr"],
-        ["--model", "resnet20", "--norm", "static_batch", "--width", "0.25", "--depth", "1"],
-    ],
-    ids=["cnn", "static"],
-)
+@pytest.mark.parametrize("flags", ["", "--model resnet20 --norm static_batch --width 0.25 --depth 1"])
 def test_the_centre_is_the_loss_that_the_run_measured(tmp_path, flags):
-    folder = train(tmp_path, "a", *flags, "--backend", "loop")
+    folder = train(tmp_path, "a", *flags.split(), "--backend", "loop")
     rows = look(tmp_path, folder, "--points", 3, "--together", 4)
     assert [(row["a"], row["b"]) for row in rows] == [(a, b) for a in (-1, 0, 1) for b in (-1, 0, 1)]
-    assert rows[4]["loss"] == pytest.approx(
-        read(folder / "metrics.csv")[-1]["loss"], rel=1e-12
-    )  # another order of sums
+    assert rows[4]["loss"] == pytest.approx(read(folder / "metrics.csv")[-1]["loss"], rel=1e-12)  # other sums
 
 
 @pytest.mark.parametrize("model", some(["transformer", "transformer_masked"], ["transformer_masked"]))
@@ -144,19 +135,17 @@ def test_several_runs_stand_side_by_side(tmp_path, capsys):
     assert {row["a"] for row in rows} == {-0.5, 0.0, 0.5}
     printed = capsys.readouterr().out
     assert "50 train samples" in printed
+    table = printed.partition("mean rise")[2].partition("\n\n")[0].splitlines()
     for k, name in enumerate(("fedavg", "fedmr")):
         values = torch.tensor([row["loss"] for row in rows[9 * k : 9 * k + 9]]).double().view(3, 3)
-        table = printed.partition("mean rise")[2].partition("\n\n")[0]
-        (line,) = [line.split() for line in table.splitlines() if line.startswith(name)]
-        assert [float(cell) for cell in line[1:]] == pytest.approx(
-            [values[1, 1].item(), *Landscape(name, folder, grid(3, 0.5), values, 50).rise()], abs=1e-4
-        )
-        model = fl.load_model(folder / f"{name}-seed0")
+        (line,) = [line.split() for line in table if line.startswith(name)]
+        expected = [values[1, 1].item(), *Landscape(name, folder, grid(3, 0.5), values, 50).rise()]
+        assert [float(cell) for cell in line[1:]] == pytest.approx(expected, abs=1e-4)
         fed, _ = fl.build(Config.read(folder / f"{name}-seed0"))
         x, y = samples(fed, "train", 50, fl.Rng(0))
         with torch.no_grad():
-            loss = nn.functional.cross_entropy(model(fed.data.normalise(x)), y).item()
-        assert values[1, 1].item() == pytest.approx(loss, rel=1e-5)
+            logits = fl.load_model(folder / f"{name}-seed0")(fed.data.normalise(x))
+        assert values[1, 1].item() == pytest.approx(nn.functional.cross_entropy(logits, y).item(), rel=1e-5)
 
 
 def test_what_cannot_be_looked_at_is_refused(tmp_path, capsys):

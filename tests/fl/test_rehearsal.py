@@ -15,6 +15,7 @@ from fl_flags import OF_METHOD, TINY
 from fleets import SPECS, fleet_federation
 from launch_counts import CASES, measure
 from pretend_gpu import Forbidden
+from rounds import on_gpu
 from selection import some
 
 import surgery
@@ -51,45 +52,19 @@ MORE = {
 }
 
 
-def seen_in_rounds(gpu, folder, name, backend, *flags, rounds=6):
+def seen_in_rounds(gpu, folder, name, *flags, rounds):
     """What the device saw of each of some rounds, evaluation included, with few clients."""
     tiny = [*TINY, "--participants", "3", "--samples", "400", "--local-test", "0.1", "--device", "cuda"]
-    config, _ = parse([*tiny, "--algorithm", name, "--backend", backend, *OF_METHOD.get(name, []), *flags])
-    config = dataclasses.replace(config, rounds=rounds)
-    (place := folder / f"{name}-{backend}").mkdir()
-    played = play(Run.begin(config, place, resume=False))
-    history = []
+    config, _ = parse([*tiny, "--algorithm", name, *OF_METHOD.get(name, []), *flags])
+    played = play(Run.begin(dataclasses.replace(config, rounds=rounds), folder, resume=False))
     for _ in range(rounds):
         with gpu.watch() as seen:
             next(played)
-        history.append(seen)
-    return history
-
-
-@pytest.mark.parametrize(
-    ("backend", "name"),
-    some(
-        product(("graphs", "loop", "vmap"), ALGORITHMS),
-        [
-            *product(("graphs",), ("fedavg", "clusamp", "fedmr", "femam", "fedfa")),
-            *product(("loop", "vmap"), ("fedavg", "fedmr")),
-        ],
-    ),
-)
-def test_a_round_waits_only_where_it_is_meant_to(pretended, name, backend, tmp_path):
-    """... evaluation included; from the third round on nothing is captured anew.
-
-    FeMAM's levels, which begin in rounds 2 and 4, have waits and captures of their own.
-    """
-    rounds = {"graphs": 6 if name == "femam" else 3}.get(backend, 1 if name == "femam" else 2)
-    history = seen_in_rounds(pretended, tmp_path, name, backend, rounds=rounds)
-    for number, seen in enumerate(history, 1):
-        if number == rounds or (number > 2 and (name, number) != ("femam", 4)):
-            assert not seen.captures, number
-            assert len(seen.waits) <= ANY + MORE.get(name, 0), seen.waits
+        yield seen
 
 
 SETTINGS = {
+    "": [],
     "static batch norm": ["--model", "resnet9", "--width", "0.5", "--norm", "static_batch"],
     "attack": ["--attack.share", "0.5", "--attack.amplify", "3", "--defence.clip", "1"],
     "trigger": ["--attack.share", "0.5", "--attack.kind", "trigger"],
@@ -98,36 +73,46 @@ SETTINGS = {
     "fleet": ["--architectures.widths", "0.5,1", "--architectures.choose", "cycle"],
     "batch norm": ["--model", "resnet9", "--width", "0.5"],
 }
+QUICK = [
+    *product(("graphs",), ("fedavg", "clusamp", "fedmr", "femam", "fedfa"), [""]),
+    *product(("loop", "vmap"), ("fedavg", "fedmr"), [""]),
+    ("graphs", "heterofl", "fleet"),
+    *product(("graphs",), ("fedavg",), ("static batch norm", "attack", "trigger")),
+]
 
 
-def can(name, case):
+def possible(case):
     """Whether a method's clients may have several architectures, and whether it sends what could be tampered with."""
-    return name == "heterofl" if case == "fleet" else name != "local" or case not in ("attack", "trigger", "median")
+    _, name, what = case
+    return name == "heterofl" if what == "fleet" else name != "local" or what not in ("attack", "trigger", "median")
+
+
+SLOW = product(("graphs",), ("fedavg", "local", "heterofl"), [what for what in SETTINGS if what])
 
 
 @pytest.mark.parametrize(
-    ("name", "case"),
-    some(
-        [case for case in product(("fedavg", "local", "heterofl"), SETTINGS) if can(*case)],
-        [
-            ("heterofl", "fleet"),
-            *(("fedavg", case) for case in ("static batch norm", "attack", "trigger")),
-        ],
-    ),
+    ("backend", "name", "case"),
+    some([*product(("graphs", "loop", "vmap"), ALGORITHMS, [""]), *filter(possible, SLOW)], QUICK),
 )
-def test_settings_do_not_make_a_round_wait(pretended, name, case, tmp_path):
-    """However many tensors the model has, and however many clients take part or are evaluated."""
-    seen = seen_in_rounds(pretended, tmp_path, name, "graphs", *SETTINGS[case], rounds=3)[-1]
-    more = 2 * (case == "trigger")  # how often the attack succeeds
-    assert len(seen.waits) <= ANY + MORE.get(name, 0) + more, seen.waits
+def test_a_round_waits_only_where_it_is_meant_to(pretended, name, backend, case, tmp_path):
+    """... evaluation included, whatever the settings; from the third round on nothing is captured anew.
+
+    FeMAM's levels, which begin in rounds 2 and 4, have waits and captures of their own.
+    """
+    rounds = {"graphs": 6 if name == "femam" else 3}.get(backend, 1 if name == "femam" else 2)
+    history = seen_in_rounds(pretended, tmp_path, name, "--backend", backend, *SETTINGS[case], rounds=rounds)
+    most = ANY + MORE.get(name, 0) + 2 * (case == "trigger")  # how often the attack succeeds
+    for number, seen in enumerate(history, 1):
+        if number == rounds or (number > 2 and (name, number) != ("femam", 4)):
+            assert not seen.captures or case, number
+            assert len(seen.waits) <= most, seen.waits
 
 
 def test_captures_of_a_fleet_come_to_an_end(pretended):
     """Four architectures, other clients in each round: hardly more captures than the most of each that ever meet."""
     fed = fleet_federation(SPECS["cnn"], [(w, None) for w in (1.0, 0.75, 0.5, 0.25)] * 3, [4] * 12, torch.float32)
     models = {id(m): copy.deepcopy(m).to("cuda") for m in (kind.model for kind in fed.fleet.architectures)}
-    there = dataclasses.replace(fed, model=copy.deepcopy(fed.model).to("cuda"), data=fed.data.to("cuda"))
-    there = there.with_local(backend="graphs")
+    there = on_gpu(fed, backend="graphs")
     most, captures = Counter(), []
     for number in range(1, 13):
         clients = torch.randperm(12, generator=torch.Generator().manual_seed(number))[:6].tolist()
@@ -185,13 +170,11 @@ def assert_same(found, expected):
     assert all(torch.equal(found.states[name], tensor) for name, tensor in expected.states.items())
 
 
-def one_group(make_federation, precision="float32", objective=cross_entropy, context=None, device="cuda"):
+def one_group(make_federation, precision="float32", objective=cross_entropy):
     """With all that may be in a step: crops, flips, momentum, clipping, several clients of different sizes."""
-    fed = make_federation("cnn", optimizer=SGD(2**-4, 0.9, 2**-10, clip=1.0), augment=Augment(2, True))
-    fed = dataclasses.replace(fed, model=copy.deepcopy(fed.model).to(device), data=fed.data.to(device))
+    fed = on_gpu(make_federation("cnn", optimizer=SGD(2**-4, 0.9, 2**-10, clip=1.0), augment=Augment(2, True)))
     fed = fed.with_local(precision=fed.local.precision._replace(name=precision))
-    starts = surgery.broadcast(fed.initial(), 3)
-    return fed.group(fed.model, starts, [2, 0, 3], LocalObjective(objective, context or {}), Rng(0, 1))
+    return fed.group(fed.model, surgery.broadcast(fed.initial(), 3), [2, 0, 3], LocalObjective(objective), Rng(0, 1))
 
 
 def waiting(call, params, context, batch):
@@ -216,11 +199,10 @@ def test_auto_comes_to_the_loop_and_leaves_nothing_captured(pretended, make_fede
     group = one_group(make_federation, objective=waiting)
     for _ in range(2):
         (found,) = train([group], "auto")
-    (expected,) = train([group], "loop")
-    assert all(torch.equal(found.states[name], tensor) for name, tensor in expected.states.items())
-    assert [record.getMessage().split(": ")[1] for record in caplog.records] == [
-        "CNN trains with --backend loop, since vmap refuses",
-        "CNN trains with --backend loop, since graphs refuses",
+    assert_same(found, train([group], "loop")[0])
+    assert [record.getMessage().split(": ")[1].split("since ")[1] for record in caplog.records] == [
+        "vmap refuses",
+        "graphs refuses",
     ]
     assert group[0].model not in graphs._KEPT
 
@@ -268,40 +250,32 @@ def test_a_program_that_nobody_wants_any_more_goes_when_the_device_is_idle(prete
     assert captures(2)
 
 
-def test_tables_of_former_rounds_are_not_kept(pretended, make_federation):
-    """What stands beside the samples is large; FeMAM has another table for each of its levels."""
-    job, *rest = one_group(make_federation)
-    tables, objective = [torch.zeros(len(job.data.y), 3).to("cuda") for _ in range(3)], with_logits(cross_entropy)
-    refs = [weakref.ref(table) for table in tables]
-    for table in tables:
-        train([(dataclasses.replace(job, objective=objective, per_sample=table), *rest)], "graphs")
-    del tables, table
-    assert [ref() is not None for ref in refs] == [False, False, True]
-
-
 @pytest.mark.parametrize("backend", ["loop", "vmap", "graphs"])
 def test_attention_in_one_program_is_plain_products(pretended, backend):
     """Fused kernels do not see within vmap that a backward pass will come."""
     fed = fleet_federation(SPECS["transformer"], [(1.0, 3)] * 4, dtype=torch.float32)
-    fed = dataclasses.replace(fed, model=copy.deepcopy(fed.model).to("cuda"), data=fed.data.to("cuda"), fleet=None)
+    fed = on_gpu(dataclasses.replace(fed, fleet=None))
     group = fed.group(fed.model, surgery.broadcast(fed.initial(), 2), [0, 1], LocalObjective(), Rng(0, 1))
     with pretended.watch() as seen:
         train([group], backend)
     assert any("scaled_dot_product" in name for name in seen.operations) == (backend != "vmap")
 
 
-def test_a_graph_reads_the_data_that_it_was_captured_with(pretended, make_federation):
-    """... and keeps them: others could come to lie at the same address, which is what they are known by."""
-    (job, *rest), objective = one_group(make_federation), with_logits(cross_entropy)
+def test_a_graph_keeps_the_data_that_it_was_captured_with_and_no_others(pretended, make_federation):
+    """Others could come to lie at the same address, which is what they are known by. What stands beside the samples is
+    large, and FeMAM has another table for each of its levels.
+    """
+    (job, *rest), objective, former = one_group(make_federation), with_logits(cross_entropy), []
     for number in range(3):
         data = dataclasses.replace(job.data, y=(job.data.y + number) % 3)
         table = torch.zeros(len(data.y), 3).to("cuda")
         group = (dataclasses.replace(job, data=data, per_sample=table, objective=objective), *rest)
-        found, expected = (train([group], backend)[0] for backend in ("graphs", "loop"))
-        assert_same(found, expected)
+        assert_same(*(train([group], backend)[0] for backend in ("graphs", "loop")))
         kept = weakref.ref(data), weakref.ref(table)
         del data, table, group
         assert all(one() is not None for one in kept)
+        assert not any(one() is not None for one in former)
+        former.append(kept[1])
 
 
 def test_objectives_made_anew_in_every_round_are_told(pretended, make_federation, caplog, monkeypatch):

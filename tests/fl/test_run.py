@@ -4,6 +4,7 @@ import signal
 import pytest
 import torch
 from fl_flags import OF_METHOD, TINY
+from rounds import results
 from safetensors.torch import load_file
 
 import fl
@@ -20,19 +21,6 @@ def run(tmp_path, *arguments, name="a", code=0):
     flags = [*TINY, "--out", str(tmp_path), *(["--name", name] if name else []), *map(str, arguments)]
     assert cli.main(flags) == code
     return tmp_path / (name or "")
-
-
-def results(folder):
-    """All that must not depend on interruptions: the tensors and the metrics without times."""
-    rows = [{k: v for k, v in row.items() if k != "seconds"} for row in read(folder / "metrics.csv")]
-    return load_file(folder / "checkpoint.safetensors"), rows
-
-
-def assert_equal_runs(a, b):
-    (tensors_a, rows_a), (tensors_b, rows_b) = results(a), results(b)
-    assert rows_a == rows_b
-    assert tensors_a.keys() == tensors_b.keys()
-    assert all(torch.equal(tensors_a[name], tensors_b[name]) for name in tensors_a)
 
 
 @pytest.mark.drawn
@@ -107,7 +95,7 @@ def test_resume_equals_an_uninterrupted_run_bit_for_bit(tmp_path, monkeypatch, c
     assert [row["round"] for row in read(broken / "metrics.csv")] == [1, 2]
     assert json.loads((broken / "summary.json").read_text())["complete"] is False
     assert cli.main(["--resume", str(broken)]) == 0
-    assert_equal_runs(whole, broken)
+    assert results(whole) == results(broken)
 
 
 def test_rounds_can_be_added(tmp_path):
@@ -117,7 +105,7 @@ def test_rounds_can_be_added(tmp_path):
     short = run(tmp_path, *flags, name="short")
     assert "accuracy" in read(short / "metrics.csv")[-1]
     assert cli.main(["--resume", str(short), "--rounds", "6"]) == 0
-    assert_equal_runs(longer, short)
+    assert results(longer) == results(short)
     assert Config.read(short).rounds == 6
 
 
@@ -202,7 +190,7 @@ def test_a_renamed_run_of_a_comparison_is_told_when_another_takes_its_place(tmp_
     (folder / "indep-seed0").rename(folder / "mine")
     assert cli.main(["--resume", str(folder)]) == 0
     assert f"indep-seed0 is trained anew, and {folder / 'mine'} is left alone: if it was renamed, stop" in caplog.text
-    assert_equal_runs(folder / "indep-seed0", folder / "mine")
+    assert results(folder / "indep-seed0") == results(folder / "mine")
 
 
 def test_runs_of_a_comparison_warn_once_each(tmp_path, caplog):
@@ -219,19 +207,6 @@ def test_train_loss_is_the_mean_over_the_participants(tmp_path, monkeypatch):
     rows = read(run(tmp_path) / "metrics.csv")
     assert [row["train_loss"] for row in rows] == [t.loss.mean().item() for t in losses]
     assert losses[0].loss.std() > 0
-
-
-def test_help_shows_every_setting(capsys):
-    with pytest.raises(SystemExit) as done:
-        cli.main(["--help", "all"])
-    assert done.value.code == 0
-    text = capsys.readouterr().out
-    for flag in vars(Config()):
-        if flag not in ("fedprox", "fedmr", "text"):
-            assert f"--{flag.replace('_', '-')}" in text
-    for flag in ("--fedmr.stage1-rounds", "--text.tokens", "--text.vocabulary", "--text.length"):
-        assert flag in text
-    assert "fashion-mnist" in text
 
 
 def test_folders_of_runs_are_not_touched_by_others(tmp_path, capsys):

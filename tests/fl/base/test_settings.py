@@ -125,19 +125,16 @@ def test_a_setting_is_read_only_if_what_it_needs_is_read():
     assert unread(Links(taken=False), "chain.on", swept="taken") == ""
 
 
-def test_only_named_settings_have_to_be_read():
-    check_read(Chain(on=True, size=2), ["on"])
-    check_read(Chain(on=True, kind="c", size=2), ["on", "size"])
-    with pytest.raises(FLError, match="--size is for --kind b or c, not for a: leave it out, or give --kind b or c"):
-        check_read(Chain(on=True), ["size"])  # even with its default
-
-
-def test_what_is_not_read_has_its_default():
+def test_what_is_not_read_has_its_default_and_only_named_settings_have_to_be_read():
     links = Links(Chain(on=True, size=2))
     assert [(one.flag, one.value) for one in changed(links, Links())] == [("chain.on", True), ("chain.size", 2)]
     assert without_unread(links) == Links(Chain(on=True))
     assert without_unread(links, swept="chain.kind") == links
     assert without_unread(dataclasses.replace(links, taken=False)) == Links(taken=False)
+    check_read(Chain(on=True, size=2), ["on"])
+    check_read(Chain(on=True, kind="c", size=2), ["on", "size"])
+    with pytest.raises(FLError, match="--size is for --kind b or c, not for a: leave it out"):
+        check_read(Chain(on=True), ["size"])  # even with its default
 
 
 def test_all_settings_have_defaults_that_are_allowed():

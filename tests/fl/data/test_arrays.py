@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
-from torch.utils.data import TensorDataset
 
 import fl
 from fl.base.errors import FLError
@@ -22,17 +22,14 @@ TOKENS = np.arange(12).reshape(4, 3)
     ("given", "dtype"),
     [
         (TABLE, torch.float32),
-        (TABLE.tolist(), torch.float32),
         (torch.tensor(TABLE).bfloat16(), torch.float32),
         (TABLE.astype(">f4"), torch.float32),
         (TABLE.astype(np.float16)[:, ::-1], torch.float32),
         (IMAGES, torch.uint8),
-        (torch.tensor(IMAGES), torch.uint8),
         (IMAGES / 255, torch.float32),
         (TOKENS.astype(np.uint16), torch.int32),
         (TOKENS, torch.int32),
         (torch.tensor(TOKENS).int(), torch.int32),
-        (np.zeros((4, 7, 2), np.float32), torch.float32),
     ],
 )
 def test_arrays_become_tensors_with_their_values(given, dtype):
@@ -49,14 +46,12 @@ def test_arrays_become_tensors_with_their_values(given, dtype):
         ({"x": TABLE[:0]}, "x has no samples"),
         ({"x": TABLE[:3]}, "y has 4 labels and x 3 samples"),
         ({"test_x": TABLE[:, :2]}, r"test_x is float32 \[4, 2\] and x is float32 \[4, 5\]"),
-        ({"test_x": IMAGES}, r"test_x is uint8"),
         ({"x": TABLE[:, 0]}, r"x is float64 \[4\]: samples need an axis of their own"),
         ({"x": np.where(TABLE > 2.9, np.nan, TABLE)}, r"x\[3\] has a value that is not finite"),
         ({"x": TABLE * 1e300}, r"x\[0\] has a value that is not finite in float32"),
         ({"test_x": np.where(TABLE > 2.9, np.inf, TABLE)}, r"test_x\[3\] has a value that is not finite"),
         ({"x": TABLE > 0}, r"x is bool \[4, 5\]"),
         ({"x": TABLE + 1j}, "x holds complex128"),
-        ({"x": np.array([["a"]] * 4)}, "x holds <U1"),
         ({"x": [[1.0], [1.0, 2.0]]}, "x is no array"),
         ({"x": torch.eye(4).to_sparse()}, "x is a tensor of torch.float32, torch.sparse_coo"),
         ({"x": IMAGES[:, 0]}, r"x is uint8 \[4, 6, 8\]: add the axis of channels, x\[:, None\]"),
@@ -68,13 +63,8 @@ def test_arrays_become_tensors_with_their_values(given, dtype):
         ({"y": torch.tensor(LABELS).float()[:, None]}, r"labels are whole numbers, as in y.ravel\(\).astype\(int\)"),
         ({"y": LABELS / 2}, r"y is float64 \[4\]: fl classifies only \(no regression"),
         ({"y": [151.0, 75.0, 141.0, 206.0]}, r"fl classifies only.* kinds, y = np.unique.*searchsorted\(kinds, t"),
-        ({"y": TABLE}, "fl classifies only .*and one class a sample"),
         ({"y": np.eye(3)[LABELS]}, r"a label is one class, y.argmax\(1\), if this is one-hot"),
-        (
-            {"y": ["a", "b", "c", "a"]},
-            r"y holds <U1 .*: number the names, as in names, y = np.unique\(y, return_inverse",
-        ),
-        ({"y": np.array(list("abca"), object)}, r"y holds object .*: number the names"),
+        ({"y": ["a", "b", "c", "a"]}, r"y holds <U1 .*: number the names, as in names, y = np.unique"),
         ({"y": 2 * (LABELS > 0) - 1, "test_y": [1, 1, 1, -1]}, r"labels are -1 and 1.*: give \(y > 0\).astype\(int\)"),
         ({"x": -TABLE.astype(int)}, r"tables are floats, x.astype\('float32'\)"),
         ({"y": LABELS[:, None]}, r"y is int64 \[4, 1\]: labels are \[N\]; give y.ravel\(\)"),
@@ -84,9 +74,7 @@ def test_arrays_become_tensors_with_their_values(given, dtype):
         ({"x": TOKENS, "test_x": TOKENS, "y": TOKENS - 2, "test_y": TOKENS}, "add 2 to x, y, test_x and test_y"),
         ({"y": np.where(LABELS == 1, np.nan, LABELS)}, r"y\[1\] is NaN, and every sample needs a label: leave it out"),
         ({"classes": 2}, "labels go from 0 to 2, and with 2 classes they go from 0 to 1"),
-        ({"test_y": LABELS * 9, "classes": 3}, "labels go from 0 to 18"),
         ({"y": 0 * LABELS, "test_y": 0 * LABELS}, "classes must be a whole number from 2 on, got 1"),
-        ({"classes": 2.5}, "classes must be a whole number"),
         ({"top": 300}, "top must lie between 1 and 255"),
         ({"x": IMAGES, "test_x": IMAGES, "top": 16}, "a pixel has the value 255, above top=16"),
         ({"owners": [1, 2]}, r"owners is int64 \[2\]: give a number or a name for each of 4"),
@@ -129,11 +117,13 @@ def test_floats_that_are_pixels_are_told(caplog):
         caplog.clear()
 
 
-def test_a_data_set_prints_as_a_few_lines():
-    table = Dataset.from_arrays(TABLE, LABELS, TABLE, LABELS, owners=list("aabc"), test_owners=list("aaaa"))
-    assert str(table) == (
-        "given: 4 training and 4 test samples of 5, 3 classes\n"
-        "owned by nature: 3 owners have the training samples, and 1 the test samples"
+def test_owners_may_have_names_and_a_data_set_prints_as_a_few_lines():
+    data = Dataset.from_arrays(TABLE, LABELS, TABLE[:2], LABELS[:2], list("bacb"), test_owners=list("db"))
+    assert data.owners.tolist() == [1, 0, 2, 1]
+    assert data.test_owners.tolist() == [3, 1]
+    assert str(data) == (
+        "given: 4 training and 2 test samples of 5, 3 classes\n"
+        "owned by nature: 3 owners have the training samples, and 2 the test samples"
     )
 
 
@@ -152,12 +142,6 @@ def test_labels_of_tokens_are_one_each_or_one_a_sample():
     assert (whole.text, whole.tokens, whole.classes) == (False, True, 3)
     with pytest.raises(FLError, match="give both a label a sample, or one a token"):
         Dataset.from_arrays(TOKENS, TOKENS, TOKENS, LABELS)
-
-
-def test_owners_may_have_names():
-    data = Dataset.from_arrays(TABLE, LABELS, TABLE[:2], LABELS[:2], list("bacb"), test_owners=list("db"))
-    assert data.owners.tolist() == [1, 0, 2, 1]
-    assert data.test_owners.tolist() == [3, 1]
 
 
 class InPlace(nn.Module):
@@ -209,16 +193,7 @@ def test_a_fingerprint_tells_data_apart():
     assert fingerprint(other)["sha256"] != fingerprint(digits)["sha256"]
 
 
-def test_torch_data_sets():
-    train = TensorDataset(torch.tensor(TABLE).float(), torch.tensor(LABELS))
-    data = Dataset.from_torch(train, train, owners=[0, 0, 1, 1])
-    assert torch.equal(data.x, train.tensors[0])
-    assert data.owners.tolist() == [0, 0, 1, 1]
-
-
 def folder(tmp_path, sizes=((8, 6),) * 4, modes=("RGB",) * 4, classes="ab"):
-    from PIL import Image
-
     for k, (size, mode) in enumerate(zip(sizes, modes)):
         where = tmp_path / classes[k % 2]
         where.mkdir(parents=True, exist_ok=True)
@@ -231,7 +206,8 @@ def test_an_image_folder(tmp_path):
     from torchvision.transforms import Resize, ToTensor
 
     train = ImageFolder(folder(tmp_path / "train"))
-    data = Dataset.from_torch(train, train)
+    data = Dataset.from_torch(train, train, owners=[0, 0, 1, 1])
+    assert data.owners.tolist() == [0, 0, 1, 1]
     assert (data.x.dtype, data.x.shape[1:], data.y.tolist()) == (torch.uint8, (3, 6, 8), [0, 0, 1, 1])
     assert data.x[:, 0, 0, 0].tolist() == [0, 40, 20, 60]
     floats = Dataset.from_torch(*[ImageFolder(tmp_path / "train", ToTensor())] * 2)
@@ -282,13 +258,9 @@ def test_hugging_face_data_sets():
         Dataset.from_huggingface(train, train, image="pixels", label="note")
     with pytest.raises(FLError, match=r"train is a DatasetDict of train: give one, as data\['train'\]"):
         Dataset.from_huggingface(datasets.DatasetDict(train=train), train)
-    features = [
-        datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=n)}) for n in ("ab", "ba")
-    ]
-    from PIL import Image
-
     images = {"image": [Image.new("L", (4, 3), k) for k in (3, 5)], "label": [0, 1]}
-    parts = [datasets.Dataset.from_dict(images, features=one) for one in features]
+    kinds = [{"image": datasets.Image(), "label": datasets.ClassLabel(names=names)} for names in ("ab", "ba")]
+    parts = [datasets.Dataset.from_dict(images, features=datasets.Features(kind)) for kind in kinds]
     assert Dataset.from_huggingface(parts[0], parts[0]).x[:, 0, 0, 0].tolist() == [3, 5]
     with pytest.raises(FLError, match=r"name different classes, or in another order \(a, b; b, a\)"):
         Dataset.from_huggingface(*parts)

@@ -142,9 +142,10 @@ def test_bad_files_of_tiny_imagenet_are_named(tiny):
         return message
 
     wnids, annotations = folder / "wnids.txt", folder / "val" / "val_annotations.txt"
+    absent = folder / "train" / f"{wnids.read_text().split()[-1][:-1]}x" / "images"
     lines = annotations.read_bytes().splitlines(keepends=True)
     assert "199 different classes, not 200" in damage(wnids, wnids.read_bytes()[:-10])
-    assert "no images" in damage(wnids, wnids.read_bytes()[:-2] + b"x\n", named=_absent_class(folder))
+    assert "no images" in damage(wnids, wnids.read_bytes()[:-2] + b"x\n", named=absent)
     damage(wnids, b"\xff\xfe\xff")
     damage(train[5], train[5].read_bytes()[:300])
     damage(train[5], b"")
@@ -156,12 +157,6 @@ def test_bad_files_of_tiny_imagenet_are_named(tiny):
     assert "is not in wnids.txt" in damage(annotations, b"".join([*lines[1:], b"val_0.JPEG\tn1\t0\n"]))
     assert "no class" in damage(annotations, b"".join(lines)[:-25])
     assert "no class" in damage(annotations, b"val_0.JPEG")
-
-
-def _absent_class(folder):
-    """The images of the last class of wnids.txt under the name that damage gives it."""
-    last = (folder / "wnids.txt").read_text().split()[-1]
-    return folder / "train" / f"{last[:-1]}x" / "images"
 
 
 def test_tiny_imagenet_is_unpacked_from_its_archive(tiny, tmp_path, monkeypatch):

@@ -80,20 +80,14 @@ def test_sequences_of_documents(length):
     assert len(made.test_x) == (sum(n // 10 for n in sizes) - 1) // length
 
 
-def test_the_last_tenth_is_for_testing():
-    text = "".join(chr(33 + i) for i in range(90))
-    made = text_module.dataset("abc", [text], TextOptions("byte", length=4))
-    assert bytes(made.x.flatten().tolist()).decode() == text[:80]
-    assert bytes(made.test_x.flatten().tolist()).decode() == text[81:89]
-    assert bytes(made.test_y.flatten().tolist()).decode() == text[82:90]
-    assert (made.classes, made.vocabulary) == (256, ())
-
-
-def test_rare_words_are_learnt_as_unknown():
+def test_rare_words_are_learnt_as_unknown_and_bytes_are_all_known():
     """Else <unk> occurs in the test part alone."""
     made = text_module.dataset("abc", ["a b a b once " + "a b " * 23], TextOptions(length=2))
     assert made.vocabulary == (UNKNOWN, "a", "b")
     assert (made.x == 0).sum() == 1
+    made = text_module.dataset("abc", ["No man is an island" * 9], TextOptions("byte", length=4))
+    assert bytes(made.x[:2].flatten().tolist()) == b"No man i"
+    assert (made.classes, made.vocabulary) == (256, ())
 
 
 @pytest.mark.parametrize(
@@ -155,33 +149,14 @@ def test_wikitext_has_articles_and_its_own_test_part(tmp_path, name):
     assert decode(wiki.test_y[1], wiki.vocabulary).split(" ") == ["a", "b", "<unk>", ".", "\n"]
 
 
-def test_wikitext_may_train_on_its_validation_part(tmp_path):
-    write(tmp_path, {"wikitext-2/valid.txt": ARTICLES, "wikitext-2/test.txt": TEST})
-    wiki = data.load("wikitext-2-valid", tmp_path, False, TextOptions(length=5))
-    assert (wiki.name, len(wiki.x)) == ("wikitext-2-valid", 7)
-    message = complaint("wikitext-2", tmp_path)
-    assert "missing wikitext-2/wiki.train.tokens; download is off; --dataset wikitext-2-valid trains on" in message
-
-
-def test_real_wikitext_has_the_published_number_of_tokens(data_root):
-    if not (data_root / "wikitext-2" / "test.txt").exists():
-        pytest.skip("FL_DATA_ROOT has no wikitext-2/test.txt")
-    wiki = data.load("wikitext-2-valid", data_root, False, TextOptions(vocabulary=0, length=1))
-    assert len(wiki.test_x) == 245_569 - 1  # Merity et al. 2016, table 1; the first has nothing before it
-    assert len(wiki.x) == 217_646 - 60  # of 60 articles
-    assert len(wiki.owners.unique()) == 60
-
-
 def test_shakespeare_s_speakers_own_what_they_say(tmp_path):
-    write(
-        tmp_path,
-        {"tinyshakespeare/input.txt": "A:\nOne two three\nfour.\n\nB b:\nFive six.\n\nC:\n\nA:\nSeven eight.\n"},
-    )
+    text = "A:\nOne two three\nfour.\n\nB b:\nFive six.\n\nC:\n\nA:\nSeven eight.\n"
+    write(tmp_path, {"tinyshakespeare/input.txt": text})
     plays = data.load("shakespeare", tmp_path, False, TextOptions("byte", length=2))
     said = ["".join(map(chr, plays.x[plays.owners == owner].flatten())) for owner in range(3)]
-    assert said[0] == "One two three\nfour.\n\nSeven eight.\n"[: len(said[0])]
-    assert said[1] == "Five six.\n"[: len(said[1])]
-    assert said[2] == ""
+    for found, whole in zip(said, ("One two three\nfour.\n\nSeven eight.\n", "Five six.\n", "")):
+        assert found == whole[: len(found)]
+        assert bool(found) == bool(whole)
     write(tmp_path, {"tinyshakespeare/input.txt": "One two\n\nA:\nthree\n"})
     assert "(tinyshakespeare/input.txt: 'One two' where a speaker's name" in complaint("shakespeare", tmp_path)
 
@@ -204,14 +179,17 @@ def test_missing_files_of_text_are_named(tmp_path):
     assert "missing wikitext-2/wiki.train.tokens, wikitext-2/wiki.test.tokens; download is off" in message
     assert "train.txt and test.txt" in message
     assert "missing tinyshakespeare/input.txt; download is off" in complaint("shakespeare", tmp_path)
-    with pytest.raises(fl.FLError, match=rf"--dataset text:a\.txt: there is no file a\.txt, nor in {tmp_path}"):
-        data.load("text:a.txt", tmp_path)
-    with pytest.raises(fl.FLError, match=r"there is no file /nope\.txt$"):
-        data.load("text:/nope.txt", tmp_path)
+    for name, said in (("a.txt", rf"a\.txt, nor in {tmp_path}"), ("/nope.txt", r"/nope\.txt$")):
+        with pytest.raises(fl.FLError, match=rf"--dataset text:{name}: there is no file {said}"):
+            data.load(f"text:{name}", tmp_path)
     with pytest.raises(fl.FLError, match=r"unknown data set 'text:'.*text:FILE"):
         data.load("text:", tmp_path)
     write(tmp_path, {"wikitext-2/test.txt": b"\xff", "wikitext-2/train.txt": "a"})
     assert "files are damaged (wikitext-2/test.txt: " in complaint("wikitext-2", tmp_path)
+    write(tmp_path / "valid", {"wikitext-2/valid.txt": ARTICLES, "wikitext-2/test.txt": TEST})
+    wiki = data.load("wikitext-2-valid", tmp_path / "valid", False, TextOptions(length=5))
+    assert (wiki.name, len(wiki.x)) == ("wikitext-2-valid", 7)
+    assert "--dataset wikitext-2-valid trains on" in complaint("wikitext-2", tmp_path / "valid")
 
 
 def test_what_is_missing_is_downloaded(tmp_path, monkeypatch):
@@ -238,30 +216,23 @@ def test_what_is_missing_is_downloaded(tmp_path, monkeypatch):
 # Measures
 
 
-def slow_scores(logits, labels):
-    """Token by token, in Python's own arithmetic."""
-    losses, right = [], 0
-    for row, label in zip(logits.flatten(0, 1).tolist(), labels.flatten().tolist()):
-        top = max(row)
-        losses.append(top + math.log(sum(math.exp(v - top) for v in row)) - row[label])
-        right += row.index(top) == label
-    mean = math.fsum(losses) / len(losses)
-    return {"accuracy": right / len(losses), "loss": mean, "perplexity": math.exp(mean)}
-
-
 def test_scores_of_text_and_of_its_pieces(monkeypatch):
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(11, 4, 7, generator=generator)
     labels = torch.randint(7, (11, 4), generator=generator)
     whole = evaluate.score(lambda x: x, logits, labels, 7)
-    assert whole == pytest.approx(slow_scores(logits, labels))
-    seen = []
-    monkeypatch.setattr(evaluate, "_LOGITS", 3 * 4 * 7)
-    pieces = evaluate.score(lambda x: (seen.append(len(x)), x)[1], logits, labels, 7)
-    assert seen == [3, 3, 3, 2]
-    assert pieces == pytest.approx(whole, rel=1e-12)
-    monkeypatch.setattr(evaluate, "_LOGITS", 1)
-    assert evaluate.score(lambda x: x, logits, labels, 7) == pytest.approx(whole, rel=1e-12)
+    losses, right = [], 0
+    for row, label in zip(logits.flatten(0, 1).tolist(), labels.flatten().tolist()):
+        losses.append(math.log(sum(map(math.exp, row))) - row[label])
+        right += row.index(max(row)) == label
+    mean = sum(losses) / 44
+    assert whole == pytest.approx({"accuracy": right / 44, "loss": mean, "perplexity": math.exp(mean)})
+    for limit, pieces in ((3 * 4 * 7, [3, 3, 3, 2]), (1, [1] * 11)):
+        seen = []
+        monkeypatch.setattr(evaluate, "_LOGITS", limit)
+        found = evaluate.score(lambda x, seen=seen: (seen.append(len(x)), x)[1], logits, labels, 7)
+        assert seen == pieces
+        assert found == pytest.approx(whole, rel=1e-12)
     hopeless = torch.tensor([[[1e4, 0.0]]])
     assert evaluate.score(lambda x: x, hopeless, torch.tensor([[1]]), 2)["perplexity"] == math.inf
 
@@ -269,17 +240,14 @@ def test_scores_of_text_and_of_its_pieces(monkeypatch):
 # Runs
 
 
-def test_a_text_passed_to_deal_has_no_classes():
-    with pytest.raises(fl.FLError, match="text has none"):
-        fl.partition.deal(torch.zeros(20, 3).long(), "shards", 2, fl.Rng(0).numpy("partition"))
-
-
-def test_who_holds_what_text(tmp_path, capsys):
+def test_who_holds_what_text(capsys):
     assert look(["--dataset", "pydoc", "--partition", "natural"]) == 0
     out = capsys.readouterr().out
-    assert "samples of 64, " in out
-    assert "different tokens" in out
-    assert "classes a client" not in out
+    assert [words in out for words in ("samples of 64, ", "different tokens", "classes a client")] == [
+        True,
+        True,
+        False,
+    ]
 
 
 def test_a_language_model_is_measured_by_perplexity_and_taken_out(tmp_path):

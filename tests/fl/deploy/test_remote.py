@@ -1,6 +1,5 @@
 """Clients on other machines train as those here, and what they send is checked before it is used."""
 
-import logging
 from dataclasses import replace
 
 import pytest
@@ -69,8 +68,7 @@ def test_a_client_whose_answer_cannot_be_used_is_left_out_and_named(fault, prepa
     """The round is that of the others: as if the client had not been drawn."""
     (config, nodes, test), (spoil, reason) = prepared, FAULTS[fault]
     link = Direct(nodes, lambda client, round, answer: spoil(answer) if client == 1 and round else answer)
-    with caplog.at_level(logging.WARNING, "fl"):
-        summary = serve(link, config, tmp_path / "run", test, Waiting(start=0, nodes=3))
+    summary = serve(link, config, tmp_path / "run", test, Waiting(start=0, nodes=3))
     (line,) = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
     assert "round 1: 2 of 3 clients answered: client 1 is left out" in line
     assert reason in line

@@ -111,9 +111,8 @@ def test_in_turn_at_random_and_what_clients_can_afford(make_federation):
 def test_given_architectures_make_the_global_model_their_maximum(tmp_path):
     """Nobody has the global model: one is the widest, others the deepest of each section."""
     path = tmp_path / "fleet.yaml"
-    rows = [{"width": 1.0, "depth": 1}, {"width": 0.5, "depth": [2, 1, 1]}, {"width": 0.5, "depth": [1, 1, 2]}, {}]
-    rows[3] = {"width": 0.5, "depth": [1, 1, 1]}
-    path.write_text(yaml.safe_dump(rows))
+    depths = (1, [2, 1, 1], [1, 1, 2], [1, 1, 1])
+    path.write_text(yaml.safe_dump([{"width": 0.5 if k else 1.0, "depth": depth} for k, depth in enumerate(depths)]))
     options = ArchitectureOptions((0.5, 1.0), ("1", "2"), mixed=True, choose="given", file=str(path))
     config = Config(
         algorithm=("fedfa",), model="preresnet20", width=0.125, clients=4, participants=2, architectures=options
@@ -247,13 +246,9 @@ def test_scalers_divide_by_the_rate_against_the_global_model(make_federation):
 
 
 def test_what_is_no_part_of_the_global_model_is_refused(make_federation):
-    full = BASE.build(torch.Generator())
-    for other, message in (
-        (BASE.scaled(1.0, (2, 2, 1)), r"depth 2,2,1 is no part .* depth 2,1,1"),
-        (BASE.scaled(2.0), "width 0.25 "),
-    ):
+    full, deeper, wider = BASE.build(torch.Generator()), BASE.scaled(1.0, (2, 2, 1)), BASE.scaled(2.0)
+    for other, message in ((deeper, "depth 2,2,1 is no part .* depth 2,1,1"), (wider, "width 0.25 ")):
         with pytest.raises(FLError, match=message):
             make_fleet(full, BASE, [other])
-    fleet = make_fleet(full, BASE, [BASE] * 3)
     with pytest.raises(FLError, match="3 architectures for 4 clients"):
-        make_federation(full, fleet=fleet)
+        make_federation(full, fleet=make_fleet(full, BASE, [BASE] * 3))

@@ -67,13 +67,6 @@ def test_zico_is_the_naive_loop(norm, count, deviation):
     assert zico(net, images(count), deviation=deviation) == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.slow
-def test_zico_of_a_language_model():
-    net = Spec("transformer", 11, tokens=6, width=0.25, depth=1, dropout=0).build(seeded()).double()
-    tokens = torch.randint(11, (2, 3, 4, 6), generator=seeded())
-    assert zico(net, list(zip(*tokens))) == pytest.approx(naive(net, list(zip(*tokens))), rel=1e-6)
-
-
 class Careless(nn.Module):
     """Statistics, dropout of both kinds, a layer without gradient, a frozen one and a tied one."""
 
@@ -117,9 +110,8 @@ def test_what_zico_does_not_depend_on():
     score = zico(net, batches)
     assert zico(careless(p=0.0), batches) == score  # dropout
     assert zico(net, batches[::-1]) == pytest.approx(score, rel=1e-9)
-    assert zico(net, batches, lambda *args: args[2] * cross_entropy(*args), context=-7) == pytest.approx(
-        score, rel=1e-9
-    )
+    scaled = zico(net, batches, lambda *args: args[2] * cross_entropy(*args), context=-7)
+    assert scaled == pytest.approx(score, rel=1e-9)
     net.a.bias.data.zero_()
     tied, net.b = zico(net, batches), net.a  # one layer that is used twice
     assert zico(net, batches) == pytest.approx(tied, rel=1e-9)
@@ -259,13 +251,10 @@ SCORES = {
 def test_on_a_small_grid_evolution_finds_what_trying_all_finds(space, name):
     space = SPACES[space]
     worth = [-math.inf if math.isnan(SCORES[name](spec)) else SCORES[name](spec) for spec in space]
-    best = list(space)[worth.index(max(worth))]
-    score, asked = counted(SCORES[name])
-    assert search(space, score, seeded()) == best
-    assert asked == list(space)  # 64 are few enough
-    score, asked = counted(SCORES[name])
-    assert evolve(space, score, seeded()) == best
-    assert len(asked) == len(set(asked)) == len(space)
+    for find in (search, evolve):
+        score, asked = counted(SCORES[name])
+        assert find(space, score, seeded()) == list(space)[worth.index(max(worth))]
+        assert sorted(asked, key=space.genes) == list(space) if find is evolve else asked == list(space)  # 64 are few
 
 
 def test_evolution_finds_the_best_of_many():

@@ -9,11 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from fl_flags import TINY
 from selection import some
 
 import fl
 from fl import run as cli
 from fl import simulate
+from fl.runs import evaluate
 from fl.runs.lock import is_unused
 from fl.settings import Config
 
@@ -114,17 +116,12 @@ def test_runs_that_are_killed_for_good(tmp_path):
 
 
 def test_a_loss_that_is_nan_is_told_by_summary_and_exit_code(tmp_path, monkeypatch, capsys):
-    from fl.runs import evaluate
-
     original = evaluate.evaluate_global
-    flags = ["--clients", "3", "--participants", "1", "--samples", "90", "--rounds", "1", "--local-epochs", "1"]
-    flags += ["--width", "0.1", "--out", str(tmp_path)]
     monkeypatch.setattr(evaluate, "evaluate_global", lambda *a: original(*a) | {"loss": float("nan")})
+    flags = [*TINY, "--rounds", "1", "--out", str(tmp_path)]
     assert cli.main([*flags, "--name", "a"]) == 1
-    assert (
-        "training has failed: the loss is nan in round 1; start a new run with a smaller --lr"
-        in capsys.readouterr().out
-    )
+    said = capsys.readouterr().out
+    assert "training has failed: the loss is nan in round 1; start a new run with a smaller --lr" in said
     assert json.loads((tmp_path / "a" / "summary.json").read_text())["failed"] == "the loss is nan in round 1"
     assert cli.main([*flags, "--name", "b", "--seeds", "0,1"]) == 1
     assert "training has failed in 2 of the runs:" in capsys.readouterr().out

@@ -1,3 +1,4 @@
+import copy
 import dataclasses
 
 import pytest
@@ -25,23 +26,16 @@ def test_scores_are_scikit_learn_s():
 
 @pytest.mark.parametrize(("limit", "value"), [("_CHUNK", 5), ("_PIXELS", 5 * 8 * 8), ("_PIXELS", 1)])
 def test_predictions_do_not_depend_on_the_chunks(make_federation, monkeypatch, limit, value):
+    """They are the model's in evaluation mode."""
     fed, sizes = make_federation("resnet20"), []
     whole = fed.predict(fed.initial(), fed.data.test_x)
+    torch.testing.assert_close(whole, copy.deepcopy(fed.model).eval()(fed.data.test_x.float() / 127.5 - 1))
     monkeypatch.setattr(f"fl.federation.inference.{limit}", value)
     handle = fed.model.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
     torch.testing.assert_close(fed.predict(fed.initial(), fed.data.test_x), whole)
     handle.remove()
     assert max(sizes) == (1 if value == 1 else 5)
     assert sum(sizes) == len(whole)
-
-
-def test_prediction_is_the_model_in_evaluation_mode(make_federation):
-    fed = make_federation("resnet20")
-    trained = fed.train(surgery.broadcast(fed.initial(), 1), [2], Rng(0, 1))
-    (state,) = surgery.unstack(trained.states)
-    logits = fed.predict(state, fed.data.test_x)
-    expected = surgery.load(fed.model, state).eval()(fed.data.test_x.float() / 127.5 - 1)
-    torch.testing.assert_close(logits, expected)
 
 
 def test_static_batch_norm_is_given_the_training_data_s_statistics(make_federation, monkeypatch):
@@ -91,32 +85,27 @@ def test_similarity_is_that_of_the_parameters_of_two_or_more(make_federation):
 
 
 def test_clients_own_data(make_federation):
-    fed = make_federation("cnn", sizes=(6, 8), participants=1)
-    fed = dataclasses.replace(
-        fed,
-        clients=[Split(torch.arange(2), torch.tensor([2]), torch.arange(3, 6)), Split(*torch.arange(6, 12).chunk(3))],
-    )
+    parts = [Split(torch.arange(2), torch.tensor([2]), torch.arange(3, 6)), Split(*torch.arange(6, 12).chunk(3))]
+    fed = dataclasses.replace(make_federation("cnn", sizes=(6, 8), participants=1), clients=parts)
 
     def says(k):  # a model that always says class k
         nothing = {name: 0 * tensor for name, tensor in fed.initial().items()}
         return nothing | {list(nothing)[-1]: F.one_hot(torch.tensor(k), 3).float()}
 
-    models = lambda: ClientModels([Level([says(0), says(1)], torch.arange(2))])  # noqa: E731
-    result = evaluate.summarise_clients(evaluate.score_clients(fed, models))
-    tests = [(fed.data.y[s.test] == k).double().mean().item() for k, s in enumerate(fed.clients)]
-    assert result["local_test_accuracy"] == pytest.approx(sum(tests) / 2)
-    assert result["local_test_std"] == pytest.approx(abs(tests[0] - tests[1]) / 2)
+    scores = evaluate.score_clients(fed, lambda: ClientModels([Level([says(0), says(1)], torch.arange(2))]))
+    result, labels = evaluate.summarise_clients(scores), [fed.data.y[part.test] for part in parts]
     kinds = ("accuracy", "std", "loss", "f1", "f1_std")
     assert set(result) == {f"local_{part}_{kind}" for part in ("valid", "test") for kind in kinds}
-
-    rows = evaluate.score_clients(fed, models)["test"]
-    assert evaluate.summarise_clients({"test": rows}, left_out={0, 1}) == {}
-    assert evaluate.summarise_clients({"test": rows}, left_out={1})["local_test_loss"] == rows[0]["loss"]
-    f1 = [f1_score(fed.data.y[s.test], [k] * len(s.test), average="macro") for k, s in enumerate(fed.clients)]
-    assert [row["f1"] for row in rows] == pytest.approx(f1)
+    accuracy = [(y == k).double().mean().item() for k, y in enumerate(labels)]
+    f1 = [f1_score(y, [k] * len(y), average="macro") for k, y in enumerate(labels)]
+    assert [row["f1"] for row in scores["test"]] == pytest.approx(f1)
     assert f1[0] != f1[1]
-    assert result["local_test_f1"] == pytest.approx(sum(f1) / 2)
-    assert result["local_test_f1_std"] == pytest.approx(abs(f1[0] - f1[1]) / 2)
+    for mean, spread, (one, other) in (("accuracy", "std", accuracy), ("f1", "f1_std", f1)):
+        assert result[f"local_test_{mean}"] == pytest.approx((one + other) / 2)
+        assert result[f"local_test_{spread}"] == pytest.approx(abs(one - other) / 2)
+    rows = {"test": scores["test"]}
+    assert evaluate.summarise_clients(rows, left_out={0, 1}) == {}
+    assert evaluate.summarise_clients(rows, left_out={1})["local_test_loss"] == scores["test"][0]["loss"]
 
 
 def test_a_part_that_some_client_does_not_hold_out_is_not_scored(make_federation):

@@ -135,18 +135,17 @@ def test_an_output_that_is_full_is_told_to_be_the_output(tmp_path):
     assert done.stderr == said
 
 
-@pytest.mark.parametrize(("make", "kind"), [(lambda lock, file: lock.symlink_to(file), "a link"),
-                                            (lambda lock, _: os.mkfifo(lock), "no regular file")])  # fmt: skip
-def test_what_is_no_lock_file_is_refused_and_stays(tmp_path, make, kind):
-    other, folder = tmp_path / "other.txt", tmp_path / "run"
+@pytest.mark.parametrize("kind", ["a link", "no regular file"])
+def test_what_is_no_lock_file_is_refused_and_stays(tmp_path, kind):
+    other, file = tmp_path / "other.txt", tmp_path / "run" / lock.FILE
     other.write_text("mine")
-    folder.mkdir()
-    make(folder / lock.FILE, other)
-    assert not lock.is_locked(folder)
+    file.parent.mkdir()
+    file.symlink_to(other) if kind == "a link" else os.mkfifo(file)
+    assert not lock.is_locked(file.parent)
     for resume in (True, False):
-        with pytest.raises(FLError, match=rf"run/\.lock is {kind}, .*: delete "), open_run_folder(folder, resume):
+        with pytest.raises(FLError, match=rf"run/\.lock is {kind}, .*: delete "), open_run_folder(file.parent, resume):
             raise AssertionError("it was taken")
     assert other.read_text() == "mine"
-    (folder / lock.FILE).unlink()
-    with open_run_folder(folder, resume=True):
+    file.unlink()
+    with open_run_folder(file.parent, resume=True):
         pass

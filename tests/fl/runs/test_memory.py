@@ -1,7 +1,5 @@
 """What does not fit into memory is refused before it is taken, and says how much it would take."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -25,47 +23,33 @@ def free(monkeypatch):
     return lambda number: monkeypatch.setattr(surgery.memory, "free_memory", lambda: number)
 
 
-def test_the_smaller_of_the_machine_s_memory_and_its_control_group_s(tmp_path, monkeypatch):
-    machine = tmp_path / "meminfo"
-    machine.write_text("MemTotal: 9000 kB\nMemAvailable:    5000 kB\n")
-    monkeypatch.setattr(surgery.memory, "_MACHINE", machine)
-    monkeypatch.setattr(surgery.memory, "_GROUP", tmp_path)
-    assert free_memory() == 5000 * 1024
-    (tmp_path / "memory.max").write_text("3000000\n")
-    (tmp_path / "memory.current").write_text("2500000\n")
-    (tmp_path / "memory.stat").write_text("anon 7\ninactive_file 1000000\n")
-    assert free_memory() == 1_500_000
-    (tmp_path / "memory.max").write_text("max\n")
-    assert free_memory() == 5000 * 1024
-    monkeypatch.setattr(surgery.memory, "_MACHINE", Path(tmp_path, "none"))
-    assert free_memory() is None
-    assert not shortage(10**30)
-
-
 @pytest.mark.parametrize(
-    ("swap", "free"),
+    ("group", "free"),
     [
         ({}, 3700 + 500),
         ({"memory.swap.max": "max", "memory.swap.current": "0"}, 3700 + 500),
         ({"memory.swap.max": 300 * 2**20, "memory.swap.current": 100 * 2**20}, 3700 + 200),
         ({"memory.swap.max": 0, "memory.swap.current": 0}, 3700),
+        ({"memory.max": "max"}, 8500),
+        (None, 8500),
     ],
 )
-def test_caches_of_a_control_group_and_swap_are_free(tmp_path, monkeypatch, swap, free):
-    """The group has 4000 MB: 300 are taken, 3000 + 50 + 20 hold caches."""
+def test_the_smaller_of_the_machine_s_memory_and_its_control_group_s(tmp_path, monkeypatch, group, free):
+    """The group has 4000 MB: 300 are taken, 3000 + 50 + 20 hold caches, which are free."""
     machine = tmp_path / "meminfo"
-    machine.write_text(f"MemAvailable: {8000 * 1024} kB\nSwapFree: {500 * 1024} kB\n")
+    machine.write_text(f"MemTotal: 9000000 kB\nMemAvailable: {8000 * 1024} kB\nSwapFree: {500 * 1024} kB\n")
     monkeypatch.setattr(surgery.memory, "_MACHINE", machine)
-    monkeypatch.setattr(surgery.memory, "_GROUP", tmp_path / "none")
-    assert free_memory() == 8500 * 2**20
     monkeypatch.setattr(surgery.memory, "_GROUP", tmp_path)
     stat = {"anon": 300, "active_file": 3000, "inactive_file": 50, "slab_reclaimable": 20}
-    (tmp_path / "memory.stat").write_text("".join(f"{name} {size * 2**20}\n" for name, size in stat.items()))
-    (tmp_path / "memory.current").write_text(f"{3370 * 2**20}\n")
-    (tmp_path / "memory.max").write_text(f"{4000 * 2**20}\n")
-    for name, value in swap.items():
+    files = {"memory.stat": "\n".join(f"{name} {size * 2**20}" for name, size in stat.items())}
+    files |= {"memory.current": 3370 * 2**20, "memory.max": 4000 * 2**20}
+    for name, value in ({} if group is None else files | group).items():
         (tmp_path / name).write_text(f"{value}\n")
     assert free_memory() == free * 2**20
+    if group is None:
+        monkeypatch.setattr(surgery.memory, "_MACHINE", tmp_path / "none")
+        assert free_memory() is None
+        assert not shortage(10**30)
 
 
 def test_a_run_of_models_that_do_not_fit(free):

@@ -18,12 +18,8 @@ def test_a_metric_without_a_column_is_refused_before_its_row_is_written(tmp_path
 def test_columns_of_methods_that_are_gone_are_read(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setitem(ALGORITHMS, "mine", Method(fedavg.make, columns={"drift": float}))
-        metrics = Metrics(tmp_path / "metrics.csv")
-        metrics.add({"round": 1, "drift": 0.25})
+        Metrics(tmp_path / "metrics.csv").add({"round": 1, "drift": 0.25})
     assert read(tmp_path / "metrics.csv") == [{"round": 1, "drift": 0.25}]
-    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(FLError, match="not a table of rounds"):
-        read(tmp_path / "other.csv")
 
 
 def test_a_method_cannot_take_a_column_that_every_run_has(tmp_path, monkeypatch):
@@ -40,9 +36,9 @@ def test_a_line_without_its_end_may_lack_digits_and_is_not_read(tmp_path):
     assert read(path)[1] == {"round": 2, "loss": 0.125}
 
 
-@pytest.mark.parametrize(("rounds", "message"), [("1,1,2", "round 1 twice"), ("1,3,2", "round 2 out of order")])
+@pytest.mark.parametrize(("rounds", "message"), [("112", "round 1 twice"), ("132", "round 2 out of order")])
 def test_rounds_of_two_processes_are_refused(tmp_path, rounds, message):
     path = tmp_path / "metrics.csv"
-    path.write_text("".join(f"{line}\n" for line in ["round,loss", *(f"{number},0.5" for number in rounds.split(","))]))
+    path.write_text("".join(f"{line}\n" for line in ["round,loss", *(f"{number},0.5" for number in rounds)]))
     with pytest.raises(FLError, match=message):
         read(path)

@@ -36,21 +36,19 @@ CLUSTERS = {"partition": "clusters", "clusters": (2, 5), "cluster_classes": (2, 
 )
 def test_every_partition_reaches_the_federation(settings, capsys):
     """The same clients as `python -m fl.data` shows."""
-    config = Config(**settings, rounds=1)
+    config, flags = Config(**settings, rounds=1), []
     assert Config.from_yaml(config.to_yaml()) == config
     fed, _ = fl.build(config)
-    flags = []
     for name, value in settings.items():
         text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
         flags += ["--unequal"] if value is True else [f"--{name.replace('_', '-')}", text]
     assert main([*flags, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    tables = [torch.bincount(fed.data.y[split.train], minlength=10).tolist() for split in fed.clients]
-    assert shown["counts"] == tables
+    assert shown["counts"] == [torch.bincount(fed.data.y[s.train], minlength=10).tolist() for s in fed.clients]
+    assert len(shown["structure"][0]) == config.clients
     options = {name: value for name, value in settings.items() if name not in ("partition", "clients")}
     dealt = deal(fed.data.y, config.partition, config.clients, Rng(0).numpy("partition"), **options)
     assert list(map(len, dealt.parts)) == fed.clients.train.sizes.tolist()
-    assert len(shown["structure"][0]) == config.clients
 
 
 def test_titles_name_the_partition():
@@ -71,15 +69,6 @@ def test_the_command_says_and_draws_who_holds_what(tmp_path, capsys):
     assert path.read_bytes().startswith(b"\x89PNG")
     assert main(["--clients", "50", "--alpha", "0.05"]) == 0
     assert re.search(r"samples moved     \d+, from the largest clients\n", capsys.readouterr().out)
-
-
-@pytest.mark.slow
-def test_femnist_s_writers_are_clients(data_root):
-    config = Config(dataset="femnist", partition="natural", clients=60, participants=5, data_root=str(data_root))
-    fed, _ = fl.build(config)
-    for split in fed.clients:
-        assert len(fed.data.owners[split.train].unique()) == 1
-        assert len(split.train) >= config.min_samples
 
 
 def test_a_setting_of_another_type_is_no_setting():
@@ -105,33 +94,24 @@ def test_settings_on_disk_are_those_that_the_run_reads():
 
 
 @pytest.mark.parametrize(
-    "section",
-    ["fedgone: {beta: 0.9}", "fedprox: {renamed: 1}", "fedprox: {mu: text}", "architectures: {old: 1}"],
-    ids=lambda text: text.partition(": {")[0],
+    "section", ["fedgone: {beta: 0.9}", "fedprox: {renamed: 1}", "fedprox: {mu: text}", "architectures: {old: 1}"]
 )
 def test_a_section_that_the_run_does_not_read_is_ignored_with_a_line(section, caplog):
-    assert Config.from_yaml(f"algorithm: fedavg\n{section}") == Config(algorithm="fedavg")
-    (record,) = caplog.records
-    assert record.getMessage().startswith("warning: ")
-    assert section.partition(":")[0] in record.getMessage()
-
-
-def test_a_section_that_the_run_reads_is_not_ignored(caplog):
-    with pytest.raises(FLError, match=r"unknown setting fedprox\.renamed"):
-        Config.from_yaml("algorithm: fedprox\nfedprox: {renamed: 1}")
     assert Config.from_yaml("algorithm: fedavg\nfedprox: {mu: 1}").fedprox.mu == 1  # a flag may name fedprox yet
     assert not caplog.records
+    assert Config.from_yaml(f"algorithm: fedavg\n{section}") == Config(algorithm="fedavg")
+    (said,) = caplog.messages
+    assert said.startswith("warning: ")
+    assert section.partition(":")[0] in said
+    with pytest.raises(FLError, match=r"unknown setting fedprox\.renamed"):
+        Config.from_yaml("algorithm: fedprox\nfedprox: {renamed: 1}")
 
 
 def test_what_a_file_sets_and_nothing_reads_is_said(tmp_path, caplog):
     file = tmp_path / "mine.yaml"
     file.write_text("optimizer: adam\nmomentum: 0.5\nfedprox: {mu: 1}")
-    config, _ = command_line.parse(["--config", str(file)])
-    assert config == Config(optimizer="adam")
-    assert [("momentum" in one.getMessage(), "fedprox.mu" in one.getMessage()) for one in caplog.records] == [
-        (True, False),
-        (False, True),
-    ]
+    assert command_line.parse(["--config", str(file)])[0] == Config(optimizer="adam")
+    assert [[word in said for word in ("momentum", "fedprox.mu")] for said in caplog.messages] == [[1, 0], [0, 1]]
     config, _ = command_line.parse(["--config", str(file), "--algorithm", "fedprox", "--optimizer", "sgd"])
     assert (config.fedprox.mu, config.momentum) == (1, 0.5)
 

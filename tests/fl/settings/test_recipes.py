@@ -25,14 +25,10 @@ IMAGES = {  # channels, side and classes
     "cifar10": (3, 32, 10), "cifar100": (3, 32, 100), "femnist": (1, 28, 62), "fashion-mnist": (1, 28, 10),
 }  # fmt: skip
 RIVAL = {"depth": "flexifed", "width": "heterofl", "both": "nefl"}
+DATA = ("cifar10", "cifar100", "fashion-mnist")
 ROWS = {
     f"fedfa-{'-'.join(parts)}": parts
-    for parts in product(
-        ("cifar10", "cifar100", "fashion-mnist"),
-        ("preresnet", "mobilenetv2", "efficientnetv2"),
-        RIVAL,
-        ("iid", "noniid"),
-    )
+    for parts in product(DATA, ("preresnet", "mobilenetv2", "efficientnetv2"), RIVAL, ("iid", "noniid"))
 }
 TEXTS = {f"fedfa-wikitext2-{mode}": mode for mode in RIVAL}
 FEDMR = [
@@ -90,10 +86,8 @@ def test_there_is_one_for_every_row_of_the_tables_and_the_overview_names_it():
         if paper is not fedfa:
             assert [*paper.RELEASED] == [f"{name}-released" for name in paper.TABLE]
     rows = fedmr.TABLE | fedmr.RELEASED | femam.TABLE | femam.RELEASED | fedfa.TABLE
-    assert (
-        overview().keys()
-        == RECIPES.keys() - rows.keys() | fedmr.OVERVIEW.keys() | femam.OVERVIEW.keys() | fedfa.OVERVIEW.keys()
-    )
+    named = {name for paper in tables for name in paper.OVERVIEW}
+    assert overview().keys() == RECIPES.keys() - rows.keys() | named
 
 
 @pytest.mark.parametrize("name", fedmr.TABLE)
@@ -101,13 +95,8 @@ def test_fedmrs_rows(name):
     config, code = RECIPES[name](), RECIPES[f"{name}-released"]()
     data, model, *spread = name.split("-")[1:]
     assert config.algorithm == fedmr.METHODS
-    assert (config.lr, config.momentum, config.batch_size, config.local_epochs, config.rounds) == (
-        0.01,
-        0.9,
-        50,
-        5,
-        500,
-    )
+    settings = (config.lr, config.momentum, config.batch_size, config.local_epochs, config.rounds)
+    assert settings == (0.01, 0.9, 50, 5, 500)
     assert config.cohort() == (18 if data == "femnist" else 10)
     assert config.fedmr.stage1_rounds == code.fedmr.stage1_rounds == (0 if model == "cnn" else 100)
     named = {"dir0.1": "dirichlet0.1", "dir0.5": "dirichlet0.5", "dir1.0": "dirichlet1", "iid": "iid"}
@@ -140,9 +129,8 @@ def test_the_papers_numbers_are_told():
         text = " ".join(describe(name).split())
         for word in words:
             assert re.search(re.escape(word).replace(r"\ \*\ ", r"\ [\w' ]*"), text), (name, word)
-    assert sum(float(n.split("±")[0]) for row in fedmr.NUMBERS.values() for n in row.values()) == pytest.approx(
-        12389.52
-    )
+    numbers = [float(number.split("±")[0]) for row in fedmr.NUMBERS.values() for number in row.values()]
+    assert sum(numbers) == pytest.approx(12389.52)
     told, total = {}, 0
     for name in SPLITS:
         text = describe(f"femam-{name}")
