@@ -5,7 +5,8 @@ What needs no weights is planned before anything is read: its results are lazy s
 
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,68 +134,53 @@ def _input(recipe: Path, name: str, value: Any) -> Input:
 def planned(recipe: Recipe, folder: Path, before: Callable[[], None]) -> tuple[dict[str, Subject], dict[str, Subject]]:
     """The inputs and the results of all steps by name.
 
-    Names and arguments of all steps are checked first. Then each step is planned in turn: what it computes is computed
-    when it is written, other than by steps that decide by the weights (prune, align, ...), which read them now, after
-    `before` was called.
+    Names and arguments of all steps are checked first, before a file is opened. Then each step is planned in turn: what
+    it computes is computed when it is written, other than by steps that decide by the weights (prune, align, ...),
+    which read them now, after `before` was called.
 
     Raises:
         SurgeryError: that names the step, for an unknown operation or argument, for a name that is no input and no
             earlier step, and for everything that the operation refuses.
     """
-    _check(recipe)
+    names = list(recipe.inputs)
+    for name, step in recipe.steps.items():
+        with _naming(name):
+            _arguments(step, dict.fromkeys(names), folder)
+        names += _results(name, step)
+    for path, name in recipe.outputs.items():
+        if name not in names:
+            raise SurgeryError(f"output {path.name}: there is no step {name!r}; there are {', '.join(names)}")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise SurgeryError(f"{twice[0]!r} is there twice, as a step and as a result of shuffle: rename the step")
     inputs = {name: Subject.open(one.path, one.model, one.shape) for name, one in recipe.inputs.items()}
     for one in inputs.values():
         one.before = before
     results: dict[str, Subject] = {}
     for name, step in recipe.steps.items():
-        try:
+        with _naming(name):
             made = carry_out(step["do"], _arguments(step, {**inputs, **results}, folder))
-        except SurgeryError as error:
-            raise SurgeryError(f"step {name!r}: {error}") from None
-        named = {name: made} if isinstance(made, Subject) else {f"{name}.{k}": one for k, one in enumerate(made)}
-        for place, one in named.items():
+        for place, one in zip(_results(name, step), made if isinstance(made, list) else [made]):
             one.what = f"{place!r}"
-        results |= named
+            results[place] = one
     return inputs, results
 
 
-def _check(recipe: Recipe) -> None:
-    """SurgeryError for what can be seen before a file is opened: operations, arguments, and names in them."""
-    known = list(recipe.inputs)
-    for name, step in recipe.steps.items():
-        given = {key: value for key, value in step.items() if key != "do"}
-        try:
-            check_arguments(step["do"], given)
-            for key, kind in checkpoints(step["do"]).items():
-                if key in given:
-                    _named(step["do"], key, kind, given[key], dict.fromkeys(known))
-        except SurgeryError as error:
-            raise SurgeryError(f"step {name!r}: {error}") from None
-        several = step["do"] == "shuffle" and isinstance(step["models"], list)
-        known += [f"{name}.{k}" for k in range(len(step["models"]))] if several else [name]
-    for path, name in recipe.outputs.items():
-        if name not in known:
-            raise SurgeryError(f"output {path.name}: there is no step {name!r}; there are {', '.join(known)}")
-    if twice := [name for name in known if known.count(name) > 1]:
-        raise SurgeryError(f"{twice[0]!r} is there twice, as a step and as a result of shuffle: rename the step")
+@contextmanager
+def _naming(step: str) -> Iterator[None]:
+    try:
+        yield
+    except SurgeryError as error:
+        raise SurgeryError(f"step {step!r}: {error}") from None
 
 
-def _arguments(step: Mapping[str, Any], known: Mapping[str, Subject], folder: Path) -> dict[str, Any]:
-    """The arguments of a step, with checkpoints and paths for their names."""
+def _results(name: str, step: Mapping[str, Any]) -> list[str]:
+    """What the results of a step are called."""
+    return [f"{name}.{k}" for k in range(len(step["models"]))] if step["do"] == "shuffle" else [name]
+
+
+def _arguments(step: Mapping[str, Any], known: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The arguments of a step, with what is known by the names of checkpoints, and paths from the recipe's folder."""
     do, given = step["do"], {key: value for key, value in step.items() if key != "do"}
-    for key, kind in checkpoints(do).items():
-        if key in given:
-            given[key] = _named(do, key, kind, given[key], known)
-    for key, parameter in inspect.signature(OPERATIONS[do]).parameters.items():
-        if key in given and type_and_kind(parameter.annotation)[0] is Path:
-            given[key] = folder / str(given[key])
-            if not given[key].is_file():
-                raise SurgeryError(f"there is no file {given[key]}, which is to be the {key} of {do}")
-    return given
-
-
-def _named(do: str, key: str, kind: type, value: Any, known: Mapping[str, Any]) -> Any:
-    """The checkpoints that an argument names: one, a list of them, or some by pattern."""
 
     def one(name: Any) -> Any:
         if not isinstance(name, str):
@@ -203,12 +189,23 @@ def _named(do: str, key: str, kind: type, value: Any, known: Mapping[str, Any]) 
             raise SurgeryError(f"{name!r} is no input and no earlier step; there are {', '.join(known)}")
         return known[name]
 
-    if kind is Subject:
-        return one(value)
-    if kind is list:
-        if not isinstance(value, list) or not value:
-            raise SurgeryError(f"{do} takes a list of names as {key!r}, such as [a, b], not {shown(value)}")
-        return [one(name) for name in value]
-    if not isinstance(value, dict) or not value:
-        raise SurgeryError(f"{do} takes {key!r} as entries PATTERN: NAME, such as {{head: a}}, not {shown(value)}")
-    return {str(pattern): one(name) for pattern, name in value.items()}
+    check_arguments(do, given)
+    kinds = checkpoints(do)
+    for key, value in given.items():
+        kind = kinds.get(key) or type_and_kind(inspect.signature(OPERATIONS[do]).parameters[key].annotation)[0]
+        if kind is Subject:
+            given[key] = one(value)
+        elif kind is list:
+            if not isinstance(value, list) or not value:
+                raise SurgeryError(f"{do} takes a list of names as {key!r}, such as [a, b], not {shown(value)}")
+            given[key] = [one(name) for name in value]
+        elif kind is dict:
+            if not isinstance(value, dict) or not value:
+                example = f"as entries PATTERN: NAME, such as {{head: a}}, not {shown(value)}"
+                raise SurgeryError(f"{do} takes {key!r} {example}")
+            given[key] = {str(pattern): one(name) for pattern, name in value.items()}
+        elif kind is Path:
+            given[key] = folder / str(value)
+            if not given[key].is_file():
+                raise SurgeryError(f"there is no file {given[key]}, which is to be the {key} of {do}")
+    return given

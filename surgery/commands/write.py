@@ -1,5 +1,6 @@
 """The commands that write checkpoints. Those of one operation are made of its signature."""
 
+import difflib
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +11,7 @@ from surgery.commands.flags import texts_of
 from surgery.commands.shared import File, Files, ModelName, NewFile, save, source, summary
 from surgery.errors import SurgeryError
 from surgery.files import check_absent, check_new
-from surgery.operations import OPERATIONS, carry_out, checkpoints, merge_method
+from surgery.operations import MERGES, OPERATIONS, carry_out, checkpoints
 from surgery.operations.arguments import Floats, Function, Kind, PlanFile, Shape, shown, value_of
 from surgery.operations.subject import Subject
 from surgery.recipe import Recipe, planned, read_recipe
@@ -173,7 +174,11 @@ def merge(
         shard_size: in a folder: the size above which the result is split into several files, such as 5GB
         dry_run: check everything and print what would be written
     """
-    takes = merge_method(method)
+    if method not in MERGES:
+        near = difflib.get_close_matches(method, MERGES, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(MERGES)}"
+        raise SurgeryError(f"unknown method {method!r}: {hint}")
+    takes = inspect.signature(MERGES[method]).parameters
     flags = {"base": base, "weights": weights, "data": data, "loss": loss, "score": score}
     own = {name: p for name, p in takes.items() if name not in ("models", *flags)}
     given = settings(set, list(own))

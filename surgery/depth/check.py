@@ -2,7 +2,7 @@
 
 import inspect
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -56,19 +56,18 @@ def watched(model: nn.Module, example: Any, changing: Iterable[Section] = ()) ->
     return observed(model, example, watch).found
 
 
-def check_depth(before: Pass, after: Pass, changes: Mapping[Section, Mapping[str, int]]) -> None:
+def check_depth(before: Pass, after: Pass, kept: Mapping[Section, Sequence[int]]) -> None:
     """Check that blocks follow each other, and that the forward pass calls the new blocks and no dropped ones.
 
     Args:
         before, after: how the model, and the deeper or shallower one, ran.
-        changes: by section of the model before, for each block how many more of it there are after (-1: dropped).
+        kept: by section that changes, the block that each of its new blocks is or repeats, by position.
 
     Raises:
         SurgeryError: if blocks of a section run side by side, if another number of modules is called than the changes
             imply, or if the output changes its shape.
     """
-    changes = {section: more for section, more in changes.items() if any(more.values())}
-    for section in changes:
+    for section in kept:
         for block, following in zip(section.blocks, section.blocks[1:]):
             a, b = before.inputs.get(block), before.inputs.get(following)
             if a is not None and a is b:
@@ -77,12 +76,14 @@ def check_depth(before: Pass, after: Pass, changes: Mapping[Section, Mapping[str
                     "are not blocks of a section: leave it as it is"
                 )
     expected = before.calls.total()
-    for block, more in (pair for section in changes.values() for pair in section.items()):
-        expected += more * sum(n for name, n in before.calls.items() if is_inside(name, block))
+    for section, places in kept.items():
+        for position, block in enumerate(section.blocks):
+            more = list(places).count(position) - 1
+            expected += more * sum(n for name, n in before.calls.items() if is_inside(name, block))
     if after.calls.total() != expected:
         raise SurgeryError(
             f"{after.calls.total()} modules run where {expected} were expected: the forward pass depends on the number "
-            f"of blocks of {', '.join(repr(section.name) for section in changes)}; leave them as they are"
+            f"of blocks of {', '.join(repr(section.name) for section in kept)}; leave them as they are"
         )
     free = 1 if before.computed else 0  # the first axis of a detector's outputs is a number of boxes
     if [shape[free:] for shape in after.shapes] != [shape[free:] for shape in before.shapes]:
@@ -136,13 +137,14 @@ def _difference(model: nn.Module, example: Any) -> str:
     try:
         model = clone(model)
         with in_mode(model, training=False):
-            given = _by_name(model, example)
+            args, kwargs = arguments(example)
+            takes = _parameters(model)
+            given = {**dict(zip(takes, args)), **kwargs}
             expected = _outputs(model(**{**given, "use_cache": False}))
             if far := _distance(_outputs(model(**{**given, "use_cache": True})), expected):
                 return f"give other outputs with use_cache=True, by {far:.2g}"
             begin, rest = _split(given)
             first = _outputs(model(**{**begin, "use_cache": True})) if begin else {}
-            takes = _parameters(model)
             carried = {key: value for key, value in first.items() if key in takes and key not in given}
             if carried and (far := _distance(_outputs(model(**{**rest, **carried, "use_cache": True})), expected)):
                 return f"give other outputs when it goes on from its cache, by {far:.2g}"
@@ -151,11 +153,6 @@ def _difference(model: nn.Module, example: Any) -> str:
     except Exception as error:  # a forward pass may raise anything
         return f"not run with its cache ({first_line(error)})"
     return ""
-
-
-def _by_name(model: nn.Module, example: Any) -> dict[str, Any]:
-    args, kwargs = arguments(example)
-    return {**dict(zip(_parameters(model), args)), **kwargs}
 
 
 def _parameters(model: nn.Module) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from torch import nn
 
 from surgery.copying import refuse_scripted
+from surgery.depth.check import check_cached, check_depth, watched
 from surgery.depth.constants import numbers, recounted
 from surgery.depth.sections import Section, changes_shape, repeatable, sections
 from surgery.depth.splice import is_list, is_sequential, may_append
@@ -72,22 +73,18 @@ def check_repeatable(root: nn.Module, section: Section, depth: int) -> None:
     if extra < 0:
         raise SurgeryError(f"section {section.name!r} has {-extra} blocks more than {depth}: use ungraft to drop them")
     if extra and not repeatable(root, section):
-        raise SurgeryError(_unrepeatable(root, section))
+        last = section.blocks[-1]
+        shapes = [tuple(tensor.shape) for tensor in tensors(root.get_submodule(last)).values() if tensor.ndim > 1]
+        why = (
+            f"({shapes[0]} ... {shapes[-1]}) is not known to keep the shape of its input, or is used in several "
+            f"places; leave the section at {len(section.blocks)} blocks and deepen another one"
+            if shapes
+            else "has no matrices"
+        )
+        raise SurgeryError(f"section {section.name!r} cannot be deepened: its last block {last!r} {why}")
 
 
-def _unrepeatable(root: nn.Module, section: Section) -> str:
-    last = section.blocks[-1]
-    shapes = [tuple(tensor.shape) for tensor in tensors(root.get_submodule(last)).values() if tensor.ndim > 1]
-    return (
-        f"section {section.name!r} cannot be deepened: its last block {last!r} ({shapes[0]} ... {shapes[-1]}) is not "
-        "known to keep the shape of its input, or is used in several places; leave the section at "
-        f"{len(section.blocks)} blocks and deepen another one"
-        if shapes
-        else f"section {section.name!r} cannot be deepened: its last block {last!r} has no matrices"
-    )
-
-
-T = TypeVar("T")
+Changed = TypeVar("Changed", bound=tuple)
 
 
 class Way(NamedTuple):
@@ -122,28 +119,46 @@ def ways_to(
     return [Way(resize, recount) for resize, recount in ways]
 
 
-def first_that_works(ways: Mapping[Section, Sequence[Way]], attempt: Callable[[Mapping[Section, Way]], T]) -> T:
-    """What `attempt` returns for the first way of each section for which it does not raise a SurgeryError.
+def first_that_runs(
+    root: nn.Module,
+    kept: Mapping[Section, Sequence[int]],
+    example: Any,
+    make: Callable[[Mapping[Section, Way]], Changed],
+) -> Changed:
+    """The model, with what belongs to it, that `make` makes by the first way of each section that runs on the example.
 
     If the first ways of all do not work together, each section's is found with the other sections left as they are.
+
+    Args:
+        kept: for each section that changes, the block that each of its new blocks is or repeats, by position.
     """
-    first = {section: options[0] for section, options in ways.items()}
+    before = watched(root, example, kept) if example is not None else None
+
+    def attempt(ways: Mapping[Section, Way]) -> Changed:
+        made = make(ways)
+        if before is not None:
+            check_depth(before, watched(made[0], example), {section: kept[section] for section in ways})
+            check_cached(root, made[0], example)
+        return made
+
+    found = sections(root)
+    every = {section: ways_to(root, found, section, places, example) for section, places in kept.items()}
     try:
-        return attempt(first)
+        return attempt({section: options[0] for section, options in every.items()})
     except SurgeryError:
-        if all(len(options) == 1 for options in ways.values()):
+        if all(len(options) == 1 for options in every.values()):
             raise
-    chosen = {section: _alone(section, options, attempt) for section, options in ways.items()}
-    return attempt(chosen)
-
-
-def _alone(section: Section, options: Sequence[Way], attempt: Callable[[Mapping[Section, Way]], Any]) -> Way:
-    errors = []
-    for way in options:
-        try:
-            attempt({section: way})
-        except SurgeryError as error:
-            errors.append(error)
+    chosen = {}
+    for section, options in every.items():
+        errors = []
+        for way in options:
+            try:
+                attempt({section: way})
+            except SurgeryError as error:
+                errors.append(error)
+            else:
+                chosen[section] = way
+                break
         else:
-            return way
-    raise errors[0]
+            raise errors[0]
+    return attempt(chosen)

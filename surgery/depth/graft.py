@@ -1,26 +1,33 @@
-"""`graft` repeats the last blocks of sections, and returns the plan, too."""
+"""`graft` repeats the last blocks of sections, `ungraft` drops blocks; both return the plan, too."""
 
-from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
 
-from torch import nn
+from torch import Tensor, nn
 
 from surgery.configuration import warn_if_lost
 from surgery.copying import copy_sharing, replace_tensors
-from surgery.depth.check import check_cached, check_depth, watched
 from surgery.depth.constants import Shift, numbers, recounted, renumbered
-from surgery.depth.depths import Depths, Way, check_repeatable, checked, depths_by_section, first_that_works, ways_to
+from surgery.depth.depths import (
+    Depths,
+    Kept,
+    Way,
+    check_repeatable,
+    checked,
+    depths_by_section,
+    first_that_runs,
+    positions,
+)
 from surgery.depth.identity import zero_branches
 from surgery.depth.sections import Section, sections
-from surgery.depth.splice import copies_of, insert
+from surgery.depth.splice import copies_of, drop, insert
 from surgery.depth.tree import tensors
-from surgery.depth.ungraft import ungraft, whole
 from surgery.errors import SurgeryError
 from surgery.plan import Source, Submodel, structure
 from surgery.plan.edits import attribute_of, set_attribute
 from surgery.states import State
 
-__all__ = ["graft", "ungraft"]
+StandsFor: TypeAlias = Literal["equal", "corner", "none"]
 
 
 def graft(
@@ -76,40 +83,29 @@ def graft(
     if mode == "identity" and (example is None or not isinstance(model, nn.Module)):
         raise SurgeryError("mode='identity' runs the model: give a module, and its input as example=...")
     root = checked(model, example)
-    grown = dict(depths_by_section(model, depths, lists=False))
-    for section, depth in grown.items():
+    origins: dict[Section, list[int]] = {}  # by position in a deeper section, the block that it is or repeats
+    for section, depth in depths_by_section(model, depths, lists=False):
         check_repeatable(root, section, depth)
-    grown = {section: depth for section, depth in grown.items() if depth > len(section.blocks)}
-    before = watched(root, example, grown) if example is not None else None
-
-    def attempt(ways: Mapping[Section, Way]) -> _Deeper:
-        made = _deeper(root, {section: grown[section] for section in ways}, ways)
-        if before is not None:
-            changes = {s: {s.blocks[-1]: grown[s] - len(s.blocks)} for s in ways}
-            check_depth(before, watched(made.model, example), changes)
-            check_cached(root, made.model, example)
-        return made
-
-    found = sections(root)
-    ways = {s: ways_to(root, found, s, _origins(s, depth), example) for s, depth in grown.items()}
-    made = first_that_works(ways, attempt)
+        last = len(section.blocks) - 1
+        if depth > last + 1:
+            origins[section] = [min(position, last) for position in range(depth)]
+    made = first_that_runs(root, origins, example, lambda ways: _deeper(root, origins, ways))
     entries: dict[str, list[Source]] = {name: [] for name in tensors(root)}
     new = {id(tensor) for copies in made.copies.values() for block in copies for tensor in tensors(block).values()}
     new -= set(made.shared)
     for name, tensor in tensors(made.model).items():
         if mode == "copy" or id(tensor) not in new:
-            entries[made.origin[id(tensor)]].append(whole(name, tensor.shape))
+            entries[made.origin[id(tensor)]].append(_whole(name, tensor))
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors(made.model).items()}
     dtypes = {name: tensor.dtype for name, tensor in tensors(made.model).items()}
     replace_tensors(made.model, {key: tensor.detach().clone() for key, tensor in made.shared.items()}, made.shared)
     if mode == "identity":
         zero_branches(root, made.model, made.copies, example)
     found = {name: tuple(sources) for name, sources in entries.items()}
-    plan = Submodel(found, shapes, tuple(made.undo), structure(made.model), dtypes)
-    if isinstance(model, nn.Module):
-        warn_if_lost(model, made.model)
-        return made.model, plan
-    return tensors(made.model), Submodel(plan.entries, plan.shapes, dtypes=dtypes)
+    if not isinstance(model, nn.Module):
+        return tensors(made.model), Submodel(found, shapes, dtypes=dtypes)
+    warn_if_lost(model, made.model)
+    return made.model, Submodel(found, shapes, tuple(made.undo), structure(made.model), dtypes)
 
 
 class _Deeper(NamedTuple):
@@ -129,14 +125,13 @@ class _Deeper(NamedTuple):
     undo: list[dict[str, Any]]
 
 
-def _deeper(root: nn.Module, grown: Mapping[Section, int], ways: Mapping[Section, Way]) -> _Deeper:
+def _deeper(root: nn.Module, origins: Mapping[Section, list[int]], ways: Mapping[Section, Way]) -> _Deeper:
     deeper, shared = copy_sharing(root)
     origin = {id(tensor): name for name, tensor in tensors(root).items()}
-    changed: dict[tuple[str, str], Any] = renumbered(
-        root, {s: Shift([0] * len(s.blocks), depth - len(s.blocks)) for s, depth in grown.items()}
-    )
-    counted = {section: _origins(section, depth) for section, depth in grown.items() if ways[section].recount}
-    changed |= recounted(root, sections(root), counted)
+    more = {section: len(origins[section]) - len(section.blocks) for section in ways}
+    recount = {section: origins[section] for section in ways if ways[section].recount}
+    changed = renumbered(root, {s: Shift([0] * len(s.blocks), count) for s, count in more.items()})
+    changed |= recounted(root, sections(root), recount)
     undo = [
         {"do": "set", "module": name, "attribute": attribute, "value": attribute_of(root, name, attribute)}
         for name, attribute in changed
@@ -145,9 +140,9 @@ def _deeper(root: nn.Module, grown: Mapping[Section, int], ways: Mapping[Section
         set_attribute(deeper, name, attribute, value)
     copies: dict[str, list[nn.Module]] = {}
     # From the last section to the first, so that renumbering does not move blocks that are still to be repeated.
-    for section in reversed(grown):
+    for section in reversed(ways):
         last = section.blocks[-1]
-        copies[last] = copies_of(deeper, last, grown[section] - len(section.blocks), origin)
+        copies[last] = copies_of(deeper, last, more[section], origin)
         for by, block in enumerate(copies[last], 1):
             for path, attribute in numbers(root, section):
                 set_attribute(block, path, attribute, attribute_of(block, path, attribute) + by)
@@ -155,7 +150,134 @@ def _deeper(root: nn.Module, grown: Mapping[Section, int], ways: Mapping[Section
     return _Deeper(deeper, shared, copies, origin, undo)
 
 
-def _origins(section: Section, depth: int) -> list[int]:
-    """By position in the deeper section, the position of the block that it is or repeats."""
-    last = len(section.blocks) - 1
-    return [min(position, last) for position in range(depth)]
+def ungraft(
+    model: nn.Module | State,
+    *,
+    keep: Kept,
+    stands_for: StandsFor = "equal",
+    example: Any = None,
+) -> tuple[nn.Module | State, Submodel]:
+    """Make a model shallower: drop blocks of each section. This is the inverse of `graft`, but can drop any blocks.
+
+    Args:
+        model: a module or a state; it is not changed and shares no memory with the result.
+        keep: for each section, in the order of `sections(model)` or by section name, how many blocks to keep (the first
+            ones, at least 1), or which ones: ascending positions, as in NeFL's submodels. Sections that are not named
+            keep all.
+        stands_for: which of the dropped blocks between it and the next kept one a kept block stands for besides itself.
+            `equal`: those whose tensors all have its shapes. `corner`: all of them, tensor by tensor with the leading
+            corner [:C_o, :C_i, ...] of the tensor of the same name, if that is at least as large along every axis. So
+            the first block of a section, whose input is narrower, covers what it can of the deeper ones (FedFA,
+            Algorithm 1, lines 17-20, for a model that Algorithm 2 grafted). `none`: none (HeteroFL, NeFL).
+        example: the model's input, for a check as in `graft`. Without it nothing is run.
+
+    Returns:
+        The shallow model, and the plan in which it is the small one and the given model the full one. Blocks dropped
+        from a Sequential are removed, and later ones move up; so are those of a ModuleList if the example shows that
+        the model then runs. Elsewhere a `Skip` takes their place. Where blocks are removed, numbers and counts of
+        blocks follow as in `graft`.
+
+    Raises:
+        SurgeryError: for a depth below 1, for positions that a section does not have, for a section that is shallower
+            already, if the dropped first block of a section is not known to keep the shape of its input, and as in
+            `graft`.
+
+    >>> block = lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    >>> net = nn.Sequential(nn.Linear(2, 4), block(), block(), block(), nn.Linear(4, 2))
+    >>> shallow, plan = ungraft(net, keep=[1])
+    >>> len(shallow), [source.name for source in plan.entries["1.0.bias"]]
+    (3, ['1.0.bias', '2.0.bias', '3.0.bias'])
+    >>> shallow, plan = ungraft(net, keep=[(0, 2)], stands_for="none")
+    >>> len(shallow), [source.name for source in plan.entries["2.0.bias"]]
+    (4, ['3.0.bias'])
+    """
+    if stands_for not in ("equal", "corner", "none"):
+        raise SurgeryError(f"unknown stands_for={stands_for!r}: choose equal, corner or none")
+    root = checked(model, example)
+    full = tensors(root)
+    shapes = {name: tuple(tensor.shape) for name, tensor in full.items()}
+    dtypes = {name: tensor.dtype for name, tensor in full.items()}
+    kept = {section: positions(root, section, depth) for section, depth in depths_by_section(model, keep)}
+    standing: dict[str, list[Source]] = {}
+    for section, places in kept.items():
+        for place, following in zip(places, (*places[1:], len(section.blocks))):
+            for block in section.blocks[place + 1 : following]:
+                for name, source in _stood_for(full, section.blocks[place], block, stands_for):
+                    standing.setdefault(name, []).append(source)
+    kept = {section: places for section, places in kept.items() if len(places) < len(section.blocks)}
+
+    def entries(shallow: nn.Module) -> dict[str, tuple[Source, ...]]:
+        name_of = {id(tensor): name for name, tensor in full.items()}
+        left = {name: name_of[id(tensor)] for name, tensor in tensors(shallow).items()}
+        taken = set(left.values())  # a dropped block's tensor that is tied to one outside of it is still there
+        more = {source: [one for one in standing.get(source, ()) if one.name not in taken] for source in taken}
+        return {name: (_whole(source, full[source]), *more[source]) for name, source in left.items()}
+
+    if not isinstance(model, nn.Module):
+        shallow, _ = _without(root, kept, dict.fromkeys(kept, Way(False, False)), example)
+        plan = Submodel(entries(shallow), shapes, dtypes=dtypes)
+        return plan.extract(model), plan
+
+    def attempt(ways: Mapping[Section, Way]) -> tuple[nn.Module, Submodel]:
+        shallow, edits = _without(root, kept, ways, example)
+        plan = Submodel(entries(shallow), shapes, tuple(edits), structure(root), dtypes)
+        return plan.build(root), plan
+
+    small, plan = first_that_runs(root, kept, example, attempt)
+    warn_if_lost(model, small)
+    return small, plan
+
+
+def _without(
+    root: nn.Module, kept: Mapping[Section, Sequence[int]], ways: Mapping[Section, Way], example: Any
+) -> tuple[nn.Module, list[dict[str, Any]]]:
+    """A copy of the model without some blocks, which shares its tensors; and the edits that make it."""
+    shallow, _ = copy_sharing(root)
+    modules = dict(shallow.named_modules())
+    edits, left = [], {}
+    # From the last section to the first, so that renumbering does not move blocks that are still to be dropped.
+    for section in reversed(ways):
+        dropped = [block for i, block in enumerate(section.blocks) if i not in kept[section]]
+        more, skipped = drop(shallow, dropped, ways[section].resize)
+        edits += more
+        left[section] = [i for i, block in enumerate(section.blocks) if block in skipped or block not in dropped]
+        if section.blocks[0] in skipped and example is None and (found := numbers(root, section)):
+            raise SurgeryError(
+                f"the blocks of section {section.name!r} are numbered ({found[0][1]}), and code that looks up the "
+                "first number (a cache) would find nothing: give the model's input as example=..., or keep block 0"
+            )
+    shifts = {
+        section: Shift(
+            [sum(i < j for i in places) - j for j in range(len(section.blocks))], len(places) - len(section.blocks)
+        )
+        for section, places in left.items()
+    }
+    recount = {section: places for section, places in left.items() if ways[section].recount}
+    names = {id(module): name for name, module in shallow.named_modules()}
+    for (name, attribute), value in {**renumbered(root, shifts), **recounted(root, sections(root), recount)}.items():
+        if (now := names.get(id(modules[name]))) is not None:
+            edits.append({"do": "set", "module": now, "attribute": attribute, "value": value})
+    return shallow, edits
+
+
+def _stood_for(full: Mapping[str, Tensor], kept: str, dropped: str, stands_for: StandsFor) -> list[tuple[str, Source]]:
+    """(name of a tensor of the kept block, the source in the dropped block that it stands for)."""
+    own, other = (
+        {name.removeprefix(f"{block}."): t.shape for name, t in full.items() if name.startswith(f"{block}.")}
+        for block in (kept, dropped)
+    )
+    if stands_for == "none" or (stands_for == "equal" and own != other):
+        return []
+    pairs = [(name, small, other[name]) for name, small in own.items() if name in other]
+    return [
+        (
+            f"{kept}.{name}",
+            Source(f"{dropped}.{name}", tuple(None if s == f else ((0, s),) for s, f in zip(small, large))),
+        )
+        for name, small, large in pairs
+        if len(small) == len(large) and all(s <= f for s, f in zip(small, large))
+    ]
+
+
+def _whole(name: str, tensor: Tensor) -> Source:
+    return Source(name, (None,) * tensor.ndim)

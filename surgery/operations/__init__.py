@@ -4,7 +4,6 @@ An operation is a function whose signature says all that a command line or a rec
 checkpoints, how the others are written, and what they may be.
 """
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args, get_origin
@@ -12,7 +11,7 @@ from typing import Any, get_args, get_origin
 from surgery.errors import SurgeryError
 from surgery.merge import METHODS
 from surgery.operations import mixtures, models, states
-from surgery.operations.arguments import checked, type_and_kind
+from surgery.operations.arguments import type_and_kind
 from surgery.operations.subject import Subject
 
 MERGES: dict[str, Callable[..., Subject]] = {
@@ -43,8 +42,12 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 
 
 def carry_out(do: str, given: Mapping[str, Any]) -> Any:
-    """What an operation makes of its arguments, which are checked first."""
-    return OPERATIONS[do](**checked(OPERATIONS[do], given))
+    """What an operation makes of its arguments; each is checked by its annotation, but None where it is the default."""
+    takes, arguments = inspect.signature(OPERATIONS[do]).parameters, dict(given)
+    for name, value in given.items():
+        if value is not None or takes[name].default is not None:
+            arguments[name] = type_and_kind(takes[name].annotation)[1].check(name, value)
+    return OPERATIONS[do](**arguments)
 
 
 def checkpoints(do: str) -> dict[str, type]:
@@ -73,16 +76,3 @@ def check_arguments(do: str, given: Mapping[str, Any]) -> None:
         raise SurgeryError(f"{do} takes no {odd[0]!r}, but {', '.join(takes)}")
     if lacking := [name for name, p in takes.items() if p.default is p.empty and name not in given]:
         raise SurgeryError(f"{do} needs {lacking[0]!r}")
-
-
-def merge_method(name: str) -> Mapping[str, inspect.Parameter]:
-    """What a merge method takes; SurgeryError for an unknown one.
-
-    >>> list(merge_method("slerp"))
-    ['models', 't', 'base']
-    """
-    if name not in MERGES:
-        near = difflib.get_close_matches(name, MERGES, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(MERGES)}"
-        raise SurgeryError(f"unknown method {name!r}: {hint}")
-    return inspect.signature(MERGES[name]).parameters

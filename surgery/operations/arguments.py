@@ -2,14 +2,13 @@
 
 import ast
 import importlib
-import inspect
 import math
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
 
 from tyro.constructors import PrimitiveConstructorSpec
 
@@ -47,73 +46,31 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def number(name: str, value: Any) -> float:
-    """A finite number; SurgeryError for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise SurgeryError(f"{name}={shown(value)}: give a number")
-    return value
+Check: TypeAlias = Callable[[str, Any], Any]
+"""A function of an argument's name and value, which gives the value or raises a SurgeryError."""
 
 
-def share(name: str, value: Any) -> float:
-    """A number above 0 and at most 1.
+def needs(what: str, fits: Callable[[Any], bool], also: Check = lambda name, value: value) -> Check:
+    """The check that a value fits, whose error says what to give, and then another one.
 
-    >>> share("rate", 0.5)
-    0.5
+    >>> needs("an even number", lambda value: value % 2 == 0)("size", 4)
+    4
     """
-    if not 0 < number(name, value) <= 1:
-        raise SurgeryError(f"{name}={value:g}: give a share above 0 and at most 1")
-    return value
+
+    def check(name: str, value: Any) -> Any:
+        if not fits(value):
+            raise SurgeryError(f"{name}={shown(value)}: {what}")
+        return also(name, value)
+
+    return check
 
 
-def whole(name: str, value: Any) -> int:
-    """A whole number that is not negative."""
-    if type(value) is not int or not 0 <= value < 2**63:
-        raise SurgeryError(f"{name}={shown(value)}: give a whole number, 0 or more")
-    return value
-
-
-def switch(name: str, value: Any) -> bool:
-    """True or false."""
-    if not isinstance(value, bool):
-        raise SurgeryError(f"{name}={value!r}: give true or false, without quotes")
-    return value
-
-
-def choice(name: str, value: Any, known: Sequence[str]) -> str:
-    """One of some texts."""
-    if value not in known:
-        raise SurgeryError(f"{name}={shown(value)}: choose {', '.join(known[:-1])} or {known[-1]}")
-    return value
-
-
-def texts(name: str, value: Any) -> tuple[str, ...]:
-    """A list of texts, or a single one.
-
-    >>> texts("keep", "layer1"), texts("keep", ["a", "b"])
-    (('layer1',), ('a', 'b'))
-    """
+def _texts(name: str, value: Any) -> tuple[str, ...]:
+    """A list of texts, or a single one."""
     found = (value,) if isinstance(value, str) else value
     if not isinstance(found, list | tuple) or not all(isinstance(one, str) for one in found):
         raise SurgeryError(f"{name}={shown(value)}: give a list of texts, such as [layer1]")
     return tuple(found)
-
-
-def counts(name: str, value: Any) -> Any:
-    """Numbers of blocks, in a list or by the names of sections."""
-    if not isinstance(value, list | tuple | dict):
-        raise SurgeryError(f"{name}={shown(value)}: give a number of blocks for each section, such as [2, 2]")
-    return value if isinstance(value, dict) else list(value)
-
-
-def entries(example: str) -> Callable[[str, Any], Mapping[str, Any]]:
-    """The check of values by name, such as those of an example."""
-
-    def check(name: str, value: Any) -> Mapping[str, Any]:
-        if not isinstance(value, Mapping):
-            raise SurgeryError(f"{name}={shown(value)}: give entries {example}")
-        return value
-
-    return check
 
 
 def listed(kind: type, example: str) -> Any:
@@ -145,24 +102,36 @@ class Kind:
 
     Attributes:
         metavar: what --help calls the value; None for tyro's own word.
-        check: of the argument's name and value; gives the value, or raises a SurgeryError.
+        check: of the argument's name and value.
         by: how tyro reads the text behind the flag, where the type does not say.
         repeated: whether the flag may be given several times: texts, or for a mapping entries NAME=VALUE.
         positional: whether the command line takes it without a flag.
     """
 
     metavar: str | None = None
-    check: Callable[[str, Any], Any] = lambda name, value: value
+    check: Check = lambda name, value: value
     by: PrimitiveConstructorSpec | None = None
     repeated: bool = False
     positional: bool = False
 
 
-Number = Annotated[float, Kind("NUMBER", number)]
-Share = Annotated[float, Kind("SHARE", share)]
-Whole = Annotated[int, Kind("INT", whole)]
-Patterns = Annotated[tuple[str, ...], Kind("PATTERN", texts, repeated=True)]
-Counts = Annotated[tuple[int, ...], Kind("INT,...", counts, listed(int, "2,2,4,2"))]
+_number = needs("give a number", lambda v: not isinstance(v, bool) and isinstance(v, int | float) and math.isfinite(v))
+_share = needs("give a share above 0 and at most 1", lambda v: 0 < v <= 1)
+_whole = needs("give a whole number, 0 or more", lambda v: type(v) is int and 0 <= v < 2**63)
+_switch = needs("give true or false, without quotes", lambda v: isinstance(v, bool))
+_counts = needs(
+    "give a number of blocks for each section, such as [2, 2]",
+    lambda v: isinstance(v, list | tuple | dict),
+    lambda name, value: list(value) if isinstance(value, tuple) else value,
+)
+_blocks = needs("give entries SECTION: BLOCKS, such as layer1: 0:0-1,1:1", lambda v: isinstance(v, Mapping))
+_outside = needs("give entries PATTERN: MODEL, such as fc: 1", lambda v: isinstance(v, Mapping))
+
+Number = Annotated[float, Kind("NUMBER", _number)]
+Share = Annotated[float, Kind("SHARE", lambda name, value: _share(name, _number(name, value)))]
+Whole = Annotated[int, Kind("INT", _whole)]
+Patterns = Annotated[tuple[str, ...], Kind("PATTERN", _texts, repeated=True)]
+Counts = Annotated[tuple[int, ...], Kind("INT,...", _counts, listed(int, "2,2,4,2"))]
 """A number of blocks for each section."""
 Shape = Annotated[tuple[int, ...], Kind("INT,...", by=listed(int, "3,224,224"))]
 Floats = Annotated[tuple[float, ...], Kind("FLOAT,...", by=listed(float, "1,0.5"))]
@@ -170,10 +139,8 @@ Function = Annotated[str, Kind("MODULE:FUNCTION")]
 """A function of the user's own."""
 PlanFile = Annotated[Path, Kind("PLAN.json")]
 OrdersFile = Annotated[Path, Kind("FILE.json")]
-Blocks = Annotated[
-    Mapping[str, Any], Kind("SECTION=BLOCKS", entries("SECTION: BLOCKS, such as layer1: 0:0-1,1:1"), repeated=True)
-]
-Outside = Annotated[Mapping[str, int], Kind("PATTERN=MODEL", entries("PATTERN: MODEL, such as fc: 1"), repeated=True)]
+Blocks = Annotated[Mapping[str, Any], Kind("SECTION=BLOCKS", _blocks, repeated=True)]
+Outside = Annotated[Mapping[str, int], Kind("PATTERN=MODEL", _outside, repeated=True)]
 Score = Literal["l1", "l2", "bn_scale"]
 """How important a position is: by the norm of its weights, or by batch norms' scales."""
 
@@ -191,19 +158,9 @@ def type_and_kind(annotation: Any) -> tuple[Any, Kind]:
         found, *beside = get_args(annotation)
         return found, next((one for one in beside if isinstance(one, Kind)), Kind())
     if get_origin(annotation) is Literal:
-        return annotation, Kind(check=lambda name, value: choice(name, value, get_args(annotation)))
-    return annotation, Kind(check=switch) if annotation is bool else Kind()
-
-
-def checked(operation: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of an operation, each checked by its annotation; None passes where it is the default."""
-    parameters = inspect.signature(operation).parameters
-    return {
-        name: None
-        if value is None and parameters[name].default is None
-        else type_and_kind(parameters[name].annotation)[1].check(name, value)
-        for name, value in given.items()
-    }
+        *others, last = get_args(annotation)
+        return annotation, Kind(check=needs(f"choose {', '.join(others)} or {last}", (*others, last).__contains__))
+    return annotation, Kind(check=_switch) if annotation is bool else Kind()
 
 
 def own(name: str, what: str) -> Any:

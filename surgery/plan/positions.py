@@ -2,7 +2,7 @@
 
 import math
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
@@ -24,10 +24,6 @@ class Source(NamedTuple):
 
     name: str
     index: Index
-
-
-Entries: TypeAlias = Mapping[str, tuple[Source, ...]]  # by small tensor, as in `Submodel.entries`
-Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 
 
 def as_runs(positions: Iterable[int]) -> Runs:

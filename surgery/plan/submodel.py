@@ -23,12 +23,23 @@ from surgery.copying import copy_sharing, replace_tensors
 from surgery.errors import SurgeryError
 from surgery.files.whole import replacing
 from surgery.lazy import LazyState, Pieces, metas, pieces_of
-from surgery.plan import text as plan_text
 from surgery.plan.edits import apply_edit
 from surgery.plan.fingerprint import fingerprint, structure
-from surgery.plan.positions import Index, Source, as_index, chain, is_whole, overlapping, put, selected, take
+from surgery.plan.positions import (
+    Index,
+    Source,
+    as_index,
+    chain,
+    is_whole,
+    overlapping,
+    put,
+    repeats,
+    selected,
+    take,
+)
 from surgery.states import Stack, State, as_state, check_same, owners, state
 
+_FORMAT, _VERSION = "layer-surgery submodel", 2
 Edit: TypeAlias = Mapping[str, Any]  # what `surgery.plan.edits` does to a module, as a JSON object
 
 
@@ -274,9 +285,11 @@ class Submodel:
         if not isinstance(inner, Submodel):
             raise SurgeryError(f"a plan composes with a plan, not with a {type(inner).__name__}")
         if fingerprint(self.small_shapes) != inner.fingerprint:
+            a, b = self.small_shapes, inner.shapes
+            name = next(name for name in (*a, *b) if a.get(name) != b.get(name))
             raise SurgeryError(
                 "the plans do not fit: the inner plan's full model must be the outer plan's small model, and their "
-                f"tensors differ ({_first_difference(self.small_shapes, inner.shapes)})"
+                f"tensors differ ({name!r} is {a.get(name, 'missing')} and {b.get(name, 'missing')})"
             )
         entries = {
             name: tuple(
@@ -316,12 +329,42 @@ class Submodel:
 
     def to_json(self) -> str:
         """The plan as JSON, with a format version and the fingerprint."""
-        return plan_text.to_json(self.entries, self.shapes, self.edits, self.structure, self.dtypes)
+        return json.dumps(
+            {
+                "format": _FORMAT,
+                "version": _VERSION,
+                "fingerprint": self.fingerprint,
+                "structure": self.structure,
+                "full": {name: list(shape) for name, shape in self.shapes.items()},
+                "dtypes": {name: str(dtype).removeprefix("torch.") for name, dtype in self.dtypes.items()},
+                "entries": {name: [[s.name, s.index] for s in sources] for name, sources in self.entries.items()},
+                "edits": [dict(edit) for edit in self.edits],
+            }
+        )
 
     @classmethod
     def from_json(cls, text: str) -> "Submodel":
         """The inverse of `to_json`; SurgeryError for another format, version or fingerprint."""
-        return cls(**plan_text.from_json(text))
+        try:
+            data = json.loads(text)
+            if data["format"] != _FORMAT or data["version"] != _VERSION:
+                raise SurgeryError(
+                    f"this is {data['format']!r} version {data['version']!r}: expected {_FORMAT!r} version {_VERSION}; "
+                    "another version of this package may read it"
+                )
+            shapes = {name: tuple(_typed(int, n) for n in shape) for name, shape in data["full"].items()}
+            entries = {name: tuple(_source(*s) for s in sources) for name, sources in data["entries"].items()}
+            edits = tuple(dict(edit) for edit in data["edits"])
+            dtypes = {name: _dtype(kind) for name, kind in data["dtypes"].items()}
+            same = fingerprint(shapes) == data["fingerprint"]
+            hashed = _typed(str, data["structure"])
+        except SurgeryError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise SurgeryError(f"not a submodel plan: {error!r}") from None
+        if not same:
+            raise SurgeryError("the plan was changed: its shapes do not match its fingerprint")
+        return cls(entries, shapes, edits, hashed, dtypes)
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the plan as JSON; after a crash there is the old file or the new one, never a part of it."""
@@ -333,8 +376,26 @@ class Submodel:
         """Read a plan that `save` wrote."""
         return cls.from_json(Path(path).read_text(errors="replace"))
 
+    def _sizes(self) -> tuple[int, int]:
+        """The elements of the small model and of the full one."""
+        small, full = (sum(map(math.prod, every.values())) for every in (self.small_shapes, self.shapes))
+        return small, full
+
     def __repr__(self) -> str:
-        return plan_text.summary(self.entries, self.shapes, self.small_shapes, self.edits)
+        facts = dict.fromkeys(("narrower", "in another order", "with repeats", "whole"), 0)
+        for name, ((full, index), *_) in self.entries.items():
+            cut = "in another order" if self.small_shapes[name] == self.shapes[full] else "narrower"
+            facts["whole" if is_whole(index) else "with repeats" if repeats(index) else cut] += 1
+        facts["standing for several"] = sum(len(sources) > 1 for sources in self.entries.values())
+        facts["left out"] = sum(not held for held in self.parts.values())
+        small, full = self._sizes()
+        return (
+            f"Submodel: {small:,} of {full:,} elements ({small / max(full, 1):.1%})\n"
+            f"  {len(self.shapes)} tensor{'s' * (len(self.shapes) != 1)}: "
+            f"{', '.join(f'{count} {what}' for what, count in facts.items() if count) or 'none'}; "
+            f"{len(self.edits)} edits of modules\n"
+            f"  of the full model {self.fingerprint}; .describe() lists everything"
+        )
 
     def describe(self) -> str:
         """Every tensor of the small model with its place in the full one, then the edits, one line each.
@@ -348,7 +409,15 @@ class Submodel:
           1 tensor: 1 narrower; 0 edits of modules
           of the full model 2d876cd494474ac0; .describe() lists everything
         """
-        return plan_text.describe(self.entries, self.shapes, self.small_shapes, self.edits)
+        small, full = self._sizes()
+        lines = [f"Submodel of {self.fingerprint}: {small:,} of {full:,} elements, {len(self.edits)} edits"]
+        width = max((len(name) for name in self.entries), default=0)
+        for name, (first, *others) in self.entries.items():
+            where = first.name if first.name != name else ""
+            more = [s.name + (_index_text(s.index) if s.index != first.index else "") for s in others]
+            text = f"{where}{_index_text(first.index)}" + (f" and {', '.join(more)}" if more else "")
+            lines.append(f"  {name:{width}}  {list(self.small_shapes[name])!s:18} = {text}")
+        return "\n".join([*lines, *(f"  {dict(edit)}" for edit in self.edits)])
 
 
 def _fitted(
@@ -380,6 +449,25 @@ def _zeros(like: Tensor, shape: tuple[int, ...]) -> Tensor:
     return zeros
 
 
-def _first_difference(a: Mapping[str, tuple[int, ...]], b: Mapping[str, tuple[int, ...]]) -> str:
-    name = next(name for name in (*a, *b) if a.get(name) != b.get(name))
-    return f"{name!r} is {a.get(name, 'missing')} and {b.get(name, 'missing')}"
+def _index_text(index: Index) -> str:
+    axes = [None if runs is None else [f"{start}:{stop}" for start, stop in runs] for runs in index]
+    texts = [":" if one is None else "|".join(one if len(one) <= 3 else [*one[:2], "...", one[-1]]) for one in axes]
+    return f"[{', '.join(texts)}]"
+
+
+def _source(name: Any, index: list) -> Source:
+    ranges = (None if runs is None else tuple((_typed(int, a), _typed(int, b)) for a, b in runs) for runs in index)
+    return Source(_typed(str, name), tuple(ranges))
+
+
+def _typed(kind: type, value: Any) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"{value!r} is not a {'whole number' if kind is int else 'string'}")
+    return value
+
+
+def _dtype(name: Any) -> torch.dtype:
+    dtype = getattr(torch, _typed(str, name), None)
+    if not isinstance(dtype, torch.dtype):
+        raise SurgeryError(f"the plan names the dtype {name!r}, which this version of torch does not have: update it")
+    return dtype

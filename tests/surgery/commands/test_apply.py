@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from surgery import merge
 from surgery.__main__ import main
+from surgery.plan import Source, Submodel
 
 RECIPE = """
 inputs:
@@ -29,6 +30,9 @@ outputs:
   mean.safetensors: mean
   half.safetensors: half
 """
+
+
+TWICE = "  two: {do: shuffle, models: [a, b]}\n  two.1: {do: cast, model: tasks, dtype: float16}\n"
 
 
 @pytest.fixture
@@ -81,6 +85,21 @@ def test_depth_and_plans(tmp_path):
     assert len(load_file(tmp_path / "less.safetensors")) == 6
 
 
+def test_a_plan_lies_in_the_folder_of_the_recipe(states, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "plans").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    plan = Submodel({"head.w": (Source("head.w", (((0, 2),),)),)}, {"body.w": (9, 4), "head.w": (5,)})
+    plan.save(tmp_path / "plans" / "cut.json")
+    (tmp_path / "recipe.yaml").write_text(
+        "inputs: {base: base.safetensors}\n"
+        "steps: {cut: {do: extract, model: base, plan: plans/cut.json}}\n"
+        "outputs: {cut.safetensors: cut}"
+    )
+    assert main(["apply", "../recipe.yaml"]) == 0
+    assert torch.equal(load_file(tmp_path / "cut.safetensors")["head.w"], states["base"]["head.w"][:2])
+
+
 @pytest.mark.parametrize(
     ("old", "new", "text"),
     [
@@ -105,6 +124,8 @@ def test_depth_and_plans(tmp_path):
         ("do: linear, ", "", "step 'mean' needs an operation"),
         ("  mixed:", "  base:", "'base' is an input and a step"),
         ("do: ties", "do: !!python/name:os.system", "is no YAML"),
+        ("  half:", TWICE + "  half:", "'two.1' is there twice, as a step and as a result of shuffle"),
+        ("  half:", "  cut: {do: extract, model: a, plan: no.json}\n  half:", "step 'cut': there is no file "),
     ],
 )
 def test_a_mistake_is_one_line_and_nothing_is_written(states, tmp_path, capsys, old, new, text):
