@@ -388,9 +388,9 @@ class Submodel:
             facts["whole" if is_whole(index) else "with repeats" if repeats(index) else cut] += 1
         facts["standing for several"] = sum(len(sources) > 1 for sources in self.entries.values())
         facts["left out"] = sum(not held for held in self.parts.values())
-        small, full = self._sizes()
+        elements, of_all = self._sizes()
         return (
-            f"Submodel: {small:,} of {full:,} elements ({small / max(full, 1):.1%})\n"
+            f"Submodel: {elements:,} of {of_all:,} elements ({elements / max(of_all, 1):.1%})\n"
             f"  {len(self.shapes)} tensor{'s' * (len(self.shapes) != 1)}: "
             f"{', '.join(f'{count} {what}' for what, count in facts.items() if count) or 'none'}; "
             f"{len(self.edits)} edits of modules\n"
