@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from surgery.configuration import is_like, is_plain
-from surgery.depth.chain import Chain, Skip
+from surgery.depth.tree import Chain, Skip
 from surgery.errors import SurgeryError
 from surgery.names import joined
 from surgery.plan.positions import as_index, selected, take
