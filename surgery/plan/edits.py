@@ -4,7 +4,7 @@ An edit is a JSON object: `do` names the function below that carries it out, the
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -108,7 +108,13 @@ def unchain(model: nn.Module, module: str, keep: int) -> None:
     _replace(model, module, kept)
 
 
-_EDITS = {"set": set_attribute, "slice": slice_buffer, "remove": remove, "skip": skip, "unchain": unchain}
+_EDITS: dict[str, Callable[..., None]] = {
+    "set": set_attribute,
+    "slice": slice_buffer,
+    "remove": remove,
+    "skip": skip,
+    "unchain": unchain,
+}
 
 
 def _replace(model: nn.Module, name: str, new: nn.Module) -> None:
