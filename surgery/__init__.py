@@ -6,8 +6,8 @@ from types import ModuleType as _ModuleType
 from surgery import merge as merge
 from surgery import similarity as similarity
 from surgery.averaging import average as average
+from surgery.averaging import repair as repair
 from surgery.averaging import trimmed_mean as trimmed_mean
-from surgery.batch_statistics import repair as repair
 from surgery.decomposition import Layer as Layer
 from surgery.decomposition import layers as layers
 from surgery.depth.graft import graft as graft

@@ -1,14 +1,18 @@
 """Models of timm and torchvision by name. The libraries are imported only when a model is asked for."""
 
 import difflib
+import importlib
 import inspect
 from collections.abc import Callable
 from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from surgery.errors import SurgeryError, first_line
+
+_LIBRARIES = {"timm": "timm", "torchvision": "torchvision.models"}
 
 
 def named(name: str, **arguments) -> nn.Module:
@@ -26,7 +30,10 @@ def named(name: str, **arguments) -> nn.Module:
     """
     library, model = check_named(name)
     try:
-        return _LIBRARIES[library][1](model, arguments)
+        if library == "timm":
+            return _factories(library).create_model(model, **arguments)
+        defaults = _torchvision_defaults(_factories(library).get_model_builder(model), model)
+        return _factories(library).get_model(model, **{**defaults, **arguments})
     except (TypeError, ValueError, RuntimeError, AssertionError, KeyError) as error:
         raise SurgeryError(f"{name} cannot be built: {first_line(error)}") from error
 
@@ -46,7 +53,7 @@ def check_named(name: str) -> tuple[str, str]:
         near = difflib.get_close_matches(library, _LIBRARIES, n=1)
         hint = f"did you mean {f'{near[0]}:{model}'!r}? " if near and model else ""
         raise SurgeryError(f"unknown model {name!r}: {hint}give timm:NAME or torchvision:NAME (timm:resnet18)")
-    known = _known(library)
+    known = _factories(library).list_models()
     if model.split(".")[0] not in known:  # timm's names may end with a tag for weights
         near = difflib.get_close_matches(model, known, n=3, cutoff=0.5)
         hint = (
@@ -98,44 +105,16 @@ def _own_size(model: nn.Module, size: tuple[int, ...]) -> tuple[int, ...]:
     return size if stem is None or stem.in_channels > 4 else (stem.in_channels, *size[1:])
 
 
-def _timm(name: str, arguments: dict) -> nn.Module:
-    import timm
-
-    return timm.create_model(name, **arguments)
-
-
-def _torchvision(name: str, arguments: dict) -> nn.Module:
-    from torchvision import models
-
-    takes = inspect.signature(models.get_model_builder(name)).parameters
-    defaults: dict[str, bool | None] = (
-        {"weights_backbone": None} if "weights_backbone" in takes else {}
-    )  # the default would be downloaded
-    if name in ("inception_v3", "googlenet"):
-        defaults["init_weights"] = True  # the default, but without a warning
-    return models.get_model(name, **{**defaults, **arguments})
-
-
-def _known(library: str) -> list[str]:
+def _factories(library: str) -> Any:
+    """The module of a library that has `list_models` and makes models by name."""
     try:
-        return _LIBRARIES[library][0]()
+        return importlib.import_module(_LIBRARIES[library])
     except ImportError:
         raise SurgeryError(f"{library} is not installed: pip install {library}") from None
 
 
-def _timm_names() -> list[str]:
-    import timm
-
-    return timm.list_models()
-
-
-def _torchvision_names() -> list[str]:
-    from torchvision import models
-
-    return models.list_models()
-
-
-_LIBRARIES: dict[str, tuple[Callable[[], list[str]], Callable[[str, dict], nn.Module]]] = {
-    "timm": (_timm_names, _timm),
-    "torchvision": (_torchvision_names, _torchvision),
-}
+def _torchvision_defaults(factory: Callable[..., nn.Module], name: str) -> dict[str, bool | None]:
+    """Arguments without which a model of torchvision downloads weights, or warns."""
+    downloads = "weights_backbone" in inspect.signature(factory).parameters
+    backbone: dict[str, bool | None] = {"weights_backbone": None} if downloads else {}
+    return backbone | ({"init_weights": True} if name in ("inception_v3", "googlenet") else {})

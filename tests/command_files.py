@@ -7,6 +7,26 @@ from safetensors.torch import load_file
 
 from surgery.__main__ import main
 
+NETS = """
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.a, self.b = nn.Linear(width, 12), nn.Linear(12, width)
+
+    def forward(self, x):
+        return x + self.b(torch.relu(self.a(x)))
+
+
+def net(width=8, classes=3, blocks=3):
+    every = nn.Sequential(*(Block(width) for _ in range(blocks)))
+    return nn.Sequential(nn.Linear(5, width), every, nn.Linear(width, classes))
+"""
+"""The source of a module with residual nets of the user's own, which take inputs of 5 numbers."""
+
 
 def run(*arguments):
     assert main([*map(str, arguments)]) == 0

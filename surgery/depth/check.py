@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from surgery.copying import clone
-from surgery.depth.chain import Skip
 from surgery.depth.sections import Section
+from surgery.depth.tree import Skip
 from surgery.errors import SurgeryError, first_line
 from surgery.forward import arguments, in_mode, observed, tensors_in
 from surgery.names import is_inside

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch import nn
 
-from surgery.depth.chain import Chain, Skip
-from surgery.depth.tree import Part, as_module, shapes
+from surgery.depth.tree import Chain, Part, Skip, as_module, shapes
 from surgery.errors import SurgeryError
 from surgery.names import is_inside, joined
 from surgery.states import State, owners
@@ -106,9 +105,6 @@ class _Search:
         module = self.modules[name]
         return module.kind if isinstance(module, Part) else type(module)
 
-    def _is_part(self, name: str) -> bool:
-        return isinstance(self.modules[name], Part)
-
     def composite(self, name: str) -> bool:
         """Whether the module owns several layers."""
         if name not in self._sizes:
@@ -153,15 +149,12 @@ class _Search:
         if any(map(self.has_joined, declared)):
             found = declared
         else:
-            found = self.structural()
+            # The strongest evidence available: twins, or blocks that fit together, or their class.
+            found = self._outermost(self.has_twins) or self._outermost(self._fits) or self._alike()
             lonely = [section[-1] for group in declared for section in self.split(group)]
             if declared and not any(map(self.has_twins if any(map(self.keeps, lonely)) else self.has_joined, found)):
                 found = declared
         return [section for group in found for section in self.split(group)]
-
-    def structural(self) -> list[list[str]]:
-        """Groups of blocks by the strongest evidence available: twins, or blocks that fit together, or their class."""
-        return self._outermost(self.has_twins) or self._outermost(self._fits) or self._alike()
 
     def _outermost(self, evident: Callable[[list[str]], bool]) -> list[list[str]]:
         """Level by level from the root: groups with evidence, groups of the same class, and nothing inside these."""
@@ -178,7 +171,7 @@ class _Search:
                 g
                 for g in groups
                 if self.kind(g[0]) in blocks
-                or ((self.kind(g[0]) in here or (here and self._is_part(g[0]))) and self.has_joined(g))
+                or ((self.kind(g[0]) in here or (here and isinstance(self.modules[g[0]], Part))) and self.has_joined(g))
             ]
             found += chosen
             inside = {name for group in chosen for name in group}
@@ -236,7 +229,10 @@ class _Search:
 
     def _fits(self, group: list[str]) -> bool:
         """Whether blocks fit together and are more than one convolution with its norm."""
-        return any(self.joins(a, b) and matrices(self.modules[b]) > 1 for a, b in pairwise(group))
+        return any(
+            self.joins(a, b) and sum(len(shape) > 1 for shape in shapes(self.modules[b]).values()) > 1
+            for a, b in pairwise(group)
+        )
 
     def split(self, group: list[str]) -> Iterator[list[str]]:
         """Cut a group where a block changes the interface."""
@@ -284,11 +280,6 @@ def signature(block: nn.Module) -> tuple:
         if not isinstance(module, nn.Identity) and "drop" not in type(module).__name__.lower()
     ]
     return shapes(block), parts
-
-
-def matrices(block: nn.Module) -> int:
-    """The number of tensors with two or more axes."""
-    return sum(len(shape) > 1 for shape in shapes(block).values())
 
 
 def _exact(value: Any) -> bool:

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from surgery.configuration import is_settings
 from surgery.copying import copy_sharing, replace_tensors
-from surgery.depth.chain import Chain
-from surgery.depth.tree import Part, returns_several
+from surgery.depth.tree import Chain, Part, returns_several
 from surgery.errors import SurgeryError
 from surgery.names import joined
 from surgery.plan.edits import apply_edit

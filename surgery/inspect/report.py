@@ -20,7 +20,7 @@ from surgery.forward import in_mode, observed
 from surgery.libraries import example_input
 from surgery.memory import shortage
 from surgery.names import is_inside
-from surgery.plan import Submodel, fingerprint
+from surgery.plan import fingerprint
 from surgery.states import state
 from surgery.width.narrow import Width, narrow, widths
 
@@ -289,13 +289,8 @@ def _at_depth(
         changed, plan = graft(changed, depths=[max(d, h) for d, h in zip(depth, have)], example=example)
         places = {key: [s.name for name in names for s in plan.entries[name]] for key, names in places.items()}
     changed, plan = ungraft(changed, keep=depth, example=example)
-    return changed, _through(places, plan)
-
-
-def _through(places: Mapping[str, list[str]], plan: Submodel) -> dict[str, list[str]]:
-    """Where tensors are after blocks were dropped."""
     kept = {sources[0].name: name for name, sources in plan.entries.items()}
-    return {key: [kept[name] for name in names if name in kept] for key, names in places.items()}
+    return changed, {key: [kept[name] for name in names if name in kept] for key, names in places.items()}
 
 
 def _rows(model: nn.Module, changed: nn.Module, found, places: Mapping[str, list[str]]):

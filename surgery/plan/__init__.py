@@ -5,7 +5,7 @@ embedded and built, models of different sizes are averaged, and all of it is wri
 """
 
 from surgery.plan.average import average_submodels as average_submodels
-from surgery.plan.factors import submodel_factors as submodel_factors
+from surgery.plan.average import submodel_factors as submodel_factors
 from surgery.plan.fingerprint import fingerprint as fingerprint
 from surgery.plan.fingerprint import structure as structure
 from surgery.plan.positions import Index as Index

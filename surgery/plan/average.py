@@ -1,18 +1,22 @@
-"""Means of submodels, weighted or trimmed. The weighted one never holds a model in full size."""
+"""Means of submodels, weighted or trimmed, and FedFA's factors that scale them.
+
+No model is held in full size but for the trimmed mean.
+"""
 
 import itertools
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from surgery.averaging import trimmed_mean, weight_rows
 from surgery.errors import SurgeryError
-from surgery.plan.positions import Index, Runs, ascending, grid, pieces, put, scattered
+from surgery.plan.positions import Index, Runs, ascending, grid, pieces, put, repeats, scattered
 from surgery.plan.submodel import Submodel
+from surgery.scale import checked_groups, joint_norms, matching_factors
 from surgery.states import State, as_state, check_same, compute_dtype
 from surgery.threads import in_threads
 from surgery.transfer import upload
@@ -82,9 +86,9 @@ def average_submodels(
         raise SurgeryError(f"dtype must be torch.float32 or torch.float64, got {str(dtype)[:40]}")
     if dtype is not None and trim is not None:
         raise SurgeryError("dtype is that of a weighted mean: a trimmed one has the tensors' own, so give one")
-    states, fallback = client_states(states), as_state(fallback, "the fallback")
-    check_clients(states, plans, fallback)
-    row = client_weights(weights, len(states))
+    states, fallback = _client_states(states), as_state(fallback, "the fallback")
+    _check_clients(states, plans, fallback)
+    row = _client_weights(weights, len(states))
     members = row.nonzero().flatten().tolist()
     share = row / row.max() if members else row
     shares = (share / share.sum()).clamp(min=1e-30).tolist()  # tiny weights must not vanish in float32
@@ -114,14 +118,94 @@ def average_submodels(
     return {name: result[name] for name in fallback}
 
 
-def client_states(states: Sequence[Mapping[str, Tensor] | nn.Module]) -> list[Mapping[str, Tensor]]:
+def submodel_factors(
+    states: Sequence[Mapping[str, Tensor]],
+    plans: Sequence[Submodel],
+    *,
+    q: float = 0.95,
+    groups: Sequence[Sequence[str]] | None = None,
+    weights: Tensor | Sequence[float] | None = None,
+    measure: Literal["norm", "rms"] = "norm",
+) -> dict[str, Tensor]:
+    """The factors that scale each tensor of different small models to the mean of their percentile norms.
+
+    alpha_c = mean_k ||Wq_k|| / ||Wq_c|| (FedFA, Alg. 1, line 18), where k runs over the clients that have weight and
+    cover something of the tensor. Equal to the factors that `match_norms` gives for the embedded models of these
+    clients with their masks. `average_submodels(states, plans, weights=..., factors=..., fallback=...)` then does lines
+    16-22.
+
+    Args:
+        states: K small models' states.
+        plans: where each state lies, all in one full model. A tensor with several sources, as in a grafted block,
+            counts at each of them.
+        q: the quantile, in [0, 1]; see `percentile_norm`.
+        groups: names of the full model's tensors that have one norm and one factor together, as
+            `segments(layers(model))` gives them. A client's norm is that of the tensors that it has of them. By default
+            each tensor is a group.
+        weights: [K], non-negative: clients of weight 0 are ignored, all others count alike. None: all count.
+        measure: `norm` is the paper's. `rms` divides it by the square root of the number of entries in it, so that a
+            narrow model is not scaled up merely because it has fewer entries.
+
+    Returns:
+        [K], float64, on the CPU, by name of the full model's tensors, except those that are integers in the states. A
+        client without weight, with nothing of the group or with only zeros (or almost, see `match_norms`) gets factor 1
+        and is not counted in the mean; tensors in no group have factor 1.
+
+    Raises:
+        SurgeryError: for q out of range, an unknown measure, states that do not match their plans, groups that name a
+            tensor twice or an unknown one, and for NaN or infinity in a state with weight.
+
+    >>> from surgery.plan import Source
+    >>> narrow = Submodel({"w": (Source("w", (((0, 1),),)),)}, {"w": (2,)})
+    >>> wide = Submodel({"w": (Source("w", (None,)),)}, {"w": (2,)})
+    >>> states = [{"w": torch.tensor([3.0])}, {"w": torch.tensor([3.0, 4.0])}]
+    >>> submodel_factors(states, [narrow, wide], q=1.0)["w"]
+    tensor([1.3333, 0.8000], dtype=torch.float64)
+    """
+    if not isinstance(measure, str) or measure not in ("norm", "rms"):
+        raise SurgeryError(f"unknown measure {repr(measure)[:40]}: choose norm or rms")
+    states = _client_states(states)
+    _check_clients(states, plans)
+    members = _client_weights(weights, len(states)).nonzero().flatten().tolist()
+    small = [
+        # An index matters only if it repeats positions, of which one counts.
+        {full: [(n, index if repeats(index) else ()) for n, index in held] for full, held in plan.parts.items()}
+        for plan in plans
+    ]
+    integers = {
+        full
+        for c, held in enumerate(small)
+        for full, own in held.items()
+        if not all(states[c][n].is_floating_point() or states[c][n].is_complex() for n, _ in own)
+    }
+    floating = {name: None for name in plans[0].shapes if name not in integers}
+    groups = checked_groups(groups, plans[0].shapes, floating, "the full model")
+    # A block that stands for others has the same norm everywhere, so it is computed only once.
+    rows: dict[tuple[int, tuple[tuple[str, Index], ...]], int] = {}
+    place = torch.zeros(len(groups), len(states), dtype=torch.int64)  # of the norm of each group and client; 0 for none
+    for g, group in enumerate(groups):
+        for c in members:
+            own = (part for name in group for part in small[c].get(name, ()))
+            if held := tuple(sorted(own, key=lambda part: (part[0], str(part[1])))):
+                place[g, c] = rows.setdefault((c, held), len(rows) + 1)
+    jobs = [[ascending(states[c][n].detach(), index)[0] for n, index in held] for c, held in rows]
+    found = joint_norms([[], *jobs], q)
+    norms = found[:, 0] if measure == "norm" else found[:, 0] / found[:, 1].sqrt().clamp(min=1)
+    alpha = matching_factors(norms[place])
+    for g, c in norms[place].isnan().nonzero()[:1].tolist():
+        raise SurgeryError(f"{', '.join(groups[g])} of state {c} hold NaN or infinity: give this client weight 0")
+    factors = {name: row for group, row in zip(groups, alpha) for name in group}
+    return {name: factors.get(name, torch.ones(len(states), dtype=torch.float64)) for name in floating}
+
+
+def _client_states(states: Sequence[Mapping[str, Tensor] | nn.Module]) -> list[Mapping[str, Tensor]]:
     """A list of states, of which some may have been given as modules; SurgeryError for anything else."""
     if not isinstance(states, list | tuple):
         raise SurgeryError(f"give a list of states, one for each client, not a {type(states).__name__}")
     return [as_state(values, f"state {k}") for k, values in enumerate(states)]
 
 
-def check_clients(
+def _check_clients(
     states: Sequence[Mapping[str, Tensor]], plans: Sequence[Submodel], fallback: Mapping[str, Tensor] | None = None
 ) -> None:
     """SurgeryError unless each state matches its plan, and all plans (and the fallback) are of one full model."""
@@ -150,7 +234,7 @@ def _empty(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
     return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
 
 
-def client_weights(weights: Tensor | Sequence[float] | None, k: int) -> Tensor:
+def _client_weights(weights: Tensor | Sequence[float] | None, k: int) -> Tensor:
     """Weights [K] in float64 on the CPU; SurgeryError if they are not valid."""
     row = weight_rows(weights, k, True)
     if row.ndim != 1:

@@ -4,13 +4,13 @@ An edit is a JSON object: `do` names the function below that carries it out, the
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
 from surgery.configuration import is_like, is_plain
-from surgery.depth.chain import Chain, Skip
+from surgery.depth.tree import Chain, Skip
 from surgery.errors import SurgeryError
 from surgery.names import joined
 from surgery.plan.positions import as_index, selected, take
@@ -108,7 +108,13 @@ def unchain(model: nn.Module, module: str, keep: int) -> None:
     _replace(model, module, kept)
 
 
-_EDITS = {"set": set_attribute, "slice": slice_buffer, "remove": remove, "skip": skip, "unchain": unchain}
+_EDITS: dict[str, Callable[..., None]] = {
+    "set": set_attribute,
+    "slice": slice_buffer,
+    "remove": remove,
+    "skip": skip,
+    "unchain": unchain,
+}
 
 
 def _replace(model: nn.Module, name: str, new: nn.Module) -> None:

@@ -39,7 +39,7 @@ def structure(model: nn.Module) -> str:
     >>> structure(nn.Conv2d(1, 2, 3)) == structure(nn.Conv2d(1, 2, 3, stride=2))
     False
     """
-    counted = ((name, module) for name, module in model.named_modules() if not _drops(module))
+    counted = ((name, m) for name, m in model.named_modules() if "drop" not in type(m).__name__.lower())
     return _VERSION + _hash([[name, type(module).__qualname__, settings(module)] for name, module in counted])
 
 
@@ -70,7 +70,7 @@ def _known(cls: type) -> tuple[Callable[[str], bool], set[str]]:
     of_torch = {name for base in theirs for name in _assigned(vars(base).get("__init__"))}
     makers, run = _reached(cls, "__init__"), _reached(cls, "forward")
     made = {name for function in makers for name in _assigned(function)}
-    anything = any({"setattr", "__dict__", "vars"} & set(_names(function)) for function in makers)
+    anything = any({"setattr", "__dict__", "vars"} & _names(function) for function in makers)
     others = _ASIDE | of_torch | {name for function in run for name in _assigned(function)}
 
     def known(name: str) -> bool:
@@ -119,22 +119,16 @@ def _changed(function: Callable) -> set[str]:
 
 
 def _steps(function: Any) -> Iterator[dis.Instruction]:
-    for code in _codes(getattr(inspect.unwrap(function), "__code__", None)) if callable(function) else ():
-        yield from dis.get_instructions(code)
+    """The instructions of a function, and of the functions and comprehensions in it."""
+    waiting = [getattr(inspect.unwrap(function), "__code__", None)] if callable(function) else []
+    while waiting:
+        if (code := waiting.pop(0)) is not None:
+            yield from dis.get_instructions(code)
+            waiting += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
 
 
-def _names(function: Callable) -> Iterator[str]:
-    for code in _codes(function.__code__):
-        yield from code.co_names
-
-
-def _codes(code: CodeType | None) -> Iterator[CodeType]:
-    """A function's code, and that of the functions and comprehensions in it."""
-    if code is not None:
-        yield code
-        for constant in code.co_consts:
-            if isinstance(constant, CodeType):
-                yield from _codes(constant)
+def _names(function: Callable) -> set[str]:
+    return {step.argval for step in _steps(function) if step.opcode in dis.hasname}
 
 
 @functools.cache
@@ -161,10 +155,6 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, dict):
         return all(isinstance(key, str | int) and _is_plain(entry) for key, entry in value.items())
     return value is None or isinstance(value, bool | int | float | str)
-
-
-def _drops(module: nn.Module) -> bool:
-    return "drop" in type(module).__name__.lower()
 
 
 def _hash(facts: Any) -> str:

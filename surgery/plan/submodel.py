@@ -383,8 +383,8 @@ class Submodel:
 
     def __repr__(self) -> str:
         facts = dict.fromkeys(("narrower", "in another order", "with repeats", "whole"), 0)
-        for name, ((full, index), *_) in self.entries.items():
-            cut = "in another order" if self.small_shapes[name] == self.shapes[full] else "narrower"
+        for name, ((target, index), *_) in self.entries.items():
+            cut = "in another order" if self.small_shapes[name] == self.shapes[target] else "narrower"
             facts["whole" if is_whole(index) else "with repeats" if repeats(index) else cut] += 1
         facts["standing for several"] = sum(len(sources) > 1 for sources in self.entries.values())
         facts["left out"] = sum(not held for held in self.parts.values())

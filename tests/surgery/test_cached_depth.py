@@ -10,9 +10,9 @@ from torch import nn
 
 import surgery
 from surgery import Section, SurgeryError, graft, ungraft
-from surgery.depth.chain import Chain, Skip
 from surgery.depth.check import check_cached
 from surgery.depth.constants import Shift, numbers, recounted, renumbered
+from surgery.depth.tree import Chain, Skip
 from surgery.plan import Submodel
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 import surgery
 from surgery import SurgeryError, corner, graft, narrow, state, ungraft
-from surgery.depth.chain import Chain, Skip
+from surgery.depth.tree import Chain, Skip
 from surgery.plan import Submodel
 from zoo import Spec
 

@@ -5,7 +5,7 @@ import torchvision
 from torch import nn
 
 import surgery
-from surgery.depth.chain import Skip
+from surgery.depth.tree import Skip
 
 
 def meta(library, name):

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from command_files import in_folder_with, refused, run, same
+from command_files import NETS, in_folder_with, refused, run, same
 from safetensors.torch import load_file, save_file
 from selection import some
 
@@ -16,24 +16,6 @@ import surgery
 from surgery.__main__ import main
 
 MODULE = """
-import torch
-from torch import nn
-
-
-class Block(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.a, self.b = nn.Linear(width, 12), nn.Linear(12, width)
-
-    def forward(self, x):
-        return x + self.b(torch.relu(self.a(x)))
-
-
-def net(width=8, classes=3):
-    blocks = nn.Sequential(*(Block(width) for _ in range(3)))
-    return nn.Sequential(nn.Linear(5, width), blocks, nn.Linear(width, classes))
-
-
 class Odd(nn.Module):
     def __init__(self):
         super().__init__()
@@ -54,7 +36,7 @@ def broken():
 
 @pytest.fixture
 def net(tmp_path, monkeypatch):
-    in_folder_with(monkeypatch, tmp_path, "their_models", MODULE)
+    in_folder_with(monkeypatch, tmp_path, "their_models", NETS + MODULE)
     import their_models
 
     torch.manual_seed(0)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from command_files import in_folder_with, refused, run, same
+from command_files import NETS, in_folder_with, refused, run, same
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -13,23 +13,6 @@ from surgery import merge
 from surgery.__main__ import main
 
 MODULE = """
-import torch
-from torch import nn
-
-
-class Block(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.a, self.b = nn.Linear(width, 12), nn.Linear(12, width)
-
-    def forward(self, x):
-        return x + self.b(torch.relu(self.a(x)))
-
-
-def net(width=8):
-    return nn.Sequential(nn.Linear(5, width), nn.Sequential(Block(width), Block(width)), nn.Linear(width, 3))
-
-
 class Kept(nn.Module):
     def __init__(self):
         super().__init__()
@@ -63,16 +46,16 @@ def tied():
     return model
 """
 X = torch.zeros(2, 5)
-MODEL = ("--model", "their_orders:net", "--input", "5")
+MODEL = ("--model", "their_orders:net,blocks=2", "--input", "5")
 
 
 @pytest.fixture
 def nets(tmp_path, monkeypatch):
-    in_folder_with(monkeypatch, tmp_path, "their_orders", MODULE)
+    in_folder_with(monkeypatch, tmp_path, "their_orders", NETS + MODULE)
     import their_orders
 
     torch.manual_seed(0)
-    found = [their_orders.net() for _ in range(2)]
+    found = [their_orders.net(blocks=2) for _ in range(2)]
     for name, net in zip("ab", found):
         save_file(net.state_dict(), f"{name}.safetensors")
     return found
@@ -177,8 +160,8 @@ def test_merges_that_are_measured(nets, capsys):
 def test_steps_of_recipes_are_the_commands(nets, tmp_path):
     (tmp_path / "recipe.yaml").write_text(
         "inputs:\n"
-        "  a: {file: a.safetensors, model: 'their_orders:net', input: [5]}\n"
-        "  b: {file: b.safetensors, model: 'their_orders:net', input: [5]}\n"
+        "  a: {file: a.safetensors, model: 'their_orders:net,blocks=2', input: [5]}\n"
+        "  b: {file: b.safetensors, model: 'their_orders:net,blocks=2', input: [5]}\n"
         "steps:\n"
         "  near: {do: align, model: b, to: a}\n"
         "  mean: {do: linear, models: [a, near]}\n"

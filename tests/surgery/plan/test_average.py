@@ -11,7 +11,6 @@ from oracles import average as slow_average
 
 import surgery
 import surgery.plan.average as average_module
-import surgery.plan.factors as factors_module
 import zoo
 from surgery.plan import Source, Submodel, submodel_factors
 
@@ -253,8 +252,8 @@ def mixed():
 def test_mixed_models_of_a_real_family_with_a_factor_a_layer(monkeypatch):
     full, states, plans = mixed()
     groups = surgery.segments(surgery.layers(full))
-    jobs, real = [], factors_module.joint_norms
-    monkeypatch.setattr(factors_module, "joint_norms", lambda given, q: jobs.extend(given) or real(given, q))
+    jobs, real = [], average_module.joint_norms
+    monkeypatch.setattr(average_module, "joint_norms", lambda given, q: jobs.extend(given) or real(given, q))
     got = submodel_factors(states, plans, groups=groups, weights=[5, 1, 2, 1])
     assert any(len(sources) > 1 for plan in plans for sources in plan.entries.values())
     taken = [id(tensor) for job in jobs for tensor in job]

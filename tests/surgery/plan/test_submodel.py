@@ -10,7 +10,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 import surgery
-from surgery.depth.chain import Chain, Skip
+from surgery.depth.tree import Chain, Skip
 from surgery.plan import Source, Submodel, as_runs
 from surgery.plan.edits import apply_edit
 
