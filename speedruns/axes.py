@@ -7,8 +7,7 @@ outputs, the norm after it, and all that is added to it. One forward pass on the
 product of digits: `view(B, N, 3, heads, dim)` shows three of them. Operations say which axes are the same; digits that
 are not fixed by the input, the output or an unknown operation are the widths of the network.
 
-The library knows some 350 operations, sums (concatenations) and orders, and repairs configurations. This file knows
-what a ResNet and a Vision Transformer need. It imports torch (torchvision and timm only to have something to cut).
+The library knows some 350 operations, sums, and orders of positions; this file what a ResNet and a ViT need.
 """
 
 import copy
@@ -18,6 +17,7 @@ import textwrap
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 
 class Digit:
@@ -102,7 +102,7 @@ class Trace(TorchDispatchMode):
 
 def unknown(trace: Trace, args: tuple, results: list[Tensor]) -> list[list[Axis]]:
     """Whatever no rule knows keeps all it touches as it is: nothing is assumed."""
-    for tensor in torch.utils._pytree.tree_leaves(args):
+    for tensor in tree_leaves(args):
         for each in trace.of(tensor) if isinstance(tensor, Tensor) else ():
             fix(each, "unknown operation")
     return [[axis(size, "unknown operation") for size in result.shape] for result in results]

@@ -111,7 +111,13 @@ class Group:
                 with lock:
                     if not prepared:
                         prepared.append(kernel(self, **settings))
-                result = prepared[0](start, stop).to(like.dtype)
+                exact = prepared[0](start, stop)
+                result = exact.to(like.dtype)
+                if not bool(result.isfinite().all()) and bool(exact.isfinite().all()):
+                    raise SurgeryError(
+                        f"the merged {self.name!r} does not fit into {like.dtype} (its largest number is "
+                        f"{exact.abs().max():.3g}): take a smaller scale, or convert the models first"
+                    )
                 if not self.shared:
                     return result
                 first = self.tensors[0].read(start, stop)

@@ -1,6 +1,7 @@
 """What Fisher- and regression-weighted merging need to know of each model, measured on some of its data."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -33,23 +34,24 @@ def fisher_information(
     if not found:
         raise SurgeryError(f"{type(model).__name__} has no parameters, so that there is no information about them")
     total, count = {name: torch.zeros_like(p) for name, p in found.items()}, 0
-    training, needs = model.training, {name: p.requires_grad for name, p in found.items()}
-    model.eval()
-    try:
-        for p in found.values():
-            p.requires_grad_(True)
-        with torch.enable_grad():
-            for inputs, targets in batches:
-                for i in range(len(inputs)):
-                    value = loss(model(inputs[i : i + 1]), targets[i : i + 1])
-                    for name, gradient in zip(found, torch.autograd.grad(value, [*found.values()], allow_unused=True)):
-                        if gradient is not None:
-                            total[name] += gradient.square()
-                    count += 1
-    finally:
-        for name, p in found.items():
-            p.requires_grad_(needs[name])
-        model.train(training)
+    needs = {name: p.requires_grad for name, p in found.items()}
+    with _evaluating(model):
+        try:
+            for p in found.values():
+                p.requires_grad_(True)
+            with torch.enable_grad():
+                for inputs, targets in batches:
+                    for i in range(len(inputs)):
+                        value = loss(model(inputs[i : i + 1]), targets[i : i + 1])
+                        for name, gradient in zip(
+                            found, torch.autograd.grad(value, [*found.values()], allow_unused=True)
+                        ):
+                            if gradient is not None:
+                                total[name] += gradient.square()
+                        count += 1
+        finally:
+            for name, p in found.items():
+                p.requires_grad_(needs[name])
     if not count:
         raise SurgeryError("there are no samples to measure the Fisher information on: give at least one batch")
     return {name: (value / count).detach() for name, value in total.items()}
@@ -84,18 +86,28 @@ def input_grams(model: nn.Module, batches: Iterable[Any]) -> State:
         raise SurgeryError(
             f"{type(model).__name__} has no linear layer and no convolution whose inputs could be measured"
         )
-    training = model.training
-    model.eval()
     try:
-        for batch in batches:
-            call(model, batch)
+        with _evaluating(model):
+            for batch in batches:
+                call(model, batch)
     finally:
-        model.train(training)
         for hook in hooks:
             hook.remove()
     if not result:
         raise SurgeryError("no layer was run: give at least one batch of inputs")
     return result
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode; afterwards every module is in the mode that it was in (some may be frozen)."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
 
 
 def _is_linear(module: nn.Module) -> bool:

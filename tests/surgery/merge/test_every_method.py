@@ -145,6 +145,7 @@ OPPOSITE = [{"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([-1.0, -2.0])}]
 TWO, ONE, EYE = [{"w": torch.ones(2, 3)}] * 2, {"w": torch.ones(2, 3)}, {"w": torch.eye(3)}
 NAN = [ONE, {"w": ONE["w"] * math.nan}]
 LARGE = [{"w": torch.full((2,), 1e200, dtype=torch.float64)}] * 2
+HALF = [{"w": torch.tensor([6e4]).half()} for _ in range(2)]
 REFUSED = [
     ("linear", [[A, {n: t for n, t in B.items() if n != "a.bias"}]], {}, "'a.bias' of model 0 is missing in model 1"),
     ("linear", [[A, B | {"a.bias": torch.zeros(5)}]], {}, r"has shape \(4,\) in model 0 and \(5,\) in model 1"),
@@ -197,6 +198,7 @@ REFUSED = [
     ("regmean", [TWO], {"grams": [{"w": torch.ones(3, 3)}] * 2, "alpha": 1}, "'w' cannot be inverted"),
     ("greedy_soup", [TWO], {"score": lambda s: math.nan}, "NaN"),
     ("greedy_soup", [NAN], {"score": lambda s: 1.0}, r"'w' of model 1 \(from 0\) holds NaN"),
+    ("task_arithmetic", [HALF], {"base": {"w": torch.zeros(1).half()}}, r"'w' does not fit into torch.float16 .*1.2e"),
     ("fisher_information", [torch.nn.ReLU(), []], {}, "no parameters"),
     ("fisher_information", [torch.nn.Linear(1, 1), []], {}, "no samples"),
     ("input_grams", [torch.nn.ReLU(), []], {}, "no linear layer"),
@@ -215,3 +217,12 @@ def test_a_stack_is_merged_as_a_list():
         merge.linear(surgery.stack(models()), weights=torch.tensor([1, 2, 5])),
         merge.linear(models(), weights=[1, 2, 5]),
     )
+
+
+def test_measuring_leaves_every_module_in_its_mode():
+    """Also a frozen norm in a model that trains."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout()).train()
+    model[1].eval()
+    merge.input_grams(model, [torch.randn(2, 4)])
+    merge.fisher_information(model, [(torch.randn(2, 4), torch.randn(2, 4))], loss=torch.nn.functional.mse_loss)
+    assert [module.training for module in model] == [True, False, True]
