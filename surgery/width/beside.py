@@ -211,14 +211,6 @@ def read_batch(
         ) from error
 
 
-class Changed(NamedTuple):
-    """An operation that computes something else in the wide model."""
-
-    step: int
-    name: str
-    module: str
-
-
 def trial(model: nn.Module, seed: int = 0) -> nn.Module:
     """A copy in float64, in evaluation mode, with weights a little off: those that begin at zero would hide much."""
     twin, generator = clone(model).double().eval(), torch.Generator().manual_seed(seed)
@@ -243,8 +235,8 @@ def trial_input(example: Any, seed: int = 0) -> Any:
     return tree_map(tried, dict(example) if hasattr(example, "keys") else example)
 
 
-def changed(model: nn.Module, wide: nn.Module, solution: Solution, choice: Choice, example: Any) -> Changed | None:
-    """The first operation whose result in the wide model is not that of the model with positions repeated; or None."""
+def changed(model: nn.Module, wide: nn.Module, solution: Solution, choice: Choice, example: Any) -> int | None:
+    """The first step whose result in the wide model is not that of the model with positions repeated; or None."""
     keep = _Keep(solution)
     try:
         with in_mode(model, training=False), watching(model), keep:
@@ -256,8 +248,7 @@ def changed(model: nn.Module, wide: nn.Module, solution: Solution, choice: Choic
         with in_mode(wide, training=False), watching(wide), compare:
             call(wide, copied(example))
     except Exception:  # it differs, or does not run, which is a difference, too
-        step = solution.steps[compare.done]
-        return Changed(compare.done, step.name, step.module)
+        return compare.done
     return None
 
 
