@@ -236,12 +236,12 @@ class _Predicted(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        given = tensors_in((args, kwargs))
-        sources = self.origins.of(given)
+        inputs = tensors_in((args, kwargs))
+        sources = self.origins.of(inputs)
         result = func(*args, **kwargs)
         name, outputs = operation_name(func), tensors_in(result)
         if not is_step(func):
-            self.origins.passed(given, outputs)
+            self.origins.passed(inputs, outputs)
             return result
         if self.done >= len(self.solution.steps):
             raise _Diverged(self.done - 1, f"the narrow model continues with {name}")
@@ -260,7 +260,7 @@ class _Predicted(TorchDispatchMode):
             raise _Diverged(self.done, f"{name} of other tensors")
         bound = bind(func, args, kwargs)
         for key, axis in step.numbers.items():
-            self._check_number(key, axis, bound, given)
+            self._check_number(key, axis, bound, inputs)
         for key, value in scalars_of(func, bound).items():
             if key not in step.numbers and not self._may_become(step, step.scalars.get(key), value):
                 raise _Diverged(self.done, f"{key}={value} instead of {step.scalars.get(key)}")
@@ -271,14 +271,14 @@ class _Predicted(TorchDispatchMode):
     def _stays(self, tensors: list[Axes]) -> bool:
         return all(size_of(axis, self.choice) == axis.size for found in tensors for axis in found)
 
-    def _check_number(self, key: str, axis: Axis | list[Axis], bound: dict[str, Any], given: list[Tensor]) -> None:
+    def _check_number(self, key: str, axis: Axis | list[Axis], bound: dict[str, Any], inputs: list[Tensor]) -> None:
         """An argument that was the size of an axis must be its new size."""
         if key not in bound or key == "normalized_shape":  # the name of an attribute, or a size that the shapes show
             return
         expected = [size_of(a, self.choice) for a in axis] if isinstance(axis, list) else size_of(axis, self.choice)
         value = bound[key]
         if key == "start" and value < 0:
-            value += given[0].shape[bound["dim"]]
+            value += inputs[0].shape[bound["dim"]]
         if value != expected:
             raise _Diverged(self.done, f"{key}={value} where {expected} was expected")
 

@@ -360,10 +360,10 @@ class _Cover(NamedTuple):
         heads = sum(grouping_of(digit) == "heads" for digit in self.digits)
         groups = sum(grouping_of(digit) == "groups" for digit in self.digits)
         others = dict.fromkeys(digit for product in self.products for digit in product)
-        left = sum(digit in self.lone and digit not in self.digits for digit in others)
+        unshrunk = sum(digit in self.lone and digit not in self.digits for digit in others)
         minor = sum(product.index(digit) for product in self.products for digit in product if digit in self.digits)
         written = sum(digit in self.written for digit in self.digits)
-        return -heads if self.demand.heads == "drop" else heads, left, written, self.deviation(), groups, -minor
+        return -heads if self.demand.heads == "drop" else heads, unshrunk, written, self.deviation(), groups, -minor
 
     def deviation(self) -> float:
         """How far the products' new sizes are from their share."""
