@@ -103,7 +103,7 @@ def checked_plan(
         within = merge_known(found for other, found in known.items() if is_inside(other, name))
         for attribute, value in certain_changes(module, within).items():
             chosen[name, attribute] = value
-    sizes = merged(found.sizes for found in known.values())
+    sizes = merged(size for found in known.values() for size in (found.widths, found.counts))
 
     def attempt(values: Values) -> _Diverged | None:
         with _unchanged(small):

@@ -123,12 +123,13 @@ class _Search:
         self.small = plan.build(full)
         self.plain, self.tries = list(fields(reread(config))), _MOST_MADE
         self.refused = ""  # what the class says of the values that were guessed
-        self.sizes = merged(found.sizes for found in known.values())
+        self.widths = merged(found.widths for found in known.values())
+        self.counts = merged(found.counts for found in known.values())
 
     def best(self) -> _Made:
         """The best values that were found."""
-        here, values = self.judged(self.config, self.full), {}
-        guess = dict(guessed(self.config, self.sizes))
+        here, values, sizes = self.judged(self.config, self.full), {}, merged([self.widths, self.counts])
+        guess = dict(guessed(self.config, self.widths, self.counts))
         made = self.made(guess)
         if made is None or made.score.shapes:
             guess = {path: new for path, new in guess.items() if not self.contradicts(path, new)}
@@ -137,7 +138,7 @@ class _Search:
             here, values = made, guess
         while any(here.score) and self.tries > 0:
             tries = []
-            for path, new in alternatives(here.config, self.config, self.sizes, here.pairs, here.shares):
+            for path, new in alternatives(here.config, self.config, sizes, here.pairs, here.shares):
                 if (made := self.made({**values, path: new})) is not None:
                     tries.append((made.score, len(tries), made, {**values, path: new}))
                     if not any(made.score):
@@ -246,17 +247,17 @@ _FACTOR = re.compile(r"ratio|factor|mult|expan")
 _LEAST = 4  # smaller numbers are no widths
 
 
-def guessed(config: Any, sizes: Sizes) -> Iterator[tuple[Fields, Any]]:
+def guessed(config: Any, widths: Sizes, counts: Sizes) -> Iterator[tuple[Fields, Any]]:
     """Numbers whose names say that they are widths or count heads, and that become one other number.
 
     >>> from types import SimpleNamespace
-    >>> list(guessed(SimpleNamespace(hidden_size=8, labels=8, num_heads=4), {8: {6}, 4: {4}}))
+    >>> list(guessed(SimpleNamespace(hidden_size=8, labels=8, num_heads=4), {8: {6}}, {4: {4}}))
     [(('hidden_size',), 6)]
     """
-    large = {size: news for size, news in sizes.items() if size >= _LEAST}
+    widths = {size: news for size, news in widths.items() if size >= _LEAST}
     for path, value in fields(config):
-        known = sizes if _COUNT.search(path[-1]) else large if _WIDTH.search(path[-1]) else {}
-        if (new := renewed(value, known)) is not None:
+        sizes = counts if _COUNT.search(path[-1]) else widths if _WIDTH.search(path[-1]) else {}
+        if (new := renewed(value, sizes)) is not None:
             yield path, new
 
 

@@ -16,22 +16,37 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from surgery.errors import SurgeryError
 from surgery.width.axes import Kind
-from surgery.width.solved import Axis, Choice, Solution, Sum, atoms, digits, size_of, terms
+from surgery.width.solved import Axis, Choice, Solution, Sum, atoms, digits, grouping_of, size_of, terms
 from surgery.width.trace import Step
 
 Sizes = dict[int, set[int]]  # old size -> what axes of that size become
 
 
-def _parts(axis: Axis, choice: Choice) -> Iterator[tuple[int, int, bool]]:
-    """(size, new size, whether a digit shrinks) of the axis, of each stretch of its consecutive digits, and of the
-    terms of each digit: code may store any of these as one number.
+class _Part(NamedTuple):
+    """Consecutive digits of an axis, whose size code may store as one number.
+
+    Attributes:
+        old, new: how many positions they have, and have in the narrow model.
+        is_count, is_width: whether they count heads or groups, and whether they are features.
+        changes: whether one of them shrinks.
     """
+
+    old: int
+    new: int
+    is_count: bool
+    is_width: bool
+    changes: bool
+
+
+def _parts(axis: Axis, choice: Choice) -> Iterator[_Part]:
+    """The axis, each stretch of its consecutive digits, and the same for the terms of each digit."""
     own = digits(axis)
     stretches = [own[i:j] for i in range(len(own)) for j in range(i + 1, len(own) + 1)]
     for stretch in stretches or [[axis]]:
         if len(stretch) == 1 or not any(map(_is_of_input, stretch)):
             old, new = [digit.size for digit in stretch], [size_of(digit, choice) for digit in stretch]
-            yield math.prod(old), math.prod(new), old != new
+            is_count = len(stretch) == 1 and bool(grouping_of(stretch[0]))
+            yield _Part(math.prod(old), math.prod(new), is_count, not (is_count and len(own) > 1), old != new)
     for digit in own:
         if isinstance(digit, Sum):
             for term in dict.fromkeys(terms(digit)):
@@ -53,7 +68,8 @@ def merged(several: Iterable[Sizes]) -> Sizes:
 
 # Names of attributes that store widths, that count heads or groups, and that are scales computed from widths.
 # Attributes with other names are changed only if the model does not run as predicted otherwise.
-_SIZE = re.compile(r"dim|channel|chs|feat|width|hidden|planes|embed|inner|d_model|rank|heads?$|groups?$")
+_WIDTH = re.compile(r"dim|channel|chs|feat|width|hidden|planes|embed|inner|d_model|rank")
+_COUNT = re.compile(r"heads?$|groups?$")
 _SCALE = re.compile(r"scal|temp|norm|sqrt")
 _LEAST = 4  # smaller numbers may well mean something else
 
@@ -62,18 +78,21 @@ class Known(NamedTuple):
     """What the steps say about the numbers of one module.
 
     Attributes:
-        sizes: what sizes of features, and numbers of heads and groups, become.
+        widths, counts: what sizes of features, and numbers of heads and groups, become.
         scales: (number, what it becomes) for numbers that an operation used and that are a power of a width.
     """
 
-    sizes: Sizes
+    widths: Sizes
+    counts: Sizes
     scales: list[tuple[float, float]]
 
     def add(self, axis: Axis, choice: Choice, only_changes: bool) -> None:
         """Note the sizes of an axis and of its parts."""
-        for old, new, changes in _parts(axis, choice):
-            if changes or not only_changes:
-                self.sizes.setdefault(old, set()).add(new)
+        for part in _parts(axis, choice):
+            if part.is_width and (part.changes or not only_changes):
+                self.widths.setdefault(part.old, set()).add(part.new)
+            if part.is_count:
+                self.counts.setdefault(part.old, set()).add(part.new)
 
 
 def known_by_module(solution: Solution, choice: Choice) -> dict[str, Known]:
@@ -81,7 +100,7 @@ def known_by_module(solution: Solution, choice: Choice) -> dict[str, Known]:
     found: dict[str, Known] = {}
 
     def of(module: str) -> Known:
-        return found.setdefault(module, Known({}, []))
+        return found.setdefault(module, Known({}, {}, []))
 
     for (module, _), tensor_axes in solution.tensors.items():
         for axis in tensor_axes:
@@ -90,7 +109,7 @@ def known_by_module(solution: Solution, choice: Choice) -> dict[str, Known]:
         for axis in (axis for tensor_axes in (*step.inputs, *step.outputs) for axis in tensor_axes):
             of(step.module).add(axis, choice, only_changes=True)  # numbers of tokens and pixels are no widths
         for number, axis in _numbers(step):
-            of(step.module).sizes.setdefault(number, set()).add(size_of(axis, choice))
+            of(step.module).counts.setdefault(number, set()).add(size_of(axis, choice))
         of(step.module).scales.extend(_scales(step, choice))
     return found
 
@@ -99,7 +118,8 @@ def merge_known(several: Iterable[Known]) -> Known:
     """What several modules say, taken together."""
     several = list(several)
     return Known(
-        merged(known.sizes for known in several),
+        merged(known.widths for known in several),
+        merged(known.counts for known in several),
         [scale for known in several for scale in known.scales],
     )
 
@@ -109,8 +129,8 @@ def step_sizes(step: Step, choice: Choice) -> Sizes:
     found: Sizes = {}
     for tensor_axes in (*step.inputs, *step.outputs):
         for axis in tensor_axes:
-            for old, new, _ in _parts(axis, choice):
-                found.setdefault(old, set()).add(new)
+            for part in _parts(axis, choice):
+                found.setdefault(part.old, set()).add(part.new)
     return merged([found, argument_sizes(step, choice)])
 
 
@@ -161,7 +181,7 @@ def certain_changes(module: nn.Module, known: Known) -> dict[str, Any]:
                     "compute it from a shape in the forward pass"
                 )
             return next(iter(options), None)
-        sizes = known.sizes if _SIZE.search(name) else {}
+        sizes = known.counts if _COUNT.search(name) else known.widths if _WIDTH.search(name) else {}
         certain = {n: news for n, news in sizes.items() if len(news) == 1 and n >= _LEAST}
         return renewed(value, certain) if not name.startswith("_") else None
 
