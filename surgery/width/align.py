@@ -11,7 +11,7 @@ from surgery.errors import SurgeryError
 from surgery.forward import named_tensors
 from surgery.plan import Submodel
 from surgery.states import State, as_state, check_same, owners, state
-from surgery.width.beside import read_batch
+from surgery.width.beside import read_batch, repeated
 from surgery.width.check import plan_of
 from surgery.width.permute import solved_for
 from surgery.width.solved import (
@@ -269,15 +269,7 @@ class Weights:
     def _ordered(self, atom: Atom, choice: Choice) -> dict[str, Tensor]:
         """What lies along a width, in the present order of all widths."""
         names = dict.fromkeys(name for name, _ in self.along[atom])
-        return {name: ordered(self.b[name], self.places[name], choice) for name in names}
-
-
-def ordered(tensor: Tensor, axes: Axes, choice: Choice) -> Tensor:
-    """The tensor with its positions in the order that a choice says."""
-    for dim, axis in enumerate(axes):
-        if any(atom in choice for atom in atoms(axis)):
-            tensor = tensor.index_select(dim, torch.tensor(positions(axis, choice), device=tensor.device))
-    return tensor
+        return {name: repeated(self.b[name], self.places[name], choice) for name in names}
 
 
 def _rows(tensor: Tensor, dim: int, where: Tensor) -> Tensor:

@@ -10,8 +10,8 @@ from surgery.copying import clone
 from surgery.errors import SurgeryError, first_line
 from surgery.forward import call, copied, in_mode, tensors_in, watching
 from surgery.states import state
-from surgery.torch_private import TorchDispatchMode, tree_map
-from surgery.width.rules.registry import RULES, operation_name, rule_for
+from surgery.torch_private import Watch, tree_map
+from surgery.width.rules.registry import RULES, is_step, operation_name
 from surgery.width.solved import SPLITS, SUMS, Atom, Axes, Axis, Choice, Solution, Sum, atoms, positions
 from surgery.width.trace import Step
 
@@ -125,28 +125,26 @@ def shares(axis: Axis, read: set[Atom], choice: Choice, mode: str) -> Tensor:
 _NEAR = 1e-6  # of the largest number: rounding is far below that, another computation above
 
 
-class _Beside(TorchDispatchMode):
+class _Beside(Watch):
     """Runs a model beside the steps of its trace; `done` is the number of the step that comes next."""
 
     def __init__(self, solution: Solution):
         super().__init__()
         self.steps, self.done = solution.steps, 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if (rule := rule_for(func)) and rule.layout:
-            return func(*args, **kwargs)
-        name = operation_name(func)
-        self.before(name, tensors_in((args, kwargs)))
-        result = func(*args, **kwargs)
-        self.after(name, tensors_in(result))
-        self.done += 1
-        return result
+    def before(self, operation: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+        if is_step(operation):
+            self.takes(operation_name(operation), tensors_in((args, kwargs)))
 
-    def before(self, name: str, given: list[Tensor]) -> None:
+    def after(self, operation: Any, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
+        if is_step(operation):
+            self.returns(operation_name(operation), tensors_in(result))
+            self.done += 1
+
+    def takes(self, name: str, tensors: list[Tensor]) -> None:
         """An operation is about to take these."""
 
-    def after(self, name: str, outputs: list[Tensor]) -> None:
+    def returns(self, name: str, tensors: list[Tensor]) -> None:
         """An operation has returned these."""
 
 
@@ -171,11 +169,11 @@ class _Reads(_Beside):
         self.names, self.read = names, read
         self.of_weights = of_weights(self.steps, or_constants)
 
-    def before(self, name: str, given: list[Tensor]) -> None:
+    def takes(self, name: str, tensors: list[Tensor]) -> None:
         if self.done >= len(self.steps) or self.steps[self.done].name != name:
             raise SurgeryError(f"the model computes something else on a batch than on the example: {name}")
         step = self.steps[self.done]
-        for which, (tensor, axes) in enumerate(zip(given, step.inputs) if name in self.names else ()):
+        for which, (tensor, axes) in enumerate(zip(tensors, step.inputs) if name in self.names else ()):
             if not _is_of_weights(step.sources[which], self.of_weights):
                 self.read((self.done, which), tensor, axes)
 
@@ -213,14 +211,6 @@ def read_batch(
         ) from error
 
 
-class Changed(NamedTuple):
-    """An operation that computes something else in the wide model."""
-
-    step: int
-    name: str
-    module: str
-
-
 def trial(model: nn.Module, seed: int = 0) -> nn.Module:
     """A copy in float64, in evaluation mode, with weights a little off: those that begin at zero would hide much."""
     twin, generator = clone(model).double().eval(), torch.Generator().manual_seed(seed)
@@ -245,8 +235,8 @@ def trial_input(example: Any, seed: int = 0) -> Any:
     return tree_map(tried, dict(example) if hasattr(example, "keys") else example)
 
 
-def changed(model: nn.Module, wide: nn.Module, solution: Solution, choice: Choice, example: Any) -> Changed | None:
-    """The first operation whose result in the wide model is not that of the model with positions repeated; or None."""
+def changed(model: nn.Module, wide: nn.Module, solution: Solution, choice: Choice, example: Any) -> int | None:
+    """The first step whose result in the wide model is not that of the model with positions repeated; or None."""
     keep = _Keep(solution)
     try:
         with in_mode(model, training=False), watching(model), keep:
@@ -258,8 +248,7 @@ def changed(model: nn.Module, wide: nn.Module, solution: Solution, choice: Choic
         with in_mode(wide, training=False), watching(wide), compare:
             call(wide, copied(example))
     except Exception:  # it differs, or does not run, which is a difference, too
-        step = solution.steps[compare.done]
-        return Changed(compare.done, step.name, step.module)
+        return compare.done
     return None
 
 
@@ -274,8 +263,8 @@ class _Keep(_Beside):
         super().__init__(solution)
         self.kept: list[list[Tensor]] = []
 
-    def after(self, name: str, outputs: list[Tensor]) -> None:
-        self.kept.append([tensor.detach().clone() for tensor in outputs])
+    def returns(self, name: str, tensors: list[Tensor]) -> None:
+        self.kept.append([tensor.detach().clone() for tensor in tensors])
 
 
 class _Compare(_Beside):
@@ -286,11 +275,11 @@ class _Compare(_Beside):
         self.kept, self.solution, self.choice = kept, solution, choice
         self.of_weights = of_weights(self.steps)
 
-    def after(self, name: str, outputs: list[Tensor]) -> None:
+    def returns(self, name: str, tensors: list[Tensor]) -> None:
         step, before = self.steps[self.done], self.kept[self.done]
         if step.name != name or not all(
             _same(repeated(old, axes, self.choice), new)
-            for old, axes, new in zip(before, step.outputs, outputs)
+            for old, axes, new in zip(before, step.outputs, tensors)
             # some kernels leave statistics empty
             if not self.of_weights[self.done] and [axis.size for axis in axes] == list(old.shape)
         ):

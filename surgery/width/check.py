@@ -5,7 +5,7 @@ as the algebra of axes predicts.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from itertools import islice
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from surgery.errors import first_line
 from surgery.forward import call, copied, in_mode, named_tensors, tensors_in, watching
 from surgery.names import is_inside
-from surgery.plan import Index, Source, Submodel, structure
+from surgery.plan import Source, Submodel, structure
 from surgery.plan.edits import set_attribute
 from surgery.states import owners
 from surgery.torch_private import TorchDispatchMode, tree_map
@@ -34,7 +34,7 @@ from surgery.width.constants import (
     possible_changes,
     step_sizes,
 )
-from surgery.width.rules.registry import operation_name, rule_for
+from surgery.width.rules.registry import is_step, operation_name
 from surgery.width.solved import SPLITS, Axes, Axis, Choice, Product, Solution, Sum, atoms, runs_of, size_of
 from surgery.width.trace import Origins, Step, bind, scalars_of
 
@@ -48,9 +48,11 @@ def plan_of(model: nn.Module, values: Mapping[str, Tensor], solution: Solution, 
         solution, choice: the axes of its tensors, and which of their positions stay.
     """
     held = {id(tensor): name for _, _, own in owners(model) for name, tensor in own.items()}
-    entries, slices, done, index = {}, [], set(), indices(choice)
+    entries, slices, done = {}, [], set()
+    runs_along = cache(lambda axis: runs_of(axis, choice))  # many tensors lie along one axis
     for (module, attribute), tensor in named_tensors(model):
-        where = index(solution.tensors[module, attribute])
+        axes = solution.tensors[module, attribute]
+        where = tuple(None if (runs := runs_along(axis)) == ((0, axis.size),) else runs for axis in axes)
         if id(tensor) in held:
             name = held[id(tensor)]
             entries[name] = (Source(name, where),)
@@ -63,16 +65,6 @@ def plan_of(model: nn.Module, values: Mapping[str, Tensor], solution: Solution, 
     shapes = {name: tuple(tensor.shape) for name, tensor in values.items()}
     dtypes = {name: tensor.dtype for name, tensor in values.items()}
     return Submodel({name: entries[name] for name in values}, shapes, tuple(slices), structure(model), dtypes)
-
-
-def indices(choice: Choice) -> Callable[[Axes], Index]:
-    """A function from a tensor's axes to the positions that stay of each; None for an axis that stays whole."""
-    places = cache(lambda axis: runs_of(axis, choice))  # many tensors lie along one axis
-
-    def index(found: Axes) -> Index:
-        return tuple(None if places(axis) == ((0, axis.size),) else places(axis) for axis in found)
-
-    return index
 
 
 Values = dict[tuple[str, str], Any]  # (module, attribute) -> value
@@ -244,12 +236,12 @@ class _Predicted(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        given = tensors_in((args, kwargs))
-        sources = self.origins.of(given)
+        inputs = tensors_in((args, kwargs))
+        sources = self.origins.of(inputs)
         result = func(*args, **kwargs)
         name, outputs = operation_name(func), tensors_in(result)
-        if (rule := rule_for(func)) and rule.layout:
-            self.origins.passed(given, outputs)
+        if not is_step(func):
+            self.origins.passed(inputs, outputs)
             return result
         if self.done >= len(self.solution.steps):
             raise _Diverged(self.done - 1, f"the narrow model continues with {name}")
@@ -268,7 +260,7 @@ class _Predicted(TorchDispatchMode):
             raise _Diverged(self.done, f"{name} of other tensors")
         bound = bind(func, args, kwargs)
         for key, axis in step.numbers.items():
-            self._check_number(key, axis, bound, given)
+            self._check_number(key, axis, bound, inputs)
         for key, value in scalars_of(func, bound).items():
             if key not in step.numbers and not self._may_become(step, step.scalars.get(key), value):
                 raise _Diverged(self.done, f"{key}={value} instead of {step.scalars.get(key)}")
@@ -279,14 +271,14 @@ class _Predicted(TorchDispatchMode):
     def _stays(self, tensors: list[Axes]) -> bool:
         return all(size_of(axis, self.choice) == axis.size for found in tensors for axis in found)
 
-    def _check_number(self, key: str, axis: Axis | list[Axis], bound: dict[str, Any], given: list[Tensor]) -> None:
+    def _check_number(self, key: str, axis: Axis | list[Axis], bound: dict[str, Any], inputs: list[Tensor]) -> None:
         """An argument that was the size of an axis must be its new size."""
         if key not in bound or key == "normalized_shape":  # the name of an attribute, or a size that the shapes show
             return
         expected = [size_of(a, self.choice) for a in axis] if isinstance(axis, list) else size_of(axis, self.choice)
         value = bound[key]
         if key == "start" and value < 0:
-            value += given[0].shape[bound["dim"]]
+            value += inputs[0].shape[bound["dim"]]
         if value != expected:
             raise _Diverged(self.done, f"{key}={value} where {expected} was expected")
 

@@ -109,7 +109,9 @@ def checked(model: nn.Module, demand: Demand) -> Demand:
     """The demand; SurgeryError if a rate is no share, or a pattern matches no module of the model."""
     if not isinstance(model, nn.Module):
         raise SurgeryError(f"narrow runs the model: give a module, not a {type(model).__name__}")
-    for rate in (demand.rate, *_rates(demand.rates)):
+    if not isinstance(demand.rates, Mapping):
+        raise SurgeryError(f"rates gives a rate for each pattern, {{'layer1': 0.5}}, got {demand.rates!r}")
+    for rate in (demand.rate, *demand.rates.values()):
         if isinstance(rate, Mapping):
             raise SurgeryError(f"rate is one number, got {rate}: give rates by the names of modules as rates={{...}}")
         if isinstance(rate, bool | str) or not isinstance(rate, int | float) or not 0 < rate <= 1:
@@ -129,12 +131,6 @@ def checked(model: nn.Module, demand: Demand) -> Demand:
             hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "see model.named_modules()"
             raise SurgeryError(f"no module of {type(model).__name__} matches {pattern!r}: {hint}")
     return demand
-
-
-def _rates(rates: Any) -> Iterator[Any]:
-    if not isinstance(rates, Mapping):
-        raise SurgeryError(f"rates gives a rate for each pattern, {{'layer1': 0.5}}, got {rates!r}")
-    yield from rates.values()
 
 
 Scores: TypeAlias = Mapping[str, Tensor]
@@ -364,10 +360,10 @@ class _Cover(NamedTuple):
         heads = sum(grouping_of(digit) == "heads" for digit in self.digits)
         groups = sum(grouping_of(digit) == "groups" for digit in self.digits)
         others = dict.fromkeys(digit for product in self.products for digit in product)
-        left = sum(digit in self.lone and digit not in self.digits for digit in others)
+        unshrunk = sum(digit in self.lone and digit not in self.digits for digit in others)
         minor = sum(product.index(digit) for product in self.products for digit in product if digit in self.digits)
         written = sum(digit in self.written for digit in self.digits)
-        return -heads if self.demand.heads == "drop" else heads, left, written, self.deviation(), groups, -minor
+        return -heads if self.demand.heads == "drop" else heads, unshrunk, written, self.deviation(), groups, -minor
 
     def deviation(self) -> float:
         """How far the products' new sizes are from their share."""

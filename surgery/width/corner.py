@@ -12,12 +12,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from surgery.configuration import is_plain
 from surgery.errors import SurgeryError
 from surgery.forward import named_tensors
 from surgery.names import joined
 from surgery.plan import Index, Source, Submodel, structure
 from surgery.states import load, owners, state
-from surgery.width.check import indices
+from surgery.width.check import plan_of
 from surgery.width.solved import Atom, Axis, Product, Sum, atoms, digits, grouping_of, size_of, solve
 from surgery.width.trace import traced
 
@@ -75,17 +76,10 @@ def _attributes(model: nn.Module, small: nn.Module) -> list[dict[str, Any]]:
     for name, module in model.named_modules():
         for attribute, value in vars(module).items():
             new = vars(others[name]).get(attribute, value) if name in others else value
-            if attribute in _OWN or not _is_json(value) or not _is_json(new) or new == value:
+            if attribute in _OWN or not is_plain(value) or not is_plain(new) or new == value:
                 continue
             edits.append({"do": "set", "module": name, "attribute": attribute, "value": new})
     return edits
-
-
-def _is_json(value: Any) -> bool:
-    """Whether an edit may carry a value."""
-    if isinstance(value, list | tuple):
-        return all(map(_is_json, value))
-    return value is None or isinstance(value, int | float | str | bool)
 
 
 def _slices(model: nn.Module, small: nn.Module) -> list[dict[str, Any]]:
@@ -128,11 +122,14 @@ def rolling(model: nn.Module, small: nn.Module, *, example: Any) -> Callable[[in
     ((((0, 1), (2, 4)),), (None, ((0, 2), (4, 8))))
     """
     _, base = corner(model, small)
-    solution = solve(traced(model, example).found)
+    seen, full = traced(model, example), state(model)
+    solution = solve(seen.found)
     where = {joined(*key): found for key, found in solution.tensors.items()}
-    wanted = dict(base.small_shapes)
+    wanted, sets = dict(base.small_shapes), []
     for edit in base.edits:
-        if edit["do"] == "slice":  # a tensor that is not in the state
+        if edit["do"] == "set":
+            sets.append(edit)
+        else:  # a tensor that is not in the state
             name = joined(edit["module"], edit["attribute"])
             wanted[name] = tuple(a.size if runs is None else runs[0][1] for a, runs in zip(where[name], edit["index"]))
     kept = _solved([(name, axis, n) for name, sizes in wanted.items() for axis, n in zip(where[name], sizes)])
@@ -140,15 +137,8 @@ def rolling(model: nn.Module, small: nn.Module, *, example: Any) -> Callable[[in
     def plan(by: int) -> Submodel:
         starts = {atom: 0 if atom.order else by for atom in kept}
         choice = {a: sorted((starts[a] + i) % a.size for i in range(n)) for a, n in kept.items() if n < a.size}
-        index = indices(choice)
-        entries = {name: (Source(name, index(where[name])),) for name in base.entries}
-        edits = [
-            {**edit, "index": index(where[joined(edit["module"], edit["attribute"])])}
-            if edit["do"] == "slice"
-            else edit
-            for edit in base.edits
-        ]
-        return Submodel(entries, base.shapes, tuple(edits), base.structure, base.dtypes)
+        found = plan_of(seen.model, full, solution, choice)
+        return Submodel(found.entries, found.shapes, (*sets, *found.edits), found.structure, found.dtypes)
 
     for name, sources in plan(0).entries.items():
         if sources != base.entries[name]:

@@ -27,7 +27,7 @@ from surgery.width.axes import SHUFFLED, Why, fix, lost, role
 from surgery.width.beside import repeated
 from surgery.width.check import Stuck, checked_plan, plan_of, splits_interleaved
 from surgery.width.choose import Chosen, Demand, Scores, TracedScores, best, choose, scores_of
-from surgery.width.shortfall import Whole, listed, stayed_whole
+from surgery.width.shortfall import UnshrunkWidth, listed, stayed_whole
 from surgery.width.solved import Atom, Axes, Axis, Solution, atoms, digits, is_whole, named_widths, size_of, solve
 from surgery.width.target import Cost, Target, numbers_kept
 from surgery.width.trace import Step, Trace, traced
@@ -94,7 +94,7 @@ class Attempt:
     cost: Cost | None
 
     @cached_property
-    def whole(self) -> list[Whole]:
+    def whole(self) -> list[UnshrunkWidth]:
         """The hidden widths that stay whole although they were to shrink."""
         return stayed_whole(self.solution, self.demand, self.chosen)
 
@@ -172,10 +172,10 @@ def _first_further(here: Attempt, stuck: Stuck) -> Attempt | None:
         if there.is_further_than(here):
             return there
     step, choice = here.solution.steps[stuck.step], here.chosen.choice
-    given = [axis for found in step.inputs for axis in found]
-    smaller = [i for i, axis in enumerate(given) if size_of(axis, choice) < axis.size]
+    inputs = [axis for found in step.inputs for axis in found]
+    smaller = [i for i, axis in enumerate(inputs) if size_of(axis, choice) < axis.size]
     for position, axis in enumerate(step.axes()):
-        if axis in choice and any(axis in digits(other) for other in given if other is not axis):
+        if axis in choice and any(axis in digits(other) for other in inputs if other is not axis):
             there = attempt(here.request, _with_whole(here, stuck, position))
             now = there.solution.steps[stuck.step].axes()
             shrinks = all(size_of(now[i], there.chosen.choice) < now[i].size for i in smaller)

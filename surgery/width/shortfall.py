@@ -15,7 +15,7 @@ from surgery.width.target import CLOSE, Cost, Target
 _LISTED = 5  # widths that stayed whole are listed up to this number
 
 
-class Whole(NamedTuple):
+class UnshrunkWidth(NamedTuple):
     """A hidden width that stays whole although it was to shrink.
 
     Attributes:
@@ -36,12 +36,12 @@ class Whole(NamedTuple):
         return f"axis {self.axis} of {self.tensor} {self.shape} stays whole: {self.why.text}"
 
 
-def stayed_whole(solution: Solution, demand: Demand, chosen: Chosen) -> list[Whole]:
+def stayed_whole(solution: Solution, demand: Demand, chosen: Chosen) -> list[UnshrunkWidth]:
     """The hidden widths that stay whole although they were to shrink, with the reasons; each width once.
 
     Classes, and whatever else is only an output, were not to shrink; an output that other layers read was.
     """
-    found: list[Whole] = []
+    found: list[UnshrunkWidth] = []
     known: set[Atom] = set()  # of what was found
     read = summed_over(solution)
     made = [(module, axis, True) for module, axis in solution.made]
@@ -65,7 +65,7 @@ def stayed_whole(solution: Solution, demand: Demand, chosen: Chosen) -> list[Who
                     places, key=lambda at: (at[0][0] != module, solution.tensors[at[0]][at[1]] is not part)
                 )
                 shape = tuple(axis.size for axis in solution.tensors[key])
-                found.append(Whole(module, joined(*key), shape, position, part.size, why))
+                found.append(UnshrunkWidth(module, joined(*key), shape, position, part.size, why))
     return list({str(width): width for width in found}.values())  # an axis of several widths once
 
 
@@ -93,7 +93,7 @@ def _why_whole(axis: Axis, parts: Sequence[Atom], chosen: Chosen) -> Why:
     return firmest(*(undone or reasons))
 
 
-def listed(model: nn.Module, whole: Sequence[Whole], what: str = "shrink") -> str:
+def listed(model: nn.Module, whole: Sequence[UnshrunkWidth], what: str = "shrink") -> str:
     """Which widths stay whole, and why; "" if none does."""
     if not whole:
         return ""

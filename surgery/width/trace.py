@@ -31,10 +31,10 @@ from surgery.forward import (
     tensors_in,
     watching,
 )
-from surgery.torch_private import TorchDispatchMode, tree_leaves, tree_map
+from surgery.torch_private import TorchDispatchMode, Watch, tree_leaves, tree_map
 from surgery.width import axes
 from surgery.width.axes import Axes, Axis, Kind, Why, lost
-from surgery.width.rules.registry import Learnt, Rule, View, operation_name, rule_for
+from surgery.width.rules.registry import Learnt, Rule, View, is_step, operation_name, rule_for
 
 _FOREIGN = "a tensor lies along it that the model does not hold: register it as a buffer of its module"
 RANGE = "a window or a range runs over it, so that the order of its positions matters"
@@ -329,7 +329,7 @@ class _Follow(TorchDispatchMode):
             trace.summed.update(dict.fromkeys(outputs, learnt.summed))
         if summed and rule and rule.carries:
             trace.summed.update(dict.fromkeys(outputs, summed[0]))
-        if rule and rule.layout:
+        if not is_step(func):
             self.origins.passed(given, outputs)
             return result
         name, after = operation_name(func), [trace.axes_of(tensor) for tensor in outputs]
@@ -442,17 +442,16 @@ def _trains_otherwise(model: nn.Module, example: Any, trace: Trace) -> bool:
     return bool(count.found - known)
 
 
-class _Count(TorchDispatchMode):
+class _Count(Watch):
     """Counts the operations that are steps, by module and name."""
 
     def __init__(self, where: list[str]):
         super().__init__()
         self.where, self.found = where, Counter()
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if not ((rule := rule_for(func)) and rule.layout):
-            self.found[self.where[-1], operation_name(func)] += 1
-        return func(*args, **(kwargs or {}))
+    def before(self, operation: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+        if is_step(operation):
+            self.found[self.where[-1], operation_name(operation)] += 1
 
 
 def bind(func: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -166,13 +166,15 @@ class _Growth:
             if isinstance(outcome, Stuck):
                 self.leave(outcome.step, set(), lost(f"the code there does not run wider: {outcome.difference}"))
             else:
-                found = changed(self.model, self.built(self.model, outcome), self.solution, self.choice, self.example)
-                if found is None:
+                wide = self.built(self.model, outcome)
+                number = changed(self.model, wide, self.solution, self.choice, self.example)
+                if number is None:
                     return outcome
-                where = f"{found.name} in {found.module or 'the model itself'}"
-                why = self.tied(found.module) or f"{where} would compute something else of repeated positions"
+                step = self.solution.steps[number]
+                where = f"{step.name} in {step.module or 'the model itself'}"
+                why = self.tied(step.module) or f"{where} would compute something else of repeated positions"
                 whole = " (a whole number as rate keeps means and variances)" if self.rate % 1 else ""
-                self.leave(found.step, set(), role(why + whole))
+                self.leave(number, set(), role(why + whole))
             self.solve()
         whole = stayed_whole(self.solution, self.demand, self.chosen)
         raise SurgeryError(

@@ -1410,3 +1410,21 @@ def test_buffers_that_forward_changes_stay_as_they_were():
     assert small.a.out_features == 4
     assert model.calls.item() == 0
     assert small.calls.item() == 0
+
+
+class CountsHeads(nn.Module):
+    """Says how many heads it has in an attribute that its code does not read."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_heads, self.head_dim = 4, 6
+        self.qkv, self.out = nn.Linear(5, 3 * 24), nn.Linear(24, 5)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, -1, self.head_dim)).permute(2, 0, 3, 1, 4)
+        return self.out(torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+def test_a_number_of_heads_that_no_operation_reads_is_right_too():
+    small, _ = surgery.narrow(CountsHeads(), rate=0.5, example=torch.zeros(2, 3, 5), heads="drop")
+    assert (small.num_heads, small.head_dim, small.out.in_features) == (2, 6, 12)

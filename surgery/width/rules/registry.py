@@ -166,6 +166,11 @@ def operation_name(func: Any) -> str:
     return RULES[name].name if name in RULES else name
 
 
+def is_step(func: Any) -> bool:
+    """Whether an operation computes something, rather than only show the same numbers in another layout."""
+    return not ((rule := rule_for(func)) and rule.layout)
+
+
 COUNTED = picked("data decide how many positions it has")
 """The reason of axes whose size may be another one in a narrow model."""
 
