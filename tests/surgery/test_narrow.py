@@ -725,6 +725,17 @@ def test_drop_keeps_the_first_heads(heads):
     assert_native(Encoder(32, heads, 64), Encoder(16, heads // 2, 32), images(0), heads="drop")
 
 
+def test_zoo_models_are_their_own_narrow_models():
+    for name in ("cnn", "resnet20"):
+        options = {"num_classes": 4, "in_channels": 3, "image_size": 16}
+        x = images(16)
+        full = zoo.create(name, width=1.0, **options)
+        small, plan = narrow(randomized(full), rate=0.5, example=x)
+        native = zoo.create(name, width=0.5, **options)
+        assert {n: t.shape for n, t in state(small).items()} == {n: t.shape for n, t in state(native).items()}
+        assert torch.equal(call(small, x), call(load(native, plan.extract(state(full))), x))
+
+
 # Real models
 
 
