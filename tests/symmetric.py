@@ -9,6 +9,19 @@ import surgery
 from surgery.forward import arguments, tensors_in
 
 
+class Made(nn.Module):
+    """Layers, and a function of them and the inputs."""
+
+    def __init__(self, function, **layers):
+        super().__init__()
+        self.function = function
+        for name, layer in layers.items():
+            setattr(self, name, nn.Parameter(layer) if isinstance(layer, torch.Tensor) else layer)
+
+    def forward(self, *inputs):
+        return self.function(self, *inputs)
+
+
 class Residual(nn.Module):
     """A residual stream with batch norms and an inner width of its own."""
 

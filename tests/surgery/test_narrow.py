@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 from selection import some
+from symmetric import Made
 from torch import nn
 
 import surgery
@@ -804,23 +805,19 @@ def test_rounding_to_multiples():
     assert small.steps[0].out_channels == 1
 
 
-class Named(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b, self.out = nn.Linear(4, 6), nn.Linear(3, 6), nn.Linear(6, 2)
-
-    def forward(self, left, *, right=None):
-        y = self.a(left)
-        return {"y": [self.out(y if right is None else y + self.b(right))]}
-
-
 def test_examples_of_several_arguments():
+    class Named(Made):
+        def forward(self, left, *, right=None):
+            y = self.a(left)
+            return {"y": [self.out(y if right is None else y + self.b(right))]}
+
+    model = Named(None, a=nn.Linear(4, 6), b=nn.Linear(3, 6), out=nn.Linear(6, 2))
     left, right = torch.randn(2, 4), torch.randn(2, 3)
-    small, _ = narrow(Named(), rate=0.5, example={"left": left, "right": right})
+    small, _ = narrow(model, rate=0.5, example={"left": left, "right": right})
     assert small.a.weight.shape == (3, 4)
     assert small.b.weight.shape == (3, 3)
     assert small(left, right=right)["y"][0].shape == (2, 2)
-    small, _ = narrow(Named(), rate=0.5, example=(left,))
+    small, _ = narrow(model, rate=0.5, example=(left,))
     assert small.a.out_features == 3
     assert small.b.weight.shape == (6, 3)
 
@@ -893,13 +890,12 @@ def test_the_models_own_error_is_not_hidden():
 # Code that was written to mislead
 
 
-class Between(nn.Module):
+class Between(Made):
     """Any function between two convolutions."""
 
     def __init__(self, function, c=8, out=None, **attributes):
-        super().__init__()
-        self.a, self.b, self.head = nn.Conv2d(3, c, 3, padding=1), nn.Conv2d(out or c, 6, 1), nn.Linear(6, 5)
-        self.function = function
+        ends = {"a": nn.Conv2d(3, c, 3, padding=1), "b": nn.Conv2d(out or c, 6, 1), "head": nn.Linear(6, 5)}
+        super().__init__(function, **ends)
         for name, value in attributes.items():
             setattr(self, name, value)
 
@@ -1214,42 +1210,26 @@ def test_never_a_wrong_model(name, caplog):
 def test_a_constant_in_a_closure_is_an_error_that_names_the_module():
     width = 12
 
-    class Reshaped(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = nn.Conv2d(3, width, 1)
-
-        def forward(self, x):
-            return self.conv(x).view(x.shape[0], width, -1).sum(-1)
-
-    model = nn.Sequential(Reshaped(), nn.Linear(width, 3))
+    reshaped = Made(lambda net, x: net.conv(x).view(x.shape[0], width, -1).sum(-1), conv=nn.Conv2d(3, width, 1))
+    model = nn.Sequential(reshaped, nn.Linear(width, 3))
     with pytest.raises(SurgeryError, match=r"in 0 .*view"):
         narrow(model, rate=0.5, example=images(4))
 
 
 def test_a_matrix_that_a_layer_makes_stays_whole_for_what_its_code_says(caplog):
-    class Hyper(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.make, self.body = nn.Linear(5, 3 * 12), nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 12))
-
-        def forward(self, x):
-            return F.linear(self.body(x), self.make(x[0, :5]).view(3, 12))
-
-    narrow(Hyper(), rate=0.5, example=torch.zeros(2, 8))
+    body = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 12))
+    net = Made(
+        lambda net, x: F.linear(net.body(x), net.make(x[0, :5]).view(3, 12)), make=nn.Linear(5, 3 * 12), body=body
+    )
+    narrow(net, rate=0.5, example=torch.zeros(2, 8))
     assert "axis 0 of make.weight (36, 5) stays whole: the code there does not run with fewer: shape" in caplog.text
 
 
 def test_what_reads_one_width_from_another_is_refused_with_ways_that_work():
-    class Mixer(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.mix, self.out = nn.Linear(16, 16), nn.Linear(16, 16)
-
-        def forward(self, x):
-            return x + self.out(self.mix(x).cumsum(-1).reshape(x.shape))
-
-    model = nn.Sequential(nn.Linear(4, 16), Mixer(), nn.Linear(16, 3))
+    mixer = Made(
+        lambda net, x: x + net.out(net.mix(x).cumsum(-1).reshape(x.shape)), mix=nn.Linear(16, 16), out=nn.Linear(16, 16)
+    )
+    model = nn.Sequential(nn.Linear(4, 16), mixer, nn.Linear(16, 3))
     with pytest.raises(SurgeryError, match=r'Widths of 16 positions become 8 and 16 there .*keep=\["1"\]') as error:
         narrow(model, rate=0.5, example=torch.zeros(2, 4))
     assert 'heads="drop"' not in str(error.value)  # there are none
@@ -1267,18 +1247,14 @@ def test_a_refused_attention_over_channels_runs_in_the_ways_that_the_refusal_nam
 
 
 def test_a_size_that_numbers_decide_is_no_constant():
-    class Pasted(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body, self.head = nn.Conv2d(3, 8, 1), nn.Linear(8, 3)
+    def pasted(net, x):
+        y = net.body(x)
+        size = (y.abs().mean((0, 2, 3)).sum() * 10).to(torch.int64).item() + 1
+        return net.head(y.mean((2, 3))), F.interpolate(x, size)
 
-        def forward(self, x):
-            y = self.body(x)
-            size = (y.abs().mean((0, 2, 3)).sum() * 10).to(torch.int64).item() + 1
-            return self.head(y.mean((2, 3))), F.interpolate(x, size)
-
+    model = randomized(Made(pasted, body=nn.Conv2d(3, 8, 1), head=nn.Linear(8, 3)))
     with pytest.raises(SurgeryError, match="its size follows from numbers that the model computes"):
-        narrow(randomized(Pasted()), rate=0.5, example=images(4))
+        narrow(model, rate=0.5, example=images(4))
 
 
 def test_an_operation_without_a_rule_is_named_with_the_tensor(monkeypatch, caplog):
@@ -1292,32 +1268,21 @@ def test_an_operation_without_a_rule_is_named_with_the_tensor(monkeypatch, caplo
     assert "cummax" in caplog.text
 
 
-class InPlace(nn.Module):
-    """Views that change a tensor's own axes."""
-
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(7, 8), nn.Linear(8, 5)
-
-    def forward(self, x):
-        return self.b(self.a(x).transpose_(0, 1).unsqueeze_(0).squeeze_(0).transpose_(0, 1))
-
-
 def test_views_in_place():
-    model, x = randomized(InPlace().double()), torch.randn(2, 5, 7, **D)
+    model = Made(
+        lambda net, x: net.b(net.a(x).transpose_(0, 1).unsqueeze_(0).squeeze_(0).transpose_(0, 1)),
+        a=nn.Linear(7, 8), b=nn.Linear(8, 5),
+    )  # fmt: skip
+    model, x = randomized(model.double()), torch.randn(2, 5, 7, **D)
     small, plan = narrow(model, rate=0.5, example=x)
     assert small.a.out_features == 4
     assert_zero_oracle(model, small, plan, x)
 
 
-class Recurring(nn.Module):
-    def __init__(self, kind, **options):
-        super().__init__()
-        self.a, self.rnn = nn.Linear(7, 8), kind(8, 12, batch_first=True, **options)
-        self.b = nn.Linear((options.get("proj_size") or 12) * (2 if options.get("bidirectional") else 1), 5)
-
-    def forward(self, x):
-        return self.b(self.rnn(F.relu(self.a(x)))[0])
+def recurring(kind, **options):
+    outputs = (options.get("proj_size") or 12) * (2 if options.get("bidirectional") else 1)
+    layers = {"a": nn.Linear(7, 8), "rnn": kind(8, 12, batch_first=True, **options), "b": nn.Linear(outputs, 5)}
+    return Made(lambda net, x: net.b(net.rnn(F.relu(net.a(x)))[0]), **layers)
 
 
 RECURRENT = {
@@ -1331,7 +1296,7 @@ RECURRENT = {
 @pytest.mark.parametrize("name", RECURRENT)
 def test_recurrent_layers(name):
     kind, options = RECURRENT[name]
-    model, x = randomized(Recurring(kind, **options).double()), torch.randn(2, 5, 7, **D)
+    model, x = randomized(recurring(kind, **options).double()), torch.randn(2, 5, 7, **D)
     small, plan = narrow(model, rate=0.5, example=x)
     assert small.rnn.hidden_size == 6
     assert small.rnn.input_size == 4
@@ -1354,19 +1319,9 @@ def test_attention_keeps_heads_and_scales_by_what_is_left_of_them(sizes):
     assert attention.scale == pytest.approx(attention.head_dim**-0.5)
 
 
-class Chance(nn.Module):
-    """Numbers that matter in training only."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv, self.p = nn.Conv2d(16, 16, 1), 0.25
-
-    def forward(self, x):
-        return F.dropout(self.conv(x), self.p, self.training)
-
-
 def test_a_probability_is_no_width():
-    small, _ = narrow(nn.Sequential(nn.Conv2d(3, 16, 1), Chance(), nn.Conv2d(16, 4, 1)), rate=0.5, example=images(4))
+    chance = Made(lambda net, x: F.dropout(net.conv(x), net.p, net.training), conv=nn.Conv2d(16, 16, 1), p=0.25)
+    small, _ = narrow(nn.Sequential(nn.Conv2d(3, 16, 1), chance, nn.Conv2d(16, 4, 1)), rate=0.5, example=images(4))
     assert small[1].p == 0.25
 
 

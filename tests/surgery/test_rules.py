@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torchvision
+from symmetric import Made
 from torch import nn
 from torch.nn.utils import prune
 
@@ -20,19 +21,6 @@ from tests.surgery.test_narrow import assert_plan, assert_zero_oracle, randomize
 
 ops = torchvision.ops
 D = {"dtype": torch.float64}
-
-
-class Net(nn.Module):
-    """Layers, and a function of them and the inputs."""
-
-    def __init__(self, function, **layers):
-        super().__init__()
-        self.function = function
-        for name, layer in layers.items():
-            setattr(self, name, nn.Parameter(layer) if isinstance(layer, torch.Tensor) else layer)
-
-    def forward(self, *inputs):
-        return self.function(self, *inputs)
 
 
 def assert_narrows(model, example, **expected):
@@ -61,14 +49,14 @@ BOXES = torch.tensor([[0.0, 0, 0, 4, 4], [1, 1, 2, 6, 7], [0, 2, 2, 5, 5]], **D)
 
 def tokens(function):
     """A function of 8 hidden features of 5 tokens, between two linear layers; a layer in front shrinks anyway."""
-    model = Net(lambda net, x: net.head(function(net.body(net.front(x)))), front=nn.Linear(4, 6), body=nn.Linear(6, 8))
+    model = Made(lambda net, x: net.head(function(net.body(net.front(x)))), front=nn.Linear(4, 6), body=nn.Linear(6, 8))
     model.head = nn.Linear(8, 3)
     return model
 
 
 def image(function, channels=8, **layers):
     """A function of the channels of an image, between two convolutions."""
-    model = Net(lambda net, x, *more: net.head(function(net, net.body(x), *more)), **layers)
+    model = Made(lambda net, x, *more: net.head(function(net, net.body(x), *more)), **layers)
     model.body, model.head = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(channels, 3, 1)
     return model
 
@@ -168,7 +156,7 @@ ONE_WIDTH = {
 @pytest.mark.parametrize("case", ONE_WIDTH)
 def test_two_tensors_become_one_width(case):
     function = ONE_WIDTH[case]
-    model = Net(
+    model = Made(
         lambda net, x: net.head(function(net.body(x), net.other(x))),
         body=nn.Linear(6, 8), other=nn.Linear(6, 8), head=nn.Linear(8, 3),
     )  # fmt: skip
@@ -235,7 +223,7 @@ def bagged(mode, weights=False):
         offsets, weighed = (more[0], more[1:]) if indices.ndim == 1 else (None, more)
         return net.head(net.table(indices, offsets, *weighed))
 
-    return Net(function, table=nn.EmbeddingBag(10, 8, mode=mode), head=nn.Linear(8, 3))
+    return Made(function, table=nn.EmbeddingBag(10, 8, mode=mode), head=nn.Linear(8, 3))
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
@@ -249,7 +237,7 @@ def test_a_bag_of_embeddings(mode):
 
 
 def test_bilinear():
-    model = Net(
+    model = Made(
         lambda net, x: net.head(net.both(net.one(x), net.two(x))),
         one=nn.Linear(4, 8), two=nn.Linear(4, 6), both=nn.Bilinear(8, 6, 10), head=nn.Linear(10, 3),
     )  # fmt: skip
@@ -280,13 +268,13 @@ LOSSES = {
 @pytest.mark.parametrize("case", LOSSES)
 def test_a_loss_in_the_forward_pass_keeps_the_classes(case):
     loss, labels = LOSSES[case]
-    model = Net(lambda net, x, t: loss(net.head(net.body(x)), t), body=nn.Linear(4, 8), head=nn.Linear(8, 5))
+    model = Made(lambda net, x, t: loss(net.head(net.body(x)), t), body=nn.Linear(4, 8), head=nn.Linear(8, 5))
     assert_narrows(model, (floats(6, 4), labels), body__weight=(4, 4), head__weight=(5, 4))
 
 
 @pytest.mark.parametrize("loss", [F.mse_loss, F.smooth_l1_loss])
 def test_a_loss_between_hidden_features_shrinks(loss):
-    model = Net(lambda net, x: loss(net.one(x), net.two(x), reduction="sum"), one=nn.Linear(4, 8), two=nn.Linear(4, 8))
+    model = Made(lambda net, x: loss(net.one(x), net.two(x), reduction="sum"), one=nn.Linear(4, 8), two=nn.Linear(4, 8))
     assert_narrows(model, floats(6, 4), one__weight=(4, 4), two__weight=(4, 4)) if loss is F.mse_loss else None
 
 
@@ -385,7 +373,7 @@ def test_the_older_spectral_norm():
 @pytest.mark.parametrize("directions", [1, 2])
 def test_a_recurrent_layer_where_it_is(directions):
     """In a model that looks at numbers, and so cannot run on the meta device, it is one operation."""
-    model = Net(
+    model = Made(
         lambda net, x: net.head(net.layers(net.body(x))[0]) * (1 if x.sum().item() else 2),
         body=nn.Linear(6, 8), head=nn.Linear(10 * directions, 3),
         layers=nn.LSTM(8, 10, 2, batch_first=True, bidirectional=directions == 2),
@@ -414,7 +402,7 @@ def encoder():
         return net.head(net.layers(net.body(x), **more)) * (1 if x.sum().item() else 2)
 
     layer = nn.TransformerEncoderLayer(16, 2, 24, dropout=0.0, batch_first=True)
-    return Net(function, body=nn.Linear(6, 16), layers=nn.TransformerEncoder(layer, 1), head=nn.Linear(16, 3))
+    return Made(function, body=nn.Linear(6, 16), layers=nn.TransformerEncoder(layer, 1), head=nn.Linear(16, 3))
 
 
 @pytest.mark.parametrize(
@@ -435,7 +423,7 @@ def test_fused_transformer_layers_are_followed(mask, fused):
 
 def test_fused_attention_is_followed(fused):
     attention = nn.MultiheadAttention(16, 2, batch_first=True)
-    model = Net(
+    model = Made(
         lambda net, x: net.head(net.mix(*[net.body(x)] * 3)[0]) * (1 if x.sum().item() else 2),
         body=nn.Linear(6, 16), mix=attention, head=nn.Linear(16, 3),
     )  # fmt: skip
@@ -494,7 +482,7 @@ def library():
 
 
 def scaled(library):
-    model = Net(
+    model = Made(
         lambda net, x: net.head(library[0](net.body(x), net.scale)),
         body=nn.Linear(6, 8), head=nn.Linear(8, 3), scale=torch.zeros(8),
     )  # fmt: skip
@@ -530,7 +518,7 @@ def test_sizes_and_lists_of_results(library, told):
         return net.head(torch.stack(library[1](h, 2, h.shape[-1] // 2)).sum(0))
 
     assert_narrows(
-        Net(function, body=nn.Linear(6, 8), head=nn.Linear(4, 3)),
+        Made(function, body=nn.Linear(6, 8), head=nn.Linear(4, 3)),
         floats(2, 6),
         body__weight=(4, 6),
         head__weight=(3, 2),
@@ -580,7 +568,7 @@ def test_blocks_of_a_registered_class_are_found(told):
     def step():
         return Step(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
 
-    model = Net(lambda net, x: net.end(net.fine(net.coarse(x))), coarse=step(), fine=step(), end=nn.Linear(4, 4))
+    model = Made(lambda net, x: net.end(net.fine(net.coarse(x))), coarse=step(), fine=step(), end=nn.Linear(4, 4))
     assert surgery.sections(model) == []
     assert surgery.register_block(Step) is Step
     assert surgery.sections(model) == [("", ("coarse", "fine"))]
