@@ -113,10 +113,10 @@ class Group:
                         prepared.append(kernel(self, **settings))
                 exact = prepared[0](start, stop)
                 result = exact.to(like.dtype)
-                if not bool(result.isfinite().all()) and bool(exact.isfinite().all()):
+                if result.dtype != exact.dtype and bool((exact.isfinite() & result.isinf()).any()):
                     raise SurgeryError(
                         f"the merged {self.name!r} does not fit into {like.dtype} (its largest number is "
-                        f"{exact.abs().max():.3g}): take a smaller scale, or convert the models first"
+                        f"{exact[exact.isfinite()].abs().max():.3g}): take a smaller scale, or convert the models first"
                     )
                 if not self.shared:
                     return result
