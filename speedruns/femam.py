@@ -1,0 +1,248 @@
+"""FeMAM from top to bottom: a client's prediction is a sum over levels of models, from one for all to one of its own.
+
+    python speedruns/femam.py
+
+Chen et al., "Multi-Level Additive Modeling for Structured Non-IID Federated Learning" (2024), algorithm 2. Twenty
+clients hold few handwritten digits. They form four groups, and a group knows three of the ten classes; nobody tells the
+server who belongs together. First one model is trained for all. Then it is frozen, and four cluster models learn what
+it leaves over; then four more; then one model for each client. A client keeps a level's model only if its own
+validation data say that the sum is better with it.
+
+Everything is here: the data, who holds what, the model, local training, clusters, pruning, and the test. Nothing is
+imported but torch, NumPy, and scikit-learn for the data and for K-means. On a CPU the accuracies are those of
+`python -m fl.run femam-digits --algorithm femam --backend vmap`.
+"""
+
+import time
+import zlib
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from sklearn.cluster import KMeans
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+SEED = 0
+LEVELS = ("global", 4, 4, "personal")  # one model, cluster models, cluster models, one model for each client
+ROUNDS = (50, 10, 10, 10)  # of each level
+SAMPLES, CLIENTS, GROUPS, CLASSES = 600, 20, 4, 3  # of the data; the server is not told of groups and their classes
+EPOCHS, BATCH, LR, PROX = 2, 10, 0.05, 0.02
+VALID, TEST = 0.15, 0.2  # shares of a client's samples
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+State = dict[str, Tensor]  # a model's parameters by name; a stack has a leading axis of models
+
+
+# Randomness: a stream for each purpose, round and client, so that no draw depends on the order of others ------------
+
+
+def stream(purpose: str, number: int = 0, client: int = 0) -> np.random.SeedSequence:
+    """The seeds of one purpose, round and client."""
+    return np.random.SeedSequence([SEED, zlib.crc32(purpose.encode()), number, client])
+
+
+def generator(purpose: str, number: int = 0, client: int = 0) -> torch.Generator:
+    """A torch generator for one purpose, round and client."""
+    high, low = stream(purpose, number, client).generate_state(2, np.uint32).tolist()
+    return torch.Generator().manual_seed(high << 31 ^ low)
+
+
+# Data --------------------------------------------------------------------------------------------------------------
+
+
+def digits() -> tuple[Tensor, Tensor]:
+    """600 of the images, float [n, 1, 8, 8] in [-1, 1], and their labels."""
+    images, labels = load_digits(return_X_y=True)
+    parts = train_test_split(images.reshape(-1, 1, 8, 8), labels, test_size=0.2, stratify=labels, random_state=0)
+    x, y = (torch.from_numpy(np.concatenate(parts[at : at + 2])) for at in (0, 2))
+    chosen = torch.randperm(len(y), generator=generator("samples"))[:SAMPLES].sort().values
+    return (x[chosen].float() * (2 / 16) - 1).to(DEVICE), y[chosen].to(DEVICE)
+
+
+def partition(labels: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    """Deal the samples out by groups of clients: each group has some classes, shared evenly among its clients."""
+    groups, owner = np.arange(CLIENTS) * GROUPS // CLIENTS, np.full(len(labels), -1)
+    classes = rng.permutation(10)
+    times, rows = np.zeros(10, dtype=np.int64), []
+    for _ in range(GROUPS):
+        order = rng.permutation(10)
+        rows.append(order[np.argsort(times[order], kind="stable")[:CLASSES]])  # those dealt out least so far
+        times[rows[-1]] += 1
+    dealt = classes[np.stack(rows)]
+    for label in classes:
+        clients = np.flatnonzero(np.isin(groups, np.flatnonzero((dealt == label).any(1))))
+        members, n = rng.permutation(np.flatnonzero(labels == label)), len(clients)
+        if n:
+            owner[members] = np.repeat(rng.permutation(clients), len(members) // n + (np.arange(n) < len(members) % n))
+    return [np.flatnonzero(owner == client) for client in range(CLIENTS)]
+
+
+def hold_out(parts: list[np.ndarray], rng: np.random.Generator) -> list[list[Tensor]]:
+    """Split each client's samples at random; returns lists over the clients, for training, validation and test."""
+    splits = []
+    for part in parts:
+        order, (v, t) = rng.permutation(len(part)), (round(share * len(part)) for share in (VALID, TEST))
+        cut = len(part) - v - t
+        splits.append([torch.from_numpy(np.sort(part[chosen])) for chosen in np.split(order, [cut, cut + v])])
+    return [list(column) for column in zip(*splits)]
+
+
+# The model ---------------------------------------------------------------------------------------------------------
+
+
+def cnn(draws: torch.Generator) -> nn.Module:
+    """A narrow version of McMahan's convolutional network (AISTATS 2017), for images of 8 by 8 pixels."""
+    parts = {
+        "conv1": nn.Conv2d(1, 8, 5, padding=2), "relu1": nn.ReLU(), "pool1": nn.MaxPool2d(2),
+        "conv2": nn.Conv2d(8, 16, 5, padding=2), "relu2": nn.ReLU(), "pool2": nn.MaxPool2d(2),
+        "flatten": nn.Flatten(),
+        "fc1": nn.Linear(16 * 2 * 2, 128), "relu3": nn.ReLU(),
+        "fc2": nn.Linear(128, 10),
+    }  # fmt: skip
+    net = nn.Sequential()
+    for name, part in parts.items():
+        net.add_module(name, part)
+        if isinstance(part, nn.Conv2d | nn.Linear):
+            bound = 1 / part.weight[0].numel() ** 0.5
+            nn.init.kaiming_uniform_(part.weight, a=5**0.5, generator=draws)
+            nn.init.uniform_(part.bias, -bound, bound, generator=draws)
+    return net.to(DEVICE)
+
+
+def parameters(net: nn.Module) -> State:
+    """A model's parameters by name."""
+    return {name: tensor.detach() for name, tensor in net.named_parameters()}
+
+
+# What clients do ---------------------------------------------------------------------------------------------------
+
+
+def batches(part: Tensor, client: int, number: int) -> Tensor:
+    """The samples of a client's steps in a round, [steps, BATCH]; the last batch of an epoch is filled up."""
+    draws, n = generator("batches", number, client), len(part)
+    positions = torch.arange(-(-n // BATCH) * BATCH) % n
+    return torch.cat([part[torch.randperm(n, generator=draws)[positions]] for _ in range(EPOCHS)]).view(-1, BATCH)
+
+
+def train(net: nn.Module, starts: State, steps: list[Tensor], x: Tensor, y: Tensor, below: Tensor, mu: float) -> State:
+    """Train K models side by side on what the levels below leave over (equation 8): their logits are added.
+
+    Each model is pulled to the one that its client received (equation 5), mu being 0 where it is not. Those that make
+    most steps come first, so that the models which still train are always the first ones.
+
+    Args:
+        below: the summed logits of the levels below for each sample, [n, classes].
+    """
+    order = torch.tensor(sorted(range(len(steps)), key=lambda k: -len(steps[k])))
+    params = {name: tensor[order.to(DEVICE)] for name, tensor in starts.items()}
+    anchors = {name: tensor.clone() for name, tensor in params.items()}
+    counts = [len(steps[k]) for k in order]
+    index = nn.utils.rnn.pad_sequence([steps[k] for k in order], batch_first=True).to(DEVICE)
+
+    def loss(params: State, anchor: State, x: Tensor, y: Tensor, before: Tensor) -> Tensor:
+        value = F.cross_entropy(functional_call(net, params, (x,)) + before, y)
+        if mu:
+            apart = torch.cat([(p - anchor[name]).flatten() for name, p in params.items()])
+            value = value + mu / 2 * apart.square().sum()
+        return value
+
+    for s in range(counts[0]):
+        active = sum(count > s for count in counts)
+        now = {name: tensor[:active] for name, tensor in params.items()}  # views: what changes here changes there
+        leaves = {name: tensor.detach().requires_grad_() for name, tensor in now.items()}
+        at = index[:active, s]
+        losses = vmap(loss)(
+            leaves, {name: tensor[:active] for name, tensor in anchors.items()}, x[at], y[at], below[at]
+        )
+        gradients = torch.autograd.grad(losses.sum(), list(leaves.values()))
+        torch._foreach_add_(list(now.values()), gradients, alpha=-LR)
+    back = order.argsort().to(DEVICE)
+    return {name: tensor[back] for name, tensor in params.items()}
+
+
+# What the server does ----------------------------------------------------------------------------------------------
+
+
+def assign(trained: State, centres: State, begun: bool, number: int) -> Tensor:
+    """Each client's cluster: the nearest model (equation 4); in a level's first round, when all are one, K-means."""
+    states, models = (torch.cat([t.flatten(1) for t in stack.values()], 1) for stack in (trained, centres))
+    if begun:
+        return torch.cdist(states, models, compute_mode="donot_use_mm_for_euclid_dist").argmin(1).cpu()
+    seed = int(np.random.default_rng(stream("clusters", number)).integers(2**31))
+    found = KMeans(len(models), n_init=10, random_state=seed).fit(states.double().cpu().numpy()).labels_
+    _, first, labels = np.unique(found, return_index=True, return_inverse=True)
+    return torch.from_numpy(first.argsort().argsort()[labels])  # numbered in the order of the clients
+
+
+def means(trained: State, used: Tensor, sizes: Tensor, old: State) -> State:
+    """The mean of each model's clients by their samples (equation 7); a model that no client uses stays as it is."""
+    k = len(next(iter(old.values())))
+    weights = F.one_hot(used + 1, k + 1)[:, 1:].T.double() * sizes  # -1, no model, falls away
+    empty = (weights.sum(1) == 0).to(DEVICE)
+    weights = (weights / weights.sum(1, keepdim=True).clamp(min=1)).float().to(DEVICE)
+    return {
+        name: torch.where(
+            empty.view(-1, *[1] * (t.ndim - 1)), old[name], (weights @ t.flatten(1)).view(k, *t.shape[1:])
+        )
+        for name, t in trained.items()
+    }
+
+
+@torch.no_grad()
+def logits(net: nn.Module, models: State, used: Tensor, parts: list[Tensor], x: Tensor) -> Tensor:
+    """What each client's model says of the client's samples, and 0 elsewhere: [n, classes]."""
+    result = torch.zeros(len(x), 10, device=DEVICE)
+    for part, k in zip(parts, used.tolist()):
+        if k >= 0:
+            result[part] = functional_call(net, {name: tensor[k] for name, tensor in models.items()}, (x[part],))
+    return result
+
+
+def client_means(values: Tensor, parts: list[Tensor]) -> Tensor:
+    """The mean over each client's samples, float64 [clients]."""
+    return torch.stack([values[part].double().mean() for part in parts]).cpu()
+
+
+def main() -> list[float]:
+    """Algorithm 2. Returns the mean accuracy on the clients' own test data after each round."""
+    x, y = digits()
+    parts = partition(y.cpu().numpy(), np.random.default_rng(stream("partition")))
+    own, valid, test = hold_out(parts, np.random.default_rng(stream("hold-out")))
+    sizes, everyone = torch.tensor([len(part) for part in own]), [torch.cat(parts) for parts in zip(own, valid, test)]
+    net, below = cnn(generator("weights")), torch.zeros(len(x), 10, device=DEVICE)
+    accuracies, number, begin = [], 0, time.perf_counter()
+    for at, (kind, rounds) in enumerate(zip(LEVELS, ROUNDS)):
+        width = {"global": 1, "personal": CLIENTS}.get(kind, kind)
+        # All models of a level begin as the same one.
+        start = parameters(cnn(generator("level", 0, at)) if at else net)
+        models = {name: tensor.expand(width, *tensor.shape).clone() for name, tensor in start.items()}
+        used = torch.arange(CLIENTS) if kind == "personal" else torch.zeros(CLIENTS, dtype=torch.int64)
+        for turn in range(rounds):
+            number += 1
+            starts = {name: tensor[used.to(DEVICE)] for name, tensor in models.items()}
+            steps = [batches(part, client, number) for client, part in enumerate(own)]
+            mu = PROX if isinstance(kind, int) else 0
+            trained = train(net, starts, steps, x, y, below, mu)
+            if isinstance(kind, int):
+                used = assign(trained, models, turn > 0, number)
+            models = trained if kind == "personal" else means(trained, used, sizes, models)
+            keeps, last = used, turn == rounds - 1
+            if at and (last or kind == "personal"):  # equation 9: is the client's sum better with this level?
+                new = below + logits(net, models, used, everyone, x)
+                old, new = (client_means(F.cross_entropy(z.double(), y, reduction="none"), valid) for z in (below, new))
+                keeps = torch.where(new < old, used, -1)
+                if kind != "personal":  # those who left do not count in the mean
+                    models = means(trained, keeps, sizes, models)
+            total = below + logits(net, models, keeps, everyone, x)
+            accuracies.append(client_means(total.argmax(1) == y, test).mean().item())
+            print(f"round {number:2}: level {at + 1} ({kind}), {accuracies[-1]:.2%} on the clients' own test data")
+        below = total
+    print(f"{time.perf_counter() - begin:.1f} s on {DEVICE}, torch {torch.__version__}")
+    return accuracies
+
+
+if __name__ == "__main__":
+    main()
