@@ -9,7 +9,7 @@ it leaves over; then four more; then one model for each client. A client keeps a
 validation data say that the sum is better with it.
 
 Everything is here: the data, who holds what, the model, local training, clusters, pruning, and the test. Nothing is
-imported but torch, NumPy, and scikit-learn for the data and for K-means. On a CPU the accuracies are those of
+imported but torch, NumPy, and scikit-learn for the data and for K-means. The accuracies are, but for rounding, those of
 `python -m fl.run femam-digits --algorithm femam --backend vmap`.
 """
 

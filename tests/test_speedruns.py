@@ -1,6 +1,8 @@
-"""The files of speedruns/ compute what the library computes, bit for bit."""
+"""The files of speedruns/ compute what the library computes: FedMR bit for bit, the others but for rounding."""
 
+import csv
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,8 @@ import torchvision
 
 import fl
 import surgery
+from fl.models.architectures import ArchitectureOptions
+from fl.settings.recipes import RECIPES
 
 ROOT = Path(__file__).parents[1]
 
@@ -35,6 +39,44 @@ def test_fedmr_is_the_library_bit_for_bit(tmp_path, capsys):
     rows = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
     at = rows[0].split(",").index("accuracy")
     assert printed == [f"{float(row.split(',')[at]):.2%}" for row in rows[1:]]
+
+
+def test_femam_has_the_accuracies_of_the_library(tmp_path, capsys):
+    """Groups, levels, residuals, clusters, pruning: in every round, but for single samples that rounding decides."""
+    one_file = speedrun("femam")
+    one_file.ROUNDS = (30, 6, 6, 4)
+    found = torch.tensor(one_file.main())
+    config = RECIPES["femam-digits"]()
+    options = replace(config.femam, level_rounds=(30, 6))
+    settings = {"algorithm": ("femam",), "rounds": 46, "backend": "vmap", "device": one_file.DEVICE, "femam": options}
+    fl.simulate(replace(config, **settings), tmp_path / "run")
+    with open(tmp_path / "run" / "metrics.csv") as file:
+        expected = torch.tensor([float(row["local_test_accuracy"]) for row in csv.DictReader(file)])
+    assert (found - expected).abs().max() < 0.02
+    assert (found == expected.to(found)).float().mean() > 0.8
+    assert found[35] > found[29] + 0.1  # cluster models learn what one model for all cannot
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_fedfa_is_the_library_but_for_rounding(seed, tmp_path):
+    """Which part each client gets, its training, grafting, scaling and the mean over those who have a weight."""
+    one_file = speedrun("fedfa")
+    one_file.ROUNDS, one_file.EPOCHS, one_file.SEED = (
+        1,
+        2,
+        seed,
+    )  # in a second round SGD makes much of a difference in the last digit
+    found = one_file.main()
+    sizes = ArchitectureOptions(choose="cycle", widths=(0.5, 1.0), depths=("2", "3"))
+    settings = {"model": "preresnet20", "norm": "layer", "width": (0.5,), "local_epochs": 2, "lr": 0.05, "rounds": 1}
+    config = fl.Config(
+        algorithm=("fedfa",), architectures=sizes, seeds=(seed,), backend="vmap", device=one_file.DEVICE, **settings
+    )
+    fl.simulate(config, tmp_path / "run")
+    expected = dict(fl.load_model(tmp_path / "run").named_parameters())
+    assert list(found) == list(expected)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name].cpu(), tensor.detach(), atol=2e-4, rtol=2e-4)
 
 
 def test_speedruns_are_files_of_their_own():
