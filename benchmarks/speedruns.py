@@ -2,8 +2,9 @@
 
     OMP_NUM_THREADS=1 python benchmarks/speedruns.py    # writes benchmarks/results/speedruns-<device>.json
 
-Both make the same rounds with the same evaluations. The library's time is that of a whole run, with its folder. Reported
-is the library's time over the file's (above 1: the file is faster), the median over the repetitions and their range.
+Both make the same rounds with the same evaluations. The library's time is that of a whole run, with its folder.
+Reported is the library's time over the file's (above 1: the file is faster), the median over the repetitions and their
+range.
 """
 
 import argparse
