@@ -182,6 +182,14 @@ def test_the_reference_has_all_that_a_package_exports(package):
     assert set(package.__all__) <= set(documented)
 
 
+@pytest.mark.parametrize("package", [surgery, fl], ids=lambda package: package.__name__)
+def test_one_page_tells_all_of_a_package(package):
+    """Every public name is explained, at most 1,200 words are read."""
+    page = PAGES[f"docs/explanation/all-of-{package.__name__}.md"]
+    assert {name for name in package.__all__ if not re.search(rf"`{name}\b", prose(page))} == set()
+    assert len(page.split()) <= 1200
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_the_pages_tell_of_every_method_and_option(name):
     assert f"| `{name}` |" in PAGES["README.md"]
