@@ -190,6 +190,15 @@ def test_one_page_tells_all_of_a_package(package):
     assert len(page.split()) <= 1200
 
 
+def test_every_promise_has_its_test():
+    """The sentences of the page name tests that there are."""
+    page = PAGES["docs/explanation/promises.md"]
+    rows = [line for line in page.splitlines() if line.startswith("|") and "---" not in line and "promise |" not in line]
+    named = re.findall(r"`(tests/[\w/]+\.py)`, `(test_\w+)`", page)
+    assert len(named) == len(rows) + 1 >= 20
+    assert [pair for pair in named if f"def {pair[1]}(" not in (ROOT / pair[0]).read_text()] == []
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_the_pages_tell_of_every_method_and_option(name):
     assert f"| `{name}` |" in PAGES["README.md"]
