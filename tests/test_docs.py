@@ -141,7 +141,7 @@ def test_a_method_is_one_file(tmp_path):
 
 def test_the_readme_is_short_and_has_the_two_commands():
     lines = PAGES["README.md"].splitlines()
-    assert len(lines) <= 200
+    assert len(lines) <= 120
     assert {"pip install -e . && python -m fl.run", "pip install -e '.[dev]' && pytest"} <= {*lines}
 
 
@@ -201,7 +201,6 @@ def test_every_promise_has_its_test():
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_pages_tell_of_every_method_and_option(name):
-    assert f"| `{name}` |" in PAGES["README.md"]
     rows = re.findall(r"^\| .*\| `(\w+)\.py` \| (.*) \|$", PAGES["docs/explanation/methods.md"], flags=re.MULTILINE)
     options = dict(rows)[name]
     if inherits := re.search(r"those of (\w+)", options):
