@@ -49,8 +49,7 @@ def check_settings(config: Config) -> None:
     if config.eval_client_models_every:
         raise FLError(
             "--eval-client-models-every needs clients' models and their data in one place: with clients on other "
-            "machines leave it out, or give 0 where a recipe sets it (--local-test lets the nodes evaluate their own "
-            "models)"
+            "machines leave it out (--local-test lets each node evaluate the model that it predicts with)"
         )
 
 
