@@ -33,7 +33,7 @@ def fedasam(fed: Federation, options: FedASAMOptions = FedASAMOptions()) -> Algo
     """
     ascent = adaptive_ascent(options.rho, options.eta)
 
-    def client(message, own, clients, rng):
+    def client(message, client_states, clients, rng):
         return fed.train(message["model"], clients, rng, ascent=ascent)
 
     return replace(fedavg(fed), client=client)

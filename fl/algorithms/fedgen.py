@@ -94,7 +94,7 @@ def fedgen(fed: Federation, options: FedGenOptions = FedGenOptions()) -> Algorit
         k = len(clients)
         return {"model": broadcast(state["global"], k), "generator": broadcast(state["generator"], k)}
 
-    def client(message, own, clients, rng):
+    def client(message, client_states, clients, rng):
         generator, factor = message["generator"], options.decay ** (rng.round - 1)
         trained_before = generator["seen"].any(1).to(like.dtype)  # a tensor: nothing waits for the device
         context = {

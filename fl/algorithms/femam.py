@@ -110,10 +110,10 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
             message["share"] = upload(1 / (1 + count(message["levels"], n)[clients]), fed.data.x.device)
         return message
 
-    def client(message, own, clients, rng):
+    def client(message, client_states, clients, rng):
         """Lines 6 to 9: train what the levels below leave over."""
         at = len(message["levels"])
-        kind, starts = kinds[at], message.get("model", own)
+        kind, starts = kinds[at], message.get("model", client_states)
         context = kind.anchor(starts) | {name: message[name] for name in ("weight", "share") if name in message}
         logits = cache.table(message["levels"]) if at else None
         return kind.sent(fed.train(starts, clients, rng, objectives[at], context, per_sample=logits))

@@ -37,7 +37,7 @@ class Column:
     kind: type = float
     due: Due = "round"
     heading: str = ""
-    beside_own: str = ""
+    beside_local: str = ""
     factor: float = 1
     digits: int = 2
     label: str = ""

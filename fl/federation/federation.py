@@ -206,13 +206,13 @@ class Federation:
         return torch.stack([self._classes[client] for client in clients])
 
     def client_states(self, start: State) -> Stack:
-        """What the server stores of clients' own states before any of them took part: in a simulation the start, a row
+        """What the server stores of client states before any of them took part: in a simulation the start, a row
         for each client of the population. It belongs into the server's part `fl.federation.clients.CLIENTS`.
         """
         return self.remote.client_states(start) if self.remote else broadcast(start, len(self.clients))
 
     def mean_of_clients(self, states: Stack, otherwise: State) -> State:
-        """The mean of all clients' own models by their numbers of samples, for a stranger; nobody trains from it.
+        """The mean of all personal models by their numbers of samples, for a stranger; nobody trains from it.
 
         Args:
             states: the server's part `fl.federation.clients.CLIENTS`.

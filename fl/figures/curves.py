@@ -297,9 +297,9 @@ def panels(measured: Sequence[Collection[str]]) -> list[str]:
     """
     labelled = {name: column for name, column in columns().items() if column.label}
     keys = [name for due in get_args(Due) for name, column in labelled.items() if column.due == due]
-    keys = list(dict.fromkeys(["accuracy", own := "local_test_accuracy", *keys]))
+    keys = list(dict.fromkeys(["accuracy", local := "local_test_accuracy", *keys]))
     everywhere, somewhere = set.intersection(*map(set, measured)), set().union(*measured)
-    left_out = {own} - everywhere
+    left_out = {local} - everywhere
     if "perplexity" in everywhere:
         left_out.add("loss")  # of which the perplexity is the exponential
     return [key for key in keys if key in somewhere - left_out]

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
 from fl.algorithms import ALGORITHMS
-from fl.analysis.groups import Found, have_own, mean_and_spread, others, outcome
+from fl.analysis.groups import Found, have_local, mean_and_spread, others, outcome
 from fl.figures.curves import (
     MUTED,
     Line,
@@ -38,7 +38,7 @@ def curves_figure(option: str, found: Found, title: str, path: Path) -> None:
     option are dashed.
     """
     results = [outcome(run) for runs in found.values() for run in runs]
-    key = "local_test_accuracy" if have_own(results) else _metric(results)
+    key = "local_test_accuracy" if have_local(results) else _metric(results)
     short = _short(option)
     several = len({method for text, method in found if text}) > 1
     heads: dict[str, list[Line]] = {}
@@ -73,20 +73,20 @@ def values_figure(option: str, found: Found, title: str, path: Path) -> None:
     """
     results = {at: [outcome(run) for run in runs] for at, runs in found.items()}
     every = [result for members in results.values() for result in members]
-    keys = {_metric(every): _metric(every)} | ({"own_accuracy": "local_test_accuracy"} if have_own(every) else {})
-    keys |= {name: name for name, one in others().items() if one.label and any(name in result for result in every)}
+    keys = [_metric(every), *(["local_test_accuracy"] if have_local(every) else [])]
+    keys += [name for name, one in others().items() if one.label and any(name in result for result in every)]
     values = list(dict.fromkeys(text for text, _ in found if text))
     lines = [Line(m, [], m, not read) for read in (True, False) for m in {m: 0 for t, m in found if bool(t) is read}]
     looks, together = looks_of(lines), parts(lines)
     figure = new_figure(0.6 + 4.8 * len(together), len(keys))
     grid = figure.subplots(len(keys), len(together), squeeze=False, sharey="row")
-    for axes, (key, column) in zip(grid, keys.items()):
+    for axes, key in zip(grid, keys):
         having = {at: members for at, members in results.items() if all(key in result for result in members)}
         spreads = {at: mean_and_spread([result[key] for result in members]) for at, members in having.items()}
         for axis, part in zip(axes, together):
-            _values(axis, lines, part, looks, values, spreads, columns()[column].ends)
+            _values(axis, lines, part, looks, values, spreads, columns()[key].ends)
         for axis in axes:
-            finish_panel(axis, column, xlabel=option)
+            finish_panel(axis, key, xlabel=option)
             _name_values(axis, values)
     references = [line for line in lines if line.reference]
     notes = [seeds_note([len(runs) for runs in found.values()], "bar or band" if references else "bar")]

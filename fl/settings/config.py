@@ -162,11 +162,11 @@ class Config(MethodOptions, Fields):
         >>> Config(dataset="text:novels/emma.txt", model="transformer", partition="iid").title()
         'fedmr-emma-transformer-iid-seed0'
         >>> Config(dataset=GIVEN, model=GIVEN).title()
-        'fedmr-own-data-own-model-dirichlet0.5-seed0'
+        'fedmr-custom-data-custom-model-dirichlet0.5-seed0'
         """
         dataset = self.dataset if ":" not in self.dataset else Path(self.dataset.partition(":")[2]).stem
-        dataset = "own-data" if self.dataset == GIVEN else dataset
-        model = "own-model" if self.model == GIVEN else self.model.replace(":", "-")
+        dataset = "custom-data" if self.dataset == GIVEN else dataset
+        model = "custom-model" if self.model == GIVEN else self.model.replace(":", "-")
         seeds = ",".join(map(str, self.seeds))
         return f"{','.join(self.algorithm)}-{dataset}-{model}-{self.spread()}-seed{seeds}"
 

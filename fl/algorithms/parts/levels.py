@@ -133,7 +133,7 @@ class PersonalLevel(Kind):
 
     def sent(self, update: ClientUpdate) -> ClientUpdate:
         """Nothing: a participant keeps its model."""
-        return update._replace(received={}, own=update.states)
+        return update._replace(received={}, client_states=update.states)
 
     def mean(self, level: Level, otherwise: State) -> State:
         """The mean of all clients' models, where the server has them."""

@@ -282,7 +282,7 @@ def test_clients_of_ditto_whose_own_models_diverge_keep_them_and_still_count(fed
     poison(monkeypatch, {2}, rows)
     with caplog.at_level(logging.WARNING, "fl"):
         server, trained = algorithm.round(before, clients, Rng(0, 3))
-    assert ("round 3: the clients' own models all diverged" in caplog.text) == (len(rows) == 3)
+    assert ("round 3: the personal models all diverged" in caplog.text) == (len(rows) == 3)
     assert trained.sizes == (3, 12, 7)
     assert trained.metrics["models_up"] == 1
     assert_same(server["global"], well["global"])
@@ -298,7 +298,7 @@ def test_fedavg_plus_whose_clients_all_diverge_predicts_with_the_global_model(fe
     poison(monkeypatch, {1}, [0])
     with caplog.at_level(logging.WARNING, "fl"):
         assert torch.equal(algorithm.predict(server, x, 1), fed.predict(server["global"], x))
-    assert "the clients' own models all diverged" in caplog.text
+    assert "the personal models all diverged" in caplog.text
 
 
 def test_what_is_tuned_is_a_function_of_the_server(federation_of):
