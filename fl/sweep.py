@@ -115,8 +115,9 @@ class Sweep:
         return config
 
     def runs(self, folder: Path) -> dict[tuple[str, str], dict[Path, Config]]:
-        """Map (value, method) to run folders and their settings; methods that do not read the option come last, with
-        the value "".
+        """Map (value, method) to run folders and their settings.
+
+        Methods that do not read the option come last, with the value "".
         """
         single = {name: replace(self.config, algorithm=(name,)) for name in self.config.algorithm}
         reads = [name for name, one in single.items() if self.option in {s.flag for s in one.settings()}]

@@ -77,8 +77,9 @@ def pfedme(fed: Federation, options: PFedMeOptions = PFedMeOptions()) -> Algorit
 
 
 class Pair(nn.Module):
-    """A personal model, and beside it a copy of the global one: theta and w. The copy has the parameters that are
-    trained, in their order.
+    """A personal model, and beside it a copy of the global one: theta and w.
+
+    The copy has the parameters that are trained, in their order.
 
     Attributes:
         learnt: the names of these parameters in the model.

@@ -173,8 +173,10 @@ def others() -> dict[str, Column]:
 
 
 def table(groups: dict[str, list[Run]], lay_out: Callable[[Sequence[Sequence[str]]], str] = wrapped) -> str:
-    """Make a table with a line for each label: mean ± sample standard deviation over seeds of the results that
-    `outcome` computes, then mean costs. Scores of the participants' models are there if all runs have them.
+    """Make a table of results and costs with a line for each label.
+
+    It has mean ± sample standard deviation over seeds of the results that `outcome` computes, then mean costs. Scores
+    of the participants' models are there if all runs have them.
 
     If all runs have clients that test on samples of their own, their scores come first, and the headings of the others
     say that they are of the global model. The best accuracy is left out then, since it was not chosen by validation.
@@ -242,8 +244,9 @@ def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
 
 
 def write_results(option: str, found: Found, path: Path) -> None:
-    """Write a CSV file with a row for each value and method of a sweep: the number of seeds, and over them the mean and
-    the sample standard deviation of each result.
+    """Write a CSV file with a row for each value and method of a sweep.
+
+    A row has the number of seeds, and over them the mean and the sample standard deviation of each result.
     """
     outcomes = {key: [outcome(run) for run in runs] for key, runs in found.items()}
     names = list(dict.fromkeys(name for runs in outcomes.values() for run in runs for name in run if name != "round"))

@@ -63,8 +63,9 @@ class RemoteClients(Protocol):
         """The update after the clients have exchanged pieces of their models in secret, see `fl.secure`."""
 
     def judge(self, what: str, levels: Sequence[Level], more: Sequence[Level | None], mean: bool) -> Tensor:
-        """What clients' validation data say of levels, see `fl.algorithms.parts.additive.Validation`: float64
-        [len(more), clients], nan for clients that did not answer.
+        """What clients' validation data say of levels: float64 [len(more), clients].
+
+        It is nan for clients that did not answer; see `fl.algorithms.parts.additive.Validation`.
         """
 
     def score(self, models: ClientModels) -> dict[str, list[dict[str, float]]]:

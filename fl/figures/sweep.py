@@ -32,10 +32,11 @@ _STEP = 0.015  # share of an axis between points of several lines at one value
 
 
 def curves_figure(option: str, found: Found, title: str, path: Path) -> None:
-    """Draw accuracy (of text: perplexity) round by round; if all runs have clients that test on samples of their own,
-    their mean accuracy there. With several methods there is a panel for each value, with a line for each method
-    (FedMR's Fig. 10); with one method there is a line for each value (Figs. 11 and 12). Methods that do not read the
-    option are dashed.
+    """Draw accuracy (of text: perplexity) round by round.
+
+    If all runs have clients that test on samples of their own, it is their mean accuracy there. With several methods
+    there is a panel for each value, with a line for each method (FedMR's Fig. 10); with one method there is a line for
+    each value (Figs. 11 and 12). Methods that do not read the option are dashed.
     """
     results = [outcome(run) for runs in found.values() for run in runs]
     key = "local_test_accuracy" if have_local(results) else _metric(results)
@@ -67,9 +68,10 @@ def curves_figure(option: str, found: Found, title: str, path: Path) -> None:
 
 
 def values_figure(option: str, found: Found, title: str, path: Path) -> None:
-    """Draw the last accuracy (of text: perplexity) against the value: mean and standard deviation over seeds, one line
-    a method. Below it are the accuracies on clients' own test data, if all runs have them, and the other columns that
-    have a label, such as the success of a trigger, if any run has them.
+    """Draw the last accuracy (of text: perplexity) against the value, with one line a method.
+
+    A line has mean and standard deviation over seeds. Below it are the accuracies on clients' own test data, if all
+    runs have them, and the other columns that have a label, such as the success of a trigger, if any run has them.
     """
     results = {at: [outcome(run) for run in runs] for at, runs in found.items()}
     every = [result for members in results.values() for result in members]
@@ -148,9 +150,11 @@ def _name_values(axis: Axes, values: Sequence[str]) -> None:
 
 
 def positions(values: Sequence[str]) -> tuple[list[float], str]:
-    """Find the places of values on an axis, and its scale: those that are not numbers stand side by side in their
-    order. Numbers stand at their own place; the scale is logarithmic if they are positive and span a factor of ten, and
-    if there is a 0 as well linear below the least of the others.
+    """Find the places of values on an axis, and its scale.
+
+    Those that are not numbers stand side by side in their order. Numbers stand at their own place; the scale is
+    logarithmic if they are positive and span a factor of ten, and if there is a 0 as well linear below the least of the
+    others.
 
     >>> positions(["5", "20"]), positions(["layer", "block"]), positions(["0.2", "0", "0.01"])
     (([5.0, 20.0], 'linear'), ([0, 1], 'linear'), ([0.2, 0.0, 0.01], 'symlog'))

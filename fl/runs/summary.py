@@ -53,8 +53,9 @@ def summarise(config: Config, metrics: Metrics, rounds: int, start: Start | None
 
 
 def failure(rows: Sequence[Row]) -> str:
-    """Explain why training has failed, though its rounds were done: a loss that is not finite at the end. "" where it
-    has not.
+    """Explain why training has failed, though its rounds were done: a loss that is not finite at the end.
+
+    "" where it has not.
 
     >>> failure([{"round": 1, "train_loss": 2.0, "loss": float("nan")}, {"round": 2, "train_loss": 1.0}])
     'the loss is nan in round 1'
@@ -69,8 +70,9 @@ def failure(rows: Sequence[Row]) -> str:
 
 
 def describe(summary: dict) -> str:
-    """Describe the results of a run in two lines, a third one if clients have test data of their own, and one if it
-    failed.
+    """Describe the results of a run in two lines.
+
+    There is a third one if clients have test data of their own, and one if it failed.
     """
     known = columns()
     final, best, chosen = (

@@ -62,8 +62,10 @@ def command(kind: type[Kind], name: str, argv: Sequence[str] | None) -> Kind:
 
 
 def settings_page(argv: list[str], start: Config, name: str, usage: str, about: str) -> NoReturn:
-    """Print the page of a command that takes all settings of a run, and end the program: the usual settings, of which
-    those that the command line's other words give decide what else is read; after `--help all` every one.
+    """Print the page of a command that takes all settings of a run, and end the program.
+
+    It has the usual settings, of which those that the command line's other words give decide what else is read; after
+    `--help all` every one.
 
     Args:
         start: the defaults, which a recipe may have set.

@@ -37,8 +37,10 @@ def with_own_models(fed: Federation) -> Algorithm:
 
 
 def trained_or_same(fed: Federation, starts: Stack, clients: Sequence[int], rng: Rng, *more) -> Stack:
-    """The states of the personal models after `fed.train`. If all of them diverge, which is no reason to end a run,
-    these are the states from which they started, and a warning is logged.
+    """The states of the personal models after `fed.train`.
+
+    If all of them diverge, which is no reason to end a run, these are the states from which they started, and a warning
+    is logged.
     """
     try:
         return fed.train(starts, clients, rng, *more).states
