@@ -149,10 +149,10 @@ def common(configs: Sequence[Config]) -> str:
 
 def _scores() -> dict[str, Column]:
     """Find the columns with scores of the global model."""
-    return {name: column for name, column in columns().items() if column.beside_local}
+    return {name: column for name, column in columns().items() if column.beside_clients}
 
 
-def _local() -> dict[str, Column]:
+def _client_scores() -> dict[str, Column]:
     """Find the columns with scores on clients' own test data."""
     return {name: one for name, one in columns().items() if one.heading and name.startswith("local_test_")}
 
@@ -165,7 +165,7 @@ def others() -> dict[str, Column]:
     >>> list(others())
     ['models_own_accuracy', 'models_perplexity', 'attack_success']
     """
-    known = {*_scores(), *_local()}
+    known = {*_scores(), *_client_scores()}
     found = {name: column for name, column in columns().items() if column.heading and name not in known}
     if taken := [name for name in found if name in {"late", "best", *_COSTS}]:
         raise FLError(f"a column cannot be called {taken[0]!r}, as a result of every run is: choose another name")
@@ -186,17 +186,19 @@ def table(groups: dict[str, list[Run]], lay_out: Callable[[Sequence[Sequence[str
     """
     found = {label: [outcome(run) for run in runs] for label, runs in groups.items()}
     every = [run for runs in found.values() for run in runs]
-    local, accuracy = have_local(every), columns()["accuracy"]
-    late = replace(accuracy, heading=f"last-{TAIL} acc. %", beside_local="")
-    results = _local() | {"accuracy": accuracy, "late": late, "best": replace(late, heading="best acc. %")}
+    by_clients, accuracy = have_client_scores(every), columns()["accuracy"]
+    late = replace(accuracy, heading=f"last-{TAIL} acc. %", beside_clients="")
+    results = _client_scores() | {"accuracy": accuracy, "late": late, "best": replace(late, heading="best acc. %")}
     shown = {
         key: column
         for key, column in (results | _scores() | others() | _COSTS).items()
         if any(key in run for run in every)
-        and not (key == "best" if local else key in _local())
+        and not (key == "best" if by_clients else key in _client_scores())
         and (column.due != "models" or all(key in run for run in every))
     }
-    heads = [column.beside_local if local and column.beside_local else column.heading for column in shown.values()]
+    heads = [
+        column.beside_clients if by_clients and column.beside_clients else column.heading for column in shown.values()
+    ]
     lines = [["method", "seeds", "rounds", *heads]]
     for label, runs in found.items():
         rounds = "/".join(str(n) for n in sorted({run["round"] for run in runs}))
@@ -204,7 +206,7 @@ def table(groups: dict[str, list[Run]], lay_out: Callable[[Sequence[Sequence[str
     return lay_out(lines)
 
 
-def have_local(results: Sequence[Mapping[str, float]]) -> bool:
+def have_client_scores(results: Sequence[Mapping[str, float]]) -> bool:
     """Whether clients have test samples of their own in all these runs."""
     return all("local_test_accuracy" in result for result in results)
 
@@ -223,12 +225,12 @@ def outcome(run: Run) -> dict[str, float]:
     accuracy, last, chosen = [row["accuracy"] for row in measured], measured[-1], selected(run.rows)
     scores = {key: last[key] for key in ("round", *_scores()) if key in last}
     late = {"late": float(np.mean(accuracy[-TAIL:])), "best": max(accuracy)}
-    local = {key: chosen[key] for key in _local() if key in chosen}
+    of_clients = {key: chosen[key] for key in _client_scores() if key in chosen}
     further = others()
     latest = {key: row[key] for row in run.rows for key in further if key in row}
     spent = totals(run.config, run.rows)
     cost = {"megabytes": spent["megabytes"][-1]} if "megabytes" in spent else {}
-    return scores | late | local | latest | cost | {"seconds": spent["elapsed"][-1]}
+    return scores | late | of_clients | latest | cost | {"seconds": spent["elapsed"][-1]}
 
 
 def _cell(key: str, column: Column, runs: Sequence[Mapping[str, float]]) -> str:

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
 from fl.algorithms import ALGORITHMS
-from fl.analysis.groups import Found, have_local, mean_and_spread, others, outcome
+from fl.analysis.groups import Found, have_client_scores, mean_and_spread, others, outcome
 from fl.figures.curves import (
     MUTED,
     Line,
@@ -39,7 +39,7 @@ def curves_figure(option: str, found: Found, title: str, path: Path) -> None:
     each value (Figs. 11 and 12). Methods that do not read the option are dashed.
     """
     results = [outcome(run) for runs in found.values() for run in runs]
-    key = "local_test_accuracy" if have_local(results) else _metric(results)
+    key = "local_test_accuracy" if have_client_scores(results) else _metric(results)
     short = _short(option)
     several = len({method for text, method in found if text}) > 1
     heads: dict[str, list[Line]] = {}
@@ -75,7 +75,7 @@ def values_figure(option: str, found: Found, title: str, path: Path) -> None:
     """
     results = {at: [outcome(run) for run in runs] for at, runs in found.items()}
     every = [result for members in results.values() for result in members]
-    keys = [_metric(every), *(["local_test_accuracy"] if have_local(every) else [])]
+    keys = [_metric(every), *(["local_test_accuracy"] if have_client_scores(every) else [])]
     keys += [name for name, one in others().items() if one.label and any(name in result for result in every)]
     values = list(dict.fromkeys(text for text, _ in found if text))
     lines = [Line(m, [], m, not read) for read in (True, False) for m in {m: 0 for t, m in found if bool(t) is read}]
