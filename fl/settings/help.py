@@ -157,7 +157,7 @@ def _entry(settings: Any, field: dataclasses.Field, group: str = "") -> tuple[st
     kinds, many = types_of(field.type)
     flag, parsed = flag_of(field.name, group), marks(field, Flag)
     word = next((mark.metavar for mark in marks(field, object) if getattr(mark, "metavar", None)), "")
-    usual = "" if default in (dataclasses.MISSING, None, "", ()) and not parsed else default
+    usual = "" if default in (dataclasses.MISSING, None, "", ()) else default
     if _is(field, tyro.conf.Positional):
         written = (word or field.name.upper()) + " ..." * many
         written = written if default is dataclasses.MISSING else f"[{written}]"

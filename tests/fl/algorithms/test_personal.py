@@ -28,7 +28,7 @@ from fl.algorithms import (
     pfedme,
 )
 from fl.algorithms.parts.personal import last_round
-from fl.algorithms.pfedme import Envelope
+from fl.algorithms.pfedme import Envelope, enveloped
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.engine import SGD, Adam
@@ -329,3 +329,24 @@ def test_a_fedrep_round_in_which_nobody_is_left_keeps_the_global_model(federatio
     assert trained.metrics["bytes_up"] == 0
     for part in before:
         assert_same(server[part], before[part])
+
+
+def test_the_global_model_of_fedrep_stays_if_every_client_failed_in_one_half(make_federation):
+    algorithm, rng = fedrep(make_federation(NET, dtype=torch.float64), FedRepOptions()), Rng(0, 1)
+    before = algorithm.init()
+    clients = [0, 1, 2]
+    states = {name: tensor[clients] for name, tensor in before["clients"].items()}
+    update = algorithm.client(algorithm.send(before, clients, rng), states, clients, rng)
+    after = algorithm.server(before, clients, update._replace(sizes=(0, 0, 0)), rng)
+    assert_same(after["global"], before["global"])
+
+
+def test_the_copy_of_pfedme_has_no_gradient():
+    """Which would take the memory of one more model for each client."""
+    theta, w = (torch.tensor([[value]], requires_grad=True) for value in (1.0, 2.0))
+    objective = enveloped(0.5, 0.0)
+    batch = torch.ones(1, 1), torch.zeros(1, dtype=torch.int64)
+    loss = objective(lambda params, x: x @ params["theta"], {"theta": theta, "w": w}, {}, batch)
+    gradients = torch.autograd.grad(loss, (theta, w), allow_unused=True)
+    assert gradients[0].item() == -0.5
+    assert gradients[1] is None
