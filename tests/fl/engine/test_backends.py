@@ -457,7 +457,7 @@ def test_when_one_of_the_workers_fails_the_others_stop_after_their_step(make_fed
         return call(params, batch[0]).sum()
 
     fed = make_federation("cnn", sizes=(400, 400), participants=2, batch_size=1, backend="workers")
-    start, fails = surgery.broadcast(fed.initial(), 2), {"fails": torch.tensor([True, False])}
+    start, fails = surgery.broadcast(fed.initial(), 2), {"fails": torch.tensor([False, True])}
     with pytest.raises(ValueError, match="it fails"):
         fed.train(start, [0, 1], Rng(0, 1), objective, fails)
     assert 1 <= len(steps) < 100

@@ -1,5 +1,6 @@
 import copy
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
@@ -145,10 +146,10 @@ def test_width_and_depth_are_given_by_section():
 
 
 def test_a_model_of_text_is_made_for_the_length_of_the_sequences():
-    config = Config(
-        dataset="pydoc", partition="natural", model="transformer", text=TextOptions(vocabulary=50, length=16)
-    )
-    assert model_spec(config, config.load()).tokens == 16
+    text = TextOptions(vocabulary=50, length=16)
+    config = Config(dataset="pydoc", partition="natural", model="transformer", text=text)
+    data = config.load()
+    assert model_spec(config, replace(data, x=data.x[:, :8])).tokens == 8
 
 
 def test_a_user_s_model_is_as_it_was_after_its_classifier_was_looked_for():
