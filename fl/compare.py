@@ -46,8 +46,9 @@ def compare(
     lay_out: Callable[[Sequence[Sequence[str]]], str] = wrapped,
     new: bool = False,
 ) -> str:
-    """Draw the runs of the folders into one figure, against one of `AGAINST`, and return the table; with a target, a
-    second table is below it.
+    """Draw the runs of the folders into one figure, against one of `AGAINST`, and return the table.
+
+    With a target, a second table is below it.
 
     Args:
         lay_out: makes the text of a table's cells, see `fl.base.tables`.

@@ -24,8 +24,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @joined()
 def run(argv: list[str]) -> int:
-    """Run every method and seed of the command, and compare them in one table and one figure if there are several, each
-    of which has a folder within that of the command.
+    """Run every method and seed of the command.
+
+    If there are several, each has a folder within that of the command, and one table and one figure compare them.
     """
     config, folder = parse(argv)
     config.check()

@@ -115,8 +115,9 @@ class Sweep:
         return config
 
     def runs(self, folder: Path) -> dict[tuple[str, str], dict[Path, Config]]:
-        """Map (value, method) to run folders and their settings; methods that do not read the option come last, with
-        the value "".
+        """Map (value, method) to run folders and their settings.
+
+        Methods that do not read the option come last, with the value "".
         """
         single = {name: replace(self.config, algorithm=(name,)) for name in self.config.algorithm}
         reads = [name for name, one in single.items() if self.option in {s.flag for s in one.settings()}]
@@ -233,7 +234,7 @@ def command(argv: list[str]) -> tuple[Sweep, Path, bool]:
     if len(argv) < 2 or argv[0].startswith("-") or argv[1].startswith("--"):
         raise FLError(f"name the option to sweep and its values first: {program('sweep')} {_USAGE}, or --help")
     option, values, *rest = argv
-    not_given(option.replace("_", "-"), names[2:])
+    not_given(option.replace("_", "-"), names)
     config, _ = ask(rest, swept=option)
     sweep = Sweep.make(option, values, config)
     return sweep, new_folder(config, f"sweep-{sweep.option}-{config.title()}"), False

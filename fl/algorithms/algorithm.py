@@ -57,20 +57,20 @@ class Algorithm:
     Attributes:
         fed: the federation that it was made for.
         init: () -> server, before the first round.
-        client: (message, own, clients, rng) -> update: what the clients of a round do with what they receive and with
-            their own states [K, ...], all of them at once. It must treat each client as if it were alone. What they
-            send, `update.received`, has the names of the message's "model", or is empty.
+        client: (message, client_states, clients, rng) -> update: what the clients of a round do with what they receive
+            and with their states [K, ...], all of them at once. It must treat each client as if it were alone. What
+            they send, `update.received`, has the names of the message's "model", or is empty.
         server: (server, clients, update, rng) -> server: the server's rule, or (server, metrics) for a method with
             columns of its own. A function of its arguments alone; the given server is not changed. Rounds count from 1
-            (`rng.round`). It must not need `update.own`, nor the states in the part "clients", which stays as it is:
-            clients on other machines keep these.
+            (`rng.round`). It must not need `update.client_states`, nor the states in the part "clients", which stays
+            as it is: clients on other machines keep these.
         send: (server, clients, rng) -> the message to each of the clients, see `fl.federation.clients.Message`. None:
             the global model.
         steps: what happens between client and server, in this order.
         models: server -> the models that clients predict with. None: the global one.
-        personalize: (models, own, clients, rng) -> the models [K, ...] that clients make of those that `models` says
-            and of their own states, to predict with. None: they take them as they are.
-        keeps: server -> whether the clients of a round need their own states. None: if the server has such a part.
+        personalize: (models, client_states, clients, rng) -> the models [K, ...] that clients make of those that
+            `models` says and of their client states, to predict with. None: they take them as they are.
+        keeps: server -> whether the clients of a round need their states. None: if the server has such a part.
         sample: (server, rng) -> the clients of a round, for methods that choose them. None: K distinct clients, drawn
             uniformly by `Federation.sample`.
         plan: client -> where its model lies in the global one, for methods whose clients always have the same part of
@@ -103,29 +103,29 @@ class Algorithm:
         message = self.send(server, clients, rng) if self.send else {"model": broadcast(server["global"], len(clients))}
         check_message(message)
         keeps = self.keeps(server) if self.keeps else CLIENTS in server
-        own = server[CLIENTS] if keeps else {}
+        client_states = server[CLIENTS] if keeps else {}
         if self.fed.remote:
-            update, own = self.fed.remote.run(self, message, own, clients, rng)
+            update, client_states = self.fed.remote.run(self, message, client_states, clients, rng)
         else:
-            update = self.client(message, select(own, clients) if own else {}, clients, rng)
-            own = updated(own, clients, update)
+            update = self.client(message, select(client_states, clients) if client_states else {}, clients, rng)
+            client_states = updated(client_states, clients, update)
         check_update(update, message)
         update = update._replace(metrics=self._traffic(message, update, clients))
         for step in self.steps:
             update = step(update, message, clients, rng)
         if not any(update.sizes):
             return server, update
-        result = self.server({**server, CLIENTS: own} if keeps else server, clients, update, rng)
+        result = self.server({**server, CLIENTS: client_states} if keeps else server, clients, update, rng)
         server, metrics = result if isinstance(result, tuple) else (result, {})
         if keeps:
-            server = {**server, CLIENTS: server.get(CLIENTS, own)}
+            server = {**server, CLIENTS: server.get(CLIENTS, client_states)}
         return server, update._replace(metrics={**update.metrics, **metrics})
 
     def client_models(self, server: Server) -> ClientModels:
         """The models that clients predict with. Clients on other machines make theirs themselves."""
         models = self.models(server) if self.models else shared(server["global"], len(self.fed.clients))
         if self.personalize and self.fed.remote:
-            return models._replace(own=server.get(CLIENTS, {}))
+            return models._replace(client_states=server.get(CLIENTS, {}))
         everybody = range(len(self.fed.clients))
         return self._personal(server, models, everybody) if self.personalize else models
 
@@ -142,8 +142,10 @@ class Algorithm:
 
     def _personal(self, server: Server, models: ClientModels, clients: Sequence[int]) -> ClientModels:
         """What some clients make of their models, a row each."""
-        own = server.get(CLIENTS, {})
-        made = self.personalize(given(models, clients), select(own, clients) if own else {}, clients, models.rng)
+        client_states = server.get(CLIENTS, {})
+        made = self.personalize(
+            given(models, clients), select(client_states, clients) if client_states else {}, clients, models.rng
+        )
         return personal(made, len(clients))
 
     def _traffic(self, message: Message, update: ClientUpdate, clients: Sequence[int]) -> dict[str, float]:

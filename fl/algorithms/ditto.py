@@ -15,27 +15,29 @@ class DittoOptions:
     """Ditto."""
 
     lam: AtLeast0 = 0.1
-    """weight of the proximal term that pulls a client's own model to the global one (FeMAM's paper: 0.1); 0 trains it
-    alone"""
+    """weight of the proximal term that pulls a client's personal model to the global one (FeMAM's paper: 0.1); 0 trains
+    it alone"""
 
 
 def ditto(fed: Federation, options: DittoOptions = DittoOptions()) -> Algorithm:
-    """FedAvg; beside it each participant trains a model v of its own, pulled by lam/2 ||v - w||^2 to the global one.
+    """FedAvg; beside it each participant trains a personal model v, pulled by lam/2 ||v - w||^2 to the global one.
 
     w is the global model that the participant received; the pull is on the trained parameters. Both models train
     equally long, on the same batches and with the same optimizer; only the global one is sent. Personal models start
     from the initial model and go on from where they were; a client that never took part still has the initial model. A
-    client whose global model diverges is dropped, and its own model stays as it was; one whose own model diverges still
-    counts in the average.
+    client whose global model diverges is dropped, and its personal model stays as it was; one whose personal
+    model diverges still counts in the average.
 
     lam = 0 is FedAvg beside Local.
     """
     objective = proximal(options.lam)
 
-    def client(message, own, clients, rng):
+    def client(message, client_states, clients, rng):
         start = message["model"]
         update = fed.train(start, clients, rng)
-        return update._replace(own=trained_or_same(fed, own, clients, rng, objective, {"anchor": start}))
+        return update._replace(
+            client_states=trained_or_same(fed, client_states, clients, rng, objective, {"anchor": start})
+        )
 
     def server(state, clients, update, rng):
         return {"global": fed.average(update.received, update.sizes)}

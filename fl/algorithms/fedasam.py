@@ -33,15 +33,16 @@ def fedasam(fed: Federation, options: FedASAMOptions = FedASAMOptions()) -> Algo
     """
     ascent = adaptive_ascent(options.rho, options.eta)
 
-    def client(message, own, clients, rng):
+    def client(message, client_states, clients, rng):
         return fed.train(message["model"], clients, rng, ascent=ascent)
 
     return replace(fedavg(fed), client=client)
 
 
 def adaptive_ascent(rho: float, eta: float = 0.0) -> Ascent:
-    """The step rho T^2 g / ||T g||, where T is |w| + eta for each entry w of a tensor called a weight, and 1 for biases
-    and all others.
+    """The step rho T^2 g / ||T g|| against the gradient's sharpness.
+
+    T is |w| + eta for each entry w of a tensor called a weight, and 1 for biases and all others.
 
     The norm is taken over all parameters. If weights are scaled so that the model stays the same, the step is scaled
     with them.

@@ -16,7 +16,7 @@ def fedavg(fed: Federation) -> Algorithm:
     def init():
         return {"global": fed.initial()}
 
-    def client(message, own, clients, rng):
+    def client(message, client_states, clients, rng):
         return fed.train(message["model"], clients, rng)
 
     def server(state, clients, update, rng):

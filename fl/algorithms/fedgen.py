@@ -94,7 +94,7 @@ def fedgen(fed: Federation, options: FedGenOptions = FedGenOptions()) -> Algorit
         k = len(clients)
         return {"model": broadcast(state["global"], k), "generator": broadcast(state["generator"], k)}
 
-    def client(message, own, clients, rng):
+    def client(message, client_states, clients, rng):
         generator, factor = message["generator"], options.decay ** (rng.round - 1)
         trained_before = generator["seen"].any(1).to(like.dtype)  # a tensor: nothing waits for the device
         context = {
@@ -246,7 +246,7 @@ def _head(fed: Federation) -> tuple[str, str | None]:
     last = layers(fed.model)[-1]
     module, known = fed.model.get_submodule(last.name), dict(fed.model.named_parameters())
     names = [f"{last.name}.{name}".removeprefix(".") for name in ("weight", "bias")][: len(last.tensors)]
-    fits = last.tensors == (*names,) and not fed.data.text and all(known[name].requires_grad for name in names)
+    fits = last.tensors == (*names,) and all(known[name].requires_grad for name in names)
     if fits and isinstance(module, nn.Linear) and module.out_features == fed.data.classes and _ends(fed, module):
         return names[0], names[1] if len(names) > 1 else None
     raise FLError(

@@ -22,7 +22,7 @@ def fedprox(fed: Federation, options: FedProxOptions = FedProxOptions()) -> Algo
     """FedAvg whose clients also minimise mu/2 ||w - w_global||^2, over the trained parameters. mu = 0 is FedAvg."""
     objective = proximal(options.mu)
 
-    def client(message, own, clients, rng):
+    def client(message, client_states, clients, rng):
         start = message["model"]
         return fed.train(start, clients, rng, objective, {"anchor": start})
 

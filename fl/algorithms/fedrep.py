@@ -29,9 +29,9 @@ def fedrep(fed: Federation, options: FedRepOptions = FedRepOptions()) -> Algorit
     A participant trains its head on top of the body that it received, on batches drawn for that, and then the body
     below the new head. Each time the optimizer starts afresh. Batch norms belong to the body, with their running
     statistics: what the head's epochs change of these is dropped. The bodies are averaged by the number of samples. A
-    client predicts with the global body and its own head, which is the initial one if it never took part. A client that
-    is dropped in either part of its training counts in no average and keeps its head. The loss is that of the body's
-    epochs.
+    client predicts with the global body and its personal head, which is the initial one if it never took part. A client
+    that is dropped in either part of its training counts in no average and keeps its head. The loss is that of the
+    body's epochs.
 
     The global model that a stranger would get has the mean of the participants' heads. A real server does not know
     these, and its global model keeps the initial head. Nobody trains from that mean, and it does not count as traffic.
@@ -61,16 +61,16 @@ def fedrep(fed: Federation, options: FedRepOptions = FedRepOptions()) -> Algorit
     def send(state, clients, rng):
         return {"model": broadcast(body_of(state["global"]), len(clients))}
 
-    def client(message, own, clients, rng):
-        start = joined(message["model"], own)
+    def client(message, client_states, clients, rng):
+        start = joined(message["model"], client_states)
         first = of_head.train(start, clients, rng.apart("head"))
         heads = {name: first.states[name] for name in head}
         update = of_body.train({**start, **heads}, clients, rng)
         sizes = tuple(size if before else 0 for before, size in zip(first.sizes, update.sizes))
-        return update._replace(sizes=sizes, received=body_of(update.received), own=heads)
+        return update._replace(sizes=sizes, received=body_of(update.received), client_states=heads)
 
     def server(state, clients, update, rng):
-        models = {**update.received, **update.own}
+        models = {**update.received, **update.client_states}
         known = {name: state["global"][name] for name in models}  # each may have failed in one of the two
         mean = fed.average(models, update.sizes, fallback=known)
         return {"global": {**state["global"], **mean}}
@@ -78,8 +78,8 @@ def fedrep(fed: Federation, options: FedRepOptions = FedRepOptions()) -> Algorit
     def models(state):
         return shared(body_of(state["global"]), len(fed.clients))
 
-    def personalize(models, own, clients, rng):
-        return joined(models, own)
+    def personalize(models, client_states, clients, rng):
+        return joined(models, client_states)
 
     return Algorithm(fed, init, client, server, send, models=models, personalize=personalize)
 

@@ -61,9 +61,10 @@ class FeMAMOptions:
 
 
 def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
-    """Levels of models, one after another: one global model, cluster models, a model for each client. A client predicts
-    with the sum of the logits of its model on each level; only the newest level trains, on what the earlier ones leave
-    over.
+    """Levels of models, one after another: one global model, cluster models, a model for each client.
+
+    A client predicts with the sum of the logits of its model on each level; only the newest level trains, on what the
+    earlier ones leave over.
 
     A level ends when it has converged, or after its rounds. Each client then keeps the level's model only if its
     validation loss is lower with it, and the clusters are averaged once more without those that left. The first level
@@ -110,10 +111,10 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
             message["share"] = upload(1 / (1 + count(message["levels"], n)[clients]), fed.data.x.device)
         return message
 
-    def client(message, own, clients, rng):
+    def client(message, client_states, clients, rng):
         """Lines 6 to 9: train what the levels below leave over."""
         at = len(message["levels"])
-        kind, starts = kinds[at], message.get("model", own)
+        kind, starts = kinds[at], message.get("model", client_states)
         context = kind.anchor(starts) | {name: message[name] for name in ("weight", "share") if name in message}
         logits = cache.table(message["levels"]) if at else None
         return kind.sent(fed.train(starts, clients, rng, objectives[at], context, per_sample=logits))
@@ -185,8 +186,9 @@ def levels_of(state: Server) -> list[Level]:
 
 
 def pathways(options: FeMAMOptions, server: Server) -> tuple[tuple[str, ...], ClientModels]:
-    """What each level holds, and the models that clients add up; see `Method.pathways`. Without a personal level that
-    clients on other machines keep.
+    """What each level holds, and the models that clients add up; see `Method.pathways`.
+
+    A personal level that clients on other machines keep is left out.
     """
     levels = [level for level in levels_of(server) if not at_nodes(level.models)]
     return options.levels[: len(levels)], ClientModels(levels, options.combine == "mean")

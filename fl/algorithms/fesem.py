@@ -30,8 +30,9 @@ class FeSEMOptions:
 
 
 def fesem(fed: Federation, options: FeSEMOptions = FeSEMOptions(), flags: str = "fesem") -> Algorithm:
-    """Each client trains the model of its cluster; it is then assigned to the nearest cluster model, and every cluster
-    model is the mean of its clients' by their number of samples. With one cluster this is FedAvg.
+    """Each client trains the model of its cluster, and is then assigned to the nearest cluster model.
+
+    Every cluster model is the mean of its clients' by their number of samples. With one cluster this is FedAvg.
 
     All cluster models begin as the same model, and K-means over the models of the first round makes the first clusters.
     (If they began from different random models, no client would ever come nearer to another cluster's.) A client that

@@ -19,8 +19,9 @@ class FeSEMPlusOptions(FeSEMOptions):
 
 
 def fesem_plus(fed: Federation, options: FeSEMPlusOptions = FeSEMPlusOptions()) -> Algorithm:
-    """FeSEM; a client predicts with its cluster's model fine-tuned on its own data, see `fine_tuned`. A client that
-    never took part fine-tunes the mean of the cluster models.
+    """FeSEM; a client predicts with its cluster's model fine-tuned on its own data, see `fine_tuned`.
+
+    A client that never took part fine-tunes the mean of the cluster models.
     """
     return fine_tuned(fed, fesem(fed, options, "fesem-plus"), options.epochs)
 

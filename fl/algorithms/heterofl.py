@@ -87,8 +87,9 @@ def heterofl(
 
 
 def counted_rows(model: nn.Module, held: torch.Tensor) -> Submodel:
-    """The plan within a model that leaves out the rows of the classifier, and of token embeddings, that belong to
-    classes (tokens) which are not held.
+    """The plan within a model that leaves out the rows of classes (of text: of tokens) that are not held.
+
+    These are rows of the classifier and of token embeddings.
 
     Args:
         held: bool [classes].

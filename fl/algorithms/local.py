@@ -12,7 +12,7 @@ from fl.federation.clients import CLIENTS
 
 
 def local(fed: Federation) -> Algorithm:
-    """Each client trains a model of its own, which nobody else ever sees: nothing is sent.
+    """Each client trains a personal model, which nobody else ever sees: nothing is sent.
 
     A client that never took part still has the initial model. A stranger would get the mean of all clients' models,
     weighted by their numbers of training samples; nobody trains from it. With clients on other machines, who do not
@@ -22,9 +22,9 @@ def local(fed: Federation) -> Algorithm:
     def send(state, clients, rng):
         return {}
 
-    def client(message, own, clients, rng):
-        update = fed.train(own, clients, rng)
-        return update._replace(received={}, own=update.states)
+    def client(message, client_states, clients, rng):
+        update = fed.train(client_states, clients, rng)
+        return update._replace(received={}, client_states=update.states)
 
     def server(state, clients, update, rng):
         mean = fed.mean_of_clients(state[CLIENTS], otherwise=state["global"])

@@ -62,10 +62,10 @@ def pfedme(fed: Federation, options: PFedMeOptions = PFedMeOptions()) -> Algorit
     both = replace(fed.with_local(optimizer=optimizer, repeats=options.inner_steps), model=pair)
     objective = enveloped(options.lam, options.mu)
 
-    def client(message, own, clients, rng):
+    def client(message, client_states, clients, rng):
         trained = both.train(pair.starting_from(message["model"]), clients, rng, objective)
         sent = pair.copy_of(trained.received)
-        return trained._replace(states=sent, received=sent, own=pair.personal_of(trained.states))
+        return trained._replace(states=sent, received=sent, client_states=pair.personal_of(trained.states))
 
     def server(state, clients, update, rng):
         mean = fed.average(update.received, update.sizes)
@@ -77,8 +77,9 @@ def pfedme(fed: Federation, options: PFedMeOptions = PFedMeOptions()) -> Algorit
 
 
 class Pair(nn.Module):
-    """A personal model, and beside it a copy of the global one: theta and w. The copy has the parameters that are
-    trained, in their order.
+    """A personal model, and beside it a copy of the global one: theta and w.
+
+    The copy has the parameters that are trained, in their order.
 
     Attributes:
         learnt: the names of these parameters in the model.

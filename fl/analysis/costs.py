@@ -85,8 +85,10 @@ def target_text(
     results: Mapping[str, Sequence[Mapping[str, float]]],
     lay_out: Callable[[Sequence[Sequence[str]]], str],
 ) -> str:
-    """Write the table of costs up to a target: a line for each label, with means over the runs that reached it, or "-"
-    if none did. If only some did, the column of seeds says how many.
+    """Write the table of costs up to a target, with a line for each label.
+
+    It has means over the runs that reached the target, or "-" if none did. If only some did, the column of seeds says
+    how many.
 
     Args:
         results: from a label to what `up_to` says of each of its runs.

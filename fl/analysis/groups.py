@@ -21,7 +21,6 @@ AGAINST = {"rounds": "round", "traffic": "megabytes", "macs": "tmac", "seconds":
 """From what curves can be drawn against to its column in the rows."""
 TAIL = 10
 """Number of the last evaluations that the late mean is taken of."""
-_LOCAL = "local_test_"  # how columns on clients' own test data begin; in results they begin with own_
 _COSTS = {"megabytes": COSTS["megabytes"], "seconds": COSTS["elapsed"]}
 
 
@@ -139,8 +138,8 @@ def common(configs: Sequence[Config]) -> str:
     'digits, dirichlet0.5, 20 clients, 5 a round'
     """
     shared = {
-        "{}": {"own data" if config.dataset == GIVEN else config.dataset for config in configs},
-        "{} ": {"own model" if config.model == GIVEN else config.model for config in configs},
+        "{}": {"custom data" if config.dataset == GIVEN else config.dataset for config in configs},
+        "{} ": {"custom model" if config.model == GIVEN else config.model for config in configs},
         "{}  ": {config.spread() for config in configs},
         "{} clients": {config.clients for config in configs},
         "{} a round": {config.cohort() for config in configs},
@@ -150,13 +149,12 @@ def common(configs: Sequence[Config]) -> str:
 
 def _scores() -> dict[str, Column]:
     """Find the columns with scores of the global model."""
-    return {name: column for name, column in columns().items() if column.beside_own}
+    return {name: column for name, column in columns().items() if column.beside_clients}
 
 
-def _own() -> dict[str, str]:
-    """Map the results on clients' own test data to their columns."""
-    headed = [name for name, column in columns().items() if column.heading and name.startswith(_LOCAL)]
-    return {name.replace(_LOCAL, "own_"): name for name in headed}
+def _client_scores() -> dict[str, Column]:
+    """Find the columns with scores on clients' own test data."""
+    return {name: one for name, one in columns().items() if one.heading and name.startswith("local_test_")}
 
 
 def others() -> dict[str, Column]:
@@ -167,16 +165,18 @@ def others() -> dict[str, Column]:
     >>> list(others())
     ['models_own_accuracy', 'models_perplexity', 'attack_success']
     """
-    known = {*_scores(), *_own().values()}
+    known = {*_scores(), *_client_scores()}
     found = {name: column for name, column in columns().items() if column.heading and name not in known}
-    if taken := [name for name in found if name in {"late", "best", *_own(), *_COSTS}]:
+    if taken := [name for name in found if name in {"late", "best", *_COSTS}]:
         raise FLError(f"a column cannot be called {taken[0]!r}, as a result of every run is: choose another name")
     return found
 
 
 def table(groups: dict[str, list[Run]], lay_out: Callable[[Sequence[Sequence[str]]], str] = wrapped) -> str:
-    """Make a table with a line for each label: mean ± sample standard deviation over seeds of the results that
-    `outcome` computes, then mean costs. Scores of the participants' models are there if all runs have them.
+    """Make a table of results and costs with a line for each label.
+
+    It has mean ± sample standard deviation over seeds of the results that `outcome` computes, then mean costs. Scores
+    of the participants' models are there if all runs have them.
 
     If all runs have clients that test on samples of their own, their scores come first, and the headings of the others
     say that they are of the global model. The best accuracy is left out then, since it was not chosen by validation.
@@ -186,18 +186,19 @@ def table(groups: dict[str, list[Run]], lay_out: Callable[[Sequence[Sequence[str
     """
     found = {label: [outcome(run) for run in runs] for label, runs in groups.items()}
     every = [run for runs in found.values() for run in runs]
-    own, accuracy = have_own(every), columns()["accuracy"]
-    late = replace(accuracy, heading=f"last-{TAIL} acc. %", beside_own="")
-    results = {key: columns()[name] for key, name in _own().items()}
-    results |= {"accuracy": accuracy, "late": late, "best": replace(late, heading="best acc. %")}
+    by_clients, accuracy = have_client_scores(every), columns()["accuracy"]
+    late = replace(accuracy, heading=f"last-{TAIL} acc. %", beside_clients="")
+    results = _client_scores() | {"accuracy": accuracy, "late": late, "best": replace(late, heading="best acc. %")}
     shown = {
         key: column
         for key, column in (results | _scores() | others() | _COSTS).items()
         if any(key in run for run in every)
-        and not (key == "best" if own else key in _own())
+        and not (key == "best" if by_clients else key in _client_scores())
         and (column.due != "models" or all(key in run for run in every))
     }
-    heads = [column.beside_own if own and column.beside_own else column.heading for column in shown.values()]
+    heads = [
+        column.beside_clients if by_clients and column.beside_clients else column.heading for column in shown.values()
+    ]
     lines = [["method", "seeds", "rounds", *heads]]
     for label, runs in found.items():
         rounds = "/".join(str(n) for n in sorted({run["round"] for run in runs}))
@@ -205,9 +206,9 @@ def table(groups: dict[str, list[Run]], lay_out: Callable[[Sequence[Sequence[str
     return lay_out(lines)
 
 
-def have_own(results: Sequence[Mapping[str, float]]) -> bool:
+def have_client_scores(results: Sequence[Mapping[str, float]]) -> bool:
     """Whether clients have test samples of their own in all these runs."""
-    return all("own_accuracy" in result for result in results)
+    return all("local_test_accuracy" in result for result in results)
 
 
 def outcome(run: Run) -> dict[str, float]:
@@ -215,7 +216,8 @@ def outcome(run: Run) -> dict[str, float]:
 
     Scores of the global model (accuracy, loss, and macro-F1 or perplexity) are those of the last evaluated round. late
     is the mean of the last accuracies, best the largest. Scores on clients' own test data, if they have some, are means
-    over clients in the round that `fl.runs.metrics.selected` gives: own_accuracy, own_f1, own_perplexity. Other columns
+    over clients in the round that `fl.runs.metrics.selected` gives: local_test_accuracy, local_test_f1,
+    local_test_perplexity. Other columns
     with a heading are as in the last round that has them. Costs are of the whole run: megabytes of a client (as in
     `fl.analysis.costs.totals`), if all rounds counted them, and seconds.
     """
@@ -223,12 +225,12 @@ def outcome(run: Run) -> dict[str, float]:
     accuracy, last, chosen = [row["accuracy"] for row in measured], measured[-1], selected(run.rows)
     scores = {key: last[key] for key in ("round", *_scores()) if key in last}
     late = {"late": float(np.mean(accuracy[-TAIL:])), "best": max(accuracy)}
-    own = {key: chosen[column] for key, column in _own().items() if column in chosen}
+    of_clients = {key: chosen[key] for key in _client_scores() if key in chosen}
     further = others()
     latest = {key: row[key] for row in run.rows for key in further if key in row}
     spent = totals(run.config, run.rows)
     cost = {"megabytes": spent["megabytes"][-1]} if "megabytes" in spent else {}
-    return scores | late | own | latest | cost | {"seconds": spent["elapsed"][-1]}
+    return scores | late | of_clients | latest | cost | {"seconds": spent["elapsed"][-1]}
 
 
 def _cell(key: str, column: Column, runs: Sequence[Mapping[str, float]]) -> str:
@@ -244,8 +246,9 @@ def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
 
 
 def write_results(option: str, found: Found, path: Path) -> None:
-    """Write a CSV file with a row for each value and method of a sweep: the number of seeds, and over them the mean and
-    the sample standard deviation of each result.
+    """Write a CSV file with a row for each value and method of a sweep.
+
+    A row has the number of seeds, and over them the mean and the sample standard deviation of each result.
     """
     outcomes = {key: [outcome(run) for run in runs] for key, runs in found.items()}
     names = list(dict.fromkeys(name for runs in outcomes.values() for run in runs for name in run if name != "round"))

@@ -44,8 +44,10 @@ class Landscape:
         return self.values[len(self.axis) // 2, len(self.axis) // 2].item()
 
     def rise(self) -> tuple[float, float]:
-        """Measure how sharp the minimum is: the loss at all points of the plane as near to the centre as the ends of
-        the axis are, minus the loss in the centre, as (mean, maximum). Distances are in norms of the weights' filters.
+        """Measure how sharp the minimum is: how far the loss rises around the centre, as (mean, maximum).
+
+        It is the loss at all points of the plane as near to the centre as the ends of the axis are, minus the loss in
+        the centre. Distances are in norms of the weights' filters.
 
         >>> values = torch.tensor([[9.0, 3.0, 9.0], [3.0, 1.0, 3.0], [9.0, 5.0, 9.0]])
         >>> Landscape("fedmr", Path("runs/a"), grid(3, 1.0), values, 100).rise()
@@ -117,8 +119,9 @@ def samples(fed: Federation, part: str, number: int, rng: Rng) -> tuple[Tensor, 
 
 
 def mean_loss(model: nn.Module, data: Dataset, x: Tensor, y: Tensor, together: int) -> Callable[[State], Tensor]:
-    """Make a function of some of a model's tensors: the mean cross entropy, float64, of all samples (of text: all
-    tokens) in evaluation mode. The other tensors are the model's own.
+    """Make a function of some of a model's tensors that computes the mean cross entropy, float64.
+
+    It is the mean over all samples (of text: all tokens) in evaluation mode. The other tensors are the model's own.
     """
     model.eval()
     dtype = next(model.parameters()).dtype
@@ -146,8 +149,9 @@ _AGREE = 1e-2  # relative difference allowed between a loss computed side by sid
 
 
 def random_direction(model: nn.Module, generator: torch.Generator) -> State:
-    """Draw a Gaussian direction, each filter scaled to the norm of the model's (Li et al., "Visualizing the Loss
-    Landscape of Neural Nets", NeurIPS 2018, section 4).
+    """Draw a Gaussian direction, each filter scaled to the norm of the model's.
+
+    (Li et al., "Visualizing the Loss Landscape of Neural Nets", NeurIPS 2018, section 4.)
 
     A filter is a slice along the first axis: what makes one output of a convolution or a linear layer, or one row of an
     embedding. Biases and the parameters of norm layers do not move, as in the released default, and neither do buffers.

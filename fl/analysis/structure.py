@@ -68,8 +68,9 @@ class Structure:
 
     @classmethod
     def of(cls, run: Run) -> "Structure | None":
-        """Make the structure of a run; None if its method does not give clients models on levels, or nobody knows the
-        truth, as of real clients.
+        """Make the structure of a run.
+
+        None if its method does not give clients models on levels, or nobody knows the truth, as of real clients.
         """
         if not run.algorithm.levels or run.fed.truth is None:
             return None
@@ -116,8 +117,9 @@ class Agreement(NamedTuple):
 
 
 def rand_index(found: Sequence[int], truth: Sequence[int]) -> float | None:
-    """Compute the adjusted Rand index (Hubert and Arabie 1985) of two partitions of clients, over those with a model
-    (not -1).
+    """Compute the adjusted Rand index (Hubert and Arabie 1985) of two partitions of clients.
+
+    It is computed over those with a model (not -1).
 
     It is None if there is no truth to find: these clients are all in one group, or each is in a group of its own, or
     there are fewer than two. If there is one, a single model for all of them, or a model for each, scores 0.
@@ -135,8 +137,9 @@ def rand_index(found: Sequence[int], truth: Sequence[int]) -> float | None:
 
 
 def agreement(structure: Structure) -> list[Agreement]:
-    """Compare each trained level with the truth and, if there are cluster models, pathways too. Levels that are global
-    or personal do not look for clusters and have no index.
+    """Compare each trained level with the truth and, if there are cluster models, pathways too.
+
+    Levels that are global or personal do not look for clusters and have no index.
 
     Clients have the same pathway if they have the same models, or none, on all cluster levels. Pathways are compared
     with the finest level of the truth, which has most clusters; their `kept` is the share of clients with any cluster

@@ -37,8 +37,9 @@ def initial_model(folder: Path) -> nn.Module:
 
 
 def similarity_table(compared: Compared) -> str:
-    """Make a table with a line for each convolution of each section: the mean over pairs of blocks, untrained, trained,
-    and the change.
+    """Make a table with a line for each convolution of each section.
+
+    It has the mean over pairs of blocks: untrained, trained, and the change.
     """
     columns = ["untrained"] + (["trained", "change"] if compared.after else [])
     lines = [["section", "convolution", "pairs", *columns]]

@@ -19,7 +19,7 @@ class Column:
         due: when it is measured: after every "round", where the "global" model is evaluated (--eval-every), or where
             the participants' "models" are (--eval-client-models-every).
         heading: above its numbers in the tables of runs; empty: not shown there.
-        beside_own: for scores of the global model, the heading where scores on clients' own data stand beside them.
+        beside_clients: for scores of the global model, the heading where scores on clients' own data stand beside them.
         factor, digits: a number is shown times this factor, with so many digits after the point (none for int). A
             factor of 100 is for shares, which are shown in percent.
         label: of the axis of its curves; empty: no curves are drawn.
@@ -37,7 +37,7 @@ class Column:
     kind: type = float
     due: Due = "round"
     heading: str = ""
-    beside_own: str = ""
+    beside_clients: str = ""
     factor: float = 1
     digits: int = 2
     label: str = ""

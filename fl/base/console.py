@@ -30,8 +30,9 @@ def as_called(text: str) -> str:
 
 
 def guarded(command: Callable[[], int], smaller: str = "--batch-size, --width or --max-parallel-clients") -> int:
-    """Run a command and return its exit code: its own, 1 if training diverged, 2 for what cannot be run, 130 on Ctrl-C,
-    143 on SIGTERM.
+    """Run a command and return the exit code.
+
+    It is the command's, 1 if training diverged, 2 for what cannot be run, 130 on Ctrl-C, 143 on SIGTERM.
 
     Args:
         smaller: the flags of this command that a smaller value of saves memory.

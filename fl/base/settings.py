@@ -211,8 +211,9 @@ def choice(what: str, values: Iterable[str], valid: Container | Iterable) -> Non
 
 
 def types_of(kind: Any) -> tuple[tuple[Any, ...], bool]:
-    """The plain types that a type allows, none for one that settings cannot have; and whether its values are tuples of
-    them.
+    """The plain types that a type allows, and whether its values are tuples of them.
+
+    There are none for a type that settings cannot have.
 
     >>> types_of(Annotated[float | None, "a note"]), types_of(tuple[str, ...]), types_of("float")
     (((<class 'float'>, <class 'NoneType'>), False), ((<class 'str'>,), True), ((), False))
@@ -243,8 +244,9 @@ def fits(kind: Any, value: Any) -> bool:
 
 
 def from_yaml(kind: Any, value: Any) -> Any:
-    """Convert a value of YAML to one of a type: a list stands for a tuple, and so does a single value. Raises TypeError
-    for a value that the type does not have.
+    """Convert a value of YAML to one of a type: a list stands for a tuple, and so does a single value.
+
+    Raises TypeError for a value that the type does not have.
 
     >>> from_yaml(tuple[float, ...], [1, 0.5]), from_yaml(int | float, 3), from_yaml(float | None, 3)
     ((1.0, 0.5), 3, 3.0)
@@ -284,8 +286,9 @@ def flag_in(word: str) -> str:
 
 
 def check_values(settings: Any, group: str = "") -> None:
-    """Raise FLError for the first value that its setting cannot have, in a dataclass and in the groups of settings
-    within; `group` is what its flags begin with.
+    """Raise FLError for the first value that its setting cannot have.
+
+    It looks at a dataclass and at the groups of settings within; `group` is what its flags begin with.
     """
     for field in fields(settings):
         value = getattr(settings, field.name)
@@ -351,8 +354,9 @@ class Setting(NamedTuple):
 
 
 def settings_of(settings: Any, swept: str = "") -> list[Setting]:
-    """List all settings of a dataclass and of the groups within, each with why nothing reads it: the one answer to
-    which settings a run reads.
+    """List all settings of a dataclass and of the groups within, each with why nothing reads it.
+
+    This is the one answer to which settings a run reads.
 
     A setting is read only with what its type says (`OnlyWith`), a group unless the dataclass has a method
     `group_unread(group, swept)` that gives a reason.

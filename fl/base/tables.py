@@ -77,8 +77,9 @@ def wrapped(lines: Sequence[Sequence[str]], width: int = WIDTH) -> str:
 
 
 def fitted(lines: Sequence[Sequence[str]]) -> str:
-    """Lay out cells as `wrapped` does, to fit the terminal if the output goes to one. Names in the first column that
-    take more than half of it are shortened, and a line below says so.
+    """Lay out cells as `wrapped` does, to fit the terminal if the output goes to one.
+
+    Names in the first column that take more than half of it are shortened, and a line below says so.
     """
     width = terminal()
     if width is None:

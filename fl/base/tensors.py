@@ -21,8 +21,9 @@ _ENTRY = "layer-surgery"
 
 
 def write(path: Path, format: str, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
-    """Write tensors and a header into one safetensors file, atomically. The same content is the same file, byte for
-    byte.
+    """Write tensors and a header into one safetensors file, atomically.
+
+    The same content is the same file, byte for byte.
 
     Args:
         format: what the file is, and which version of that, as in "checkpoint-3".

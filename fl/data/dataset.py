@@ -168,8 +168,10 @@ class Dataset:
         return self.x.ndim == 4
 
     def normalise(self, images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Convert samples to what a model expects, always in new memory, since a model may begin with an operation in
-        place: uint8 images of any leading shape to floats in [-1, 1], floats as they are, tokens to int64.
+        """Convert samples to what a model expects: images to floats in [-1, 1], tokens to int64.
+
+        Images are uint8 of any leading shape; floats stay as they are. The result is always in new memory, since a
+        model may begin with an operation in place.
 
         >>> from fl.data import load
         >>> load("digits").normalise(torch.tensor([0, 8, 16], dtype=torch.uint8))

@@ -40,9 +40,15 @@ def _main(argv: list[str]) -> int:
     config, resumed = parse([*flags, "--clients", str(options.nodes)])
     if resumed:
         raise FLError("--resume: give the --folder of the deployment, whose run goes on if there is one")
-    if not (config.participation or "participants" in map(flag_in, flags)):
+    typed = {*map(flag_in, flags)}
+    if not (config.participation or "participants" in typed):
         participants = min(Config().participants, options.nodes)
         flags, config = [*flags, "--participants", str(participants)], replace(config, participants=participants)
+    if config.eval_client_models_every and "eval-client-models-every" not in typed:
+        print(
+            "--eval-client-models-every is 0 here: clients' models and their data are not in one place", file=sys.stderr
+        )
+        flags, config = [*flags, "--eval-client-models-every", "0"], replace(config, eval_client_models_every=0)
     config.check()
     check_settings(config)
     if options.only in ("keys", None):

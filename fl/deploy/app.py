@@ -28,8 +28,9 @@ Context: TypeAlias = Any
 
 @dataclasses.dataclass(frozen=True)
 class RunSettings:
-    """What a run on real clients is told beside the settings of training: the keys of Flower's run config, with dashes
-    for underscores.
+    """What a run on real clients is told beside the settings of training.
+
+    These are the keys of Flower's run config, with dashes for underscores.
 
     >>> RunSettings.of({"round-timeout": 30}).round_timeout
     30

@@ -41,7 +41,7 @@ class Node:
         data: its samples; the test part is not used.
         split: which of them it trains on, validates on and tests on.
         budget: what it says of the model that it can afford: some of "width", "depth" and "budget".
-        folder: where it keeps what is its own from round to round.
+        folder: where it keeps its client's state from round to round.
     """
 
     number: int
@@ -83,10 +83,10 @@ class Node:
         return NodeMessage(header, {})
 
     def _update(self, request: NodeMessage) -> NodeMessage:
-        """Run the method's client function, keep the client's own state, and send the rest."""
+        """Run the method's client function, keep the client's state, and send the rest."""
         wanted = {"keeps": (dict, type(None)), "levels": list, "list": bool, "secure": (dict, type(None))}
         asked, tensors = self._open(request, wanted)
-        keeps, own = asked["keeps"], self._own(tensors, asked["keeps"])
+        keeps, client_states = asked["keeps"], self._client_state(tensors, asked["keeps"])
         received = nested(tensors, "message")
         message = _row(received)
         if asked["list"]:
@@ -95,14 +95,14 @@ class Node:
         self._store.forget([digest for digest in asked["levels"] if digest])
         self._fed.meter.read()
         try:
-            update = self._algorithm.client(message, own, [self.number], Rng(asked["seed"], asked["round"]))
+            update = self._algorithm.client(message, client_states, [self.number], Rng(asked["seed"], asked["round"]))
         except Diverged:
             update = None
         if update is None or not update.sizes[0]:
             raise InvalidMessage("training diverged: loss or weights became infinite or not a number")
         if keeps is not None:
-            new = update.own or own
-            check_names(own, new)
+            new = update.client_states or client_states
+            check_names(client_states, new)
             kept = {name: tensor[0] for name, tensor in new.items()}
             self._store.write(keeps["run"], asked["round"], keeps["as"], kept, keeps["needed"])
         if asked["secure"]:
@@ -142,13 +142,15 @@ class Node:
         wanted = {"parts": list, "mean": bool, "keeps": (dict, type(None)), "levels": list}
         asked, tensors = self._open(request, wanted)
         states = [level.state(0) for level in self._levels(tensors, asked["levels"])]
-        own = self._own(tensors, asked["keeps"])
+        client_states = self._client_state(tensors, asked["keeps"])
         if self._algorithm.personalize:
             rng = Rng(asked["seed"], asked["round"])
-            made = self._algorithm.personalize(_row(states[0]) if states else own, own, [self.number], rng)
+            made = self._algorithm.personalize(
+                _row(states[0]) if states else client_states, client_states, [self.number], rng
+            )
             states = [{name: tensor[0] for name, tensor in made.items()}]
-        elif own:
-            states.append({name: tensor[0] for name, tensor in own.items()})
+        elif client_states:
+            states.append({name: tensor[0] for name, tensor in client_states.items()})
         fed = self._fed
         model = fed.fleet[self.number].model if fed.fleet else fed.model
         alone = Federation(model, fed.data, [self.split], 1, fed.local)
@@ -165,8 +167,8 @@ class Node:
         levels, more = self._levels(tensors, asked["levels"]), []
         for number, kind in enumerate(asked["more"]):
             state = nested(tensors, f"more{number}")
-            if kind == "own":
-                state = {name: tensor[0] for name, tensor in self._own(tensors, asked["keeps"]).items()}
+            if kind == "personal":
+                state = {name: tensor[0] for name, tensor in self._client_state(tensors, asked["keeps"]).items()}
             more.append(self._level(state) if kind else None)
         if self._validation is None:
             self._validation = Validation(self._fed, Cache(self._fed), asked["mean"])
@@ -188,7 +190,7 @@ class Node:
             used[self.number] = 0
         return Level([self._on_device(state)], used)
 
-    def _own(self, tensors: dict[str, torch.Tensor], keeps: dict[str, Any] | None) -> Stack:
+    def _client_state(self, tensors: dict[str, torch.Tensor], keeps: dict[str, Any] | None) -> Stack:
         """What this client has kept [1, ...]: the version that the request names, or the start that came with it; empty
         for methods whose clients keep nothing.
         """
@@ -197,7 +199,7 @@ class Node:
         fields(keeps, {"run": int, "from": int, "as": int, "needed": list})
         if not are_counts(keeps["needed"]):
             raise InvalidMessage("the versions that are still needed are no numbers")
-        found = self._store.read(keeps["run"], keeps["from"]) if keeps["from"] else nested(tensors, "own")
+        found = self._store.read(keeps["run"], keeps["from"]) if keeps["from"] else nested(tensors, "client_state")
         return _row(self._on_device(found))
 
     def _on_device(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -90,8 +90,9 @@ class Nodes:
         what: str,
         round: int | None = None,
     ) -> dict[int, Any]:
-        """Send each client its request and read the answers, by the clients' positions; those that could not be used
-        are missing, and named in one line.
+        """Send each client its request and return the answers, by the clients' positions.
+
+        Those that could not be used are missing, and named in one line.
 
         Args:
             limit: bytes of an answer's tensors.

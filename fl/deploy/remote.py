@@ -49,8 +49,7 @@ def check_settings(config: Config) -> None:
     if config.eval_client_models_every:
         raise FLError(
             "--eval-client-models-every needs clients' models and their data in one place: with clients on other "
-            "machines leave it out, or give 0 where a recipe sets it (--local-test lets the nodes evaluate their own "
-            "models)"
+            "machines leave it out (--local-test lets each node evaluate the model that it predicts with)"
         )
 
 
@@ -76,7 +75,7 @@ def serve(link: Link, config: Config, folder: Path, test: Dataset, waiting: Wait
 class Remote:
     """See `fl.federation.clients.RemoteClients`.
 
-    A client's own state never leaves its node, which keeps a version of it for each round that the server may still
+    A client's state never leaves its node, which keeps a version of it for each round that the server may still
     name. The server stores the numbers: of the run, and of each client's version [clients], 0 for a client that has
     none yet; and the state that such a client begins with.
 
@@ -133,17 +132,17 @@ class Remote:
         return {"run": torch.tensor(_number()), "version": torch.zeros(len(self.splits), dtype=torch.int64), **begin}
 
     def run(
-        self, algorithm: Algorithm, message: Message, own: State, clients: Sequence[int], rng: Rng
+        self, algorithm: Algorithm, message: Message, client_states: State, clients: Sequence[int], rng: Rng
     ) -> tuple[ClientUpdate, State]:
         """See `RemoteClients.run`."""
         fed, secure = self.federation, next((s for s in algorithm.steps if isinstance(s, SecureRecombination)), None)
         self._secret = SecretExchange(secure, message["model"]) if secure else None
-        if own:
-            self._snapshot(own, rng)
+        if client_states:
+            self._snapshot(client_states, rng)
         models, requests, seen = [], [], {}
         for k, client in enumerate(clients):
             row = {name: _row(part, k) for name, part in message.items() if name != "levels"}
-            keeps, tensors = self._keeps(own, client)
+            keeps, tensors = self._keeps(client_states, client)
             levels, below = self._levels(message.get("levels", ()), client, seen)
             header = {**self.header("update", client, rng), "keeps": keeps, "levels": levels}
             header["list"] = isinstance(message.get("model"), list)
@@ -168,12 +167,12 @@ class Remote:
         self._forget(clients, came)
         if secure:
             self._secret.keys = {clients[k]: key for k, (_, _, key) in came.items()}
-        if own:
-            version = own["version"].clone()
+        if client_states:
+            version = client_states["version"].clone()
             for k in came:
                 version[clients[k]] = requests[k].header["keeps"]["as"]
-            own = {**own, "version": version}
-        return self._update(message, models, came, clients), own
+            client_states = {**client_states, "version": version}
+        return self._update(message, models, came, clients), client_states
 
     def _update(
         self, message: Message, models: Sequence[State], came: dict[int, Any], clients: Sequence[int]
@@ -211,13 +210,13 @@ class Remote:
             keeps, kinds = None, []
             for number, level in enumerate(more):
                 used = level is not None and int(level.used[client]) >= 0
-                own = used and at_nodes(level.models)
-                if own:
+                there = used and at_nodes(level.models)
+                if there:
                     keeps, first = self._keeps(level.models, client)
                     tensors |= first
                 elif used:
                     tensors |= flat(level.state(int(level.used[client])), f"more{number}")
-                kinds.append("own" if own else "sent" if used else "")
+                kinds.append("personal" if there else "sent" if used else "")
             header = self.header("judge", client, Rng(0))
             header |= {"what": what, "mean": mean, "levels": digests, "more": kinds, "keeps": keeps}
             requests.append(NodeMessage(header, tensors))
@@ -259,18 +258,18 @@ class Remote:
 
     def _question(self, models: ClientModels, client: int, parts: Sequence[str], seen: dict) -> NodeMessage:
         """The request that asks a node for the scores of its client's models."""
-        own, digests, sent = models.own, [], {}
+        client_states, digests, sent = models.client_states, [], {}
         for level in models.levels:
             if (k := int(level.used[client])) < 0:
                 continue
             if at_nodes(level.models):
-                own = level.models
+                client_states = level.models
                 continue
             state = level.state(k)
             known = (digest := _digest(state, seen)) in self._has.get(client, ())
             sent |= {} if known else flat(state, f"level{len(digests)}")
             digests.append(digest if known else "")
-        keeps, start = self._keeps(own, client)
+        keeps, start = self._keeps(client_states, client)
         header = {**self.header("score", client, models.rng), "parts": list(parts), "mean": models.mean}
         return NodeMessage({**header, "keeps": keeps, "levels": digests}, {**start, **sent})
 
@@ -293,23 +292,23 @@ class Remote:
             if k not in came:
                 self._has.pop(client, None)
 
-    def _keeps(self, own: State, client: int) -> tuple[dict[str, Any] | None, dict[str, Tensor]]:
+    def _keeps(self, client_states: State, client: int) -> tuple[dict[str, Any] | None, dict[str, Tensor]]:
         """Which version of its state a client takes, and under which number it keeps a new one; and the start for one
         that has none yet. None for methods whose clients keep nothing.
         """
-        if not own:
+        if not client_states:
             return None, {}
-        run, version = int(own["run"]), int(own["version"][client])
-        needed = {version, int(self._saved.get(run, own["version"])[client])} - {0}
-        start = {name.removeprefix(_START): tensor for name, tensor in own.items() if name.startswith(_START)}
+        run, version = int(client_states["run"]), int(client_states["version"][client])
+        needed = {version, int(self._saved.get(run, client_states["version"])[client])} - {0}
+        start = {name.removeprefix(_START): tensor for name, tensor in client_states.items() if name.startswith(_START)}
         keeps = {"run": run, "from": version, "as": _number(), "needed": sorted(needed)}
-        return keeps, {} if version else flat(start, "own")
+        return keeps, {} if version else flat(start, "client_state")
 
-    def _snapshot(self, own: State, rng: Rng) -> None:
+    def _snapshot(self, client_states: State, rng: Rng) -> None:
         """Remember the versions of the last checkpoint: a run that is resumed from it will ask for these."""
-        run = int(own["run"])
+        run = int(client_states["run"])
         if run not in self._saved or (rng.round - 1) % self.config.checkpoint_every == 0:
-            self._saved[run] = own["version"].clone()
+            self._saved[run] = client_states["version"].clone()
 
     def header(self, kind: str, client: int, rng: Rng) -> dict[str, Any]:
         """What every request about models says."""

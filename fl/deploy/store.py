@@ -1,4 +1,4 @@
-"""What a node keeps on its disk: its own state after each of the rounds that the server may still name.
+"""What a node keeps on its disk: its client's state after each of the rounds that the server may still name.
 
     FOLDER/RUN/ROUND-VERSION.safetensors
     FOLDER/levels/DIGEST.safetensors      finished levels that the server has sent, and will not send again
@@ -40,9 +40,9 @@ class Store:
             try:
                 return files.read(path, _STATE)[0]
             except FLError as error:
-                raise InvalidMessage(f"its own state cannot be read: {error}") from None
+                raise InvalidMessage(f"its client's state cannot be read: {error}") from None
         raise InvalidMessage(
-            f"its own state of this run is gone: put a copy of {folder} back on the node, or start a new run"
+            f"its client's state of this run is gone: put a copy of {folder} back on the node, or start a new run"
         )
 
     def write(self, run: int, round: int, version: int, tensors: dict[str, Tensor], needed: Collection[int]) -> None:

@@ -99,8 +99,10 @@ def _mixed(h: Tensor) -> Tensor:
 
 
 class Drawing(TorchFunctionMode):
-    """Within it, dropout of every kind takes its random numbers from `draws` instead of torch's global generator, and
-    so do torch.rand, randn, randint, rand_like, randn_like, and tensors' bernoulli_, uniform_ and normal_.
+    """Within it, all random numbers of a model come from `draws`, not from torch's global generator.
+
+    They are those of dropout of every kind, of torch.rand, randn, randint, rand_like and randn_like, and of tensors'
+    bernoulli_, uniform_ and normal_.
 
     Other draws from the global generator are left alone; `fl.engine.train` notices them.
 
@@ -126,8 +128,10 @@ class Drawing(TorchFunctionMode):
 
 
 class NoDraws(TorchDispatchMode):
-    """Within it nothing may be random. It is for backward passes, in which activation checkpointing would repeat the
-    forward pass with other masks. It looks at every operation, which takes time.
+    """Within it nothing may be random.
+
+    It is for backward passes, in which activation checkpointing would repeat the forward pass with other masks. It
+    looks at every operation, which takes time.
 
     Raises:
         FLError: from an operation that draws.

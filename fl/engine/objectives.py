@@ -36,8 +36,10 @@ def cross_entropy(call: Call, params: State, context: Any, batch: Batch) -> Tens
 
 @lru_cache(maxsize=16)
 def masked(objective: Objective = cross_entropy) -> Objective:
-    """The objective of a model whose logits are 0 for the classes that the client does not have: those where the
-    boolean context["held"] [classes] is False (HeteroFL's masked loss; Diao et al., ICLR 2021, section 3).
+    """The objective of a model whose logits are 0 for the classes that the client does not have.
+
+    They are those where the boolean context["held"] [classes] is False (HeteroFL's masked loss; Diao et al., ICLR 2021,
+    section 3).
 
     Cached, because a new function would force a new graph capture.
     """

@@ -39,8 +39,10 @@ class Precision(NamedTuple):
 
 @contextmanager
 def arithmetic(precision: Precision, device: torch.device) -> Iterator[None]:
-    """The context of a round: whether CUDA's matrix products and convolutions may round to TF32, and whether cuDNN has
-    to add in one order. Afterwards the switches are as they were before.
+    """The context of a round: how exactly CUDA computes.
+
+    Matrix products and convolutions may round to TF32 or not, and cuDNN has to add in one order or not. Afterwards the
+    switches are as they were before.
 
     Torch rounds convolutions to TF32 by default, so `float32` has to switch that off. Within this context torch's older
     switches (`torch.backends.cudnn.flags()`, `allow_tf32`) raise, since they do not know the newer ones.

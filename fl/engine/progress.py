@@ -11,8 +11,9 @@ _done, _total = 0.0, 0
 
 @contextmanager
 def shown(listener: Callable[[float, int], None]) -> Iterator[None]:
-    """Within it, call the listener with (clients done, clients of the cohort) whenever some are done, perhaps from
-    another thread.
+    """Within it, call the listener with (clients done, clients of the cohort) whenever some are done.
+
+    That may be from another thread.
 
     >>> with shown(lambda done, total: print(f"{done:g} of {total}")):
     ...     begin(3)

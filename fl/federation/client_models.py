@@ -1,4 +1,4 @@
-"""The models that clients predict with: one for all, one of several, one of their own, or the sum of some of these."""
+"""The models that clients predict with: one for all, one of several, a personal one, or the sum of some of these."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -30,8 +30,8 @@ class Level(NamedTuple):
     """Models, and the one of them that each client uses.
 
     Attributes:
-        models: a stack, or a list of states; the server's part `fl.federation.clients.CLIENTS` if they are the clients'
-            own.
+        models: a stack, or a list of states; the server's part `fl.federation.clients.CLIENTS` if they are
+            personal models.
         used: the number of each client's model, -1 for none: int64 [clients], on the CPU.
         modules: the architecture of each of the models; None: all have the federation's.
     """
@@ -53,14 +53,14 @@ class ClientModels(NamedTuple):
 
     Attributes:
         mean: whether the mean of the logits is taken, in place of their sum.
-        rng, own: with which clients on other machines make their models of these, where the method says so
+        rng, client_states: with which clients on other machines make their models of these, where the method says so
             (`Algorithm.personalize`): the random streams, and the server's part `fl.federation.clients.CLIENTS`.
     """
 
     levels: Sequence[Level]
     mean: bool = False
     rng: Rng = Rng(0)
-    own: Stack = _NOTHING
+    client_states: Stack = _NOTHING
 
 
 def shared(state: State, clients: int) -> ClientModels:

@@ -28,7 +28,7 @@ sends, tensors [K, ...] or dicts of them; "levels" are finished models whose log
 which each client is sent its own once."""
 
 Client: TypeAlias = Callable[[Message, Stack, Sequence[int], Rng], ClientUpdate]
-"""(what each client receives, its own state, the clients, rng) -> what comes of it."""
+"""(what each client receives, its client state, the clients, rng) -> what comes of it."""
 
 
 class RemoteClients(Protocol):
@@ -49,10 +49,10 @@ class RemoteClients(Protocol):
         """Called once the federation has been built."""
 
     def client_states(self, start: State) -> State:
-        """What the server stores of clients' own states before any of them took part."""
+        """What the server stores of client states before any of them took part."""
 
     def run(
-        self, algorithm: Any, message: Message, own: State, clients: Sequence[int], rng: Rng
+        self, algorithm: Any, message: Message, client_states: State, clients: Sequence[int], rng: Rng
     ) -> tuple[ClientUpdate, State]:
         """Run the method's client function on their nodes; returns also what the server then stores of their states.
 
@@ -63,31 +63,34 @@ class RemoteClients(Protocol):
         """The update after the clients have exchanged pieces of their models in secret, see `fl.secure`."""
 
     def judge(self, what: str, levels: Sequence[Level], more: Sequence[Level | None], mean: bool) -> Tensor:
-        """What clients' validation data say of levels, see `fl.algorithms.parts.additive.Validation`: float64
-        [len(more), clients], nan for clients that did not answer.
+        """What clients' validation data say of levels: float64 [len(more), clients].
+
+        It is nan for clients that did not answer; see `fl.algorithms.parts.additive.Validation`.
         """
 
     def score(self, models: ClientModels) -> dict[str, list[dict[str, float]]]:
         """The scores of every client on its own held-out samples, nan for clients that did not answer."""
 
 
-def updated(own: Stack, clients: Sequence[int], update: ClientUpdate) -> Stack:
+def updated(client_states: Stack, clients: Sequence[int], update: ClientUpdate) -> Stack:
     """The states of all clients after a round in this process; a client that was dropped keeps its state.
 
     Args:
-        own: the states of all clients before it [clients, ...]; empty where they keep nothing.
+        client_states: of all clients before it [clients, ...]; empty where they keep nothing.
     """
-    if not own or not update.own:
-        return own
-    check_names(own, update.own)
+    if not client_states or not update.client_states:
+        return client_states
+    check_names(client_states, update.client_states)
     took = [row for row, size in enumerate(update.sizes) if size]
-    return replace_rows(own, [clients[row] for row in took], select(update.own, took))
+    return replace_rows(client_states, [clients[row] for row in took], select(update.client_states, took))
 
 
-def check_names(own: Stack, new: Stack) -> None:
+def check_names(client_states: Stack, new: Stack) -> None:
     """Raise FLError if clients' new states have other names than those that they had."""
-    if strange := own.keys() ^ new.keys():
-        raise FLError(f"a client's state has {', '.join(own)}, and the client function returned another one: {strange}")
+    if strange := client_states.keys() ^ new.keys():
+        raise FLError(
+            f"a client's state has {', '.join(client_states)}, and the client function returned another one: {strange}"
+        )
 
 
 def check_message(message: Message) -> None:
@@ -117,6 +120,6 @@ def check_update(update: ClientUpdate, message: Message) -> None:
             )
 
 
-def at_nodes(own: Stack | Sequence[State]) -> bool:
+def at_nodes(client_states: Stack | Sequence[State]) -> bool:
     """Whether these are no states, but the versions that clients on other machines keep."""
-    return isinstance(own, dict) and {"run", "version"} <= own.keys()
+    return isinstance(client_states, dict) and {"run", "version"} <= client_states.keys()

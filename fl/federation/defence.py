@@ -32,8 +32,9 @@ class Defence:
         weights: Tensor | Sequence[float] | Sequence[Sequence[float]] | None = None,
         fallback: Mapping[str, Tensor] | None = None,
     ) -> State | Stack:
-        """`surgery.average` by the rule. Median and trimmed mean only leave out those whose weight is 0: an attacker
-        could lie about larger weights.
+        """`surgery.average` by the rule.
+
+        Median and trimmed mean only leave out those whose weight is 0: an attacker could lie about larger weights.
         """
         if self.rule == "mean":
             return average(models, weights=weights, fallback=fallback)

@@ -120,8 +120,9 @@ class Federation:
         return {name for name, p in self.model.named_parameters() if not p.requires_grad}
 
     def keep_frozen(self, models: Stack, mean: State | Stack) -> State | Stack:
-        """The mean of models, or several means, with the frozen parameters that the models have: a weighted sum of
-        equal numbers can differ from them in its last bit.
+        """The mean of models, or several means, with the frozen parameters that the models have.
+
+        A weighted sum of equal numbers can differ from them in its last bit.
         """
         kept = {}
         for name in self.frozen.intersection(mean, models):  # which may be some layers' alone
@@ -147,8 +148,9 @@ class Federation:
         return {name: tensor.clone() for name, tensor in surgery.state(model).items()}
 
     def sample(self, rng: Rng) -> list[int]:
-        """K different clients of those who are there, drawn uniformly and in random order. They are the same for every
-        method in the same round with the same seed.
+        """K different clients of those who are there, drawn uniformly and in random order.
+
+        They are the same for every method in the same round with the same seed.
         """
         there = self.presence.at(rng.round) if self.presence else range(len(self.clients))
         return [there[i] for i in draw(len(there), self.participants, rng.torch("sample"))]
@@ -206,13 +208,15 @@ class Federation:
         return torch.stack([self._classes[client] for client in clients])
 
     def client_states(self, start: State) -> Stack:
-        """What the server stores of clients' own states before any of them took part: in a simulation the start, a row
-        for each client of the population. It belongs into the server's part `fl.federation.clients.CLIENTS`.
+        """What the server stores of client states before any of them took part.
+
+        In a simulation this is the start, a row for each client of the population. It belongs into the server's part
+        `fl.federation.clients.CLIENTS`.
         """
         return self.remote.client_states(start) if self.remote else broadcast(start, len(self.clients))
 
     def mean_of_clients(self, states: Stack, otherwise: State) -> State:
-        """The mean of all clients' own models by their numbers of samples, for a stranger; nobody trains from it.
+        """The mean of all personal models by their numbers of samples, for a stranger; nobody trains from it.
 
         Args:
             states: the server's part `fl.federation.clients.CLIENTS`.
@@ -344,8 +348,9 @@ class Federation:
         return Job(model, self.data, batches, *settings), starts, each.context or {}
 
     def predict(self, state: State, images: Tensor, model: nn.Module | None = None) -> Tensor:
-        """Logits of one model in evaluation mode, for samples on the device: [N, classes] for uint8 images
-        [N, C, H, W], [N, T, classes] for tokens [N, T].
+        """Logits of one model in evaluation mode, for samples on the device.
+
+        They are [N, classes] for uint8 images [N, C, H, W], [N, T, classes] for tokens [N, T].
 
         Static batch norms take the statistics of all training data, unless the state has some.
 
@@ -374,8 +379,9 @@ class Federation:
         return self.local.augment.masked(samples, torch.zeros(models, dtype=torch.int64, device=samples.device))
 
     def statistics(self, state: State, model: nn.Module | None = None, samples: Tensor | None = None) -> State:
-        """The running statistics of static batch norms, if the model has such norms and the state no statistics. They
-        take a pass over the data for each state; those of the last state are kept.
+        """The running statistics of static batch norms, if the model has such norms and the state no statistics.
+
+        They take a pass over the data for each state; those of the last state are kept.
 
         Args:
             model: for a state of another architecture than the global one.

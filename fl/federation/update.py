@@ -20,7 +20,7 @@ class ClientUpdate(NamedTuple):
         sizes: each client's number of training samples, 0 if it was dropped from the round.
         received: the models as the server receives them: what it averages. They are `states` itself unless an attack,
             a defence or the method changed them on their way.
-        own: the new client states [K, ...], for methods whose clients keep something for themselves. The server sees
+        client_states: the new ones [K, ...], for methods whose clients keep something for themselves. The server sees
             them only in a simulation.
         metrics: columns of metrics.csv that the round brings along: what went over the network (see
             `fl.federation.traffic`), and those that the method names.
@@ -30,7 +30,7 @@ class ClientUpdate(NamedTuple):
     loss: Tensor
     sizes: tuple[int, ...]
     received: States
-    own: Stack = _NOTHING
+    client_states: Stack = _NOTHING
     metrics: Mapping[str, float] = _NOTHING
 
     def __repr__(self) -> str:

@@ -134,8 +134,9 @@ _NEAREST = 0.09  # share of the colour bar between two ticks
 
 
 def partition_map(partition: Partition, labels: Tensor, classes: int, title: str) -> Figure:
-    """Draw clients x classes, coloured by the number of samples. Beside it are the clients' sizes, and the clusters if
-    there are any.
+    """Draw clients x classes, coloured by the number of samples.
+
+    Beside it are the clients' sizes, and the clusters if there are any.
     """
     table, structure = counts(partition, labels, classes), partition.structure.numpy()
     clients, levels = len(table), len(structure)

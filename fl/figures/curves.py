@@ -66,8 +66,9 @@ def mark_levels(axis: Axes, rows: Sequence[Row], color: str, along: str = "round
 def mean_and_std(
     runs: Sequence[Sequence[Row]], key: str, along: str = "round"
 ) -> tuple[list[float], np.ndarray, np.ndarray]:
-    """Average a column over runs: (places, mean, sample standard deviation) in the rounds that all runs measured. The
-    places are the means of the column `along` in these rounds.
+    """Average a column over runs: (places, mean, sample standard deviation) in the rounds that all runs measured.
+
+    The places are the means of the column `along` in these rounds.
     """
     measured = [{row["round"]: (row[along], row[key]) for row in rows if key in row} for rows in runs]
     shared = sorted(set.intersection(*(set(one) for one in measured)))
@@ -79,8 +80,10 @@ def mean_and_std(
 
 
 def curve(axis: Axes, runs: Sequence[Sequence[Row]], key: str, label: str, look: Look, along: str = "round") -> None:
-    """Draw mean and one standard deviation of a column over runs. The end of the curve has a dot if it lies straight
-    above or below the point before it, as for a method whose last rounds send nothing.
+    """Draw mean and one standard deviation of a column over runs.
+
+    The end of the curve has a dot if it lies straight above or below the point before it, as for a method whose last
+    rounds send nothing.
     """
     at, mean, std = mean_and_std(runs, key, along)
     axis.plot(at, mean, label=label, **look)
@@ -189,8 +192,9 @@ def new_figure(width: float, panels_high: int) -> Figure:
 
 
 def two_wide(figure: Figure, number: int) -> list[Axes]:
-    """Add panels in rows of two, so that they can be read on a narrow screen; the first of an odd number has a row of
-    its own.
+    """Add panels in rows of two, so that they can be read on a narrow screen.
+
+    The first of an odd number has a row of its own.
     """
     order = [0, *range(number)] if number > 1 and number % 2 else [*range(number)]
     rows = [order[at : at + 2] for at in range(0, len(order), 2)]
@@ -244,9 +248,10 @@ def leave_curves(run: Run) -> None:
 def comparison_figure(
     groups: Mapping[str, Sequence[Sequence[Row]]], title: str, path: Path, along: str = "round"
 ) -> None:
-    """Draw curves of several methods: mean and one standard deviation over their runs. More than `MOST` methods are
-    shared out among panels, in each of which the others are grey. Vertical lines mark the rounds in which the first run
-    of a method begins to train another level.
+    """Draw curves of several methods: mean and one standard deviation over their runs.
+
+    More than `MOST` methods are shared out among panels, in each of which the others are grey. Vertical lines mark the
+    rounds in which the first run of a method begins to train another level.
 
     Args:
         groups: from a label, whose first word is the method, to the rows of each of its runs (one run a seed).
@@ -289,17 +294,18 @@ def draw_panels(
 
 
 def panels(measured: Sequence[Collection[str]]) -> list[str]:
-    """Choose the columns that have curves, of those that each run has: with a label, the global model's first. Scores
-    on clients' own test data are drawn, beside the accuracy, if all runs have them.
+    """Choose the columns that have curves, of those that each run has: with a label, the global model's first.
+
+    Scores on clients' own test data are drawn, beside the accuracy, if all runs have them.
 
     >>> panels([{"accuracy", "loss", "models_cosine", "local_test_accuracy"}])
     ['accuracy', 'local_test_accuracy', 'loss', 'models_cosine']
     """
     labelled = {name: column for name, column in columns().items() if column.label}
     keys = [name for due in get_args(Due) for name, column in labelled.items() if column.due == due]
-    keys = list(dict.fromkeys(["accuracy", own := "local_test_accuracy", *keys]))
+    keys = list(dict.fromkeys(["accuracy", local := "local_test_accuracy", *keys]))
     everywhere, somewhere = set.intersection(*map(set, measured)), set().union(*measured)
-    left_out = {own} - everywhere
+    left_out = {local} - everywhere
     if "perplexity" in everywhere:
         left_out.add("loss")  # of which the perplexity is the exponential
     return [key for key in keys if key in somewhere - left_out]

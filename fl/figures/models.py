@@ -70,8 +70,9 @@ _WRITTEN = 5  # with more blocks than these, a panel does not show its numbers
 
 
 def heat_maps(found: Sequence[Compared]) -> Figure:
-    """Draw a panel for each section of each model: blocks x blocks, the mean over convolutions. Trained models are
-    below untrained ones, and all panels have the same colours. Raises FLError for too many models.
+    """Draw a panel for each section of each model: blocks x blocks, the mean over convolutions.
+
+    Trained models are below untrained ones, and all panels have the same colours. Raises FLError for too many models.
     """
     if len(found) > _MAPS:
         raise FLError(f"{len(found)} models are too many for one figure: give at most {_MAPS}")
@@ -132,8 +133,9 @@ _SHOWN = 0.998  # share of a model's weights that lie within the axis
 
 
 def histograms(members: Sequence[Member]) -> Figure:
-    """Draw the distribution of the weights of each model's first and last convolution; a line for each model (FedFA,
-    Figs. 7-9).
+    """Draw the distribution of the weights of each model's first and last convolution.
+
+    There is a line for each model (FedFA, Figs. 7-9).
 
     Raises FLError for too many models.
     """

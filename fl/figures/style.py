@@ -99,8 +99,9 @@ def _within(low: float, high: float, span: float, bottom: float, top: float) -> 
 
 
 def caption(figure: Figure, notes: Sequence[str], entries: Mapping[str, Artist] | None = None) -> None:
-    """Write notes in small letters below all panels, and below them a legend if there are entries. The figure grows
-    for it.
+    """Write notes in small letters below all panels, and below them a legend if there are entries.
+
+    The figure grows for it.
 
     Args:
         entries: from a label, which may be long, to the line that it explains.
@@ -135,8 +136,9 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def check_new(path: Path, flag: str = "--out") -> None:
-    """Raise FLError if there is anything where a figure is to be written (a file, a folder, a device, a link that leads
-    nowhere), and as `check_file` does.
+    """Raise FLError if there is anything where a figure is to be written, and as `check_file` does.
+
+    It may be a file, a folder, a device, or a link that leads nowhere.
     """
     if path.name and os.path.lexists(path):
         raise FLError(f"{path} exists already: choose another {flag}")

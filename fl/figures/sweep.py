@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
 from fl.algorithms import ALGORITHMS
-from fl.analysis.groups import Found, have_own, mean_and_spread, others, outcome
+from fl.analysis.groups import Found, have_client_scores, mean_and_spread, others, outcome
 from fl.figures.curves import (
     MUTED,
     Line,
@@ -32,13 +32,14 @@ _STEP = 0.015  # share of an axis between points of several lines at one value
 
 
 def curves_figure(option: str, found: Found, title: str, path: Path) -> None:
-    """Draw accuracy (of text: perplexity) round by round; if all runs have clients that test on samples of their own,
-    their mean accuracy there. With several methods there is a panel for each value, with a line for each method
-    (FedMR's Fig. 10); with one method there is a line for each value (Figs. 11 and 12). Methods that do not read the
-    option are dashed.
+    """Draw accuracy (of text: perplexity) round by round.
+
+    If all runs have clients that test on samples of their own, it is their mean accuracy there. With several methods
+    there is a panel for each value, with a line for each method (FedMR's Fig. 10); with one method there is a line for
+    each value (Figs. 11 and 12). Methods that do not read the option are dashed.
     """
     results = [outcome(run) for runs in found.values() for run in runs]
-    key = "local_test_accuracy" if have_own(results) else _metric(results)
+    key = "local_test_accuracy" if have_client_scores(results) else _metric(results)
     short = _short(option)
     several = len({method for text, method in found if text}) > 1
     heads: dict[str, list[Line]] = {}
@@ -67,26 +68,27 @@ def curves_figure(option: str, found: Found, title: str, path: Path) -> None:
 
 
 def values_figure(option: str, found: Found, title: str, path: Path) -> None:
-    """Draw the last accuracy (of text: perplexity) against the value: mean and standard deviation over seeds, one line
-    a method. Below it are the accuracies on clients' own test data, if all runs have them, and the other columns that
-    have a label, such as the success of a trigger, if any run has them.
+    """Draw the last accuracy (of text: perplexity) against the value, with one line a method.
+
+    A line has mean and standard deviation over seeds. Below it are the accuracies on clients' own test data, if all
+    runs have them, and the other columns that have a label, such as the success of a trigger, if any run has them.
     """
     results = {at: [outcome(run) for run in runs] for at, runs in found.items()}
     every = [result for members in results.values() for result in members]
-    keys = {_metric(every): _metric(every)} | ({"own_accuracy": "local_test_accuracy"} if have_own(every) else {})
-    keys |= {name: name for name, one in others().items() if one.label and any(name in result for result in every)}
+    keys = [_metric(every), *(["local_test_accuracy"] if have_client_scores(every) else [])]
+    keys += [name for name, one in others().items() if one.label and any(name in result for result in every)]
     values = list(dict.fromkeys(text for text, _ in found if text))
     lines = [Line(m, [], m, not read) for read in (True, False) for m in {m: 0 for t, m in found if bool(t) is read}]
     looks, together = looks_of(lines), parts(lines)
     figure = new_figure(0.6 + 4.8 * len(together), len(keys))
     grid = figure.subplots(len(keys), len(together), squeeze=False, sharey="row")
-    for axes, (key, column) in zip(grid, keys.items()):
+    for axes, key in zip(grid, keys):
         having = {at: members for at, members in results.items() if all(key in result for result in members)}
         spreads = {at: mean_and_spread([result[key] for result in members]) for at, members in having.items()}
         for axis, part in zip(axes, together):
-            _values(axis, lines, part, looks, values, spreads, columns()[column].ends)
+            _values(axis, lines, part, looks, values, spreads, columns()[key].ends)
         for axis in axes:
-            finish_panel(axis, column, xlabel=option)
+            finish_panel(axis, key, xlabel=option)
             _name_values(axis, values)
     references = [line for line in lines if line.reference]
     notes = [seeds_note([len(runs) for runs in found.values()], "bar or band" if references else "bar")]
@@ -148,9 +150,11 @@ def _name_values(axis: Axes, values: Sequence[str]) -> None:
 
 
 def positions(values: Sequence[str]) -> tuple[list[float], str]:
-    """Find the places of values on an axis, and its scale: those that are not numbers stand side by side in their
-    order. Numbers stand at their own place; the scale is logarithmic if they are positive and span a factor of ten, and
-    if there is a 0 as well linear below the least of the others.
+    """Find the places of values on an axis, and its scale.
+
+    Those that are not numbers stand side by side in their order. Numbers stand at their own place; the scale is
+    logarithmic if they are positive and span a factor of ten, and if there is a 0 as well linear below the least of the
+    others.
 
     >>> positions(["5", "20"]), positions(["layer", "block"]), positions(["0.2", "0", "0.01"])
     (([5.0, 20.0], 'linear'), ([0, 1], 'linear'), ([0.2, 0.0, 0.01], 'symlog'))

@@ -87,8 +87,9 @@ def takes_text(name: str) -> bool:
 
 
 def create(generator: torch.Generator, spec: zoo.Spec) -> nn.Module:
-    """Build the model of a spec; a library's or a user's is made shallow by `surgery.ungraft` and narrow by
-    `surgery.narrow`.
+    """Build the model of a spec.
+
+    A library's or a user's is made shallow by `surgery.ungraft` and narrow by `surgery.narrow`.
 
     Args:
         generator: the initial weights depend only on it; no global generator is changed.

@@ -162,30 +162,32 @@ def _fitted(given: Mapping[str, Tensor], spec: zoo.Spec) -> tuple[State, list[st
     Raises:
         _Misfit: naming the tensors that do not fit.
     """
-    own = _own(spec)
-    given = _renamed(given, spec, own)
-    missing = [name for name in own if name not in given and not _optional(name)]
-    strange = [name for name in given if name not in own and not _optional(name)]
-    unequal = [name for name in own if name in given and given[name].shape != own[name].shape]
+    layout = _layout(spec)
+    given = _renamed(given, spec, layout)
+    missing = [name for name in layout if name not in given and not _optional(name)]
+    strange = [name for name in given if name not in layout and not _optional(name)]
+    unequal = [name for name in layout if name in given and given[name].shape != layout[name].shape]
     heads = _heads(spec) if missing or unequal else frozenset()
-    left = _left(given, {name: own[name] for name in own if name in heads})
+    left = _left(given, {name: layout[name] for name in layout if name in heads})
     stems = _varied(spec, in_channels=3) if spec.in_channels == 1 and unequal else frozenset()
     summed = [
-        name for name in unequal if name in stems and given[name].shape == (len(own[name]), 3, *own[name].shape[2:])
+        name
+        for name in unequal
+        if name in stems and given[name].shape == (len(layout[name]), 3, *layout[name].shape[2:])
     ]
     told = _listed("it lacks", [name for name in missing if name not in left])
     told += _listed("the model has no", strange)
     other = [name for name in unequal if name not in (*left, *summed)]
-    told += _listed("shapes differ:", [f"{n} {list(given[n].shape)} for {list(own[n].shape)}" for n in other])
-    kinds = [n for n in own if n in given and given[n].is_floating_point() != own[n].is_floating_point()]
+    told += _listed("shapes differ:", [f"{n} {list(given[n].shape)} for {list(layout[n].shape)}" for n in other])
+    kinds = [n for n in layout if n in given and given[n].is_floating_point() != layout[n].is_floating_point()]
     told += _listed("other kinds of numbers:", [f"{n} {given[n].dtype}" for n in kinds])
-    told += _listed("numbers that are not finite:", [n for n in own if n in given and not given[n].isfinite().all()])
+    told += _listed("numbers that are not finite:", [n for n in layout if n in given and not given[n].isfinite().all()])
     if told:
         raise _Misfit("; ".join(told), len(missing) + len(strange) + len(other) + 1)
-    taken = {name: given[name] for name in own if name in given and name not in left}
+    taken = {name: given[name] for name in layout if name in given and name not in left}
     for name in summed:
         taken[name] = taken[name].sum(1, keepdim=True)
-    return {name: tensor.to(own[name].dtype) for name, tensor in taken.items()}, left, summed
+    return {name: tensor.to(layout[name].dtype) for name, tensor in taken.items()}, left, summed
 
 
 def _left(given: Mapping[str, Tensor], heads: State) -> list[str]:
@@ -193,9 +195,9 @@ def _left(given: Mapping[str, Tensor], heads: State) -> list[str]:
     there = [given.get(name) for name in heads]
     if all(tensor is None for tensor in there):
         return list(heads)
-    same = all(t is not None and t.shape[1:] == own.shape[1:] for t, own in zip(there, heads.values()))
+    same = all(t is not None and t.shape[1:] == layout.shape[1:] for t, layout in zip(there, heads.values()))
     classes = {len(tensor) for tensor in there if same}
-    return list(heads) if len(classes) == 1 and classes != {len(own) for own in heads.values()} else []
+    return list(heads) if len(classes) == 1 and classes != {len(layout) for layout in heads.values()} else []
 
 
 def _optional(name: str) -> bool:
@@ -210,9 +212,9 @@ def _listed(what: str, names: list[str], most: int = 3) -> list[str]:
     return [f"{what} {', '.join(names[:most])}{more}"]
 
 
-def _renamed(given: Mapping[str, Tensor], spec: zoo.Spec, own: State) -> Mapping[str, Tensor]:
+def _renamed(given: Mapping[str, Tensor], spec: zoo.Spec, layout: State) -> Mapping[str, Tensor]:
     """Rename tensors to those of the zoo's model, if they are of its counterpart in a library."""
-    if _foreign(spec) or 2 * len(own.keys() & given.keys()) >= len(own):
+    if _foreign(spec) or 2 * len(layout.keys() & given.keys()) >= len(layout):
         return given
     plain = {name: False for name in ("scaler", "step_size") if name in spec.member.defaults}
     if spec.tokens is None:
@@ -221,7 +223,7 @@ def _renamed(given: Mapping[str, Tensor], spec: zoo.Spec, own: State) -> Mapping
     for channels in dict.fromkeys((3, spec.in_channels) if spec.tokens is None else (None,)):
         try:
             model = zoo.load(replace(spec, **plain, in_channels=channels).build(device="meta"), given)
-            return {name: tensor for name, tensor in model.state_dict().items() if name in own}
+            return {name: tensor for name, tensor in model.state_dict().items() if name in layout}
         except zoo.ZooError as error:
             errors.append(error)
     raise _Misfit(str(errors[0]), float("inf")) from None
@@ -255,12 +257,12 @@ def _varied(spec: zoo.Spec, **change: int) -> frozenset[str]:
     """Name the tensors of a spec's model that depend on a field of the spec; none for text."""
     if spec.tokens is not None:
         return frozenset()
-    own, other = _own(spec), _own(replace(spec, **change))
-    return frozenset(name for name in own if name not in other or own[name].shape != other[name].shape)
+    layout, other = _layout(spec), _layout(replace(spec, **change))
+    return frozenset(name for name in layout if name not in other or layout[name].shape != other[name].shape)
 
 
 @lru_cache(maxsize=8)
-def _own(spec: zoo.Spec) -> State:
+def _layout(spec: zoo.Spec) -> State:
     """Return the state of a spec's model, on the meta device."""
     if not _foreign(spec) or spec == replace(spec, width=1.0, depth=None):
         with suppress(zoo.ZooError, RuntimeError, NotImplementedError):  # a constructor may need numbers

@@ -154,8 +154,9 @@ class Space:
 
     @property
     def largest(self) -> Spec:
-        """The model with the largest width and depth of every section, which contains all candidates. It is not a
-        candidate itself if no depth is largest in every section.
+        """The model with the largest width and depth of every section, which contains all candidates.
+
+        It is not a candidate itself if no depth is largest in every section.
         """
         return self._corner(max)
 

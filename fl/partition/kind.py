@@ -46,8 +46,10 @@ class Task(NamedTuple):
 
 @dataclass(frozen=True)
 class Kind:
-    """A way of dealing samples out. To add one, add a file to this folder that calls it KIND: the file's name is
-    its name on the command line. A file with several has a dictionary from their names to them.
+    """A way of dealing samples out.
+
+    To add one, add a file to this folder that calls it KIND: the file's name is its name on the command line. A file
+    with several has a dictionary from their names to them.
 
     Attributes:
         deal: (task, options) -> the partition. It raises FLError if the data cannot be dealt out like this.

@@ -38,8 +38,9 @@ def contiguous(task: Task, options: None = None) -> Partition:
 
 
 def natural(task: Task, options: None = None) -> Partition:
-    """Make a client of each of `clients` owners, in the order of their numbers, drawn at random from those with enough
-    samples.
+    """Make a client of each of `clients` owners, in the order of their numbers.
+
+    They are drawn at random from those with enough samples.
     """
     if task.owners is None:
         raise FLError(

@@ -25,9 +25,11 @@ _DROPPED = ("model", "data", "method")  # by a table that would be too wide, in 
 
 
 class Listed(NamedTuple):
-    """A run, as the table shows it: rounds are those done and wanted, as in 33/40, accuracy is that of the last
-    evaluated round, and state is running (a process works in its folder), failed (its training diverged, or ended with
-    a loss that is not finite), finished or interrupted.
+    """A run, as the table shows it.
+
+    Rounds are those done and wanted, as in 33/40, accuracy is that of the last evaluated round, and state is running (a
+    process works in its folder), failed (its training diverged, or ended with a loss that is not finite), finished or
+    interrupted.
     """
 
     folder: str
@@ -136,9 +138,10 @@ def _values(path: Path, kind: str, parse: Callable[[str], Any]) -> dict[str, Any
 
 @dataclass(frozen=True)
 class Arguments:
-    """List the runs in a folder and below it: method, data, model, rounds done, test accuracy in the last evaluated
-    round, and whether they have finished, failed, are running or were interrupted. `python -m fl.run --resume`
-    continues an interrupted one.
+    """List the runs in a folder and below it, with what they have reached.
+
+    The columns are method, data, model, rounds done, test accuracy in the last evaluated round, and whether they have
+    finished, failed, are running or were interrupted. `python -m fl.run --resume` continues an interrupted one.
     """
 
     folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FOLDER")] = Path("runs")

@@ -149,8 +149,9 @@ def custom_inputs(config: Config, fed: Federation) -> dict[str, Any]:
 
 
 def check_inputs(folder: Path, fed: Federation, now: Mapping[str, Any]) -> None:
-    """Raise FLError if a run folder holds a run of other data or another model than `now`, the `custom_inputs` of the
-    run that is to go on, and say in what they differ.
+    """Raise FLError if a run folder holds a run of other data or another model than `now`.
+
+    `now` is the `custom_inputs` of the run that is to go on; the message says in what they differ.
     """
     known = read_header(folder)["given"]
     before, data_now, model = known.get("data"), now["data"], known.get("model")

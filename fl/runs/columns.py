@@ -50,16 +50,21 @@ _FIRST = {
     "train_loss": Column(),
     "dropped": Column(int),
     "accuracy": Column(
-        due="global", heading="final acc. %", beside_own="global acc. %", factor=100, label="test accuracy"
+        due="global", heading="final acc. %", beside_clients="global acc. %", factor=100, label="test accuracy"
     ),
     "loss": Column(
-        due="global", heading="final loss", beside_own="global loss", digits=3, label="test loss", limits=(0, math.inf)
+        due="global",
+        heading="final loss",
+        beside_clients="global loss",
+        digits=3,
+        label="test loss",
+        limits=(0, math.inf),
     ),
-    "f1": Column(due="global", heading="macro-F1 %", beside_own="global F1 %", factor=100),
+    "f1": Column(due="global", heading="macro-F1 %", beside_clients="global F1 %", factor=100),
     "perplexity": Column(
         due="global",
         heading="perplexity",
-        beside_own="global perplexity",
+        beside_clients="global perplexity",
         label="test perplexity",
         log=True,
         span=0.1,
@@ -87,19 +92,19 @@ MEASURED = {
 }
 """Those that are measured by a function of a `RoundContext`. A line here is all that another one takes."""
 
-_OWN = {
+_CLIENT_SCORES = {
     "accuracy": Column(
-        due="global", heading="own acc. %", factor=100, label="mean test accuracy\non clients' own data"
+        due="global", heading="clients' acc. %", factor=100, label="mean test accuracy\non clients' own data"
     ),
     "std": Column(due="global", factor=100),
     "loss": Column(due="global", digits=3),
-    "f1": Column(due="global", heading="own F1 %", factor=100),
+    "f1": Column(due="global", heading="clients' F1 %", factor=100),
     "f1_std": Column(due="global", factor=100),
-    "perplexity": Column(due="global", heading="own perplexity"),
+    "perplexity": Column(due="global", heading="clients' perplexity"),
 }
 
-_LAST = {f"local_valid_{name}": replace(column, heading="", label="") for name, column in _OWN.items()}
-_LAST |= {f"local_test_{name}": column for name, column in _OWN.items()}
+_LAST = {f"local_valid_{name}": replace(column, heading="", label="") for name, column in _CLIENT_SCORES.items()}
+_LAST |= {f"local_test_{name}": column for name, column in _CLIENT_SCORES.items()}
 """Means and spreads over clients of the scores on their own samples."""
 
 

@@ -129,8 +129,9 @@ def export(
 def client_model(
     folder: Path, client: int, model: Model | None = None, dataset: Dataset | None = None, *, best: bool = False
 ) -> nn.Module:
-    """Load the model that a client of a run predicts with, on the CPU, in evaluation mode. The run's data set is
-    needed.
+    """Load the model that a client of a run predicts with, on the CPU, in evaluation mode.
+
+    The run's data set is needed.
 
     Args:
         model, dataset: those of your own that the run was given, if it was.

@@ -193,8 +193,9 @@ def architecture_rows(fed: Federation) -> list[dict[str, object]]:
 
 
 def save_architectures(fed: Federation, folder: Path) -> None:
-    """Write architectures.csv into a run folder; FLError if there is another already, since a run that is resumed must
-    keep its architectures.
+    """Write architectures.csv into a run folder.
+
+    FLError if there is another already, since a run that is resumed must keep its architectures.
     """
     path, rows = folder / ARCHITECTURES, architecture_rows(fed)
     if not path.exists():

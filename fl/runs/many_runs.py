@@ -91,7 +91,11 @@ def train_all(
 
 
 def _check(config: Config, folder: Path, load: Callable[[Config], data.Dataset]) -> None:
-    """Build a run, which is built again, and warns, when its turn comes: all together may not fit into memory."""
+    """Build a run and drop it, so that what is wrong with it is refused before the first run trains."""
+    # It is built again when its turn comes, since all together may not fit into memory. Less than building would not
+    # do: whether the data set can be dealt out with this seed, whether the model takes its samples, whether a client's
+    # budget has an architecture, whether the weights of --init fit and whether a folder's checkpoint is of this run are
+    # only known once that was tried.
     require(config.log)
     dataset, level = load(config), _log.level
     _log.setLevel(logging.ERROR)

@@ -70,8 +70,9 @@ def kept(path: Path, done: int, wanted: Callable[[Row], set[str]]) -> list[Row]:
 
 
 class ClientTable:
-    """The table clients.csv: the scores of every client on its own held-out samples, in every evaluated round. It is
-    not written if clients hold nothing out.
+    """The table clients.csv: the scores of every client on its own held-out samples, in every evaluated round.
+
+    It is not written if clients hold nothing out.
 
     Args:
         rows: those of metrics.csv of an earlier, interrupted run. Other rounds are dropped.
@@ -145,9 +146,10 @@ def check_rows(path: Path, done: int, known: Sequence[str] | None) -> list[Row]:
 
 
 def selected(rows: Sequence[Row]) -> Row:
-    """Find the round that a run is judged by on clients' own data: the evaluated round with the smallest mean
-    validation loss (the first one in case of a tie), or the last evaluated round if clients do not validate. Empty if
-    no round was evaluated.
+    """Find the round that a run is judged by on clients' own data.
+
+    It is the evaluated round with the smallest mean validation loss (the first one in case of a tie), or the last
+    evaluated round if clients do not validate. Empty if no round was evaluated.
 
     >>> rows = [{"round": r, "accuracy": 0.5, "local_valid_loss": loss} for r, loss in ((1, 2.0), (2, 1.0), (3, 3.0))]
     >>> selected(rows)["round"]
@@ -161,8 +163,10 @@ def selected(rows: Sequence[Row]) -> Row:
 
 
 def best(rows: Sequence[Row]) -> Row:
-    """Find the best evaluated round: that of the smallest mean validation loss where clients validate, else that of the
-    highest test accuracy; the first of equal ones. Empty if no round was evaluated.
+    """Find the best evaluated round, the first of equal ones.
+
+    It is that of the smallest mean validation loss where clients validate, else that of the highest test accuracy.
+    Empty if no round was evaluated.
 
     >>> best([{"round": r, "accuracy": a} for r, a in ((1, 0.5), (2, 0.75), (3, 0.75))])["round"]
     2

@@ -110,7 +110,7 @@ class Pathways:
         }
         parts |= {f"{at}/": level.used for at, level in enumerate(self.levels)}
         state = {"spec": dataclasses.asdict(self.spec), "kinds": self.kinds, "mean": self.mean}
-        state["own"] = identity(self.spec) if isinstance(self.spec, CustomSpec) else None
+        state["custom"] = identity(self.spec) if isinstance(self.spec, CustomSpec) else None
         tensors.write(path, _FORMAT, parts, state)
 
     @classmethod
@@ -127,7 +127,7 @@ class Pathways:
             found, state = tensors.read(path, _FORMAT)
             parts = checkpoint.unflatten(found)
             levels = [Level(stored := parts[str(at)], stored.pop("")) for at in range(len(parts))]
-            spec = checkpoint.spec_of(path, state["spec"], state["own"], model)
+            spec = checkpoint.spec_of(path, state["spec"], state["custom"], model)
             return cls(spec, state["kinds"], levels, state["mean"])
         config = Config.read(path)
         name, known = ",".join(config.algorithm), {n: method for n, method in ALGORITHMS.items() if method.pathways}

@@ -53,8 +53,9 @@ def summarise(config: Config, metrics: Metrics, rounds: int, start: Start | None
 
 
 def failure(rows: Sequence[Row]) -> str:
-    """Explain why training has failed, though its rounds were done: a loss that is not finite at the end. "" where it
-    has not.
+    """Explain why training has failed, though its rounds were done: a loss that is not finite at the end.
+
+    "" where it has not.
 
     >>> failure([{"round": 1, "train_loss": 2.0, "loss": float("nan")}, {"round": 2, "train_loss": 1.0}])
     'the loss is nan in round 1'
@@ -69,8 +70,9 @@ def failure(rows: Sequence[Row]) -> str:
 
 
 def describe(summary: dict) -> str:
-    """Describe the results of a run in two lines, a third one if clients have test data of their own, and one if it
-    failed.
+    """Describe the results of a run in two lines.
+
+    There is a third one if clients have test data of their own, and one if it failed.
     """
     known = columns()
     final, best, chosen = (
@@ -83,7 +85,7 @@ def describe(summary: dict) -> str:
     other = f"perplexity {final['perplexity']}" if "perplexity" in final else f"macro-F1 {final['f1']}"
     if "attack_success" in final:
         other += f"; the trigger turns {final['attack_success']} of the images"
-    own = ""
+    more = ""
     if chosen:
         which = ", of the smallest validation loss" if "local_valid_loss" in chosen else ""
         scores = f"accuracy {chosen['local_test_accuracy']} ± {chosen['local_test_std']}, " + (
@@ -91,15 +93,17 @@ def describe(summary: dict) -> str:
             if "local_test_f1" in chosen
             else f"perplexity {chosen['local_test_perplexity']}"
         )
-        own = f"\nclients' own test data in round {chosen['round']}{which}: {scores} (± over clients)"
+        more = f"\nclients' own test data in round {chosen['round']}{which}: {scores} (± over clients)"
     if "failed" in summary:
-        own += f"\ntraining has failed: {summary['failed']}; start a new run with a smaller --lr, or a --clip such as 1"
+        more += (
+            f"\ntraining has failed: {summary['failed']}; start a new run with a smaller --lr, or a --clip such as 1"
+        )
     if stopped := summary.get("stopped"):
         times = "evaluation" if stopped["patience"] == 1 else f"{stopped['patience']} evaluations"
-        own += f"\nstopped early: the last {times} brought nothing better than round {stopped['best']}"
+        more += f"\nstopped early: the last {times} brought nothing better than round {stopped['best']}"
     return (
         f"{head} test accuracy {final['accuracy']} in round {final['round']}, best {best['accuracy']} in round "
-        f"{best['round']}; loss {final['loss']}, {other}{own}\n{summary['seconds']:.0f} s of training"
+        f"{best['round']}; loss {final['loss']}, {other}{more}\n{summary['seconds']:.0f} s of training"
     )
 
 
@@ -121,9 +125,9 @@ def advice(config: Config, folder: Path) -> str:
 
 def _comparison(config: Config) -> str:
     """Write the command that trains other methods as this one, with more seeds; "" if they cannot do it."""
-    (own,) = config.algorithm
+    (method,) = config.algorithm
     rivals = ("fedavg", "fedprox")
-    methods = (*rivals, *(Config().algorithm if own in rivals else (own,)))
+    methods = (*rivals, *(Config().algorithm if method in rivals else (method,)))
     others = replace(config, algorithm=methods, seeds=(0, 1, 2), name=None, resume=None, config=None)
     try:
         others.check()

@@ -51,8 +51,9 @@ class Config(MethodOptions, Fields):
     """Federated training of models that are cut and sewn, with FedMR on real digits as the default."""
 
     def check(self) -> None:
-        """Raise FLError for settings that do not go together, and values that a setting cannot have, before anything is
-        loaded or written.
+        """Raise FLError for settings that do not go together, and values that a setting cannot have.
+
+        This comes before anything is loaded or written.
         """
         if wrong := [name for name, method in ALGORITHMS.items() if not isinstance(method, Method)]:
             raise FLError(f"ALGORITHMS[{wrong[0]!r}] is no Method: put Method({wrong[0]}) there")
@@ -162,17 +163,19 @@ class Config(MethodOptions, Fields):
         >>> Config(dataset="text:novels/emma.txt", model="transformer", partition="iid").title()
         'fedmr-emma-transformer-iid-seed0'
         >>> Config(dataset=GIVEN, model=GIVEN).title()
-        'fedmr-own-data-own-model-dirichlet0.5-seed0'
+        'fedmr-custom-data-custom-model-dirichlet0.5-seed0'
         """
         dataset = self.dataset if ":" not in self.dataset else Path(self.dataset.partition(":")[2]).stem
-        dataset = "own-data" if self.dataset == GIVEN else dataset
-        model = "own-model" if self.model == GIVEN else self.model.replace(":", "-")
+        dataset = "custom-data" if self.dataset == GIVEN else dataset
+        model = "custom-model" if self.model == GIVEN else self.model.replace(":", "-")
         seeds = ",".join(map(str, self.seeds))
         return f"{','.join(self.algorithm)}-{dataset}-{model}-{self.spread()}-seed{seeds}"
 
     def to_yaml(self, swept: str = "") -> str:
-        """The settings that a run reads as YAML, those of a group in a mapping of its own, without those that say where
-        they come from. `from_yaml` is the inverse for settings whose others have their defaults.
+        """The settings that a run reads as YAML, those of a group in a mapping of its own.
+
+        Those that say where they come from are left out. `from_yaml` is the inverse for settings whose others have
+        their defaults.
 
         Args:
             swept: the flag that will have several values, each of which may read others.
@@ -188,9 +191,10 @@ class Config(MethodOptions, Fields):
 
     @classmethod
     def from_yaml(cls, text: str) -> "Config":
-        """The settings from YAML; settings that it leaves out have their defaults. A section that is not known here, or
-        has something in it that is not, is ignored with a warning if these settings do not read it: a method's file may
-        be gone or have other options by now.
+        """The settings from YAML; settings that it leaves out have their defaults.
+
+        A section that is not known here, or has something in it that is not, is ignored with a warning if these
+        settings do not read it: a method's file may be gone or have other options by now.
 
         Raises FLError for text that is not YAML, unknown settings that are read and values of a wrong type.
 
@@ -224,8 +228,10 @@ class Config(MethodOptions, Fields):
 
     @classmethod
     def from_file(cls, path: Path) -> "Config":
-        """The settings in a YAML file, such as the config.yaml of a run, without where that run lies if it was named: a
-        run of the same settings has a folder of its own. Raises FLError, which names the file.
+        """The settings in a YAML file, such as the config.yaml of a run.
+
+        Where that run lies is left out if it was named: a run of the same settings has a folder of its own. Raises
+        FLError, which names the file.
         """
         if path.exists() and not path.is_file():
             raise FLError(f"--config {path} is not a regular file: give a YAML file, such as the config.yaml of a run")

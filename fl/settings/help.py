@@ -62,8 +62,10 @@ def command(kind: type[Kind], name: str, argv: Sequence[str] | None) -> Kind:
 
 
 def settings_page(argv: list[str], start: Config, name: str, usage: str, about: str) -> NoReturn:
-    """Print the page of a command that takes all settings of a run, and end the program: the usual settings, of which
-    those that the command line's other words give decide what else is read; after `--help all` every one.
+    """Print the page of a command that takes all settings of a run, and end the program.
+
+    It has the usual settings, of which those that the command line's other words give decide what else is read; after
+    `--help all` every one.
 
     Args:
         start: the defaults, which a recipe may have set.
@@ -155,7 +157,7 @@ def _entry(settings: Any, field: dataclasses.Field, group: str = "") -> tuple[st
     kinds, many = types_of(field.type)
     flag, parsed = flag_of(field.name, group), marks(field, Flag)
     word = next((mark.metavar for mark in marks(field, object) if getattr(mark, "metavar", None)), "")
-    usual = "" if default in (dataclasses.MISSING, None, "", ()) and not parsed else default
+    usual = "" if default in (dataclasses.MISSING, None, "", ()) else default
     if _is(field, tyro.conf.Positional):
         written = (word or field.name.upper()) + " ..." * many
         written = written if default is dataclasses.MISSING else f"[{written}]"

@@ -124,6 +124,7 @@ def test_lines_of_help_are_as_long_as_the_terminal_is_wide(width, capsys, monkey
     flags = {flag_of(field.name) for field in fields(Config) if not is_dataclass(field.default)}
     for flag in (*flags, "fedmr.stage1-rounds", "text.tokens", "text.vocabulary", "text.length"):
         assert f"--{flag}" in text
+    assert not re.search(r"default:\s+(None|\(\)|\))", text)  # but for what has one
     lines = text.splitlines()
     assert max(map(len, lines)) <= width
     for line, following in pairwise(lines):

@@ -101,7 +101,7 @@ def test_clients_own_data_count_in_the_round_that_validation_selects(tmp_path, d
         own_run(tmp_path / f"a{seed}", [0.2, chosen, 0.9], [3.0, 1.0, 2.0], algorithm=("fedavg",), seeds=(seed,))
     own_run(tmp_path / "b", [0.3], [1.0], algorithm=("fedprox",))
     head, averaged, proximal = compare.compare([tmp_path], tmp_path / "f.png").splitlines()
-    scores = ["own acc. %", "own F1 %", "global acc. %", "last-10 acc. %", "global loss", "global F1 %"]
+    scores = ["clients' acc. %", "clients' F1 %", "global acc. %", "last-10 acc. %", "global loss", "global F1 %"]
     assert cells(head) == ["method", "seeds", "rounds", *scores, "seconds"]
     own = [f"60.00 ± {100 * math.sqrt(0.02):.2f}", f"30.00 ± {50 * math.sqrt(0.02):.2f}"]
     assert cells(averaged)[:5] == ["fedavg", "2", "3", *own]
@@ -113,7 +113,7 @@ def test_clients_own_data_count_in_the_round_that_validation_selects(tmp_path, d
     fake_run(tmp_path / "c", [0.5], algorithm=("fedmut",))  # whose clients hold nothing out
     mixed = compare.compare([tmp_path], tmp_path / "f.png").splitlines()[0]
     assert cells(mixed)[3:7] == ["final acc. %", "last-10 acc. %", "best acc. %", "final loss"]
-    assert "own" not in mixed
+    assert "clients' acc" not in mixed
     assert "global" not in mixed
     assert [axis.get_ylabel() for axis in drawn[1].axes] == ["test accuracy", "test loss"]
 

@@ -176,3 +176,10 @@ def test_every_run_is_measured_on_its_own_data(tmp_path):
         return [row["loss"] for row in rows]
 
     assert losses(*runs) == pytest.approx(losses(runs[0]) + losses(runs[1]))
+
+
+def test_the_two_directions_differ(tmp_path):
+    """Otherwise the loss would depend on a + b alone."""
+    rows = look(tmp_path, train(tmp_path, "a"), "--points", 3, "--samples", 20)
+    losses = {(row["a"], row["b"]): row["loss"] for row in rows}
+    assert all(losses[a, b] != losses[b, a] for a, b in losses if a != b)

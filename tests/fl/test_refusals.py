@@ -81,6 +81,8 @@ REFUSED = [
     ("sweep participants 2", "at least two values"),
     ("sweep lr 0.1,0.2,0.10", "0.10 is there twice"),
     ("sweep participants 1,2 --participants 3", "--participants is what is swept"),
+    ("sweep fedmr.stage1_rounds 1,2 --fedmr.stage1-rounds 3", "--fedmr.stage1-rounds is what is swept"),
+    ("run --algorithm fedavg,heterofl --architectures.widths 0.5,1", "fedavg gives all clients one model"),
     ("sweep fedmr.stage1-rounds 1,2 --fedmr.stage1_rounds=3", "--fedmr.stage1-rounds is what is swept"),
     ("sweep seeds 1,2", "--seeds A,B"),
     ("sweep algorithm fedavg,fedmr", "--algorithm A,B"),

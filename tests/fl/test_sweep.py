@@ -152,9 +152,9 @@ def test_clients_own_data_are_in_table_file_and_figure(tmp_path, drawn):
         selections[value] = [selected(run)["local_test_accuracy"] for run in rows]
     for row in table(folder):
         own = selections[row["lr-steps"]]
-        assert float(row["own_accuracy"]) == pytest.approx(np.mean(own))
-        assert float(row["own_accuracy_std"]) == pytest.approx(np.std(own, ddof=1))
-    assert "own F1 %" in (folder / "sweep.txt").read_text().splitlines()[0]
+        assert float(row["local_test_accuracy"]) == pytest.approx(np.mean(own))
+        assert float(row["local_test_accuracy_std"]) == pytest.approx(np.std(own, ddof=1))
+    assert "clients' F1 %" in (folder / "sweep.txt").read_text().splitlines()[0]
     common, own = drawn[-1].axes
     assert own.get_ylabel() == "mean test accuracy\non clients' own data"
     assert own.lines[0].get_ydata().tolist() == pytest.approx([np.mean(v) for v in selections.values()])

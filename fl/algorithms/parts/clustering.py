@@ -54,9 +54,10 @@ class Clustering:
     def update(
         self, models: Stack, mapping: Tensor, clients: Sequence[int], update: ClientUpdate, rng: Rng
     ) -> tuple[Stack, Tensor]:
-        """The clusters after a round: every participant is assigned anew, and each cluster is the mean of its
-        participants by their number of samples. A cluster without any keeps its model; a client that did not take part,
-        or was dropped, keeps its cluster.
+        """The clusters after a round, for which every participant is assigned anew.
+
+        Each cluster is the mean of its participants by their number of samples. A cluster without any keeps its model;
+        a client that did not take part, or was dropped, keeps its cluster.
 
         Args:
             models: the K centres at the beginning of the round.
@@ -137,7 +138,7 @@ def _coordinates(models: Stack) -> np.ndarray:
         gram = gram + x @ x.T
     values, vectors = torch.linalg.eigh(gram)
     largest = values[-1].clamp(min=0).sqrt()
-    noise = len(values) * torch.finfo(values.dtype).eps * values[-1].abs()
+    noise = len(values) * torch.finfo(values.dtype).eps * values[-1]
     points = vectors * torch.where(values > noise, values, 0).sqrt()
     return (torch.round(points / largest.clamp(min=1e-300), decimals=10) * largest).cpu().numpy()
 

@@ -95,8 +95,9 @@ class ClusterLevel(Kind):
         return torch.full((len(self.fed.clients),), -1)
 
     def message(self, level: Level, clients: Sequence[int]) -> Message:
-        """The model of a participant's cluster, or the mean of the cluster models if it is in none (B.1a); and its
-        share of all samples, if the gradient is to be multiplied by it.
+        """The model of a participant's cluster, or the mean of the cluster models if it is in none (B.1a).
+
+        With it goes the participant's share of all samples, if the gradient is to be multiplied by it.
         """
         begin = starts_of(level.models, level.used, clients, centre(self.fed, level.models, level.used))
         if not self.share_gradients:
@@ -133,7 +134,7 @@ class PersonalLevel(Kind):
 
     def sent(self, update: ClientUpdate) -> ClientUpdate:
         """Nothing: a participant keeps its model."""
-        return update._replace(received={}, own=update.states)
+        return update._replace(received={}, client_states=update.states)
 
     def mean(self, level: Level, otherwise: State) -> State:
         """The mean of all clients' models, where the server has them."""

@@ -21,7 +21,7 @@ _log = logging.getLogger("fl")
 
 
 def with_own_models(fed: Federation) -> Algorithm:
-    """FedAvg whose clients predict with models of their own, which begin as the initial model.
+    """FedAvg whose clients predict with personal models, which begin as the initial model.
 
     Methods that train these replace the rest.
     """
@@ -37,13 +37,15 @@ def with_own_models(fed: Federation) -> Algorithm:
 
 
 def trained_or_same(fed: Federation, starts: Stack, clients: Sequence[int], rng: Rng, *more) -> Stack:
-    """The states of the clients' own models after `fed.train`. If all of them diverge, which is no reason to end a run,
-    these are the states from which they started, and a warning is logged.
+    """The states of the personal models after `fed.train`.
+
+    If all of them diverge, which is no reason to end a run, these are the states from which they started, and a warning
+    is logged.
     """
     try:
         return fed.train(starts, clients, rng, *more).states
     except Diverged:
-        _log.warning("warning: round %d: the clients' own models all diverged and are kept as they were", rng.round)
+        _log.warning("warning: round %d: the personal models all diverged and are kept as they were", rng.round)
         return starts
 
 
@@ -101,16 +103,15 @@ def fine_tuned(fed: Federation, algorithm: Algorithm, epochs: int) -> Algorithm:
         found = algorithm.models(state) if algorithm.models else shared(state["global"], len(fed.clients))
         return found._replace(rng=last_round(state))
 
-    def personalize(models, own, clients, rng):
+    def personalize(models, client_states, clients, rng):
         return trained_or_same(tuning, models, clients, rng.apart("fine-tune"))
 
     return replace(algorithm, init=init, server=server, models=models, personalize=personalize)
 
 
 def last_round(server: Server) -> Rng:
-    """The random streams of a server's last round; before the first round, those of round 1."""
-    seed, number = (int(server["rng"][name]) for name in ("seed", "round"))
-    return Rng(seed, max(number, 1))
+    """The random streams of a server's last round."""
+    return Rng(*(int(server["rng"][name]) for name in ("seed", "round")))
 
 
 def _marked(rng: Rng) -> dict[str, torch.Tensor]:

@@ -156,3 +156,15 @@ def test_a_population_too_large_for_its_gradients_is_refused(make_federation, mo
     monkeypatch.setattr(module, "memory", lambda device: 8 * numbers + 32 * 16 - 1)
     with pytest.raises(FLError, match=r"4 clients x .* fewer clients, a narrower model .* leave clusamp out"):
         clusamp(fed).init()
+
+
+def test_a_client_with_exactly_one_share_of_the_samples_has_a_row_of_its_own():
+    """... and is not in the way of those that the tree joins to it."""
+    merges = np.array([[1, 0], [5, 3], [6, 2], [7, 4]])
+    table = distributions(np.array([4, 3, 2, 1, 2]), merges, 3)
+    assert table.tolist() == [[12, 0, 0, 0, 0], [0, 9, 0, 3, 0], [0, 0, 6, 0, 6]]
+
+
+def test_a_change_that_overflows_is_like_no_other():
+    changes = torch.tensor([[3e38, 0.0], [torch.inf, 1.0], [1.0, 0.0], [1.0, 0.1]])
+    assert sorted(similarity_tree({"w": changes})[0].tolist()) == [2, 3]

@@ -28,7 +28,7 @@ from fl.algorithms import (
     pfedme,
 )
 from fl.algorithms.parts.personal import last_round
-from fl.algorithms.pfedme import Envelope
+from fl.algorithms.pfedme import Envelope, enveloped
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.engine import SGD, Adam
@@ -282,7 +282,7 @@ def test_clients_of_ditto_whose_own_models_diverge_keep_them_and_still_count(fed
     poison(monkeypatch, {2}, rows)
     with caplog.at_level(logging.WARNING, "fl"):
         server, trained = algorithm.round(before, clients, Rng(0, 3))
-    assert ("round 3: the clients' own models all diverged" in caplog.text) == (len(rows) == 3)
+    assert ("round 3: the personal models all diverged" in caplog.text) == (len(rows) == 3)
     assert trained.sizes == (3, 12, 7)
     assert trained.metrics["models_up"] == 1
     assert_same(server["global"], well["global"])
@@ -298,7 +298,7 @@ def test_fedavg_plus_whose_clients_all_diverge_predicts_with_the_global_model(fe
     poison(monkeypatch, {1}, [0])
     with caplog.at_level(logging.WARNING, "fl"):
         assert torch.equal(algorithm.predict(server, x, 1), fed.predict(server["global"], x))
-    assert "the clients' own models all diverged" in caplog.text
+    assert "the personal models all diverged" in caplog.text
 
 
 def test_what_is_tuned_is_a_function_of_the_server(federation_of):
@@ -329,3 +329,24 @@ def test_a_fedrep_round_in_which_nobody_is_left_keeps_the_global_model(federatio
     assert trained.metrics["bytes_up"] == 0
     for part in before:
         assert_same(server[part], before[part])
+
+
+def test_the_global_model_of_fedrep_stays_if_every_client_failed_in_one_half(make_federation):
+    algorithm, rng = fedrep(make_federation(NET, dtype=torch.float64), FedRepOptions()), Rng(0, 1)
+    before = algorithm.init()
+    clients = [0, 1, 2]
+    states = {name: tensor[clients] for name, tensor in before["clients"].items()}
+    update = algorithm.client(algorithm.send(before, clients, rng), states, clients, rng)
+    after = algorithm.server(before, clients, update._replace(sizes=(0, 0, 0)), rng)
+    assert_same(after["global"], before["global"])
+
+
+def test_the_copy_of_pfedme_has_no_gradient():
+    """Which would take the memory of one more model for each client."""
+    theta, w = (torch.tensor([[value]], requires_grad=True) for value in (1.0, 2.0))
+    objective = enveloped(0.5, 0.0)
+    batch = torch.ones(1, 1), torch.zeros(1, dtype=torch.int64)
+    loss = objective(lambda params, x: x @ params["theta"], {"theta": theta, "w": w}, {}, batch)
+    gradients = torch.autograd.grad(loss, (theta, w), allow_unused=True)
+    assert gradients[0].item() == -0.5
+    assert gradients[1] is None

@@ -264,3 +264,9 @@ def test_hugging_face_data_sets():
     assert Dataset.from_huggingface(parts[0], parts[0]).x[:, 0, 0, 0].tolist() == [3, 5]
     with pytest.raises(FLError, match=r"name different classes, or in another order \(a, b; b, a\)"):
         Dataset.from_huggingface(*parts)
+
+
+def test_test_samples_of_unknown_owners_are_not_pooled():
+    data = Dataset.from_arrays(TABLE, LABELS, TABLE[:2], LABELS[:2], list("bacb"))
+    with pytest.raises(fl.FLError, match=r"--pool-test-set: .* does not say who owns its test samples"):
+        data.pooled()

@@ -1,5 +1,6 @@
 """`layer-surgery deploy`, as far as it goes without Flower."""
 
+import shlex
 import tomllib
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from fl.deploy import local
 from fl.deploy.__main__ import main
 from fl.deploy.folders import node_folder, read_node, read_server
+from fl.settings.command_line import parse
 
 
 def run_config(folder):
@@ -25,6 +27,19 @@ def test_it_writes_what_other_machines_need(tmp_path):
     assert (config["quorum"], config["nodes"], config["threads"]) == (2, 2, 0)  # other machines have their own threads
     assert main([*flags, "--only", "app", "--participation", "1"]) == 0
     assert run_config(tmp_path)["flags"] == "--samples 50 --participation 1"
+
+
+@pytest.mark.parametrize("source", ["recipe", "file"])
+def test_clients_models_that_only_a_recipe_evaluates_are_not_evaluated(source, tmp_path, capsys):
+    (tmp_path / "config.yaml").write_text("samples: 50\neval_client_models_every: 5\n")
+    start = ["fedfa-text"] if source == "recipe" else ["--config", str(tmp_path / "config.yaml")]
+    one = ["--algorithm", "fedavg", "--seeds", "0", "--only", "app", "--folder", str(tmp_path)]
+    assert main([*start, *one]) == 0
+    assert capsys.readouterr().err.count("--eval-client-models-every is 0 here") == 1
+    config, _ = parse(shlex.split(run_config(tmp_path)["flags"]))
+    assert config.eval_client_models_every == 0
+    assert main([*start, *one, "--eval-client-models-every", "5"]) == 2
+    assert "--eval-client-models-every needs" in capsys.readouterr().err
 
 
 def test_it_says_what_is_missing(tmp_path, capsys, monkeypatch):

@@ -140,7 +140,9 @@ def test_a_node_that_lost_its_state_is_left_out_and_named(prepared, tmp_path, ca
             path.unlink()
 
     serve(Direct(nodes, before=burgle), config, tmp_path / "run", test, waiting)
-    assert "round 2: 2 of 3 clients answered: client 1 is left out (its own state of this run is gone" in caplog.text
+    assert (
+        "round 2: 2 of 3 clients answered: client 1 is left out (its client's state of this run is gone" in caplog.text
+    )
     assert "evaluation: 2 of 3 clients answered" in caplog.text  # and the others' scores count
     assert scores(tmp_path / "run")
 

@@ -108,3 +108,23 @@ def test_a_node_refuses_letters_that_it_does_not_understand(prepared):
     ):
         with pytest.raises(FLError, match=reason):
             node.answer(NodeMessage(header, {}))
+
+
+def test_a_node_that_never_answers_is_not_waited_for_while_all_clients_are_there(tmp_path):
+    class WithStranger(Direct):
+        asked = 0
+
+        def nodes(self):
+            return [*super().nodes(), "stranger"]
+
+        def ask(self, requests, timeout, limit):
+            known = [request for request in requests if request[0] != "stranger"]
+            self.asked += len(known) < len(requests)
+            answers = iter(super().ask(known, timeout, limit)[0] if known else ())
+            return ["no answer" if place == "stranger" else next(answers) for place, _ in requests], []
+
+    config = settings("fedavg", participants=4)
+    nodes, test = dealt(config, tmp_path / "data")
+    link = WithStranger(nodes)
+    serve(link, config, tmp_path / "remote", test, Waiting(start=0, nodes=4))
+    assert link.asked == 1  # when the server met its nodes

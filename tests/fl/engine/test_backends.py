@@ -1,6 +1,8 @@
 """Local training: every backend is plain PyTorch, whatever is trained and how; what none of them can is refused."""
 
 import re
+import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -440,3 +442,22 @@ def test_workers_stop_at_the_first_error_and_leave_threads_as_they_were(make_fed
         trained(fed, "workers", 12)
     assert len(calls) < 100  # of 6,000
     assert torch.get_num_threads() == 2
+
+
+def test_when_one_of_the_workers_fails_the_others_stop_after_their_step(make_federation):
+    """Not only at the end of their client, which may be minutes later."""
+    steps, failed = [], threading.Event()
+
+    def objective(call, params, context, batch):
+        if context["fails"]:
+            time.sleep(0.1)  # the other has begun
+            failed.set()
+            raise ValueError("it fails")
+        steps.append(failed.wait(5))
+        return call(params, batch[0]).sum()
+
+    fed = make_federation("cnn", sizes=(400, 400), participants=2, batch_size=1, backend="workers")
+    start, fails = surgery.broadcast(fed.initial(), 2), {"fails": torch.tensor([False, True])}
+    with pytest.raises(ValueError, match="it fails"):
+        fed.train(start, [0, 1], Rng(0, 1), objective, fails)
+    assert 1 <= len(steps) < 100

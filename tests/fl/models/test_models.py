@@ -1,4 +1,6 @@
 import copy
+import pickle
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,8 +11,10 @@ import fl
 from fl import models
 from fl import run as cli
 from fl.base.errors import FLError
+from fl.data.text import TextOptions
 from fl.engine.draws import Drawing, Draws
-from fl.runs.assembly import build
+from fl.models import custom_model
+from fl.runs.assembly import build, model_spec
 from fl.runs.metrics import read
 from fl.settings import Config
 from surgery import state
@@ -139,3 +143,17 @@ def test_width_and_depth_are_given_by_section():
     assert [len(getattr(model, f"layer{i}")) for i in range(1, 5)] == [1, 2, 1, 1]
     assert model.fc.in_features == 128
     assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+
+
+def test_a_model_of_text_is_made_for_the_length_of_the_sequences():
+    text = TextOptions(vocabulary=50, length=16)
+    config = Config(dataset="pydoc", partition="natural", model="transformer", text=text)
+    data = config.load()
+    assert model_spec(config, replace(data, x=data.x[:, :8])).tokens == 8
+
+
+def test_a_user_s_model_is_as_it_was_after_its_classifier_was_looked_for():
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    spec = custom_model.describe("given", lambda: net, Config().load(), 1.0, None)
+    assert spec.classifier() == {"1.weight", "1.bias"}
+    assert pickle.loads(pickle.dumps(net))  # which a hook that stayed would prevent

@@ -247,3 +247,17 @@ def test_a_resumed_run_keeps_to_the_backend_that_auto_chose(tmp_path, data, monk
     simulate(replace(config, rounds=2), folder, resume=True, dataset=data)
     simulate(config, tmp_path / "b", dataset=data)
     assert used == ["vmap", "vmap", "loop"]
+
+
+@pytest.mark.parametrize(
+    "change", [lambda part: part.popitem(), lambda part: part.update(extra=torch.zeros(1))], ids=["lost", "added"]
+)
+def test_a_checkpoint_with_other_tensors_than_the_methods_is_not_resumed(tmp_path, data, change):
+    folder = tmp_path / "a"
+    simulate(CONFIG, folder, dataset=data)
+    spec, server = checkpoint.read_parts(folder)
+    server.pop("statistics", None)
+    change(server["global"])
+    checkpoint.save(folder, server, 1, spec, {})
+    with pytest.raises(fl.FLError, match="holds another model"):
+        simulate(CONFIG, folder, resume=True, dataset=data)

@@ -149,3 +149,16 @@ def test_what_is_no_lock_file_is_refused_and_stays(tmp_path, kind):
     file.unlink()
     with open_run_folder(file.parent, resume=True):
         pass
+
+
+def test_a_lock_that_its_owner_deleted_in_the_meantime_is_taken_anew(tmp_path, monkeypatch):
+    take = lock.fcntl.flock
+
+    def racing(handle, how):
+        monkeypatch.setattr(lock.fcntl, "flock", take)
+        (tmp_path / lock.FILE).unlink()  # by a process that has ended since the file was opened
+        take(handle, how)
+
+    monkeypatch.setattr(lock.fcntl, "flock", racing)
+    with lock.folder_lock(tmp_path):
+        assert lock.is_locked(tmp_path)

@@ -3,7 +3,7 @@ import pytest
 from fl import FLError
 from fl.algorithms import ALGORITHMS, fedavg
 from fl.algorithms.method import Method
-from fl.runs.metrics import Metrics, read
+from fl.runs.metrics import Metrics, evaluations_since_best, read
 
 
 def test_a_metric_without_a_column_is_refused_before_its_row_is_written(tmp_path):
@@ -42,3 +42,8 @@ def test_rounds_of_two_processes_are_refused(tmp_path, rounds, message):
     path.write_text("".join(f"{line}\n" for line in ["round,loss", *(f"{number},0.5" for number in rounds)]))
     with pytest.raises(FLError, match=message):
         read(path)
+
+
+def test_before_the_first_evaluation_none_was_in_vain():
+    assert evaluations_since_best([]) == 0
+    assert evaluations_since_best([{"round": 1}]) == 0

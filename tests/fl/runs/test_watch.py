@@ -2,9 +2,11 @@
 
 import json
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -243,3 +245,13 @@ def test_a_long_round_says_how_many_clients_are_done_on_a_terminal_only(tmp_path
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     fl.simulate(replace(CONFIG, rounds=1, backend="loop"), tmp_path / "terminal")
     assert "client 1/2" in capsys.readouterr().err
+
+
+def test_a_log_is_told_of_every_row_before_the_user_is(monkeypatch):
+    told = []
+    log = lambda run: nullcontext(lambda row: told.append(("log", row)))  # noqa: E731
+    monkeypatch.setitem(logs.LOGS, "mine", log)
+    run = SimpleNamespace(config=SimpleNamespace(log=("mine",)))
+    with logs.watched(run, lambda row: told.append(("user", row))) as tell:
+        tell({"round": 1})
+    assert told == [("log", {"round": 1}), ("user", {"round": 1})]

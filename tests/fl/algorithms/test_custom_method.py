@@ -21,8 +21,8 @@ def counting(fed):
     def init():
         return {"global": fed.initial(), CLIENTS: fed.client_states({"count": torch.zeros(())})}
 
-    def client(message, own, clients, rng):
-        return fed.train(message["model"], clients, rng)._replace(own={"count": own["count"] + 1})
+    def client(message, client_states, clients, rng):
+        return fed.train(message["model"], clients, rng)._replace(client_states={"count": client_states["count"] + 1})
 
     return replace(fedavg.make(fed), init=init, client=client)
 
@@ -35,7 +35,7 @@ def test_client_states_stay_although_the_server_function_does_not_name_them(make
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda update: update._replace(own={"cnt": torch.zeros(2)}), "a client's state has count"),
+        (lambda update: update._replace(client_states={"cnt": torch.zeros(2)}), "a client's state has count"),
         (lambda update: update._replace(metrics={"drift": 1.0}), "return them from the server function"),
         (lambda update: update._replace(received={**update.received, "more": torch.zeros(2)}), "clients send more"),
     ],
