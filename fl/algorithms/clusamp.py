@@ -65,7 +65,7 @@ def clusamp(fed: Federation) -> Algorithm:
         gradients = {}
         for name, before in state["gradients"].items():
             change = received[name].index_select(0, entries) - state["global"][name]
-            gradients[name] = before.index_copy(0, rows, change.float())
+            gradients[name] = before.index_copy(0, rows, change.float().nan_to_num())  # of huge weights it overflows
         return {"global": fed.average(received, kept), "gradients": gradients}
 
     return replace(fedavg(fed), init=init, server=server, sample=sample)

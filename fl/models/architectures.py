@@ -103,6 +103,8 @@ def choose(
         known_by = fingerprint(data)["sha256"], split, batch_size, rng, take_largest
         key = (space, options.weak, options.deviation, *known_by)
         if key not in _CHOSEN:
+            if len(_CHOSEN) >= 32:  # a long comparison in one process
+                _CHOSEN.clear()
             _CHOSEN[key] = _by_score(space, options, data, clients, batch_size, rng, take_largest)
         chosen = _CHOSEN[key]
     elif options.choose == "random":

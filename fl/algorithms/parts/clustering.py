@@ -138,7 +138,7 @@ def _coordinates(models: Stack) -> np.ndarray:
         gram = gram + x @ x.T
     values, vectors = torch.linalg.eigh(gram)
     largest = values[-1].clamp(min=0).sqrt()
-    noise = len(values) * torch.finfo(values.dtype).eps * values[-1]
+    noise = len(values) * torch.finfo(values.dtype).eps * values[-1].abs()
     points = vectors * torch.where(values > noise, values, 0).sqrt()
     return (torch.round(points / largest.clamp(min=1e-300), decimals=10) * largest).cpu().numpy()
 

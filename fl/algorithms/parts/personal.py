@@ -110,8 +110,9 @@ def fine_tuned(fed: Federation, algorithm: Algorithm, epochs: int) -> Algorithm:
 
 
 def last_round(server: Server) -> Rng:
-    """The random streams of a server's last round."""
-    return Rng(*(int(server["rng"][name]) for name in ("seed", "round")))
+    """The random streams of a server's last round; before the first round, those of round 1."""
+    seed, number = (int(server["rng"][name]) for name in ("seed", "round"))
+    return Rng(seed, max(number, 1))
 
 
 def _marked(rng: Rng) -> dict[str, torch.Tensor]:
