@@ -136,6 +136,7 @@ def merged(
     *,
     base: Base | None = None,
     weights: Weights = None,
+    method: str = "this method",
     exactly: int | None = None,
     least: int = 1,
     settings: Mapping[str, tuple[Any, Any]] | None = None,
@@ -147,7 +148,7 @@ def merged(
         models: a stack, or a list of states or modules; lazy states are not read.
         base: a state that task vectors start from.
         weights: of the models.
-        exactly, least: how many models the method takes.
+        exactly, least: how many models the method takes, which errors call `method`.
         settings: by name (a value or values by patterns of tensor names, the value where no pattern matches).
 
     Returns:
@@ -156,7 +157,7 @@ def merged(
     states, base = checked(models, base)
     names, settings = list(states[0]), settings or {}
     if len(states) < least or (exactly and len(states) != exactly):
-        raise SurgeryError(f"this method merges {exactly or f'at least {least}'} models, got {len(states)}")
+        raise SurgeryError(f"{method} merges {exactly or f'at least {least}'} models, got {len(states)}")
     rows = _rows(weights, len(states), names)
     for setting, (value, _) in settings.items():
         check_patterns(setting, value, names)
@@ -288,8 +289,10 @@ def _rows(weights: Weights, k: int, names: Iterable[str]) -> list[float] | dict[
             raise SurgeryError(
                 f"weights{where} must be {k} numbers, one for each model, got {repr(row)[:60]}"
             ) from None
-        if len(found) != k or not all(map(math.isfinite, found)):
-            raise SurgeryError(f"weights{where} must be {k} finite numbers, one for each model, got {found}")
+        if len(found) != k:
+            raise SurgeryError(f"weights{where} must be {k} numbers, one for each model, got {len(found)}: {found}")
+        if not all(map(math.isfinite, found)):
+            raise SurgeryError(f"weights{where} must be finite numbers, got {found}")
         return found
 
     check_patterns("weights", weights, names)

@@ -391,4 +391,5 @@ def nearswap(models: Models, *, base: Base, t: ByName) -> State | LazyState:
 
         return read
 
-    return merged(kernel, models, base=needed(base), exactly=1, settings={"t": (within("t", t, 0, math.inf), 0.0)})
+    settings = {"t": (within("t", t, 0, math.inf), 0.0)}
+    return merged(kernel, models, base=needed(base), method="nearswap", exactly=1, settings=settings)
