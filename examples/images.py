@@ -11,9 +11,7 @@ from torchvision.transforms import Resize
 
 import fl
 
-if len(sys.argv) != 3:
-    sys.exit(__doc__)
-folder, weights = sys.argv[1:]
+folder, weights = sys.argv[1:] if len(sys.argv) == 3 else sys.exit(__doc__)
 train, test = (ImageFolder(f"{folder}/{part}", Resize((32, 32))) for part in ("train", "test"))
 data = fl.Dataset.from_torch(train, test)
 
