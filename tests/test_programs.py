@@ -45,7 +45,7 @@ def test_examples_are_short():
 
 
 def test_images_without_arguments_say_what_to_give(run):
-    with pytest.raises(SystemExit, match="python examples/images.py FOLDER WEIGHTS"):
+    with pytest.raises(SystemExit, match=r"python examples/images\.py FOLDER WEIGHTS"):
         run("images.py")
 
 
