@@ -11,14 +11,13 @@ from torchvision.transforms import Resize
 
 import fl
 
-folder, weights = sys.argv[1:]
+folder, weights = sys.argv[1:] if len(sys.argv) == 3 else sys.exit(__doc__)
 train, test = (ImageFolder(f"{folder}/{part}", Resize((32, 32))) for part in ("train", "test"))
 data = fl.Dataset.from_torch(train, test)
 
 
 def model():
-    local = {"file": weights}
-    return timm.create_model("resnet10t", True, pretrained_cfg_overlay=local, num_classes=data.classes)
+    return timm.create_model("resnet10t", True, pretrained_cfg_overlay={"file": weights}, num_classes=data.classes)
 
 
 summary = fl.simulate(fl.Config(algorithm="fedavg", clients=5, rounds=3), "runs/images", dataset=data, model=model)

@@ -10,8 +10,10 @@ _FREE_ANYWAY = 2**30  # so little is not asked for
 
 
 def free_memory() -> float | None:
-    """Bytes that this process can still take, swap included: those of the machine, or of its control group if that has
-    fewer. Caches that the system gives back when memory is short count as free.
+    """Bytes that this process can still take, swap included.
+
+    They are those of the machine, or of its control group if that has fewer. Caches that the system gives back when
+    memory is short count as free.
 
     None on systems that do not say so (other than Linux).
     """

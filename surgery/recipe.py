@@ -16,7 +16,7 @@ import yaml
 from surgery.errors import SurgeryError, first_line
 from surgery.operations import OPERATIONS, carry_out, check_arguments, checkpoints
 from surgery.operations.arguments import shown, type_and_kind
-from surgery.operations.subject import Subject
+from surgery.operations.checkpoint import Model
 
 _LARGEST = 2**20  # bytes
 
@@ -131,7 +131,7 @@ def _input(recipe: Path, name: str, value: Any) -> Input:
     return Input(recipe.parent / said["file"], said.get("model"), None if sizes is None else tuple(sizes))
 
 
-def planned(recipe: Recipe, folder: Path, before: Callable[[], None]) -> tuple[dict[str, Subject], dict[str, Subject]]:
+def planned(recipe: Recipe, folder: Path, before: Callable[[], None]) -> tuple[dict[str, Model], dict[str, Model]]:
     """The inputs and the results of all steps by name.
 
     Names and arguments of all steps are checked first, before a file is opened. Then each step is planned in turn: what
@@ -152,10 +152,10 @@ def planned(recipe: Recipe, folder: Path, before: Callable[[], None]) -> tuple[d
             raise SurgeryError(f"output {path.name}: there is no step {name!r}; there are {', '.join(names)}")
     if twice := [name for name in names if names.count(name) > 1]:
         raise SurgeryError(f"{twice[0]!r} is there twice, as a step and as a result of shuffle: rename the step")
-    inputs = {name: Subject.open(one.path, one.model, one.shape) for name, one in recipe.inputs.items()}
+    inputs = {name: Model.open(one.path, one.model, one.shape) for name, one in recipe.inputs.items()}
     for one in inputs.values():
         one.before = before
-    results: dict[str, Subject] = {}
+    results: dict[str, Model] = {}
     for name, step in recipe.steps.items():
         with _naming(name):
             made = carry_out(step["do"], _arguments(step, {**inputs, **results}, folder))
@@ -193,7 +193,7 @@ def _arguments(step: Mapping[str, Any], known: Mapping[str, Any], folder: Path) 
     kinds = checkpoints(do)
     for key, value in given.items():
         kind = kinds.get(key) or type_and_kind(inspect.signature(OPERATIONS[do]).parameters[key].annotation)[0]
-        if kind is Subject:
+        if kind is Model:
             given[key] = one(value)
         elif kind is list:
             if not isinstance(value, list) or not value:

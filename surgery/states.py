@@ -214,8 +214,9 @@ def distance(a: Models, b: Models) -> Tensor:
 
 
 def cosine(a: Models, b: Models | None = None) -> Tensor:
-    """Cosine similarity between the models of two stacks or lists (or of one with itself), over all floating-point
-    tensors.
+    """Cosine similarity between the models of two stacks or lists, or of one with itself.
+
+    It is that of all floating-point tensors together.
 
     Returns:
         [K, M] in [-1, 1]. The similarity with a model that is zero everywhere is 0.

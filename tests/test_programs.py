@@ -44,6 +44,11 @@ def test_examples_are_short():
     assert max(lengths) <= 25
 
 
+def test_images_without_arguments_say_what_to_give(run):
+    with pytest.raises(SystemExit, match=r"python examples/images\.py FOLDER WEIGHTS"):
+        run("images.py")
+
+
 @pytest.mark.slow
 def test_a_table(run):
     assert run("table.py")["summary"]["final"]["accuracy"] > 0.9

@@ -1,4 +1,4 @@
-"""Small models of every family, and inputs for them."""
+"""One table of families: small models of each, what they take, and inputs for them."""
 
 import torch
 
@@ -10,22 +10,35 @@ FAMILIES = [
 ]  # fmt: skip
 
 
+def takes(field):
+    """The families that take a field of a spec."""
+    return [name for name in FAMILIES if field in Spec(name).member.defaults]
+
+
+def able(name, **options):
+    """Those of the options that a family takes."""
+    return {field: value for field, value in options.items() if field in Spec(name).member.defaults}
+
+
+def shapes(name):
+    """Few classes, and small inputs."""
+    return {"num_classes": 11, "tokens": 6} if name.startswith("transformer") else {"num_classes": 5, "image_size": 32}
+
+
 def small(name, **options):
     """A tenth of the width, all blocks."""
-    if name.startswith("transformer"):
-        return Spec(name, **{"num_classes": 11, "tokens": 6, "width": 0.1, **options})
-    size = {"image_size": 32} if name.startswith(("vgg", "vit", "convnext")) else {}
-    return Spec(name, **{"num_classes": 5, "width": 0.1, **size, **options})
+    given = shapes(name)
+    if not name.startswith(("vgg", "vit", "convnext")):
+        given.pop("image_size", None)
+    return Spec(name, **{"width": 0.1, **given, **options})
 
 
 def quiet(name, **options):
     """One block a section and no dropout; two blocks where there is one section."""
-    member = Spec(name).member
-    off = {field: 0.0 for field in ("dropout", "drop_path") if field in member.defaults}
-    if name.startswith("transformer"):
-        return Spec(name, **{"num_classes": 11, "tokens": 6, "width": 0.25, "depth": 2, **off, **options})
-    depth = (2,) if name.startswith("vit") else (1,) * len(member.depth) or None
-    return Spec(name, **{"num_classes": 5, "image_size": 32, "width": 0.25, "depth": depth, **off, **options})
+    depths = Spec(name).depth
+    off = able(name, dropout=0.0, drop_path=0.0)
+    depth = (2,) if len(depths) == 1 else (1,) * len(depths) or None
+    return Spec(name, **{"width": 0.25, "depth": depth, **shapes(name), **off, **options})
 
 
 def inputs(spec, batch=4, seed=0):

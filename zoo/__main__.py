@@ -16,6 +16,8 @@ from zoo.spec import Spec, names
 
 
 def _list_of(kind: type, metavar: str, empty: str = "") -> PrimitiveConstructorSpec:
+    """How tyro reads a comma-separated list of numbers."""
+
     def from_strings(strings: list[str]) -> tuple:
         items = [item.strip() for item in strings[0].split(",")]
         if items == [empty]:
@@ -39,30 +41,37 @@ def _list_of(kind: type, metavar: str, empty: str = "") -> PrimitiveConstructorS
     )
 
 
+def _shown(metavar: str | None = None, default: str = "") -> Any:
+    """What --help says of a flag's value, and of its absence, where tyro would print None, () or False."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint=default)
+
+
 @dataclass(frozen=True)
 class Table:
-    """Print names, parameters, multiply-accumulates of one input, and blocks of each section.
+    """Print parameters, multiply-accumulates of one input, and blocks of each section.
 
-    Without names, all models of the zoo that take the given flags are shown. timm:NAME and torchvision:NAME work, too.
+    Without names, all models of the zoo are shown that take the given flags.
+
+    timm:NAME and torchvision:NAME work, too.
     """
 
-    models: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME")] = ()
-    """the models to show [all]"""
+    models: Annotated[tuple[str, ...], tyro.conf.Positional, _shown("[NAME ...]", "[all]")] = ()
+    """the models to show"""
     width: Annotated[tuple[float, ...], _list_of(float, "RATE,...")] = (1.0,)
     """rate of the hidden widths: one for all, or one for each section"""
     depth: Annotated[tuple[int, ...], _list_of(int, "INT,...", empty="all")] = ()
     """number of blocks: one for all sections, or one for each"""
-    num_classes: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """number of classes, or of words in the vocabulary [the model's own]"""
-    in_channels: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """channels of the images [3; 1 for the cnn]"""
-    image_size: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """height and width of the images [the model's own]"""
-    norm: Annotated[str | None, tyro.conf.arg(metavar="NORM")] = None
-    """batch, static_batch, group, layer or none [the model's own]"""
-    yaml: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    num_classes: Annotated[int | None, _shown("INT", "[the model's own]")] = None
+    """number of classes, or of words in the vocabulary"""
+    in_channels: Annotated[int | None, _shown("INT", "[3; 1 for the cnn]")] = None
+    """channels of the images"""
+    image_size: Annotated[int | None, _shown("INT", "[the model's own]")] = None
+    """height and width of the images"""
+    norm: Annotated[str | None, _shown("NORM", "[the model's own]")] = None
+    """batch, static_batch, group, layer or none"""
+    yaml: Annotated[bool, tyro.conf.FlagCreatePairsOff, _shown()] = False
     """print the specs as YAML instead"""
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff, _shown()] = False
     """print one JSON object a line instead"""
 
     def run(self) -> None:
@@ -97,6 +106,7 @@ class Table:
 
 
 def _row(spec: Spec) -> dict[str, Any]:
+    """What --json prints of a model."""
     size = spec.count()
     shape = list(spec.example(device="meta").shape[1:])
     values = {"parameters": size.parameters, "macs": size.macs, "input": shape, "sections": spec.depth}
@@ -125,7 +135,8 @@ def table(specs: Sequence[Spec]) -> str:
 
 
 def _short(count: int) -> str:
-    """
+    """A number with three digits and a unit.
+
     >>> _short(1_814_073_344), _short(999_600_000), _short(500)
     ('1.81 G', '1 G', '500')
     """

@@ -1,8 +1,9 @@
-"""The convolutional network of McMahan et al., "Communication-Efficient Learning of Deep Networks from
-Decentralized Data" (AISTATS 2017), section 3: two 5x5 convolutions (32 and 64 channels), each followed by
-ReLU and 2x2 max pooling, a fully connected layer of 512 units and the classifier.
-At 28x28x1 and 10 classes it has the paper's 1,663,370 parameters. Also the smaller LeNet, which FedMR's released code
-trains and calls by the name of that network.
+"""The convolutional network of federated averaging, and LeNet.
+
+McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data" (AISTATS 2017), section 3:
+two 5x5 convolutions (32 and 64 channels), each followed by ReLU and 2x2 max pooling, a fully connected layer of 512
+units and the classifier. At 28x28x1 and 10 classes it has the paper's 1,663,370 parameters. The smaller LeNet is what
+FedMR's released code trains and calls by the name of that network.
 """
 
 from torch import nn

@@ -128,9 +128,7 @@ class Kit:
         return Residual(self.step_size, drop_path)
 
     def conv_norm(self, *sizes: int, activation: type[nn.Module] | None = None, **options) -> nn.Sequential:
-        """A convolution with the arguments of `conv`, then Scaler, norm and (in-place) activation as far as there are
-        any.
-        """
+        """A convolution with the arguments of `conv`, then Scaler, norm and in-place activation, as far as given."""
         conv = self.conv(*sizes, **options)
         parts = {"conv": conv, "scaler": self.scaler(), "norm": self.make_norm(conv.out_channels)}
         if activation is not None:
@@ -204,8 +202,9 @@ class Residual(nn.Module):
 
 
 class LayerScale(nn.Module):
-    """A learnable factor for each channel, the last axis (Touvron et al., "Going deeper with Image Transformers", ICCV
-    2021): [..., C] -> [..., C].
+    """A learnable factor for each channel, the last axis: [..., C] -> [..., C].
+
+    Touvron et al., "Going deeper with Image Transformers" (ICCV 2021).
     """
 
     def __init__(self, channels: int, start: float) -> None:

@@ -1,5 +1,7 @@
-"""ResNets, post-activation (He et al., "Deep Residual Learning for Image Recognition", CVPR 2016) and pre-activation
-(He et al., "Identity Mappings in Deep Residual Networks", ECCV 2016).
+"""ResNets, post-activation and pre-activation.
+
+He et al., "Deep Residual Learning for Image Recognition" (CVPR 2016), and "Identity Mappings in Deep Residual Networks"
+(ECCV 2016).
 
 A stem, sections of residual blocks, global average pooling and the classifier. Each section but the first halves the
 image. Pre-activation networks have a stem without norm and activation, also with stem="imagenet" (the second paper's

@@ -28,13 +28,12 @@ class Member(NamedTuple):
     """A named architecture: one row of a family's table.
 
     Attributes:
-        build: makes a model from a `Spec`; on the meta device, unless it is `initialised`.
-        depth: blocks of each section at full depth; None if the sections are not known.
+        build: makes a model from a `Spec`, on the meta device. A library's model is made with initial weights.
+        depth: blocks of each section at full depth; None for a library's model, whose sections are not known.
         rated_parts: the parts that have a width rate: the sections, then layers with a rate of their own.
         defaults: the fields of `Spec` that this architecture takes besides width and depth, with their defaults; a
             function is given the size of the images.
         source: where it is described.
-        initialised: whether `build` draws the initial weights.
     """
 
     build: Callable[[Any], nn.Module]
@@ -42,7 +41,6 @@ class Member(NamedTuple):
     rated_parts: tuple[str, ...]
     defaults: Mapping[str, Any]
     source: str
-    initialised: bool = False
 
 
 def member(
@@ -90,8 +88,7 @@ def find(name: str) -> Member:
     if name in members():
         return members()[name]
     if ":" in name:
-        fields = library.defaults(name)
-        return Member(library.build, None, ("all",), fields, name.partition(":")[0], initialised=True)
+        return Member(library.build, None, ("all",), library.defaults(name), name.partition(":")[0])
     if near := difflib.get_close_matches(name, members(), n=3):
         raise ZooError(f"unknown model {name!r}: did you mean {' or '.join(near)}? `python -m zoo` lists all")
     raise ZooError(f"unknown model {name!r}: there are {', '.join(names())}, timm:NAME and torchvision:NAME")
@@ -210,7 +207,7 @@ class Spec:
             ZooError: if the architecture does not take such inputs, or a library's model should be narrow or shallow.
         """
         meta = torch.device(device).type == "meta"
-        if self.member.initialised:
+        if self.member.depth is None:
             with _seeded(generator), torch.device("meta" if meta else "cpu"):
                 return self.member.build(self).to(device)
         with torch.device("meta"):

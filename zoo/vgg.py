@@ -1,5 +1,7 @@
-"""VGG with batch norm: Simonyan and Zisserman, "Very Deep Convolutional Networks for Large-Scale Image Recognition"
-(ICLR 2015), table 1, configurations A, B, D and E; `norm="none"` gives the paper's own.
+"""VGG with batch norm.
+
+Simonyan and Zisserman, "Very Deep Convolutional Networks for Large-Scale Image Recognition" (ICLR 2015), table 1,
+configurations A, B, D and E; `norm="none"` gives the paper's own.
 
 Five sections of 3x3 convolutions, each followed by 2x2 max pooling, and three fully connected layers. For images of
 224x224 and larger these get 7x7 positions, as in the paper, and fewer for smaller images: one for 32x32, as in FedMR

@@ -1,6 +1,8 @@
-"""The Vision Transformer: Dosovitskiy et al., "An Image is Worth 16x16 Words: Transformers for Image Recognition at
-Scale" (ICLR 2021), section 3.1. The base model is that of table 1; tiny and small are those of DeiT (Touvron et al.,
-"Training data-efficient image transformers & distillation through attention", ICML 2021, table 1).
+"""The Vision Transformer.
+
+Dosovitskiy et al., "An Image is Worth 16x16 Words: Transformers for Image Recognition at Scale" (ICLR 2021), section
+3.1. The base model is that of table 1; tiny and small are those of DeiT (Touvron et al., "Training data-efficient image
+transformers & distillation through attention", ICML 2021, table 1).
 
 An image is cut into patches of 16x16 pixels (`stem="imagenet"`) or 4x4 (`stem="cifar"`, the default for images of up to
 64x64). Blocks are in pre-norm order; the class token is read off at the end. Layer norms have epsilon 1e-6, as in

@@ -224,7 +224,13 @@ def load(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
     """
     own = {name: tensor for name, tensor in model.state_dict().items() if not is_statistic(name, model)}
     if not own.keys() <= state.keys():
-        state = _renamed(state, own, model)
+        try:
+            state = _by_position(state, own, model)
+        except ZooError:
+            ordered = _in_order(state, model)
+            if ordered is None:
+                raise
+            state = _by_position(ordered, own, model)
     for name, tensor in own.items():
         if state[name].shape != tensor.shape:
             what = f"{list(state[name].shape)}, this {type(model).__name__}'s {list(tensor.shape)}"
@@ -236,18 +242,8 @@ def load(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
     return model
 
 
-def _renamed(state: Mapping[str, Tensor], own: Mapping[str, Tensor], model: nn.Module) -> State:
-    """The tensors of a library's state, as the model has them, under the names of the model's tensors."""
-    try:
-        return _by_position(state, own, model)
-    except ZooError:
-        ordered = _in_order(state, model)
-        if ordered is None:
-            raise
-    return _by_position(ordered, own, model)
-
-
 def _by_position(state: Mapping[str, Tensor], own: Mapping[str, Tensor], model: nn.Module) -> State:
+    """The tensors of a library's state, as the model has them, under the names of the model's tensors."""
     given = {name: tensor for name, tensor in state.items() if not _is_counter(name)}
     if isinstance(model, Network):
         given = model.from_foreign(given)

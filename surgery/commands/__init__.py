@@ -3,22 +3,22 @@
 from collections.abc import Callable
 from typing import Any
 
-from surgery.commands import look, write
+from surgery.commands import read, write
 
 _OF_OPERATIONS = (
     "narrow", "prune", "widen", "graft", "ungraft", "permute", "align", "extract", "embed"
 )  # fmt: skip
 
 COMMANDS: dict[str, Callable[..., Any]] = {
-    "inspect": look.inspect,
+    "inspect": read.inspect,
     "merge": write.merge,
     "passthrough": write.command_of("passthrough"),
     "average": write.average,
     "shuffle": write.command_of("shuffle"),
-    "diff": look.diff,
+    "diff": read.diff,
     **{do: write.command_of(do) for do in _OF_OPERATIONS},
-    "plan": look.plan,
-    "check": look.check,
+    "plan": read.plan,
+    "check": read.check,
     "apply": write.apply,
 }
 """By name, in the order in which help lists them; each gives its exit code, or None."""

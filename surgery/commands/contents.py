@@ -11,15 +11,15 @@ import surgery
 from surgery.commands.shared import PROVENANCE, size_text
 from surgery.lazy import metas
 from surgery.names import is_inside
-from surgery.operations.subject import Subject
+from surgery.operations.checkpoint import Model
 
 
-def contents(subject: Subject) -> dict[str, Any]:
+def contents(model: Model) -> dict[str, Any]:
     """The facts as plain data for JSON; of the model, if it is known, also the coupled widths.
 
     Layers and sections are those that the names of tensors show.
     """
-    checkpoint = subject.checkpoint
+    checkpoint = model.checkpoint
     tensors = {
         name: {"shape": list(one.shape), "dtype": str(one.dtype).removeprefix("torch."), "bytes": one.nbytes}
         for name in checkpoint
@@ -38,8 +38,8 @@ def contents(subject: Subject) -> dict[str, Any]:
         "layers": {layer.name: list(layer.tensors) for layer in surgery.layers(shapes)},
         "tensors": tensors,
     }
-    if subject.name is not None:
-        found["widths"] = [one._asdict() for one in surgery.widths(subject.built(), example=subject.example())]
+    if model.name is not None:
+        found["widths"] = [one._asdict() for one in surgery.widths(model.built(), example=model.example())]
     return found
 
 
@@ -70,7 +70,8 @@ def _origin(made: Any) -> Iterator[str]:
         yield from [] if made is None else [f"made by {made}"]
         return
     inputs = made.get("inputs", [])
-    by_name = inputs.items() if isinstance(inputs, dict) else enumerate(inputs) if isinstance(inputs, list) else ()
+    if isinstance(inputs, list):
+        inputs = {f"model {k}" if len(inputs) > 1 else "model": one for k, one in enumerate(inputs)}
     do = made.get("do") or made.get("method") or "a recipe"
     beside = {name: value for name, value in made.items() if name in ("base", "to", "into")}
     left = ("do", "method", "inputs", "recipe", *beside)
@@ -78,8 +79,8 @@ def _origin(made: Any) -> Iterator[str]:
         f"{name}={value}" for name, value in made.items() if name not in left and value not in (None, [], False)
     )
     yield f"made by {do}{f' ({said})' if said else ''}"
-    for name, one in [*by_name, *beside.items()]:
-        yield f"  of {name}: {one.get('path') if isinstance(one, dict) else one}"
+    for name, one in [*(inputs.items() if isinstance(inputs, dict) else ()), *beside.items()]:
+        yield f"  {name}: {one.get('path') if isinstance(one, dict) else one}"
 
 
 def _layers(found: dict[str, Any]) -> Iterator[str]:

@@ -1,7 +1,11 @@
 """A command line from a function: its annotated signature gives the flags, its docstring the texts of --help."""
 
 import inspect
+import shutil
+import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import docstring_parser
@@ -36,9 +40,28 @@ def call(command: Callable[..., Any], prog: str, argv: Sequence[str]) -> Any:
     )
     about = docstring_parser.parse(command.__doc__)
     description = "\n\n".join(filter(None, (about.short_description, about.long_description)))
-    given = tyro.cli(read, prog=prog, description=description, args=argv)
+    with redirect_stdout(_Wrapped(sys.stdout)):
+        given = tyro.cli(read, prog=prog, description=description, args=argv)
     mappings = {name: entries(name, given.pop(name)) for name in repeated}
     return command(**given, **mappings)
+
+
+class _Wrapped:
+    """A stream on which prose is wrapped: tyro wraps what stands in its boxes, and leaves descriptions in one line."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        columns = min(shutil.get_terminal_size().columns, 80)
+        lines = text.split("\n")
+        for i, line in enumerate(lines):
+            if line[:1].isalpha() and not line.startswith("usage:"):
+                lines[i] = textwrap.fill(line, columns)
+        return self._stream.write("\n".join(lines))
 
 
 def texts_of(function: Callable[..., Any]) -> dict[str, str]:

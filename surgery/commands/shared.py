@@ -12,7 +12,7 @@ from tqdm import tqdm
 from surgery.files import Checkpoint, write
 from surgery.lazy import pieces_of
 from surgery.operations.arguments import Kind
-from surgery.operations.subject import Subject
+from surgery.operations.checkpoint import Model
 from surgery.plan.fingerprint import fingerprint
 
 File = Annotated[Path, Kind("FILE", positional=True)]
@@ -51,19 +51,19 @@ def summary(values: Mapping[str, Tensor]) -> str:
     return f"{len(values)} tensor{'s' * (len(values) != 1)}, {size_text(total(values))}"
 
 
-def save(path: Path, subject: Subject, *, made: Mapping[str, Any], shard_bytes: int | None = None) -> None:
+def save(path: Path, model: Model, *, made: Mapping[str, Any], shard_bytes: int | None = None) -> None:
     """Write what an operation has made, with a progress bar on a terminal, and say where it is.
 
     A folder also gets the files beside the weights and the configuration of the model.
 
     Args:
         path, shard_bytes: as for `surgery.files.write`.
-        subject: what is written.
+        model: what is written.
         made: how it was made, which the file's metadata tell.
     """
-    config = None if path.suffix else subject.config()
+    config = None if path.suffix else model.config()
     bar = tqdm(
-        total=total(subject.values),
+        total=total(model.values),
         desc=path.name,
         unit="B",
         unit_scale=True,
@@ -73,14 +73,14 @@ def save(path: Path, subject: Subject, *, made: Mapping[str, Any], shard_bytes: 
     with bar:
         write(
             path,
-            subject.values,
+            model.values,
             metadata={PROVENANCE: json.dumps(made)},
-            like=subject.folder,
+            like=model.folder,
             config=config,
             shard_bytes=shard_bytes,
             progress=bar.update,
         )
-    print(f"{path}: {summary(subject.values)}")
+    print(f"{path}: {summary(model.values)}")
 
 
 def source(checkpoint: Checkpoint) -> dict[str, Any]:

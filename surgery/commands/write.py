@@ -11,9 +11,10 @@ from surgery.commands.flags import texts_of
 from surgery.commands.shared import File, Files, ModelName, NewFile, save, source, summary
 from surgery.errors import SurgeryError
 from surgery.files import check_absent, check_new
+from surgery.merge import METHODS
 from surgery.operations import MERGES, OPERATIONS, carry_out, checkpoints
 from surgery.operations.arguments import Floats, Function, Kind, PlanFile, Shape, shown, value_of
-from surgery.operations.subject import Subject
+from surgery.operations.checkpoint import Model
 from surgery.recipe import Recipe, planned, read_recipe
 
 Size = Annotated[str, Kind("SIZE")]
@@ -37,8 +38,9 @@ def command_of(do: str) -> Callable[..., None]:
     takes, texts = dict(inspect.signature(OPERATIONS[do]).parameters), texts_of(OPERATIONS[do])
     first, *beside = checkpoints(do)
     several = checkpoints(do)[first] is list
-    subject = takes.pop(first).annotation
-    about_model = next((one for one in get_args(get_args(subject)[0] if several else subject) if type(one) is str), "")
+    annotation = takes.pop(first).annotation
+    annotated = get_args(annotation)[0] if several else annotation
+    about_model = next((one for one in get_args(annotated) if type(one) is str), "")
     about_out, _, about_plan = texts["return"].partition("; ")
 
     flags = {"files" if several else "file": (Files if several else File, inspect.Parameter.empty, texts[first])}
@@ -94,18 +96,18 @@ def carry_out_on(
         called: under which key the operation's name is written into the file.
     """
     shard_bytes = size_in_bytes(shard_size)
-    subjects = [Subject.open(file, model, input) for file in files]
-    beside = {name: Subject.open(path) for name, path in others.items() if path is not None}
+    inputs = [Model.open(file, model, input) for file in files]
+    beside = {name: Model.open(path) for name, path in others.items() if path is not None}
 
     def check() -> None:
         check_new(out)
         if plan is not None:
             check_absent(plan)
 
-    for subject in subjects:
-        subject.before = check
+    for one in inputs:
+        one.before = check
     (first, kind), *_ = checkpoints(do).items()
-    found = carry_out(do, {first: subjects if kind is list else subjects[0], **beside, **settings})
+    found = carry_out(do, {first: inputs if kind is list else inputs[0], **beside, **settings})
     if isinstance(found, list):
         check_absent(out, folder=True)
         results = {out / f"{k}.safetensors": one for k, one in enumerate(found)}
@@ -116,7 +118,7 @@ def carry_out_on(
         print("\n".join(f"would write {path}: {summary(one.values)}" for path, one in results.items()))
         return
     made = {called: do} | {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
-    made["inputs"] = [source(one.checkpoint) for one in subjects]
+    made["inputs"] = [source(one.checkpoint) for one in inputs]
     made |= {name: source(one.checkpoint) for name, one in beside.items()}
     if isinstance(found, list):
         out.mkdir(exist_ok=True)
@@ -151,13 +153,12 @@ def merge(
     shard_size: Size | None = None,
     dry_run: bool = False,
 ) -> None:
-    """Merge checkpoints by one of fifteen methods.
+    """Merge checkpoints by one of {count} methods.
 
     The checkpoints have one architecture; they are merged tensor by tensor, without holding them in memory.
 
     Args:
-        method: linear, slerp, multislerp, karcher, nearswap, task_arithmetic, ties, dare, breadcrumbs, della,
-            model_stock, sce; with a --model and --data also fisher and regmean, with a --score greedy_soup
+        method: {by_numbers}; with a --model and --data also fisher and regmean, with a --score greedy_soup
         files: .safetensors or .pt files, or folders as HuggingFace's libraries write them
         out: the new file, or a new folder, which also gets the other files of the first folder
         base: the model that the others were fine-tuned from
@@ -196,6 +197,9 @@ def merge(
     given |= {name: list(value) if isinstance(value, tuple) else value for name, value in flags.items() if value}
     where = {"out": out, "model": model, "input": input, "shard_size": shard_size, "dry_run": dry_run}
     carry_out_on(method, files, given, others, called="method", **where)
+
+
+merge.__doc__ = merge.__doc__.format(count=len(MERGES), by_numbers=", ".join(METHODS))
 
 
 def average(files: Files, *, out: NewFile, weights: Floats | None = None) -> None:
@@ -269,7 +273,7 @@ def apply(
         save(path, known[name], made={**made, "output": name}, shard_bytes=shard_bytes)
 
 
-def _listed(recipe: Recipe, known: Mapping[str, Subject]) -> str:
+def _listed(recipe: Recipe, known: Mapping[str, Model]) -> str:
     """Inputs, steps and outputs, one a line, with their sizes."""
     lines = []
     for name, one in recipe.inputs.items():

@@ -9,7 +9,7 @@ from torch import nn
 from surgery.copying import refuse_scripted
 from surgery.depth.check import check_cached, check_depth, watched
 from surgery.depth.constants import numbers, recounted
-from surgery.depth.sections import Section, changes_shape, repeatable, sections
+from surgery.depth.sections import Section, changes_shape, repeatable, sections, shared_places
 from surgery.depth.splice import is_list, is_sequential, may_append
 from surgery.depth.tree import as_module, tensors
 from surgery.errors import SurgeryError
@@ -40,10 +40,20 @@ def depths_by_section(model: nn.Module | State, depths: Depths | Kept, lists: bo
     if isinstance(depths, Mapping):
         if unknown := [name for name in depths if name not in {section.name for section in found}]:
             raise SurgeryError(f"there is no section {unknown[0]!r}; the model {have}")
-        return [(section, depths.get(section.name, len(section.blocks))) for section in found]
-    if len(depths) != len(found):
-        raise SurgeryError(f"{len(depths)} depths were given, but one is needed for each section; the model {have}")
-    return list(zip(found, depths))
+        wanted = [(section, depths.get(section.name, len(section.blocks))) for section in found]
+        asked = [section for section in found if section.name in depths]
+    else:
+        if len(depths) != len(found):
+            raise SurgeryError(f"{len(depths)} depths were given, but one is needed for each section; the model {have}")
+        wanted, asked = list(zip(found, depths)), found
+    for section in asked:
+        if isinstance(model, nn.Module) and (again := shared_places(model, section)):
+            place, block = again[0]
+            raise SurgeryError(
+                f"section {section.name!r} cannot change its depth: {place!r} is the block {block!r} again, and a "
+                "block that is registered twice counts once; give depths by section name and leave this one out"
+            )
+    return wanted
 
 
 def positions(root: nn.Module, section: Section, depth: int | Sequence[int]) -> Sequence[int]:

@@ -33,7 +33,8 @@ def sections(model: nn.Module | State) -> list[Section]:
     A block is a module that owns several layers and has siblings of the same class and shapes, or that timm's metadata
     declare to be one. It may be a list of unlike modules, such as an attention and a feed-forward. A block that changes
     the shape of its input (width or stride) begins a section. Of nested blocks the outer ones count. Chains that
-    `graft` made count as the blocks in them.
+    `graft` made count as the blocks in them. A block that is registered in several places counts once, and `graft` and
+    `ungraft` refuse to change such a section.
     In a state dict, numbered siblings are assumed to be modules of one class, and strides are not known.
 
     Raises:
@@ -73,6 +74,28 @@ def repeatable(model: nn.Module | State, section: Section) -> bool:
     if len(places) > 1:
         return False
     return search.joins(section.blocks[-2], last) if len(section.blocks) > 1 else search.keeps(last)
+
+
+def shared_places(model: nn.Module, section: Section) -> list[tuple[str, str]]:
+    """Places beside a section's blocks at which a module is registered again: (name of the place, its first name).
+
+    >>> block, other = (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(2))
+    >>> net = nn.Sequential(block, other, block)
+    >>> shared_places(net, sections(net)[0])
+    [('2', '0')]
+    """
+    search = _Search(model)
+    first_names = {id(module): name for name, module in search.modules.items()}
+    parent, kinds = search.parent(section.blocks[0]), {search.kind(name) for name in section.blocks}
+    found = []
+    for key, module in search.modules[parent]._modules.items():
+        place, name = joined(parent, key), first_names.get(id(module))
+        if name is None or name == place or not (search.container(parent) or key[-1].isdigit()):
+            continue
+        elsewhere = search.parent(name) != parent and search.kind(name) in kinds
+        if name in section.blocks or elsewhere:
+            found.append((place, name))
+    return found
 
 
 def changes_shape(model: nn.Module | State, section: Section) -> bool:
@@ -132,7 +155,7 @@ class _Search:
         Others, such as `query_mlp` and `key_mlp`, run side by side.
         """
         (parent, _, a), (other, _, b) = (name.rpartition(".") for name in (a, b))
-        return parent != other or self._container(parent) or a.rstrip("0123456789") == b.rstrip("0123456789") != b
+        return parent != other or self.container(parent) or a.rstrip("0123456789") == b.rstrip("0123456789") != b
 
     def children(self, parent: str) -> Iterator[str]:
         for child, module in self.modules[parent].named_children():
@@ -164,7 +187,7 @@ class _Search:
             groups = [group for parent in level for group in self.groups(parent)]
             shown = [group for group in groups if evident(group) and not all(map(self._holds_blocks, group))]
             here = {self.kind(group[0]) for group in shown}
-            blocks |= {self.kind(group[0]) for group in shown if not self._container(group[0])}
+            blocks |= {self.kind(group[0]) for group in shown if not self.container(group[0])}
             # A Sequential may be a block here and something else there, and in a state any name may be that of a block:
             # these must also fit together with their neighbours.
             chosen = [
@@ -192,12 +215,12 @@ class _Search:
         """Single blocks: on the first level on which several containers hold nothing but one class, their children."""
         level = [""]
         while level:
-            groups = [group for parent in level for group in self.groups(parent) if not self._container(group[0])]
+            groups = [group for parent in level for group in self.groups(parent) if not self.container(group[0])]
             parents = [self.parent(group[0]) for group in groups]
             full = [
                 group
                 for group, parent in zip(groups, parents)
-                if self._container(parent) and len(group) == len(list(self.children(parent)))
+                if self.container(parent) and len(group) == len(list(self.children(parent)))
             ]
             kinds = [self.kind(group[0]) for group in full]
             if found := [group for group, kind in zip(full, kinds) if kinds.count(kind) > 1]:
@@ -205,7 +228,7 @@ class _Search:
             level = [child for parent in level for child in self.children(parent)]
         return []
 
-    def _container(self, name: str) -> bool:
+    def container(self, name: str) -> bool:
         module = self.modules[name]
         if isinstance(module, Part):
             return bool(module._modules) and all(child.isdigit() for child in module._modules)

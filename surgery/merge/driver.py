@@ -136,6 +136,7 @@ def merged(
     *,
     base: Base | None = None,
     weights: Weights = None,
+    method: str = "this method",
     exactly: int | None = None,
     least: int = 1,
     settings: Mapping[str, tuple[Any, Any]] | None = None,
@@ -147,7 +148,7 @@ def merged(
         models: a stack, or a list of states or modules; lazy states are not read.
         base: a state that task vectors start from.
         weights: of the models.
-        exactly, least: how many models the method takes.
+        exactly, least: how many models the method takes, which errors call `method`.
         settings: by name (a value or values by patterns of tensor names, the value where no pattern matches).
 
     Returns:
@@ -156,7 +157,7 @@ def merged(
     states, base = checked(models, base)
     names, settings = list(states[0]), settings or {}
     if len(states) < least or (exactly and len(states) != exactly):
-        raise SurgeryError(f"this method merges {exactly or f'at least {least}'} models, got {len(states)}")
+        raise SurgeryError(f"{method} merges {exactly or f'at least {least}'} models, got {len(states)}")
     rows = _rows(weights, len(states), names)
     for setting, (value, _) in settings.items():
         check_patterns(setting, value, names)
@@ -233,19 +234,32 @@ def within(name: str, value: ByName, low: float, high: float, *, open_low: bool 
     >>> within("density", {"*": 0.5}, 0, 1)
     {'*': 0.5}
     """
-    for key, number in value.items() if isinstance(value, Mapping) else [("", value)]:
-        where = f" for {key!r}" if key else ""
-        if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
-            raise SurgeryError(f"{name}={number!r}{where} is no finite number: give one, or numbers by name of tensors")
-        if not low <= number <= high or (open_low and number == low):
-            above = "above" if open_low else "at least"
-            limit = "" if high == math.inf else f" and at most {high:g}"
-            raise SurgeryError(f"{name}={number:g}{where} is out of range: give {above} {low:g}{limit}")
+    for key, one in value.items() if isinstance(value, Mapping) else [("", value)]:
+        way_out = ", or numbers by name of tensors"
+        number(name, one, low, high, open_low=open_low, where=f" for {key!r}" if key else "", way_out=way_out)
+    return value
+
+
+def number(
+    name: str, value: Any, low: float = -math.inf, high: float = math.inf, *, open_low: bool = False, where: str = "",
+    way_out: str = "",
+) -> float:  # fmt: skip
+    """The argument; SurgeryError unless it is a finite number of at least `low` (above it if open), and at most `high`.
+
+    >>> number("rate", 0.5, 0, 1, open_low=True)
+    0.5
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise SurgeryError(f"{name}={value!r}{where} is no finite number: give one{way_out}")
+    if not low <= value <= high or (open_low and value == low):
+        above = "above" if open_low else "at least"
+        limit = "" if high == math.inf else f" and at most {high:g}"
+        raise SurgeryError(f"{name}={value:g}{where} is out of range: give {above} {low:g}{limit}")
     return value
 
 
 def switch(name: str, value: Any) -> bool:
-    """The setting; SurgeryError unless it is true or false.
+    """The argument; SurgeryError unless it is true or false.
 
     >>> switch("normalize", False)
     False
@@ -288,8 +302,10 @@ def _rows(weights: Weights, k: int, names: Iterable[str]) -> list[float] | dict[
             raise SurgeryError(
                 f"weights{where} must be {k} numbers, one for each model, got {repr(row)[:60]}"
             ) from None
-        if len(found) != k or not all(map(math.isfinite, found)):
-            raise SurgeryError(f"weights{where} must be {k} finite numbers, one for each model, got {found}")
+        if len(found) != k:
+            raise SurgeryError(f"weights{where} must be {k} numbers, one for each model, got {len(found)}: {found}")
+        if not all(map(math.isfinite, found)):
+            raise SurgeryError(f"weights{where} must be finite numbers, got {found}")
         return found
 
     check_patterns("weights", weights, names)

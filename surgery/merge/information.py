@@ -1,6 +1,6 @@
 """What Fisher- and regression-weighted merging need to know of each model, measured on some of its data."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,13 +14,14 @@ from surgery.states import State, owners
 
 
 def fisher_information(
-    model: nn.Module, batches: Iterable[tuple[Any, Tensor]], *, loss: Callable[[Any, Tensor], Tensor] = F.cross_entropy
+    model: nn.Module, batches: Iterable[tuple[Any, Any]], *, loss: Callable[[Any, Tensor], Tensor] = F.cross_entropy
 ) -> State:
     """The diagonal of the empirical Fisher information of each parameter: the mean squared gradient of single samples.
 
     Args:
         model: any module; it runs in evaluation mode, sample by sample, and is not changed.
-        batches: pairs of inputs [B, ...] (a tensor) and targets [B, ...].
+        batches: pairs of inputs and targets [B, ...]. Inputs are a tensor [B, ...], a tuple of arguments or a dict of
+            keyword arguments; what is no tensor in these is given to the model for each sample.
         loss: the negative log-likelihood of a batch of outputs and targets, its mean over the batch.
 
     Returns:
@@ -40,21 +41,51 @@ def fisher_information(
             for p in found.values():
                 p.requires_grad_(True)
             with torch.enable_grad():
-                for inputs, targets in batches:
-                    for i in range(len(inputs)):
-                        value = loss(model(inputs[i : i + 1]), targets[i : i + 1])
-                        for name, gradient in zip(
-                            found, torch.autograd.grad(value, [*found.values()], allow_unused=True)
-                        ):
-                            if gradient is not None:
-                                total[name] += gradient.square()
-                        count += 1
+                for inputs, targets in _samples(batches):
+                    value = loss(call(model, inputs), targets)
+                    for name, gradient in zip(found, torch.autograd.grad(value, [*found.values()], allow_unused=True)):
+                        if gradient is not None:
+                            total[name] += gradient.square()
+                    count += 1
         finally:
             for name, p in found.items():
                 p.requires_grad_(needs[name])
     if not count:
         raise SurgeryError("there are no samples to measure the Fisher information on: give at least one batch")
     return {name: (value / count).detach() for name, value in total.items()}
+
+
+def _samples(batches: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    """The inputs and targets of one sample after another, as batches of one."""
+    for number, batch in enumerate(batches):
+        if not isinstance(batch, list | tuple) or len(batch) != 2:
+            raise SurgeryError(
+                f"batch {number} (from 0) is a {type(batch).__name__}: give pairs (inputs, targets), where inputs are "
+                "a tensor, a tuple of arguments or a dict of keyword arguments"
+            )
+        if len(sizes := set(_sizes(tuple(batch)))) != 1:
+            found = f"tensors of {' and '.join(map(str, sorted(sizes)))} samples" if sizes else "no tensors of samples"
+            raise SurgeryError(f"batch {number} (from 0) has {found}: give inputs and targets [B, ...] of the same B")
+        for i in range(*sizes):
+            yield _sample(batch[0], i), _sample(batch[1], i)
+
+
+def _sizes(values: Any) -> Iterator[int]:
+    """The number of samples in every tensor of a batch."""
+    if (isinstance(values, Tensor) and values.ndim) or isinstance(values, list):
+        yield len(values)
+    elif isinstance(values, tuple | Mapping):
+        for value in values.values() if isinstance(values, Mapping) else values:
+            yield from _sizes(value)
+
+
+def _sample(values: Any, i: int) -> Any:
+    """Sample i of a batch, as a batch of one."""
+    if isinstance(values, Mapping):
+        return {name: _sample(value, i) for name, value in values.items()}
+    if isinstance(values, tuple):
+        return tuple(_sample(value, i) for value in values)
+    return values[i : i + 1] if (isinstance(values, Tensor) and values.ndim) or isinstance(values, list) else values
 
 
 @torch.no_grad()

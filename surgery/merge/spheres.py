@@ -36,7 +36,7 @@ def slerp(models: Models, *, t: ByName = 0.5, base: Base | None = None) -> State
     """
     within("t", t, 0, 1)
     weights = {name: [1 - at, at] for name, at in t.items()} if isinstance(t, Mapping) else [1 - t, t]
-    return merged(_slerp, models, base=base, exactly=2, weights=weights)
+    return merged(_slerp, models, base=base, weights=weights, method="slerp", exactly=2)
 
 
 def _slerp(group: Group) -> Reader:
@@ -164,7 +164,7 @@ def model_stock(models: Models, *, base: Base) -> State | LazyState:
     >>> model_stock(models, base={"w": torch.zeros(2)})
     {'w': tensor([0., 0.])}
     """
-    return merged(_stock, models, base=needed(base), least=2)
+    return merged(_stock, models, base=needed(base), method="model_stock", least=2)
 
 
 def _stock(group: Group) -> Reader:

@@ -171,8 +171,9 @@ def dare(
     normalize: bool = False,
     seed: int = 0,
 ) -> State | LazyState:
-    """Drop elements of task vectors at random and rescale the others (Yu et al., "Language models are Super Mario",
-    ICML 2024, equations 1 and 2).
+    """Drop elements of task vectors at random and rescale the others.
+
+    Yu et al., "Language models are Super Mario" (ICML 2024), equations 1 and 2.
 
     Args:
         models, base, weights, scale, normalize: as for `task_arithmetic`.
@@ -216,8 +217,9 @@ def breadcrumbs(
     elect: bool = False,
     normalize: bool = False,
 ) -> State | LazyState:
-    """Task vectors without their largest and smallest magnitudes (Davari and Belilovsky, "Model Breadcrumbs", ECCV
-    2024, equation 2).
+    """Leave the largest and smallest magnitudes of task vectors out.
+
+    Davari and Belilovsky, "Model Breadcrumbs" (ECCV 2024), equation 2.
 
     Args:
         models, base, weights, scale, normalize: as for `task_arithmetic`.
@@ -262,8 +264,9 @@ def della(
     normalize: bool | None = None,
     seed: int = 0,
 ) -> State | LazyState:
-    """Drop small elements of task vectors with a higher probability than large ones, rescale, elect signs and average
-    (Deep et al., "DELLA-Merging", 2024, section 3).
+    """Drop small elements of task vectors more often than large ones, rescale, elect signs and average.
+
+    Deep et al., "DELLA-Merging" (2024), section 3.
 
     In each row of n elements (what belongs to one output; a bias is one row) the element of rank r, from 0 for the
     largest magnitude, is dropped with the probability p = 1 - density - epsilon / 2 + epsilon * r / n, and divided by
@@ -391,4 +394,5 @@ def nearswap(models: Models, *, base: Base, t: ByName) -> State | LazyState:
 
         return read
 
-    return merged(kernel, models, base=needed(base), exactly=1, settings={"t": (within("t", t, 0, math.inf), 0.0)})
+    settings = {"t": (within("t", t, 0, math.inf), 0.0)}
+    return merged(kernel, models, base=needed(base), method="nearswap", exactly=1, settings=settings)

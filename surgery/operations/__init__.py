@@ -4,6 +4,7 @@ An operation is a function whose signature says all that a command line or a rec
 checkpoints, how the others are written, and what they may be.
 """
 
+import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args, get_origin
@@ -12,9 +13,9 @@ from surgery.errors import SurgeryError
 from surgery.merge import METHODS
 from surgery.operations import mixtures, models, states
 from surgery.operations.arguments import type_and_kind
-from surgery.operations.subject import Subject
+from surgery.operations.checkpoint import Model
 
-MERGES: dict[str, Callable[..., Subject]] = {
+MERGES: dict[str, Callable[..., Model]] = {
     **{name: mixtures.by_numbers(name) for name in METHODS},
     "fisher": mixtures.fisher,
     "regmean": mixtures.regmean,
@@ -38,7 +39,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "replace": states.replace,
     "cast": states.cast,
 }
-"""By name; each gives a subject, `shuffle` a list of them."""
+"""By name; each gives a model, `shuffle` a list of them."""
 
 
 def carry_out(do: str, given: Mapping[str, Any]) -> Any:
@@ -51,18 +52,18 @@ def carry_out(do: str, given: Mapping[str, Any]) -> Any:
 
 
 def checkpoints(do: str) -> dict[str, type]:
-    """The arguments of an operation that are checkpoints, with what holds them: a Subject, a list or a dict of them.
+    """The arguments of an operation that are checkpoints, with what holds them: a Model, a list or a dict of them.
 
     >>> {name: kind.__name__ for name, kind in checkpoints("embed").items()}, checkpoints("shuffle")
-    ({'model': 'Subject', 'into': 'Subject'}, {'models': <class 'list'>})
+    ({'model': 'Model', 'into': 'Model'}, {'models': <class 'list'>})
     """
     found = {}
     for name, parameter in inspect.signature(OPERATIONS[do]).parameters.items():
         kind = type_and_kind(parameter.annotation)[0]
         inside = [type_and_kind(one)[0] for one in get_args(kind)]
-        if kind is Subject:
-            found[name] = Subject
-        elif Subject in inside:
+        if kind is Model:
+            found[name] = Model
+        elif Model in inside:
             found[name] = list if get_origin(kind) is Sequence else dict
     return found
 
@@ -70,7 +71,9 @@ def checkpoints(do: str) -> dict[str, type]:
 def check_arguments(do: str, given: Mapping[str, Any]) -> None:
     """SurgeryError unless there is such an operation, and it takes these arguments."""
     if do not in OPERATIONS:
-        raise SurgeryError(f"unknown operation {do!r}: choose one of {', '.join(OPERATIONS)}")
+        near = difflib.get_close_matches(do, OPERATIONS, n=3)
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"choose one of {', '.join(OPERATIONS)}"
+        raise SurgeryError(f"unknown operation {do!r}: {hint}")
     takes = inspect.signature(OPERATIONS[do]).parameters
     if odd := [name for name in given if name not in takes]:
         raise SurgeryError(f"{do} takes no {odd[0]!r}, but {', '.join(takes)}")

@@ -2,17 +2,18 @@
 
 import ast
 import importlib
-import math
 import sys
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
 
 from tyro.constructors import PrimitiveConstructorSpec
 
 from surgery.errors import SurgeryError, first_line
+from surgery.merge.driver import number, switch
 
 
 def value_of(text: str) -> Any:
@@ -115,10 +116,7 @@ class Kind:
     positional: bool = False
 
 
-_number = needs("give a number", lambda v: not isinstance(v, bool) and isinstance(v, int | float) and math.isfinite(v))
-_share = needs("give a share above 0 and at most 1", lambda v: 0 < v <= 1)
 _whole = needs("give a whole number, 0 or more", lambda v: type(v) is int and 0 <= v < 2**63)
-_switch = needs("give true or false, without quotes", lambda v: isinstance(v, bool))
 _counts = needs(
     "give a number of blocks for each section, such as [2, 2]",
     lambda v: isinstance(v, list | tuple | dict),
@@ -127,8 +125,8 @@ _counts = needs(
 _blocks = needs("give entries SECTION: BLOCKS, such as layer1: 0:0-1,1:1", lambda v: isinstance(v, Mapping))
 _outside = needs("give entries PATTERN: MODEL, such as fc: 1", lambda v: isinstance(v, Mapping))
 
-Number = Annotated[float, Kind("NUMBER", _number)]
-Share = Annotated[float, Kind("SHARE", lambda name, value: _share(name, _number(name, value)))]
+Number = Annotated[float, Kind("NUMBER", number)]
+Share = Annotated[float, Kind("SHARE", partial(number, low=0, high=1, open_low=True))]
 Whole = Annotated[int, Kind("INT", _whole)]
 Patterns = Annotated[tuple[str, ...], Kind("PATTERN", _texts, repeated=True)]
 Counts = Annotated[tuple[int, ...], Kind("INT,...", _counts, listed(int, "2,2,4,2"))]
@@ -160,7 +158,7 @@ def type_and_kind(annotation: Any) -> tuple[Any, Kind]:
     if get_origin(annotation) is Literal:
         *others, last = get_args(annotation)
         return annotation, Kind(check=needs(f"choose {', '.join(others)} or {last}", (*others, last).__contains__))
-    return annotation, Kind(check=_switch) if annotation is bool else Kind()
+    return annotation, Kind(check=switch) if annotation is bool else Kind()
 
 
 def own(name: str, what: str) -> Any:

@@ -14,17 +14,17 @@ from surgery.errors import SurgeryError, first_line
 from surgery.lazy import LazyState, metas
 from surgery.merge.driver import check_patterns
 from surgery.operations.arguments import Blocks, Function, Outside, Whole, batches_of, function_of, shown
-from surgery.operations.subject import Built, InBlocks, Subject
+from surgery.operations.checkpoint import Built, InBlocks, Model
 from surgery.states import check_same
 
 
 def shuffle(
-    models: Sequence[Subject],
+    models: Sequence[Model],
     *,
     unit: Literal["layer", "block", "tensor"] = "layer",
     seed: Whole = 0,
     derange: bool = False,
-) -> list[Subject]:
+) -> list[Model]:
     """Exchange layers between checkpoints: every layer of every one is used exactly once, in a new one.
 
     Args:
@@ -50,7 +50,7 @@ def shuffle(
     return mixed
 
 
-def passthrough(models: Sequence[InBlocks], *, blocks: Blocks, outside: Outside | None = None) -> Subject:
+def passthrough(models: Sequence[InBlocks], *, blocks: Blocks, outside: Outside | None = None) -> Model:
     """Put a network together from blocks of several, as mergekit's passthrough does; models count from 0.
 
     Args:
@@ -99,11 +99,11 @@ def _blocks(section: str, value: Any) -> list[tuple[int, int]]:
     return found
 
 
-def by_numbers(name: str) -> Callable[..., Subject]:
+def by_numbers(name: str) -> Callable[..., Model]:
     """A method of `surgery.merge` that needs checkpoints and numbers, as an operation with the same arguments."""
     method = getattr(merge, name)
 
-    def operation(models: Sequence[Subject], *, base: Subject | None = None, **settings: Any) -> Subject:
+    def operation(models: Sequence[Model], *, base: Model | None = None, **settings: Any) -> Model:
         every = [*models, *([] if base is None else [base])]
         if any(model.module for model in every):  # of tied tensors these have one name only, and so must the others
             for model in every:
@@ -121,7 +121,7 @@ def by_numbers(name: str) -> Callable[..., Subject]:
     return operation
 
 
-def fisher(models: Sequence[Built], *, data: Function, loss: Function | None = None, weights: Any = None) -> Subject:
+def fisher(models: Sequence[Built], *, data: Function, loss: Function | None = None, weights: Any = None) -> Model:
     """Average checkpoints, weighted by their Fisher information on some data.
 
     Args:
@@ -140,7 +140,7 @@ def fisher(models: Sequence[Built], *, data: Function, loss: Function | None = N
     return models[0].alike(merge.fisher([model.values for model in models], fishers=known, weights=weights))
 
 
-def regmean(models: Sequence[Built], *, data: Function, alpha: Any = 0.9, weights: Any = None) -> Subject:
+def regmean(models: Sequence[Built], *, data: Function, alpha: Any = 0.9, weights: Any = None) -> Model:
     """Merge linear layers so that their outputs are closest to those of all models on some data.
 
     Args:
@@ -153,7 +153,7 @@ def regmean(models: Sequence[Built], *, data: Function, alpha: Any = 0.9, weight
     return models[0].alike(merge.regmean(values, grams=known, weights=weights, alpha=alpha))
 
 
-def greedy_soup(models: Sequence[Built], *, score: Function) -> Subject:
+def greedy_soup(models: Sequence[Built], *, score: Function) -> Model:
     """Average those checkpoints that do not lower a score.
 
     Args:

@@ -1,4 +1,4 @@
-"""Operations on a checkpoint with its model: each takes a subject and gives the subject that it becomes.
+"""Operations on a checkpoint with its model: each takes one and gives what it becomes.
 
 The docstring of an operation is what --help prints. `Returns` says first what --out gets, then what its --plan is.
 """
@@ -27,8 +27,8 @@ from surgery.operations.arguments import (
     Whole,
     batches_of,
 )
+from surgery.operations.checkpoint import Built, InBlocks, Model, state_for
 from surgery.operations.states import plan_of
-from surgery.operations.subject import Built, InBlocks, Subject, state_for
 from surgery.plan.positions import positions
 from surgery.plan.submodel import Submodel
 from surgery.width.align import Aligner
@@ -44,7 +44,7 @@ def narrow(
     keep: Patterns = (),
     heads: Literal["inside", "drop"] = "inside",
     strict: bool = False,
-) -> Subject:
+) -> Model:
     """Keep the first positions of every hidden width.
 
     Args:
@@ -62,7 +62,7 @@ def narrow(
     return model.becomes(plan.extract(model.values), small, plan)
 
 
-def prune(model: Built, *, macs: Share | None = None, parameters: Share | None = None, by: Score = "l1") -> Subject:
+def prune(model: Built, *, macs: Share | None = None, parameters: Share | None = None, by: Score = "l1") -> Model:
     """Keep the most important positions of all widths, down to a given size.
 
     Args:
@@ -93,7 +93,7 @@ def widen(
     keep: Patterns = (),
     heads: Literal["inside", "drop"] = "drop",
     strict: bool = False,
-) -> Subject:
+) -> Model:
     """Repeat the positions of every hidden width; the outputs stay the same.
 
     Args:
@@ -119,7 +119,7 @@ def widen(
     return model.becomes(values, wide, plan)
 
 
-def graft(model: InBlocks, *, depths: Counts) -> Subject:
+def graft(model: InBlocks, *, depths: Counts) -> Model:
     """Repeat the last block of each section.
 
     Args:
@@ -132,7 +132,7 @@ def graft(model: InBlocks, *, depths: Counts) -> Subject:
     return _at_depth(model, surgery.graft, lambda plan, values: plan.embed(values)[0], depths=depths)
 
 
-def ungraft(model: InBlocks, *, keep: Counts) -> Subject:
+def ungraft(model: InBlocks, *, keep: Counts) -> Model:
     """Keep the first blocks of each section.
 
     Args:
@@ -145,7 +145,7 @@ def ungraft(model: InBlocks, *, keep: Counts) -> Subject:
     return _at_depth(model, surgery.ungraft, Submodel.extract, keep=keep)
 
 
-def _at_depth(model: Subject, change: Callable, by_plan: Callable, **depths: Any) -> Subject:
+def _at_depth(model: Model, change: Callable, by_plan: Callable, **depths: Any) -> Model:
     """Change the model, or where it is not known, what the names of its tensors show of it."""
     if model.described:
         changed, plan = change(model.built(), example=model.example(), **depths)
@@ -160,7 +160,7 @@ def permute(
     permutations: OrdersFile | None = None,
     sort_by: Score | None = None,
     inverse: bool = False,
-) -> Subject:
+) -> Model:
     """Put the positions of hidden widths in another order; the outputs stay the same.
 
     Args:
@@ -196,10 +196,10 @@ def permute(
 def align(
     model: Built,
     *,
-    to: Subject,
+    to: Model,
     by: Literal["weights", "activations"] = "weights",
     data: Function | None = None,
-) -> Subject:
+) -> Model:
     """Put hidden widths in the order in which they match another checkpoint's.
 
     Args:
@@ -250,7 +250,7 @@ def _in_checkpoints(model: nn.Module, example: Any, orders: Mapping[str, Any]) -
     return {name: value for name, value in orders.items() if name not in outside}
 
 
-def _ordered(model: Subject, module: Any, plan: Submodel) -> Subject:
+def _ordered(model: Model, module: Any, plan: Submodel) -> Model:
     if plan.edits:  # the model's class would make these anew, in the old order
         edit = plan.edits[0]
         raise SurgeryError(

@@ -10,12 +10,12 @@ from surgery.errors import SurgeryError
 from surgery.lazy import LazyState, pieces_of
 from surgery.merge.driver import check_patterns
 from surgery.operations.arguments import PlanFile, shown
-from surgery.operations.subject import Subject
+from surgery.operations.checkpoint import Model
 from surgery.plan.submodel import Submodel
 from surgery.width.choose import matches
 
 
-def extract(model: Subject, *, plan: PlanFile) -> Subject:
+def extract(model: Model, *, plan: PlanFile) -> Model:
     """Cut a small model out of a checkpoint by a plan.
 
     Args:
@@ -30,7 +30,7 @@ def extract(model: Subject, *, plan: PlanFile) -> Subject:
     return model.becomes(found.extract(model.values), small, found)
 
 
-def embed(model: Subject, *, plan: PlanFile, into: Subject | None = None) -> Subject:
+def embed(model: Model, *, plan: PlanFile, into: Model | None = None) -> Model:
     """Lay a small model back into the large one by its plan.
 
     Args:
@@ -43,12 +43,12 @@ def embed(model: Subject, *, plan: PlanFile, into: Subject | None = None) -> Sub
     """
     found = plan_of(plan)
     if into is None:
-        return Subject(found.embed(model.values)[0], "the result", shape=model.shape, plan=found)
+        return Model(found.embed(model.values)[0], "the result", shape=model.shape, plan=found)
     full = into.built() if into.described else None
     return into.becomes(found.embed(model.values, into=into.values)[0], full, found)
 
 
-def replace(first: Subject, *, others: Mapping[str, Subject]) -> Subject:
+def replace(first: Model, *, others: Mapping[str, Model]) -> Model:
     """Take the tensors that match a pattern from another checkpoint.
 
     Args:
@@ -66,7 +66,7 @@ def replace(first: Subject, *, others: Mapping[str, Subject]) -> Subject:
     return first.alike(LazyState(entries))
 
 
-def cast(model: Subject, *, dtype: str) -> Subject:
+def cast(model: Model, *, dtype: str) -> Model:
     """Convert a checkpoint into another floating-point type, such as bfloat16."""
     found = getattr(torch, str(dtype), None)
     if not isinstance(found, torch.dtype) or not found.is_floating_point:

@@ -39,8 +39,9 @@ def set_attribute(model: nn.Module, module: str, attribute: str, value: Any) -> 
 
 
 def _refuse_unless_plain(owner: nn.Module, module: str, attribute: str, value: Any) -> None:
-    """SurgeryError unless an attribute is a plain value, of a module or of a configuration that it holds, and becomes
-    one. Plans come in files: they may change sizes, heads, scales and settings, but no code and no tensor.
+    """SurgeryError unless an attribute of a module, or of a configuration that it holds, is plain and becomes so.
+
+    Plans come in files: they may change sizes, heads, scales and settings, but no code and no tensor.
     """
     said = f"the plan sets {attribute!r} of {f'module {module!r}' if module else 'the model'}"
     *path, last = attribute.split(".")

@@ -270,12 +270,12 @@ class Submodel:
         return result
 
     def compose(self, inner: "Submodel") -> "Submodel":
-        """The plan from this plan's full model to `inner`'s small one; `inner`'s full model must be this plan's small
-        one.
+        """The plan from this plan's full model to `inner`'s small one.
 
-        `extract` of the result is `extract` of one after the other; composing is associative. A plan that permutes,
-        composed with the one that permutes back, holds everything in its place. If this plan repeats positions, `inner`
-        may read any of the copies, and two of its tensors that read copies of one element are refused.
+        The full model of `inner` must be this plan's small one. `extract` of the result is `extract` of one after the
+        other; composing is associative. A plan that permutes, composed with the one that permutes back, holds
+        everything in its place. If this plan repeats positions, `inner` may read any of the copies, and two of its
+        tensors that read copies of one element are refused.
 
         >>> half = Submodel({"w": (Source("w", (((0, 4),),)),)}, {"w": (8,)})
         >>> quarter = Submodel({"w": (Source("w", (((1, 3),),)),)}, {"w": (4,)})

@@ -112,3 +112,35 @@ def test_a_model_without_blocks_has_no_sections():
 def test_lists_of_blocks_are_no_blocks_themselves():
     stages = nn.ModuleList(nn.ModuleList(Named.block() for _ in range(2)) for _ in range(2))
     assert [section.name for section in surgery.sections(stages)] == ["0", "1"]
+
+
+class Listed(nn.Module):
+    """A list of blocks, one of which may be in it twice."""
+
+    def __init__(self, *blocks):
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+@pytest.mark.parametrize("places", [(0, 1, 0), (0, 0, 1), (0, 1, 1), (0, 1, 0, 1)])
+@pytest.mark.parametrize("change", [{"keep": [1]}, {"keep": [2]}, {"depths": [4]}])
+def test_a_section_with_a_block_in_two_places_is_left_alone_by_name(places, change):
+    made = [Named.block(), Named.block()]
+    net = Listed(*(made[i] for i in places))
+    operation = surgery.ungraft if "keep" in change else surgery.graft
+    with pytest.raises(
+        surgery.SurgeryError, match=r"section 'blocks' .* 'blocks\.\d' is the block 'blocks\.[01]' again"
+    ):
+        operation(net, **change, example=torch.zeros(1, 4))
+    assert len(surgery.ungraft(net, keep={})[0].blocks) == len(places)
+
+
+def test_a_block_with_another_name_elsewhere_is_no_hindrance():
+    net = Listed(Named.block(), Named.block(), Named.block())
+    net.first = net.blocks[0]
+    assert len(surgery.ungraft(net, keep=[2], example=torch.zeros(1, 4))[0].blocks) == 2

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from torch import nn
-from zoo_models import FAMILIES, small
+from zoo_models import FAMILIES, able, small
 
 import zoo
 from zoo import Spec, ZooError
@@ -46,10 +46,7 @@ def test_without_a_generator_weights_come_from_the_global_one(name):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_weight_is_initialised(name, norm):
     """With rules that give finite, plausible numbers; memory as it was would not."""
-    options = {"norm": norm} if "norm" in Spec(name).member.defaults else {}
-    if name not in ("cnn", "lenet", "vgg11"):
-        options["step_size"] = True
-    for key, tensor in small(name, **options).build().state_dict().items():
+    for key, tensor in small(name, **able(name, norm=norm, step_size=True)).build().state_dict().items():
         assert tensor.isfinite().all(), key
         assert tensor.abs().max() < 10, key
         if tensor.ndim > 1:

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from zoo_models import inputs, quiet
+from zoo_models import able, inputs, quiet, takes
 
 import zoo
 from zoo import Spec
@@ -21,18 +21,9 @@ def test_a_scaler_divides_in_training_only():
     assert torch.equal(Scaler(0.25).eval()(x), x)
 
 
-SCALED = [
-    "cnn", "resnet18", "resnet50", "preresnet20", "mobilenetv2", "efficientnetv2_cifar", "vgg11", "convnext_tiny",
-    "vit_tiny", "transformer",
-]  # fmt: skip
-STEPPING = [name for name in SCALED if "step_size" in Spec(name).member.defaults]
-NORMED = [name for name in SCALED[1:] if "norm" in Spec(name).member.defaults]
-
-
-@pytest.mark.parametrize("name", SCALED)
+@pytest.mark.parametrize("name", takes("scaler"))
 def test_scalers_leave_names_evaluation_and_full_models_alone(name):
-    norm = {"norm": "batch"} if "norm" in Spec(name).member.defaults else {}
-    plain, scaling = (quiet(name, scaler=s, **norm) for s in (False, True))
+    plain, scaling = (quiet(name, scaler=s, **able(name, norm="batch")) for s in (False, True))
     models = [spec.build(torch.Generator().manual_seed(0)) for spec in (plain, scaling)]
     assert list(models[0].state_dict()) == list(models[1].state_dict())
     assert any(isinstance(m, Scaler) for m in models[1].modules())
@@ -45,7 +36,7 @@ def test_scalers_leave_names_evaluation_and_full_models_alone(name):
         assert torch.equal(*(m(x) for m in full))
 
 
-@pytest.mark.parametrize("name", NORMED)
+@pytest.mark.parametrize("name", [name for name in takes("norm") if name not in ("cnn", "lenet")])
 def test_a_scaler_precedes_every_norm(name):
     """Seen by what reaches the norms: 1 / rate times what reaches them without, where the norms change nothing."""
     width = 0.25
@@ -73,7 +64,7 @@ def test_scalers_have_their_section_s_rate():
     assert rates == [0.5, 0.5, 0.25, 1]
 
 
-@pytest.mark.parametrize("name", STEPPING)
+@pytest.mark.parametrize("name", [name for name in takes("step_size") if name != "resnet20_fedmr"])
 def test_step_sizes_are_one_a_branch_and_learnt(name):
     plain, stepping = (quiet(name, depth=2, step_size=s) for s in (False, True))
     plain, stepping = (spec.build(torch.Generator().manual_seed(0)) for spec in (plain, stepping))

@@ -24,6 +24,16 @@ def test_the_table_has_a_row_for_every_model(capsys):
     assert max(map(len, rows)) < 140
 
 
+def test_help_says_what_happens_without_a_flag(capsys):
+    with pytest.raises(SystemExit):
+        run(capsys, "--help")
+    text = capsys.readouterr().out
+    assert "[OPTIONS] [NAME ...]" in text
+    assert "[the model's own]" in " ".join(text.replace("│", " ").split())
+    assert not any(f"(default: {value})" in text for value in ("None", "", "False"))
+    assert max(map(len, text.splitlines())) <= 85
+
+
 def test_flags_reach_the_specs(capsys):
     flags = ["resnet20", "--width", "0.5,0.5,1", "--depth", "2", "--num-classes", "7", "--in-channels", "1"]
     flags += ["--image-size", "16", "--norm", "group"]

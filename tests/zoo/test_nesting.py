@@ -8,17 +8,11 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from selection import some
+from zoo_models import inputs, shapes, takes
 
 import surgery
 import zoo
 from zoo import Spec
-
-SMALL = {"num_classes": 5, "image_size": 32}
-TEXT = {"num_classes": 11, "tokens": 6}
-
-
-def options_of(name):
-    return TEXT if name.startswith("transformer") else SMALL
 
 
 def random(model):
@@ -35,11 +29,8 @@ def random(model):
 
 def logits(model, spec):
     """Of two random inputs; finite, and not the same twice."""
-    generator = torch.Generator().manual_seed(2)
-    shape = spec.example(2).shape
-    x = torch.randint(11, shape, generator=generator) if spec.tokens else torch.randn(shape, generator=generator)
     with torch.no_grad():
-        out = model.eval()(x)
+        out = model.eval()(inputs(spec, batch=2, seed=2))
     assert out.isfinite().all()
     assert not torch.allclose(out[0], out[1])
     return out
@@ -71,7 +62,7 @@ def nested_pairs(draw, name):
     depths = [sorted((draw(st.integers(1, 4)), draw(st.integers(1, 4)))) for _ in range(sections)]
     if draw(st.booleans()):
         depths = [(d, d) for _, d in depths]
-    options = options_of(name) | {"rounding": draw(st.sampled_from(["ceil", "divisor8"]))}
+    options = shapes(name) | {"rounding": draw(st.sampled_from(["ceil", "divisor8"]))}
     if "step_size" in member.defaults:
         options["step_size"] = draw(st.booleans())
     return [Spec(name, width=w, depth=d or None, **options) for w, d in zip(widths, list(zip(*depths)) or [None] * 2)]
@@ -98,8 +89,8 @@ def test_smaller_models_lie_in_larger_ones(name):
 
 @pytest.mark.parametrize("norm", ["static_batch", "group", "layer", "none"])
 def test_with_other_norms_too(norm):
-    for name in ("cnn", "resnet18", "preresnet20", "mobilenetv2", "efficientnetv2_cifar", "vgg11"):
-        large = Spec(name, norm=norm, **SMALL)
+    for name in takes("norm"):
+        large = Spec(name, norm=norm, **shapes(name))
         assert_nested(large.scaled(0.3, depth=large.depth and 1).build(device="meta"), large.build(device="meta"))
 
 
@@ -109,7 +100,7 @@ STEPPING = [name for name in zoo.names() if "step_size" in Spec(name).member.def
 @pytest.mark.parametrize("name", some(STEPPING, [name for name in STEPPING if name in NESTED]))
 def test_residual_branches_do_not_depend_on_rounding(name):
     """Widths that happen to be equal make no shortcut, which a step size would show."""
-    spec = Spec(name, step_size=True, **options_of(name))
+    spec = Spec(name, step_size=True, **shapes(name))
     full = list(spec.build(device="meta").state_dict())
     assert any(key.endswith(".step") for key in full)
     for rounding in ("ceil", "divisor8"):
@@ -127,7 +118,7 @@ SECTIONED = [name for name in MODEST if name not in ("cnn", "lenet")]
 
 @pytest.mark.parametrize("name", some(MODEST, [name for name in MODEST if name != "convnext_tiny"]))
 def test_corners_of_the_large_weights_run_in_the_small_model(name):
-    spec = Spec(name, width=MODEST[name], **options_of(name))
+    spec = Spec(name, width=MODEST[name], **shapes(name))
     large, small = spec.build(), spec.scaled(0.6).build()
     assert any(a.shape != b.shape for a, b in zip(small.parameters(), large.parameters(), strict=True))
     state = random(large)
@@ -137,7 +128,7 @@ def test_corners_of_the_large_weights_run_in_the_small_model(name):
 
 @pytest.mark.parametrize("name", some(MODEST, ["cnn", "resnet20", "mobilenetv2", "transformer", "vit_tiny"]))
 def test_surgery_relates_widths_by_reference(name):
-    spec = Spec(name, width=MODEST[name], **options_of(name))
+    spec = Spec(name, width=MODEST[name], **shapes(name))
     large, small = spec.build(), spec.scaled(0.6).build()
     large.load_state_dict(random(large))
     narrow, plan = surgery.corner(large, small)
@@ -157,7 +148,7 @@ def test_surgery_relates_depths(name):
     """The shallow model that surgery cuts out is the one that the zoo builds."""
     deep = tuple(min(3, d + 1) for d in Spec(name).depth)
     shallow = tuple(range(1, 3)) * 4
-    spec = Spec(name, width=MODEST[name], depth=deep, **options_of(name))
+    spec = Spec(name, width=MODEST[name], depth=deep, **shapes(name))
     small = spec.scaled(depth=tuple(min(a, b) for a, b in zip(shallow, deep)))
     assert small.depth != deep
     large = spec.build()
@@ -181,18 +172,18 @@ def test_sections_are_found(name):
     count = len(full)
     depths = {full, (1,) * count, (2,) * count, tuple(i % 3 + 1 for i in range(count))}
     for depth in sorted(depths) if count else [None]:
-        model = Spec(name, depth=depth, **options_of(name)).build(device="meta")
+        model = Spec(name, depth=depth, **shapes(name)).build(device="meta")
         expected = [(f"section{i}", d) for i, d in enumerate(depth or (), start=1)]
         assert found(model) == expected
         assert found(model.state_dict()) == expected
-    assert found(Spec(name, width=0.1, **options_of(name)).build(device="meta")) == [
+    assert found(Spec(name, width=0.1, **shapes(name)).build(device="meta")) == [
         (f"section{i}", d) for i, d in enumerate(full, start=1)
     ]
 
 
 @pytest.mark.parametrize("name", some(MODEST, ["cnn", "resnet20", "mobilenetv2", "transformer", "vit_tiny"]))
 def test_narrowing_any_module_by_half_gives_the_zoo_s_half(name):
-    spec = Spec(name, width=0.5, rounding="ceil", **options_of(name))
+    spec = Spec(name, width=0.5, rounding="ceil", **shapes(name))
     half = spec.scaled(0.5).build(device="meta").state_dict()
     _, plan = surgery.narrow(spec.build(), rate=0.5, example=spec.example(2))
     for key, tensor in half.items():

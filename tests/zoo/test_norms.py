@@ -11,16 +11,12 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.func import functional_call
 from torch.optim.swa_utils import update_bn
-from zoo_models import inputs, quiet
+from zoo_models import inputs, quiet, takes
 
 import zoo
 from zoo.layers import Kit
 from zoo.norms import BatchNorm2d, StaticBatchNorm2d
 
-CONVOLUTIONAL = [
-    "cnn", "lenet", "resnet18", "resnet50", "resnet20", "preresnet20", "resnet20_fedmr", "mobilenetv2",
-    "efficientnetv2_cifar", "vgg11",
-]  # fmt: skip
 NORMS = ["none", "batch", "static_batch", "group", "layer"]
 
 
@@ -215,7 +211,7 @@ def test_epsilon_is_the_spec_s():
 
 
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("name", CONVOLUTIONAL)
+@pytest.mark.parametrize("name", takes("norm"))
 def test_every_norm_runs_forward_and_backward(name, norm):
     spec = quiet(name, norm=norm, width=0.11)  # odd numbers of channels, too
     model = spec.build()

@@ -8,9 +8,7 @@ import torch
 import torch.nn.functional as F
 from selection import some
 from torch.func import functional_call, stack_module_state, vmap
-from zoo_models import inputs, quiet
-
-from zoo import Spec
+from zoo_models import able, inputs, quiet
 
 SIZES = {
     "cnn": (28, 0.25), "resnet20": (16, 0.25), "resnet18": (64, 0.1), "resnet50": (64, 0.1), "preresnet20": (16, 0.25),
@@ -157,7 +155,7 @@ def test_many_models_drop_different_units(name):
 @every_family
 @every_mode
 def test_symbolic_trace(name, training):
-    spec, model = build(name, step_size=True) if "step_size" in Spec(name).member.defaults else build(name)
+    spec, model = build(name, **able(name, step_size=True))
     graph = torch.fx.symbolic_trace(copy.deepcopy(model).train(training))
     x = inputs(spec, 4)  # another batch than the one that it was built with
     torch.testing.assert_close(graph(x), model.train(training)(x))

@@ -103,7 +103,7 @@ def test_a_plan_lies_in_the_folder_of_the_recipe(states, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("old", "new", "text"),
     [
-        ("do: ties", "do: tie", "step 'tasks': unknown operation 'tie'"),
+        ("do: ties", "do: tie", "step 'tasks': unknown operation 'tie': did you mean 'ties'?"),
         ("density:", "densities:", "step 'tasks': ties takes no 'densities'"),
         ("    base: base\n", "", "step 'tasks': ties needs 'base'"),
         ("models: [a, b]", "models: [a, c]", "step 'tasks': 'c' is no input and no earlier step; there are base, a, b"),

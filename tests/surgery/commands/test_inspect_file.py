@@ -46,7 +46,7 @@ def test_how_it_was_made_and_its_widths(file, capsys):
     capsys.readouterr()
     assert main(["inspect", "sorted.safetensors", *given]) == 0
     text = capsys.readouterr().out
-    assert "made by permute (sort_by=l1)\n  of 0: net.safetensors\n" in text
+    assert "made by permute (sort_by=l1)\n  model: net.safetensors\n" in text
     assert "     6         3 x             3  *.0.weight:0\n" in text
     assert main(["inspect", "sorted.safetensors", *given, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from surgery import merge
 from surgery.__main__ import main
+from surgery.operations import MERGES
 
 
 @pytest.fixture
@@ -30,6 +31,9 @@ def test_a_merge_and_where_it_comes_from(files, capsys):
     names = ["a.safetensors", "b.safetensors", "--base", "base.safetensors", "--out", "c.safetensors"]
     assert main(["merge", "ties", *names, *settings]) == 0
     assert capsys.readouterr().out == "c.safetensors: 3 tensors, 140 B\n"
+    assert main(["inspect", "c.safetensors"]) == 0
+    origin = "\n  model 0: a.safetensors\n  model 1: b.safetensors\n  base: base.safetensors\n"
+    assert origin in capsys.readouterr().out
     density = {"head": 0.9, "*": 0.5}
     expected = merge.ties([files["a"], files["b"]], base=files["base"], weights=[1, 2], density=density)
     found = load_file("c.safetensors")
@@ -40,6 +44,16 @@ def test_a_merge_and_where_it_comes_from(files, capsys):
     assert made["method"] == "ties"
     assert made["density"] == density
     assert [one["path"] for one in (*made["inputs"], made["base"])] == [f"{n}.safetensors" for n in ("a", "b", "base")]
+
+
+def test_help_is_wrapped_and_lists_every_method(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main(["merge", "--help"])
+    text = capsys.readouterr().out
+    assert f"by one of {len(MERGES)} methods" in text
+    assert all(name in text for name in MERGES)
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_a_dry_run_writes_nothing(files, capsys, tmp_path):

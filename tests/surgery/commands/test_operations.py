@@ -106,6 +106,7 @@ def test_check_says_what_works_and_why_not(net, capsys):
     text = capsys.readouterr().out
     assert text.count("yes ") == 5
     assert "every hidden width shrinks to 0.5" in text
+    assert "1 section gets a block more, and loses it again" in text
     assert main(["check", "their_models:Odd", "--input", "5"]) == 1
     text = capsys.readouterr().out
     assert "NO  narrow: " in text

@@ -239,6 +239,7 @@ def test_what_cannot_be_done_is_one_line(nets, capsys, tmp_path):
         (("align", a, "--to", "small.safetensors", *MODEL, *out), "small.safetensors"),
         (("align", a, "--to", a, "--by", "activations", *MODEL, *out), "needs data"),
         (("align", a, "--to", a, "--by", "activations", "--data", "their_orders:nothing", *MODEL, *out), "gives a int"),
+        (("narrow", a, "--rate", "2", *MODEL, *out), "rate=2 is out of range: give above 0 and at most 1"),
         (("widen", a, "--rate", "1", *MODEL, *out), "above 1"),
         (("widen", a, "--rate", "2", "--seed", "-1", *MODEL, *out), "seed=-1"),
         (("passthrough", a, a, *out), "give --blocks"),

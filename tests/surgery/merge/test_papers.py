@@ -322,6 +322,31 @@ def test_fisher_information_is_the_mean_squared_gradient_of_samples():
     close(found, {name: rows[name].square().mean(0) for name, _ in net.named_parameters()})
 
 
+class _Scaled(nn.Module):
+    """Two arguments, one of which no sample has of its own."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x, scale=1.0, training=None):
+        assert training is None
+        return self.net(x) * scale
+
+
+def test_fisher_information_takes_tuples_and_dicts():
+    (net,), (x, y) = nets(1), batch()
+    scaled, scale = _Scaled(net), torch.full((len(x), 1), 2.0)
+    plain = merge.fisher_information(scaled, [(x, y)])
+    close(plain, {f"net.{name}": tensor for name, tensor in merge.fisher_information(net, [(x, y)]).items()})
+    by_place = merge.fisher_information(scaled, [[(x, scale), y]])
+    assert not torch.equal(by_place["net.0.weight"], plain["net.0.weight"])
+    same(by_place, merge.fisher_information(scaled, [({"x": x, "scale": scale, "training": None}, y)]))
+    same(by_place, merge.fisher_information(scaled, [((x, torch.tensor(2.0)), y)]))
+    named = lambda output, target: F.cross_entropy(output, target["label"])  # noqa: E731
+    same(by_place, merge.fisher_information(scaled, [((x, 2.0), {"label": y})], loss=named))
+
+
 def test_regmean_is_least_squares():
     """With alpha 1 no other weight comes closer to the outputs of all models on their inputs."""
     models, inputs = nets(), [batch(60, seed=k)[0] for k in range(2)]

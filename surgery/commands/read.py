@@ -22,8 +22,8 @@ from surgery.inspect.report import inspect as report_of
 from surgery.lazy import Pieces
 from surgery.libraries import named
 from surgery.operations.arguments import Counts, Kind, PlanFile, Shape
+from surgery.operations.checkpoint import Model, build, example_for
 from surgery.operations.states import plan_of
-from surgery.operations.subject import Subject, build, example_for
 from surgery.recombine import inverse
 
 _DEEPEST = 500  # blocks of a section; more than any published network has, and few enough to be copied in a minute
@@ -63,7 +63,7 @@ def inspect(
             raise SurgeryError(
                 "--width, --depth and --plot need a model by name: give timm:NAME; narrow and ungraft cut checkpoints"
             )
-        found = contents(Subject.open(Path(target), model, input))
+        found = contents(Model.open(Path(target), model, input))
         print(dumps(found) if json else contents_text(found))
         return
     if model is not None:
@@ -245,6 +245,8 @@ def _deepens(model: nn.Module, example: Any) -> str:
         return "nothing to do: the model has no section whose last block could be repeated"
     deeper, _ = surgery.graft(model, depths={s.name: len(s.blocks) + 1 for s in found}, example=example)
     surgery.ungraft(deeper, keep={s.name: len(s.blocks) for s in found}, example=example)
+    if len(found) == 1:
+        return "1 section gets a block more, and loses it again"
     return f"{len(found)} sections get a block more, and lose it again"
 
 

@@ -20,7 +20,7 @@ from surgery.states import load, owners, state
 _FORMS = "timm:NAME, torchvision:NAME, or module:factory of your own, each with arguments if needed (,num_classes=10)"
 
 
-class Subject:
+class Model:
     """What an operation works on, and what it gives: tensors, and the model to which they belong, if it is known.
 
     Args:
@@ -33,7 +33,7 @@ class Subject:
         plan: by which it lies in what it was made from, or that in it.
 
     >>> import torch
-    >>> Subject(LazyState({}), "nothing").described
+    >>> Model(LazyState({}), "nothing").described
     False
     """
 
@@ -56,15 +56,15 @@ class Subject:
         self.before: Callable[[], None] = lambda: None  # called once the model is built, before what takes long
 
     @classmethod
-    def open(cls, path: Path, name: str | None = None, shape: Sequence[int] | None = None) -> "Subject":
-        """The subject of a file or folder."""
+    def open(cls, path: Path, name: str | None = None, shape: Sequence[int] | None = None) -> "Model":
+        """The model of a file or folder."""
         checkpoint = open_state(path)
         if shape is not None and any(size < 1 for size in shape):
             raise SurgeryError(f"an input of the sizes {','.join(map(str, shape))}: give sizes of 1 or more")
         folder = checkpoint if checkpoint.is_folder else None
-        subject = cls(checkpoint, str(path), folder=folder, name=name, shape=shape)
-        subject.checkpoint = checkpoint
-        return subject
+        model = cls(checkpoint, str(path), folder=folder, name=name, shape=shape)
+        model.checkpoint = checkpoint
+        return model
 
     @property
     def described(self) -> bool:
@@ -95,11 +95,11 @@ class Subject:
 
     def becomes(
         self, values: Mapping[str, Tensor], module: nn.Module | None = None, plan: Submodel | None = None
-    ) -> "Subject":
+    ) -> "Model":
         """What an operation makes of it; the files beside the weights and the shape of an input stay."""
-        return Subject(values, "the result", folder=self.folder, shape=self.shape, module=module, plan=plan)
+        return Model(values, "the result", folder=self.folder, shape=self.shape, module=module, plan=plan)
 
-    def alike(self, values: Mapping[str, Tensor], plan: Submodel | None = None) -> "Subject":
+    def alike(self, values: Mapping[str, Tensor], plan: Submodel | None = None) -> "Model":
         """Other tensors of the same model."""
         made = self.becomes(values, self.module, plan)
         made.name = self.name
@@ -129,9 +129,9 @@ class Subject:
         return known
 
 
-Built = Annotated[Subject, "folders of transformers' models need none"]
+Built = Annotated[Model, "folders of transformers' models need none"]
 """A checkpoint whose model is run; what --help says of its --model."""
-InBlocks = Annotated[Subject, "needed where blocks are no entries of a Sequential [the tensors' names show the blocks]"]
+InBlocks = Annotated[Model, "needed where blocks are no entries of a Sequential [the tensors' names show the blocks]"]
 """A checkpoint whose blocks the names of its tensors show, or else its model."""
 
 
