@@ -11,9 +11,9 @@ from surgery.errors import SurgeryError
 from surgery.forward import named_tensors
 from surgery.plan import Submodel
 from surgery.states import State, as_state, check_same, owners, state
-from surgery.width.beside import read_batch, repeated
 from surgery.width.check import plan_of
 from surgery.width.permute import solved_for
+from surgery.width.replay import read_batch
 from surgery.width.solved import (
     Atom,
     Axes,
@@ -24,6 +24,7 @@ from surgery.width.solved import (
     named_widths,
     occurrences,
     positions,
+    repeated,
     solve,
 )
 from surgery.width.trace import one_by_one, traced_in_place

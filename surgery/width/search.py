@@ -24,11 +24,22 @@ from surgery.plan import Submodel
 from surgery.states import state
 from surgery.width import axes
 from surgery.width.axes import SHUFFLED, Why, fix, lost, role
-from surgery.width.beside import repeated
 from surgery.width.check import Stuck, checked_plan, plan_of, splits_interleaved
 from surgery.width.choose import Chosen, Demand, Scores, TracedScores, best, choose, scores_of
 from surgery.width.shortfall import UnshrunkWidth, listed, stayed_whole
-from surgery.width.solved import Atom, Axes, Axis, Solution, atoms, digits, is_whole, named_widths, size_of, solve
+from surgery.width.solved import (
+    Atom,
+    Axes,
+    Axis,
+    Solution,
+    atoms,
+    digits,
+    is_whole,
+    named_widths,
+    repeated,
+    size_of,
+    solve,
+)
 from surgery.width.target import Cost, Target, numbers_kept
 from surgery.width.trace import Step, Trace, traced
 

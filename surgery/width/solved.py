@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from math import prod
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
@@ -153,6 +154,20 @@ def positions(axis: Axis, choice: Choice) -> list[int]:
     return [position for start, stop in runs_of(axis, choice) for position in range(start, stop)]
 
 
+def repeated(tensor: Tensor, axes: Axes, choice: Choice) -> Tensor:
+    """The tensor with the positions along each axis that a choice says, some of them several times perhaps.
+
+    >>> width = Atom(2)
+    >>> repeated(torch.tensor([5, 6]), (width,), {width: [0, 1, 0]}).tolist()
+    [5, 6, 5]
+    """
+    for dim, axis in enumerate(axes):
+        places = positions(axis, choice)
+        if places != list(range(axis.size)):
+            tensor = tensor.index_select(dim, torch.tensor(places, device=tensor.device))
+    return tensor
+
+
 @dataclass(frozen=True)
 class Solution:
     """What a trace shows: the axes of each tensor and of each operation.
@@ -181,9 +196,13 @@ class Solution:
     axis_of: Callable[[axes.Axis], Axis] = field(repr=False)
 
 
-def solve(trace: Trace) -> Solution:
-    """What a trace shows now. Solve again after two of its axes were unified."""
-    freeze = Solver(trace.tensors.values(), trace.made, [*trace.ordered, *trace.foreign])
+def solve(trace: Trace, whole: Mapping[axes.Axis, Why] = MappingProxyType({})) -> Solution:
+    """What a trace shows now. Solve again after two of its axes were unified.
+
+    Args:
+        whole: why atoms of the trace stay whole for which it has no reason itself.
+    """
+    freeze = Solver(trace.tensors.values(), trace.made, [*trace.ordered, *trace.foreign], whole)
     tensors = {key: freeze.all(found) for key, found in trace.tensors.items()}
     members: dict[Atom, list[tuple[tuple[str, str], int]]] = {}
     for key, found in tensors.items():
@@ -225,6 +244,7 @@ class Solver:
         held: the axes of tensors that a model holds; of these an atom that nothing makes must stay whole.
         made: (module, axis) for each axis that a module makes.
         ordered: (axis, why) for each axis whose positions must stay in order.
+        whole: why atoms must stay whole that have no reason of their own.
     """
 
     def __init__(
@@ -232,7 +252,9 @@ class Solver:
         held: Iterable[Sequence[axes.Axis]] = (),
         made: Iterable[tuple[str, axes.Axis]] = (),
         ordered: Iterable[tuple[axes.Axis, str]] = (),
+        whole: Mapping[axes.Axis, Why] = MappingProxyType({}),
     ):
+        self._whole = whole
         self._known: dict[axes.Axis, Axis] = {}
         self._held = {atom for found in held for axis in found for atom in axes.atoms(axis)}
         self._order: dict[axes.Axis, str] = {}
@@ -272,7 +294,7 @@ class Solver:
     def _new(self, axis: axes.Axis) -> Axis:
         if axis.kind == "atom":
             makers = tuple(self._makers.get(axis, ()))
-            why = axis.why
+            why = axis.why or self._whole.get(axis)
             if why is None and not makers and axis in self._held:
                 why = Why(Kind.UNMADE, "no layer makes it")
             order = why.text if why else self._order.get(axis, "")
