@@ -11,22 +11,10 @@ from surgery.errors import SurgeryError
 from surgery.forward import named_tensors
 from surgery.plan import Submodel
 from surgery.states import State, as_state, check_same, owners, state
-from surgery.width.check import plan_of
 from surgery.width.permute import solved_for
+from surgery.width.plan import plan_of, positions, repeated
 from surgery.width.replay import read_batch
-from surgery.width.solved import (
-    Atom,
-    Axes,
-    Axis,
-    Choice,
-    Solution,
-    atoms,
-    named_widths,
-    occurrences,
-    positions,
-    repeated,
-    solve,
-)
+from surgery.width.solve import Atom, Axes, Axis, Choice, Solution, atoms, named_widths, occurrences, solve
 from surgery.width.trace import one_by_one, traced_in_place
 
 By = Literal["weights", "activations"]

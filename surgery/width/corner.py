@@ -18,8 +18,8 @@ from surgery.forward import named_tensors
 from surgery.names import joined
 from surgery.plan import Index, Source, Submodel, structure
 from surgery.states import load, owners, state
-from surgery.width.check import plan_of
-from surgery.width.solved import Atom, Axis, Product, Sum, atoms, digits, grouping_of, size_of, solve
+from surgery.width.plan import plan_of
+from surgery.width.solve import Atom, Axis, Product, Sum, atoms, digits, grouping_of, size_of, solve
 from surgery.width.trace import traced
 
 _OWN = vars(nn.Module()).keys() - {"training"}  # what every module keeps for itself

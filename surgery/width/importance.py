@@ -12,7 +12,7 @@ from surgery.errors import SurgeryError, first_line
 from surgery.forward import named_tensors
 from surgery.names import joined
 from surgery.width.replay import read_batch
-from surgery.width.solved import SUMS, Atom, Axes, Solution, named_widths, occurrences, onto_atoms, solve
+from surgery.width.solve import SUMS, Atom, Axes, Solution, named_widths, occurrences, onto_atoms, solve
 from surgery.width.trace import traced, traced_in_place, unfused
 
 Name: TypeAlias = Literal["l1", "l2", "bn_scale", "taylor", "fisher", "activation"]

@@ -11,8 +11,9 @@ from surgery.errors import SurgeryError, first_line
 from surgery.forward import call, copied, in_mode, tensors_in, watching
 from surgery.states import state
 from surgery.torch_private import Watch, tree_map
+from surgery.width.plan import repeated
 from surgery.width.rules.registry import is_step, operation_name
-from surgery.width.solved import SUMS, Axes, Choice, Solution, repeated
+from surgery.width.solve import SUMS, Axes, Choice, Solution
 from surgery.width.trace import Step
 
 _NEAR = 1e-6  # of the largest number: rounding is far below that, another computation above

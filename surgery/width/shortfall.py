@@ -6,10 +6,10 @@ from typing import NamedTuple
 from torch import nn
 
 from surgery.forward import named_tensors
-from surgery.names import joined
+from surgery.names import joined, matches
 from surgery.width.axes import Kind, Why, firmest, lost
-from surgery.width.choose import INSIDE, Chosen, Demand, matches
-from surgery.width.solved import Atom, Axis, Choice, Product, Solution, Sum, atoms, digits, size_of, summed_over, terms
+from surgery.width.choose import INSIDE, Chosen, Demand
+from surgery.width.solve import Atom, Axis, Choice, Product, Solution, Sum, atoms, digits, size_of, summed_over, terms
 from surgery.width.target import CLOSE, Cost, Target
 
 _LISTED = 5  # widths that stayed whole are listed up to this number

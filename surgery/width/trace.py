@@ -18,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from surgery.configuration import is_plain
 from surgery.copying import clone
 from surgery.errors import InternalError, SurgeryError, first_line
 from surgery.forward import (
@@ -468,14 +469,8 @@ def bind(func: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
 def scalars_of(func: Any, bound: dict[str, Any]) -> dict[str, Any]:
     """The numbers, strings and flags of a call, except sizes, which the shapes of the results show."""
     rule = rule_for(func)
-    plain = {key: tuple(value) if isinstance(value, list) else value for key, value in bound.items()}
-    return {key: value for key, value in plain.items() if not (rule and key in rule.sizes) and _is_plain(value)}
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, tuple):
-        return all(map(_is_plain, value))
-    return isinstance(value, bool | int | float | str)
+    own = {key: tuple(v) if isinstance(v, list) else v for key, v in bound.items() if not (rule and key in rule.sizes)}
+    return {key: value for key, value in own.items() if value is not None and is_plain(value)}
 
 
 @contextmanager

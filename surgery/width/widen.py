@@ -19,13 +19,14 @@ from surgery.plan.positions import as_index, positions
 from surgery.states import load, owners, state
 from surgery.width import axes
 from surgery.width.axes import Why, lost, role
-from surgery.width.check import Stuck, checked_plan, plan_of
+from surgery.width.check import Divergence, checked_plan
 from surgery.width.choose import Chosen, Demand, Heads, checked, choose
+from surgery.width.narrow import same_code
+from surgery.width.plan import plan_of
 from surgery.width.replay import changed, trial, trial_input
 from surgery.width.rules.registry import RULES
-from surgery.width.search import same_code
 from surgery.width.shortfall import UnshrunkWidth, listed, stayed_whole
-from surgery.width.solved import SPLITS, SUMS, Atom, Axis, Choice, Solution, Sum, atoms, solve
+from surgery.width.solve import SPLITS, SUMS, Atom, Axis, Choice, Solution, Sum, atoms, solve
 from surgery.width.trace import Step, one_by_one, traced_in_place
 
 Mode = Literal["copy", "zero"]
@@ -263,7 +264,7 @@ class _Growth:
         if not self.choice:
             return plan
         checked = checked_plan(self.model, plan, self.solution, self.choice, self.example)
-        if isinstance(checked, Stuck):
+        if isinstance(checked, Divergence):
             return checked.step, lost(f"the code there does not run wider: {checked.difference}")
         number = changed(self.model, self.built(self.model, checked), self.solution, self.choice, self.example)
         if number is None:

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
 from math import prod
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -18,8 +17,6 @@ import torch
 from torch import Tensor
 
 from surgery.names import joined
-from surgery.plan import Runs, as_runs
-from surgery.plan.positions import merged
 from surgery.width import axes
 from surgery.width.axes import Kind, Why
 from surgery.width.trace import Step, Trace
@@ -121,51 +118,6 @@ def size_of(axis: Axis, choice: Choice) -> int:
         return axis.size if kept is None else len(kept)
     sizes = [size_of(part, choice) for part in axis.parts]
     return sum(sizes) if isinstance(axis, Sum) else prod(sizes)
-
-
-def runs_of(axis: Axis, choice: Choice) -> Runs:
-    """The positions that stay, as ranges."""
-    if isinstance(axis, Atom):
-        kept = choice.get(axis)
-        if kept is None:
-            return ((0, axis.size),)
-        return ((kept.start, kept.stop),) if isinstance(kept, range) and kept.step == 1 else as_runs(kept)
-    found = [(part.size, runs_of(part, choice)) for part in axis.parts]
-    if isinstance(axis, Sum):
-        starts = accumulate((size for size, _ in found), initial=0)
-        return merged((start + a, start + b) for start, (_, runs) in zip(starts, found) for a, b in runs)
-    size, result = 1, ((0, 1),)
-    for radix, runs in reversed(found):
-        if result == ((0, size),):
-            result = tuple((a * size, b * size) for a, b in runs)
-        else:
-            result = tuple((p * size + a, p * size + b) for x, y in runs for p in range(x, y) for a, b in result)
-        size *= radix
-    return merged(result)
-
-
-def positions(axis: Axis, choice: Choice) -> list[int]:
-    """The positions that stay.
-
-    >>> heads, width = Atom(2), Atom(4)
-    >>> positions(Product((heads, width)), {width: (0, 2)})
-    [0, 2, 4, 6]
-    """
-    return [position for start, stop in runs_of(axis, choice) for position in range(start, stop)]
-
-
-def repeated(tensor: Tensor, axes: Axes, choice: Choice) -> Tensor:
-    """The tensor with the positions along each axis that a choice says, some of them several times perhaps.
-
-    >>> width = Atom(2)
-    >>> repeated(torch.tensor([5, 6]), (width,), {width: [0, 1, 0]}).tolist()
-    [5, 6, 5]
-    """
-    for dim, axis in enumerate(axes):
-        places = positions(axis, choice)
-        if places != list(range(axis.size)):
-            tensor = tensor.index_select(dim, torch.tensor(places, device=tensor.device))
-    return tensor
 
 
 @dataclass(frozen=True)
