@@ -249,8 +249,10 @@ def is_plain(value: Any, keys: Any = str) -> bool:
 
 
 def is_like(old: Any, value: Any) -> bool:
-    """Whether one plain value may take the place of another: a number that of a number, a list of such items that of a
-    list. A number or a list of numbers may take the place of None, and None theirs.
+    """Whether one plain value may take the place of another.
+
+    A number may take that of a number, a list of such items that of a list. A number or a list of numbers may take the
+    place of None, and None theirs.
 
     >>> is_like(8, 0.5), is_like((2, 2), [1]), is_like(None, 4), is_like(8, "8"), is_like(8, True)
     (True, True, True, False, False)

@@ -28,12 +28,12 @@ from surgery.width.constants import (
     Sizes,
     argument_sizes,
     certain_changes,
-    known_by_module,
-    known_edits,
-    merge_known,
+    layer_edits,
     merged,
+    new_sizes,
     possible_changes,
     step_sizes,
+    together,
 )
 from surgery.width.plan import repeated
 from surgery.width.rules.registry import is_step, operation_name
@@ -68,15 +68,16 @@ def checked_plan(
 
     `Divergence` if no choice of attributes makes it run to the end.
     """
-    known = known_by_module(solution, choice)
-    base = (*plan.edits, *known_edits(plan.build(model), solution, choice))
+    sizes = new_sizes(solution, choice)
+    everywhere = together(sizes.values())
+    base = (*plan.edits, *layer_edits(plan.build(model), solution, choice))
     small = Submodel(plan.entries, plan.shapes, base, plan.structure).build(model)
     chosen: Values = {}
     for name, module in model.named_modules():
-        within = merge_known(found for other, found in known.items() if is_inside(other, name))
+        within = together(found for other, found in sizes.items() if is_inside(other, name))
         for attribute, value in certain_changes(module, within).items():
             chosen[name, attribute] = value
-    sizes = merged(size for found in known.values() for size in (found.widths, found.counts))
+    all_sizes = merged([everywhere.widths, everywhere.counts])
 
     def attempt(values: Values) -> _Diverged | None:
         with _unchanged(small):
@@ -86,7 +87,7 @@ def checked_plan(
 
     here = attempt(chosen)
     while here is not None:
-        options = _options(model, solution.steps[here.step], here.modules, sizes, choice, chosen)
+        options = _options(model, solution.steps[here.step], here.modules, all_sizes, choice, chosen)
         for option in islice(options, _ATTEMPTS):
             there = attempt(option)
             if there is None or there.step > here.step:
@@ -105,7 +106,7 @@ def checked_plan(
         found = _difference(small, solution, choice, example)
         return None if found is None else (len(solution.steps) - found.step, str(found))
 
-    in_config = config_edits(model, right, known, difference)
+    in_config = config_edits(model, right, everywhere, difference)
     return Submodel(plan.entries, plan.shapes, (*right.edits, *in_config), plan.structure, plan.dtypes)
 
 

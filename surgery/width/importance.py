@@ -194,10 +194,9 @@ def _gradients(
 def read_activations(
     model: nn.Module, example: Any, batches: list[Any], output: Callable[[Any], Any] | None
 ) -> tuple[Solution, dict[Atom, Tensor]]:
-    """The mean of |x| over batches and all other axes, x being what matrix products (attention's too) and convolutions
-    read.
+    """The mean of |x| over batches and all other axes, x being what products and convolutions read.
 
-    A copy of the model runs where the model is, once to trace it and once for each batch.
+    Attention's products count, too. A copy of the model runs where the model is, once to trace it and once for each batch.
     """
     scores: dict[Atom, Tensor] = {}
     weight = 1 / len(batches)

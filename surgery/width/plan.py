@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from surgery.forward import named_tensors
 from surgery.plan import Runs, Source, Submodel, as_runs, structure
 from surgery.plan.positions import merged
-from surgery.states import owners
+from surgery.states import names_by_id
 from surgery.width.solve import Atom, Axes, Axis, Choice, Solution, Sum
 
 
@@ -68,7 +68,7 @@ def plan_of(model: nn.Module, values: Mapping[str, Tensor], solution: Solution, 
         values: its state.
         solution, choice: the axes of its tensors, and which of their positions stay.
     """
-    held = {id(tensor): name for _, _, own in owners(model) for name, tensor in own.items()}
+    held = names_by_id(model)
     entries, slices, done = {}, [], set()
     runs_along = cache(lambda axis: runs_of(axis, choice))  # many tensors lie along one axis
     for (module, attribute), tensor in named_tensors(model):

@@ -16,7 +16,7 @@ from surgery.names import joined
 from surgery.plan import Index, Runs, Source, Submodel, as_runs, structure
 from surgery.plan.edits import attribute_of
 from surgery.plan.positions import as_index, positions
-from surgery.states import load, owners, state
+from surgery.states import load, names_by_id, state
 from surgery.width import axes
 from surgery.width.axes import Why, lost, role
 from surgery.width.check import Divergence, checked_plan
@@ -291,7 +291,7 @@ class _Growth:
     def built(self, model: nn.Module, plan: Submodel) -> nn.Module:
         """The wide model, whose readers make up for the copies."""
         wide = plan.build(model)
-        held = {id(tensor): name for _, _, own in owners(self.model) for name, tensor in own.items()}
+        held = names_by_id(self.model)
         values, done = state(wide), set()
         for key, tensor in named_tensors(self.model):
             name = held.get(id(tensor))
@@ -350,7 +350,7 @@ def _add_noise(wide: nn.Module, growth: _Growth, noise: float, generator: torch.
     """Add noise where matrices and kernels make new positions."""
     old = {name: tensor.std().item() for name, tensor in growth.values.items() if tensor.is_floating_point()}
     values = state(wide)
-    held = {id(tensor): name for _, _, own in owners(growth.model) for name, tensor in own.items()}
+    held = names_by_id(growth.model)
     for key, tensor in named_tensors(growth.model):
         name = held.pop(id(tensor), None)
         if name not in old or tensor.ndim < 2:
