@@ -7,6 +7,7 @@ as the algebra of axes predicts.
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
 from traceback import walk_tb
 from typing import Any, NamedTuple
@@ -29,7 +30,6 @@ from surgery.width.constants import (
     argument_sizes,
     certain_changes,
     layer_edits,
-    merged,
     new_sizes,
     possible_changes,
     step_sizes,
@@ -77,19 +77,18 @@ def checked_plan(
         within = together(found for other, found in sizes.items() if is_inside(other, name))
         for attribute, value in certain_changes(module, within).items():
             chosen[name, attribute] = value
-    all_sizes = merged([everywhere.widths, everywhere.counts])
 
-    def attempt(values: Values) -> _Diverged | None:
+    def tried(values: Values) -> _Diverged | None:
         with _unchanged(small):
             for (name, attribute), value in values.items():
                 set_attribute(small, name, attribute, value)
             return _difference(small, solution, choice, example)
 
-    here = attempt(chosen)
+    here = tried(chosen)
     while here is not None:
-        options = _options(model, solution.steps[here.step], here.modules, all_sizes, choice, chosen)
+        options = _options(model, solution.steps[here.step], here.modules, everywhere.numbers, choice, chosen)
         for option in islice(options, _ATTEMPTS):
-            there = attempt(option)
+            there = tried(option)
             if there is None or there.step > here.step:
                 here, chosen = there, option
                 break
@@ -100,14 +99,13 @@ def checked_plan(
             heads = chosen.get((name, "num_heads"), module.num_heads)
             chosen[name, "head_dim"] = module.embed_dim // heads
     sets = [{"do": "set", "module": m, "attribute": a, "value": v} for (m, a), v in chosen.items()]
-    right = Submodel(plan.entries, plan.shapes, (*base, *sets), plan.structure, plan.dtypes)
+    right = replace(plan, edits=(*base, *sets))
 
     def difference(small: nn.Module) -> tuple[int, str] | None:
         found = _difference(small, solution, choice, example)
         return None if found is None else (len(solution.steps) - found.step, str(found))
 
-    in_config = config_edits(model, right, everywhere, difference)
-    return Submodel(plan.entries, plan.shapes, (*right.edits, *in_config), plan.structure, plan.dtypes)
+    return replace(right, edits=(*right.edits, *config_edits(model, right, everywhere, difference)))
 
 
 def _no_way_on(model: nn.Module, solution: Solution, choice: Choice, difference: _Diverged) -> str:
@@ -224,7 +222,9 @@ class _Predicted(TorchDispatchMode):
             raise _Diverged(self.done, f"{name} instead of {step.name}")
         if step.decided is not None and self._stays(step.outputs):
             # Numbers differ, so what they decide may: which expert gets which token. Both models are to run alike.
-            result = tree_map(lambda old, new: new if old is None else old, step.decided, result, is_leaf=_is_none)
+            result = tree_map(
+                lambda old, new: new if old is None else old, step.decided, result, is_leaf=lambda part: part is None
+            )
             outputs = tensors_in(result)
         for found, tensor in zip(step.outputs, outputs):
             expected = [size_of(axis, self.choice) for axis in found]
@@ -271,10 +271,6 @@ class _Predicted(TorchDispatchMode):
             return new in sizes.get(old, ())
         shares = [n / size for size, news in sizes.items() for n in news if size]
         return any(math.isclose(new / old, s**p, rel_tol=1e-9) for s in shares for p in (-1, -0.5, -0.25, 0.25, 0.5, 1))
-
-
-def _is_none(part: Any) -> bool:
-    return part is None
 
 
 def _difference(small: nn.Module, solution: Solution, choice: Choice, example: Any) -> _Diverged | None:

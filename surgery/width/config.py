@@ -125,7 +125,7 @@ class _Search:
 
     def best(self) -> _Made:
         """The best values that were found."""
-        here, values, sizes = self.judged(self.config, self.full), {}, merged([self.sizes.widths, self.sizes.counts])
+        here, values, sizes = self.judged(self.config, self.full), {}, self.sizes.numbers
         guess = dict(guessed(self.config, self.sizes.widths, self.sizes.counts))
         made = self.made(guess)
         if made is None or made.score.shapes:

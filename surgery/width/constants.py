@@ -87,6 +87,11 @@ class NewSizes(NamedTuple):
     counts: Sizes
     scales: list[tuple[float, float]]
 
+    @property
+    def numbers(self) -> Sizes:
+        """Widths and counts together."""
+        return merged([self.widths, self.counts])
+
     def add(self, axis: Axis, choice: Choice, only_changes: bool) -> None:
         """Note the sizes of an axis and of its parts."""
         for part in _parts(axis, choice):

@@ -196,7 +196,8 @@ def read_activations(
 ) -> tuple[Solution, dict[Atom, Tensor]]:
     """The mean of |x| over batches and all other axes, x being what products and convolutions read.
 
-    Attention's products count, too. A copy of the model runs where the model is, once to trace it and once for each batch.
+    Attention's products count, too. A copy of the model runs where the model is, once to trace it and once for each
+    batch.
     """
     scores: dict[Atom, Tensor] = {}
     weight = 1 / len(batches)

@@ -40,6 +40,7 @@ from surgery.width.rules.registry import Learnt, Rule, View, is_step, operation_
 _FOREIGN = "a tensor lies along it that the model does not hold: register it as a buffer of its module"
 RANGE = "a window or a range runs over it, so that the order of its positions matters"
 _LEAVES = {"numpy", "tolist", "__array__", "__dlpack__", "storage", "untyped_storage", "apply_", "map_"}
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -234,9 +235,6 @@ class Trace:
 
 def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
-
-
-_log = logging.getLogger(__name__)
 
 
 class Origins:
