@@ -8,7 +8,7 @@ attempt begins anew with that. No value changes once it is made.
 
 import logging
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -39,7 +39,7 @@ from surgery.width.shortfall import (
 )
 from surgery.width.solve import Atom, Solution, digits, is_whole, named_widths, size_of, solve
 from surgery.width.target import Cost, Target, numbers_kept
-from surgery.width.trace import Step, Trace, traced
+from surgery.width.trace import Trace, same_code, traced
 
 _COUPLINGS = 6  # that are tried to bring the narrow model further
 _MOST_WHOLE = 8  # operations around which widths stay whole because the narrow model does not run
@@ -399,12 +399,3 @@ def _with_whole(here: Attempt, stuck: Divergence, position: int | None) -> Const
     if position is None and splits_interleaved(here.solution.steps[stuck.step]):
         why = role(SHUFFLED)
     return replace(here.known, whole={**here.known.whole, (stuck.step, position): why})
-
-
-def same_code(model: nn.Module, steps: Sequence[Step], number: int) -> list[Step]:
-    """The operations at the place in the code of its module where a step is, in all modules of that class."""
-    modules, calls, places = dict(model.named_modules()), Counter(), []
-    for step in steps:
-        places.append((type(modules[step.module]), calls[step.module], step.name))
-        calls[step.module] += 1
-    return [step for step, place in zip(steps, places) if place == places[number]]

@@ -453,6 +453,15 @@ class _Count(Watch):
             self.found[self.where[-1], operation_name(operation)] += 1
 
 
+def same_code(model: nn.Module, steps: Sequence[Step], number: int) -> list[Step]:
+    """The operations at the place in the code of its module where a step is, in all modules of that class."""
+    modules, calls, places = dict(model.named_modules()), Counter(), []
+    for step in steps:
+        places.append((type(modules[step.module]), calls[step.module], step.name))
+        calls[step.module] += 1
+    return [step for step, place in zip(steps, places) if place == places[number]]
+
+
 def bind(func: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of an operation by their names in its schema."""
     bound = {}

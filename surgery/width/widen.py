@@ -21,13 +21,12 @@ from surgery.width import axes
 from surgery.width.axes import Why, lost, role
 from surgery.width.check import Divergence, checked_plan
 from surgery.width.choose import Chosen, Demand, Heads, checked, choose
-from surgery.width.narrow import same_code
 from surgery.width.plan import plan_of
 from surgery.width.replay import changed, trial, trial_input
 from surgery.width.rules.registry import RULES
 from surgery.width.shortfall import UnshrunkWidth, listed, stayed_whole
 from surgery.width.solve import SPLITS, SUMS, Atom, Axis, Choice, Solution, Sum, atoms, solve
-from surgery.width.trace import Step, one_by_one, traced_in_place
+from surgery.width.trace import Step, one_by_one, same_code, traced_in_place
 
 Mode = Literal["copy", "zero"]
 _MOST_LEFT = 12  # operations around which widths are left as they are because they would compute something else
