@@ -232,16 +232,19 @@ def is_settings(value: Any) -> bool:
     return plain and not frozen
 
 
-def is_plain(value: Any) -> bool:
+def is_plain(value: Any, keys: Any = str) -> bool:
     """Whether an edit may carry a value: numbers, texts, truth values, None, and lists and dicts of them.
+
+    Args:
+        keys: the types of keys that dicts may have.
 
     >>> is_plain((8, 0.5, None)), is_plain(len)
     (True, False)
     """
     if isinstance(value, list | tuple):
-        return all(map(is_plain, value))
+        return all(is_plain(item, keys) for item in value)
     if isinstance(value, dict):
-        return all(isinstance(key, str) and is_plain(item) for key, item in value.items())
+        return all(isinstance(key, keys) and is_plain(item, keys) for key, item in value.items())
     return value is None or isinstance(value, int | float | str | bool)
 
 

@@ -1,5 +1,7 @@
 """Dotted names of modules and tensors."""
 
+from fnmatch import fnmatchcase
+
 
 def joined(module: str, name: str) -> str:
     """The name of something that a module holds; the root module is "".
@@ -17,3 +19,13 @@ def is_inside(name: str, module: str) -> bool:
     (True, True, False)
     """
     return not module or name == module or name.startswith(f"{module}.")
+
+
+def matches(module: str, pattern: str) -> bool:
+    """Whether a pattern matches the name of a module or of one around it.
+
+    >>> matches("layer1.0.conv1", "layer1"), matches("layer1.0.conv1", "*.conv1"), matches("layer10", "layer1")
+    (True, True, False)
+    """
+    parts = module.split(".")
+    return any(fnmatchcase(".".join(parts[:n]), pattern) for n in range(1, len(parts) + 1))

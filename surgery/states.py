@@ -41,6 +41,11 @@ def owners(model: nn.Module) -> Iterator[tuple[str, nn.Module, dict[str, Tensor]
             yield module_name, module, own
 
 
+def names_by_id(model: nn.Module) -> dict[int, str]:
+    """The state name of each tensor of a model's state, by the tensor's id."""
+    return {id(tensor): name for _, _, own in owners(model) for name, tensor in own.items()}
+
+
 def state(model: nn.Module) -> State:
     """The state of a model: detached tensors by state-dict name, sharing memory with the model.
 

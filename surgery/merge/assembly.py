@@ -10,10 +10,9 @@ from surgery.depth.graft import graft, ungraft
 from surgery.depth.sections import sections
 from surgery.errors import SurgeryError
 from surgery.lazy import LazyState, Pieces, metas, pieces_of
-from surgery.names import is_inside, joined
+from surgery.names import is_inside, joined, matches
 from surgery.plan import Source, Submodel
 from surgery.states import State, as_state, load
-from surgery.width.choose import matches
 
 Blocks = Mapping[str, Sequence[tuple[int, int]]]
 """By name of a section its new blocks in order, each as (model, block), both from 0."""

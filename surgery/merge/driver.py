@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from surgery.errors import SurgeryError
 from surgery.lazy import LazyState, Pieces, Reader, metas, pieces_of
+from surgery.names import matches
 from surgery.states import Models, State, as_state, check_same, compute_dtype, unstack
-from surgery.width.choose import matches
 
 Base: TypeAlias = Mapping[str, Tensor] | nn.Module
 ByName: TypeAlias = float | Mapping[str, float]

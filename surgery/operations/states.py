@@ -9,10 +9,10 @@ from surgery import lazy
 from surgery.errors import SurgeryError
 from surgery.lazy import LazyState, pieces_of
 from surgery.merge.driver import check_patterns
+from surgery.names import matches
 from surgery.operations.arguments import PlanFile, shown
 from surgery.operations.checkpoint import Model
 from surgery.plan.submodel import Submodel
-from surgery.width.choose import matches
 
 
 def extract(model: Model, *, plan: PlanFile) -> Model:

@@ -12,6 +12,8 @@ from typing import Any
 
 from torch import nn
 
+from surgery.configuration import is_plain
+
 _CHANGES = {"append", "extend", "insert", "pop", "popitem", "clear", "remove", "update", "setdefault"}
 _VERSION = "2:"  # what `structure` begins with: hashes of another version say nothing of a model
 _ASIDE = {*vars(nn.Module()), "device", "dtype", "name_or_path"}  # may differ between models that compute the same
@@ -56,7 +58,7 @@ def settings(module: nn.Module) -> dict[str, Any]:
         name: value
         for name, value in sorted(vars(module).items())
         if known(name)
-        and _is_plain(value)
+        and is_plain(value, keys=str | int)
         and not (isinstance(value, list | dict) and name in changed)
         and not _is_default(type(module), name, value)
     }
@@ -147,14 +149,6 @@ def _is_default(cls: type, name: str, value: Any) -> bool:
 
 def _is_torch(cls: type) -> bool:
     return cls.__module__.partition(".")[0] == "torch"
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, tuple | list):
-        return all(map(_is_plain, value))
-    if isinstance(value, dict):
-        return all(isinstance(key, str | int) and _is_plain(entry) for key, entry in value.items())
-    return value is None or isinstance(value, bool | int | float | str)
 
 
 def _hash(facts: Any) -> str:

@@ -10,22 +10,11 @@ from surgery.copying import clone
 from surgery.errors import SurgeryError
 from surgery.forward import named_tensors
 from surgery.plan import Submodel
-from surgery.states import State, as_state, check_same, owners, state
-from surgery.width.beside import read_batch, repeated
-from surgery.width.check import plan_of
+from surgery.states import State, as_state, check_same, names_by_id, state
 from surgery.width.permute import solved_for
-from surgery.width.solved import (
-    Atom,
-    Axes,
-    Axis,
-    Choice,
-    Solution,
-    atoms,
-    named_widths,
-    occurrences,
-    positions,
-    solve,
-)
+from surgery.width.plan import plan_of, positions, repeated
+from surgery.width.replay import read_batch
+from surgery.width.solve import Atom, Axes, Axis, Choice, Solution, atoms, named_widths, occurrences, solve
 from surgery.width.trace import one_by_one, traced_in_place
 
 By = Literal["weights", "activations"]
@@ -120,7 +109,7 @@ class Aligner:
     def by_weights(self, reference: State | nn.Module, other: State | nn.Module) -> dict[str, Tensor]:
         """The permutations of the other model's widths with which its parameters match the reference's best."""
         reference, other = self._checked(reference, "the reference"), self._checked(other, "the other model")
-        held = {id(t): name for _, _, own in owners(self._model) for name, t in own.items()}
+        held = names_by_id(self._model)
         places = {}
         for key, tensor in named_tensors(self._model):
             if id(tensor) in held and isinstance(tensor, nn.Parameter):

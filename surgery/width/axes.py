@@ -8,7 +8,7 @@ An axis is one of three things:
 
 `unify` says that two axes are the same, position by position; their digits and terms are then refined until they
 agree. `fix` says that every position must stay, and why. What cannot be expressed is fixed, which is always sound.
-These axes change while a model is traced; `surgery.width.solved` has what is known at the end.
+These axes change while a model is traced; `surgery.width.solve` has what is known at the end.
 """
 
 from collections.abc import Iterator

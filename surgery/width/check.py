@@ -1,25 +1,27 @@
-"""The plan of a choice, and the check of the model that it makes.
+"""The check of a plan: whether the model that it makes does what was predicted.
 
 The narrow model runs beside the full one's trace. Attributes that store widths are corrected until every operation is
 as the algebra of axes predicts.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from dataclasses import replace
 from itertools import islice
 from traceback import walk_tb
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
-from surgery.errors import first_line
-from surgery.forward import call, copied, in_mode, named_tensors, tensors_in, watching
+from surgery.copying import clone
+from surgery.errors import SurgeryError, first_line
+from surgery.forward import Observed, call, copied, in_mode, tensors_in, watching
 from surgery.names import is_inside
-from surgery.plan import Source, Submodel, structure
+from surgery.plan import Submodel
 from surgery.plan.edits import set_attribute
-from surgery.states import owners
+from surgery.states import state
 from surgery.torch_private import TorchDispatchMode, tree_map
 from surgery.width.axes import SHUFFLED
 from surgery.width.config import config_edits
@@ -27,52 +29,23 @@ from surgery.width.constants import (
     Sizes,
     argument_sizes,
     certain_changes,
-    known_by_module,
-    known_edits,
-    merge_known,
-    merged,
+    layer_edits,
+    new_sizes,
     possible_changes,
     step_sizes,
+    together,
 )
+from surgery.width.plan import repeated
 from surgery.width.rules.registry import is_step, operation_name
-from surgery.width.solved import SPLITS, Axes, Axis, Choice, Product, Solution, Sum, atoms, runs_of, size_of
-from surgery.width.trace import Origins, Step, bind, scalars_of
-
-
-def plan_of(model: nn.Module, values: Mapping[str, Tensor], solution: Solution, choice: Choice) -> Submodel:
-    """Where the kept positions of every tensor lie, with edits that slice the tensors that are not in the state.
-
-    Args:
-        model: the full model, or a copy of it on the meta device.
-        values: its state.
-        solution, choice: the axes of its tensors, and which of their positions stay.
-    """
-    held = {id(tensor): name for _, _, own in owners(model) for name, tensor in own.items()}
-    entries, slices, done = {}, [], set()
-    runs_along = cache(lambda axis: runs_of(axis, choice))  # many tensors lie along one axis
-    for (module, attribute), tensor in named_tensors(model):
-        axes = solution.tensors[module, attribute]
-        where = tuple(None if (runs := runs_along(axis)) == ((0, axis.size),) else runs for axis in axes)
-        if id(tensor) in held:
-            name = held[id(tensor)]
-            entries[name] = (Source(name, where),)
-        elif (
-            any(runs is not None for runs in where)
-            and (owner := id(model.get_submodule(module)), attribute) not in done
-        ):
-            done.add((owner, attribute))  # a module may be registered under several names
-            slices.append({"do": "slice", "module": module, "attribute": attribute, "index": where})
-    shapes = {name: tuple(tensor.shape) for name, tensor in values.items()}
-    dtypes = {name: tensor.dtype for name, tensor in values.items()}
-    return Submodel({name: entries[name] for name in values}, shapes, tuple(slices), structure(model), dtypes)
-
+from surgery.width.solve import SPLITS, Atom, Axes, Axis, Choice, Product, Solution, Sum, atoms, named_widths, size_of
+from surgery.width.trace import Origins, Step, Trace, bind, scalars_of
 
 Values = dict[tuple[str, str], Any]  # (module, attribute) -> value
 _ATTEMPTS = 40  # to get the narrow model past one step
 
 
-class Stuck(NamedTuple):
-    """How far the narrow model runs as predicted, whatever its attributes are: up to this step; and why not further."""
+class Divergence(NamedTuple):
+    """The first step at which the narrow model does something else than predicted, whatever its attributes are."""
 
     step: int
     difference: str
@@ -90,50 +63,49 @@ class _Diverged(Exception):
 
 def checked_plan(
     model: nn.Module, plan: Submodel, solution: Solution, choice: Choice, example: Any
-) -> Submodel | Stuck:
+) -> Submodel | Divergence:
     """The plan with edits that correct attributes, found by running the narrow model and mending the first difference.
 
-    `Stuck` if no choice of attributes makes it run to the end.
+    `Divergence` if no choice of attributes makes it run to the end.
     """
-    known = known_by_module(solution, choice)
-    base = (*plan.edits, *known_edits(plan.build(model), solution, choice))
+    sizes = new_sizes(solution, choice)
+    everywhere = together(sizes.values())
+    base = (*plan.edits, *layer_edits(plan.build(model), solution, choice))
     small = Submodel(plan.entries, plan.shapes, base, plan.structure).build(model)
     chosen: Values = {}
     for name, module in model.named_modules():
-        within = merge_known(found for other, found in known.items() if is_inside(other, name))
+        within = together(found for other, found in sizes.items() if is_inside(other, name))
         for attribute, value in certain_changes(module, within).items():
             chosen[name, attribute] = value
-    sizes = merged(size for found in known.values() for size in (found.widths, found.counts))
 
-    def attempt(values: Values) -> _Diverged | None:
+    def tried(values: Values) -> _Diverged | None:
         with _unchanged(small):
             for (name, attribute), value in values.items():
                 set_attribute(small, name, attribute, value)
             return _difference(small, solution, choice, example)
 
-    here = attempt(chosen)
+    here = tried(chosen)
     while here is not None:
-        options = _options(model, solution.steps[here.step], here.modules, sizes, choice, chosen)
+        options = _options(model, solution.steps[here.step], here.modules, everywhere.numbers, choice, chosen)
         for option in islice(options, _ATTEMPTS):
-            there = attempt(option)
+            there = tried(option)
             if there is None or there.step > here.step:
                 here, chosen = there, option
                 break
         else:
-            return Stuck(here.step, str(here), _no_way_on(model, solution, choice, here))
+            return Divergence(here.step, str(here), _no_way_on(model, solution, choice, here))
     for name, module in small.named_modules():
         if isinstance(module, nn.MultiheadAttention):  # it assumes embed_dim = num_heads * head_dim
             heads = chosen.get((name, "num_heads"), module.num_heads)
             chosen[name, "head_dim"] = module.embed_dim // heads
     sets = [{"do": "set", "module": m, "attribute": a, "value": v} for (m, a), v in chosen.items()]
-    right = Submodel(plan.entries, plan.shapes, (*base, *sets), plan.structure, plan.dtypes)
+    right = replace(plan, edits=(*base, *sets))
 
     def difference(small: nn.Module) -> tuple[int, str] | None:
         found = _difference(small, solution, choice, example)
         return None if found is None else (len(solution.steps) - found.step, str(found))
 
-    in_config = config_edits(model, right, known, difference)
-    return Submodel(plan.entries, plan.shapes, (*right.edits, *in_config), plan.structure, plan.dtypes)
+    return replace(right, edits=(*right.edits, *config_edits(model, right, everywhere, difference)))
 
 
 def _no_way_on(model: nn.Module, solution: Solution, choice: Choice, difference: _Diverged) -> str:
@@ -250,7 +222,9 @@ class _Predicted(TorchDispatchMode):
             raise _Diverged(self.done, f"{name} instead of {step.name}")
         if step.decided is not None and self._stays(step.outputs):
             # Numbers differ, so what they decide may: which expert gets which token. Both models are to run alike.
-            result = tree_map(lambda old, new: new if old is None else old, step.decided, result, is_leaf=_is_none)
+            result = tree_map(
+                lambda old, new: new if old is None else old, step.decided, result, is_leaf=lambda part: part is None
+            )
             outputs = tensors_in(result)
         for found, tensor in zip(step.outputs, outputs):
             expected = [size_of(axis, self.choice) for axis in found]
@@ -299,10 +273,6 @@ class _Predicted(TorchDispatchMode):
         return any(math.isclose(new / old, s**p, rel_tol=1e-9) for s in shares for p in (-1, -0.5, -0.25, 0.25, 0.5, 1))
 
 
-def _is_none(part: Any) -> bool:
-    return part is None
-
-
 def _difference(small: nn.Module, solution: Solution, choice: Choice, example: Any) -> _Diverged | None:
     """The first operation of the narrow model that is not as predicted, or None."""
     predicted = _Predicted(small, solution, choice)
@@ -327,3 +297,81 @@ def _running(model: nn.Module, error: Exception) -> list[str]:
     names = {id(module): name for name, module in model.named_modules()}
     frames = [frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__)]
     return list(dict.fromkeys(names[id(owner)] for owner in reversed(frames) if id(owner) in names))
+
+
+def other_constants(
+    model: nn.Module,
+    example: Any,
+    output: Callable[[Any], Any] | None,
+    seen: Observed[Trace],
+    solution: Solution,
+    choice: Choice,
+    plan: Submodel,
+) -> list[str]:
+    """The widths along which constants of the code are others in the narrow model than the kept ones of the full one.
+
+    Args:
+        model, example, output: as for `surgery.narrow`.
+        seen: the trace, and what was traced.
+
+    Raises:
+        SurgeryError: if such constants lie along heads that are dropped, or other numbers are used there.
+    """
+    trace, heads, what, others = seen.found, {atom for atom in choice if atom.grouping == "heads"}, "", []
+    small = Trace(plan.build(seen.model), copied(seen.example), trace.modes, output) if heads else None
+    for old, new in zip(solution.steps, small.steps) if small else ():
+        plain = {key: value for key, value in old.scalars.items() if key not in old.numbers}
+        if heads & _among(old.axes()) and any(new.scalars.get(key) != value for key, value in plain.items()):
+            what = f"computes with other numbers ({old.name} in {old.module or 'the model itself'}) for fewer heads"
+    compared: dict[int, tuple[Axes, set[Atom]]] = {}  # by place of a constant its axes, and the widths to look at
+    for place, (constant, along, results) in enumerate(trace.constants):
+        its_axes = tuple(map(solution.axis_of, along))
+        cut = choice.keys() & _among(its_axes)
+        if constant.numel() == 1:
+            cut = heads & _among([solution.axis_of(axis) for result in results for axis in result])
+        if cut & heads or any(atom.order for atom in cut):
+            compared[place] = its_axes, cut
+    (full, narrow), unknown = _constants_of_both(model, example, output, trace, plan) if compared else (([], []), "")
+    for place, (its_axes, cut) in compared.items():
+        if not unknown and _same_numbers(repeated(full[place][0], its_axes, choice), narrow[place][0]):
+            continue
+        if cut & heads and (its_axes or not unknown):
+            what = "makes constants for each head (slopes of positions, say), which are others with fewer heads"
+            what += f", or not known ({unknown})" if unknown else ""
+        elif not unknown:
+            others += [name for name, atom in named_widths(solution).items() if atom in cut]
+    if what:
+        raise SurgeryError(
+            f"{type(model).__name__} {what}: the heads that stay would not do what they did. Take "
+            "heads='inside', or register what is computed from their number as a buffer of its module"
+        )
+    return list(dict.fromkeys(others))
+
+
+def _constants_of_both(
+    model: nn.Module, example: Any, output: Callable[[Any], Any] | None, trace: Trace, plan: Submodel
+) -> tuple[tuple[list, list], str]:
+    """The constants of passes of both models where these are; or why their numbers are not known."""
+    if any(tensor.is_meta for tensor in (*state(model).values(), *tensors_in(example))):
+        return ([], []), "meta device"
+    try:
+        full, small = (
+            Trace(copy, copied(example), trace.modes, output).constants for copy in (clone(model), plan.build(model))
+        )
+    except Exception as error:  # whatever the code raises there
+        return ([], []), first_line(error)
+    if not len(full) == len(small) == len(trace.constants):
+        return ([], []), "the code makes others on the meta device"
+    return (full, small), ""
+
+
+def _among(several: Iterable[Axis]) -> set[Atom]:
+    """The atoms of some axes."""
+    return {atom for axis in several for atom in atoms(axis)}
+
+
+def _same_numbers(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors hold the same numbers but for rounding."""
+    exact = torch.promote_types(a.dtype, torch.float64)
+    same = a.shape == b.shape and a.dtype == b.dtype
+    return same and torch.allclose(a.to(exact), b.to(exact), equal_nan=True)

@@ -4,16 +4,17 @@ import difflib
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from surgery.errors import SurgeryError, first_line
+from surgery.names import matches
 from surgery.width import axes
 from surgery.width.axes import Kind, Why, lost, role
-from surgery.width.solved import (
+from surgery.width.plan import positions
+from surgery.width.solve import (
     Atom,
     Axis,
     Choice,
@@ -25,7 +26,6 @@ from surgery.width.solved import (
     is_whole,
     named_widths,
     onto_atoms,
-    positions,
     solve,
     terms,
 )
@@ -93,16 +93,6 @@ class Demand:
                 "positions (they are added, say): give them the same rate"
             )
         return next(iter(rates.values()), self.rate)
-
-
-def matches(module: str, pattern: str) -> bool:
-    """Whether a pattern matches the name of a module or of one around it.
-
-    >>> matches("layer1.0.conv1", "layer1"), matches("layer1.0.conv1", "*.conv1"), matches("layer10", "layer1")
-    (True, True, False)
-    """
-    parts = module.split(".")
-    return any(fnmatchcase(".".join(parts[:n]), pattern) for n in range(1, len(parts) + 1))
 
 
 def checked(model: nn.Module, demand: Demand) -> Demand:

@@ -30,8 +30,8 @@ from surgery.errors import first_line
 from surgery.forward import named_tensors
 from surgery.names import joined
 from surgery.plan import Edit, Submodel
-from surgery.states import owners
-from surgery.width.constants import Known, Sizes, merged, renewed
+from surgery.states import names_by_id
+from surgery.width.constants import COUNT, LEAST, NewSizes, Sizes, merged, renewed
 
 Difference = Callable[[nn.Module], tuple[int, str] | None]
 """How many operations of a narrow model do not run as predicted, and what the first of them does; None if all do."""
@@ -73,9 +73,7 @@ class _Made(NamedTuple):
     shares: Collection[float] = ()
 
 
-def config_edits(
-    model: nn.Module, plan: Submodel, known: Mapping[str, Known], difference: Difference
-) -> Sequence[Edit]:
+def config_edits(model: nn.Module, plan: Submodel, sizes: NewSizes, difference: Difference) -> Sequence[Edit]:
     """Edits after which a narrow model's configuration says its widths; none, and a warning, if it cannot say them.
 
     Nothing happens for a model that its class does not make from a configuration that it holds.
@@ -83,7 +81,7 @@ def config_edits(
     Args:
         model: the full model, or a copy on the meta device.
         plan: the plan of the narrow model, whose attributes are right.
-        known: what axes of each module become.
+        sizes: what sizes of axes become.
         difference: where a narrow model does something else than predicted.
     """
     holder = holder_of(model)
@@ -93,7 +91,7 @@ def config_edits(
     try:
         full = made_from(type(model), config)
         what = mismatch(model, full)
-        search = None if what else _Search(config, full, model, plan, known, difference)
+        search = None if what else _Search(config, full, model, plan, sizes, difference)
     except Exception as error:  # it was not made so: whatever its constructor raises
         search, what = None, f"its class raises {type(error).__name__} for it: {first_line(error)}"
     if search is None:
@@ -116,20 +114,19 @@ class _Search:
         full: nn.Module,
         model: nn.Module,
         plan: Submodel,
-        known: Mapping[str, Known],
+        sizes: NewSizes,
         difference: Difference,
     ):
         self.config, self.full, self.model, self.plan, self.difference = config, full, model, plan, difference
         self.small = plan.build(full)
         self.plain, self.tries = list(fields(reread(config))), _MOST_MADE
         self.refused = ""  # what the class says of the values that were guessed
-        self.widths = merged(found.widths for found in known.values())
-        self.counts = merged(found.counts for found in known.values())
+        self.sizes = sizes
 
     def best(self) -> _Made:
         """The best values that were found."""
-        here, values, sizes = self.judged(self.config, self.full), {}, merged([self.widths, self.counts])
-        guess = dict(guessed(self.config, self.widths, self.counts))
+        here, values, sizes = self.judged(self.config, self.full), {}, self.sizes.numbers
+        guess = dict(guessed(self.config, self.sizes.widths, self.sizes.counts))
         made = self.made(guess)
         if made is None or made.score.shapes:
             guess = {path: new for path, new in guess.items() if not self.contradicts(path, new)}
@@ -227,7 +224,7 @@ class _Search:
 
 def _outside(model: nn.Module) -> dict[tuple[str, str], Tensor]:
     """The tensors of a model that are not in its state."""
-    held = {id(tensor) for _, _, own in owners(model) for tensor in own.values()}
+    held = names_by_id(model)
     return {key: tensor for key, tensor in named_tensors(model) if id(tensor) not in held}
 
 
@@ -242,9 +239,7 @@ def _is_corner(mine: Tensor | None, other: Tensor | None) -> bool:
 
 
 _WIDTH = re.compile(r"dim|channel|hidden|width|size|embd|inner|feat|planes|d_|ffn|rank")
-_COUNT = re.compile(r"heads?$|groups?$")
 _FACTOR = re.compile(r"ratio|factor|mult|expan")
-_LEAST = 4  # smaller numbers are no widths
 
 
 def guessed(config: Any, widths: Sizes, counts: Sizes) -> Iterator[tuple[Fields, Any]]:
@@ -254,9 +249,9 @@ def guessed(config: Any, widths: Sizes, counts: Sizes) -> Iterator[tuple[Fields,
     >>> list(guessed(SimpleNamespace(hidden_size=8, labels=8, num_heads=4), {8: {6}}, {4: {4}}))
     [(('hidden_size',), 6)]
     """
-    widths = {size: news for size, news in widths.items() if size >= _LEAST}
+    widths = {size: news for size, news in widths.items() if size >= LEAST}
     for path, value in fields(config):
-        sizes = counts if _COUNT.search(path[-1]) else widths if _WIDTH.search(path[-1]) else {}
+        sizes = counts if COUNT.search(path[-1]) else widths if _WIDTH.search(path[-1]) else {}
         if (new := renewed(value, sizes)) is not None:
             yield path, new
 

@@ -1,11 +1,12 @@
 """Numbers in a model's attributes that are the size of a width or a count of heads or groups.
 
-`sizes` says what such a number becomes in a narrower model; `certain_changes` and `possible_changes` find the
-attributes that hold one, and `known_edits` those of torch's own modules.
+`new_sizes` says what such numbers become in a narrower model; `certain_changes` and `possible_changes` find the
+attributes that hold one, and `layer_edits` those of torch's own modules.
 """
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from surgery.errors import SurgeryError
 from surgery.width.axes import Kind
-from surgery.width.solved import Axis, Choice, Solution, Sum, atoms, digits, grouping_of, size_of, terms
+from surgery.width.solve import Axis, Choice, Solution, Sum, atoms, digits, grouping_of, size_of, terms
 from surgery.width.trace import Step
 
 Sizes = dict[int, set[int]]  # old size -> what axes of that size become
@@ -69,13 +70,13 @@ def merged(several: Iterable[Sizes]) -> Sizes:
 # Names of attributes that store widths, that count heads or groups, and that are scales computed from widths.
 # Attributes with other names are changed only if the model does not run as predicted otherwise.
 _WIDTH = re.compile(r"dim|channel|chs|feat|width|hidden|planes|embed|inner|d_model|rank")
-_COUNT = re.compile(r"heads?$|groups?$")
+COUNT = re.compile(r"heads?$|groups?$")
 _SCALE = re.compile(r"scal|temp|norm|sqrt")
-_LEAST = 4  # smaller numbers may well mean something else
+LEAST = 4  # smaller numbers may well mean something else
 
 
-class Known(NamedTuple):
-    """What the steps say about the numbers of one module.
+class NewSizes(NamedTuple):
+    """What the numbers of one module become in the narrow model.
 
     Attributes:
         widths, counts: what sizes of features, and numbers of heads and groups, become.
@@ -86,6 +87,11 @@ class Known(NamedTuple):
     counts: Sizes
     scales: list[tuple[float, float]]
 
+    @property
+    def numbers(self) -> Sizes:
+        """Widths and counts together."""
+        return merged([self.widths, self.counts])
+
     def add(self, axis: Axis, choice: Choice, only_changes: bool) -> None:
         """Note the sizes of an axis and of its parts."""
         for part in _parts(axis, choice):
@@ -95,51 +101,41 @@ class Known(NamedTuple):
                 self.counts.setdefault(part.old, set()).add(part.new)
 
 
-def known_by_module(solution: Solution, choice: Choice) -> dict[str, Known]:
-    """What the tensors and the operations of each module say."""
-    found: dict[str, Known] = {}
-
-    def of(module: str) -> Known:
-        return found.setdefault(module, Known({}, {}, []))
-
+def new_sizes(solution: Solution, choice: Choice) -> dict[str, NewSizes]:
+    """By module what its tensors and operations say."""
+    found: dict[str, NewSizes] = defaultdict(lambda: NewSizes({}, {}, []))
     for (module, _), tensor_axes in solution.tensors.items():
         for axis in tensor_axes:
-            of(module).add(axis, choice, only_changes=False)
+            found[module].add(axis, choice, only_changes=False)
     for step in solution.steps:
-        for axis in (axis for tensor_axes in (*step.inputs, *step.outputs) for axis in tensor_axes):
-            of(step.module).add(axis, choice, only_changes=True)  # numbers of tokens and pixels are no widths
+        sizes = found[step.module]
+        for axis in step.axes():
+            sizes.add(axis, choice, only_changes=True)  # numbers of tokens and pixels are no widths
         for number, axis in _numbers(step):
-            of(step.module).counts.setdefault(number, set()).add(size_of(axis, choice))
-        of(step.module).scales.extend(_scales(step, choice))
+            sizes.counts.setdefault(number, set()).add(size_of(axis, choice))
+        sizes.scales.extend(_scales(step, choice))
     return found
 
 
-def merge_known(several: Iterable[Known]) -> Known:
+def together(several: Iterable[NewSizes]) -> NewSizes:
     """What several modules say, taken together."""
     several = list(several)
-    return Known(
-        merged(known.widths for known in several),
-        merged(known.counts for known in several),
-        [scale for known in several for scale in known.scales],
+    return NewSizes(
+        merged(sizes.widths for sizes in several),
+        merged(sizes.counts for sizes in several),
+        [scale for sizes in several for scale in sizes.scales],
     )
 
 
 def step_sizes(step: Step, choice: Choice) -> Sizes:
     """The sizes that one operation sees, and what they become."""
-    found: Sizes = {}
-    for tensor_axes in (*step.inputs, *step.outputs):
-        for axis in tensor_axes:
-            for part in _parts(axis, choice):
-                found.setdefault(part.old, set()).add(part.new)
-    return merged([found, argument_sizes(step, choice)])
+    found = [{part.old: {part.new}} for axis in step.axes() for part in _parts(axis, choice)]
+    return merged([*found, argument_sizes(step, choice)])
 
 
 def argument_sizes(step: Step, choice: Choice) -> Sizes:
     """The sizes that one operation was called with, and what they become."""
-    found: Sizes = {}
-    for number, axis in _numbers(step):
-        found.setdefault(number, set()).add(size_of(axis, choice))
-    return found
+    return merged({number: {size_of(axis, choice)}} for number, axis in _numbers(step))
 
 
 def _numbers(step: Step) -> list[tuple[int, Axis]]:
@@ -166,7 +162,7 @@ def _scales(step: Step, choice: Choice) -> Iterator[tuple[float, float]]:
                 break
 
 
-def certain_changes(module: nn.Module, known: Known) -> dict[str, Any]:
+def certain_changes(module: nn.Module, sizes: NewSizes) -> dict[str, Any]:
     """New values of attributes whose names say that they store widths, counts or scales, if only one value is possible.
 
     Raises SurgeryError for a scale that is the root of several widths that shrink differently.
@@ -174,15 +170,15 @@ def certain_changes(module: nn.Module, known: Known) -> dict[str, Any]:
 
     def new_value(name: str, value: Any) -> Any:
         if isinstance(value, float) and _SCALE.search(name):
-            options = {b for a, b in known.scales if math.isclose(a, value, rel_tol=1e-9)}
+            options = {b for a, b in sizes.scales if math.isclose(a, value, rel_tol=1e-9)}
             if len(options) > 1:
                 raise SurgeryError(
                     f"{name!r} of {type(module).__name__} is {value} and would become one of {sorted(options)}: "
                     "compute it from a shape in the forward pass"
                 )
             return next(iter(options), None)
-        sizes = known.counts if _COUNT.search(name) else known.widths if _WIDTH.search(name) else {}
-        certain = {n: news for n, news in sizes.items() if len(news) == 1 and n >= _LEAST}
+        named = sizes.counts if COUNT.search(name) else sizes.widths if _WIDTH.search(name) else {}
+        certain = {n: news for n, news in named.items() if len(news) == 1 and n >= LEAST}
         return renewed(value, certain) if not name.startswith("_") else None
 
     return _changes(module, new_value)
@@ -205,7 +201,7 @@ def _changes(module: nn.Module, new_value: Callable[[str, Any], Any]) -> dict[st
 
 
 def _is_custom(module: nn.Module) -> bool:
-    """Whether attributes may be changed by their names; `known_edits` sets torch's own."""
+    """Whether attributes may be changed by their names; `layer_edits` sets torch's own."""
     own = type(module).__module__.startswith("torch.nn.")
     known = isinstance(
         module, _ConvNd | nn.Linear | _NormBase | nn.GroupNorm | nn.LayerNorm | nn.RMSNorm | nn.Embedding
@@ -227,7 +223,7 @@ def renewed(value: Any, sizes: Sizes) -> Any:
     return next(iter(changed)) if len(changed) == 1 else None
 
 
-def known_edits(small: nn.Module, solution: Solution, choice: Choice) -> Iterator[dict[str, Any]]:
+def layer_edits(small: nn.Module, solution: Solution, choice: Choice) -> Iterator[dict[str, Any]]:
     """Edits after which the attributes of torch's own modules say what their tensors and operations are."""
     seen: dict[str, dict[str, Any]] = {}
     for step in solution.steps:
@@ -241,8 +237,10 @@ def known_edits(small: nn.Module, solution: Solution, choice: Choice) -> Iterato
 
 
 def _weight(module: nn.Module) -> Tensor:
-    """The weight, or the parameter of its shape from which a hook makes it anew in every call: `torch.nn.utils`'
-    weight_norm (weight_v), spectral_norm and prune (weight_orig). Until then the old weight lies beside it.
+    """The weight, or the parameter of its shape from which a hook makes it anew in every call.
+
+    So do `torch.nn.utils`' weight_norm (weight_v), spectral_norm and prune (weight_orig). Until then the old weight
+    lies beside it.
     """
     made_of = [module._parameters[name] for name in ("weight_v", "weight_orig") if name in module._parameters]
     return made_of[0] if made_of else module.weight

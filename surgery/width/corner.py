@@ -17,9 +17,9 @@ from surgery.errors import SurgeryError
 from surgery.forward import named_tensors
 from surgery.names import joined
 from surgery.plan import Index, Source, Submodel, structure
-from surgery.states import load, owners, state
-from surgery.width.check import plan_of
-from surgery.width.solved import Atom, Axis, Product, Sum, atoms, digits, grouping_of, size_of, solve
+from surgery.states import load, names_by_id, state
+from surgery.width.plan import plan_of
+from surgery.width.solve import Atom, Axis, Product, Sum, atoms, digits, grouping_of, size_of, solve
 from surgery.width.trace import traced
 
 _OWN = vars(nn.Module()).keys() - {"training"}  # what every module keeps for itself
@@ -86,7 +86,7 @@ def _slices(model: nn.Module, small: nn.Module) -> list[dict[str, Any]]:
     """Edits for tensors that are not in the state."""
     edits = []
     others = dict(named_tensors(small))
-    held = {id(tensor) for _, _, own in owners(model) for tensor in own.values()}  # under all their names
+    held = names_by_id(model)  # tied ones under all their names
     for (module, attribute), tensor in named_tensors(model):
         other = others.get((module, attribute), tensor)
         if id(tensor) not in held and other.shape != tensor.shape:

@@ -11,8 +11,8 @@ from surgery.copying import clone
 from surgery.errors import SurgeryError, first_line
 from surgery.forward import named_tensors
 from surgery.names import joined
-from surgery.width.beside import read_batch
-from surgery.width.solved import SUMS, Atom, Axes, Solution, named_widths, occurrences, onto_atoms, solve
+from surgery.width.replay import read_batch
+from surgery.width.solve import SUMS, Atom, Axes, Solution, named_widths, occurrences, onto_atoms, solve
 from surgery.width.trace import traced, traced_in_place, unfused
 
 Name: TypeAlias = Literal["l1", "l2", "bn_scale", "taylor", "fisher", "activation"]
@@ -194,10 +194,10 @@ def _gradients(
 def read_activations(
     model: nn.Module, example: Any, batches: list[Any], output: Callable[[Any], Any] | None
 ) -> tuple[Solution, dict[Atom, Tensor]]:
-    """The mean of |x| over batches and all other axes, x being what matrix products (attention's too) and convolutions
-    read.
+    """The mean of |x| over batches and all other axes, x being what products and convolutions read.
 
-    A copy of the model runs where the model is, once to trace it and once for each batch.
+    Attention's products count, too. A copy of the model runs where the model is, once to trace it and once for each
+    batch.
     """
     scores: dict[Atom, Tensor] = {}
     weight = 1 / len(batches)

@@ -1,24 +1,48 @@
-"""Narrower models, and the widths that a model has."""
+"""Narrower models, and the widths that a model has.
+
+`narrow` makes a row of attempts. Each traces the model, solves the trace, chooses positions, makes the plan of them and
+checks the model that it builds, all with what is known by then. Where the narrow model does something else, that shows
+what the trace did not: code takes two widths of one size for one, or cannot do with fewer positions there. The next
+attempt begins anew with that. No value changes once it is made.
+"""
 
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from itertools import islice
+from typing import Any, NamedTuple, TypeAlias
 
 from torch import nn
 
 from surgery.errors import SurgeryError
-from surgery.names import joined
+from surgery.forward import Observed
+from surgery.names import is_inside, joined
 from surgery.plan import Submodel
-from surgery.width.choose import Demand, Heads, Rounding, Scores, checked, choose
-from surgery.width.search import Request, attempts, other_constants
-from surgery.width.shortfall import constants_differ, listed, target_missed, too_wide, unused_tensors
-from surgery.width.solved import Atom, named_widths, size_of, solve
-from surgery.width.target import Target
-from surgery.width.trace import traced
+from surgery.states import state
+from surgery.width import axes
+from surgery.width.axes import SHUFFLED, Why, fix, lost, role
+from surgery.width.check import Divergence, checked_plan, other_constants, splits_interleaved
+from surgery.width.choose import Chosen, Demand, Heads, Rounding, Scores, TracedScores, best, checked, choose, scores_of
+from surgery.width.plan import plan_of
+from surgery.width.shortfall import (
+    UnshrunkWidth,
+    constants_differ,
+    listed,
+    stayed_whole,
+    target_missed,
+    too_wide,
+    unused_tensors,
+)
+from surgery.width.solve import Atom, Solution, digits, is_whole, named_widths, size_of, solve
+from surgery.width.target import Cost, Target, numbers_kept
+from surgery.width.trace import Trace, same_code, traced
 
+_COUPLINGS = 6  # that are tried to bring the narrow model further
+_MOST_WHOLE = 8  # operations around which widths stay whole because the narrow model does not run
 _log = logging.getLogger(__name__)
 
 
@@ -100,14 +124,14 @@ def narrow(
     request = Request(model, example, demand, output, strict, target, keep_top)
     found = deque(attempts(request), maxlen=1).pop()  # the narrow model of the last one runs as predicted
     solution, demand, chosen, plan = found.solution, found.demand, found.chosen, found.outcome
-    others = other_constants(found, plan)
+    others = other_constants(model, example, output, found.seen, solution, chosen.choice, plan)
     small = plan.build(model)
     for shortfall, refused in (
         (target_missed(target, found.cost, chosen.choice), strict),
         (listed(model, found.whole), strict or not chosen.choice),
         (too_wide(solution, demand, chosen, small) if strict else "", strict),
         (constants_differ(model, others), strict),
-        (unused_tensors(solution, demand, chosen, small, found.trace.untrained), strict),
+        (unused_tensors(solution, demand, chosen, small, found.seen.found.untrained), strict),
     ):
         if shortfall and refused:
             raise SurgeryError(shortfall)
@@ -196,3 +220,182 @@ def widths(
         for atom, members in solution.members.items()
         if atom.size > 1
     ]
+
+
+class Place(NamedTuple):
+    """An axis of a trace: the number of a step, and of the axis among that step's."""
+
+    step: int
+    position: int
+
+
+Coupling: TypeAlias = tuple[tuple[Place, Place], ...]  # pairs of axes that become one width
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is wanted: the arguments of `surgery.narrow`."""
+
+    model: nn.Module
+    example: Any
+    demand: Demand
+    output: Callable[[Any], Any] | None = None
+    strict: bool = False
+    target: Target | None = None
+    scores: Scores | None = None
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """What earlier attempts have found out.
+
+    Attributes:
+        couplings: axes that are one width for the code.
+        whole: by number of a step, and of one of its axes (None: all), why they stay whole there.
+    """
+
+    couplings: tuple[Coupling, ...] = ()
+    whole: Mapping[tuple[int, int | None], Why] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A choice of positions, what it was made from, and what comes of it.
+
+    Attributes:
+        request, known: what it was made for, with what was known.
+        seen: the trace, and what was traced: copies on the meta device, if the model runs there.
+        solution, demand, chosen: the axes, what was asked of them, and the positions.
+        cost: counts what is left, if there is a target.
+    """
+
+    request: Request
+    known: Constraints
+    seen: Observed[Trace]
+    solution: Solution
+    demand: Demand
+    chosen: Chosen
+    cost: Cost | None
+
+    @cached_property
+    def whole(self) -> list[UnshrunkWidth]:
+        """The hidden widths that stay whole although they were to shrink."""
+        return stayed_whole(self.solution, self.demand, self.chosen)
+
+    @cached_property
+    def outcome(self) -> Submodel | Divergence:
+        """The plan, if the narrow model runs as predicted; otherwise how far it runs."""
+        choice = self.chosen.choice
+        plan = plan_of(self.seen.model, state(self.request.model), self.solution, choice)
+        return checked_plan(self.seen.model, plan, self.solution, choice, self.seen.example)
+
+    def is_further_than(self, other: "Attempt") -> bool:
+        """Whether the narrow model runs further, with no more widths that stay whole."""
+        if not self.chosen.choice or len(self.whole) > len(other.whole):
+            return False
+        return isinstance(self.outcome, Submodel) or self.outcome.step > other.outcome.step
+
+
+def attempts(request: Request) -> Iterator[Attempt]:
+    """Attempts, each further than the one before, until the narrow model runs as predicted.
+
+    If no coupling and no other digit brings it further, the widths around the operation where it is stuck stay whole.
+
+    Raises:
+        SurgeryError: if a target cannot be reached, and if the narrow model does not run whatever is tried.
+    """
+    here = attempt(request, Constraints())
+    yield here
+    message = here.outcome.message if isinstance(here.outcome, Divergence) else ""
+    while isinstance(stuck := here.outcome, Divergence):
+        further = _first_further(here, stuck)
+        if further is None:
+            if request.strict or (stuck.step, None) in here.known.whole or len(here.known.whole) == _MOST_WHOLE:
+                raise SurgeryError(message)
+            further = attempt(request, _with_whole(here, stuck, None))
+        here = further
+        yield here
+        if not here.chosen.choice:
+            raise SurgeryError(message)
+
+
+def attempt(request: Request, known: Constraints) -> Attempt:
+    """Trace the model, solve the trace with what is known, and choose."""
+    seen = traced(request.model, request.example, request.output)
+    trace, target = seen.found, request.target
+    traced_scores = None if request.scores is None else TracedScores(trace, request.scores)
+    for (first, position), why in known.whole.items():
+        for step in same_code(seen.model, trace.steps, first):
+            for axis in step.axes() if position is None else [step.axes()[position]]:
+                fix(axis, why)
+    for a, b in (pair for coupling in known.couplings for pair in coupling):
+        axes.unify(*(trace.steps[place.step].axes()[place.position] for place in (a, b)))
+    solution = solve(trace)
+    demand, score, cost = request.demand, None, None
+    if traced_scores:
+        score = partial(scores_of, scores=traced_scores(solution), solution=solution)
+        demand = replace(demand, pick=best(score))
+    if target:
+        cost = Cost(seen.model, solution, target.what, trace.lengths[0])
+        demand = replace(demand, numbers=partial(numbers_kept, target, cost, rounded=demand.share, scores=score))
+    chosen = choose(solution, demand)
+    if target and (share := cost.share(chosen.choice)) > target.share:
+        whole = stayed_whole(solution, request.demand, choose(solution, request.demand))
+        reasons = f"; {listed(request.model, whole)}" if whole else ""
+        raise SurgeryError(
+            f"{target} cannot be reached: {share:.1%} of the {target.what} are left where every width that can shrink "
+            f"is at its floor: take a lower floor, another rounding or a larger share{reasons}"
+        )
+    return Attempt(request, known, seen, solution, demand, chosen, cost)
+
+
+def _first_further(here: Attempt, stuck: Divergence) -> Attempt | None:
+    """The first attempt that gets further, of those for which two widths are one, or another digit of one shrinks."""
+    for coupling in islice(_couplings(here, stuck.step), _COUPLINGS):
+        there = attempt(here.request, replace(here.known, couplings=(*here.known.couplings, coupling)))
+        if there.is_further_than(here):
+            return there
+    step, choice = here.solution.steps[stuck.step], here.chosen.choice
+    inputs = [axis for found in step.inputs for axis in found]
+    smaller = [i for i, axis in enumerate(inputs) if size_of(axis, choice) < axis.size]
+    for position, axis in enumerate(step.axes()):
+        if axis in choice and any(axis in digits(other) for other in inputs if other is not axis):
+            there = attempt(here.request, _with_whole(here, stuck, position))
+            now = there.solution.steps[stuck.step].axes()
+            shrinks = all(size_of(now[i], there.chosen.choice) < now[i].size for i in smaller)
+            if shrinks and there.is_further_than(here):
+                return there
+    return None
+
+
+def _couplings(here: Attempt, number: int) -> Iterator[Coupling]:
+    """Axes of one size that shrink differently, of what a step's module sees: its code may take them for one width.
+
+    First those of the step itself with others, the shortest first (a head's share of queries and of values); then the
+    longest two (a head's share computed from the input's channels), and all axes that are as long as these.
+    """
+    step, choice = here.solution.steps[number], here.chosen.choice
+    found: dict[int, dict[int, Place]] = {}  # by size and new size the first axis that may shrink
+    for i, other in enumerate(here.solution.steps):
+        if is_inside(other.module, step.module):
+            for position, axis in enumerate(other.axes()):
+                if not is_whole(axis):
+                    found.setdefault(axis.size, {}).setdefault(size_of(axis, choice), Place(i, position))
+    mine = {axis.size: size_of(axis, choice) for axis in step.axes() if not is_whole(axis)}
+    for size in sorted(mine):
+        first = found[size][mine[size]]
+        yield from (((first, other),) for new, other in found[size].items() if new != mine[size])
+    for size in sorted(found, reverse=True):
+        first, *others = found[size].values()
+        if others:
+            yield ((first, others[0]),)
+            if len(others) > 1:
+                yield tuple((first, other) for other in others)
+
+
+def _with_whole(here: Attempt, stuck: Divergence, position: int | None) -> Constraints:
+    """What is known if an axis of the step where an attempt is stuck stays whole, or all of them."""
+    why = lost(f"the code there does not run with fewer: {stuck.difference}")
+    if position is None and splits_interleaved(here.solution.steps[stuck.step]):
+        why = role(SHUFFLED)
+    return replace(here.known, whole={**here.known.whole, (stuck.step, position): why})

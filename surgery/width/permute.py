@@ -11,9 +11,9 @@ from surgery.errors import SurgeryError, first_line
 from surgery.names import joined
 from surgery.plan import Submodel
 from surgery.states import state
-from surgery.width.check import plan_of
 from surgery.width.choose import Scores, checked_scores
-from surgery.width.solved import Atom, Choice, Solution, named_widths, parts_of, solve
+from surgery.width.plan import plan_of
+from surgery.width.solve import Atom, Choice, Solution, named_widths, parts_of, solve
 from surgery.width.trace import traced
 
 

@@ -1,15 +1,15 @@
 """Where a narrow model is less than was asked for, and why: one list of reasons for warnings and refusals."""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from surgery.forward import named_tensors
-from surgery.names import joined
+from surgery.names import joined, matches
 from surgery.width.axes import Kind, Why, firmest, lost
-from surgery.width.choose import INSIDE, Chosen, Demand, matches
-from surgery.width.solved import Atom, Axis, Choice, Product, Solution, Sum, atoms, digits, size_of, summed_over, terms
+from surgery.width.choose import INSIDE, Chosen, Demand
+from surgery.width.solve import Atom, Axis, Choice, Product, Solution, Sum, atoms, digits, size_of, summed_over, terms
 from surgery.width.target import CLOSE, Cost, Target
 
 _LISTED = 5  # widths that stayed whole are listed up to this number
@@ -97,11 +97,16 @@ def listed(model: nn.Module, whole: Sequence[UnshrunkWidth], what: str = "shrink
     """Which widths stay whole, and why; "" if none does."""
     if not whole:
         return ""
-    lines = [f"  {width}" for width in whole[:_LISTED]]
-    if len(whole) > _LISTED:
-        lines.append(f"  and {len(whole) - _LISTED} more; surgery.widths lists all")
     some = f"{len(whole)} hidden widths" if len(whole) > 1 else "a hidden width"
-    return "\n".join([f"{some} of {type(model).__name__} cannot {what}:", *lines])
+    return _list(f"{some} of {type(model).__name__} cannot {what}:", whole, "; surgery.widths lists all")
+
+
+def _list(first: str, items: Sequence[Any], more: str = "", last: str = "") -> str:
+    """Some lines: the first, items up to a number and how many more there are, the last."""
+    lines = [first, *(f"  {item}" for item in items[:_LISTED])]
+    if len(items) > _LISTED:
+        lines.append(f"  and {len(items) - _LISTED} more{more}")
+    return "\n".join([*lines, last] if last else lines)
 
 
 def too_wide(solution: Solution, demand: Demand, chosen: Chosen, small: nn.Module) -> str:
@@ -129,18 +134,17 @@ def too_wide(solution: Solution, demand: Demand, chosen: Chosen, small: nn.Modul
     for product in {product for _, axis in held for product in _products(axis)}:
         if len(shrinking := [digit for digit in product.parts if most(digit) < digit.size]) > 1:
             free.update(part for digit in shrinking for part in (digit, *atoms(digit)))
-    lines = []
+    longer = []
     for key, tensor in named_tensors(small):
         for position, axis in enumerate(solution.tensors.get(key, ()) if not demand.numbers else ()):
             asked = sum(part.size if {axis, part} & free else most(part) for part in terms(axis))
             if tensor.shape[position] > asked:
                 shape = tuple(tensor.shape)
-                lines.append(f"  axis {position} of {joined(*key)} {shape} is to have {asked} of {axis.size}")
-    if not lines:
+                longer.append(f"axis {position} of {joined(*key)} {shape} is to have {asked} of {axis.size}")
+    if not longer:
         return ""
-    more = [f"  and {len(lines) - _LISTED} more"] if len(lines) > _LISTED else []
     first = f"tensors of the narrow {type(small).__name__} are longer than the rate asks for, and no reason is known:"
-    return "\n".join([first, *lines[:_LISTED], *more, "to have their widths whole, name their modules in keep=[...]"])
+    return _list(first, longer, last="to have their widths whole, name their modules in keep=[...]")
 
 
 def _products(axis: Axis) -> Iterator[Product]:
@@ -160,26 +164,22 @@ def unused_tensors(solution: Solution, demand: Demand, chosen: Chosen, small: nn
     cut = {
         axis.size for found in solution.tensors.values() for axis in found if size_of(axis, chosen.choice) < axis.size
     }
-    lines = [
-        f"  {joined(*key)} {tuple(tensor.shape)}"
+    unused = [
+        f"{joined(*key)} {tuple(tensor.shape)}"
         for key, tensor in named_tensors(small)
         if key in solution.unused
         and cut.intersection(tensor.shape)
         and not any(matches(key[0], pattern) for pattern in demand.keep)
     ]
-    if not lines:
+    if not unused:
         return ""
-    more = [f"  and {len(lines) - _LISTED} more"] if len(lines) > _LISTED else []
     which = f"in evaluation mode, and it does not run in training mode ({untrained})" if untrained else "in any mode"
-    return "\n".join(
-        [
-            f"tensors of {type(small).__name__} that the example does not use {which}, stay whole, but are as long as "
-            "widths that shrink, so code that uses them may not run:",
-            *lines[:_LISTED],
-            *more,
-            "give an example that uses them, keep=[...] what makes these widths or the tensors' own modules, or remove "
-            "them from the model",
-        ]
+    return _list(
+        f"tensors of {type(small).__name__} that the example does not use {which}, stay whole, but are as long as "
+        "widths that shrink, so code that uses them may not run:",
+        unused,
+        last="give an example that uses them, keep=[...] what makes these widths or the tensors' own modules, or "
+        "remove them from the model",
     )
 
 

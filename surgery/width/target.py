@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from surgery.errors import SurgeryError
-from surgery.width.solved import Atom, Axes, Axis, Choice, Solution, size_of
+from surgery.width.solve import Atom, Axes, Axis, Choice, Solution, size_of
 from surgery.width.trace import Step
 
 What: TypeAlias = Literal["parameters", "macs"]

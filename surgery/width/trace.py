@@ -18,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from surgery.configuration import is_plain
 from surgery.copying import clone
 from surgery.errors import InternalError, SurgeryError, first_line
 from surgery.forward import (
@@ -39,6 +40,7 @@ from surgery.width.rules.registry import Learnt, Rule, View, is_step, operation_
 _FOREIGN = "a tensor lies along it that the model does not hold: register it as a buffer of its module"
 RANGE = "a window or a range runs over it, so that the order of its positions matters"
 _LEAVES = {"numpy", "tolist", "__array__", "__dlpack__", "storage", "untyped_storage", "apply_", "map_"}
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -233,9 +235,6 @@ class Trace:
 
 def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
-
-
-_log = logging.getLogger(__name__)
 
 
 class Origins:
@@ -454,6 +453,15 @@ class _Count(Watch):
             self.found[self.where[-1], operation_name(operation)] += 1
 
 
+def same_code(model: nn.Module, steps: Sequence[Step], number: int) -> list[Step]:
+    """The operations at the place in the code of its module where a step is, in all modules of that class."""
+    modules, calls, places = dict(model.named_modules()), Counter(), []
+    for step in steps:
+        places.append((type(modules[step.module]), calls[step.module], step.name))
+        calls[step.module] += 1
+    return [step for step, place in zip(steps, places) if place == places[number]]
+
+
 def bind(func: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of an operation by their names in its schema."""
     bound = {}
@@ -468,14 +476,8 @@ def bind(func: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
 def scalars_of(func: Any, bound: dict[str, Any]) -> dict[str, Any]:
     """The numbers, strings and flags of a call, except sizes, which the shapes of the results show."""
     rule = rule_for(func)
-    plain = {key: tuple(value) if isinstance(value, list) else value for key, value in bound.items()}
-    return {key: value for key, value in plain.items() if not (rule and key in rule.sizes) and _is_plain(value)}
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, tuple):
-        return all(map(_is_plain, value))
-    return isinstance(value, bool | int | float | str)
+    own = {key: tuple(v) if isinstance(v, list) else v for key, v in bound.items() if not (rule and key in rule.sizes)}
+    return {key: value for key, value in own.items() if value is not None and is_plain(value)}
 
 
 @contextmanager

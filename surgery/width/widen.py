@@ -2,11 +2,13 @@
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from surgery.errors import SurgeryError
 from surgery.forward import named_tensors
@@ -14,16 +16,17 @@ from surgery.names import joined
 from surgery.plan import Index, Runs, Source, Submodel, as_runs, structure
 from surgery.plan.edits import attribute_of
 from surgery.plan.positions import as_index, positions
-from surgery.states import load, owners, state
+from surgery.states import load, names_by_id, state
 from surgery.width import axes
 from surgery.width.axes import Why, lost, role
-from surgery.width.beside import Readers, changed, readers, shares, trial, trial_input
-from surgery.width.check import Stuck, checked_plan, plan_of
-from surgery.width.choose import Demand, Heads, checked, choose
-from surgery.width.search import same_code
-from surgery.width.shortfall import listed, stayed_whole
-from surgery.width.solved import Atom, Choice, atoms, solve
-from surgery.width.trace import one_by_one, traced_in_place
+from surgery.width.check import Divergence, checked_plan
+from surgery.width.choose import Chosen, Demand, Heads, checked, choose
+from surgery.width.plan import plan_of
+from surgery.width.replay import changed, trial, trial_input
+from surgery.width.rules.registry import RULES
+from surgery.width.shortfall import UnshrunkWidth, listed, stayed_whole
+from surgery.width.solve import SPLITS, SUMS, Atom, Axis, Choice, Solution, Sum, atoms, solve
+from surgery.width.trace import Step, one_by_one, same_code, traced_in_place
 
 Mode = Literal["copy", "zero"]
 _MOST_LEFT = 12  # operations around which widths are left as they are because they would compute something else
@@ -89,13 +92,13 @@ def widen(
     _check(model, rate, mode, noise, example)
     demand = checked(model, Demand(1 / rate, keep=keep, heads=heads))
     with one_by_one():
-        growth = _Growth(model, example, output, demand, rate, mode)
-        plan = growth.plan()
-    whole = stayed_whole(growth.solution, demand, growth.chosen)
-    if whole or not growth.choice:
-        if strict or not growth.choice:
-            raise SurgeryError(listed(model, whole, "grow") if whole else f"{type(model).__name__} has no hidden width")
-        _log.warning(listed(model, whole, "grow"))
+        growth = _grown(model, example, output, demand, rate, mode)
+    whole = listed(model, growth.whole, "grow")
+    if not growth.choice or (whole and strict):
+        raise SurgeryError(whole or f"{type(model).__name__} has no hidden width")
+    if whole:
+        _log.warning(whole)
+    plan = growth.outcome
     wide = growth.built(model, plan)
     if noise:
         _add_noise(wide, growth, noise, generator)
@@ -118,70 +121,157 @@ def _check(model: Any, rate: Any, mode: Any, noise: Any, example: Any) -> None:
         raise SurgeryError("widen runs the model: give an input as `example`")
 
 
-class _Growth:
-    """The search for widths that can grow without a change of what the model computes."""
+class Readers(NamedTuple):
+    """What reads widths.
 
-    def __init__(
-        self,
-        model: nn.Module,
-        example: Any,
-        output: Callable[[Any], Any] | None,
-        demand: Demand,
-        rate: float,
-        mode: Mode,
-    ):
-        self.demand, self.rate, self.mode = demand, rate, mode
-        self.values, self.model, self.example = state(model), trial(model), trial_input(example)
-        self.trace = traced_in_place(self.model, self.example, output)
-        self.solve()
-        for number, atom in self.readers.computed:
-            if atom in self.choice:
-                self.leave(number, {atom}, role("two computed tensors are multiplied and summed along it"), alone=True)
-        self.solve()
+    Attributes:
+        of: by (module, attribute) and axis of a tensor of the model the atoms that a product sums along it.
+        computed: (step, atom) where products sum along an axis of which no tensor of the model has a part: both of
+            their factors are computed, as queries and keys are.
+    """
 
-    def solve(self) -> None:
-        """Choose what grows."""
-        self.solution = solve(self.trace)
-        self.chosen = choose(self.solution, self.demand)
-        sizes = {atom: math.floor(round(atom.size * self.rate, 9)) for atom in self.chosen.sliced if not atom.order}
-        self.choice: Choice = {a: [j % a.size for j in range(n)] for a, n in sizes.items() if n > a.size}
-        self.readers: Readers = readers(self.solution)
+    of: dict[tuple[tuple[str, str], int], set[Atom]]
+    computed: list[tuple[int, Atom]]
 
-    def leave(self, number: int, which: set[Atom], why: Why, alone: bool = False) -> None:
-        """Leave these atoms as they are, or all that grow at this place of the code, in all modules of the class."""
-        steps = self.trace.steps
-        for step in [steps[number]] if alone else same_code(self.model, steps, number):
-            for axis in step.axes():
-                for raw in axes.atoms(axis):
-                    if set(atoms(self.solution.axis_of(raw))) & (which if alone else self.choice.keys()):
-                        axes.fix(raw, why)
 
-    def plan(self) -> Submodel:
-        """The plan of a wide model that computes the same, with what cannot grow left as it is."""
-        for _ in range(_MOST_LEFT):
-            plan = plan_of(self.model, self.values, self.solution, self.choice)
-            if not self.choice:
-                return plan
-            outcome = checked_plan(self.model, plan, self.solution, self.choice, self.example)
-            if isinstance(outcome, Stuck):
-                self.leave(outcome.step, set(), lost(f"the code there does not run wider: {outcome.difference}"))
+def readers(solution: Solution) -> Readers:
+    """The readers of every width."""
+    found = Readers({}, [])
+    for number, step in enumerate(solution.steps):
+        if step.name == "scaled_dot_product_attention":
+            found.computed.extend((number, atom) for atom in atoms(step.inputs[0][-1]))
+        pairs = list(_summed(step))
+        for atom in dict.fromkeys(atom for _, _, summed in pairs for atom in summed):
+            places = [_held(solution, step, which, axis) for which, axis, _ in pairs]
+            place = next((place for place in reversed(places) if place and place[1] is not None), None)
+            if place is None:
+                found.computed.append((number, atom))
             else:
-                wide = self.built(self.model, outcome)
-                number = changed(self.model, wide, self.solution, self.choice, self.example)
-                if number is None:
-                    return outcome
-                step = self.solution.steps[number]
-                where = f"{step.name} in {step.module or 'the model itself'}"
-                why = self.tied(step.module) or f"{where} would compute something else of repeated positions"
-                whole = " (a whole number as rate keeps means and variances)" if self.rate % 1 else ""
-                self.leave(number, set(), role(why + whole))
-            self.solve()
-        whole = stayed_whole(self.solution, self.demand, self.chosen)
-        raise SurgeryError(
-            f"{type(self.model).__name__} computes something else, or does not run, in more than {_MOST_LEFT} places "
-            f"of its code. {listed(self.model, whole, 'grow')}\nLeave these modules, and those that "
-            "share widths with them, as they are with keep=[...]"
-        )
+                found.of.setdefault(place, set()).add(atom)
+    return found
+
+
+def _summed(step: Step) -> Iterator[tuple[int, int, list[Atom]]]:
+    """(input, axis, atoms) of the two axes that a step sums together."""
+    if step.name not in SUMS:
+        return
+    first = 1 if step.name in ("addmm", "baddbmm", "addmv") else 0
+    x, w = step.inputs[first : first + 2]
+    if "convolution" in step.name:
+        axis, other = (1 if len(x) == len(w) else 0), 0 if step.scalars.get("transposed") else 1
+        groups = set(atoms(step.numbers["groups"])) if "groups" in step.numbers else set()
+        summed = [atom for atom in atoms(w[other]) if atom not in groups]
+    else:
+        axis, other = len(x) - 1, len(w) - 1 if step.name == "linear" or len(w) == 1 else len(w) - 2
+        summed = list(atoms(x[axis]))
+    yield first, axis, summed
+    yield first + 1, other, summed
+
+
+def _held(solution: Solution, step: Step, which: int, axis: int | None) -> tuple[tuple[str, str], int | None] | None:
+    """The tensor of the model, and its axis, that an axis of an input of a step is, in another layout perhaps."""
+    while axis is not None:
+        source: Any = step.sources[which]
+        if source is None:
+            return None
+        if isinstance(source[0], str):
+            return source, axis if solution.tensors[source][axis] is step.inputs[which][axis] else None
+        before, position = solution.steps[source[0]], source[1]
+        rule = RULES.get(before.name)
+        if not before.inputs or not ((rule and rule.carries) or before.name in SPLITS):
+            return None
+        axis, step, which = _axis_before(before, before.outputs[position], axis), before, 0
+    return None
+
+
+def _axis_before(step: Step, after: tuple[Axis, ...], axis: int) -> int | None:
+    """The axis of a step's first input that an axis of its result is; None if it is only a part of one."""
+    before = step.inputs[0]
+    if step.name in ("t", "transpose", "permute", "swapaxes", "swapdims", "adjoint"):
+        order = list(range(len(before)))
+        if "dims" in step.scalars:
+            order = [dim % len(before) for dim in step.scalars["dims"]]
+        elif len(before) > 1:
+            i, j = (step.scalars.get(f"dim{n}", step.scalars.get(f"axis{n}", n)) for n in (0, 1))
+            order[i], order[j] = order[j], order[i]
+        return order[axis]
+    start = 0
+    for place, found in enumerate(after[: axis + 1]):
+        match = next((i for i in range(start, len(before)) if before[i] is found), None)
+        if place == axis:
+            return match
+        start = start if match is None else match + 1
+    return None
+
+
+def shares(axis: Axis, read: set[Atom], choice: Choice, mode: str) -> Tensor:
+    """[new size]: with which share of the old weight each position of an axis is read.
+
+    >>> width = Atom(2)
+    >>> shares(width, {width}, {width: [0, 1, 0]}, "copy").tolist()
+    [0.5, 1.0, 0.5]
+    """
+    if isinstance(axis, Atom):
+        places = torch.as_tensor(choice.get(axis, range(axis.size)))
+        if axis not in read:
+            return torch.ones(len(places), dtype=torch.float64)
+        if mode == "zero":
+            return (torch.arange(len(places)) < axis.size).double()
+        return 1 / places.bincount(minlength=axis.size)[places].double()
+    parts = [shares(part, read, choice, mode) for part in axis.parts]
+    if isinstance(axis, Sum):
+        return torch.cat(parts)
+    result = parts[0]
+    for part in parts[1:]:
+        result = (result[:, None] * part).flatten()
+    return result
+
+
+@dataclass(frozen=True)
+class _Growth:
+    """Widths that grow, and what comes of it.
+
+    Attributes:
+        values: the state of the model that is to grow.
+        model, example: a copy of it, and an input, for which all numbers can be compared.
+        solution, demand, chosen: the axes of its trace, what was asked of them, and which widths would shrink by it.
+        choice: the positions of the wide model: those of widths that grow are repeated.
+        readers: what reads them.
+        rate, mode: as for `widen`.
+    """
+
+    values: Mapping[str, Tensor]
+    model: nn.Module
+    example: Any
+    solution: Solution
+    demand: Demand
+    chosen: Chosen
+    choice: Choice
+    readers: Readers
+    rate: float
+    mode: Mode
+
+    @cached_property
+    def whole(self) -> list[UnshrunkWidth]:
+        """The hidden widths that stay as they are although they were to grow."""
+        return stayed_whole(self.solution, self.demand, self.chosen)
+
+    @cached_property
+    def outcome(self) -> Submodel | tuple[int, Why]:
+        """The plan, if the wide model computes the same; otherwise the first step that does not, and why."""
+        plan = plan_of(self.model, self.values, self.solution, self.choice)
+        if not self.choice:
+            return plan
+        checked = checked_plan(self.model, plan, self.solution, self.choice, self.example)
+        if isinstance(checked, Divergence):
+            return checked.step, lost(f"the code there does not run wider: {checked.difference}")
+        number = changed(self.model, self.built(self.model, checked), self.solution, self.choice, self.example)
+        if number is None:
+            return checked
+        step = self.solution.steps[number]
+        where = f"{step.name} in {step.module or 'the model itself'}"
+        why = self.tied(step.module) or f"{where} would compute something else of repeated positions"
+        return number, role(why + (" (a whole number as rate keeps means and variances)" if self.rate % 1 else ""))
 
     def tied(self, module: str) -> str:
         """Why a tensor of a module cannot repeat positions, if another module reads the width with it; or ""."""
@@ -200,7 +290,7 @@ class _Growth:
     def built(self, model: nn.Module, plan: Submodel) -> nn.Module:
         """The wide model, whose readers make up for the copies."""
         wide = plan.build(model)
-        held = {id(tensor): name for _, _, own in owners(self.model) for name, tensor in own.items()}
+        held = names_by_id(self.model)
         values, done = state(wide), set()
         for key, tensor in named_tensors(self.model):
             name = held.get(id(tensor))
@@ -214,11 +304,52 @@ class _Growth:
         return load(wide, values)
 
 
+def _grown(
+    model: nn.Module, example: Any, output: Callable[[Any], Any] | None, demand: Demand, rate: float, mode: Mode
+) -> _Growth:
+    """The widths that can grow without a change of what the model computes.
+
+    Where it would change, the next attempt leaves as they are the widths that grow at that place of the code.
+    """
+    twin, example = trial(model), trial_input(example)
+    trace, whole = traced_in_place(twin, example, output), {}
+
+    def attempt() -> _Growth:
+        solution = solve(trace, whole)
+        chosen = choose(solution, demand)
+        sizes = {atom: math.floor(round(atom.size * rate, 9)) for atom in chosen.sliced if not atom.order}
+        choice = {a: [j % a.size for j in range(n)] for a, n in sizes.items() if n > a.size}
+        return _Growth(state(model), twin, example, solution, demand, chosen, choice, readers(solution), rate, mode)
+
+    def of(steps: Sequence[Step], which: Collection[Atom]) -> list[axes.Axis]:
+        """The atoms of the trace that lie along axes of these steps and are one of these widths."""
+        found = {raw for step in steps for axis in step.axes() for raw in axes.atoms(axis)}
+        return [raw for raw in found if here.solution.axis_of(raw) in which]
+
+    here = attempt()
+    multiplied = role("two computed tensors are multiplied and summed along it")
+    for number, atom in here.readers.computed:
+        if atom in here.choice:
+            whole.update(dict.fromkeys(of([trace.steps[number]], {atom}), multiplied))
+    here = attempt()
+    for _ in range(_MOST_LEFT):
+        if isinstance(here.outcome, Submodel):
+            return here
+        number, why = here.outcome
+        whole.update(dict.fromkeys(of(same_code(twin, trace.steps, number), here.choice.keys()), why))
+        here = attempt()
+    raise SurgeryError(
+        f"{type(model).__name__} computes something else, or does not run, in more than {_MOST_LEFT} places "
+        f"of its code. {listed(model, here.whole, 'grow')}\nLeave these modules, and those that "
+        "share widths with them, as they are with keep=[...]"
+    )
+
+
 def _add_noise(wide: nn.Module, growth: _Growth, noise: float, generator: torch.Generator | None) -> None:
     """Add noise where matrices and kernels make new positions."""
     old = {name: tensor.std().item() for name, tensor in growth.values.items() if tensor.is_floating_point()}
     values = state(wide)
-    held = {id(tensor): name for _, _, own in owners(growth.model) for name, tensor in own.items()}
+    held = names_by_id(growth.model)
     for key, tensor in named_tensors(growth.model):
         name = held.pop(id(tensor), None)
         if name not in old or tensor.ndim < 2:

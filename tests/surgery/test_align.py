@@ -9,7 +9,7 @@ from torch import nn
 from surgery import SurgeryError, align, permute, repair, state, widths
 from surgery.names import joined
 from surgery.width.align import Aligner, Weights, assignment
-from surgery.width.solved import named_widths, solve
+from surgery.width.solve import named_widths, solve
 from surgery.width.trace import traced
 
 

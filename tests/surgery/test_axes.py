@@ -29,8 +29,8 @@ from surgery.width.axes import (
     terms,
     unify,
 )
-from surgery.width.solved import Solver, size_of
-from surgery.width.solved import positions as solved_positions
+from surgery.width.plan import positions as solved_positions
+from surgery.width.solve import Solver, size_of
 
 many = settings(max_examples=150, deadline=None)
 seeds = st.integers(0, 10**6)

@@ -11,7 +11,7 @@ from surgery import Submodel, SurgeryError, Target, importance, load, narrow, st
 from surgery.inspect.report import count_macs
 from surgery.width.axes import Axis, product, unify
 from surgery.width.choose import Demand, TracedScores, choose
-from surgery.width.solved import solve
+from surgery.width.solve import solve
 from surgery.width.target import Cost
 from surgery.width.trace import Trace, traced
 

@@ -109,6 +109,22 @@ def test_what_would_change_stays_with_the_reason(caplog):
     assert "_softmax in the model itself would compute something else" in caplog.text
 
 
+class Scores(nn.Module):
+    """Products of two computed tensors, along a width that has no heads."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(4, 6) for _ in range(3))
+
+    def forward(self, x):
+        return (self.query(x) @ self.key(x).mT) @ self.value(x).relu()
+
+
+def test_a_width_along_which_two_computed_tensors_are_multiplied_stays():
+    with pytest.raises(SurgeryError, match="two computed tensors are multiplied and summed along it"):
+        widen(Scores(), rate=2, example=torch.randn(2, 5, 4))
+
+
 def test_too_many_places_are_named_with_a_way_out(monkeypatch):
     monkeypatch.setattr("surgery.width.widen._MOST_LEFT", 2)
     net, x = randomized(Mixed()), torch.randn(3, 4, dtype=torch.float64)

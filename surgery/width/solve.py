@@ -9,16 +9,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
 from math import prod
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from surgery.names import joined
-from surgery.plan import Runs, as_runs
-from surgery.plan.positions import merged
 from surgery.width import axes
 from surgery.width.axes import Kind, Why
 from surgery.width.trace import Step, Trace
@@ -122,37 +120,6 @@ def size_of(axis: Axis, choice: Choice) -> int:
     return sum(sizes) if isinstance(axis, Sum) else prod(sizes)
 
 
-def runs_of(axis: Axis, choice: Choice) -> Runs:
-    """The positions that stay, as ranges."""
-    if isinstance(axis, Atom):
-        kept = choice.get(axis)
-        if kept is None:
-            return ((0, axis.size),)
-        return ((kept.start, kept.stop),) if isinstance(kept, range) and kept.step == 1 else as_runs(kept)
-    found = [(part.size, runs_of(part, choice)) for part in axis.parts]
-    if isinstance(axis, Sum):
-        starts = accumulate((size for size, _ in found), initial=0)
-        return merged((start + a, start + b) for start, (_, runs) in zip(starts, found) for a, b in runs)
-    size, result = 1, ((0, 1),)
-    for radix, runs in reversed(found):
-        if result == ((0, size),):
-            result = tuple((a * size, b * size) for a, b in runs)
-        else:
-            result = tuple((p * size + a, p * size + b) for x, y in runs for p in range(x, y) for a, b in result)
-        size *= radix
-    return merged(result)
-
-
-def positions(axis: Axis, choice: Choice) -> list[int]:
-    """The positions that stay.
-
-    >>> heads, width = Atom(2), Atom(4)
-    >>> positions(Product((heads, width)), {width: (0, 2)})
-    [0, 2, 4, 6]
-    """
-    return [position for start, stop in runs_of(axis, choice) for position in range(start, stop)]
-
-
 @dataclass(frozen=True)
 class Solution:
     """What a trace shows: the axes of each tensor and of each operation.
@@ -181,9 +148,13 @@ class Solution:
     axis_of: Callable[[axes.Axis], Axis] = field(repr=False)
 
 
-def solve(trace: Trace) -> Solution:
-    """What a trace shows now. Solve again after two of its axes were unified."""
-    freeze = Solver(trace.tensors.values(), trace.made, [*trace.ordered, *trace.foreign])
+def solve(trace: Trace, whole: Mapping[axes.Axis, Why] = MappingProxyType({})) -> Solution:
+    """What a trace shows now. Solve again after two of its axes were unified.
+
+    Args:
+        whole: why atoms of the trace stay whole for which it has no reason itself.
+    """
+    freeze = Solver(trace.tensors.values(), trace.made, [*trace.ordered, *trace.foreign], whole)
     tensors = {key: freeze.all(found) for key, found in trace.tensors.items()}
     members: dict[Atom, list[tuple[tuple[str, str], int]]] = {}
     for key, found in tensors.items():
@@ -225,6 +196,7 @@ class Solver:
         held: the axes of tensors that a model holds; of these an atom that nothing makes must stay whole.
         made: (module, axis) for each axis that a module makes.
         ordered: (axis, why) for each axis whose positions must stay in order.
+        whole: why atoms must stay whole that have no reason of their own.
     """
 
     def __init__(
@@ -232,7 +204,9 @@ class Solver:
         held: Iterable[Sequence[axes.Axis]] = (),
         made: Iterable[tuple[str, axes.Axis]] = (),
         ordered: Iterable[tuple[axes.Axis, str]] = (),
+        whole: Mapping[axes.Axis, Why] = MappingProxyType({}),
     ):
+        self._whole = whole
         self._known: dict[axes.Axis, Axis] = {}
         self._held = {atom for found in held for axis in found for atom in axes.atoms(axis)}
         self._order: dict[axes.Axis, str] = {}
@@ -272,7 +246,7 @@ class Solver:
     def _new(self, axis: axes.Axis) -> Axis:
         if axis.kind == "atom":
             makers = tuple(self._makers.get(axis, ()))
-            why = axis.why
+            why = axis.why or self._whole.get(axis)
             if why is None and not makers and axis in self._held:
                 why = Why(Kind.UNMADE, "no layer makes it")
             order = why.text if why else self._order.get(axis, "")

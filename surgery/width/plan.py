@@ -1,0 +1,88 @@
+"""From a choice of positions to where they lie: on an axis, in a tensor, and in all tensors, which is a plan."""
+
+from collections.abc import Mapping
+from functools import cache
+from itertools import accumulate
+
+import torch
+from torch import Tensor, nn
+
+from surgery.forward import named_tensors
+from surgery.plan import Runs, Source, Submodel, as_runs, structure
+from surgery.plan.positions import merged
+from surgery.states import names_by_id
+from surgery.width.solve import Atom, Axes, Axis, Choice, Solution, Sum
+
+
+def runs_of(axis: Axis, choice: Choice) -> Runs:
+    """The positions that stay, as ranges."""
+    if isinstance(axis, Atom):
+        kept = choice.get(axis)
+        if kept is None:
+            return ((0, axis.size),)
+        return ((kept.start, kept.stop),) if isinstance(kept, range) and kept.step == 1 else as_runs(kept)
+    found = [(part.size, runs_of(part, choice)) for part in axis.parts]
+    if isinstance(axis, Sum):
+        starts = accumulate((size for size, _ in found), initial=0)
+        return merged((start + a, start + b) for start, (_, runs) in zip(starts, found) for a, b in runs)
+    size, result = 1, ((0, 1),)
+    for radix, runs in reversed(found):
+        if result == ((0, size),):
+            result = tuple((a * size, b * size) for a, b in runs)
+        else:
+            result = tuple((p * size + a, p * size + b) for x, y in runs for p in range(x, y) for a, b in result)
+        size *= radix
+    return merged(result)
+
+
+def positions(axis: Axis, choice: Choice) -> list[int]:
+    """The positions that stay.
+
+    >>> from surgery.width.solve import Product
+    >>> heads, width = Atom(2), Atom(4)
+    >>> positions(Product((heads, width)), {width: (0, 2)})
+    [0, 2, 4, 6]
+    """
+    return [position for start, stop in runs_of(axis, choice) for position in range(start, stop)]
+
+
+def repeated(tensor: Tensor, axes: Axes, choice: Choice) -> Tensor:
+    """The tensor with the positions along each axis that a choice says, some of them several times perhaps.
+
+    >>> width = Atom(2)
+    >>> repeated(torch.tensor([5, 6]), (width,), {width: [0, 1, 0]}).tolist()
+    [5, 6, 5]
+    """
+    for dim, axis in enumerate(axes):
+        places = positions(axis, choice)
+        if places != list(range(axis.size)):
+            tensor = tensor.index_select(dim, torch.tensor(places, device=tensor.device))
+    return tensor
+
+
+def plan_of(model: nn.Module, values: Mapping[str, Tensor], solution: Solution, choice: Choice) -> Submodel:
+    """Where the kept positions of every tensor lie, with edits that slice the tensors that are not in the state.
+
+    Args:
+        model: the full model, or a copy of it on the meta device.
+        values: its state.
+        solution, choice: the axes of its tensors, and which of their positions stay.
+    """
+    held = names_by_id(model)
+    entries, slices, done = {}, [], set()
+    runs_along = cache(lambda axis: runs_of(axis, choice))  # many tensors lie along one axis
+    for (module, attribute), tensor in named_tensors(model):
+        axes = solution.tensors[module, attribute]
+        where = tuple(None if (runs := runs_along(axis)) == ((0, axis.size),) else runs for axis in axes)
+        if id(tensor) in held:
+            name = held[id(tensor)]
+            entries[name] = (Source(name, where),)
+        elif (
+            any(runs is not None for runs in where)
+            and (owner := id(model.get_submodule(module)), attribute) not in done
+        ):
+            done.add((owner, attribute))  # a module may be registered under several names
+            slices.append({"do": "slice", "module": module, "attribute": attribute, "index": where})
+    shapes = {name: tuple(tensor.shape) for name, tensor in values.items()}
+    dtypes = {name: tensor.dtype for name, tensor in values.items()}
+    return Submodel({name: entries[name] for name in values}, shapes, tuple(slices), structure(model), dtypes)
