@@ -68,6 +68,8 @@ def test_a_width_has_a_name_for_every_axis_of_its_own():
     one, _ = permute(net, {"norm1.bias:0": [3, 2, 1, 0]}, example=IMAGE.double())
     other, _ = permute(net, {"conv1.weight:0": [3, 2, 1, 0]}, example=IMAGE.double())
     assert all(torch.equal(a, b) for a, b in zip(state(one).values(), state(other).values()))
+    with pytest.raises(SurgeryError, match=r"permute takes permutations by width, .* got \[3, 2, 1, 0\]"):
+        permute(net, [3, 2, 1, 0], example=IMAGE.double())
     with pytest.raises(SurgeryError, match="under another name already"):
         permute(net, {"norm1.bias:0": [3, 2, 1, 0], "conv1.weight:0": [0, 1, 2, 3]}, example=IMAGE.double())
 
