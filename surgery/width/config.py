@@ -246,8 +246,8 @@ def guessed(config: Any, widths: Sizes, counts: Sizes) -> Iterator[tuple[Fields,
     """Numbers whose names say that they are widths or count heads, and that become one other number.
 
     >>> from types import SimpleNamespace
-    >>> list(guessed(SimpleNamespace(hidden_size=8, labels=8, num_heads=4), {8: {6}}, {4: {4}}))
-    [(('hidden_size',), 6)]
+    >>> list(guessed(SimpleNamespace(hidden_size=8, labels=8, num_heads=4), {8: {6}}, {4: {2}}))
+    [(('hidden_size',), 6), (('num_heads',), 2)]
     """
     widths = {size: news for size, news in widths.items() if size >= LEAST}
     for path, value in fields(config):

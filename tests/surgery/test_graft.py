@@ -8,6 +8,7 @@ import torchvision
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from selection import some
+from symmetric import Made
 from torch import nn
 
 import surgery
@@ -327,13 +328,8 @@ def test_a_sequential_of_numbered_names_grows_at_its_end():
     assert isinstance(graft(open_end, depths=[3])[0][1], Chain)
 
 
-class PostNorm(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.norm = nn.Linear(4, 4), nn.LayerNorm(4)
-
-    def forward(self, x):
-        return self.norm(x + self.a(x))
+def two_linear(linear=nn.Linear):
+    return nn.Sequential(linear(4, 4), nn.ReLU(), linear(4, 4))
 
 
 def test_errors_name_the_section_and_the_way_out():
@@ -360,7 +356,9 @@ def test_errors_name_the_section_and_the_way_out():
     ):
         surgery.graft(resnet, depths={"layer2": 2})
     assert len(surgery.graft(resnet, depths={"layer1": 2})[0].layer1) == 2
-    post = nn.Sequential(PostNorm(), PostNorm())
+    post = nn.Sequential(
+        *(Made(lambda net, x: net.norm(x + net.a(x)), a=nn.Linear(4, 4), norm=nn.LayerNorm(4)) for _ in range(2))
+    )
     with pytest.raises(surgery.SurgeryError, match=r"block '1' is not the identity .* use mode='copy'"):
         surgery.graft(post, depths=[3], mode="identity", example=torch.randn(2, 4))
 
@@ -373,62 +371,57 @@ def test_blocks_that_append_to_a_list_they_are_given():
     assert str(plan.build(full)) == str(model)
 
 
-class _Experts(nn.Module):
+def experts():
     """Modules of one class that run side by side."""
-
-    def __init__(self):
-        super().__init__()
-        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)) for _ in range(3))
-
-    def forward(self, x):
-        return sum(expert(x) for expert in self.experts)
+    blocks = nn.ModuleList(two_linear() for _ in range(3))
+    return Made(lambda net, x: sum(expert(x) for expert in net.experts), experts=blocks)
 
 
-class _Indexing(nn.Module):
-    """A forward pass that counts on the number of children of a Sequential."""
-
-    def __init__(self):
-        super().__init__()
-        blocks = (nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)) for _ in range(3))
-        self.all = nn.Sequential(nn.Linear(3, 4), *blocks, nn.Linear(4, 4))
-
-    def forward(self, x):
-        for i in range(5):
-            x = self.all[i](x)
-        return x
+def one_by_one(net, x):
+    """Counts on the number of children of a Sequential."""
+    for i in range(5):
+        x = net.all[i](x)
+    return x
 
 
-class _Attend(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.qkv, self.out = nn.Linear(4, 12), nn.Linear(4, 4)
-
-    def forward(self, x):
-        q, k, v = self.qkv(x).chunk(3, -1)
-        return self.out(nn.functional.scaled_dot_product_attention(q, k, v))
+def into_the_children(net, x):
+    for i in (1, 2, 3):
+        x = net.all[i][2](net.all[i][1](net.all[i][0](x if i > 1 else net.all[0](x))))
+    return net.all[4](x)
 
 
-class _Lists(nn.Module):
+def indexing(function):
+    return Made(function, all=nn.Sequential(nn.Linear(3, 4), *(two_linear() for _ in range(3)), nn.Linear(4, 4)))
+
+
+def attend(net, x):
+    q, k, v = net.qkv(x).chunk(3, -1)
+    return net.out(nn.functional.scaled_dot_product_attention(q, k, v))
+
+
+def attend_and_feed(net, x):
+    for attention, feed in net.layers:
+        x = x + attention(x)
+        x = x + feed(x)
+    return x
+
+
+def lists(depth):
     """Each entry of the list is a list of an attention and a feed-forward, which is not called itself."""
-
-    def __init__(self, depth):
-        super().__init__()
-        feed = (nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4)) for _ in range(depth))
-        self.layers = nn.ModuleList(nn.ModuleList([_Attend(), each]) for each in feed)
-
-    def forward(self, x):
-        for attend, feed in self.layers:
-            x = x + attend(x)
-            x = x + feed(x)
-        return x
+    pairs = (
+        [Made(attend, qkv=nn.Linear(4, 12), out=nn.Linear(4, 4)),
+         nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4))]
+        for _ in range(depth)
+    )  # fmt: skip
+    return Made(attend_and_feed, layers=nn.ModuleList(map(nn.ModuleList, pairs)))
 
 
 def test_lists_of_pairs_grow_and_shrink_where_an_example_shows_that_they_run():
-    net, x = _Lists(3), torch.randn(2, 5, 4)
+    net, x = lists(3), torch.randn(2, 5, 4)
     assert surgery.sections(net) == [surgery.Section("layers", ("layers.0", "layers.1", "layers.2"))]
     for mode in ("copy", "identity"):
         full, plan = graft(net, depths=[5], mode=mode, example=x)
-        assert list(state(full)) == list(state(_Lists(5)))
+        assert list(state(full)) == list(state(lists(5)))
         assert torch.equal(full(x), net(x)) == (mode == "identity")
         assert_equal_modules(plan.build(full), net)
         assert_equal_modules(ungraft(full, keep=[3], example=x)[0], net)
@@ -468,18 +461,13 @@ def test_a_list_grows_with_the_number_of_its_blocks_or_has_a_chain(hide):
 
 
 def test_sections_of_different_forms_are_found_one_by_one():
-    class Both(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = (nn.ModuleList(Block(w, w, False) for _ in range(2)) for w in (4, 5))
-            self.mid = nn.Linear(4, 5)
+    def both(net, x):
+        for block in net.a:
+            x = block(x)
+        return net.b[1](net.b[0](net.mid(x)))
 
-        def forward(self, x):
-            for block in self.a:
-                x = block(x)
-            return self.b[1](self.b[0](self.mid(x)))
-
-    net, x = Both(), torch.randn(2, 4)
+    a, b = (nn.ModuleList(Block(width, width, False) for _ in range(2)) for width in (4, 5))
+    net, x = Made(both, a=a, b=b, mid=nn.Linear(4, 5)), torch.randn(2, 4)
     full, plan = graft(net, depths=[3, 4], example=x)
     assert [type(block) for block in (*full.a, *full.b)] == [Block] * 4 + [Chain]
     assert runs(full, x, Block)[1] == 7
@@ -490,11 +478,8 @@ def test_sections_of_different_forms_are_found_one_by_one():
 
 
 def test_blocks_with_computed_weights_are_copied():
-    def block():
-        return nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 4)), nn.ReLU(), nn.Linear(4, 4))
-
     with pytest.warns(FutureWarning, match="weight_norm"):
-        net = nn.Sequential(*(block() for _ in range(2)))
+        net = nn.Sequential(*(two_linear(lambda i, o: nn.utils.weight_norm(nn.Linear(i, o))) for _ in range(2)))
     x = torch.randn(2, 4)
     full, plan = graft(net, depths=[3], example=x)
     assert torch.equal(full(x), net[1](net(x)))
@@ -502,12 +487,9 @@ def test_blocks_with_computed_weights_are_copied():
 
 
 def test_models_that_cannot_be_taken_apart_are_refused_by_name():
-    def block(linear=nn.Linear):
-        return nn.Sequential(linear(4, 4), nn.ReLU(), linear(4, 4))
-
-    net = nn.Sequential(block(), block())
+    net = nn.Sequential(two_linear(), two_linear())
     scripted = nn.Sequential(nn.ReLU(), torch.jit.script(net))
-    lazy = nn.Sequential(*(block(lambda _, size: nn.LazyLinear(size)) for _ in range(2)))
+    lazy = nn.Sequential(*(two_linear(lambda _, size: nn.LazyLinear(size)) for _ in range(2)))
     for call, match in [
         (lambda: graft(torch.jit.script(net), depths=[3]), "the model is scripted .*give the plain module"),
         (lambda: ungraft(scripted, keep=[1]), "module '1' is scripted"),
@@ -522,31 +504,21 @@ def test_models_that_cannot_be_taken_apart_are_refused_by_name():
             call()
 
 
-class _Reaching(_Indexing):
-    """A forward pass that also reaches into the children."""
-
-    def forward(self, x):
-        x = self.all[0](x)
-        for i in range(1, 4):
-            x = self.all[i][2](self.all[i][1](self.all[i][0](x)))
-        return self.all[4](x)
-
-
 def test_an_example_shows_what_is_no_section():
     for change in (
         lambda m: graft(m, depths=[4], example=torch.zeros(2, 4)),
         lambda m: ungraft(m, keep=[2], example=torch.zeros(2, 4)),
     ):
         with pytest.raises(SurgeryError, match="side by side"):
-            change(_Experts())
+            change(experts())
     with pytest.raises(SurgeryError, match="depends on the number of blocks"):
-        graft(_Reaching(), depths=[4], example=torch.zeros(2, 3))
+        graft(indexing(into_the_children), depths=[4], example=torch.zeros(2, 3))
     with pytest.raises(SurgeryError, match="does not run"):
-        ungraft(_Reaching(), keep=[2], example=torch.zeros(2, 3))
+        ungraft(indexing(into_the_children), keep=[2], example=torch.zeros(2, 3))
 
 
 def test_containers_whose_code_indexes_them_keep_their_length():
-    net, x = _Indexing(), torch.randn(2, 3)
+    net, x = indexing(one_by_one), torch.randn(2, 3)
     full, plan = graft(net, depths=[5], example=x)
     blocks = [net.all[i] for i in (0, 1, 2, 3, 3, 3, 4)]
     assert torch.equal(full(x), nn.Sequential(*blocks)(x))
@@ -567,7 +539,9 @@ def test_plans_build_only_from_modules_of_their_structure():
         plan.build(other)
 
 
-class _Pair(nn.Module):
+class Pair(nn.Module):
+    """Returns two values, as its code shows."""
+
     def __init__(self):
         super().__init__()
         self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
@@ -577,20 +551,15 @@ class _Pair(nn.Module):
         return y, y.mean()
 
 
-class _Pairs(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.ModuleList(_Pair() for _ in range(3))
-
-    def forward(self, x):
-        for block in self.blocks:
-            x, _ = block(x)
-        return x
+def firsts(net, x):
+    for block in net.blocks:
+        x, _ = block(x)
+    return x
 
 
 def test_blocks_that_return_several_values_are_not_skipped():
-    net, x = _Pairs(), torch.randn(2, 4)
-    with pytest.raises(SurgeryError, match=r"'blocks\.2' \(_Pair\) returns several values.*give the model's input"):
+    net, x = Made(firsts, blocks=nn.ModuleList(Pair() for _ in range(3))), torch.randn(2, 4)
+    with pytest.raises(SurgeryError, match=r"'blocks\.2' \(Pair\) returns several values.*give the model's input"):
         ungraft(net, keep=[2])
     small, _ = ungraft(net, keep=[2], example=x)  # but their list may become shorter
     assert torch.equal(small(x), net.blocks[1](net.blocks[0](x)[0])[0])
@@ -748,19 +717,10 @@ def test_who_stands_for_whom_by_hand():
     assert last == [2, 2, 1]
 
 
-class _Gated(nn.Module):
-    """Keeps the shape of its input, which its first and last layers do not show."""
-
-    def __init__(self):
-        super().__init__()
-        self.a, self.gate = nn.Linear(4, 4), nn.Linear(4, 1)
-
-    def forward(self, x):
-        return x + self.a(x) * self.gate(x)
-
-
 def test_a_first_block_that_is_like_the_others_may_go():
-    net, x = nn.Sequential(_Gated(), _Gated(), _Gated()), torch.randn(2, 4)
+    """It keeps the shape of its input, which its first and last layers do not show."""
+    gated = (Made(lambda net, x: x + net.a(x) * net.gate(x), a=nn.Linear(4, 4), gate=nn.Linear(4, 1)) for _ in range(3))
+    net, x = nn.Sequential(*gated), torch.randn(2, 4)
     shallow, _ = ungraft(net, keep=[(1,)], example=x)
     assert torch.equal(shallow(x), net[1](x))
 

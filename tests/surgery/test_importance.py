@@ -260,6 +260,9 @@ def test_what_cannot_be_scored_is_refused():
     refused("needs `loss`", by="taylor")
     refused("needs `batches`", by="taylor", loss=squared)
     refused("needs `batches`", by="activation")
+    refused("batches is a list .* of batches, got Tensor", by="activation", batches=x)
+    refused("batches is a list .* of batches, got dict", by="activation", batches={"x": x})
+    refused("batches is a list .* of batches, got int", by="activation", batches=3)
     refused("without labels", by="activation", batches=BATCHES)
     refused("fails: ", by="fisher", loss=lambda model, batch: model(batch), batches=BATCHES)
     refused("a number that depends on the model", by="taylor", loss=lambda model, batch: 1.0, batches=BATCHES)
@@ -368,6 +371,13 @@ def test_positions_of_all_widths_compete():
     assert (small[0].out_features, small[2].out_features) == (5, 4)
 
 
+@pytest.mark.parametrize(("share", "kept"), [(0.5, 100), (1, 200)])
+def test_of_positions_of_equal_worth_as_many_stay_as_fit(share, kept):
+    net, scores = nn.Sequential(nn.Linear(4, 200), nn.ReLU(), nn.Linear(200, 4)), {"0.weight:0": torch.ones(200)}
+    small, _ = narrow(net, example=torch.zeros(1, 4), target=Target(macs=share), keep_top=scores)
+    assert small[0].out_features == kept
+
+
 class Padded(nn.Module):
     """A shortcut that appends as many channels as there are, so that two widths have one size."""
 
@@ -408,6 +418,15 @@ def test_what_attention_reads_counts():
     found = importance(net, example=x, by="activation", batches=[x])
     q, k = (layer(x).abs().mean((0, 1)).detach() for layer in (net.q, net.k))
     torch.testing.assert_close(found["q.weight:0"], q + k, rtol=1e-5, atol=0)
+
+
+def test_what_weights_are_computed_of_is_no_activation():
+    norm = nn.utils.parametrizations.weight_norm
+    net, x = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), norm(nn.Linear(8, 6)), nn.Linear(6, 2)), torch.rand(5, 3)
+    found = importance(net, example=x, by="activation", batches=[x])
+    hidden = net[1](net[0](x)), net[2](net[1](net[0](x)))
+    for name, values in zip(("0.weight:0", "2.bias:0"), hidden):
+        torch.testing.assert_close(found[name], values.abs().mean(0).detach().double(), rtol=1e-5, atol=0)
 
 
 def test_all_heads_may_win(caplog):
@@ -502,6 +521,14 @@ def test_torch_prunings_classes_say_the_same():
     }  # fmt: skip
     with pytest.raises(SurgeryError, match="GroupTaylorImportance fails"):
         importance(randomized(residual()), example=IMAGE.double(), by=tp.importance.GroupTaylorImportance())
+
+
+def test_torch_prunings_classes_score_all_groups_of_a_convolution():
+    net, x = nn.Sequential(nn.Conv2d(3, 12, 3), nn.Conv2d(12, 6, 3, groups=3), nn.Flatten(), nn.Linear(24, 5)), IMAGE
+    for criterion in (tp.importance.GroupMagnitudeImportance(p=power, normalizer=None) for power in (1, 2)):
+        means = own_scores(net, net[0], tp.prune_conv_out_channels, criterion, x).view(3, 4).mean(0)
+        found = importance(net, example=x, by=criterion)["1.weight:1"].float()
+        torch.testing.assert_close(found / found.mean(), means / means.mean(), rtol=1e-4, atol=0)
 
 
 def test_criteria_are_those_of_torch_pruning():

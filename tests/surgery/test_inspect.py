@@ -51,7 +51,9 @@ def test_json_agrees_with_counting(capsys):
         for tensor, shape in row["before"]["shapes"].items()
     }
     assert shapes == {name: tuple(tensor.shape) for name, tensor in state(model).items()}
-    assert [(s["name"], len(s["blocks"])) for s in found["sections"]] == [(f"layer{i}", 2) for i in (1, 2, 3, 4)]
+    sections = [{"name": f"layer{i}", "kind": "BasicBlock", "blocks": [f"layer{i}.0", f"layer{i}.1"], "after": 2}
+                for i in (1, 2, 3, 4)]  # fmt: skip
+    assert found["sections"] == sections
 
 
 @pytest.mark.parametrize(

@@ -1367,6 +1367,26 @@ def test_buffers_that_forward_changes_stay_as_they_were():
     assert small.calls.item() == 0
 
 
+def test_what_a_forward_pass_registers_is_forgotten_before_the_next():
+    def registering(net, y):
+        if not hasattr(net, "made"):
+            net.register_buffer("made", torch.full((y.shape[1], 1, 1), 2.0))
+        return torch.cat([y[:, : net.part] * 2, y[:, net.part :]], 1) * net.made
+
+    small, _ = narrow(Between(registering, part=4), rate=0.5, example=images(6), strict=True)
+    assert small.part == 2  # found by running it
+    assert "made" not in state(small)
+
+
+def test_a_width_times_the_batch_is_no_width():
+    model = Made(
+        lambda net, x: net.head(net.body(x).flatten().view(len(x), -1)), body=nn.Linear(3, 8), head=nn.Linear(8, 2)
+    )
+    model.dim = 16
+    small, _ = narrow(model, rate=0.5, example=torch.zeros(2, 3))
+    assert (small.body.out_features, small.dim) == (4, 16)
+
+
 class CountsHeads(nn.Module):
     """Says how many heads it has in an attribute that its code does not read."""
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from library_models import LIBRARY_MODELS, library_model
-from symmetric import IMAGE, SMALL, Grouped, image, randomized, same_outputs
+from symmetric import IMAGE, SMALL, Grouped, Made, image, randomized, same_outputs
 from torch import nn
 from torch.nn import functional as F
 
@@ -68,38 +68,37 @@ def test_a_width_has_a_name_for_every_axis_of_its_own():
     one, _ = permute(net, {"norm1.bias:0": [3, 2, 1, 0]}, example=IMAGE.double())
     other, _ = permute(net, {"conv1.weight:0": [3, 2, 1, 0]}, example=IMAGE.double())
     assert all(torch.equal(a, b) for a, b in zip(state(one).values(), state(other).values()))
+    with pytest.raises(SurgeryError, match=r"permute takes permutations by width, .* got \[3, 2, 1, 0\]"):
+        permute(net, [3, 2, 1, 0], example=IMAGE.double())
     with pytest.raises(SurgeryError, match="under another name already"):
         permute(net, {"norm1.bias:0": [3, 2, 1, 0], "conv1.weight:0": [0, 1, 2, 3]}, example=IMAGE.double())
 
 
-class Told(nn.Module):
+def told():
     """Widths whose positions are told apart, each in a way of its own."""
+    weights = [torch.arange(6.0)]  # no buffer, so that no operation of ours can reach it
 
-    def __init__(self):
-        super().__init__()
-        self.a, self.b, self.c, self.d = (nn.Linear(4, 6) for _ in range(4))
-        self.weights = [torch.arange(6.0)]  # no buffer, so that no operation of ours can reach it
-        self.head = nn.Linear(24, 2)
+    def forward(net, x):
+        ranked = net.a(x) * torch.arange(6.0, device=x.device)
+        summed = net.b(x).cumsum(-1)
+        listed = net.c(x) * weights[0].to(x.device)
+        mixed = net.d(x) * torch.hann_window(6, device=x.device)
+        return net.head(torch.cat([ranked, summed, listed, mixed], -1))
 
-    def forward(self, x):
-        ranked = self.a(x) * torch.arange(6.0, device=x.device)
-        summed = self.b(x).cumsum(-1)
-        listed = self.c(x) * self.weights[0].to(x.device)
-        mixed = self.d(x) * torch.hann_window(6, device=x.device)
-        return self.head(torch.cat([ranked, summed, listed, mixed], -1))
+    return Made(forward, **{name: nn.Linear(4, 6) for name in "abcd"}, head=nn.Linear(24, 2))
 
 
-class Mixed(nn.Sequential):
-    def forward(self, x):
-        y = self[0](x)
-        return self[1](y @ torch.eye(y.shape[-1], device=x.device, dtype=x.dtype))
+def between(function, width=8):
+    """A function of hidden features, between two linear layers."""
+    return Made(lambda net, x: net.c(function(net.a(x))), a=nn.Linear(4, width), c=nn.Linear(width, 3))
 
 
 def test_an_identity_matrix_has_no_order():
-    net, x = randomized(Mixed(nn.Linear(4, 6), nn.Linear(6, 2)).double()), torch.randn(3, 4, dtype=torch.float64)
-    other, _ = permute(net, {"0.bias:0": [3, 5, 1, 0, 2, 4]}, example=x)
+    net = randomized(between(lambda y: y @ torch.eye(y.shape[-1], device=y.device, dtype=y.dtype)))
+    x = torch.randn(3, 4, dtype=torch.float64)
+    other, _ = permute(net, {"a.bias:0": [3, 5, 1, 0, 2, 4, 7, 6]}, example=x)
     torch.testing.assert_close(other(x), net(x), rtol=0, atol=1e-12)
-    assert not torch.equal(other[0].bias, net[0].bias)
+    assert not torch.equal(other.a.bias, net.a.bias)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +116,7 @@ def test_an_identity_matrix_has_no_order():
 )
 def test_what_has_an_order_is_refused_with_the_reason(name, why):
     with pytest.raises(SurgeryError, match=why):
-        permute(Told(), {name: [1, 0, 2, 3, 4, 5]}, example=torch.zeros(1, 4))
+        permute(told(), {name: [1, 0, 2, 3, 4, 5]}, example=torch.zeros(1, 4))
 
 
 def draw_anew(y):
@@ -223,54 +222,53 @@ def test_parts_side_by_side_that_a_constant_numbers_stay_whole():
         narrow(net.double(), rate=0.5, example=x.double(), strict=True)
 
 
-class Slopes(nn.Module):
-    """Attention with a slope for each head, as ALiBi has it."""
+class Heads(nn.Module):
+    """Attention whose scores and results code may change with what it computes for each head."""
 
-    def __init__(self, slope):
+    def __init__(self, scores=None, results=None):
         super().__init__()
-        self.qkv, self.out, self.heads, self.slope = nn.Linear(12, 96), nn.Linear(32, 3), 4, slope
+        self.qkv, self.out, self.heads = nn.Linear(12, 96), nn.Linear(32, 3), 4
+        self.scores, self.results = scores, results
 
     def forward(self, x):
         b, n, _ = x.shape
         q, k, v = self.qkv(x).view(b, n, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        slopes = torch.tensor([self.slope(i, self.heads) for i in range(self.heads)], dtype=x.dtype, device=x.device)
-        weights = (q @ k.mT * q.shape[-1] ** -0.5 + slopes[:, None, None] * torch.arange(n, device=x.device)).softmax(
-            -1
-        )
-        return self.out((weights @ v).transpose(1, 2).reshape(b, n, -1))
+        scores = q @ k.mT * q.shape[-1] ** -0.5
+        y = ((self.scores(self.heads, scores) if self.scores else scores).softmax(-1) @ v).transpose(1, 2)
+        return self.out((y * self.results(self.heads, y) if self.results else y).reshape(b, n, -1))
+
+
+def sloped(slope):
+    """With a slope for each head, as ALiBi has it."""
+
+    def function(heads, scores):
+        kind = {"dtype": scores.dtype, "device": scores.device}
+        slopes = torch.tensor([slope(i, heads) for i in range(heads)], **kind)
+        return scores + slopes[:, None, None] * torch.arange(scores.shape[-1], device=scores.device)
+
+    return Heads(function)
+
+
+def shared(scale):
+    return Heads(None, scale)
 
 
 @pytest.mark.parametrize("best", [True, False])
 def test_heads_of_constants_are_dropped_if_those_left_compute_what_they_did(best):
     x = torch.randn(2, 5, 12, dtype=torch.float64)
     for slope in (lambda i, heads: 2.0 ** -(i + 1), lambda i, heads: 2.0 ** (-8 * (i + 1) / heads)):
-        net = randomized(Slopes(slope))
+        net = randomized(sloped(slope))
         scores = {k: torch.arange(len(v)) for k, v in importance(net, example=x).items()} if best else None
         if slope(0, 4) == slope(0, 2):
             small, plan = narrow(net, rate=0.5, example=x, heads="drop", keep_top=scores, strict=True)
             assert plan.entries["out.weight"][0].index == (None, ((0, 16),))
-            full = load(Slopes(slope).double(), plan.embed(state(small))[0])
+            full = load(sloped(slope).double(), plan.embed(state(small))[0])
             assert same_outputs(full, small, x)
         else:
             for given in (x, x.to("meta")):
                 with pytest.raises(SurgeryError, match=r"others with fewer heads.* Take heads='inside'"):
                     narrow(net, rate=0.5, example=given, heads="drop", keep_top=scores)
         assert narrow(net, rate=0.5, example=x, keep_top=scores)[0].heads == 4
-
-
-class Shared(nn.Module):
-    """Attention whose heads are scaled by what the code computes from their number."""
-
-    def __init__(self, scale):
-        super().__init__()
-        self.qkv, self.out, self.heads, self.scale = nn.Linear(12, 96), nn.Linear(32, 3), 4, scale
-
-    def forward(self, x):
-        b, n, _ = x.shape
-        q, k, v = self.qkv(x).view(b, n, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        weights = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
-        y = (weights @ v).transpose(1, 2)
-        return self.out((y * self.scale(self.heads, y)).reshape(b, n, -1))
 
 
 @pytest.mark.parametrize("best", [True, False])
@@ -289,15 +287,15 @@ class Shared(nn.Module):
     ],
 )
 def test_heads_scaled_by_their_number_are_not_dropped(scale, refused, best):
-    net, x = randomized(Shared(scale)), torch.randn(2, 5, 12, dtype=torch.float64)
+    net, x = randomized(shared(scale)), torch.randn(2, 5, 12, dtype=torch.float64)
     scores = {k: torch.arange(len(v)) for k, v in importance(net, example=x).items()} if best else None
     options = {"rate": 0.5, "example": x, "keep_top": scores, "strict": True}
     if refused:
-        with pytest.raises(SurgeryError, match=f"Shared .*{refused}.* Take heads='inside'"):
+        with pytest.raises(SurgeryError, match=f"Heads .*{refused}.* Take heads='inside'"):
             narrow(net, heads="drop", **options)
     else:
         small, plan = narrow(net, heads="drop", **options)
-        assert same_outputs(load(Shared(scale).double(), plan.embed(state(small))[0]), small, x)
+        assert same_outputs(load(shared(scale).double(), plan.embed(state(small))[0]), small, x)
     assert narrow(net, **options)[0].heads == 4
 
 
@@ -325,30 +323,23 @@ def test_heads_of_ordinary_attention_are_dropped(name, on_meta):
 
 
 def test_constants_of_heads_that_cannot_be_compared_are_refused_with_the_reason():
-    class Looks(Shared):
+    class Looks(Heads):
         def forward(self, x):
             if not x.is_meta and self.heads == 2:
                 raise ValueError("no two heads")
             return super().forward(x)
 
     net, x = (
-        randomized(Looks(lambda h, y: torch.full((h, 1), 0.5, device=y.device))),
+        randomized(Looks(None, lambda h, y: torch.full((h, 1), 0.5, device=y.device))),
         torch.randn(2, 5, 12, dtype=torch.float64),
     )
     with pytest.raises(SurgeryError, match=r"not known \(no two heads\)"):
         narrow(net, rate=0.5, example=x, heads="drop")
 
 
-class Ramp(nn.Module):
+def ramped(ramp):
     """Features multiplied by a constant that the code makes along them."""
-
-    def __init__(self, ramp):
-        super().__init__()
-        self.a, self.c, self.ramp = nn.Linear(4, 8), nn.Linear(8, 3), ramp
-
-    def forward(self, x):
-        y = self.a(x)
-        return self.c(y * self.ramp(y.shape[-1], {"dtype": x.dtype, "device": x.device}))
+    return between(lambda y: y * ramp(y.shape[-1], {"dtype": y.dtype, "device": y.device}))
 
 
 @pytest.mark.parametrize(
@@ -362,29 +353,25 @@ class Ramp(nn.Module):
     ],
 )
 def test_constants_along_a_width_are_the_first_of_the_full_models(ramp, refused, caplog):
-    net, x = randomized(Ramp(ramp)), torch.randn(2, 4, dtype=torch.float64)
+    net, x = randomized(ramped(ramp)), torch.randn(2, 4, dtype=torch.float64)
     small, plan = narrow(net, rate=0.5, example=x)
-    full = load(Ramp(ramp).double(), plan.embed(state(small))[0])
+    full = load(ramped(ramp).double(), plan.embed(state(small))[0])
     assert same_outputs(full, small, x) != refused
     assert refused == any("constants whose numbers depend" in message for message in caplog.messages)
     if refused:
-        with pytest.raises(SurgeryError, match=r"Ramp makes constants .* along a.weight:0: .* as a buffer"):
+        with pytest.raises(SurgeryError, match=r"Made makes constants .* along a.weight:0: .* as a buffer"):
             narrow(net, rate=0.5, example=x, strict=True)
     else:
         narrow(net, rate=0.5, example=x, strict=True)
 
 
 def test_a_tensor_of_the_code_that_data_fill_is_no_constant():
-    class Fills(Ramp):
-        def forward(self, x):
-            y = self.a(x)
-            both = torch.zeros(y.shape, device=x.device) + torch.linspace(
-                0, 1, y.shape[-1], dtype=x.dtype, device=x.device
-            )
-            both[:, :] = y
-            return self.c(both)
+    def filled(y):
+        both = torch.zeros(y.shape, device=y.device) + torch.linspace(0, 1, y.shape[-1], dtype=y.dtype, device=y.device)
+        both[:, :] = y
+        return both
 
-    narrow(randomized(Fills(None)), rate=0.5, example=torch.randn(2, 4, dtype=torch.float64), strict=True)
+    narrow(randomized(between(filled)), rate=0.5, example=torch.randn(2, 4, dtype=torch.float64), strict=True)
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [0, 0, 1, 2], [0.5, 1, 2, 3], "0123", None, [True, False, True, False]])
@@ -415,15 +402,7 @@ def test_plans_of_models_without_weights():
 
 
 def test_an_axis_along_which_a_constant_is_expanded_has_no_order():
-    class Masked(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = nn.Linear(8, 16), nn.Linear(16, 3)
-
-        def forward(self, x):
-            y = self.a(x)
-            return self.b(y * torch.tensor([[1.0], [2.0]]).expand(2, y.shape[1]))
-
-    net, x = Masked(), torch.randn(2, 8)
+    net = between(lambda y: y * torch.tensor([[1.0], [2.0]]).expand(2, y.shape[1]), 16)
+    x = torch.randn(2, 4)
     mixed, _ = permute(net, {"a.weight:0": torch.randperm(16)}, example=x)
     torch.testing.assert_close(mixed(x), net(x))

@@ -136,6 +136,11 @@ def zero_by_other(h, g):
     return h
 
 
+def deformed_features(h, offset):
+    """The features are the batch of a deformable convolution."""
+    return ops.deform_conv2d(h.permute(2, 0, 1)[:, None], offset, torch.ones(1, 1, 1, 1, **D))[:, 0].permute(1, 2, 0)
+
+
 # Functions of two hidden tensors, whose features are one width because of this operation
 ONE_WIDTH = {
     "index_put": put_other,
@@ -149,6 +154,9 @@ ONE_WIDTH = {
     "cdist": lambda h, g: torch.cdist(h, g) @ h,
     "baddbmm": lambda h, g: torch.baddbmm(g, h @ h.mT, h),
     "addr": lambda h, g: torch.addr(g[0], h[0].sum(-1), h[0, 0])[None],
+    "glu": lambda h, g: F.glu(torch.cat([h, g], -1)),
+    "convolution without a batch": lambda h, g: h * F.conv1d(h[0].mT, g.mT).sum(),
+    "deform, as a batch": lambda h, g: deformed_features(h, g.permute(2, 0, 1)[:, None].expand(-1, 2, -1, -1)),
     "unpool": lambda h, g: F.max_unpool1d(F.max_pool1d(h.mT, 5), F.max_pool1d(g.mT, 5, return_indices=True)[1], 5).mT,
 }
 
@@ -177,6 +185,7 @@ FEATURES_STAY = {
     "histc": lambda h: h + torch.histc(h, bins=8),
     "unique": lambda h: h + h.unique().sum(),
     "nonzero": lambda h: h + h.nonzero().sum(),
+    "crop": lambda h: F.pad(h, (-1, 1)),
     "inverse": lambda h: h @ torch.linalg.inv(h.mT @ h + torch.eye(8, **D)),
     "qr": lambda h: torch.linalg.qr(h.mT)[0].mT @ h.mT @ h,
     "scatter": lambda h: h.scatter(-1, torch.zeros(2, 5, 3, dtype=torch.long), h[:, :, :3]),
@@ -186,6 +195,24 @@ FEATURES_STAY = {
 @pytest.mark.parametrize("case", FEATURES_STAY)
 def test_features_stay_whole_where_positions_are_told_apart(case):
     assert_narrows(tokens(FEATURES_STAY[case]), floats(2, 5, 4), **WHOLE, front__weight=(3, 4))
+
+
+# Functions of tokens along whose features a window slides: they shrink to the first ones
+FEATURES_IN_ORDER = {
+    "max_pool1d": lambda h: F.max_pool1d(h, 3, 1, 1),
+    "max_pool2d": lambda h: F.max_pool2d(h[None], (1, 3), 1, (0, 1))[0],
+    "max_pool2d without a batch": lambda h: F.max_pool2d(h.transpose(1, 2), 3, 1, 1).transpose(1, 2),
+    "avg_pool2d": lambda h: F.avg_pool2d(h[None], (1, 3), 1, (0, 1))[0],
+    "max_pool3d": lambda h: F.max_pool3d(h[None, None], (1, 1, 3), 1, (0, 0, 1))[0, 0],
+}
+
+
+@pytest.mark.parametrize("case", FEATURES_IN_ORDER)
+def test_features_under_a_sliding_window_keep_their_order(case):
+    model = tokens(FEATURES_IN_ORDER[case])
+    assert_narrows(model, floats(2, 5, 4), head__weight=(3, 4))
+    (width,) = (w for w in surgery.widths(model, example=floats(2, 5, 4)) if w.size == 8)
+    assert "a window or a range runs over it" in width.order
 
 
 CHANNELS = {  # name: (function of net, features and more inputs; channels left; layers)

@@ -243,6 +243,12 @@ def test_what_would_be_lost_or_cannot_be_filled_is_refused():
         surgery.load(norm, values)
 
 
+def test_load_wants_the_module_first():
+    net = nn.Linear(1, 1)
+    with pytest.raises(surgery.SurgeryError, match="into a module, not into a dict: give the module first"):
+        surgery.load(surgery.state(net), net)
+
+
 def test_load_inverts_state_on_a_real_model():
     source, target = torchvision.models.resnet18(), torchvision.models.resnet18()
     surgery.load(target, surgery.state(source))

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+import torchvision
 from torch import nn
 
 import surgery
@@ -28,6 +29,17 @@ def test_models_take_classes_and_channels(name, channels):
 def test_models_that_ask_for_the_image_s_size_are_told(name):
     net = Spec(name, **SMALL).build(device="meta")
     assert net.eval()(torch.zeros(1, 3, 32, 32, device="meta")).shape == (1, 7)
+
+
+def test_an_error_of_the_library_is_not_taken_for_an_argument_that_it_lacks(monkeypatch):
+    def get_model(name, **options):
+        if "image_size" in options:
+            raise TypeError("sizes of another type")
+        return nn.Linear(1, 1)
+
+    monkeypatch.setattr(torchvision.models, "get_model", get_model)
+    with pytest.raises(ZooError, match="cannot be built for images of 32 x 32: sizes of another type"):
+        zoo.create("torchvision:resnet18", **SMALL)
 
 
 def test_defaults_are_the_library_s():

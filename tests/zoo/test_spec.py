@@ -144,6 +144,9 @@ def test_rates_belong_to_their_parts():
           for name, field, value in (("resnet20", "num_classes", 0), ("resnet20", "num_classes", 2.0),
                                      ("resnet20", "in_channels", True), ("resnet20", "image_size", -1),
                                      ("transformer", "tokens", 0), ("vit_tiny", "heads", 0))),
+        *((name, {field: 2**32}, f"{field} must be at most [0-9,]+, got 4,294,967,296")
+          for name, field in (("resnet20", "num_classes"), ("resnet20", "in_channels"), ("resnet20", "image_size"),
+                              ("transformer", "tokens"), ("vit_tiny", "heads"))),
         *(("vgg11", {"dropout": rate}, "at least 0 and below 1") for rate in (1.5, 1, -0.1, math.nan)),
         ("efficientnetv2_s", {"drop_path": 1}, "drop_path must be"),
         ("resnet20", {"norm_eps": 0}, "norm_eps must be"),

@@ -168,8 +168,6 @@ def _deformed(view, args, out):
 def _convolved(view: View, x: Axes, weight: Tensor, bias: Tensor | None, groups: int, out, transposed=False) -> Learnt:
     """A window slides over an image; its weight is (out, in / groups) or transposed (in, out / groups)."""
     w = view.axes_of(weight)
-    batched = len(x) == len(w)
-    x = x if batched else (Axis(1), *x)
     if groups == 1:
         inside, result = (w[0], w[1]) if transposed else (w[1], w[0])
         unify(x[1], inside)
@@ -186,10 +184,9 @@ def _convolved(view: View, x: Axes, weight: Tensor, bias: Tensor | None, groups:
     for axis in w[2:]:
         fix(axis, role("it is an axis of a convolution's window"))
     pixels, ordered = windowed(x[2:], out.shape[2 - len(w) :], [axis.size for axis in w[2:]])
-    kept = [x[0], result, *pixels]
     made = [result] if view.learned(weight) else []
     sizes = {"groups": which} if groups > 1 else {}
-    return Learnt(kept if batched else kept[1:], sizes, made, ordered)
+    return Learnt([x[0], result, *pixels], sizes, made, ordered)
 
 
 @rule(

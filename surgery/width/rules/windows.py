@@ -19,7 +19,8 @@ from surgery.width.rules.registry import Learnt, fresh, grouped, results, rule, 
 )
 def _pool(view, args, out):
     found = view.axes_of(args["self"])
-    window = [1, 1, 2, 2, 2][: len(found)]  # windows of unknown length along all axes but batch and channels
+    pixels = max(len(found) - 2, len(args.get("kernel_size") or args["output_size"]))  # one more without a batch
+    window = [1] * (len(found) - pixels) + [2] * pixels  # of unknown length along all axes but batch and channels
     kept, ordered = zip(*(windowed(found, result.shape, window) for result in results(out)))
     return Learnt(kept, ordered=[axis for axes in ordered for axis in axes])
 

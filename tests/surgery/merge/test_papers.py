@@ -242,6 +242,12 @@ def test_sce_selects_calculates_and_erases(select, monkeypatch):
     close(merge.sce(states, base=BASE, select=select), by_tensor(slow, [*states, BASE]))
 
 
+def test_sce_keeps_all_elements_of_what_no_pattern_matches():
+    given = models()
+    found, half, whole = (merge.sce(given, base=BASE, select=select) for select in ({"a.weight": 0.5}, 0.5, 1))
+    same(found, {**whole, "a.weight": half["a.weight"]})
+
+
 def test_model_stock_is_equation_five():
     states = models()
 

@@ -136,6 +136,16 @@ def test_what_another_version_of_torch_prints_or_adds_changes_nothing(monkeypatc
     assert structure(first(3)) == structure(second(3)) == structure(third(3))
     assert len({structure(first(3)), structure(first(3, 2)), structure(second(3, 1, "hot"))}) == 3
 
+    def moody(self, mood="calm"):
+        nn.Module.__init__(self)
+        self.mood = mood
+
+    bare, more = (
+        type("Bare", (nn.Module,), {"__module__": "torch.nn.thing", "__init__": init})
+        for init in (nn.Module.__init__, moody)
+    )
+    assert structure(bare()) == structure(more()) != structure(more("hot"))
+
     before, init = structure(nn.Sequential(nn.Linear(2, 3), Block())), nn.Module.__init__
 
     def module(self, *args, **kwargs):
