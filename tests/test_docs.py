@@ -193,7 +193,9 @@ def test_one_page_tells_all_of_a_package(package):
 def test_every_promise_has_its_test():
     """The sentences of the page name tests that there are."""
     page = PAGES["docs/explanation/promises.md"]
-    rows = [line for line in page.splitlines() if line.startswith("|") and "---" not in line and "promise |" not in line]
+    rows = [
+        line for line in page.splitlines() if line.startswith("|") and "---" not in line and "promise |" not in line
+    ]
     named = re.findall(r"`(tests/[\w/]+\.py)`, `(test_\w+)`", page)
     assert len(named) == len(rows) + 1 >= 20
     assert [pair for pair in named if f"def {pair[1]}(" not in (ROOT / pair[0]).read_text()] == []
