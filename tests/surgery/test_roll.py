@@ -10,7 +10,7 @@ import surgery
 import zoo
 from surgery import SurgeryError, corner, load, rolling, state
 from surgery.plan import Submodel
-from surgery.width import check as module
+from surgery.width import plan as module
 from zoo import Spec
 
 SPECS = {
