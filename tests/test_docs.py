@@ -88,6 +88,8 @@ LONG = ("docs/guides/surgery.md", "docs/guides/levels.md", "docs/guides/method.m
 def test_python_runs_as_printed(page, registered, capsys, monkeypatch, tmp_path):
     """The blocks of a page share their names, from top to bottom."""
     monkeypatch.chdir(tmp_path)
+    if re.search(r"^from flwr", PAGES[page], flags=re.MULTILINE):
+        pytest.importorskip("flwr", reason="Flower's side needs flwr: pip install -e '.[flower]'")
     scope = {}
     for block in blocks(PAGES[page], "python"):
         exec(compile("\n" * block.line + block.code, page, "exec"), scope)
@@ -402,6 +404,15 @@ def test_fedmrs_accuracies_are_means_over_seeds_of_the_last_ten_evaluations(page
         runs = sorted((RESULTS / "fashion-mnist-rivals" / setting).glob(f"{method}-seed*.csv"))
         rows = [[float(row["accuracy"]) for row in csv.DictReader(run.open()) if row["accuracy"]] for run in runs]
         assert f"{100 * sum(sum(each[-10:]) / 10 for each in rows) / len(rows):.1f}%" in PAGES[page]
+
+
+def test_the_readmes_results_are_those_of_the_pages():
+    """Every number of its table stands on the page that the row leads to, or in the overview of these pages."""
+    rows = re.findall(r"^\| \[.*\]\((docs/results/\w+\.md)\) \|.*\| (.*) \|$", PAGES["README.md"], flags=re.MULTILINE)
+    assert len(rows) == 5
+    for page, result in rows:
+        for value in re.findall(r"\d+\.\d+|\b\d\d\b", result):
+            assert value in PAGES[page] or value in PAGES["docs/results/index.md"], (page, value)
 
 
 @pytest.mark.slow
