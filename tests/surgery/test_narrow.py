@@ -177,87 +177,46 @@ def elements(model):
 # Random networks
 
 
-class Residual(nn.Module):
-    def __init__(self, c, middle):
-        super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(c, middle, 3, padding=1, bias=False), nn.BatchNorm2d(middle), nn.SiLU(), nn.Conv2d(middle, c, 1)
-        )
-
-    def forward(self, x):
-        return x + self.body(x)
+def residual(c, middle):
+    inner = nn.Conv2d(c, middle, 3, padding=1, bias=False), nn.BatchNorm2d(middle), nn.SiLU(), nn.Conv2d(middle, c, 1)
+    return Made(lambda net, x: x + net.body(x), body=nn.Sequential(*inner))
 
 
-class Concat(nn.Module):
+class Concat(Made):
     def __init__(self, c, more):
-        super().__init__()
-        self.conv = nn.Conv2d(c, more, 3, padding=1)
-
-    def forward(self, x):
-        return torch.cat([self.conv(x), x], 1)
+        super().__init__(lambda net, x: torch.cat([net.conv(x), x], 1), conv=nn.Conv2d(c, more, 3, padding=1))
 
 
-class Glu(nn.Module):
-    def __init__(self, c, out):
-        super().__init__()
-        self.conv = nn.Conv2d(c, 2 * out, 1)
-
-    def forward(self, x):
-        a, b = self.conv(x).chunk(2, 1)
-        return a * b.sigmoid()
+def glu(c, out):
+    return Made(lambda net, x: F.glu(net.conv(x), 1), conv=nn.Conv2d(c, 2 * out, 1))
 
 
-class Shuffle(nn.Module):
-    def __init__(self, groups):
-        super().__init__()
-        self.groups = groups
-
-    def forward(self, x):
-        b, c, h, w = x.shape
-        return x.view(b, self.groups, c // self.groups, h, w).transpose(1, 2).reshape(b, c, h, w)
+def shuffle(net, x):
+    b, c, h, w = x.shape
+    return x.view(b, net.groups, c // net.groups, h, w).transpose(1, 2).reshape(b, c, h, w)
 
 
-class Squeeze(nn.Module):
-    def __init__(self, c, middle):
-        super().__init__()
-        self.down, self.up = nn.Conv2d(c, middle, 1), nn.Conv2d(middle, c, 1)
-
-    def forward(self, x):
-        return x * self.up(F.relu(self.down(x.mean((2, 3), keepdim=True)))).sigmoid()
+def squeeze(c, middle):
+    return Made(
+        lambda net, x: x * net.up(F.relu(net.down(x.mean((2, 3), keepdim=True)))).sigmoid(),
+        down=nn.Conv2d(c, middle, 1), up=nn.Conv2d(middle, c, 1),
+    )  # fmt: skip
 
 
-class Twice(nn.Module):
+def twice(c):
     """A layer that is called twice, and a parameter with two roles."""
-
-    def __init__(self, c):
-        super().__init__()
-        self.conv = nn.Conv2d(c, c, 1)
-        self.scale = nn.Parameter(torch.ones(c, 1, 1))
-
-    def forward(self, x):
-        return self.conv(F.relu(self.conv(x) * self.scale)) + self.scale
+    function = lambda net, x: net.conv(F.relu(net.conv(x) * net.scale)) + net.scale  # noqa: E731
+    return Made(function, conv=nn.Conv2d(c, c, 1), scale=torch.ones(c, 1, 1))
 
 
-class Split(nn.Module):
+def split(net, x):
     """Sizes in an attribute."""
-
-    def __init__(self, c, first):
-        super().__init__()
-        self.parts = [first, c - first]
-        self.conv = nn.Conv2d(first, first, 3, padding=1)
-
-    def forward(self, x):
-        a, b = torch.split(x, self.parts, 1)
-        return torch.cat([b, self.conv(a)], 1)
+    a, b = torch.split(x, net.parts, 1)
+    return torch.cat([b, net.conv(a)], 1)
 
 
-class Permuted(nn.Module):
-    def __init__(self, c):
-        super().__init__()
-        self.norm = nn.LayerNorm(c)
-
-    def forward(self, x):
-        return self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+def permuted(net, x):
+    return net.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
 class Attention(nn.Module):
@@ -286,13 +245,8 @@ class Multihead(nn.Module):
         return x + self.attention(y, y, y, need_weights=False)[0]
 
 
-class Recurrent(nn.Module):
-    def __init__(self, dim, hidden):
-        super().__init__()
-        self.lstm = nn.LSTM(dim, hidden, batch_first=True)
-
-    def forward(self, x):
-        return self.lstm(x)[0]
+def recurrent(dim, hidden):
+    return Made(lambda net, x: net.lstm(x)[0], lstm=nn.LSTM(dim, hidden, batch_first=True))
 
 
 class Tokens(nn.Module):
@@ -343,26 +297,28 @@ def image_nets(draw, kinds):
             case "pool":
                 steps.append(nn.MaxPool2d(3, 1, 1))
             case "residual":
-                steps.append(Residual(c, out))
+                steps.append(residual(c, out))
             case "concat":
                 steps.append(Concat(c, out))
                 c += out
             case "se":
-                steps.append(Squeeze(c, out))
+                steps.append(squeeze(c, out))
             case "twice":
-                steps.append(Twice(c))
+                steps.append(twice(c))
             case "glu":
-                steps.append(Glu(c, out))
+                steps.append(glu(c, out))
                 c = out
             case "shuffle":
-                steps.append(Shuffle(factor))
+                steps.append(Made(shuffle, groups=factor))
             case "split":
                 if c > 1:
-                    steps.append(Split(c, draw(st.integers(1, c - 1))))
+                    first = draw(st.integers(1, c - 1))
+                    conv = nn.Conv2d(first, first, 3, padding=1)
+                    steps.append(Made(split, parts=[first, c - first], conv=conv))
             case "gn":
                 steps.append(nn.GroupNorm(factor, c))
             case "ln":
-                steps.append(Permuted(c))
+                steps.append(Made(permuted, norm=nn.LayerNorm(c)))
             case "wn":
                 steps.append(parametrizations.weight_norm(nn.Conv2d(c, out, 1)))
                 c = out
@@ -391,7 +347,7 @@ def token_nets(draw):
             case "mha":
                 steps.append(Multihead(dim, heads))
             case "lstm":
-                steps.append(Recurrent(dim, dim))
+                steps.append(recurrent(dim, dim))
             case "ln":
                 steps.append(nn.LayerNorm(dim))
             case "mlp":
@@ -663,7 +619,7 @@ def test_narrow_is_what_the_constructor_makes(case):
 
 @pytest.mark.xfail(strict=True, reason="of sequences of length 1 the attention is left whole")
 def test_multihead_attention_after_a_recurrent_layer():
-    model = nn.Sequential(nn.Linear(7, 12), Recurrent(12, 12), Multihead(12, 3), nn.Linear(12, 5))
+    model = nn.Sequential(nn.Linear(7, 12), recurrent(12, 12), Multihead(12, 3), nn.Linear(12, 5))
     small, _ = narrow(model, rate=0.5, example=torch.randn(3, 1, 7))
     assert small[2].attention.embed_dim == 6
 
