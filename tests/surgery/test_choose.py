@@ -113,31 +113,25 @@ def test_output_says_what_keeps_its_shape(caplog):
         narrow(several(), rate=0.5, example=x, output=lambda out: None)
 
 
-class Gate(nn.Module):
+def best_of_four(net, x):
     """The best of four experts for each token."""
-
-    def __init__(self):
-        super().__init__()
-        self.gate, self.up = nn.Linear(6, 4), nn.Linear(6, 10)
-        self.experts = nn.ModuleList(nn.Linear(10, 6) for _ in range(4))
-        self.head = nn.Linear(6, 3)
-
-    def forward(self, x):
-        weight, best = self.gate(x).softmax(-1).max(-1)
-        out, hidden = torch.zeros_like(x), self.up(x)
-        for i, expert in enumerate(self.experts):
-            where = (best == i).nonzero()[:, 0]
-            out = out.index_add(0, where, expert(hidden[where]) * weight[where, None])
-        return self.head(out + x)
+    weight, best = net.gate(x).softmax(-1).max(-1)
+    out, hidden = torch.zeros_like(x), net.up(x)
+    for i, expert in enumerate(net.experts):
+        where = (best == i).nonzero()[:, 0]
+        out = out.index_add(0, where, expert(hidden[where]) * weight[where, None])
+    return net.head(out + x)
 
 
 def test_a_gate_stays_whole_and_says_so_while_the_rest_shrinks(caplog):
     torch.manual_seed(0)
-    model, x = Gate(), torch.randn(20, 6)
+    layers = {"gate": nn.Linear(6, 4), "up": nn.Linear(6, 10), "head": nn.Linear(6, 3)}
+    model = Made(best_of_four, **layers, experts=nn.ModuleList(nn.Linear(10, 6) for _ in range(4)))
+    x = torch.randn(20, 6)
     small, _ = narrow(model, rate=0.5, example=x)
     assert small.gate.out_features == 4
     assert small.up.out_features == small.experts[3].in_features == 5
-    assert "a hidden width of Gate cannot shrink" in caplog.text
+    assert "a hidden width of Made cannot shrink" in caplog.text
     assert "axis 0 of gate.weight (4, 6) stays whole: the order of its positions matters" in caplog.text
     with pytest.raises(SurgeryError, match="gate"):
         narrow(model, rate=0.5, example=x, strict=True)
@@ -157,31 +151,16 @@ def test_weights_times_a_mask_make_a_width():
     assert torch.equal(plan.build(model).second, model.second[:, :4])
 
 
-class Hidden(nn.Module):
-    """A width in a constant that nothing can see, in blocks of one class."""
-
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = nn.Linear(6, 12), nn.Linear(12, 6)
-
-        def forward(self, x):
-            return x + self.b(self.a(x).view(-1, 3, 4).flatten(1))
-
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.Sequential(*(self.Block() for _ in range(12)))
-        self.stem, self.head = nn.Linear(4, 6), nn.Linear(6, 2)
-
-    def forward(self, x):
-        return self.head(self.blocks(self.stem(x)))
-
-
 def test_widths_that_code_holds_in_constants_stay_whole_in_all_blocks(caplog):
-    small, _ = narrow(Hidden(), rate=0.5, example=torch.zeros(3, 4))
-    assert small.stem.out_features == 3
-    assert {block.a.out_features for block in small.blocks} == {12}
-    assert "12 hidden widths of Hidden cannot shrink" in caplog.text
+    def hidden(net, x):
+        return x + net.b(net.a(x).view(-1, 3, 4).flatten(1))
+
+    blocks = (Made(hidden, a=nn.Linear(6, 12), b=nn.Linear(12, 6)) for _ in range(12))
+    net = nn.Sequential(nn.Linear(4, 6), *blocks, nn.Linear(6, 2))
+    small, _ = narrow(net, rate=0.5, example=torch.zeros(3, 4))
+    assert small[0].out_features == 3
+    assert {block.a.out_features for block in small[1:-1]} == {12}
+    assert "12 hidden widths of Sequential cannot shrink" in caplog.text
     assert "the code there does not run with fewer" in caplog.text
     assert "and 7 more" in caplog.text
 

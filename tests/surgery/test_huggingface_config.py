@@ -168,18 +168,14 @@ def test_a_model_that_its_configuration_did_not_describe_is_named(caplog):
     assert "nor the full model: last.weight is (7, 12) here and (32, 12)" in caplog.text
 
 
-class Rows(nn.Module):
+class Rows(nn.Sequential):
     """A table whose length, and an output whose size, happen to be those of widths."""
 
     def __init__(self, config):
-        super().__init__()
+        mlp = nn.Sequential(nn.Linear(config.hidden_size, config.inner_size), nn.ReLU())
+        last = nn.Linear(config.inner_size, config.output_size)
+        super().__init__(nn.Embedding(config.table_size, config.hidden_size), mlp, last)
         self.config = config
-        self.table = nn.Embedding(config.table_size, config.hidden_size)
-        self.mlp = nn.Sequential(nn.Linear(config.hidden_size, config.inner_size), nn.ReLU())
-        self.last = nn.Linear(config.inner_size, config.output_size)
-
-    def forward(self, x):
-        return self.last(self.mlp(self.table(x)))
 
 
 def test_a_number_that_only_happens_to_be_that_of_a_width_stays(monkeypatch, caplog):
