@@ -343,7 +343,9 @@ def sum_of(*sizes):
         (lambda: Axis(8, WHOLE), lambda axis: split_digit(axis, 2), [2, 4], [*range(8)], [0, 1]),
         (lambda: Axis(8, WHOLE), lambda axis: cut(axis, 3), [3, 5], [*range(8)], [0, 1]),
         *((make, learn, sizes, [*range(4)], [*range(len(sizes))])
-          for make, sizes in ((partial(Axis, 4), [4]), (partial(product_of, 2, 2), [2, 2]), (partial(sum_of, 1, 3), [1, 3]))
+          for make, sizes in (
+              (partial(Axis, 4), [4]), (partial(product_of, 2, 2), [2, 2]), (partial(sum_of, 1, 3), [1, 3])
+          )
           for learn in (lambda axis: unify(axis, Axis(4, WHOLE)), lambda axis: unify(Axis(4, WHOLE), axis))),
     ],
 )  # fmt: skip
