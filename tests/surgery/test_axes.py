@@ -1,6 +1,7 @@
 import itertools
 import math
 import random
+from functools import partial
 
 import numpy as np
 import pytest
@@ -319,27 +320,43 @@ def test_a_cut_makes_a_boundary_and_keeps_what_is_fixed(seed, choice):
     assert len(positions(axis, keep)) == new_size(axis, keep) <= size
 
 
-def test_a_split_atom_has_two_free_digits_and_a_split_sum_equal_groups():
-    axis = Axis(12)
-    major, minor = split_digit(axis, 3)
-    assert (major.size, minor.size) == (3, 4)
-    assert not is_fixed(major)
-    assert not is_fixed(minor)
-    assert positions(axis, half) == [0, 1, 4, 5]
-
-    groups = concatenation([Axis(4), Axis(4), Axis(4)])
-    major, minor = split_digit(groups, 3)
-    assert is_fixed(major)
-    assert not is_fixed(minor)
-    assert positions(groups, half) == [0, 1, 4, 5, 8, 9]
+def product_of(*sizes):
+    return product([Axis(size) for size in sizes])
 
 
-def test_split_fixed_digits_and_cut_fixed_axes_stay_fixed():
-    for split in (lambda axis: split_digit(axis, 2), lambda axis: cut(axis, 3)):
-        axis = Axis(8, WHOLE)
-        split(axis)
-        assert axis.kind != "atom"
-        assert all(atom.why == WHOLE for atom in atoms(axis))
+def sum_of(*sizes):
+    return concatenation([Axis(size) for size in sizes])
+
+
+@pytest.mark.parametrize(
+    ("axis", "learn", "sizes", "kept", "fixed"),
+    [
+        (lambda: Axis(12), lambda axis: split_digit(axis, 3), [3, 4], [0, 1, 4, 5], []),
+        (lambda: sum_of(4, 4, 4), lambda axis: split_digit(axis, 3), [3, 4], [0, 1, 4, 5, 8, 9], [0]),
+        # a cut between positions of the first digit divides that digit, and one inside of the rest fixes it
+        (lambda: product_of(6, 4), lambda axis: cut(axis, 8), [8, 16], [0, 1, 8, 9, 12, 13], []),
+        (lambda: product_of(3, 4), lambda axis: cut(axis, 6), [2] * 6, [0, 2, 4, 6, 8, 10], []),
+        # unify refines both to their common digits and terms
+        (lambda: product_of(2, 12), lambda axis: unify(axis, product_of(8, 3)), [2, 4, 3], [0, 1, 3, 4], []),
+        (lambda: sum_of(2, 10), lambda axis: unify(axis, sum_of(8, 4)), [2, 6, 4], [0, 2, 3, 4, 8, 9], []),
+        # what is fixed stays so, and fixes what is the same
+        (lambda: Axis(8, WHOLE), lambda axis: split_digit(axis, 2), [2, 4], [*range(8)], [0, 1]),
+        (lambda: Axis(8, WHOLE), lambda axis: cut(axis, 3), [3, 5], [*range(8)], [0, 1]),
+        *((make, learn, sizes, [*range(4)], [*range(len(sizes))])
+          for make, sizes in (
+              (partial(Axis, 4), [4]), (partial(product_of, 2, 2), [2, 2]), (partial(sum_of, 1, 3), [1, 3])
+          )
+          for learn in (lambda axis: unify(axis, Axis(4, WHOLE)), lambda axis: unify(Axis(4, WHOLE), axis))),
+    ],
+)  # fmt: skip
+def test_what_is_learned_of_an_axis_by_hand(axis, learn, sizes, kept, fixed):
+    made = axis()
+    learn(made)
+    found = terms(made) if len(terms(made)) > 1 else digits(made)
+    assert [part.size for part in found] == sizes
+    assert positions(made, half) == kept
+    assert [n for n, part in enumerate(found) if is_fixed(part)] == fixed
+    assert len(fixed) < len(found) or {atom.why for atom in atoms(made)} == {WHOLE}
 
 
 def test_a_reshape_that_mixes_axes_fixes_them():
@@ -375,23 +392,6 @@ def test_whole_neighbours_become_one_digit_only_where_a_reshape_mixes_them():
     assert positions(rest, half) == [0, 1, 4, 5]
 
 
-def test_a_cut_between_positions_of_the_first_digit_divides_that_digit():
-    axis = product([Axis(6), Axis(4)])
-    first, rest = segment(axis, 0, 8), segment(axis, 8, 24)
-    assert [digit.size for digit in digits(first)] == [2, 4]
-    assert [digit.size for digit in digits(rest)] == [4, 4]
-    assert digits(first)[1] is digits(rest)[1]
-    assert not any(atom.why for atom in atoms(axis))
-    assert positions(axis, half) == [0, 1, 8, 9, 12, 13]
-
-
-def test_a_cut_inside_of_the_rest_fixes_the_first_digit():
-    axis = product([Axis(3), Axis(4)])
-    cut(axis, 6)
-    assert [term.size for term in terms(axis)] == [2, 2] * 3
-    assert positions(axis, half) == [0, 2, 4, 6, 8, 10]
-
-
 def test_units_of_halving_and_shuffling_one_after_the_other_stay_free():
     """ShuffleNetV2's: half of the channels passes, and is interleaved with new ones as wide."""
     channels = concatenation([Axis(16), Axis(16)])
@@ -420,26 +420,6 @@ def test_axes_that_do_not_align_are_fixed_and_wrong_sizes_are_an_error():
     assert is_fixed(b)
     with pytest.raises(InternalError, match="axes of 2 and 3"):
         unify(Axis(2), Axis(3))
-
-
-def test_unify_refines_both_to_their_common_digits_and_terms():
-    a, b = product([Axis(2), Axis(12)]), product([Axis(8), Axis(3)])
-    unify(a, b)
-    assert [digit.size for digit in digits(a)] == [digit.size for digit in digits(b)] == [2, 4, 3]
-    assert not any(atom.why for atom in atoms(a))
-    assert len(positions(a, half)) == 1 * 2 * 2
-    a, b = concatenation([Axis(2), Axis(10)]), concatenation([Axis(8), Axis(4)])
-    unify(a, b)
-    assert [term.size for term in terms(a)] == [term.size for term in terms(b)] == [2, 6, 4]
-    assert not any(atom.why for atom in atoms(b))
-
-
-def test_a_fixed_side_fixes_the_other():
-    for flipped in (False, True):
-        for other in (Axis(4), product([Axis(2), Axis(2)]), concatenation([Axis(1), Axis(3)])):
-            a, b = (other, Axis(4, WHOLE)) if flipped else (Axis(4, WHOLE), other)
-            unify(a, b)
-            assert all(atom.why == WHOLE for atom in (*atoms(a), *atoms(b)))
 
 
 def test_grouping_is_kept_by_split_and_unify():

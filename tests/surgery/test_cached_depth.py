@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from symmetric import Made
 from torch import nn
 
 import surgery
@@ -225,21 +226,16 @@ def test_counts_are_those_of_the_section_they_are_named_for():
     assert recounted(net, [encoder, decoder], {encoder: deeper}) == {("", "config.depths"): (4, 3)}  # whose num_layers?
 
 
-class Finding(nn.Module):
-    """As many rows as its numbers are above a bound, as a detector has boxes; so it cannot run on the meta device."""
+def test_numbers_may_decide_how_many_outputs_there_are():
+    """As a detector has boxes above a bound; so it cannot run on the meta device."""
+    torch.manual_seed(0)
 
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)) for _ in range(2)))
-
-    def forward(self, x):
-        x = self.blocks(x)
+    def finding(net, x):
+        x = net.blocks(x)
         return x[x[:, 0] > 0.1]
 
-
-def test_numbers_may_decide_how_many_outputs_there_are():
-    torch.manual_seed(0)
-    net, x = Finding(), torch.randn(50, 4)
+    blocks = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)) for _ in range(2)))
+    net, x = Made(finding, blocks=blocks), torch.randn(50, 4)
     deeper, _ = graft(net, depths=[4], example=x)
     assert deeper(x).shape[0] != net(x).shape[0]
     assert len(deeper.blocks) == 4

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from symmetric import Made
 from torch import nn
 from torch.nn import functional as F
 
@@ -51,11 +52,8 @@ def test_rates_are_for_what_the_named_modules_make():
     model = Residual()
     assert sizes(model, rate=0.5) == (4, 6, 10)
     assert sizes(model, rates={"layer2": 0.25}) == (8, 12, 5)
-    assert sizes(model, rates={"layer1.a": 0.25, "layer1": 0.5}) == (
-        4,
-        3,
-        20,
-    )  # the first that matches; b and the stem are added
+    by_name = {"layer1.a": 0.25, "layer1": 0.5}  # the first that matches; b and the stem are added
+    assert sizes(model, rates=by_name) == (4, 3, 20)
     assert sizes(model, rate=0.5, rates={"*.a": 0.75}) == (4, 9, 15)
     with pytest.raises(SurgeryError, match=r"0.5 of 'stem' and 0.25 of 'layer1.b', but both make one width of 8"):
         narrow(model, rates={"stem": 0.5, "layer1": 0.25}, example=IMAGE)
@@ -71,21 +69,20 @@ def test_modules_that_are_kept_keep_all_their_tensors(caplog):
 
 def test_patterns_that_match_nothing_and_shares_that_are_none_are_refused():
     model = Residual()
-    for options, message in {
-        (("keep", ("layer3",)),): "no module of Residual matches 'layer3': did you mean 'layer",
-        (("keep", "layer1"),): "keep is a list of names of modules, got 'layer1'",
-        (("rate", 1.5),): "in \\(0, 1\\], got 1.5",
-        (("rate", "half"),): "in \\(0, 1\\], got half",
-        (("rounding", 8),): "rounding is a function",
-        (("rounding", lambda share: 0),): "a width keeps at least 1 position: round up",
-        (("rounding", lambda share: None),): "give a function that returns a whole number",
-        (("heads", "outside"),): "choose inside or drop",
-    }.items():
+    for options, message in [
+        ({"keep": ["layer3"]}, "no module of Residual matches 'layer3': did you mean 'layer"),
+        ({"keep": "layer1"}, "keep is a list of names of modules, got 'layer1'"),
+        ({"example": None}, "give an input as `example`"),
+        *(({"rate": rate}, rf"rate is a share.* in \(0, 1\], got {rate}") for rate in (0, -0.5, 1.5, math.nan, "half")),
+        ({"rate": {"layer1": 0.5}}, "rates={...}"),
+        ({"rate": None, "rates": {"layer1": 0}}, "got 0"),
+        ({"rounding": 8}, "rounding is a function"),
+        ({"rounding": lambda share: 0}, "a width keeps at least 1 position: round up"),
+        ({"rounding": lambda share: None}, "give a function that returns a whole number"),
+        ({"heads": "outside"}, "choose inside or drop"),
+    ]:
         with pytest.raises(SurgeryError, match=message):
-            narrow(model, **{"rate": 0.5, "example": IMAGE, **dict(options)})
-    for options, message in (({"rates": {"layer1": 0}}, "got 0"), ({"rate": {"layer1": 0.5}}, "rates={...}")):
-        with pytest.raises(SurgeryError, match=message):
-            narrow(model, example=IMAGE, **options)
+            narrow(model, **{"rate": 0.5, "example": IMAGE, **options})
     assert sizes(model, rate=0.1, rounding=math.floor) == (1, 1, 2)
 
 
@@ -96,104 +93,74 @@ def test_matches():
     assert not matches("ab.c", "a")
 
 
-class Several(nn.Module):
+def several():
     """Also returns its hidden features."""
 
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 3)
+    def forward(net, x):
+        hidden = net.a(x).relu()
+        return {"logits": net.b(hidden), "hidden": hidden}
 
-    def forward(self, x):
-        hidden = self.a(x).relu()
-        return {"logits": self.b(hidden), "hidden": hidden}
+    return Made(forward, a=nn.Linear(6, 8), b=nn.Linear(8, 3))
 
 
 def test_output_says_what_keeps_its_shape(caplog):
     x = torch.randn(2, 6)
     with pytest.raises(SurgeryError, match=r"axis 0 of a.weight \(8, 6\) stays whole: it is an axis of the output"):
-        narrow(Several(), rate=0.5, example=x)
-    small, _ = narrow(Several(), rate=0.5, example=x, output=lambda out: out["logits"], strict=True)
+        narrow(several(), rate=0.5, example=x)
+    small, _ = narrow(several(), rate=0.5, example=x, output=lambda out: out["logits"], strict=True)
     assert {name: tuple(t.shape) for name, t in small(x).items()} == {"logits": (2, 3), "hidden": (2, 4)}
     with pytest.raises(SurgeryError, match="`output` gives no tensor"):
-        narrow(Several(), rate=0.5, example=x, output=lambda out: None)
+        narrow(several(), rate=0.5, example=x, output=lambda out: None)
 
 
-class Gate(nn.Module):
+def best_of_four(net, x):
     """The best of four experts for each token."""
-
-    def __init__(self):
-        super().__init__()
-        self.gate, self.up = nn.Linear(6, 4), nn.Linear(6, 10)
-        self.experts = nn.ModuleList(nn.Linear(10, 6) for _ in range(4))
-        self.head = nn.Linear(6, 3)
-
-    def forward(self, x):
-        weight, best = self.gate(x).softmax(-1).max(-1)
-        out, hidden = torch.zeros_like(x), self.up(x)
-        for i, expert in enumerate(self.experts):
-            where = (best == i).nonzero()[:, 0]
-            out = out.index_add(0, where, expert(hidden[where]) * weight[where, None])
-        return self.head(out + x)
+    weight, best = net.gate(x).softmax(-1).max(-1)
+    out, hidden = torch.zeros_like(x), net.up(x)
+    for i, expert in enumerate(net.experts):
+        where = (best == i).nonzero()[:, 0]
+        out = out.index_add(0, where, expert(hidden[where]) * weight[where, None])
+    return net.head(out + x)
 
 
 def test_a_gate_stays_whole_and_says_so_while_the_rest_shrinks(caplog):
     torch.manual_seed(0)
-    model, x = Gate(), torch.randn(20, 6)
+    layers = {"gate": nn.Linear(6, 4), "up": nn.Linear(6, 10), "head": nn.Linear(6, 3)}
+    model = Made(best_of_four, **layers, experts=nn.ModuleList(nn.Linear(10, 6) for _ in range(4)))
+    x = torch.randn(20, 6)
     small, _ = narrow(model, rate=0.5, example=x)
     assert small.gate.out_features == 4
     assert small.up.out_features == small.experts[3].in_features == 5
-    assert "a hidden width of Gate cannot shrink" in caplog.text
+    assert "a hidden width of Made cannot shrink" in caplog.text
     assert "axis 0 of gate.weight (4, 6) stays whole: the order of its positions matters" in caplog.text
     with pytest.raises(SurgeryError, match="gate"):
         narrow(model, rate=0.5, example=x, strict=True)
 
 
-class Masked(nn.Module):
-    """A masked autoregressive layer (MADE), as users write it."""
-
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(5, 8), nn.Linear(8, 5)
-        self.register_buffer("first", torch.ones(8, 5).tril())
-        self.second = torch.ones(5, 8).tril()
-
-    def forward(self, x):
-        return F.linear(F.linear(x, self.a.weight * self.first, self.a.bias).relu(), self.b.weight * self.second)
-
-
 def test_weights_times_a_mask_make_a_width():
-    model = Masked()
+    """A masked autoregressive layer (MADE), as users write it."""
+    model = Made(
+        lambda net, x: F.linear(F.linear(x, net.a.weight * net.first).relu(), net.b.weight * net.second),
+        a=nn.Linear(5, 8, bias=False), b=nn.Linear(8, 5, bias=False),
+    )  # fmt: skip
+    model.register_buffer("first", torch.ones(8, 5).tril())
+    vars(model)["second"] = torch.ones(5, 8).tril()
     small, plan = narrow(model, rate=0.5, example=torch.zeros(2, 5), strict=True)
     assert small.a.weight.shape == small.first.shape == (4, 5)
     assert small.second.shape == (5, 4)
     assert torch.equal(plan.build(model).second, model.second[:, :4])
 
 
-class Hidden(nn.Module):
-    """A width in a constant that nothing can see, in blocks of one class."""
-
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = nn.Linear(6, 12), nn.Linear(12, 6)
-
-        def forward(self, x):
-            return x + self.b(self.a(x).view(-1, 3, 4).flatten(1))
-
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.Sequential(*(self.Block() for _ in range(12)))
-        self.stem, self.head = nn.Linear(4, 6), nn.Linear(6, 2)
-
-    def forward(self, x):
-        return self.head(self.blocks(self.stem(x)))
-
-
 def test_widths_that_code_holds_in_constants_stay_whole_in_all_blocks(caplog):
-    small, _ = narrow(Hidden(), rate=0.5, example=torch.zeros(3, 4))
-    assert small.stem.out_features == 3
-    assert {block.a.out_features for block in small.blocks} == {12}
-    assert "12 hidden widths of Hidden cannot shrink" in caplog.text
+    def hidden(net, x):
+        return x + net.b(net.a(x).view(-1, 3, 4).flatten(1))
+
+    blocks = (Made(hidden, a=nn.Linear(6, 12), b=nn.Linear(12, 6)) for _ in range(12))
+    net = nn.Sequential(nn.Linear(4, 6), *blocks, nn.Linear(6, 2))
+    small, _ = narrow(net, rate=0.5, example=torch.zeros(3, 4))
+    assert small[0].out_features == 3
+    assert {block.a.out_features for block in small[1:-1]} == {12}
+    assert "12 hidden widths of Sequential cannot shrink" in caplog.text
     assert "the code there does not run with fewer" in caplog.text
     assert "and 7 more" in caplog.text
 
@@ -229,22 +196,14 @@ def test_patterns_that_decide_nothing_are_refused():
             narrow(model, rate=0.5, example=torch.zeros(1, 4))
 
 
-class Writing(nn.Module):
-    """Writes into its input, and looks at numbers, so that it cannot run on the meta device."""
-
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(4, 8), nn.Linear(8, 2)
-
-    def forward(self, x):
-        x -= x.mean()
-        return self.b(self.a(x) if x.sum().item() < 1e9 else x)
-
-
 def test_the_example_stays_as_it_was():
-    x = torch.arange(8.0).view(2, 4)
-    narrow(Writing(), rate=0.5, example=x)
-    surgery.importance(Writing(), example=x, by="activation", batches=[x])
+    def writing(net, x):  # and looking at numbers, so that it cannot run on the meta device
+        x -= x.mean()
+        return net.b(net.a(x) if x.sum().item() < 1e9 else x)
+
+    net, x = Made(writing, a=nn.Linear(4, 8), b=nn.Linear(8, 2)), torch.arange(8.0).view(2, 4)
+    narrow(net, rate=0.5, example=x)
+    surgery.importance(net, example=x, by="activation", batches=[x])
     assert x.flatten().tolist() == list(range(8))
 
 
@@ -421,20 +380,13 @@ def test_a_pass_in_training_mode_that_fails_is_named_where_it_might_have_used_th
         narrow(Refuses(), rate=0.5, example=torch.randn(2, 8), strict=True)
 
 
-class Half(nn.Module):
-    """Concatenates two widths, of which one cannot shrink."""
-
-    def __init__(self):
-        super().__init__()
-        self.a, self.b, self.c = nn.Linear(6, 8), nn.Linear(6, 12), nn.Linear(20, 3)
-
-    def forward(self, x):
-        return self.c(torch.cat([self.a(x), self.b(x).sort(-1).values], -1))
-
-
 def test_a_part_that_stays_whole_is_named_though_the_rest_of_its_axis_shrinks():
+    half = Made(
+        lambda net, x: net.c(torch.cat([net.a(x), net.b(x).sort(-1).values], -1)),
+        a=nn.Linear(6, 8), b=nn.Linear(6, 12), c=nn.Linear(20, 3),
+    )  # fmt: skip
     with pytest.raises(SurgeryError, match=r"axis 0 of b.weight \(12, 6\) stays whole"):
-        narrow(Half(), rate=0.5, example=torch.randn(2, 6), strict=True)
+        narrow(half, rate=0.5, example=torch.randn(2, 6), strict=True)
 
 
 def _forgotten(choose, *given):
@@ -467,10 +419,10 @@ def test_shapes_show_a_width_that_stays_whole_although_nothing_says_so(monkeypat
 
 def test_widths_are_those_that_narrow_finds_for_the_same_output():
     x = torch.randn(2, 6)
-    found = {width.size: width for width in surgery.widths(Several(), example=x)}
+    found = {width.size: width for width in surgery.widths(several(), example=x)}
     assert found[8].reason == "it is an axis of the output"
     for rate in (1.0, 0.5):
-        found = {w.size: w for w in surgery.widths(Several(), example=x, rate=rate, output=lambda out: out["logits"])}
+        found = {w.size: w for w in surgery.widths(several(), example=x, rate=rate, output=lambda out: out["logits"])}
         assert (found[8].reason, found[8].kept) == ("", 8 * rate)
 
 

@@ -71,15 +71,8 @@ def test_the_smaller_of_a_family_is_the_leading_corner_of_the_larger(name):
     assert torch.equal(built.eval()(x), got.eval()(x))
 
 
-def test_a_model_is_its_own_corner():
-    net = mlp(4)
-    got, plan = surgery.corner(net, net)
-    assert plan.edits == ()
-    assert all(runs is None for (source,) in plan.entries.values() for runs in source.index)
-    assert torch.equal(got.eval()(torch.ones(1, 2)), net.eval()(torch.ones(1, 2)))
-
-
 def test_a_corner_lies_at_the_start_of_every_axis_that_is_larger():
+    assert surgery.corner(mlp(4), mlp(4))[1].edits == ()
     _, plan = surgery.corner(mlp(6), mlp(4))
     assert plan.entries["0.weight"][0].index == (((0, 4),), None)
     assert plan.entries["3.weight"][0].index == (None, ((0, 4),))
@@ -92,25 +85,23 @@ def test_a_corner_lies_at_the_start_of_every_axis_that_is_larger():
     }
 
 
-def test_widths_and_depths_that_do_not_fit_are_refused():
-    larger = r"'0.weight' has shape \(6, 2\) in the small model and \(4, 2\) in the large one"
-    with pytest.raises(surgery.SurgeryError, match=larger):
-        surgery.corner(mlp(4), mlp(6))
-    deep = nn.Sequential(*mlp(4), nn.Linear(3, 3))
-    with pytest.raises(surgery.SurgeryError, match=r"only the large model has a tensor '4.weight'"):
-        surgery.corner(deep, mlp(4))
-    with pytest.raises(surgery.SurgeryError, match=r"only the small model has a tensor '4.weight'"):
-        surgery.corner(mlp(4), deep)
-    with pytest.raises(surgery.SurgeryError, match=r"'weight' has shape \(2, 2, 1\)"):
-        surgery.corner(nn.Linear(2, 2, bias=False), nn.Conv1d(2, 2, 1, bias=False))
-    one_larger = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 1)), nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
-    with pytest.raises(surgery.SurgeryError, match=r"'1.weight' has shape \(2, 3\)"):
-        surgery.corner(one_larger[0], one_larger[1])
+DEEP = nn.Sequential(*mlp(4), nn.Linear(3, 3))
 
 
-def test_narrow_without_a_rate_names_corner():
-    with pytest.raises(surgery.SurgeryError, match="to copy the widths of a smaller model use corner"):
-        surgery.narrow(mlp(4), example=torch.ones(1, 2))
+@pytest.mark.parametrize(
+    ("full", "like", "message"),
+    [
+        (mlp(4), mlp(6), r"'0.weight' has shape \(6, 2\) in the small model and \(4, 2\) in the large one"),
+        (DEEP, mlp(4), r"only the large model has a tensor '4.weight'"),
+        (mlp(4), DEEP, r"only the small model has a tensor '4.weight'"),
+        (nn.Linear(2, 2, bias=False), nn.Conv1d(2, 2, 1, bias=False), r"'weight' has shape \(2, 2, 1\)"),
+        (nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 1)), nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)),
+         r"'1.weight' has shape \(2, 3\)"),
+    ],
+)  # fmt: skip
+def test_widths_and_depths_that_do_not_fit_are_refused(full, like, message):
+    with pytest.raises(surgery.SurgeryError, match=message):
+        surgery.corner(full, like)
 
 
 class Holder(nn.Module):

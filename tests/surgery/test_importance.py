@@ -5,9 +5,10 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from symmetric import Made
 from torch import nn
 
-from surgery import Submodel, SurgeryError, Target, importance, load, narrow, state
+from surgery import SurgeryError, Target, importance, load, narrow, state
 from surgery.inspect.report import count_macs
 from surgery.width.axes import Axis, product, unify
 from surgery.width.choose import Demand, TracedScores, choose
@@ -38,18 +39,6 @@ class Residual(nn.Module):
         return F.relu(x + self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x))))))
 
 
-class Chunked(nn.Module):
-    """Two halves, one of which gates the other; then both the result and the input go on."""
-
-    def __init__(self, c):
-        super().__init__()
-        self.conv = nn.Conv2d(c, 2 * c, 1)
-
-    def forward(self, x):
-        a, b = self.conv(x).chunk(2, 1)
-        return torch.cat([a * b, x], 1)
-
-
 class Attention(nn.Module):
     """Scores are not scaled, so that zeros in a head change nothing."""
 
@@ -64,10 +53,9 @@ class Attention(nn.Module):
         return x + self.proj(((q @ k.mT).softmax(-1) @ v).transpose(1, 2).reshape(b, n, -1))
 
 
-def residual():
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 3), Residual(8, 6), Residual(8, 4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)
-    )
+def residual(c=8, first=6, second=4):
+    blocks = Residual(c, first), Residual(c, second)
+    return nn.Sequential(nn.Conv2d(3, c, 3), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(c, 5))
 
 
 def grouped():
@@ -78,7 +66,14 @@ def grouped():
 
 
 def chunked():
-    return nn.Sequential(nn.Conv2d(3, 6, 3), Chunked(6), nn.Conv2d(12, 4, 1), nn.Flatten(), nn.Linear(64, 5))
+    """Two halves, one of which gates the other; then both the result and the input go on."""
+
+    def gated(net, x):
+        a, b = net.conv(x).chunk(2, 1)
+        return torch.cat([a * b, x], 1)
+
+    parts = Made(gated, conv=nn.Conv2d(6, 12, 1)), nn.Conv2d(12, 4, 1), nn.Flatten(), nn.Linear(64, 5)
+    return nn.Sequential(nn.Conv2d(3, 6, 3), *parts)
 
 
 def attention():
@@ -196,22 +191,6 @@ def test_structured_axes_are_summed_by_part():
     torch.testing.assert_close(found["2.proj.weight:1:1"], (rows.sum((0, 1)) + columns.sum(0)).detach())
 
 
-def test_what_was_narrowed_is_narrowed_again(tmp_path):
-    """The plans compose, also those of arbitrary positions; a saved one is the mask of what was cut."""
-    net, x = randomized(residual()), torch.rand(2, 3, 6, 6).double()
-    half, first = narrow(net, rate=0.6, example=x, keep_top=arbitrary(net))
-    quarter, second = narrow(half, rate=0.6, example=x, keep_top=arbitrary(half, seed=1))
-    whole = first.compose(second)
-    assert all(torch.equal(state(quarter)[name], t) for name, t in whole.extract(state(net)).items())
-    whole.save(tmp_path / "plan.json")
-    loaded = Submodel.load(tmp_path / "plan.json")
-    again = load(loaded.build(net), loaded.extract(state(net)))
-    with torch.no_grad():
-        assert torch.equal(again(x), quarter(x))
-    mask = loaded.embed(state(quarter))[1]["1.conv1.weight"]
-    assert mask.sum() == state(quarter)["1.conv1.weight"].numel() < mask.numel()
-
-
 def test_scores_follow_widths_that_turn_out_to_be_one():
     """Also where one of them has digits: two heads of three positions."""
     net = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 2), nn.Linear(2, 3), nn.Linear(3, 1))
@@ -228,25 +207,6 @@ def test_scores_follow_widths_that_turn_out_to_be_one():
     found = follow(solution)
     assert found[solution.axis_of(heads)].tolist() == [33, 132]
     assert found[solution.axis_of(third)].tolist() == [34, 56, 78]
-
-
-class Numbered(nn.Module):
-    """Every channel has a factor of its own, which is its number."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv, self.last = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 2, 1)
-
-    def forward(self, x):
-        x = self.conv(x)
-        return self.last(x * torch.arange(x.shape[1])[:, None, None])
-
-
-def test_ordered_widths_keep_the_first():
-    net = randomized(Numbered())
-    rising = {name: torch.arange(len(values)) for name, values in importance(net, example=IMAGE.double()).items()}
-    _, plan = narrow(net, rate=0.5, example=IMAGE.double(), keep_top=rising)
-    assert plan.entries["conv.bias"][0].index == (((0, 4),),)
 
 
 def test_what_cannot_be_scored_is_refused():
@@ -294,20 +254,17 @@ def test_scores_of_something_else_are_refused():
 # How large
 
 
-class Transposed(nn.Module):
+def transposed():
     """Down and up again, in groups, with attention that torch computes in between."""
 
-    def __init__(self):
-        super().__init__()
-        self.down, self.up = nn.Conv2d(3, 24, 3, stride=2, groups=3, padding=1), nn.ConvTranspose2d(24, 12, 2, stride=2)
-        self.qkv, self.last = nn.Linear(24, 72), nn.Conv2d(12, 4, 1)
-
-    def forward(self, x):
-        x = self.down(x)
-        y = x.flatten(2).transpose(1, 2)
-        q, k, v = self.qkv(y).unflatten(-1, (3, 2, 12)).permute(2, 0, 3, 1, 4)
+    def forward(net, x):
+        x = net.down(x)
+        q, k, v = net.qkv(x.flatten(2).mT).unflatten(-1, (3, 2, 12)).permute(2, 0, 3, 1, 4)
         y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-        return self.last(self.up(x + y.transpose(1, 2).unflatten(-1, x.shape[2:])))
+        return net.last(net.up(x + y.mT.unflatten(-1, x.shape[2:])))
+
+    convolutions = {"down": nn.Conv2d(3, 24, 3, stride=2, groups=3, padding=1), "last": nn.Conv2d(12, 4, 1)}
+    return Made(forward, **convolutions, up=nn.ConvTranspose2d(24, 12, 2, stride=2), qkv=nn.Linear(24, 72))
 
 
 def sizes(model, x):
@@ -315,7 +272,7 @@ def sizes(model, x):
     return sum(p.numel() for p in model.parameters()), count_macs(model, x)
 
 
-@pytest.mark.parametrize("make", [*NETS, Transposed])
+@pytest.mark.parametrize("make", [*NETS, transposed])
 def test_costs_are_predicted(make):
     """What is predicted for a choice of positions is what torch counts of the narrow model."""
     net, x = randomized(make()), torch.rand(2, 3, 6, 6).double()
@@ -332,29 +289,14 @@ def test_costs_are_predicted(make):
 @pytest.mark.parametrize("scored", [False, True])
 @pytest.mark.parametrize("target", [Target(macs=0.5), Target(parameters=0.3), Target(macs=0.8), Target(parameters=1)])
 def test_targets_are_reached(target, scored):
-    net = randomized(
-        nn.Sequential(
-            nn.Conv2d(3, 64, 3),
-            Residual(64, 48),
-            Residual(64, 40),
-            nn.AdaptiveAvgPool2d(1),
-            nn.Flatten(),
-            nn.Linear(64, 5),
-        )
-    )
-    x = IMAGE.double()
+    net, x = randomized(residual(64, 48, 40)), IMAGE.double()
     small, _ = narrow(net, example=x, target=target, keep_top=arbitrary(net) if scored else None)
     place = 1 if target.macs else 0
     share = sizes(small, x)[place] / sizes(net, x)[place]
     assert 0.98 * target.share <= share <= target.share
-
-
-def test_without_scores_all_widths_keep_one_share():
-    net = nn.Sequential(nn.Linear(4, 40), nn.ReLU(), nn.Linear(40, 80), nn.ReLU(), nn.Linear(80, 4))
-    small, plan = narrow(net, example=torch.zeros(1, 4), target=Target(parameters=0.36))
-    shares = [small[0].out_features / 40, small[2].out_features / 80]
-    assert max(shares) - min(shares) <= 1 / 40
-    assert plan.entries["0.bias"][0].index == (((0, small[0].out_features),),)
+    if not scored:  # all widths keep one share
+        left = [small[0].out_channels / 64, small[1].conv1.out_channels / 48, small[2].conv1.out_channels / 40]
+        assert max(left) - min(left) <= 1 / 20
 
 
 def test_positions_of_all_widths_compete():
@@ -378,22 +320,15 @@ def test_of_positions_of_equal_worth_as_many_stay_as_fit(share, kept):
     assert small[0].out_features == kept
 
 
-class Padded(nn.Module):
-    """A shortcut that appends as many channels as there are, so that two widths have one size."""
-
-    def __init__(self):
-        super().__init__()
-        self.more = 6
-        self.first, self.second, self.last = nn.Conv2d(3, 6, 1), nn.Conv2d(6, 12, 1), nn.Conv2d(12, 2, 1)
-
-    def forward(self, x):
-        x = self.first(x)
-        return self.last(self.second(x) + F.pad(x, (0, 0, 0, 0, 0, self.more)))
-
-
 def test_widths_of_one_size_shrink_differently():
     """Which of them an attribute stores is seen from the operation that is called with it."""
-    net, x = randomized(Padded()), torch.rand(2, 3, 6, 6).double()
+
+    def padded(net, x):  # a shortcut that appends as many channels as there are
+        x = net.first(x)
+        return net.last(net.second(x) + F.pad(x, (0, 0, 0, 0, 0, net.more)))
+
+    net = Made(padded, first=nn.Conv2d(3, 6, 1), second=nn.Conv2d(6, 12, 1), last=nn.Conv2d(12, 2, 1), more=6)
+    net, x = randomized(net), torch.rand(2, 3, 6, 6).double()
     scores = {"first.weight:0": torch.tensor([1.0, 9, 9, 9, 9, 9]), "second.weight:0:1": torch.tensor([1.0] * 5 + [99])}
     small, plan = narrow(net, example=x, target=Target(parameters=0.53), keep_top=scores, strict=True)
     assert (small.first.out_channels, small.more) == (5, 1)
@@ -405,16 +340,11 @@ def test_widths_of_one_size_shrink_differently():
 def test_what_attention_reads_counts():
     """Rows of queries and keys that nothing else reads have activations, too."""
 
-    class Reads(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.q, self.k, self.v = (nn.Linear(6, 8, bias=False) for _ in range(3))
-            self.last = nn.Linear(8, 2)
-
-        def forward(self, x):
-            return self.last(F.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x)))
-
-    net, x = randomized(Reads()), torch.rand(2, 3, 6).double()
+    net = Made(
+        lambda net, x: net.last(F.scaled_dot_product_attention(net.q(x), net.k(x), net.v(x))),
+        **{name: nn.Linear(6, 8, bias=False) for name in "qkv"}, last=nn.Linear(8, 2),
+    )  # fmt: skip
+    net, x = randomized(net), torch.rand(2, 3, 6).double()
     found = importance(net, example=x, by="activation", batches=[x])
     q, k = (layer(x).abs().mean((0, 1)).detach() for layer in (net.q, net.k))
     torch.testing.assert_close(found["q.weight:0"], q + k, rtol=1e-5, atol=0)
@@ -452,14 +382,12 @@ def test_targets_that_cannot_be_reached():
     refused("replaces rate", Target(macs=0.5), rate=0.5)
     refused("must not be negative", Target(macs=0.5), keep_top={"0.weight:0": -torch.ones(8)})
     refused("target is surgery.Target", 0.5)
-    for wrong in (
-        {},
-        {"macs": 0.5, "parameters": 0.5},
-        {"macs": 0},
-        {"macs": 50},
-        {"macs": "half"},
-        {"macs": 0.5, "floor": 2},
-    ):
+    layers = {"a": nn.Linear(6, 12), "b": nn.Linear(12, 6), "c": nn.Linear(6, 2)}
+    net, x = Made(lambda net, x: net.c(net.b(net.a(x).cumsum(1))), **layers), torch.zeros(3, 6)
+    whole = r"Target\(macs=0.4\) cannot be reached: .*\n  axis 0 of a.weight \(12, 6\) stays whole: an operation"
+    refused(whole, Target(macs=0.4))
+    both = {"macs": 0.5, "parameters": 0.5}
+    for wrong in ({}, both, {"macs": 0}, {"macs": 50}, {"macs": "half"}, {"macs": 0.5, "floor": 2}):
         with pytest.raises(SurgeryError, match="arget"):
             Target(**wrong)
 
@@ -531,23 +459,6 @@ def test_torch_prunings_classes_score_all_groups_of_a_convolution():
         torch.testing.assert_close(found / found.mean(), means / means.mean(), rtol=1e-4, atol=0)
 
 
-def test_criteria_are_those_of_torch_pruning():
-    """Up to a factor, our scores are those of its class for the same criterion."""
-    net, x = randomized(residual()).float().eval(), torch.rand(2, 3, 6, 6)
-    net(x).square().mean().backward()
-    made = tp.importance
-    theirs = {
-        "l1": made.GroupMagnitudeImportance(p=1), "l2": made.GroupMagnitudeImportance(p=2),
-        "bn_scale": made.BNScaleImportance(), "taylor": made.GroupTaylorImportance(),
-    }  # fmt: skip
-    for by, criterion in theirs.items():
-        found = importance(net, example=x, by=by, batches=[x], loss=lambda net, x: net(x).square().mean())
-        for layer in ("0", "1.conv1", "2.conv1"):
-            scores = own_scores(net, net.get_submodule(layer), tp.prune_conv_out_channels, criterion, x)
-            ours = found[f"{layer}.weight:0"].float()
-            torch.testing.assert_close(ours / ours.mean(), scores / scores.mean(), rtol=1e-4, atol=0)
-
-
 @pytest.mark.slow
 def test_torch_prunings_classes_on_library_models():
     torchvision, timm = pytest.importorskip("torchvision"), pytest.importorskip("timm")
@@ -570,31 +481,10 @@ def test_torch_prunings_classes_on_library_models():
 
 
 def test_activations_of_recurrent_layers_are_those_of_the_widths_that_narrow_knows():
-    class Recurrent(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.e, self.r, self.c = nn.Linear(5, 8), nn.LSTM(8, 12, batch_first=True), nn.Linear(12, 3)
-
-        def forward(self, x):
-            return self.c(self.r(self.e(x))[0])
-
-    x = torch.randn(2, 6, 5)
-    scores = importance(Recurrent(), example=x, by="activation", batches=[x])
-    assert scores.keys() == importance(Recurrent(), example=x, by="l1").keys()
-    small, _ = narrow(Recurrent(), rate=0.5, example=x, keep_top=scores)
+    layers = {"e": nn.Linear(5, 8), "r": nn.LSTM(8, 12, batch_first=True), "c": nn.Linear(12, 3)}
+    net, x = Made(lambda net, x: net.c(net.r(net.e(x))[0]), **layers), torch.randn(2, 6, 5)
+    scores = importance(net, example=x, by="activation", batches=[x])
+    assert scores.keys() == importance(net, example=x, by="l1").keys()
+    small, _ = narrow(net, rate=0.5, example=x, keep_top=scores)
     assert (small.r.input_size, small.r.hidden_size) == (4, 6)
     assert torch.backends.mkldnn.enabled
-
-
-def test_a_target_that_cannot_be_reached_says_what_stays_whole():
-    class Ordered(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b, self.c = nn.Linear(6, 12), nn.Linear(12, 6), nn.Linear(6, 2)
-
-        def forward(self, x):
-            return self.c(self.b(self.a(x).cumsum(1)))
-
-    message = r"Target\(macs=0.4\) cannot be reached: .*\n  axis 0 of a.weight \(12, 6\) stays whole: an operation"
-    with pytest.raises(SurgeryError, match=message):
-        narrow(Ordered(), target=Target(macs=0.4), example=torch.zeros(3, 6))

@@ -48,23 +48,15 @@ def test_layers_hold_every_tensor_exactly_once_in_random_nets(net):
         assert_covers(net, surgery.layers(net, unit=unit))
 
 
-@pytest.mark.parametrize(
-    "name", ["resnet50", "mobilenet_v2", "efficientnet_v2_s", "vit_b_16", "convnext_tiny", "swin_t"]
-)
-@pytest.mark.parametrize("unit", ["layer", "block", "tensor"])
-def test_layers_cover_torchvision_models_without_data(name, unit):
-    with torch.device("meta"):
-        model = torchvision.models.get_model(name)
-    assert_covers(model, surgery.layers(model, unit=unit))
+MODELS = """torchvision:resnet50 torchvision:mobilenet_v2 torchvision:efficientnet_v2_s torchvision:vit_b_16
+    torchvision:convnext_tiny torchvision:swin_t timm:resnet18 timm:vit_tiny_patch16_224 timm:convnext_atto
+    timm:mobilenetv3_small_050 timm:beit_base_patch16_224"""
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["resnet18", "vit_tiny_patch16_224", "convnext_atto", "mobilenetv3_small_050", "beit_base_patch16_224"],
-)
-def test_layers_cover_timm_models(name):
+@pytest.mark.parametrize("name", MODELS.split())
+def test_layers_cover_models_of_libraries_without_data(name):
     with torch.device("meta"):
-        model = timm.create_model(name)
+        model = surgery.named(name)
     for unit in ("layer", "block", "tensor"):
         assert_covers(model, surgery.layers(model, unit=unit))
 
@@ -78,20 +70,17 @@ def test_layers_cover_timm_models(name):
         ("convnext_tiny", {"CNBlock": 18}),
         ("vit_b_16", {"EncoderBlock": 12}),
         ("swin_t", {"SwinTransformerBlock": 12}),
+        ("resnet10", {"BasicBlock": 4}),  # whose sections have a single block
     ],
 )
 def test_blocks_are_the_residual_blocks_of_the_papers(name, blocks):
     with torch.device("meta"):
-        model = torchvision.models.get_model(name)
+        of_resnet = torchvision.models.resnet
+        ten = name == "resnet10"
+        model = of_resnet.ResNet(of_resnet.BasicBlock, [1] * 4) if ten else torchvision.models.get_model(name)
     kinds = Counter(layer.kind for layer in surgery.layers(model, unit="block"))
     assert {kind: n for kind, n in kinds.items() if kind in blocks} == blocks
     assert max(len(layer.tensors) for layer in surgery.layers(model, unit="block") if layer.kind not in blocks) <= 5
-
-
-def test_single_blocks_in_a_section_are_found():
-    model = torchvision.models.ResNet(torchvision.models.resnet.BasicBlock, [1, 1, 1, 1])
-    kinds = Counter(layer.kind for layer in surgery.layers(model, unit="block"))
-    assert kinds == {"BasicBlock": 4, "Conv2d": 1, "BatchNorm2d": 1, "Linear": 1}
 
 
 def test_a_model_without_blocks_says_so():

@@ -1,11 +1,11 @@
 """Width slicing against networks built smaller, networks with zeros where the slice is not, and adversarial code."""
 
 import copy
-import functools
 import io
 import math
 import re
 from collections import Counter
+from functools import partial
 
 import pytest
 import safetensors.torch
@@ -69,15 +69,14 @@ def deep(model):
         )
         for name, m in model.named_modules()
     }
-    return modules, {name: (id(t), t.clone()) for name, t in state(model).items()}
+    return modules, {name: t.clone() for name, t in state(model).items()}
 
 
 def assert_unchanged(model, before):
     modules, tensors = deep(model)
     assert modules == before[0]
-    for name, (identity, values) in before[1].items():
-        assert tensors[name][0] == identity or torch.equal(tensors[name][1], values)
-        assert torch.equal(tensors[name][1], values), name
+    for name, values in before[1].items():
+        assert torch.equal(tensors[name], values), name
 
 
 def assert_true(model):
@@ -178,87 +177,46 @@ def elements(model):
 # Random networks
 
 
-class Residual(nn.Module):
-    def __init__(self, c, middle):
-        super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(c, middle, 3, padding=1, bias=False), nn.BatchNorm2d(middle), nn.SiLU(), nn.Conv2d(middle, c, 1)
-        )
-
-    def forward(self, x):
-        return x + self.body(x)
+def residual(c, middle):
+    inner = nn.Conv2d(c, middle, 3, padding=1, bias=False), nn.BatchNorm2d(middle), nn.SiLU(), nn.Conv2d(middle, c, 1)
+    return Made(lambda net, x: x + net.body(x), body=nn.Sequential(*inner))
 
 
-class Concat(nn.Module):
+class Concat(Made):
     def __init__(self, c, more):
-        super().__init__()
-        self.conv = nn.Conv2d(c, more, 3, padding=1)
-
-    def forward(self, x):
-        return torch.cat([self.conv(x), x], 1)
+        super().__init__(lambda net, x: torch.cat([net.conv(x), x], 1), conv=nn.Conv2d(c, more, 3, padding=1))
 
 
-class Glu(nn.Module):
-    def __init__(self, c, out):
-        super().__init__()
-        self.conv = nn.Conv2d(c, 2 * out, 1)
-
-    def forward(self, x):
-        a, b = self.conv(x).chunk(2, 1)
-        return a * b.sigmoid()
+def glu(c, out):
+    return Made(lambda net, x: F.glu(net.conv(x), 1), conv=nn.Conv2d(c, 2 * out, 1))
 
 
-class Shuffle(nn.Module):
-    def __init__(self, groups):
-        super().__init__()
-        self.groups = groups
-
-    def forward(self, x):
-        b, c, h, w = x.shape
-        return x.view(b, self.groups, c // self.groups, h, w).transpose(1, 2).reshape(b, c, h, w)
+def shuffle(net, x):
+    b, c, h, w = x.shape
+    return x.view(b, net.groups, c // net.groups, h, w).transpose(1, 2).reshape(b, c, h, w)
 
 
-class Squeeze(nn.Module):
-    def __init__(self, c, middle):
-        super().__init__()
-        self.down, self.up = nn.Conv2d(c, middle, 1), nn.Conv2d(middle, c, 1)
-
-    def forward(self, x):
-        return x * self.up(F.relu(self.down(x.mean((2, 3), keepdim=True)))).sigmoid()
+def squeeze(c, middle):
+    return Made(
+        lambda net, x: x * net.up(F.relu(net.down(x.mean((2, 3), keepdim=True)))).sigmoid(),
+        down=nn.Conv2d(c, middle, 1), up=nn.Conv2d(middle, c, 1),
+    )  # fmt: skip
 
 
-class Twice(nn.Module):
+def twice(c):
     """A layer that is called twice, and a parameter with two roles."""
-
-    def __init__(self, c):
-        super().__init__()
-        self.conv = nn.Conv2d(c, c, 1)
-        self.scale = nn.Parameter(torch.ones(c, 1, 1))
-
-    def forward(self, x):
-        return self.conv(F.relu(self.conv(x) * self.scale)) + self.scale
+    function = lambda net, x: net.conv(F.relu(net.conv(x) * net.scale)) + net.scale  # noqa: E731
+    return Made(function, conv=nn.Conv2d(c, c, 1), scale=torch.ones(c, 1, 1))
 
 
-class Split(nn.Module):
+def split(net, x):
     """Sizes in an attribute."""
-
-    def __init__(self, c, first):
-        super().__init__()
-        self.parts = [first, c - first]
-        self.conv = nn.Conv2d(first, first, 3, padding=1)
-
-    def forward(self, x):
-        a, b = torch.split(x, self.parts, 1)
-        return torch.cat([b, self.conv(a)], 1)
+    a, b = torch.split(x, net.parts, 1)
+    return torch.cat([b, net.conv(a)], 1)
 
 
-class Permuted(nn.Module):
-    def __init__(self, c):
-        super().__init__()
-        self.norm = nn.LayerNorm(c)
-
-    def forward(self, x):
-        return self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+def permuted(net, x):
+    return net.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
 class Attention(nn.Module):
@@ -287,22 +245,8 @@ class Multihead(nn.Module):
         return x + self.attention(y, y, y, need_weights=False)[0]
 
 
-class Recurrent(nn.Module):
-    def __init__(self, dim, hidden):
-        super().__init__()
-        self.lstm = nn.LSTM(dim, hidden, batch_first=True)
-
-    def forward(self, x):
-        return self.lstm(x)[0]
-
-
-class Images(nn.Module):
-    def __init__(self, *steps):
-        super().__init__()
-        self.steps = nn.Sequential(*steps)
-
-    def forward(self, x):
-        return self.steps(x)
+def recurrent(dim, hidden):
+    return Made(lambda net, x: net.lstm(x)[0], lstm=nn.LSTM(dim, hidden, batch_first=True))
 
 
 class Tokens(nn.Module):
@@ -353,26 +297,28 @@ def image_nets(draw, kinds):
             case "pool":
                 steps.append(nn.MaxPool2d(3, 1, 1))
             case "residual":
-                steps.append(Residual(c, out))
+                steps.append(residual(c, out))
             case "concat":
                 steps.append(Concat(c, out))
                 c += out
             case "se":
-                steps.append(Squeeze(c, out))
+                steps.append(squeeze(c, out))
             case "twice":
-                steps.append(Twice(c))
+                steps.append(twice(c))
             case "glu":
-                steps.append(Glu(c, out))
+                steps.append(glu(c, out))
                 c = out
             case "shuffle":
-                steps.append(Shuffle(factor))
+                steps.append(Made(shuffle, groups=factor))
             case "split":
                 if c > 1:
-                    steps.append(Split(c, draw(st.integers(1, c - 1))))
+                    first = draw(st.integers(1, c - 1))
+                    conv = nn.Conv2d(first, first, 3, padding=1)
+                    steps.append(Made(split, parts=[first, c - first], conv=conv))
             case "gn":
                 steps.append(nn.GroupNorm(factor, c))
             case "ln":
-                steps.append(Permuted(c))
+                steps.append(Made(permuted, norm=nn.LayerNorm(c)))
             case "wn":
                 steps.append(parametrizations.weight_norm(nn.Conv2d(c, out, 1)))
                 c = out
@@ -385,7 +331,7 @@ def image_nets(draw, kinds):
         steps += [nn.Flatten(), nn.Linear(c * side**2, draw(size)), nn.ReLU()]
         steps.append(nn.Linear(steps[-2].out_features, 4))
     x = torch.randn(draw(st.integers(1, 3)), 3, 5, 5, generator=torch.Generator().manual_seed(0), **D)
-    return randomized(Images(*steps).double(), draw(st.integers(0, 9))), x
+    return randomized(nn.Sequential(*steps).double(), draw(st.integers(0, 9))), x
 
 
 @st.composite
@@ -401,7 +347,7 @@ def token_nets(draw):
             case "mha":
                 steps.append(Multihead(dim, heads))
             case "lstm":
-                steps.append(Recurrent(dim, dim))
+                steps.append(recurrent(dim, dim))
             case "ln":
                 steps.append(nn.LayerNorm(dim))
             case "mlp":
@@ -412,7 +358,7 @@ def token_nets(draw):
 
 
 AGAIN = st.sampled_from([True, False, False])
-RATES = st.one_of(st.sampled_from([0.25, 0.5, 0.75]), st.floats(0.01, 1))
+RATES = st.one_of(st.sampled_from([0.25, 0.5, 0.75, 1.0]), st.floats(0.01, 1))
 hypothesis_settings = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 DRAWN = Counter()
 
@@ -446,8 +392,12 @@ def check_everything(model, x, rate, again, train=True, inner_rate=0.6):
     assert_plan(model, small, plan)
     assert_true(small)
     out = call(small, x)
-    assert out.shape == call(copy.deepcopy(model), x).shape
+    full = call(copy.deepcopy(model), x)
+    assert out.shape == full.shape
     assert torch.isfinite(out).all()
+    if rate == 1:
+        assert torch.equal(out, full)
+        assert all(runs is None for sources in plan.entries.values() for runs in sources[0].index)
     if train:
         assert_trains(small, x)
     if not again:
@@ -505,16 +455,6 @@ def test_random_networks_of_tokens(net, rate, again):
     small, plan = check_everything(model, x, rate, again, inner_rate=0.8)
     assert_zero_oracle(model, small, plan, x)
     assert (small.back.weight is small.table.weight) == (model.back.weight is model.table.weight)
-
-
-@given(net=image_nets((*SAFE, *OTHER)))
-@settings(hypothesis_settings, max_examples=8)
-def test_rate_one_changes_nothing(net):
-    model, x = net
-    small, plan = narrowed(model, x, 1.0)
-    assert all(torch.equal(t, state(small)[n]) for n, t in state(model).items())
-    assert torch.equal(call(small, x), call(copy.deepcopy(model), x))
-    assert all(runs is None for sources in plan.entries.values() for runs in sources[0].index)
 
 
 # Another implementation of the same analysis
@@ -621,48 +561,35 @@ class Cross(nn.Module):
         return self.outlet(self.attention(self.q(x), self.k(x), self.k(x))[0])
 
 
-def partial(make, *arguments, **options):
-    return functools.partial(make, *arguments, **options)
+def of_zoo(name, width):
+    return zoo.create(name, width=width, num_classes=4, in_channels=3, image_size=16)
 
 
-NATIVE = {
-    "vit": (partial(vit, 192, 3), partial(vit, 96, 3), 32),
-    "vit_heads_as_head_dim": (partial(vit, 64, 8), partial(vit, 32, 8), 32),
-    "vit_qk_norm": (
-        partial(vit, 64, 4, qk_norm=True, init_values=0.1),
-        partial(vit, 32, 4, qk_norm=True, init_values=0.1),
-        32,
-    ),
-    "convnext": (partial(convnext, 16), partial(convnext, 8), 64),
-    "swin": (partial(swin, 64), partial(swin, 32), 64),
-    "levit": (partial(levit, 8, 16), partial(levit, 4, 8), 64),
-    "resnet": (partial(Resnet, 1), partial(Resnet, 0.5), 64),
-    "basic_resnet": (
-        partial(Resnet, 1, torchvision.models.resnet.BasicBlock),
-        partial(Resnet, 0.5, torchvision.models.resnet.BasicBlock),
-        64,
-    ),
-    "resnext": (
-        partial(Resnet, 1, groups=8, width_per_group=16),
-        partial(Resnet, 0.5, groups=8, width_per_group=16),
-        64,
-    ),
-    "mobilenet_v2": (
-        partial(torchvision.models.MobileNetV2, width_mult=1.0, num_classes=7),
-        partial(torchvision.models.MobileNetV2, width_mult=0.5, num_classes=7),
-        None,
-    ),
-    "encoder": (partial(Encoder, 32, 4, 64), partial(Encoder, 16, 4, 32), 0),
-    "encoder_heads_as_head_dim": (partial(Encoder, 64, 8, 128), partial(Encoder, 32, 8, 64), 0),
-    "encoder_hidden_as_dim": (partial(Encoder, 16, 4, 16), partial(Encoder, 8, 4, 8), 0),
-    "encoder_norm_first": (
-        partial(Encoder, 36, 6, 36, norm_first=True),
-        partial(Encoder, 18, 6, 18, norm_first=True),
-        0,
-    ),
-    "transformer": (partial(Seq2seq, 32, 4, 64), partial(Seq2seq, 16, 4, 32), 0),
-    "cross": (partial(Cross, 16, 4, 12), partial(Cross, 8, 4, 6), 0),
-    "cross_bias_kv": (partial(Cross, 16, 4, 12, add_bias_kv=True), partial(Cross, 8, 4, 6, add_bias_kv=True), 0),
+basic_resnet = partial(Resnet, block=torchvision.models.resnet.BasicBlock)
+resnext = partial(Resnet, groups=8, width_per_group=16)
+normed_vit = partial(vit, qk_norm=True, init_values=0.1)
+NATIVE = {  # a constructor, arguments of the full model, those of the narrow one, the side of images, how heads shrink
+    "vit": (vit, (192, 3), (96, 3), 32),
+    "vit_heads_as_head_dim": (vit, (64, 8), (32, 8), 32),
+    "vit_qk_norm": (normed_vit, (64, 4), (32, 4), 32),
+    "convnext": (convnext, (16,), (8,), 64),
+    "swin": (swin, (64,), (32,), 64),
+    "swin_head_dim_as_tokens": (swin, (32,), (16,), 64),
+    "levit": (levit, (8, 16), (4, 8), 64),
+    "resnet": (Resnet, (1,), (0.5,), 64),
+    "basic_resnet": (basic_resnet, (1,), (0.5,), 64),
+    "resnext": (resnext, (1,), (0.5,), 64),
+    "cnn": (of_zoo, ("cnn", 1.0), ("cnn", 0.5), 16),
+    "resnet20": (of_zoo, ("resnet20", 1.0), ("resnet20", 0.5), 16),
+    "encoder": (Encoder, (32, 4, 64), (16, 4, 32), 0),
+    "encoder_heads_as_head_dim": (Encoder, (64, 8, 128), (32, 8, 64), 0),
+    "encoder_hidden_as_dim": (Encoder, (16, 4, 16), (8, 4, 8), 0),
+    "encoder_norm_first": (partial(Encoder, norm_first=True), (36, 6, 36), (18, 6, 18), 0),
+    "encoder_drop": (Encoder, (32, 2, 64), (16, 1, 32), 0, "drop"),
+    "encoder_drop_half": (Encoder, (32, 4, 64), (16, 2, 32), 0, "drop"),
+    "transformer": (Seq2seq, (32, 4, 64), (16, 4, 32), 0),
+    "cross": (Cross, (16, 4, 12), (8, 4, 6), 0),
+    "cross_bias_kv": (partial(Cross, add_bias_kv=True), (16, 4, 12), (8, 4, 6), 0),
 }
 
 
@@ -671,106 +598,53 @@ def images(side):
     return torch.randn((2, 3, side, side) if side else (2, 6, 7), generator=generator)
 
 
-def assert_native(model, native, x, rate=0.5, **options):
+def assert_native(model, native, x, **options):
     """Narrow is what the constructor makes with half the widths: tensors, and all that is computed from them."""
-    small, plan = narrow(randomized(model), rate=rate, example=x, **options)
+    small, plan = narrow(randomized(model), rate=0.5, example=x, **options)
     assert {n: t.shape for n, t in state(small).items()} == {n: t.shape for n, t in state(native).items()}
     load(native, plan.extract(state(model)))
     torch.testing.assert_close(call(small, x), call(native, x), rtol=1e-5, atol=1e-5)
     for (name, module), other in zip(small.named_modules(), native.modules()):
         for attribute in ("groups", "num_heads", "head_dim", "scale", "embed_dim", "in_features", "normalized_shape"):
-            if isinstance(module, nn.MultiheadAttention) and attribute == "head_dim":
-                continue  # tested on its own
             if attribute == "embed_dim" and not isinstance(getattr(module, attribute, 0), int):
                 continue
             assert getattr(module, attribute, None) == getattr(other, attribute, None), (name, attribute)
 
 
-OF_IMAGES = [n for n, (_, _, side) in NATIVE.items() if side is not None]
-
-
-@pytest.mark.parametrize("case", some(OF_IMAGES, [n for n in OF_IMAGES if n != "levit"]))
+@pytest.mark.parametrize("case", some(NATIVE, [name for name in NATIVE if name != "levit"]))
 def test_narrow_is_what_the_constructor_makes(case):
-    make, native, side = NATIVE[case]
-    assert_native(make(), native(), images(side))
-
-
-def test_scale_where_the_head_dimension_is_the_number_of_tokens():
-    assert_native(swin(32), swin(16), images(64))
-
-
-def test_multihead_attention_says_its_head_dimension():
-    small, _ = narrow(Encoder(32, 4, 64), rate=0.5, example=images(0))
-    attention = small.encoder.layers[0].self_attn
-    assert (attention.embed_dim, attention.num_heads, attention.head_dim) == (16, 4, 4)
-
-
-@pytest.mark.parametrize(("dim", "heads", "rate"), [(16, 4, 0.6), (64, 8, 0.6), (16, 4, 0.3)])
-def test_multihead_attention_with_as_many_heads_as_dimensions(dim, heads, rate):
-    model = Images(nn.Linear(7, dim), Multihead(dim, heads), nn.Linear(dim, 5))
-    small, _ = narrow(model, rate=rate, example=images(0))
-    assert small.steps[1].attention.num_heads == heads
-    assert small.steps[1].attention.embed_dim == heads * math.ceil(rate * dim / heads)
+    make, full, small, side, *heads = NATIVE[case]
+    assert_native(make(*full), make(*small), images(side), **({"heads": heads[0]} if heads else {}))
 
 
 @pytest.mark.xfail(strict=True, reason="of sequences of length 1 the attention is left whole")
 def test_multihead_attention_after_a_recurrent_layer():
-    model = Images(nn.Linear(7, 12), Recurrent(12, 12), Multihead(12, 3), nn.Linear(12, 5))
+    model = nn.Sequential(nn.Linear(7, 12), recurrent(12, 12), Multihead(12, 3), nn.Linear(12, 5))
     small, _ = narrow(model, rate=0.5, example=torch.randn(3, 1, 7))
-    assert small.steps[2].attention.embed_dim == 6
-
-
-@pytest.mark.parametrize("heads", [2, 4])
-def test_drop_keeps_the_first_heads(heads):
-    assert_native(Encoder(32, heads, 64), Encoder(16, heads // 2, 32), images(0), heads="drop")
-
-
-def test_zoo_models_are_their_own_narrow_models():
-    for name in ("cnn", "resnet20"):
-        options = {"num_classes": 4, "in_channels": 3, "image_size": 16}
-        x = images(16)
-        full = zoo.create(name, width=1.0, **options)
-        small, plan = narrow(randomized(full), rate=0.5, example=x)
-        native = zoo.create(name, width=0.5, **options)
-        assert {n: t.shape for n, t in state(small).items()} == {n: t.shape for n, t in state(native).items()}
-        assert torch.equal(call(small, x), call(load(native, plan.extract(state(full))), x))
+    assert small[2].attention.embed_dim == 6
 
 
 # Real models
 
 
 TORCHVISION = (
-    "resnet18 mobilenet_v3_small shufflenet_v2_x0_5 squeezenet1_1 regnet_y_400mf efficientnet_b0 resnext50_32x4d"
+    "resnet18 mobilenet_v3_small shufflenet_v2_x0_5 squeezenet1_1 regnet_y_400mf efficientnet_b0 resnext50_32x4d "
+    "densenet121 googlenet mnasnet0_5"
 )
 TIMM = "efficientnet_lite0 resnext26ts ghostnet_100 eca_resnet33ts skresnet18 fasternet_t0 rexnet_100 hrnet_w18_small"
+MODELS = [f"torchvision:{name}" for name in TORCHVISION.split()] + [f"timm:{name}" for name in TIMM.split()]
+QUICK = ["torchvision:resnet18", "torchvision:mobilenet_v3_small", "timm:skresnet18", "timm:fasternet_t0"]
 
 
-@pytest.mark.parametrize("name", some(TORCHVISION.split(), TORCHVISION.split()[:2]))
-def test_torchvision_models(name):
-    model = randomized(torchvision.models.get_model(name, weights=None, num_classes=7).double())
-    x = images(64).double()
-    small, plan = narrow(model, rate=0.3, example=x)
-    assert elements(small) < 0.4 * elements(model)
+@pytest.mark.parametrize("name", some(MODELS, QUICK))
+def test_models_of_libraries(name):
+    options = {"aux_logits": False, "init_weights": False} if "googlenet" in name else {}
+    model, x = filled(surgery.named, name, num_classes=7, **options).double(), images(64).double()
+    rate, most = (0.3, 0.4) if "torchvision" in name else (0.7, 0.62)
+    small, plan = narrow(model, rate=rate, example=x)
+    assert elements(small) < most * elements(model)
     assert_zero_oracle(model, small, plan, x)
     assert_true(small)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["densenet121", "googlenet", "mnasnet0_5"])
-def test_large_torchvision_models(name):
-    options = {"aux_logits": False, "init_weights": False} if name == "googlenet" else {}
-    model = randomized(torchvision.models.get_model(name, weights=None, num_classes=7, **options).double())
-    small, plan = narrow(model, rate=0.3, example=images(64).double())
-    assert_zero_oracle(model, small, plan, images(64).double())
-
-
-@pytest.mark.parametrize("name", some(TIMM.split(), ["skresnet18", "fasternet_t0"]))
-def test_timm_models(name):
-    model = filled(timm.create_model, name, num_classes=7).double()
-    x = images(64).double()
-    small, plan = narrow(model, rate=0.7, example=x)
-    assert elements(small) < 0.62 * elements(model)
-    assert_zero_oracle(model, small, plan, x)
 
 
 @pytest.mark.parametrize("name", some(["mobilevit_xxs", "convnext_atto", "poolformer_s12"], ["convnext_atto"]))
@@ -790,19 +664,19 @@ def test_timm_models_with_norms_over_channels(name):
 
 def small_net(**options):
     steps = (nn.Conv2d(3, 12, 3, **options), nn.BatchNorm2d(12), nn.ReLU(), nn.Conv2d(12, 20, 3), nn.Flatten())
-    return Images(*steps, nn.Linear(20 * 4, 5))
+    return nn.Sequential(*steps, nn.Linear(20 * 4, 5))
 
 
 def test_rounding_to_multiples():
-    model = Images(nn.Conv2d(3, 20, 1), nn.Conv2d(20, 50, 1), nn.Flatten(), nn.Linear(50 * 16, 5))
-    small, _ = narrow(model, rate=0.5, example=images(4), rounding=lambda width: max(8, round(width / 8) * 8))
-    assert (small.steps[0].out_channels, small.steps[1].out_channels) == (8, 24)
-    small, _ = narrow(model, rate=0.5, example=images(4), rounding=zoo.divisor8)
-    assert (small.steps[0].out_channels, small.steps[1].out_channels) == (16, 24)
-    small, _ = narrow(model, rate=0.5, example=images(4), rounding=lambda width: 10**6)
-    assert small.steps[0].out_channels == 20
-    small, _ = narrow(model, rate=0.01, example=images(4), rounding=math.floor)
-    assert small.steps[0].out_channels == 1
+    model = nn.Sequential(nn.Conv2d(3, 20, 1), nn.Conv2d(20, 50, 1), nn.Flatten(), nn.Linear(50 * 16, 5))
+    for rate, rounding, left in (
+        (0.5, lambda width: max(8, round(width / 8) * 8), (8, 24)),
+        (0.5, zoo.divisor8, (16, 24)),
+        (0.5, lambda width: 10**6, (20, 50)),
+        (0.01, math.floor, (1, 1)),
+    ):
+        small, _ = narrow(model, rate=rate, example=images(4), rounding=rounding)
+        assert (small[0].out_channels, small[1].out_channels) == left
 
 
 def test_examples_of_several_arguments():
@@ -840,13 +714,6 @@ def test_half_precision(dtype):
     assert call(small, x).dtype == dtype
 
 
-def test_channels_last_is_kept():
-    model = small_net().to(memory_format=torch.channels_last)
-    small, _plan = narrow(model, rate=0.5, example=images(6))
-    assert small.steps[3].weight.is_contiguous(memory_format=torch.channels_last)
-    assert not small.steps[3].weight.is_contiguous()
-
-
 def test_plan_as_json_builds_the_small_model_from_a_constructor(tmp_path):
     for make, x in ((partial(vit, 64, 8), images(32)), (small_net, images(6)), (partial(Cross, 16, 4, 12), images(0))):
         small, plan = narrow(randomized(make()), rate=0.5, example=x)
@@ -862,24 +729,6 @@ def test_plan_as_json_builds_the_small_model_from_a_constructor(tmp_path):
 
 
 # Errors
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({}, "takes a rate and an example"),
-        ({"rate": 0.5}, "give an input as `example`"),
-        *(({"rate": rate, "example": images(6)}, r"rate is a share") for rate in (0, -0.5, 1.5, float("nan"), "0.5")),
-    ],
-)
-def test_bad_arguments(arguments, message):
-    with pytest.raises(SurgeryError, match=message):
-        narrow(small_net(), **arguments)
-
-
-def test_bad_heads():
-    with pytest.raises(SurgeryError, match="heads"):
-        narrow(small_net(), rate=0.5, example=images(6), heads="outside")
 
 
 def test_the_models_own_error_is_not_hidden():
@@ -1004,12 +853,6 @@ ADVERSARIAL = {
     "view_leaves_minor_open_unevenly": case(
         lambda s, y: y.view(y.shape[0], s.k, -1, 6, 6).transpose(1, 2).flatten(1, 2), elements=285, c=12, k=4, rate=0.6
     ),
-    "view_digit_of_shape": case(
-        lambda s, y: y.view(y.shape[0], 4, y.shape[1] // 4, 6, 6).transpose(1, 2).flatten(1, 2), elements=271, c=16
-    ),
-    "unflatten_module": case(
-        lambda s, y: s.u(y).transpose(1, 2).flatten(1, 2), elements=271, c=16, u=nn.Unflatten(1, (4, 4))
-    ),
     "unflatten_module_leaves_minor_open": case(
         lambda s, y: s.u(y).transpose(1, 2).flatten(1, 2), elements=271, c=16, u=nn.Unflatten(1, (4, -1))
     ),
@@ -1070,22 +913,12 @@ ADVERSARIAL = {
     "roll": case(lambda s, y: torch.roll(y, 1, 1), refuses=ORDER),
     "roll_flat": case(lambda s, y: torch.roll(y, 36), refuses=ORDER),
     "flip": case(lambda s, y: y.flip(1), refuses=ORDER),
-    "cumsum": case(lambda s, y: y.cumsum(1), refuses=ORDER),
-    "cumsum_flat": case(lambda s, y: y.flatten(1).cumsum(1).view_as(y), refuses=ORDER),
     "cummax": case(lambda s, y: y.cummax(1)[0], refuses=ORDER),
     "diff": case(lambda s, y: F.pad(torch.diff(y, dim=1), (0, 0, 0, 0, 1, 0)), elements=271),
     "fft": case(lambda s, y: torch.fft.fft(y, dim=1).real, refuses=ORDER),
-    "sort": case(lambda s, y: y.sort(1)[0], refuses=ORDER),
     "median": case(lambda s, y: y * y.median(1, keepdim=True)[0], refuses=CHOICE),
-    "argmax": case(lambda s, y: y * y.argmax(1, keepdim=True), refuses=CHOICE),
-    "topk": case(lambda s, y: y.topk(4, 1)[0].mean(1, keepdim=True) * y, refuses=CHOICE),
-    "gather": case(lambda s, y: y.gather(1, y.argsort(1)), refuses=ORDER),
     "take_along": case(lambda s, y: torch.take_along_dim(y, y.argsort(1), 1), refuses=ORDER),
-    "scatter": case(
-        lambda s, y: torch.zeros_like(y).scatter(1, torch.zeros(2, 8, 6, 6, dtype=torch.long), y), refuses=INDEX
-    ),
     "index_shuffle": case(lambda s, y: y[:, s.perm], refuses=INDEX, perm=torch.tensor([3, 1, 4, 0, 5, 2, 7, 6])),
-    "index_list": case(lambda s, y: y[:, [0, 2, 4, 6, 1, 3, 5, 7]], refuses=INDEX),
     "eca": case(lambda s, y: s.e(y), elements=150, e=Eca()),
     "eca_of_concat": case(lambda s, y: s.e(torch.cat([y, y * 2], 1)), elements=298, out=16, e=Eca()),
     "eca_of_groups": case(lambda s, y: s.e(s.g(y)), elements=186, g=nn.Conv2d(8, 8, 1, groups=2), e=Eca()),
@@ -1112,8 +945,6 @@ ADVERSARIAL = {
     # the same in other words
     "pixel_shuffle": case(lambda s, y: F.pixel_shuffle(y, 2), elements=253, c=16, out=4),
     "pixel_unshuffle": case(lambda s, y: F.pixel_unshuffle(y, 2), elements=103, c=4, out=16),
-    "channel_shuffle": case(lambda s, y: s.n(y), elements=147, n=nn.ChannelShuffle(2)),
-    "glu": case(lambda s, y: F.glu(y, 1), elements=259, c=16, out=8),
     "gram": case(lambda s, y: (y.mean(3) @ y.mean(3).transpose(1, 2) @ y.flatten(2)).view_as(y), elements=147),
     "repeat": case(lambda s, y: y.repeat(1, 2, 1, 1), elements=159, out=16),
     "repeat_interleave": case(lambda s, y: y.repeat_interleave(2, 1), elements=159, out=16),
@@ -1135,7 +966,6 @@ ADVERSARIAL = {
         lambda s, y: y * s.masks[0], refuses="the model itself (mul): ", masks=[torch.rand(1, 8, 1, 1)]
     ),
     "unused_module": case(lambda s, y: y, elements=219, unused=nn.Conv2d(8, 8, 1)),
-    "layer_twice": case(lambda s, y: s.m(F.relu(s.m(y))), elements=295, m=nn.Conv2d(8, 8, 3, padding=1)),
     "depth_multiplier": case(lambda s, y: s.m(y), elements=239, m=nn.Conv2d(8, 16, 3, padding=1, groups=8), out=16),
     "tied_transposed": case(
         lambda s, y: F.conv_transpose2d(F.relu(F.conv2d(y, s.w)), s.w), elements=195, w=parameter(6, 8, 2, 2)
@@ -1165,14 +995,9 @@ ADVERSARIAL = {
         u=parameter(2, 2),
         v=parameter(4, 4),
     ),
-    "normalize": case(lambda s, y: F.normalize(y, dim=1), elements=147),
     "instance_norm": case(lambda s, y: s.n(y), elements=147, n=nn.InstanceNorm2d(8)),
     "prelu": case(lambda s, y: s.n(y), elements=151, n=nn.PReLU(8)),
     "transposed_groups": case(lambda s, y: s.n(y), elements=207, n=nn.ConvTranspose2d(8, 12, 2, 2, groups=2), out=12),
-    "closure": case(
-        lambda s, y: y.view(y.shape[0], 8, -1).mean(-1)[..., None, None] * y,
-        refuses="the model itself (view): a result of shape [2, 8, 18] where [2, 4, 36] was expected",
-    ),
 }
 
 
@@ -1305,18 +1130,21 @@ def test_recurrent_layers(name):
         assert_zero_oracle(model, small, plan, x)
 
 
-ATTENTION = [(16, 4, 4), (16, 4, 6), (64, 8, 6), (20, 4, 6), (36, 4, 6)]
-
-
-@pytest.mark.parametrize("sizes", [*ATTENTION, (16, 2, 8), (48, 3, 5)])
-def test_attention_keeps_heads_and_scales_by_what_is_left_of_them(sizes):
-    dim, heads, length = sizes
-    model = Images(nn.Linear(7, dim), Attention(dim, heads), nn.Linear(dim, 5))
-    small, _ = narrow(model, rate=0.5, example=torch.randn(3, length, 7))
-    attention = small.steps[1]
-    assert attention.num_heads == heads
-    assert attention.head_dim == math.ceil(dim / heads / 2)
-    assert attention.scale == pytest.approx(attention.head_dim**-0.5)
+@pytest.mark.parametrize("kind", [Attention, Multihead])
+@pytest.mark.parametrize(
+    ("dim", "heads", "length", "rate"),
+    [
+        (16, 4, 4, 0.5), (16, 4, 6, 0.5), (64, 8, 6, 0.5), (20, 4, 6, 0.5), (36, 4, 6, 0.5), (16, 2, 8, 0.5),
+        (48, 3, 5, 0.5), (16, 4, 6, 0.6), (64, 8, 6, 0.6), (16, 4, 6, 0.3),
+    ],
+)  # fmt: skip
+def test_attention_keeps_heads_and_scales_by_what_is_left_of_them(kind, dim, heads, length, rate):
+    model = nn.Sequential(nn.Linear(7, dim), kind(dim, heads), nn.Linear(dim, 5))
+    small, _ = narrow(model, rate=rate, example=torch.randn(3, length, 7))
+    attention, left = getattr(small[1], "attention", small[1]), math.ceil(rate * dim / heads)
+    assert (attention.num_heads, attention.head_dim) == (heads, left)
+    assert getattr(attention, "embed_dim", heads * left) == heads * left
+    assert getattr(attention, "scale", left**-0.5) == pytest.approx(left**-0.5)
 
 
 def test_a_probability_is_no_width():
@@ -1326,45 +1154,21 @@ def test_a_probability_is_no_width():
 
 
 @pytest.mark.parametrize(
-    "norm",
+    ("norm", "size"),
     [
-        partial(nn.GroupNorm, 2, 8, affine=False),
-        partial(nn.BatchNorm2d, 8, affine=False, track_running_stats=False),
-        partial(nn.InstanceNorm2d, 8),
+        (nn.GroupNorm(2, 8, affine=False), "num_channels"),
+        (nn.BatchNorm2d(8, affine=False, track_running_stats=False), "num_features"),
+        (nn.InstanceNorm2d(8), "num_features"),
+        (nn.LayerNorm(8, elementwise_affine=False), "normalized_shape"),
+        (nn.RMSNorm(8, elementwise_affine=False), "normalized_shape"),
     ],
 )
-def test_norms_without_weights_say_what_they_see(norm):
-    small, _ = narrow(nn.Sequential(nn.Conv2d(3, 8, 1), norm(), nn.Conv2d(8, 4, 1)), rate=0.5, example=images(4))
-    assert getattr(small[1], "num_features", getattr(small[1], "num_channels", None)) == 4
-
-
-@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
-def test_norms_over_channels_without_weights(norm):
-    model = nn.Sequential(nn.Linear(3, 8), norm(8, elementwise_affine=False), nn.Linear(8, 2))
-    small, _ = narrow(model, rate=0.5, example=torch.zeros(4, 3))
-    assert small[1].normalized_shape == (4,)
-
-
-class Counting(nn.Module):
-    """Looks at numbers, so that it cannot run on the meta device, and counts in a buffer."""
-
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(7, 8), nn.Linear(8, 5)
-        self.register_buffer("calls", torch.zeros(1))
-
-    def forward(self, x):
-        self.calls += 1
-        y = self.a(x)
-        return self.b(y * 2 if y.sum().item() > 1e9 else y)
-
-
-def test_buffers_that_forward_changes_stay_as_they_were():
-    model = Counting()
-    small, _ = narrow(model, rate=0.5, example=torch.zeros(2, 7))
-    assert small.a.out_features == 4
-    assert model.calls.item() == 0
-    assert small.calls.item() == 0
+def test_norms_without_weights_say_what_they_see(norm, size):
+    layer, x = (
+        (nn.Linear, torch.zeros(4, 3)) if size == "normalized_shape" else (partial(nn.Conv2d, kernel_size=1), images(4))
+    )
+    small, _ = narrow(nn.Sequential(layer(3, 8), norm, layer(8, 4)), rate=0.5, example=x)
+    assert getattr(small[1], size) == ((4,) if size == "normalized_shape" else 4)
 
 
 def test_what_a_forward_pass_registers_is_forgotten_before_the_next():
@@ -1387,19 +1191,13 @@ def test_a_width_times_the_batch_is_no_width():
     assert (small.body.out_features, small.dim) == (4, 16)
 
 
-class CountsHeads(nn.Module):
-    """Says how many heads it has in an attribute that its code does not read."""
-
-    def __init__(self):
-        super().__init__()
-        self.num_heads, self.head_dim = 4, 6
-        self.qkv, self.out = nn.Linear(5, 3 * 24), nn.Linear(24, 5)
-
-    def forward(self, x):
-        q, k, v = self.qkv(x).unflatten(-1, (3, -1, self.head_dim)).permute(2, 0, 3, 1, 4)
-        return self.out(torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-
-
 def test_a_number_of_heads_that_no_operation_reads_is_right_too():
-    small, _ = surgery.narrow(CountsHeads(), rate=0.5, example=torch.zeros(2, 3, 5), heads="drop")
+    """Its code divides by the dimension of heads alone."""
+
+    def forward(net, x):
+        q, k, v = net.qkv(x).unflatten(-1, (3, -1, net.head_dim)).permute(2, 0, 3, 1, 4)
+        return net.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+    net = Made(forward, qkv=nn.Linear(5, 3 * 24), out=nn.Linear(24, 5), num_heads=4, head_dim=6)
+    small, _ = narrow(net, rate=0.5, example=torch.zeros(2, 3, 5), heads="drop")
     assert (small.num_heads, small.head_dim, small.out.in_features) == (2, 6, 12)

@@ -93,14 +93,6 @@ def between(function, width=8):
     return Made(lambda net, x: net.c(function(net.a(x))), a=nn.Linear(4, width), c=nn.Linear(width, 3))
 
 
-def test_an_identity_matrix_has_no_order():
-    net = randomized(between(lambda y: y @ torch.eye(y.shape[-1], device=y.device, dtype=y.dtype)))
-    x = torch.randn(3, 4, dtype=torch.float64)
-    other, _ = permute(net, {"a.bias:0": [3, 5, 1, 0, 2, 4, 7, 6]}, example=x)
-    torch.testing.assert_close(other(x), net(x), rtol=0, atol=1e-12)
-    assert not torch.equal(other.a.bias, net.a.bias)
-
-
 @pytest.mark.parametrize(
     ("name", "why"),
     [
@@ -117,6 +109,21 @@ def test_an_identity_matrix_has_no_order():
 def test_what_has_an_order_is_refused_with_the_reason(name, why):
     with pytest.raises(SurgeryError, match=why):
         permute(told(), {name: [1, 0, 2, 3, 4, 5]}, example=torch.zeros(1, 4))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda y: y @ torch.eye(y.shape[-1], device=y.device, dtype=y.dtype),
+        lambda y: y * torch.tensor([[1.0], [2.0]]).expand(2, y.shape[1]),
+    ],
+    ids=["an identity matrix", "a constant that is expanded along it"],
+)
+def test_what_has_no_order_may_be_permuted(function):
+    net, x = randomized(between(function)), torch.randn(2, 4, dtype=torch.float64)
+    other, _ = permute(net, {"a.bias:0": [3, 5, 1, 0, 2, 4, 7, 6]}, example=x)
+    assert same_outputs(net, other, x)
+    assert not torch.equal(other.a.bias, net.a.bias)
 
 
 def draw_anew(y):
@@ -249,10 +256,6 @@ def sloped(slope):
     return Heads(function)
 
 
-def shared(scale):
-    return Heads(None, scale)
-
-
 @pytest.mark.parametrize("best", [True, False])
 def test_heads_of_constants_are_dropped_if_those_left_compute_what_they_did(best):
     x = torch.randn(2, 5, 12, dtype=torch.float64)
@@ -287,7 +290,7 @@ def test_heads_of_constants_are_dropped_if_those_left_compute_what_they_did(best
     ],
 )
 def test_heads_scaled_by_their_number_are_not_dropped(scale, refused, best):
-    net, x = randomized(shared(scale)), torch.randn(2, 5, 12, dtype=torch.float64)
+    net, x = randomized(Heads(None, scale)), torch.randn(2, 5, 12, dtype=torch.float64)
     scores = {k: torch.arange(len(v)) for k, v in importance(net, example=x).items()} if best else None
     options = {"rate": 0.5, "example": x, "keep_top": scores, "strict": True}
     if refused:
@@ -295,7 +298,7 @@ def test_heads_scaled_by_their_number_are_not_dropped(scale, refused, best):
             narrow(net, heads="drop", **options)
     else:
         small, plan = narrow(net, heads="drop", **options)
-        assert same_outputs(load(shared(scale).double(), plan.embed(state(small))[0]), small, x)
+        assert same_outputs(load(Heads(None, scale).double(), plan.embed(state(small))[0]), small, x)
     assert narrow(net, **options)[0].heads == 4
 
 
@@ -399,10 +402,3 @@ def test_plans_of_models_without_weights():
     other, plan = permute(net, {"norm.bias:0:0": [2, 0, 1]}, example=IMAGE)
     assert other.stem.weight.is_meta
     assert plan.entries["stem.bias"][0].index == (((8, 12), (0, 8)),)
-
-
-def test_an_axis_along_which_a_constant_is_expanded_has_no_order():
-    net = between(lambda y: y * torch.tensor([[1.0], [2.0]]).expand(2, y.shape[1]), 16)
-    x = torch.randn(2, 4)
-    mixed, _ = permute(net, {"a.weight:0": torch.randperm(16)}, example=x)
-    torch.testing.assert_close(mixed(x), net(x))

@@ -35,15 +35,6 @@ def test_percentile_norm_equals_the_sorted_list(n, q, ties, seed):
     torch.testing.assert_close(surgery.scale.percentile_norm(values, q=q), expected, rtol=1e-6, atol=0)
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.integers(1, 400), st.sampled_from([0.25, 0.5, 0.75, 1.0]), st.integers(0, 10**6))
-def test_percentile_norm_equals_torch_quantile(n, q, seed):
-    values = torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    size = values.abs()
-    expected = values[size <= size.quantile(q)].norm()
-    torch.testing.assert_close(surgery.scale.percentile_norm(values, q=q), expected)
-
-
 def test_percentile_norm_has_no_limit_of_elements_and_sums_exactly():
     n = (1 << 24) + 21  # torch.quantile refuses this many
     values = torch.ones(n)
@@ -82,15 +73,6 @@ def test_match_norms_equals_the_paper_s_loop(large, case, q, together):
             for k, alpha in enumerate(expected):
                 torch.testing.assert_close(scaled[name][k], before[name][k] * alpha, rtol=1e-5, atol=0)
             assert torch.equal(models[name], before[name])
-
-
-def test_matched_models_have_one_norm_and_alike_models_stay():
-    generator = torch.Generator().manual_seed(0)
-    models = {"w": torch.randn(4, 1000, generator=generator) * torch.tensor([1.0, 2, 3, 4])[:, None]}
-    norms = surgery.scale.percentile_norm(surgery.match_norms(models)[0]["w"], stacked=True)
-    torch.testing.assert_close(norms, surgery.scale.percentile_norm(models["w"], stacked=True).mean().expand(4))
-    same = surgery.broadcast({"w": torch.randn(50, generator=generator)}, 3)
-    assert surgery.match_norms(same)[1]["w"].tolist() == pytest.approx([1.0] * 3)
 
 
 def test_uncovered_elements_zeros_integers_and_ungrouped_tensors():
@@ -226,7 +208,7 @@ def test_next_to_nothing_is_not_enlarged():
     [
         ({"models": {"w": torch.tensor([[1.0, math.inf], [1.0, 1.0]])}}, r"w of models \[0\] hold NaN"),
         ({"models": {"w": torch.tensor([[1.0, 1.0], [math.nan, 1.0]])}}, r"w of models \[1\] hold NaN"),
-        ({"q": 1.5}, "q must be a quantile"),
+        ({"models": {"w": torch.ones(2, 2)}, "q": -0.1}, "q must be a quantile"),
         ({"q": math.nan}, "q must be a quantile"),
         ({"groups": [("u",)]}, "'u', but the stack has no such tensor"),
         ({"groups": [("w",), ("w",)]}, "in two groups"),
@@ -237,9 +219,3 @@ def test_next_to_nothing_is_not_enlarged():
 def test_match_norms_refuses(arguments, message):
     with pytest.raises(surgery.SurgeryError, match=message):
         surgery.match_norms(**{"models": {"w": torch.ones(2, 2)}, **arguments})
-
-
-def test_percentile_norm_refuses():
-    for tensor, arguments in ((torch.ones(2), {"q": -0.1}), (torch.arange(3), {}), (torch.tensor(1.0), {"stacked": 1})):
-        with pytest.raises(surgery.SurgeryError):
-            surgery.scale.percentile_norm(tensor, **arguments)

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from library_models import LIBRARY_MODELS, library_model
-from symmetric import IMAGE, SMALL, image, randomized, same_outputs
+from symmetric import IMAGE, SMALL, Made, image, randomized, same_outputs
 from torch import nn
 
 from surgery import SurgeryError, narrow, state, widen
@@ -85,23 +85,19 @@ def test_heads_grow_and_what_is_inside_them_does_not():
     assert same_outputs(net, wide, x)
 
 
-class Mixed(nn.Module):
+def mixed():
     """Widths of which operations need all positions, each in a way of its own; `plain` can grow."""
 
-    def __init__(self):
-        super().__init__()
-        self.a, self.b, self.c, self.d, self.plain = (nn.Linear(4, 6) for _ in range(5))
-        self.head = nn.Linear(24, 2)
+    def forward(net, x):
+        soft, unit, c, d = net.a(x).softmax(-1), F.normalize(net.b(x), dim=-1), net.c(x), net.d(x)
+        products = (d * d).sum(-1, keepdim=True) + net.plain(x).relu()
+        return net.head(torch.cat([soft, unit, c * c.sum(-1, keepdim=True), products], -1))
 
-    def forward(self, x):
-        soft, unit = self.a(x).softmax(-1), F.normalize(self.b(x), dim=-1)
-        total = self.c(x) * self.c(x).sum(-1, keepdim=True)
-        products = (self.d(x) * self.d(x)).sum(-1, keepdim=True) + self.plain(x).relu()
-        return self.head(torch.cat([soft, unit, total, products], -1))
+    return Made(forward, **{name: nn.Linear(4, 6) for name in (*"abcd", "plain")}, head=nn.Linear(24, 2))
 
 
 def test_what_would_change_stays_with_the_reason(caplog):
-    net, x = randomized(Mixed()), torch.randn(3, 4, dtype=torch.float64)
+    net, x = randomized(mixed()), torch.randn(3, 4, dtype=torch.float64)
     wide, _ = widen(net, rate=2, example=x)
     assert same_outputs(net, wide, x)
     sizes = {name: getattr(wide, name).out_features for name in ("a", "b", "c", "d", "plain")}
@@ -109,25 +105,16 @@ def test_what_would_change_stays_with_the_reason(caplog):
     assert "_softmax in the model itself would compute something else" in caplog.text
 
 
-class Scores(nn.Module):
-    """Products of two computed tensors, along a width that has no heads."""
-
-    def __init__(self):
-        super().__init__()
-        self.query, self.key, self.value = (nn.Linear(4, 6) for _ in range(3))
-
-    def forward(self, x):
-        return (self.query(x) @ self.key(x).mT) @ self.value(x).relu()
-
-
 def test_a_width_along_which_two_computed_tensors_are_multiplied_stays():
+    layers = {name: nn.Linear(4, 6) for name in ("query", "key", "value")}
+    scores = Made(lambda net, x: (net.query(x) @ net.key(x).mT) @ net.value(x).relu(), **layers)
     with pytest.raises(SurgeryError, match="two computed tensors are multiplied and summed along it"):
-        widen(Scores(), rate=2, example=torch.randn(2, 5, 4))
+        widen(scores, rate=2, example=torch.randn(2, 5, 4))
 
 
 def test_too_many_places_are_named_with_a_way_out(monkeypatch):
     monkeypatch.setattr("surgery.width.widen._MOST_LEFT", 2)
-    net, x = randomized(Mixed()), torch.randn(3, 4, dtype=torch.float64)
+    net, x = randomized(mixed()), torch.randn(3, 4, dtype=torch.float64)
     with pytest.raises(SurgeryError, match=r"(?s)axis 0 of a.weight \(6, 4\) stays whole: _softmax in .*keep="):
         widen(net, rate=2, example=x)
     wide, _ = widen(net, rate=2, example=x, keep=["a", "b", "c", "d"])
@@ -135,16 +122,12 @@ def test_too_many_places_are_named_with_a_way_out(monkeypatch):
 
 
 def test_tied_weights_stay():
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embed, self.up, self.down = nn.Embedding(9, 4), nn.Linear(4, 8), nn.Linear(8, 4)
+    def forward(net, x):
+        x = net.embed(x)
+        return (x + net.down(net.up(x).relu())) @ net.embed.weight.T
 
-        def forward(self, x):
-            x = self.embed(x)
-            return (x + self.down(self.up(x).relu())) @ self.embed.weight.T
-
-    net, x = randomized(Tied()), torch.tensor([[1, 2, 5]])
+    net = Made(forward, embed=nn.Embedding(9, 4), up=nn.Linear(4, 8), down=nn.Linear(8, 4))
+    net, x = randomized(net), torch.tensor([[1, 2, 5]])
     wide, _ = widen(net, rate=2, example=x)
     assert wide.embed.embedding_dim == 4
     assert wide.up.out_features == 16
@@ -185,14 +168,8 @@ def test_wrong_arguments_are_refused():
 
 
 def test_a_tied_embedding_is_named_with_the_way_out():
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.table, self.inner, self.head = nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 9, bias=False)
-            self.head.weight = self.table.weight
-
-        def forward(self, x):
-            return self.head(torch.tanh(self.inner(self.table(x))))
-
+    layers = {"table": nn.Embedding(9, 4), "inner": nn.Linear(4, 4), "head": nn.Linear(4, 9, bias=False)}
+    tied = Made(lambda net, x: net.head(torch.tanh(net.inner(net.table(x)))), **layers)
+    tied.head.weight = tied.table.weight
     with pytest.raises(SurgeryError, match=r"table.weight and head.weight are one tensor, .*: untie them"):
-        widen(Tied(), rate=2, example=torch.zeros(2, 3, dtype=torch.long))
+        widen(tied, rate=2, example=torch.zeros(2, 3, dtype=torch.long))

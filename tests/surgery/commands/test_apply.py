@@ -70,21 +70,6 @@ def test_the_steps_are_carried_out(states, tmp_path, capsys):
     assert set(made["inputs"]) == {"base", "a", "b"}
 
 
-def test_depth_and_plans(tmp_path):
-    shapes = {"a.weight": (3, 3), "b.weight": (3, 3), "a.bias": (3,)}
-    state = {f"blocks.{i}.{name}": torch.full(shape, float(i)) for i in range(4) for name, shape in shapes.items()}
-    save_file(state, tmp_path / "net.safetensors")
-    (tmp_path / "recipe.yaml").write_text(
-        "inputs: {net: net.safetensors}\n"
-        "steps: {less: {do: ungraft, model: net, keep: [2]}, more: {do: graft, model: less, depths: [3]}}\n"
-        "outputs: {less.safetensors: less, more.safetensors: more}"
-    )
-    assert main(["apply", str(tmp_path / "recipe.yaml")]) == 0
-    found = load_file(tmp_path / "more.safetensors")
-    assert [found[f"blocks.{i}.a.weight"].mean().item() for i in range(3)] == [0, 1, 1]
-    assert len(load_file(tmp_path / "less.safetensors")) == 6
-
-
 def test_a_plan_lies_in_the_folder_of_the_recipe(states, tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "plans").mkdir()

@@ -148,20 +148,16 @@ def test_what_cannot_be_done_is_one_line(net, capsys, tmp_path):
     capsys.readouterr()
     other = ("--model", "their_models:net,width=4", "--input", "5")
     for arguments, text in [
-        (("narrow", file, "--rate", "0.5", *out), "give --model timm:NAME"),
         (("narrow", file, "--rate", "0.5", *other, *out), "of the plan"),
         (("narrow", file, "--rate", "0.5", "--model", "their_models:number", *out), "gives a int"),
         (("narrow", file, "--rate", "0.5", "--model", "their_models:broken", *out), "KeyError: 'missing'"),
         (("narrow", file, "--rate", "0.5", "--model", "their_models:Odd", "--input", "5", *out), "has no 'one.weight'"),
         (("narrow", file, "--rate", "0.5", "--model", "their_models:net,3", *out), "write arguments as NAME=VALUE"),
-        (("narrow", file, "--rate", "0.5", "--model", "nowhere:net", *out), "No module named"),
         (("narrow", file, "--rate", "0.5", "--model", "net", *out), "--model net: give timm:NAME"),
         (("prune", file, *GIVEN, *out), "prune needs a size"),
-        (("graft", file, "--depths", "1", *out), "use ungraft to drop them"),
         (("ungraft", file, "--keep", "1,2", *out), "2 depths were given"),
         (("extract", "shallow.safetensors", "--plan", "plan.json", *out), "give the model that the plan was made for"),
         (("extract", file, "--plan", "bad.json", *out), "bad.json: "),
-        (("extract", file, "--plan", "none.json", *out), "none.json cannot be read"),
         (("plan", "compose", "plan.json", "plan.json", "--out", "new.json"), "do not fit"),
         (("plan", "compose", "plan.json"), "two or more plans"),
         (("plan", "show", "plan.json", "plan.json"), "one file"),
@@ -231,7 +227,7 @@ def test_an_existing_file_is_the_last_mistake_to_be_told_and_told_before_the_wor
     for arguments, text in [
         (("merge", "slerp", file, file, "--set", "t=2"), "t=2 is out of range"),
         (("average", file, "none.pt"), "none.pt: there is no such file"),
-        (("narrow", file, "--rate", "2", *GIVEN), "rate=2"),
+        (("narrow", file, "--rate", "2", *GIVEN), "rate=2 is out of range: give above 0 and at most 1"),
         (("narrow", file, "--rate", "0.5"), "give --model"),
         (("prune", file, "--macs", "3", *GIVEN), "macs=3"),
         (("prune", file, "--macs", "0.5", "--model", "nowhere:net"), "No module named"),

@@ -10,24 +10,10 @@ from torch.nn import functional as F
 import surgery
 from surgery import lazy, merge, state
 from surgery.merge.parts import of_rank, uniform
+from tests.surgery.merge.test_every_method import models, same
 
 STEPS = "a.steps"
-
-
-def models(k=3, seed=0):
-    draw = torch.Generator().manual_seed(seed)
-    own = lambda: torch.randn(28, generator=draw, dtype=torch.float64)  # noqa: E731
-    pairs = [own().split([24, 4]) for _ in range(k)]
-    return [{"a.weight": w.view(4, 3, 2), "a.bias": b, STEPS: torch.tensor(10 * i)} for i, (w, b) in enumerate(pairs)]
-
-
 BASE = models(1, seed=7)[0]
-
-
-def same(found, expected, **tolerances):
-    assert list(found) == list(expected)
-    for name in expected:
-        torch.testing.assert_close(found[name], expected[name], **({"rtol": 0, "atol": 0} | tolerances))
 
 
 def close(found, expected, **tolerances):

@@ -32,34 +32,24 @@ X = torch.ones(5, 3)
 @pytest.mark.parametrize(
     "chosen", [[(0, 0), (1, 1)], [(1, 2), (0, 0), (1, 0)], [(0, 0), (0, 1), (1, 1), (1, 2), (0, 2)]], ids=len
 )
-def test_blocks_run_one_after_another(chosen):
-    a, b = models = nets()
+@pytest.mark.parametrize(("twice", "outside"), [(False, {"2": 1}), (False, {}), (True, {})])
+def test_blocks_run_one_after_another(chosen, twice, outside):
+    """What lies outside of them is the first model's; a model may be listed twice."""
+    a, b = models = nets(1) * 2 if twice else nets()
     before = [{name: tensor.clone() for name, tensor in net.state_dict().items()} for net in models]
     x = a[0](X)
     for k, i in chosen:
         x = models[k][1][i](x)
-    net, plan = merge.passthrough(models, blocks={"1": chosen}, outside={"2": 1}, example=X)
-    torch.testing.assert_close(net(X), b[2](x))
+    net, plan = merge.passthrough(models, blocks={"1": chosen}, outside=outside, example=X)
+    torch.testing.assert_close(net(X), (b if outside else a)[2](x))
     found = plan.extract(merge.union(models))
     assert all(torch.equal(found[name], tensor) for name, tensor in surgery.state(net).items())
-    state, again = merge.passthrough([surgery.state(net) for net in models], blocks={"1": chosen}, outside={"2": 1})
+    state, again = merge.passthrough([surgery.state(net) for net in models], blocks={"1": chosen}, outside=outside)
     assert again.entries == plan.entries
     assert all(torch.equal(state[name], found[name]) for name in found)
     assert surgery.Submodel.from_json(plan.to_json()).entries == plan.entries
     for net, then in zip(models, before):
         assert all(torch.equal(then[name], tensor) for name, tensor in net.state_dict().items())
-
-
-def test_what_lies_outside_of_the_blocks_is_the_first_models():
-    a, b = nets()
-    net, _ = merge.passthrough([a, b], blocks={"1": [(0, 0), (1, 1)]}, example=X)
-    torch.testing.assert_close(net(X), a[2](b[1][1](a[1][0](a[0](X)))))
-
-
-def test_a_model_may_be_listed_twice():
-    (a,) = nets(1)
-    net, _ = merge.passthrough([a, a], blocks={"1": [(0, 0), (0, 1), (1, 1), (1, 2)]}, example=X)
-    torch.testing.assert_close(net(X), a[2](a[1][2](a[1][1](a[1][1](a[1][0](a[0](X)))))))
 
 
 def test_what_is_not_there_is_named():

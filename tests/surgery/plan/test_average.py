@@ -11,7 +11,6 @@ from oracles import average as slow_average
 
 import surgery
 import surgery.plan.average as average_module
-import zoo
 from surgery.plan import Source, Submodel, submodel_factors
 
 
@@ -129,13 +128,6 @@ def test_float64_accumulates_what_float32_loses_and_tiny_weights_beat_the_fallba
     torch.testing.assert_close(got, torch.tensor([1e8, 1.0]))
 
 
-def test_nobody_with_weight_keeps_the_fallback_and_copies_it():
-    plan = Submodel({"w": (Source("w", (((0, 1),),)),)}, {"w": (2,), "v": (1,)})
-    fallback = {"w": torch.tensor([5.0, 6.0]), "v": torch.tensor([7.0])}
-    got = surgery.average_submodels([{"w": torch.ones(1)}], [plan], fallback=fallback, weights=[0.0])
-    assert all(torch.equal(got[n], t) and got[n].data_ptr() != t.data_ptr() for n, t in fallback.items())
-
-
 def test_half_precision_strided_and_meta_states():
     shapes = {"w": (4, 6)}
     plan = Submodel({"w": (Source("w", (((0, 2),), ((1, 3), (4, 5)))),)}, shapes)
@@ -146,26 +138,6 @@ def test_half_precision_strided_and_meta_states():
     torch.testing.assert_close(got, surgery.average(models, mask=mask, fallback=fallback)["w"])
     meta = [{"w": s["w"].to("meta")} for s in states]
     assert surgery.average_submodels(meta, [plan] * 3, fallback={"w": fallback["w"].to("meta")})["w"].is_meta
-
-
-def test_factors_scale_what_is_summed_and_not_what_it_is_divided_by():
-    shapes = {"w": (3,), "steps": ()}
-    plans = [
-        Submodel({"w": (Source("w", (index,)),), "steps": (Source("steps", ()),)}, shapes)
-        for index in (((0, 2),), None, ((0, 1),))
-    ]
-    states = [
-        {"w": torch.tensor(v), "steps": torch.tensor(s)} for v, s in (([1.0, 2.0], 3), ([4.0, 5.0, 6.0], 4), ([9.0], 1))
-    ]
-    fallback = {"w": torch.zeros(3), "steps": torch.tensor(0)}
-    factors = {"w": torch.tensor([0.5, 2.0, 7.0]), "steps": torch.tensor([9.0, 9.0, 9.0])}
-    got = surgery.average_submodels(states, plans, fallback=fallback, weights=[3, 1, 0], factors=factors)
-    torch.testing.assert_close(got["w"], torch.tensor([(1.5 + 8) / 4, (3 + 10) / 4, 12.0]))
-    assert got["steps"] == 4
-    plain = surgery.average_submodels(states, plans, fallback=fallback, weights=[3, 1, 0])
-    torch.testing.assert_close(
-        surgery.average_submodels(states, plans, fallback=fallback, weights=[3, 1, 0], factors={}), plain
-    )
 
 
 def test_one_thread_and_two_give_the_same_without_gradients():
@@ -182,15 +154,6 @@ def test_one_thread_and_two_give_the_same_without_gradients():
         torch.set_num_threads(before)
     assert all(torch.equal(t, means[1][n]) and not t.requires_grad for n, t in means[0].items())
     assert list(means[0]) == list(shapes)
-
-
-def test_without_trimming_submodels_are_averaged():
-    net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.Conv2d(8, 2, 3))
-    parts = [surgery.narrow(net, rate=rate, example=torch.zeros(2, 3, 8, 8)) for rate in (0.5, 1.0, 0.75, 0.5)]
-    states, plans = [surgery.state(small) for small, _ in parts], [plan for _, plan in parts]
-    keep = surgery.state(net)
-    got = surgery.average_submodels(states, plans, fallback=keep, trim=0.0, weights=[1, 5, 0, 2])
-    torch.testing.assert_close(got, surgery.average_submodels(states, plans, fallback=keep, weights=[1, 1, 0, 1]))
 
 
 PLAN = Submodel({"w": (Source("w", (((0, 1),),)),)}, {"w": (2,)})
@@ -229,42 +192,6 @@ STATE, FULL = {"w": torch.ones(1)}, {"w": torch.ones(2)}
 def test_it_refuses(states, plans, options, message):
     with pytest.raises(surgery.SurgeryError, match=message):
         surgery.average_submodels(states, plans, **{"fallback": FULL, **options})
-
-
-def mixed():
-    """Four clients of a small preresnet: narrow, shallow with grafted blocks, both, full."""
-    server = zoo.Spec("preresnet18", width=0.125, norm="static_batch")
-    full = server.build()
-    states, plans = [], []
-    for width, depth in ((0.5, 2), (1.0, 1), (0.5, 1), (1.0, 2)):
-        client = server.scaled(width=width, depth=(depth,) * len(server.depth))
-        shallow, deep = surgery.ungraft(full, keep=client.depth)
-        small, narrow = surgery.corner(shallow, client.build())
-        generator = torch.Generator().manual_seed(len(states))
-        states.append({
-            n: torch.randn(t.shape, generator=generator) if t.is_floating_point() else t
-            for n, t in surgery.state(small).items()
-        })  # fmt: skip
-        plans.append(deep.compose(narrow))
-    return full, states, plans
-
-
-def test_mixed_models_of_a_real_family_with_a_factor_a_layer(monkeypatch):
-    full, states, plans = mixed()
-    groups = surgery.segments(surgery.layers(full))
-    jobs, real = [], average_module.joint_norms
-    monkeypatch.setattr(average_module, "joint_norms", lambda given, q: jobs.extend(given) or real(given, q))
-    got = submodel_factors(states, plans, groups=groups, weights=[5, 1, 2, 1])
-    assert any(len(sources) > 1 for plan in plans for sources in plan.entries.values())
-    taken = [id(tensor) for job in jobs for tensor in job]
-    assert len(taken) == len(set(taken))  # a grafted block's norm is computed once
-    old = surgery.state(full)
-    embedded, masks = zip(*(plan.embed(state, into=old) for state, plan in zip(states, plans)))
-    scaled, expected = surgery.match_norms(surgery.stack(embedded), mask=surgery.stack(masks), groups=groups)
-    torch.testing.assert_close({n: f.float() for n, f in got.items()}, expected, rtol=1e-6, atol=0)
-    mean = surgery.average_submodels(states, plans, fallback=old, weights=[5, 1, 2, 1], factors=got)
-    slow = surgery.average(scaled, weights=[5, 1, 2, 1], mask=surgery.stack(masks), fallback=old)
-    torch.testing.assert_close(mean, slow, rtol=1e-5, atol=1e-6)
 
 
 WIDE = Submodel({"w": (Source("w", (None,)),)}, {"w": (64,)})
@@ -307,15 +234,9 @@ def test_factors_refuse(arguments, message):
 
 @pytest.mark.gpu
 def test_cuda_gives_what_the_cpu_gives():
-    full, states, plans = mixed()
-    old = surgery.state(full)
-    there = [{n: t.cuda() for n, t in state.items()} for state in states]
-    factors, expected = submodel_factors(there, plans), submodel_factors(states, plans)
+    there, old = [{n: t.cuda() for n, t in state.items()} for state in PAIR], {"w": torch.zeros(64)}
+    factors, expected = submodel_factors(there, [NARROW, WIDE]), submodel_factors(PAIR, [NARROW, WIDE])
     torch.testing.assert_close(factors, expected, rtol=1e-6, atol=0)
-    mean = surgery.average_submodels(there, plans, fallback={n: t.cuda() for n, t in old.items()}, factors=factors)
-    torch.testing.assert_close(
-        {n: t.cpu() for n, t in mean.items()},
-        surgery.average_submodels(states, plans, fallback=old, factors=expected),
-        rtol=1e-5,
-        atol=1e-6,
-    )
+    mean = surgery.average_submodels(there, [NARROW, WIDE], fallback={"w": old["w"].cuda()}, factors=factors)
+    slow = surgery.average_submodels(PAIR, [NARROW, WIDE], fallback=old, factors=expected)
+    torch.testing.assert_close(mean["w"].cpu(), slow["w"], rtol=1e-5, atol=1e-6)

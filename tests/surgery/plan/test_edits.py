@@ -78,15 +78,6 @@ def test_nothing_else_is_set(module, attribute, value):
     assert (repr(module) if module else "the model") in str(caught.value)
 
 
-def test_a_method_of_the_model_stays_its_own():
-    x = torch.ones(1, 4)
-    before = Net.forward
-    with pytest.raises(SurgeryError, match="'forward'"):
-        plan(attribute="forward", value=1).build(Net())
-    assert Net.forward is before
-    assert Net()(x).shape == (1, 4)
-
-
 def test_text_that_is_nested_too_deeply():
     text = plan(attribute="heads", value=1).to_json()
     deep = "[" * 100_000 + "]" * 100_000
