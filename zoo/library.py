@@ -21,24 +21,6 @@ from torch import nn
 from zoo.errors import ZooError
 from zoo.layers import dropout_rate
 
-TORCHVISION = {
-    "resnet18": "resnet18", "resnet34": "resnet34", "resnet50": "resnet50", "mobilenetv2": "mobilenet_v2",
-    "efficientnetv2_s": "efficientnet_v2_s", "efficientnetv2_m": "efficientnet_v2_m",
-    "vgg11": "vgg11_bn", "vgg13": "vgg13_bn", "vgg16": "vgg16_bn", "vgg19": "vgg19_bn",
-    "convnext_tiny": "convnext_tiny", "convnext_small": "convnext_small", "convnext_base": "convnext_base",
-    "vit_base": "vit_b_16",
-}  # fmt: skip
-"""From a name of the zoo to torchvision's name of the same architecture."""
-TORCHVISION_PLAIN = {f"vgg{n}": f"vgg{n}" for n in (11, 13, 16, 19)}
-"""The same for `norm="none"`."""
-TIMM = {
-    "resnet18": "resnet18", "resnet34": "resnet34", "resnet50": "resnet50", "mobilenetv2": "mobilenetv2_100",
-    "efficientnetv2_s": "efficientnetv2_s", "efficientnetv2_m": "efficientnetv2_m",
-    "convnext_tiny": "convnext_tiny", "convnext_small": "convnext_small", "convnext_base": "convnext_base",
-    "vit_tiny": "vit_tiny_patch16_224", "vit_small": "vit_small_patch16_224", "vit_base": "vit_base_patch16_224",
-}  # fmt: skip
-"""From a name of the zoo to timm's name of the same architecture."""
-
 
 @lru_cache
 def defaults(name: str) -> dict[str, Any]:
@@ -100,19 +82,19 @@ def build(spec: Any) -> nn.Module:
 
 
 def _timm(spec: Any) -> nn.Module:
-    import timm
-
-    factory = partial(timm.create_model, spec.name.partition(":")[2], in_chans=spec.in_channels)
-    return _sized(partial(factory, num_classes=spec.num_classes), "img_size", spec.image_size)
+    name = spec.name.partition(":")[2]
+    factory = partial(_make, "timm", name, in_chans=spec.in_channels, num_classes=spec.num_classes)
+    return _sized(factory, "img_size", spec.image_size)
 
 
 def _torchvision(spec: Any) -> nn.Module:
     from torchvision import models
 
-    name, options = spec.name.partition(":")[2], {"num_classes": spec.num_classes, "weights": None}
+    name = spec.name.partition(":")[2]
+    options = {"num_classes": spec.num_classes, "weights": None}
     if "weights_backbone" in inspect.signature(models.get_model_builder(name)).parameters:
         options["weights_backbone"] = None
-    model = _sized(partial(models.get_model, name, **options), "image_size", spec.image_size)
+    model = _sized(partial(_make, "torchvision", name, **options), "image_size", spec.image_size)
     if spec.in_channels == 3:
         return model
     first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
@@ -122,6 +104,16 @@ def _torchvision(spec: Any) -> nn.Module:
     first.weight = nn.Parameter(first.weight.detach().sum(1, keepdim=True))
     first.in_channels = 1
     return model
+
+
+def _make(library: str, name: str, **options) -> nn.Module:
+    if library == "timm":
+        import timm
+
+        return timm.create_model(name, **options)
+    from torchvision import models
+
+    return models.get_model(name, **options)
 
 
 def _sized(factory: Callable[..., nn.Module], argument: str, size: int) -> nn.Module:
@@ -152,13 +144,9 @@ def fetch(library: str, name: str, tag: str = "DEFAULT") -> nn.Module:
         raise ZooError(f"{library} publishes no weights {which}for {name}: choose {choice}")
     try:
         if library == "torchvision":
-            from torchvision import models
-
-            return models.get_model(name, weights=tag)
-        import timm
-
+            return _make(library, name, weights=tag)
         with _no_retries():
-            return timm.create_model(name, pretrained=True)
+            return _make(library, name, pretrained=True)
     except Exception as error:  # whatever the library's downloader raises: there are several, each with its own errors
         raise ZooError(
             f"the weights of {library}:{name} are not in the library's cache, and cannot be fetched from "
@@ -185,13 +173,7 @@ def published(library: str, name: str) -> dict[str, Any]:
 def tensor_names(library: str, name: str) -> list[str]:
     """The names in the state dict of a library's model, in its order."""
     with torch.device("meta"):
-        if library == "timm":
-            import timm
-
-            return list(timm.create_model(name).state_dict())
-        from torchvision import models
-
-        return list(models.get_model(name).state_dict())
+        return list(_make(library, name).state_dict())
 
 
 @contextmanager

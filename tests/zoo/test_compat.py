@@ -13,7 +13,9 @@ from torch import nn
 
 import zoo
 from zoo import load, to_torchvision
-from zoo.library import TIMM, TORCHVISION
+from zoo.weights import counterparts
+
+TORCHVISION, TIMM = counterparts("torchvision"), counterparts("timm")
 
 NAMES = ("resnet18", "resnet34", "resnet50", "mobilenetv2", "efficientnetv2_s")
 CLASSES = 7
