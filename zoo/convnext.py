@@ -4,8 +4,6 @@ Four sections of blocks, with a norm and a 2x2 convolution of stride 2 before ea
 convolution of stride 4 (`stem="imagenet"`), or a 3x3 convolution that keeps the size (`stem="cifar"`, of this project;
 the default for images of up to 64x64). Layer norms are over the channels of each position, with epsilon 1e-6, as in
 torchvision and timm. Stochastic depth is the paper's and torchvision's; timm builds its models without.
-
-`layer_scale` is the value at which the learnable factor of each channel of a branch begins; 0 leaves these factors out.
 """
 
 from collections import OrderedDict

@@ -8,9 +8,9 @@ imported where they are asked for; what is not in their caches of weights needs 
 import difflib
 import inspect
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
@@ -70,7 +70,7 @@ def build(spec: Any) -> nn.Module:
     if spec.dropout:
         raise ZooError(f"{spec.name}: dropout=0 switches all dropout off, and None keeps what the library sets")
     try:
-        model = (_timm if spec.name.startswith("timm:") else _torchvision)(spec)
+        model = _at_full_size(spec)
     except (TypeError, ValueError, RuntimeError, AssertionError, KeyError) as error:
         size = f"{spec.image_size} x {spec.image_size}"
         raise ZooError(f"{spec.name} cannot be built for images of {size}: {first_line(error)}") from error
@@ -81,20 +81,16 @@ def build(spec: Any) -> nn.Module:
     return model
 
 
-def _timm(spec: Any) -> nn.Module:
-    name = spec.name.partition(":")[2]
-    factory = partial(_make, "timm", name, in_chans=spec.in_channels, num_classes=spec.num_classes)
-    return _sized(factory, "img_size", spec.image_size)
-
-
-def _torchvision(spec: Any) -> nn.Module:
+def _at_full_size(spec: Any) -> nn.Module:
+    library, _, name = spec.name.partition(":")
+    options: dict[str, Any] = {"num_classes": spec.num_classes, "image_size": spec.image_size}
+    if library == "timm":
+        return _make(library, name, in_chans=spec.in_channels, **options)
     from torchvision import models
 
-    name = spec.name.partition(":")[2]
-    options = {"num_classes": spec.num_classes, "weights": None}
     if "weights_backbone" in inspect.signature(models.get_model_builder(name)).parameters:
         options["weights_backbone"] = None
-    model = _sized(partial(_make, "torchvision", name, **options), "image_size", spec.image_size)
+    model = _make(library, name, weights=None, **options)
     if spec.in_channels == 3:
         return model
     first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
@@ -106,24 +102,23 @@ def _torchvision(spec: Any) -> nn.Module:
     return model
 
 
-def _make(library: str, name: str, **options) -> nn.Module:
+def _make(library: str, name: str, image_size: int | None = None, **options) -> nn.Module:
+    """The library's own model, told the size of the images if it takes that argument."""
     if library == "timm":
         import timm
 
-        return timm.create_model(name, **options)
-    from torchvision import models
+        create, argument = timm.create_model, "img_size"
+    else:
+        from torchvision import models
 
-    return models.get_model(name, **options)
-
-
-def _sized(factory: Callable[..., nn.Module], argument: str, size: int) -> nn.Module:
-    """Call a factory with the size of the images, if it takes that argument."""
-    try:
-        return factory(**{argument: size})
-    except TypeError as error:
-        if f"'{argument}'" not in str(error):  # the message names the unexpected argument in quotes
-            raise
-        return factory()
+        create, argument = models.get_model, "image_size"
+    if image_size is not None:
+        try:
+            return create(name, **(options | {argument: image_size}))
+        except TypeError as error:
+            if f"'{argument}'" not in str(error):  # the message names the unexpected argument in quotes
+                raise
+    return create(name, **options)
 
 
 def fetch(library: str, name: str, tag: str = "DEFAULT") -> nn.Module:

@@ -4,7 +4,6 @@ import dataclasses
 import difflib
 import numbers
 from collections.abc import Callable, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from importlib import import_module
@@ -213,8 +212,13 @@ class Spec:
         """
         meta = torch.device(device).type == "meta"
         if self.member.depth is None:
-            with _seeded(generator), torch.device("meta" if meta else "cpu"):
-                return self.member.build(self).to(device)
+            # the libraries draw from torch's global generator, which is seeded from this one and restored afterwards
+            with torch.random.fork_rng(devices=[], enabled=generator is not None):
+                if generator is not None:
+                    seed = int(torch.randint(2**62, (), generator=generator))
+                    torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed GPUs, too
+                with torch.device("meta" if meta else "cpu"):
+                    return self.member.build(self).to(device)
         with torch.device("meta"):
             model = self.member.build(self)
         if meta:
@@ -289,7 +293,7 @@ class Spec:
             raise ZooError(f"not a model's spec: not YAML ({' '.join(str(error).split())})") from None
         if not isinstance(values, Mapping) or "name" not in values:
             raise ZooError("not a model's spec: not a mapping with a name")
-        return cls.from_dict({key: _number(value) if key in _NUMBERS else value for key, value in values.items()})
+        return cls.from_dict({key: value if key == "name" else _number(value) for key, value in values.items()})
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Spec":
@@ -384,9 +388,6 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
-_NUMBERS = ("width", "norm_eps", "dropout", "drop_path", "layer_scale")
-
-
 def _number(value: Any) -> Any:
     """The number that a string stands for: YAML 1.1 reads 1.0e-5 as a number, but 1e-5 as a string."""
     if isinstance(value, list):
@@ -395,15 +396,3 @@ def _number(value: Any) -> Any:
         return float(value) if isinstance(value, str) else value
     except ValueError:
         return value
-
-
-@contextmanager
-def _seeded(generator: torch.Generator | None):
-    """Seed torch's global generator from this one, and restore it afterwards."""
-    if generator is None:
-        yield
-        return
-    seed = int(torch.randint(2**62, (), generator=generator))
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed GPUs, too
-        yield

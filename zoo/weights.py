@@ -72,32 +72,28 @@ def build_with(spec: Spec, weights: str | Path, generator: torch.Generator | Non
     if library == "torchvision":
         state = fetch(library, counterpart(library, spec), name).state_dict()
     elif library == "timm":
-        theirs = fetch(library, name)
+        model = fetch(library, name)
         if ":" not in spec.name:
-            _compare(spec, theirs, name)
-        state = theirs.state_dict()
+            _compare(spec, model, name)
+        state = model.state_dict()
     elif Path(weights).is_file():
         state = read(weights)
     else:
         raise ZooError(f"there are no weights {str(weights)!r}: give {_FORMS}")
-    try:
-        return _with_state(spec, state, str(weights), generator)
-    except ZooError as error:
-        full = spec.depth == spec.member.depth and set(spec.rates.values()) == {1.0}
-        hint = "" if full else "; weights of a full model go into a full one: cut that by surgery.ungraft and corner"
-        raise ZooError(f"{spec.name} cannot begin with {weights}: {error}{hint}") from None
-
-
-def _with_state(spec: Spec, state: Mapping[str, Tensor], source: str, generator: torch.Generator | None) -> nn.Module:
     theirs = classes(state)
-    if theirs in (None, spec.num_classes):
-        return load(spec.build(generator), state)
-    full = load(replace(spec, num_classes=theirs).build(device="meta"), state).state_dict()
+    try:
+        if theirs in (None, spec.num_classes):
+            return load(spec.build(generator), state)
+        full = load(replace(spec, num_classes=theirs).build(device="meta"), state).state_dict()
+    except ZooError as error:
+        whole = spec.depth == spec.member.depth and set(spec.rates.values()) == {1.0}
+        hint = "" if whole else "; weights of a full model go into a full one: cut that by surgery.ungraft and corner"
+        raise ZooError(f"{spec.name} cannot begin with {weights}: {error}{hint}") from None
     model = spec.build(generator)
     head = [name for name, tensor in model.state_dict().items() if tensor.shape != full[name].shape]
     model.load_state_dict(full | {name: model.state_dict()[name] for name in head})
     text = "%s: %s stay as initialised, because the weights of %s are for %d classes and the model has %d"
-    _LOG.warning(text, spec.name, " and ".join(head), source, theirs, spec.num_classes)
+    _LOG.warning(text, spec.name, " and ".join(head), weights, theirs, spec.num_classes)
     return model
 
 
@@ -214,11 +210,9 @@ def load(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
     """Load a state dict of this model, or of the same architecture in torchvision or timm, and return the model.
 
     Tensors of the libraries are matched by position; each must have the shape and the last part of the name (weight,
-    bias, ...) of the model's own. Step counters are left out. resnet18/34/50, mobilenetv2, efficientnetv2_s/m,
-    vgg11/13/16/19, convnext_tiny/small/base and vit_base have torchvision's layout (vgg that of its vgg_bn, with
-    norm="none" that of its vgg; vit_base that of vit_b_16). All but vgg also have the layout of timm's models of those
-    names (mobilenetv2_100, vit_base_patch16_224), and so have vit_tiny and vit_small; efficientnetv2_s/m then need
-    norm_eps=1e-5. States of these models may come in any order, as from a safetensors file.
+    bias, ...) of the model's own. Step counters are left out. `counterparts` has the models with torchvision's or
+    timm's layout; timm's efficientnetv2_s/m need norm_eps=1e-5. States of these models may come in any order, as from a
+    safetensors file.
 
     A state does not show strides, padding, pooling, epsilons and the number of heads: the weights of variants that
     differ in nothing else (timm's tf_..., resnetaa..., resnetblur...) can be loaded, too, but the logits are then
@@ -293,10 +287,10 @@ def _in_order(state: Mapping[str, Tensor], model: nn.Module) -> Mapping[str, Ten
 def to_torchvision(state: Mapping[str, Tensor]) -> State:
     """The state of a zoo model under the names of torchvision's model of the same architecture, to load there.
 
-    The architecture is recognised by names and shapes: resnet18/34/50, mobilenetv2, efficientnetv2_s/m, vgg11/13/16/19
-    with batch norm or none, convnext_tiny/small/base, and vit_base (whose heads are taken to be 12), at full width and
-    depth, with any number of classes. Step counters, which the zoo does not have, are 0; the other tensors are those of
-    the given state or views of them, and copies only where torchvision has three matrices of the zoo's as one.
+    The architecture is recognised by names and shapes, as one of `counterparts` at full width and depth, with any
+    number of classes (the heads of vit_base are taken to be 12). Step counters, which the zoo does not have, are 0; the
+    other tensors are those of the given state or views of them, and copies only where torchvision has three matrices of
+    the zoo's as one.
 
     Raises:
         ZooError: if torchvision has no model of these names and shapes.
