@@ -4,10 +4,14 @@ import torch
 
 from zoo import Spec
 
-FAMILIES = [
-    "cnn", "lenet", "resnet18", "resnet50", "resnet20", "preresnet20", "resnet20_fedmr", "mobilenetv2",
-    "efficientnetv2_cifar", "vgg11", "convnext_tiny", "vit_tiny", "transformer", "transformer_masked",
-]  # fmt: skip
+FAMILIES = {
+    "cnn": (28, 0.3), "lenet": (32, 0.5), "resnet18": (64, 0.2), "resnet50": (64, 0.1), "resnet20": (16, 0.5),
+    "preresnet20": (16, 0.5), "resnet20_fedmr": (16, 0.5), "mobilenetv2": (64, 0.3), "efficientnetv2_cifar": (16, 0.3),
+    "vgg11": (32, 0.1), "convnext_tiny": (16, 0.1), "vit_tiny": (8, 0.2), "transformer": (6, 0.3),
+    "transformer_masked": (6, 0.3),
+}  # fmt: skip
+"""The side of images or the number of tokens, and the width, of a small model of each."""
+IMAGES = [name for name in FAMILIES if not name.startswith("transformer")]
 
 
 def takes(field):
@@ -39,6 +43,12 @@ def quiet(name, **options):
     off = able(name, dropout=0.0, drop_path=0.0)
     depth = (2,) if len(depths) == 1 else (1,) * len(depths) or None
     return Spec(name, **{"width": 0.25, "depth": depth, **shapes(name), **off, **options})
+
+
+def sized(name):
+    """The size and the width of FAMILIES as fields of a spec."""
+    size, width = FAMILIES[name]
+    return {"image_size" if name in IMAGES else "tokens": size, "width": width}
 
 
 def inputs(spec, batch=4, seed=0):

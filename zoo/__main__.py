@@ -1,44 +1,16 @@
 """List the models of the zoo with their sizes: `python -m zoo`."""
 
-import json
+import json as json_format
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from tyro.constructors import PrimitiveConstructorSpec
 
 from zoo.errors import ZooError
 from zoo.spec import Spec, names
-
-
-def _list_of(kind: type, metavar: str, empty: str = "") -> PrimitiveConstructorSpec:
-    """How tyro reads a comma-separated list of numbers."""
-
-    def from_strings(strings: list[str]) -> tuple:
-        items = [item.strip() for item in strings[0].split(",")]
-        if items == [empty]:
-            return ()
-        if "" in items:
-            raise ValueError(
-                f"{strings[0]!r} has an empty item: write one comma between two items, and none at the end"
-            )
-        try:
-            return tuple(map(kind, items))
-        except ValueError:
-            numbers = "whole numbers" if kind is int else "numbers"
-            raise ValueError(f"{strings[0]!r} is not a list of {numbers} with commas between them") from None
-
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar=metavar,
-        instance_from_str=from_strings,
-        is_instance=lambda value: isinstance(value, tuple),
-        str_from_instance=lambda value: [",".join(map(str, value)) or empty],
-    )
 
 
 def _shown(metavar: str | None = None, default: str = "") -> Any:
@@ -46,63 +18,63 @@ def _shown(metavar: str | None = None, default: str = "") -> Any:
     return tyro.conf.arg(metavar=metavar, help_behavior_hint=default)
 
 
-@dataclass(frozen=True)
-class Table:
+def show(
+    models: Annotated[tuple[str, ...], tyro.conf.Positional, _shown("[NAME ...]", "[all]")] = (),
+    width: Annotated[str, tyro.conf.arg(metavar="RATE,...")] = "1.0",
+    depth: Annotated[str, tyro.conf.arg(metavar="INT,...")] = "all",
+    num_classes: Annotated[int | None, _shown("INT", "[the model's own]")] = None,
+    in_channels: Annotated[int | None, _shown("INT", "[3; 1 for the cnn]")] = None,
+    image_size: Annotated[int | None, _shown("INT", "[the model's own]")] = None,
+    norm: Annotated[str | None, _shown("NORM", "[the model's own]")] = None,
+    yaml: Annotated[bool, tyro.conf.FlagCreatePairsOff, _shown()] = False,
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff, _shown()] = False,
+) -> None:
     """Print parameters, multiply-accumulates of one input, and blocks of each section.
 
     Without names, all models of the zoo are shown that take the given flags.
 
     timm:NAME and torchvision:NAME work, too.
+
+    Args:
+        models: the models to show
+        width: rate of the hidden widths: one for all, or one for each section
+        depth: number of blocks: one for all sections, or one for each
+        num_classes: number of classes, or of words in the vocabulary
+        in_channels: channels of the images
+        image_size: height and width of the images
+        norm: batch, static_batch, group, layer or none
+        yaml: print the specs as YAML instead
+        json: print one JSON object a line instead
     """
+    if yaml and json:
+        raise ZooError("--yaml and --json are two forms of output: give one of them")
+    given: dict[str, Any] = {"num_classes": num_classes, "in_channels": in_channels, "image_size": image_size}
+    given |= {"norm": norm, "width": _numbers("width", width, float)}
+    given |= {"depth": None if depth == "all" else _numbers("depth", depth, int)}
+    specs, refused = [], None
+    for name in models or names():
+        try:
+            specs.append(Spec.from_dict({"name": name, **given}))
+        except ZooError as error:
+            refused = refused or error
+    if refused and (models or not specs):
+        raise refused
+    if yaml:
+        print("---\n".join(spec.to_yaml() for spec in specs), end="")
+    elif json:
+        print("\n".join(json_format.dumps(_row(spec)) for spec in specs))
+    else:
+        print(table(specs))
 
-    models: Annotated[tuple[str, ...], tyro.conf.Positional, _shown("[NAME ...]", "[all]")] = ()
-    """the models to show"""
-    width: Annotated[tuple[float, ...], _list_of(float, "RATE,...")] = (1.0,)
-    """rate of the hidden widths: one for all, or one for each section"""
-    depth: Annotated[tuple[int, ...], _list_of(int, "INT,...", empty="all")] = ()
-    """number of blocks: one for all sections, or one for each"""
-    num_classes: Annotated[int | None, _shown("INT", "[the model's own]")] = None
-    """number of classes, or of words in the vocabulary"""
-    in_channels: Annotated[int | None, _shown("INT", "[3; 1 for the cnn]")] = None
-    """channels of the images"""
-    image_size: Annotated[int | None, _shown("INT", "[the model's own]")] = None
-    """height and width of the images"""
-    norm: Annotated[str | None, _shown("NORM", "[the model's own]")] = None
-    """batch, static_batch, group, layer or none"""
-    yaml: Annotated[bool, tyro.conf.FlagCreatePairsOff, _shown()] = False
-    """print the specs as YAML instead"""
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff, _shown()] = False
-    """print one JSON object a line instead"""
 
-    def run(self) -> None:
-        """Carry out the command."""
-        if self.yaml and self.json:
-            raise ZooError("--yaml and --json are two forms of output: give one of them")
-        specs = self._specs()
-        if self.yaml:
-            print("---\n".join(spec.to_yaml() for spec in specs), end="")
-        elif self.json:
-            print("\n".join(json.dumps(_row(spec)) for spec in specs))
-        else:
-            print(table(specs))
-
-    def _specs(self) -> list[Spec]:
-        """The specs of the named models, or without names of all models that take the flags."""
-        fields = ("num_classes", "in_channels", "image_size", "norm")
-        given = {field: value for field in fields if (value := getattr(self, field)) is not None}
-        given["width"] = self.width[0] if len(self.width) == 1 else self.width
-        given["depth"] = (self.depth[0] if len(self.depth) == 1 else self.depth) or None
-        if self.models:
-            return [Spec.from_dict({"name": name, **given}) for name in self.models]
-        specs, refused = [], None
-        for name in names():
-            try:
-                specs.append(Spec.from_dict({"name": name, **given}))
-            except ZooError as error:
-                refused = refused or error
-        if refused and not specs:
-            raise refused
-        return specs
+def _numbers(flag: str, text: str, kind: Callable[[str], Any]) -> Any:
+    """The numbers of a list with commas between them; the number itself if it is one."""
+    try:
+        numbers = tuple(map(kind, text.split(",")))
+    except ValueError:
+        what = "whole numbers" if kind is int else "numbers"
+        raise ZooError(f"--{flag} {text!r} is not a list of {what} with one comma between two of them") from None
+    return numbers[0] if len(numbers) == 1 else numbers
 
 
 def _row(spec: Spec) -> dict[str, Any]:
@@ -148,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command line. Returns the exit code: 0, or 2 if the command cannot be carried out."""
     program = "layer-surgery zoo" if Path(sys.argv[0]).stem == "layer-surgery" else "python -m zoo"
     try:
-        tyro.cli(Table, prog=program, args=argv).run()
+        tyro.cli(show, prog=program, args=argv)
         sys.stdout.flush()
     except BrokenPipeError:  # `| head` has read enough; discard what Python still flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -10,7 +10,7 @@ from torch import nn
 
 from zoo.errors import ZooError
 from zoo.layers import Network, without_identities
-from zoo.spec import Spec, member
+from zoo.spec import COMMON, Member, Spec
 
 
 class CNN(Network):
@@ -63,12 +63,14 @@ def lenet(spec: Spec) -> CNN:
 
 
 MEMBERS = {
-    "cnn": member(
-        cnn, (), "McMahan et al., AISTATS 2017, section 3", also=("conv1", "conv2", "fc1"),
-        num_classes=10, in_channels=1, image_size=28, norm="none",
+    "cnn": Member(
+        cnn, (), "McMahan et al., AISTATS 2017, section 3",
+        COMMON | {"num_classes": 10, "in_channels": 1, "image_size": 28, "norm": "none"},
+        also=("conv1", "conv2", "fc1"),
     ),
-    "lenet": member(
-        lenet, (), "LeCun et al., Proc. IEEE 1998; FedMR's code", also=("conv1", "conv2", "fc1", "fc2"),
-        num_classes=10, in_channels=3, image_size=32, norm="none",
+    "lenet": Member(
+        lenet, (), "LeCun et al., Proc. IEEE 1998; FedMR's code",
+        COMMON | {"num_classes": 10, "in_channels": 3, "image_size": 32, "norm": "none"},
+        also=("conv1", "conv2", "fc1", "fc2"),
     ),
 }  # fmt: skip

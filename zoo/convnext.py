@@ -4,8 +4,6 @@ Four sections of blocks, with a norm and a 2x2 convolution of stride 2 before ea
 convolution of stride 4 (`stem="imagenet"`), or a 3x3 convolution that keeps the size (`stem="cifar"`, of this project;
 the default for images of up to 64x64). Layer norms are over the channels of each position, with epsilon 1e-6, as in
 torchvision and timm. Stochastic depth is the paper's and torchvision's; timm builds its models without.
-
-`layer_scale` is the value at which the learnable factor of each channel of a branch begins; 0 leaves these factors out.
 """
 
 from collections import OrderedDict
@@ -17,7 +15,7 @@ from torch import Tensor, nn
 
 from zoo.errors import ZooError
 from zoo.layers import GlobalPool, Kit, LayerScale, Network, without_identities
-from zoo.spec import Member, Spec, member, stem_for
+from zoo.spec import COMMON, Member, Spec, stem_for
 
 
 class LayerNorm2d(nn.LayerNorm):
@@ -97,16 +95,18 @@ def convnext(spec: Spec, channels: tuple[int, ...]) -> ConvNeXt:
     return ConvNeXt(parts)
 
 
-def _member(channels: tuple[int, ...], depth: tuple[int, ...], drop_path: float) -> Member:
-    return member(
-        partial(convnext, channels=channels), depth, "Liu et al., CVPR 2022, section 3",
-        num_classes=1000, in_channels=3, image_size=224, stem=stem_for, norm_eps=1e-6, drop_path=drop_path,
-        layer_scale=1e-6, step_size=False,
-    )  # fmt: skip
-
-
 MEMBERS = {
-    "convnext_tiny": _member((96, 192, 384, 768), (3, 3, 9, 3), 0.1),
-    "convnext_small": _member((96, 192, 384, 768), (3, 3, 27, 3), 0.4),
-    "convnext_base": _member((128, 256, 512, 1024), (3, 3, 27, 3), 0.5),
-}
+    name: Member(
+        partial(convnext, channels=channels), depth, "Liu et al., CVPR 2022, section 3",
+        COMMON | {
+            "num_classes": 1000, "in_channels": 3, "image_size": 224, "stem": stem_for, "norm_eps": 1e-6,
+            "drop_path": drop_path, "layer_scale": 1e-6, "step_size": False,
+        },
+        torchvision=name, timm=name,
+    )
+    for name, channels, depth, drop_path in (
+        ("convnext_tiny", (96, 192, 384, 768), (3, 3, 9, 3), 0.1),
+        ("convnext_small", (96, 192, 384, 768), (3, 3, 27, 3), 0.4),
+        ("convnext_base", (128, 256, 512, 1024), (3, 3, 27, 3), 0.5),
+    )
+}  # fmt: skip

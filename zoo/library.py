@@ -8,9 +8,9 @@ imported where they are asked for; what is not in their caches of weights needs 
 import difflib
 import inspect
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
@@ -20,24 +20,6 @@ from torch import nn
 
 from zoo.errors import ZooError
 from zoo.layers import dropout_rate
-
-TORCHVISION = {
-    "resnet18": "resnet18", "resnet34": "resnet34", "resnet50": "resnet50", "mobilenetv2": "mobilenet_v2",
-    "efficientnetv2_s": "efficientnet_v2_s", "efficientnetv2_m": "efficientnet_v2_m",
-    "vgg11": "vgg11_bn", "vgg13": "vgg13_bn", "vgg16": "vgg16_bn", "vgg19": "vgg19_bn",
-    "convnext_tiny": "convnext_tiny", "convnext_small": "convnext_small", "convnext_base": "convnext_base",
-    "vit_base": "vit_b_16",
-}  # fmt: skip
-"""From a name of the zoo to torchvision's name of the same architecture."""
-TORCHVISION_PLAIN = {f"vgg{n}": f"vgg{n}" for n in (11, 13, 16, 19)}
-"""The same for `norm="none"`."""
-TIMM = {
-    "resnet18": "resnet18", "resnet34": "resnet34", "resnet50": "resnet50", "mobilenetv2": "mobilenetv2_100",
-    "efficientnetv2_s": "efficientnetv2_s", "efficientnetv2_m": "efficientnetv2_m",
-    "convnext_tiny": "convnext_tiny", "convnext_small": "convnext_small", "convnext_base": "convnext_base",
-    "vit_tiny": "vit_tiny_patch16_224", "vit_small": "vit_small_patch16_224", "vit_base": "vit_base_patch16_224",
-}  # fmt: skip
-"""From a name of the zoo to timm's name of the same architecture."""
 
 
 @lru_cache
@@ -88,7 +70,7 @@ def build(spec: Any) -> nn.Module:
     if spec.dropout:
         raise ZooError(f"{spec.name}: dropout=0 switches all dropout off, and None keeps what the library sets")
     try:
-        model = (_timm if spec.name.startswith("timm:") else _torchvision)(spec)
+        model = _at_full_size(spec)
     except (TypeError, ValueError, RuntimeError, AssertionError, KeyError) as error:
         size = f"{spec.image_size} x {spec.image_size}"
         raise ZooError(f"{spec.name} cannot be built for images of {size}: {first_line(error)}") from error
@@ -99,20 +81,16 @@ def build(spec: Any) -> nn.Module:
     return model
 
 
-def _timm(spec: Any) -> nn.Module:
-    import timm
-
-    factory = partial(timm.create_model, spec.name.partition(":")[2], in_chans=spec.in_channels)
-    return _sized(partial(factory, num_classes=spec.num_classes), "img_size", spec.image_size)
-
-
-def _torchvision(spec: Any) -> nn.Module:
+def _at_full_size(spec: Any) -> nn.Module:
+    library, _, name = spec.name.partition(":")
+    options: dict[str, Any] = {"num_classes": spec.num_classes, "image_size": spec.image_size}
+    if library == "timm":
+        return _make(library, name, in_chans=spec.in_channels, **options)
     from torchvision import models
 
-    name, options = spec.name.partition(":")[2], {"num_classes": spec.num_classes, "weights": None}
     if "weights_backbone" in inspect.signature(models.get_model_builder(name)).parameters:
         options["weights_backbone"] = None
-    model = _sized(partial(models.get_model, name, **options), "image_size", spec.image_size)
+    model = _make(library, name, weights=None, **options)
     if spec.in_channels == 3:
         return model
     first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
@@ -124,14 +102,23 @@ def _torchvision(spec: Any) -> nn.Module:
     return model
 
 
-def _sized(factory: Callable[..., nn.Module], argument: str, size: int) -> nn.Module:
-    """Call a factory with the size of the images, if it takes that argument."""
-    try:
-        return factory(**{argument: size})
-    except TypeError as error:
-        if f"'{argument}'" not in str(error):  # the message names the unexpected argument in quotes
-            raise
-        return factory()
+def _make(library: str, name: str, image_size: int | None = None, **options) -> nn.Module:
+    """The library's own model, told the size of the images if it takes that argument."""
+    if library == "timm":
+        import timm
+
+        create, argument = timm.create_model, "img_size"
+    else:
+        from torchvision import models
+
+        create, argument = models.get_model, "image_size"
+    if image_size is not None:
+        try:
+            return create(name, **(options | {argument: image_size}))
+        except TypeError as error:
+            if f"'{argument}'" not in str(error):  # the message names the unexpected argument in quotes
+                raise
+    return create(name, **options)
 
 
 def fetch(library: str, name: str, tag: str = "DEFAULT") -> nn.Module:
@@ -152,13 +139,9 @@ def fetch(library: str, name: str, tag: str = "DEFAULT") -> nn.Module:
         raise ZooError(f"{library} publishes no weights {which}for {name}: choose {choice}")
     try:
         if library == "torchvision":
-            from torchvision import models
-
-            return models.get_model(name, weights=tag)
-        import timm
-
+            return _make(library, name, weights=tag)
         with _no_retries():
-            return timm.create_model(name, pretrained=True)
+            return _make(library, name, pretrained=True)
     except Exception as error:  # whatever the library's downloader raises: there are several, each with its own errors
         raise ZooError(
             f"the weights of {library}:{name} are not in the library's cache, and cannot be fetched from "
@@ -185,13 +168,7 @@ def published(library: str, name: str) -> dict[str, Any]:
 def tensor_names(library: str, name: str) -> list[str]:
     """The names in the state dict of a library's model, in its order."""
     with torch.device("meta"):
-        if library == "timm":
-            import timm
-
-            return list(timm.create_model(name).state_dict())
-        from torchvision import models
-
-        return list(models.get_model(name).state_dict())
+        return list(_make(library, name).state_dict())
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from zoo.layers import GlobalPool, Kit, Network
-from zoo.spec import Member, Spec, member
+from zoo.spec import COMMON, Member, Spec
 
 
 class MobileNetV2(Network):
@@ -141,25 +141,28 @@ _CIFAR = (
 )  # fmt: skip
 
 
-def _efficientnetv2(stages, depth, stem, last, source, dropout=0.2, classes=1000, size=224, kind="imagenet") -> Member:
-    return member(
-        partial(efficientnetv2, stages=stages, stem=stem, last=last), depth, source, also=("tail",),
-        num_classes=classes, in_channels=3, image_size=size, stem=kind, norm="batch", norm_eps=1e-3,
-        rounding="divisor8", dropout=dropout, drop_path=0.2, step_size=False,
-    )  # fmt: skip
-
+_IMAGES = COMMON | {
+    "num_classes": 1000, "in_channels": 3, "image_size": 224, "stem": "imagenet", "norm": "batch",
+    "rounding": "divisor8", "dropout": 0.2, "step_size": False,
+}  # fmt: skip
+_EFFICIENTNET = _IMAGES | {"norm_eps": 1e-3, "drop_path": 0.2}
 
 MEMBERS = {
-    "mobilenetv2": member(
-        mobilenetv2, (1, 2, 3, 4, 3, 3, 1), "Sandler et al., CVPR 2018, table 2", also=("tail",),
-        num_classes=1000, in_channels=3, image_size=224, stem="imagenet", norm="batch",
-        rounding="divisor8", dropout=0.2, step_size=False,
+    "mobilenetv2": Member(
+        mobilenetv2, (1, 2, 3, 4, 3, 3, 1), "Sandler et al., CVPR 2018, table 2", _IMAGES,
+        also=("tail",), torchvision="mobilenet_v2", timm="mobilenetv2_100",
     ),
-    "efficientnetv2_s": _efficientnetv2(_S, (2, 4, 4, 6, 9, 15), 24, 1280, "Tan and Le, ICML 2021, table 4"),
-    "efficientnetv2_m": _efficientnetv2(
-        _M, (3, 5, 5, 7, 14, 18, 5), 24, 1280, "Tan and Le, ICML 2021, released code", dropout=0.3
+    "efficientnetv2_s": Member(
+        partial(efficientnetv2, stages=_S, stem=24, last=1280), (2, 4, 4, 6, 9, 15), "Tan and Le, ICML 2021, table 4",
+        _EFFICIENTNET, also=("tail",), torchvision="efficientnet_v2_s", timm="efficientnetv2_s",
     ),
-    "efficientnetv2_cifar": _efficientnetv2(
-        _CIFAR, (1, 2, 2, 3, 5), 16, 640, "of this project, for 32x32", classes=10, size=32, kind="cifar"
+    "efficientnetv2_m": Member(
+        partial(efficientnetv2, stages=_M, stem=24, last=1280), (3, 5, 5, 7, 14, 18, 5),
+        "Tan and Le, ICML 2021, released code", _EFFICIENTNET | {"dropout": 0.3},
+        also=("tail",), torchvision="efficientnet_v2_m", timm="efficientnetv2_m",
+    ),
+    "efficientnetv2_cifar": Member(
+        partial(efficientnetv2, stages=_CIFAR, stem=16, last=640), (1, 2, 2, 3, 5), "of this project, for 32x32",
+        _EFFICIENTNET | {"num_classes": 10, "image_size": 32, "stem": "cifar"}, also=("tail",),
     ),
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterable
+from functools import partial
 from typing import Literal, TypeAlias
 
 import torch
@@ -96,24 +97,19 @@ def collect_statistics(model: nn.Module, batches: Iterable[Tensor], state: State
     norms = {name: m for name, m in model.named_modules() if isinstance(m, StaticBatchNorm2d)}
     moments: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in norms}
 
-    def watch(name: str):
-        def hook(_, inputs: tuple[Tensor, ...]) -> None:
-            if inputs[0].numel() == inputs[0].shape[1]:
-                raise ZooError(
-                    f"{name} gets one value per channel, which has no variance: give larger batches or images"
-                )
-            x = inputs[0].float() if inputs[0].dtype in (torch.bfloat16, torch.float16) else inputs[0]
-            moments[name].append(torch.var_mean(x, (0, 2, 3)))
-
-        return hook
+    def watch(name: str, _: nn.Module, inputs: tuple[Tensor]) -> None:
+        x = inputs[0].float() if inputs[0].dtype in (torch.bfloat16, torch.float16) else inputs[0]
+        if x.numel() == x.shape[1]:
+            raise ZooError(f"{name} gets one value per channel, which has no variance: give larger batches or images")
+        moments[name].append(torch.var_mean(x, (0, 2, 3)))
 
     for name, norm in norms.items():
         norm.reset_running_stats()
-        norm.register_forward_pre_hook(watch(name))
-    seen = 0
-    for seen, batch in enumerate(batches, start=1):  # noqa: B007
+        norm.register_forward_pre_hook(partial(watch, name))
+    batch = None
+    for batch in batches:
         functional_call(model, own, (batch,))
-    if not seen:
+    if batch is None:
         raise ZooError("no batches to collect statistics from: give at least one")
     result = {}
     for name, pairs in moments.items():

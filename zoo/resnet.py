@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from zoo.errors import ZooError
 from zoo.layers import GlobalPool, Kit, Network
-from zoo.spec import Member, Spec, member
+from zoo.spec import COMMON, Member, Spec
 
 Shortcut: TypeAlias = Literal["projection", "pad", "activated", "raw"]
 """What a block adds to its branch if it changes the shape.
@@ -208,32 +208,46 @@ def resnet(
     return ResNet(parts)
 
 
-def _member(block, channels, depth, stem, shortcut, source, num_classes=10, final_norm=True) -> Member:
-    return member(
-        partial(resnet, block=block, channels=channels, shortcut=shortcut, final_norm=final_norm), depth, source,
-        num_classes=num_classes, in_channels=3, image_size=224 if stem == "imagenet" else 32, stem=stem, norm="batch",
-        step_size=False,
-    )  # fmt: skip
-
-
-_LARGE, _SMALL = (64, 128, 256, 512), (16, 32, 64)
 _2016A, _2016B = "He et al., CVPR 2016", "He et al., ECCV 2016"
-_IMAGENET = partial(_member, stem="imagenet", shortcut="projection", source=f"{_2016A}, table 1", num_classes=1000)
+_LARGE, _SMALL = (64, 128, 256, 512), (16, 32, 64)
+_CIFAR = COMMON | {
+    "num_classes": 10, "in_channels": 3, "image_size": 32, "stem": "cifar", "norm": "batch", "step_size": False,
+}  # fmt: skip
+_IMAGENET = _CIFAR | {"num_classes": 1000, "image_size": 224, "stem": "imagenet"}
 
 MEMBERS = {
-    "resnet18": _IMAGENET(BasicBlock, _LARGE, (2, 2, 2, 2)),
-    "resnet34": _IMAGENET(BasicBlock, _LARGE, (3, 4, 6, 3)),
-    "resnet50": _IMAGENET(Bottleneck, _LARGE, (3, 4, 6, 3)),
     **{
-        f"resnet{6 * n + 2}": _member(BasicBlock, _SMALL, (n, n, n), "cifar", "pad", f"{_2016A}, section 4.2")
+        name: Member(
+            partial(resnet, block=block, channels=_LARGE, shortcut="projection"), depth, f"{_2016A}, table 1",
+            _IMAGENET, torchvision=name, timm=name,
+        )
+        for name, block, depth in (
+            ("resnet18", BasicBlock, (2, 2, 2, 2)),
+            ("resnet34", BasicBlock, (3, 4, 6, 3)),
+            ("resnet50", Bottleneck, (3, 4, 6, 3)),
+        )
+    },
+    **{
+        f"resnet{6 * n + 2}": Member(
+            partial(resnet, block=BasicBlock, channels=_SMALL, shortcut="pad"), (n, n, n), f"{_2016A}, section 4.2",
+            _CIFAR,
+        )
         for n in (3, 5, 7, 9, 18)
     },
-    "resnet9": _member(BasicBlock, (8, 16, 32, 64), (1, 1, 1, 1), "cifar", "projection", "FeMAM, released code", 100),
-    "preresnet18": _member(
-        PreBasicBlock, _LARGE, (2, 2, 2, 2), "cifar", "activated", f"{_2016B}; HeteroFL and FedFA"
+    "resnet9": Member(
+        partial(resnet, block=BasicBlock, channels=(8, 16, 32, 64), shortcut="projection"), (1, 1, 1, 1),
+        "FeMAM, released code", _CIFAR | {"num_classes": 100},
     ),
-    "preresnet20": _member(PreBasicBlock, _SMALL, (3, 3, 3), "cifar", "activated", f"{_2016B}, section 4"),
-    "resnet20_fedmr": _member(
-        PreBottleneck, _SMALL, (2, 2, 2), "cifar", "raw", "FedMR, released code", final_norm=False
+    "preresnet18": Member(
+        partial(resnet, block=PreBasicBlock, channels=_LARGE, shortcut="activated"), (2, 2, 2, 2),
+        f"{_2016B}; HeteroFL and FedFA", _CIFAR,
+    ),
+    "preresnet20": Member(
+        partial(resnet, block=PreBasicBlock, channels=_SMALL, shortcut="activated"), (3, 3, 3), f"{_2016B}, section 4",
+        _CIFAR,
+    ),
+    "resnet20_fedmr": Member(
+        partial(resnet, block=PreBottleneck, channels=_SMALL, shortcut="raw", final_norm=False), (2, 2, 2),
+        "FedMR, released code", _CIFAR,
     ),
 }  # fmt: skip

@@ -4,7 +4,6 @@ import dataclasses
 import difflib
 import numbers
 from collections.abc import Callable, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from importlib import import_module
@@ -24,36 +23,41 @@ FAMILIES = ("cnn", "resnet", "mobilenet", "vgg", "convnext", "vit", "transformer
 """The files of the zoo with a table MEMBERS of architectures by name."""
 
 
-class Member(NamedTuple):
+COMMON: dict[str, Any] = {"norm_eps": 1e-5, "rounding": "ceil", "scaler": False}
+"""The fields that every architecture of the zoo takes, with their defaults."""
+
+
+@dataclass(frozen=True)
+class Member:
     """A named architecture: one row of a family's table.
 
     Attributes:
         build: makes a model from a `Spec`, on the meta device. A library's model is made with initial weights.
         depth: blocks of each section at full depth; None for a library's model, whose sections are not known.
-        rated_parts: the parts that have a width rate: the sections, then layers with a rate of their own.
+        source: where it is described.
         defaults: the fields of `Spec` that this architecture takes besides width and depth, with their defaults; a
             function is given the size of the images.
-        source: where it is described.
+        also: the parts besides the sections that have a width rate of their own.
+        torchvision, timm: the library's name of the same architecture, where it has that.
+        torchvision_plain: torchvision's name of the same architecture for `norm="none"`.
+
+    >>> Member(nn.Identity, (2, 2), "nowhere", COMMON, also=("tail",)).rated_parts
+    ('section1', 'section2', 'tail')
     """
 
     build: Callable[[Any], nn.Module]
     depth: tuple[int, ...] | None
-    rated_parts: tuple[str, ...]
-    defaults: Mapping[str, Any]
     source: str
+    defaults: Mapping[str, Any]
+    also: tuple[str, ...] = ()
+    torchvision: str = ""
+    torchvision_plain: str = ""
+    timm: str = ""
 
-
-def member(
-    build: Callable[["Spec"], nn.Module], depth: tuple[int, ...], source: str, *, also: tuple[str, ...] = (), **defaults
-) -> Member:
-    """A row of a family's table: sections with so many blocks, then the parts `also` that have a width of their own.
-
-    >>> member(nn.Identity, (2, 2), "nowhere", also=("tail",)).rated_parts
-    ('section1', 'section2', 'tail')
-    """
-    common = {"norm_eps": 1e-5, "rounding": "ceil", "scaler": False}
-    sections = tuple(f"section{i}" for i in range(1, len(depth) + 1))
-    return Member(build, depth, (*sections, *also), common | defaults, source)
+    @property
+    def rated_parts(self) -> tuple[str, ...]:
+        """The parts that have a width rate: the sections, then those of `also`."""
+        return (*(f"section{i}" for i, _ in enumerate(self.depth or (), start=1)), *self.also)
 
 
 def stem_for(image_size: int) -> str:
@@ -88,7 +92,7 @@ def find(name: str) -> Member:
     if name in members():
         return members()[name]
     if ":" in name:
-        return Member(library.build, None, ("all",), library.defaults(name), name.partition(":")[0])
+        return Member(library.build, None, name.partition(":")[0], library.defaults(name), also=("all",))
     if near := difflib.get_close_matches(name, members(), n=3):
         raise ZooError(f"unknown model {name!r}: did you mean {' or '.join(near)}? `python -m zoo` lists all")
     raise ZooError(f"unknown model {name!r}: there are {', '.join(names())}, timm:NAME and torchvision:NAME")
@@ -208,8 +212,13 @@ class Spec:
         """
         meta = torch.device(device).type == "meta"
         if self.member.depth is None:
-            with _seeded(generator), torch.device("meta" if meta else "cpu"):
-                return self.member.build(self).to(device)
+            # the libraries draw from torch's global generator, which is seeded from this one and restored afterwards
+            with torch.random.fork_rng(devices=[], enabled=generator is not None):
+                if generator is not None:
+                    seed = int(torch.randint(2**62, (), generator=generator))
+                    torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed GPUs, too
+                with torch.device("meta" if meta else "cpu"):
+                    return self.member.build(self).to(device)
         with torch.device("meta"):
             model = self.member.build(self)
         if meta:
@@ -233,6 +242,7 @@ class Spec:
             return torch.zeros(batch, size, dtype=torch.long, device=device)
         return torch.zeros(batch, self.in_channels, size, size, device=device)
 
+    @lru_cache(maxsize=1024)  # noqa: B019 (small values, few of them)
     def count(self, size: int | None = None) -> Count:
         """Parameters and MACs, counted without building the model in memory.
 
@@ -245,7 +255,18 @@ class Spec:
         >>> Spec("resnet18").count()
         Count(parameters=11689512, macs=1814073344)
         """
-        return _count(self, size)
+        own = self.tokens or self.image_size
+        try:
+            model = self.build(device="meta").eval().requires_grad_(False)
+            with FlopCounterMode(display=False) as counter, torch.no_grad():
+                model(self.example(size=size, device="meta"))
+        except ZooError:
+            raise
+        except (RuntimeError, ValueError, AssertionError, TypeError, IndexError) as error:
+            at = f"{own}" if size is None else f"{own}, not at {size}"
+            why = library.first_line(error)
+            raise ZooError(f"{self.name} cannot be counted: it is made for inputs of size {at}: {why}") from error
+        return Count(sum(p.numel() for p in model.parameters()), counter.get_total_flops() // 2)
 
     def to_yaml(self) -> str:
         """The spec as YAML; `from_yaml` is the inverse."""
@@ -272,7 +293,7 @@ class Spec:
             raise ZooError(f"not a model's spec: not YAML ({' '.join(str(error).split())})") from None
         if not isinstance(values, Mapping) or "name" not in values:
             raise ZooError("not a model's spec: not a mapping with a name")
-        return cls.from_dict({key: _number(value) if key in _NUMBERS else value for key, value in values.items()})
+        return cls.from_dict({key: value if key == "name" else _number(value) for key, value in values.items()})
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Spec":
@@ -367,9 +388,6 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
-_NUMBERS = ("width", "norm_eps", "dropout", "drop_path", "layer_scale")
-
-
 def _number(value: Any) -> Any:
     """The number that a string stands for: YAML 1.1 reads 1.0e-5 as a number, but 1e-5 as a string."""
     if isinstance(value, list):
@@ -378,31 +396,3 @@ def _number(value: Any) -> Any:
         return float(value) if isinstance(value, str) else value
     except ValueError:
         return value
-
-
-@contextmanager
-def _seeded(generator: torch.Generator | None):
-    """Seed torch's global generator from this one, and restore it afterwards."""
-    if generator is None:
-        yield
-        return
-    seed = int(torch.randint(2**62, (), generator=generator))
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed GPUs, too
-        yield
-
-
-@lru_cache(maxsize=1024)
-def _count(spec: Spec, size: int | None) -> Count:
-    try:
-        model = spec.build(device="meta").eval().requires_grad_(False)
-        with FlopCounterMode(display=False) as counter, torch.no_grad():
-            model(spec.example(size=size, device="meta"))
-    except ZooError:
-        raise
-    except (RuntimeError, ValueError, AssertionError, TypeError, IndexError) as error:
-        at = f"{spec.tokens or spec.image_size}" if size is None else f"{spec.tokens or spec.image_size}, not at {size}"
-        raise ZooError(
-            f"{spec.name} cannot be counted: it is made for inputs of size {at}: {library.first_line(error)}"
-        ) from error
-    return Count(sum(p.numel() for p in model.parameters()), counter.get_total_flops() // 2)

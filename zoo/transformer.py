@@ -12,7 +12,6 @@ head, and a narrow matrix is the leading corner of a wide one.
 
 from collections import OrderedDict
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 
 from zoo.errors import ZooError
 from zoo.layers import Kit, Network
-from zoo.spec import Spec, member
+from zoo.spec import COMMON, Member, Spec
 
 _HEADS, _HEAD, _HIDDEN = 8, 32, 512
 
@@ -143,18 +142,13 @@ def mask_tokens(tokens: Tensor, vocabulary: int, generator: torch.Generator, rat
     return tokens.masked_fill(drawn < rate, vocabulary)
 
 
-_DEFAULTS: dict[str, Any] = {
-    "num_classes": 33_278,
-    "tokens": 64,
-    "dropout": 0.2,
-    "step_size": False,
-}  # WikiText-2's vocabulary
+_TEXT = COMMON | {"num_classes": 33_278, "tokens": 64, "dropout": 0.2, "step_size": False}  # WikiText-2's vocabulary
 
 MEMBERS = {
-    "transformer": member(
-        partial(transformer, causal=True), (4,), "Vaswani et al., NeurIPS 2017; sizes of HeteroFL", **_DEFAULTS
+    "transformer": Member(
+        partial(transformer, causal=True), (4,), "Vaswani et al., NeurIPS 2017; sizes of HeteroFL", _TEXT
     ),
-    "transformer_masked": member(
-        partial(transformer, causal=False), (4,), "HeteroFL (Diao et al., ICLR 2021), released code", **_DEFAULTS
+    "transformer_masked": Member(
+        partial(transformer, causal=False), (4,), "HeteroFL (Diao et al., ICLR 2021), released code", _TEXT
     ),
 }

@@ -14,7 +14,7 @@ from torch import nn
 
 from zoo.errors import ZooError
 from zoo.layers import Network
-from zoo.spec import Spec, member
+from zoo.spec import COMMON, Member, Spec
 
 
 class VGG(Network):
@@ -47,12 +47,14 @@ def vgg(spec: Spec) -> VGG:
     return VGG(OrderedDict(parts))
 
 
-_DEPTHS = {"vgg11": (1, 1, 2, 2, 2), "vgg13": (2, 2, 2, 2, 2), "vgg16": (2, 2, 3, 3, 3), "vgg19": (2, 2, 4, 4, 4)}
+_IMAGES = COMMON | {"num_classes": 1000, "in_channels": 3, "image_size": 224, "norm": "batch", "dropout": 0.5}
 
 MEMBERS = {
-    name: member(
-        vgg, depth, "Simonyan and Zisserman, ICLR 2015, table 1", also=("classifier",),
-        num_classes=1000, in_channels=3, image_size=224, norm="batch", dropout=0.5,
+    name: Member(
+        vgg, depth, "Simonyan and Zisserman, ICLR 2015, table 1", _IMAGES,
+        also=("classifier",), torchvision=f"{name}_bn", torchvision_plain=name,
     )
-    for name, depth in _DEPTHS.items()
+    for name, depth in (
+        ("vgg11", (1, 1, 2, 2, 2)), ("vgg13", (2, 2, 2, 2, 2)), ("vgg16", (2, 2, 3, 3, 3)), ("vgg19", (2, 2, 4, 4, 4)),
+    )
 }  # fmt: skip

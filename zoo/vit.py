@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from zoo.errors import ZooError
 from zoo.layers import Kit, Network
-from zoo.spec import Member, Spec, member, stem_for
+from zoo.spec import COMMON, Member, Spec, stem_for
 from zoo.transformer import Attention
 
 _PATCH = {"imagenet": 16, "cifar": 4}
@@ -162,16 +162,21 @@ def vit(spec: Spec, full: int) -> VisionTransformer:
     return VisionTransformer(OrderedDict(parts))
 
 
-def _member(channels: int, heads: int, source: str) -> Member:
-    return member(
-        partial(vit, full=channels), (12,), source,
-        num_classes=1000, in_channels=3, image_size=224, stem=stem_for, heads=heads, norm_eps=1e-6, dropout=0.0,
-        drop_path=0.0, step_size=False,
-    )  # fmt: skip
-
+_IMAGES = COMMON | {
+    "num_classes": 1000, "in_channels": 3, "image_size": 224, "stem": stem_for, "norm_eps": 1e-6, "dropout": 0.0,
+    "drop_path": 0.0, "step_size": False,
+}  # fmt: skip
+_DEIT, _BASE = "Touvron et al., ICML 2021, table 1", "Dosovitskiy et al., ICLR 2021, table 1"
 
 MEMBERS = {
-    "vit_tiny": _member(192, 3, "Touvron et al., ICML 2021, table 1"),
-    "vit_small": _member(384, 6, "Touvron et al., ICML 2021, table 1"),
-    "vit_base": _member(768, 12, "Dosovitskiy et al., ICLR 2021, table 1"),
-}
+    "vit_tiny": Member(
+        partial(vit, full=192), (12,), _DEIT, _IMAGES | {"heads": 3}, timm="vit_tiny_patch16_224"
+    ),
+    "vit_small": Member(
+        partial(vit, full=384), (12,), _DEIT, _IMAGES | {"heads": 6}, timm="vit_small_patch16_224"
+    ),
+    "vit_base": Member(
+        partial(vit, full=768), (12,), _BASE, _IMAGES | {"heads": 12},
+        torchvision="vit_b_16", timm="vit_base_patch16_224",
+    ),
+}  # fmt: skip

@@ -5,7 +5,7 @@ torchvision and timm have the same tensors in the same order under other names.
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -17,12 +17,13 @@ from torch import Tensor, nn
 
 from zoo.errors import ZooError
 from zoo.layers import Network
-from zoo.library import TIMM, TORCHVISION, TORCHVISION_PLAIN, fetch, first_line, published, tensor_names
+from zoo.library import fetch, first_line, published, tensor_names
 from zoo.norms import State, StaticBatchNorm2d, is_statistic
-from zoo.spec import Spec, find
+from zoo.spec import Spec, members
 
 _LOG = logging.getLogger(__name__)
 _FORMS = "torchvision:DEFAULT, timm:NAME, or the path of a .safetensors, .pt or .pth file"
+_LAYOUTS = ("torchvision", "torchvision_plain", "timm")
 _HEADS = re.compile(r"(?:.*\.)?(?:head|fc|classifier)(?:\.(\d+))?\.bias")  # of zoo, torchvision and timm
 
 
@@ -71,32 +72,28 @@ def build_with(spec: Spec, weights: str | Path, generator: torch.Generator | Non
     if library == "torchvision":
         state = fetch(library, counterpart(library, spec), name).state_dict()
     elif library == "timm":
-        theirs = fetch(library, name)
+        model = fetch(library, name)
         if ":" not in spec.name:
-            _compare(spec, theirs, name)
-        state = theirs.state_dict()
+            _compare(spec, model, name)
+        state = model.state_dict()
     elif Path(weights).is_file():
         state = read(weights)
     else:
         raise ZooError(f"there are no weights {str(weights)!r}: give {_FORMS}")
-    try:
-        return _with_state(spec, state, str(weights), generator)
-    except ZooError as error:
-        full = spec.depth == spec.member.depth and set(spec.rates.values()) == {1.0}
-        hint = "" if full else "; weights of a full model go into a full one: cut that by surgery.ungraft and corner"
-        raise ZooError(f"{spec.name} cannot begin with {weights}: {error}{hint}") from None
-
-
-def _with_state(spec: Spec, state: Mapping[str, Tensor], source: str, generator: torch.Generator | None) -> nn.Module:
     theirs = classes(state)
-    if theirs in (None, spec.num_classes):
-        return load(spec.build(generator), state)
-    full = load(replace(spec, num_classes=theirs).build(device="meta"), state).state_dict()
+    try:
+        if theirs in (None, spec.num_classes):
+            return load(spec.build(generator), state)
+        full = load(replace(spec, num_classes=theirs).build(device="meta"), state).state_dict()
+    except ZooError as error:
+        whole = spec.depth == spec.member.depth and set(spec.rates.values()) == {1.0}
+        hint = "" if whole else "; weights of a full model go into a full one: cut that by surgery.ungraft and corner"
+        raise ZooError(f"{spec.name} cannot begin with {weights}: {error}{hint}") from None
     model = spec.build(generator)
     head = [name for name, tensor in model.state_dict().items() if tensor.shape != full[name].shape]
     model.load_state_dict(full | {name: model.state_dict()[name] for name in head})
     text = "%s: %s stay as initialised, because the weights of %s are for %d classes and the model has %d"
-    _LOG.warning(text, spec.name, " and ".join(head), source, theirs, spec.num_classes)
+    _LOG.warning(text, spec.name, " and ".join(head), weights, theirs, spec.num_classes)
     return model
 
 
@@ -176,7 +173,7 @@ def counterpart(library: str, spec: Spec) -> str:
     if where == library:
         return name
     plain = library == "torchvision" and spec.norm == "none"
-    table = TIMM if library == "timm" else TORCHVISION_PLAIN if plain else TORCHVISION
+    table = counterparts("torchvision_plain" if plain else library)
     known = {ours: theirs for ours, theirs in table.items() if published(library, theirs)}
     if spec.name not in known:
         which = spec.name + (" without norms" if plain else "")
@@ -185,6 +182,18 @@ def counterpart(library: str, spec: Spec) -> str:
             "one of them, or give a file"
         )
     return known[spec.name]
+
+
+def counterparts(layout: str) -> dict[str, str]:
+    """From names of the zoo to a library's names of the same architectures.
+
+    Args:
+        layout: torchvision, timm, or torchvision_plain for models without norms.
+
+    >>> counterparts("torchvision_plain")["vgg11"]
+    'vgg11'
+    """
+    return {name: theirs for name, member in members().items() if (theirs := getattr(member, layout))}
 
 
 def classes(state: Mapping[str, Tensor]) -> int | None:
@@ -201,11 +210,9 @@ def load(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
     """Load a state dict of this model, or of the same architecture in torchvision or timm, and return the model.
 
     Tensors of the libraries are matched by position; each must have the shape and the last part of the name (weight,
-    bias, ...) of the model's own. Step counters are left out. resnet18/34/50, mobilenetv2, efficientnetv2_s/m,
-    vgg11/13/16/19, convnext_tiny/small/base and vit_base have torchvision's layout (vgg that of its vgg_bn, with
-    norm="none" that of its vgg; vit_base that of vit_b_16). All but vgg also have the layout of timm's models of those
-    names (mobilenetv2_100, vit_base_patch16_224), and so have vit_tiny and vit_small; efficientnetv2_s/m then need
-    norm_eps=1e-5. States of these models may come in any order, as from a safetensors file.
+    bias, ...) of the model's own. Step counters are left out. `counterparts` has the models with torchvision's or
+    timm's layout; timm's efficientnetv2_s/m need norm_eps=1e-5. States of these models may come in any order, as from a
+    safetensors file.
 
     A state does not show strides, padding, pooling, epsilons and the number of heads: the weights of variants that
     differ in nothing else (timm's tf_..., resnetaa..., resnetblur...) can be loaded, too, but the logits are then
@@ -227,10 +234,7 @@ def load(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
         try:
             state = _by_position(state, own, model)
         except ZooError:
-            ordered = _in_order(state, model)
-            if ordered is None:
-                raise
-            state = _by_position(ordered, own, model)
+            state = _by_position(_in_order(state, model), own, model)
     for name, tensor in own.items():
         if state[name].shape != tensor.shape:
             what = f"{list(state[name].shape)}, this {type(model).__name__}'s {list(tensor.shape)}"
@@ -248,7 +252,12 @@ def _by_position(state: Mapping[str, Tensor], own: Mapping[str, Tensor], model: 
     if isinstance(model, Network):
         given = model.from_foreign(given)
     statistics = any(name.endswith("running_mean") for name in given)
-    wanted, target = dict(_expected(model, own, statistics)), type(model).__name__
+    wanted, target = {}, type(model).__name__
+    for name, tensor in own.items():
+        wanted[name] = tensor.shape
+        module, _, last = name.rpartition(".")
+        if statistics and last == "bias" and isinstance(model.get_submodule(module), StaticBatchNorm2d):
+            wanted |= {f"{module}.running_mean": tensor.shape, f"{module}.running_var": tensor.shape}
     for (a, x), (b, shape) in zip(given.items(), wanted.items()):
         if x.shape != shape or a.rpartition(".")[2] != b.rpartition(".")[2]:
             raise ZooError(
@@ -260,38 +269,28 @@ def _by_position(state: Mapping[str, Tensor], own: Mapping[str, Tensor], model: 
     return dict(zip(wanted, given.values()))
 
 
-def _in_order(state: Mapping[str, Tensor], model: nn.Module) -> State | None:
+def _in_order(state: Mapping[str, Tensor], model: nn.Module) -> Mapping[str, Tensor]:
     """A library's state in the order of its model's state_dict(), as no safetensors file keeps it.
 
-    None if it is in that order, or if no model of this family has these names in torchvision or timm.
+    As it is given, if no model of this family has these names in torchvision or timm.
     """
-    given = [name for name in state if not _is_counter(name)]
-    for library, table in (("torchvision", TORCHVISION), ("torchvision", TORCHVISION_PLAIN), ("timm", TIMM)):
-        for ours, theirs in table.items():
+    given = sorted(name for name in state if not _is_counter(name))
+    for layout in _LAYOUTS:
+        for ours, theirs in counterparts(layout).items():
             if type(model) is type(_skeleton(ours)):
-                names = [name for name in tensor_names(library, theirs) if not _is_counter(name)]
-                if names != given and sorted(names) == sorted(given):
+                names = [name for name in tensor_names(layout.removesuffix("_plain"), theirs) if not _is_counter(name)]
+                if sorted(names) == given:
                     return {name: state[name] for name in names}
-    return None
-
-
-def _expected(model: nn.Module, own: Mapping[str, Tensor], statistics: bool) -> Iterator[tuple[str, torch.Size]]:
-    """Names and shapes of the model's tensors, with the statistics that its static batch norms may be given."""
-    for name, tensor in own.items():
-        yield name, tensor.shape
-        module, _, last = name.rpartition(".")
-        if statistics and last == "bias" and isinstance(model.get_submodule(module), StaticBatchNorm2d):
-            yield f"{module}.running_mean", tensor.shape
-            yield f"{module}.running_var", tensor.shape
+    return state
 
 
 def to_torchvision(state: Mapping[str, Tensor]) -> State:
     """The state of a zoo model under the names of torchvision's model of the same architecture, to load there.
 
-    The architecture is recognised by names and shapes: resnet18/34/50, mobilenetv2, efficientnetv2_s/m, vgg11/13/16/19
-    with batch norm or none, convnext_tiny/small/base, and vit_base (whose heads are taken to be 12), at full width and
-    depth, with any number of classes. Step counters, which the zoo does not have, are 0; the other tensors are those of
-    the given state or views of them, and copies only where torchvision has three matrices of the zoo's as one.
+    The architecture is recognised by names and shapes, as one of `counterparts` at full width and depth, with any
+    number of classes (the heads of vit_base are taken to be 12). Step counters, which the zoo does not have, are 0; the
+    other tensors are those of the given state or views of them, and copies only where torchvision has three matrices of
+    the zoo's as one.
 
     Raises:
         ZooError: if torchvision has no model of these names and shapes.
@@ -304,8 +303,8 @@ def to_torchvision(state: Mapping[str, Tensor]) -> State:
     """
     classes = len(state["head.bias"]) if "head.bias" in state else 1
     shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
-    for counterparts, norm in ((TORCHVISION, "batch"), (TORCHVISION_PLAIN, "none")):
-        for ours, theirs in counterparts.items():
+    for layout, norm in (("torchvision", "batch"), ("torchvision_plain", "none")):
+        for ours, theirs in counterparts(layout).items():
             model = _skeleton(ours, norm, classes)
             own = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
             if own == shapes:
@@ -315,15 +314,15 @@ def to_torchvision(state: Mapping[str, Tensor]) -> State:
                     for key in tensor_names("torchvision", theirs)
                 }
     raise ZooError(
-        f"torchvision has no model with these {len(state)} tensors: it has those of {', '.join(TORCHVISION)}, at "
-        "full width and depth and with 3 input channels"
+        f"torchvision has no model with these {len(state)} tensors: it has those of "
+        f"{', '.join(counterparts('torchvision'))}, at full width and depth and with 3 input channels"
     )
 
 
 @lru_cache
 def _skeleton(name: str, norm: str = "batch", classes: int = 1) -> Any:
     """The model on the meta device."""
-    options: dict[str, Any] = {"norm": norm} if "norm" in find(name).defaults else {}
+    options: dict[str, Any] = {"norm": norm} if "norm" in members()[name].defaults else {}
     return Spec(name, classes, **options).build(device="meta")
 
 

@@ -45,7 +45,7 @@ class CustomSpec(zoo.Spec):
     @property
     def member(self) -> Member:
         """The fields of a spec that such a model takes: a width of at most 1, a depth, and the number of classes."""
-        return Member(lambda _: self.build(), None, ("all",), {"num_classes": None}, "your own")
+        return Member(lambda _: self.build(), None, "your own", {"num_classes": None}, also=("all",))
 
     def build(self, generator: torch.Generator | None = None, device: torch.device | str = "cpu") -> nn.Module:
         """Copy the module, or call the function with torch's generator seeded from this one."""

@@ -1,5 +1,7 @@
 """Blocks compute what their papers draw, and the right gradients of it."""
 
+from itertools import product
+
 import pytest
 import torch
 from torch import nn
@@ -29,16 +31,12 @@ def check_gradients(module, *shape):
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("shortcut", ["projection", "pad"])
-@pytest.mark.parametrize("block", [BasicBlock, Bottleneck])
+@pytest.mark.parametrize(
+    ("block", "shortcut"),
+    [*product((BasicBlock, Bottleneck), ("projection", "pad")),
+     *product((PreBasicBlock, PreBottleneck), ("activated", "raw"))],
+)  # fmt: skip
 def test_gradients_of_residual_blocks(block, shortcut, stride):
-    check_gradients(block(2, 2, stride, Kit(step_size=True, rate=0.5, scaling=True), shortcut), 3, 2, 4, 4)
-
-
-@pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("shortcut", ["activated", "raw"])
-@pytest.mark.parametrize("block", [PreBasicBlock, PreBottleneck])
-def test_gradients_of_pre_activation_blocks(block, shortcut, stride):
     check_gradients(block(2, 2, stride, Kit(step_size=True, rate=0.5, scaling=True), shortcut), 3, 2, 4, 4)
 
 

@@ -10,32 +10,31 @@ from zoo_models import FAMILIES, small
 
 import zoo
 from zoo import Spec
+from zoo.weights import counterparts
 
-TORCHVISION = [
-    ("resnet18", "resnet18", {}, None),
-    ("resnet34", "resnet34", {}, None),
-    ("resnet50", "resnet50", {}, None),
-    ("mobilenetv2", "mobilenet_v2", {}, None),
-    ("efficientnetv2_s", "efficientnet_v2_s", {}, 384),
-    ("efficientnetv2_m", "efficientnet_v2_m", {}, 480),
-    ("vgg11", "vgg11_bn", {}, None),
-    ("vgg13", "vgg13_bn", {}, None),
-    ("vgg16", "vgg16_bn", {}, None),
-    ("vgg19", "vgg19_bn", {}, None),
-    ("vgg16", "vgg16", {"norm": "none"}, None),
-    ("convnext_tiny", "convnext_tiny", {}, None),
-    ("convnext_small", "convnext_small", {}, None),
-    ("convnext_base", "convnext_base", {}, None),
-    ("vit_base", "vit_b_16", {}, None),
-]
+TORCHVISION = [(name, theirs, {}) for name, theirs in counterparts("torchvision").items()]
+TORCHVISION += [(name, theirs, {"norm": "none"}) for name, theirs in counterparts("torchvision_plain").items()]
 
 
-@pytest.mark.parametrize(("name", "theirs", "options", "size"), some(TORCHVISION, TORCHVISION[::3]))
-def test_parameters_and_macs_are_torchvision_s(name, theirs, options, size):
+@pytest.mark.parametrize(("name", "theirs", "options"), some(TORCHVISION, TORCHVISION[::3]))
+def test_parameters_and_macs_are_torchvision_s(name, theirs, options):
     meta = torchvision.models.get_model_weights(theirs).DEFAULT.meta
-    count = Spec(name, **options).count(size)
+    count = Spec(name, **options).count({"efficientnetv2_s": 384, "efficientnetv2_m": 480}.get(name))
     assert count.parameters == meta["num_params"]
     assert count.macs / 1e9 == pytest.approx(meta["_ops"], abs=6e-4)  # they give three digits
+
+
+@pytest.mark.parametrize(
+    ("name", "millions", "gmacs"), [("vit_tiny", 5.72, 1.26), ("vit_small", 22.05, 4.61), ("vit_base", 86.57, 17.58)]
+)
+def test_counts_are_those_that_timm_publishes(name, millions, gmacs):
+    """results-imagenet.csv and its benchmarks; DeiT's table 1 has 5M, 22M and 86M parameters.
+
+    timm's multiply-accumulates count biases, norms and activations, too.
+    """
+    count = Spec(name).count()
+    assert count.parameters / 1e6 == pytest.approx(millions, abs=5e-3)
+    assert count.macs / 1e9 == pytest.approx(gmacs, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -119,6 +118,8 @@ def test_macs_by_hand():
     block = tokens * (4 * channels**2 + 2 * channels * hidden) + 2 * tokens**2 * channels
     macs = 4 * block + tokens * (channels**2 + channels * words)
     assert Spec("transformer", num_classes=words, tokens=tokens).count().macs == macs
+    square = 65 * (12 * 96**2) + 2 * 65**2 * 96  # 65 tokens: matrices of 96 channels, and attention
+    assert Spec("vit_tiny", 10, image_size=32, width=0.5, depth=3).count().macs == 64 * 48 * 96 + 3 * square + 96 * 10
 
 
 @settings(max_examples=3, deadline=None)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from selection import some
-from zoo_models import inputs, shapes, takes
+from zoo_models import FAMILIES, inputs, shapes, sized, takes
 
 import surgery
 import zoo
@@ -108,17 +108,12 @@ def test_residual_branches_do_not_depend_on_rounding(name):
         assert list(narrow.build(device="meta").state_dict()) == full
 
 
-MODEST = {
-    "cnn": 0.3, "lenet": 0.5, "resnet18": 0.2, "resnet50": 0.1, "resnet20": 0.5, "preresnet18": 0.2,
-    "resnet20_fedmr": 0.5, "mobilenetv2": 0.3, "efficientnetv2_cifar": 0.3, "vgg11": 0.1, "convnext_tiny": 0.1,
-    "vit_tiny": 0.2, "transformer": 0.3, "transformer_masked": 0.3,
-}  # fmt: skip
-SECTIONED = [name for name in MODEST if name not in ("cnn", "lenet")]
+SECTIONED = [name for name in FAMILIES if name not in ("cnn", "lenet")]
 
 
-@pytest.mark.parametrize("name", some(MODEST, [name for name in MODEST if name != "convnext_tiny"]))
+@pytest.mark.parametrize("name", some(FAMILIES, [name for name in FAMILIES if name != "convnext_tiny"]))
 def test_corners_of_the_large_weights_run_in_the_small_model(name):
-    spec = Spec(name, width=MODEST[name], **shapes(name))
+    spec = Spec(name, **shapes(name) | sized(name))
     large, small = spec.build(), spec.scaled(0.6).build()
     assert any(a.shape != b.shape for a, b in zip(small.parameters(), large.parameters(), strict=True))
     state = random(large)
@@ -126,9 +121,9 @@ def test_corners_of_the_large_weights_run_in_the_small_model(name):
     logits(small, spec)
 
 
-@pytest.mark.parametrize("name", some(MODEST, ["cnn", "resnet20", "mobilenetv2", "transformer", "vit_tiny"]))
+@pytest.mark.parametrize("name", some(FAMILIES, ["cnn", "resnet20", "mobilenetv2", "transformer", "vit_tiny"]))
 def test_surgery_relates_widths_by_reference(name):
-    spec = Spec(name, width=MODEST[name], **shapes(name))
+    spec = Spec(name, **shapes(name) | sized(name))
     large, small = spec.build(), spec.scaled(0.6).build()
     large.load_state_dict(random(large))
     narrow, plan = surgery.corner(large, small)
@@ -148,7 +143,7 @@ def test_surgery_relates_depths(name):
     """The shallow model that surgery cuts out is the one that the zoo builds."""
     deep = tuple(min(3, d + 1) for d in Spec(name).depth)
     shallow = tuple(range(1, 3)) * 4
-    spec = Spec(name, width=MODEST[name], depth=deep, **shapes(name))
+    spec = Spec(name, depth=deep, **shapes(name) | sized(name))
     small = spec.scaled(depth=tuple(min(a, b) for a, b in zip(shallow, deep)))
     assert small.depth != deep
     large = spec.build()
@@ -181,7 +176,7 @@ def test_sections_are_found(name):
     ]
 
 
-@pytest.mark.parametrize("name", some(MODEST, ["cnn", "resnet20", "mobilenetv2", "transformer", "vit_tiny"]))
+@pytest.mark.parametrize("name", some(FAMILIES, ["cnn", "resnet20", "mobilenetv2", "transformer", "vit_tiny"]))
 def test_narrowing_any_module_by_half_gives_the_zoo_s_half(name):
     spec = Spec(name, width=0.5, rounding="ceil", **shapes(name))
     half = spec.scaled(0.5).build(device="meta").state_dict()

@@ -157,6 +157,15 @@ def test_rates_belong_to_their_parts():
         ("resnet20", {"scaler": 1}, "scaler is true or false"),
         ("resnet20", {"step_size": "yes"}, "step_size is true or false"),
         ("resnet20", {"colour": 1}, "no 'colour'"),
+        ("vit_tiny", {"image_size": 30}, "side must be a multiple of 4, got 30"),
+        ("vit_tiny", {"image_size": 100}, "multiple of 16, got 100: .* stem='cifar', whose patches have 4x4"),
+        ("vit_tiny", {"heads": 5}, "192 channels at full width, which 5 heads cannot share"),
+        ("vit_tiny", {"norm": "batch"}, "vit_tiny takes no norm"),
+        ("vit_tiny", {"layer_scale": 0.1}, "vit_tiny takes no layer_scale"),
+        ("resnet20", {"heads": 2}, "resnet20 takes no heads"),
+        ("convnext_tiny", {"image_size": 7}, "stem='cifar' needs images of 8x8 or larger, got 7x7"),
+        ("convnext_tiny", {"image_size": 31, "stem": "imagenet"}, "needs images of 32x32 or larger"),
+        ("convnext_tiny", {"layer_scale": 1.1}, "layer_scale must be"),
     ],
 )  # fmt: skip
 def test_bad_arguments(name, options, message):

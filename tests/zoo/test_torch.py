@@ -8,25 +8,17 @@ import torch
 import torch.nn.functional as F
 from selection import some
 from torch.func import functional_call, stack_module_state, vmap
-from zoo_models import able, inputs, quiet
+from zoo_models import FAMILIES, IMAGES, able, inputs, quiet, sized
 
-SIZES = {
-    "cnn": (28, 0.25), "resnet20": (16, 0.25), "resnet18": (64, 0.1), "resnet50": (64, 0.1), "preresnet20": (16, 0.25),
-    "resnet20_fedmr": (16, 0.25), "mobilenetv2": (64, 0.1), "efficientnetv2_cifar": (16, 0.1), "vgg11": (32, 0.1),
-    "convnext_tiny": (16, 0.1), "vit_tiny": (8, 0.1),
-    "transformer": (6, 0.1), "transformer_masked": (6, 0.1),
-}  # fmt: skip
-IMAGES = [name for name in SIZES if not name.startswith("transformer")]
 NEW = ("convnext_tiny", "vit_tiny")  # their parts are those of other families
-every_family = pytest.mark.parametrize("name", some(SIZES, [name for name in SIZES if name not in NEW]))
+every_family = pytest.mark.parametrize("name", some(FAMILIES, [name for name in FAMILIES if name not in NEW]))
 IN_PLANES = [name for name in IMAGES if name != "vit_tiny"]  # whose tokens have one axis
 every_mode = pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 
 
 def small(name, **options):
     """One block a section; two where that is all there is."""
-    size, width = SIZES[name]
-    return quiet(name, **{"image_size" if name in IMAGES else "tokens": size, "width": width, **options})
+    return quiet(name, **sized(name) | options)
 
 
 def build(name, **options):
@@ -80,13 +72,13 @@ def test_channels_last(name, training):
     plain = copy.deepcopy(model).train(training)(x)
     last = model.train(training).to(memory_format=torch.channels_last)
     seen = []
-    first = last[0] if name != "cnn" else last.conv1
+    first = last.conv1 if name in ("cnn", "lenet") else last[0]
     first.register_forward_hook(lambda _, __, out: seen.append(out))
     torch.testing.assert_close(last(x.contiguous(memory_format=torch.channels_last)), plain, atol=1e-4, rtol=1e-4)
     assert seen[0].is_contiguous(memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize("name", some(SIZES, ["resnet20"]))
+@pytest.mark.parametrize("name", some(FAMILIES, ["resnet20"]))
 def test_compiled_in_one_graph(name):
     """Training, with gradients and running statistics."""
     torch._dynamo.reset()
@@ -113,7 +105,7 @@ def test_compiled_by_inductor(name):
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    some([(name, {}) for name in SIZES], [(name, {}) for name in SIZES if name != "convnext_tiny"])
+    some([(name, {}) for name in FAMILIES], [(name, {}) for name in FAMILIES if name != "convnext_tiny"])
     + [("resnet18", {"norm": norm}) for norm in ("static_batch", "group", "layer", "none")]
     + [("resnet18", {"scaler": True, "step_size": True}), ("transformer", {"scaler": True, "step_size": True})],
     ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),
@@ -161,7 +153,7 @@ def test_symbolic_trace(name, training):
     torch.testing.assert_close(graph(x), model.train(training)(x))
 
 
-@pytest.mark.parametrize("name", some(SIZES, ["resnet20", "mobilenetv2"]))
+@pytest.mark.parametrize("name", some(FAMILIES, ["resnet20", "mobilenetv2"]))
 def test_export(name):
     spec, model = build(name)
     x = inputs(spec, 4)
