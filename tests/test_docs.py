@@ -41,7 +41,7 @@ TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in [*TOP, *(ROOT / "docs").rglob("*.md")]}
 PICTURES = runpy.run_path(str(ROOT / "docs/pictures.py"))["PICTURES"]
 METHODS = dict(ALGORITHMS)
-EXAMPLES = ("NAME", "fedavgm", "squares", "mlp")
+EXAMPLES = ("NAME", "slowmo", "squares", "mlp")
 """What stands in the pages for a file that a reader adds."""
 FENCES = re.compile(r"^```(\w+)\n(.*?)^```$(?:\n+```text\n(.*?)^```$)?", flags=re.DOTALL | re.MULTILINE)
 
@@ -130,12 +130,12 @@ def test_a_method_is_one_file(tmp_path):
     """The guide's, put where it says, and run as it says."""
     shutil.copytree(ROOT / "fl", tmp_path / "fl")
     guide = PAGES["docs/guides/method.md"]
-    (tmp_path / "fl/algorithms/fedavgm.py").write_text(blocks(guide, "python")[0].code)
+    (tmp_path / "fl/algorithms/slowmo.py").write_text(blocks(guide, "python")[0].code)
     _, *words = blocks(guide, "sh")[0].code.split()
-    assert "fedavgm" in words[3]
+    assert "slowmo" in words[3]
     paths = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
     subprocess.run([sys.executable, *words, "--rounds", "2"], cwd=tmp_path, env={**os.environ, **paths}, check=True)
-    assert "fedavgm" in next(tmp_path.glob("runs/*/comparison.txt")).read_text()
+    assert "slowmo" in next(tmp_path.glob("runs/*/comparison.txt")).read_text()
 
 
 # What pages name

@@ -7,12 +7,10 @@ from dataclasses import dataclass, replace
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.method import Method
 from fl.algorithms.parts.personal import classifier, trained_only
+from fl.algorithms.parts.split import split, without
 from fl.base.errors import FLError
 from fl.base.settings import AtLeast1
 from fl.federation import Federation
-from fl.federation.client_models import shared
-from fl.federation.clients import CLIENTS
-from surgery import broadcast
 
 
 @dataclass(frozen=True)
@@ -48,40 +46,15 @@ def fedrep(fed: Federation, options: FedRepOptions = FedRepOptions()) -> Algorit
     of_head = replace(fed.with_local(epochs=options.head_epochs), model=trained_only(fed.model, head))
     of_body = replace(fed, model=trained_only(fed.model, learnt.difference(head)))
 
-    def body_of(state):
-        return {name: tensor for name, tensor in state.items() if name not in head}
-
-    def joined(body, heads):
-        return {name: heads[name] if name in heads else body[name] for name in names}
-
-    def init():
-        start = fed.initial()
-        return {"global": start, CLIENTS: fed.client_states({name: start[name] for name in start if name in head})}
-
-    def send(state, clients, rng):
-        return {"model": broadcast(body_of(state["global"]), len(clients))}
-
     def client(message, client_states, clients, rng):
-        start = joined(message["model"], client_states)
+        start = {name: client_states[name] if name in head else message["model"][name] for name in names}
         first = of_head.train(start, clients, rng.apart("head"))
-        heads = {name: first.states[name] for name in head}
+        heads = {name: first.states[name] for name in client_states}
         update = of_body.train({**start, **heads}, clients, rng)
         sizes = tuple(size if before else 0 for before, size in zip(first.sizes, update.sizes))
-        return update._replace(sizes=sizes, received=body_of(update.received), client_states=heads)
+        return update._replace(sizes=sizes, received=without(update.received, head), client_states=heads)
 
-    def server(state, clients, update, rng):
-        models = {**update.received, **update.client_states}
-        known = {name: state["global"][name] for name in models}  # each may have failed in one of the two
-        mean = fed.average(models, update.sizes, fallback=known)
-        return {"global": {**state["global"], **mean}}
-
-    def models(state):
-        return shared(body_of(state["global"]), len(fed.clients))
-
-    def personalize(models, client_states, clients, rng):
-        return joined(models, client_states)
-
-    return Algorithm(fed, init, client, server, send, models=models, personalize=personalize)
+    return replace(split(fed, head), client=client)
 
 
 METHOD = Method(fedrep, FedRepOptions(), clients="personalized")

@@ -1,0 +1,42 @@
+"""How far a client's steps go: what SCAFFOLD and FedNova divide its update by."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from fl.base.errors import FLError
+from fl.engine import SGD
+from fl.federation import Federation
+from surgery.transfer import upload
+
+
+def check_plain(fed: Federation, method: str) -> None:
+    """Raise FLError unless clients' updates are a sum of gradients with known weights: those of SGD."""
+    optimizer = fed.local.optimizer
+    if not isinstance(optimizer, SGD) or optimizer.clip or optimizer.nesterov or optimizer.weight_decay:
+        raise FLError(
+            f"{method} takes a client's update for a sum of gradients, which it is with --optimizer sgd, and without "
+            "--clip, --nesterov and --weight-decay: leave them out"
+        )
+
+
+def gradients_of(fed: Federation, clients: Sequence[int]) -> Tensor:
+    """By how many gradients each client moves in a round, if they were all equal: float64 [K], on the CPU.
+
+    Without momentum it is the number of its steps. With momentum mu a gradient counts in all later steps as well: in
+    all (1 - mu^m) / (1 - mu) for the m-th from the end (Wang et al., NeurIPS 2020, section 4: the 1-norm of a_i).
+    """
+    sizes, local = fed.clients.train.sizes[list(clients)], fed.local
+    batches = -(-sizes // local.size_of_batches(fed.clients.train))
+    steps, mu = (local.epochs * local.repeats * batches).double(), local.optimizer.momentum
+    return (steps - mu * (1 - mu**steps) / (1 - mu)) / (1 - mu) if mu else steps
+
+
+def of_shape(values: Tensor, like: Tensor) -> Tensor:
+    """Values [K] on the CPU as they multiply tensors [K, ...].
+
+    >>> import torch
+    >>> of_shape(torch.ones(2), torch.zeros(2, 3, 4)).shape
+    torch.Size([2, 1, 1])
+    """
+    return upload(values.to(like.dtype), like.device).view(-1, *[1] * (like.ndim - 1))

@@ -1,0 +1,64 @@
+"""Models of which one part is everybody's and the other never leaves its client."""
+
+from collections.abc import Collection, Mapping
+
+from torch import Tensor
+
+from fl.algorithms.algorithm import Algorithm
+from fl.federation import Federation
+from fl.federation.client_models import shared
+from fl.federation.clients import CLIENTS
+from surgery import State, broadcast
+
+
+def split(fed: Federation, kept: Collection[str]) -> Algorithm:
+    """FedAvg of all tensors but those that clients keep, which begin as those of the initial model.
+
+    A client that was dropped keeps what it had. It predicts with the global part and its own, which is the initial one
+    if it never took part.
+
+    The global model that a stranger would get has the mean of what the participants keep. A real server does not know
+    that, and its global model has the initial part there. Nobody trains from that mean, and it does not count as
+    traffic.
+
+    Args:
+        kept: names of the tensors that never leave a client.
+    """
+    names = list(fed.initial())
+
+    def init():
+        start = fed.initial()
+        return {"global": start, CLIENTS: fed.client_states({name: start[name] for name in names if name in kept})}
+
+    def send(state, clients, rng):
+        return {"model": broadcast(without(state["global"], kept), len(clients))}
+
+    def client(message, client_states, clients, rng):
+        update = fed.train(joined(message["model"], client_states), clients, rng)
+        own = {name: update.states[name] for name in client_states}
+        return update._replace(received=without(update.received, kept), client_states=own)
+
+    def server(state, clients, update, rng):
+        models = {**update.received, **update.client_states}
+        known = {name: state["global"][name] for name in models}  # where nobody has arrived
+        return {"global": {**state["global"], **fed.average(models, update.sizes, fallback=known)}}
+
+    def joined(rest, part):
+        return {name: part[name] if name in part else rest[name] for name in names}
+
+    def models(state):
+        return shared(without(state["global"], kept), len(fed.clients))
+
+    def personalize(models, client_states, clients, rng):
+        return joined(models, client_states)
+
+    return Algorithm(fed, init, client, server, send, models=models, personalize=personalize)
+
+
+def without(state: Mapping[str, Tensor], kept: Collection[str]) -> State:
+    """The tensors that are not kept.
+
+    >>> without({"body": 1, "head": 2}, ["head"])
+    {'body': 1}
+    """
+    return {name: tensor for name, tensor in state.items() if name not in kept}
