@@ -19,10 +19,11 @@ for number, (label, settings) in enumerate(cases.items()):
     rows, config = (
         [],
         fl.Config(
-            algorithm="fedavg", partition="iid", width=0.25, participants=10, rounds=6, local_epochs=2, **settings
+            algorithm="fedavg", partition="iid", width=0.25, participants=10, rounds=5, local_epochs=2, **settings
         ),
     )
     fl.simulate(config, f"runs/{number}", on_round=rows.append)
     print(f"{label}: {rows[-1]['accuracy']:.1%}")
     axis.plot([row["round"] for row in rows], [100 * row["accuracy"] for row in rows], "o-", label=label)
-axis.set(title="A fifth of the clients is malicious", xlabel="round", ylabel="test accuracy, %"), axis.legend()
+axis.set(title="A fifth of the clients is malicious", xlabel="round", ylabel="test accuracy, %")
+axis.legend()

@@ -22,4 +22,5 @@ for name, more in settings.items():
     label = f"{name}, {'widths 1/4, 1/2, 1' if more else 'all the whole model'}"
     print(f"{label}: {rows[-1]['accuracy']:.1%}")
     axis.plot([row["round"] for row in rows], [100 * row["accuracy"] for row in rows], label=label)
-axis.set(title="A model of your own", xticks=range(0, 16, 5), xlabel="round", ylabel="test accuracy, %"), axis.legend()
+axis.set(title="A model of your own", xticks=range(0, 16, 5), xlabel="round", ylabel="test accuracy, %")
+axis.legend()

@@ -16,4 +16,5 @@ for name, label in {"fedavg": "one model for all", "local": "each alone", "ditto
     accuracy = [100 * row["local_test_accuracy"] for row in rows]
     print(f"{label}: {accuracy[-1]:.1f} %")
     axis.plot([row["round"] for row in rows], accuracy, "o-", label=label)
-axis.set(title="Clients of four kinds", xlabel="round", ylabel="mean accuracy on own test data, %"), axis.legend()
+axis.set(title="Clients of four kinds", xlabel="round", ylabel="mean accuracy on own test data, %")
+axis.legend()

@@ -24,4 +24,5 @@ except fl.FLError as error:
 figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
 for (label, some), look in zip(rows.items(), ("o", "s", "k-")):
     axis.plot([row["round"] for row in some], [100 * row["accuracy"] for row in some], look, label=label)
-axis.set(title="Stopped after round 5, and resumed", xlabel="round", ylabel="test accuracy, %"), axis.legend()
+axis.set(title="Stopped after round 5, and resumed", xlabel="round", ylabel="test accuracy, %")
+axis.legend()

@@ -18,7 +18,8 @@ for k in range(6):
     optimizer = torch.optim.SGD(nets[-1].parameters(), lr=0.1, momentum=0.9)
     for batch in torch.randint(len(x), (100, 64), generator=torch.Generator().manual_seed(k)):
         nn.functional.cross_entropy(nets[-1](x[batch]), y[batch]).backward()
-        optimizer.step(), optimizer.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
 models = surgery.stack(nets)
 figure, axes = plt.subplots(1, 2, figsize=(7, 3.4), layout="constrained")
 for axis, title, table in zip(axes, ("cosine", "distance"), (surgery.cosine(models), surgery.distance(models, models))):

@@ -22,4 +22,5 @@ for axis, title, stack in zip(axes, ("as they are", "matched"), (models, scaled)
         norms = [torch.cat([state[name].flatten() for name in layer.tensors]).norm() for layer in layers]
         axis.plot([layer.name for layer in layers], norms, "o-", label=f"model {k}")
     axis.set(title=title, xlabel="layer"), axis.tick_params(axis="x", rotation=45)
-axes[0].set_ylabel("norm"), axes[0].legend()
+axes[0].set_ylabel("norm")
+axes[0].legend()

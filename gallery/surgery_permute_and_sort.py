@@ -16,7 +16,8 @@ x, net = x.float() / 16, nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(
 optimizer = torch.optim.Adam(net.parameters(), lr=0.003)
 for batch in torch.randint(1400, (200, 64)):
     nn.functional.cross_entropy(net(x[batch]), y[batch]).backward()
-    optimizer.step(), optimizer.zero_grad()
+    optimizer.step()
+    optimizer.zero_grad()
 best_first, _ = surgery.sort_by(net, surgery.importance(net, example=x[:2], by="l2"), example=x[:2])
 (width,) = (one.name for one in surgery.widths(net, example=x[:2]) if not one.reason)
 mixed, _ = surgery.permute(best_first, {width: torch.randperm(128)}, example=x[:2])

@@ -25,5 +25,6 @@ for share in path:
     for values, net in zip(found.values(), (mean, surgery.repair(mean, batches=[x[:1400]]))):
         values.append(100 * (net(x[1400:]).argmax(1) == y[1400:]).float().mean().item())
 figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
+print({name: f"{min(values):.1f} % at least" for name, values in found.items()})
 [axis.plot(path, values, "o-", label=name) for name, values in found.items()]
 axis.set(title="Between two networks", xlabel="share of the second", ylabel="test accuracy, %"), axis.legend()

@@ -21,7 +21,8 @@ for step in range(51):
             found.setdefault(section.name, []).append(section.mean())
     batch = torch.randint(len(x), (32,), generator=draw)
     torch.nn.functional.cross_entropy(net(x[batch]), y[batch]).backward()
-    optimizer.step(), optimizer.zero_grad()
+    optimizer.step()
+    optimizer.zero_grad()
 figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
 for name, values in found.items():
     print(f"{name}: {values[0]:.2f} at first, {values[-1]:.2f} in the end")

@@ -19,7 +19,8 @@ for lr in (0.1, 0.3, 0.3, 0.3, 0.6, 0.6, 2.0):
     optimizer = torch.optim.SGD(nets[-1].parameters(), lr=lr)
     for batch in torch.randint(1000, (100, 16)):
         torch.nn.functional.cross_entropy(nets[-1](x[batch]), y[batch]).backward()
-        optimizer.step(), optimizer.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
 held, labels, net = x[1000:1400], y[1000:1400], nets.pop(0)
 soup = surgery.merge.greedy_soup(nets, score=lambda s: (surgery.load(net, s)(held).argmax(1) == labels).sum().item())
 print(f"models {soup.taken} are taken: {soup.score} of 400 are right, {max(soup.scores)} of the best alone")

@@ -16,4 +16,5 @@ for name in names:
     print(f"{name}: {len(free)} widths may shrink; the longest runs through {max(len(w.members) for w in free)} axes")
     axis.scatter([w.size for w in free], [len(w.members) for w in free], s=18, alpha=0.6, label=name.partition(":")[2])
 axis.set(title="The widths of four models", xlabel="positions", ylabel="axes of tensors that share it")
-axis.set(xscale="log", yscale="log"), axis.legend()
+axis.set(xscale="log", yscale="log")
+axis.legend()

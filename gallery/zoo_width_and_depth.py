@@ -20,9 +20,11 @@ for depth in (1, 2, 3):
         optimizer = torch.optim.Adam(net.parameters(), lr=0.005)
         for batch in torch.randint(1400, (30, 32), generator=draw):
             torch.nn.functional.cross_entropy(net(x[batch]), y[batch]).backward()
-            optimizer.step(), optimizer.zero_grad()
+            optimizer.step()
+            optimizer.zero_grad()
         sizes.append(spec.count().parameters / 1000)
         right.append(100 * (net(x[1400:]).argmax(1) == y[1400:]).float().mean().item())
     print(f"depth {depth}: {right[-1]:.1f} % at the largest width")
     axis.plot(sizes, right, "o-", label=f"depth {depth}, widths 1/8 to 1/2")
-axis.set(title="Sizes of a ResNet", xlabel="parameters, thousands", ylabel="test accuracy, %"), axis.legend()
+axis.set(title="Sizes of a ResNet", xlabel="parameters, thousands", ylabel="test accuracy, %")
+axis.legend()
