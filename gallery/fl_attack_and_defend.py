@@ -7,6 +7,7 @@ import matplotlib.pyplot as plt
 
 import fl
 
+clients = {"partition": "iid", "participants": 10, "local_epochs": 2, "width": 0.25}
 attack = fl.AttackOptions(share=0.2, amplify=10.0)
 cases = {
     "nobody attacks": {},
@@ -16,12 +17,7 @@ cases = {
 }
 figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
 for number, (label, settings) in enumerate(cases.items()):
-    rows, config = (
-        [],
-        fl.Config(
-            algorithm="fedavg", partition="iid", width=0.25, participants=10, rounds=5, local_epochs=2, **settings
-        ),
-    )
+    rows, config = [], fl.Config(algorithm="fedavg", rounds=5, **clients, **settings)
     fl.simulate(config, f"runs/{number}", on_round=rows.append)
     print(f"{label}: {rows[-1]['accuracy']:.1%}")
     axis.plot([row["round"] for row in rows], [100 * row["accuracy"] for row in rows], "o-", label=label)

@@ -8,19 +8,9 @@ import sys
 
 import matplotlib.pyplot as plt
 
-settings = [
-    "--algorithm",
-    "fedavg,fedmr",
-    "--clients",
-    "10",
-    "--rounds",
-    "16",
-    "--local-epochs",
-    "2",
-    "--width",
-    "0.25",
-]
-run = [sys.executable, "-m", "fl.run", *settings, "--name", "pair"]
+settings = {"algorithm": "fedavg,fedmr", "clients": "10", "rounds": "14", "local-epochs": "2", "width": "0.25"}
+flags = [f"--{name}={value}" for name, value in settings.items()]
+run = [sys.executable, "-m", "fl.run", *flags, "--name", "pair"]
 print(subprocess.run(run, check=True, capture_output=True, text=True).stdout)
 picture = plt.imread("runs/pair/comparison.png")
 plt.figure(figsize=(8, 8 * len(picture) / len(picture[0])))

@@ -8,10 +8,8 @@ import torch
 
 import fl
 
-config, rows = (
-    fl.Config(algorithm="fedavg", partition="iid", rounds=10, local_epochs=1),
-    {"stopped": [], "resumed": [], "whole": []},
-)
+config = fl.Config(algorithm="fedavg", partition="iid", rounds=10, local_epochs=1)
+rows = {"stopped": [], "resumed": [], "whole": []}
 fl.simulate(config, "runs/a", on_round=lambda row: rows["stopped"].append(row) or row["round"] == 5)
 fl.simulate(config, "runs/a", resume=True, on_round=rows["resumed"].append)
 fl.simulate(config, "runs/b", on_round=rows["whole"].append)
