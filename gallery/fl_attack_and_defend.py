@@ -21,5 +21,5 @@ for number, (label, settings) in enumerate(cases.items()):
     fl.simulate(config, f"runs/{number}", on_round=rows.append)
     print(f"{label}: {rows[-1]['accuracy']:.1%}")
     axis.plot([row["round"] for row in rows], [100 * row["accuracy"] for row in rows], "o-", label=label)
-axis.set(title="A fifth of the clients is malicious", xlabel="round", ylabel="test accuracy, %")
+axis.set(title="A fifth of the clients is malicious", xticks=range(1, 6), xlabel="round", ylabel="test accuracy, %")
 axis.legend()

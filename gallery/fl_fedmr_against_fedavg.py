@@ -8,7 +8,7 @@ import sys
 
 import matplotlib.pyplot as plt
 
-settings = {"algorithm": "fedavg,fedmr", "clients": "10", "rounds": "14", "local-epochs": "2", "width": "0.25"}
+settings = {"algorithm": "fedavg,fedmr", "clients": "10", "rounds": "10", "local-epochs": "2", "width": "0.25"}
 flags = [f"--{name}={value}" for name, value in settings.items()]
 run = [sys.executable, "-m", "fl.run", *flags, "--name", "pair"]
 print(subprocess.run(run, check=True, capture_output=True, text=True).stdout)
