@@ -121,6 +121,6 @@ def test_nothing_lies_at_the_root_that_does_not_belong_there():
     if not (ROOT / ".git").exists():
         pytest.skip("not a checkout")
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    folders = {".ci", "benchmarks", "docs", "examples", "fl", "speedruns", "surgery", "tests", "zoo"}
+    folders = {".ci", "benchmarks", "docs", "examples", "fl", "gallery", "speedruns", "surgery", "tests", "zoo"}
     files = {".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md", "mkdocs.yml", "pyproject.toml"}
     assert {line.split("/")[0] for line in listed.splitlines()} == folders | files

@@ -1,0 +1,25 @@
+"""Attack and defend
+
+A fifth of the clients send what they learnt from shuffled labels, enlarged. The server clips, or takes the median.
+"""
+
+import matplotlib.pyplot as plt
+
+import fl
+
+clients = {"partition": "iid", "participants": 10, "local_epochs": 2, "width": 0.25}
+attack = fl.AttackOptions(share=0.2, amplify=10.0)
+cases = {
+    "nobody attacks": {},
+    "attacked": {"attack": attack},
+    "attacked, median": {"attack": attack, "defence": fl.Defence(rule="median")},
+    "attacked, clipped": {"attack": attack, "defence": fl.Defence(clip=1.0)},
+}
+figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
+for number, (label, settings) in enumerate(cases.items()):
+    rows, config = [], fl.Config(algorithm="fedavg", rounds=5, **clients, **settings)
+    fl.simulate(config, f"runs/{number}", on_round=rows.append)
+    print(f"{label}: {rows[-1]['accuracy']:.1%}")
+    axis.plot([row["round"] for row in rows], [100 * row["accuracy"] for row in rows], "o-", label=label)
+axis.set(title="A fifth of the clients is malicious", xticks=range(1, 6), xlabel="round", ylabel="test accuracy, %")
+axis.legend()

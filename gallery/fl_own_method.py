@@ -1,0 +1,30 @@
+"""Your own method
+
+A method is what a client and a server do. This server averages like FedAvg's, and keeps going with momentum.
+"""
+
+from dataclasses import replace
+
+import matplotlib.pyplot as plt
+
+import fl
+from fl.algorithms import ALGORITHMS, fedavg
+from fl.algorithms.method import Method
+
+
+def fedavgm(fed: fl.Federation) -> fl.Algorithm:
+    def server(state, clients, update, rng):
+        old, mean = state["global"], fed.average(update.received, update.sizes)
+        steps = {name: 0.5 * step + mean[name] - old[name] for name, step in state["steps"].items()}
+        return {"global": {name: old[name] + step for name, step in steps.items()}, "steps": steps}
+
+    start = {"global": fed.initial(), "steps": {name: 0 * tensor for name, tensor in fed.initial().items()}}
+    return replace(fedavg(fed), init=lambda: start, server=server)
+
+
+ALGORITHMS["fedavgm"] = Method(fedavgm)
+for name in ("fedavg", "fedavgm"):
+    rows, config = [], fl.Config(algorithm=name, rounds=12, partition="iid", local_epochs=1)
+    print(fl.simulate(config, f"runs/{name}", on_round=rows.append)["final"])
+    plt.plot(range(1, 13), [row["accuracy"] for row in rows], "o-", label=name)
+plt.title("FedAvg with momentum"), plt.xlabel("round"), plt.ylabel("test accuracy"), plt.legend()

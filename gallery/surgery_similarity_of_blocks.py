@@ -1,0 +1,30 @@
+"""Copies of blocks move apart while they learn
+
+`graft` makes a network deeper by copies of its blocks. How alike the blocks of a section are is measured as it trains.
+"""
+
+import matplotlib.pyplot as plt
+import torch
+from sklearn.datasets import load_digits
+
+import surgery
+import zoo
+
+x, y = (torch.tensor(part) for part in load_digits(return_X_y=True))
+x, draw = x.view(-1, 1, 8, 8).float() / 16, torch.Generator().manual_seed(0)
+net = zoo.create("resnet20", draw, width=0.25, depth=2, in_channels=1, image_size=8)
+net, _ = surgery.graft(net, depths=[4, 4, 4], example=x[:2])
+optimizer, found = torch.optim.Adam(net.parameters(), lr=0.003), {}
+for step in range(51):
+    if step % 5 == 0:
+        for section in surgery.similarity.block_similarity(net):
+            found.setdefault(section.name, []).append(section.mean())
+    batch = torch.randint(len(x), (32,), generator=draw)
+    torch.nn.functional.cross_entropy(net(x[batch]), y[batch]).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
+for name, values in found.items():
+    print(f"{name}: {values[0]:.2f} at first, {values[-1]:.2f} in the end")
+    axis.plot(range(0, 51, 5), values, "o-", label=name)
+axis.set(title="Copies of blocks move apart", xlabel="training step", ylabel="similarity of blocks"), axis.legend()

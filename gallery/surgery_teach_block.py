@@ -1,0 +1,30 @@
+"""Teach surgery a block of your own
+
+Registered, a class of yours counts as a block: its sections are found, shortened and lengthened like those of ResNets.
+"""
+
+import matplotlib.pyplot as plt
+import torch
+from torch import nn
+
+import surgery
+
+
+@surgery.register_block
+class Refine(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x):
+        return x + self.down(self.up(x).relu())
+
+
+torch.manual_seed(0)
+net, x = nn.Sequential(nn.Linear(4, 8), *(Refine() for _ in range(6)), nn.Linear(8, 2)), torch.randn(200, 4)
+print(surgery.sections(net))
+figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
+for keep in (6, 5, 3, 1):
+    small, _ = surgery.ungraft(net, keep=[keep], example=x[:2])
+    axis.scatter(net(x)[:, 0].tolist(), small(x)[:, 0].tolist(), s=9, label=f"{keep} blocks")
+axis.set(title="Outputs with fewer blocks", xlabel="output of six blocks", ylabel="output"), axis.legend()
