@@ -1,12 +1,18 @@
 """Docstrings as Markdown wants them: it takes a bare `>>>` for a quotation, and `x [K]` after a bracket for a link.
 
 Of the annotation of a setting only the type is shown: the rest of `Annotated[int, ...]` is for the command line.
+What scripts of the gallery use names them as its last line.
 """
 
 import re
+import sys
+from pathlib import Path
 from typing import Any
 
 import griffe
+
+sys.path.insert(0, str(Path(__file__).parent))
+from gallery import examples
 
 _DOCTEST = re.compile(r"^( *)>>> .*\n?(?:^\1(?! *\n)\S.*\n?|^\1 +\S.*\n?)*", flags=re.MULTILINE)
 
@@ -38,5 +44,20 @@ class Doctests(griffe.Extension):
             obj.docstring.value = fenced(obj.docstring.value.replace("] [", "] \\["))
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
-        """The package itself."""
+        """The package itself, and the scripts at what they use of it."""
         self.on_object(obj=pkg)
+        for name, scripts in examples().items():
+            package, _, path = name.partition(".")
+            one = _found(pkg, path) if package == pkg.name else None
+            if one and not one.is_module:
+                links = ", ".join(f"[{script.title}][gallery-{script.name}]" for script in scripts)
+                text = one.docstring.value if one.docstring else ""
+                one.docstring = griffe.Docstring(f"{text}\n\nIn the gallery: {links}", parent=one)
+
+
+def _found(pkg: griffe.Module, path: str) -> griffe.Object | None:
+    """What a package calls so, where it is defined."""
+    try:
+        return pkg[path].final_target if pkg[path].is_alias else pkg[path]
+    except (KeyError, griffe.AliasResolutionError):  # made by a program, or an attribute of a result
+        return None

@@ -1,0 +1,161 @@
+"""The gallery: a page for each script of gallery/ with what it draws and prints, and one that shows them all.
+
+Each script runs in a process of its own, in an empty folder. What it left is kept in build/gallery until the script or
+the packages change. As a program, `python docs/hooks/gallery.py` runs what has to run and says how long that took.
+"""
+
+import ast
+import hashlib
+import itertools
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS, CACHE = ROOT / "gallery", ROOT / "build/gallery"
+SECTION = "Gallery"
+"""The part of the navigation that these pages are put into."""
+GROUPS = {"surgery": "Surgery", "zoo": "Models", "fl": "Federated"}
+"""From how a script's name begins, which is also a package, to its heading."""
+LIMIT = 120  # seconds, on a slow machine
+_RUN = """\
+import runpy, sys
+import matplotlib.pyplot as plt
+script, folder = sys.argv[1:]
+sys.argv[1:] = []
+runpy.run_path(script, run_name="__main__")
+if not plt.get_fignums():
+    raise SystemExit("it leaves no figure")
+plt.savefig(f"{folder}/picture.png", dpi=150)
+plt.savefig(f"{folder}/small.png", dpi=60)
+"""
+
+
+class Entry(NamedTuple):
+    """A script, in the parts that its page shows."""
+
+    name: str
+    group: str
+    title: str
+    text: str
+    code: str
+    uses: set[str]  # of the packages: surgery.narrow, zoo.weights.load
+
+
+def entries(scripts: Path = SCRIPTS) -> list[Entry]:
+    """The scripts of a folder, group by group."""
+    found = []
+    for prefix, group in GROUPS.items():
+        for path in sorted(scripts.glob(f"{prefix}_*.py")):
+            tree = ast.parse(source := path.read_text())
+            title, _, text = ast.get_docstring(tree).partition("\n")
+            code = "\n".join(source.splitlines()[tree.body[0].end_lineno :]).strip()
+            found.append(Entry(path.stem, group, title.rstrip("."), text.strip(), code, _used(tree)))
+    return found
+
+
+def _used(tree: ast.AST) -> set[str]:
+    """Names of the packages in a script: `surgery.narrow`, and `narrow` after `from surgery import narrow`."""
+    names = {package: package for package in GROUPS}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in GROUPS:
+            names |= {one.asname or one.name: f"{node.module}.{one.name}" for one in node.names}
+    written = (ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Name | ast.Attribute))
+    found = (re.fullmatch(r"(\w+)((?:\.\w+)*)", one) for one in written)
+    return {names[one[1]] + one[2] for one in found if one and one[1] in names} - GROUPS.keys()
+
+
+def examples(scripts: Path = SCRIPTS) -> dict[str, list[Entry]]:
+    """From each name of the packages to the scripts that use it."""
+    found = entries(scripts)
+    return {name: [one for one in found if name in one.uses] for name in set().union(*(one.uses for one in found))}
+
+
+def state(*files: Path) -> str:
+    """A word for what the packages and these files say: another as soon as one of them changes."""
+    packages = [path for package in GROUPS for path in sorted((ROOT / package).rglob("*.py"))]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in [*packages, *files])).hexdigest()[:16]
+
+
+def results(scripts: Path = SCRIPTS, cache: Path = CACHE) -> dict[str, Path]:
+    """From the name of each script to a folder with its picture.png, small.png and output.txt.
+
+    Raises RuntimeError with the traceback of the scripts that fail.
+    """
+    paths = [scripts / f"{entry.name}.py" for entry in entries(scripts)]
+    folders = {path: cache / f"{path.stem}-{state(path, Path(__file__))}" for path in paths}
+    for old in set(cache.glob("*")) - set(folders.values()):
+        shutil.rmtree(old)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        missing = [pair for pair in folders.items() if not pair[1].exists()]
+        failed = [error for error in pool.map(lambda pair: _run(*pair), missing) if error]
+    if failed:
+        raise RuntimeError("\n".join(failed))
+    return {path.stem: folder for path, folder in folders.items()}
+
+
+def _run(script: Path, folder: Path) -> str:
+    """Leave in a folder what a script draws and prints; what went wrong, if anything did."""
+    one = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    environment = os.environ | one | {"MPLBACKEND": "Agg", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    with tempfile.TemporaryDirectory() as here, tempfile.TemporaryDirectory() as left:
+        command = [sys.executable, "-c", _RUN, str(script.resolve()), left]
+        try:
+            done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, timeout=LIMIT)
+        except subprocess.TimeoutExpired:
+            return f"{script} takes longer than {LIMIT} seconds"
+        if done.returncode:
+            return f"{script} fails:\n{done.stderr}"
+        Path(left, "output.txt").write_text(done.stdout)
+        shutil.copytree(left, folder)
+    return ""
+
+
+def pages(scripts: Path = SCRIPTS, cache: Path = CACHE) -> tuple[dict[str, str], dict[str, Path]]:
+    """The text of each page, and the pictures, by their names in the site."""
+    folders, texts, files = results(scripts, cache), {}, {}
+    index = "# Gallery\n\nEach picture is drawn by a script of at most 30 lines, which runs when this site is made.\n"
+    for title, group in itertools.groupby(entries(scripts), key=lambda entry: entry.group):
+        index += f'\n## {title}\n\n<div class="gallery" markdown="1">\n'
+        for name, entry in ((entry.name, entry) for entry in group):
+            index += f"[![](images/{name}-small.png) {entry.title}]({name}.md)\n"
+            texts[f"gallery/{name}.md"] = _page(entry, (folders[name] / "output.txt").read_text().rstrip())
+            files[f"gallery/images/{name}.png"] = folders[name] / "picture.png"
+            files[f"gallery/images/{name}-small.png"] = folders[name] / "small.png"
+        index += "</div>\n"
+    return texts | {"gallery/index.md": index}, files
+
+
+def _page(entry: Entry, output: str) -> str:
+    """The page of a script."""
+    documented = "\n".join(page.read_text() for page in (ROOT / "docs/reference").glob("*.md"))
+    uses = [f"[`{one}`][{one}]" for one in sorted(entry.uses) if f"::: {one}\n" in documented]
+    picture = f"images/{entry.name}.png"
+    parts = [
+        f"# {entry.title} {{#gallery-{entry.name}}}",
+        entry.text,
+        f"[![{entry.title}]({picture})]({picture})",
+        f'```python title="gallery/{entry.name}.py"\n{entry.code}\n```',
+        f'```text title="It prints"\n{output}\n```' if output else "",
+        f"In the reference: {', '.join(uses)}" if uses else "",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def navigation(section: str | list[Any], scripts: Path = SCRIPTS) -> list[Any]:
+    """The part of the navigation: the page of all, and the scripts in their groups."""
+    groups = itertools.groupby(entries(scripts), key=lambda entry: entry.group)
+    pages = {title: [{entry.title: f"gallery/{entry.name}.md"} for entry in group] for title, group in groups}
+    return [section, *({title: group} for title, group in pages.items())]
+
+
+if __name__ == "__main__":
+    began = time.perf_counter()
+    print(f"{len(results())} scripts of the gallery: {time.perf_counter() - began:.0f} s")
