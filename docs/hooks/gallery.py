@@ -65,11 +65,13 @@ def _used(tree: ast.AST) -> set[str]:
     """Names of the packages in a script: `surgery.narrow`, and `narrow` after `from surgery import narrow`."""
     names = {package: package for package in GROUPS}
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in GROUPS:
-            names |= {one.asname or one.name: f"{node.module}.{one.name}" for one in node.names}
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            within = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            names |= {one.asname or one.name: within + one.name for one in node.names}
     written = (ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Name | ast.Attribute))
     found = (re.fullmatch(r"(\w+)((?:\.\w+)*)", one) for one in written)
-    return {names[one[1]] + one[2] for one in found if one and one[1] in names} - GROUPS.keys()
+    whole = {names[one[1]] + one[2] for one in found if one and one[1] in names}
+    return {name for name in whole - GROUPS.keys() if name.split(".")[0] in GROUPS}
 
 
 def examples(scripts: Path = SCRIPTS) -> dict[str, list[Entry]]:
