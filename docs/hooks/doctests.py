@@ -12,7 +12,7 @@ from typing import Any
 import griffe
 
 sys.path.insert(0, str(Path(__file__).parent))
-from gallery import examples
+from gallery import entries
 
 _DOCTEST = re.compile(r"^( *)>>> .*\n?(?:^\1(?! *\n)\S.*\n?|^\1 +\S.*\n?)*", flags=re.MULTILINE)
 
@@ -46,11 +46,14 @@ class Doctests(griffe.Extension):
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
         """The package itself, and the scripts at what they use of it."""
         self.on_object(obj=pkg)
-        for name, scripts in examples().items():
+        scripts = entries()
+        for name in sorted(set().union(*(script.uses for script in scripts))):
             package, _, path = name.partition(".")
             one = _found(pkg, path) if package == pkg.name else None
             if one and not one.is_module:
-                links = ", ".join(f"[{script.title}][gallery-{script.name}]" for script in scripts)
+                links = ", ".join(
+                    f"[{script.title}][gallery-{script.name}]" for script in scripts if name in script.uses
+                )
                 text = one.docstring.value if one.docstring else ""
                 one.docstring = griffe.Docstring(f"{text}\n\nIn the gallery: {links}", parent=one)
 
