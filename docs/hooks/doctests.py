@@ -54,8 +54,8 @@ class Doctests(griffe.Extension):
                 links = ", ".join(
                     f"[{script.title}][gallery-{script.name}]" for script in scripts if name in script.uses
                 )
-                text = one.docstring.value if one.docstring else ""
-                one.docstring = griffe.Docstring(f"{text}\n\nIn the gallery: {links}", parent=one)
+                one.docstring = one.docstring or griffe.Docstring("", parent=one)
+                one.docstring.value += f"\n\nIn the gallery: {links}"  # in place: it knows how it is parsed
 
 
 def _found(pkg: griffe.Module, path: str) -> griffe.Object | None:
