@@ -38,12 +38,13 @@ def pages() -> tuple[dict[str, str], dict[str, Path]]:
     sources = {source: ROOT / source for source in FROM_ROOT}
     sources |= {path.relative_to(ROOT).as_posix(): path for path in sorted((ROOT / "docs").rglob("*.md"))}
     made, files = gallery.pages()
-    texts = made | reference.pages() | {settings.NAME: settings.page()}
+    texts = made | reference.pages()
     for source, path in sources.items():
         text = path.read_text()
         texts[_name(source)] = _for_the_site(text, source)
         linked = {_target(source, found[2]) for found in _LINK.finditer(text)}
         files |= {_name(one): ROOT / one for one in linked if (ROOT / one).is_file() and _name(one)[-3:] != ".md"}
+    texts[settings.NAME] += settings.sections()
     return texts, files
 
 

@@ -11,22 +11,16 @@ from gallery import ROOT, state
 CACHE = ROOT / "build/settings"
 NAME = "reference/config.md"
 _ASK = "import json; from fl.settings.help import every_setting; print(json.dumps(every_setting()))"
-_ABOUT = """# Settings of a run
-
-A setting is a field of [`fl.Config`](fl.md#fl.Config) and a flag: `fl.Config(local_epochs=3)` is `--local-epochs 3`.
-One with a point belongs to a group: `fl.Config(attack=fl.AttackOptions(share=0.1))` is `--attack.share 0.1`. Beside the
-name stand the values that there are, and the default.
-"""
 
 
-def page(cache: Path = CACHE) -> str:
-    """The page; the packages are asked once for each of their states, in a process of its own."""
+def sections(cache: Path = CACHE) -> str:
+    """What comes after the page's first words; the packages are asked once for each of their states, in a process of its own."""
     kept = cache / f"{state(Path(__file__))}.json"
     if not kept.exists():
         asked = subprocess.run([sys.executable, "-c", _ASK], cwd=ROOT, capture_output=True, text=True, check=True)
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_text(asked.stdout)
-    parts = [_ABOUT]
+    parts = [""]
     for title, settings in json.loads(kept.read_text()).items():
         parts += [f"## {title[0].upper()}{title[1:]}\n", *(_entry(*one) for one in settings.items())]
     return "\n".join(parts)
