@@ -15,11 +15,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import reference
-import settings
 import yaml
 
 import gallery
+import reference
+import settings
 
 ROOT = Path(__file__).parents[2]
 FROM_ROOT = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}

@@ -14,7 +14,10 @@ _ASK = "import json; from fl.settings.help import every_setting; print(json.dump
 
 
 def sections(cache: Path = CACHE) -> str:
-    """What comes after the page's first words; the packages are asked once for each of their states, in a process of its own."""
+    """What comes after the page's first words.
+
+    The packages are asked once for each of their states, in a process of its own.
+    """
     kept = cache / f"{state(Path(__file__))}.json"
     if not kept.exists():
         asked = subprocess.run([sys.executable, "-c", _ASK], cwd=ROOT, capture_output=True, text=True, check=True)
