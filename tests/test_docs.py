@@ -14,8 +14,10 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
+import matplotlib.pyplot as plt
 import pytest
 import tyro
 import yaml
@@ -174,7 +176,70 @@ def test_the_site_has_every_page():
 
     written = {page.removeprefix("docs/") for page in PAGES if page.startswith("docs/")}
     shown = leaves(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
-    assert shown == written | {"index.md", "contributing.md", "changelog.md"}
+    made = {"index.md", "contributing.md", "changelog.md", "gallery/index.md"}
+    assert shown == written | made
+
+
+@pytest.fixture
+def gallery(tmp_path):
+    """docs/hooks/gallery.py, and a folder with a script."""
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts/zoo_bars.py").write_text(
+        '"""Bars.\n\nOf two heights."""\n\nimport matplotlib.pyplot as plt\n\n'
+        "if False:\n    import surgery as s\n    from zoo import create\n\n    s.narrow(create)\n"
+        "open('left', 'w').close()\nplt.bar([0, 1], [1, 2])\nprint('two')\n"
+    )
+    return SimpleNamespace(**runpy.run_path(str(ROOT / "docs/hooks/gallery.py")))
+
+
+def test_the_gallery_shows_what_a_script_draws_and_prints(gallery, tmp_path):
+    scripts, cache = tmp_path / "scripts", tmp_path / "cache"
+    texts, files = gallery.pages(scripts, cache)
+    page = texts["gallery/zoo_bars.md"]
+    assert re.match(r"# Bars \{#gallery-zoo_bars\}\n\nOf two heights\.\n\n\[!\[Bars\]\(images/zoo_bars.png\)\]", page)
+    assert [(one.language, one.code) for one in blocks(page.replace(' title="It prints"', ""), "text")] == [
+        ("text", "two\n")
+    ]
+    assert "In the reference: [`surgery.narrow`][surgery.narrow], [`zoo.create`][zoo.create]" in page
+    assert "## Models" in texts["gallery/index.md"]
+    assert "[![](images/zoo_bars-small.png) Bars](zoo_bars.md)" in texts["gallery/index.md"]
+    assert gallery.navigation("all.md", scripts) == ["all.md", {"Models": [{"Bars": "gallery/zoo_bars.md"}]}]
+    assert {name: plt.imread(path).shape[1] for name, path in files.items()} == {
+        "gallery/images/zoo_bars.png": 960, "gallery/images/zoo_bars-small.png": 384,
+    }  # fmt: skip
+    assert [*tmp_path.rglob("left")] == []
+
+
+def test_the_gallery_runs_only_what_has_changed_and_fails_with_the_traceback(gallery, tmp_path):
+    scripts, cache = tmp_path / "scripts", tmp_path / "cache"
+    kept = gallery.results(scripts, cache)["zoo_bars"]
+    (kept / "output.txt").write_text("kept")
+    (scripts / "fl_wrong.py").write_text('"""Wrong."""\n\nprint(1 / 0)\n')
+    (scripts / "fl_undrawn.py").write_text('"""Nothing."""\n')
+    with pytest.raises(
+        RuntimeError, match=r"(?s)undrawn.py fails:.*no figure.*wrong.py.*print\(1 / 0\).*ZeroDivisionError"
+    ):
+        gallery.results(scripts, cache)
+    for wrong in scripts.glob("fl_*.py"):
+        wrong.unlink()
+    assert (gallery.results(scripts, cache)["zoo_bars"] / "output.txt").read_text() == "kept"
+    (scripts / "zoo_bars.py").write_text((scripts / "zoo_bars.py").read_text().replace("'two'", "'more'"))
+    assert (gallery.results(scripts, cache)["zoo_bars"] / "output.txt").read_text() == "more\n"
+    assert not kept.exists()
+
+
+def test_settings_are_shown_as_help_groups_them(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs/hooks")
+    page = runpy.run_path(str(ROOT / "docs/hooks/settings.py"))["sections"](tmp_path)
+    parts = dict(re.findall(r"^## (.*)\n((?:(?!## ).*\n)*)", page, re.MULTILINE))
+    assert [*parts][:3] == ["Data", "Method and model", "Training"]
+    assert "**`local_epochs`** `INT>=1`, default `5`\n:   how often a client" in parts["Training"]
+    for field in dataclasses.fields(Config):
+        value = getattr(Config(), field.name)
+        names = [field.name]
+        if dataclasses.is_dataclass(value):
+            names = [f"{field.name}.{one.name}" for one in dataclasses.fields(value)]
+        assert [name for name in names if f"**`{name}`**" not in page] == []
 
 
 @pytest.mark.parametrize("package", [surgery, zoo, fl], ids=lambda package: package.__name__)

@@ -1,12 +1,18 @@
 """Docstrings as Markdown wants them: it takes a bare `>>>` for a quotation, and `x [K]` after a bracket for a link.
 
 Of the annotation of a setting only the type is shown: the rest of `Annotated[int, ...]` is for the command line.
+What scripts of the gallery use names them as its last line.
 """
 
 import re
+import sys
+from pathlib import Path
 from typing import Any
 
 import griffe
+
+sys.path.insert(0, str(Path(__file__).parent))
+from gallery import entries
 
 _DOCTEST = re.compile(r"^( *)>>> .*\n?(?:^\1(?! *\n)\S.*\n?|^\1 +\S.*\n?)*", flags=re.MULTILINE)
 
@@ -38,5 +44,23 @@ class Doctests(griffe.Extension):
             obj.docstring.value = fenced(obj.docstring.value.replace("] [", "] \\["))
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
-        """The package itself."""
+        """The package itself, and the scripts at what they use of it."""
         self.on_object(obj=pkg)
+        scripts = entries()
+        for name in sorted(set().union(*(script.uses for script in scripts))):
+            package, _, path = name.partition(".")
+            one = _found(pkg, path) if package == pkg.name else None
+            if one and not one.is_module:
+                links = ", ".join(
+                    f"[{script.title}][gallery-{script.name}]" for script in scripts if name in script.uses
+                )
+                one.docstring = one.docstring or griffe.Docstring("", parent=one)
+                one.docstring.value += f"\n\nIn the gallery: {links}"  # in place: it knows how it is parsed
+
+
+def _found(pkg: griffe.Module, path: str) -> griffe.Object | None:
+    """What a package calls so, where it is defined."""
+    try:
+        return pkg[path].final_target if pkg[path].is_alias else pkg[path]
+    except (KeyError, griffe.AliasResolutionError):  # made by a program, or an attribute of a result
+        return None

@@ -1,31 +1,31 @@
 """Reference pages of the rooms, folders within `surgery` and `fl`: each is made of the docstrings of its files."""
 
 from pathlib import Path
-
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 SECTION = "Reference"
-"""The part of the navigation that these pages are put into, each after the page of its package."""
+"""The part of the navigation that these pages are put into, each below the page of its package."""
 
 
-def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Put the pages into the navigation."""
-    section = next(part[SECTION] for part in config.nav if SECTION in part)
-    for package in ("fl", "surgery"):
-        after = next(i for i, page in enumerate(section) if package in page) + 1
-        section[after:after] = [{f"{package}.{room.name}": _page(room)} for room in _rooms(package)]
-    return config
+def navigation(section: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The part, with the rooms of a package below its page."""
+    packages = [package for page in section for package in page]
+    return [
+        {package: [page[package], *({f"{package}.{room.name}": _page(room)} for room in _rooms(package))]}
+        if _rooms(package)
+        else page
+        for package, page in zip(packages, section, strict=True)
+    ]
 
 
-def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Write the pages: what the room's `__init__` says, then its files in alphabetical order."""
-    for package in ("fl", "surgery"):
-        for room in _rooms(package):
-            text = f"# {package}.{room.name}\n\n" + "\n".join(map(_entry, _modules(room)))
-            files.append(File.generated(config, _page(room), content=text))
-    return files
+def pages() -> dict[str, str]:
+    """What each room's `__init__` says, then its files in alphabetical order."""
+    return {
+        _page(room): f"# {package}.{room.name}\n\n" + "\n".join(map(_entry, _modules(room)))
+        for package in ("fl", "surgery")
+        for room in _rooms(package)
+    }
 
 
 def _rooms(package: str) -> list[Path]:

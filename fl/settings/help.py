@@ -96,6 +96,15 @@ def settings_page(argv: list[str], start: Config, name: str, usage: str, about: 
     show(name, f"{usage} [--FLAG VALUE ...]", about, sections, after)
 
 
+def every_setting() -> dict[str, dict[str, str]]:
+    """What `--help all` shows, as `show` takes it.
+
+    >>> every_setting()["run folder"]["--out FOLDER"]
+    'folder in which run folders are made (default: runs)'
+    """
+    return _sections(Config(), begin=_BEGIN)
+
+
 def show(name: str, usage: str, about: str, sections: Mapping[str, Mapping[str, str]], after: str = "") -> NoReturn:
     """Print a page of help and end the program.
 

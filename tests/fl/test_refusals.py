@@ -24,7 +24,7 @@ COMMANDS = {
     "export": export, "fl": main, "surgery": surgery.__main__.main, "zoo": zoo.__main__.main,
 }  # fmt: skip
 REFUSED = [
-    ("run --algorithm fedavgg", "unknown --algorithm 'fedavgg': there are clusamp, fedasam, fedavg"),
+    ("run --algorithm fedavgg", "unknown --algorithm 'fedavgg': there are clusamp, fedadagrad, "),
     ("run --algorithm nope --help", "unknown --algorithm 'nope'"),
     ("run --algorithm fedavg,fedavg", "only once"),
     ("run --algorithm indep --fedmr.secure 3", "--fedmr.secure is for fedmr"),

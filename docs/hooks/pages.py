@@ -1,0 +1,134 @@
+"""Every page of the site as plain Markdown: what lies in docs/ and in the root, and what is made of sources.
+
+As a hook of mkdocs it hands the pages over. `python docs/hooks/pages.py FOLDER` writes them, with all that they show
+and a mkdocs.yml beside them, for any builder that reads Markdown: then `zensical build -f FOLDER/mkdocs.yml`.
+
+Pages link to each other and to files of the repository as GitHub wants it, relative to where they lie. For the site,
+links are written anew, and the files that pages link to (measurements, sources) are copied into it; folders, which it
+does not have, are named only. A picture links to itself, as on GitHub, so that a phone shows it large.
+"""
+
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import gallery
+import reference
+import settings
+
+ROOT = Path(__file__).parents[2]
+FROM_ROOT = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+"""From a page in the root to its name in the site."""
+
+_NAMED = re.compile(r"(?<!!)\[([^\[\]]*)\](\((?!\w+:|#)([^)#\s]+)\))")
+_PICTURE = re.compile(r"^!\[[^\]]*\]\(([^)\s]+)\)$", flags=re.MULTILINE)
+_LINK = re.compile(r"(\]\()(?!\w+:|#)([^)#\s]+)")
+
+
+def pages() -> tuple[dict[str, str], dict[str, Path]]:
+    """The text of each page, and the files beside them: those that pages show or link to, each by its name in the site.
+
+    Raises RuntimeError where a script of the gallery fails.
+    """
+    sources = {source: ROOT / source for source in FROM_ROOT}
+    sources |= {path.relative_to(ROOT).as_posix(): path for path in sorted((ROOT / "docs").rglob("*.md"))}
+    made, files = gallery.pages()
+    texts = made | reference.pages()
+    for source, path in sources.items():
+        text = path.read_text()
+        texts[_name(source)] = _for_the_site(text, source)
+        linked = {_target(source, found[2]) for found in _LINK.finditer(text)}
+        files |= {_name(one): ROOT / one for one in linked if (ROOT / one).is_file() and _name(one)[-3:] != ".md"}
+    texts[settings.NAME] += settings.sections()
+    return texts, files
+
+
+def navigation(nav: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """That of mkdocs.yml, with the pages that are made of sources put into their parts."""
+    for part in nav:
+        for make in (reference, gallery):
+            if make.SECTION in part:
+                part[make.SECTION] = make.navigation(part[make.SECTION])
+    return nav
+
+
+def write(folder: Path) -> None:
+    """The pages, all that they show, and the settings of the site with `folder`/docs as the place of its pages."""
+    shutil.rmtree(folder, ignore_errors=True)
+    texts, files = pages()
+    files |= {
+        path.relative_to(ROOT / "docs").as_posix(): path for path in (ROOT / "docs").rglob("*.*") if path.is_file()
+    }
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    site = {key: value for key, value in site.items() if key not in ("hooks", "docs_dir", "watch")}
+    site["nav"] = navigation(site["nav"])
+    python = next(one for one in site["plugins"] if "mkdocstrings" in one)["mkdocstrings"]["handlers"]["python"]
+    python |= {"paths": [str(ROOT)]}
+    python["options"]["extensions"] = [str(ROOT / path) for path in python["options"]["extensions"]]
+    for name, path in files.items():
+        if not name.endswith((".md", ".py", ".pyc")) or not (ROOT / "docs" / name).exists():
+            (folder / "docs" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, folder / "docs" / name)
+    for name, text in texts.items():
+        (folder / "docs" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "docs" / name).write_text(text)
+    (folder / "mkdocs.yml").write_text(yaml.safe_dump(site, sort_keys=False))
+
+
+def on_config(config: Any) -> Any:
+    """mkdocs asks for the navigation."""
+    config.nav = navigation(config.nav)
+    return config
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """mkdocs asks for the files: each page in the place of the one that it is made of."""
+    from mkdocs.structure.files import File
+
+    texts, others = pages()
+    for file in list(files):
+        if file.src_uri in texts:
+            files.remove(file)
+    for name, text in texts.items():
+        files.append(File.generated(config, name, content=text))
+    for name, path in sorted(others.items()):
+        if files.get_file_from_path(name) is None:
+            files.append(File.generated(config, name, abs_src_path=str(path)))
+    return files
+
+
+def _for_the_site(text: str, source: str) -> str:
+    """A page with its links as the site has them."""
+    here = os.path.dirname(_name(source))
+
+    def rewritten(found: re.Match) -> str:
+        return found[1] + os.path.relpath(_name(_target(source, found[2])), here)
+
+    def unlinked(found: re.Match) -> str:
+        return found[1] if (ROOT / _target(source, found[3])).is_dir() else found[0]
+
+    text = _PICTURE.sub(r"[\g<0>](\1)", _LINK.sub(rewritten, _NAMED.sub(unlinked, text)))
+    if here == "":  # a tab with nothing beside it: let it have the room
+        text = f"---\nhide: [navigation]\n---\n{text}"
+    return text
+
+
+def _name(path: str) -> str:
+    """Of a file of the repository, in the site."""
+    if re.fullmatch(r"gallery/\w+\.py", path):
+        return path.replace(".py", ".md")
+    return FROM_ROOT.get(path, path.removeprefix("docs/"))
+
+
+def _target(source: str, link: str) -> str:
+    """What a link in a file of the repository leads to, from the root."""
+    return os.path.normpath(os.path.join(os.path.dirname(source), link))
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))
