@@ -91,7 +91,7 @@ class Remote:
 
     def __init__(self, link: Link, config: Config, test: Dataset, waiting: Waiting) -> None:
         (name,) = config.algorithm
-        self.labels = ALGORITHMS[name].labels(getattr(config, name, None))
+        self.labels = ALGORITHMS[name].labels(config.options_of(name))
         self.nodes = Nodes(link, waiting, test, self.labels)
         here = [said for _, said in sorted(self.nodes.reported.items())]
         self._budgets = [said["budget"] for said in here]

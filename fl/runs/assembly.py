@@ -137,7 +137,7 @@ def resolve_inputs(config: Config, dataset: data.Dataset | None, model: custom_m
 def make_algorithm(config: Config, fed: Federation) -> Algorithm:
     """The method of the settings, for a federation that fits them."""
     (name,) = config.algorithm
-    return ALGORITHMS[name](fed, getattr(config, name, None))
+    return ALGORITHMS[name](fed, config.options_of(name))
 
 
 def training(config: Config, dataset: data.Dataset) -> tuple[data.Dataset, LocalTraining]:
@@ -185,7 +185,7 @@ def _specs(
             "width, a depth or a budget, or --architectures.choose cycle, random, budget or given"
         )
     chosen = chosen or choose(config.architectures, base, dataset, clients, config.batch_size, rng, take_largest)
-    if hasattr(options := getattr(config, name, None), "adapt"):
+    if hasattr(options := config.options_of(name), "adapt"):
         chosen = list(map(options.adapt, chosen))
     return maximum(chosen), chosen
 

@@ -136,7 +136,7 @@ class Pathways:
         if config.norm == "static_batch" or config.model == "transformer_masked":
             raise FLError(f"{path}: for a model with static batch norms, or of masked text, use fl.load_model")
         spec, server = checkpoint.read_parts(path, model=model)
-        kinds, used = known[name].pathways(getattr(config, name, known[name].options), server)
+        kinds, used = known[name].pathways(config.options_of(name), server)
         return cls(spec, kinds, used.levels, used.mean)
 
     def _call(self, state: State, x: Tensor) -> Tensor:

@@ -108,6 +108,15 @@ class Config(MethodOptions, Fields):
                 "package (docs/guides/method.md), so that every command knows it"
             )
 
+    def options_of(self, name: str) -> Any:
+        """The options of a method as they are set here; its defaults, if a script has registered it.
+
+        >>> Config().options_of("fedprox")
+        FedProxOptions(mu=0.01)
+        """
+        default, own = ALGORITHMS[name].options, getattr(self, name, None)
+        return own if isinstance(own, type(default)) else default
+
     def holding_out(self, chosen: bool = False) -> "Config":
         """The settings, with samples held out if one of their methods validates on them and they hold none out.
 
@@ -118,7 +127,7 @@ class Config(MethodOptions, Fields):
             FLError: if none are to be held out, and a method needs some.
         """
         for name in () if self.local_valid else self.algorithm:
-            if (method := ALGORITHMS.get(name)) and method.validates(getattr(self, name, method.options)):
+            if (method := ALGORITHMS.get(name)) and method.validates(self.options_of(name)):
                 if chosen:
                     raise FLError(
                         f"--local-valid 0: {name} validates on samples that clients hold out; leave the flag out (for "

@@ -46,3 +46,14 @@ def test_they_are_compared_refused_by_name_and_resumed_where_it_is_registered(fo
         eval(call)
     monkeypatch.setitem(ALGORITHMS, "mine", METHOD)
     assert eval(call)["rounds"] == 2
+
+
+def test_a_method_may_have_the_name_of_a_setting(monkeypatch):
+    """Only settings that are its options are taken for them."""
+
+    def momentum(fed):
+        return fedavg(fed)
+
+    monkeypatch.setitem(ALGORITHMS, "momentum", Method(momentum))
+    _, algorithm = fl.build(fl.Config(algorithm=("momentum",), clients=2, participation=1.0, samples=100, width=(0.1,)))
+    assert algorithm.init().keys() == {"global"}
