@@ -12,7 +12,7 @@ from fl.algorithms import ALGORITHMS, fedavg
 from fl.algorithms.method import Method
 
 
-def fedavgm(fed: fl.Federation) -> fl.Algorithm:
+def heavy(fed: fl.Federation) -> fl.Algorithm:
     def server(state, clients, update, rng):
         old, mean = state["global"], fed.average(update.received, update.sizes)
         steps = {name: 0.5 * step + mean[name] - old[name] for name, step in state["steps"].items()}
@@ -22,8 +22,8 @@ def fedavgm(fed: fl.Federation) -> fl.Algorithm:
     return replace(fedavg(fed), init=lambda: start, server=server)
 
 
-ALGORITHMS["fedavgm"] = Method(fedavgm)
-for name in ("fedavg", "fedavgm"):
+ALGORITHMS["heavy"] = Method(heavy)
+for name in ("fedavg", "heavy"):
     rows, config = [], fl.Config(algorithm=name, rounds=12, partition="iid", local_epochs=1)
     print(fl.simulate(config, f"runs/{name}", on_round=rows.append)["final"])
     plt.plot(range(1, 13), [row["accuracy"] for row in rows], "o-", label=name)
