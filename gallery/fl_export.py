@@ -21,3 +21,4 @@ for axis, k in zip(axes.flat, range(18)):
     axis.set_title(f"{found[k]} ({sure[k]:.0%})", fontsize=9, color="black" if found[k] == labels[k] else "red")
     axis.axis("off")
 figure.suptitle("What the exported model sees (red: wrong)")
+plt.show()

@@ -25,6 +25,6 @@ def heavy(fed: fl.Federation) -> fl.Algorithm:
 ALGORITHMS["heavy"] = Method(heavy)
 for name in ("fedavg", "heavy"):
     rows, config = [], fl.Config(algorithm=name, rounds=12, partition="iid", local_epochs=1)
-    print(fl.simulate(config, f"runs/{name}", on_round=rows.append)["final"])
+    print(fl.simulate(config, f"runs/own-method-{name}", on_round=rows.append)["final"])
     plt.plot(range(1, 13), [row["accuracy"] for row in rows], "o-", label=name)
-plt.title("FedAvg with momentum"), plt.xlabel("round"), plt.ylabel("test accuracy"), plt.legend()
+plt.title("FedAvg with momentum"), plt.xlabel("round"), plt.ylabel("test accuracy"), plt.legend(), plt.show()

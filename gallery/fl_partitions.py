@@ -17,3 +17,4 @@ for axis, (name, settings) in zip(axes, ways.items()):
     axis.imshow(table.sqrt(), cmap="Blues", aspect="auto")
     axis.set(title=name, xlabel="class", xticks=range(0, 10, 3))
 axes[0].set(ylabel="client", yticks=range(0, 20, 5))
+plt.show()

@@ -27,4 +27,4 @@ for number, axis in enumerate(axes, start=1):
     image = axis.imshow(moved, cmap="RdBu", vmin=-1, vmax=1)
     axis.set(title=f"round {number}, {right:.0%} right", xlabel="client", ylabel="client")
 print("samples of the clients:", update.sizes)
-figure.colorbar(image, ax=figure.axes, label="cosine of two clients'\nsteps")
+figure.colorbar(image, ax=figure.axes, label="cosine of two clients'\nsteps"), plt.show()

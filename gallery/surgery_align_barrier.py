@@ -27,4 +27,4 @@ for label, ends in {"as trained": nets, "aligned": aligned}.items():
     losses = [nn.functional.cross_entropy(logits, y[1400:]).item() for logits in calls]
     axis.plot(path, losses, "o-", label=label)
     print(f"{label}: {losses[0]:.2f} and {losses[-1]:.2f} at the ends, {max(losses):.2f} at most")
-axis.set(title="Loss between two networks", xlabel="share of the second", ylabel="test loss"), axis.legend()
+axis.set(title="Loss between two networks", xlabel="share of the second", ylabel="test loss"), axis.legend(), plt.show()

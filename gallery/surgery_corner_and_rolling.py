@@ -21,3 +21,4 @@ for axis, by in zip(axes, (0, 8, 26)):
     axis.set(title=f"moved by {by}", xlabel="input channel")
 axes[0].set_ylabel("output channel")
 figure.suptitle(f"The part of {name} that the small model holds")
+plt.show()

@@ -26,3 +26,4 @@ for axis, title, table in zip(axes, ("cosine", "distance"), (surgery.cosine(mode
     figure.colorbar(axis.imshow(table), ax=axis, shrink=0.8)
     axis.set(title=title, xlabel="model", ylabel="model")
 print(surgery.cosine(models)[0])
+plt.show()

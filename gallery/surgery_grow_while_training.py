@@ -27,4 +27,4 @@ for step in range(90):
     losses[-1].backward(), optimizer.step(), optimizer.zero_grad()
 plt.figure(figsize=(6, 4), layout="constrained").gca().plot(torch.stack(losses).detach())
 plt.axvline(30, color="C1", label="twice as wide"), plt.axvline(60, color="C2", label="three blocks a section")
-plt.title("A network grows"), plt.xlabel("training step"), plt.ylabel("training loss"), plt.legend()
+plt.title("A network grows"), plt.xlabel("training step"), plt.ylabel("training loss"), plt.legend(), plt.show()

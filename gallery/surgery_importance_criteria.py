@@ -27,4 +27,4 @@ for by, given in needs.items():
     right = [100 * (model(x[1400:]).argmax(1) == y[1400:]).float().mean().item() for model in small.values()]
     print(f"{by:10} {right[4]:.1f} % at half the width")
     axis.plot(list(small), right, "o-", label="first positions" if by == "first" else by)
-axis.set(title="Cut, not fine-tuned", xlabel="width that is left, %", ylabel="test accuracy, %"), axis.legend()
+axis.set(title="Cut, not fine-tuned", xlabel="width left, %", ylabel="test accuracy, %"), axis.legend(), plt.show()

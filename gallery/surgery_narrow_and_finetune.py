@@ -27,4 +27,4 @@ for step in range(81):
 plt.figure(figsize=(6, 4), layout="constrained").gca().set(
     title="A ResNet, cut in half", xlabel="step", ylabel="accuracy, %"
 )
-plt.plot(range(0, 81, 5), accuracy, "o-"), plt.axvline(50, color="0.6", ls="--", label="narrowed"), plt.legend()
+plt.plot(range(0, 81, 5), accuracy, "o-"), plt.axvline(50, color="0.6", ls="--", label="cut"), plt.legend(), plt.show()

@@ -27,4 +27,4 @@ for label, model in {"best first": best_first, "as trained": net, "at random": m
     small = [surgery.narrow(model, rate=rate / 100, example=x[:2])[0] for rate in range(5, 101, 5)]
     right = [100 * (one(x[1400:]).argmax(1) == y[1400:]).float().mean().item() for one in small]
     axis.plot(range(5, 101, 5), right, "o-", label=label)
-axis.set(title="The first positions alone", xlabel="width, %", ylabel="test accuracy, %"), axis.legend()
+axis.set(title="The first positions alone", xlabel="width, %", ylabel="test accuracy, %"), axis.legend(), plt.show()

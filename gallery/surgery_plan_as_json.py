@@ -26,3 +26,4 @@ for (above, below), name in zip(axes.T, ("0.weight", "2.weight", "4.weight")):
     above.set(title=name), below.set(xlabel="inputs")
 axes[0, 0].set_ylabel("the model"), axes[1, 0].set_ylabel("extracted,\nand embedded")
 figure.suptitle("Where the narrow model lies in the wide one")
+plt.show()

@@ -25,3 +25,4 @@ axis.set(
     title="What each width of a ResNet-20 keeps", xlabel="width, from input to output", ylabel="kept, %", ylim=(0, 105)
 )
 axis.legend()
+plt.show()

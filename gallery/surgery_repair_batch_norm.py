@@ -27,4 +27,4 @@ for share in path:
 figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
 print({name: f"{min(values):.1f} % at least" for name, values in found.items()})
 [axis.plot(path, values, "o-", label=name) for name, values in found.items()]
-axis.set(title="Between two networks", xlabel="share of the second", ylabel="test accuracy, %"), axis.legend()
+axis.set(title="Between two networks", xlabel="share of the second", ylabel="accuracy, %"), axis.legend(), plt.show()

@@ -27,4 +27,4 @@ print({name: round(values[-1], 2) for name, values in errors.items()})
 figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
 [axis.loglog(factors, values, "o-", label=name) for name, values in errors.items()]
 axis.set(title="One of ten models is wrong", xlabel="its length", ylabel="distance from the truth")
-axis.legend()
+axis.legend(), plt.show()

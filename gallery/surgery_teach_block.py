@@ -27,4 +27,4 @@ figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
 for keep in (6, 5, 3, 1):
     small, _ = surgery.ungraft(net, keep=[keep], example=x[:2])
     axis.scatter(net(x)[:, 0].tolist(), small(x)[:, 0].tolist(), s=9, label=f"{keep} blocks")
-axis.set(title="Outputs with fewer blocks", xlabel="output of six blocks", ylabel="output"), axis.legend()
+axis.set(title="Outputs with fewer blocks", xlabel="output of six blocks", ylabel="output"), axis.legend(), plt.show()

@@ -18,3 +18,4 @@ for name in names:
 axis.set(title="The widths of four models", xlabel="positions", ylabel="axes of tensors that share it")
 axis.set(xscale="log", yscale="log")
 axis.legend()
+plt.show()

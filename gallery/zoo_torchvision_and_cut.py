@@ -26,3 +26,4 @@ for depth in (2, 1):
     axis.plot(*zip(*points), "o-", label=f"{depth} block{'s' * (depth > 1)} a section, widths 1/4 to 1")
 axis.set(title="Cut out of a ResNet-18", xlabel="parameters, millions", ylabel="MACs, billions")
 axis.legend()
+plt.show()

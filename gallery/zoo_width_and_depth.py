@@ -27,4 +27,4 @@ for depth in (1, 2, 3):
     print(f"depth {depth}: {right[-1]:.1f} % at the largest width")
     axis.plot(sizes, right, "o-", label=f"depth {depth}, widths 1/8 to 1/2")
 axis.set(title="Sizes of a ResNet", xlabel="parameters, thousands", ylabel="test accuracy, %")
-axis.legend()
+axis.legend(), plt.show()

@@ -190,4 +190,5 @@ def main() -> State:
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)  # the tensors are so small that threads of a CPU would wait for each other
     main()

@@ -118,6 +118,7 @@ def wrong(main: Callable[[list[str]], int], argv: list[str], seconds: float = 60
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.signal(signal.SIGPROF, before)
     said = err.getvalue()
-    if code not in (0, 2) or "Traceback" in said or (code == 2 and not said.strip()):
+    diverged = code == 1 and "error: training diverged" in said
+    if (code not in (0, 2) and not diverged) or "Traceback" in said or (code == 2 and not said.strip()):
         return f"{argv} ended with {code} and said {said!r}"
     return ""

@@ -112,6 +112,7 @@ def pages(scripts: Path = SCRIPTS, cache: Path = CACHE) -> tuple[dict[str, str],
     """The text of each page, and the pictures, by their names in the site."""
     folders, texts, files = results(scripts, cache), {}, {}
     index = "# Gallery\n\nEach picture is drawn by a script of at most 30 lines, which runs when this site is made.\n"
+    index += "Try one in an empty folder: runs are never overwritten.\n"
     for group, its in itertools.groupby(entries(scripts), key=lambda entry: entry.group):
         index += f'\n## {group}\n\n<div class="gallery" markdown="1">\n'
         for entry in its:

@@ -54,4 +54,8 @@ def feddyn(fed: Federation, options: FedDynOptions = FedDynOptions()) -> Algorit
     return replace(fedavg(fed), init=init, client=client, server=server)
 
 
-METHOD = Method(feddyn, FedDynOptions())
+METHOD = Method(
+    feddyn,
+    FedDynOptions(),
+    refuses={"tampering": "has clients remember what they train, which the server would not receive"},
+)

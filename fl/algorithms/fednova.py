@@ -37,4 +37,4 @@ def fednova(fed: Federation) -> Algorithm:
     return replace(fedavg(fed), server=server)
 
 
-METHOD = Method(fednova)
+METHOD = Method(fednova, refuses={"tampering": "multiplies updates after a defence has cut them"})

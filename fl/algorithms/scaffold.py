@@ -50,7 +50,7 @@ def scaffold(fed: Federation, options: ScaffoldOptions = ScaffoldOptions()) -> A
 
     def mean_gradients(start, trained, clients, rng):  # (x - y_i) / (K_i eta)
         rate = fed.local.optimizer.lr * fed.local.schedule(rng.round)
-        counts = gradients_of(fed, clients) * rate
+        counts = (gradients_of(fed, clients) * rate).clamp(min=1e-30)  # a schedule may end at 0, and nobody moves
         return {name: (start[name] - trained[name]) / of_shape(counts, trained[name]) for name in fed.trainable}
 
     def init():
@@ -80,4 +80,8 @@ def scaffold(fed: Federation, options: ScaffoldOptions = ScaffoldOptions()) -> A
     return replace(fedavg(fed), init=init, send=send, client=client, server=server)
 
 
-METHOD = Method(scaffold, ScaffoldOptions())
+METHOD = Method(
+    scaffold,
+    ScaffoldOptions(),
+    refuses={"tampering": "has control variates of what clients train, which the server would not receive"},
+)

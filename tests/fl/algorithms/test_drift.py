@@ -3,7 +3,7 @@
 import pytest
 import torch
 from oracles import average
-from rounds import play, row
+from rounds import play, poison, row
 
 import surgery
 from fl.algorithms import fedavg, fedbn, feddyn, fednova, scaffold
@@ -77,14 +77,33 @@ def test_scaffold_begins_as_fedavg_of_equal_clients(make_federation):
     torch.testing.assert_close(seen.loss, trained.loss)
 
 
+@pytest.mark.parametrize("method", [scaffold, feddyn])
+def test_who_is_dropped_remembers_nothing_new_and_counts_nowhere(make_federation, monkeypatch, method):
+    """With batch norm and momentum; and a learning rate of 0 moves nobody."""
+    fed = plain(make_federation, "resnet20", momentum=0.9, norm="batch", epochs=1)
+    algorithm = method(fed)
+    before, _ = algorithm.round(algorithm.init(), [0, 1, 2], Rng(0, 1))
+    expected, _ = algorithm.round(before, [1, 2], Rng(0, 2))
+    poison(monkeypatch, {1}, [0])
+    found, update = algorithm.round(before, [0, 1, 2], Rng(0, 2))
+    assert update.sizes[0] == 0
+    for part, state in expected.items():
+        assert_close(found[part], state)
+    monkeypatch.undo()
+    still = method(fed.with_local(schedule=lambda number: 0.0))
+    after, _ = still.round(still.init(), [0, 1], Rng(0, 1))
+    assert all(tensor.isfinite().all() for state in after.values() for tensor in state.values())
+
+
+@pytest.mark.parametrize("last", ["filled", "partial"])
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
-def test_gradients_are_counted_as_steps_of_a_constant_one_move(make_federation, momentum):
-    fed = plain(make_federation, momentum=momentum)
+def test_gradients_are_counted_as_steps_of_a_constant_one_move(make_federation, momentum, last):
+    fed = plain(make_federation, momentum=momentum, repeats=3, last_batch=last)
     for client, count in zip([0, 2], gradients_of(fed, [0, 2]).tolist()):
         size = fed.local.size_of_batches(fed.clients.train)
         weight = torch.nn.Parameter(torch.zeros(()))
         optimizer = torch.optim.SGD([weight], lr=1.0, momentum=momentum)
-        for _ in range(fed.local.epochs * -(-len(fed.clients.train[client]) // size)):
+        for _ in range(3 * fed.local.epochs * -(-len(fed.clients.train[client]) // size)):
             weight.grad = torch.ones(())
             optimizer.step()
         assert count == pytest.approx(-weight.item(), rel=1e-5)
