@@ -1,6 +1,6 @@
 """The algebra of axes in one file: make any network narrower without knowing its class.
 
-    python speedruns/axes.py
+    python speedruns/axes.py    # half a ResNet and half a ViT, in a few seconds of one core
 
 To halve the width of a network one has to know which positions of which tensors belong together: a convolution's
 outputs, the norm after it, and all that is added to it. One forward pass on the meta device shows it. An axis is a

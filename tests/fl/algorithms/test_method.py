@@ -50,7 +50,7 @@ def test_who_refuses_what():
     assert set(REFUSALS) == {
         ("fedgen", "masked"),
         ("femam", "masked"),
-        ("local", "tampering"),
+        *((name, "tampering") for name in ("local", "scaffold", "fednova", "feddyn")),
         ("clusamp", "presence"),
     }
     assert set(ASKING) == set(REQUIREMENTS) - {"architectures"}  # which depends on the kind of method, see below
