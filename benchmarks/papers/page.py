@@ -35,8 +35,8 @@ A verdict is one of these, decided by numbers alone:
 
 A claim of an abstract is judged by its cells, each in the settings that come nearest, and has the worst verdict of
 these. `(other settings)` are runs from before there were cells, on smaller data or with fewer rounds than the paper's;
-their numbers stand on the pages of [FedMR](fedmr.md), [FeMAM](femam.md) and [FedFA](fedfa.md). They do not decide about
-the paper's.
+the pages of [FedMR](fedmr.md), [FeMAM](femam.md) and [FedFA](fedfa.md) say more of them. They do not decide about the
+paper's.
 """
 _LEGEND = {
     "fedmr": "Settings in question: without a word those of the paper's text (momentum 0.9, McMahan's CNN, layers as "
@@ -105,7 +105,7 @@ def _paper(title: str, paper: str, results: Sequence[Result]) -> str:
     begun = [one for one in results if one.begun and one.rounds]
     own = [one for one in begun if one.cell.place == OWN]
     parts = [f"## {title}\n\n{_LEGEND[paper]}\n"]
-    if shown := [one for one in begun if one.cell.place not in (OWN, SMALLER)]:
+    if shown := [one for one in begun if one.cell.place != OWN]:
         rows = [row for one in shown for row in _rows(one)]
         heads = ("where", "claim, settings", "paper", "ours", "rounds", "made", "verdict")
         parts.append(_table(heads, rows))
@@ -113,7 +113,7 @@ def _paper(title: str, paper: str, results: Sequence[Result]) -> str:
         parts.append(_own([one for one in own if one.cell.pattern == pattern]))
     groups: dict[tuple[str, ...], list[Cell]] = {}
     for one in results:
-        if one not in begun or one.cell.place == SMALLER:
+        if one not in begun:
             cell = one.cell
             groups.setdefault((cell.pattern or cell.command or cell.id, said(one)), []).append(cell)
     rows = [_group(members, pattern, word) for (pattern, word), members in groups.items()]
