@@ -27,4 +27,4 @@ for _ in range(8):
 for (name, values), style in zip(accuracy.items(), ("C0--", "C1--", "C2--", "k-")):
     print(f"{name}: {values[-1]:.1f} %")
     plt.plot(range(1, 9), values, style, label=name)
-plt.title("Learn apart, overlap"), plt.xlabel("round"), plt.ylabel("test accuracy, %"), plt.legend(), plt.show()
+plt.title("Unequal models"), plt.xlabel("round"), plt.ylabel("test accuracy, %"), plt.legend(), plt.show()

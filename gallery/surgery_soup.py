@@ -27,4 +27,4 @@ print(f"models {soup.taken} are taken: {soup.score} of 400 are right, {max(soup.
 figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
 axis.bar(range(7), soup.scores, color=["C0" if k in soup.taken else "0.7" for k in range(7)])
 axis.axhline(soup.score, color="C1", label="soup of the blue ones"), axis.legend(loc="lower left")
-axis.set(title="A soup of seven models", xlabel="model", ylabel="right, of 400", ylim=(250, 400)), plt.show()
+axis.set(title="A soup of seven models", xlabel="model", ylabel="right, of 400", ylim=(0, 400)), plt.show()

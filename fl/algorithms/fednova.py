@@ -11,6 +11,7 @@ from fl.algorithms.fedavg import fedavg
 from fl.algorithms.method import Method
 from fl.algorithms.parts.progress import check_plain, gradients_of, of_shape
 from fl.federation import Federation
+from surgery.transfer import upload
 
 
 def fednova(fed: Federation) -> Algorithm:
@@ -29,6 +30,7 @@ def fednova(fed: Federation) -> Algorithm:
         counts = gradients_of(fed, clients)
         weights = tensor(update.sizes, dtype=counts.dtype)
         factors = (weights @ counts) / weights.sum() / counts  # tau_eff / ||a_i||_1
+        factors = upload(factors, fed.data.x.device)
         scaled = {
             n: old[n] + of_shape(factors, update.received[n]) * (update.received[n] - old[n]) for n in fed.trainable
         }

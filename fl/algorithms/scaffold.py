@@ -16,6 +16,7 @@ from fl.engine.objectives import Batch, Call, cross_entropy
 from fl.federation import Federation
 from fl.federation.clients import CLIENTS
 from surgery import State, broadcast
+from surgery.transfer import upload
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ def scaffold(fed: Federation, options: ScaffoldOptions = ScaffoldOptions()) -> A
     def mean_gradients(start, trained, clients, rng):  # (x - y_i) / (K_i eta)
         rate = fed.local.optimizer.lr * fed.local.schedule(rng.round)
         counts = (gradients_of(fed, clients) * rate).clamp(min=1e-30)  # a schedule may end at 0, and nobody moves
+        counts = upload(counts, fed.data.x.device)
         return {name: (start[name] - trained[name]) / of_shape(counts, trained[name]) for name in fed.trainable}
 
     def init():

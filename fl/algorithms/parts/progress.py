@@ -7,7 +7,6 @@ from torch import Tensor
 from fl.base.errors import FLError
 from fl.engine import SGD
 from fl.federation import Federation
-from surgery.transfer import upload
 
 
 def check_plain(fed: Federation, method: str) -> None:
@@ -33,10 +32,10 @@ def gradients_of(fed: Federation, clients: Sequence[int]) -> Tensor:
 
 
 def of_shape(values: Tensor, like: Tensor) -> Tensor:
-    """Values [K] on the CPU as they multiply tensors [K, ...].
+    """Values [K] as they multiply tensors [K, ...] of the same device.
 
     >>> import torch
     >>> of_shape(torch.ones(2), torch.zeros(2, 3, 4)).shape
     torch.Size([2, 1, 1])
     """
-    return upload(values.to(like.dtype), like.device).view(-1, *[1] * (like.ndim - 1))
+    return values.to(like.dtype).view(-1, *[1] * (like.ndim - 1))
