@@ -30,7 +30,7 @@ def ditto(fed: Federation, options: DittoOptions = DittoOptions()) -> Algorithm:
 
     lam = 0 is FedAvg beside Local.
     """
-    objective = proximal(options.lam)
+    objective = proximal(options.lam, fed.local.objective)
 
     def client(message, client_states, clients, rng):
         start = message["model"]

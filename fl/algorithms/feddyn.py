@@ -28,7 +28,7 @@ def feddyn(fed: Federation, options: FedDynOptions = FedDynOptions()) -> Algorit
     keeps h, the mean of all clients' negative g_i, and sends the mean of the models, beyond which h has moved:
     w ← mean - h / alpha. Clients count alike, as in the paper. Buffers (batch-norm statistics) are only averaged.
     """
-    objective = proximal(options.alpha, shifted)
+    objective = proximal(options.alpha, shifted(fed.local.objective))
 
     def zeros():
         start = fed.initial()

@@ -274,6 +274,9 @@ def _ends(fed: Federation, module: nn.Linear) -> bool:
 METHOD = Method(
     fedgen,
     FedGenOptions(),
-    refuses={"masked": "adds a loss of logits that it does not mask"},
+    refuses={
+        "masked": "adds a loss of logits that it does not mask",
+        "loss": "learns from the cross entropy of classes, on the server as well",
+    },
     labels=lambda options: True,
 )

@@ -15,7 +15,7 @@ from fl.algorithms.parts.personal import with_own_models
 from fl.base.settings import Above0, AtLeast0, AtLeast1
 from fl.base.torch_private import foreach_add_, foreach_mul_, foreach_sub
 from fl.engine import Optimizer
-from fl.engine.objectives import Batch, Call, Objective, cross_entropy
+from fl.engine.objectives import Batch, Call, Objective
 from fl.engine.optimizers import Memory
 from fl.federation import Federation
 from surgery import State
@@ -60,7 +60,7 @@ def pfedme(fed: Federation, options: PFedMeOptions = PFedMeOptions()) -> Algorit
     pull = options.lam * (options.outer_lr / fed.local.optimizer.lr if options.outer_lr else 1.0)
     optimizer = Envelope(fed.local.optimizer.lr, fed.local.optimizer, options.inner_steps, pull)
     both = replace(fed.with_local(optimizer=optimizer, repeats=options.inner_steps), model=pair)
-    objective = enveloped(options.lam, options.mu)
+    objective = enveloped(fed.local.objective, options.lam, options.mu)
 
     def client(message, client_states, clients, rng):
         trained = both.train(pair.starting_from(message["model"]), clients, rng, objective)
@@ -117,14 +117,14 @@ class Pair(nn.Module):
         return self.personal_of(state) | {name: state[f"local.{i}"] for i, name in enumerate(self.learnt)}
 
 
-def enveloped(lam: float, mu: float) -> Objective:
-    """Cross entropy + lam/2 ||theta - w||^2 + mu/2 ||theta||^2 of a `Pair` (equation 3); w has no gradient."""
+def enveloped(loss: Objective, lam: float, mu: float) -> Objective:
+    """The loss + lam/2 ||theta - w||^2 + mu/2 ||theta||^2 of a `Pair` (equation 3); w has no gradient."""
 
     def objective(call: Call, params: State, context: State, batch: Batch) -> Tensor:
         theta, w = _halves(list(params.values()))
         apart = sum((p - q.detach()).square().sum() for p, q in zip(theta, w))
         length = sum(p.square().sum() for p in theta)
-        return cross_entropy(call, params, context, batch) + lam / 2 * apart + mu / 2 * length
+        return loss(call, params, context, batch) + lam / 2 * apart + mu / 2 * length
 
     return objective
 

@@ -12,7 +12,7 @@ from fl.algorithms.fedavg import fedavg
 from fl.algorithms.method import Method
 from fl.algorithms.parts.progress import check_plain, gradients_of, of_shape
 from fl.base.settings import number
-from fl.engine.objectives import Batch, Call, cross_entropy
+from fl.engine.objectives import Batch, Call, Objective
 from fl.federation import Federation
 from fl.federation.clients import CLIENTS
 from surgery import State, broadcast
@@ -27,10 +27,14 @@ class ScaffoldOptions:
     """learning rate of the server (the paper: 1)"""
 
 
-def shifted(call: Call, params: State, context: Any, batch: Batch) -> Tensor:
-    """Cross entropy whose gradient is shifted by the context's "shift"; its value is that of the cross entropy."""
-    shift = sum((context["shift"][name] * tensor).sum() for name, tensor in params.items())
-    return cross_entropy(call, params, context, batch) + shift - shift.detach()
+def shifted(objective: Objective) -> Objective:
+    """The objective with its gradient shifted by the context's "shift", and the same value."""
+
+    def moved(call: Call, params: State, context: Any, batch: Batch) -> Tensor:
+        shift = sum((context["shift"][name] * tensor).sum() for name, tensor in params.items())
+        return objective(call, params, context, batch) + shift - shift.detach()
+
+    return moved
 
 
 def scaffold(fed: Federation, options: ScaffoldOptions = ScaffoldOptions()) -> Algorithm:
@@ -44,6 +48,7 @@ def scaffold(fed: Federation, options: ScaffoldOptions = ScaffoldOptions()) -> A
     In the first round this is FedAvg with equal weights.
     """
     check_plain(fed, "scaffold")
+    objective = shifted(fed.local.objective)
 
     def zeros():
         start = fed.initial()
@@ -64,7 +69,7 @@ def scaffold(fed: Federation, options: ScaffoldOptions = ScaffoldOptions()) -> A
     def client(message, client_states, clients, rng):
         start, control = message["model"], message["control"]
         shift = {name: control[name] - tensor for name, tensor in client_states.items()}
-        update = fed.train(start, clients, rng, shifted, {"shift": shift})
+        update = fed.train(start, clients, rng, objective, {"shift": shift})
         mean = mean_gradients(start, update.states, clients, rng)
         return update._replace(client_states={name: mean[name] - shift[name] for name in shift})
 

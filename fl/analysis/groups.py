@@ -1,6 +1,6 @@
 """Runs of folders: groups that differ only in their seed, and tables of their results over seeds."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,9 +12,9 @@ from fl.base.errors import FLError
 from fl.base.tables import wrapped, write_csv
 from fl.data import GIVEN
 from fl.runs import checkpoint
-from fl.runs.columns import columns
+from fl.runs.columns import columns, first_score
 from fl.runs.folder import check_intact
-from fl.runs.metrics import FILE, Row, read, selected
+from fl.runs.metrics import FILE, Row, best, evaluated, read, selected
 from fl.settings import Config
 
 AGAINST = {"rounds": "round", "traffic": "megabytes", "macs": "tmac", "seconds": "elapsed"}
@@ -63,7 +63,7 @@ def find_runs(folders: Sequence[Path]) -> list[Run]:
             rows = read(path / FILE)
             if (path / checkpoint.FILE).exists():
                 check_intact(path, config)
-            if not any("accuracy" in row for row in rows):
+            if not evaluated(rows):
                 raise FLError(f"{path} has no evaluated round yet")
             if len(config.runs()) != 1:
                 raise FLError(f"{path / 'config.yaml'} names several methods or seeds, which one run does not have")
@@ -106,6 +106,8 @@ def target_table(
     Raises FLError if the target is a perplexity and a run has none.
     """
     for run in (run for runs in groups.values() for run in runs):
+        if target <= 1 and not any("accuracy" in row for row in run.rows):
+            raise FLError(f"--target {target:g} is an accuracy, and {run.folder} predicts numbers: leave it out")
         if target > 1 and not any("perplexity" in row for row in run.rows):
             raise FLError(
                 f"--target {target:g} is a perplexity, and {run.folder} has none: an accuracy is in (0, 1], such as 0.7"
@@ -147,14 +149,14 @@ def common(configs: Sequence[Config]) -> str:
     return ", ".join(text.format(*values).strip() for text, values in shared.items() if len(values) == 1)
 
 
-def _scores() -> dict[str, Column]:
-    """Find the columns with scores of the global model."""
-    return {name: column for name, column in columns().items() if column.beside_clients}
+def _scores(names: Iterable[str]) -> dict[str, Column]:
+    """Find the columns with scores of the global model, with those of metrics that are among the names."""
+    return {name: column for name, column in columns(names).items() if column.beside_clients}
 
 
-def _client_scores() -> dict[str, Column]:
-    """Find the columns with scores on clients' own test data."""
-    return {name: one for name, one in columns().items() if one.heading and name.startswith("local_test_")}
+def _client_scores(names: Iterable[str]) -> dict[str, Column]:
+    """Find the columns with scores on clients' own test data, with those of metrics that are among the names."""
+    return {name: one for name, one in columns(names).items() if one.heading and name.startswith("local_test_")}
 
 
 def others() -> dict[str, Column]:
@@ -165,7 +167,7 @@ def others() -> dict[str, Column]:
     >>> list(others())
     ['models_own_accuracy', 'models_perplexity', 'attack_success']
     """
-    known = {*_scores(), *_client_scores()}
+    known = {*_scores(()), *_client_scores(())}
     found = {name: column for name, column in columns().items() if column.heading and name not in known}
     if taken := [name for name in found if name in {"late", "best", *_COSTS}]:
         raise FLError(f"a column cannot be called {taken[0]!r}, as a result of every run is: choose another name")
@@ -186,14 +188,17 @@ def table(groups: dict[str, list[Run]], lay_out: Callable[[Sequence[Sequence[str
     """
     found = {label: [outcome(run) for run in runs] for label, runs in groups.items()}
     every = [run for runs in found.values() for run in runs]
-    by_clients, accuracy = have_client_scores(every), columns()["accuracy"]
-    late = replace(accuracy, heading=f"last-{TAIL} acc. %", beside_clients="")
-    results = _client_scores() | {"accuracy": accuracy, "late": late, "best": replace(late, heading="best acc. %")}
+    names = sorted(set().union(*every))
+    by_clients, first = have_client_scores(every), first_score(names)
+    score, what = columns()[first], "acc. %" if first == "accuracy" else "abs. error"
+    late = replace(score, heading=f"last-{TAIL} {what}", beside_clients="")
+    of_clients = _client_scores(names)
+    results = of_clients | {first: score, "late": late, "best": replace(late, heading=f"best {what}")}
     shown = {
         key: column
-        for key, column in (results | _scores() | others() | _COSTS).items()
+        for key, column in (results | _scores(names) | others() | _COSTS).items()
         if any(key in run for run in every)
-        and not (key == "best" if by_clients else key in _client_scores())
+        and not (key == "best" if by_clients else key in of_clients)
         and (column.due != "models" or all(key in run for run in every))
     }
     heads = [
@@ -208,24 +213,25 @@ def table(groups: dict[str, list[Run]], lay_out: Callable[[Sequence[Sequence[str
 
 def have_client_scores(results: Sequence[Mapping[str, float]]) -> bool:
     """Whether clients have test samples of their own in all these runs."""
-    return all("local_test_accuracy" in result for result in results)
+    return all(f"local_test_{first_score(result)}" in result for result in results)
 
 
 def outcome(run: Run) -> dict[str, float]:
     """Compute the results of a run, and the last evaluated round.
 
-    Scores of the global model (accuracy, loss, and macro-F1 or perplexity) are those of the last evaluated round. late
-    is the mean of the last accuracies, best the largest. Scores on clients' own test data, if they have some, are means
-    over clients in the round that `fl.runs.metrics.selected` gives: local_test_accuracy, local_test_f1,
-    local_test_perplexity. Other columns
-    with a heading are as in the last round that has them. Costs are of the whole run: megabytes of a client (as in
+    Scores of the global model (accuracy, loss, and macro-F1 or perplexity; of numbers their error and R2; metrics that
+    were asked for) are those of the last evaluated round. late is the mean of the last accuracies (or errors), best the
+    best. Scores on clients' own test data, if they have some, are means over clients in the round that
+    `fl.runs.metrics.selected` gives: local_test_accuracy, local_test_f1, local_test_perplexity. Other columns with a
+    heading are as in the last round that has them. Costs are of the whole run: megabytes of a client (as in
     `fl.analysis.costs.totals`), if all rounds counted them, and seconds.
     """
-    measured = [row for row in run.rows if "accuracy" in row]
-    accuracy, last, chosen = [row["accuracy"] for row in measured], measured[-1], selected(run.rows)
-    scores = {key: last[key] for key in ("round", *_scores()) if key in last}
-    late = {"late": float(np.mean(accuracy[-TAIL:])), "best": max(accuracy)}
-    of_clients = {key: chosen[key] for key in _client_scores() if key in chosen}
+    measured = evaluated(run.rows)
+    last, chosen, first = measured[-1], selected(run.rows), first_score(measured[-1])
+    reached = [row[first] for row in measured]
+    scores = {key: last[key] for key in ("round", *_scores(last)) if key in last}
+    late = {"late": float(np.mean(reached[-TAIL:])), "best": best(measured, first)[first]}
+    of_clients = {key: chosen[key] for key in _client_scores(chosen) if key in chosen}
     further = others()
     latest = {key: row[key] for row in run.rows for key in further if key in row}
     spent = totals(run.config, run.rows)

@@ -26,6 +26,7 @@ class Column:
         log: whether that axis is logarithmic.
         span: the least that this axis spans, so that noise does not fill it; of a logarithmic one the least ratio of
             its ends, minus 1.
+        falls: whether less is better.
         limits: between which values the numbers lie, so that bands end there; shares lie between 0 and 1.
         measure: `fl.runs.columns.RoundContext` -> its number, or None if there is none. Columns without a `measure` are
             filled by what trains or evaluates.
@@ -43,6 +44,7 @@ class Column:
     label: str = ""
     log: bool = False
     span: float = 0.02
+    falls: bool = False
     limits: tuple[float, float] = (-math.inf, math.inf)
     measure: Callable[[Any], float | None] | None = None
 

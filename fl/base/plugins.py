@@ -65,17 +65,20 @@ def find(what: str, name: str) -> Callable[..., Any]:
 
     The working directory is searched last.
 
+    Args:
+        what: one of `GROUPS`, or the flag that takes an import path.
+
     Raises:
         FLError: for a module that is not there or fails, an attribute that it does not have, and what cannot be called.
 
     >>> find("models", "torch.nn:Identity")
     <class 'torch.nn.modules.linear.Identity'>
     """
-    flag = f"--{what.removesuffix('s')} {name}"
+    flag = f"--{what.removesuffix('s') if what in GROUPS else what} {name}"
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
-    point = installed(what).get(name)
+    point = installed(what).get(name) if what in GROUPS else None
     path, _, attribute = (point.value if point else name).partition(":")
     try:
         found: Any = import_module(path)
@@ -94,6 +97,25 @@ def find(what: str, name: str) -> Callable[..., Any]:
             raise FLError(f"{flag}: {getattr(found, '__name__', path)} has no {part}{hint}")
         found = getattr(found, part)
     return found
+
+
+def path_of(flag: str, function: Callable[..., Any]) -> str:
+    """Write the import path of a function, by which a run folder names it.
+
+    Raises:
+        FLError: for one that has no such path, as a lambda or a function inside of another one.
+
+    >>> path_of("loss", difflib.get_close_matches)
+    'difflib:get_close_matches'
+    """
+    name = getattr(function, "__qualname__", "")
+    path = f"{getattr(function, '__module__', '')}:{name}"
+    if not is_path(path) or find(flag, path) is not function:
+        raise FLError(
+            f"--{flag} {name or kind(function)}: a run folder names a function by its place in a file, and this one "
+            "has none: define it with `def` at the top level of a module"
+        )
+    return path
 
 
 def failed(error: BaseException) -> str:

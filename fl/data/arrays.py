@@ -11,7 +11,9 @@ from torch import Tensor
 
 from fl.base.errors import FLError, reason
 from fl.base.plugins import kind
+from fl.base.settings import choice
 
+TASKS = ("classification", "regression", "multilabel")
 _CHANNELS = (1, 3, 4)
 _GREY = ("L", "1", "LA")  # of Pillow's modes; those with more than 8 bits are refused, all others become RGB
 _NUMBERED = "y = np.unique(y, return_inverse=True); test_y = np.searchsorted({}, test_y)"  # the same number in both
@@ -28,11 +30,31 @@ def checked(
     test_owners: Any = None,
     classes: int | None = None,
     top: int = 255,
+    task: str = "classification",
+    names: Any = (),
 ) -> dict[str, Any]:
     """Check arrays and return the fields of a `Dataset`, see `Dataset.from_arrays`."""
+    choice("task", [task], TASKS)
     x, test_x = samples("x", x), samples("test_x", test_x)
     if (x.dtype, x.shape[1:]) != (test_x.dtype, test_x.shape[1:]):
         raise FLError(f"test_x is {form(test_x)} and x is {form(x)}: samples of both need one type and one shape")
+    _check_pixels(x, test_x, top)
+    fields: dict[str, Any] = {"x": x, "test_x": test_x, "top": int(top)}
+    fields |= _owners(owners, test_owners, len(x), len(test_x))
+    if task != "classification":
+        if classes is not None:
+            raise FLError(f"classes is for classification, and task is {task!r}: leave it out")
+        y, test_y = targets("y", y, x, task), targets("test_y", test_y, test_x, task)
+        if y.shape[1] != test_y.shape[1]:
+            raise FLError(f"y is {form(y)} and test_y is {form(test_y)}: give both as many columns")
+        return fields | {
+            "y": y,
+            "test_y": test_y,
+            "classes": y.shape[1],
+            "task": task,
+            "names": _names(names, y.shape[1]),
+        }
+    y, test_y, names = _numbered(y, test_y, names)
     y, test_y = labels("y", y, x), labels("test_y", test_y, test_x)
     if y.ndim != test_y.ndim:
         raise FLError(f"y is {form(y)} and test_y is {form(test_y)}: give both a label a sample, or one a token")
@@ -55,6 +77,10 @@ def checked(
             f"warning: labels go from 0 to {most}, and {absent} of these {count} classes have no training sample: "
             "give classes, or count labels from 0 without gaps"
         )
+    return fields | {"y": y, "test_y": test_y, "classes": int(count), "names": _names(names, int(count))}
+
+
+def _check_pixels(x: Tensor, test_x: Tensor, top: int) -> None:
     if not 1 <= top <= 255:
         raise FLError(f"top must lie between 1 and 255, got {top}: it is the largest value of a pixel")
     if x.dtype == torch.uint8 and (brightest := max(int(x.max()), int(test_x.max()))) > top:
@@ -64,8 +90,47 @@ def checked(
             f"warning: x holds floats from {x.min():g} to {x.max():g}, as pixels have, and models get floats as they "
             "are: divide x and test_x by 255, or give images as uint8 [N, C, H, W]"
         )
-    fields = {"x": x, "y": y, "test_x": test_x, "test_y": test_y, "classes": int(count), "top": int(top)}
-    return fields | _owners(owners, test_owners, len(x), len(test_x))
+
+
+def _names(names: Any, count: int) -> tuple[str, ...]:
+    names = tuple(map(str, names))
+    if names and (len(names) != count or len(set(names)) < count):
+        raise FLError(
+            f"names are {', '.join(names[:5])}{', ...' * (len(names) > 5)}: give {count} different ones, or none"
+        )
+    return names
+
+
+def _numbered(y: Any, test_y: Any, names: Any) -> tuple[Any, Any, Any]:
+    """Number classes that are given by name, in alphabetical order or that of `names`; others stay as they are."""
+    try:
+        given = [np.asarray(values) for values in (y, test_y)]
+    except Exception:  # which `tensor` explains
+        return y, test_y, names
+    if not all(each.dtype.kind in "SU" and each.ndim == 1 for each in given):
+        return y, test_y, names
+    order = [str(name) for name in (names if len(names) else np.unique(given[0]))]
+    places = {name: k for k, name in enumerate(order)}
+    for what, each in zip(("y", "test_y"), given):
+        if strange := [name for name in np.unique(each).tolist() if str(name) not in places]:
+            known = "names" if len(names) else "y"
+            raise FLError(f"{what} has a class {strange[0]!r}, which {known} does not have: leave its samples out")
+    return *([places[str(name)] for name in each.tolist()] for each in given), order
+
+
+def targets(name: str, value: Any, x: Tensor, task: str) -> Tensor:
+    """Convert what is to be predicted to float32: numbers [N, D], or 0 and 1 [N, labels]."""
+    y = tensor(name, value)
+    if len(y.shape) not in (1, 2) or len(y) != len(x) or not y.numel():
+        raise FLError(f"{name} is {form(y)}, and there are {len(x):,} samples: give [{len(x)}, D] for {task}")
+    if not (y if y.is_floating_point() else y.float()).isfinite().all():
+        raise FLError(f"{name} has a value that is not finite: leave such samples out")
+    if task == "multilabel":
+        if y.ndim == 1:
+            raise FLError(f"{name} is {form(y)}: several labels are [N, labels], with a 1 for each that a sample has")
+        if not ((y == 0) | (y == 1)).all():
+            raise FLError(f"{name} has other values than 0 and 1: give 1 for each label that a sample has")
+    return y.float().reshape(len(y), -1)
 
 
 def samples(name: str, value: Any) -> Tensor:
@@ -133,8 +198,8 @@ def _whole(name: str, y: Tensor) -> str:
     if bool((y == y.round()).all()) and len(y.unique()) == y.max() + 1 and y.min() == 0 and y.numel() == len(y):
         return f"labels are whole numbers, as in {name}{'.ravel()' * (y.ndim > 1)}.astype(int)"
     return (
-        "fl classifies only (no regression, and one class a sample), and labels are whole numbers from 0 on; where "
-        f"these are classes, number them, as in kinds, {_NUMBERED.format('kinds')}"
+        "labels are whole numbers from 0 on. To predict numbers give task='regression', several labels a sample "
+        f"task='multilabel'; where these are classes, number them, as in kinds, {_NUMBERED.format('kinds')}"
     )
 
 
@@ -186,16 +251,18 @@ def form(value: Tensor) -> str:
     return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
 
 
-def of_torch(train: Any, test: Any) -> dict[str, Any]:
+def of_torch(train: Any, test: Any, task: str) -> dict[str, Any]:
     """Read two data sets whose items are (sample, label) into x, y, test_x and test_y, see `Dataset.from_torch`."""
-    _check_classes(*(getattr(part, "class_to_idx", None) for part in (train, test)))
+    numbered = [getattr(part, "class_to_idx", None) for part in (train, test)]
+    _check_classes(*numbered)
+    names = sorted(numbered[0], key=numbered[0].get) if isinstance(numbered[0], dict) else ()
     for name, part in (("train", train), ("test", test)):
         if not (hasattr(part, "__len__") and hasattr(part, "__getitem__")):
             raise FLError(f"{name} is {kind(part)}: give a data set with len() and items (sample, label)")
-    return _stacked("train", train) | _stacked("test", test)
+    return {"names": names, **_stacked("train", train, task), **_stacked("test", test, task)}
 
 
-def of_huggingface(train: Any, test: Any, image: str, label: str, owner: str | None) -> dict[str, Any]:
+def of_huggingface(train: Any, test: Any, image: str, label: str, owner: str | None, task: str) -> dict[str, Any]:
     """Read two `datasets.Dataset` into x, y, test_x, test_y and owners, see `Dataset.from_huggingface`."""
     found: dict[str, Any] = {}
     for name, part in (("train", train), ("test", test)):
@@ -207,11 +274,12 @@ def of_huggingface(train: Any, test: Any, image: str, label: str, owner: str | N
             if column not in part.column_names:
                 raise FLError(f"{name} has no column {column!r}: there are {', '.join(part.column_names)}")
         only = part.select_columns([image, label])  # others need not be decoded
-        found |= _stacked(name, only, keys=(image, label))
+        found |= _stacked(name, only, task, keys=(image, label))
         if owner:
             found["owners" if name == "train" else "test_owners"] = np.asarray(part[owner][:])
-    _check_classes(*(getattr(part.features.get(label), "names", None) for part in (train, test)))
-    return found
+    train_names, test_names = (getattr(part.features.get(label), "names", None) for part in (train, test))
+    _check_classes(train_names, test_names)
+    return {"names": train_names or (), **found}
 
 
 def _check_classes(train: Any, test: Any) -> None:
@@ -224,15 +292,15 @@ def _check_classes(train: Any, test: Any) -> None:
         )
 
 
-def _stacked(name: str, part: Any, keys: tuple[str, str] | None = None) -> dict[str, Tensor]:
-    """Read all items of "train" or "test" into a tensor of samples and one of labels, int64.
+def _stacked(name: str, part: Any, task: str, keys: tuple[str, str] | None = None) -> dict[str, Tensor]:
+    """Read all items of "train" or "test" into a tensor of samples and one of labels.
 
     Args:
         keys: of the sample and the label in an item; None: an item is the pair of them.
     """
     if not len(part):
         raise FLError(f"{name} has no samples")
-    x, y = torch.empty(0), torch.empty(len(part), dtype=torch.int64)
+    x, y = torch.empty(0), []
     for k in range(len(part)):
         where = f"{name}[{k}]"
         try:
@@ -251,7 +319,11 @@ def _stacked(name: str, part: Any, keys: tuple[str, str] | None = None) -> dict[
                 "the data set a transform, such as torchvision.transforms.Resize((64, 64))"
             )
         x[k] = one
-        y[k] = _label(where, pair[1])
+        label = f"the label of {where}"
+        y.append(_label(where, pair[1]) if task == "classification" else tensor(label, pair[1]).double().flatten())
+        if task != "classification" and y[k].shape != y[0].shape:
+            raise FLError(f"{label} has {len(y[k])} numbers and that of {name}[0] has {len(y[0])}: give all as many")
+    y = torch.tensor(y) if task == "classification" else torch.stack(y)
     return {"x": x, "y": y} if name == "train" else {"test_x": x, "test_y": y}
 
 

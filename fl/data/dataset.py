@@ -51,6 +51,10 @@ class Dataset:
         owners, test_owners: the natural owner (e.g. writer) of each training and each test sample, int64 [N], on the
             CPU; None if the data set does not say.
         vocabulary: the word of each token, for `fl.data.text.decode`; empty for bytes and images.
+        names: of the classes (of several labels, or of the numbers), for tables; empty: they have none.
+        task: "classification"; "regression", where y are numbers, float32 [N, D]; or "multilabel", where y are float32
+            [N, labels], 1 for each label that a sample has and 0 for others. `classes` is then D, or the number of
+            labels: what a model has as outputs.
         origin: how it was loaded; None for data of your own. Whatever `dataclasses.replace` makes of a data set has
             none, since it may be other data.
     """
@@ -65,11 +69,17 @@ class Dataset:
     owners: Tensor | None = None
     test_owners: Tensor | None = None
     vocabulary: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    task: str = "classification"
     origin: Origin | None = field(default=None, init=False, repr=False, compare=False)
 
     def __repr__(self) -> str:
         shape = "x".join(map(str, self.x.shape[1:])) or "a number"
-        what = f"{self.classes:,} different tokens" if self.text else f"{self.classes} classes"
+        numbers = f"{self.classes} number{'s' * (self.classes > 1)} to predict"
+        several = f"{self.classes} labels, any number of which a sample has"
+        what = {"regression": numbers, "multilabel": several}.get(self.task, f"{self.classes} classes")
+        if self.text:
+            what = f"{self.classes:,} different tokens"
         lines = [f"{self.name}: {len(self.y):,} training and {len(self.test_y):,} test samples of {shape}, {what}"]
         if self.owners is not None:
             test = "" if self.test_owners is None else f", and {len(self.test_owners.unique()):,} the test samples"
@@ -88,6 +98,8 @@ class Dataset:
         *,
         test_owners: Any = None,
         top: int = 255,
+        task: str = "classification",
+        names: Any = (),
     ) -> "Dataset":
         """Make a data set of NumPy arrays, torch tensors or nested lists. They are checked, and never changed.
 
@@ -95,12 +107,15 @@ class Dataset:
             x: uint8 images [N, C, H, W], which models get in [-1, 1]; or floats, which models get as they are, in
                 float32: images [N, C, H, W], a table [N, F], or samples of any other shape; or integers [N, T], tokens.
                 They may share memory with the result.
-            y: a whole number for each sample, from 0 to classes - 1; for tokens it may also be the token that comes
-                after each, [N, T].
+            y: a whole number for each sample, from 0 to classes - 1, or the name of its class; for tokens it may also
+                be the token that comes after each, [N, T]. For "regression" numbers [N] or [N, D]; for "multilabel" 0
+                and 1 [N, labels].
             test_x, test_y: the same for the test set.
             owners, test_owners: a number or a name for each sample: who owns it by nature, for `partition="natural"`.
             classes: their number; None: as many as the labels (or tokens) show.
             top: the largest value of a uint8 pixel.
+            task: "classification", "regression" (bring numbers to a scale of about 1 first) or "multilabel".
+            names: of the classes, in the order of their numbers; of labels or of numbers to predict, as `y` has them.
 
         Raises:
             FLError: for what is no such data, in one line that names the array and the way out.
@@ -110,11 +125,18 @@ class Dataset:
         >>> data
         given: 6 training and 6 test samples of 3, 3 classes
         """
-        return cls(GIVEN, **arrays.checked(x, y, test_x, test_y, owners, test_owners, classes, top))
+        return cls(GIVEN, **arrays.checked(x, y, test_x, test_y, owners, test_owners, classes, top, task, names))
 
     @classmethod
     def from_torch(
-        cls, train: Any, test: Any, owners: Any = None, classes: int | None = None, *, test_owners: Any = None
+        cls,
+        train: Any,
+        test: Any,
+        owners: Any = None,
+        classes: int | None = None,
+        *,
+        test_owners: Any = None,
+        task: str = "classification",
     ) -> "Dataset":
         """Make a data set of two of torch or torchvision, whose items are (sample, label), such as an `ImageFolder`.
 
@@ -124,7 +146,7 @@ class Dataset:
         Args:
             train, test: with `len()` and items by number. Samples are Pillow's images (which become uint8), tensors or
                 arrays, all of one shape.
-            owners, classes, test_owners: see `from_arrays`.
+            owners, classes, test_owners, task: see `from_arrays`.
 
         Raises:
             FLError: as `from_arrays`, for samples of different sizes, and for parts that number classes differently.
@@ -133,12 +155,18 @@ class Dataset:
         >>> Dataset.from_torch(part, part).x.shape
         torch.Size([4, 3])
         """
-        found = arrays.of_torch(train, test)
-        return cls.from_arrays(**found, owners=owners, classes=classes, test_owners=test_owners)
+        found = arrays.of_torch(train, test, task)
+        return cls.from_arrays(**found, owners=owners, classes=classes, test_owners=test_owners, task=task)
 
     @classmethod
     def from_huggingface(
-        cls, train: Any, test: Any, image: str = "image", label: str = "label", owner: str | None = None
+        cls,
+        train: Any,
+        test: Any,
+        image: str = "image",
+        label: str = "label",
+        owner: str | None = None,
+        task: str = "classification",
     ) -> "Dataset":
         """Make a data set of two `datasets.Dataset`, such as `load_dataset(...)["train"]` and `["test"]`.
 
@@ -146,16 +174,22 @@ class Dataset:
             image: the column of the samples: images, or lists of numbers of one length.
             label: the column of the labels, whole numbers.
             owner: the column of the samples' natural owners, if they have some.
+            task: see `from_arrays`.
 
         Raises:
             FLError: as `from_torch`, and for columns that are not there.
         """
-        return cls.from_arrays(**arrays.of_huggingface(train, test, image, label, owner))
+        return cls.from_arrays(**arrays.of_huggingface(train, test, image, label, owner, task), task=task)
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """The shape of what a model gives for one sample: [classes], of text [T, classes]."""
+        return (*self.y.shape[1:], self.classes) if self.task == "classification" else (self.classes,)
 
     @property
     def text(self) -> bool:
         """Whether samples are sequences of tokens with a label for each token."""
-        return self.y.ndim == 2
+        return self.y.ndim == 2 and self.task == "classification"
 
     @property
     def tokens(self) -> bool:
@@ -251,4 +285,6 @@ def fingerprint(data: Dataset) -> dict[str, Any]:
             said[part] = arrays.form(values)
             digest.update(f"{part} {said[part]}".encode())
             digest.update(values.detach().cpu().contiguous().view(torch.uint8).numpy())
+    if data.task != "classification":
+        said["task"] = data.task
     return {**said, "classes": data.classes, "top": data.top, "sha256": digest.hexdigest()}

@@ -26,6 +26,7 @@ from fl.federation import Federation
 from fl.federation.attack import AttackOptions
 from fl.federation.client_models import ClientModels, Level
 from fl.federation.clients import Message, at_nodes
+from fl.federation.scores import SCORES, task_of
 from fl.federation.update import ClientUpdate
 from fl.models.architectures import announced
 from fl.models.search import Space, largest_within
@@ -119,6 +120,9 @@ class Remote:
 
     def begin(self, fed: Federation) -> None:
         """See `RemoteClients.begin`."""
+        if fed.data.task != "classification" or fed.metrics:
+            what = f"data for {fed.data.task}" if fed.data.task != "classification" else "--metrics"
+            raise FLError(f"clients on other machines are scored by accuracy and loss only, not with {what}: simulate")
         self.federation = fed
 
     def client_states(self, start: State) -> State:
@@ -237,7 +241,7 @@ class Remote:
         """See `RemoteClients.score`."""
         fed, seen = self.federation, {}
         parts, clients = held_out(fed), range(len(self.splits))
-        columns = ["accuracy", "loss", "perplexity" if fed.data.text else "f1"]
+        columns = list(SCORES[task_of(fed.data)])
         requests = [self._question(models, client, parts, seen) for client in clients]
 
         def read(k: int, answer: NodeMessage) -> dict[str, dict[str, float]]:

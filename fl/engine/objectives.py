@@ -20,6 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fl.engine import losses
+from fl.engine.losses import Loss
 from surgery import State
 
 Call: TypeAlias = Callable[[State, Tensor], Tensor]
@@ -32,6 +34,22 @@ def cross_entropy(call: Call, params: State, context: Any, batch: Batch) -> Tens
     """Mean cross entropy over the batch; of sequences, logits [B, T, V] for y [B, T], over all of their tokens."""
     x, y = batch
     return F.cross_entropy(call(params, x).flatten(0, -2), y.flatten())
+
+
+@lru_cache(maxsize=16)
+def mean_of(loss: Loss) -> Objective:
+    """The objective that is the mean of a loss over the batch; of sequences with a label a token, over all tokens.
+
+    Cached, because a new function would force a new graph capture.
+    """
+    if loss is losses.cross_entropy:
+        return cross_entropy
+
+    def mean_loss(call: Call, params: State, context: Any, batch: Batch) -> Tensor:
+        x, y = batch
+        return losses.each(loss, call(params, x), y).mean()
+
+    return mean_loss
 
 
 @lru_cache(maxsize=16)

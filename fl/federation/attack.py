@@ -103,6 +103,8 @@ def make_attack(
     """
     if not malicious:
         return None
+    if data.task != "classification" and options.kind != "shuffle":
+        raise FLError(f"--attack.kind {options.kind} turns samples into a class, and the data are for {data.task}")
     own = torch.cat([clients.train[client] for client in sorted(malicious)]).to(data.y.device)
     if options.kind == "shuffle":
         order = torch.randperm(len(own), generator=rng.torch("shuffled labels")).to(own.device)

@@ -130,7 +130,7 @@ def logits(fed: Any, level: Level, samples: Tensor, owners: Tensor) -> Tensor:
     groups = [group for group in zip(found, places, rows) if group[0] >= 0]
     # One row more than there are samples: models that predict side by side write there what fills them up.
     dtype = torch.promote_types(next(fed.model.parameters()).dtype, torch.float32)
-    result = torch.zeros(len(samples) + 1, *fed.data.y.shape[1:], fed.data.classes, dtype=dtype, device=device)
+    result = torch.zeros(len(samples) + 1, *fed.data.outputs, dtype=dtype, device=device)
     small = [group for group in groups if len(group[1]) <= _FEW] if _stackable(fed, level) else []
     large = [group for group in groups if len(group[1]) > _FEW] if small else groups
     for at, said in chain(_one_by_one(fed, level, large), _side_by_side(fed, level, small)):

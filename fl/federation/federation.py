@@ -15,7 +15,7 @@ from fl.data import Dataset
 from fl.distributed import current
 from fl.engine import Group, Job, progress, train
 from fl.engine.batches import filled, make_batches
-from fl.engine.objectives import Ascent, Objective, cross_entropy, masked
+from fl.engine.objectives import Ascent, Objective, masked
 from fl.engine.work import Meter, flops
 from fl.federation.attack import Attack
 from fl.federation.clients import RemoteClients
@@ -27,6 +27,7 @@ from fl.federation.last_value import LastValue
 from fl.federation.local_training import LocalObjective, LocalTraining
 from fl.federation.presence import Presence
 from fl.federation.requirements import REQUIREMENTS
+from fl.federation.scores import Metric
 from fl.federation.update import ClientUpdate
 from fl.models.fleet import Fleet, uniform
 from fl.models.init import Start
@@ -59,6 +60,7 @@ class Federation:
             server functions of methods do not look at it: `client_states` and `mean_of_clients` do what depends on it.
         attack: malicious clients and what they do; None: all are honest.
         defence: how the server averages, see `average` and `average_submodels`.
+        metrics: what evaluations measure beside the scores of every run.
         meter: adds up what the clients compute.
 
     >>> from fl.data import load
@@ -86,6 +88,7 @@ class Federation:
     remote: RemoteClients | None = None
     attack: Attack | None = None
     defence: Defence = Defence()
+    metrics: Sequence[Metric] = ()
     meter: Meter = field(default_factory=Meter, repr=False, compare=False)
     _classes: dict[int, Tensor] = field(init=False, default_factory=dict, repr=False, compare=False)
     _collected: LastValue = field(init=False, default_factory=LastValue, repr=False, compare=False)
@@ -231,7 +234,7 @@ class Federation:
         starts: States,
         clients: Sequence[int],
         rng: Rng,
-        objective: Objective = cross_entropy,
+        objective: Objective | None = None,
         context: Any = None,
         ascent: Ascent | None = None,
         per_sample: Tensor | None = None,
@@ -244,7 +247,7 @@ class Federation:
 
         Args:
             starts: a stack [K, ...]; or a list of K states of several architectures, which train as if one by one.
-            objective, ascent: see `fl.engine.objectives`.
+            objective, ascent: see `fl.engine.objectives`; None: the mean of the loss, `LocalTraining.objective`.
             context: the objective's input: tensors with a leading axis K; for a list of starts a list of K contexts.
             per_sample: [N, ...], values for each of the training samples, given to the objective with it.
             models: for a list of starts, the architecture of each; those that are the same object train together.
@@ -268,7 +271,7 @@ class Federation:
             models = [self.fleet[client].model if mixed and self.fleet else self.model for client in clients]
         cohort = Cohort(clients, models, starts)
         context = list(context or [{}] * k) if mixed else context or {}
-        each = LocalObjective(objective, context, ascent, per_sample)
+        each = LocalObjective(objective or self.local.objective, context, ascent, per_sample)
         passes = self.local.epochs * self.local.repeats * (2 if ascent else 1)
         for client, model in zip(clients, models):
             samples = self.local.samples_of_epoch(len(parts[client]), parts)

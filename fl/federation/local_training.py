@@ -8,10 +8,11 @@ from torch import Tensor
 
 from fl.base.errors import FLError
 from fl.data import Dataset
-from fl.engine import SGD, Optimizer, Precision, check
+from fl.engine import SGD, Optimizer, Precision, check, losses
 from fl.engine.augment import Augment
 from fl.engine.batches import LAST_BATCHES, filled
-from fl.engine.objectives import Ascent, Objective, cross_entropy
+from fl.engine.losses import Loss
+from fl.engine.objectives import Ascent, Objective, cross_entropy, mean_of
 from fl.engine.optimizers import Schedule
 from fl.federation.cohort import select
 from fl.partition.split import Parts
@@ -25,6 +26,7 @@ class LocalTraining:
         epochs: passes of a client over its samples in a round.
         batch_size: samples of a step; see `size_of_batches` for more than any client has.
         optimizer: what makes the steps; it starts afresh every round.
+        loss: what clients minimise the mean of, and the column `loss` measures, see `fl.engine.losses`.
         schedule: the factor of the learning rate in each round, see `fl.engine.optimizers.schedule`.
         repeats: steps that a client makes on each of its batches.
         augment: how training samples are changed at random.
@@ -43,6 +45,7 @@ class LocalTraining:
     epochs: int = 5
     batch_size: int = 50
     optimizer: Optimizer = SGD()
+    loss: Loss = losses.cross_entropy
     schedule: Schedule = lambda _: 1.0
     repeats: int = 1
     augment: Augment = Augment()
@@ -52,6 +55,11 @@ class LocalTraining:
     precision: Precision = Precision()
     last_batch: str = "filled"
     chosen: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def objective(self) -> Objective:
+        """The mean of the loss over a batch, which methods add terms to."""
+        return mean_of(self.loss)
 
     def size_of_batches(self, parts: Parts) -> int:
         """The samples of each step: `batch_size`, but no more than the client with most samples has.
@@ -76,6 +84,8 @@ class LocalTraining:
                 raise FLError(f"LocalTraining({name}={getattr(self, name)}): give {least} or more")
         if self.last_batch not in LAST_BATCHES:
             raise FLError(f"LocalTraining(last_batch={self.last_batch!r}): there are {', '.join(LAST_BATCHES)}")
+        if self.masked and data.task != "classification":
+            raise FLError(f"--masked-loss hides classes, and the data are for {data.task}: leave it out")
         check(self.backend, data.x.device, self.precision, self.last_batch == "partial")
         if data.text and (self.augment.crop or self.augment.flip):
             raise FLError("text is not cropped or flipped: leave --crop and --flip out")

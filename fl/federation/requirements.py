@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from fl.engine.losses import cross_entropy
 from fl.federation.defence import Defence
 from fl.models.architectures import ArchitectureOptions
 
@@ -23,6 +24,13 @@ class Requirement(NamedTuple):
 
 REQUIREMENTS = {
     "masked": Requirement("--masked-loss", lambda config: config.masked_loss, lambda fed: fed.local.masked),
+    "loss": Requirement(
+        "--loss, --label-smoothing and --class-weights",
+        lambda config: (
+            config.loss not in ("default", "cross_entropy") or config.label_smoothing or config.class_weights
+        ),
+        lambda fed: fed.local.loss is not cross_entropy,
+    ),
     "tampering": Requirement(
         "--attack and --defence",
         lambda config: config.attack.share or config.defence != Defence(),

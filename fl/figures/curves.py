@@ -14,8 +14,9 @@ from matplotlib.lines import Line2D
 
 from fl.analysis.groups import mean_and_spread
 from fl.base.columns import Due
+from fl.engine.losses import cross_entropy
 from fl.figures.style import COLORS, GREY, caption, finish, save, shorten
-from fl.runs.columns import columns
+from fl.runs.columns import columns, first_score
 from fl.runs.metrics import Row, selected
 from fl.runs.run import Run
 
@@ -87,7 +88,7 @@ def curve(axis: Axes, runs: Sequence[Sequence[Row]], key: str, label: str, look:
     """
     at, mean, std = mean_and_std(runs, key, along)
     axis.plot(at, mean, label=label, **look)
-    _band(axis, at, mean, std, look["color"], columns()[key].ends)
+    _band(axis, at, mean, std, look["color"], columns([key])[key].ends)
     if len(at) > 1 and at[-1] == at[-2]:
         axis.scatter(at[-1], mean[-1], s=16, color=look["color"], zorder=3)
 
@@ -137,7 +138,7 @@ def _draw(axis: Axes, panel: Panel, looks: Mapping[str, Look], along: str) -> No
             curve(axis, line.runs, panel.key, line.label, look, along)
             mark_levels(axis, line.runs[0], look["color"], along)
         elif values := [row[panel.key] for row in map(selected, line.runs) if panel.key in row]:
-            draw_level(axis, line.label, look, *mean_and_spread(values), columns()[panel.key].ends)
+            draw_level(axis, line.label, look, *mean_and_spread(values), columns([panel.key])[panel.key].ends)
 
 
 def draw_level(axis: Axes, label: str, look: Look, mean: float, std: float, ends: tuple[float, float]) -> None:
@@ -201,12 +202,17 @@ def two_wide(figure: Figure, number: int) -> list[Axes]:
     return [axis for _, axis in sorted(figure.subplot_mosaic(rows).items())]
 
 
-def run_figure(rows: Sequence[Row], title: str, path: Path) -> None:
-    """Draw the curves of one run: accuracy (global model, and the K models with their spread), loss and similarity."""
+def run_figure(rows: Sequence[Row], title: str, path: Path, what: str = "cross entropy") -> None:
+    """Draw the curves of one run: accuracy (global model, and the K models with their spread), loss and similarity.
+
+    Args:
+        what: the loss is.
+    """
     names = set().union(*rows)
     with_cosine = "models_cosine" in names
     figure = Figure(figsize=(7.6, 7.1 if with_cosine else 3.7), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)
+    score = first_score(names)
     accuracy, loss, *cosine = axes = two_wide(figure, 3 if with_cosine else 2)
 
     def line(axis: Axes, key: str, color: str, label: str) -> None:
@@ -215,19 +221,19 @@ def run_figure(rows: Sequence[Row], title: str, path: Path) -> None:
             lost = "" if math.isfinite(end) else f", then {end}"
             curve(axis, [rows], key, label + lost, {"color": color, "lw": 1.5 if color == COLORS[0] else 1.2})
 
-    line(accuracy, "accuracy", COLORS[0], "global model")
+    line(accuracy, score, COLORS[0], "global model")
     if "models_accuracy" in names:
         (at, mean, _), (_, std, _) = (mean_and_std([rows], f"models_{what}") for what in ("accuracy", "std"))
         _band(accuracy, at, mean, std, COLORS[1], (0, 1))
     line(accuracy, "models_accuracy", COLORS[1], "participants' models: mean,\nband: ± standard deviation")
     for part, color in (("valid", COLORS[4]), ("test", COLORS[2])):
-        line(accuracy, f"local_{part}_accuracy", color, f"clients' own {part} data (mean)")
-    finish(accuracy, "accuracy")
-    accuracy.set_ylabel("accuracy")
+        line(accuracy, f"local_{part}_{score}", color, f"clients' own {part} data (mean)")
+    finish(accuracy, score)
+    accuracy.set_ylabel("accuracy" if score == "accuracy" else "mean absolute error")
     line(loss, "loss", COLORS[0], "test, global model")
     line(loss, "train_loss", COLORS[1], "training, mean over participants")
     finish(loss, "loss")
-    loss.set_ylabel("cross entropy of a token" if "perplexity" in names else "cross entropy")
+    loss.set_ylabel(f"{what} of a token" if "perplexity" in names else what)
     for axis in cosine:
         line(axis, "models_cosine", COLORS[0], "")
         finish(axis, "models_cosine")
@@ -242,7 +248,8 @@ def run_figure(rows: Sequence[Row], title: str, path: Path) -> None:
 def leave_curves(run: Run) -> None:
     """Write curves.png into the run folder, once a round was done."""
     if run.rows:
-        run_figure(run.rows, run.config.title(), run.folder / "curves.png")
+        what = "cross entropy" if run.fed.local.loss is cross_entropy else "loss"
+        run_figure(run.rows, run.config.title(), run.folder / "curves.png", what)
 
 
 def comparison_figure(
@@ -301,7 +308,7 @@ def panels(measured: Sequence[Collection[str]]) -> list[str]:
     >>> panels([{"accuracy", "loss", "models_cosine", "local_test_accuracy"}])
     ['accuracy', 'local_test_accuracy', 'loss', 'models_cosine']
     """
-    labelled = {name: column for name, column in columns().items() if column.label}
+    labelled = {name: column for name, column in columns(sorted(set().union(*measured))).items() if column.label}
     keys = [name for due in get_args(Due) for name, column in labelled.items() if column.due == due]
     keys = list(dict.fromkeys(["accuracy", local := "local_test_accuracy", *keys]))
     everywhere, somewhere = set.intersection(*map(set, measured)), set().union(*measured)

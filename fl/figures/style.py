@@ -32,7 +32,7 @@ _FEW = 30  # a logarithmic axis whose ends differ by a smaller factor has ticks 
 
 def finish(axis: Axes, key: str, along: str = "round") -> None:
     """Finish the axes of a column's curves, once all curves are drawn."""
-    column = columns()[key]
+    column = columns([key])[key]
     dress(axis, column.label, percent=column.factor == 100, along=along)
     _settle(axis, column)
 

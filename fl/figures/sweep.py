@@ -25,7 +25,7 @@ from fl.figures.curves import (
     seeds_note,
 )
 from fl.figures.style import save, shorten
-from fl.runs.columns import columns
+from fl.runs.columns import columns, first_score
 
 _ROOM = 40  # characters that stand side by side below an axis
 _STEP = 0.015  # share of an axis between points of several lines at one value
@@ -39,7 +39,8 @@ def curves_figure(option: str, found: Found, title: str, path: Path) -> None:
     each value (Figs. 11 and 12). Methods that do not read the option are dashed.
     """
     results = [outcome(run) for runs in found.values() for run in runs]
-    key = "local_test_accuracy" if have_client_scores(results) else _metric(results)
+    key = _metric(results)
+    key = f"local_test_{first_score(results[0])}" if have_client_scores(results) else key
     short = _short(option)
     several = len({method for text, method in found if text}) > 1
     heads: dict[str, list[Line]] = {}
@@ -75,7 +76,7 @@ def values_figure(option: str, found: Found, title: str, path: Path) -> None:
     """
     results = {at: [outcome(run) for run in runs] for at, runs in found.items()}
     every = [result for members in results.values() for result in members]
-    keys = [_metric(every), *(["local_test_accuracy"] if have_client_scores(every) else [])]
+    keys = [_metric(every), *([f"local_test_{first_score(every[0])}"] if have_client_scores(every) else [])]
     keys += [name for name, one in others().items() if one.label and any(name in result for result in every)]
     values = list(dict.fromkeys(text for text, _ in found if text))
     lines = [Line(m, [], m, not read) for read in (True, False) for m in {m: 0 for t, m in found if bool(t) is read}]
@@ -86,7 +87,7 @@ def values_figure(option: str, found: Found, title: str, path: Path) -> None:
         having = {at: members for at, members in results.items() if all(key in result for result in members)}
         spreads = {at: mean_and_spread([result[key] for result in members]) for at, members in having.items()}
         for axis, part in zip(axes, together):
-            _values(axis, lines, part, looks, values, spreads, columns()[key].ends)
+            _values(axis, lines, part, looks, values, spreads, columns([key])[key].ends)
         for axis in axes:
             finish_panel(axis, key, xlabel=option)
             _name_values(axis, values)
@@ -182,4 +183,4 @@ def _note(references: Sequence[Line], short: str) -> list[str]:
 
 
 def _metric(results: Sequence[Mapping[str, float]]) -> str:
-    return "perplexity" if all("perplexity" in result for result in results) else "accuracy"
+    return "perplexity" if all("perplexity" in result for result in results) else first_score(results[0])

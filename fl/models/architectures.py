@@ -99,6 +99,11 @@ def choose(
     space = options.announce(base)
     n = len(clients)
     if options.choose == "zico":
+        if data.task != "classification":
+            raise FLError(
+                f"--architectures.choose zico scores models by their cross entropy, and the data are for {data.task}: "
+                "choose cycle, random, budget or given"
+            )
         split = hash((clients.train.samples.numpy().tobytes(), clients.train.offsets.numpy().tobytes()))
         known_by = fingerprint(data)["sha256"], split, batch_size, rng, take_largest
         key = (space, options.weak, options.deviation, *known_by)

@@ -150,7 +150,7 @@ def describe(name: str, model: Model, data: Dataset, width: Any = 1.0, depth: An
     made = _built(f"{GIVEN}:{maker}" if name == GIVEN else name, model, torch.Generator().manual_seed(0))
     name = f"{GIVEN}:{type(made).__name__}" if name == GIVEN else name
     _check_takes(name, made, data)
-    spec = _spec_class(model, made, data.tokens, data.x.shape[1:], data.y.shape[1:])
+    spec = _spec_class(model, made, data.tokens, data.x.shape[1:], data.outputs[:-1])
     return spec(name, num_classes=data.classes, width=width, depth=depth)
 
 
@@ -233,6 +233,11 @@ def _built(name: str, source: Model | None, generator: torch.Generator | None) -
     return model
 
 
+def _whats(data: Dataset) -> str:
+    what = {"regression": "numbers to predict", "multilabel": "labels"}.get(data.task, "classes")
+    return f"{data.classes} {what}"
+
+
 def _check_takes(name: str, model: nn.Module, data: Dataset) -> None:
     """Raise FLError unless training mode gives logits for two of the samples."""
     samples = data.x[:2].expand(2, *data.x.shape[1:]).cpu()
@@ -245,13 +250,15 @@ def _check_takes(name: str, model: nn.Module, data: Dataset) -> None:
             what = "tokens" if data.tokens else "numbers"
             table = "; is this a table? give floats, x.astype('float32')" if data.tokens and not data.text else ""
             raise FLError(f"{said(name)} does not take samples of {shape} {what}: {first_line(error)}{table}") from None
-    wanted = [2, *data.y.shape[1:], data.classes]
+    wanted = [2, *data.outputs]
     if not isinstance(output, Tensor) or list(output.shape) != wanted:
         found = list(output.shape) if isinstance(output, Tensor) else kind(output)
         raise FLError(
-            f"{said(name)} gives {found} for two samples in training, and the data have {data.classes} classes: it "
-            f"has to give logits {wanted}"
+            f"{said(name)} gives {found} for two samples in training, and the data have {_whats(data)}: it has to give "
+            f"{wanted}"
         )
+    if data.task == "regression":
+        return
     sums = output.double().sum(-1)
     if (output >= 0).all() and torch.isclose(sums, torch.ones_like(sums), atol=1e-3).all():
         raise FLError(

@@ -49,7 +49,7 @@ def deal(
     """Deal out samples to clients.
 
     Args:
-        labels: int64 [N]; [N, T] for text, which only some kinds can deal out.
+        labels: int64 [N]; [N, T] for text and float32 [N, D] for numbers, which only some kinds can deal out.
         kind: one of `KINDS`.
         rng: the partition is a function of it and the other arguments.
         minimum: samples that every client must have.
@@ -66,7 +66,7 @@ def deal(
     """
     choice("partition", [kind], KINDS)
     if labels.ndim > 1:
-        check_text_kind(kind)
+        check_text_kind(kind, "text has none" if not labels.is_floating_point() else "these are no classes")
     if clients > len(labels):
         raise FLError(f"{len(labels):,} samples cannot be dealt out to {clients:,} clients: use fewer --clients")
     chosen = KINDS[kind]
@@ -76,11 +76,11 @@ def deal(
     return chosen.deal(Task(labels, owners, clients, minimum, rng), settings)
 
 
-def check_text_kind(kind: str) -> None:
-    """Raise FLError for a partition that depends on class labels, which text does not have."""
+def check_text_kind(kind: str, why: str = "text has none") -> None:
+    """Raise FLError for a partition that depends on class labels, which text and numbers to predict do not have."""
     if not KINDS[kind].text:
         able = ", ".join(name for name, one in KINDS.items() if one.text)
-        raise FLError(f"--partition {kind} depends on class labels, and text has none: choose {able}")
+        raise FLError(f"--partition {kind} depends on class labels, and {why}: choose {able}")
 
 
 def overview() -> str:

@@ -108,6 +108,7 @@ def _read(folder: Path, holds_others: bool) -> Iterator[Listed]:
     if [row["round"] for row in rows] != [*range(1, len(rows) + 1)]:
         raise FLError(f"{FILE} does not hold rounds 1, 2, 3, ... once each")
     accuracies = [row["accuracy"] for row in rows if "accuracy" in row]
+    errors = [row["mae"] for row in rows if "mae" in row]
     place = folder / "summary.json"
     summary = _values(place, "JSON", json.loads) if place.exists() else {}  # none where the process was killed
     ended = len(rows) >= rounds or summary.get("complete") is True
@@ -118,7 +119,7 @@ def _read(folder: Path, holds_others: bool) -> Iterator[Listed]:
         data=str(settings.get("dataset")),
         model=str(settings.get("model")),
         rounds=f"{len(rows)}/{rounds}",
-        accuracy=f"{accuracies[-1]:.2%}" if accuracies else "-",
+        accuracy=f"{accuracies[-1]:.2%}" if accuracies else f"error {errors[-1]:.3g}" if errors else "-",
         state="running" if is_locked(folder) else state,
     )
 

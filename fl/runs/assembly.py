@@ -18,6 +18,7 @@ from fl.federation import Federation, LocalTraining
 from fl.federation.attack import draw_malicious, make_attack
 from fl.federation.clients import RemoteClients
 from fl.federation.presence import make_presence
+from fl.federation.scores import metric
 from fl.models import custom_model
 from fl.models.architectures import choose
 from fl.models.create import check_shape, weight_bytes
@@ -107,6 +108,7 @@ def build(
         attack=attack,
         defence=config.defence,
         presence=presence,
+        metrics=[metric(name, dataset) for name in config.metrics],
         truth=truth,
         remote=remote,
     )
@@ -154,6 +156,7 @@ def training(config: Config, dataset: data.Dataset) -> tuple[data.Dataset, Local
         last_batch=config.last_batch,
         optimizer=config.local_optimizer(),
         schedule=config.schedule(),
+        loss=config.local_loss(dataset),
         augment=augment,
         masked=config.masked_loss,
         backend=config.backend,

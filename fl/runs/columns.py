@@ -1,7 +1,7 @@
 """The columns of metrics.csv: of every run, and of methods."""
 
 import math
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -58,8 +58,19 @@ _FIRST = {
         beside_clients="global loss",
         digits=3,
         label="test loss",
+        falls=True,
         limits=(0, math.inf),
     ),
+    "mae": Column(
+        due="global",
+        heading="mean abs. error",
+        beside_clients="global abs. error",
+        digits=3,
+        label="test mean absolute error",
+        falls=True,
+        limits=(0, math.inf),
+    ),
+    "r2": Column(due="global", heading="R2", beside_clients="global R2", digits=3, label="test R2"),
     "f1": Column(due="global", heading="macro-F1 %", beside_clients="global F1 %", factor=100),
     "perplexity": Column(
         due="global",
@@ -68,6 +79,7 @@ _FIRST = {
         label="test perplexity",
         log=True,
         span=0.1,
+        falls=True,
         limits=(1, math.inf),
     ),
     "models_accuracy": Column(due="models", factor=100),
@@ -97,24 +109,39 @@ _CLIENT_SCORES = {
         due="global", heading="clients' acc. %", factor=100, label="mean test accuracy\non clients' own data"
     ),
     "std": Column(due="global", factor=100),
-    "loss": Column(due="global", digits=3),
+    "worst_tenth": Column(due="global", heading="worst tenth %", factor=100),
+    "loss": Column(due="global", digits=3, falls=True),
     "f1": Column(due="global", heading="clients' F1 %", factor=100),
     "f1_std": Column(due="global", factor=100),
-    "perplexity": Column(due="global", heading="clients' perplexity"),
+    "perplexity": Column(due="global", heading="clients' perplexity", falls=True),
+    "mae": Column(due="global", heading="clients' abs. error", digits=3, falls=True),
+    "mae_std": Column(due="global", digits=3),
+    "mae_worst_tenth": Column(due="global", heading="worst tenth's error", digits=3, falls=True),
+    "r2": Column(due="global", heading="clients' R2", digits=3),
 }
 
 _LAST = {f"local_valid_{name}": replace(column, heading="", label="") for name, column in _CLIENT_SCORES.items()}
 _LAST |= {f"local_test_{name}": column for name, column in _CLIENT_SCORES.items()}
 """Means and spreads over clients of the scores on their own samples."""
 
+_ASKED = {
+    "test_": Column(due="global", digits=3),
+    "local_valid_": Column(due="global", digits=3),
+    "local_test_": Column(due="global", digits=3),
+}
+"""The columns of metrics that were asked for (`fl.federation.scores.Metric`), by what their names begin with."""
 
-def columns() -> dict[str, Column]:
+
+def columns(names: Iterable[str] = ()) -> dict[str, Column]:
     """Return the columns of metrics.csv by name, from left to right; those of methods stand before `_LAST`.
+
+    Args:
+        names: of columns, such as those of a table's rows; metrics that were asked for among them come last.
 
     Raises FLError for a method that names one of the others as its own.
 
-    >>> columns()["accuracy"].heading
-    'final acc. %'
+    >>> columns()["accuracy"].heading, columns(["round", "test_roc_auc_ovr"])["test_roc_auc_ovr"].heading
+    ('final acc. %', 'roc_auc_ovr')
     """
     common = _FIRST | MEASURED
     mine: dict[str, Column] = {}
@@ -122,7 +149,30 @@ def columns() -> dict[str, Column]:
         if taken := [column for column in method.columns if column in common or column in _LAST]:
             raise FLError(f"{name} names {taken[0]!r} as a column of its own, which every run has: choose another name")
         mine |= {key: Column(column) if isinstance(column, type) else column for key, column in method.columns.items()}
-    return common | mine | _LAST
+    known = common | mine | _LAST
+    asked = {name: begin for name in names if name not in known for begin in _ASKED if name.startswith(begin)}
+    return known | {
+        name: replace(_ASKED[begin], heading=heading, beside_clients=f"global {heading}", label=heading)
+        if begin == "test_"
+        else replace(_ASKED[begin], heading=f"clients' {heading}" if begin == "local_test_" else "")
+        for name, begin in asked.items()
+        for heading in [name.removeprefix(begin)]
+    }
+
+
+def asked_for(fed: Federation) -> list[str]:
+    """Return the names of the columns of the metrics that a federation is asked for."""
+    parts = ["test", *(f"local_{part}" for part in evaluate.held_out(fed))] if fed.metrics else []
+    return [f"{part}_{name}" for part in parts for metric in fed.metrics for name in metric.names]
+
+
+def first_score(names: Container[str]) -> str:
+    """Return which score of the global model stands for a run: accuracy, or the error of numbers.
+
+    >>> first_score(["loss", "mae", "r2"])
+    'mae'
+    """
+    return "accuracy" if "accuracy" in names else "mae"
 
 
 def measure_columns(context: RoundContext, wanted: Container[str]) -> dict[str, float]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Container, Iterator, Sequence
 from functools import partial
+from math import prod
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -10,10 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fl.base.errors import FLError
 from fl.distributed import current
+from fl.engine.losses import Loss, cross_entropy, measured
 from fl.federation import Federation
 from fl.federation.client_models import ClientModels, predict, predict_all
 from fl.federation.cohort import Cohort, States, per_client
+from fl.federation.scores import SCORES, Metric, macro_f1, r2, task_of
 from fl.partition import Parts
 from surgery import cosine
 from surgery.transfer import download, upload
@@ -21,6 +25,8 @@ from surgery.transfer import download, upload
 Scores: TypeAlias = dict[str, list[dict[str, float]]]
 """Part ("valid", "test") -> the scores of each client on its own samples of it."""
 
+_ALWAYS = ("accuracy", "loss", "mae", "f1", "perplexity")
+"""Scores that are numbers unless a model has failed, which the mean then shows."""
 _LOGITS = 2**24  # of one piece of the samples: a whole test set of text has far too many for memory
 _SAMPLES = 2**14  # in one piece of the clients' samples
 
@@ -29,23 +35,25 @@ class _Tally(NamedTuple):
     """The predictions of models, still on their device: nothing has waited for them yet. A token of text is a sample.
 
     Attributes:
-        loss: float64 [N]. right: [N], whether the most likely class is the label's.
-        predicted, labels: [N]; None for text, where they are not needed.
+        columns: what the scores of the task are made of, by name, [N, ...].
         sizes: how many of the N samples, which are in the clients' order, belong to each client; on the host.
     """
 
-    loss: Tensor
-    right: Tensor
-    predicted: Tensor | None
-    labels: Tensor | None
+    columns: dict[str, Tensor]
     sizes: tuple[int, ...]
 
 
-def score(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, classes: int) -> dict[str, float]:
-    """Measure accuracy, mean cross entropy (`loss`), and macro-F1 for images (`f1`) or perplexity for text.
+_Pieces: TypeAlias = Iterator[tuple[Tensor, Tensor]]
+"""Outputs and labels of one piece of the samples after another."""
+
+
+def score(
+    predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, classes: int, loss: Loss = cross_entropy
+) -> dict[str, float]:
+    """Measure accuracy, mean loss, and macro-F1 for images (`f1`) or perplexity for text.
 
     The F1 is scikit-learn's, over the classes in labels or predictions. In text all tokens count alike, and the
-    perplexity is exp(loss).
+    perplexity is exp(mean cross entropy).
 
     Args:
         predict: samples -> logits [n, classes], of text [n, T, classes]; it is called with so many samples at
@@ -57,70 +65,89 @@ def score(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, classes: in
     >>> round(score(lambda x: torch.zeros(*x.shape, 5), torch.ones(2, 3), torch.ones(2, 3).long(), 5)["perplexity"], 9)
     5.0
     """
-    return _scores([_tally(_pieces(predict, x, y, classes), y.ndim > 1, (y.numel(),))])[0][0]
+    task = "text" if y.ndim > 1 else "classification"
+    return _scores([_tally(_pieces(predict, x, y, classes), task, loss, (y.numel(),))], task)[0][0]
 
 
-def _pieces(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, classes: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Logits [n, classes] and labels [n] of one piece of the samples after another; for text n counts tokens."""
-    size = max(1, _LOGITS // (classes * y[0].numel()))
+def _pieces(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, classes: int) -> _Pieces:
+    size = max(1, _LOGITS // (classes * (1 if y.is_floating_point() else y[0].numel())))
     for some, labels in zip(x.split(size), y.split(size)):
-        yield predict(some).flatten(0, -2), labels.flatten()
+        yield predict(some), labels
 
 
-def _tally(pieces: Iterator[tuple[Tensor, Tensor]], text: bool, sizes: Sequence[int]) -> _Tally:
-    loss, predicted, every = [], [], []
-    for logits, labels in pieces:
-        loss.append(F.cross_entropy(logits.double(), labels, reduction="none"))
-        predicted.append(logits.argmax(1))
-        every.append(labels)
-    loss, predicted, labels = map(torch.cat, (loss, predicted, every))
-    kept = (None, None) if text else (predicted, labels)
-    return _Tally(loss, predicted == labels, *kept, tuple(sizes))
-
-
-def _scores(tallies: Sequence[_Tally]) -> list[list[dict[str, float]]]:
-    """The scores of each client of each tally, as `score` returns them; waits for the device once."""
-    columns = iter(download([t for tally in tallies for t in tally[:4] if t is not None]))
-    result = []
-    for tally in tallies:
-        loss, right, *classes = (next(columns).numpy() for t in tally[:4] if t is not None)
-        owners = np.repeat(np.arange(len(tally.sizes)), tally.sizes)
-        accuracy, mean = (np.bincount(owners, values, len(tally.sizes)) / tally.sizes for values in (right, loss))
-        if classes:
-            name, third = "f1", macro_f1(*(column.astype(np.int64) for column in classes), owners)
-        else:
-            with np.errstate(over="ignore"):
-                name, third = "perplexity", np.exp(mean)
-        rows = zip(accuracy.tolist(), mean.tolist(), third.tolist())
-        result.append([dict(zip(("accuracy", "loss", name), row)) for row in rows])
-    return result
-
-
-def macro_f1(predicted: np.ndarray, labels: np.ndarray, owners: np.ndarray) -> np.ndarray:
-    """Compute scikit-learn's macro-F1 of each owner's samples, float64 [owners].
-
-    That is the mean of 2 TP / (labels + predictions) over the classes in labels or predictions. It is computed for all
-    owners at once, since scikit-learn takes milliseconds for each.
+def _tally(pieces: _Pieces, task: str, loss: Loss, sizes: Sequence[int], outputs: bool = False) -> _Tally:
+    """Collect the columns of a task.
 
     Args:
-        predicted, labels, owners: integers [N]; each owner from 0 on has a sample.
-
-    >>> macro_f1(np.array([0, 0, 1]), np.array([0, 1, 1]), np.array([0, 0, 1]))
-    array([0.33333333, 1.        ])
+        outputs: whether also the outputs themselves, which metrics take.
     """
-    n, classes = owners.max() + 1, max(predicted.max(), labels.max()) + 1
-    true, said, hit = (
-        np.bincount((owners * classes + column)[chosen], minlength=n * classes).reshape(n, classes)
-        for column, chosen in ((labels, ...), (predicted, ...), (labels, predicted == labels))
-    )
-    known = true + said > 0
-    each = np.divide(2 * hit, true + said, out=np.zeros(known.shape), where=known)
-    return each.sum(1) / known.sum(1)
+    every: dict[str, list[Tensor]] = {}
+    for given, labels in pieces:
+        found = {"loss": measured(loss, given, labels)}
+        if task == "text":
+            if loss is not cross_entropy:
+                found["nats"] = measured(cross_entropy, given, labels)
+            found["right"] = (given.argmax(-1) == labels).flatten()
+        elif task == "classification":
+            found |= {"predicted": given.argmax(1), "labels": labels}
+        elif task == "multilabel":
+            found |= {"predicted": given > 0, "labels": labels}
+        else:
+            found |= {"predicted": given, "labels": labels}
+        if outputs:
+            found["outputs"] = given
+        for name, column in found.items():
+            every.setdefault(name, []).append(column)
+    return _Tally({name: torch.cat(columns) for name, columns in every.items()}, tuple(sizes))
+
+
+def _scores(tallies: Sequence[_Tally], task: str, metrics: Sequence[Metric] = ()) -> list[list[dict[str, float]]]:
+    """The scores of each client of each tally; waits for the device once."""
+    values = iter(download([column for tally in tallies for column in tally.columns.values()]))
+    return [_of_owners({name: next(values).numpy() for name in t.columns}, t.sizes, task, metrics) for t in tallies]
+
+
+def _of_owners(
+    columns: dict[str, np.ndarray], sizes: Sequence[int], task: str, metrics: Sequence[Metric]
+) -> list[dict[str, float]]:
+    """The scores of each owner of samples, which follow one another, in the order of `SCORES`."""
+    owners = np.repeat(np.arange(len(sizes)), sizes)
+
+    def mean(values: np.ndarray) -> np.ndarray:
+        return np.bincount(owners, values, len(sizes)) / sizes
+
+    found = {"loss": mean(columns["loss"])}
+    if task == "text":
+        with np.errstate(over="ignore"):
+            found["perplexity"] = np.exp(mean(columns["nats"]) if "nats" in columns else found["loss"])
+        found["accuracy"] = mean(columns["right"])
+    elif task == "regression":
+        predicted, labels = columns["predicted"].astype(np.float64), columns["labels"].astype(np.float64)
+        found |= {"mae": mean(np.abs(predicted - labels).mean(1)), "r2": r2(predicted, labels, owners)}
+    else:
+        predicted, labels = columns["predicted"].astype(np.int64), columns["labels"].astype(np.int64)
+        right = predicted == labels
+        found["accuracy"] = mean(right if right.ndim == 1 else right.all(1))
+        found["f1"] = macro_f1(predicted, labels, owners)
+    rows = [dict(zip(SCORES[task], row)) for row in zip(*(found[name].tolist() for name in SCORES[task]))]
+    if metrics:
+        ends = np.cumsum(sizes)[:-1]
+        each = zip(rows, np.split(columns["outputs"], ends), np.split(columns["labels"], ends))
+        rows = [
+            row | {k: v for one in metrics for k, v in one(outputs, labels).items()} for row, outputs, labels in each
+        ]
+    return rows
 
 
 def evaluate_global(fed: Federation, predict: Callable[[Tensor], Tensor]) -> dict[str, float]:
-    """Score the deployed model on the common test set."""
-    return score(predict, fed.data.test_x, fed.data.test_y, fed.data.classes)
+    """Score the deployed model on the common test set; metrics that were asked for begin with `test_`."""
+    data, task = fed.data, task_of(fed.data)
+    pieces = _pieces(predict, data.test_x, data.test_y, data.classes)
+    tally = _tally(
+        pieces, task, fed.local.loss, (len(data.test_y) if task != "text" else data.test_y.numel(),), bool(fed.metrics)
+    )
+    (row,) = _scores([tally], task, fed.metrics)[0]
+    return {name if name in SCORES[task] else f"test_{name}": value for name, value in row.items()}
 
 
 def honest_cohort(fed: Federation, states: States, clients: Sequence[int], kept: Sequence[bool]) -> Cohort:
@@ -147,6 +174,8 @@ def evaluate_models(fed: Federation, cohort: Cohort) -> dict[str, float]:
     """
     if not cohort.clients:
         return {}
+    if fed.data.task != "classification":
+        raise FLError(f"--eval-client-models-every counts right classes, and the data are for {fed.data.task}: use 0")
     text, states, reported = fed.data.text, per_client(cohort.states), fed.reported_classes(cohort.clients)
 
     def sums(row: int) -> Tensor:
@@ -155,6 +184,7 @@ def evaluate_models(fed: Federation, cohort: Cohort) -> dict[str, float]:
         total = torch.zeros(3, dtype=torch.float64, device=classes.device)
         predict = partial(fed.predict, state, model=model)
         for logits, labels in _pieces(predict, fed.data.test_x, fed.data.test_y, fed.data.classes):
+            logits, labels = logits.flatten(0, -2), labels.flatten()
             counts = [(logits.argmax(1) == labels).sum()]
             if text:
                 counts.append(F.cross_entropy(logits.double(), labels, reduction="sum"))
@@ -217,27 +247,30 @@ def score_clients(fed: Federation, models: Callable[[], ClientModels]) -> Scores
     if fed.remote:
         return fed.remote.score(models())
     # What is masked of a text depends on its place among the samples that a model is asked for: each client's own.
-    logits = _of_each if fed.local.augment.mask else _of_all
-    used, tokens, text = models(), fed.data.y[0].numel(), fed.data.text
-    tallies = [_tally(logits(fed, used, each), text, (each.sizes * tokens).tolist()) for each in parts.values()]
-    return dict(zip(parts, _scores(tallies)))
+    outputs = _of_each if fed.local.augment.mask else _of_all
+    used, task, loss = models(), task_of(fed.data), fed.local.loss
+    tokens = fed.data.y[0].numel() if task == "text" else 1
+    tallies = [
+        _tally(outputs(fed, used, each), task, loss, (each.sizes * tokens).tolist(), bool(fed.metrics))
+        for each in parts.values()
+    ]
+    return dict(zip(parts, _scores(tallies, task, fed.metrics)))
 
 
-def _of_each(fed: Federation, models: ClientModels, parts: Parts) -> Iterator[tuple[Tensor, Tensor]]:
-    """Like `_pieces`, for one client after another."""
+def _of_each(fed: Federation, models: ClientModels, parts: Parts) -> _Pieces:
+    """The pieces of one client after another."""
     for client, index in enumerate(parts):
         index = upload(index, fed.data.x.device)
         call = partial(predict, fed.predict, models.levels, client, mean=models.mean)
         yield from _pieces(call, fed.data.x[index], fed.data.y[index], fed.data.classes)
 
 
-def _of_all(fed: Federation, models: ClientModels, parts: Parts) -> Iterator[tuple[Tensor, Tensor]]:
-    """Like `_pieces`, for all clients together, in their order."""
-    size = max(1, min(_SAMPLES, _LOGITS // (fed.data.classes * fed.data.y[0].numel())))
+def _of_all(fed: Federation, models: ClientModels, parts: Parts) -> _Pieces:
+    """The pieces of all clients together, in their order."""
+    size = max(1, min(_SAMPLES, _LOGITS // prod(fed.data.outputs)))
     owners = torch.arange(len(parts)).repeat_interleave(parts.sizes)
     for samples, whose in zip(parts.samples.split(size), owners.split(size)):
-        labels = fed.data.y[upload(samples, fed.data.y.device)]
-        yield predict_all(fed, models, samples, whose).flatten(0, -2), labels.flatten()
+        yield predict_all(fed, models, samples, whose), fed.data.y[upload(samples, fed.data.y.device)]
 
 
 def silent(scores: Scores) -> set[int]:
@@ -250,7 +283,11 @@ def silent(scores: Scores) -> set[int]:
 
 
 def summarise_clients(scores: Scores, left_out: Container[int] = ()) -> dict[str, float]:
-    """Average scores over clients, which all count alike; of accuracy and macro-F1 also the standard deviation.
+    """Average scores over clients, which all count alike, with how unequal they are.
+
+    Of the first score (accuracy; of numbers the mean absolute error) also the standard deviation (`std`, `mae_std`) and
+    the mean over the worst tenth of the clients, at least one (`worst_tenth`, `mae_worst_tenth`); of macro-F1 the standard deviation. Clients for
+    whom a score is not defined do not count in its mean.
 
     Args:
         left_out: clients that do not count, such as malicious ones.
@@ -258,15 +295,20 @@ def summarise_clients(scores: Scores, left_out: Container[int] = ()) -> dict[str
     >>> rows = [{"accuracy": 0.5, "loss": 1.0, "f1": 0.25}, {"accuracy": 1.0, "loss": 2.0, "f1": 0.75}]
     >>> summarise_clients({"test": rows})  # doctest: +NORMALIZE_WHITESPACE
     {'local_test_accuracy': 0.75, 'local_test_loss': 1.5, 'local_test_f1': 0.5,
-     'local_test_std': 0.25, 'local_test_f1_std': 0.25}
+     'local_test_std': 0.25, 'local_test_worst_tenth': 0.5, 'local_test_f1_std': 0.25}
     """
     result = {}
     for part, every in scores.items():
         if not (rows := [row for client, row in enumerate(every) if client not in left_out]):
             continue
         columns = {key: torch.tensor([row[key] for row in rows], dtype=torch.float64) for key in rows[0]}
-        result |= {f"local_{part}_{key}": column.mean().item() for key, column in columns.items()}
-        for key, name in (("accuracy", "std"), ("f1", "f1_std")):
-            if key in columns:
-                result[f"local_{part}_{name}"] = columns[key].std(correction=0).item()
+        means = {key: column.mean() if key in _ALWAYS else column.nanmean() for key, column in columns.items()}
+        result |= {f"local_{part}_{key}": mean.item() for key, mean in means.items()}
+        first = next(iter(columns))  # as in SCORES
+        of = "" if first == "accuracy" else f"{first}_"
+        result[f"local_{part}_{of}std"] = columns[first].std(correction=0).item()
+        worst = columns[first].sort(descending=first == "mae").values[: max(1, len(rows) // 10)]
+        result[f"local_{part}_{of}worst_tenth"] = worst.mean().item()
+        if "f1" in columns:
+            result[f"local_{part}_f1_std"] = columns["f1"].std(correction=0).item()
     return result

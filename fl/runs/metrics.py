@@ -15,7 +15,8 @@ from fl.base.errors import FLError
 from fl.base.files import LARGEST, regular, writing
 from fl.base.tables import csv_rows, write_csv
 from fl.federation import Federation
-from fl.runs.columns import columns
+from fl.federation.scores import SCORES, task_of
+from fl.runs.columns import columns, first_score
 from fl.runs.evaluate import Scores, held_out
 
 FILE, CLIENTS = "metrics.csv", "clients.csv"
@@ -28,11 +29,12 @@ class Metrics:
     Args:
         path: the CSV file, which is written anew.
         rows: those of an earlier, interrupted run, see `kept`.
+        asked: the columns of metrics that were asked for, see `fl.runs.columns.asked_for`.
     """
 
-    def __init__(self, path: Path, rows: Sequence[Row] = ()) -> None:
+    def __init__(self, path: Path, rows: Sequence[Row] = (), asked: Sequence[str] = ()) -> None:
         self.path, self.rows = path, list(rows)
-        self.kinds = {name: column.kind for name, column in columns().items()}
+        self.kinds = {name: column.kind for name, column in columns(asked).items()}
         self.columns = list(self.kinds)
         write_csv(path, self.columns, ([row.get(name, "") for name in self.columns] for row in self.rows))
 
@@ -59,8 +61,8 @@ def kept(path: Path, done: int, wanted: Callable[[Row], set[str]]) -> list[Row]:
     Raises:
         FLError: for a table that lacks rounds, or has a column that is no metric.
     """
-    due = {name: column.due for name, column in columns().items()}
     rows = check_rows(path, done, known=None)
+    due = {name: column.due for name, column in columns(_names(rows)).items()}
     rows = [{k: v for k, v in row.items() if due.get(k, "round") in {"round", *wanted(row)}} for row in rows]
     if strange := [name for row in rows for name in row if name not in due]:
         raise FLError(
@@ -86,14 +88,14 @@ class ClientTable:
         if not self.parts:
             return
         self.sizes = list(zip(*(getattr(fed.clients, part).sizes.tolist() for part in ("train", "valid", "test"))))
-        whats = ("accuracy", "loss", "f1" if fed.data.y.ndim == 1 else "perplexity")
+        whats = (*SCORES[task_of(fed.data)], *(name for metric in fed.metrics for name in metric.names))
         scores = [f"{part}_{what}" for part in self.parts for what in whats]
         columns = ["client", "round", "train", "valid", "test", *scores]
         try:
             before = csv_rows(_text(self.path, most=None), "round") if self.path.exists() else []
         except (ValueError, csv.Error):
             before = []
-        rounds = [str(row["round"]) for row in rows if "accuracy" in row]
+        rounds = [str(row["round"]) for row in rows if "loss" in row]
         kept = [row for row in before if row["round"] in rounds]
         wanted = [(number, str(client)) for number in rounds for client in range(len(self.sizes))]
         if [(row["round"], row.get("client")) for row in kept] != wanted or any([*row] != columns for row in kept[:1]):
@@ -120,7 +122,7 @@ def checksums(rows: Sequence[Row]) -> list[str]:
 
     It has a part for each kind of evaluation: a resumed run may drop one that only an earlier end made, see `kept`.
     """
-    due = {name: column.due for name, column in columns().items()} | {"seconds": None}
+    due = {name: column.due for name, column in columns(_names(rows)).items()} | {"seconds": None}
     parts = [[{k: v for k, v in row.items() if due.get(k, "round") == part} for part in get_args(Due)] for row in rows]
     texts = [[json.dumps(part, sort_keys=True).encode() if part else b"" for part in row] for row in parts]
     return [" ".join(f"{zlib.crc32(text):08x}" if text else "" for text in row) for row in texts]
@@ -151,40 +153,54 @@ def selected(rows: Sequence[Row]) -> Row:
     It is the evaluated round with the smallest mean validation loss (the first one in case of a tie), or the last
     evaluated round if clients do not validate. Empty if no round was evaluated.
 
-    >>> rows = [{"round": r, "accuracy": 0.5, "local_valid_loss": loss} for r, loss in ((1, 2.0), (2, 1.0), (3, 3.0))]
+    >>> rows = [{"round": r, "loss": 0.5, "local_valid_loss": loss} for r, loss in ((1, 2.0), (2, 1.0), (3, 3.0))]
     >>> selected(rows)["round"]
     2
     """
-    measured = [row for row in rows if "accuracy" in row]
+    measured = evaluated(rows)
     validated = [row for row in measured if "local_valid_loss" in row]
     if not validated:
         return measured[-1] if measured else {}
     return min(validated, key=lambda row: (math.isnan(row["local_valid_loss"]), row["local_valid_loss"]))
 
 
-def best(rows: Sequence[Row]) -> Row:
+def evaluated(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of rounds after which the global model was evaluated."""
+    return [row for row in rows if "loss" in row]
+
+
+def best(rows: Sequence[Row], by: str = "auto") -> Row:
     """Find the best evaluated round, the first of equal ones.
 
-    It is that of the smallest mean validation loss where clients validate, else that of the highest test accuracy.
-    Empty if no round was evaluated.
+    It is that of the smallest mean validation loss where clients validate, else that of the highest test accuracy (of
+    numbers: the least error). Empty if no round was evaluated.
 
-    >>> best([{"round": r, "accuracy": a} for r, a in ((1, 0.5), (2, 0.75), (3, 0.75))])["round"]
-    2
+    Args:
+        by: the column that is judged by instead.
+
+    >>> rows = [{"round": r, "accuracy": a, "loss": 1 - a / r} for r, a in ((1, 0.5), (2, 0.75), (3, 0.75))]
+    >>> best(rows)["round"], best(rows, by="loss")["round"]
+    (2, 1)
     """
-    measured = [row for row in rows if "accuracy" in row]
-    if any("local_valid_loss" in row for row in measured):
-        return selected(measured)
-    return max(measured, key=lambda row: row["accuracy"], default={})
+    measured = evaluated(rows)
+    if by == "auto":
+        if any("local_valid_loss" in row for row in measured):
+            return selected(measured)
+        by = first_score(_names(measured))
+    measured = [row for row in measured if by in row]
+    sign = -1 if measured and columns([by])[by].falls else 1
+    return max(measured, key=lambda row: (not math.isnan(row[by]), sign * row[by]), default={})
 
 
-def evaluations_since_best(rows: Sequence[Row]) -> int:
+def evaluations_since_best(rows: Sequence[Row], by: str = "auto") -> int:
     """Count the evaluations after the best one.
 
-    >>> evaluations_since_best([{"round": r, "accuracy": a} for r, a in ((1, 0.5), (2, 0.75), (3, 0.5), (4, 0.75))])
+    >>> scores = (0.5, 0.75, 0.5, 0.75)
+    >>> evaluations_since_best([{"round": r, "accuracy": a, "loss": 1} for r, a in enumerate(scores, start=1)])
     2
     """
-    least = best(rows).get("round", 0)
-    return sum("accuracy" in row and row["round"] > least for row in rows)
+    least = best(rows, by).get("round", 0)
+    return sum(row["round"] > least for row in evaluated(rows))
 
 
 def read(path: Path) -> list[Row]:
@@ -203,6 +219,10 @@ def read(path: Path) -> list[Row]:
     return rows
 
 
+def _names(rows: Sequence[Row]) -> set[str]:
+    return set().union(*rows)
+
+
 def _text(path: Path, most: int | None = LARGEST) -> str:
     return regular(path, most).read_bytes().decode()  # with the ends of lines as they are
 
@@ -211,7 +231,7 @@ def _rows(path: Path) -> list[Row]:
     try:
         texts = csv_rows(_text(path), "round")
         rows = [{key: float(value) for key, value in row.items() if value} for row in texts]
-        kinds = {name: column.kind for name, column in columns().items()}
+        kinds = {name: column.kind for name, column in columns(_names(rows)).items()}
         if any(row["round"] < 1 or row["round"] % 1 for row in rows):
             raise ValueError
         # Columns of methods that are not here any more are floats.

@@ -80,6 +80,8 @@ class Pathways:
             raise FLError(f"{len(x)} samples, {len(y)} labels: a new client is judged by one labelled sample or more")
         if self.spec.tokens is None and not x.is_floating_point():
             raise FLError(f"the images are {x.dtype}: give floats in [-1, 1], as Dataset.normalise makes them")
+        if y.is_floating_point():
+            raise FLError("the labels are floats: a new client is judged by classes, whole numbers")
         low, high, classes = int(y.min()), int(y.max()), self.spec.num_classes
         if classes and not 0 <= low <= high < classes:
             raise FLError(f"there are labels from {low} to {high}: the models know 0 to {classes - 1}")

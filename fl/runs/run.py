@@ -33,7 +33,7 @@ from fl.models.custom_model import Model
 from fl.partition import KINDS
 from fl.runs import checkpoint, evaluate, metrics
 from fl.runs.assembly import build, resolve_inputs
-from fl.runs.columns import RoundContext, measure_columns
+from fl.runs.columns import RoundContext, asked_for, columns, first_score, measure_columns
 from fl.runs.folder import fixed, load_initial_weights, restore_server, save_architectures, save_initial_weights
 from fl.runs.lock import SETTINGS
 from fl.runs.metrics import FILE, ClientTable, Metrics, Row
@@ -96,6 +96,7 @@ class Run:
         config = resolve_inputs(config, dataset, model)
         if not restore:
             fed, algorithm = build(config, dataset, model, remote=remote)
+            check_best_by(config, fed)
             server = check_server(algorithm.init())
             return cls(config, fed, algorithm, folder, server, 0, checkpoint.custom_inputs(config, fed))
         config.check_registered(folder)
@@ -137,7 +138,7 @@ class Run:
             _log.warning(f"warning: {config.spread()} leaves {there - used:,} of {there:,} training samples unused")
         rows = metrics.kept(folder / FILE, done, lambda row: run.due(row["round"]))
         run.table = ClientTable(folder, fed, rows)  # it may be refused, and metrics.csv is then as it was
-        run.metrics = Metrics(folder / FILE, rows)
+        run.metrics = Metrics(folder / FILE, rows, asked_for(fed))
         return run
 
     @property
@@ -157,13 +158,13 @@ class Run:
     @property
     def over(self) -> bool:
         """Whether --patience says that training has brought nothing better for too long."""
-        return 0 < self.config.patience <= metrics.evaluations_since_best(self.rows)
+        return 0 < self.config.patience <= metrics.evaluations_since_best(self.rows, self.config.best_by)
 
     def advance(self, server: Server, number: int) -> None:
         """Go on to the server after a round whose row is in the table."""
         self.server, self.done = server, number
         regular = number % self.config.eval_every == 0  # not only since the run ends here, perhaps to be trained on
-        if self.config.keep_best and regular and metrics.best(self.rows)["round"] == number:
+        if self.config.keep_best and regular and metrics.best(self.rows, self.config.best_by)["round"] == number:
             personal = ALGORITHMS[self.config.algorithm[0]].clients == "personalized"
             parts = server if personal else {"global": server["global"]}
             named = checkpoint.flatten({**parts, "statistics": self.fed.statistics(server["global"])})
@@ -206,6 +207,15 @@ class Run:
         return summary
 
 
+def check_best_by(config: Config, fed: Federation) -> None:
+    """Raise FLError for a --best-by that no evaluation of this run measures."""
+    known = {name: column for name, column in columns(asked_for(fed)).items() if column.due == "global"}
+    measured = {*evaluate.SCORES[evaluate.task_of(fed.data)], *asked_for(fed), "attack_success"}
+    able = [n for n in known if n in measured or n.startswith(tuple(f"local_{p}_" for p in evaluate.held_out(fed)))]
+    if config.best_by not in ("auto", *able):
+        raise FLError(f"--best-by {config.best_by} is not measured by this run: there are {', '.join(able)}")
+
+
 def rounds(run: Run) -> Iterator[int]:
     """Do the rounds that are left with a progress bar, add a row of metrics for each, and yield their numbers."""
     config, terminal = run.config, sys.stderr.isatty()
@@ -217,14 +227,14 @@ def rounds(run: Run) -> Iterator[int]:
         mininterval=0.1 if terminal else 30,
         dynamic_ncols=True,
     )
-    began, last, accuracy = 0.0, 0.0, ""
+    began, last, reached = 0.0, 0.0, ""
 
     def count(done: float, clients: int) -> None:
         nonlocal last
         now = time.monotonic()
         if now - began >= _LONG and now - last >= _OFTEN:
             last = now
-            bar.set_postfix_str(", ".join(filter(None, (accuracy, f"client {min(int(done), clients)}/{clients}"))))
+            bar.set_postfix_str(", ".join(filter(None, (reached, f"client {min(int(done), clients)}/{clients}"))))
 
     with bar, logging_redirect_tqdm(), progress.shown(count) if terminal else nullcontext():
         for number in range(run.done + 1, config.rounds + 1):
@@ -232,9 +242,9 @@ def rounds(run: Run) -> Iterator[int]:
                 return
             began = time.monotonic()
             row = one_round(run, number)
-            if "accuracy" in row:
-                accuracy = f"accuracy {row['accuracy']:.2%}"
-            bar.set_postfix_str(accuracy, refresh=False)
+            if (score := first_score(row)) in row:
+                reached = f"{score} {columns()[score].text(row[score])}"
+            bar.set_postfix_str(reached, refresh=False)
             bar.update()
             yield number
 

@@ -15,12 +15,16 @@ from fl.base.errors import FLError
 from fl.base.settings import Flag, changed, marks, written
 from fl.models.init import Start
 from fl.runs.assembly import pick_device
-from fl.runs.columns import columns
+from fl.runs.columns import columns, first_score
 from fl.runs.folder import run_name
-from fl.runs.metrics import FILE, Metrics, Row, evaluations_since_best, read, selected
+from fl.runs.metrics import FILE, Metrics, Row, evaluated, evaluations_since_best, read, selected
 from fl.runs.metrics import best as judged_best
 from fl.settings import Config
 
+_SECOND = {"f1": "macro-F1", "perplexity": "perplexity", "r2": "R2"}
+_WORDS = {"accuracy": "accuracy", "mae": "mean absolute error"} | _SECOND
+_SPREAD = {"accuracy": "local_test_std", "mae": "local_test_mae_std"}
+"""What sentences call the scores of a run; those of `_SECOND` stand beside the first."""
 _LOSSES = ("train_loss", "loss", "local_valid_loss", "local_test_loss")
 
 
@@ -30,19 +34,21 @@ def summarise(config: Config, metrics: Metrics, rounds: int, start: Start | None
     Args:
         diverged: why training could not go on, if it could not.
     """
-    evaluated = [row for row in metrics.rows if "accuracy" in row]
+    rows = evaluated(metrics.rows)
+    score = first_score(rows[-1]) if rows else "accuracy"
     chosen = selected(metrics.rows)
-    local = [key for key in chosen if key.startswith("local_")] if "local_test_accuracy" in chosen else []
-    best = max(evaluated, key=lambda row: row["accuracy"], default={})
-    early = rounds < config.rounds and 0 < config.patience <= evaluations_since_best(metrics.rows)
+    local = [key for key in chosen if key.startswith("local_")] if f"local_test_{score}" in chosen else []
+    best = judged_best(rows, score)
+    judged = judged_best(metrics.rows, config.best_by)
+    early = rounds < config.rounds and 0 < config.patience <= evaluations_since_best(metrics.rows, config.best_by)
     return {
         "algorithm": config.algorithm[0],
         "seed": config.seeds[0],
         "rounds": rounds,
         "complete": rounds == config.rounds or early,
-        **({"stopped": {"patience": config.patience, "best": judged_best(metrics.rows)["round"]}} if early else {}),
-        "final": evaluated[-1] if evaluated else {},
-        "best": {key: best[key] for key in ("round", "accuracy") if key in best},
+        **({"stopped": {"patience": config.patience, "best": judged["round"]}} if early else {}),
+        "final": rows[-1] if rows else {},
+        "best": {key: best[key] for key in ("round", score) if key in best},
         "selected": {key: chosen[key] for key in ("round", *local)} if local else {},
         **({"init": {"source": start.source, "sha256": start.sha256, "drawn": start.left}} if start else {}),
         "seconds": sum(row["seconds"] for row in metrics.rows),
@@ -74,7 +80,7 @@ def describe(summary: dict) -> str:
 
     There is a third one if clients have test data of their own, and one if it failed.
     """
-    known = columns()
+    known = columns({**summary["final"], **summary["selected"]})
     final, best, chosen = (
         {name: known[name].text(value) for name, value in summary[part].items() if name in known}
         for part in ("final", "best", "selected")
@@ -82,17 +88,19 @@ def describe(summary: dict) -> str:
     head = f"\n{summary['algorithm']}, seed {summary['seed']}:"
     if not final:
         return f"{head} no round was evaluated"
-    other = f"perplexity {final['perplexity']}" if "perplexity" in final else f"macro-F1 {final['f1']}"
+    score = first_score(final)
+    what, other = _WORDS[score], ", ".join(f"{_WORDS[name]} {final[name]}" for name in _SECOND if name in final)
+    asked = {name.removeprefix("test_"): value for name, value in final.items() if name.startswith("test_")}
+    other += "".join(f", {name} {value}" for name, value in asked.items())
     if "attack_success" in final:
         other += f"; the trigger turns {final['attack_success']} of the images"
     more = ""
     if chosen:
         which = ", of the smallest validation loss" if "local_valid_loss" in chosen else ""
-        scores = f"accuracy {chosen['local_test_accuracy']} ± {chosen['local_test_std']}, " + (
-            f"macro-F1 {chosen['local_test_f1']} ± {chosen['local_test_f1_std']}"
-            if "local_test_f1" in chosen
-            else f"perplexity {chosen['local_test_perplexity']}"
-        )
+        scores = f"{what} {chosen[f'local_test_{score}']} ± {chosen[_SPREAD[score]]}"
+        for name in (name for name in _SECOND if f"local_test_{name}" in chosen):
+            spread = f" ± {chosen['local_test_f1_std']}" if name == "f1" else ""
+            scores += f", {_WORDS[name]} {chosen[f'local_test_{name}']}{spread}"
         more = f"\nclients' own test data in round {chosen['round']}{which}: {scores} (± over clients)"
     if "failed" in summary:
         more += (
@@ -102,7 +110,7 @@ def describe(summary: dict) -> str:
         times = "evaluation" if stopped["patience"] == 1 else f"{stopped['patience']} evaluations"
         more += f"\nstopped early: the last {times} brought nothing better than round {stopped['best']}"
     return (
-        f"{head} test accuracy {final['accuracy']} in round {final['round']}, best {best['accuracy']} in round "
+        f"{head} test {what} {final[score]} in round {final['round']}, best {best[score]} in round "
         f"{best['round']}; loss {final['loss']}, {other}{more}\n{summary['seconds']:.0f} s of training"
     )
 
@@ -114,7 +122,8 @@ def advice(config: Config, folder: Path) -> str:
     lines = {"results": f"{where}/", "figure": f"{where}/{'comparison.png' if several else 'curves.png'}"}
     if not (config.lr_schedule != "constant" or config.joining or config.leaving):  # more rounds would change these
         tables = [folder / run_name(one) / FILE for one in runs] if several else [folder / FILE]
-        left = [evaluations_since_best(read(path)) < config.patience for path in tables if path.exists()]
+        waited = [evaluations_since_best(read(path), config.best_by) for path in tables if path.exists()]
+        left = [number < config.patience for number in waited]
         patient = " --patience 0" if config.patience and not all(left) else ""
         lines["train on"] = f"{program('run')} --resume {where} --rounds {2 * config.rounds}{patient}"
     if not several and config.algorithm[0] not in methods_of("heterogeneous") and (others := _comparison(config)):

@@ -12,6 +12,7 @@ from fl import data, models
 from fl.algorithms import ALGORITHMS, OPTIONS, methods_of
 from fl.algorithms.method import KINDS as METHOD_KINDS
 from fl.base.errors import FLError
+from fl.base.plugins import path_of
 from fl.base.settings import (
     Above0,
     AtLeast0,
@@ -34,8 +35,9 @@ from fl.base.settings import (
 )
 from fl.data import Dataset, Origin, TextOptions
 from fl.data import overview as data_sets
-from fl.engine import SGD, Adam, Optimizer, backend_names
+from fl.engine import SGD, Adam, Optimizer, backend_names, losses
 from fl.engine.batches import LAST_BATCHES
+from fl.engine.losses import Loss
 from fl.engine.optimizers import SCHEDULES, Schedule, schedule
 from fl.engine.precision import NAMES as PRECISIONS
 from fl.federation.attack import AttackOptions
@@ -184,6 +186,8 @@ _SGD, _STEP = OnlyWith("optimizer", "sgd"), OnlyWith("lr_schedule", "step")
 _EXECUTION, _FREE = Role(compared=False), Role(compared=False, resumable=True)
 _Methods = Annotated[tuple[str, ...], several(str, "NAME,...", items=ALGORITHMS)]
 _Betas = Annotated[tuple[float, ...], several(float, "FLOAT,FLOAT", least=0, below=1)]
+_Weights = Annotated[tuple[float, ...], several(float, "FLOAT,...", empty="none", least=0)]
+_Metrics = Annotated[tuple[str, ...], several(str, "NAME,...", empty="none")]
 _HeldOut = Annotated[float, number(float, least=0, below=1)]
 
 
@@ -253,6 +257,16 @@ class Fields(DataSettings):
     """weight decay, added to the gradient"""
     clip: Annotated[AtLeast0, _RARE] = 0.0
     """clip a client's gradient to this norm; 0 is off"""
+    loss: Annotated[str, tyro.conf.arg(metavar="NAME|MODULE:FUNCTION")] = losses.DEFAULT
+    """what clients minimise: cross_entropy or focal for classes; mse, mae or huber for numbers; bce for several labels
+    a sample; your own: module:function from (outputs, targets) to the loss of each sample; default is cross_entropy,
+    mse or bce, as the data are"""
+    label_smoothing: Annotated[_HeldOut, OnlyWith("loss", "default", "cross_entropy"), _RARE] = 0.0
+    """cross_entropy: share of a label that is spread over all classes"""
+    focal_gamma: Annotated[AtLeast0, OnlyWith("loss", "focal"), _RARE] = 2.0
+    """focal: how much less samples count that are classified well already (Lin et al.: 2)"""
+    class_weights: Annotated[_Weights, _RARE] = ()
+    """factor of the loss of each class's samples, one number for each class; for bce of the labels that are 1"""
     masked_loss: Annotated[bool, _RARE] = False
     """set the logits of classes that a client does not have to 0 while it trains (HeteroFL, FedFA)"""
     lr_schedule: Annotated[str, one_of(*SCHEDULES)] = "constant"
@@ -270,6 +284,14 @@ class Fields(DataSettings):
 
     attack: Annotated[AttackOptions, _RARE] = AttackOptions()
     defence: Annotated[Defence, _RARE] = Defence()
+
+    metrics: Annotated[_Metrics, Role(compared=False)] = ()
+    """further metrics of the global model and of clients' own data: scikit-learn's scorers, such as roc_auc_ovr or
+    balanced_accuracy; precision_per_class, recall_per_class or f1_per_class; your own: module:function from (outputs,
+    targets) to a number"""
+    best_by: Annotated[str, Role(resumable=True), _RARE, tyro.conf.arg(metavar="COLUMN")] = "auto"
+    """column of metrics.csv by which --patience and --keep-best find the best round, such as f1, loss or
+    test_roc_auc_ovr; auto is the mean validation loss where clients validate, else the test accuracy"""
 
     seeds: Annotated[tuple[int, ...], several(int, "INT,...", least=0, below=2**32), Role(compared=False)] = (0,)
     """one run for each seed, which determines the split, the initial weights, the sampling and the batches"""
@@ -313,11 +335,16 @@ class Fields(DataSettings):
     client joins or leaves"""
 
     def __post_init__(self) -> None:
+        asked = self.metrics if isinstance(self.metrics, tuple | list) else (self.metrics,)
+        paths = (path_of("metrics", one) if callable(one) else one for one in asked)
+        object.__setattr__(self, "metrics", tuple(paths))
         for one in fields(self):  # Config(width=0.5, seeds=[0, 1], algorithm="fedavg") says what it means
             value = getattr(self, one.name)
             if types_of(one.type)[1] and not isinstance(value, tuple):
                 with suppress(TypeError):  # which `check` explains
                     object.__setattr__(self, one.name, from_yaml(one.type, value))
+        if callable(self.loss):
+            object.__setattr__(self, "loss", path_of("loss", self.loss))
         if isinstance(self.algorithm, tuple):  # papers write FedAvg+
             names = (
                 f"{name[:-1]}_plus" if isinstance(name, str) and name.endswith("+") else name for name in self.algorithm
@@ -329,6 +356,11 @@ class Fields(DataSettings):
         if self.optimizer == "adam":
             return Adam(self.lr, *self.betas, weight_decay=self.weight_decay, clip=self.clip)
         return SGD(self.lr, self.momentum, self.weight_decay, self.nesterov, self.clip)
+
+    def local_loss(self, dataset: Dataset) -> Loss:
+        """What clients minimise the mean of, for such data."""
+        smoothing, gamma, weights = self.label_smoothing, self.focal_gamma, self.class_weights
+        return losses.by_name(self.loss, dataset.task, smoothing, gamma, weights, dataset.classes)
 
     def schedule(self) -> Schedule:
         """The factor of the learning rate in each round."""

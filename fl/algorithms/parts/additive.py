@@ -1,12 +1,13 @@
 """Levels of models whose logits are added up for each client, and what clients' validation data say of them (FeMAM)."""
 
 from collections.abc import Sequence
+from math import prod
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fl.base.errors import FLError
+from fl.engine.losses import measured
 from fl.federation import Federation
 from fl.federation.client_models import Level, count, logits
 from fl.federation.last_value import LastValue
@@ -30,7 +31,7 @@ class Cache:
         every = torch.cat([samples for samples, _ in parts])
         if len(every.unique()) < len(every):
             raise FLError("logits are kept for each sample, and some sample has two places: give clients disjoint data")
-        if (size := 4 * fed.data.y.numel() * fed.data.classes) > _LIMIT:
+        if (size := 4 * len(fed.data.y) * prod(fed.data.outputs)) > _LIMIT:
             raise FLError(
                 f"FeMAM's logits of every sample take {size / 1e9:.0f} GB, more than {_LIMIT / 1e9:.0f}: take fewer "
                 "--samples, or of text --text.tokens byte or a smaller --text.vocabulary"
@@ -45,7 +46,7 @@ class Cache:
             return known
         data = self._fed.data
         if not levels:
-            return torch.zeros(*data.y.shape, data.classes, device=data.x.device)
+            return torch.zeros(len(data.y), *data.outputs, device=data.x.device)
         *below, newest = levels
         table = self.table(below).clone()  # whoever has that one keeps it as it is
         for samples, owners in self._parts:
@@ -81,7 +82,7 @@ class Validation:
         return losses, ~losses.isnan().all(0)
 
     def losses(self, levels: Sequence[Level], more: Sequence[Level | None]) -> Tensor:
-        """Mean cross entropy of each client: float64 [len(more), clients], on the CPU.
+        """Mean loss of each client: float64 [len(more), clients], on the CPU.
 
         Args:
             levels: those whose logits are remembered.
@@ -89,8 +90,8 @@ class Validation:
         """
         values = []
         for newest in more:
-            flat = self._logits(levels, newest).double().flatten(0, -2)
-            values.append(F.cross_entropy(flat, self._labels.flatten(), reduction="none").view(self._labels.shape))
+            loss = measured(self._fed.local.loss, self._logits(levels, newest), self._labels)
+            values.append(loss.view(self._labels.shape) if self._fed.data.text else loss)
         return self._means(values)
 
     def accuracy(self, levels: Sequence[Level], newest: Level) -> float:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fl.algorithms.parts.clustering import Clustering, aggregate, centre, starts_of
 from fl.base.rng import Rng
-from fl.engine.objectives import Batch, Call, Objective, cross_entropy, proximal
+from fl.engine.objectives import Batch, Call, Objective, proximal
 from fl.federation import Federation, traffic
 from fl.federation.client_models import Level
 from fl.federation.clients import Message
@@ -33,7 +33,7 @@ class Kind:
 
     def objective(self) -> Objective:
         """What a participant minimises (B.2, B.5): the loss, and the pull if there is one."""
-        return proximal(self.lam) if self.lam else cross_entropy
+        return proximal(self.lam, self.fed.local.objective) if self.lam else self.fed.local.objective
 
     def begin(self, model: State) -> Stack:
         """The level's models, all of which begin as this one."""
@@ -106,7 +106,7 @@ class ClusterLevel(Kind):
 
     def objective(self) -> Objective:
         """The loss, times the client's share of all samples if that is asked for, and the pull (B.4)."""
-        loss = _weighted if self.share_gradients else cross_entropy
+        loss = _weighted(self.fed.local.objective) if self.share_gradients else self.fed.local.objective
         return proximal(self.lam, loss) if self.lam else loss
 
     def collect(self, level: Level, clients: Sequence[int], update: ClientUpdate, rng: Rng) -> Level:
@@ -169,5 +169,8 @@ def handed_out(
     return traffic.more(metrics, model, down=metrics["bytes_down"] * copies / participants)
 
 
-def _weighted(call: Call, params: State, context: Any, batch: Batch) -> Tensor:
-    return context["weight"] * cross_entropy(call, params, context, batch)
+def _weighted(objective: Objective) -> Objective:
+    def weighted(call: Call, params: State, context: Any, batch: Batch) -> Tensor:
+        return context["weight"] * objective(call, params, context, batch)
+
+    return weighted

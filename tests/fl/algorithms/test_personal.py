@@ -344,7 +344,7 @@ def test_the_global_model_of_fedrep_stays_if_every_client_failed_in_one_half(mak
 def test_the_copy_of_pfedme_has_no_gradient():
     """Which would take the memory of one more model for each client."""
     theta, w = (torch.tensor([[value]], requires_grad=True) for value in (1.0, 2.0))
-    objective = enveloped(0.5, 0.0)
+    objective = enveloped(cross_entropy, 0.5, 0.0)
     batch = torch.ones(1, 1), torch.zeros(1, dtype=torch.int64)
     loss = objective(lambda params, x: x @ params["theta"], {"theta": theta, "w": w}, {}, batch)
     gradients = torch.autograd.grad(loss, (theta, w), allow_unused=True)

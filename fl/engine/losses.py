@@ -1,0 +1,136 @@
+"""What a model's outputs are judged by: losses by name, or a function of your own.
+
+A loss takes (outputs, targets) of n samples and returns the loss of each, [n]; clients minimise the mean over a batch.
+Outputs are logits [n, classes] for classes [n] (a token of text is a sample), numbers [n, D] for numbers [n, D], and
+logits [n, labels] for several labels a sample, 0 or 1 [n, labels].
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fl.base.errors import FLError
+from fl.base.plugins import find, is_path
+
+Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+
+DEFAULT = "default"
+_DEFAULTS = {"classification": "cross_entropy", "regression": "mse", "multilabel": "bce"}
+NAMES = {"cross_entropy": "classification", "focal": "classification", "mse": "regression", "mae": "regression"}
+NAMES |= {"huber": "regression", "bce": "multilabel"}
+"""Loss -> the task that it is for."""
+
+
+def each(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Compute the loss of each sample, [n]; of sequences with a label a token, of each token, [n * T]."""
+    if targets.is_floating_point():
+        return loss(outputs, targets)
+    return loss(outputs.flatten(0, -2), targets.flatten())
+
+
+def measured(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Compute the same for an evaluation, in float64; other losses than cross entropy in the outputs' type.
+
+    A loss of your own may hold tensors of that type.
+    """
+    return each(loss, outputs.double() if loss is cross_entropy else outputs, targets).double()
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross entropy of each sample: the loss of classification unless another one is asked for."""
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+def by_name(
+    name: str, task: str, smoothing: float = 0.0, gamma: float = 2.0, weights: Sequence[float] = (), outputs: int = 0
+) -> Loss:
+    """Make a loss.
+
+    Args:
+        name: one of `NAMES`; "default" is cross_entropy, mse or bce (binary cross entropy), as the task is; or the
+            import path `module:function` of your own.
+        task: "classification", "regression" or "multilabel", see `fl.Dataset`.
+        smoothing: of the labels in cross_entropy (Szegedy et al., CVPR 2016, section 7).
+        gamma: the exponent of focal, (1 - p)^gamma times the cross entropy (Lin et al., ICCV 2017, equation 4).
+        weights: of the classes, in cross_entropy and focal; in bce, of the labels where they are 1. A sample's loss is
+            multiplied by its class's weight; the mean is over the samples, whatever they weigh.
+        outputs: how many the model has, which are as many as there are weights.
+
+    Raises:
+        FLError: for an unknown name, a loss of another task, and weights that do not fit.
+
+    >>> loss = by_name("cross_entropy", "classification", weights=(1.0, 3.0), outputs=2)
+    >>> loss(torch.zeros(2, 2), torch.tensor([0, 1]))
+    tensor([0.6931, 2.0794])
+    """
+    if is_path(name):
+        if weights or smoothing:
+            raise FLError(
+                f"--class-weights and --label-smoothing are for losses by name, not for {name}: leave them out"
+            )
+        return _own(name, find("loss", name))
+    chosen = _DEFAULTS[task] if name == DEFAULT else name
+    if chosen not in NAMES:
+        raise FLError(f"unknown --loss {name}: there are {', '.join(NAMES)}, or module:function of your own")
+    if NAMES[chosen] != task:
+        able = ", ".join(one for one, its in NAMES.items() if its == task)
+        raise FLError(f"--loss {name} is for {NAMES[chosen]}, and the data are for {task}: choose {able}")
+    if weights and len(weights) != outputs:
+        raise FLError(
+            f"--class-weights gives {len(weights)} weights, and the model has {outputs} outputs: give one each"
+        )
+    if chosen == "cross_entropy" and not smoothing and not weights:
+        return cross_entropy
+    if smoothing and chosen != "cross_entropy":
+        raise FLError(f"--label-smoothing is for cross_entropy, not for {chosen}: leave it out")
+    if weights and task == "regression":
+        raise FLError("--class-weights are for classes, and the targets are numbers: leave them out")
+    return _made(chosen, smoothing, gamma, tuple(weights))
+
+
+def _own(name: str, loss: Loss) -> Loss:
+    def checked(outputs: Tensor, targets: Tensor) -> Tensor:
+        each = loss(outputs, targets)
+        if not isinstance(each, Tensor) or each.shape != outputs.shape[:1]:
+            found = list(each.shape) if isinstance(each, Tensor) else type(each).__name__
+            raise FLError(
+                f"--loss {name} returns {found} for {len(outputs)} samples: let it return the loss of each, "
+                f"[{len(outputs)}], as torch's losses do with reduction='none'"
+            )
+        return each
+
+    return checked
+
+
+def _made(name: str, smoothing: float, gamma: float, weights: tuple[float, ...]) -> Loss:
+    def weight(like: Tensor) -> Tensor | None:
+        return torch.tensor(weights, dtype=like.dtype, device=like.device) if weights else None
+
+    def smoothed(outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, targets, weight(outputs), reduction="none", label_smoothing=smoothing)
+
+    def focal(outputs: Tensor, targets: Tensor) -> Tensor:
+        each = F.cross_entropy(outputs, targets, reduction="none")
+        certain = (-each).exp()
+        scale = (1 - certain).clamp(min=0) ** gamma
+        return scale * each * (weight(outputs)[targets] if weights else 1)
+
+    def bce(outputs: Tensor, targets: Tensor) -> Tensor:
+        targets = targets.to(outputs.dtype)
+        each = F.binary_cross_entropy_with_logits(outputs, targets, pos_weight=weight(outputs), reduction="none")
+        return each.mean(1)
+
+    def of_numbers(apart: Callable[..., Tensor]) -> Loss:
+        return lambda outputs, targets: apart(outputs, targets.to(outputs.dtype), reduction="none").mean(1)
+
+    return {
+        "cross_entropy": smoothed,
+        "focal": focal,
+        "bce": bce,
+        "mse": of_numbers(F.mse_loss),
+        "mae": of_numbers(F.l1_loss),
+        "huber": of_numbers(F.huber_loss),
+    }[name]

@@ -1,0 +1,233 @@
+"""What is measured of predictions: the scores of each task, and metrics by name.
+
+The scores of every run are computed for all clients at once, since scikit-learn takes milliseconds for each; tests hold
+them to scikit-learn's. Metrics that are asked for are scikit-learn's own scorers, or functions of yours.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.metrics import get_scorer, get_scorer_names, precision_recall_fscore_support
+
+from fl.base.errors import FLError
+from fl.base.plugins import failed, find, is_path
+from fl.data import Dataset
+
+SCORES = {
+    "classification": ("accuracy", "loss", "f1"),
+    "text": ("accuracy", "loss", "perplexity"),
+    "regression": ("mae", "loss", "r2"),
+    "multilabel": ("accuracy", "loss", "f1"),
+}
+"""What every evaluation measures, by the task; text is what has a label for each token."""
+
+_PER_CLASS = {"precision_per_class": 0, "recall_per_class": 1, "f1_per_class": 2}
+_MANY = 200  # classes with a column of their own
+
+
+def task_of(data: Dataset) -> str:
+    """Name the task of a data set, as `SCORES` does.
+
+    >>> from fl.data import load
+    >>> task_of(load("digits"))
+    'classification'
+    """
+    return "text" if data.text else data.task
+
+
+def macro_f1(predicted: np.ndarray, labels: np.ndarray, owners: np.ndarray) -> np.ndarray:
+    """Compute scikit-learn's macro-F1 of each owner's samples, float64 [owners].
+
+    That is the mean of 2 TP / (labels + predictions) over the classes in labels or predictions; of several labels a
+    sample, over all labels, where one that nobody has or predicts counts as 0.
+
+    Args:
+        predicted, labels: integers [N], or of several labels 0 and 1 [N, labels].
+        owners: integers [N]; each owner from 0 on has a sample.
+
+    >>> macro_f1(np.array([0, 0, 1]), np.array([0, 1, 1]), np.array([0, 0, 1]))
+    array([0.33333333, 1.        ])
+    """
+    n = owners.max() + 1
+    if labels.ndim > 1:
+        said, true, hit = (_sums(values, owners) for values in (predicted, labels, predicted * labels))
+        return np.divide(2 * hit, true + said, out=np.zeros(true.shape), where=true + said > 0).mean(1)
+    classes = max(predicted.max(), labels.max()) + 1
+    true, said, hit = (
+        np.bincount((owners * classes + column)[chosen], minlength=n * classes).reshape(n, classes)
+        for column, chosen in ((labels, ...), (predicted, ...), (labels, predicted == labels))
+    )
+    known = true + said > 0
+    each = np.divide(2 * hit, true + said, out=np.zeros(known.shape), where=known)
+    return each.sum(1) / known.sum(1)
+
+
+def r2(predicted: np.ndarray, targets: np.ndarray, owners: np.ndarray) -> np.ndarray:
+    """Compute scikit-learn's R2 of each owner's samples, the mean over the numbers to predict: float64 [owners].
+
+    Where targets do not differ it is 1 if all are met and 0 otherwise; it is NaN for an owner of a single sample.
+
+    Args:
+        predicted, targets: [N, D]. owners: integers [N]; each owner from 0 on has a sample.
+
+    >>> r2(np.array([[1.0], [2.0], [2.0]]), np.array([[1.0], [2.0], [3.0]]), np.array([0, 0, 0]))
+    array([0.5])
+    """
+    counts = np.bincount(owners)
+    means = _sums(targets, owners) / counts[:, None]
+    missed, spread = _sums((targets - predicted) ** 2, owners), _sums((targets - means[owners]) ** 2, owners)
+    ratio = np.divide(missed, spread, out=(missed > 0).astype(np.float64), where=spread > 0)
+    return np.where(counts > 1, 1 - ratio.mean(1), np.nan)
+
+
+def _sums(values: np.ndarray, owners: np.ndarray) -> np.ndarray:
+    """Sum the rows [N, D] of each owner, float64 [owners, D]."""
+    columns = values.astype(np.float64).T
+    return np.stack([np.bincount(owners, column) for column in columns], 1)
+
+
+class Metric(NamedTuple):
+    """Something that is measured of a model's outputs beside the scores of every run; more is better.
+
+    Attributes:
+        names: of its numbers, which are columns of metrics.csv with `test_` in front (`local_test_` for the mean over
+            clients).
+        measure: (outputs [n, C], targets) -> its numbers. Outputs and targets are as a loss gets them, in NumPy.
+    """
+
+    names: tuple[str, ...]
+    measure: Callable[[np.ndarray, np.ndarray], Sequence[float]]
+
+    def __call__(self, outputs: np.ndarray, targets: np.ndarray) -> dict[str, float]:
+        """Measure; NaN where it is not defined, as the area under a curve for samples of one class."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of scikit-learn, for each client that lacks a class
+            return dict(zip(self.names, map(float, self.measure(outputs, targets))))
+
+
+def metric(name: str, data: Dataset) -> Metric:
+    """Make a metric for a data set.
+
+    Args:
+        name: one of scikit-learn's scorers (`sklearn.metrics.get_scorer_names()`), such as roc_auc_ovr,
+            balanced_accuracy or neg_mean_absolute_error; precision_per_class, recall_per_class or f1_per_class, with a
+            number for each class; or the import path of your own `function(outputs, targets) -> number`.
+
+    Raises:
+        FLError: for an unknown name, a scorer of another task, and text.
+
+    >>> from fl.data import load
+    >>> measured = metric("balanced_accuracy", load("digits"))(np.eye(10)[[0, 1, 1]], np.array([0, 1, 0]))
+    >>> measured
+    {'balanced_accuracy': 0.75}
+    """
+    if data.text:
+        raise FLError("--metrics are for a label a sample, and text has one for each token: leave them out")
+    if is_path(name):
+        function = find("metrics", name)
+        return Metric((name.rpartition(":")[2].rpartition(".")[2],), partial(_own, name, function))
+    if name in _PER_CLASS:
+        if data.task == "regression" or data.classes > _MANY:
+            why = "there are no classes" if data.task == "regression" else f"{data.classes} would be too many columns"
+            raise FLError(f"--metrics {name}: {why}; leave it out")
+        what, classes = name.removesuffix("_per_class"), data.names or range(data.classes)
+        return Metric(tuple(f"{what}_{one}" for one in classes), partial(_per_class, _PER_CLASS[name]))
+    if name not in get_scorer_names():
+        own = ", ".join(_PER_CLASS)
+        raise FLError(
+            f"unknown --metrics {name!r}: there are {own}, scikit-learn's scorers (roc_auc_ovr, recall_macro, "
+            "balanced_accuracy, ...; sklearn.metrics.get_scorer_names()), and module:function of your own"
+        )
+    _check_scorer(name, data)
+    return Metric((name,), partial(_defined, _scorer(name, data)))
+
+
+def _scorer(name: str, data: Dataset) -> Callable[[np.ndarray, np.ndarray], Sequence[float]]:
+    """Make a function of outputs and targets of one of scikit-learn's scorers."""
+    scorer: Any = get_scorer(name)
+    estimator: Any = _ESTIMATORS[data.task]()
+    estimator.classes_ = np.arange(data.classes)
+    kind = np.float64 if data.task == "regression" else np.int64
+    return lambda outputs, targets: [scorer(estimator, outputs, targets.astype(kind))]
+
+
+def _check_scorer(name: str, data: Dataset) -> None:
+    """Raise FLError for a scorer that cannot score outputs of such a task, before anything is trained."""
+    rng = np.random.default_rng(0)
+    outputs = rng.normal(size=(8 * data.classes, data.classes))
+    if data.task == "regression":
+        targets = data.test_y.cpu().numpy()
+        outputs = targets + 0
+    elif data.task == "multilabel":
+        targets = (rng.random(outputs.shape) > 0.5).astype(np.int64)
+    else:
+        targets = np.arange(len(outputs)) % data.classes
+    why = ""
+    if data.task != "regression" and "_regression" in get_scorer(name)._score_func.__module__:
+        why = "it is for regression"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _scorer(name, data)(outputs, targets)
+    except Exception as error:
+        why = failed(error)
+    if why:
+        raise FLError(f"--metrics {name} cannot be measured for {data.task} with {data.classes} outputs: {why}")
+
+
+def _defined(measure: Callable, outputs: np.ndarray, targets: np.ndarray) -> Sequence[float]:
+    try:
+        return measure(outputs, targets)
+    except ValueError:  # these samples lack a class that it needs
+        return [math.nan]
+
+
+def _per_class(which: int, outputs: np.ndarray, targets: np.ndarray) -> Sequence[float]:
+    several = targets.ndim > 1
+    predicted = (outputs > 0) if several else outputs.argmax(1)
+    labels = range(outputs.shape[1])
+    found = precision_recall_fscore_support(targets, predicted, labels=labels, average=None, zero_division=0)
+    return found[which].tolist()
+
+
+def _own(name: str, function: Callable, outputs: np.ndarray, targets: np.ndarray) -> Sequence[float]:
+    try:
+        return [float(function(outputs, targets))]
+    except Exception as error:
+        raise FLError(f"--metrics {name} fails for {len(targets)} samples: {failed(error)}") from None
+
+
+class _Classes(ClassifierMixin, BaseEstimator):
+    """A classifier that takes logits as its samples, so that scikit-learn's scorers score them."""
+
+    def predict(self, logits: np.ndarray) -> np.ndarray:
+        return logits.argmax(1)
+
+    def predict_proba(self, logits: np.ndarray) -> np.ndarray:
+        shares = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
+        return shares / shares.sum(1, keepdims=True)
+
+
+class _Labels(ClassifierMixin, BaseEstimator):
+    """The same, of several labels a sample."""
+
+    def predict(self, logits: np.ndarray) -> np.ndarray:
+        return (logits > 0).astype(np.int64)
+
+    def predict_proba(self, logits: np.ndarray) -> np.ndarray:
+        return 1 / (1 + np.exp(-logits.astype(np.float64)))
+
+
+class _Numbers(RegressorMixin, BaseEstimator):
+    """A regressor that takes predictions as its samples."""
+
+    def predict(self, numbers: np.ndarray) -> np.ndarray:
+        return numbers
+
+
+_ESTIMATORS = {"classification": _Classes, "regression": _Numbers, "multilabel": _Labels}
