@@ -225,6 +225,11 @@ def _over(level: int, progress: State, options: FeMAMOptions) -> bool:
 
 def _check(fed: Federation, options: FeMAMOptions) -> None:
     kinds, rounds = options.levels, options.level_rounds
+    if fed.data.task == "regression" and len(rounds) < len(kinds) - 1:
+        raise FLError(
+            "femam ends a level when the validation accuracy no longer changes, and numbers to predict have none: give "
+            "--femam.level-rounds, one for each level but the last"
+        )
     for at, kind in enumerate(kinds):
         cluster = kind.isdecimal() and 1 <= int(kind) <= len(fed.clients)
         if not (cluster or (kind == "global" and at == 0) or (kind == "personal" and at == len(kinds) - 1)):

@@ -132,7 +132,7 @@ def _of_owners(
     rows = [dict(zip(SCORES[task], row)) for row in zip(*(found[name].tolist() for name in SCORES[task]))]
     if metrics:
         ends = np.cumsum(sizes)[:-1]
-        each = zip(rows, np.split(columns["outputs"], ends), np.split(columns["labels"], ends))
+        each = zip(rows, np.split(columns["outputs"], ends), np.split(labels, ends))
         rows = [
             row | {k: v for one in metrics for k, v in one(outputs, labels).items()} for row, outputs, labels in each
         ]
@@ -286,8 +286,8 @@ def summarise_clients(scores: Scores, left_out: Container[int] = ()) -> dict[str
     """Average scores over clients, which all count alike, with how unequal they are.
 
     Of the first score (accuracy; of numbers the mean absolute error) also the standard deviation (`std`, `mae_std`) and
-    the mean over the worst tenth of the clients, at least one (`worst_tenth`, `mae_worst_tenth`); of macro-F1 the standard deviation. Clients for
-    whom a score is not defined do not count in its mean.
+    the mean over the worst tenth of the clients, at least one (`worst_tenth`, `mae_worst_tenth`); of macro-F1 the
+    standard deviation. Clients for whom a score is not defined do not count in its mean.
 
     Args:
         left_out: clients that do not count, such as malicious ones.

@@ -102,7 +102,10 @@ class Validation:
 
     def accuracies(self, levels: Sequence[Level], more: Sequence[Level | None]) -> Tensor:
         """The accuracy of each client, as `losses`."""
-        return self._means([self._logits(levels, newest).argmax(-1) == self._labels for newest in more])
+        every = [self._logits(levels, newest) for newest in more]
+        if self._fed.data.task == "multilabel":  # a sample is right if all of its labels are
+            return self._means([((logits > 0) == self._labels.bool()).all(1) for logits in every])
+        return self._means([logits.argmax(-1) == self._labels for logits in every])
 
     def _logits(self, levels: Sequence[Level], newest: Level | None) -> Tensor:
         total = self._cache.table(levels)[self._samples]

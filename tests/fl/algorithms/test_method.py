@@ -14,6 +14,7 @@ from fl import ArchitectureOptions, Config, FLError, algorithms
 from fl.algorithms import ALGORITHMS, OPTIONS, fedavg, methods_of
 from fl.algorithms.method import Method
 from fl.base.rng import Rng
+from fl.engine.losses import by_name
 from fl.federation.attack import Attack
 from fl.federation.defence import Defence
 from fl.federation.presence import Presence
@@ -31,6 +32,7 @@ def test_what_methods_are_made_of_can_be_imported():
 
 ASKING = {
     "masked": {"masked": True},
+    "loss": {"loss": by_name("focal", "classification")},
     "tampering": {"defence": Defence(rule="median")},
     "presence": {"presence": Presence(torch.ones(4), torch.full((4,), 9))},
 }
@@ -49,6 +51,7 @@ def test_methods_refuse_from_python_what_they_refuse_on_the_command_line(name, w
 def test_who_refuses_what():
     assert set(REFUSALS) == {
         ("fedgen", "masked"),
+        ("fedgen", "loss"),
         ("femam", "masked"),
         *((name, "tampering") for name in ("local", "scaffold", "fednova", "feddyn")),
         ("clusamp", "presence"),
@@ -56,6 +59,7 @@ def test_who_refuses_what():
     assert set(ASKING) == set(REQUIREMENTS) - {"architectures"}  # which depends on the kind of method, see below
     asking = {
         "masked": {"masked_loss": True},
+        "loss": {"class_weights": (1.0, 2.0)},
         "tampering": {"defence": Defence(rule="median")},
         "presence": {"leaving": 0.5},
         "architectures": {"architectures": ArchitectureOptions(widths=(0.5, 1.0))},
@@ -87,7 +91,7 @@ class Loose:
         (named("x"), {"options": {"a": 1}}, "options are a frozen dataclass"),
         (named("x"), {"clients": "mixd"}, "clients is one of global, personalized, heterogeneous, got 'mixd'"),
         (named("x"), {"columns": {"drift": str}}, "columns are int or float"),
-        (named("x"), {"refuses": {"masked_loss": "no"}}, "refuses names some of masked, tampering, presence"),
+        (named("x"), {"refuses": {"masked_loss": "no"}}, "refuses names some of masked, loss, tampering, presence"),
     ],
 )
 def test_what_is_no_method_is_refused(make, given, said):

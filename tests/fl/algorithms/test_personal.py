@@ -33,6 +33,7 @@ from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.engine import SGD, Adam
 from fl.engine.batches import make_batches
+from fl.engine.objectives import cross_entropy
 from fl.federation import federation as training
 from fl.federation.attack import Attack
 

@@ -149,10 +149,21 @@ def test_roles():
     where = {"data_root", "download"}
     free = where | {"device", "eval_every", "eval_client_models_every", "checkpoint_every", "log", "resume"}
     free |= {"max_parallel_clients"}
-    how = {"out", "name", "config", "backend", "channels_last", "deterministic", "keep_best", "algorithm", "seeds"}
+    how = {
+        "out",
+        "name",
+        "config",
+        "backend",
+        "channels_last",
+        "deterministic",
+        "keep_best",
+        "algorithm",
+        "seeds",
+        "metrics",
+    }
     for what, names in {
         "data": where | {"dataset", "text", "pad", "pool_test_set", "samples"},
-        "resumable": free | {"rounds", "patience"},
+        "resumable": free | {"rounds", "patience", "best_by"},
         "compared": {field.name for field in dataclasses.fields(Config)} - free - how,
     }.items():
         assert {one.name for one in dataclasses.fields(Config) if getattr(role(one), what)} == names

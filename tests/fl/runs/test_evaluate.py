@@ -94,7 +94,7 @@ def test_clients_own_data(make_federation):
 
     scores = evaluate.score_clients(fed, lambda: ClientModels([Level([says(0), says(1)], torch.arange(2))]))
     result, labels = evaluate.summarise_clients(scores), [fed.data.y[part.test] for part in parts]
-    kinds = ("accuracy", "std", "loss", "f1", "f1_std")
+    kinds = ("accuracy", "std", "worst_tenth", "loss", "f1", "f1_std")
     assert set(result) == {f"local_{part}_{kind}" for part in ("valid", "test") for kind in kinds}
     accuracy = [(y == k).double().mean().item() for k, y in enumerate(labels)]
     f1 = [f1_score(y, [k] * len(y), average="macro") for k, y in enumerate(labels)]

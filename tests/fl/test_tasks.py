@@ -1,0 +1,330 @@
+"""Losses, metrics and tasks: classes, numbers to predict, several labels a sample."""
+
+import copy
+import csv
+import warnings
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn import metrics as sk
+from sklearn.linear_model import LinearRegression
+from torch import nn
+
+import fl
+from fl.algorithms import ALGORITHMS
+from fl.algorithms.femam import FeMAMOptions
+from fl.engine import losses
+from fl.federation.client_models import shared
+from fl.federation.scores import macro_f1, metric, r2
+from fl.runs import evaluate
+from fl.runs.metrics import best, read
+
+LOGITS, LABELS = torch.randn(40, 3, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3
+SEVERAL = (torch.rand(40, 3, generator=torch.Generator().manual_seed(1)) > 0.4).float()
+NUMBERS = torch.randn(40, 3, generator=torch.Generator().manual_seed(2))
+
+
+def nothing(outputs, targets):
+    """A loss of 0, so that nobody learns."""
+    return 0 * outputs.flatten(1).sum(1)
+
+
+def half_squared(outputs, targets):
+    return (F.cross_entropy(outputs, targets, reduction="none") ** 2) / 2
+
+
+def one_number(outputs, targets):
+    return F.cross_entropy(outputs, targets)
+
+
+def margin(outputs, targets):
+    """A metric: mean difference between the right logit and the largest."""
+    return (outputs[np.arange(len(targets)), targets] - outputs.max(1)).mean()
+
+
+def table(task, n=160, features=6, outputs=3):
+    """A table whose targets are linear in it."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(n, features, generator=generator)
+    scores = x @ torch.randn(features, outputs, generator=generator)
+    y = {"classification": scores.argmax(1), "regression": scores / 3, "multilabel": (scores > 0).int()}[task]
+    cut = 3 * n // 4
+    return fl.Dataset.from_arrays(x[:cut], y[:cut], x[cut:], y[cut:], task=task)
+
+
+def net():
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def settings(**more):
+    few = {"algorithm": "fedavg", "clients": 6, "participants": 2, "rounds": 2, "partition": "iid", "local_epochs": 1}
+    return fl.Config(**{**few, **more})
+
+
+WEIGHTS = torch.tensor([1.0, 2.0, 0.5])
+
+
+def focal(logits, labels):
+    shares = logits.softmax(1)
+    return torch.stack([-WEIGHTS[y] * (1 - p[y]) ** 1.5 * p[y].log() for p, y in zip(shares, labels)])
+
+
+def bce(logits, labels):
+    shares = logits.sigmoid()
+    return -(WEIGHTS * labels * shares.log() + (1 - labels) * (1 - shares).log()).mean(1)
+
+
+def smoothed(logits, labels):
+    target = 0.1 / 3 + 0.9 * F.one_hot(labels, 3)
+    return -(WEIGHTS * target * logits.log_softmax(1)).sum(1)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "targets", "expected"),
+    [
+        ("default", {"smoothing": 0.1, "weights": WEIGHTS.tolist()}, LABELS, smoothed),
+        ("focal", {"gamma": 1.5, "weights": WEIGHTS.tolist()}, LABELS, focal),
+        ("default", {}, NUMBERS, lambda out, y: ((out - y) ** 2).mean(1)),
+        ("mae", {}, NUMBERS, lambda out, y: (out - y).abs().mean(1)),
+        ("huber", {}, NUMBERS, lambda out, y: F.huber_loss(out, y, reduction="none").mean(1)),
+        ("default", {"weights": WEIGHTS.tolist()}, SEVERAL, bce),
+    ],
+)
+def test_losses_by_name(name, options, targets, expected):
+    task = "classification" if targets is LABELS else "regression" if targets is NUMBERS else "multilabel"
+    loss = losses.by_name(name, task, outputs=3, **options)
+    torch.testing.assert_close(loss(LOGITS, targets), expected(LOGITS, targets))
+
+
+def test_focal_without_exponent_is_cross_entropy():
+    focal = losses.by_name("focal", "classification", gamma=0.0)
+    torch.testing.assert_close(focal(LOGITS, LABELS), losses.cross_entropy(LOGITS, LABELS))
+
+
+@pytest.mark.parametrize("method", [name for name, one in ALGORITHMS.items() if "loss" not in one.refuses])
+def test_every_method_minimises_the_loss_that_it_is_given(method, tmp_path):
+    """A loss of 0 moves no model, except for what a method's own terms do."""
+    validating = {"local_valid": 0.2} if ALGORITHMS[method].validates(settings().options_of(method)) else {}
+    config = settings(algorithm=method, loss=nothing, **validating)
+    if ALGORITHMS[method].clients == "heterogeneous":  # which need a model of the zoo
+        fed, algorithm = fl.build(config)
+    else:
+        normed = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+        fed, algorithm = fl.build(config, table("classification"), lambda: copy.deepcopy(normed))
+    server = algorithm.init()
+    rng = fl.Rng(0, 1)
+    after, update = algorithm.round(server, algorithm.choose(server, rng), rng)
+    if method == "pfedme":  # pulls its models towards 0
+        return
+    assert update.loss.abs().max() < 1e-6
+    for name, tensor in fed.initial().items():
+        if name in fed.trainable:
+            torch.testing.assert_close(after["global"][name], tensor, atol=1e-6, rtol=1e-5, msg=f"{method}: {name}")
+
+
+@pytest.mark.parametrize("backend", ["vmap", "workers"])
+def test_backends_agree_on_a_loss_of_your_own(backend):
+    rounds = {}
+    for name in ("loop", backend):
+        _, algorithm = fl.build(settings(loss=half_squared, backend=name), table("classification"), net)
+        rounds[name] = algorithm.round(algorithm.init(), [0, 1], fl.Rng(0, 1))[0]["global"]
+    for name, tensor in rounds["loop"].items():
+        torch.testing.assert_close(rounds[backend][name], tensor)
+
+
+def test_class_weights_of_1_and_no_smoothing_are_cross_entropy():
+    states = []
+    for weights in ((), (1.0, 1.0, 1.0)):
+        _, algorithm = fl.build(settings(class_weights=weights), table("classification"), net)
+        states.append(algorithm.round(algorithm.init(), [0, 1], fl.Rng(0, 1))[0]["global"])
+    torch.testing.assert_close(*states)
+
+
+def test_regression_reaches_least_squares(tmp_path):
+    data = table("regression")
+    config = settings(clients=1, participants=1, rounds=30, local_epochs=4, lr=0.1, momentum=0.5)
+    summary = fl.simulate(config, tmp_path / "run", dataset=data, model=lambda: nn.Linear(6, 3))
+    exact = LinearRegression().fit(data.x, data.y).predict(data.test_x)
+    assert summary["final"]["mae"] == pytest.approx(sk.mean_absolute_error(data.test_y, exact), abs=2e-3)
+    assert summary["final"]["r2"] > 0.999
+    assert summary["best"].keys() == {"round", "mae"}
+    assert summary["best"]["mae"] == min(row["mae"] for row in read(tmp_path / "run" / "metrics.csv"))
+    assert "accuracy" not in summary["final"]
+
+
+@pytest.mark.parametrize("task", ["regression", "multilabel"])
+def test_scores_of_each_client_are_scikit_learn_s(task):
+    fed, algorithm = fl.build(settings(local_test=0.3), table(task), net)
+    server = algorithm.round(algorithm.init(), [0, 1], fl.Rng(0, 1))[0]
+    rows = evaluate.score_clients(fed, lambda: shared(server["global"], 6))["test"]
+    for row, part in zip(rows, fed.clients.test):
+        out, y = fed.predict(server["global"], fed.data.x[part]).numpy(), fed.data.y[part].numpy()
+        if task == "regression":
+            expected = {
+                "mae": sk.mean_absolute_error(y, out),
+                "loss": sk.mean_squared_error(y, out),
+                "r2": sk.r2_score(y, out),
+            }
+        else:
+            expected = {
+                "accuracy": sk.accuracy_score(y, out > 0),
+                "loss": F.binary_cross_entropy_with_logits(torch.tensor(out), torch.tensor(y)).item(),
+                "f1": sk.f1_score(y, out > 0, average="macro", zero_division=0),
+            }
+        assert list(row) == list(expected)
+        assert row == pytest.approx(expected, rel=1e-5)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 4), st.integers(1, 3))
+def test_r2_and_macro_f1_of_several_labels_are_scikit_learn_s(seed, outputs, clients):
+    rng = np.random.default_rng(seed)
+    owners = np.sort(np.concatenate([np.arange(clients), rng.integers(clients, size=9)]))
+    targets, predicted = rng.integers(3, size=(2, len(owners), outputs)).astype(float)
+    several, said = (targets > 1).astype(int), (predicted > 1).astype(int)
+    found, labels = r2(predicted, targets, owners), macro_f1(said, several, owners)
+    for owner in range(clients):
+        rows = owners == owner
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            expected = sk.r2_score(targets[rows], predicted[rows]) if rows.sum() > 1 else np.nan
+            if outputs > 1:
+                f1 = sk.f1_score(several[rows], said[rows], average="macro", zero_division=0)
+                assert labels[owner] == pytest.approx(f1)
+        assert found[owner] == pytest.approx(expected, nan_ok=True)
+
+
+def test_metrics_are_scikit_learn_s_and_your_own(tmp_path):
+    names = ["roc_auc_ovr", "balanced_accuracy", "recall_per_class", margin]
+    config = settings(metrics=names, local_test=0.3, best_by="test_roc_auc_ovr", rounds=3, keep_best=True)
+    data = table("classification")
+    summary = fl.simulate(config, tmp_path / "run", dataset=data, model=net)
+    model = fl.load_model(tmp_path / "run", model=net)
+    out, y = model.eval()(data.test_x).detach(), data.test_y
+    recalls = sk.recall_score(y, out.argmax(1), average=None)
+    expected = {
+        "test_roc_auc_ovr": sk.roc_auc_score(y, out.double().softmax(1), multi_class="ovr"),
+        "test_balanced_accuracy": sk.balanced_accuracy_score(y, out.argmax(1)),
+        **{f"test_recall_{k}": recall for k, recall in enumerate(recalls)},
+        "test_margin": margin(out.numpy(), y.numpy()),
+    }
+    assert {name: summary["final"][name] for name in expected} == pytest.approx(expected, rel=1e-5)
+    rows = read(tmp_path / "run" / "metrics.csv")
+    assert best(rows, "test_roc_auc_ovr")["test_roc_auc_ovr"] == max(row["test_roc_auc_ovr"] for row in rows)
+    with open(tmp_path / "run" / "clients.csv") as file:
+        scores = [float(row["test_margin"]) for row in csv.DictReader(file) if row["round"] == "3"]
+    assert summary["final"]["local_test_margin"] == pytest.approx(np.mean(scores))
+    assert fl.Config.read(tmp_path / "run").metrics[-1].endswith("test_tasks:margin")
+
+
+def test_a_resumed_run_has_the_same_metrics(tmp_path):
+    config, data = settings(metrics=["roc_auc_ovr", margin], loss=half_squared, rounds=4), table("classification")
+    fl.simulate(config, tmp_path / "whole", dataset=data, model=net)
+    fl.simulate(config, tmp_path / "part", dataset=data, model=net, on_round=lambda row: row["round"] == 2)
+    fl.simulate(config, tmp_path / "part", resume=True, dataset=data, model=net)
+    whole, part = (read(tmp_path / name / "metrics.csv") for name in ("whole", "part"))
+    assert [row | {"seconds": 0} for row in part] == [row | {"seconds": 0} for row in whole]
+    assert "test_margin" in whole[0]
+
+
+def test_a_metric_that_is_not_defined_is_left_out_of_clients_means():
+    rows = [{"accuracy": 1.0, "loss": 0.0, "f1": 1.0, "roc_auc": value} for value in (0.5, float("nan"), 1.0)]
+    assert evaluate.summarise_clients({"test": rows})["local_test_roc_auc"] == 0.75
+    one_class = metric("roc_auc_ovr", table("classification"))(LOGITS.numpy(), np.zeros(40, int))
+    assert np.isnan(one_class["roc_auc_ovr"])
+
+
+def test_the_worst_tenth_of_clients():
+    rows = [{"accuracy": k / 20, "loss": 0.0, "f1": 0.0} for k in range(20)]
+    assert evaluate.summarise_clients({"test": rows})["local_test_worst_tenth"] == pytest.approx(0.5 / 20)
+    errors = [{"mae": float(k), "loss": 0.0, "r2": 0.0} for k in range(20)]
+    assert evaluate.summarise_clients({"test": errors})["local_test_mae_worst_tenth"] == 18.5
+
+
+def test_classes_by_name():
+    x = torch.rand(4, 2)
+    data = fl.Dataset.from_arrays(x, ["dog", "cat", "dog", "cow"], x, np.array(["cow", "cow", "cat", "dog"]))
+    assert data.names == ("cat", "cow", "dog")
+    assert data.y.tolist() == [2, 0, 2, 1]
+    assert data.test_y.tolist() == [1, 1, 0, 2]
+    other = fl.Dataset.from_arrays(x, ["a", "b", "a", "b"], x, ["a", "b", "a", "b"], names=["b", "a"])
+    assert other.y.tolist() == [1, 0, 1, 0]
+    assert metric("f1_per_class", data).names == ("f1_cat", "f1_cow", "f1_dog")
+    with pytest.raises(fl.FLError, match="test_y has a class 'ant', which y does not have"):
+        fl.Dataset.from_arrays(x, ["a", "b", "a", "b"], x, ["a", "b", "ant", "b"])
+
+
+@pytest.mark.parametrize(
+    ("task", "more", "message"),
+    [
+        (
+            "classification",
+            {"loss": "mse"},
+            "--loss mse is for regression, and the data are for classification: choose",
+        ),
+        ("regression", {"loss": "cross_entropy"}, "choose mse, mae, huber"),
+        ("regression", {"class_weights": (1, 1, 1)}, "--class-weights are for classes"),
+        ("regression", {"label_smoothing": 0.1}, "--label-smoothing is for cross_entropy"),
+        ("classification", {"class_weights": (1, 2)}, "gives 2 weights, and the model has 3 outputs"),
+        ("classification", {"loss": "hinge"}, "unknown --loss hinge: there are cross_entropy"),
+        ("classification", {"loss": "nowhere:f"}, "--loss nowhere:f: there is no module nowhere"),
+        ("classification", {"loss": one_number}, r"returns \[\] for 10 samples: let it return the loss of each"),
+        ("regression", {"partition": "dirichlet"}, "depends on class labels, and these are no classes: choose"),
+        ("regression", {"masked_loss": True}, "--masked-loss hides classes"),
+        ("multilabel", {"eval_client_models_every": 1}, "--eval-client-models-every counts right classes"),
+        ("regression", {"metrics": ["roc_auc"]}, "--metrics roc_auc cannot be measured for regression"),
+        ("classification", {"metrics": ["roc_auc"]}, "cannot be measured for classification with 3 outputs"),
+        ("classification", {"metrics": ["r2"]}, "it is for regression"),
+        ("classification", {"metrics": ["auc"]}, "unknown --metrics 'auc': there are precision_per_class"),
+        ("regression", {"metrics": ["f1_per_class"]}, "there are no classes"),
+        ("regression", {"best_by": "accuracy"}, "--best-by accuracy is not measured by this run: there are loss, mae"),
+        (
+            "regression",
+            {"algorithm": "femam", "local_valid": 0.2},
+            "numbers to predict have none: give --femam.level-r",
+        ),
+        ("regression", {"algorithm": "fedgen"}, "fedgen learns from the cross entropy of classes"),
+    ],
+)
+def test_refusals(task, more, message, tmp_path):
+    with pytest.raises(fl.FLError, match=message):
+        fl.simulate(settings(**more), tmp_path / "run", dataset=table(task), model=net)
+
+
+def test_functions_without_a_name_are_refused():
+    with pytest.raises(fl.FLError, match="define it with `def` at the top level"):
+        settings(loss=lambda outputs, targets: outputs.sum(1))
+
+
+@pytest.mark.parametrize(
+    ("task", "y", "message"),
+    [
+        ("multilabel", [0, 1, 2], "several labels are"),
+        ("multilabel", [[0, 2], [1, 0], [0, 0]], "other values than 0 and 1"),
+        ("regression", [0.0, float("nan"), 1.0], "not finite"),
+        ("regression", [0.0, 1.0], "there are 3 samples"),
+        ("ranking", [0.0, 1.0, 2.0], "unknown task 'ranking': there are classification, regression, multilabel"),
+    ],
+)
+def test_targets_that_are_none(task, y, message):
+    x = torch.rand(3, 2)
+    with pytest.raises(fl.FLError, match=message):
+        fl.Dataset.from_arrays(x, y, x, y, task=task)
+
+
+def test_regression_with_femam_and_figures(tmp_path, capsys):
+    """Levels add up for numbers as for logits; compare prints errors and draws them."""
+    from fl.compare import main
+
+    for method, held in (("femam", {"local_valid": 0.2}), ("fedavg", {})):
+        options = {"femam": FeMAMOptions(levels=("global", "personal"), level_rounds=(1,))} if held else {}
+        config = settings(algorithm=method, local_test=0.2, rounds=3, **held, **options)
+        fl.simulate(config, tmp_path / method, dataset=table("regression"), model=net)
+    assert main([str(tmp_path / "femam"), str(tmp_path / "fedavg"), "--out", str(tmp_path / "all.png")]) == 0
+    printed = capsys.readouterr().out
+    assert "clients' abs. error" in printed
+    assert "R2" in printed
+    assert (tmp_path / "all.png").stat().st_size > 10_000
