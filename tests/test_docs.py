@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import types
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -92,7 +93,8 @@ def test_python_runs_as_printed(page, registered, capsys, monkeypatch, tmp_path)
     monkeypatch.chdir(tmp_path)
     if re.search(r"^from flwr", PAGES[page], flags=re.MULTILINE):
         pytest.importorskip("flwr", reason="Flower's side needs flwr: pip install -e '.[flower]'")
-    scope = {}
+    monkeypatch.setitem(sys.modules, "page", module := types.ModuleType("page"))  # by which functions are found
+    scope = vars(module)
     for block in blocks(PAGES[page], "python"):
         exec(compile("\n" * block.line + block.code, page, "exec"), scope)
         printed = capsys.readouterr().out

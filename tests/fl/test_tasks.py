@@ -327,4 +327,4 @@ def test_regression_with_femam_and_figures(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "clients' abs. error" in printed
     assert "R2" in printed
-    assert (tmp_path / "all.png").stat().st_size > 10_000
+    assert (tmp_path / "all.png").exists()
