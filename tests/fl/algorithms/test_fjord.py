@@ -18,6 +18,7 @@ from zoo import Spec
 BASE = Spec("preresnet18", **IMAGES, width=0.0625, depth=(2, 1, 1, 1), norm="static_batch")
 OWN = [(1.0, (2, 1, 1, 1)), (0.5, 1), (0.75, (2, 1, 1, 1)), (0.25, 1)]
 WIDTHS = (0.25, 0.5, 1.0)
+slow = pytest.mark.slow
 ONE = FjORDOptions(widths=(1.0,))
 
 
@@ -57,7 +58,9 @@ def step_by_step(fed, client, start, rng, distil=False, frozen=()):
     return w, drawn
 
 
-@pytest.mark.parametrize(("backend", "distil"), [("loop", False), ("vmap", False), ("vmap", True)])
+@pytest.mark.parametrize(
+    ("backend", "distil"), [("loop", False), ("vmap", True), pytest.param("vmap", False, marks=slow)]
+)
 def test_a_step_is_that_of_a_narrow_model(backend, distil):
     fed, rng, drawn = federation(backend=backend), Rng(0, 1), []
     algorithm = fjord(fed, FjORDOptions(WIDTHS, distil))
@@ -98,14 +101,14 @@ def test_of_one_width_it_is_heterofl():
         assert_same(a["global"], b["global"])
 
 
-@pytest.mark.parametrize("name", ["cnn", "transformer"])
+@pytest.mark.parametrize("name", ["cnn", pytest.param("transformer", marks=slow)])
 def test_of_one_width_and_architecture_it_is_fedavg(name):
     fed = fleet_federation(SPECS[name], [(1.0, None)] * 4, participants=3)
     for (a, _), (b, _) in zip(play(fjord(fed, ONE), fed, 2), play(fedavg(fed), fed, 2), strict=True):
         assert_close(a["global"], b["global"])
 
 
-@pytest.mark.parametrize("name", ["group", "transformer"])
+@pytest.mark.parametrize("name", ["group", pytest.param("transformer", marks=slow)])
 def test_norms_over_several_channels_are_refused(name):
     with pytest.raises(FLError, match=r"FjORD drops channels of .*, and its layers look at several channels at once"):
         fjord(mixed(name))
