@@ -6,7 +6,7 @@ A recipe is a function without arguments; its docstring gives the command, how l
 import inspect
 from textwrap import indent
 
-from fl.settings.recipes import fedfa, fedmr, femam, first
+from fl.settings.recipes import fedfa, fedmr, femam, first, nested
 
 _SINGLE = {
     "digits": first.digits,
@@ -22,6 +22,8 @@ _SINGLE = {
     "fedfa-text": fedfa.text,
     "heterofl-cifar10": fedfa.heterofl_cifar10,
     "nefl-cifar10": fedfa.nefl_cifar10,
+    "heterofl-cifar10-a-e": nested.heterofl_a_e,
+    "fjord-cifar10": nested.fjord_cifar10,
     "vit-cifar10": first.vit_cifar10,
     "convnext-cifar10": first.convnext_cifar10,
 }

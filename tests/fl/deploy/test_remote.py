@@ -33,6 +33,7 @@ DEPTHS = ArchitectureOptions(depths=("1", "2"), choose="cycle")
         pytest.param("fedavg", {"defence": replace(settings("fedavg").defence, clip=0.5)}, marks=slow),
         pytest.param("heterofl", {**DEEP, "architectures": WIDTHS}, marks=slow),
         pytest.param("fedfa", {**DEEP, "architectures": WIDTHS}, marks=slow),
+        pytest.param("fjord", {**DEEP, "architectures": WIDTHS}, marks=slow),
         pytest.param("nefl", {**DEEP, "architectures": DEPTHS}, marks=slow),
         pytest.param("flexifed", {**DEEP, "architectures": DEPTHS}, marks=slow),
     ],

@@ -252,6 +252,17 @@ def test_heterofls_and_nefls_own():
     assert [config.schedule()(number) for number in (250, 251, 375, 376)] == pytest.approx([1, 0.1, 0.1, 0.01])
 
 
+def test_flowers_heterofl_and_fjord():
+    config = RECIPES["heterofl-cifar10-a-e"]()
+    assert (config.cohort(), config.local_epochs, config.rounds, config.norm) == (100, 5, 400, "static_batch")
+    assert [config.schedule()(number) for number in (150, 151, 250, 251)] == pytest.approx([1, 0.1, 0.1, 0.01])
+    space = config.architectures.announce(config.spec())
+    assert [round(spec.count(32).parameters / 1000, 2) for spec in (space.largest, space.smallest)] == [11172.17, 44.51]
+    config = RECIPES["fjord-cifar10"]()
+    assert (config.cohort(), config.local_epochs, config.rounds, config.batch_size) == (10, 1, 500, 32)
+    assert config.fjord.widths == config.architectures.widths
+
+
 def test_a_row_can_be_run_on_other_data(tmp_path):
     flags = [*TINY, "--dataset", "digits", "--rounds", "1", "--seeds", "0", "--algorithm", "fedgen"]
     assert cli.main(["fedmr-cifar100-cnn-dir0.1", *flags, "--out", str(tmp_path), "--name", "a"]) == 0

@@ -1,0 +1,158 @@
+"""FjORD: Horvath et al., "FjORD: Fair and Accurate Federated Learning under heterogeneous targets with Ordered Dropout"
+(NeurIPS 2021), and the authors' code, a baseline of Flower.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import functional_call
+
+from fl.algorithms.algorithm import Algorithm
+from fl.algorithms.heterofl import HeteroFLOptions, heterofl
+from fl.algorithms.method import Method
+from fl.base.errors import FLError
+from fl.base.settings import several
+from fl.engine.objectives import Batch, Call, Objective, cross_entropy
+from fl.federation import Federation
+from fl.models.fleet import identity_plan, ungrafted
+from surgery import State, Submodel, SurgeryError, narrow, state
+from surgery.plan.positions import Runs, positions
+
+Levels = dict[str, dict[int, Tensor]]
+"""By tensor and axis: for each position how many of the widths, from the smallest on, are without it."""
+
+
+@dataclass(frozen=True)
+class FjORDOptions:
+    """FjORD."""
+
+    widths: Annotated[tuple[float, ...], several(float, "FLOAT,...", above=0, most=1)] = (0.2, 0.4, 0.6, 0.8, 1.0)
+    """widths that clients draw from in every step, as rates of the global model's (the authors' code: 0.2 to 1); a
+    client draws from those below its own width and its own; 1 alone is no ordered dropout"""
+    distil: bool = False
+    """train a client's whole model in every step, too, and the narrower one on its predictions instead of the labels"""
+
+
+def fjord(fed: Federation, options: FjORDOptions = FjORDOptions()) -> Algorithm:
+    """Ordered dropout: in every step a client trains the left-most channels of its model, of a width that it draws.
+
+    The server averages each element over the clients that have it, by their samples. Clients' own widths, the most
+    that they draw, are --architectures.widths. With widths 1 this is HeteroFL weighted, with all rows and no Scaler;
+    and, with one architecture, FedAvg.
+
+    A step's narrower model is the client's, of whose weights nobody reads a channel beyond the width: so clients that
+    have drawn different widths train side by side. Channels beyond it are computed, without an effect; where a norm
+    spans several channels they would have one, and such models are refused. Running statistics of batch norms are
+    over the steps of all widths; the authors keep some for each width, --norm static_batch has none to keep.
+
+    Raises:
+        FLError: for a model whose channels cannot be followed, or one with layer or group norms.
+    """
+    fleet = fed.fleet_or_uniform
+    plans = _narrow_plans(fed, options.widths)
+    kinds = [_levels(ungrafted(kind.plan), plans, fed.data.x.device) for kind in fleet.architectures]
+    objective = ordered_dropout(options.distil)
+
+    def client(message, client_states, clients, rng):
+        start = message["model"]
+        context = [
+            {**kinds[fleet.owned[k]], "frozen": {name: own[name] for name in fed.frozen & own.keys()}}
+            for k, own in zip(clients, start)
+        ]
+        return fed.train(start, clients, rng, objective, context)
+
+    plain = HeteroFLOptions(scaler=False, own_rows=False, weighted=True)
+    return replace(heterofl(fed, plain), client=client)
+
+
+def ordered_dropout(distil: bool) -> Objective:
+    """The cross entropy of the narrower model of a width drawn for the step.
+
+    The context has "levels", "choices" (a model with n narrower ones has n + 1) and "frozen" (parameters that are not
+    trained). With `distil` it is that of the narrower model with the predictions of the whole one, plus the cross
+    entropy of the whole one, as in the authors' code.
+    """
+
+    def objective(call: Call, params: State, context: dict, batch: Batch) -> Tensor:
+        x, y = batch
+        drawn = (torch.rand((), device=x.device) * context["choices"]).floor()
+
+        def narrower(params: State, x: Tensor) -> Tensor:
+            return call({**params, **without({**context["frozen"], **params}, context["levels"], drawn)}, x)
+
+        if not distil:
+            return cross_entropy(narrower, params, context, batch)
+        whole = call(params, x).flatten(0, -2)
+        taught = F.cross_entropy(narrower(params, x).flatten(0, -2), whole.detach().softmax(-1))
+        return F.cross_entropy(whole, y.flatten()) + taught
+
+    return objective
+
+
+def without(tensors: State, levels: Levels, drawn: Tensor | int) -> State:
+    """The tensors that read channels, with 0 for those that the drawn width does not have."""
+    result = {}
+    for name, axes in levels.items():
+        result[name] = tensors[name]
+        for axis, level in axes.items():
+            shape = [-1 if i == axis else 1 for i in range(result[name].ndim)]
+            result[name] = result[name] * (level <= drawn).to(result[name].dtype).view(shape)
+    return result
+
+
+def _narrow_plans(fed: Federation, widths: Sequence[float]) -> list[Submodel]:
+    """Where the models of widths below 1 lie in the global one, the narrowest first; checked to predict the same."""
+    made, plans = state(fed.model), []
+    generator = torch.Generator().manual_seed(0)
+    noise = {n: torch.rand(t.shape, generator=generator).to(t) for n, t in made.items() if t.is_floating_point()}
+    full = {
+        name: tensor + noise[name] * tensor.abs().mean() if name in noise else tensor for name, tensor in made.items()
+    }
+    x = fed.data.normalise(fed.data.x[:4], next(fed.model.parameters()).dtype)
+    whole = identity_plan(fed.model)
+    for width in sorted({width for width in widths if width < 1}):
+        try:
+            small, plan = narrow(fed.model, rate=width, example=x)
+        except SurgeryError as error:
+            raise FLError(f"FjORD cannot narrow {type(fed.model).__name__}: {error}") from None
+        plans.append(plan)
+        masked = full | without(full, _levels(whole, [plan], x.device)["levels"], 0)
+        with torch.no_grad():
+            one, other = (
+                functional_call(m.eval(), s, (x,)) for m, s in ((fed.model, masked), (small, plan.extract(full)))
+            )
+        if (one - other).abs().max() > 1e-3 * other.abs().max():
+            raise FLError(
+                f"FjORD drops channels of {type(fed.model).__name__}, and its layers look at several channels at once, "
+                "as layer and group norms do: use --norm static_batch, batch or none, or another --model"
+            )
+    return plans
+
+
+def _levels(own: Submodel, plans: Sequence[Submodel], device: torch.device) -> dict:
+    """The part of the objective's context that belongs to an architecture.
+
+    The first axis of a tensor is what a layer makes, the others are what it reads.
+    """
+    levels: Levels = {}
+    for name, (source,) in own.entries.items():
+        for axis, mine in enumerate(source.index[1:], start=1):
+            absent = torch.zeros(own.shapes[source.name][axis], dtype=torch.int64)
+            for plan in plans:
+                absent += 1
+                absent[_places(plan.entries[source.name][0].index[axis])] -= 1
+            if (level := absent[_places(mine)]).any():
+                levels.setdefault(name, {})[axis] = level.to(device)
+    most = max((int(level.max()) for axes in levels.values() for level in axes.values()), default=0)
+    return {"levels": levels, "choices": torch.tensor(most + 1.0, device=device)}
+
+
+def _places(runs: Runs | None) -> list[int] | slice:
+    return slice(None) if runs is None else positions(runs)
+
+
+METHOD = Method(fjord, FjORDOptions(), clients="heterogeneous")
