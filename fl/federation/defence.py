@@ -78,8 +78,8 @@ class Defence:
 
 def _lengths(after: Stack, before: Stack, names: Container[str]) -> Tensor:
     """The lengths of the updates [K], summed in float64."""
-    squares = [(after[n].double() - before[n].double()).flatten(1).square().sum(1) for n in after if n in names]
-    return torch.stack(squares).sum(0).sqrt()
+    steps = [after[name].double() - before[name].double() for name in after if name in names]
+    return torch.stack([step.reshape(len(step), -1).square().sum(1) for step in steps]).sum(0).sqrt()
 
 
 def _shortened(after: Stack, before: Stack, share: Tensor, names: Container[str]) -> Stack:

@@ -2,8 +2,9 @@
 
 import copy
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -77,19 +78,38 @@ def trained_only(model: nn.Module, names: Collection[str]) -> nn.Module:
 def fine_tuned(fed: Federation, algorithm: Algorithm, epochs: int) -> Algorithm:
     """The same rounds; but a client predicts with the model that it would receive, fine-tuned on its own training data.
 
-    Predictions are a function of the server alone, so the server also keeps the seed and the round ("rng", int64 on the
-    CPU). Batches are drawn apart from those of the rounds. The learning rate is that of the last round: that of the
-    next one may lie past the end of the schedule, where a cosine's is 0. A client that diverges keeps its start.
-    Nothing more is sent than by the method itself, and a stranger gets the same model as there. The time of the
-    fine-tuning counts as evaluation, not as part of a round.
+    A client that diverges keeps its start. Nothing more is sent than by the method itself.
 
     Args:
         epochs: how long clients fine-tune; with 0 this is the method itself.
     """
     if not epochs:
         return algorithm
-    chunk = fed.local.max_parallel_clients or fed.participants  # no more side by side than in a round
-    tuning = fed.with_local(epochs=epochs, max_parallel_clients=chunk)
+    tuning = side_by_side(fed, epochs=epochs)
+    return adapted(algorithm, lambda models, clients, rng: trained_or_same(tuning, models, clients, rng))
+
+
+def side_by_side(fed: Federation, **settings: Any) -> Federation:
+    """The clients as they train apart from rounds, no more of them at a time than in a round.
+
+    Args:
+        settings: of their training, see `Federation.with_local`.
+    """
+    return fed.with_local(max_parallel_clients=fed.local.max_parallel_clients or fed.participants, **settings)
+
+
+def adapted(algorithm: Algorithm, adapt: Callable[[Stack, Sequence[int], Rng], Stack]) -> Algorithm:
+    """The same rounds; but a client predicts with what it makes of the model that it would receive.
+
+    Predictions are a function of the server alone, so the server also keeps the seed and the round ("rng", int64 on the
+    CPU). Batches are drawn apart from those of the rounds. The learning rate is that of the last round: that of the
+    next one may lie past the end of the schedule, where a cosine's is 0. A stranger gets the same model as there. The
+    time of adapting counts as evaluation, not as part of a round.
+
+    Args:
+        adapt: (the models [K, ...] that clients are given, the clients, rng) -> what they make of them.
+    """
+    count = len(algorithm.fed.clients)
 
     def init():
         return {**algorithm.init(), "rng": _marked(Rng(0))}
@@ -100,11 +120,11 @@ def fine_tuned(fed: Federation, algorithm: Algorithm, epochs: int) -> Algorithm:
         return {**after, "rng": _marked(rng)}, metrics
 
     def models(state):
-        found = algorithm.models(state) if algorithm.models else shared(state["global"], len(fed.clients))
+        found = algorithm.models(state) if algorithm.models else shared(state["global"], count)
         return found._replace(rng=last_round(state))
 
     def personalize(models, client_states, clients, rng):
-        return trained_or_same(tuning, models, clients, rng.apart("fine-tune"))
+        return adapt(models, clients, rng.apart("fine-tune"))
 
     return replace(algorithm, init=init, server=server, models=models, personalize=personalize)
 

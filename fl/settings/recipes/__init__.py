@@ -6,7 +6,7 @@ A recipe is a function without arguments; its docstring gives the command, how l
 import inspect
 from textwrap import indent
 
-from fl.settings.recipes import fedfa, fedmr, femam, first, nested
+from fl.settings.recipes import fedfa, fedmr, femam, first, nested, rivals
 
 _SINGLE = {
     "digits": first.digits,
@@ -26,6 +26,7 @@ _SINGLE = {
     "fjord-cifar10": nested.fjord_cifar10,
     "vit-cifar10": first.vit_cifar10,
     "convnext-cifar10": first.convnext_cifar10,
+    **rivals.RECIPES,
 }
 RECIPES = _SINGLE | fedmr.TABLE | femam.TABLE | fedfa.TABLE | fedmr.RELEASED | femam.RELEASED
 """From a recipe's name to the function that makes its settings."""

@@ -53,7 +53,8 @@ def test_who_refuses_what():
         ("fedgen", "masked"),
         ("fedgen", "loss"),
         ("femam", "masked"),
-        *((name, "tampering") for name in ("local", "scaffold", "fednova", "feddyn")),
+        *((name, "masked") for name in ("moon", "apfl", "fedproto")),
+        *((name, "tampering") for name in ("local", "scaffold", "fednova", "feddyn", "fedproto")),
         ("clusamp", "presence"),
     }
     assert set(ASKING) == set(REQUIREMENTS) - {"architectures"}  # which depends on the kind of method, see below

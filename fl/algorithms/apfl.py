@@ -1,0 +1,155 @@
+"""APFL: Deng et al., "Adaptive Personalized Federated Learning" (2020, arXiv 2003.13461), algorithm 1."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fl.algorithms.algorithm import Algorithm
+from fl.algorithms.fedavg import fedavg
+from fl.algorithms.method import Method
+from fl.algorithms.parts.beside import beside, part_of
+from fl.base.settings import Share
+from fl.engine import Optimizer
+from fl.engine.objectives import Batch, Call
+from fl.engine.optimizers import Memory
+from fl.federation import Federation
+from fl.federation.clients import CLIENTS
+from surgery import State
+
+
+@dataclass(frozen=True)
+class APFLOptions:
+    """APFL."""
+
+    alpha: Share = 0.5
+    """share of a client's own model in what it predicts with (the released code's example: 0.5); 0 predicts as FedAvg,
+    1 as Local"""
+    adaptive: bool = False
+    """let each client learn its share, which begins at alpha: one step of gradient descent a round"""
+
+
+def apfl(fed: Federation, options: APFLOptions = APFLOptions()) -> Algorithm:
+    """FedAvg whose clients mix the global model w with one of their own, v: they predict with alpha v + (1 - alpha) w.
+
+    A participant makes two steps on each batch, both from where the two models are, w as in FedAvg, and v along the
+    gradient of the loss of the mixture with respect to v:
+
+        w ← w - eta grad f(w),    v ← v - eta alpha grad f(alpha v + (1 - alpha) w)
+
+    and sends w, which is averaged. v goes on from where it was, and begins as the initial model; so does the v of a
+    client that never took part. Mixed are the trained parameters; the buffers (batch-norm statistics) of the mixture
+    are v's. Each model has its own optimizer: momentum or moments, weight decay, clipping. The loss is that of w.
+
+    With `adaptive`, alpha ← alpha - eta <v - w, grad f(alpha v + (1 - alpha) w)>, kept within [0, 1], at the first step
+    of a client in each round, as in the released code.
+
+    Unlike the released code, which mixes the logits of two models, this mixes their parameters, as in the paper; v's
+    step sees w as it was before that batch; alpha is not pulled to 0; and a client predicts with a mixture of v and the
+    newest global model, not of v and the w that it has trained itself. A client trains in the memory of two models.
+    """
+    mixture = Mixture(fed.model, options.alpha, options.adaptive)
+    optimizer = Apart(fed.local.optimizer.lr, fed.local.optimizer, options.adaptive)
+    whole = replace(fed.defence, clip=0.0)  # clipped is what is sent, without v
+    both = replace(fed.with_local(optimizer=optimizer), model=mixture, defence=whole)
+
+    def init():
+        start = fed.initial()
+        alpha = torch.tensor(options.alpha, dtype=mixture.alpha.dtype, device=mixture.alpha.device)
+        return {"global": start, CLIENTS: fed.client_states({**beside(own=start), "alpha": alpha})}
+
+    def client(message, client_states, clients, rng):
+        update = both.train({**beside(model=message["model"]), **client_states}, clients, rng, mixed)
+        kept = {name: update.states[name] for name in client_states}
+        states, sent = part_of(update.states, "model"), part_of(update.received, "model")
+        sent = fed.clipped(sent, message["model"], update.sizes)
+        return update._replace(states=states, received=sent, client_states=kept)
+
+    def personalize(models, client_states, clients, rng):
+        return mixture.mean(part_of(client_states, "own"), models, client_states["alpha"])
+
+    return replace(fedavg(fed), init=init, client=client, personalize=personalize)
+
+
+class Mixture(nn.Module):
+    """The model that is shared, beside it the client's own, and the share of that in their mixture.
+
+    Its output is the logits of the shared model and those of the mixture.
+    """
+
+    def __init__(self, model: nn.Module, alpha: float, adaptive: bool) -> None:
+        super().__init__()
+        self.learnt = [name for name, p in model.named_parameters() if p.requires_grad]
+        like = next(model.parameters())
+        self.model, self.own = model, copy.deepcopy(model)
+        self.alpha = nn.Parameter(torch.tensor(alpha, dtype=like.dtype, device=like.device), requires_grad=adaptive)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(logits of the shared model, of the mixture); of the latter no gradient reaches the shared model."""
+        shared = {name: p.detach() for name, p in self.model.named_parameters()}
+        own = dict(self.own.named_parameters())
+        logits = self.model(x)
+        return logits, functional_call(self.own, self.mean(own, shared, self.alpha), (x,))
+
+    def mean(self, own: Mapping[str, Tensor], shared: Mapping[str, Tensor], alpha: Tensor) -> State:
+        """alpha own + (1 - alpha) shared, of single states or of stacks with an alpha each; what is not trained is own.
+
+        >>> mean = Mixture(nn.Linear(1, 1, bias=False), 0.5, False).mean
+        >>> mean({"weight": torch.tensor([[[4.0]]])}, {"weight": torch.tensor([[[2.0]]])}, torch.tensor([0.25]))
+        {'weight': tensor([[[2.5000]]])}
+        """
+        shares = {name: alpha.view(*alpha.shape, *[1] * (own[name].ndim - alpha.ndim)) for name in self.learnt}
+        return {**own} | {name: share * own[name] + (1 - share) * shared[name] for name, share in shares.items()}
+
+
+def mixed(call: Call, params: State, context: State, batch: Batch) -> Tensor:
+    """Cross entropy of the shared model; the gradient has also that of the mixture, with respect to the rest."""
+    x, y = batch
+    shared, mixture = (F.cross_entropy(logits.flatten(0, -2), y.flatten()) for logits in call(params, x))
+    return shared + mixture - mixture.detach()
+
+
+class Apart(NamedTuple):
+    """The optimizer of a `Mixture`: one for each model; and once a round a step of alpha, if it is adaptive.
+
+    Attributes:
+        lr: the learning rate of all.
+        inner: the models' optimizer, whose own learning rate is not used.
+    """
+
+    lr: float | Tensor
+    inner: Optimizer
+    adaptive: bool
+
+    def memory(self, params: Sequence[Tensor]) -> Memory:
+        """What is kept, before the first step: that of both models, and which step it is."""
+        of_models = (self.inner.memory(half) for half in self._models(params))
+        kept = {f"{i}.{name}": tensors for i, own in enumerate(of_models) for name, tensors in own.items()}
+        return {**kept, "made": [torch.zeros((), dtype=torch.int64, device=params[0].device)]}
+
+    def step(self, params: list[Tensor], memory: Memory, gradients: Sequence[Tensor | None], lead: int = 0) -> None:
+        """One step, see `fl.engine.SGD.step`. The count stays on the device, so that a step is the same each time."""
+        for i, (half, slopes) in enumerate(zip(self._models(params), self._models(gradients))):
+            kept = {name.removeprefix(f"{i}."): t for name, t in memory.items() if name.startswith(f"{i}.")}
+            self.inner._replace(lr=self.lr).step(half, kept, slopes, lead)
+        first = memory["made"][0].add_(1) == 1
+        if self.adaptive:
+            params[0].sub_(first * self.lr * gradients[0]).clamp_(0, 1)
+
+    def _models(self, values: Sequence) -> tuple[list, list]:
+        """What is the shared model's and what the client's own; alpha comes first."""
+        values = list(values[1:] if self.adaptive else values)
+        return values[: len(values) // 2], values[len(values) // 2 :]
+
+
+METHOD = Method(
+    apfl,
+    APFLOptions(),
+    clients="personalized",
+    refuses={"masked": "has logits of two models in its objective, which it does not mask"},
+)

@@ -1,0 +1,132 @@
+"""FedProto: Tan et al., "FedProto: Federated Prototype Learning across Heterogeneous Clients" (AAAI 2022),
+algorithm 1.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fl.algorithms.algorithm import Algorithm
+from fl.algorithms.method import Method
+from fl.algorithms.parts.beside import beside, part_of
+from fl.algorithms.parts.personal import with_own_models
+from fl.algorithms.parts.representation import head_of, represented
+from fl.base.settings import AtLeast0
+from fl.engine.objectives import Batch, Call, Objective
+from fl.federation import Federation
+from fl.federation.clients import CLIENTS
+from surgery import State, broadcast, stack
+from surgery.transfer import upload
+
+
+@dataclass(frozen=True)
+class FedProtoOptions:
+    """FedProto."""
+
+    lam: AtLeast0 = 1.0
+    """weight of the distance of representations from the prototypes of their classes (the released code: 1); 0 trains
+    each model alone"""
+
+
+def fedproto(fed: Federation, options: FedProtoOptions = FedProtoOptions()) -> Algorithm:
+    """Each client trains a model of its own; what is sent are prototypes, the mean representations of each class.
+
+    A representation is what the layer is given that makes the logits. A participant minimises
+
+        cross entropy + lam mean (z - C_y)^2
+
+    over the samples of a batch and the entries of their representations z, with C_y the global prototype of the
+    sample's class; a class that has none yet adds nothing. Then it sends its prototypes, as its trained model makes
+    them of its training samples in evaluation, with the number of samples in each class. The server's prototypes are
+    the means over the participants, weighted by these numbers; a class that no participant has keeps its prototype.
+
+    A client predicts with its model's logits. The paper's rule, the class of the nearest prototype, is not offered; the
+    released code scores both. Also unlike the released code: it collects prototypes while the last epoch trains, and
+    its server's means count all clients alike.
+
+    Personal models go on from where they were, and begin as the initial model, also those of clients that never took
+    part. A stranger would get their mean, as in Local; on Flower that stays the initial model.
+
+    lam = 0 is Local.
+
+    Raises:
+        FLError: for a model that does not end in a linear layer, or of which nothing else is trained.
+    """
+    head = head_of(fed, "fedproto")
+    shown = replace(fed, model=Shown(fed.model, head))
+    width, dtype = fed.model.get_submodule(head).in_features, next(fed.model.parameters()).dtype
+    own_models, objective, classes = with_own_models(fed), drawn_to_prototypes(options.lam), fed.data.classes
+
+    def init():
+        none = torch.zeros(classes, width, dtype=dtype, device=fed.data.x.device)
+        return {**own_models.init(), "prototypes": {"means": none, "counts": none.new_zeros(classes)}}
+
+    def send(state, clients, rng):
+        return {"model": broadcast(state["prototypes"], len(clients))}
+
+    def client(message, client_states, clients, rng):
+        update = shown.train(beside(model=client_states), clients, rng, objective, message["model"])
+        states = part_of(update.states, "model")
+        each = [prototypes({n: t[k] for n, t in update.states.items()}, client) for k, client in enumerate(clients)]
+        return update._replace(states=states, received=stack(each), client_states=states)
+
+    @torch.no_grad()
+    def prototypes(state, client):
+        own = fed.clients.train[client]
+        rows = upload(own, fed.data.x.device)
+        made = shown.predict({**state, **shown.statistics(state, samples=own)}, fed.data.x[rows])
+        of_class = F.one_hot(fed.data.y[rows].flatten(), classes).to(dtype)
+        sums = of_class.T @ made[..., classes:].flatten(0, -2).to(dtype)
+        counts = of_class.sum(0)
+        return {"means": sums / counts.clamp(min=1)[:, None], "counts": counts}
+
+    def server(state, clients, update, rng):
+        old, sent = state["prototypes"], update.received
+        counts = sent["counts"] * upload(torch.tensor(update.sizes) > 0, old["counts"].device)[:, None]
+        total = counts.sum(0)
+        means = (counts[:, :, None] * sent["means"]).sum(0) / total.clamp(min=1)[:, None]
+        means = torch.where((total > 0)[:, None], means, old["means"])
+        known = {"means": means, "counts": torch.where(total > 0, total, old["counts"])}
+        return {"global": fed.mean_of_clients(state[CLIENTS], otherwise=state["global"]), "prototypes": known}
+
+    return replace(own_models, init=init, send=send, client=client, server=server)
+
+
+class Shown(nn.Module):
+    """The model, whose output has for each sample its logits and then its representation: [..., classes + width]."""
+
+    def __init__(self, model: nn.Module, head: str) -> None:
+        super().__init__()
+        self.model, self.head = model, head
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Both in one tensor."""
+        return torch.cat(represented(self.model, self.head, x), -1)
+
+
+def drawn_to_prototypes(lam: float) -> Objective:
+    """Cross entropy of a `Shown` + lam times the mean square distance of representations from their prototypes.
+
+    Context: "means" [classes, width], the prototypes, and "counts" [classes], 0 for classes that have none.
+    """
+
+    def objective(call: Call, params: State, context: State, batch: Batch) -> Tensor:
+        (x, y), classes = batch, len(context["counts"])
+        made, y = call(params, x).flatten(0, -2), y.flatten()
+        away = (made[:, classes:] - context["means"][y]).square().mean(1) * (context["counts"][y] > 0)
+        return F.cross_entropy(made[:, :classes], y) + lam * away.mean()
+
+    return objective
+
+
+METHOD = Method(
+    fedproto,
+    FedProtoOptions(),
+    clients="personalized",
+    refuses={
+        "masked": "trains on representations beside the logits, which it does not mask",
+        "tampering": "sends prototypes, and no model that could be tampered with",
+    },
+)

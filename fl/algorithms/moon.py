@@ -1,0 +1,112 @@
+"""MOON: Li et al., "Model-Contrastive Federated Learning" (CVPR 2021), algorithm 1."""
+
+import copy
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fl.algorithms.algorithm import Algorithm
+from fl.algorithms.fedavg import fedavg
+from fl.algorithms.method import Method
+from fl.algorithms.parts.beside import beside, part_of
+from fl.algorithms.parts.representation import head_of, represented
+from fl.base.settings import Above0, AtLeast0
+from fl.engine.objectives import Batch, Call, Objective
+from fl.federation import Federation
+from fl.federation.clients import CLIENTS
+from surgery import State
+
+
+@dataclass(frozen=True)
+class MOONOptions:
+    """MOON."""
+
+    mu: AtLeast0 = 1.0
+    """weight of the contrastive loss (the released code: 1; its example on CIFAR-10: 5); 0 is FedAvg"""
+    temperature: Above0 = 0.5
+    """what similarities are divided by (the released code: 0.5)"""
+
+
+def moon(fed: Federation, options: MOONOptions = MOONOptions()) -> Algorithm:
+    """FedAvg whose clients keep representations near those of the received model, away from those of their last one.
+
+    With z, z_glob and z_prev a sample's representations in the model that trains, in the received one and in the one
+    that this client trained when it last took part, clients minimise (equation 3)
+
+        cross entropy - mu log(exp(cos(z, z_glob) / T) / (exp(cos(z, z_glob) / T) + exp(cos(z, z_prev) / T)))
+
+    A representation is what the layer is given that makes the logits, whatever the model is. The paper puts a
+    projection of two layers before that one, which is an affair of the model here. The two other models stay as they
+    are, and look at the batch as in evaluation: with running statistics, without dropout (as in the released code). A
+    client keeps one model, and trains in the memory of three.
+
+    A client that takes part for the first time takes the received model for its last one: its contrastive loss is
+    mu log 2 and has no gradient. The released code leaves the loss out in the first round; in later ones, a client that
+    was never drawn has a random model for its last one.
+
+    mu = 0 is FedAvg.
+
+    Raises:
+        FLError: for a model that does not end in a linear layer, or of which nothing else is trained.
+    """
+    three = replace(fed, model=Three(fed.model, head_of(fed, "moon")))
+    objective = contrastive(options.mu, options.temperature)
+
+    def init():
+        start = fed.initial()
+        never = torch.zeros((), dtype=torch.bool, device=fed.data.x.device)
+        return {"global": start, CLIENTS: fed.client_states({**beside(last=start), "took_part": never})}
+
+    def client(message, client_states, clients, rng):
+        start, before = message["model"], client_states["took_part"]
+        last = {
+            name: torch.where(before.view(-1, *[1] * (start[name].ndim - 1)), tensor, start[name])
+            for name, tensor in part_of(client_states, "last").items()
+        }
+        update = three.train(beside(model=start, received=start, last=last), clients, rng, objective)
+        states, received = part_of(update.states, "model"), part_of(update.received, "model")
+        kept = {**beside(last=states), "took_part": torch.ones_like(before)}
+        return update._replace(states=states, received=received, client_states=kept)
+
+    return replace(fedavg(fed), init=init, client=client)
+
+
+class Three(nn.Module):
+    """The model that trains, and beside it the received one and the client's last one, which do not change.
+
+    Its output is the logits of the first, and the representations of all three.
+    """
+
+    def __init__(self, model: nn.Module, head: str) -> None:
+        super().__init__()
+        self.model, self.head = model, head
+        self.received, self.last = (copy.deepcopy(model).requires_grad_(False) for _ in range(2))
+
+    def train(self, mode: bool = True) -> "Three":
+        """Set the mode of the model; the two others are always in evaluation mode."""
+        super().train(mode)
+        self.received.eval()
+        self.last.eval()
+        return self
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(logits, z, z_glob, z_prev)"""
+        logits, z = represented(self.model, self.head, x)
+        return logits, z, represented(self.received, self.head, x)[1], represented(self.last, self.head, x)[1]
+
+
+def contrastive(mu: float, temperature: float) -> Objective:
+    """Cross entropy + mu times the contrastive loss of a `Three`, the mean over the batch (of text: over tokens)."""
+
+    def objective(call: Call, params: State, context: State, batch: Batch) -> Tensor:
+        x, y = batch
+        logits, z, received, last = call(params, x)
+        nearer = F.cosine_similarity(z, last, dim=-1) - F.cosine_similarity(z, received, dim=-1)
+        return F.cross_entropy(logits.flatten(0, -2), y.flatten()) + mu * F.softplus(nearer / temperature).mean()
+
+    return objective
+
+
+METHOD = Method(moon, MOONOptions(), refuses={"masked": "has an objective of representations, which it does not mask"})

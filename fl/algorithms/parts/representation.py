@@ -1,0 +1,60 @@
+"""The representation that a model makes of a sample: what goes into the linear layer that makes its logits."""
+
+import torch
+from torch import Tensor, nn
+
+from fl.base.errors import FLError
+from fl.federation import Federation
+
+
+def head_of(fed: Federation, method: str) -> str:
+    """The name of the linear layer whose output is the model's.
+
+    It is found by running the model on two samples, so that it does not matter what it is called, nor where it is
+    registered.
+
+    Raises:
+        FLError: for a model that ends otherwise, or of which no other layer is trained.
+    """
+    made: list[tuple[str, Tensor]] = []
+    hooks = [
+        module.register_forward_hook(lambda _, given, out, name=name: made.append((name, out)))
+        for name, module in fed.model.named_modules()
+        if isinstance(module, nn.Linear)
+    ]
+    dtype = next(fed.model.parameters()).dtype
+    try:
+        with torch.no_grad():
+            logits = fed.model.eval()(fed.data.normalise(fed.data.x[:2], dtype))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    name, out = made[-1] if made else ("", None)
+    kind = type(fed.model).__name__
+    if out is None or not isinstance(logits, Tensor) or not out.is_set_to(logits):
+        raise FLError(
+            f"{method} compares representations, the inputs of the linear layer that makes the logits, and {kind} does "
+            "not end in one: choose another --model or --algorithm"
+        )
+    own = {f"{name}.{part}".removeprefix(".") for part in ("weight", "bias")}
+    if own.issuperset(fed.trainable):
+        raise FLError(
+            f"{method} trains representations, the inputs of the last layer, and of {kind} nothing before that is "
+            "trained: choose another --model or --algorithm"
+        )
+    return name
+
+
+def represented(model: nn.Module, head: str, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The model's logits for a batch, and its representations: what the module of this name is given.
+
+    >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 5))
+    >>> [made.shape[1] for made in represented(net, "2", torch.ones(4, 2))]
+    [5, 3]
+    """
+    seen: list[Tensor] = []
+    hook = model.get_submodule(head).register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    try:
+        return model(x), seen[-1]
+    finally:
+        hook.remove()
