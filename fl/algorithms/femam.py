@@ -264,7 +264,10 @@ METHOD = Method(
     FeMAMOptions(),
     clients="personalized",
     columns={"level": int, "models_used": float},  # that trained in the round, from 1; a client's mean number
-    refuses={"masked": "adds logits to logits, masked or not"},
+    refuses={
+        "masked": "adds logits to logits, masked or not",
+        "choosing": "averages the few models of a cluster",
+    },
     pathways=pathways,
     validates=validates,
 )

@@ -72,4 +72,6 @@ def fesem(fed: Federation, options: FeSEMOptions = FeSEMOptions(), flags: str = 
     return replace(fedavg(fed), init=init, send=send, server=server, models=models, levels=levels)
 
 
-METHOD = Method(fesem, FeSEMOptions(), clients="personalized")
+METHOD = Method(
+    fesem, FeSEMOptions(), clients="personalized", refuses={"choosing": "averages the few models of a cluster"}
+)

@@ -26,4 +26,6 @@ def fesem_plus(fed: Federation, options: FeSEMPlusOptions = FeSEMPlusOptions()) 
     return fine_tuned(fed, fesem(fed, options, "fesem-plus"), options.epochs)
 
 
-METHOD = Method(fesem_plus, FeSEMPlusOptions(), clients="personalized")
+METHOD = Method(
+    fesem_plus, FeSEMPlusOptions(), clients="personalized", refuses={"choosing": "averages the few models of a cluster"}
+)

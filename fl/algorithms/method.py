@@ -29,7 +29,8 @@ class Method:
             metrics.csv: from the name to int or float, or to a whole `fl.base.columns.Column` if tables and figures are
             to show it.
         refuses: from what the method cannot do (see `fl.federation.requirements.REQUIREMENTS`) to the reason. A method
-            whose clients are not "heterogeneous" refuses several architectures by itself.
+            whose clients are not "heterogeneous" refuses several architectures by itself, and one whose clients are
+            refuses rules that choose among whole models.
         pathways: (options, server) -> (what each level holds, see `Levels.names`; the models that clients add up).
             `fl.Pathways` reads the levels of a run folder with it, without the data. None for methods without levels.
         labels: options -> whether the server has to know how many samples of each class every client has. Clients on
@@ -97,8 +98,10 @@ class Method:
 
     def refuse(self, requirements: Collection[str]) -> None:
         """Raise FLError if a requirement (see `Federation.requirements`) is one that the method does not meet."""
-        one_model = {} if self.clients == "heterogeneous" else {"architectures": "gives all clients one architecture"}
-        for what, reason in {**one_model, **self.refuses}.items():
+        by_kind = {"architectures": "gives all clients one architecture"}
+        if self.clients == "heterogeneous":
+            by_kind = {"choosing": "averages parts of models, whose distances say nothing"}
+        for what, reason in {**by_kind, **self.refuses}.items():
             if what in requirements:
                 raise FLError(
                     f"{self.name} {reason}: leave {REQUIREMENTS[what].flags} out, or take another --algorithm"

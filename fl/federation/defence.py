@@ -2,27 +2,39 @@
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from fl.base.settings import AtLeast0, OnlyWith, number, one_of
-from fl.federation.cohort import States, as_before, stacks
+from fl.base.errors import FLError
+from fl.base.settings import AtLeast0, Natural, OnlyWith, number, one_of
+from fl.federation.cohort import States, as_before, select, stacks
+from fl.federation.krum import bulyan, multi_krum
 from surgery import Stack, State, Submodel, average, average_submodels, trimmed_mean
 from surgery.states import stack_size
 from surgery.transfer import upload
+
+_LEAST = {"krum": (2, 3), "multikrum": (2, 3), "bulyan": (4, 3)}
+"""Rules that choose among whole models, and how many they need: (2, 3) are 2f + 3 of whom f may be malicious."""
 
 
 @dataclass(frozen=True)
 class Defence:
     """Defences against malicious clients. The default is none."""
 
-    rule: Annotated[str, one_of("mean", "median", "trimmed")] = "mean"
+    rule: Annotated[str, one_of("mean", "median", "trimmed", *_LEAST)] = "mean"
     """how models are averaged: mean, weighted by samples; median or trimmed, coordinate by coordinate among those who
-    have it, without weights (Yin et al., ICML 2018)"""
+    have it, without weights (Yin et al., ICML 2018); krum (the model nearest to its neighbours) or multikrum (the mean
+    of several such models; Blanchard et al., NeurIPS 2017); bulyan (a trimmed mean of models chosen by krum; El Mhamdi
+    et al., ICML 2018)"""
     trim: Annotated[float, number(float, least=0, below=0.5), OnlyWith("rule", "trimmed")] = 0.2
     """trimmed: fraction trimmed from each end before averaging, rounded down (with 4 clients, 0.2 trims none)"""
+    malicious: Annotated[Natural, OnlyWith("rule", *_LEAST)] = 1
+    """krum, multikrum, bulyan: f, how many participants of a round may be malicious; krum and multikrum need 2f + 3
+    participants, bulyan 4f + 3"""
+    keep: Annotated[Natural, OnlyWith("rule", "multikrum")] = 0
+    """multikrum: how many of the n models are averaged, n - f - 2 at most; 0: so many (the released code)"""
     clip: AtLeast0 = 0.0
     """longest update of a client, in multiples of the round's median; longer ones are cut to it; 0: none"""
 
@@ -31,11 +43,21 @@ class Defence:
         models: Stack,
         weights: Tensor | Sequence[float] | Sequence[Sequence[float]] | None = None,
         fallback: Mapping[str, Tensor] | None = None,
+        names: Container[str] = (),
     ) -> State | Stack:
         """`surgery.average` by the rule.
 
-        Median and trimmed mean only leave out those whose weight is 0: an attacker could lie about larger weights.
+        The other rules only leave out those whose weight is 0: an attacker could lie about larger weights.
+
+        Args:
+            names: of the parameters, of which the distances between models are taken; if the models have none of them,
+                they are taken of all that they have. (Running variances would outweigh the weights.)
+
+        Raises:
+            FLError: for a rule that chooses among whole models, and needs more than there are.
         """
+        if self.chooses:
+            return self._choice(models, weights, names)
         if self.rule == "mean":
             return average(models, weights=weights, fallback=fallback)
         return trimmed_mean(models, trim=self._share(), weights=weights, fallback=fallback)
@@ -49,8 +71,48 @@ class Defence:
         factors: Mapping[str, Tensor] | None = None,
     ) -> State:
         """`surgery.average_submodels` by the rule, among the clients that cover an element."""
+        if self.chooses:
+            raise FLError(f"--defence.rule {self.rule} chooses among whole models, and these are parts: take median")
         trim = None if self.rule == "mean" else self._share()
         return average_submodels(states, plans, weights=weights, factors=factors, fallback=fallback, trim=trim)
+
+    @property
+    def chooses(self) -> bool:
+        """Whether the rule chooses among whole models."""
+        return self.rule in _LEAST
+
+    def check_number(self, n: int, what: str) -> None:
+        """Raise FLError if these are too few models for the rule.
+
+        Args:
+            what: the n models are those of.
+        """
+        if not self.chooses:
+            return
+        (times, more), f = _LEAST[self.rule], self.malicious
+        if n < (least := times * f + more):
+            raise FLError(
+                f"--defence.rule {self.rule} with --defence.malicious {f} needs {least} models ({times}f + {more}), "
+                f"and there are {n} of {what}: have more --participants, or a smaller --defence.malicious"
+            )
+        if self.keep > n - f - 2:
+            raise FLError(
+                f"--defence.keep {self.keep}: of {n} models of {what} with --defence.malicious {f}, at most "
+                f"{n - f - 2} can be kept (n - f - 2)"
+            )
+
+    def _choice(self, models: Stack, weights: Any, names: Container[str]) -> State:
+        weights = [1] * stack_size(models) if weights is None else torch.as_tensor(weights).tolist()
+        if weights and isinstance(weights[0], list):
+            raise FLError(f"--defence.rule {self.rule} makes one model, and a mean for each cluster is asked for")
+        rows = [row for row, weight in enumerate(weights) if weight]
+        self.check_number(len(rows), "clients that arrived in this round")
+        models = select(models, rows)
+        compared = {name: tensor for name, tensor in models.items() if name in names} or models
+        if self.rule == "bulyan":
+            return bulyan(models, compared, self.malicious)
+        keep = 1 if self.rule == "krum" else self.keep or len(rows) - self.malicious - 2
+        return multi_krum(models, compared, self.malicious, keep)
 
     def _share(self) -> float:
         return 0.5 if self.rule == "median" else self.trim

@@ -107,6 +107,7 @@ class Federation:
             raise FLError(f"Federation(local={self.local!r}): give LocalTraining(epochs=1, batch_size=20, ...)")
         self.local.check(self.data)
         check_values(self.defence, "defence")
+        self.defence.check_number(self.participants, "the participants of a round")
 
     def with_local(self, **settings: Any) -> "Federation":
         """The same clients, who train with other settings, named as in `LocalTraining`."""
@@ -162,7 +163,7 @@ class Federation:
         self, models: Stack, weights: Any = None, fallback: Mapping[str, Tensor] | None = None
     ) -> State | Stack:
         """How the server averages the models that clients send: `Defence.average`. Frozen parameters stay the same."""
-        return self.keep_frozen(models, self.defence.average(models, weights, fallback))
+        return self.keep_frozen(models, self.defence.average(models, weights, fallback, self.trainable))
 
     def average_submodels(
         self,

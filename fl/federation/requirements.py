@@ -36,6 +36,11 @@ REQUIREMENTS = {
         lambda config: config.attack.share or config.defence != Defence(),
         lambda fed: fed.attack or fed.defence != Defence(),
     ),
+    "choosing": Requirement(
+        "--defence.rule krum, multikrum or bulyan",
+        lambda config: config.defence.chooses,
+        lambda fed: fed.defence.chooses,
+    ),
     "presence": Requirement(
         "--joining and --leaving", lambda config: config.joining or config.leaving, lambda fed: fed.presence
     ),

@@ -284,6 +284,8 @@ SETTINGS = {
     "attack and clipped updates": ["--attack.share", "0.5", "--attack.amplify", "3", "--defence.clip", "1"],
     "trigger and median": ["--attack.share", "0.5", "--attack.kind", "trigger", "--defence.rule", "median"],
     "trimmed mean": ["--defence.rule", "trimmed", "--participants", "4"],
+    "krum": ["--defence.rule", "krum", "--defence.malicious", "0", "--participants", "4"],
+    "bulyan": ["--defence.rule", "bulyan", "--defence.malicious", "0", "--participants", "4"],
     "masked loss": ["--masked-loss"],
     "in parts": ["--max-parallel-clients", "1"],
     "static batch norm": ["--model", "resnet9", "--width", "0.5", "--norm", "static_batch"],

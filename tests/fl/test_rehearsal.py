@@ -42,6 +42,7 @@ MORE = {
     "fedexp": 1,  # a column of the metrics
     "fedavg_plus": 1,  # fine-tuning drops clients, too
     "fesem_plus": 2,
+    "fltrust": 2,  # the server trains as well, and its trust is weights
     "fedrep": 1,  # heads and bodies are trained apart
     "ditto": 1,  # so are global and personal models
     "fesem": 1,  # who belongs where
@@ -70,6 +71,7 @@ SETTINGS = {
     "trigger": ["--attack.share", "0.5", "--attack.kind", "trigger"],
     "masked loss": ["--masked-loss"],
     "median": ["--defence.rule", "median"],
+    "bulyan": ["--defence.rule", "bulyan", "--defence.malicious", "0", "--participants", "4"],
     "fleet": ["--architectures.widths", "0.5,1", "--architectures.choose", "cycle"],
     "batch norm": ["--model", "resnet9", "--width", "0.5"],
 }
@@ -77,13 +79,15 @@ QUICK = [
     *product(("graphs",), ("fedavg", "clusamp", "fedmr", "femam", "fedfa"), [""]),
     *product(("loop", "vmap"), ("fedavg", "fedmr"), [""]),
     ("graphs", "heterofl", "fleet"),
-    *product(("graphs",), ("fedavg",), ("static batch norm", "attack", "trigger")),
+    *product(("graphs",), ("fedavg",), ("static batch norm", "attack", "trigger", "bulyan")),
 ]
 
 
 def possible(case):
     """Whether a method's clients may have several architectures, and whether it sends what could be tampered with."""
     _, name, what = case
+    if what == "bulyan":
+        return name == "fedavg"
     return name == "heterofl" if what == "fleet" else name != "local" or what not in ("attack", "trigger", "median")
 
 

@@ -77,6 +77,11 @@ def secure_steps(fed: Federation, pieces: Sequence[Segment], repeats: int, align
         )
     if fed.remote and fed.defence.clip:
         raise FLError("--defence.clip needs the models as clients trained them, which --fedmr.secure hides: drop one")
+    if fed.defence.chooses:
+        raise FLError(
+            f"--defence.rule {fed.defence.rule} compares the models as clients trained them, which --fedmr.secure "
+            "hides: drop one"
+        )
     require()
     return [SecureRecombination(fed, pieces, repeats)]
 

@@ -39,9 +39,11 @@ def split(fed: Federation, kept: Collection[str]) -> Algorithm:
         return update._replace(received=without(update.received, kept), client_states=own)
 
     def server(state, clients, update, rng):
-        models = {**update.received, **update.client_states}
-        known = {name: state["global"][name] for name in models}  # where nobody has arrived
-        return {"global": {**state["global"], **fed.average(models, update.sizes, fallback=known)}}
+        mean = dict(state["global"])
+        for models in filter(None, (update.received, update.client_states)):  # apart: a server does not know the latter
+            known = {name: state["global"][name] for name in models}  # where nobody has arrived
+            mean |= fed.average(models, update.sizes, fallback=known)
+        return {"global": mean}
 
     def joined(rest, part):
         return {name: part[name] if name in part else rest[name] for name in names}

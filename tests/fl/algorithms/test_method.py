@@ -34,6 +34,7 @@ ASKING = {
     "masked": {"masked": True},
     "loss": {"loss": by_name("focal", "classification")},
     "tampering": {"defence": Defence(rule="median")},
+    "choosing": {"defence": Defence(rule="krum", malicious=0)},
     "presence": {"presence": Presence(torch.ones(4), torch.full((4,), 9))},
 }
 REFUSALS = [(name, what) for name, method in ALGORITHMS.items() for what in method.refuses]
@@ -41,8 +42,8 @@ REFUSALS = [(name, what) for name, method in ALGORITHMS.items() for what in meth
 
 @pytest.mark.parametrize(("name", "what"), REFUSALS)
 def test_methods_refuse_from_python_what_they_refuse_on_the_command_line(name, what, make_federation):
-    fed = make_federation("cnn", **ASKING[what])
-    assert fed.requirements == {what}
+    fed = make_federation("cnn", **({"participants": 3} if what == "choosing" else {}), **ASKING[what])
+    assert fed.requirements == {what} | ({"tampering"} if what == "choosing" else set())
     for make in (ALGORITHMS[name], lambda fed: made(name, fed, Config())):
         with pytest.raises(FLError, match=f"{name} .*: leave {REQUIREMENTS[what].flags} out"):
             make(fed)
@@ -56,6 +57,7 @@ def test_who_refuses_what():
         *((name, "masked") for name in ("moon", "apfl", "fedproto")),
         *((name, "tampering") for name in ("local", "scaffold", "fednova", "feddyn", "fedproto")),
         ("clusamp", "presence"),
+        *((name, "choosing") for name in ("fesem", "fesem_plus", "femam", "fltrust")),
     }
     assert set(ASKING) == set(REQUIREMENTS) - {"architectures"}  # which depends on the kind of method, see below
     asking = {
@@ -65,6 +67,7 @@ def test_who_refuses_what():
         "presence": {"leaving": 0.5},
         "architectures": {"architectures": ArchitectureOptions(widths=(0.5, 1.0))},
     }
+    assert Config(defence=Defence("krum")).requirements == {"choosing", "tampering"}
     for what, settings in asking.items():
         assert Config(**settings).requirements == {what}
 
@@ -92,7 +95,7 @@ class Loose:
         (named("x"), {"options": {"a": 1}}, "options are a frozen dataclass"),
         (named("x"), {"clients": "mixd"}, "clients is one of global, personalized, heterogeneous, got 'mixd'"),
         (named("x"), {"columns": {"drift": str}}, "columns are int or float"),
-        (named("x"), {"refuses": {"masked_loss": "no"}}, "refuses names some of masked, loss, tampering, presence"),
+        (named("x"), {"refuses": {"masked_loss": "no"}}, "refuses names some of masked, loss, tampering, choosing, pres"),
     ],
 )
 def test_what_is_no_method_is_refused(make, given, said):

@@ -32,6 +32,7 @@ BASE = {
     "fesem": {"clusters": 2},
     "fesem_plus": {"clusters": 2, "epochs": 1},
     "fedavg_plus": {"epochs": 1},
+    "fltrust": {"root": 8},
     "pfedme": {"inner_steps": 2},
 }
 """Options that make a method tiny."""

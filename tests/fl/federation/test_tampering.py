@@ -188,7 +188,7 @@ def test_a_run_under_attack_says_how_often_the_trigger_works(tmp_path):
         ({"attack": AttackOptions(kind="noise")}, "unknown --attack.kind 'noise': there are shuffle, trigger"),
         ({"attack": AttackOptions(size=0)}, "--attack.size"),
         ({"attack": AttackOptions(target=-1)}, "--attack.target"),
-        ({"defence": Defence("krum")}, "unknown --defence.rule 'krum': there are mean, median, trimmed"),
+        ({"defence": Defence("crumb")}, "unknown --defence.rule 'crumb': there are mean, median, trimmed, krum, "),
         ({"defence": Defence("trimmed", 0.5)}, "--defence.trim must be at least 0 and below 0.5, got 0.5"),
         ({"defence": Defence(clip=-1.0)}, "--defence.clip .* got -1"),
     ],
