@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -16,7 +15,8 @@ from fl.algorithms.method import Method
 from fl.algorithms.parts.beside import beside, part_of
 from fl.base.settings import Share
 from fl.engine import Optimizer
-from fl.engine.objectives import Batch, Call
+from fl.engine.losses import Loss, mean
+from fl.engine.objectives import Batch, Call, Objective
 from fl.engine.optimizers import Memory
 from fl.federation import Federation
 from fl.federation.clients import CLIENTS
@@ -56,6 +56,7 @@ def apfl(fed: Federation, options: APFLOptions = APFLOptions()) -> Algorithm:
     mixture = Mixture(fed.model, options.alpha, options.adaptive)
     optimizer = Apart(fed.local.optimizer.lr, fed.local.optimizer, options.adaptive)
     whole = replace(fed.defence, clip=0.0)  # clipped is what is sent, without v
+    objective = mixed(fed.local.loss)
     both = replace(fed.with_local(optimizer=optimizer), model=mixture, defence=whole)
 
     def init():
@@ -64,7 +65,7 @@ def apfl(fed: Federation, options: APFLOptions = APFLOptions()) -> Algorithm:
         return {"global": start, CLIENTS: fed.client_states({**beside(own=start), "alpha": alpha})}
 
     def client(message, client_states, clients, rng):
-        update = both.train({**beside(model=message["model"]), **client_states}, clients, rng, mixed)
+        update = both.train({**beside(model=message["model"]), **client_states}, clients, rng, objective)
         kept = {name: update.states[name] for name in client_states}
         states, sent = part_of(update.states, "model"), part_of(update.received, "model")
         sent = fed.clipped(sent, message["model"], update.sizes)
@@ -107,11 +108,15 @@ class Mixture(nn.Module):
         return {**own} | {name: share * own[name] + (1 - share) * shared[name] for name, share in shares.items()}
 
 
-def mixed(call: Call, params: State, context: State, batch: Batch) -> Tensor:
-    """Cross entropy of the shared model; the gradient has also that of the mixture, with respect to the rest."""
-    x, y = batch
-    shared, mixture = (F.cross_entropy(logits.flatten(0, -2), y.flatten()) for logits in call(params, x))
-    return shared + mixture - mixture.detach()
+def mixed(loss: Loss) -> Objective:
+    """The loss of the shared model; the gradient has also that of the mixture, with respect to the rest."""
+
+    def objective(call: Call, params: State, context: State, batch: Batch) -> Tensor:
+        x, y = batch
+        shared, mixture = (mean(loss, logits, y) for logits in call(params, x))
+        return shared + mixture - mixture.detach()
+
+    return objective
 
 
 class Apart(NamedTuple):

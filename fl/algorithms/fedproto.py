@@ -13,7 +13,9 @@ from fl.algorithms.method import Method
 from fl.algorithms.parts.beside import beside, part_of
 from fl.algorithms.parts.personal import with_own_models
 from fl.algorithms.parts.representation import head_of, represented
+from fl.base.errors import FLError
 from fl.base.settings import AtLeast0
+from fl.engine.losses import Loss, mean
 from fl.engine.objectives import Batch, Call, Objective
 from fl.federation import Federation
 from fl.federation.clients import CLIENTS
@@ -54,10 +56,16 @@ def fedproto(fed: Federation, options: FedProtoOptions = FedProtoOptions()) -> A
     Raises:
         FLError: for a model that does not end in a linear layer, or of which nothing else is trained.
     """
+    if fed.data.task != "classification":
+        raise FLError(f"fedproto has a prototype for each class, and the data are for {fed.data.task}")
     head = head_of(fed, "fedproto")
     shown = replace(fed, model=Shown(fed.model, head))
     width, dtype = fed.model.get_submodule(head).in_features, next(fed.model.parameters()).dtype
-    own_models, objective, classes = with_own_models(fed), drawn_to_prototypes(options.lam), fed.data.classes
+    own_models, objective, classes = (
+        with_own_models(fed),
+        drawn_to_prototypes(fed.local.loss, options.lam),
+        fed.data.classes,
+    )
 
     def init():
         none = torch.zeros(classes, width, dtype=dtype, device=fed.data.x.device)
@@ -106,8 +114,8 @@ class Shown(nn.Module):
         return torch.cat(represented(self.model, self.head, x), -1)
 
 
-def drawn_to_prototypes(lam: float) -> Objective:
-    """Cross entropy of a `Shown` + lam times the mean square distance of representations from their prototypes.
+def drawn_to_prototypes(loss: Loss, lam: float) -> Objective:
+    """The loss of a `Shown` + lam times the mean square distance of representations from their prototypes.
 
     Context: "means" [classes, width], the prototypes, and "counts" [classes], 0 for classes that have none.
     """
@@ -116,7 +124,7 @@ def drawn_to_prototypes(lam: float) -> Objective:
         (x, y), classes = batch, len(context["counts"])
         made, y = call(params, x).flatten(0, -2), y.flatten()
         away = (made[:, classes:] - context["means"][y]).square().mean(1) * (context["counts"][y] > 0)
-        return F.cross_entropy(made[:, :classes], y) + lam * away.mean()
+        return mean(loss, made[:, :classes], y) + lam * away.mean()
 
     return objective
 

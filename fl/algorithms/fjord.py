@@ -16,7 +16,8 @@ from fl.algorithms.heterofl import HeteroFLOptions, heterofl
 from fl.algorithms.method import Method
 from fl.base.errors import FLError
 from fl.base.settings import several
-from fl.engine.objectives import Batch, Call, Objective, cross_entropy
+from fl.engine.losses import Loss, mean
+from fl.engine.objectives import Batch, Call, Objective
 from fl.federation import Federation
 from fl.models.fleet import identity_plan, ungrafted
 from surgery import State, Submodel, SurgeryError, narrow, state
@@ -55,7 +56,9 @@ def fjord(fed: Federation, options: FjORDOptions = FjORDOptions()) -> Algorithm:
     fleet = fed.fleet_or_uniform
     plans = _narrow_plans(fed, options.widths)
     kinds = [_levels(ungrafted(kind.plan), plans, fed.data.x.device) for kind in fleet.architectures]
-    objective = ordered_dropout(options.distil)
+    objective = ordered_dropout(fed.local.loss, options.distil)
+    if options.distil and fed.data.task != "classification":
+        raise FLError(f"--fjord.distil teaches classes, and the data are for {fed.data.task}: leave it out")
 
     def client(message, client_states, clients, rng):
         start = message["model"]
@@ -69,12 +72,12 @@ def fjord(fed: Federation, options: FjORDOptions = FjORDOptions()) -> Algorithm:
     return replace(heterofl(fed, plain), client=client)
 
 
-def ordered_dropout(distil: bool) -> Objective:
-    """The cross entropy of the narrower model of a width drawn for the step.
+def ordered_dropout(loss: Loss, distil: bool) -> Objective:
+    """The loss of the narrower model of a width drawn for the step.
 
     The context has "levels", "choices" (a model with n narrower ones has n + 1) and "frozen" (parameters that are not
-    trained). With `distil` it is that of the narrower model with the predictions of the whole one, plus the cross
-    entropy of the whole one, as in the authors' code.
+    trained). With `distil` it is the cross entropy of the narrower model with the predictions of the whole one, plus
+    the loss of the whole one, as in the authors' code.
     """
 
     def objective(call: Call, params: State, context: dict, batch: Batch) -> Tensor:
@@ -85,10 +88,10 @@ def ordered_dropout(distil: bool) -> Objective:
             return call({**params, **without({**context["frozen"], **params}, context["levels"], drawn)}, x)
 
         if not distil:
-            return cross_entropy(narrower, params, context, batch)
-        whole = call(params, x).flatten(0, -2)
-        taught = F.cross_entropy(narrower(params, x).flatten(0, -2), whole.detach().softmax(-1))
-        return F.cross_entropy(whole, y.flatten()) + taught
+            return mean(loss, narrower(params, x), y)
+        whole = call(params, x)
+        target = whole.detach().flatten(0, -2).softmax(-1)
+        return mean(loss, whole, y) + F.cross_entropy(narrower(params, x).flatten(0, -2), target)
 
     return objective
 

@@ -13,6 +13,7 @@ from fl.algorithms.method import Method
 from fl.algorithms.parts.beside import beside, part_of
 from fl.algorithms.parts.representation import head_of, represented
 from fl.base.settings import Above0, AtLeast0
+from fl.engine.losses import Loss, mean
 from fl.engine.objectives import Batch, Call, Objective
 from fl.federation import Federation
 from fl.federation.clients import CLIENTS
@@ -35,7 +36,7 @@ def moon(fed: Federation, options: MOONOptions = MOONOptions()) -> Algorithm:
     With z, z_glob and z_prev a sample's representations in the model that trains, in the received one and in the one
     that this client trained when it last took part, clients minimise (equation 3)
 
-        cross entropy - mu log(exp(cos(z, z_glob) / T) / (exp(cos(z, z_glob) / T) + exp(cos(z, z_prev) / T)))
+        loss - mu log(exp(cos(z, z_glob) / T) / (exp(cos(z, z_glob) / T) + exp(cos(z, z_prev) / T)))
 
     A representation is what the layer is given that makes the logits, whatever the model is. The paper puts a
     projection of two layers before that one, which is an affair of the model here. The two other models stay as they
@@ -52,7 +53,7 @@ def moon(fed: Federation, options: MOONOptions = MOONOptions()) -> Algorithm:
         FLError: for a model that does not end in a linear layer, or of which nothing else is trained.
     """
     three = replace(fed, model=Three(fed.model, head_of(fed, "moon")))
-    objective = contrastive(options.mu, options.temperature)
+    objective = contrastive(fed.local.loss, options.mu, options.temperature)
 
     def init():
         start = fed.initial()
@@ -97,14 +98,14 @@ class Three(nn.Module):
         return logits, z, represented(self.received, self.head, x)[1], represented(self.last, self.head, x)[1]
 
 
-def contrastive(mu: float, temperature: float) -> Objective:
-    """Cross entropy + mu times the contrastive loss of a `Three`, the mean over the batch (of text: over tokens)."""
+def contrastive(loss: Loss, mu: float, temperature: float) -> Objective:
+    """The loss + mu times the contrastive loss of a `Three`, the mean over the batch (of text: over tokens)."""
 
     def objective(call: Call, params: State, context: State, batch: Batch) -> Tensor:
         x, y = batch
         logits, z, received, last = call(params, x)
         nearer = F.cosine_similarity(z, last, dim=-1) - F.cosine_similarity(z, received, dim=-1)
-        return F.cross_entropy(logits.flatten(0, -2), y.flatten()) + mu * F.softplus(nearer / temperature).mean()
+        return mean(loss, logits, y) + mu * F.softplus(nearer / temperature).mean()
 
     return objective
 

@@ -5,7 +5,6 @@ Meta-Learning Approach" (NeurIPS 2020), algorithm 1 with the first-order approxi
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fl.algorithms.algorithm import Algorithm
@@ -15,7 +14,8 @@ from fl.algorithms.parts.beside import beside, part_of
 from fl.algorithms.parts.personal import adapted, side_by_side, trained_or_same
 from fl.base.settings import AtLeast0, Natural
 from fl.engine import SGD
-from fl.engine.objectives import Batch, Call
+from fl.engine.losses import Loss, each
+from fl.engine.objectives import Batch, Call, Objective
 from fl.federation import Federation
 from fl.partition import Split
 from surgery import State
@@ -58,7 +58,7 @@ def perfedavg(fed: Federation, options: PerFedAvgOptions = PerFedAvgOptions()) -
         start = message["model"]
         first = next(iter(start.values()))
         phase = {"second": torch.zeros(len(clients), dtype=phased.model.second.dtype, device=first.device)}
-        update = phased.train({**beside(model=start), **phase}, clients, rng, by_halves, ascent=ahead)
+        update = phased.train({**beside(model=start), **phase}, clients, rng, by_halves(fed.local.loss), ascent=ahead)
         states, received = part_of(update.states, "model"), part_of(update.received, "model")
         return update._replace(states=states, received=received)
 
@@ -91,13 +91,17 @@ class Phased(nn.Module):
         return self.model(x)
 
 
-def by_halves(call: Call, params: State, context: State, batch: Batch) -> Tensor:
-    """Cross entropy of a `Phased` over the first half of the batch, or over the second; its number has gradient 0."""
-    x, y = batch
-    logits, second, rows = call(params, x), params["second"], torch.arange(len(y), device=y.device)
-    counts = torch.where(second > 0, rows >= len(y) // 2, rows < (len(y) + 1) // 2).to(second.dtype)
-    losses = F.cross_entropy(logits.flatten(0, -2), y.flatten(), reduction="none").view(len(y), -1).mean(1)
-    return (losses * counts).sum() / counts.sum() + 0 * second
+def by_halves(loss: Loss) -> Objective:
+    """The loss of a `Phased` over the first half of the batch, or over the second; its number has gradient 0."""
+
+    def objective(call: Call, params: State, context: State, batch: Batch) -> Tensor:
+        x, y = batch
+        logits, second, rows = call(params, x), params["second"], torch.arange(len(y), device=y.device)
+        counts = torch.where(second > 0, rows >= len(y) // 2, rows < (len(y) + 1) // 2).to(second.dtype)
+        losses = each(loss, logits, y).view(len(y), -1).mean(1)
+        return (losses * counts).sum() / counts.sum() + 0 * second
+
+    return objective
 
 
 METHOD = Method(perfedavg, PerFedAvgOptions(), clients="personalized")

@@ -31,6 +31,13 @@ def each(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
     return loss(outputs.flatten(0, -2), targets.flatten())
 
 
+def mean(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Compute the mean over the samples (or tokens) of a batch."""
+    if loss is cross_entropy:  # which torch averages in its own order
+        return F.cross_entropy(outputs.flatten(0, -2), targets.flatten())
+    return each(loss, outputs, targets).mean()
+
+
 def measured(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
     """Compute the same for an evaluation, in float64; other losses than cross entropy in the outputs' type.
 

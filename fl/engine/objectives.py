@@ -47,7 +47,7 @@ def mean_of(loss: Loss) -> Objective:
 
     def mean_loss(call: Call, params: State, context: Any, batch: Batch) -> Tensor:
         x, y = batch
-        return losses.each(loss, call(params, x), y).mean()
+        return losses.mean(loss, call(params, x), y)
 
     return mean_loss
 
