@@ -645,3 +645,16 @@ def test_what_channel_shuffles_in_a_row_keep_whole_is_said(caplog):
     assert "axis 0 of 2.layer.weight (12, 12, 1, 1) stays whole: its parts are joined, interleaved and" in caplog.text
     whole = [width.reason for width in surgery.widths(net, example=example, rate=0.5) if width.size == width.kept > 5]
     assert any("channel shuffles in a row" in reason for reason in whole)
+
+
+def test_a_slice_inside_of_a_part_is_the_reason_where_nothing_is_shuffled():
+    """As where a detector finds no boxes: the coordinates lie side by side, and the first number alone is dropped."""
+
+    def forward(net, x):
+        boxes = net.boxes(x)
+        return net.end(boxes[:, 0::4] + boxes[:, 1:].sum(1, keepdim=True))
+
+    net = Made(forward, boxes=nn.Linear(6, 20), end=nn.Linear(5, 2))
+    reasons = {width.size: width.reason for width in surgery.widths(net, example=torch.zeros(1, 6))}
+    assert "divided inside of one of its parts" in reasons[5]
+    assert not any("shuffles" in reason for reason in reasons.values())
