@@ -72,7 +72,8 @@ def _parameters_on_meta() -> Iterator[None]:
             return None
         return nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
 
-    hook = register_module_parameter_registration_hook(put)
+    registered: Any = put  # torch says that such a hook returns nothing
+    hook = register_module_parameter_registration_hook(registered)
     try:
         yield
     finally:

@@ -59,7 +59,8 @@ def replace_tensors(model: nn.Module, values: Mapping[int, Tensor], originals: M
     """Replace the original tensors (by id) by new ones wherever they are registered."""
     made: dict[int, Tensor] = {}
     for module in model.modules():
-        for registry in (module._parameters, module._buffers):
+        registries: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        for registry in registries:
             for name, tensor in registry.items():
                 key = id(tensor)
                 if tensor is None or key not in originals or key not in values:
@@ -72,6 +73,6 @@ def replace_tensors(model: nn.Module, values: Mapping[int, Tensor], originals: M
                     made[key] = value
                 registry[name] = made[key]
     for module in model.modules():
-        for attribute, value in vars(module).items():  # recurrent modules also keep them in a list
-            if isinstance(value, list) and any(id(item) in made for item in value):
-                vars(module)[attribute] = [made.get(id(item), item) for item in value]
+        for attribute, held in vars(module).items():  # recurrent modules also keep them in a list
+            if isinstance(held, list) and any(id(item) in made for item in held):
+                vars(module)[attribute] = [made.get(id(item), item) for item in held]

@@ -257,7 +257,7 @@ def _search(job: Sequence[Tensor], q: float) -> Tensor:
         np.abs(part, out=x)
         top = np.maximum(top, x.max())
         np.greater_equal(x, low, out=above)
-        number += np.count_nonzero(above)
+        number += int(np.count_nonzero(above))
         np.greater_equal(x, high, out=beyond)
         between.append(x.compress(np.not_equal(above, beyond, out=beyond)))  # several times as fast as x[mask]
         np.minimum(rows, most, out=rows)
@@ -277,7 +277,7 @@ def _search(job: Sequence[Tensor], q: float) -> Tensor:
 
 def _flat(tensor: Tensor, dtype: torch.dtype) -> np.ndarray:
     """The entries in the order in which they lie in memory; not copied if they are dense and have the dtype."""
-    dense = tensor.permute(sorted(range(tensor.ndim), key=lambda axis: -tensor.stride(axis))).reshape(-1)
+    dense = tensor.permute(sorted(range(tensor.ndim), key=tensor.stride().__getitem__, reverse=True)).reshape(-1)
     return (dense.abs() if dense.is_complex() or dense.is_neg() else dense).to("cpu", dtype).numpy()
 
 

@@ -116,6 +116,27 @@ def test_what_torch_keeps_private_is_taken_in_one_place():
         assert not re.search(r"\b(_pytree|_python_dispatch)\b", FILES[name].read_text()), name
 
 
+def documented(body: list[ast.stmt]):
+    """Public functions and classes that have a docstring, and those in the classes."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+            if ast.get_docstring(node):
+                yield node
+            yield from documented(node.body if isinstance(node, ast.ClassDef) else [])
+
+
+def test_the_first_line_of_a_docstring_stands_alone():
+    """Editors, the reference and --help show it without the rest."""
+    checked = 0
+    for name, file in FILES.items():
+        for node in documented(ast.parse(file.read_text()).body):
+            first, *rest = ast.get_docstring(node).split("\n")
+            alone = first.endswith(".") and not any(rest[:1])
+            assert alone, f"{name}.{node.name}, line {node.lineno}: {first}"
+            checked += 1
+    assert checked > 1000
+
+
 def test_nothing_lies_at_the_root_that_does_not_belong_there():
     """What a program under test leaves in the working directory is soon committed with all else."""
     if not (ROOT / ".git").exists():

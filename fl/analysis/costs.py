@@ -68,6 +68,7 @@ def check_target(target: float) -> None:
 
 def up_to(target: float, config: Config, rows: Sequence[Row]) -> dict[str, float]:
     """Find the first evaluated round in which the global model reached the target, and what was spent up to its end.
+
     Empty if it never did. A target above 1 is a perplexity, others are accuracies.
 
     >>> rows = [{"round": r, "seconds": 2.0, "accuracy": r / 10} for r in (1, 2, 3, 4)]

@@ -41,6 +41,7 @@ def writing(path: Path) -> Iterator[None]:
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Give a temporary path to write to. If the block ends well, it replaces `path` in one step; else it is deleted.
+
     What a killed process left that wrote the same file goes as well.
 
     Raises Unwritable for a full disk, a folder that is read-only, and the like; `path` is then as it was.

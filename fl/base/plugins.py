@@ -16,8 +16,9 @@ GROUPS = {what: f"layer_surgery.{what}" for what in ("datasets", "models", "algo
 
 
 def declared(package: str, name: str, kind: type) -> dict[str, Any]:
-    """Collect what the files of a package (not those of its subpackages) declare under a name, in alphabetical order:
-    one value, called as its file, or a dictionary of several by their names.
+    """Collect what the files of a package declare under a name, in alphabetical order.
+
+    A file has one value, called as the file, or a dictionary of several by their names. Subpackages are left out.
 
     Raises:
         FLError: for a value that is not of this kind, and for a name that occurs twice; it names the file.

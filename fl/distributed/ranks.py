@@ -74,6 +74,7 @@ class Ranks:
 
     def gather(self, mine: Any) -> list[Any]:
         """What each rank gives, in their order: tensors in dicts, lists and tuples, other ones or none on each rank.
+
         What others give arrives on the device of this rank.
 
         Raises:

@@ -20,14 +20,14 @@ def contents(model: Model) -> dict[str, Any]:
     Layers and sections are those that the names of tensors show.
     """
     checkpoint = model.checkpoint
-    tensors = {
+    tensors: dict[str, dict[str, Any]] = {
         name: {"shape": list(one.shape), "dtype": str(one.dtype).removeprefix("torch."), "bytes": one.nbytes}
         for name in checkpoint
         for one in [checkpoint.pieces(name)]
     }
     shapes = metas(checkpoint)
     texts = {name: text for name, text in checkpoint.metadata.items() if name != PROVENANCE}
-    found = {
+    found: dict[str, Any] = {
         "path": str(checkpoint.path),
         "files": [str(file) for file in checkpoint.files],
         "bytes": sum(one["bytes"] for one in tensors.values()),

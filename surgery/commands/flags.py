@@ -29,7 +29,7 @@ def call(command: Callable[..., Any], prog: str, argv: Sequence[str]) -> Any:
         return given
 
     read.__annotations__ = {name: _as_tyro_reads(p, texts[name]) for name, p in parameters.items()}
-    read.__signature__ = inspect.Signature(
+    taken = [
         inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
@@ -37,7 +37,8 @@ def call(command: Callable[..., Any], prog: str, argv: Sequence[str]) -> Any:
             annotation=read.__annotations__[name],
         )
         for name, p in parameters.items()
-    )
+    ]
+    vars(read)["__signature__"] = inspect.Signature(taken)
     about = docstring_parser.parse(command.__doc__)
     description = "\n\n".join(filter(None, (about.short_description, about.long_description)))
     with redirect_stdout(_Wrapped(sys.stdout)):

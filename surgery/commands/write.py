@@ -43,7 +43,9 @@ def command_of(do: str) -> Callable[..., None]:
     about_model = next((one for one in get_args(annotated) if type(one) is str), "")
     about_out, _, about_plan = texts["return"].partition("; ")
 
-    flags = {"files" if several else "file": (Files if several else File, inspect.Parameter.empty, texts[first])}
+    flags: dict[str, tuple[Any, Any, str]] = {
+        "files" if several else "file": (Files if several else File, inspect.Parameter.empty, texts[first])
+    }
     for name, parameter in takes.items():
         kind = parameter.annotation
         if name in beside:
@@ -66,7 +68,7 @@ def command_of(do: str) -> Callable[..., None]:
     keyword = inspect.Parameter.KEYWORD_ONLY
     parameters = [inspect.Parameter(n, keyword, default=d, annotation=kind) for n, (kind, d, _) in flags.items()]
     required = [one for one in parameters if one.default is one.empty]
-    command.__signature__ = inspect.Signature([*required, *(one for one in parameters if one not in required)])
+    vars(command)["__signature__"] = inspect.Signature([*required, *(one for one in parameters if one not in required)])
     arguments = "\n".join(f"    {name}: {text}" for name, (_, _, text) in flags.items())
     command.__doc__ = f"{OPERATIONS[do].__doc__.splitlines()[0]}\n\nArgs:\n{arguments}"
     return command
@@ -193,9 +195,9 @@ def merge(
             raise SurgeryError(f"{method} needs --set {name}=VALUE")
     if not files:
         raise SurgeryError("there are no models to merge: give two or more files")
-    others = {"base": flags.pop("base")} if base is not None else {}
+    others: dict[str, Any] = {"base": flags.pop("base")} if base is not None else {}
     given |= {name: list(value) if isinstance(value, tuple) else value for name, value in flags.items() if value}
-    where = {"out": out, "model": model, "input": input, "shard_size": shard_size, "dry_run": dry_run}
+    where: dict[str, Any] = {"out": out, "model": model, "input": input, "shard_size": shard_size, "dry_run": dry_run}
     carry_out_on(method, files, given, others, called="method", **where)
 
 

@@ -140,7 +140,7 @@ def _deeper(root: nn.Module, origins: Mapping[Section, list[int]], ways: Mapping
         set_attribute(deeper, name, attribute, value)
     copies: dict[str, list[nn.Module]] = {}
     # From the last section to the first, so that renumbering does not move blocks that are still to be repeated.
-    for section in reversed(ways):
+    for section in reversed(list(ways)):
         last = section.blocks[-1]
         copies[last] = copies_of(deeper, last, more[section], origin)
         for by, block in enumerate(copies[last], 1):
@@ -236,7 +236,7 @@ def _without(
     modules = dict(shallow.named_modules())
     edits, left = [], {}
     # From the last section to the first, so that renumbering does not move blocks that are still to be dropped.
-    for section in reversed(ways):
+    for section in reversed(list(ways)):
         dropped = [block for i, block in enumerate(section.blocks) if i not in kept[section]]
         more, skipped = drop(shallow, dropped, ways[section].resize)
         edits += more

@@ -16,7 +16,7 @@ from surgery.states import owners
 class Chain(nn.Sequential):
     """A block followed by blocks grafted onto it. Each gets the first one's other arguments besides its own input."""
 
-    def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]  # takes more
         out, inputs = None, (x, *args)
         for block in self:
             before, named = (
@@ -99,7 +99,7 @@ def as_module(model: nn.Module | Mapping[str, Tensor]) -> nn.Module:
     root = Part()
     for name, tensor in model.items():
         *path, last = name.split(".")
-        module = root
+        module: Any = root
         for child in path:
             if child not in module._modules:
                 module._modules[child] = Part()
@@ -112,8 +112,8 @@ def as_module(model: nn.Module | Mapping[str, Tensor]) -> nn.Module:
     for parent in list(root.modules()):
         for name, module in parent._modules.items():
             if module.kind != f".{name}" and _is_chain(module, parent):
-                for child in module.children():
-                    child.kind = module.kind
+                for block in module.children():
+                    block.kind = module.kind
                 parent._modules[name] = Chain(*module.children())
     return root
 

@@ -5,9 +5,10 @@ import json
 import threading
 from collections.abc import Mapping
 from functools import partial
+from io import FileIO
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, BinaryIO
+from typing import Any
 from zipfile import BadZipFile, ZipFile, is_zipfile
 
 import torch
@@ -169,10 +170,10 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _read(
-    file: BinaryIO, lock: threading.Lock, path: Path, dtype: torch.dtype, offset: int, start: int, stop: int
+    file: FileIO, lock: threading.Lock, path: Path, dtype: torch.dtype, offset: int, start: int, stop: int
 ) -> Tensor:
     data = torch.empty((stop - start) * dtype.itemsize, dtype=torch.uint8)
-    view = memoryview(data.numpy())
+    view = data.numpy().data
     with lock:
         file.seek(offset + start * dtype.itemsize)
         while view:

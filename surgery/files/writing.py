@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -82,7 +82,8 @@ def write(
 
 
 def _safetensors(path: Path, pieces: Mapping[str, Pieces], metadata: Mapping[str, str], progress: Progress) -> None:
-    header, end = {"__metadata__": dict(metadata)}, 0
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
     order = sorted(pieces, key=lambda name: -pieces[name].dtype.itemsize)  # so that all lie where their size divides
     for name in order:
         one = pieces[name]
@@ -95,7 +96,7 @@ def _safetensors(path: Path, pieces: Mapping[str, Pieces], metadata: Mapping[str
     with open(path, "wb", buffering=0) as file:
         _all(file, memoryview(len(text).to_bytes(8, "little") + text))
         for slab in _computed(pieces[name] for name in order):
-            _all(file, memoryview(slab.detach().cpu().contiguous().view(torch.uint8).numpy()))
+            _all(file, slab.detach().cpu().contiguous().view(torch.uint8).numpy().data)
             progress(slab.nbytes)
 
 

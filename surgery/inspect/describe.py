@@ -125,8 +125,8 @@ def alike(report: Report) -> list[Coupled]:
     patterns = [pattern(width) for width in report.widths]
     order = {p: i for i, p in reversed(list(enumerate(patterns)))}
     return [
-        Coupled(*key[:3], len(list(same)), len(key[3]), key[3][0], key[3][-1])
-        for key, same in groupby(sorted(patterns, key=order.__getitem__))
+        Coupled(size, kept, reason, len(list(same)), len(names), names[0], names[-1])
+        for (size, kept, reason, names), same in groupby(sorted(patterns, key=order.__getitem__))
     ]
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby, pairwise
 from math import log2
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from surgery.errors import SurgeryError
 from surgery.files.whole import check_absent, replacing
@@ -13,8 +13,8 @@ from surgery.inspect.report import Place, Report, Row
 
 _COLOURS = ("#3b6fb6", "#d9822b", "#3a9a6b", "#b5488c", "#7a5cc4", "#b8a02e", "#2f9fb0", "#c14b4b")
 _OUTSIDE = "#6b7280"
-_DROPPED = {"fill": False, "hatch": "////", "alpha": 0.55}
-_ADDED = {"hatch": "....", "edgecolor": "white"}
+_DROPPED: dict[str, Any] = {"fill": False, "hatch": "////", "alpha": 0.55}
+_ADDED: dict[str, Any] = {"hatch": "....", "edgecolor": "white"}
 _SUFFIXES = ("png", "svg", "pdf")
 _ROWS = 24  # of widths that run one over another are drawn at most
 
@@ -84,7 +84,7 @@ def draw(report: Report, path: str | Path) -> None:
     x = positions(found)
     for at, bar in zip(x, found):
         colour = colours.get(bar.section, _OUTSIDE)
-        box = {"width": 0.86, "bottom": low, "lw": 0}
+        box: dict[str, Any] = {"width": 0.86, "bottom": low, "lw": 0}
         if bar.before and not bar.after:
             axes.bar(at, bar.before - low, edgecolor=colour, **{**box, "lw": 0.8}, **_DROPPED)
         elif bar.before:
@@ -103,7 +103,7 @@ def draw(report: Report, path: str | Path) -> None:
     axes.tick_params(length=0, colors="#4b5563")
     _label(axes, report, found, x, colours)
     cut = any(bar.before > bar.after > 0 for bar in found)
-    legend = [
+    legend: list[tuple[bool, dict[str, Any]]] = [
         (cut, {"label": "kept", "facecolor": _OUTSIDE}),
         (cut, {"label": "cut away", "facecolor": _OUTSIDE, "alpha": 0.22}),
         (any(not b.after for b in found), {"label": "block dropped", "edgecolor": _OUTSIDE, **_DROPPED}),

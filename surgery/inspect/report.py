@@ -284,7 +284,8 @@ def _at_depth(
     model: nn.Module, depth: Sequence[int], have: Sequence[int], example: Tensor | None
 ) -> tuple[nn.Module, dict[str, list[str]]]:
     """The model with sections of these depths, and by its tensors' names what they are called there."""
-    places, changed = {key: [key] for key in state(model)}, model
+    places: dict[str, list[str]] = {key: [key] for key in state(model)}
+    changed: Any = model
     if len(depth) == len(have) and any(d > h for d, h in zip(depth, have)):
         changed, plan = graft(changed, depths=[max(d, h) for d, h in zip(depth, have)], example=example)
         places = {key: [s.name for name in names for s in plan.entries[name]] for key, names in places.items()}

@@ -112,7 +112,9 @@ def _fisher(group: Group, information: list[Pieces]) -> Reader:
             raise SurgeryError(f"the Fisher information of {group.name!r} is {own.shape} in model {k}: need {shape}")
 
     def read(start: int, stop: int) -> Tensor:
-        total = below = plain = 0
+        total: Any = 0
+        below: Any = 0
+        plain: Any = 0
         for i, (share, known) in enumerate(zip(shares, information)):
             value = group.value(i, start, stop)
             weight = share * known.read(start, stop).to(value)

@@ -148,7 +148,7 @@ def _is_linear(module: nn.Module) -> bool:
     )  # fmt: skip
 
 
-def _rows(module: nn.Module, x: Tensor) -> Tensor:
+def _rows(module: Any, x: Tensor) -> Tensor:
     if isinstance(module, nn.Linear):
         return x.reshape(-1, x.shape[-1])
     x = x if x.ndim == 4 else x[None]

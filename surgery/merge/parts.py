@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,7 +78,8 @@ def of_rank(slabs: Callable[[], Iterator[Tensor]], size: int, rank: int) -> Tens
     shift = 32 if dtype is torch.float32 else 64
     integer, known = torch.int32 if dtype is torch.float32 else torch.int64, None
     while shift:
-        counts, shift = 0, shift - _DIGIT
+        counts: Any = 0
+        shift -= _DIGIT
         for slab in slabs():
             pattern = slab.view(integer)
             if known is not None:

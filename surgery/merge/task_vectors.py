@@ -148,7 +148,7 @@ def _above(limit: Tensor | float, group: Group, i: int) -> Reader:
 def _limits(models: Models, base: Base, density: float) -> list[Tensor | float]:
     """For each model the smallest magnitude that is kept of its whole task vector."""
     states, base = checked(models, needed(base))
-    result = []
+    result: list[Tensor | float] = []
     for k in range(len(states)):
         alone = [float(j == k) for j in range(len(states))]
         groups = [group_of(name, states, base, alone) for name in states[0]]

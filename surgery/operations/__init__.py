@@ -57,7 +57,7 @@ def checkpoints(do: str) -> dict[str, type]:
     >>> {name: kind.__name__ for name, kind in checkpoints("embed").items()}, checkpoints("shuffle")
     ({'model': 'Model', 'into': 'Model'}, {'models': <class 'list'>})
     """
-    found = {}
+    found: dict[str, type] = {}
     for name, parameter in inspect.signature(OPERATIONS[do]).parameters.items():
         kind = type_and_kind(parameter.annotation)[0]
         inside = [type_and_kind(one)[0] for one in get_args(kind)]

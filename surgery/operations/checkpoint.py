@@ -48,8 +48,9 @@ class Model:
         module: nn.Module | None = None,
         plan: Submodel | None = None,
     ) -> None:
-        lazy = isinstance(values, LazyState)
-        self.values = values if lazy else LazyState({key: pieces_of(values, key) for key in values})
+        if not isinstance(values, LazyState):
+            values = LazyState({key: pieces_of(values, key) for key in values})
+        self.values = values
         self.what, self.folder, self.name, self.shape = what, folder, name, shape
         self.module, self.plan = module, plan
         self.checkpoint: Checkpoint | None = None  # as it was opened

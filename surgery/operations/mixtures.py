@@ -3,9 +3,10 @@
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 import surgery
@@ -74,7 +75,7 @@ def passthrough(models: Sequence[InBlocks], *, blocks: Blocks, outside: Outside 
     example = models[0].example() if models[0].described else None
     net, plan = merge.passthrough(nets, blocks=chosen, outside=outside, example=example)
     values = plan.extract(merge.union([model.values for model in models]))
-    return models[0].becomes(values, net if models[0].described else None, plan)
+    return models[0].becomes(values, cast(nn.Module, net) if models[0].described else None, plan)
 
 
 def _blocks(section: str, value: Any) -> list[tuple[int, int]]:
@@ -117,7 +118,7 @@ def by_numbers(name: str) -> Callable[..., Model]:
     parameters = [
         p.replace(annotation=own[p.name].annotation) if p.name in own else p for p in signature.parameters.values()
     ]
-    operation.__signature__ = signature.replace(parameters=parameters)
+    vars(operation)["__signature__"] = signature.replace(parameters=parameters)
     return operation
 
 

@@ -111,7 +111,14 @@ def widen(
     Returns:
         the new checkpoint, of a model built that wide; the plan, by which the given model lies in the wide one
     """
-    settings = {"rate": rate, "mode": mode, "noise": noise, "keep": keep, "heads": heads, "strict": strict}
+    settings: dict[str, Any] = {
+        "rate": rate,
+        "mode": mode,
+        "noise": noise,
+        "keep": keep,
+        "heads": heads,
+        "strict": strict,
+    }
     draw = torch.Generator().manual_seed(seed)
     wide, plan = surgery.widen(model.loaded(), example=model.example(), generator=draw, **settings)
     dtypes = metas(model.values)

@@ -7,6 +7,7 @@ import itertools
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -32,7 +33,7 @@ class _Part(NamedTuple):
     share: float
     factor: float  # that the values are multiplied by
     values: Tensor
-    index: Index
+    index: Index  # type: ignore[assignment]  # tuples have a method of this name
 
 
 def average_submodels(
@@ -321,7 +322,7 @@ def _sum(parts: list[_Part], total: Tensor, start: int) -> Tensor:
         else:
             if empty:
                 total.zero_()
-            _update(total, part, start, lambda place, piece, alpha=alpha: place.add_(piece, alpha=alpha))
+            _update(total, part, start, partial(Tensor.add_, alpha=alpha))
         empty = False
     return total
 

@@ -53,14 +53,15 @@ def settings(module: nn.Module) -> dict[str, Any]:
     """
     if isinstance(module, nn.ParameterDict | nn.ParameterList):
         return {name: None if p is None else tuple(p.shape) for name, p in module._parameters.items()}
-    known, changed = _known(type(module))
+    kind: Any = type(module)
+    known, changed = _known(kind)
     return {
         name: value
         for name, value in sorted(vars(module).items())
         if known(name)
         and is_plain(value, keys=str | int)
         and not (isinstance(value, list | dict) and name in changed)
-        and not _is_default(type(module), name, value)
+        and not _is_default(kind, name, value)
     }
 
 

@@ -23,7 +23,7 @@ class Source(NamedTuple):
     """A tensor of the full model, and positions along each of its axes."""
 
     name: str
-    index: Index
+    index: Index  # type: ignore[assignment]  # tuples have a method of this name
 
 
 def as_runs(positions: Iterable[int]) -> Runs:

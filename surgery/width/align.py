@@ -284,7 +284,7 @@ class Activations:
                 two = seen[1][key]
                 new = [one @ two.T, one.sum(1), two.sum(1), one.square().sum(1), two.square().sum(1)]
                 new.append(torch.tensor(float(one.shape[1]), dtype=torch.float64))
-                moments[key] = [a + b for a, b in zip(moments.get(key, [0] * 6), new)]
+                moments[key] = [a + b for a, b in zip(moments[key], new)] if key in moments else new
         together: dict[Axis, Tensor] = {}
         for key, (cross, one, two, ones, twos, n) in moments.items():
             spread = [

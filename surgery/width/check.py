@@ -133,7 +133,7 @@ def _no_way_on(model: nn.Module, solution: Solution, choice: Choice, difference:
     return f"{type(model).__name__} does not run with narrow widths: in {where} ({step.name}): {difference}. {hint}"
 
 
-def _torn(inside: list[Step], step: Step, choice: Choice) -> list[int]:
+def _torn(inside: list[Step], step: Step[Axis], choice: Choice) -> list[int]:
     """The size of widths in the steps of a step's module, and what they become, if that is not the same; or []."""
     sizes: dict[int, set[int]] = {}
     for other in inside:
@@ -144,7 +144,7 @@ def _torn(inside: list[Step], step: Step, choice: Choice) -> list[int]:
     return [max(mine), *sorted(sizes[max(mine)])] if mine else []
 
 
-def splits_interleaved(step: Step) -> bool:
+def splits_interleaved(step: Step[Axis]) -> bool:
     """Whether an operation divides an axis of several parts of which one is interleaved from parts of its own.
 
     The code then divides the narrow axis elsewhere, as soon as the parts of its parts keep unequal shares.
@@ -156,7 +156,7 @@ def splits_interleaved(step: Step) -> bool:
 
 
 def _options(
-    model: nn.Module, step: Step, running: list[str], everything: Sizes, choice: Choice, chosen: Values
+    model: nn.Module, step: Step[Axis], running: list[str], everything: Sizes, choice: Choice, chosen: Values
 ) -> Iterator[Values]:
     """Other values that may mend a step: attributes of its module, of those around it, of those whose code ran."""
     parts = step.module.split(".") if step.module else []
@@ -190,9 +190,10 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
         for module, (plain, buffers, parameters) in zip(modules, before):
             vars(module).clear()
             vars(module).update(plain)
-            for registry, values in ((module._buffers, buffers), (module._parameters, parameters)):
-                registry.clear()
-                registry.update(values)
+            module._buffers.clear()
+            module._buffers.update(buffers)
+            module._parameters.clear()
+            module._parameters.update(parameters)
 
 
 class _Predicted(TorchDispatchMode):
@@ -256,7 +257,7 @@ class _Predicted(TorchDispatchMode):
         if value != expected:
             raise _Diverged(self.done, f"{key}={value} where {expected} was expected")
 
-    def _may_become(self, step: Step, old: Any, new: Any) -> bool:
+    def _may_become(self, step: Step[Axis], old: Any, new: Any) -> bool:
         """Whether a number may change so: as the size of an axis does, or by a power of an axis's share."""
         if old == new:
             return True

@@ -313,7 +313,9 @@ def _sliced(solution: Solution, demand: Demand, reasons: dict[Atom, Why]) -> lis
     for found in solution.tensors.values():
         for axis in found:
             visit(axis)
-    sliced = {atom for atom in lone if atom not in bound and not any(atom in product for product in products)}
+    sliced: set[Atom | Sum] = {
+        atom for atom in lone if atom not in bound and not any(atom in product for product in products)
+    }
     for component in _components(list(products)):
         covers = [
             _Cover(chosen, component, lone.keys(), solution.written, demand) for chosen in exact_covers(component)
@@ -325,8 +327,8 @@ def _sliced(solution: Solution, demand: Demand, reasons: dict[Atom, Why]) -> lis
         why = lost(f"widths of {', '.join(sizes)} share digits, and no choice of digits shrinks each exactly once")
         reasons.update({atom: why for product in component for digit in product for atom in atoms(digit)})
         return _sliced(solution, demand, reasons)
-    found = {atom for digit in sliced for atom in atoms(digit) if is_free(atom)}
-    return [atom for atom in solution.members if atom in found]
+    shrinks = {atom for digit in sliced for atom in atoms(digit) if is_free(atom)}
+    return [atom for atom in solution.members if atom in shrinks]
 
 
 _Digits: TypeAlias = tuple[Atom | Sum, ...]

@@ -213,9 +213,9 @@ class _Search:
             }
             why = f"its class computes another {joined(*different[0])}"
             return _Made(_Score(0, len(different)), config, why, shares=shares)
-        for (module, name), (mine, other) in computed.items():
-            if mine.shape != other.shape:  # no operation uses it, so that it stayed whole
-                index = [None if old == new else [[0, new]] for old, new in zip(mine.shape, other.shape)]
+        for (module, name), (own, made_so) in computed.items():
+            if own.shape != made_so.shape:  # no operation uses it, so that it stayed whole
+                index = [None if old == new else [[0, new]] for old, new in zip(own.shape, made_so.shape)]
                 edits.append({"do": "slice", "module": module, "attribute": name, "index": index})
         adopted = Submodel(self.plan.entries, self.plan.shapes, (*self.plan.edits, *edits), self.plan.structure)
         steps, why = self.difference(adopted.build(self.model)) or (0, "")

@@ -7,7 +7,7 @@ attributes that hold one, and `layer_edits` those of torch's own modules.
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -42,7 +42,7 @@ class _Part(NamedTuple):
 def _parts(axis: Axis, choice: Choice) -> Iterator[_Part]:
     """The axis, each stretch of its consecutive digits, and the same for the terms of each digit."""
     own = digits(axis)
-    stretches = [own[i:j] for i in range(len(own)) for j in range(i + 1, len(own) + 1)]
+    stretches: list[Sequence[Axis]] = [own[i:j] for i in range(len(own)) for j in range(i + 1, len(own) + 1)]
     for stretch in stretches or [[axis]]:
         if len(stretch) == 1 or not any(map(_is_of_input, stretch)):
             old, new = [digit.size for digit in stretch], [size_of(digit, choice) for digit in stretch]
@@ -127,22 +127,22 @@ def together(several: Iterable[NewSizes]) -> NewSizes:
     )
 
 
-def step_sizes(step: Step, choice: Choice) -> Sizes:
+def step_sizes(step: Step[Axis], choice: Choice) -> Sizes:
     """The sizes that one operation sees, and what they become."""
     found = [{part.old: {part.new}} for axis in step.axes() for part in _parts(axis, choice)]
     return merged([*found, argument_sizes(step, choice)])
 
 
-def argument_sizes(step: Step, choice: Choice) -> Sizes:
+def argument_sizes(step: Step[Axis], choice: Choice) -> Sizes:
     """The sizes that one operation was called with, and what they become."""
     return merged({number: {size_of(axis, choice)}} for number, axis in _numbers(step))
 
 
-def _numbers(step: Step) -> list[tuple[int, Axis]]:
+def _numbers(step: Step[Axis]) -> list[tuple[int, Axis]]:
     return [(a.size, a) for axis in step.numbers.values() for a in (axis if isinstance(axis, list) else [axis])]
 
 
-def _scales(step: Step, choice: Choice) -> Iterator[tuple[float, float]]:
+def _scales(step: Step[Axis], choice: Choice) -> Iterator[tuple[float, float]]:
     """Numbers that are a power of a width that shrinks, and what they become; attention's default scale is one."""
     last = [found[-1] for found in step.inputs if found]
     used = [value for value in step.scalars.values() if isinstance(value, float)]
@@ -219,8 +219,8 @@ def renewed(value: Any, sizes: Sizes) -> Any:
         new = [renewed(item, sizes) for item in value]
         changed = any(item is not None for item in new)
         return type(value)(old if item is None else item for old, item in zip(value, new)) if changed else None
-    changed = sizes.get(value, set()) - {value} if isinstance(value, int) and not isinstance(value, bool) else set()
-    return next(iter(changed)) if len(changed) == 1 else None
+    others = sizes.get(value, set()) - {value} if isinstance(value, int) and not isinstance(value, bool) else set()
+    return next(iter(others)) if len(others) == 1 else None
 
 
 def layer_edits(small: nn.Module, solution: Solution, choice: Choice) -> Iterator[dict[str, Any]]:
@@ -236,7 +236,7 @@ def layer_edits(small: nn.Module, solution: Solution, choice: Choice) -> Iterato
                 yield {"do": "set", "module": name, "attribute": attribute, "value": value}
 
 
-def _weight(module: nn.Module) -> Tensor:
+def _weight(module: Any) -> Tensor:
     """The weight, or the parameter of its shape from which a hook makes it anew in every call.
 
     So do `torch.nn.utils`' weight_norm (weight_v), spectral_norm and prune (weight_orig). Until then the old weight
@@ -254,7 +254,7 @@ def _convolution(module: _ConvNd, numbers: dict[str, Any], choice: Choice) -> di
     return {"groups": groups, "in_channels": second * groups, "out_channels": first}
 
 
-def _recurrent(module: nn.RNNBase, numbers: dict[str, Any], choice: Choice) -> dict[str, Any]:
+def _recurrent(module: Any, numbers: dict[str, Any], choice: Choice) -> dict[str, Any]:
     inputs = module.weight_ih_l0.shape[1]
     if module.proj_size:
         projected, hidden = module.weight_hr_l0.shape

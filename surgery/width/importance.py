@@ -271,7 +271,7 @@ def _items(model: nn.Module, solution: Solution, atom: Atom) -> Iterator[tuple[s
         if attribute != "weight" or kind not in PrunerBox or (id(layer), position) in seen:
             continue
         seen.add((id(layer), position))
-        weight = layer.weight
+        weight: Any = layer.weight
         transposed = getattr(layer, "transposed", False) or kind == ops.OPTYPE.EMBED
         is_output = weight.ndim == 1 or position == int(transposed)
         if position > 1:

@@ -124,6 +124,7 @@ def narrow(
     request = Request(model, example, demand, output, strict, target, keep_top)
     found = deque(attempts(request), maxlen=1).pop()  # the narrow model of the last one runs as predicted
     solution, demand, chosen, plan = found.solution, found.demand, found.chosen, found.outcome
+    assert isinstance(plan, Submodel)
     others = other_constants(model, example, output, found.seen, solution, chosen.choice, plan)
     small = plan.build(model)
     for shortfall, refused in (

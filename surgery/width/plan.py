@@ -25,7 +25,8 @@ def runs_of(axis: Axis, choice: Choice) -> Runs:
     if isinstance(axis, Sum):
         starts = accumulate((size for size, _ in found), initial=0)
         return merged((start + a, start + b) for start, (_, runs) in zip(starts, found) for a, b in runs)
-    size, result = 1, ((0, 1),)
+    result: Runs = ((0, 1),)
+    size = 1
     for radix, runs in reversed(found):
         if result == ((0, size),):
             result = tuple((a * size, b * size) for a, b in runs)

@@ -137,7 +137,7 @@ class Solution:
     """
 
     tensors: Mapping[tuple[str, str], Axes]
-    steps: Sequence[Step]
+    steps: Sequence[Step[Axis]]
     modes: tuple[bool, ...]
     outputs: Sequence[Sequence[Axes]]
     made: Sequence[tuple[str, Axis]]
@@ -227,7 +227,7 @@ class Solver:
     def all(self, found: Sequence[axes.Axis]) -> Axes:
         return tuple(map(self, found))
 
-    def step(self, step: Step) -> Step:
+    def step(self, step: Step[axes.Axis]) -> Step[Axis]:
         def number(axis: Any) -> Any:
             return list(self.all(axis)) if isinstance(axis, list) else self(axis)
 
@@ -254,8 +254,8 @@ class Solver:
         if axis.kind == "product":
             parts = tuple(part for digit in axes.digits(axis) for part in digits(self(digit)))
             return parts[0] if len(parts) == 1 else Product(parts)
-        parts = tuple(part for term in axes.terms(axis) for part in terms(self(term)))
-        return parts[0] if len(parts) == 1 else Sum(parts)
+        in_row = tuple(part for term in axes.terms(axis) for part in terms(self(term)))
+        return in_row[0] if len(in_row) == 1 else Sum(in_row)
 
 
 SPLITS = {"split", "unsafe_split", "split_with_sizes", "unsafe_split_with_sizes", "chunk", "unbind", "slice"}
@@ -300,11 +300,11 @@ def _occurrences(axis: Axis, atom: Atom) -> Iterator[Tensor]:
             start += part.size
     elif isinstance(axis, Product):
         major, minor = 1, axis.size
-        for part in axis.parts:
-            minor //= part.size
-            others = (torch.arange(major)[:, None] * part.size * minor + torch.arange(minor)).view(-1, 1, 1)
-            yield from ((others + found * minor).flatten(0, 1) for found in _occurrences(part, atom))
-            major *= part.size
+        for digit in axis.parts:
+            minor //= digit.size
+            others = (torch.arange(major)[:, None] * digit.size * minor + torch.arange(minor)).view(-1, 1, 1)
+            yield from ((others + found * minor).flatten(0, 1) for found in _occurrences(digit, atom))
+            major *= digit.size
 
 
 def onto_atoms(axis: Axis, values: Tensor) -> dict[Atom, Tensor]:

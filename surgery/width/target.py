@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -50,7 +50,7 @@ class Cost:
         return self(choice) / max(self.full, 1)
 
 
-def multiplied(step: Step) -> Iterator[Sequence[Axis]]:
+def multiplied(step: Step[Axis]) -> Iterator[Axes]:
     """The axes whose sizes, multiplied, are the operation's MACs: the formulas of torch.utils.flop_counter."""
     given = step.inputs
     if step.name in ("mm", "bmm", "addmm", "baddbmm"):

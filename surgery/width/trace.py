@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -43,8 +43,11 @@ _LEAVES = {"numpy", "tolist", "__array__", "__dlpack__", "storage", "untyped_sto
 _log = logging.getLogger(__name__)
 
 
+A = TypeVar("A")  # an axis: of `surgery.width.axes` while a model is traced, of `surgery.width.solve` afterwards
+
+
 @dataclass
-class Step:
+class Step(Generic[A]):
     """One operation.
 
     Attributes:
@@ -60,15 +63,15 @@ class Step:
 
     name: str
     module: str
-    inputs: list[Axes]
-    outputs: list[Axes]
+    inputs: list[tuple[A, ...]]
+    outputs: list[tuple[A, ...]]
     sources: list[Any]
-    numbers: dict[str, Axis | list[Axis]]
+    numbers: dict[str, A | list[A]]
     scalars: dict[str, Any]
-    summed: list[Axis]
+    summed: list[A]
     decided: Any = None
 
-    def axes(self) -> list[Axis]:
+    def axes(self) -> list[A]:
         """The axes of all tensors that it took and returned."""
         return [axis for tensor in (*self.inputs, *self.outputs) for axis in tensor]
 
@@ -116,7 +119,7 @@ class Trace:
         self._fixed_if_used = WeakIdKeyDictionary()  # by tensor the axes that stay whole if it is used, and why
         self.modes = modes
         self.tensors: dict[tuple[str, str], Axes] = {}
-        self.steps: list[Step] = []
+        self.steps: list[Step[Axis]] = []
         for key, tensor in named_tensors(model):
             self.tensors[key] = self.axes_of(tensor)
             if isinstance(tensor, nn.Parameter):
@@ -354,7 +357,8 @@ def _learnt(trace: Trace, rule: Rule, bound: dict[str, Any], result: Any) -> Lea
     found = rule.function(View(trace.axes_of, trace.learned), bound, result)
     learnt = found if isinstance(found, Learnt) else Learnt(found)
     if all(isinstance(axis, Axis) for axis in learnt.axes):
-        learnt = learnt._replace(axes=[learnt.axes for _ in tensors_in(result)])
+        alike: Any = [learnt.axes for _ in tensors_in(result)]
+        learnt = learnt._replace(axes=alike)
     if len(learnt.axes) != len(tensors_in(result)):
         raise InternalError(
             f"it gives the axes of {len(learnt.axes)} results where there are {len(tensors_in(result))}"
@@ -483,12 +487,12 @@ def scalars_of(func: Any, bound: dict[str, Any]) -> dict[str, Any]:
 @contextmanager
 def unfused() -> Iterator[None]:
     """Recurrent layers run operation by operation, so that what they read is seen."""
-    before = torch.backends.mkldnn.enabled
-    torch.backends.mkldnn.enabled = False
+    mkldnn: Any = torch.backends.mkldnn
+    before, mkldnn.enabled = mkldnn.enabled, False
     try:
         yield
     finally:
-        torch.backends.mkldnn.enabled = before
+        mkldnn.enabled = before
 
 
 @contextmanager

@@ -99,6 +99,7 @@ def widen(
     if whole:
         _log.warning(whole)
     plan = growth.outcome
+    assert isinstance(plan, Submodel)  # of the last attempt, which computes the same
     wide = growth.built(model, plan)
     if noise:
         _add_noise(wide, growth, noise, generator)
@@ -151,7 +152,7 @@ def readers(solution: Solution) -> Readers:
     return found
 
 
-def _summed(step: Step) -> Iterator[tuple[int, int, list[Atom]]]:
+def _summed(step: Step[Axis]) -> Iterator[tuple[int, int, list[Atom]]]:
     """(input, axis, atoms) of the two axes that a step sums together."""
     if step.name not in SUMS:
         return
@@ -159,7 +160,8 @@ def _summed(step: Step) -> Iterator[tuple[int, int, list[Atom]]]:
     x, w = step.inputs[first : first + 2]
     if "convolution" in step.name:
         axis, other = (1 if len(x) == len(w) else 0), 0 if step.scalars.get("transposed") else 1
-        groups = set(atoms(step.numbers["groups"])) if "groups" in step.numbers else set()
+        own: Any = step.numbers.get("groups")
+        groups = set() if own is None else set(atoms(own))
         summed = [atom for atom in atoms(w[other]) if atom not in groups]
     else:
         axis, other = len(x) - 1, len(w) - 1 if step.name == "linear" or len(w) == 1 else len(w) - 2
@@ -168,7 +170,9 @@ def _summed(step: Step) -> Iterator[tuple[int, int, list[Atom]]]:
     yield first + 1, other, summed
 
 
-def _held(solution: Solution, step: Step, which: int, axis: int | None) -> tuple[tuple[str, str], int | None] | None:
+def _held(
+    solution: Solution, step: Step[Axis], which: int, axis: int | None
+) -> tuple[tuple[str, str], int | None] | None:
     """The tensor of the model, and its axis, that an axis of an input of a step is, in another layout perhaps."""
     while axis is not None:
         source: Any = step.sources[which]
@@ -184,7 +188,7 @@ def _held(solution: Solution, step: Step, which: int, axis: int | None) -> tuple
     return None
 
 
-def _axis_before(step: Step, after: tuple[Axis, ...], axis: int) -> int | None:
+def _axis_before(step: Step[Axis], after: tuple[Axis, ...], axis: int) -> int | None:
     """The axis of a step's first input that an axis of its result is; None if it is only a part of one."""
     before = step.inputs[0]
     if step.name in ("t", "transpose", "permute", "swapaxes", "swapdims", "adjoint"):

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import surgery
-from surgery.configuration import holder_of
+from surgery.configuration import attribute_edits, holder_of
 from tests.surgery import test_huggingface_depth as families
 
 
@@ -201,6 +201,43 @@ def test_only_a_class_that_takes_the_configuration_alone_is_called():
     assert holder_of(Frozen([3])) is None
     assert holder_of(nn.Linear(3, 2)) is None
     assert holder_of(net()) == "config"
+
+
+def holding(value, *modules):
+    model = nn.Sequential(*modules)
+    model.own = value
+    return model
+
+
+@pytest.mark.parametrize(
+    ("mine", "made", "values"),
+    [
+        (holding(8), holding(4), {"own": 4}),
+        (holding(8), holding(8), {}),
+        (holding([8, 2]), holding([4, 2]), {"own": [4, 2]}),
+        (
+            holding(SimpleNamespace(a=SimpleNamespace(b=8))),
+            holding(SimpleNamespace(a=SimpleNamespace(b=4))),
+            {"own.a.b": 4},
+        ),
+        (holding(8), holding("8"), None),  # of another kind
+        (holding(8), holding(len), None),  # no edit carries a function
+        (holding(SimpleNamespace(a=8)), holding(SimpleNamespace(a="8")), None),
+        (holding(8, nn.ReLU()), holding(4, nn.GELU()), None),
+        (holding(8, nn.ReLU()), holding(4), None),
+        (holding(8), holding(4, nn.ReLU()), None),
+    ],
+)
+def test_edits_give_a_model_the_attributes_of_another(mine, made, values):
+    edits = attribute_edits(mine, made)
+    assert (edits if edits is None else {edit["attribute"]: edit["value"] for edit in edits}) == values
+
+
+def test_an_object_that_several_modules_hold_is_edited_once_even_if_it_holds_itself():
+    one, other = SimpleNamespace(width=8), SimpleNamespace(width=4)
+    one.same, other.same = one, other
+    edits = attribute_edits(holding(one, holding(one)), holding(other, holding(other)))
+    assert edits == [{"do": "set", "module": "", "attribute": "own.width", "value": 4}]
 
 
 def test_depth_and_width_together(caplog):

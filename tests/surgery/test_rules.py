@@ -87,6 +87,7 @@ FEATURES_SHRINK = {
     "nonzero": lambda h: h[torch.ones(2, 5).nonzero(as_tuple=True)],
     "where": lambda h: h[torch.where(torch.ones(2, 5) > 0)],
     "assign by mask": assign_zero,
+    "index apart": lambda h: h[..., None][:, torch.tensor([3, 0, 1]), :, torch.zeros(3, dtype=torch.long)],
     "index_put": put,
     "index_copy": lambda h: h.index_copy(1, torch.tensor([3, 0]), h[:, :2]),
     "scatter": lambda h: torch.zeros_like(h).scatter(1, torch.zeros_like(h, dtype=torch.long), h),
@@ -152,6 +153,7 @@ ONE_WIDTH = {
     "select_scatter": lambda h, g: h.select_scatter(g[:, 1], dim=1, index=2),
     "mse": lambda h, g: F.mse_loss(h, g, reduction="none"),
     "cdist": lambda h, g: torch.cdist(h, g) @ h,
+    "queries and keys": lambda h, g: F.scaled_dot_product_attention(h[None], g[None], h[None], scale=1.0)[0],
     "baddbmm": lambda h, g: torch.baddbmm(g, h @ h.mT, h),
     "addr": lambda h, g: torch.addr(g[0], h[0].sum(-1), h[0, 0])[None],
     "glu": lambda h, g: F.glu(torch.cat([h, g], -1)),
@@ -243,6 +245,16 @@ def test_channels_shrink_and_pixels_and_boxes_stay(case):
     boxes = [BOXES] if "roi" in case or case == "nms" else []
     small = assert_narrows(image(function, left, **made), (floats(2, 3, 8, 8), *boxes), body__weight=(4, 3, 3, 3))
     assert small.head.weight.shape[1] == (left + 1) // 2
+
+
+def test_pixels_that_are_features_shrink_where_channels_become_pixels_and_back():
+    """A feature's neighbours in the larger image come from other tokens; halves are the first pairs of pixels."""
+    shuffle = lambda net, x: net.head(F.pixel_shuffle(net.body(x)[:, :, None], 2))  # noqa: E731
+    model = Made(shuffle, body=nn.Linear(6, 8), head=nn.Linear(16, 3))
+    assert_narrows(model, floats(2, 4, 6), body__weight=(4, 6), head__weight=(3, 8))
+    unshuffle = lambda net, x: net.head(F.pixel_unshuffle(net.body(x)[:, None], 2))  # noqa: E731
+    model = Made(unshuffle, body=nn.Linear(6, 16), head=nn.Linear(8, 3))
+    assert_narrows(model, floats(2, 4, 6), body__weight=(8, 6), head__weight=(3, 4))
 
 
 def bagged(mode, weights=False):
@@ -645,3 +657,16 @@ def test_what_channel_shuffles_in_a_row_keep_whole_is_said(caplog):
     assert "axis 0 of 2.layer.weight (12, 12, 1, 1) stays whole: its parts are joined, interleaved and" in caplog.text
     whole = [width.reason for width in surgery.widths(net, example=example, rate=0.5) if width.size == width.kept > 5]
     assert any("channel shuffles in a row" in reason for reason in whole)
+
+
+def test_a_slice_inside_of_a_part_is_the_reason_where_nothing_is_shuffled():
+    """As where a detector finds no boxes: the coordinates lie side by side, and the first number alone is dropped."""
+
+    def forward(net, x):
+        boxes = net.boxes(x)
+        return net.end(boxes[:, 0::4] + boxes[:, 1:].sum(1, keepdim=True))
+
+    net = Made(forward, boxes=nn.Linear(6, 20), end=nn.Linear(5, 2))
+    reasons = {width.size: width.reason for width in surgery.widths(net, example=torch.zeros(1, 6))}
+    assert "divided inside of one of its parts" in reasons[5]
+    assert not any("shuffles" in reason for reason in reasons.values())

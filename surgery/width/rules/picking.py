@@ -111,7 +111,7 @@ class _Pick(NamedTuple):
     """Axes and the index along them; None if they are taken whole."""
 
     axes: list[Axis]
-    index: Tensor | None
+    index: Tensor | None  # type: ignore[assignment]  # tuples have a method of this name
 
     @property
     def is_mask(self) -> bool:

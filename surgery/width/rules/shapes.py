@@ -1,6 +1,8 @@
 """Reshaping, reordering, splitting and joining."""
 
-from surgery.width.axes import Axis, concatenation, fix, picked, product, regroup, role, segment
+from math import prod
+
+from surgery.width.axes import Axis, concatenation, digits, fix, picked, product, regroup, role, segment
 from surgery.width.rules.registry import Learnt, first, fitting, fresh, rule, tensors, told_apart, unify_all
 
 
@@ -89,6 +91,10 @@ def _slice(view, args, out):
     dim, whole = args["dim"], found[args["dim"]]
     start, stop, step = slice(args["start"], args.get("end"), args.get("step", 1)).indices(whole.size)
     if step == 1:
+        leading, *minor = digits(whole) or [whole]
+        inside = minor and any(at % prod(digit.size for digit in minor) for at in (start, stop))
+        if inside and stop > start and whole.size % (stop - start):  # equal parts are those of a channel shuffle
+            fix(leading, role("a slice counts its positions, so that it is divided inside of one of its parts"))
         found[dim] = segment(whole, start, stop) if stop > start else Axis(0)
         return Learnt(found, {"start": segment(whole, 0, start)} if start else {})
     if whole.size % step == 0 and start < step and stop > whole.size - step:

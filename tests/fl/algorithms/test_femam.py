@@ -454,6 +454,8 @@ def test_classifiers_are_compared_by_what_is_left_of_their_length_but_not_their_
         states = [[sign * 3.0, sign * 3.0], centre]
         assert updated(states, [[1.0, 1.0], centre], [0, 0]) == [1, 1]
         assert updated(states, [[1.0, 1.0], centre], [0, 0], compare="classifier") == [0 if sign > 0 else 1, 1]
+    states = [[-10.0, -10.0], [-10.0, -4.0]]  # a negative sum is a length, too: the first one's direction counts
+    assert updated(states, [[-1.0, -1.0], states[1]], [0, 0], compare="classifier") == [0, 1]
 
 
 def test_running_statistics_are_not_compared():

@@ -98,6 +98,9 @@ def test_shards_and_the_files_beside_them(tmp_path):
     assert json.loads((tmp_path / "new/config.json").read_text()) == {"hidden_size": 4}
     write(tmp_path / "one", source)
     same(load_file(tmp_path / "one" / "model.safetensors"), state())
+    pair = {"a": torch.ones(20), "b": torch.ones(30)}
+    write(tmp_path / "pair", pair, shard_bytes=200)  # as many bytes as there are
+    same(load_file(tmp_path / "pair" / "model.safetensors"), pair)
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """What the hash of a model's classes and settings sees, and what it does not."""
 
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -145,6 +147,9 @@ def test_what_another_version_of_torch_prints_or_adds_changes_nothing(monkeypatc
         for init in (nn.Module.__init__, moody)
     )
     assert structure(bare()) == structure(more()) != structure(more("hot"))
+
+    compiled = functools.partialmethod(older, stride=2)  # a constructor without Python code says nothing of arguments
+    assert settings(type("Thing", (nn.Module,), {"__module__": "torch.nn.thing", "__init__": compiled})(3)) == {}
 
     before, init = structure(nn.Sequential(nn.Linear(2, 3), Block())), nn.Module.__init__
 
