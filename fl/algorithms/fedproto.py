@@ -61,11 +61,8 @@ def fedproto(fed: Federation, options: FedProtoOptions = FedProtoOptions()) -> A
     head = head_of(fed, "fedproto")
     shown = replace(fed, model=Shown(fed.model, head))
     width, dtype = fed.model.get_submodule(head).in_features, next(fed.model.parameters()).dtype
-    own_models, objective, classes = (
-        with_own_models(fed),
-        drawn_to_prototypes(fed.local.loss, options.lam),
-        fed.data.classes,
-    )
+    own_models, classes = with_own_models(fed), fed.data.classes
+    objective = drawn_to_prototypes(fed.local.loss, options.lam)
 
     def init():
         none = torch.zeros(classes, width, dtype=dtype, device=fed.data.x.device)

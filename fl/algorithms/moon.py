@@ -93,7 +93,7 @@ class Three(nn.Module):
         return self
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """(logits, z, z_glob, z_prev)"""
+        """Return the logits of the first and the representations of all three."""
         logits, z = represented(self.model, self.head, x)
         return logits, z, represented(self.received, self.head, x)[1], represented(self.last, self.head, x)[1]
 

@@ -95,7 +95,11 @@ class Loose:
         (named("x"), {"options": {"a": 1}}, "options are a frozen dataclass"),
         (named("x"), {"clients": "mixd"}, "clients is one of global, personalized, heterogeneous, got 'mixd'"),
         (named("x"), {"columns": {"drift": str}}, "columns are int or float"),
-        (named("x"), {"refuses": {"masked_loss": "no"}}, "refuses names some of masked, loss, tampering, choosing, pres"),
+        (
+            named("x"),
+            {"refuses": {"masked_loss": "no"}},
+            "refuses names some of masked, loss, tampering, choosing, pres",
+        ),
     ],
 )
 def test_what_is_no_method_is_refused(make, given, said):
