@@ -98,7 +98,7 @@ class Loose:
         (
             named("x"),
             {"refuses": {"masked_loss": "no"}},
-            "refuses names some of masked, loss, tampering, choosing, pres",
+            "refuses names some of masked, loss, tampering, ",
         ),
     ],
 )
