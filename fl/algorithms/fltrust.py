@@ -55,7 +55,7 @@ def fltrust(fed: Federation, options: FLTrustOptions = FLTrustOptions()) -> Algo
         own = everybody[draw(len(everybody), options.root, Rng(rng.seed).torch("root"))]
         clients = Splits.of([Split(own, own[:0], own[:0])])
         server = replace(fed, clients=clients, participants=1, fleet=None, presence=None, truth=None, meter=Meter())
-        server = replace(server, attack=None, defence=Defence())
+        server = replace(server, pace=None, attack=None, defence=Defence())
         return server.train(broadcast(start, 1), [0], rng.apart("root")).states
 
     def server(state, clients, update, rng):

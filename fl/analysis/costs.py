@@ -15,12 +15,14 @@ from fl.settings import Config
 COSTS = {
     "megabytes": Column(heading="MB", label="MB sent and received by a client (mean)"),
     "tmac": Column(heading="TMAC", label="TMAC of all clients, forward passes only"),
+    "simulated": Column(heading="simulated s", digits=1, label="simulated seconds"),
     "elapsed": Column(heading="seconds", digits=1, label="seconds"),
 }
 """What `totals` adds up, and how tables and figures show it."""
 _UNITS = {
     "megabytes": (("TB", 1e-6), ("GB", 1e-3), ("MB", 1), ("kB", 1e3)),
     "tmac": (("TMAC", 1), ("GMAC", 1e3), ("MMAC", 1e6), ("kMAC", 1e9)),
+    "simulated": (("simulated s", 1),),
     "elapsed": (("seconds", 1),),
 }
 """The units of each cost, largest first, and how many of the unit are one of the column's."""
@@ -43,13 +45,15 @@ def totals(config: Config, rows: Sequence[Row]) -> dict[str, list[float]]:
         exchanged with the server and other clients, times the share of clients that take part. tmac: 1e12
         multiply-accumulates of all clients together, in the forward passes of training only, as FedFA counts them
         (section 4); a training step, forward and backward, costs about three times as many. elapsed: seconds of
-        training.
+        training. simulated: seconds of simulated time (--pace).
 
     >>> rows = [{"seconds": 2.0, "macs": 1e12}, {"seconds": 3.0, "macs": 1e12}]
     >>> totals(Config(participants=5), rows)
     {'tmac': [5.0, 10.0], 'elapsed': [2.0, 5.0]}
     """
     steps = {"elapsed": [row["seconds"] for row in rows]}
+    if all("simulated_seconds" in row for row in rows):
+        steps = {"simulated": [row["simulated_seconds"] for row in rows]} | steps
     if all("macs" in row for row in rows):
         steps = {"tmac": [config.cohort() * row["macs"] / 1e12 for row in rows]} | steps
     if all({"bytes_down", "bytes_up"} <= row.keys() for row in rows):

@@ -17,7 +17,7 @@ from fl.runs.folder import check_intact
 from fl.runs.metrics import FILE, Row, best, evaluated, read, selected
 from fl.settings import Config
 
-AGAINST = {"rounds": "round", "traffic": "megabytes", "macs": "tmac", "seconds": "elapsed"}
+AGAINST = {"rounds": "round", "traffic": "megabytes", "macs": "tmac", "seconds": "elapsed", "simulated": "simulated"}
 """From what curves can be drawn against to its column in the rows."""
 TAIL = 10
 """Number of the last evaluations that the late mean is taken of."""
@@ -125,7 +125,7 @@ def along(run: Run, against: str) -> list[Row]:
         return run.rows
     spent, column = totals(run.config, run.rows), AGAINST[against]
     if column not in spent:
-        lacking = "bytes" if against == "traffic" else "macs"
+        lacking = {"traffic": "bytes", "simulated": "simulated seconds (--pace)"}.get(against, "macs")
         raise FLError(
             f"{run.folder / 'metrics.csv'} does not have the {lacking} of every round: compare --against rounds or "
             "seconds, or train again"

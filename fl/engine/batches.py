@@ -93,6 +93,7 @@ def make_batches(
     augment: Augment = Augment(),
     width: int = 0,
     last: str = "filled",
+    limits: Sequence[int] | None = None,
 ) -> Batches:
     """Batches of exactly `size` for each client and epoch, in the order of a fresh permutation.
 
@@ -106,6 +107,7 @@ def make_batches(
         repeats: steps on each batch before the next.
         augment: how the samples are changed at random. width: of the images, in pixels, if these are cut or mirrored.
         last: one of `LAST_BATCHES`.
+        limits: the most steps that each client makes, 1 or more; None: all of them.
 
     >>> batches = make_batches([torch.arange(3)], [0], epochs=1, size=2, rng=Rng(0), device="cpu")
     >>> batches.steps, batches.index.shape, batches.index[0].flatten()[:3].sort().values
@@ -128,6 +130,8 @@ def make_batches(
         index = torch.cat(epoch_rows).view(-1, size).repeat_interleave(repeats, 0)
         keys = torch.randint(-(2**31), 2**31, (len(index),), generator=generator, dtype=torch.int32)
         rows.append(torch.cat([index, keys[:, None]], 1))
+        if limits is not None:
+            rows[-1], real[-1:] = rows[-1][: limits[len(rows) - 1]], [r[: limits[len(rows) - 1]] for r in real[-1:]]
     numbers = upload(pad_sequence(rows, batch_first=True), device)
     if augment.moves:
         places = augment.draw(numbers[..., -1], size, width)

@@ -25,6 +25,7 @@ from fl.federation.divergence import drop_failed, restored
 from fl.federation.inference import collect, infer, infer_each, lacks_statistics
 from fl.federation.last_value import LastValue
 from fl.federation.local_training import LocalObjective, LocalTraining
+from fl.federation.pace import Pace, PaceOptions, late
 from fl.federation.presence import Presence
 from fl.federation.requirements import REQUIREMENTS
 from fl.federation.scores import Metric
@@ -56,6 +57,8 @@ class Federation:
         presence: the rounds in which each client takes part; None: all are there in every round.
         start: the trained weights that the run begins with; None: they are drawn.
         truth: the cluster that each client's data were dealt out in, on each level: [levels, clients]; None: unknown.
+        pace: how fast each client is, and how long the server waits, in simulated time; None: for all, as long as they
+            take.
         remote: the clients, if they are on other machines and train there; None: all are simulated here. The client and
             server functions of methods do not look at it: `client_states` and `mean_of_clients` do what depends on it.
         attack: malicious clients and what they do; None: all are honest.
@@ -85,6 +88,7 @@ class Federation:
     presence: Presence | None = None
     start: Start | None = None
     truth: Tensor | None = None
+    pace: Pace | None = None
     remote: RemoteClients | None = None
     attack: Attack | None = None
     defence: Defence = Defence()
@@ -274,15 +278,56 @@ class Federation:
         context = list(context or [{}] * k) if mixed else context or {}
         each = LocalObjective(objective or self.local.objective, context, ascent, per_sample)
         passes = self.local.epochs * self.local.repeats * (2 if ascent else 1)
-        for client, model in zip(clients, models):
+        wanted, done = self._all_steps(clients), self.steps(clients, models, bool(ascent))
+        for client, model, all_steps, made in zip(clients, models, wanted, done):
             samples = self.local.samples_of_epoch(len(parts[client]), parts)
-            self.meter.flops += passes * samples * flops(model, self.data)
+            self.meter.flops += passes * samples * flops(model, self.data) * made // all_steps
         states, loss = self._run(cohort, self._masked(cohort, each), rng)
         rows = self.attack.rows(clients) if self.attack else []
         sent = self._amplified(states, rows, cohort, each, rng) if rows else states
         received, arrived = drop_failed(sent, loss, starts, clients, [len(parts[c]) for c in clients], rng.round)
-        states = received if sent is states else restored(states, starts, arrived)
+        if self.pace and any(missing := late(done, wanted, self.pace.partial)):
+            arrived = tuple(0 if gone else size for gone, size in zip(missing, arrived))
+            received = restored(received, starts, arrived)
+        states = restored(states, starts, arrived) if sent is not states or self.pace else received
         return ClientUpdate(states, loss, arrived, self.clipped(received, starts, arrived))
+
+    def _all_steps(self, clients: Sequence[int]) -> list[int]:
+        size, parts = self.local.size_of_batches(self.clients.train), self.clients.train
+        per_batch = self.local.epochs * self.local.repeats
+        return [filled(int(parts.sizes[client]), size) // size * per_batch for client in clients]
+
+    def steps(
+        self, clients: Sequence[int], models: Sequence[nn.Module] | None = None, ascent: bool = False
+    ) -> list[int]:
+        """How many steps clients make in a round: all, or those that they have made by the deadline.
+
+        Args:
+            models: the architecture of each; None: as the fleet says.
+            ascent: whether each step takes two gradients.
+        """
+        every = self._all_steps(clients)
+        if not self.pace:
+            return every
+        cost = self._samples_of_a_step(clients, models, ascent)
+        return [self.pace.steps_done(client, n, one) for client, n, one in zip(clients, every, cost)]
+
+    def seconds(self, clients: Sequence[int]) -> list[float]:
+        """How long clients would take for a round, in simulated seconds, if nobody stops them."""
+        pace = self.pace or Pace(torch.full((len(self.clients),), PaceOptions().speed, dtype=torch.float64))
+        every, cost = self._all_steps(clients), self._samples_of_a_step(clients)
+        return [pace.seconds(client, n, one) for client, n, one in zip(clients, every, cost)]
+
+    def _samples_of_a_step(
+        self, clients: Sequence[int], models: Sequence[nn.Module] | None = None, ascent: bool = False
+    ) -> list[float]:
+        """Samples of the global model that take as long as one step of each client."""
+        models = models or [self.fleet[client].model if self.fleet else self.model for client in clients]
+        samples, whole = (
+            self.local.size_of_batches(self.clients.train) * (2 if ascent else 1),
+            flops(self.model, self.data),
+        )
+        return [samples * (flops(model, self.data) / whole if whole else 1.0) for model in models]
 
     def clipped(self, states: States, starts: States, sizes: Sequence[int]) -> States:
         """The states as the server takes them, whose steps from the starts are clipped if the defence says so.
@@ -345,8 +390,10 @@ class Federation:
         local, x, parts = self.local, self.data.x, self.clients.train
         size = local.size_of_batches(parts)
         changes = (local.repeats, local.augment, x.shape[-1], local.last_batch)
-        own = [parts[client] for client in clients]
-        batches = make_batches(own, clients, local.epochs, size, rng, x.device, *changes)
+        own, limits = [parts[client] for client in clients], None
+        if self.pace and self.pace.deadline:  # those without a step make one, which nobody receives
+            limits = [max(1, n) for n in self.steps(clients, [model] * len(clients), bool(each.ascent))]
+        batches = make_batches(own, clients, local.epochs, size, rng, x.device, *changes, limits)
         optimizer = local.optimizer._replace(lr=local.optimizer.lr * local.schedule(rng.round))
         settings = (optimizer, each.objective, each.ascent, local.precision, each.per_sample)
         return Job(model, self.data, batches, *settings), starts, each.context or {}

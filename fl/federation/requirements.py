@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from fl.engine.losses import cross_entropy
 from fl.federation.defence import Defence
+from fl.federation.pace import PaceOptions
 from fl.models.architectures import ArchitectureOptions
 
 
@@ -41,6 +42,7 @@ REQUIREMENTS = {
         lambda config: config.defence.chooses,
         lambda fed: fed.defence.chooses,
     ),
+    "pace": Requirement("--pace", lambda config: config.pace != PaceOptions(), lambda fed: fed.pace),
     "presence": Requirement(
         "--joining and --leaving", lambda config: config.joining or config.leaving, lambda fed: fed.presence
     ),

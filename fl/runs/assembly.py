@@ -17,6 +17,7 @@ from fl.engine.work import activation_bytes
 from fl.federation import Federation, LocalTraining
 from fl.federation.attack import draw_malicious, make_attack
 from fl.federation.clients import RemoteClients
+from fl.federation.pace import PaceOptions, make_pace
 from fl.federation.presence import make_presence
 from fl.federation.scores import metric
 from fl.models import custom_model
@@ -76,6 +77,8 @@ def build(
     if config.pool_test_set and not remote:
         dataset = dataset.tested_on(splits.test.samples)
     dataset = dataset.to(device)
+    if remote and config.pace != PaceOptions():
+        raise FLError("--pace is of simulated clients, and these are on other machines: leave it out")
     malicious = draw_malicious(config.attack, config.clients, rng)
     attack = make_attack(config.attack, malicious, dataset, splits, rng)
     presence = make_presence(config.clients, config.cohort(), config.joining, config.leaving, config.rounds, rng)
@@ -108,6 +111,7 @@ def build(
         attack=attack,
         defence=config.defence,
         presence=presence,
+        pace=make_pace(config.pace, config.clients, rng),
         metrics=[metric(name, dataset) for name in config.metrics],
         truth=truth,
         remote=remote,

@@ -89,6 +89,7 @@ _FIRST = {
     "models_cosine": Column(label="mean pairwise cosine\nof the models", span=0.01, limits=(-1, 1)),
     **dict.fromkeys(traffic.COLUMNS, Column()),
     "macs": Column(),
+    "simulated_seconds": Column(),
 }
 """Those that a round and its evaluation fill. `macs` are the multiply-accumulates of a participant's forward passes in
 training, on average; a step costs about three times as many."""

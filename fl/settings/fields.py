@@ -42,6 +42,7 @@ from fl.engine.optimizers import SCHEDULES, Schedule, schedule
 from fl.engine.precision import NAMES as PRECISIONS
 from fl.federation.attack import AttackOptions
 from fl.federation.defence import Defence
+from fl.federation.pace import PaceOptions
 from fl.federation.requirements import REQUIREMENTS
 from fl.models.architectures import ArchitectureOptions
 from fl.partition import KINDS, Partition, check_text_kind, deal
@@ -230,6 +231,7 @@ class Fields(DataSettings):
     """share of the clients who join late, after a round that is drawn for each of them"""
     leaving: Annotated[Share, _RARE] = 0.0
     """share of the clients who leave early, after a round that is drawn for each of them"""
+    pace: Annotated[PaceOptions, _RARE] = PaceOptions()
     rounds: Annotated[AtLeast1, Role(resumable=True)] = 40
     """number of communication rounds"""
     local_epochs: AtLeast1 = 5

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from fl.base.errors import FLError
@@ -25,9 +26,7 @@ def gradients_of(fed: Federation, clients: Sequence[int]) -> Tensor:
     Without momentum it is the number of its steps. With momentum mu a gradient counts in all later steps as well: in
     all (1 - mu^m) / (1 - mu) for the m-th from the end (Wang et al., NeurIPS 2020, section 4: the 1-norm of a_i).
     """
-    sizes, local = fed.clients.train.sizes[list(clients)], fed.local
-    batches = -(-sizes // local.size_of_batches(fed.clients.train))
-    steps, mu = (local.epochs * local.repeats * batches).double(), local.optimizer.momentum
+    steps, mu = torch.tensor(fed.steps(clients), dtype=torch.float64), fed.local.optimizer.momentum
     return (steps - mu * (1 - mu**steps) / (1 - mu)) / (1 - mu) if mu else steps
 
 

@@ -1,0 +1,102 @@
+"""How long clients take, in simulated time, and what becomes of those who are late."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import torch
+import tyro
+from torch import Tensor
+
+from fl.base.errors import FLError
+from fl.base.rng import Rng
+from fl.base.settings import Above0, AtLeast0, Limits, OnlyWith, check_values, one_of
+
+
+@dataclass(frozen=True)
+class PaceOptions:
+    """Clients of unequal speed, in simulated time. The default is none."""
+
+    spread: AtLeast0 = 0.0
+    """standard deviation of the logarithms of clients' speeds, which are drawn once; 0: all are equally fast"""
+    speed: Above0 = 1000.0
+    """samples of the global model that the median client trains on in a second"""
+    file: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
+    """text file with the speed of each client, in samples a second, one in a line; then none are drawn"""
+    deadline: AtLeast0 = 0.0
+    """seconds after which a round ends; 0 waits for all of its clients"""
+    late: Annotated[str, one_of("partial", "drop"), OnlyWith("deadline", Limits(above=0))] = "partial"
+    """clients that are not done by then: partial sends what their steps so far have made, drop leaves them out"""
+
+
+class Pace(NamedTuple):
+    """How fast each client is, and how long the server waits.
+
+    Attributes:
+        speeds: samples of the global model a second, float64 [clients], on the CPU.
+        deadline: seconds of a round; 0: as long as it takes.
+        partial: whether clients that are late send what they have.
+    """
+
+    speeds: Tensor
+    deadline: float = 0.0
+    partial: bool = True
+
+    def steps_done(self, client: int, steps: int, samples: float) -> int:
+        """Count the steps, of so many, that a client has made by the deadline.
+
+        Args:
+            samples: of the global model that take as long as one of its steps.
+
+        >>> Pace(torch.tensor([10.0]), deadline=2.0).steps_done(0, steps=9, samples=5)
+        4
+        """
+        if not self.deadline:
+            return steps
+        return min(steps, int(self.deadline * self.speeds[client].item() / samples + 1e-9))
+
+    def seconds(self, client: int, steps: int, samples: float) -> float:
+        """Compute how long a client takes for so many steps, if nobody stops it."""
+        return steps * samples / self.speeds[client].item()
+
+
+def make_pace(options: PaceOptions, clients: int, rng: Rng) -> Pace | None:
+    """Make the speeds of all clients; None where all have as much time as they need and are equally fast.
+
+    Raises:
+        FLError: for options out of their limits, and a file that does not hold a speed for each client.
+
+    >>> make_pace(PaceOptions(spread=0.5), 3, Rng(0)).speeds.shape, make_pace(PaceOptions(), 3, Rng(0))
+    (torch.Size([3]), None)
+    """
+    check_values(options, "pace")
+    if options == PaceOptions():
+        return None
+    if options.file is not None:
+        speeds = _read(Path(options.file), clients)
+    else:
+        draws = torch.randn(clients, generator=rng.torch("pace"), dtype=torch.float64)
+        speeds = options.speed * (options.spread * draws).exp()
+    return Pace(speeds, options.deadline, options.late == "partial")
+
+
+def _read(path: Path, clients: int) -> Tensor:
+    try:
+        values = [float(line) for line in path.read_text().split()]
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or "it has a line that is no number"
+        raise FLError(f"--pace.file {path} cannot be read: {why}") from None
+    speeds = torch.tensor(values, dtype=torch.float64)
+    if len(values) != clients or not (speeds.isfinite() & (speeds > 0)).all():
+        raise FLError(f"--pace.file {path} has {len(values)} speeds: give one above 0 for each of {clients} clients")
+    return speeds
+
+
+def late(done: Sequence[int], steps: Sequence[int], partial: bool) -> list[bool]:
+    """Say which clients send nothing: those without a step, and, unless partial work counts, those that are not done.
+
+    >>> late([3, 1, 0], [3, 3, 3], partial=True), late([3, 1, 0], [3, 3, 3], partial=False)
+    ([False, False, True], [False, True, True])
+    """
+    return [not made or (made < wanted and not partial) for made, wanted in zip(done, steps)]
