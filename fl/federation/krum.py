@@ -36,7 +36,7 @@ def krum_order(distances: Tensor, f: int, left: int | None = None) -> Tensor:
         left: n, if some of them do not count.
 
     >>> krum_order(squared_distances({"w": torch.tensor([[9.0], [1.0], [0.0], [2.0], [1.5]])}), f=1).tolist()
-    [1, 4, 3, 2, 0]
+    [4, 1, 3, 2, 0]
     """
     neighbours = (left or len(distances)) - f - 2
     return distances.sort(1).values[:, :neighbours].sum(1).sort(stable=True).indices

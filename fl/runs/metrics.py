@@ -95,7 +95,7 @@ class ClientTable:
             before = csv_rows(_text(self.path, most=None), "round") if self.path.exists() else []
         except (ValueError, csv.Error):
             before = []
-        rounds = [str(row["round"]) for row in rows if "loss" in row]
+        rounds = [str(row["round"]) for row in evaluated(rows)]
         kept = [row for row in before if row["round"] in rounds]
         wanted = [(number, str(client)) for number in rounds for client in range(len(self.sizes))]
         if [(row["round"], row.get("client")) for row in kept] != wanted or any([*row] != columns for row in kept[:1]):
@@ -153,7 +153,7 @@ def selected(rows: Sequence[Row]) -> Row:
     It is the evaluated round with the smallest mean validation loss (the first one in case of a tie), or the last
     evaluated round if clients do not validate. Empty if no round was evaluated.
 
-    >>> rows = [{"round": r, "loss": 0.5, "local_valid_loss": loss} for r, loss in ((1, 2.0), (2, 1.0), (3, 3.0))]
+    >>> rows = [{"round": r, "accuracy": 0.5, "local_valid_loss": loss} for r, loss in ((1, 2.0), (2, 1.0), (3, 3.0))]
     >>> selected(rows)["round"]
     2
     """
@@ -166,7 +166,7 @@ def selected(rows: Sequence[Row]) -> Row:
 
 def evaluated(rows: Sequence[Row]) -> list[Row]:
     """Return the rows of rounds after which the global model was evaluated."""
-    return [row for row in rows if "loss" in row]
+    return [row for row in rows if first_score(row) in row]
 
 
 def best(rows: Sequence[Row], by: str = "auto") -> Row:
@@ -196,7 +196,7 @@ def evaluations_since_best(rows: Sequence[Row], by: str = "auto") -> int:
     """Count the evaluations after the best one.
 
     >>> scores = (0.5, 0.75, 0.5, 0.75)
-    >>> evaluations_since_best([{"round": r, "accuracy": a, "loss": 1} for r, a in enumerate(scores, start=1)])
+    >>> evaluations_since_best([{"round": r, "accuracy": a} for r, a in enumerate(scores, start=1)])
     2
     """
     least = best(rows, by).get("round", 0)

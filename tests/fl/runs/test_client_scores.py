@@ -93,7 +93,7 @@ def test_rounds_that_the_metrics_drop_are_dropped(tmp_path, make_federation):
     for number in (1, 2, 3):
         score = {"accuracy": number / 3, "loss": 1.0, "f1": 0.0}
         table.add(number, {part: [score] * len(table.sizes) for part in table.parts})
-    whole, rows = path.read_bytes(), [{"round": number, "loss": 0.5} for number in (1, 2, 3)]
+    whole, rows = path.read_bytes(), [{"round": number, "accuracy": 0.5} for number in (1, 2, 3)]
     ClientTable(tmp_path, fed, rows)
     assert path.read_bytes() == whole
     path.write_bytes(whole + b"0,4,")  # cut off
