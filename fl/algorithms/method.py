@@ -101,6 +101,8 @@ class Method:
         by_kind = {"architectures": "gives all clients one architecture"}
         if self.clients == "heterogeneous":
             by_kind = {"choosing": "averages parts of models, whose distances say nothing"}
+        if self.clients == "personalized":
+            by_kind["pace"] = "has clients train more than one model a round, and --pace counts the steps of one"
         for what, reason in {**by_kind, **self.refuses}.items():
             if what in requirements:
                 raise FLError(

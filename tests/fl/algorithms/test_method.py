@@ -17,6 +17,7 @@ from fl.base.rng import Rng
 from fl.engine.losses import by_name
 from fl.federation.attack import Attack
 from fl.federation.defence import Defence
+from fl.federation.pace import Pace, PaceOptions
 from fl.federation.presence import Presence
 from fl.federation.requirements import REQUIREMENTS
 
@@ -35,6 +36,7 @@ ASKING = {
     "loss": {"loss": by_name("focal", "classification")},
     "tampering": {"defence": Defence(rule="median")},
     "choosing": {"defence": Defence(rule="krum", malicious=0)},
+    "pace": {"pace": Pace(torch.ones(4, dtype=torch.float64))},
     "presence": {"presence": Presence(torch.ones(4), torch.full((4,), 9))},
 }
 REFUSALS = [(name, what) for name, method in ALGORITHMS.items() for what in method.refuses]
@@ -56,7 +58,7 @@ def test_who_refuses_what():
         ("femam", "masked"),
         *((name, "masked") for name in ("moon", "apfl", "fedproto")),
         *((name, "tampering") for name in ("local", "scaffold", "fednova", "feddyn", "fedproto")),
-        ("clusamp", "presence"),
+        *((name, "presence") for name in ("clusamp", "fedbuff")),
         *((name, "choosing") for name in ("fesem", "fesem_plus", "femam", "fltrust")),
     }
     assert set(ASKING) == set(REQUIREMENTS) - {"architectures"}  # which depends on the kind of method, see below
@@ -64,6 +66,7 @@ def test_who_refuses_what():
         "masked": {"masked_loss": True},
         "loss": {"class_weights": (1.0, 2.0)},
         "tampering": {"defence": Defence(rule="median")},
+        "pace": {"pace": PaceOptions(spread=1.0)},
         "presence": {"leaving": 0.5},
         "architectures": {"architectures": ArchitectureOptions(widths=(0.5, 1.0))},
     }

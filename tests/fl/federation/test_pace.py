@@ -1,0 +1,199 @@
+"""Clients of unequal speed, in simulated time, and what becomes of those who are late."""
+
+import math
+
+import pytest
+import torch
+
+import fl
+from fl.algorithms.fedbuff import FedBuffOptions, fedbuff
+from fl.algorithms.parts.progress import gradients_of
+from fl.base.rng import Rng
+from fl.federation.pace import Pace, PaceOptions, make_pace
+from fl.runs.metrics import read
+from surgery import average, broadcast
+
+FEW = {"clients": 8, "participants": 4, "width": 0.125, "partition": "iid", "momentum": 0.5}
+
+
+def built(pace=None, algorithm="fedavg", **more):
+    fed, made = fl.build(fl.Config(algorithm=algorithm, **{**FEW, **more}))
+    if pace is None:
+        return fed, made
+    fed = fl.Federation(fed.model, fed.data, fed.clients, fed.participants, fed.local, pace=pace)
+    return fed, fl.algorithms.ALGORITHMS[algorithm](fed)
+
+
+def speeds(*values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def test_a_client_stopped_after_two_of_four_epochs_has_trained_for_two():
+    plain, _ = built(local_epochs=2)
+    epoch = plain.steps([0])[0] // 2 * 10  # samples
+    slow = Pace(speeds(*[2 * epoch] * 8), deadline=1.0)
+    fed, _ = built(slow, local_epochs=4)
+    start = broadcast(plain.initial(), 4)
+    two, stopped = (one.train(start, [0, 1, 2, 3], Rng(0, 1)) for one in (plain, fed))
+    assert fed.steps([0, 1]) == plain.steps([0, 1])
+    for name, tensor in two.states.items():
+        assert torch.equal(stopped.states[name], tensor)
+    assert stopped.sizes == two.sizes
+    assert fed.meter.read() == plain.meter.read()
+
+
+@pytest.mark.parametrize("backend", ["vmap", "workers"])
+def test_backends_agree_where_clients_stop_early(backend):
+    pace = Pace(speeds(100, 300, 200, 1e9, 100, 100, 100, 100), deadline=1.0)
+    results = []
+    for name in ("loop", backend):
+        fed, _ = built(pace, backend=name)
+        results.append(fed.train(broadcast(fed.initial(), 4), [0, 1, 2, 3], Rng(0, 1)).states)
+    for name, tensor in results[0].items():
+        torch.testing.assert_close(results[1][name], tensor, atol=1e-5, rtol=1e-4)
+
+
+def test_time_enough_changes_nothing():
+    plain, method = built()
+    fed, timed = built(Pace(speeds(*[1.0] * 8)))
+    server = method.init()
+    one, other = (each.round(server, [0, 1, 2, 3], Rng(0, 1))[0]["global"] for each in (method, timed))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert fed.steps(range(8)) == plain.steps(range(8))
+
+
+@pytest.mark.parametrize(("partial", "sizes"), [(True, [True, True, False, True]), (False, [True, False, False, True])])
+def test_who_is_late_sends_a_part_or_nothing(partial, sizes):
+    """Client 1 makes some steps, client 2 none."""
+    _, method = built(Pace(speeds(1e9, 50, 1e-3, 1e9, *[1.0] * 4), deadline=1.0, partial=partial))
+    server = method.init()
+    after, update = method.round(server, [0, 1, 2, 3], Rng(0, 1))
+    assert [size > 0 for size in update.sizes] == sizes
+    expected = average(update.received, weights=update.sizes)
+    torch.testing.assert_close(after["global"], expected)
+    assert all(torch.equal(update.states[n][2], t) for n, t in server["global"].items())
+
+
+def test_a_round_in_which_all_are_late_leaves_the_model():
+    _, method = built(Pace(speeds(*[1e-3] * 8), deadline=1.0))
+    server = method.init()
+    after, update = method.round(server, [0, 1, 2, 3], Rng(0, 1))
+    assert update.sizes == (0, 0, 0, 0)
+    assert all(torch.equal(after["global"][n], t) for n, t in server["global"].items())
+
+
+@pytest.mark.parametrize("method", ["fednova", "scaffold", "feddyn", "fedmr", "fedasam"])
+def test_methods_count_the_steps_that_were_made(method):
+    pace = Pace(speeds(1e9, 100, 200, 1e9, *[100] * 4), deadline=1.0)
+    fed, algorithm = built(pace, method, momentum=0.0, local_epochs=2)
+    everything = built(None, method, momentum=0.0, local_epochs=2)[0].steps([0, 1, 2])
+    assert gradients_of(fed, [0, 1, 2]).tolist() == [everything[0], 10, min(20, everything[2])]
+    server, _ = algorithm.round(algorithm.init(), [0, 1, 2, 3], Rng(0, 1))
+    assert all(tensor.isfinite().all() for tensor in server["global"].values())
+
+
+def test_speeds_are_lognormal_around_their_median():
+    logs = make_pace(PaceOptions(spread=0.5, speed=200.0), 20_000, Rng(0)).speeds.log()
+    assert logs.median().item() == pytest.approx(math.log(200), abs=0.02)
+    assert logs.std().item() == pytest.approx(0.5, rel=0.03)
+
+
+def test_speeds_from_a_file(tmp_path):
+    path = tmp_path / "speeds.txt"
+    path.write_text("10\n20.5\n30\n")
+    assert make_pace(PaceOptions(file=str(path)), 3, Rng(0)).speeds.tolist() == [10, 20.5, 30]
+    with pytest.raises(fl.FLError, match="has 3 speeds: give one above 0 for each of 4 clients"):
+        make_pace(PaceOptions(file=str(path)), 4, Rng(0))
+    path.write_text("ten")
+    with pytest.raises(fl.FLError, match="a line that is no number"):
+        make_pace(PaceOptions(file=str(path)), 1, Rng(0))
+
+
+def test_a_smaller_model_takes_less_time():
+    fed, _ = fl.build(
+        fl.Config(
+            algorithm="heterofl",
+            architectures=fl.ArchitectureOptions(widths=(0.5, 1.0), choose="cycle"),
+            pace=PaceOptions(spread=0.1),
+            **FEW,
+        )
+    )
+    own = fed.seconds([0, 1])
+    equal = [fed.pace.seconds(k, fed.steps([k])[0], 10) for k in (0, 1)]
+    assert own[0] < 0.6 * equal[0]
+    assert own[1] == pytest.approx(equal[1])
+
+
+def test_a_run_has_simulated_seconds(tmp_path, capsys):
+    from fl.compare import main
+
+    config = fl.Config(algorithm="fedavg", rounds=2, pace=PaceOptions(spread=1.0, deadline=0.1), **FEW)
+    fl.simulate(config, tmp_path / "run")
+    rows = read(tmp_path / "run" / "metrics.csv")
+    assert [row["simulated_seconds"] for row in rows] == pytest.approx([0.1, 0.1], abs=0.05)
+    assert max(row["simulated_seconds"] for row in rows) <= 0.1
+    out = str(tmp_path / "all.png")
+    assert main([str(tmp_path / "run"), "--against", "simulated", "--out", out]) == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"algorithm": "ditto"}, "ditto has clients train more than one model a round.*: leave --pace out"),
+        ({"algorithm": "fedbuff"}, "--pace.deadline ends rounds, and fedbuff waits for nobody"),
+        ({"pace": PaceOptions(spread=-1.0)}, "--pace.spread"),
+    ],
+)
+def test_refusals(more, message):
+    with pytest.raises(fl.FLError, match=message):
+        fl.build(fl.Config(**{**FEW, "clients": 30, "pace": PaceOptions(deadline=1.0), **more}))
+
+
+def test_fedbuff_of_equal_clients_is_fedavg():
+    """As many train as the buffer holds, and all take equally long."""
+    fed, _ = built(clients=12, samples=960)
+    buffered = fedbuff(fed, FedBuffOptions(concurrency=4))
+    server = buffered.init()
+    for number in (1, 2, 3):
+        rng = Rng(0, number)
+        clients = buffered.choose(server, rng)
+        trained = fed.train(broadcast(server["global"], 4), clients, rng)
+        expected = fed.average(trained.received, [1] * 4)
+        server, update = buffered.round(server, clients, rng)
+        assert update.metrics["staleness"] == 0
+        torch.testing.assert_close(server["global"], expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("exponent", [0.0, 0.5])
+def test_fedbuff_is_its_event_loop(exponent):
+    """One event after another, with a list of those who train, as a server with a clock would do it."""
+    fed, _ = built(make_pace(PaceOptions(spread=1.5), 12, Rng(3)), clients=12, participants=3, local_epochs=1)
+    options = FedBuffOptions(concurrency=5, lr=0.7, staleness=exponent)
+    buffered, durations = fedbuff(fed, options), fed.seconds(range(12))
+    server = buffered.init()
+    flying = [(c, 0, durations[c], server["global"]) for c in server["flight"]["clients"].tolist()]
+    now = server["global"]
+    for number in range(1, 6):
+        rng = Rng(0, number)
+        clients = buffered.choose(server, rng)
+        mean = {name: torch.zeros_like(now[name]) for name in fed.trainable}
+        generator, done, stale = rng.numpy("fedbuff"), [], []
+        for k in range(3):
+            slot = min(range(5), key=lambda s: flying[s][2])
+            client, version, end, begun = flying[slot]
+            done.append(client)
+            stale.append(number - 1 - version)
+            trained = fed.train(broadcast(begun, 1), [client], rng).states
+            for name in mean:
+                mean[name] += (1 + stale[-1]) ** -exponent * (trained[name][0] - begun[name]) / 3
+            free = [c for c in range(12) if c not in done and c not in [one[0] for one in flying]]
+            chosen = free[int(generator.permutation(len(free))[0])]
+            last = k == 2  # begins after the server's step
+            flying[slot] = (chosen, number if last else number - 1, end + durations[chosen], None if last else now)
+        assert clients == done
+        server, update = buffered.round(server, clients, rng)
+        assert update.metrics["staleness"] == pytest.approx(sum(stale) / 3)
+        for name in mean:
+            torch.testing.assert_close(server["global"][name], now[name] + 0.7 * mean[name], atol=1e-5, rtol=1e-4)
+        now = server["global"]
+        flying = [(c, v, e, now if m is None else m) for c, v, e, m in flying]
