@@ -59,7 +59,8 @@ def step_by_step(fed, client, start, rng, distil=False, frozen=()):
 
 
 @pytest.mark.parametrize(
-    ("backend", "distil"), [("loop", False), ("vmap", True), pytest.param("vmap", False, marks=slow)]
+    ("backend", "distil"),
+    [("vmap", True), pytest.param("loop", False, marks=slow), pytest.param("vmap", False, marks=slow)],
 )
 def test_a_step_is_that_of_a_narrow_model(backend, distil):
     fed, rng, drawn = federation(backend=backend), Rng(0, 1), []
@@ -114,6 +115,7 @@ def test_norms_over_several_channels_are_refused(name):
         fjord(mixed(name))
 
 
+@slow
 def test_running_statistics_stay_those_of_real_activations():
     """A channel that a step leaves out is still computed, or its variance would go to 0."""
     fed = mixed("batch").with_local(epochs=10)

@@ -148,7 +148,7 @@ DIGITS = fl.Config(
 @pytest.mark.parametrize(
     ("changes", "survives"),
     [
-        ({}, False),
+        pytest.param({}, False, marks=pytest.mark.slow),
         ({"defence": fl.Defence("krum")}, True),
         pytest.param({"defence": fl.Defence("multikrum")}, True, marks=pytest.mark.slow),
         pytest.param({"defence": fl.Defence("bulyan")}, True, marks=pytest.mark.slow),
