@@ -46,6 +46,8 @@ _LEGEND = {
     "proportion, and all methods have as many.",
     "fedfa": "Numbers, networks and training settings of the paper are images: all settings here are a "
     "reconstruction, and ranges are those of the text over all models and data sets.",
+    "heterofl": "The numbers are those of Flower's baseline, one run each, in whose README some settings contradict "
+    "one another (see the recipe `heterofl-cifar10-a-e`); there clients draw their width anew in every round.",
 }  # fmt: skip
 
 
