@@ -41,6 +41,12 @@ REQUIREMENTS = {
         lambda config: config.defence.chooses,
         lambda fed: fed.defence.chooses,
     ),
+    "compression": Requirement(
+        "--compression.kind", lambda config: config.compression.on, lambda fed: fed.compression.on
+    ),
+    "feedback": Requirement(
+        "--compression.feedback", lambda config: config.compression.feedback, lambda fed: fed.compression.feedback
+    ),
     "presence": Requirement(
         "--joining and --leaving", lambda config: config.joining or config.leaving, lambda fed: fed.presence
     ),
