@@ -161,6 +161,8 @@ class Algorithm:
             return update, unsent, traffic.nbytes(received)
         if "model" not in message:
             raise FLError('--compression.kind compresses what clients add to the message\'s "model", and there is none')
+        if fed.compression.feedback and not unsent:
+            raise FLError("--compression.feedback: nothing is remembered; make the algorithm by calling its Method")
         own = select(unsent, clients) if unsent else {}
         result = fed.compression.compressed(received, message["model"], own, clients, rng, fed.trainable)
         if unsent:

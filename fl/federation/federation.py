@@ -113,6 +113,7 @@ class Federation:
         check_values(self.compression, "compression")
         if self.compression.on and self.defence.clip:
             raise FLError("--defence.clip cuts updates before --compression.kind changes them again: leave one out")
+        self.defence.check_number(self.participants, "the participants of a round")
 
     def with_local(self, **settings: Any) -> "Federation":
         """The same clients, who train with other settings, named as in `LocalTraining`."""

@@ -242,7 +242,10 @@ def test_attacks_and_defences_reach_what_is_sent(name, changes):
     assert not changed & FROZEN
 
 
-@pytest.mark.parametrize("compression", [Compression("topk", share=0.1), Compression("quantise", bits=4)])
+@pytest.mark.parametrize(
+    "compression",
+    [Compression("topk", share=0.1), pytest.param(Compression("quantise", bits=4), marks=pytest.mark.slow)],
+)
 def test_compression_reaches_what_is_sent_and_its_traffic(name, compression):
     method = ALGORITHMS[name]
     feedback = "feedback" not in method.refuses and method.clients != "heterogeneous"
