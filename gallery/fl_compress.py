@@ -1,6 +1,6 @@
 """Send a hundredth of an update
 
-Clients of two classes each send the largest entries of their updates. Those who remember the rest lose little by it.
+Clients of two classes each send the largest entries of their updates. Remembering the rest makes up for most of it.
 """
 
 import matplotlib.pyplot as plt

@@ -72,8 +72,9 @@ class Compression:
         entry, for entries of different tensors differ by orders of magnitude. (The paper scales by the Euclidean norm,
         of which most entries of a long tensor are less than one level.)
 
-        With feedback, quantisation rounds to the nearest level: at random, an entry that is small beside its tensor's
-        largest may gain more than it had, and what is left to send grows without end.
+        With feedback, quantisation rounds to the nearest level, which leaves no entry with more than it had. At random,
+        an entry that is small beside its tensor's largest may be left with more, and with few bits what is unsent
+        becomes many times as long as the updates.
 
         Args:
             states: the models that clients would send.
