@@ -16,6 +16,7 @@ from fl.base.rng import Rng
 from fl.data import Dataset
 from fl.federation import Federation, LocalTraining
 from fl.federation.attack import AttackOptions
+from fl.federation.compression import Compression
 from fl.federation.defence import Defence
 from fl.models.architectures import ArchitectureOptions
 from fl.runs.assembly import build
@@ -30,6 +31,7 @@ __all__ = [
     "Algorithm",
     "ArchitectureOptions",
     "AttackOptions",
+    "Compression",
     "Config",
     "Dataset",
     "Defence",

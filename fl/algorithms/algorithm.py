@@ -12,7 +12,8 @@ from fl.base.torch_private import tree_leaves
 from fl.federation import Federation, traffic
 from fl.federation.client_models import ClientModels, given, personal, predict, shared
 from fl.federation.clients import CLIENTS, Client, Message, check_message, check_update, updated
-from fl.federation.cohort import select
+from fl.federation.cohort import replace_rows, select
+from fl.federation.compression import UNSENT
 from fl.federation.update import ClientUpdate
 from surgery import Stack, State, Submodel, broadcast, state
 
@@ -110,7 +111,8 @@ class Algorithm:
             update = self.client(message, select(client_states, clients) if client_states else {}, clients, rng)
             client_states = updated(client_states, clients, update)
         check_update(update, message)
-        update = update._replace(metrics=self._traffic(message, update, clients))
+        update, unsent, sent = self._compressed(message, update, server.get(UNSENT, {}), clients, rng)
+        update = update._replace(metrics=self._traffic(message, update, clients, sent))
         for step in self.steps:
             update = step(update, message, clients, rng)
         if not any(update.sizes):
@@ -119,6 +121,8 @@ class Algorithm:
         server, metrics = result if isinstance(result, tuple) else (result, {})
         if keeps:
             server = {**server, CLIENTS: server.get(CLIENTS, client_states)}
+        if unsent:
+            server = {**server, UNSENT: unsent}
         return server, update._replace(metrics={**update.metrics, **metrics})
 
     def client_models(self, server: Server) -> ClientModels:
@@ -148,7 +152,27 @@ class Algorithm:
         )
         return personal(made, len(clients))
 
-    def _traffic(self, message: Message, update: ClientUpdate, clients: Sequence[int]) -> dict[str, float]:
+    def _compressed(
+        self, message: Message, update: ClientUpdate, unsent: Stack, clients: Sequence[int], rng: Rng
+    ) -> tuple[ClientUpdate, Stack, list[int]]:
+        """The update as the server receives it, what all clients have not sent yet, and the bytes that each sends."""
+        fed, received = self.fed, update.received
+        if not fed.compression.on or not received:
+            return update, unsent, traffic.nbytes(received)
+        if "model" not in message:
+            raise FLError('--compression.kind compresses what clients add to the message\'s "model", and there is none')
+        if fed.compression.feedback and not unsent:
+            raise FLError("--compression.feedback: nothing is remembered; make the algorithm by calling its Method")
+        own = select(unsent, clients) if unsent else {}
+        result = fed.compression.compressed(received, message["model"], own, clients, rng, fed.trainable)
+        if unsent:
+            took = [row for row, size in enumerate(update.sizes) if size]
+            unsent = replace_rows(unsent, [clients[row] for row in took], select(result.unsent, took))
+        return update._replace(received=result.received), unsent, result.sent
+
+    def _traffic(
+        self, message: Message, update: ClientUpdate, clients: Sequence[int], sent: Sequence[int]
+    ) -> dict[str, float]:
         """What went over the network, see `fl.federation.traffic`."""
         fed, known = self.fed, {}
         models: list[Any] = [fed.fleet[client].model if fed.fleet else fed.model for client in clients]
@@ -156,6 +180,4 @@ class Algorithm:
             known[id(model)] = known.get(id(model)) or sum(tensor.nbytes for tensor in state(model).values())
         received = [tensor for name, part in message.items() if name != "levels" for tensor in tree_leaves(part)]
         mean = sum(known[id(model)] for model in models) / len(models)
-        return traffic.count(
-            update.sizes, mean, sum(tensor.nbytes for tensor in received), traffic.nbytes(update.received)
-        )
+        return traffic.count(update.sizes, mean, sum(tensor.nbytes for tensor in received), sent)

@@ -57,5 +57,7 @@ def feddyn(fed: Federation, options: FedDynOptions = FedDynOptions()) -> Algorit
 METHOD = Method(
     feddyn,
     FedDynOptions(),
-    refuses={"tampering": "has clients remember what they train, which the server would not receive"},
+    refuses=dict.fromkeys(
+        ("tampering", "compression"), "has clients remember what they train, which the server would not receive"
+    ),
 )

@@ -81,4 +81,8 @@ def fedmr(fed: Federation, options: FedMROptions = FedMROptions()) -> Algorithm:
     return replace(fedavg(fed), init=init, send=send, server=server, steps=steps)
 
 
-METHOD = Method(fedmr, FedMROptions())
+METHOD = Method(
+    fedmr,
+    FedMROptions(),
+    refuses={"feedback": "gives a client another model in each round, and what was left unsent is of the last one's"},
+)

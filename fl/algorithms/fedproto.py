@@ -133,5 +133,6 @@ METHOD = Method(
     refuses={
         "masked": "trains on representations beside the logits, which it does not mask",
         "tampering": "sends prototypes, and no model that could be tampered with",
+        "compression": "sends prototypes, and no update of a model",
     },
 )

@@ -267,6 +267,7 @@ METHOD = Method(
     refuses={
         "masked": "adds logits to logits, masked or not",
         "choosing": "averages the few models of a cluster",
+        "feedback": "trains another model on each level, and what was left unsent is of the last one's",
     },
     pathways=pathways,
     validates=validates,

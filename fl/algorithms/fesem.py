@@ -73,5 +73,11 @@ def fesem(fed: Federation, options: FeSEMOptions = FeSEMOptions(), flags: str = 
 
 
 METHOD = Method(
-    fesem, FeSEMOptions(), clients="personalized", refuses={"choosing": "averages the few models of a cluster"}
+    fesem,
+    FeSEMOptions(),
+    clients="personalized",
+    refuses={
+        "choosing": "averages the few models of a cluster",
+        "feedback": "moves clients between clusters, and what was left unsent is of the last one's model",
+    },
 )

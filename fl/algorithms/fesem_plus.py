@@ -27,5 +27,11 @@ def fesem_plus(fed: Federation, options: FeSEMPlusOptions = FeSEMPlusOptions()) 
 
 
 METHOD = Method(
-    fesem_plus, FeSEMPlusOptions(), clients="personalized", refuses={"choosing": "averages the few models of a cluster"}
+    fesem_plus,
+    FeSEMPlusOptions(),
+    clients="personalized",
+    refuses={
+        "choosing": "averages the few models of a cluster",
+        "feedback": "moves clients between clusters, and what was left unsent is of the last one's model",
+    },
 )

@@ -1,8 +1,10 @@
 """All that the rest of the project knows about a method."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any, Literal
+
+import torch
 
 from fl.algorithms.algorithm import Algorithm, Server
 from fl.base.columns import Column
@@ -10,6 +12,7 @@ from fl.base.errors import FLError
 from fl.base.settings import check_types, check_values
 from fl.federation import Federation
 from fl.federation.client_models import ClientModels
+from fl.federation.compression import UNSENT
 from fl.federation.requirements import REQUIREMENTS
 
 KINDS = ("global", "personalized", "heterogeneous")
@@ -86,7 +89,8 @@ class Method:
         """The algorithm, with these options, or with the defaults. Raises FLError as `check` does."""
         options = self.options if options is None else options
         self.check(fed, options)
-        return self.make(fed) if self.options is None else self.make(fed, options)
+        algorithm = self.make(fed) if self.options is None else self.make(fed, options)
+        return _remembering(algorithm) if fed.compression.feedback else algorithm
 
     def check(self, fed: Federation, options: Any = None) -> None:
         """Raise FLError if the federation asks for what the method refuses, or an option is out of its limits."""
@@ -100,7 +104,10 @@ class Method:
         """Raise FLError if a requirement (see `Federation.requirements`) is one that the method does not meet."""
         by_kind = {"architectures": "gives all clients one architecture"}
         if self.clients == "heterogeneous":
-            by_kind = {"choosing": "averages parts of models, whose distances say nothing"}
+            by_kind = {
+                "choosing": "averages parts of models, whose distances say nothing",
+                "feedback": "gives clients parts of models, and what is left unsent is of another part's",
+            }
         if self.clients == "personalized":
             by_kind["pace"] = "has clients train more than one model a round, and --pace counts the steps of one"
         for what, reason in {**by_kind, **self.refuses}.items():
@@ -108,3 +115,14 @@ class Method:
                 raise FLError(
                     f"{self.name} {reason}: leave {REQUIREMENTS[what].flags} out, or take another --algorithm"
                 )
+
+
+def _remembering(algorithm: Algorithm) -> Algorithm:
+    """The method whose server keeps beside the rest what compression leaves unsent, nothing at first."""
+    fed = algorithm.fed
+
+    def init() -> Server:
+        nothing = {name: torch.zeros_like(p, requires_grad=False) for name, p in fed.trainable.items()}
+        return {**algorithm.init(), UNSENT: fed.client_states(nothing)}
+
+    return replace(algorithm, init=init)

@@ -90,5 +90,7 @@ def scaffold(fed: Federation, options: ScaffoldOptions = ScaffoldOptions()) -> A
 METHOD = Method(
     scaffold,
     ScaffoldOptions(),
-    refuses={"tampering": "has control variates of what clients train, which the server would not receive"},
+    refuses=dict.fromkeys(
+        ("tampering", "compression"), "has control variates of what clients train, which the server would not receive"
+    ),
 )

@@ -47,6 +47,8 @@ def check_settings(config: Config) -> None:
         raise FLError("nodes train one method with one seed at a time: give one --algorithm and one of --seeds")
     if config.attack != AttackOptions():
         raise FLError("--attack simulates malicious clients: with real ones leave it out")
+    if config.compression.on:
+        raise FLError("--compression.kind is for simulations: nodes send whole models, so leave it out")
     if config.eval_client_models_every:
         raise FLError(
             "--eval-client-models-every needs clients' models and their data in one place: with clients on other "

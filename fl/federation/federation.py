@@ -20,6 +20,7 @@ from fl.engine.work import Meter, flops
 from fl.federation.attack import Attack
 from fl.federation.clients import RemoteClients
 from fl.federation.cohort import Cohort, States, classes_held, joined, per_client, select, with_entry
+from fl.federation.compression import Compression
 from fl.federation.defence import Defence
 from fl.federation.divergence import drop_failed, restored
 from fl.federation.inference import collect, infer, infer_each, lacks_statistics
@@ -63,6 +64,7 @@ class Federation:
             server functions of methods do not look at it: `client_states` and `mean_of_clients` do what depends on it.
         attack: malicious clients and what they do; None: all are honest.
         defence: how the server averages, see `average` and `average_submodels`.
+        compression: how clients compress what they send.
         metrics: what evaluations measure beside the scores of every run.
         meter: adds up what the clients compute.
 
@@ -92,6 +94,7 @@ class Federation:
     remote: RemoteClients | None = None
     attack: Attack | None = None
     defence: Defence = Defence()
+    compression: Compression = Compression()
     metrics: Sequence[Metric] = ()
     meter: Meter = field(default_factory=Meter, repr=False, compare=False)
     _classes: dict[int, Tensor] = field(init=False, default_factory=dict, repr=False, compare=False)
@@ -111,6 +114,9 @@ class Federation:
             raise FLError(f"Federation(local={self.local!r}): give LocalTraining(epochs=1, batch_size=20, ...)")
         self.local.check(self.data)
         check_values(self.defence, "defence")
+        check_values(self.compression, "compression")
+        if self.compression.on and self.defence.clip:
+            raise FLError("--defence.clip cuts updates before --compression.kind changes them again: leave one out")
         self.defence.check_number(self.participants, "the participants of a round")
 
     def with_local(self, **settings: Any) -> "Federation":

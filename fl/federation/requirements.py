@@ -43,6 +43,12 @@ REQUIREMENTS = {
         lambda fed: fed.defence.chooses,
     ),
     "pace": Requirement("--pace", lambda config: config.pace != PaceOptions(), lambda fed: fed.pace),
+    "compression": Requirement(
+        "--compression.kind", lambda config: config.compression.on, lambda fed: fed.compression.on
+    ),
+    "feedback": Requirement(
+        "--compression.feedback", lambda config: config.compression.feedback, lambda fed: fed.compression.feedback
+    ),
     "presence": Requirement(
         "--joining and --leaving", lambda config: config.joining or config.leaving, lambda fed: fed.presence
     ),

@@ -110,6 +110,7 @@ def build(
         fleet=make_fleet(net, spec, specs) if specs else None,
         attack=attack,
         defence=config.defence,
+        compression=config.compression,
         presence=presence,
         pace=make_pace(config.pace, config.clients, rng),
         metrics=[metric(name, dataset) for name in config.metrics],

@@ -41,6 +41,7 @@ from fl.engine.losses import Loss
 from fl.engine.optimizers import SCHEDULES, Schedule, schedule
 from fl.engine.precision import NAMES as PRECISIONS
 from fl.federation.attack import AttackOptions
+from fl.federation.compression import Compression
 from fl.federation.defence import Defence
 from fl.federation.pace import PaceOptions
 from fl.federation.requirements import REQUIREMENTS
@@ -286,6 +287,7 @@ class Fields(DataSettings):
 
     attack: Annotated[AttackOptions, _RARE] = AttackOptions()
     defence: Annotated[Defence, _RARE] = Defence()
+    compression: Annotated[Compression, _RARE] = Compression()
 
     metrics: Annotated[_Metrics, Role(compared=False)] = ()
     """further metrics of the global model and of clients' own data: scikit-learn's scorers, such as roc_auc_ovr or

@@ -19,7 +19,7 @@ from selection import METHODS, some
 from torch import nn
 
 import fl
-from fl import AttackOptions, Defence, FLError, Rng
+from fl import AttackOptions, Compression, Defence, FLError, Rng
 from fl.algorithms import ALGORITHMS
 from fl.federation.client_models import predict_all
 
@@ -238,6 +238,32 @@ def test_attacks_and_defences_reach_what_is_sent(name, changes):
     server = play(*built(name, **changes), rounds=1)[-1].server
     assert all(tensor.isfinite().all() for tensor in tensors(server).values())
     changed = {key for part, key in differing(played(name)[2][1].server, server) if part == "global"}
+    assert changed
+    assert not changed & FROZEN
+
+
+@pytest.mark.parametrize(
+    "compression",
+    [Compression("topk", share=0.1), pytest.param(Compression("quantise", bits=4), marks=pytest.mark.slow)],
+)
+def test_compression_reaches_what_is_sent_and_its_traffic(name, compression):
+    method = ALGORITHMS[name]
+    feedback = "feedback" not in method.refuses and method.clients != "heterogeneous"
+    compression = replace(compression, feedback=feedback)
+    refused = "compression" in method.refuses
+    for wrong in [compression] * refused + [replace(compression, feedback=True)] * (not feedback):
+        with pytest.raises(FLError, match=f"{name} .*: leave --compression"):
+            built(name, compression=wrong)
+    if refused:
+        return
+    fed, algorithm = built(name, compression=compression)
+    history = play(fed, algorithm, rounds=2)
+    for round, plain in zip(history[1:], played(name)[2][1:]):
+        assert 0 < round.trained.metrics["bytes_up"] < plain.trained.metrics["bytes_up"]
+    server = history[-1].server
+    assert all(tensor.isfinite().all() for tensor in tensors(server).values())
+    assert ("unsent" in server) == feedback
+    changed = {key for part, key in differing(history[0].server, server) if part == "global"}
     assert changed
     assert not changed & FROZEN
 

@@ -286,6 +286,8 @@ SETTINGS = {
     "trimmed mean": ["--defence.rule", "trimmed", "--participants", "4"],
     "krum": ["--defence.rule", "krum", "--defence.malicious", "0", "--participants", "4"],
     "bulyan": ["--defence.rule", "bulyan", "--defence.malicious", "0", "--participants", "4"],
+    "top-k": ["--compression.kind", "topk", "--compression.share", "0.1"],
+    "quantised": ["--compression.kind", "quantise"],
     "masked loss": ["--masked-loss"],
     "in parts": ["--max-parallel-clients", "1"],
     "static batch norm": ["--model", "resnet9", "--width", "0.5", "--norm", "static_batch"],

@@ -72,6 +72,8 @@ SETTINGS = {
     "masked loss": ["--masked-loss"],
     "median": ["--defence.rule", "median"],
     "bulyan": ["--defence.rule", "bulyan", "--defence.malicious", "0", "--participants", "4"],
+    "top-k": ["--compression.kind", "topk", "--compression.share", "0.1", "--compression.feedback"],
+    "quantised": ["--compression.kind", "quantise"],
     "fleet": ["--architectures.widths", "0.5,1", "--architectures.choose", "cycle"],
     "batch norm": ["--model", "resnet9", "--width", "0.5"],
 }
@@ -79,16 +81,20 @@ QUICK = [
     *product(("graphs",), ("fedavg", "clusamp", "fedmr", "femam", "fedfa"), [""]),
     *product(("loop", "vmap"), ("fedavg", "fedmr"), [""]),
     ("graphs", "heterofl", "fleet"),
-    *product(("graphs",), ("fedavg",), ("static batch norm", "attack", "trigger", "bulyan")),
+    *product(("graphs",), ("fedavg",), ("static batch norm", "attack", "trigger", "bulyan", "top-k", "quantised")),
 ]
 
 
 def possible(case):
-    """Whether a method's clients may have several architectures, and whether it sends what could be tampered with."""
+    """Whether a method's clients may have several architectures, and whether it sends what could be changed."""
     _, name, what = case
-    if what == "bulyan":
+    if what in ("bulyan", "top-k"):
         return name == "fedavg"
-    return name == "heterofl" if what == "fleet" else name != "local" or what not in ("attack", "trigger", "median")
+    return (
+        name == "heterofl"
+        if what == "fleet"
+        else name != "local" or what not in ("attack", "trigger", "median", "quantised")
+    )
 
 
 SLOW = product(("graphs",), ("fedavg", "local", "heterofl"), [what for what in SETTINGS if what])

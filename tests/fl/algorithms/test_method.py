@@ -16,6 +16,7 @@ from fl.algorithms.method import Method
 from fl.base.rng import Rng
 from fl.engine.losses import by_name
 from fl.federation.attack import Attack
+from fl.federation.compression import Compression
 from fl.federation.defence import Defence
 from fl.federation.pace import Pace, PaceOptions
 from fl.federation.presence import Presence
@@ -37,15 +38,18 @@ ASKING = {
     "tampering": {"defence": Defence(rule="median")},
     "choosing": {"defence": Defence(rule="krum", malicious=0)},
     "pace": {"pace": Pace(torch.ones(4, dtype=torch.float64))},
+    "compression": {"compression": Compression("topk")},
+    "feedback": {"compression": Compression("topk", feedback=True)},
     "presence": {"presence": Presence(torch.ones(4), torch.full((4,), 9))},
 }
+BESIDE = {"choosing": {"tampering"}, "feedback": {"compression"}}
 REFUSALS = [(name, what) for name, method in ALGORITHMS.items() for what in method.refuses]
 
 
 @pytest.mark.parametrize(("name", "what"), REFUSALS)
 def test_methods_refuse_from_python_what_they_refuse_on_the_command_line(name, what, make_federation):
     fed = make_federation("cnn", **({"participants": 3} if what == "choosing" else {}), **ASKING[what])
-    assert fed.requirements == {what} | ({"tampering"} if what == "choosing" else set())
+    assert fed.requirements == {what} | BESIDE.get(what, set())
     for make in (ALGORITHMS[name], lambda fed: made(name, fed, Config())):
         with pytest.raises(FLError, match=f"{name} .*: leave {REQUIREMENTS[what].flags} out"):
             make(fed)
@@ -59,6 +63,8 @@ def test_who_refuses_what():
         *((name, "masked") for name in ("moon", "apfl", "fedproto")),
         *((name, "tampering") for name in ("local", "scaffold", "fednova", "feddyn", "fedproto")),
         *((name, "presence") for name in ("clusamp", "fedbuff")),
+        *((name, "compression") for name in ("local", "scaffold", "feddyn", "fedproto")),
+        *((name, "feedback") for name in ("fedmr", "indep", "fesem", "fesem_plus", "femam")),
         *((name, "choosing") for name in ("fesem", "fesem_plus", "femam", "fltrust")),
     }
     assert set(ASKING) == set(REQUIREMENTS) - {"architectures"}  # which depends on the kind of method, see below
@@ -67,10 +73,12 @@ def test_who_refuses_what():
         "loss": {"class_weights": (1.0, 2.0)},
         "tampering": {"defence": Defence(rule="median")},
         "pace": {"pace": PaceOptions(spread=1.0)},
+        "compression": {"compression": Compression("quantise")},
         "presence": {"leaving": 0.5},
         "architectures": {"architectures": ArchitectureOptions(widths=(0.5, 1.0))},
     }
     assert Config(defence=Defence("krum")).requirements == {"choosing", "tampering"}
+    assert Config(compression=Compression("topk", feedback=True)).requirements == {"compression", "feedback"}
     for what, settings in asking.items():
         assert Config(**settings).requirements == {what}
 
@@ -101,7 +109,7 @@ class Loose:
         (
             named("x"),
             {"refuses": {"masked_loss": "no"}},
-            "refuses names some of masked, loss, tampering, ",
+            "refuses names some of masked, loss, tampering, choosing, ",
         ),
     ],
 )

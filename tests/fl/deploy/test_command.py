@@ -51,7 +51,14 @@ def test_it_says_what_is_missing(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize(
     "flags",
-    ["--nodes 0", "--participants 9", "--algorithm fedmr,fedavg", "--attack.share 0.5", "--eval-client-models-every 1"],
+    [
+        "--nodes 0",
+        "--participants 9",
+        "--algorithm fedmr,fedavg",
+        "--attack.share 0.5",
+        "--compression.kind topk",
+        "--eval-client-models-every 1",
+    ],
 )
 def test_it_refuses_what_cannot_be_run(flags, tmp_path, capsys):
     assert main(["--folder", str(tmp_path / "new"), "--only", "app", *flags.split()]) == 2

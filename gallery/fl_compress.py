@@ -1,0 +1,29 @@
+"""Send a hundredth of an update
+
+Clients of two classes each send the largest entries of their updates. Remembering the rest makes up for most of it.
+"""
+
+import matplotlib.pyplot as plt
+import torch
+
+import fl
+
+clients = {"partition": "shards", "clients": 20, "participants": 20, "local_epochs": 1, "lr": 0.01}
+cases = {
+    "all of it": fl.Compression(),
+    "4 bits an entry": fl.Compression("quantise", bits=4),
+    "1 % of the entries": fl.Compression("topk", share=0.01),
+    "1 %, the rest remembered": fl.Compression("topk", share=0.01, feedback=True),
+}
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
+for number, (label, compression) in enumerate(cases.items()):
+    rows, config = [], fl.Config(algorithm="fedavg", rounds=40, eval_every=4, compression=compression, **clients)
+    fl.simulate(config, f"runs/compress{number}", model=net, on_round=rows.append)
+    evaluated = [row for row in rows if "accuracy" in row]
+    print(f"{label}: {rows[-1]['bytes_up']:,.0f} bytes a round, {evaluated[-1]['accuracy']:.1%}")
+    axis.plot([row["round"] for row in evaluated], [100 * row["accuracy"] for row in evaluated], "o-", label=label)
+axis.set(title="What clients send", xlabel="round", ylabel="test accuracy, %")
+axis.legend()
+plt.show()
