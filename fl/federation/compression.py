@@ -151,8 +151,9 @@ def largest(steps: Tensor, k: int) -> Tensor:
 
 
 def quantised(steps: Tensor, bits: int, chance: Tensor | float = 0.5) -> Tensor:
-    """Each row's entries as one of 2^bits - 1 levels, which lie evenly between its largest absolute value and its
-    negative.
+    """Round each row's entries to levels.
+
+    There are 2^bits - 1, which lie evenly between the row's largest absolute value and its negative.
 
     Args:
         steps: [K, ...].

@@ -301,7 +301,7 @@ class Federation:
     def _all_steps(self, clients: Sequence[int]) -> list[int]:
         size, parts = self.local.size_of_batches(self.clients.train), self.clients.train
         per_batch = self.local.epochs * self.local.repeats
-        return [filled(int(parts.sizes[client]), size) // size * per_batch for client in clients]
+        return [filled(len(parts[client]), size) // size * per_batch for client in clients]
 
     def steps(
         self, clients: Sequence[int], models: Sequence[nn.Module] | None = None, ascent: bool = False
