@@ -54,7 +54,7 @@ def fjord(fed: Federation, options: FjORDOptions = FjORDOptions()) -> Algorithm:
     """
     fleet = fed.fleet_or_uniform
     plans = _narrow_plans(fed, options.widths)
-    kinds = [_levels(ungrafted(kind.plan), plans, fed.data.x.device) for kind in fleet.architectures]
+    kinds = [_levels(ungrafted(kind.plan), plans, fed.data.device) for kind in fleet.architectures]
     objective = ordered_dropout(options.distil)
 
     def client(message, client_states, clients, rng):
