@@ -27,6 +27,7 @@ _NUMBERED = "y = np.unique(y, return_inverse=True); test_y = np.searchsorted({},
 _log = logging.getLogger("fl")
 
 _PIECE = 2**26  # bytes of memory-mapped data that are read at a time
+_ROWS = 32  # single rows of them that are read at a time
 _MAPS: WeakValueDictionary[int, mmap.mmap] = WeakValueDictionary()
 """The memory maps that tensors lie in, by their address."""
 
@@ -57,6 +58,20 @@ def pieces(values: Tensor) -> Iterator[Tensor]:
     for piece in values.split(max(1, _PIECE * len(values) // max(1, values.nbytes))):
         yield piece
         release(values)
+
+
+def rows(values: Tensor, index: Tensor) -> Tensor:
+    """The rows of an index [n, ...], in new memory; `values[index]` of a memory-mapped tensor a few at a time.
+
+    A system maps more of a file than is read: up to some megabytes for every row that lies apart from others.
+    """
+    if not is_mapped(values):
+        return values[index]
+    found = []
+    for some in index.split(_ROWS):
+        found.append(values[some])
+        release(values)
+    return torch.cat(found)
 
 
 def _range(values: Tensor) -> tuple[float, float]:

@@ -231,9 +231,7 @@ class Dataset:
         return self._at(self.y, index)
 
     def _at(self, values: Tensor, index: Tensor) -> Tensor:
-        found = upload(values[upload(index, values.device)], self.device)
-        arrays.release(values)
-        return found
+        return upload(arrays.rows(values, upload(index, values.device)), self.device)
 
     def taken(self, index: Tensor) -> "Dataset":
         """The data set with these training samples alone, in this order, on the device."""
