@@ -15,7 +15,7 @@ With `--memory` each client has 20 images of 28x28 pixels of its own, in files t
 100,000 clients). Whole runs of FedAvg and FedMR, from settings to a run folder, take place in processes of their own,
 with the populations in turn; the model is McMahan's CNN with a quarter of its widths, so that it does not hide what
 clients take. Reported are the largest resident memory of the process (the system's VmHWM, with the pages of files in it
-and some 0.7 GB of libraries; the median and range of the repetitions), the seconds until the first round begins, and
+and some 0.8 GB of libraries; the median and range of the repetitions), the seconds until the first round begins, and
 those of a round. The processes run at low priority, on a machine that may do other things: the times are a hint, the
 memory is the result.
 """
