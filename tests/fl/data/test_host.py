@@ -96,6 +96,19 @@ def test_graphs_do_not_read_samples_that_change_place(make_federation):
             fed.with_local(backend="graphs")
 
 
+def test_values_of_samples_go_with_them(make_federation):
+    fed = make_federation("cnn")
+    kept = replace(fed, data=fed.data.to("cpu", "host"))
+    each = LocalObjective(fed.local.objective, {}, per_sample=torch.arange(len(fed.data.y)))
+    whole, some = (one.group(one.model, {}, [2, 0], each, Rng(0, 1))[0] for one in (fed, kept))
+    for client in (0, 1):  # whose steps are followed by padding
+        steps = whole.batches.steps[client]
+        at, there = (job.batches.index[client, :steps] for job in (whole, some))
+        assert torch.equal(whole.per_sample[at], some.per_sample[there])
+        assert torch.equal(whole.data.y[at], some.data.y[there])
+    assert len(some.per_sample) == len(some.data.y) < len(fed.data.y)
+
+
 def save(where: Path, data: Dataset, **settings) -> Path:
     where.mkdir()
     for name in ("x", "y", "test_x", "test_y"):
@@ -117,7 +130,7 @@ def test_a_folder_holds_the_same_data(tmp_path, monkeypatch):
     there = data.to("cpu", "device")
     assert not there.on_host
     assert torch.equal(data.samples_at(torch.tensor([3, 200])), digits.x[[3, 200]])
-    for name, given in (("mapped", {"dataset": f"folder:{tmp_path / 'digits'}"}), ("plain", {})):
+    for name, given in (("mapped", {"dataset": f"folder:{tmp_path / 'digits'}", "samples": 0}), ("plain", {})):
         fl.simulate(replace(TINY, **given), tmp_path / name)
     assert results(tmp_path / "mapped") == results(tmp_path / "plain")
     # relative to the root of data sets
@@ -158,7 +171,7 @@ def test_a_process_keeps_no_pages_of_what_it_has_read(tmp_path, monkeypatch):
     monkeypatch.setattr(arrays, "_PIECE", 2**20)
     data = Dataset.from_folder(tmp_path)
     fingerprint(data)
-    data.samples_at(torch.randint(n, (500,)))
+    assert data.samples_at(torch.randint(n, (500,))).shape == (500, 1, 32, 32)
     assert len(most) > 2 * 32 + 500 // 32
     assert max(most) < x_bytes / 2
 
