@@ -44,7 +44,7 @@ def clusamp(fed: Federation) -> Algorithm:
     sizes = np.array([len(fed.clients.train[c]) for c in range(n)], dtype=np.int64)
 
     def init():
-        numbers, device = sum(p.numel() for p in learnt.values()), fed.data.x.device
+        numbers, device = sum(p.numel() for p in learnt.values()), fed.data.device
         needed, there = 2 * 4 * n * numbers + 4 * 8 * n * n, memory(device)
         if needed > there:
             raise FLError(
@@ -61,7 +61,7 @@ def clusamp(fed: Federation) -> Algorithm:
     def server(state, clients, update, rng):
         received, kept = update.received, [size > 0 for size in update.sizes]
         seen = {client: k for k, (client, keep) in enumerate(zip(clients, kept)) if keep}  # each once
-        rows, entries = upload(torch.tensor([list(seen), list(seen.values())]), fed.data.x.device)
+        rows, entries = upload(torch.tensor([list(seen), list(seen.values())]), fed.data.device)
         gradients = {}
         for name, before in state["gradients"].items():
             change = received[name].index_select(0, entries) - state["global"][name]

@@ -127,7 +127,7 @@ def fedbuff(fed: Federation, options: FedBuffOptions = FedBuffOptions()) -> Algo
 
     def starts(state, found):
         own = [slot if not began else m for slot, began in zip(found.slots, found.began)]  # the last row is the newest
-        rows = upload(torch.tensor(own), fed.data.x.device)
+        rows = upload(torch.tensor(own), fed.data.device)
         return {n: torch.cat([t, state["global"][n][None]]).index_select(0, rows) for n, t in state["begun"].items()}
 
     def sample(state, rng):
@@ -142,7 +142,7 @@ def fedbuff(fed: Federation, options: FedBuffOptions = FedBuffOptions()) -> Algo
         before = state["flight"]["versions"].tolist()
         begun = [version if began else before[slot] for slot, began in zip(found.slots, found.began)]
         stale = version - torch.tensor(begun, dtype=torch.float64)
-        weights = upload((1 + stale) ** -options.staleness, fed.data.x.device)
+        weights = upload((1 + stale) ** -options.staleness, fed.data.device)
         start, arrived = starts(state, found), [float(size > 0) for size in update.sizes]
         moved = {
             n: old[n] + of_shape(options.lr * weights, start[n]) * (update.received[n] - start[n])

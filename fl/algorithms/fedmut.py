@@ -54,7 +54,7 @@ def fedmut(fed: Federation, options: FedMutOptions = FedMutOptions()) -> Algorit
         past = max(rng.round - 2, 0)  # rounds with mutants
         beta = options.beta * (1 - min(past / options.beta_rounds, 1))  # equation 5
         drawn = options.radius * signs(len(groups), len(clients), beta, rng.torch("mutate"))
-        factors = upload(drawn, fed.data.x.device)
+        factors = upload(drawn, fed.data.device)
         starts = broadcast(here, len(clients))
         for row, names in zip(factors, groups):
             for name in names:

@@ -30,7 +30,7 @@ def fednova(fed: Federation) -> Algorithm:
         counts = gradients_of(fed, clients)
         weights = tensor(update.sizes, dtype=counts.dtype)
         factors = (weights @ counts) / weights.sum() / counts  # tau_eff / ||a_i||_1
-        factors = upload(factors, fed.data.x.device)
+        factors = upload(factors, fed.data.device)
         scaled = {
             n: old[n] + of_shape(factors, update.received[n]) * (update.received[n] - old[n]) for n in fed.trainable
         }

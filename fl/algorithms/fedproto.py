@@ -65,7 +65,7 @@ def fedproto(fed: Federation, options: FedProtoOptions = FedProtoOptions()) -> A
     objective = drawn_to_prototypes(fed.local.loss, options.lam)
 
     def init():
-        none = torch.zeros(classes, width, dtype=dtype, device=fed.data.x.device)
+        none = torch.zeros(classes, width, dtype=dtype, device=fed.data.device)
         return {**own_models.init(), "prototypes": {"means": none, "counts": none.new_zeros(classes)}}
 
     def send(state, clients, rng):
@@ -80,9 +80,8 @@ def fedproto(fed: Federation, options: FedProtoOptions = FedProtoOptions()) -> A
     @torch.no_grad()
     def prototypes(state, client):
         own = fed.clients.train[client]
-        rows = upload(own, fed.data.x.device)
-        made = shown.predict({**state, **shown.statistics(state, samples=own)}, fed.data.x[rows])
-        of_class = F.one_hot(fed.data.y[rows].flatten(), classes).to(dtype)
+        made = shown.predict({**state, **shown.statistics(state, samples=own)}, fed.data.samples_at(own))
+        of_class = F.one_hot(fed.data.labels_at(own).flatten(), classes).to(dtype)
         sums = of_class.T @ made[..., classes:].flatten(0, -2).to(dtype)
         counts = of_class.sum(0)
         return {"means": sums / counts.clamp(min=1)[:, None], "counts": counts}

@@ -108,7 +108,7 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
         at, level = training(state)
         message = {"levels": levels_of(state)[:at], **kinds[at].message(level, clients)}
         if at and mean:
-            message["share"] = upload(1 / (1 + count(message["levels"], n)[clients]), fed.data.x.device)
+            message["share"] = upload(1 / (1 + count(message["levels"], n)[clients]), fed.data.device)
         return message
 
     def client(message, client_states, clients, rng):

@@ -55,7 +55,7 @@ def fjord(fed: Federation, options: FjORDOptions = FjORDOptions()) -> Algorithm:
     """
     fleet = fed.fleet_or_uniform
     plans = _narrow_plans(fed, options.widths)
-    kinds = [_levels(ungrafted(kind.plan), plans, fed.data.x.device) for kind in fleet.architectures]
+    kinds = [_levels(ungrafted(kind.plan), plans, fed.data.device) for kind in fleet.architectures]
     objective = ordered_dropout(fed.local.loss, options.distil)
     if options.distil and fed.data.task != "classification":
         raise FLError(f"--fjord.distil teaches classes, and the data are for {fed.data.task}: leave it out")

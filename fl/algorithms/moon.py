@@ -57,7 +57,7 @@ def moon(fed: Federation, options: MOONOptions = MOONOptions()) -> Algorithm:
 
     def init():
         start = fed.initial()
-        never = torch.zeros((), dtype=torch.bool, device=fed.data.x.device)
+        never = torch.zeros((), dtype=torch.bool, device=fed.data.device)
         return {"global": start, CLIENTS: fed.client_states({**beside(last=start), "took_part": never})}
 
     def client(message, client_states, clients, rng):

@@ -57,7 +57,7 @@ def scaffold(fed: Federation, options: ScaffoldOptions = ScaffoldOptions()) -> A
     def mean_gradients(start, trained, clients, rng):  # (x - y_i) / (K_i eta)
         rate = fed.local.optimizer.lr * fed.local.schedule(rng.round)
         counts = (gradients_of(fed, clients) * rate).clamp(min=1e-30)  # a schedule may end at 0, and nobody moves
-        counts = upload(counts, fed.data.x.device)
+        counts = upload(counts, fed.data.device)
         return {name: (start[name] - trained[name]) / of_shape(counts, trained[name]) for name in fed.trainable}
 
     def init():

@@ -22,6 +22,7 @@ from fl.federation import Federation
 from fl.runs.assembly import build
 from fl.runs.folder import load_initial_weights, load_model
 from surgery import State, state
+from surgery.transfer import upload
 
 _CHUNK = 500  # samples of one forward pass, as in evaluation
 _LOGITS = 2**24  # in memory at a time
@@ -91,7 +92,7 @@ def landscape(
         together: how many models are computed side by side; 0 chooses by the device.
     """
     fed, _ = build(replace(run.config, device=device), dataset, start=load_initial_weights(run.folder, run.config))
-    where = fed.data.x.device
+    where = fed.data.device
     model = load_model(run.folder).to(where)
     rng = Rng(seed)
     directions = [random_direction(model, rng.torch("direction", number)) for number in (0, 1)]
@@ -106,10 +107,10 @@ def samples(fed: Federation, part: str, number: int, rng: Rng) -> tuple[Tensor, 
     """Choose samples (masked, for a model trained with masks) and their labels: all, or as many as asked for."""
     data = fed.data
     if part == "test":
-        x, y = data.test_x, data.test_y
+        x, y = upload(data.test_x, data.device), upload(data.test_y, data.device)
     else:
-        index = fed.clients.train.samples.to(data.x.device)
-        x, y = data.x[index], data.y[index]
+        index = fed.clients.train.samples
+        x, y = data.samples_at(index), data.labels_at(index)
     if 0 < number < len(y):
         index = torch.tensor(draw(len(y), number, rng.torch("samples"))).sort().values.to(x.device)
         x, y = x[index], y[index]

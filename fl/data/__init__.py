@@ -1,4 +1,4 @@
-"""Data sets, images, tables and text, held on one device as tensors; and all of them by name.
+"""Data sets, images, tables and text, as tensors, on one device or kept on the host; and all of them by name.
 
 `digits` comes with scikit-learn and `pydoc` with Python. The others are read from a folder (`--data-root`). Each file
 that has a `LOADERS` is found; nothing else names the data sets.
@@ -7,6 +7,7 @@ that has a `LOADERS` is found; nothing else names the data sets.
     arrays.py          a user's arrays, and data sets of torch, torchvision and Hugging Face, checked
     loader.py          Loader and Source, what a data set's file says of it
     images.py          digits, mnist, fashion-mnist, emnist-*, cifar10, cifar100, cifar100-coarse
+    folder.py          folder:PATH, arrays in memory-mapped files, which need not fit in memory
     femnist.py         LEAF's FEMNIST, whose writers are natural owners
     tiny_imagenet.py   tiny-imagenet
     text.py            pydoc, wikitext-2 (-valid), shakespeare, text:FILE; tokens and sequences of them
@@ -55,7 +56,8 @@ def load(
 
     Args:
         name: one of LOADERS, an entry point of an installed package, or module:function, which is called
-            without arguments; text:FILE stands for a file of text, relative to the root if it is not absolute.
+            without arguments; text:FILE stands for a file of text, and folder:PATH for a folder of arrays, relative to
+            the root if it is not absolute.
         root: the folder that torchvision's class gets, or that holds femnist/, tiny-imagenet-200/, wikitext-2/ or
             tinyshakespeare/. None stands for $FL_DATA_ROOT, or ~/.cache/layer-surgery if that is not set. Bundled data
             sets do not need one.
@@ -80,7 +82,7 @@ def load(
     elif is_text(name):
         found = LOADERS[key].load(folder, download, text, *file)
     else:
-        found = LOADERS[key].load(folder, download)
+        found = LOADERS[key].load(folder, download, *file)
     return replace(found, name=name).marked(Origin(name, text if is_text(name) else None))
 
 
@@ -122,7 +124,7 @@ def is_custom(name: str) -> bool:
     >>> is_custom("given"), is_custom("my_module:load"), is_custom("text:FILE.txt"), is_custom("digits")
     (True, True, False, False)
     """
-    return name == GIVEN or name in installed("datasets") or is_path(name, ("text",))
+    return name == GIVEN or name in installed("datasets") or is_path(name, ("text", "folder"))
 
 
 def is_text(name: str) -> bool:
@@ -138,7 +140,8 @@ def _key_and_file(name: str) -> tuple[str, tuple[str, ...]]:
     (('pydoc', ()), ('text:FILE', ('notes/a.txt',)), ('text:', ()))
     """
     kind, _, file = name.partition(":")
-    return (f"{kind}:FILE", (file,)) if file else (name, ())
+    key = next((key for key in LOADERS if key.startswith(f"{kind}:")), "")
+    return (key, (file,)) if file and key else (name, ())
 
 
 def default_root() -> Path:

@@ -2,8 +2,14 @@
 torchvision and Hugging Face, which give one sample at a time. Nothing that was given is changed.
 """
 
+import json
 import logging
+import mmap
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -19,6 +25,90 @@ _GREY = ("L", "1", "LA")  # of Pillow's modes; those with more than 8 bits are r
 _NUMBERED = "y = np.unique(y, return_inverse=True); test_y = np.searchsorted({}, test_y)"  # the same number in both
 
 _log = logging.getLogger("fl")
+
+_PIECE = 2**26  # bytes of memory-mapped data that are read at a time
+_ROWS = 32  # single rows of them that are read at a time
+_MAPS: WeakValueDictionary[int, mmap.mmap] = WeakValueDictionary()
+"""The memory maps that tensors lie in, by their address."""
+
+
+def _map_of(values: Tensor) -> mmap.mmap | None:
+    return _MAPS.get(values.untyped_storage().data_ptr()) if values.device.type == "cpu" else None
+
+
+def is_mapped(values: Tensor) -> bool:
+    """Whether a tensor lies in a memory-mapped file."""
+    return _map_of(values) is not None
+
+
+def release(values: Tensor) -> None:
+    """Let go of the pages of a memory-mapped tensor that were read; they are read again when they are needed.
+
+    Otherwise a process seems to take as much memory as it has ever read of the file.
+    """
+    if (mapped := _map_of(values)) is not None and hasattr(mapped, "madvise"):
+        mapped.madvise(mmap.MADV_DONTNEED)
+
+
+def pieces(values: Tensor) -> Iterator[Tensor]:
+    """Views of a tensor, one after another; of a memory-mapped one with not more than about 64 MB each."""
+    if not is_mapped(values):
+        yield values
+        return
+    for piece in values.split(max(1, _PIECE * len(values) // max(1, values.nbytes))):
+        yield piece
+        release(values)
+
+
+def rows(values: Tensor, index: Tensor) -> Tensor:
+    """The rows of an index [n, ...], in new memory; `values[index]` of a memory-mapped tensor a few at a time.
+
+    A system maps more of a file than is read: up to some megabytes for every row that lies apart from others.
+    """
+    if not is_mapped(values):
+        return values[index]
+    found = []
+    for some in index.split(_ROWS):
+        found.append(values[some])
+        release(values)
+    return torch.cat(found)
+
+
+def _range(values: Tensor) -> tuple[float, float]:
+    """The least and the largest value, as Python's numbers."""
+    ends = [tuple(end.item() for end in piece.aminmax()) for piece in pieces(values)]
+    return min(least for least, _ in ends), max(most for _, most in ends)
+
+
+def of_folder(folder: Path) -> dict[str, Any]:
+    """Map the arrays of a folder into memory, see `Dataset.from_folder`; nothing is read yet."""
+    needed, more = ("x", "y", "test_x", "test_y"), ("owners", "test_owners")
+    if missing := [f"{name}.npy" for name in needed if not (folder / f"{name}.npy").is_file()]:
+        way = "x.npy, y.npy, test_x.npy and test_y.npy are written by numpy.save"
+        if (folder / "dataset_dict.json").is_file():
+            way = "these are Hugging Face's files: give datasets.load_from_disk(...) to fl.data.folder.write, once"
+        raise FLError(f"{folder} has no {', '.join(missing)}: {way}")
+    found: dict[str, Any] = {}
+    for name in (*needed, *more):
+        if (file := folder / f"{name}.npy").is_file():
+            try:  # copy-on-write, since torch has no tensors that cannot be written to
+                found[name] = np.load(file, mmap_mode="c")
+            except ValueError as error:
+                raise FLError(f"{file} cannot be mapped into memory: {reason(error)}") from None
+    for name in ("x", "test_x"):
+        if (kind := found[name].dtype) not in (np.uint8, np.float32, np.int32):
+            raise FLError(
+                f"{folder / name}.npy holds {kind}: write uint8 images, float32, or int32 tokens, which need no copy"
+            )
+    if (file := folder / "settings.json").is_file():
+        try:
+            settings = json.loads(file.read_text())
+        except ValueError as error:
+            raise FLError(f"{file} is no JSON: {reason(error)}") from None
+        if strange := set(settings) - {"classes", "top", "task", "names"}:
+            raise FLError(f"{file} has {min(strange)!r}: it may have classes, top, task and names")
+        found |= settings
+    return found
 
 
 def checked(
@@ -60,7 +150,8 @@ def checked(
         raise FLError(f"y is {form(y)} and test_y is {form(test_y)}: give both a label a sample, or one a token")
     tokens = y.ndim == 2
     numbered = (y, test_y, x, test_x) if tokens else (y, test_y)  # every token of a text is a class
-    least, most = min(int(t.min()) for t in numbered), max(int(t.max()) for t in numbered)
+    ends = [_range(each) for each in numbered]
+    least, most = int(min(least for least, _ in ends)), int(max(most for _, most in ends))
     count = most + 1 if classes is None else classes
     if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 2:
         raise FLError(f"classes must be a whole number from 2 on, got {count!r}")
@@ -83,11 +174,14 @@ def checked(
 def _check_pixels(x: Tensor, test_x: Tensor, top: int) -> None:
     if not 1 <= top <= 255:
         raise FLError(f"top must lie between 1 and 255, got {top}: it is the largest value of a pixel")
-    if x.dtype == torch.uint8 and (brightest := max(int(x.max()), int(test_x.max()))) > top:
+    if x.dtype == torch.uint8 and (brightest := max(int(_range(each)[1]) for each in (x, test_x))) > top:
         raise FLError(f"a pixel has the value {brightest}, above top={top}: leave top out, or give the largest value")
-    if x.is_floating_point() and x.min() >= 0 and 64 < x.max() <= 255 and (x.ndim == 4 or bool((x == x.round()).all())):
+    if not x.is_floating_point():
+        return
+    least, most = _range(x)
+    if least >= 0 and 64 < most <= 255 and (x.ndim == 4 or all(bool((p == p.round()).all()) for p in pieces(x))):
         _log.warning(
-            f"warning: x holds floats from {x.min():g} to {x.max():g}, as pixels have, and models get floats as they "
+            f"warning: x holds floats from {least:g} to {most:g}, as pixels have, and models get floats as they "
             "are: divide x and test_x by 255, or give images as uint8 [N, C, H, W]"
         )
 
@@ -150,16 +244,18 @@ def samples(name: str, value: Any) -> Tensor:
     if x.is_floating_point():
         if x.ndim == 1:
             raise FLError(f"{name} is {form(x)}: samples need an axis of their own, as in {name}[:, None]")
-        single = x.float()
-        if not (finite := single.isfinite()).all():
-            raise FLError(
-                f"{name}[{int((~finite).nonzero()[0, 0])}] has a value that is not finite in float32: replace it, or "
-                "leave the sample out"
-            )
+        single, before = x.float(), 0
+        for piece in pieces(single):
+            if not (finite := piece.isfinite()).all():
+                raise FLError(
+                    f"{name}[{before + int((~finite).nonzero()[0, 0])}] has a value that is not finite in float32: "
+                    "replace it, or leave the sample out"
+                )
+            before += len(piece)
         return single
     if x.dtype == torch.bool or x.ndim != 2:
         raise FLError(f"{name} is {form(x)}: images are uint8 or floats, tables are floats, and tokens are [N, T]")
-    least, most = int(x.min()), int(x.max())  # as Python's numbers: torch wraps 2**31 where tokens are int32
+    least, most = map(int, _range(x))  # as Python's numbers: torch wraps 2**31 where tokens are int32
     if least < 0 or most >= 2**31:
         raise FLError(
             f"{name} goes from {least} to {most}: tokens go from 0 to 2**31 - 1; tables are floats, "
@@ -224,7 +320,20 @@ def tensor(name: str, value: Any, way: str = "give numbers, in equal rows") -> T
     elif array.dtype.kind == "f" and array.dtype.itemsize > 8:  # long doubles
         array = array.astype(np.float64)
     array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
+    if (mapped := _mapping(array)) is None:
+        return torch.from_numpy(array if array.flags.writeable else array.copy())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of one that is read only: nothing is written to what a user gives
+        found = torch.from_numpy(array)
+    _MAPS[found.untyped_storage().data_ptr()] = mapped
+    return found
+
+
+def _mapping(array: Any) -> mmap.mmap | None:
+    """The memory map that an array is a view of."""
+    while isinstance(array, np.ndarray):
+        array = array.base
+    return array if isinstance(array, mmap.mmap) else None
 
 
 def _owners(owners: Any, test_owners: Any, n: int, test_n: int) -> dict[str, Tensor]:
@@ -251,7 +360,15 @@ def form(value: Tensor) -> str:
     return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
 
 
-def of_torch(train: Any, test: Any, task: str) -> dict[str, Any]:
+Room = Callable[[str, tuple[int, ...], torch.dtype], Tensor]
+"""(name, shape, dtype) -> an empty tensor for x or test_x."""
+
+
+def _in_memory(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype)
+
+
+def of_torch(train: Any, test: Any, task: str, room: Room = _in_memory) -> dict[str, Any]:
     """Read two data sets whose items are (sample, label) into x, y, test_x and test_y, see `Dataset.from_torch`."""
     numbered = [getattr(part, "class_to_idx", None) for part in (train, test)]
     _check_classes(*numbered)
@@ -259,10 +376,12 @@ def of_torch(train: Any, test: Any, task: str) -> dict[str, Any]:
     for name, part in (("train", train), ("test", test)):
         if not (hasattr(part, "__len__") and hasattr(part, "__getitem__")):
             raise FLError(f"{name} is {kind(part)}: give a data set with len() and items (sample, label)")
-    return {"names": names, **_stacked("train", train, task), **_stacked("test", test, task)}
+    return {"names": names, **_stacked("train", train, task, room), **_stacked("test", test, task, room)}
 
 
-def of_huggingface(train: Any, test: Any, image: str, label: str, owner: str | None, task: str) -> dict[str, Any]:
+def of_huggingface(
+    train: Any, test: Any, image: str, label: str, owner: str | None, task: str, room: Room = _in_memory
+) -> dict[str, Any]:
     """Read two `datasets.Dataset` into x, y, test_x, test_y and owners, see `Dataset.from_huggingface`."""
     found: dict[str, Any] = {}
     for name, part in (("train", train), ("test", test)):
@@ -274,7 +393,7 @@ def of_huggingface(train: Any, test: Any, image: str, label: str, owner: str | N
             if column not in part.column_names:
                 raise FLError(f"{name} has no column {column!r}: there are {', '.join(part.column_names)}")
         only = part.select_columns([image, label])  # others need not be decoded
-        found |= _stacked(name, only, task, keys=(image, label))
+        found |= _stacked(name, only, task, room, keys=(image, label))
         if owner:
             found["owners" if name == "train" else "test_owners"] = np.asarray(part[owner][:])
     train_names, test_names = (getattr(part.features.get(label), "names", None) for part in (train, test))
@@ -292,7 +411,7 @@ def _check_classes(train: Any, test: Any) -> None:
         )
 
 
-def _stacked(name: str, part: Any, task: str, keys: tuple[str, str] | None = None) -> dict[str, Tensor]:
+def _stacked(name: str, part: Any, task: str, room: Room, keys: tuple[str, str] | None = None) -> dict[str, Tensor]:
     """Read all items of "train" or "test" into a tensor of samples and one of labels.
 
     Args:
@@ -300,7 +419,7 @@ def _stacked(name: str, part: Any, task: str, keys: tuple[str, str] | None = Non
     """
     if not len(part):
         raise FLError(f"{name} has no samples")
-    x, y = torch.empty(0), []
+    x, y, first = torch.empty(0), [], torch.empty(0)
     for k in range(len(part)):
         where = f"{name}[{k}]"
         try:
@@ -312,10 +431,10 @@ def _stacked(name: str, part: Any, task: str, keys: tuple[str, str] | None = Non
             raise FLError(f"{where} is no pair (sample, label) but {type(pair).__name__}")
         one = tensor(where, _pixels(where, pair[0]))
         if k == 0:
-            x = torch.empty(len(part), *one.shape, dtype=one.dtype)
-        if (one.shape, one.dtype) != (x.shape[1:], x.dtype):
+            x, first = room("x" if name == "train" else "test_x", (len(part), *one.shape), one.dtype), one
+        if (one.shape, one.dtype) != (first.shape, first.dtype):
             raise FLError(
-                f"{where} is {form(one)} and {name}[0] is {form(x[0])}: all samples need one size and one type; give "
+                f"{where} is {form(one)} and {name}[0] is {form(first)}: all samples need one size and one type; give "
                 "the data set a transform, such as torchvision.transforms.Resize((64, 64))"
             )
         x[k] = one

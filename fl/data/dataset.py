@@ -1,8 +1,9 @@
-"""The form that every data set has once it is loaded: images and labels, or text, on one device."""
+"""The form that every data set has once it is loaded: images and labels, or text, on one device or on the host."""
 
 import hashlib
 from dataclasses import dataclass, field, replace
 from math import prod
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -11,9 +12,13 @@ from torch import Tensor
 from fl.base.errors import FLError, ask_memory
 from fl.base.rng import Rng
 from fl.data import arrays
+from surgery.transfer import upload
 
 GIVEN = "given"
 """The name of a data set that was not loaded by name."""
+
+PLACES = ("auto", "device", "host")
+"""Where samples can lie, see `Dataset.to`."""
 
 
 class Origin(NamedTuple):
@@ -55,6 +60,8 @@ class Dataset:
         task: "classification"; "regression", where y are numbers, float32 [N, D]; or "multilabel", where y are float32
             [N, labels], 1 for each label that a sample has and 0 for others. `classes` is then D, or the number of
             labels: what a model has as outputs.
+        used_on: for samples that are kept on the host, often in memory-mapped files, the device that those in use are
+            copied to; None: all lie on the device that trains.
         origin: how it was loaded; None for data of your own. Whatever `dataclasses.replace` makes of a data set has
             none, since it may be other data.
     """
@@ -71,6 +78,7 @@ class Dataset:
     vocabulary: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     task: str = "classification"
+    used_on: torch.device | None = None
     origin: Origin | None = field(default=None, init=False, repr=False, compare=False)
 
     def __repr__(self) -> str:
@@ -84,6 +92,8 @@ class Dataset:
         if self.owners is not None:
             test = "" if self.test_owners is None else f", and {len(self.test_owners.unique()):,} the test samples"
             lines.append(f"owned by nature: {len(self.owners.unique()):,} owners have the training samples{test}")
+        if self.on_host:
+            lines.append("kept on the host: only samples in use are copied to the device that trains")
         return "\n".join(lines)
 
     @classmethod
@@ -104,7 +114,8 @@ class Dataset:
         """Make a data set of NumPy arrays, torch tensors or nested lists. They are checked, and never changed.
 
         Args:
-            x: uint8 images [N, C, H, W], which models get in [-1, 1]; or floats, which models get as they are, in
+            x: a memory-mapped array (`numpy.memmap`) is read in pieces, and stays on the host. It is
+                uint8 images [N, C, H, W], which models get in [-1, 1]; or floats, which models get as they are, in
                 float32: images [N, C, H, W], a table [N, F], or samples of any other shape; or integers [N, T], tokens.
                 They may share memory with the result.
             y: a whole number for each sample, from 0 to classes - 1, or the name of its class; for tokens it may also
@@ -125,7 +136,22 @@ class Dataset:
         >>> data
         given: 6 training and 6 test samples of 3, 3 classes
         """
-        return cls(GIVEN, **arrays.checked(x, y, test_x, test_y, owners, test_owners, classes, top, task, names))
+        made = cls(GIVEN, **arrays.checked(x, y, test_x, test_y, owners, test_owners, classes, top, task, names))
+        return replace(made, used_on=torch.device("cpu")) if arrays.is_mapped(made.x) else made
+
+    @classmethod
+    def from_folder(cls, folder: str | Path) -> "Dataset":
+        """Make a data set of arrays in files, which are mapped into memory and never read as a whole.
+
+        Args:
+            folder: holds x.npy, y.npy, test_x.npy and test_y.npy, as `numpy.save` writes them; perhaps owners.npy and
+                test_owners.npy; and perhaps settings.json with `classes`, `top`, `task` and `names`, see `from_arrays`.
+                `fl.data.folder.write` makes one of data sets of torch and Hugging Face.
+
+        Raises:
+            FLError: as `from_arrays`, and for files that are missing or hold another type than models get.
+        """
+        return cls.from_arrays(**arrays.of_folder(Path(folder)))
 
     @classmethod
     def from_torch(
@@ -187,6 +213,31 @@ class Dataset:
         return (*self.y.shape[1:], self.classes) if self.task == "classification" else (self.classes,)
 
     @property
+    def device(self) -> torch.device:
+        """Where clients train: where samples lie, or where those in use are copied to."""
+        return self.used_on or self.x.device
+
+    @property
+    def on_host(self) -> bool:
+        """Whether samples are kept on the host, and only those in use are copied to the device."""
+        return self.used_on is not None
+
+    def samples_at(self, index: Tensor) -> Tensor:
+        """The training samples of an index, wherever that lies, on the device."""
+        return self._at(self.x, index)
+
+    def labels_at(self, index: Tensor) -> Tensor:
+        """The labels of these samples, on the device."""
+        return self._at(self.y, index)
+
+    def _at(self, values: Tensor, index: Tensor) -> Tensor:
+        return upload(arrays.rows(values, upload(index, values.device)), self.device)
+
+    def taken(self, index: Tensor) -> "Dataset":
+        """The data set with these training samples alone, in this order, on the device."""
+        return replace(self, x=self.samples_at(index), y=self.labels_at(index))
+
+    @property
     def text(self) -> bool:
         """Whether samples are sequences of tokens with a label for each token."""
         return self.y.ndim == 2 and self.task == "classification"
@@ -205,12 +256,14 @@ class Dataset:
         """Convert samples to what a model expects: images to floats in [-1, 1], tokens to int64.
 
         Images are uint8 of any leading shape; floats stay as they are. The result is always in new memory, since a
-        model may begin with an operation in place.
+        model may begin with an operation in place. Of data that are kept on the host it is on the device.
 
         >>> from fl.data import load
         >>> load("digits").normalise(torch.tensor([0, 8, 16], dtype=torch.uint8))
         tensor([-1.,  0.,  1.])
         """
+        if self.on_host and images.device.type == "cpu":
+            images = upload(images, self.device)
         if self.tokens:
             return images.to(torch.int64, copy=True)
         if images.is_floating_point():
@@ -225,6 +278,7 @@ class Dataset:
             raise FLError(
                 f"--pad is for images, and the samples of {self.name} are {list(self.x.shape[1:])}: leave it out"
             )
+        self._no_copy("--pad")
         larger = prod(n + 2 * pixels for n in self.x.shape[-2:]) * self.x.shape[1] * self.x.element_size()
         ask_memory(larger * (len(self.x) + len(self.test_x)), f"--pad {pixels} of {self.name}", "use fewer pixels")
         rows, columns = (torch.arange(-pixels, n + pixels).clamp(0, n - 1) for n in self.x.shape[-2:])
@@ -233,6 +287,7 @@ class Dataset:
 
     def pooled(self) -> "Dataset":
         """Add the test samples at the end of the training samples; the test set stays as it is."""
+        self._no_copy("--pool-test-set")
         x, y, owners = torch.cat([self.x, self.test_x]), torch.cat([self.y, self.test_y]), None
         if self.owners is not None:
             if self.test_owners is None:
@@ -260,10 +315,33 @@ class Dataset:
         owners = None if self.owners is None else self.owners[index]
         return replace(self, test_x=self.x[index], test_y=self.y[index], test_owners=owners)
 
-    def to(self, device: torch.device | str) -> "Dataset":
-        """Move the data to another device. Owners stay on the CPU, since only partitions read them."""
-        tensors = {k: getattr(self, k).to(device) for k in ("x", "y", "test_x", "test_y")}
-        return replace(self, **tensors).marked(self.origin)
+    def _no_copy(self, flag: str) -> None:
+        if self.on_host:
+            raise FLError(
+                f"{flag} makes a copy of all samples in memory, and those of {self.name} are kept out of it: leave it "
+                "out, and write the samples as models are to get them"
+            )
+
+    def to(self, device: torch.device | str, data_on: str = "auto") -> "Dataset":
+        """Prepare the data for another device. Owners stay on the CPU, since only partitions read them.
+
+        Args:
+            data_on: "device" moves all samples there. "host" keeps them where they are, on the CPU, and only those in
+                use are copied. "auto" keeps those on the host that are there to stay, as memory-mapped ones are.
+
+        Raises:
+            FLError: if the device has too little memory.
+        """
+        if data_on == "host" or (data_on == "auto" and self.on_host):
+            return replace(self, used_on=torch.device(device)).marked(self.origin)
+        try:
+            tensors = {k: getattr(self, k).to(device) for k in ("x", "y", "test_x", "test_y")}
+        except torch.OutOfMemoryError:
+            gb = (self.x.nbytes + self.test_x.nbytes) / 1e9
+            raise FLError(
+                f"{gb:,.1f} GB of {self.name} do not fit on {device}: keep them with --data-on host"
+            ) from None
+        return replace(self, **tensors, used_on=None).marked(self.origin)
 
     def marked(self, origin: Origin | None) -> "Dataset":
         """Copy the data set with another origin."""
@@ -284,7 +362,8 @@ def fingerprint(data: Dataset) -> dict[str, Any]:
         if (values := getattr(data, part)) is not None:
             said[part] = arrays.form(values)
             digest.update(f"{part} {said[part]}".encode())
-            digest.update(values.detach().cpu().contiguous().view(torch.uint8).numpy())
+            for piece in arrays.pieces(values):
+                digest.update(piece.detach().cpu().contiguous().view(torch.uint8).numpy().data)
     if data.task != "classification":
         said["task"] = data.task
     return {**said, "classes": data.classes, "top": data.top, "sha256": digest.hexdigest()}

@@ -15,13 +15,13 @@ class Loader:
     """How a data set is loaded: all that is known of it outside its own file.
 
     A file of this folder that has data sets names them in `LOADERS`, a dictionary from the name on the command line to
-    the loader. That is all it takes to add one. A name that ends in `:FILE`, such as `text:FILE`, is followed by the
-    path of a file in place of FILE.
+    the loader. That is all it takes to add one. A name with a colon, such as
+    `text:FILE`, is given with a path in place of what follows the colon.
 
     Attributes:
         load: (root, download) -> the data set, from the folder `root`; it may download missing files if `download` is
             true, and raises the errors of `Source` for missing and damaged files. For text it is (root, download,
-            TextOptions), and for names with a file (root, download, TextOptions, path).
+            TextOptions). Names with a colon add the path.
         text: whether it is text. All others are images.
         bundled: whether it comes with an installed package, so that it needs neither a folder nor a network.
     """

@@ -203,7 +203,7 @@ class Node:
         return _row(self._on_device(found))
 
     def _on_device(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {name: tensor.to(self._fed.data.x.device) for name, tensor in tensors.items()}
+        return {name: tensor.to(self._fed.data.device) for name, tensor in tensors.items()}
 
     def _addressed(self, request: NodeMessage, more: Mapping[str, Any]) -> dict[str, Any]:
         """The header of a request to this client, with further fields."""

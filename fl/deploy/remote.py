@@ -185,7 +185,7 @@ class Remote:
     ) -> ClientUpdate:
         """The update of a round; clients whose answer did not come keep their start, and have the size 0."""
         fed, dtype = self.federation, next(loss.dtype for _, loss, _ in came.values())
-        lost = torch.full((), torch.nan, dtype=dtype, device=fed.data.x.device)
+        lost = torch.full((), torch.nan, dtype=dtype, device=fed.data.device)
         loss = torch.stack([came[k][1].to(dtype) if k in came else lost for k in range(len(clients))])
         states = [came[k][0] if k in came and not self._secret else model for k, model in enumerate(models)]
         sizes = tuple(len(self.splits.train[client]) if k in came else 0 for k, client in enumerate(clients))
@@ -199,7 +199,7 @@ class Remote:
         if loss is None or loss.ndim or not loss.is_floating_point() or not loss.isfinite():
             raise InvalidMessage("its loss is infinite, not a number, or missing")
         check_tensors(tensors, flat(start, "state"))
-        device = self.federation.data.x.device
+        device = self.federation.data.device
         return {name.removeprefix("state/"): tensor.to(device) for name, tensor in tensors.items()}, loss.to(device)
 
     def recombine(

@@ -179,6 +179,8 @@ def ranked(groups: Sequence[Group]) -> list[str]:
         order = ["graphs", *["vmap"] * stackable] if not partial else []
     else:
         order = ["workers"] * (clients > 2 and torch.get_num_threads() > 1)
+    if job.data.on_host and "graphs" in order:  # they read samples from fixed places, and these are new in each round
+        order.remove("graphs")
     return [*order, "loop"]
 
 

@@ -23,10 +23,10 @@ class Job:
 
     Attributes:
         model: the architecture; its own weights are neither read nor written, its mode is set to training.
-        data: resident on the device that trains.
+        data: resident on the device that trains; of data that are kept on the host the clients' samples alone.
         batches: which samples each client sees at each step, and how these are changed at random.
         ascent: how far from its parameters a client takes the gradient of a step; None: at the parameters.
-        per_sample: [N, ...], a value for each training sample of the data, passed to the objective with it; or None.
+        per_sample: [N, ...], a value for each training sample of these data, passed to the objective with it; or None.
     """
 
     model: nn.Module
@@ -41,7 +41,7 @@ class Job:
     @property
     def device(self) -> torch.device:
         """Where the clients train."""
-        return self.data.x.device
+        return self.data.device
 
     @property
     def loss_dtype(self) -> torch.dtype:

@@ -99,7 +99,8 @@ def make_attack(
     """The attack of these clients, None if there are none.
 
     Raises:
-        FLError: for a trigger on text or larger than the images, and for a target that is no class.
+        FLError: for a trigger on text, on samples kept on the host or larger than the images, and for a target that is
+            no class.
     """
     if not malicious:
         return None
@@ -110,6 +111,8 @@ def make_attack(
         order = torch.randperm(len(own), generator=rng.torch("shuffled labels")).to(own.device)
         y = data.y.index_copy(0, own, data.y[own[order]])
         return Attack(malicious, replace(data, y=y), options.amplify)
+    if data.on_host:
+        raise FLError("--attack.kind trigger makes a copy of all samples, which are kept on the host: choose shuffle")
     x = data.x.index_copy(0, own, triggered(options, data)(data.x[own]))
     y = data.y.index_fill(0, own, options.target)
     return Attack(malicious, replace(data, x=x, y=y), options.amplify)

@@ -123,7 +123,7 @@ def predict_all(fed: Any, models: ClientModels, samples: Tensor, owners: Tensor)
 
 def logits(fed: Any, level: Level, samples: Tensor, owners: Tensor) -> Tensor:
     """Logits of one level's models: for each sample those of its owner's model, 0 if it has none. See `predict_all`."""
-    device = fed.data.x.device
+    device = fed.data.device
     used, order = level.used[owners].sort(stable=True)  # so that samples are looked up once for all models
     found, sizes = (column.tolist() for column in used.unique_consecutive(return_counts=True))
     places, rows = (upload(index, device).split(sizes) for index in (order, samples[order]))
@@ -146,12 +146,12 @@ def _one_by_one(fed: Any, level: Level, groups: Sequence[_Group]) -> Iterator[tu
     """(places, logits) of each model's samples."""
     for k, at, rows in groups:
         module = None if level.modules is None else level.modules[k]
-        yield at, fed.predict(level.state(k), fed.data.x[rows], module)
+        yield at, fed.predict(level.state(k), fed.data.samples_at(rows), module)
 
 
 def _stackable(fed: Any, level: Level) -> bool:
     """Whether models predict side by side: on an accelerator, where one after another would wait for launches."""
-    if fed.data.x.device.type == "cpu" or not isinstance(level.models, dict) or fed.model in _ALONE:
+    if fed.data.device.type == "cpu" or not isinstance(level.models, dict) or fed.model in _ALONE:
         return False
     return not lacks_statistics(fed.model, level.models)
 
@@ -161,7 +161,7 @@ def _side_by_side(fed: Any, level: Level, groups: Sequence[_Group]) -> Iterator[
     if not groups:
         return
     groups = sorted(groups, key=lambda group: -len(group[2]))
-    numbers = upload(torch.tensor([k for k, _, _ in groups]), fed.data.x.device)
+    numbers = upload(torch.tensor([k for k, _, _ in groups]), fed.data.device)
     first = 0
     while first < len(groups):
         some = groups[first : first + max(1, _SIDE_BY_SIDE // len(groups[first][2]))]
@@ -171,7 +171,7 @@ def _side_by_side(fed: Any, level: Level, groups: Sequence[_Group]) -> Iterator[
         at = pad_sequence([at for _, at, _ in some], batch_first=True, padding_value=-1)
         reason = ""
         try:
-            said = fed.predict_each(models, fed.data.x[rows])
+            said = fed.predict_each(models, fed.data.samples_at(rows))
         except Exception as error:  # one by one the models may work, or else raise it again
             reason = first_line(error)
             if not isinstance(error, torch.OutOfMemoryError):

@@ -47,7 +47,7 @@ class Federation:
     Attributes:
         model: the architecture and its initial weights, on the device of the data. Its weights are never
             changed; its mode (training, evaluation) is.
-        data: the data set, on the device that trains.
+        data: the data set, on the device that trains; or kept on the host, and a round's cohort has its samples there.
         clients: each client's samples, indices on the CPU; any sequence of `Split` is accepted and packed.
         participants: K, how many clients train in a round.
         local: how clients train.
@@ -158,7 +158,7 @@ class Federation:
                     "a method that starts several models from different weights needs a function that makes them: "
                     "model=MyNet in the place of a module, or Federation(create=...)"
                 )
-            model = self.create(generator).to(self.data.x.device, non_blocking=True)
+            model = self.create(generator).to(self.data.device, non_blocking=True)
         return {name: tensor.clone() for name, tensor in surgery.state(model).items()}
 
     def sample(self, rng: Rng) -> list[int]:
@@ -393,19 +393,23 @@ class Federation:
 
     def group(self, model: nn.Module, starts: Stack, clients: Sequence[int], each: LocalObjective, rng: Rng) -> Group:
         """Clients of one architecture, in the form that the engine takes."""
-        local, x, parts = self.local, self.data.x, self.clients.train
+        local, data, parts, values = self.local, self.data, self.clients.train, each.per_sample
         size = local.size_of_batches(parts)
-        changes = (local.repeats, local.augment, x.shape[-1], local.last_batch)
+        changes = (local.repeats, local.augment, data.x.shape[-1], local.last_batch)
         own, limits = [parts[client] for client in clients], None
         if self.pace and self.pace.deadline:  # those without a step make one, which nobody receives
             limits = [max(1, n) for n in self.steps(clients, [model] * len(clients), bool(each.ascent))]
-        batches = make_batches(own, clients, local.epochs, size, rng, x.device, *changes, limits)
+        if data.on_host:  # these clients' samples alone go to the device, and are counted from 0 there
+            samples, sizes = torch.cat(own), [len(part) for part in own]
+            data, own = data.taken(samples), torch.arange(len(samples)).split(sizes)
+            values = None if values is None else values[upload(samples, values.device)]
+        batches = make_batches(own, clients, local.epochs, size, rng, data.device, *changes, limits)
         optimizer = local.optimizer._replace(lr=local.optimizer.lr * local.schedule(rng.round))
-        settings = (optimizer, each.objective, each.ascent, local.precision, each.per_sample)
-        return Job(model, self.data, batches, *settings), starts, each.context or {}
+        settings = (optimizer, each.objective, each.ascent, local.precision, values)
+        return Job(model, data, batches, *settings), starts, each.context or {}
 
     def predict(self, state: State, images: Tensor, model: nn.Module | None = None) -> Tensor:
-        """Logits of one model in evaluation mode, for samples on the device.
+        """Logits of one model in evaluation mode, for samples on the device or, where data are kept there, the host.
 
         They are [N, classes] for uint8 images [N, C, H, W], [N, T, classes] for tokens [N, T].
 

@@ -22,11 +22,11 @@ _PIXELS = 2**16
 
 @torch.no_grad()
 def infer(model: nn.Module, state: State, data: Dataset, samples: Tensor, precision: Precision) -> Tensor:
-    """Compute the logits of a state in evaluation mode, for samples as a data set holds them, on its device."""
+    """Compute the logits of a state in evaluation mode, for samples as a data set holds them."""
     model.eval()
     state = {name: _laid_out(tensor, precision) for name, tensor in state.items()}
-    chunk = _CHUNK if samples.device.type != "cpu" else min(_CHUNK, max(1, _PIXELS // math.prod(samples.shape[2:])))
-    with arithmetic(precision, samples.device):
+    chunk = _CHUNK if data.device.type != "cpu" else min(_CHUNK, max(1, _PIXELS // math.prod(samples.shape[2:])))
+    with arithmetic(precision, data.device):
         batches = _batches(data, state, samples.split(chunk), precision)
         return torch.cat([functional_call(model, state, x) for x in batches])
 
@@ -53,9 +53,9 @@ def lacks_statistics(model: nn.Module, state: State) -> bool:
 def collect(model: nn.Module, state: State, data: Dataset, index: Tensor, precision: Precision) -> State:
     """Collect the statistics of a state's static batch norms over training samples: indices [N], on the CPU."""
     state = {name: _laid_out(tensor, precision) for name, tensor in state.items()}
-    parts = upload(index, data.x.device).tensor_split(math.ceil(len(index) / _CHUNK))
-    with arithmetic(precision, data.x.device):
-        return collect_statistics(model, _batches(data, state, (data.x[part] for part in parts), precision), state)
+    parts = (index if data.on_host else upload(index, data.device)).tensor_split(math.ceil(len(index) / _CHUNK))
+    with arithmetic(precision, data.device):
+        return collect_statistics(model, _batches(data, state, map(data.samples_at, parts), precision), state)
 
 
 def _batches(data: Dataset, state: State, pieces: Iterable[Tensor], precision: Precision) -> Iterator[Tensor]:

@@ -86,7 +86,12 @@ class LocalTraining:
             raise FLError(f"LocalTraining(last_batch={self.last_batch!r}): there are {', '.join(LAST_BATCHES)}")
         if self.masked and data.task != "classification":
             raise FLError(f"--masked-loss hides classes, and the data are for {data.task}: leave it out")
-        check(self.backend, data.x.device, self.precision, self.last_batch == "partial")
+        check(self.backend, data.device, self.precision, self.last_batch == "partial")
+        if data.on_host and self.backend == "graphs":
+            raise FLError(
+                "--backend graphs reads samples from fixed places in the device's memory, and these are kept on the "
+                "host: use vmap or loop"
+            )
         if data.text and (self.augment.crop or self.augment.flip):
             raise FLError("text is not cropped or flipped: leave --crop and --flip out")
         if not (data.text or data.images) and (self.augment.crop or self.augment.flip):

@@ -148,7 +148,7 @@ def _by_score(
     batches takes the smallest candidate.
     """
     weak = set(draw(len(clients), round(options.weak * len(clients)), rng.torch("weak")))
-    model = lru_cache(FEW)(lambda spec: create(rng.torch("weights"), spec).to(data.x.device))
+    model = lru_cache(FEW)(lambda spec: create(rng.torch("weights"), spec).to(data.device))
 
     def best(client: int) -> Spec:
         samples = clients.train[client]
@@ -156,8 +156,8 @@ def _by_score(
             return space.smallest
         order = torch.randperm(len(samples), generator=rng.torch("zico", client)).tolist()
         size = min(batch_size, len(samples) // _BATCHES)
-        pieces = [samples[order[b * size : (b + 1) * size]].to(data.x.device) for b in range(_BATCHES)]
-        batches = [(data.normalise(data.x[piece]), data.y[piece]) for piece in pieces]
+        pieces = [samples[order[b * size : (b + 1) * size]] for b in range(_BATCHES)]
+        batches = [(data.normalise(data.samples_at(piece)), data.labels_at(piece)) for piece in pieces]
         score = partial(zico, batches=batches, deviation=options.deviation)
         return search(space, lambda spec: score(model(spec)), rng.torch("architecture search", client))
 

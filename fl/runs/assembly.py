@@ -76,7 +76,7 @@ def build(
         splits = partition.hold_out(parts, config.local_valid, config.local_test, rng.numpy("hold-out"))
     if config.pool_test_set and not remote:
         dataset = dataset.tested_on(splits.test.samples)
-    dataset = dataset.to(device)
+    dataset = dataset.to(device, config.data_on)
     if remote and config.pace != PaceOptions():
         raise FLError("--pace is of simulated clients, and these are on other machines: leave it out")
     malicious = draw_malicious(config.attack, config.clients, rng)
@@ -153,6 +153,10 @@ def training(config: Config, dataset: data.Dataset) -> tuple[data.Dataset, Local
     if config.model == "transformer_masked":  # it has to name the tokens, some of which are hidden
         if not dataset.text:
             raise FLError("--model transformer_masked is made for text, and the data set is none: choose another model")
+        if dataset.on_host:
+            raise FLError(
+                "--model transformer_masked makes a copy of all tokens, which are kept on the host: use another"
+            )
         dataset = replace(dataset, y=dataset.x.long(), test_y=dataset.test_x.long())
         augment = augment._replace(mask=_MASKED, token=dataset.classes)
     return dataset, LocalTraining(

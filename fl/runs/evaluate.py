@@ -72,7 +72,8 @@ def score(
 def _pieces(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, classes: int) -> _Pieces:
     size = max(1, _LOGITS // (classes * (1 if y.is_floating_point() else y[0].numel())))
     for some, labels in zip(x.split(size), y.split(size)):
-        yield predict(some), labels
+        given = predict(some)
+        yield given, upload(labels, given.device)
 
 
 def _tally(pieces: _Pieces, task: str, loss: Loss, sizes: Sequence[int], outputs: bool = False) -> _Tally:
@@ -260,9 +261,9 @@ def score_clients(fed: Federation, models: Callable[[], ClientModels]) -> Scores
 def _of_each(fed: Federation, models: ClientModels, parts: Parts) -> _Pieces:
     """The pieces of one client after another."""
     for client, index in enumerate(parts):
-        index = upload(index, fed.data.x.device)
+        x, y = fed.data.samples_at(index), fed.data.labels_at(index)
         call = partial(predict, fed.predict, models.levels, client, mean=models.mean)
-        yield from _pieces(call, fed.data.x[index], fed.data.y[index], fed.data.classes)
+        yield from _pieces(call, x, y, fed.data.classes)
 
 
 def _of_all(fed: Federation, models: ClientModels, parts: Parts) -> _Pieces:
@@ -270,7 +271,7 @@ def _of_all(fed: Federation, models: ClientModels, parts: Parts) -> _Pieces:
     size = max(1, min(_SAMPLES, _LOGITS // prod(fed.data.outputs)))
     owners = torch.arange(len(parts)).repeat_interleave(parts.sizes)
     for samples, whose in zip(parts.samples.split(size), owners.split(size)):
-        yield predict_all(fed, models, samples, whose), fed.data.y[upload(samples, fed.data.y.device)]
+        yield predict_all(fed, models, samples, whose), fed.data.labels_at(samples)
 
 
 def silent(scores: Scores) -> set[int]:

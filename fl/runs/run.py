@@ -45,7 +45,7 @@ from surgery.transfer import host_copies
 _log = logging.getLogger("fl")
 _LONG = 10  # seconds of a round after which the bar also counts clients
 _OFTEN = 0.5  # seconds between two such counts
-_FREE = {"out", "name", "device", "data-root", "log", "checkpoint-every", "keep-best"}
+_FREE = {"out", "name", "device", "data-on", "data-root", "log", "checkpoint-every", "keep-best"}
 """Flags that ranks may have different values of."""
 
 
@@ -309,7 +309,7 @@ def check_ranks_agree(run: Run) -> None:
     ranks = current()
     if ranks.size == 1:
         return
-    ranks.device = run.fed.data.x.device
+    ranks.device = run.fed.data.device
     settings = flat(yaml.safe_load(run.config.to_yaml()))
     words = {package: _version(package) for package in ("layer-surgery", "torch")}
     words |= {f"--{flag}": value for flag, value in settings.items() if flag not in _FREE}

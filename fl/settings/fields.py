@@ -35,6 +35,7 @@ from fl.base.settings import (
 )
 from fl.data import Dataset, Origin, TextOptions
 from fl.data import overview as data_sets
+from fl.data.dataset import PLACES
 from fl.engine import SGD, Adam, Optimizer, backend_names, losses
 from fl.engine.batches import LAST_BATCHES
 from fl.engine.losses import Loss
@@ -316,6 +317,9 @@ class Fields(DataSettings):
 
     device: Annotated[str, _FREE] = "auto"
     """cpu, cuda, cuda:1, ...; auto is a GPU if there is one"""
+    data_on: Annotated[str, one_of(*PLACES), _FREE, _RARE] = "auto"
+    """where samples lie: on the device that trains, or on the host, so that those of a round's cohort alone are copied;
+    auto is the device, and the host for data in memory-mapped files (--dataset folder:PATH)"""
     max_parallel_clients: Annotated[Natural, _FREE, _RARE] = 0
     """train at most this many clients side by side, to save memory; 0 is all clients of a round"""
     backend: Annotated[str, one_of(*backend_names()), _EXECUTION] = "auto"

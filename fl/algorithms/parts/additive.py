@@ -46,7 +46,7 @@ class Cache:
             return known
         data = self._fed.data
         if not levels:
-            return torch.zeros(len(data.y), *data.outputs, device=data.x.device)
+            return torch.zeros(len(data.y), *data.outputs, device=data.device)
         *below, newest = levels
         table = self.table(below).clone()  # whoever has that one keeps it as it is
         for samples, owners in self._parts:
@@ -63,7 +63,7 @@ class Validation:
     """
 
     def __init__(self, fed: Federation, cache: Cache, mean: bool) -> None:
-        parts, device = fed.clients.valid, fed.data.x.device
+        parts, device = fed.clients.valid, fed.data.device
         if len(empty := (parts.sizes == 0).nonzero()):
             raise FLError(
                 f"client {int(empty[0])} has no samples to validate on ({len(empty)} such clients): hold some out with "
@@ -72,7 +72,7 @@ class Validation:
         self._fed, self._cache, self._mean, self._parts = fed, cache, mean, parts
         self._here, self._owners = _here(fed, parts)
         self._samples = upload(self._here, device)
-        self._labels = fed.data.y[self._samples]
+        self._labels = fed.data.labels_at(self._here)
 
     def ask_losses(self, levels: Sequence[Level], more: Sequence[Level | None]) -> tuple[Tensor, Tensor]:
         """The `losses`, and which clients answered: bool [clients]. In a simulation all do."""

@@ -102,7 +102,7 @@ class ClusterLevel(Kind):
         begin = starts_of(level.models, level.used, clients, centre(self.fed, level.models, level.used))
         if not self.share_gradients:
             return {"model": begin}
-        return {"model": begin, "weight": upload(self.sizes[clients] / self.sizes.sum(), self.fed.data.x.device)}
+        return {"model": begin, "weight": upload(self.sizes[clients] / self.sizes.sum(), self.fed.data.device)}
 
     def objective(self) -> Objective:
         """The loss, times the client's share of all samples if that is asked for, and the pull (B.4)."""

@@ -143,7 +143,10 @@ def test_the_damaged_file_of_cifar100_is_named(cifar100):
 # all of them
 
 
-@pytest.mark.parametrize("name", [name for name in data.LOADERS if name not in ("digits", "pydoc", "text:FILE")])
+BY_PATH_OR_BUNDLED = ("digits", "pydoc", "text:FILE", "folder:PATH")
+
+
+@pytest.mark.parametrize("name", [name for name in data.LOADERS if name not in BY_PATH_OR_BUNDLED])
 def test_every_set_says_what_is_missing(tmp_path, name):
     message = complaint(name, tmp_path)
     assert "missing" in message
@@ -163,7 +166,9 @@ def test_digits_are_scikit_learn_s_each_once():
 
 
 def test_unknown_names_and_the_folder_of_the_environment(monkeypatch, tmp_path):
-    rest = "femnist, mnist, shakespeare, tiny-imagenet, wikitext-2, wikitext-2-valid, text:FILE, and module:function"
+    rest = (
+        "femnist, mnist, shakespeare, tiny-imagenet, wikitext-2, wikitext-2-valid, folder:PATH, text:FILE, and module"
+    )
     with pytest.raises(FLError, match=rf"there are digits, pydoc, cifar10, .*, {rest}"):  # the first need no files
         data.load("imagenet")
     monkeypatch.setenv("FL_DATA_ROOT", str(tmp_path))
