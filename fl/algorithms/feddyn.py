@@ -57,5 +57,8 @@ def feddyn(fed: Federation, options: FedDynOptions = FedDynOptions()) -> Algorit
 METHOD = Method(
     feddyn,
     FedDynOptions(),
-    refuses={"tampering": "has clients remember what they train, which the server would not receive"},
+    refuses={
+        "privacy": "has clients remember what they train, which the server would not receive",
+        "tampering": "has clients remember what they train, which the server would not receive",
+    },
 )

@@ -81,4 +81,4 @@ def fedmr(fed: Federation, options: FedMROptions = FedMROptions()) -> Algorithm:
     return replace(fedavg(fed), init=init, send=send, server=server, steps=steps)
 
 
-METHOD = Method(fedmr, FedMROptions())
+METHOD = Method(fedmr, FedMROptions(), refuses={"privacy": "recombines the models of clients and sends them on"})

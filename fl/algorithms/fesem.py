@@ -73,5 +73,8 @@ def fesem(fed: Federation, options: FeSEMOptions = FeSEMOptions(), flags: str = 
 
 
 METHOD = Method(
-    fesem, FeSEMOptions(), clients="personalized", refuses={"choosing": "averages the few models of a cluster"}
+    fesem,
+    FeSEMOptions(),
+    clients="personalized",
+    refuses={"privacy": "groups clients by what they send", "choosing": "averages the few models of a cluster"},
 )

@@ -27,5 +27,8 @@ def fesem_plus(fed: Federation, options: FeSEMPlusOptions = FeSEMPlusOptions()) 
 
 
 METHOD = Method(
-    fesem_plus, FeSEMPlusOptions(), clients="personalized", refuses={"choosing": "averages the few models of a cluster"}
+    fesem_plus,
+    FeSEMPlusOptions(),
+    clients="personalized",
+    refuses={"privacy": "groups clients by what they send", "choosing": "averages the few models of a cluster"},
 )

@@ -13,4 +13,4 @@ def indep(fed: Federation) -> Algorithm:
     return fedmr(fed, FedMROptions(segment_fraction=1.0))
 
 
-METHOD = Method(indep)
+METHOD = Method(indep, refuses={"privacy": "sends clients' models on as they are"})

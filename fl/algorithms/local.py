@@ -36,5 +36,5 @@ def local(fed: Federation) -> Algorithm:
 METHOD = Method(
     local,
     clients="personalized",
-    refuses={"tampering": "sends nothing that could be tampered with"},
+    refuses={"privacy": "sends nothing that could be seen", "tampering": "sends nothing that could be tampered with"},
 )

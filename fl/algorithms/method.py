@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, is_dataclass
 from typing import Any, Literal
 
 from fl.algorithms.algorithm import Algorithm, Server
+from fl.algorithms.parts.private import private
 from fl.base.columns import Column
 from fl.base.errors import FLError
 from fl.base.settings import check_types, check_values
@@ -30,7 +31,7 @@ class Method:
             to show it.
         refuses: from what the method cannot do (see `fl.federation.requirements.REQUIREMENTS`) to the reason. A method
             whose clients are not "heterogeneous" refuses several architectures by itself, and one whose clients are
-            refuses rules that choose among whole models.
+            refuses rules that choose among whole models, and differential privacy.
         pathways: (options, server) -> (what each level holds, see `Levels.names`; the models that clients add up).
             `fl.Pathways` reads the levels of a run folder with it, without the data. None for methods without levels.
         labels: options -> whether the server has to know how many samples of each class every client has. Clients on
@@ -86,7 +87,8 @@ class Method:
         """The algorithm, with these options, or with the defaults. Raises FLError as `check` does."""
         options = self.options if options is None else options
         self.check(fed, options)
-        return self.make(fed) if self.options is None else self.make(fed, options)
+        algorithm = self.make(fed) if self.options is None else self.make(fed, options)
+        return private(algorithm) if fed.privacy.clip else algorithm
 
     def check(self, fed: Federation, options: Any = None) -> None:
         """Raise FLError if the federation asks for what the method refuses, or an option is out of its limits."""
@@ -100,7 +102,10 @@ class Method:
         """Raise FLError if a requirement (see `Federation.requirements`) is one that the method does not meet."""
         by_kind = {"architectures": "gives all clients one architecture"}
         if self.clients == "heterogeneous":
-            by_kind = {"choosing": "averages parts of models, whose distances say nothing"}
+            by_kind = {
+                "choosing": "averages parts of models, whose distances say nothing",
+                "privacy": "averages parts of models, by how many have each",
+            }
         for what, reason in {**by_kind, **self.refuses}.items():
             if what in requirements:
                 raise FLError(

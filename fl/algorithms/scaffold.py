@@ -90,5 +90,8 @@ def scaffold(fed: Federation, options: ScaffoldOptions = ScaffoldOptions()) -> A
 METHOD = Method(
     scaffold,
     ScaffoldOptions(),
-    refuses={"tampering": "has control variates of what clients train, which the server would not receive"},
+    refuses={
+        "privacy": "has control variates of clients beside their models",
+        "tampering": "has control variates of what clients train, which the server would not receive",
+    },
 )

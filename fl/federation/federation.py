@@ -26,6 +26,7 @@ from fl.federation.inference import collect, infer, infer_each, lacks_statistics
 from fl.federation.last_value import LastValue
 from fl.federation.local_training import LocalObjective, LocalTraining
 from fl.federation.presence import Presence
+from fl.federation.privacy import Privacy
 from fl.federation.requirements import REQUIREMENTS
 from fl.federation.scores import Metric
 from fl.federation.update import ClientUpdate
@@ -60,6 +61,7 @@ class Federation:
             server functions of methods do not look at it: `client_states` and `mean_of_clients` do what depends on it.
         attack: malicious clients and what they do; None: all are honest.
         defence: how the server averages, see `average` and `average_submodels`.
+        privacy: what the server hides of each client, see `fl.algorithms.parts.private`.
         metrics: what evaluations measure beside the scores of every run.
         meter: adds up what the clients compute.
 
@@ -88,6 +90,7 @@ class Federation:
     remote: RemoteClients | None = None
     attack: Attack | None = None
     defence: Defence = Defence()
+    privacy: Privacy = Privacy()
     metrics: Sequence[Metric] = ()
     meter: Meter = field(default_factory=Meter, repr=False, compare=False)
     _classes: dict[int, Tensor] = field(init=False, default_factory=dict, repr=False, compare=False)
@@ -107,6 +110,7 @@ class Federation:
             raise FLError(f"Federation(local={self.local!r}): give LocalTraining(epochs=1, batch_size=20, ...)")
         self.local.check(self.data)
         check_values(self.defence, "defence")
+        check_values(self.privacy, "privacy")
         self.defence.check_number(self.participants, "the participants of a round")
 
     def with_local(self, **settings: Any) -> "Federation":

@@ -41,6 +41,7 @@ REQUIREMENTS = {
         lambda config: config.defence.chooses,
         lambda fed: fed.defence.chooses,
     ),
+    "privacy": Requirement("--privacy.clip", lambda config: config.privacy.clip, lambda fed: fed.privacy.clip),
     "presence": Requirement(
         "--joining and --leaving", lambda config: config.joining or config.leaving, lambda fed: fed.presence
     ),

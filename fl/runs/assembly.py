@@ -107,6 +107,7 @@ def build(
         fleet=make_fleet(net, spec, specs) if specs else None,
         attack=attack,
         defence=config.defence,
+        privacy=config.privacy,
         presence=presence,
         metrics=[metric(name, dataset) for name in config.metrics],
         truth=truth,

@@ -18,6 +18,7 @@ from fl.engine.losses import by_name
 from fl.federation.attack import Attack
 from fl.federation.defence import Defence
 from fl.federation.presence import Presence
+from fl.federation.privacy import Privacy
 from fl.federation.requirements import REQUIREMENTS
 
 ROOT = Path(__file__).parents[3]
@@ -35,6 +36,7 @@ ASKING = {
     "loss": {"loss": by_name("focal", "classification")},
     "tampering": {"defence": Defence(rule="median")},
     "choosing": {"defence": Defence(rule="krum", malicious=0)},
+    "privacy": {"privacy": Privacy(clip=1.0)},
     "presence": {"presence": Presence(torch.ones(4), torch.full((4,), 9))},
 }
 REFUSALS = [(name, what) for name, method in ALGORITHMS.items() for what in method.refuses]
@@ -57,6 +59,27 @@ def test_who_refuses_what():
         *((name, "masked") for name in ("moon", "apfl", "fedproto")),
         *((name, "tampering") for name in ("local", "scaffold", "fednova", "feddyn", "fedproto")),
         ("clusamp", "presence"),
+        *(
+            (name, "privacy")
+            for name in (
+                "clusamp",
+                "fedbn",
+                "feddyn",
+                "fedexp",
+                "fedgen",
+                "fedmr",
+                "fednova",
+                "fedproto",
+                "fedrep",
+                "femam",
+                "fesem",
+                "fesem_plus",
+                "fltrust",
+                "indep",
+                "local",
+                "scaffold",
+            )
+        ),
         *((name, "choosing") for name in ("fesem", "fesem_plus", "femam", "fltrust")),
     }
     assert set(ASKING) == set(REQUIREMENTS) - {"architectures"}  # which depends on the kind of method, see below
@@ -65,6 +88,7 @@ def test_who_refuses_what():
         "loss": {"class_weights": (1.0, 2.0)},
         "tampering": {"defence": Defence(rule="median")},
         "presence": {"leaving": 0.5},
+        "privacy": {"privacy": Privacy(clip=1.0)},
         "architectures": {"architectures": ArchitectureOptions(widths=(0.5, 1.0))},
     }
     assert Config(defence=Defence("krum")).requirements == {"choosing", "tampering"}
@@ -95,7 +119,11 @@ class Loose:
         (named("x"), {"options": {"a": 1}}, "options are a frozen dataclass"),
         (named("x"), {"clients": "mixd"}, "clients is one of global, personalized, heterogeneous, got 'mixd'"),
         (named("x"), {"columns": {"drift": str}}, "columns are int or float"),
-        (named("x"), {"refuses": {"masked_loss": "no"}}, "refuses names some of masked, loss, tampering, choosing, pres"),
+        (
+            named("x"),
+            {"refuses": {"masked_loss": "no"}},
+            "refuses names some of masked, loss, tampering, choosing, priv",
+        ),
     ],
 )
 def test_what_is_no_method_is_refused(make, given, said):
