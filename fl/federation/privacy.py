@@ -17,6 +17,7 @@ from torch import Tensor
 from fl.base.errors import FLError
 from fl.base.settings import Above0, AtLeast0, Limits, OnlyWith, number, one_of
 from surgery import Stack, State
+from surgery.transfer import upload
 
 _ON = OnlyWith("clip", Limits(above=0))
 _NOISY = OnlyWith("noise", Limits(above=0))
@@ -79,7 +80,7 @@ class Privacy:
 
         Args:
             clip: of this round, a scalar on the device.
-            generator: draws the noise, on the device.
+            generator: draws the noise, on the CPU, so that it is the same on every device.
 
         >>> start, end = {"w": torch.zeros(2, 1)}, {"w": torch.tensor([[1.0], [8.0]])}
         >>> Privacy(clip=2.0, noise=0.0).mean(end, start, torch.tensor(2.0), {"w"}, torch.Generator())
@@ -94,11 +95,12 @@ class Privacy:
         mean = {name: tensor[0] for name, tensor in starts.items()}
         for name, step in steps.items():
             clipped = torch.tensordot(shares.to(step.dtype), step, dims=1)
-            drawn = torch.randn(clipped.shape, generator=generator, device=clipped.device, dtype=clipped.dtype)
+            drawn = upload(torch.randn(clipped.shape, generator=generator, dtype=clipped.dtype), clip.device)
             mean[name] = starts[name].mean(0) + (clipped + on_sum * clip * drawn) / k
         if not self.quantile:
             return mean, clip
-        count = (lengths <= clip).sum() + on_count * torch.randn((), generator=generator, device=clip.device)
+        drawn = upload(on_count * torch.randn((), generator=generator), clip.device)
+        count = (lengths <= clip).sum() + drawn
         return mean, clip * torch.exp(-self.quantile_lr * (count / k - self.quantile))
 
     def spent(self, rounds: int, clients: int, participants: int) -> float:

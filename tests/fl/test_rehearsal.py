@@ -70,6 +70,7 @@ SETTINGS = {
     "attack": ["--attack.share", "0.5", "--attack.amplify", "3", "--defence.clip", "1"],
     "trigger": ["--attack.share", "0.5", "--attack.kind", "trigger"],
     "masked loss": ["--masked-loss"],
+    "privacy": ["--privacy.clip", "1", "--privacy.noise", "0", "--privacy.quantile", "0.5"],
     "median": ["--defence.rule", "median"],
     "bulyan": ["--defence.rule", "bulyan", "--defence.malicious", "0", "--participants", "4"],
     "fleet": ["--architectures.widths", "0.5,1", "--architectures.choose", "cycle"],
@@ -79,14 +80,14 @@ QUICK = [
     *product(("graphs",), ("fedavg", "clusamp", "fedmr", "femam", "fedfa"), [""]),
     *product(("loop", "vmap"), ("fedavg", "fedmr"), [""]),
     ("graphs", "heterofl", "fleet"),
-    *product(("graphs",), ("fedavg",), ("static batch norm", "attack", "trigger", "bulyan")),
+    *product(("graphs",), ("fedavg",), ("static batch norm", "attack", "trigger", "bulyan", "privacy")),
 ]
 
 
 def possible(case):
     """Whether a method's clients may have several architectures, and whether it sends what could be tampered with."""
     _, name, what = case
-    if what == "bulyan":
+    if what in ("bulyan", "privacy"):
         return name == "fedavg"
     return name == "heterofl" if what == "fleet" else name != "local" or what not in ("attack", "trigger", "median")
 

@@ -50,8 +50,7 @@ def private(algorithm: Algorithm) -> Algorithm:
         starts = algorithm.send(state, clients, rng)["model"] if algorithm.send else broadcast(state["global"], k)
         if starts.keys() != update.received.keys() or k != fed.participants:
             raise FLError("--privacy.clip is for methods whose K clients send all of the model, and nothing else")
-        seed = secrets.randbits(63) if fed.remote else rng.torch("privacy").initial_seed()
-        generator = torch.Generator(device).manual_seed(seed)
+        generator = torch.Generator().manual_seed(secrets.randbits(63)) if fed.remote else rng.torch("privacy")
         mean, clip = privacy.mean(update.received, starts, state[PART]["clip"], list(fed.trainable), generator)
         models = broadcast(mean, k)
         seen = ClientUpdate(models, torch.zeros(k, device=device), (1,) * k, models)

@@ -188,7 +188,7 @@ def test_what_is_not_private_is_refused(make_federation):
 # Epsilon.
 
 
-@pytest.mark.parametrize("noise", [0.5, 1.0, 4.0])
+@pytest.mark.parametrize("noise", [0.7, 4.0])
 @pytest.mark.parametrize(("clients", "participants", "rounds"), [(20, 5, 10), (1000, 100, 50), (10, 10, 3)])
 def test_epsilon_is_the_librarys(noise, clients, participants, rounds):
     dp = pytest.importorskip("dp_accounting")
