@@ -18,6 +18,7 @@ from fl.federation import Federation, LocalTraining
 from fl.federation.attack import AttackOptions
 from fl.federation.compression import Compression
 from fl.federation.defence import Defence
+from fl.federation.privacy import Privacy
 from fl.models.architectures import ArchitectureOptions
 from fl.runs.assembly import build
 from fl.runs.export import export
@@ -39,6 +40,7 @@ __all__ = [
     "Federation",
     "LocalTraining",
     "Pathways",
+    "Privacy",
     "Rng",
     "Server",
     "build",

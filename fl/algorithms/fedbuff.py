@@ -166,5 +166,8 @@ METHOD = Method(
     fedbuff,
     FedBuffOptions(),
     columns={"staleness": float},
-    refuses={"presence": "draws its clients itself, from all of them"},
+    refuses={
+        "presence": "draws its clients itself, from all of them",
+        "privacy": "weighs updates by how late they are",
+    },
 )

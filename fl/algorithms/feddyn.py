@@ -58,6 +58,7 @@ METHOD = Method(
     feddyn,
     FedDynOptions(),
     refuses=dict.fromkeys(
-        ("tampering", "compression"), "has clients remember what they train, which the server would not receive"
+        ("tampering", "compression", "privacy"),
+        "has clients remember what they train, which the server would not receive",
     ),
 )

@@ -84,5 +84,8 @@ def fedmr(fed: Federation, options: FedMROptions = FedMROptions()) -> Algorithm:
 METHOD = Method(
     fedmr,
     FedMROptions(),
-    refuses={"feedback": "gives a client another model in each round, and what was left unsent is of the last one's"},
+    refuses={
+        "feedback": "gives a client another model in each round, and what was left unsent is of the last one's",
+        "privacy": "recombines the models of clients and sends them on",
+    },
 )

@@ -39,4 +39,10 @@ def fednova(fed: Federation) -> Algorithm:
     return replace(fedavg(fed), server=server)
 
 
-METHOD = Method(fednova, refuses={"tampering": "multiplies updates after a defence has cut them"})
+METHOD = Method(
+    fednova,
+    refuses={
+        "privacy": "weighs updates by how many steps each client takes",
+        "tampering": "multiplies updates after a defence has cut them",
+    },
+)

@@ -79,5 +79,6 @@ METHOD = Method(
     refuses={
         "choosing": "averages the few models of a cluster",
         "feedback": "moves clients between clusters, and what was left unsent is of the last one's model",
+        "privacy": "groups clients by what they send",
     },
 )

@@ -78,5 +78,5 @@ METHOD = Method(
     fltrust,
     FLTrustOptions(),
     columns={"trusted": int},
-    refuses={"choosing": "scales all updates to one length and weighs them itself"},
+    refuses={"privacy": "weighs single updates", "choosing": "scales all updates to one length and weighs them itself"},
 )

@@ -15,5 +15,8 @@ def indep(fed: Federation) -> Algorithm:
 
 METHOD = Method(
     indep,
-    refuses={"feedback": "gives a client another model in each round, and what was left unsent is of the last one's"},
+    refuses={
+        "feedback": "gives a client another model in each round, and what was left unsent is of the last one's",
+        "privacy": "sends clients' models on as they are",
+    },
 )

@@ -36,5 +36,9 @@ def local(fed: Federation) -> Algorithm:
 METHOD = Method(
     local,
     clients="personalized",
-    refuses={"tampering": "sends nothing that could be tampered with", "compression": "sends nothing"},
+    refuses={
+        "tampering": "sends nothing that could be tampered with",
+        "compression": "sends nothing",
+        "privacy": "sends nothing that could be seen",
+    },
 )

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 
 from fl.algorithms.algorithm import Algorithm, Server
+from fl.algorithms.parts.private import private
 from fl.base.columns import Column
 from fl.base.errors import FLError
 from fl.base.settings import check_types, check_values
@@ -33,7 +34,7 @@ class Method:
             to show it.
         refuses: from what the method cannot do (see `fl.federation.requirements.REQUIREMENTS`) to the reason. A method
             whose clients are not "heterogeneous" refuses several architectures by itself, and one whose clients are
-            refuses rules that choose among whole models.
+            refuses rules that choose among whole models, and differential privacy.
         pathways: (options, server) -> (what each level holds, see `Levels.names`; the models that clients add up).
             `fl.Pathways` reads the levels of a run folder with it, without the data. None for methods without levels.
         labels: options -> whether the server has to know how many samples of each class every client has. Clients on
@@ -90,7 +91,8 @@ class Method:
         options = self.options if options is None else options
         self.check(fed, options)
         algorithm = self.make(fed) if self.options is None else self.make(fed, options)
-        return _remembering(algorithm) if fed.compression.feedback else algorithm
+        algorithm = _remembering(algorithm) if fed.compression.feedback else algorithm
+        return private(algorithm) if fed.privacy.clip else algorithm
 
     def check(self, fed: Federation, options: Any = None) -> None:
         """Raise FLError if the federation asks for what the method refuses, or an option is out of its limits."""
@@ -107,6 +109,7 @@ class Method:
             by_kind = {
                 "choosing": "averages parts of models, whose distances say nothing",
                 "feedback": "gives clients parts of models, and what is left unsent is of another part's",
+                "privacy": "averages parts of models, by how many have each",
             }
         if self.clients == "personalized":
             by_kind["pace"] = "has clients train more than one model a round, and --pace counts the steps of one"

@@ -90,7 +90,11 @@ def scaffold(fed: Federation, options: ScaffoldOptions = ScaffoldOptions()) -> A
 METHOD = Method(
     scaffold,
     ScaffoldOptions(),
-    refuses=dict.fromkeys(
-        ("tampering", "compression"), "has control variates of what clients train, which the server would not receive"
-    ),
+    refuses={
+        **dict.fromkeys(
+            ("tampering", "compression"),
+            "has control variates of what clients train, which the server would not receive",
+        ),
+        "privacy": "has control variates of clients beside their models",
+    },
 )

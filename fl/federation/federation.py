@@ -28,6 +28,7 @@ from fl.federation.last_value import LastValue
 from fl.federation.local_training import LocalObjective, LocalTraining
 from fl.federation.pace import Pace, PaceOptions, late
 from fl.federation.presence import Presence
+from fl.federation.privacy import Privacy
 from fl.federation.requirements import REQUIREMENTS
 from fl.federation.scores import Metric
 from fl.federation.update import ClientUpdate
@@ -65,6 +66,7 @@ class Federation:
         attack: malicious clients and what they do; None: all are honest.
         defence: how the server averages, see `average` and `average_submodels`.
         compression: how clients compress what they send.
+        privacy: what the server hides of each client, see `fl.algorithms.parts.private`.
         metrics: what evaluations measure beside the scores of every run.
         meter: adds up what the clients compute.
 
@@ -95,6 +97,7 @@ class Federation:
     attack: Attack | None = None
     defence: Defence = Defence()
     compression: Compression = Compression()
+    privacy: Privacy = Privacy()
     metrics: Sequence[Metric] = ()
     meter: Meter = field(default_factory=Meter, repr=False, compare=False)
     _classes: dict[int, Tensor] = field(init=False, default_factory=dict, repr=False, compare=False)
@@ -117,6 +120,7 @@ class Federation:
         check_values(self.compression, "compression")
         if self.compression.on and self.defence.clip:
             raise FLError("--defence.clip cuts updates before --compression.kind changes them again: leave one out")
+        check_values(self.privacy, "privacy")
         self.defence.check_number(self.participants, "the participants of a round")
 
     def with_local(self, **settings: Any) -> "Federation":

@@ -49,6 +49,7 @@ REQUIREMENTS = {
     "feedback": Requirement(
         "--compression.feedback", lambda config: config.compression.feedback, lambda fed: fed.compression.feedback
     ),
+    "privacy": Requirement("--privacy.clip", lambda config: config.privacy.clip, lambda fed: fed.privacy.clip),
     "presence": Requirement(
         "--joining and --leaving", lambda config: config.joining or config.leaving, lambda fed: fed.presence
     ),

@@ -111,6 +111,7 @@ def build(
         attack=attack,
         defence=config.defence,
         compression=config.compression,
+        privacy=config.privacy,
         presence=presence,
         pace=make_pace(config.pace, config.clients, rng),
         metrics=[metric(name, dataset) for name in config.metrics],

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from fl import data
 from fl.algorithms import ALGORITHMS
 from fl.algorithms.algorithm import Algorithm, Server, check_server
+from fl.algorithms.parts.private import affordable
 from fl.base.errors import FLError
 from fl.base.files import write_json, write_text
 from fl.base.rng import Rng
@@ -148,12 +150,17 @@ class Run:
 
     def due(self, number: int) -> set[str]:
         """Say what is evaluated after a round: the "global" model, the participants' "models"; both after the last."""
-        last, wanted = number == self.config.rounds, set()
+        last, wanted = number == self.last, set()
         if last or number % self.config.eval_every == 0:
             wanted.add("global")
         if self.config.eval_client_models_every and (last or number % self.config.eval_client_models_every == 0):
             wanted.add("models")
         return wanted
+
+    @cached_property
+    def last(self) -> int:
+        """The last round, which comes before --rounds where the budget of privacy is spent earlier."""
+        return affordable(self.fed, self.config.rounds)
 
     @property
     def over(self) -> bool:
@@ -202,7 +209,7 @@ class Run:
             self.save(statistics=False)  # first what cannot be made again
             if self.fed.statistics(self.server["global"]):
                 self.save()
-        summary = summarise(self.config, self.metrics, self.done, self.fed.start, diverged)
+        summary = summarise(self.config, self.metrics, self.done, self.fed.start, diverged, self.last)
         write_json(self.folder / "summary.json", summary)
         return summary
 
@@ -237,7 +244,7 @@ def rounds(run: Run) -> Iterator[int]:
             bar.set_postfix_str(", ".join(filter(None, (reached, f"client {min(int(done), clients)}/{clients}"))))
 
     with bar, logging_redirect_tqdm(), progress.shown(count) if terminal else nullcontext():
-        for number in range(run.done + 1, config.rounds + 1):
+        for number in range(run.done + 1, run.last + 1):
             if run.over:
                 return
             began = time.monotonic()
@@ -247,6 +254,9 @@ def rounds(run: Run) -> Iterator[int]:
             bar.set_postfix_str(reached, refresh=False)
             bar.update()
             yield number
+    if run.last < config.rounds:
+        spends = f"round {run.last + 1} would spend more than --privacy.epsilon {config.privacy.epsilon}"
+        _log.warning("warning: training ends after %d of %d rounds: %s", run.last, config.rounds, spends)
 
 
 def one_round(run: Run, number: int) -> Row:

@@ -28,11 +28,14 @@ _SPREAD = {"accuracy": "local_test_std", "mae": "local_test_mae_std"}
 _LOSSES = ("train_loss", "loss", "local_valid_loss", "local_test_loss")
 
 
-def summarise(config: Config, metrics: Metrics, rounds: int, start: Start | None = None, diverged: str = "") -> dict:
+def summarise(
+    config: Config, metrics: Metrics, rounds: int, start: Start | None = None, diverged: str = "", last: int = 0
+) -> dict:
     """Make the content of summary.json: the run's settings in brief, its results, what it began from and where it ran.
 
     Args:
         diverged: why training could not go on, if it could not.
+        last: the last round that privacy has room for, where that is less than --rounds.
     """
     rows = evaluated(metrics.rows)
     score = first_score(rows[-1]) if rows else "accuracy"
@@ -45,7 +48,7 @@ def summarise(config: Config, metrics: Metrics, rounds: int, start: Start | None
         "algorithm": config.algorithm[0],
         "seed": config.seeds[0],
         "rounds": rounds,
-        "complete": rounds == config.rounds or early,
+        "complete": rounds == (last or config.rounds) or early,
         **({"stopped": {"patience": config.patience, "best": judged["round"]}} if early else {}),
         "final": rows[-1] if rows else {},
         "best": {key: best[key] for key in ("round", score) if key in best},

@@ -45,6 +45,7 @@ from fl.federation.attack import AttackOptions
 from fl.federation.compression import Compression
 from fl.federation.defence import Defence
 from fl.federation.pace import PaceOptions
+from fl.federation.privacy import Privacy
 from fl.federation.requirements import REQUIREMENTS
 from fl.models.architectures import ArchitectureOptions
 from fl.partition import KINDS, Partition, check_text_kind, deal
@@ -289,6 +290,7 @@ class Fields(DataSettings):
     attack: Annotated[AttackOptions, _RARE] = AttackOptions()
     defence: Annotated[Defence, _RARE] = Defence()
     compression: Annotated[Compression, _RARE] = Compression()
+    privacy: Annotated[Privacy, _RARE] = Privacy()
 
     metrics: Annotated[_Metrics, Role(compared=False)] = ()
     """further metrics of the global model and of clients' own data: scikit-learn's scorers, such as roc_auc_ovr or

@@ -70,6 +70,7 @@ SETTINGS = {
     "attack": ["--attack.share", "0.5", "--attack.amplify", "3", "--defence.clip", "1"],
     "trigger": ["--attack.share", "0.5", "--attack.kind", "trigger"],
     "masked loss": ["--masked-loss"],
+    "privacy": ["--privacy.clip", "1", "--privacy.noise", "0", "--privacy.quantile", "0.5"],
     "median": ["--defence.rule", "median"],
     "bulyan": ["--defence.rule", "bulyan", "--defence.malicious", "0", "--participants", "4"],
     "top-k": ["--compression.kind", "topk", "--compression.share", "0.1", "--compression.feedback"],
@@ -81,14 +82,18 @@ QUICK = [
     *product(("graphs",), ("fedavg", "clusamp", "fedmr", "femam", "fedfa"), [""]),
     *product(("loop", "vmap"), ("fedavg", "fedmr"), [""]),
     ("graphs", "heterofl", "fleet"),
-    *product(("graphs",), ("fedavg",), ("static batch norm", "attack", "trigger", "bulyan", "top-k", "quantised")),
+    *product(
+        ("graphs",),
+        ("fedavg",),
+        ("static batch norm", "attack", "trigger", "bulyan", "privacy", "top-k", "quantised"),
+    ),
 ]
 
 
 def possible(case):
     """Whether a method's clients may have several architectures, and whether it sends what could be changed."""
     _, name, what = case
-    if what in ("bulyan", "top-k"):
+    if what in ("bulyan", "privacy", "top-k"):
         return name == "fedavg"
     return (
         name == "heterofl"

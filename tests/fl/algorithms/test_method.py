@@ -20,6 +20,7 @@ from fl.federation.compression import Compression
 from fl.federation.defence import Defence
 from fl.federation.pace import Pace, PaceOptions
 from fl.federation.presence import Presence
+from fl.federation.privacy import Privacy
 from fl.federation.requirements import REQUIREMENTS
 
 ROOT = Path(__file__).parents[3]
@@ -40,6 +41,7 @@ ASKING = {
     "pace": {"pace": Pace(torch.ones(4, dtype=torch.float64))},
     "compression": {"compression": Compression("topk")},
     "feedback": {"compression": Compression("topk", feedback=True)},
+    "privacy": {"privacy": Privacy(clip=1.0)},
     "presence": {"presence": Presence(torch.ones(4), torch.full((4,), 9))},
 }
 BESIDE = {"choosing": {"tampering"}, "feedback": {"compression"}}
@@ -55,6 +57,12 @@ def test_methods_refuse_from_python_what_they_refuse_on_the_command_line(name, w
             make(fed)
 
 
+NOT_PRIVATE = (
+    *("clusamp", "fedbn", "fedbuff", "feddyn", "fedexp", "fedgen", "fedmr", "fednova", "fedproto", "fedrep", "femam"),
+    *("fesem", "fesem_plus", "fltrust", "indep", "local", "scaffold"),
+)
+
+
 def test_who_refuses_what():
     assert set(REFUSALS) == {
         ("fedgen", "masked"),
@@ -65,6 +73,7 @@ def test_who_refuses_what():
         *((name, "presence") for name in ("clusamp", "fedbuff")),
         *((name, "compression") for name in ("local", "scaffold", "feddyn", "fedproto")),
         *((name, "feedback") for name in ("fedmr", "indep", "fesem", "fesem_plus", "femam")),
+        *((name, "privacy") for name in NOT_PRIVATE),
         *((name, "choosing") for name in ("fesem", "fesem_plus", "femam", "fltrust")),
     }
     assert set(ASKING) == set(REQUIREMENTS) - {"architectures"}  # which depends on the kind of method, see below
@@ -75,6 +84,7 @@ def test_who_refuses_what():
         "pace": {"pace": PaceOptions(spread=1.0)},
         "compression": {"compression": Compression("quantise")},
         "presence": {"leaving": 0.5},
+        "privacy": {"privacy": Privacy(clip=1.0)},
         "architectures": {"architectures": ArchitectureOptions(widths=(0.5, 1.0))},
     }
     assert Config(defence=Defence("krum")).requirements == {"choosing", "tampering"}
