@@ -21,7 +21,7 @@ from fl.models.architectures import ArchitectureOptions
 from fl.runs.assembly import build
 from fl.runs.export import export
 from fl.runs.folder import load_model
-from fl.runs.one_run import simulate
+from fl.runs.one_run import Round, Run, simulate
 from fl.runs.pathways import Pathways
 from fl.settings import Config
 from surgery import __version__ as __version__
@@ -38,6 +38,8 @@ __all__ = [
     "LocalTraining",
     "Pathways",
     "Rng",
+    "Round",
+    "Run",
     "Server",
     "build",
     "export",
