@@ -11,6 +11,7 @@ torch.Size([360, 10])
 """
 
 from fl.algorithms.algorithm import Algorithm, Server
+from fl.analysis.several import Results, results, simulate_all
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.data import Dataset
@@ -37,6 +38,7 @@ __all__ = [
     "Federation",
     "LocalTraining",
     "Pathways",
+    "Results",
     "Rng",
     "Round",
     "Run",
@@ -44,5 +46,7 @@ __all__ = [
     "build",
     "export",
     "load_model",
+    "results",
     "simulate",
+    "simulate_all",
 ]

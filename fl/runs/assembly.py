@@ -59,7 +59,9 @@ def build(
     config = resolve_inputs(config, dataset, model)
     config.check()
     if len(config.runs()) > 1:
-        raise FLError("these are the settings of several runs: take one of config.runs()")
+        raise FLError(
+            "these are the settings of several runs: fl.simulate_all trains them all, or take one of config.runs()"
+        )
     (seed,) = config.seeds
     device = pick_device(config.device)
     if dataset is None:

@@ -12,6 +12,7 @@ from fl.base.console import program
 from fl.base.errors import Diverged
 from fl.base.files import write_text
 from fl.distributed import current
+from fl.models.custom_model import Model
 from fl.runs.lock import SETTINGS, is_unused, open_run_folder
 from fl.runs.logs import require
 from fl.runs.one_run import simulate
@@ -53,7 +54,12 @@ class Ended:
 
 
 def train_all(
-    runs: Mapping[Path, Config], settings: Path, text: str, resume: bool, load: Callable[[Config], data.Dataset]
+    runs: Mapping[Path, Config],
+    settings: Path,
+    text: str,
+    resume: bool,
+    load: Callable[[Config], data.Dataset],
+    model: Model | None = None,
 ) -> Ended:
     """Carry out several runs, each in its folder.
 
@@ -64,6 +70,7 @@ def train_all(
         settings: the file that describes all of them, in the folder above theirs, which must be new unless `resume`.
         text: the content of that file.
         load: loads the data set of a run.
+        model: a model of the user's own, in the place of that of the settings.
 
     Raises:
         FLError: as `simulate` does, and if all runs diverge.
@@ -72,13 +79,13 @@ def train_all(
     with open_run_folder(settings.parent, resume) if leads else nullcontext():
         if leads:
             for path, one in runs.items():  # an error in the last must come before the first trains
-                _check(one, path, load)
+                _check(one, path, load, model)
             _warn_of_renamed(settings.parent, runs)
             write_text(settings, text)
         for path, one in runs.items():
             try:
                 there, placed = path.exists(), replace(one, out=str(path.parent), name=path.name)
-                summary = simulate(placed, path, resume=there, dataset=load(one))
+                summary = simulate(placed, path, resume=there, dataset=load(one), model=model)
                 ended.done.append(path)
                 if "failed" in summary:
                     ended.failed[path] = summary["failed"]
@@ -90,7 +97,7 @@ def train_all(
     return ended
 
 
-def _check(config: Config, folder: Path, load: Callable[[Config], data.Dataset]) -> None:
+def _check(config: Config, folder: Path, load: Callable[[Config], data.Dataset], model: Model | None) -> None:
     """Build a run and drop it, so that what is wrong with it is refused before the first run trains."""
     # It is built again when its turn comes, since all together may not fit into memory. Less than building would not
     # do: whether the data set can be dealt out with this seed, whether the model takes its samples, whether a client's
@@ -100,7 +107,7 @@ def _check(config: Config, folder: Path, load: Callable[[Config], data.Dataset])
     dataset, level = load(config), _log.level
     _log.setLevel(logging.ERROR)
     try:
-        Run.prepare(config, folder, True, dataset)
+        Run.prepare(config, folder, True, dataset, model)
     finally:
         _log.setLevel(level)
 
