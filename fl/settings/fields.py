@@ -318,6 +318,8 @@ class Fields(DataSettings):
 
     device: Annotated[str, _FREE] = "auto"
     """cpu, cuda, cuda:1, ...; auto is a GPU if there is one"""
+    jobs: Annotated[AtLeast1, _FREE, _RARE] = 1
+    """of several runs (methods, seeds, values of a sweep) train so many at a time, each in a process of its own"""
     max_parallel_clients: Annotated[Natural, _FREE, _RARE] = 0
     """train at most this many clients side by side, to save memory; 0 is all clients of a round"""
     backend: Annotated[str, one_of(*backend_names()), _EXECUTION] = "auto"
