@@ -2,6 +2,7 @@
 
 import logging
 import shlex
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -159,7 +160,7 @@ def _side_by_side(
                     yield path, said
     finally:
         for _, process in going.values():
-            process.terminate()  # which it takes as it takes Ctrl-C: it saves
+            process.terminate()  # by SIGTERM, at which a run saves
         for _, process in going.values():
             process.join()
 
@@ -167,6 +168,9 @@ def _side_by_side(
 def _train(pipe: Any, threads: int, config: Config, folder: Path, dataset: data.Dataset, model: Model | None) -> None:
     """Carry out a run in a process of its own, and tell how it has ended."""
     tqdm.__init__ = partialmethod(tqdm.__init__, disable=True)  # type: ignore[method-assign]
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # a terminal tells all processes: one word is enough, of who started it
     torch.set_num_threads(threads)
     with suppress(KeyboardInterrupt):  # the process that has started this one says so
         try:
