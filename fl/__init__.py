@@ -11,6 +11,7 @@ torch.Size([360, 10])
 """
 
 from fl.algorithms.algorithm import Algorithm, Server
+from fl.analysis.several import Results, results, simulate_all
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.data import Dataset
@@ -23,7 +24,7 @@ from fl.models.architectures import ArchitectureOptions
 from fl.runs.assembly import build
 from fl.runs.export import export
 from fl.runs.folder import load_model
-from fl.runs.one_run import simulate
+from fl.runs.one_run import Round, Run, simulate
 from fl.runs.pathways import Pathways
 from fl.settings import Config
 from surgery import __version__ as __version__
@@ -41,10 +42,15 @@ __all__ = [
     "LocalTraining",
     "Pathways",
     "Privacy",
+    "Results",
     "Rng",
+    "Round",
+    "Run",
     "Server",
     "build",
     "export",
     "load_model",
+    "results",
     "simulate",
+    "simulate_all",
 ]

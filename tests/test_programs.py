@@ -40,7 +40,7 @@ def run(tmp_path, monkeypatch):
 
 def test_examples_are_short():
     lengths = [len(path.read_text().splitlines()) for path in (ROOT / "examples").glob("*.py")]
-    assert len(lengths) == 3
+    assert len(lengths) == 4
     assert max(lengths) <= 25
 
 
@@ -58,6 +58,18 @@ def test_a_table(run):
 def test_a_method(run, tmp_path):
     assert run("method.py")["summary"]["final"]["accuracy"] > 0.8
     assert len(list(csv.DictReader((tmp_path / "runs/careful/metrics.csv").open()))) == 10
+
+
+@pytest.mark.slow
+def test_a_search_with_optuna(run, tmp_path):
+    pytest.importorskip("optuna", reason="optuna is not installed")
+    study = run("optuna_search.py")["study"]
+    states = [trial.state.name for trial in study.trials]
+    assert (len(states), {*states}) == (10, {"COMPLETE", "PRUNED"})
+    for trial in study.trials:
+        rows = list(csv.DictReader((tmp_path / f"runs/optuna/trial{trial.number}/metrics.csv").open()))
+        assert len(rows) == len(trial.intermediate_values)
+        assert (tmp_path / f"runs/optuna/trial{trial.number}/summary.json").exists()
 
 
 @pytest.mark.slow

@@ -18,7 +18,8 @@ try:
     from torch.utils._pytree import tree_unflatten as tree_unflatten
 
     BatchOrInstanceNorm = _NormBase
-    fused_sgd, fused_adam = torch._fused_sgd_, torch._fused_adam_  # one kernel for all parameters, in place
+    # one kernel for all parameters, in place
+    fused_sgd, fused_adam, fused_adamw = torch._fused_sgd_, torch._fused_adam_, torch._fused_adamw_
     # one launch for all tensors of a list; those whose names end in an underscore change it
     foreach_sub, foreach_add_, foreach_mul_ = torch._foreach_sub, torch._foreach_add_, torch._foreach_mul_
     foreach_copy_, foreach_zero_ = torch._foreach_copy_, torch._foreach_zero_

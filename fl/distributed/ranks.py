@@ -171,6 +171,11 @@ def is_one_of_several(environment: Mapping[str, str] = os.environ) -> bool:
     return all(name in environment for name in _VARIABLES) and environment["WORLD_SIZE"] != "1"
 
 
+def is_joined() -> bool:
+    """Whether this is within `joined`, in one of several processes."""
+    return _inside
+
+
 @contextmanager
 def joined() -> Iterator[Ranks]:
     """Within it, this process is one of several, if it was started as one. Only rank 0 prints and reports errors.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fl.base.errors import FLError
-from fl.base.torch_private import foreach_add_, fused_adam, fused_sgd
+from fl.base.torch_private import foreach_add_, fused_adam, fused_adamw, fused_sgd
 
 Memory: TypeAlias = dict[str, list[Tensor]]
 """What an optimizer keeps from step to step: by name, a tensor for each parameter."""
@@ -58,7 +58,12 @@ class SGD(NamedTuple):
 
 
 class Adam(NamedTuple):
-    """The settings of torch.optim.Adam, with fresh moments every round, and of gradient clipping (see `SGD`)."""
+    """The settings of torch.optim.Adam or AdamW, with fresh moments every round, and of gradient clipping (see `SGD`).
+
+    Attributes:
+        decoupled: whether weight decay shrinks the weights by lr * weight_decay in each step (AdamW: Loshchilov and
+            Hutter, ICLR 2019), in place of being added to the gradient.
+    """
 
     lr: float | Tensor = 0.001
     beta1: float = 0.9
@@ -66,6 +71,7 @@ class Adam(NamedTuple):
     eps: float = 1e-8
     weight_decay: float = 0.0
     clip: float = 0.0
+    decoupled: bool = False
 
     def memory(self, params: Sequence[Tensor]) -> Memory:
         """See `SGD.memory`."""
@@ -76,7 +82,8 @@ class Adam(NamedTuple):
         """Make a step in place, see `SGD.step`."""
         params, memory, gradients = _ready(params, memory, gradients, self.clip, lead)
         foreach_add_(memory["steps"], 1)
-        fused_adam(
+        step = fused_adamw if self.decoupled else fused_adam
+        step(
             params,
             gradients,
             memory["first"],
@@ -129,27 +136,49 @@ def clipped(gradients: Sequence[Tensor], bound: float, lead: int) -> list[Tensor
 Schedule: TypeAlias = Callable[[int], float]
 """round (from 1) -> the factor of its learning rate"""
 
-SCHEDULES = ("constant", "step", "cosine")
+SCHEDULES = {"constant": False, "step": True, "cosine": True, "exponential": False}
+"""The names of schedules, and whether they depend on the number of rounds of the whole run."""
 
 
-def schedule(name: str, rounds: int, factor: float = 0.1, at: tuple[float, ...] = (0.5, 0.75)) -> Schedule:
+def schedule(
+    name: str,
+    rounds: int,
+    factor: float = 0.1,
+    at: tuple[float, ...] = (0.5, 0.75),
+    decay: float = 0.998,
+    warmup: int = 0,
+) -> Schedule:
     """A schedule by name.
 
     Args:
         name: `constant`; `step` multiplies by `factor` after each of the shares `at` of all rounds (HeteroFL, NeFL,
-            FedFA: 0.1 after half and three quarters); `cosine` falls from 1 in the first round to nearly 0.
+            FedFA: 0.1 after half and three quarters); `cosine` falls from 1 in the first round to nearly 0;
+            `exponential` multiplies by `decay` after each round.
         rounds: the number of rounds of the whole run.
+        warmup: a number of first rounds in which what the schedule says is reached linearly, by the factors 1/(warmup +
+            1), 2/(warmup + 1), ...
 
     Raises:
-        FLError: for an unknown name, and shares outside of (0, 1).
+        FLError: for an unknown name, shares outside of (0, 1), and a warm-up as long as the run.
 
     >>> [round(schedule("step", 8)(r), 3) for r in (1, 4, 5, 6, 7, 8)]
     [1.0, 1.0, 0.1, 0.1, 0.01, 0.01]
     >>> [round(schedule("cosine", 4)(r), 3) for r in (1, 2, 3, 4)]
     [1.0, 0.854, 0.5, 0.146]
+    >>> [round(schedule("exponential", 4, decay=0.5, warmup=1)(r), 3) for r in (1, 2, 3, 4)]
+    [0.5, 0.5, 0.25, 0.125]
     """
+    if warmup:
+        if not 0 < warmup < rounds:
+            raise FLError(f"--lr-warmup {warmup} of --rounds {rounds}: it has to end before the run, take fewer rounds")
+        after = schedule(name, rounds, factor, at, decay)
+        return lambda number: min(1.0, number / (warmup + 1)) * after(number)
     if name == "constant":
         return lambda _: 1.0
+    if name == "exponential":
+        if not 0 < decay <= 1:
+            raise FLError(f"--lr-decay lies in (0, 1], got {decay}")
+        return lambda number: decay ** (number - 1)
     if name == "cosine":
         return lambda number: (1 + math.cos(math.pi * (number - 1) / rounds)) / 2
     if name != "step":

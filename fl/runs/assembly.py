@@ -60,7 +60,11 @@ def build(
     config = resolve_inputs(config, dataset, model)
     config.check()
     if len(config.runs()) > 1:
-        raise FLError("these are the settings of several runs: take one of config.runs()")
+        raise FLError(
+            "these are the settings of several runs: fl.simulate_all trains them all, or take one of config.runs()"
+        )
+    if config.jobs > 1:
+        raise FLError(f"--jobs {config.jobs} is for several runs, and this is one: leave it out")
     (seed,) = config.seeds
     device = pick_device(config.device)
     if dataset is None:

@@ -13,14 +13,17 @@ import torch
 from safetensors.torch import save as serialise
 from torch import Tensor, nn
 
+from fl.algorithms.algorithm import Algorithm, Server
 from fl.base.errors import FLError
 from fl.base.files import replacing
 from fl.data import Dataset
+from fl.federation import Federation
 from fl.models.custom_model import Model
 from fl.runs import checkpoint
 from fl.runs.folder import is_last_best, load_model
 from fl.runs.run import Run
 from fl.settings import Config
+from surgery import State
 from surgery.errors import first_line
 from surgery.transfer import host_copies
 
@@ -151,17 +154,29 @@ def client_model(
                 "clients predict with: leave --best or --client out"
             )
         server = {part: parts.get(part, {}) for part in server}
+    return client_module(fed, run.algorithm, server, client)
+
+
+def client_module(fed: Federation, algorithm: Algorithm, server: Server, client: int) -> nn.Module:
+    """A module with the model that a client predicts with, in evaluation mode.
+
+    Raises FLError if there is no such client, or it predicts with none, or with the sum of several.
+    """
     if not 0 <= client < len(fed.clients):
-        raise FLError(f"--client {client}: {folder} has clients 0 to {len(fed.clients) - 1}")
-    used = [level for level in run.algorithm.client_models(server).levels if level.used[client] >= 0]
+        raise FLError(f"client {client}: there are clients 0 to {len(fed.clients) - 1}")
+    used = [level for level in algorithm.client_models(server).levels if level.used[client] >= 0]
     if len(used) != 1:
         raise FLError(
-            f"--client {client}: in {run.config.algorithm[0]} it predicts with {len(used)} models, whose logits are "
-            "added up: use fl.Pathways.load(folder), or leave --client out"
+            f"client {client} predicts with {len(used)} models, whose logits are added up: use "
+            "fl.Pathways.load(folder), or take the deployed model"
         )
     k = int(used[0].used[client])
-    module = fed.model if used[0].modules is None else used[0].modules[k]
-    state = used[0].state(k)
+    return module_with(fed, used[0].state(k), None if used[0].modules is None else used[0].modules[k])
+
+
+def module_with(fed: Federation, state: State, module: nn.Module | None = None) -> nn.Module:
+    """A copy of the federation's model, or of another architecture, with a state, in evaluation mode."""
+    module = fed.model if module is None else module
     net = copy.deepcopy(module)
     net.load_state_dict({**state, **fed.statistics(state, module)})
     return net.eval()

@@ -117,7 +117,7 @@ def fixed(config: Config) -> dict[str, Any]:
     """
     settings = {setting.flag: setting for setting in config.settings() if setting.name not in ("out", "name")}
     free = {flag for flag, setting in settings.items() if setting.role.resumable}
-    if config.lr_schedule != "constant" or config.joining or config.leaving:
+    if config.fixes_rounds:
         free.discard("rounds")
     if config.keep_best or config.patience:
         free.discard("eval-every")

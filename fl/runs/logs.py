@@ -1,12 +1,10 @@
-"""Observers of a run, called after each round: the user's function, and the logs of --log."""
+"""The logs of --log, which are told of each round."""
 
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib.util import find_spec
-from typing import TypeAlias
 
-import numpy as np
 import yaml
 
 from fl.base.errors import FLError
@@ -14,9 +12,6 @@ from fl.base.files import write_text
 from fl.runs.metrics import Row
 from fl.runs.run import Run
 from surgery.errors import first_line
-
-OnRound: TypeAlias = Callable[[Row], bool | None]
-"""A row of metrics.csv -> whether the run is to stop after it."""
 
 _ID = "wandb-id.txt"
 
@@ -88,10 +83,8 @@ LOGS: dict[str, Callable[[Run], AbstractContextManager[Callable[[Row], None]]]] 
 """From a name in --log to what opens that log: a run -> what is told of each round, until the log is closed."""
 
 
-def require(names: Sequence[str], on_round: OnRound | None = None) -> None:
-    """Raise FLError if the package of one of these logs is missing, or `on_round` cannot be called."""
-    if on_round is not None and not callable(on_round):
-        raise FLError(f"on_round={on_round!r}: give a function of a row of metrics")
+def require(names: Sequence[str]) -> None:
+    """Raise FLError if the package of one of these logs is missing."""
     for package in names:
         found = find_spec(package)
         if found is None or found.origin is None:  # without an origin it is just a folder of that name
@@ -99,15 +92,13 @@ def require(names: Sequence[str], on_round: OnRound | None = None) -> None:
 
 
 @contextmanager
-def watched(run: Run, on_round: OnRound | None = None) -> Iterator[Callable[[Row], bool]]:
-    """Open the logs, and yield a function that tells them of a row and returns whether the user wants to stop."""
+def logged(run: Run) -> Iterator[Callable[[Row], None]]:
+    """Open the logs, and yield a function that tells them of a row."""
     with ExitStack() as stack:
         logs = [stack.enter_context(LOGS[name](run)) for name in run.config.log]
 
-        def tell(row: Row) -> bool:
+        def tell(row: Row) -> None:
             for log in logs:
                 log(row)
-            said = on_round(dict(row)) if on_round else False
-            return isinstance(said, bool | np.bool_) and bool(said)  # and not for whatever else it may return
 
         yield tell

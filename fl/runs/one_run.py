@@ -1,35 +1,47 @@
 """From settings to a trained model: run the rounds, measure, keep the run folder up to date."""
 
+import atexit
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import TypeAlias
+from weakref import WeakSet
+
+import numpy as np
+from torch import nn
 
 from fl import data
 from fl.base.errors import Diverged, FLError, Terminated, Unwritable
 from fl.base.files import write_text
-from fl.distributed import current, joined
+from fl.distributed import current, is_joined, is_one_of_several, joined
 from fl.federation.clients import RemoteClients
 from fl.models.custom_model import Model
 from fl.runs import lock
 from fl.runs.assembly import build, resolve_inputs
+from fl.runs.export import client_module, module_with
 from fl.runs.folder import load_initial_weights
 from fl.runs.lock import SETTINGS, open_run_folder
-from fl.runs.logs import OnRound, require, watched
-from fl.runs.run import Run, check_ranks_agree, measured_round, rounds, sync_server
+from fl.runs.logs import logged, require
+from fl.runs.metrics import Row
+from fl.runs.run import Run as OpenRun
+from fl.runs.run import check_ranks_agree, measured_round, rounds, sync_server, tell_end
 from fl.settings import Config
+
+OnRound: TypeAlias = Callable[[Row], bool | None]
+"""A row of metrics.csv -> whether the run is to stop after it."""
 
 
 # Figures are imported where they are drawn: matplotlib takes 0.7 s, and a node of `fl.deploy` starts for each message.
-def _draw_at_start(run: Run) -> None:
+def _draw_at_start(run: OpenRun) -> None:
     from fl.figures.coverage import leave_coverage
 
     leave_coverage(run)
 
 
-def _draw_at_end(run: Run) -> None:
+def _draw_at_end(run: OpenRun) -> None:
     from fl.figures.clients import leave_structure
     from fl.figures.curves import leave_curves
 
@@ -41,6 +53,150 @@ AT_START = [_draw_at_start]
 AT_END = [_draw_at_end]
 """What writes figures and tables into a run folder, where the run is one for them, before the first round, and when
 training has ended or was interrupted. A line here is all that another one takes."""
+
+
+_OPEN: WeakSet[Generator] = WeakSet()
+"""The rounds of runs that a loop, or a variable, holds."""
+
+
+@atexit.register
+def _close_all() -> None:
+    """Close what a program still holds when it ends, while there are modules to do that with."""
+    for one in [*_OPEN]:
+        one.close()
+
+
+class Round:
+    """A round of a `Run` that was just done; it stays as it is when the run goes on.
+
+    Attributes:
+        number: from 1.
+        row: its row of metrics.csv.
+        server: what the server keeps after it, by name; "global" is the state of the global model.
+    """
+
+    def __init__(self, run: OpenRun) -> None:
+        self.number, self.row, self.server = run.done, dict(run.rows[-1]), run.server
+        self._fed, self._algorithm = run.fed, run.algorithm
+
+    def __repr__(self) -> str:
+        return f"Round({self.number}, {self.row})"
+
+    @property
+    def model(self) -> nn.Module:
+        """A copy of the global model, on the run's device, in evaluation mode."""
+        return module_with(self._fed, self.server["global"])
+
+    def client_model(self, client: int) -> nn.Module:
+        """A copy of the model that a client predicts with: its personal one, its cluster's, or its part of the global.
+
+        Raises FLError if it predicts with none, or with the sum of several.
+        """
+        return client_module(self._fed, self._algorithm, self.server, client)
+
+
+class Run:
+    """One method with one seed, round by round: `for round in fl.Run(config, folder)` trains a round and yields it.
+
+    It leaves the run folder that `simulate` leaves, which is a loop over this. The loop may be left at any moment, by
+    `break`, an exception or Ctrl-C: the checkpoint, the summary and the figures are then written, and the folder is
+    free. With `resume=True`, or by a second loop over the same object, it goes on with the next round, and ends exactly
+    as it would have without the interruption.
+
+    A run that is not the loop's alone, as in `rounds = iter(run)`, is closed when `rounds` is. In `with fl.Run(...) as
+    run:` all loops are over the same rounds, and the run is closed at the end of the block, where errors of writing are
+    raised as well: at a `break` Python can only print them.
+
+    Args:
+        config, folder, resume, dataset, model, remote: as `simulate` takes them.
+
+    Attributes:
+        summary: that of summary.json, once the run was closed.
+
+    Raises:
+        FLError: when the first round is asked for, as `simulate` does; also under torchrun.
+
+    >>> import tempfile
+    >>> config = Config(algorithm="fedavg", rounds=9, local_epochs=1, width=0.1)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for round in Run(config, folder):
+    ...         if round.number == 2:
+    ...             break
+    ...     [round.number for round in Run(config, folder, resume=True)]
+    [3, 4, 5, 6, 7, 8, 9]
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        folder: str | Path,
+        resume: bool = False,
+        dataset: data.Dataset | None = None,
+        model: Model | None = None,
+        remote: RemoteClients | None = None,
+    ) -> None:
+        self.config, self.folder, self.resume = config, Path(folder), resume
+        self.dataset, self.model, self.remote = dataset, model, remote
+        self.summary: dict | None = None
+        self._kept: Generator[Round] | None = None
+
+    def __enter__(self) -> "Run":
+        self._kept = self._opened()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        kept, self._kept = self._kept, None
+        kept.close()
+
+    def __iter__(self) -> Iterator[Round]:
+        return self._kept or self._opened()  # the latter closes when a loop drops it
+
+    def _opened(self) -> Generator[Round]:
+        opened = self._rounds()
+        _OPEN.add(opened)
+        return opened
+
+    def _rounds(self) -> Generator[Round]:
+        """Do the rounds that are left; what is open is closed when this is, wherever it is then."""
+        if is_one_of_several() and not is_joined():
+            raise FLError("fl.Run is for one process: under torchrun use fl.simulate, with on_round to see each round")
+        config, folder, resume = self.config, self.folder, self.resume
+        require(config.log)
+        try:
+            with open_run_folder(folder, resume), _terminable() as saving:
+                run = OpenRun.begin(config, folder, resume, self.dataset, self.model, self.remote)
+                try:
+                    check_ranks_agree(run)
+                except FLError:  # also where another rank is lost before the first round
+                    for one in () if resume else folder.iterdir():
+                        if one.is_file() and one.name != lock.FILE:
+                            one.unlink()
+                    raise
+                for write in AT_START:
+                    write(run)
+                write_text(folder / SETTINGS, run.config.to_yaml())
+                self.resume = True
+                diverged = ""
+                try:
+                    with logged(run) as log, current().together():
+                        for number in rounds(run):
+                            if number % config.checkpoint_every == 0:
+                                run.save()
+                            log(run.rows[-1])
+                            yield Round(run)
+                except Diverged as error:
+                    diverged = str(error)
+                    raise
+                finally:
+                    saving()
+                    self.summary = run.close(diverged)
+                    for write in AT_END:
+                        write(run)
+        except Unwritable as error:
+            if not (folder / SETTINGS).exists():
+                raise
+            way = f"then go on with --resume {folder}, which loses no round of its checkpoint"
+            raise FLError(f"{error}; {way}") from None
 
 
 def simulate(
@@ -84,66 +240,27 @@ def simulate(
         KeyboardInterrupt: on Ctrl-C and on SIGTERM, after what is done was saved. A handler of SIGTERM of your own
             runs before.
     """
+    if on_round is not None and not callable(on_round):
+        raise FLError(f"on_round={on_round!r}: give a function of a row of metrics")
     with joined() as ranks:
         if remote and ranks.size > 1:
             raise FLError("clients on other machines train there: start one process, without torchrun")
         if ranks.rank:
             return _follow(config, Path(folder), resume, dataset, model)
-        return _lead(config, Path(folder), resume, dataset, model, on_round, remote)
-
-
-def _lead(
-    config: Config,
-    folder: Path,
-    resume: bool,
-    dataset: data.Dataset | None,
-    model: Model | None,
-    on_round: OnRound | None,
-    remote: RemoteClients | None,
-) -> dict:
-    require(config.log, on_round)
-    try:
-        with open_run_folder(folder, resume), _terminable() as saving:
-            run = Run.begin(config, folder, resume, dataset, model, remote)
-            try:
-                check_ranks_agree(run)
-            except FLError:  # also where another rank is lost before the first round
-                for one in () if resume else folder.iterdir():
-                    if one.is_file() and one.name != lock.FILE:
-                        one.unlink()
-                raise
-            for write in AT_START:
-                write(run)
-            write_text(folder / SETTINGS, run.config.to_yaml())
-            diverged = ""
-            try:
-                with watched(run, on_round) as stop, current().together():
-                    for number in rounds(run):
-                        if number % config.checkpoint_every == 0:
-                            run.save()
-                        if stop(run.rows[-1]):
-                            break
-            except Diverged as error:
-                diverged = str(error)
-                raise
-            finally:
-                saving()
-                summary = run.close(diverged)
-                for write in AT_END:
-                    write(run)
-            sync_server(run, summary)
-            return summary
-    except Unwritable as error:
-        if not (folder / SETTINGS).exists():
-            raise
-        raise FLError(f"{error}; then go on with --resume {folder}, which loses no round of its checkpoint") from None
+        with Run(config, folder, resume, dataset, model, remote) as run:
+            for round in run:
+                said = on_round(round.row) if on_round else False
+                if isinstance(said, bool | np.bool_) and said:  # and not for whatever else it may return
+                    break
+        tell_end(run.summary)
+        return run.summary
 
 
 def _follow(config: Config, folder: Path, resume: bool, dataset: data.Dataset | None, model: Model | None) -> dict:
     """Do the rounds of a rank other than 0, which writes no run folder, until rank 0 ends the run."""
     config = resolve_inputs(config, dataset, model)
     fed, algorithm = build(config, dataset, model, load_initial_weights(folder, config) if resume else None)
-    run = Run(config, fed, algorithm, folder, algorithm.init(), 0)
+    run = OpenRun(config, fed, algorithm, folder, algorithm.init(), 0)
     check_ranks_agree(run)
     with current().together():
         while (summary := sync_server(run)) is None:
@@ -158,11 +275,11 @@ def _terminable() -> Iterator[Callable[[], None]]:
 
     Once what is yielded was called it does so only at the end: torchrun sends it where another rank has died, and then
     this one has to save. It does so in the main thread alone, which is the one that signals reach, and where SIGTERM is
-    not ignored.
+    not ignored. Of several runs that go on side by side the first does it for all.
     """
     main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM) if main else None
-    if before in (None, signal.SIG_IGN):
+    if before in (None, signal.SIG_IGN) or getattr(before, "__module__", "") == __name__:
         yield lambda: None
         return
     told, saving = [], []

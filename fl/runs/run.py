@@ -243,12 +243,14 @@ def rounds(run: Run) -> Iterator[int]:
             last = now
             bar.set_postfix_str(", ".join(filter(None, (reached, f"client {min(int(done), clients)}/{clients}"))))
 
-    with bar, logging_redirect_tqdm(), progress.shown(count) if terminal else nullcontext():
+    with bar:
         for number in range(run.done + 1, run.last + 1):
             if run.over:
                 return
             began = time.monotonic()
-            row = one_round(run, number)
+            # Not for the whole loop: others may go on between its rounds.
+            with logging_redirect_tqdm(), progress.shown(count) if terminal else nullcontext():
+                row = one_round(run, number)
             if (score := first_score(row)) in row:
                 reached = f"{score} {columns()[score].text(row[score])}"
             bar.set_postfix_str(reached, refresh=False)
@@ -336,24 +338,26 @@ def check_ranks_agree(run: Run) -> None:
                 raise FLError(f"{reason}: start all ranks with the same command on the same data")
 
 
-def sync_server(run: Run, summary: dict | None = None) -> dict | None:
+def sync_server(run: Run) -> dict | None:
     """Go on with the server of rank 0, and return the summary with which rank 0 has ended the run, if it has.
 
     Other ranks have the same server, bit for bit, where their processors compute alike; where they do not, or rank 0
     has resumed the run, it is sent.
-
-    Args:
-        summary: rank 0 gives it instead of going on.
     """
     ranks = current()
     if ranks.size == 1:
-        return summary
-    words = ranks.tell((summary, _sums([tensor for state in run.server.values() for tensor in state.values()])))
+        return None
+    words = ranks.tell((None, _sums([tensor for state in run.server.values() for tensor in state.values()])))
     summary, sums = words[0]
     if summary is None and any(word != sums for _, word in words):
         found = ranks.gather(run.server if ranks.rank == 0 else {})[0]
         run.server = tree_map(lambda mine, its: its.to(mine.device), run.server, found)
     return summary
+
+
+def tell_end(summary: dict) -> None:
+    """End the run of all ranks with the summary of rank 0: the others are in `sync_server`."""
+    current().tell((summary, []))
 
 
 def _sums(tensors: Sequence[Tensor]) -> list[int]:

@@ -123,7 +123,7 @@ def advice(config: Config, folder: Path) -> str:
     where, runs = shlex.quote(str(folder)), config.runs()
     several = len(runs) > 1
     lines = {"results": f"{where}/", "figure": f"{where}/{'comparison.png' if several else 'curves.png'}"}
-    if not (config.lr_schedule != "constant" or config.joining or config.leaving):  # more rounds would change these
+    if not config.fixes_rounds:  # more rounds would change these
         tables = [folder / run_name(one) / FILE for one in runs] if several else [folder / FILE]
         waited = [evaluations_since_best(read(path), config.best_by) for path in tables if path.exists()]
         left = [number < config.patience for number in waited]

@@ -11,6 +11,7 @@ import tyro
 from fl.base.console import program
 from fl.base.errors import FLError
 from fl.base.settings import changed, check_read, check_values, flag_in, settings_of, without_unread, written
+from fl.engine.optimizers import SCHEDULES
 from fl.settings import Config
 from fl.settings.config import check_renamed
 from fl.settings.help import asked, settings_page
@@ -81,7 +82,7 @@ def _resumed(argv: list[str], folder: Path, saved: Config, command: str) -> Conf
         if not was.role.resumable:
             raise FLError(f"--{flag} cannot change when a run is resumed (it had {written(was.value)})")
     check_read(resumed, {flag_in(word) for word in argv})
-    if "rounds" in different and resumed.lr_schedule != "constant":
+    if "rounds" in different and SCHEDULES[resumed.lr_schedule]:
         raise FLError(f"--rounds cannot change: --lr-schedule {resumed.lr_schedule} depends on the number of rounds")
     if "rounds" in different and (resumed.joining or resumed.leaving):
         raise FLError("--rounds cannot change: the rounds of --joining and --leaving were drawn among them")

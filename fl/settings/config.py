@@ -161,7 +161,7 @@ class Config(MethodOptions, Fields):
 
     def runs(self) -> list["Config"]:
         """One config for each method and seed, each with the options that its method reads."""
-        each = [replace(self, algorithm=(a,), seeds=(s,)) for a in self.algorithm for s in self.seeds]
+        each = [replace(self, algorithm=(a,), seeds=(s,), jobs=1) for a in self.algorithm for s in self.seeds]
         return [without_unread(one) for one in each]
 
     def title(self) -> str:

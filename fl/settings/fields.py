@@ -187,6 +187,7 @@ LOGS = ("tensorboard", "wandb")
 """What --log can name: packages, each of which is also an extra of this project."""
 
 _SGD, _STEP = OnlyWith("optimizer", "sgd"), OnlyWith("lr_schedule", "step")
+_ADAM, _EXPONENTIAL = OnlyWith("optimizer", "adam", "adamw"), OnlyWith("lr_schedule", "exponential")
 _EXECUTION, _FREE = Role(compared=False), Role(compared=False, resumable=True)
 _Methods = Annotated[tuple[str, ...], several(str, "NAME,...", items=ALGORITHMS)]
 _Betas = Annotated[tuple[float, ...], several(float, "FLOAT,FLOAT", least=0, below=1)]
@@ -248,18 +249,19 @@ class Fields(DataSettings):
     """augmentation: pad images with this many pixels of zeros and cut them back at a random place; 0 is off"""
     flip: Annotated[bool, _RARE] = False
     """augmentation: mirror half of the images, drawn at random"""
-    optimizer: Annotated[str, one_of("sgd", "adam")] = "sgd"
+    optimizer: Annotated[str, one_of("sgd", "adam", "adamw")] = "sgd"
     """the clients' optimizer; it starts afresh in every round"""
     lr: Above0 = 0.02
-    """the clients' learning rate (with adam, 0.001 is a good start)"""
+    """the clients' learning rate (with adam and adamw, 0.001 is a good start)"""
     momentum: Annotated[AtLeast0, _SGD] = 0.9
     """sgd: momentum"""
     nesterov: Annotated[bool, _SGD, _RARE] = False
     """sgd: Nesterov's momentum"""
-    betas: Annotated[_Betas, OnlyWith("optimizer", "adam"), _RARE] = (0.9, 0.999)
-    """adam: decay rates of the two moments"""
+    betas: Annotated[_Betas, _ADAM, _RARE] = (0.9, 0.999)
+    """adam, adamw: decay rates of the two moments"""
     weight_decay: AtLeast0 = 0.0
-    """weight decay, added to the gradient"""
+    """weight decay, added to the gradient; with adamw each step shrinks the weights by this share times the learning
+    rate"""
     clip: Annotated[AtLeast0, _RARE] = 0.0
     """clip a client's gradient to this norm; 0 is off"""
     loss: Annotated[str, tyro.conf.arg(metavar="NAME|MODULE:FUNCTION")] = losses.DEFAULT
@@ -276,11 +278,15 @@ class Fields(DataSettings):
     """set the logits of classes that a client does not have to 0 while it trains (HeteroFL, FedFA)"""
     lr_schedule: Annotated[str, one_of(*SCHEDULES)] = "constant"
     """how the learning rate changes over rounds: step multiplies it by --lr-factor after each of --lr-steps, cosine
-    lowers it to nearly 0"""
+    lowers it to nearly 0, exponential multiplies it by --lr-decay after each round"""
     lr_factor: Annotated[float, number(float, above=0, most=1), _STEP] = 0.1
     """step: factor of the learning rate"""
     lr_steps: Annotated[tuple[float, ...], several(float, "0<FLOAT<1,...", above=0, below=1), _STEP] = (0.5, 0.75)
     """step: the shares of the rounds after which the learning rate drops"""
+    lr_decay: Annotated[float, number(float, above=0, most=1), _EXPONENTIAL] = 0.998
+    """exponential: factor of the learning rate from round to round (Flower's DepthFL and HeteroFL baselines: 0.998)"""
+    lr_warmup: Annotated[Natural, _RARE] = 0
+    """number of first rounds in which the learning rate rises linearly to what --lr-schedule says; 0 is none"""
 
     local_valid: _HeldOut = 0.0
     """share of each client's samples that is held out for validation; 0 is none, or 0.1 for a method that needs some"""
@@ -322,6 +328,8 @@ class Fields(DataSettings):
     data_on: Annotated[str, one_of(*PLACES), _FREE, _RARE] = "auto"
     """where samples lie: on the device that trains, or on the host, so that those of a round's cohort alone are copied;
     auto is the device, and the host for data in memory-mapped files (--dataset folder:PATH)"""
+    jobs: Annotated[AtLeast1, _FREE, _RARE] = 1
+    """of several runs (methods, seeds, values of a sweep) train so many at a time, each in a process of its own"""
     max_parallel_clients: Annotated[Natural, _FREE, _RARE] = 0
     """train at most this many clients side by side, to save memory; 0 is all clients of a round"""
     backend: Annotated[str, one_of(*backend_names()), _EXECUTION] = "auto"
@@ -341,8 +349,8 @@ class Fields(DataSettings):
     config: Annotated[str | None, _EXECUTION, tyro.conf.arg(metavar="FILE")] = None
     """take the settings of this file, such as the config.yaml of a run; flags override them"""
     resume: Annotated[str | None, _FREE, tyro.conf.arg(metavar="FOLDER")] = None
-    """continue the run in this folder, with its settings; --rounds can be raised if --lr-schedule is constant and no
-    client joins or leaves"""
+    """continue the run in this folder, with its settings; --rounds can be raised if --lr-schedule is constant or
+    exponential and no client joins or leaves"""
 
     def __post_init__(self) -> None:
         asked = self.metrics if isinstance(self.metrics, tuple | list) else (self.metrics,)
@@ -363,8 +371,9 @@ class Fields(DataSettings):
 
     def local_optimizer(self) -> Optimizer:
         """The clients' optimizer."""
-        if self.optimizer == "adam":
-            return Adam(self.lr, *self.betas, weight_decay=self.weight_decay, clip=self.clip)
+        if self.optimizer in ("adam", "adamw"):
+            decoupled = self.optimizer == "adamw"
+            return Adam(self.lr, *self.betas, weight_decay=self.weight_decay, clip=self.clip, decoupled=decoupled)
         return SGD(self.lr, self.momentum, self.weight_decay, self.nesterov, self.clip)
 
     def local_loss(self, dataset: Dataset) -> Loss:
@@ -374,7 +383,12 @@ class Fields(DataSettings):
 
     def schedule(self) -> Schedule:
         """The factor of the learning rate in each round."""
-        return schedule(self.lr_schedule, self.rounds, self.lr_factor, self.lr_steps)
+        return schedule(self.lr_schedule, self.rounds, self.lr_factor, self.lr_steps, self.lr_decay, self.lr_warmup)
+
+    @property
+    def fixes_rounds(self) -> bool:
+        """Whether the number of rounds changes rounds before the last: their learning rate, or who joins and leaves."""
+        return bool(SCHEDULES[self.lr_schedule] or self.joining or self.leaving)
 
     @property
     def requirements(self) -> set[str]:

@@ -138,7 +138,7 @@ def test_lines_of_help_are_as_long_as_the_terminal_is_wide(width, capsys, monkey
     [
         (
             [],
-            "--fedmr.segment-fraction --alpha --rounds --momentum INT>=1 {sgd,adam} 0<=FLOAT<=1 FLOAT>0",
+            "--fedmr.segment-fraction --alpha --rounds --momentum INT>=1 {sgd,adam,adamw} 0<=FLOAT<=1 FLOAT>0",
             "--femam.window --clusters --betas --joining --attack.share --text.tokens",
         ),
         (["--algorithm", "femam,fedavg+"], "--femam.window --fedavg-plus.epochs", "--fedmr.segment-fraction"),

@@ -128,7 +128,7 @@ REFUSED = [
     ("export RUN taken.pt", "exists already"),
     ("export RUN nowhere/model.pt", "there is no folder"),
     ("export RUN model.pt --pixels", "weights alone"),
-    ("export RUN model.pt --client 4", "has clients 0 to 3"),
+    ("export RUN model.pt --client 4", "there are clients 0 to 3"),
     ("analysis similarity", "give run folders, or an untrained --model"),
     ("analysis similarity nowhere --out taken.png", "nowhere"),
     ("analysis similarity --model nothing", "nothing"),

@@ -100,6 +100,7 @@ PEERS = {  # name: (model, its norm, optimizer, more settings)
     "nesterov and clip": ("resnet20", "group", SGD(0.05, 0.9, 1e-2, nesterov=True, clip=1.0), {}),
     "adam": ("cnn", "group", Adam(0.01), {}),
     "all of adam": ("cnn", "group", Adam(0.003, 0.8, 0.9, 1e-6, weight_decay=0.1, clip=0.5), {}),
+    "adamw": ("cnn", "group", Adam(0.003, 0.8, 0.9, 1e-6, weight_decay=0.5, clip=0.5, decoupled=True), {}),
     **{
         f"partial batches of {size}": (smooth, None, DECAYING, {"batch_size": size, "last_batch": "partial"})
         for size in (4, 5, 100)
@@ -141,7 +142,8 @@ def test_backends_equal_plain_pytorch(make_federation, case, backend):
                 nesterov=optimizer.nesterov,
             )  # fmt: skip
         betas = (optimizer.beta1, optimizer.beta2)
-        return torch.optim.Adam(parameters, optimizer.lr, betas, optimizer.eps, optimizer.weight_decay)
+        kind = torch.optim.AdamW if optimizer.decoupled else torch.optim.Adam
+        return kind(parameters, optimizer.lr, betas, optimizer.eps, optimizer.weight_decay)
 
     x = fed.data.x.double() / 255 * 2 - 1
     for k, client in enumerate(clients):

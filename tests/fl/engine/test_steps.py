@@ -15,7 +15,7 @@ from fl.engine import SGD
 from fl.engine.augment import Augment
 from fl.engine.batches import make_batches
 from fl.engine.draws import Drawing, Draws
-from fl.engine.optimizers import clipped, schedule
+from fl.engine.optimizers import SCHEDULES, clipped, schedule
 
 
 def keys(*numbers):
@@ -305,6 +305,24 @@ def test_schedules_end_where_they_should():
     assert cosine[0] == 1
     assert cosine == sorted(cosine, reverse=True)
     assert 0 < cosine[-1] < 0.01
-    for bad in ({"name": "linear"}, {"name": "step", "at": (1.5,)}, {"name": "step", "factor": 0.0}):
+    exponential = [schedule("exponential", 3, decay=0.998)(r) for r in (1, 2, 1001)]
+    assert exponential == pytest.approx([1, 0.998, 0.998**1000])
+    for bad in (
+        {"name": "linear"},
+        {"name": "step", "at": (1.5,)},
+        {"name": "step", "factor": 0.0},
+        {"name": "exponential", "decay": 0.0},
+        {"name": "constant", "warmup": 10},
+    ):
         with pytest.raises(FLError):
             schedule(**{"rounds": 10, **bad})
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_warm_up_rises_to_what_the_schedule_says(name):
+    plain, warm = schedule(name, 20), schedule(name, 20, warmup=4)
+    assert [warm(r) / plain(r) for r in range(1, 7)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1, 1])
+    assert [warm(r) for r in range(5, 21)] == [plain(r) for r in range(5, 21)]
+    assert [schedule(name, 20, warmup=0)(r) for r in range(1, 21)] == [plain(r) for r in range(1, 21)]
+    longer = [schedule(name, 40, warmup=4)(r) for r in range(1, 21)]
+    assert (longer != [warm(r) for r in range(1, 21)]) is SCHEDULES[name]  # what a resumed run may not change

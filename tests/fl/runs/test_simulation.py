@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -21,6 +23,9 @@ def test_every_setting_reaches_the_federation():
     fed, _ = build(config)
     adam = Config(algorithm=("fedavg",), optimizer="adam", lr=0.1, betas=(0.8, 0.99), weight_decay=0.1, clip=2.0)
     assert build(adam)[0].local.optimizer == Adam(0.1, 0.8, 0.99, weight_decay=0.1, clip=2.0)
+    adamw = build(replace(adam, optimizer="adamw", lr_schedule="exponential", lr_decay=0.5, lr_warmup=1))[0].local
+    assert adamw.optimizer == Adam(0.1, 0.8, 0.99, weight_decay=0.1, clip=2.0, decoupled=True)
+    assert [adamw.schedule(number) for number in (1, 2, 3)] == [0.5, 0.5, 0.25]
     assert (fed.participants, fed.local.epochs, fed.local.batch_size, fed.local.backend) == (3, 2, 9, "vmap")
     assert fed.local.optimizer == SGD(lr=0.3, momentum=0.4, weight_decay=0.05, nesterov=True, clip=0.7)
     assert fed.local.max_parallel_clients == 2

@@ -6,7 +6,6 @@ from contextlib import nullcontext
 from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from itertools import pairwise
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -247,11 +246,11 @@ def test_a_long_round_says_how_many_clients_are_done_on_a_terminal_only(tmp_path
     assert "client 1/2" in capsys.readouterr().err
 
 
-def test_a_log_is_told_of_every_row_before_the_user_is(monkeypatch):
+def test_a_log_is_told_of_every_row_before_the_user_is(tmp_path, monkeypatch):
     told = []
-    log = lambda run: nullcontext(lambda row: told.append(("log", row)))  # noqa: E731
-    monkeypatch.setitem(logs.LOGS, "mine", log)
-    run = SimpleNamespace(config=SimpleNamespace(log=("mine",)))
-    with logs.watched(run, lambda row: told.append(("user", row))) as tell:
-        tell({"round": 1})
-    assert told == [("log", {"round": 1}), ("user", {"round": 1})]
+    monkeypatch.setattr("fl.runs.logs.find_spec", lambda name: ModuleSpec(name, None, origin="here"))
+    log = lambda run: nullcontext(lambda row: told.append(("log", row["round"])))  # noqa: E731
+    monkeypatch.setitem(logs.LOGS, "wandb", log)
+    config = replace(CONFIG, rounds=2, log=("wandb",))
+    fl.simulate(config, tmp_path / "run", on_round=lambda row: told.append(("user", row["round"])))
+    assert told == [("log", 1), ("user", 1), ("log", 2), ("user", 2)]

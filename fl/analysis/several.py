@@ -1,0 +1,116 @@
+"""Several runs from Python, and what they have reached as tables of text and of pandas."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fl import data
+from fl.analysis.groups import Run, find_runs, group, outcome, table
+from fl.base.errors import FLError
+from fl.distributed import joined
+from fl.models.custom_model import Model
+from fl.runs.assembly import pick_device, resolve_inputs
+from fl.runs.folder import run_name
+from fl.runs.lock import SETTINGS
+from fl.runs.many_runs import Ended, train_all
+from fl.settings import Config
+
+
+@dataclass(frozen=True)
+class Results:
+    """What runs have reached; `print` gives the table of `python -m fl.compare`.
+
+    The tables of pandas need `pip install 'layer-surgery[pandas]'`. Runs that differ in their seed alone have the same
+    `method`, which also names the settings in which others differ, as in "fedavg lr=0.1".
+
+    Attributes:
+        runs: each with its folder, its settings and its rows of metrics.csv.
+        failed: why training failed, by folder: of runs that diverged, which are not among `runs`, and of those that
+            ended with a loss that is not finite, which are.
+    """
+
+    runs: Sequence[Run]
+    failed: Mapping[Path, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return table(group(self.runs)) + Ended(failed={**self.failed}).describe()
+
+    def frame(self) -> Any:
+        """Return a DataFrame with a row for each run: method, seed, results as in sweep.csv, and folder."""
+        labels = group(self.runs).items()
+        rows = [
+            {"method": label, "seed": run.config.seeds[0], **outcome(run), "folder": str(run.folder)}
+            for label, runs in labels
+            for run in runs
+        ]
+        frame = _pandas().DataFrame(rows)
+        return frame[[*(name for name in frame if name != "folder"), "folder"]]
+
+    def means(self) -> Any:
+        """Return a DataFrame with a row for each method: mean and sample standard deviation over seeds of each result.
+
+        Its columns are pairs, such as ("accuracy", "std"), which is NaN for a single seed.
+        """
+        results = self.frame().drop(columns=["seed", "folder"])
+        return results.groupby("method", sort=False).agg(["mean", "std"])
+
+    def rounds(self) -> Any:
+        """Return a DataFrame with a row for each round of each run: method, seed, and the columns of metrics.csv."""
+        labels = group(self.runs).items()
+        named = [({"method": label, "seed": run.config.seeds[0]}, run.rows) for label, runs in labels for run in runs]
+        return _pandas().DataFrame([{**name, **row} for name, rows in named for row in rows])
+
+
+def results(*folders: str | Path) -> Results:
+    """Read the runs of folders, which are run folders or hold some, also those of sweeps.
+
+    Raises FLError for a folder without runs, and for runs that were not evaluated yet.
+    """
+    return Results(find_runs([Path(folder) for folder in folders]))
+
+
+def simulate_all(
+    config: Config,
+    folder: str | Path,
+    resume: bool = False,
+    dataset: data.Dataset | None = None,
+    model: Model | None = None,
+) -> Results | None:
+    """Run every method with every seed of the settings, one after another, and return what they have reached.
+
+    Each has a run folder within the given one, as from `python -m fl.run --algorithm A,B --seeds 0,1`, and `python -m
+    fl.compare FOLDER` draws them in one figure. The data set is loaded once. What is wrong with any of the runs is
+    refused before the first trains; after one whose training fails the others go on.
+
+    Args:
+        config: with any number of algorithms and seeds; with `jobs` above 1, the calling script has to keep what it
+            does under `if __name__ == "__main__":`, since every process imports it.
+        folder: must be new or empty, unless its runs are resumed: finished ones are kept, the others go on.
+        dataset, model: of your own, as in `simulate`.
+
+    Returns:
+        None on other ranks than the first, under torchrun.
+
+    Raises:
+        FLError: as `simulate` does, and if training fails in all runs.
+    """
+    folder = Path(folder)
+    with joined() as ranks:
+        config = resolve_inputs(config, dataset, model)
+        config.check()
+        loaded = (config.load() if dataset is None else dataset).to(pick_device(config.device))
+        inside = {folder / run_name(one): one for one in config.runs()}
+        ended = train_all(inside, folder / SETTINGS, config.to_yaml(), resume, lambda _: loaded, model, config.jobs)
+        return None if ranks.rank else Results(find_runs(ended.done), ended.failed)
+
+
+def _pandas() -> Any:
+    with suppress(ImportError):
+        import pandas
+
+        return pandas
+    raise FLError(
+        "a table of pandas needs a package that is missing: pip install 'layer-surgery[pandas]', or print the results"
+    )

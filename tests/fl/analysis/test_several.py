@@ -1,0 +1,93 @@
+"""Several methods and seeds from Python, and their results as tables."""
+
+import math
+import statistics
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import fl
+from fl import run as cli
+from fl.base.errors import FLError
+from fl.runs.metrics import read
+
+CONFIG = fl.Config(
+    algorithm=("fedavg", "fedprox"), seeds=(0, 1), clients=4, participants=2, rounds=2, local_epochs=1, width=0.1,
+    batch_size=50,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    return fl.simulate_all(CONFIG, tmp_path_factory.mktemp("several") / "all")
+
+
+def test_all_runs_are_those_of_the_command_and_of_simulate(found, tmp_path, capsys):
+    (tmp_path / "settings.yaml").write_text(CONFIG.to_yaml())
+    assert cli.main(["--config", str(tmp_path / "settings.yaml"), "--out", str(tmp_path), "--name", "command"]) == 0
+    folder = found.runs[0].folder.parent
+    assert [run.folder.name for run in found.runs] == ["fedavg-seed0", "fedavg-seed1", "fedprox-seed0", "fedprox-seed1"]
+    for run in found.runs:
+        places = run.folder, tmp_path / "command" / run.folder.name
+        one, two = (fl.load_model(place).state_dict() for place in places)
+        assert all(torch.equal(one[name], two[name]) for name in one)
+    lines = [line.rsplit(maxsplit=1)[0] for line in str(found).splitlines()]  # without the seconds
+    assert lines == [line.rsplit(maxsplit=1)[0] for line in str(fl.results(tmp_path / "command")).splitlines()]
+    assert str(fl.results(folder)) == str(found)
+    assert not found.failed
+
+
+def test_several_are_refused_by_simulate_and_resumed_together(found, tmp_path):
+    with pytest.raises(FLError, match=r"fl\.simulate_all trains them all, or take one"):
+        fl.simulate(CONFIG, tmp_path / "run")
+    folder = found.runs[0].folder.parent
+    with pytest.raises(FLError, match="exists already"):
+        fl.simulate_all(CONFIG, folder)
+    again = fl.simulate_all(CONFIG, folder, resume=True)
+    assert [run.rows for run in again.runs] == [run.rows for run in found.runs]
+
+
+def test_data_and_a_model_of_ones_own_and_failures(tmp_path):
+    x, y = torch.randn(200, 6, generator=torch.Generator().manual_seed(0)), torch.arange(200) % 3
+    data = fl.Dataset.from_arrays(x, y, x, y)
+    config = replace(CONFIG, algorithm="fedavg", rounds=1, width=1.0, batch_size=10)
+    found = fl.simulate_all(config, tmp_path / "own", dataset=data, model=lambda: nn.Linear(6, 3))
+    assert [run.config.model for run in found.runs] == ["given", "given"]
+    config = replace(CONFIG, algorithm=("fedavg", "fedexp"), seeds=0, rounds=1, clip=1.0)
+    with pytest.MonkeyPatch.context() as patch:
+        real = fl.Federation.train
+
+        def diverging(fed, *args, **more):
+            update = real(fed, *args, **more)
+            return update._replace(loss=update.loss * math.nan) if len(done) < 1 and not done.append(1) else update
+
+        done = []
+        patch.setattr(fl.Federation, "train", diverging)
+        found = fl.simulate_all(config, tmp_path / "failing")
+    assert [path.name for path in found.failed] == ["fedavg-seed0"]
+    assert "fedavg-seed0: " in str(found)
+
+
+def test_tables_of_pandas(found):
+    pytest.importorskip("pandas", reason="pandas, an extra, is not installed")
+    frame, means, rounds = found.frame(), found.means(), found.rounds()
+    assert [*zip(frame["method"], frame["seed"])] == [("fedavg", 0), ("fedavg", 1), ("fedprox", 0), ("fedprox", 1)]
+    rows = [read(run.folder / "metrics.csv") for run in found.runs]
+    assert [*frame["accuracy"]] == [each[-1]["accuracy"] for each in rows]
+    of_fedprox = [each[-1]["accuracy"] for each in rows[2:]]
+    assert means.loc["fedprox", ("accuracy", "mean")] == pytest.approx(statistics.mean(of_fedprox))
+    assert means.loc["fedprox", ("accuracy", "std")] == pytest.approx(statistics.stdev(of_fedprox))
+    assert len(rounds) == 8
+    assert [*rounds["loss"]] == [row["loss"] for each in rows for row in each]
+    assert [*rounds["round"]] == [1, 2] * 4
+
+
+def test_a_missing_pandas_is_told_with_the_way_out(found, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    for ask in (found.frame, found.means, found.rounds):
+        with pytest.raises(FLError, match=r"pip install 'layer-surgery\[pandas\]', or print the results"):
+            ask()
+    assert "fedprox" in str(found)

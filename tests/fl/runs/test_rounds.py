@@ -1,0 +1,183 @@
+"""`fl.Run`: the rounds of a run as a loop of the user's, which may be left at any moment and goes on exactly."""
+
+import gc
+import logging
+import signal
+import subprocess
+import sys
+from contextlib import nullcontext
+from dataclasses import replace
+
+import pytest
+import torch
+
+import fl
+from fl.base.errors import Diverged, FLError
+from fl.runs import checkpoint
+from fl.runs.export import client_model
+from fl.runs.lock import is_locked
+from fl.runs.metrics import read
+
+CONFIG = fl.Config(algorithm="fedavg", clients=4, participants=2, rounds=4, local_epochs=1, width=0.1, batch_size=50)
+
+
+def same(a, b):
+    a, b = a.state_dict(), b.state_dict()
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def without_time(rows):
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    fl.simulate(CONFIG, folder)
+    return folder
+
+
+def left_at_break(config, folder):
+    for round in fl.Run(config, folder):
+        if round.number == 2:
+            break
+
+
+def left_by_an_error(config, folder):
+    for round in fl.Run(config, folder):
+        assert round.number < 2
+
+
+def left_by_ctrl_c(config, folder):
+    for round in fl.Run(config, folder):
+        if round.number == 2:
+            raise KeyboardInterrupt
+
+
+def left_by_sigterm(config, folder):
+    for round in fl.Run(config, folder):
+        if round.number == 2:
+            signal.raise_signal(signal.SIGTERM)
+
+
+def dropped(config, folder):
+    rounds = iter(fl.Run(config, folder))
+    next(rounds), next(rounds)
+    assert is_locked(folder)
+    del rounds
+    gc.collect()
+
+
+def closed_by_with(config, folder):
+    with fl.Run(config, folder) as run:
+        for _ in run:
+            break
+        assert is_locked(folder)
+        assert run.summary is None
+        for round in run:  # goes on
+            if round.number == 2:
+                break
+    assert run.summary["rounds"] == 2
+
+
+@pytest.mark.parametrize(
+    ("leave", "error"),
+    [
+        (left_at_break, None),
+        (left_by_an_error, AssertionError),
+        (left_by_ctrl_c, KeyboardInterrupt),
+        (left_by_sigterm, KeyboardInterrupt),
+        (dropped, None),
+        (closed_by_with, None),
+    ],
+)
+def test_a_loop_may_be_left_and_goes_on_exactly(tmp_path, whole, leave, error):
+    handlers, loggers = signal.getsignal(signal.SIGTERM), list(logging.root.handlers)
+    with pytest.raises(error) if error else nullcontext():
+        leave(CONFIG, tmp_path / "run")
+    assert not is_locked(tmp_path / "run")
+    assert signal.getsignal(signal.SIGTERM) is handlers
+    assert logging.root.handlers == loggers
+    assert checkpoint.read_header(tmp_path / "run")["round"] == 2
+    assert {"summary.json", "curves.png", "config.yaml"} <= {path.name for path in (tmp_path / "run").iterdir()}
+    with pytest.raises(FLError, match="exists already"):
+        next(iter(fl.Run(CONFIG, tmp_path / "run")))
+    assert [round.number for round in fl.Run(CONFIG, tmp_path / "run", resume=True)] == [3, 4]
+    assert same(fl.load_model(tmp_path / "run"), fl.load_model(whole))
+    assert without_time(read(tmp_path / "run/metrics.csv")) == without_time(read(whole / "metrics.csv"))
+
+
+def test_a_second_loop_over_a_run_goes_on(tmp_path, whole):
+    run = fl.Run(CONFIG, tmp_path / "run")
+    assert run.summary is None
+    for _ in run:
+        break
+    assert (run.summary["rounds"], run.summary["complete"]) == (1, False)
+    assert [round.number for round in run] == [2, 3, 4]
+    assert run.summary["complete"]
+    assert [*run] == []
+    assert same(fl.load_model(tmp_path / "run"), fl.load_model(whole))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedrep"])
+def test_a_round_has_its_models_and_keeps_them(tmp_path, name):
+    config = replace(CONFIG, algorithm=name, local_valid=0.0)
+    kept = []
+    for round in fl.Run(config, tmp_path / "looked"):
+        kept.append((round, {part: {n: t.clone() for n, t in state.items()} for part, state in round.server.items()}))
+        round.model.load_state_dict({n: torch.zeros_like(t) for n, t in round.model.state_dict().items()})  # a copy
+        round.client_model(1), round.client_model(3)
+        round.row.clear()
+        torch.manual_seed(0)
+    for round, server in kept:
+        assert all(torch.equal(t, server[part][n]) for part, state in round.server.items() for n, t in state.items())
+    fl.simulate(config, tmp_path / "not looked")
+    assert without_time(read(tmp_path / "looked/metrics.csv")) == without_time(
+        read(tmp_path / "not looked/metrics.csv")
+    )
+    assert same(round.model, fl.load_model(tmp_path / "not looked"))
+    assert same(round.client_model(1), client_model(tmp_path / "not looked", 1))
+    assert not round.model.training
+    assert same(kept[0][0].client_model(0), round.client_model(0)) is False
+    with pytest.raises(FLError, match="client 4: there are clients 0 to 3"):
+        round.client_model(4)
+
+
+def test_two_runs_side_by_side_are_those_alone(tmp_path, whole):
+    handler, loggers, other = signal.getsignal(signal.SIGTERM), list(logging.root.handlers), replace(CONFIG, seeds=(1,))
+    for one, two in zip(fl.Run(CONFIG, tmp_path / "a"), fl.Run(other, tmp_path / "b")):
+        assert one.number == two.number
+    assert signal.getsignal(signal.SIGTERM) is handler
+    assert logging.root.handlers == loggers
+    assert same(fl.load_model(tmp_path / "a"), fl.load_model(whole))
+    fl.simulate(other, tmp_path / "alone")
+    assert same(two.model, fl.load_model(tmp_path / "alone"))
+    longer = fl.Run(replace(CONFIG, rounds=6), tmp_path / "a", resume=True)
+    with pytest.raises(FLError, match="is in use by process"):
+        list(zip(longer, longer))
+
+
+def test_errors_are_those_of_simulate(tmp_path, monkeypatch):
+    run = fl.Run(replace(CONFIG, lr=1e30), tmp_path / "run")
+    with pytest.raises(Diverged):
+        list(run)
+    assert run.summary["failed"]
+    with pytest.raises(FLError, match="the settings of several runs"):
+        [*fl.Run(replace(CONFIG, seeds=(0, 1)), tmp_path / "several")]
+    assert not (tmp_path / "several").exists()
+    with pytest.raises(FLError, match="give a function of a row"):
+        fl.simulate(CONFIG, tmp_path / "new", on_round=3)
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(FLError, match="under torchrun use"):
+        [*fl.Run(CONFIG, tmp_path / "new")]
+
+
+def test_a_program_that_ends_in_a_round_leaves_what_it_did(tmp_path):
+    (tmp_path / "settings.yaml").write_text(CONFIG.to_yaml())
+    config = "fl.Config.from_file(pathlib.Path('settings.yaml'))"
+    lines = ["import fl, pathlib", f"rounds = iter(fl.Run({config}, 'run'))", "next(rounds)"]
+    said = subprocess.run([sys.executable, "-c", "; ".join(lines)], cwd=tmp_path, capture_output=True, text=True)
+    assert (said.returncode, "Exception" in said.stderr) == (0, False), said.stderr
+    assert not (tmp_path / "run/.lock").exists()
+    assert checkpoint.read_header(tmp_path / "run")["round"] == 1
