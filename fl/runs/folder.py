@@ -248,7 +248,8 @@ def is_last_best(folder: Path) -> bool:
     Raises FLError if it is another, whose model was not kept.
     """
     header = checkpoint.read_header(folder)
-    best = metrics.best([row for row in metrics.read(folder / metrics.FILE) if row["round"] <= header["round"]])
+    rows = [row for row in metrics.read(folder / metrics.FILE) if row["round"] <= header["round"]]
+    best = metrics.best(rows, Config.read(folder).best_by)
     if not best:
         raise FLError(f"{folder} has no best round: none was evaluated before its checkpoint")
     if best["round"] not in (header["round"], header["best"]):
