@@ -87,10 +87,13 @@ def run(arguments: Arguments) -> int:
     how = axis, arguments.part, arguments.samples, arguments.seed, arguments.together, arguments.device
     found = [landscape(run, title, loaded[run.config.origin()], *how) for run, title in zip(runs, titles(runs))]
     what = f"{found[0].samples:,} {arguments.part} samples"
-    print(f"cross entropy of {what}, and how it rises within {arguments.radius:g} of the model\n\n{table(found)}")
+    task, asked_loss = loaded[settings[0].origin()].task, runs[0].config.loss
+    plain = task == "classification" and asked_loss in ("default", "cross_entropy")
+    name = "cross entropy" if plain else "loss"
+    print(f"{name} of {what}, and how it rises within {arguments.radius:g} of the model\n\n{table(found)}")
     chance = math.log(loaded[settings[0].origin()].classes)
     for one in found:
-        if not one.centre < 0.99 * chance:
+        if plain and not one.centre < 0.99 * chance:
             print(f"\n{one.title} is no better than chance ({chance:.3f}), so it means nothing that it is flat")
     draw_landscapes(found, common([run.config for run in runs]), f"{arguments.part} loss", arguments.out)
     write_grid(found, grid_file)

@@ -99,7 +99,7 @@ class Algorithm:
     def round(self, server: Server, clients: Sequence[int], rng: Rng) -> tuple[Server, ClientUpdate]:
         """One round: the server's message, the clients' update, the steps between, the server's rule.
 
-        If no update arrives, the server stays as it was.
+        If no update arrives, the server stays as it was (with --privacy.clip it moves by noise).
         """
         message = self.send(server, clients, rng) if self.send else {"model": broadcast(server["global"], len(clients))}
         check_message(message)
@@ -115,7 +115,7 @@ class Algorithm:
         update = update._replace(metrics=self._traffic(message, update, clients, sent))
         for step in self.steps:
             update = step(update, message, clients, rng)
-        if not any(update.sizes):
+        if not any(update.sizes) and not self.fed.privacy.clip:  # which hides who did not send anything
             return server, update
         result = self.server({**server, CLIENTS: client_states} if keeps else server, clients, update, rng)
         server, metrics = result if isinstance(result, tuple) else (result, {})

@@ -53,9 +53,9 @@ class Events(NamedTuple):
 def fedbuff(fed: Federation, options: FedBuffOptions = FedBuffOptions()) -> Algorithm:
     """Clients train all the time, each from the model as it was when it began; the server moves after every K updates.
 
-    A round is a full buffer. Whoever finishes makes place for another client, drawn uniformly among those that do not
-    train, who begins at once from the global model; those who finish at the moment when the buffer is full are replaced
-    after the server's step
+    A round is a full buffer. Whoever finishes makes place for another client, drawn uniformly among those that neither
+    train nor are in the buffer, who begins at once from the global model; those who finish at the moment when it is
+    full are replaced after the server's step
 
         w <- w + lr mean of (1 + tau)^-staleness (w_i - the model that i began from)
 

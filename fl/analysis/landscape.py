@@ -3,10 +3,10 @@
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from tqdm import tqdm
@@ -17,6 +17,7 @@ from fl.base.rng import Rng, draw
 from fl.base.tables import aligned, write_csv
 from fl.base.torch_private import BatchOrInstanceNorm
 from fl.data import Dataset
+from fl.engine.losses import Loss, cross_entropy, measured
 from fl.engine.precision import arithmetic
 from fl.federation import Federation
 from fl.runs.assembly import build
@@ -99,7 +100,8 @@ def landscape(
     x, y = samples(fed, part, number, rng)
     together = together or (_ON_CUDA if where.type == "cuda" else 1)
     with arithmetic(fed.local.precision, where):
-        values = surface(mean_loss(model, fed.data, x, y, together), state(model), directions, axis, together, title)
+        loss = mean_loss(model, fed.data, x, y, together, fed.local.loss)
+        values = surface(loss, state(model), directions, axis, together, title)
     return Landscape(title, run.folder, axis, values, len(y))
 
 
@@ -119,21 +121,23 @@ def samples(fed: Federation, part: str, number: int, rng: Rng) -> tuple[Tensor, 
     return x, y
 
 
-def mean_loss(model: nn.Module, data: Dataset, x: Tensor, y: Tensor, together: int) -> Callable[[State], Tensor]:
-    """Make a function of some of a model's tensors that computes the mean cross entropy, float64.
+def mean_loss(
+    model: nn.Module, data: Dataset, x: Tensor, y: Tensor, together: int, of: Loss = cross_entropy
+) -> Callable[[State], Tensor]:
+    """Make a function of some of a model's tensors that computes the mean loss, float64.
 
     It is the mean over all samples (of text: all tokens) in evaluation mode. The other tensors are the model's own.
     """
     model.eval()
     dtype = next(model.parameters()).dtype
-    size = min(_CHUNK, max(1, _LOGITS // (data.classes * y[0].numel() * together)))
+    size = min(_CHUNK, max(1, _LOGITS // (prod(data.outputs) * together)))
+    number = y.numel() if data.text else len(y)
 
     def loss(values: State) -> Tensor:
         total = torch.zeros((), dtype=torch.float64, device=y.device)
         for some, labels in zip(x.split(size), y.split(size)):
-            logits = functional_call(model, values, (data.normalise(some, dtype),)).flatten(0, -2)
-            total = total + F.cross_entropy(logits.double(), labels.flatten(), reduction="sum")
-        return total / y.numel()
+            total = total + measured(of, functional_call(model, values, (data.normalise(some, dtype),)), labels).sum()
+        return total / number
 
     return loss
 

@@ -39,12 +39,13 @@ class Look(DataSettings):
         self.check_data()
         check_read(self, [one.flag for one in changed(self, Look())])
         dataset = self.load()
-        if self.plot is not None and dataset.text:
-            raise FLError("--plot draws clients by classes, and text has no classes: leave it out, or take --json")
+        counted = dataset.task == "classification" and not dataset.text
+        if self.plot is not None and not counted:
+            raise FLError("--plot draws clients by classes, and these data have none: leave it out, or take --json")
         if self.plot is not None:
             check_new(self.plot, "--plot")
         partition = self.deal(dataset, Rng(self.seed).numpy("partition"))
-        labels, classes = (torch.zeros(len(dataset.y)).long(), 1) if dataset.text else (dataset.y, dataset.classes)
+        labels, classes = (dataset.y, dataset.classes) if counted else (torch.zeros(len(dataset.y)).long(), 1)
         table = counts(partition, labels, classes)
         if self.plot is not None:
             title = f"{dataset.name}, {self.spread()}, {self.clients} clients, seed {self.seed}"
@@ -57,13 +58,14 @@ class Look(DataSettings):
 
     def describe(self, dataset: Dataset, partition: Partition, table: np.ndarray) -> str:
         """Say in a few lines what each client got."""
+        counted = table.shape[1] > 1
         lines = [
             repr(dataset),
             f"{self.spread()}: {self.clients} clients, seed {self.seed}",
             "",
             f"samples used      {table.sum():,} of {len(dataset.y):,}",
             f"samples a client  {_range(table.sum(1))}",
-            *([] if dataset.text else [f"classes a client  {_range((table > 0).sum(1))}"]),
+            *([f"classes a client  {_range((table > 0).sum(1))}"] if counted else []),
             *(
                 [f"samples moved     {partition.parts.moved:,}, from the largest clients"]
                 if partition.parts.moved

@@ -123,6 +123,8 @@ def classes_held(data: Dataset, parts: Parts, clients: Sequence[int]) -> Tensor:
     tensor([[0, 0, 1],
             [1, 0, 1]], dtype=torch.int32)
     """
+    if data.task != "classification":  # every client has numbers, or labels that are 0 or 1, for all outputs
+        return torch.ones(len(clients), data.classes, dtype=torch.bool, device=data.device)
     table = torch.zeros(len(clients), data.classes, dtype=torch.bool, device=data.device)
     own = [parts[client] for client in clients]
     rows = torch.arange(len(own)).repeat_interleave(torch.tensor([len(part) for part in own]))

@@ -117,6 +117,11 @@ class Federation:
             raise FLError(f"Federation(local={self.local!r}): give LocalTraining(epochs=1, batch_size=20, ...)")
         self.local.check(self.data)
         check_values(self.defence, "defence")
+        if self.defence.chooses and self.pace and self.pace.deadline and not self.pace.partial:
+            raise FLError(
+                f"--defence.rule {self.defence.rule} needs all clients of a round, and --pace.late drop leaves some "
+                "out: take partial"
+            )
         check_values(self.compression, "compression")
         if self.compression.on and self.defence.clip:
             raise FLError("--defence.clip cuts updates before --compression.kind changes them again: leave one out")

@@ -110,6 +110,19 @@ class Metric(NamedTuple):
             return dict(zip(self.names, map(float, self.measure(outputs, targets))))
 
 
+def metrics_of(names: Sequence[str], data: Dataset) -> list[Metric]:
+    """Make the metrics that are asked for; FLError, also for two of one name, and one that every run measures."""
+    found, seen = [metric(name, data) for name in names], set(SCORES[task_of(data)])
+    for name, one in zip(names, found):
+        for column in one.names:
+            if column in SCORES[task_of(data)]:
+                raise FLError(f"--metrics {name}: {column} is measured in every run; leave it out, or rename your own")
+            if column in seen:
+                raise FLError(f"--metrics {name}: there is another {column}; leave one out, or rename it")
+            seen.add(column)
+    return found
+
+
 def metric(name: str, data: Dataset) -> Metric:
     """Make a metric for a data set.
 
@@ -130,7 +143,7 @@ def metric(name: str, data: Dataset) -> Metric:
         raise FLError("--metrics are for a label a sample, and text has one for each token: leave them out")
     if is_path(name):
         function = find("metrics", name)
-        return Metric((name.rpartition(":")[2].rpartition(".")[2],), partial(_own, name, function))
+        return Metric((name.rpartition(":")[2].rpartition(".")[2],), partial(_defined, partial(_own, name, function)))
     if name in _PER_CLASS:
         if data.task == "regression" or data.classes > _MANY:
             why = "there are no classes" if data.task == "regression" else f"{data.classes} would be too many columns"
@@ -198,6 +211,8 @@ def _per_class(which: int, outputs: np.ndarray, targets: np.ndarray) -> Sequence
 def _own(name: str, function: Callable, outputs: np.ndarray, targets: np.ndarray) -> Sequence[float]:
     try:
         return [float(function(outputs, targets))]
+    except ValueError:  # as scikit-learn's, of samples for which it is not defined
+        raise
     except Exception as error:
         raise FLError(f"--metrics {name} fails for {len(targets)} samples: {failed(error)}") from None
 

@@ -99,7 +99,7 @@ def choose(
     space = options.announce(base)
     n = len(clients)
     if options.choose == "zico":
-        if data.task != "classification":
+        if data.task != "classification" and len(space) > 1:
             raise FLError(
                 f"--architectures.choose zico scores models by their cross entropy, and the data are for {data.task}: "
                 "choose cycle, random, budget or given"

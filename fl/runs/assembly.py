@@ -19,7 +19,7 @@ from fl.federation.attack import draw_malicious, make_attack
 from fl.federation.clients import RemoteClients
 from fl.federation.pace import PaceOptions, make_pace
 from fl.federation.presence import make_presence
-from fl.federation.scores import metric
+from fl.federation.scores import metrics_of
 from fl.models import custom_model
 from fl.models.architectures import choose
 from fl.models.create import check_shape, weight_bytes
@@ -118,7 +118,7 @@ def build(
         privacy=config.privacy,
         presence=presence,
         pace=make_pace(config.pace, config.clients, rng),
-        metrics=[metric(name, dataset) for name in config.metrics],
+        metrics=metrics_of(config.metrics, dataset),
         truth=truth,
         remote=remote,
     )

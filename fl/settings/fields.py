@@ -302,7 +302,7 @@ class Fields(DataSettings):
     """further metrics of the global model and of clients' own data: scikit-learn's scorers, such as roc_auc_ovr or
     balanced_accuracy; precision_per_class, recall_per_class or f1_per_class; your own: module:function from (outputs,
     targets) to a number"""
-    best_by: Annotated[str, Role(resumable=True), _RARE, tyro.conf.arg(metavar="COLUMN")] = "auto"
+    best_by: Annotated[str, Role(compared=False), _RARE, tyro.conf.arg(metavar="COLUMN")] = "auto"
     """column of metrics.csv by which --patience and --keep-best find the best round, such as f1, loss or
     test_roc_auc_ovr; auto is the mean validation loss where clients validate, else the test accuracy"""
 

@@ -330,3 +330,62 @@ def test_regression_with_femam_and_figures(tmp_path, capsys):
     assert "clients' abs. error" in printed
     assert "R2" in printed
     assert (tmp_path / "all.png").exists()
+
+
+def test_labels_that_are_0_and_1_are_no_classes():
+    """HeteroFL's clients train all outputs of several labels, and of numbers."""
+    for task in ("multilabel", "regression"):
+        fed, _ = fl.build(settings(), table(task), net)
+        assert fed.true_classes([0, 1]).all()
+
+
+@pytest.mark.parametrize("method", ["heterofl", "fedrolex", "fedfa"])
+@pytest.mark.parametrize("task", ["multilabel", "regression"])
+def test_clients_of_unequal_width_train_every_output(task, method):
+    _, algorithm = fl.build(settings(algorithm=method), table(task), net)
+    server = algorithm.init()
+    after, _ = algorithm.round(server, [0, 1], fl.Rng(0, 1))
+    assert (after["global"]["2.weight"] - server["global"]["2.weight"]).abs().amax(1).min() > 1e-4
+
+
+def accuracy(outputs, targets):
+    return 0.0
+
+
+def needs_both(outputs, targets):
+    if len(np.unique(targets)) < 4:
+        raise ValueError("some class is missing")
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        ([accuracy], "accuracy is measured in every run; leave it out, or rename your own"),
+        (["accuracy"], "accuracy is measured in every run"),
+        ([margin, margin], "there is another margin; leave one out, or rename it"),
+    ],
+)
+def test_metrics_of_one_name_are_refused(metrics, message):
+    with pytest.raises(fl.FLError, match=message):
+        fl.build(settings(metrics=metrics), table("classification"), net)
+
+
+def test_a_metric_of_your_own_may_be_undefined(tmp_path):
+    fl.simulate(settings(metrics=[needs_both], rounds=1), tmp_path / "run", dataset=table("classification"), model=net)
+    assert np.isnan(read(tmp_path / "run" / "metrics.csv")[0]["test_needs_both"])
+
+
+def test_the_landscape_of_numbers_and_who_holds_how_many(tmp_path, capsys, monkeypatch):
+    from fl.analysis.landscape import mean_loss
+    from fl.data.__main__ import Look
+
+    data = table("regression")
+    model = net().eval()
+    loss = losses.by_name("huber", "regression")
+    found = mean_loss(model, data, data.test_x, data.test_y, 1, loss)(dict(model.named_parameters()))
+    assert found.item() == pytest.approx(loss(model(data.test_x), data.test_y).mean().item(), rel=1e-5)
+    look = Look(clients=4, partition="iid")
+    monkeypatch.setattr(Look, "load", lambda self: data)
+    assert look.run() == 0
+    assert "classes a client" not in capsys.readouterr().out

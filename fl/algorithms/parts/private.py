@@ -86,6 +86,11 @@ def _check(algorithm: Algorithm) -> None:
             "--privacy.clip bounds what one client changes, and with --defence one also changes how others count: "
             "leave one of the two out"
         )
+    if fed.privacy.noise and fed.privacy.delta >= 1 / len(fed.clients):
+        raise FLError(
+            f"--privacy.delta {fed.privacy.delta:g} of {len(fed.clients):,} clients says nothing, since publishing one "
+            "client's data in full would meet it: take one well below 1 / clients"
+        )
     if fed.presence:
         raise FLError("--privacy.clip counts on as many clients in each round: leave --joining and --leaving out")
     if algorithm.steps or algorithm.sample or algorithm.plan or algorithm.levels:

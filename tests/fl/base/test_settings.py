@@ -159,11 +159,12 @@ def test_roles():
         "keep_best",
         "algorithm",
         "seeds",
+        "best_by",
         "metrics",
     }
     for what, names in {
         "data": where | {"dataset", "text", "pad", "pool_test_set", "samples"},
-        "resumable": free | {"rounds", "patience", "best_by"},
+        "resumable": free | {"rounds", "patience"},
         "compared": {field.name for field in dataclasses.fields(Config)} - free - how,
     }.items():
         assert {one.name for one in dataclasses.fields(Config) if getattr(role(one), what)} == names

@@ -17,6 +17,7 @@ from fl.algorithms.parts.private import affordable
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.federation.defence import Defence
+from fl.federation.pace import PaceOptions
 from fl.federation.presence import Presence
 from fl.federation.privacy import Privacy
 from fl.runs.metrics import read
@@ -271,3 +272,22 @@ def test_without_the_package_it_says_which(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "dp_accounting", None)
     with pytest.raises(FLError, match=r"pip install 'layer-surgery\[privacy\]'"):
         Privacy(1.0, 1.2345).spent(3, 7, 2)
+
+
+def test_a_round_that_nobody_ends_is_as_private_as_any_other():
+    """Nobody can tell by missing noise, or by a missing epsilon, that all clients were late."""
+    settings = {"clients": 6, "participants": 6, "width": 0.125, "partition": "iid", "norm": "none"}
+    slow = PaceOptions(speed=1e-3, deadline=1.0, late="drop")
+    config = fl.Config(algorithm="fedavg", pace=slow, privacy=Privacy(clip=0.5, noise=1.0, delta=1e-3), **settings)
+    fed, algorithm = fl.build(config)
+    server = algorithm.init()
+    after, update = algorithm.round(server, range(6), Rng(0, 1))
+    assert not any(update.sizes)
+    assert update.metrics["epsilon"] > 0
+    moved = torch.cat([(after["global"][name] - server["global"][name]).flatten() for name in fed.trainable])
+    assert moved.std().item() == pytest.approx(0.5 / 6, rel=0.05)
+
+
+def test_a_delta_that_says_nothing_is_refused(make_federation):
+    with pytest.raises(FLError, match="says nothing"):
+        fl.build(fl.Config(algorithm="fedavg", clients=20, privacy=Privacy(clip=0.5, noise=1.0, delta=0.05)))
