@@ -53,6 +53,10 @@ def _check(fed: Federation) -> None:
             "--sample-privacy.clip: clients on other machines would draw the noise from a seed that the server knows: "
             "leave it out, or simulate them"
         )
+    if fed.attack:
+        raise FLError(
+            "--attack trains malicious clients twice, which --sample-privacy.clip does not count: leave one of the two out"
+        )
     if fed.local.masked:
         raise FLError(
             "--masked-loss tells which classes a client has, which --sample-privacy.clip does not count: leave it out"

@@ -285,6 +285,10 @@ def test_what_is_not_private_is_refused(make_federation, tmp_path):
         (make_federation("cnn", norm="batch", sample_privacy=on), "batch norms mix .*: take --norm group"),
         (make_federation("cnn", norm="static_batch", sample_privacy=on), "batch norms mix .*: take --norm group"),
         (make_federation(buffered, sample_privacy=on), "mean is a buffer"),
+        (
+            replace(make_federation("cnn", sample_privacy=on), attack=object()),
+            "--attack trains malicious clients twice",
+        ),
         (make_federation("cnn", sample_privacy=on, masked=True), "--masked-loss tells which classes"),
     ):
         with pytest.raises(FLError, match=message):
