@@ -55,7 +55,7 @@ def _check(fed: Federation) -> None:
         )
     if fed.attack:
         raise FLError(
-            "--attack trains malicious clients twice, which --sample-privacy.clip does not count: leave one of the two out"
+            "--attack trains malicious clients twice, which --sample-privacy.clip does not count: leave one out"
         )
     if fed.local.masked:
         raise FLError(
