@@ -20,6 +20,7 @@ from fl.federation.attack import AttackOptions
 from fl.federation.compression import Compression
 from fl.federation.defence import Defence
 from fl.federation.privacy import Privacy
+from fl.federation.sample_privacy import SamplePrivacy
 from fl.models.architectures import ArchitectureOptions
 from fl.runs.assembly import build
 from fl.runs.export import export
@@ -46,6 +47,7 @@ __all__ = [
     "Rng",
     "Round",
     "Run",
+    "SamplePrivacy",
     "Server",
     "build",
     "export",

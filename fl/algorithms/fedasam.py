@@ -65,4 +65,8 @@ def adaptive_ascent(rho: float, eta: float = 0.0) -> Ascent:
     return ascend
 
 
-METHOD = Method(fedasam, FedASAMOptions())
+METHOD = Method(
+    fedasam,
+    FedASAMOptions(),
+    refuses={"sample_privacy": "looks ahead along a gradient of samples without noise"},
+)

@@ -78,5 +78,9 @@ METHOD = Method(
     fltrust,
     FLTrustOptions(),
     columns={"trusted": int},
-    refuses={"privacy": "weighs single updates", "choosing": "scales all updates to one length and weighs them itself"},
+    refuses={
+        "privacy": "weighs single updates",
+        "sample_privacy": "trains on the server as well, on samples that no epsilon counts",
+        "choosing": "scales all updates to one length and weighs them itself",
+    },
 )

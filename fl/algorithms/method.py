@@ -8,6 +8,7 @@ import torch
 
 from fl.algorithms.algorithm import Algorithm, Server
 from fl.algorithms.parts.private import private
+from fl.algorithms.parts.sample_private import sample_private
 from fl.base.columns import Column
 from fl.base.errors import FLError
 from fl.base.settings import check_types, check_values
@@ -92,6 +93,7 @@ class Method:
         self.check(fed, options)
         algorithm = self.make(fed) if self.options is None else self.make(fed, options)
         algorithm = _remembering(algorithm) if fed.compression.feedback else algorithm
+        algorithm = sample_private(algorithm) if fed.local.sample_privacy.clip else algorithm
         return private(algorithm) if fed.privacy.clip else algorithm
 
     def check(self, fed: Federation, options: Any = None) -> None:
@@ -110,9 +112,11 @@ class Method:
                 "choosing": "averages parts of models, whose distances say nothing",
                 "feedback": "gives clients parts of models, and what is left unsent is of another part's",
                 "privacy": "averages parts of models, by how many have each",
+                "sample_privacy": "has clients of several architectures, whose epsilon is not worked out here",
             }
         if self.clients == "personalized":
             by_kind["pace"] = "has clients train more than one model a round, and --pace counts the steps of one"
+            by_kind["sample_privacy"] = "has models that stay with clients, whose epsilon is not worked out here"
         for what, reason in {**by_kind, **self.refuses}.items():
             if what in requirements:
                 raise FLError(

@@ -64,11 +64,14 @@ def backend_names() -> list[str]:
     return ["auto", *BACKENDS]
 
 
-def check(backend: str, device: torch.device, precision: Precision, partial: bool = False) -> None:
+def check(
+    backend: str, device: torch.device, precision: Precision, partial: bool = False, clipped: bool = False
+) -> None:
     """Raise FLError for a backend or a precision that is unknown, or that this device does not have.
 
     Args:
         partial: whether the last batch of an epoch may be smaller than the others.
+        clipped: whether each sample's gradient is.
     """
     if backend not in backend_names():
         raise FLError(f"unknown backend {backend!r}: there are {', '.join(backend_names())}")
@@ -76,6 +79,8 @@ def check(backend: str, device: torch.device, precision: Precision, partial: boo
         raise FLError(f"--backend workers is for the CPU, and the data are on {device}: use vmap or graphs")
     if backend == "graphs" and device.type != "cuda":
         raise FLError(f"--backend graphs needs a CUDA device, and the data are on {device}: use workers or vmap")
+    if backend == "graphs" and clipped:
+        raise FLError("--sample-privacy.clip is not for --backend graphs: use vmap or loop")
     if backend == "vmap" and precision.channels_last:
         raise FLError("--channels-last is a layout of one client's tensors: use --backend loop, workers or graphs")
     if backend in ("vmap", "graphs") and partial:
@@ -105,7 +110,7 @@ def train(groups: Sequence[Group], backend: str = "auto", chosen: dict[str, str]
     for job, starts, _ in groups:
         if stack_size(starts) != len(job.batches.steps):
             raise FLError(f"{stack_size(starts)} starting states for {len(job.batches.steps)} clients: give one each")
-        check(backend, job.device, job.precision, job.batches.real is not None)
+        check(backend, job.device, job.precision, job.batches.real is not None, job.sample_clip is not None)
     order, chosen, what = [backend], {} if chosen is None else chosen, ""
     if backend == "auto":
         what = " ".join(f"{len(job.batches.steps)}x{work(job)}" for job, _, _ in groups)
@@ -179,7 +184,8 @@ def ranked(groups: Sequence[Group]) -> list[str]:
         order = ["graphs", *["vmap"] * stackable] if not partial else []
     else:
         order = ["workers"] * (clients > 2 and torch.get_num_threads() > 1)
-    if job.data.on_host and "graphs" in order:  # they read samples from fixed places, and these are new in each round
+    # They read samples from fixed places, and those on the host are new in each round.
+    if (job.data.on_host or job.sample_clip) and "graphs" in order:
         order.remove("graphs")
     return [*order, "loop"]
 
@@ -191,7 +197,7 @@ def _order(name: str | None, groups: Sequence[Group]) -> list[str]:
     """
     job, order = groups[0][0], ranked(groups)
     with suppress(FLError):
-        check(name or "", job.device, job.precision, job.batches.real is not None)
+        check(name or "", job.device, job.precision, job.batches.real is not None, job.sample_clip is not None)
         if name != "vmap" or len(groups) == 1:
             order = [name, *(other for other in order if other != name)]
     refused = set().union(*(_REFUSED.get(job.model, ()) for job, _, _ in groups))

@@ -42,7 +42,7 @@ def _train(job: Job, starts: State, context: Any) -> Results:
     total = torch.zeros(len(steps), device=job.device, dtype=job.loss_dtype)
     positions: dict = {}  # see `Draws`
 
-    def one(own: State, rest: State, context: Any, batch: Batch, key: Tensor) -> Tensor:
+    def one(own: State, rest: State, context: Any, batch: Batch, key: Tensor) -> Any:
         def call(params: State, x: Tensor) -> Tensor:
             state = {**rest, **own, **params}
             out = functional_call(job.model, state, (x,))
@@ -53,6 +53,8 @@ def _train(job: Job, starts: State, context: Any) -> Results:
                 )
             return out
 
+        if job.sample_clip:
+            return job.clipped_gradients(call, own, context, batch, key)
         return job.loss(call, own, context, batch, Draws(key, positions=positions))
 
     losses = vmap(one)
@@ -65,8 +67,11 @@ def _train(job: Job, starts: State, context: Any) -> Results:
         # enough, and faster than torch.func.grad inside it.
         given = job.batches.step(row)
         batch = job.fetch(given, dtype)
-        loss = _vectorised(losses, job.model, leaves, r, c, batch, given.key)
-        gradients = torch.autograd.grad(loss.sum(), list(leaves.values()), allow_unused=True)
+        made = _vectorised(losses, job.model, leaves, r, c, batch, given.key)
+        if job.sample_clip:
+            loss, gradients = made[0], tuple(made[1].values())
+        else:
+            loss, gradients = made, torch.autograd.grad(made.sum(), list(leaves.values()), allow_unused=True)
         if job.ascent:
             ahead, before = _ahead(job.ascent, p, gradients), {name: t.clone() for name, t in r.items()}
             there = _vectorised(losses, job.model, ahead, r, c, batch, given.key)
@@ -90,7 +95,7 @@ def _ahead(ascent: Ascent, params: State, gradients: Sequence[Tensor | None]) ->
     return {n: (p + step[n] if n in step else p).detach().requires_grad_() for n, p in params.items()}
 
 
-def _vectorised(losses: Callable[..., Tensor], model: nn.Module, *arguments) -> Tensor:
+def _vectorised(losses: Callable[..., Any], model: nn.Module, *arguments) -> Any:
     """losses(*arguments); an error names the operation that vmap refuses."""
     try:
         return losses(*arguments)

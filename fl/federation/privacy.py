@@ -129,12 +129,13 @@ def _spent(noise: float, delta: float, accounting: str, rounds: int, clients: in
         relation = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
         event = dp.PoissonSampledDpEvent(participants / clients, dp.GaussianDpEvent(noise))
     accountant = rdp.RdpAccountant(neighboring_relation=relation)
-    with _quiet("absl"):  # it names orders of which it makes no use
+    with quiet("absl"):  # it names orders of which it makes no use
         return float(accountant.compose(event, rounds).get_epsilon(delta))
 
 
 @contextmanager
-def _quiet(name: str) -> Iterator[None]:
+def quiet(name: str) -> Iterator[None]:
+    """Within it a logger says nothing below errors."""
     logger = logging.getLogger(name)
     before = logger.level
     logger.setLevel(logging.ERROR)

@@ -50,6 +50,11 @@ REQUIREMENTS = {
         "--compression.feedback", lambda config: config.compression.feedback, lambda fed: fed.compression.feedback
     ),
     "privacy": Requirement("--privacy.clip", lambda config: config.privacy.clip, lambda fed: fed.privacy.clip),
+    "sample_privacy": Requirement(
+        "--sample-privacy.clip",
+        lambda config: config.sample_privacy.clip,
+        lambda fed: fed.local.sample_privacy.clip,
+    ),
     "presence": Requirement(
         "--joining and --leaving", lambda config: config.joining or config.leaving, lambda fed: fed.presence
     ),

@@ -47,6 +47,7 @@ from fl.federation.defence import Defence
 from fl.federation.pace import PaceOptions
 from fl.federation.privacy import Privacy
 from fl.federation.requirements import REQUIREMENTS
+from fl.federation.sample_privacy import SamplePrivacy
 from fl.models.architectures import ArchitectureOptions
 from fl.partition import KINDS, Partition, check_text_kind, deal
 from fl.partition import overview as partitions
@@ -297,6 +298,7 @@ class Fields(DataSettings):
     defence: Annotated[Defence, _RARE] = Defence()
     compression: Annotated[Compression, _RARE] = Compression()
     privacy: Annotated[Privacy, _RARE] = Privacy()
+    sample_privacy: Annotated[SamplePrivacy, _RARE] = SamplePrivacy()
 
     metrics: Annotated[_Metrics, Role(compared=False)] = ()
     """further metrics of the global model and of clients' own data: scikit-learn's scorers, such as roc_auc_ovr or

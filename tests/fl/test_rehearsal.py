@@ -71,6 +71,7 @@ SETTINGS = {
     "trigger": ["--attack.share", "0.5", "--attack.kind", "trigger"],
     "masked loss": ["--masked-loss"],
     "privacy": ["--privacy.clip", "1", "--privacy.noise", "0", "--privacy.quantile", "0.5"],
+    "samples' privacy": ["--sample-privacy.clip", "1", "--sample-privacy.noise", "0.5"],
     "median": ["--defence.rule", "median"],
     "bulyan": ["--defence.rule", "bulyan", "--defence.malicious", "0", "--participants", "4"],
     "top-k": ["--compression.kind", "topk", "--compression.share", "0.1", "--compression.feedback"],
@@ -81,6 +82,7 @@ SETTINGS = {
 QUICK = [
     *product(("graphs",), ("fedavg", "clusamp", "fedmr", "femam", "fedfa"), [""]),
     *product(("loop", "vmap"), ("fedavg", "fedmr"), [""]),
+    *(CLIPPED := [*product(("loop", "vmap"), ("fedavg",), ["samples' privacy"])]),
     ("graphs", "heterofl", "fleet"),
     *product(
         ("graphs",),
@@ -102,12 +104,14 @@ def possible(case):
     )
 
 
-SLOW = product(("graphs",), ("fedavg", "local", "heterofl"), [what for what in SETTINGS if what])
+SLOW = product(
+    ("graphs",), ("fedavg", "local", "heterofl"), [what for what in SETTINGS if what not in ("", "samples' privacy")]
+)
 
 
 @pytest.mark.parametrize(
     ("backend", "name", "case"),
-    some([*product(("graphs", "loop", "vmap"), ALGORITHMS, [""]), *filter(possible, SLOW)], QUICK),
+    some([*product(("graphs", "loop", "vmap"), ALGORITHMS, [""]), *filter(possible, SLOW), *CLIPPED], QUICK),
 )
 def test_a_round_waits_only_where_it_is_meant_to(pretended, name, backend, case, tmp_path):
     """... evaluation included, whatever the settings; from the third round on nothing is captured anew.

@@ -22,6 +22,7 @@ from fl.federation.pace import Pace, PaceOptions
 from fl.federation.presence import Presence
 from fl.federation.privacy import Privacy
 from fl.federation.requirements import REQUIREMENTS
+from fl.federation.sample_privacy import SamplePrivacy
 
 ROOT = Path(__file__).parents[3]
 
@@ -42,6 +43,7 @@ ASKING = {
     "compression": {"compression": Compression("topk")},
     "feedback": {"compression": Compression("topk", feedback=True)},
     "privacy": {"privacy": Privacy(clip=1.0)},
+    "sample_privacy": {"sample_privacy": SamplePrivacy(clip=1.0)},
     "presence": {"presence": Presence(torch.ones(4), torch.full((4,), 9))},
 }
 BESIDE = {"choosing": {"tampering"}, "feedback": {"compression"}}
@@ -74,6 +76,7 @@ def test_who_refuses_what():
         *((name, "compression") for name in ("local", "scaffold", "feddyn", "fedproto")),
         *((name, "feedback") for name in ("fedmr", "indep", "fesem", "fesem_plus", "femam")),
         *((name, "privacy") for name in NOT_PRIVATE),
+        *((name, "sample_privacy") for name in ("fedasam", "fedgen", "fltrust")),
         *((name, "choosing") for name in ("fesem", "fesem_plus", "femam", "fltrust")),
     }
     assert set(ASKING) == set(REQUIREMENTS) - {"architectures"}  # which depends on the kind of method, see below
@@ -85,6 +88,7 @@ def test_who_refuses_what():
         "compression": {"compression": Compression("quantise")},
         "presence": {"leaving": 0.5},
         "privacy": {"privacy": Privacy(clip=1.0)},
+        "sample_privacy": {"sample_privacy": SamplePrivacy(clip=1.0)},
         "architectures": {"architectures": ArchitectureOptions(widths=(0.5, 1.0))},
     }
     assert Config(defence=Defence("krum")).requirements == {"choosing", "tampering"}
