@@ -239,17 +239,17 @@ def test_an_interrupted_sweep_goes_on_where_it_stopped(tmp_path, monkeypatch, ca
 )
 def test_values_are_of_the_flags_kind(option, values, found):
     config = Config(lr_schedule="step" if option == "lr-steps" else "constant", participation=0.5)
-    made = Sweep.make(option, values, config)
-    at = attrgetter(option.replace("-", "_"))
-    assert [(at(one), type(at(one))) for one in map(made.at, made.values)] == [(value, type(value)) for value in found]
-    assert Sweep.make(made.option, "/".join(made.values) if "/" in values else values, config) == made
+    made = Sweep.make([(option, values)], config)
+    at, ((name, texts),) = attrgetter(option.replace("-", "_")), made.options.items()
+    assert [(at(one), type(at(one))) for one in map(made.at, texts)] == [(value, type(value)) for value in found]
+    assert Sweep.make([(name, "/".join(texts) if "/" in values else values)], config) == made
 
 
 def test_a_sweep_survives_being_written(tmp_path):
-    made = Sweep.make("clusters", "2,5/3", Config(partition="clusters", seeds=(0, 1), participation=0.5))
+    made = Sweep.make([("clusters", "2,5/3")], Config(partition="clusters", seeds=(0, 1), participation=0.5))
     (tmp_path / "sweep.yaml").write_text(made.write())
     assert Sweep.read(tmp_path) == made
-    assert made.values == ("2,5", "3")
+    assert made.options == {"clusters": ("2,5", "3")}
     for text in ("a: [", "- 1", "option: lr", made.write().replace("clusters", "nonsense", 1)):
         (tmp_path / "sweep.yaml").write_text(text)
         with pytest.raises(FLError, match="nonsense" if "nonsense" in text else "is not a sweep"):
