@@ -10,7 +10,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, Normalize
-from matplotlib.ticker import MaxNLocator, NullLocator
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from fl.algorithms import ALGORITHMS
 from fl.analysis.groups import Found, have_client_scores, mean_and_spread, others, outcome
@@ -113,7 +114,7 @@ def grid_figure(options: Mapping[str, Sequence[str]], found: Found, title: str, 
     results = {at: [outcome(run) for run in runs] for at, runs in found.items()}
     key = _score([result for members in results.values() for result in members])
     column, methods = columns([key])[key], list(dict.fromkeys(at[-1] for at in found))
-    means = {at: mean_and_spread([result[key] for result in members])[0] for at, members in results.items()}
+    means = {at: float(np.mean([result[key] for result in members])) for at, members in results.items()}
     (down, rows), (right, cols) = options.items()
     cells = {(*at, name): _cell(found, *at, name) for name in methods for at in product(rows, cols)}
 
@@ -139,21 +140,27 @@ def grid_figure(options: Mapping[str, Sequence[str]], found: Found, title: str, 
             dark = math.isfinite(mean) and np.dot(colors.to_rgba(mean)[:3], (0.3, 0.59, 0.11)) < 0.5
             text = column.number(mean) if at in means else "–"
             axis.text(*np.mean(members, axis=0), text, ha="center", va="center", color="white" if dark else "black")
+            size = np.ptp(members, axis=0) + 1
+            axis.add_patch(Rectangle(np.min(members, axis=0) - 0.5, *size, fill=False, edgecolor="white"))
         axis.set_title(method, fontsize=10)
         axis.set(xlabel=right, ylabel=down)
         axis.set_xticks(range(len(cols)), cols, **(_ASKEW if askew else {}))
         axis.set_yticks(range(len(rows)), rows)
         axis.tick_params(length=0)
     unit = "%" if column.factor == 100 else ""
-    bar = figure.colorbar(colors, ax=list(axes[: len(methods)]), ticks=MaxNLocator(4), pad=0.02)
+    decades = column.log and colors.norm.vmax > 10 * colors.norm.vmin
+    ticks = LogLocator(numticks=4) if decades else MaxNLocator(4)
+    bar = figure.colorbar(colors, ax=list(axes[: len(methods)]), ticks=ticks, pad=0.02, aspect=20 * high)
     bar.ax.yaxis.set_major_formatter(lambda value, _: f"{round(column.factor * value, 6):g}{unit}")
     bar.ax.minorticks_off()
     what = " ".join((column.label or column.heading).split())
     figure.suptitle(f"{shorten(title)}\n{what}{' in %' if unit else ''}", fontsize=11)
-    seeds = sorted({len(runs) for runs in found.values()})
-    notes = [f"mean over {' to '.join(map(str, {seeds[0]: 0, seeds[-1]: 0}))} seeds" if seeds[-1] > 1 else ""]
+    numbers = list(dict.fromkeys(sorted(len(runs) for runs in found.values())))
+    few = f"{numbers[0]} to " if len(numbers) > 1 else ""
+    notes = ["the brighter the better", *([f"mean over {few}{numbers[-1]} seeds"] if numbers[-1] > 1 else [])]
     notes += ["a number across several cells: a method that does not read the option"] * any("" in at for at in found)
-    caption(figure, notes + ["–: no run, since training failed"] * any(at not in found for at in cells.values()))
+    notes += ["–: no run, since training failed"] * any(at not in found for at in cells.values())
+    caption(figure, notes)
     save(figure, path)
 
 
