@@ -49,9 +49,9 @@ PICTURES = {
         "five minutes",
     ),
     "grid": Picture(
-        "python -m fl.sweep lr 0.01,0.03,0.1 batch-size 10,50 --algorithm fedavg,fedmr --seeds 0,1 --jobs 2 --name grid",
+        "python -m fl.sweep lr 0.01,0.03,0.1 batch-size 10,50 --algorithm fedavg,fedmr --rounds 10 --name grid",
         "runs/grid/values.png",
-        "five minutes",
+        "two minutes",
     ),
     "landscape": Picture(
         "python -m fl.run fashion-mnist-rivals --algorithm fedavg,fedmr --seeds 0 --name pair && "
