@@ -48,6 +48,11 @@ PICTURES = {
         "runs/stages/curves.png",
         "five minutes",
     ),
+    "grid": Picture(
+        "python -m fl.sweep lr 0.01,0.03,0.1 batch-size 10,50 --algorithm fedavg,fedmr --rounds 10 --name grid",
+        "runs/grid/values.png",
+        "two minutes",
+    ),
     "landscape": Picture(
         "python -m fl.run fashion-mnist-rivals --algorithm fedavg,fedmr --seeds 0 --name pair && "
         "python -m fl.landscape runs/pair/fedavg-seed0 runs/pair/fedmr-seed0",

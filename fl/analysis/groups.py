@@ -33,8 +33,8 @@ class Run:
     rows: list[Row]
 
 
-Found = Mapping[tuple[str, str], Sequence[Run]]
-"""(value, method) -> one run a seed; the value of a method that does not read the swept option is ""."""
+Found = Mapping[tuple[str, ...], Sequence[Run]]
+"""(value of each swept option, ..., method) -> one run a seed; the value of an option that is not read there is ""."""
 
 
 def folders_with(file: str, folders: Sequence[Path]) -> dict[Path, list[Path]]:
@@ -251,18 +251,18 @@ def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
     return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
 
 
-def write_results(option: str, found: Found, path: Path) -> None:
-    """Write a CSV file with a row for each value and method of a sweep.
+def write_results(options: Sequence[str], found: Found, path: Path) -> None:
+    """Write a CSV file with a row for each value (or pair of values) and method of a sweep.
 
     A row has the number of seeds, and over them the mean and the sample standard deviation of each result.
     """
     outcomes = {key: [outcome(run) for run in runs] for key, runs in found.items()}
     names = list(dict.fromkeys(name for runs in outcomes.values() for run in runs for name in run if name != "round"))
     rows: list[list[object]] = []
-    for (text, method), runs in outcomes.items():
-        rows.append([text, method, len(runs)])
+    for at, runs in outcomes.items():
+        rows.append([*at, len(runs)])
         for name in names:
             values = [run[name] for run in runs if name in run]
             mean, std = mean_and_spread(values) if values else ("", "")
             rows[-1] += [mean, std if len(values) > 1 else ""]
-    write_csv(path, [option, "method", "seeds", *(f"{name}{end}" for name in names for end in ("", "_std"))], rows)
+    write_csv(path, [*options, "method", "seeds", *(f"{name}{end}" for name in names for end in ("", "_std"))], rows)

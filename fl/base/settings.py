@@ -353,7 +353,7 @@ class Setting(NamedTuple):
         return flag_of(self.field.name, self.group)
 
 
-def settings_of(settings: Any, swept: str = "") -> list[Setting]:
+def settings_of(settings: Any, swept: Collection[str] = ()) -> list[Setting]:
     """List all settings of a dataclass and of the groups within, each with why nothing reads it.
 
     This is the one answer to which settings a run reads.
@@ -362,7 +362,7 @@ def settings_of(settings: Any, swept: str = "") -> list[Setting]:
     `group_unread(group, swept)` that gives a reason.
 
     Args:
-        swept: the flag that will have several values, one of which may be what another setting needs.
+        swept: the flags that will have several values, one of which may be what another setting needs.
     """
     found = []
     for field in fields(settings):
@@ -381,14 +381,14 @@ def settings_of(settings: Any, swept: str = "") -> list[Setting]:
     return found
 
 
-def _unread(settings: Any, field: Field, group: str, swept: str) -> str:
+def _unread(settings: Any, field: Field, group: str, swept: Collection[str]) -> str:
     """Say why nothing reads a setting beside the others of its dataclass; "" if it is read."""
     types = {field.name: field for field in fields(settings)}
     needs = getattr(settings, "needs", {})  # of options whose type does not say it
     for mark in [*marks(field, OnlyWith), *([needs[field.name]] if field.name in needs else [])]:
         other = getattr(settings, mark.setting)
         flag, setting = flag_of(field.name, group), flag_of(mark.setting, group)
-        if other not in mark.values and setting != swept:
+        if other not in mark.values and setting not in swept:
             return f"--{flag} is for --{setting} {mark}, not for {other}: leave it out, or give --{setting} {mark}"
         if reason := _unread(settings, types[mark.setting], group, swept):
             return reason
@@ -400,14 +400,14 @@ def changed(settings: Any, start: Any) -> list[Setting]:
     return [now for now, was in zip(settings_of(settings), settings_of(start)) if now.value != was.value]
 
 
-def check_read(settings: Any, flags: Collection[str], swept: str = "") -> None:
+def check_read(settings: Any, flags: Collection[str], swept: Collection[str] = ()) -> None:
     """Raise FLError for the first of some flags that nothing reads, see `settings_of`."""
     for setting in settings_of(settings, swept):
         if setting.unread and setting.flag in flags:
             raise FLError(setting.unread)
 
 
-def without_unread(settings: Kind, swept: str = "") -> Kind:
+def without_unread(settings: Kind, swept: Collection[str] = ()) -> Kind:
     """Replace each setting that nothing reads by its default."""
     start = type(settings)()
     usual: dict[str, dict[str, Any]] = {"": {}}

@@ -73,7 +73,7 @@ def _settle(axis: Axes, column: Column) -> None:
     scale = axis.yaxis.get_transform()
     low, high = scale.transform(axis.get_ylim())
     span = math.log10(1 + column.span) if column.log else max(column.span, _RELATIVE * max(abs(low), abs(high)))
-    low, high = scale.inverted().transform(_within(low, high, span, *scale.transform(column.ends)))
+    low, high = scale.inverted().transform(within(low, high, span, *scale.transform(column.ends)))
     axis.set_ylim(low, high)
     if column.log:  # plain numbers, some of them between the powers of ten if the axis spans few
         if high / low < _FEW:  # an axis that hardly spans a factor of two is as good as linear
@@ -83,10 +83,10 @@ def _settle(axis: Axes, column: Column) -> None:
         axis.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _within(low: float, high: float, span: float, bottom: float, top: float) -> tuple[float, float]:
+def within(low: float, high: float, span: float, bottom: float, top: float) -> tuple[float, float]:
     """Widen the ends of an axis until they are `span` apart, hardly beyond `bottom` and `top`.
 
-    >>> [round(end, 3) for end in _within(-0.4, 0.5, 0.02, 0, 1)]
+    >>> [round(end, 3) for end in within(-0.4, 0.5, 0.02, 0, 1)]
     [-0.018, 0.5]
     """
     edge = _EDGE * max(span, high - low)

@@ -1,15 +1,21 @@
-"""Figures of a sweep: learning curves, and last results against the swept value."""
+"""Figures of a sweep: learning curves, and last results against the swept value or the two swept values."""
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import NullLocator
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LogNorm, Normalize
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from fl.algorithms import ALGORITHMS
 from fl.analysis.groups import Found, have_client_scores, mean_and_spread, others, outcome
+from fl.base.columns import Column
 from fl.figures.curves import (
     MUTED,
     Line,
@@ -24,10 +30,12 @@ from fl.figures.curves import (
     parts,
     seeds_note,
 )
-from fl.figures.style import save, shorten
+from fl.figures.style import caption, save, shorten, within
 from fl.runs.columns import columns, first_score
 
 _ROOM = 40  # characters that stand side by side below an axis
+_ASKEW: dict[str, Any] = {"rotation": 25, "fontsize": 8, "ha": "right", "rotation_mode": "anchor"}
+_LETTER, _WORD, _WIDE = 0.08, 8, 11  # of a heat map: inches of a letter, letters that stand level, inches of all panels
 _STEP = 0.015  # share of an axis between points of several lines at one value
 
 
@@ -38,9 +46,7 @@ def curves_figure(option: str, found: Found, title: str, path: Path) -> None:
     there is a panel for each value, with a line for each method (FedMR's Fig. 10); with one method there is a line for
     each value (Figs. 11 and 12). Methods that do not read the option are dashed.
     """
-    results = [outcome(run) for runs in found.values() for run in runs]
-    key = _metric(results)
-    key = f"local_test_{first_score(results[0])}" if have_client_scores(results) else key
+    key = _score([outcome(run) for runs in found.values() for run in runs])
     short = _short(option)
     several = len({method for text, method in found if text}) > 1
     heads: dict[str, list[Line]] = {}
@@ -98,6 +104,81 @@ def values_figure(option: str, found: Found, title: str, path: Path) -> None:
     save(figure, path)
 
 
+def grid_figure(options: Mapping[str, Sequence[str]], found: Found, title: str, path: Path) -> None:
+    """Draw a heat map for each method: the score that curves show, at the end, for each pair of values of two options.
+
+    Values of the first option go down, those of the second to the right; a number is the mean over seeds. All maps have
+    the same colours, of which the brighter are the better. Where a method does not read one of the options, a number
+    stands once for all of its values.
+    """
+    results = {at: [outcome(run) for run in runs] for at, runs in found.items()}
+    key = _score([result for members in results.values() for result in members])
+    column, methods = columns([key])[key], list(dict.fromkeys(at[-1] for at in found))
+    means = {at: float(np.mean([result[key] for result in members])) for at, members in results.items()}
+    (down, rows), (right, cols) = options.items()
+    cells = {(*at, name): _cell(found, *at, name) for name in methods for at in product(rows, cols)}
+
+    askew = max(map(len, cols)) > _WORD
+    letters = max(map(len, [*map(column.number, means.values()), *([] if askew else cols)]))
+    panel = len(cols) * (_LETTER * letters + 0.25) + _LETTER * max(map(len, rows)) + 0.6
+    wide = max(1, min(len(methods), int(_WIDE / panel)))
+    high = math.ceil(len(methods) / wide)
+    figure = new_figure(max(5.5, wide * panel + 1), high)
+    figure.set_figheight(0.7 + high * (1 + 0.4 * len(rows)))
+    axes = figure.subplots(high, wide, squeeze=False).flatten()
+    for axis in axes[len(methods) :]:
+        axis.remove()
+    colors = ScalarMappable(_norm(column, list(means.values())), "cividis_r" if column.falls else "cividis")
+    for axis, method in zip(axes, methods):
+        table = [[means.get(cells[row, col, method], math.nan) for col in cols] for row in rows]
+        axis.imshow(np.ma.masked_invalid(table), colors.cmap, colors.norm, aspect="auto", interpolation="nearest")
+        places: dict[tuple[str, ...], list[tuple[int, int]]] = {}
+        for x, y in np.ndindex(len(cols), len(rows)):
+            places.setdefault(cells[rows[y], cols[x], method], []).append((x, y))
+        for at, members in places.items():
+            mean = means.get(at, math.nan)
+            dark = math.isfinite(mean) and np.dot(colors.to_rgba(mean)[:3], (0.3, 0.59, 0.11)) < 0.5
+            text = column.number(mean) if at in means else "–"
+            axis.text(*np.mean(members, axis=0), text, ha="center", va="center", color="white" if dark else "black")
+            size = np.ptp(members, axis=0) + 1
+            axis.add_patch(Rectangle(np.min(members, axis=0) - 0.5, *size, fill=False, edgecolor="white"))
+        axis.set_title(method, fontsize=10)
+        axis.set(xlabel=right, ylabel=down)
+        axis.set_xticks(range(len(cols)), cols, **(_ASKEW if askew else {}))
+        axis.set_yticks(range(len(rows)), rows)
+        axis.tick_params(length=0)
+    unit = "%" if column.factor == 100 else ""
+    decades = column.log and colors.norm.vmax > 10 * colors.norm.vmin
+    ticks = LogLocator(numticks=4) if decades else MaxNLocator(4)
+    bar = figure.colorbar(colors, ax=list(axes[: len(methods)]), ticks=ticks, pad=0.02, aspect=20 * high)
+    bar.ax.yaxis.set_major_formatter(lambda value, _: f"{round(column.factor * value, 6):g}{unit}")
+    bar.ax.minorticks_off()
+    what = " ".join((column.label or column.heading).split())
+    figure.suptitle(f"{shorten(title)}\n{what}{' in %' if unit else ''}", fontsize=11)
+    numbers = list(dict.fromkeys(sorted(len(runs) for runs in found.values())))
+    few = f"{numbers[0]} to " if len(numbers) > 1 else ""
+    notes = ["the brighter the better", *([f"mean over {few}{numbers[-1]} seeds"] if numbers[-1] > 1 else [])]
+    notes += ["a number across several cells: a method that does not read the option"] * any("" in at for at in found)
+    notes += ["–: no run, since training failed"] * any(at not in found for at in cells.values())
+    caption(figure, notes)
+    save(figure, path)
+
+
+def _cell(found: Found, row: str, col: str, method: str) -> tuple[str, ...]:
+    """Find the key of the runs with two values, either of which the method may not read; as given if there are none."""
+    keys = [(*pair, method) for pair in product((row, ""), (col, ""))]
+    return next((key for key in keys if key in found), keys[0])
+
+
+def _norm(column: Column, values: Sequence[float]) -> Normalize:
+    """Make a scale of colours that spans the values, and as much as an axis of the column does."""
+    finite = [value for value in values if math.isfinite(value)] or [1.0]
+    low, high = min(finite), max(finite)
+    if column.log:
+        return LogNorm(low, max(high, low * (1 + column.span)))
+    return Normalize(*within(low, high, column.span, *column.ends))
+
+
 def _values(
     axis: Axes,
     lines: Sequence[Line],
@@ -136,7 +217,6 @@ def _values(
 def _name_values(axis: Axes, values: Sequence[str]) -> None:
     """Write the swept values below an axis: words askew if they are long, numbers where they do not touch others."""
     places, _ = positions(values)
-    askew = {"rotation": 25, "fontsize": 8, "ha": "right", "rotation_mode": "anchor"}
     numbers = isinstance(places[0], float)
     shown = axis.xaxis.get_transform().transform(np.array(places, float))
     *others, last = np.argsort(shown, kind="stable")
@@ -146,7 +226,7 @@ def _name_values(axis: Axes, values: Sequence[str]) -> None:
         if not numbers or (abs(shown[at] - shown[named]) >= room).all():
             named.append(at)
     texts = [value if at in named else "" for at, value in enumerate(values)]
-    axis.set_xticks(places, texts, **(askew if not numbers and sum(map(len, values)) > _ROOM else {}))
+    axis.set_xticks(places, texts, **(_ASKEW if not numbers and sum(map(len, values)) > _ROOM else {}))
     axis.xaxis.set_minor_locator(NullLocator())
 
 
@@ -180,6 +260,11 @@ def _short(option: str) -> str:
 
 def _note(references: Sequence[Line], short: str) -> list[str]:
     return [f"broken grey line: a method that does not read {short}"] if references else []
+
+
+def _score(results: Sequence[Mapping[str, float]]) -> str:
+    """Choose what stands for a run: the score on clients' own test data if all have some, else of the global model."""
+    return f"local_test_{first_score(results[0])}" if have_client_scores(results) else _metric(results)
 
 
 def _metric(results: Sequence[Mapping[str, float]]) -> str:

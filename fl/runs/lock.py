@@ -3,12 +3,14 @@
 import errno
 import logging
 import os
+import shlex
 import socket
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from fl.base.console import program
 from fl.base.errors import FLError
 from fl.base.files import is_leftover, remove_leftover, writing
 
@@ -55,8 +57,10 @@ def is_unused(folder: Path) -> bool:
 def _check_unused(folder: Path) -> None:
     if is_unused(folder):
         return
-    if (folder / SETTINGS).exists() or (folder / "sweep.yaml").exists():
-        raise FLError(f"{folder} exists already: choose another --name, or go on with --resume {folder}")
+    for file, command in ((SETTINGS, "run"), ("sweep.yaml", "sweep")):
+        if (folder / file).exists():
+            way = f"go on with `{program(command)} --resume {shlex.quote(str(folder))}`"
+            raise FLError(f"{folder} exists already: choose another --name, or {way}")
     raise FLError(
         f"{folder} exists already and holds no run that could be resumed (there is no {SETTINGS}): choose another "
         "--name, or move away what is in it"

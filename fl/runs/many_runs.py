@@ -22,7 +22,7 @@ from fl.distributed import current
 from fl.models.custom_model import Model
 from fl.runs.lock import SETTINGS, is_unused, open_run_folder
 from fl.runs.logs import require
-from fl.runs.one_run import simulate
+from fl.runs.one_run import simulate, terminable
 from fl.runs.run import Run
 from fl.settings import Config
 
@@ -87,7 +87,8 @@ def train_all(
     if jobs > 1 and current().size > 1:
         raise FLError(f"--jobs {jobs} starts processes, and so does torchrun: take one of them")
     ended, leads = Ended(), current().rank == 0
-    with open_run_folder(settings.parent, resume) if leads else nullcontext():
+    waits = terminable() if jobs > 1 else nullcontext()  # this process has to stop the others, as Ctrl-C does
+    with open_run_folder(settings.parent, resume) if leads else nullcontext(), waits:
         if leads:
             for path, one in runs.items():  # an error in the last must come before the first trains
                 _check(one, path, load, model)

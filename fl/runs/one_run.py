@@ -163,7 +163,7 @@ class Run:
         config, folder, resume = self.config, self.folder, self.resume
         require(config.log)
         try:
-            with open_run_folder(folder, resume), _terminable() as saving:
+            with open_run_folder(folder, resume), terminable() as saving:
                 run = OpenRun.begin(config, folder, resume, self.dataset, self.model, self.remote)
                 try:
                     check_ranks_agree(run)
@@ -270,7 +270,7 @@ def _follow(config: Config, folder: Path, resume: bool, dataset: data.Dataset | 
 
 
 @contextmanager
-def _terminable() -> Iterator[Callable[[], None]]:
+def terminable() -> Iterator[Callable[[], None]]:
     """Raise `Terminated` in the block on SIGTERM, after a handler of the user's was called; a second one is ignored.
 
     Once what is yielded was called it does so only at the end: torchrun sends it where another rank has died, and then

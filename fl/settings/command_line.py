@@ -2,7 +2,7 @@
 
 import difflib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,14 +27,14 @@ def parse(
     command: str = "run",
     usage: str = "[RECIPE]",
     about: str = Config.__doc__,
-    swept: str = "",
+    swept: Collection[str] = (),
 ) -> tuple[Config, Path | None]:
     """(settings, folder to resume or None) from the command line.
 
     Args:
         read: the settings in the folder of a run to resume.
         command: its name. usage, about: what follows the name, and a description, for --help.
-        swept: the option that a sweep gives several values.
+        swept: the options that a sweep gives several values.
 
     Raises:
         FLError: for an unknown recipe, options that nothing reads, and settings that a resumed run cannot change.
@@ -70,7 +70,7 @@ def parse(
         if reason := next(now.unread for now in settings_of(config, swept) if now.flag == one.flag):
             _log.warning("warning: %s has a setting that is ignored: %s", file, reason)
     config = without_unread(config, swept)
-    return config if swept == "local-valid" else config.holding_out("local-valid" in given), None
+    return config if "local-valid" in swept else config.holding_out("local-valid" in given), None
 
 
 def _resumed(argv: list[str], folder: Path, saved: Config, command: str) -> Config:
@@ -89,8 +89,8 @@ def _resumed(argv: list[str], folder: Path, saved: Config, command: str) -> Conf
     return resumed
 
 
-def _cli(argv: Sequence[str], default: Config, command: str, swept: str = "") -> Config:
-    given = {swept, *map(flag_in, argv)}
+def _cli(argv: Sequence[str], default: Config, command: str, swept: Collection[str] = ()) -> Config:
+    given = {*swept, *map(flag_in, argv)}
     if "participants" in given and "participation" not in given:  # a number overrides the share of a recipe or a file
         default = replace(default, participation=0.0)
     return tyro.cli(Config, prog=program(command), args=argv, default=default)

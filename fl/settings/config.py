@@ -1,7 +1,7 @@
 """The settings of a run: check them, write them as YAML, read them."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -137,7 +137,7 @@ class Config(MethodOptions, Fields):
                 return replace(self, local_valid=_HELD_OUT)
         return self
 
-    def group_unread(self, group: str, swept: str = "") -> str:
+    def group_unread(self, group: str, swept: Collection[str] = ()) -> str:
         """Why nothing reads a group of settings. A method that is not registered here may read --architectures."""
         methods = ",".join(self.algorithm)
         if group in ALGORITHMS and group not in self.algorithm:
@@ -147,11 +147,11 @@ class Config(MethodOptions, Fields):
             return f"is for {', '.join(able)}: all clients of {methods} have one model; leave it out"
         return super().group_unread(group, swept)
 
-    def settings(self, swept: str = "") -> list[Setting]:
+    def settings(self, swept: Collection[str] = ()) -> list[Setting]:
         """The settings that a run of these reads, and no others.
 
         Args:
-            swept: the flag that will have several values, each of which may read others.
+            swept: the flags that will have several values, each of which may read others.
 
         >>> flags = {setting.flag for setting in Config(algorithm="fedavg").settings()}
         >>> "lr" in flags, "fedmr.segment-fraction" in flags, "betas" in flags, "resume" in flags
@@ -180,14 +180,14 @@ class Config(MethodOptions, Fields):
         seeds = ",".join(map(str, self.seeds))
         return f"{','.join(self.algorithm)}-{dataset}-{model}-{self.spread()}-seed{seeds}"
 
-    def to_yaml(self, swept: str = "") -> str:
+    def to_yaml(self, swept: Collection[str] = ()) -> str:
         """The settings that a run reads as YAML, those of a group in a mapping of its own.
 
         Those that say where they come from are left out. `from_yaml` is the inverse for settings whose others have
         their defaults.
 
         Args:
-            swept: the flag that will have several values, each of which may read others.
+            swept: the flags that will have several values, each of which may read others.
 
         >>> "momentum" in Config(optimizer="adam").to_yaml(), "fedprox" in Config(algorithm="fedavg").to_yaml()
         (False, False)

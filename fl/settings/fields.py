@@ -1,5 +1,6 @@
 """Every setting of a run: the fields are the flags of `python -m fl.run`, and those of the data also of `fl.data`."""
 
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, make_dataclass
 from typing import Annotated, ClassVar, get_args
@@ -121,9 +122,9 @@ class DataSettings(PartitionOptions, Who):
         if self.pad and data.is_text(self.dataset):
             raise FLError(f"--pad is for images, and {self.dataset} is text: leave it out")
 
-    def group_unread(self, group: str, swept: str = "") -> str:
+    def group_unread(self, group: str, swept: Collection[str] = ()) -> str:
         """Why nothing reads a group of settings, see `fl.base.settings.settings_of`."""
-        if group == "text" and not data.is_text(self.dataset) and swept != "dataset":
+        if group == "text" and not data.is_text(self.dataset) and "dataset" not in swept:
             return f"is for data sets of text, not for {self.dataset}: leave it out"
         return ""
 

@@ -1,4 +1,7 @@
 import csv
+import itertools
+import math
+import shutil
 from operator import attrgetter
 from pathlib import Path
 
@@ -6,13 +9,14 @@ import numpy as np
 import pytest
 from fl_flags import TINY
 from matplotlib.collections import LineCollection
-from matplotlib.colors import to_hex
+from matplotlib.colors import LogNorm, to_hex
 from matplotlib.figure import Figure
 from rounds import results
 
+import fl
 from fl import run as cli
 from fl import sweep
-from fl.analysis.groups import Run, find_runs
+from fl.analysis.groups import Run, find_runs, group
 from fl.base.errors import FLError
 from fl.federation import Federation
 from fl.figures import sweep as sweep_figures
@@ -239,17 +243,17 @@ def test_an_interrupted_sweep_goes_on_where_it_stopped(tmp_path, monkeypatch, ca
 )
 def test_values_are_of_the_flags_kind(option, values, found):
     config = Config(lr_schedule="step" if option == "lr-steps" else "constant", participation=0.5)
-    made = Sweep.make(option, values, config)
-    at = attrgetter(option.replace("-", "_"))
-    assert [(at(one), type(at(one))) for one in map(made.at, made.values)] == [(value, type(value)) for value in found]
-    assert Sweep.make(made.option, "/".join(made.values) if "/" in values else values, config) == made
+    made = Sweep.make([(option, values)], config)
+    at, ((name, texts),) = attrgetter(option.replace("-", "_")), made.options.items()
+    assert [(at(one), type(at(one))) for one in map(made.at, texts)] == [(value, type(value)) for value in found]
+    assert Sweep.make([(name, "/".join(texts) if "/" in values else values)], config) == made
 
 
 def test_a_sweep_survives_being_written(tmp_path):
-    made = Sweep.make("clusters", "2,5/3", Config(partition="clusters", seeds=(0, 1), participation=0.5))
+    made = Sweep.make([("clusters", "2,5/3")], Config(partition="clusters", seeds=(0, 1), participation=0.5))
     (tmp_path / "sweep.yaml").write_text(made.write())
     assert Sweep.read(tmp_path) == made
-    assert made.values == ("2,5", "3")
+    assert made.options == {"clusters": ("2,5", "3")}
     for text in ("a: [", "- 1", "option: lr", made.write().replace("clusters", "nonsense", 1)):
         (tmp_path / "sweep.yaml").write_text(text)
         with pytest.raises(FLError, match="nonsense" if "nonsense" in text else "is not a sweep"):
@@ -325,6 +329,143 @@ def test_every_method_that_reads_the_option_has_all_values(command, runs, check)
         for config in members.values():
             config.check()
             assert not text or str(check(config)).lower() in (text, f"{text}.0")
+
+
+@pytest.mark.drawn
+def test_a_grid_has_a_run_for_each_pair_of_values_that_a_method_reads(tmp_path, capsys, monkeypatch):
+    pairs = ["lr", "0.02,0.1", "fedmr.segment-fraction", "0.5,1"]
+    flags = [*TINY, "--rounds", "1", "--algorithm", "fedavg,fedmr", "--out", str(tmp_path), "--name"]
+    assert sweep.main([*pairs, *flags, "s"]) == 0
+    folder = tmp_path / "s"
+    said = capsys.readouterr().out
+    assert "6 runs: 2 values of lr by 2 values of fedmr.segment-fraction, methods fedavg,fedmr" in said
+    assert f"curves of all runs: python -m fl.compare {folder}" in said
+    found = [(lr, x) for lr in ("0.02", "0.1") for x in ("0.5", "1")]
+    fedmr = [f"lr={lr}/fedmr.segment-fraction={x}/fedmr-seed0" for lr, x in found]
+    assert names(folder) == {*fedmr, "lr=0.02/fedavg-seed0", "lr=0.1/fedavg-seed0"}
+    configs = [Config.read(folder / name) for name in fedmr]
+    assert [(one.lr, one.fedmr.segment_fraction) for one in configs] == [tuple(map(float, at)) for at in found]
+    rows = [(row["lr"], row["fedmr.segment-fraction"], row["method"], row["accuracy"]) for row in table(folder)]
+    assert [row[:3] for row in rows] == [
+        *((*at, "fedmr") for at in found),
+        *((lr, "", "fedavg") for lr in ["0.02", "0.1"]),
+    ]
+    assert float(rows[1][3]) == read(folder / fedmr[1] / "metrics.csv")[-1]["accuracy"]
+    lines = [line.split("  ")[0] for line in (folder / "sweep.txt").read_text().splitlines()[1:]]
+    assert lines[1] == "lr=0.02 fedmr.segment-fraction=1 fedmr"
+    assert lines[-1] == "lr=0.1 fedavg (no fedmr.segment-fraction)"
+    assert (folder / "values.png").read_bytes().startswith(b"\x89PNG")
+    assert not (folder / "curves.png").exists()
+    assert set(group(fl.results(folder).runs)) == {
+        *(f"fedmr lr={lr} segment_fraction={float(x)}" for lr, x in found), "fedavg lr=0.02", "fedavg lr=0.1"
+    }  # fmt: skip
+
+    assert sweep.main([*pairs, *flags, "s"]) == 2
+    way = f"choose another --name, or go on with `python -m fl.sweep --resume {folder}`"
+    assert f"{folder} exists already: {way}" in capsys.readouterr().err
+    made, _, _ = sweep.command([*pairs, *flags, "s"])
+    assert list(made.options) == pairs[::2]
+    assert Sweep.read(folder) == made
+    shutil.rmtree(folder / fedmr[2])
+    trained = stop_at(monkeypatch, 0)
+    assert sweep.main(["--resume", str(folder)]) == 0
+    assert len(trained) == 1  # only the run that was missing
+    assert sweep.main(["--resume", str(folder), "--fedmr.segment-fraction", "1"]) == 2
+    assert "--fedmr.segment-fraction is what is swept" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "keys"),
+    [
+        (
+            "partition iid,dirichlet alpha 0.1,1 --algorithm fedavg",  # iid has no alpha: one run, and not two alike
+            ["dirichlet 0.1 fedavg", "dirichlet 1 fedavg", "iid  fedavg"],
+        ),
+        ("optimizer sgd,adam momentum 0,0.9 --algorithm fedavg", ["sgd 0 fedavg", "sgd 0.9 fedavg", "adam  fedavg"]),
+        ("lr 0.1,0.2 fedmr.stage1-rounds 0,1 --algorithm fedavg,fedmr,indep", None),
+        ("participants 3,4 lr 0.1,0.2 fashion-mnist", None),  # whose recipe names a share
+        ("participation 0,0.2 participants 3,4 --algorithm fedavg", ["0 3 fedavg", "0 4 fedavg", "0.2  fedavg"]),
+    ],
+)
+def test_an_option_is_swept_where_it_is_read(command, keys):
+    made, _, _ = sweep.command([*command.split(), "--name", "a"])
+    found = made.runs(Path("a"))
+    assert keys is None or [" ".join(key) for key in found] == keys
+    paths = [path for members in found.values() for path in members]
+    assert len({*paths}) == len(paths)
+    configs = [config for members in found.values() for config in members.values()]
+    assert not [one for k, one in enumerate(configs) if one in configs[:k]]
+    for key, members in found.items():
+        for config in members.values():
+            config.check()
+            flags = {setting.flag: setting.value for setting in config.settings()}
+            for option, text in zip(made.options, key[:-1], strict=True):
+                assert (option in flags) == bool(text)
+                assert not text or str(flags[option]) in (text, f"{text}.0")
+
+
+@pytest.mark.parametrize(
+    ("rows", "cols"),
+    [
+        ("0.001 0.01 0.1 1", "5 10 50 100"),
+        ("sgd adamw", "0.0001 0.001 0.003 0.01 0.03 0.1 1"),
+        ("0 1", "0.5,0.625 0.25,0.75,0.9"),
+    ],
+)
+def test_heat_maps_have_one_scale_and_numbers_within_their_cells(tmp_path, drawn, rows, cols):
+    options = {"lr": tuple(rows.split()), "batch-size": tuple(cols.split())}
+    runs = {at: [fake(Config(seeds=(s,)), [{"accuracy": n / 40 + s / 100}]) for s in (0, 1)]
+            for n, at in enumerate(itertools.product(*options.values()))}  # fmt: skip
+    found = {(*at, "fedmr"): members for at, members in runs.items()}
+    lost = (options["lr"][0], options["batch-size"][0], "fedmr")  # the order of values stays
+    del found[lost]
+    found |= {(row, "", "fedavg"): runs[row, options["batch-size"][0]] for row in options["lr"]}
+    found["", "", "indep"] = runs[options["lr"][-1], options["batch-size"][-1]]
+    sweep_figures.grid_figure(options, found, "title", tmp_path / "f.png")
+    (figure,) = drawn
+    figure.draw_without_rendering()
+    *maps, _ = figure.axes
+    assert [axis.get_title() for axis in maps] == ["fedmr", "fedavg", "indep"]
+    means = np.arange(len(runs)).reshape(len(options["lr"]), -1) / 40 + 0.005
+    numbers = {axis.get_title(): [text.get_text() for text in axis.texts] for axis in maps}
+    assert sorted(numbers["fedmr"]) == sorted(["–", *(f"{100 * mean:.2f}" for mean in means.flatten()[1:])])
+    assert numbers["fedavg"] == [f"{100 * mean:.2f}" for mean in means[:, 0]]
+    assert numbers["indep"] == [f"{100 * means[-1, -1]:.2f}"]
+    shown = maps[0].images[0].get_array()
+    assert shown.mask.nonzero()[0].tolist() == shown.mask.nonzero()[1].tolist() == [0]
+    assert shown.compressed() == pytest.approx(means.flatten()[1:])
+    assert np.allclose(maps[1].images[0].get_array(), means[:, :1])
+    assert len({axis.images[0].norm for axis in maps}) == 1
+    assert maps[0].images[0].norm.vmin == pytest.approx(means.min())
+    assert maps[0].images[0].norm.vmax == pytest.approx(means.max())
+    for axis in maps:
+        assert [one.get_text() for one in axis.get_yticklabels()] == list(options["lr"])
+        for text, cell in zip(axis.texts, axis.patches, strict=True):
+            box, room = text.get_window_extent(), cell.get_window_extent()
+            assert room.x0 < box.x0 < box.x1 < room.x1
+            assert room.y0 < box.y0 < box.y1 < room.y1
+        boxes = [one.get_window_extent() for one in axis.get_xticklabels()]
+        assert "," in cols or all(a.x1 < b.x0 for a, b in itertools.pairwise(boxes))
+    (said,) = (legend.get_title().get_text().replace("\n", " ") for legend in figure.legends)
+    for note in ("mean over 2 seeds", "a number across several cells", "–: no run, since training failed"):
+        assert note in said
+
+
+@pytest.mark.parametrize(
+    ("values", "least", "most"), [((9.0, 900.0, math.inf), 9, 900), ((math.inf,), 1, 1.1), ((5.0,), 5, 5.5)]
+)
+def test_heat_maps_of_perplexity(tmp_path, drawn, values, least, most):
+    """On a logarithmic scale, on which less is brighter; what is not finite has no colour."""
+    options = {"lr": ("1", "2", "3")[: len(values)], "batch-size": ("5", "9")}
+    found = {(row, col, "fedavg"): [fake(Config(), [{"perplexity": value}])]
+             for row, value in zip(options["lr"], values) for col in ("5", "9")}  # fmt: skip
+    sweep_figures.grid_figure(options, found, "title", tmp_path / "f.png")
+    image = drawn[0].axes[0].images[0]
+    assert (image.norm.vmin, image.norm.vmax) == pytest.approx((least, most))
+    assert isinstance(image.norm, LogNorm)
+    assert image.cmap.name == "cividis_r"
+    assert [text.get_text() for text in drawn[0].axes[0].texts][-1] == ("inf" if math.isinf(values[-1]) else "5.00")
+    assert image.get_array().mask.any() == math.isinf(values[-1])
 
 
 def test_what_cannot_be_swept_is_told_before_anything_trains(tmp_path, capsys):

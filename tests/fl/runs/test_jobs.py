@@ -35,7 +35,9 @@ def test_jobs_leave_what_runs_in_turn_leave(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_all_jobs_and_they_go_on(tmp_path):
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_end_all_jobs_and_they_go_on(tmp_path, stop):
+    """Of which a terminal sends the first to all processes, and others send the second to the one they know."""
     flags = ["--algorithm", "fedavg", *TINY, "--rounds", "60", "--out", str(tmp_path), "--name", "sweep"]
     command = [sys.executable, "-m", "fl.sweep", "lr", "0.01,0.05", *flags, "--jobs", "2"]
     process = subprocess.Popen(
@@ -46,9 +48,9 @@ def test_ctrl_c_ends_all_jobs_and_they_go_on(tmp_path):
         if all((run / "metrics.csv").exists() and len(read(run / "metrics.csv")) for run in runs):
             break
         time.sleep(0.1)
-    os.killpg(process.pid, signal.SIGINT)
+    (os.killpg if stop == signal.SIGINT else os.kill)(process.pid, stop)
     said, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
+    assert process.returncode == 128 + stop, errors
     assert "--resume" in said
     assert "Traceback" not in errors
     assert not [*tmp_path.rglob(".lock")]  # nobody is left
