@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from safetensors.torch import load_file
 
-from fl.algorithms import ALGORITHMS, FeMAMOptions, FeSEMOptions, FeSEMPlusOptions
+from fl.algorithms import ALGORITHMS, FeMAMOptions, FeSEMOptions, FeSEMPlusOptions, FLTrustOptions
 from fl.base.rng import Rng
 from fl.engine import Results
 from fl.federation import federation as training
@@ -14,7 +14,10 @@ from fl.runs.metrics import read
 from fl.settings import Config
 
 SMALL = Config(
-    fesem=FeSEMOptions(2), fesem_plus=FeSEMPlusOptions(2), femam=FeMAMOptions(("global", "2", "personal"), (1, 1))
+    fesem=FeSEMOptions(2),
+    fesem_plus=FeSEMPlusOptions(2),
+    femam=FeMAMOptions(("global", "2", "personal"), (1, 1)),
+    fltrust=FLTrustOptions(root=8),
 )
 """For federations of few clients and rounds."""
 

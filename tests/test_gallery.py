@@ -20,7 +20,8 @@ OURS = {"surgery", "zoo", "fl"}
 OTHERS = {"matplotlib", "numpy", "sklearn", "timm", "torch", "torchvision"}
 FAST = ("surgery_recombine", "surgery_plan_as_json", "fl_partitions")
 UNUSED = {"State": "a type", "Stack": "a type", "Layer": "what `layers` returns", "Section": "what `sections` returns",
-          "Width": "what `widths` returns", "Privacy": "needs an extra"}  # fmt: skip
+          "Width": "what `widths` returns", "Privacy": "needs an extra",
+          "SamplePrivacy": "needs an extra"}  # fmt: skip
 """Public names that no script writes down."""
 RUN = """
 import runpy, sys

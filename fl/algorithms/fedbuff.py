@@ -11,7 +11,7 @@ from fl.algorithms.method import Method
 from fl.algorithms.parts.progress import of_shape
 from fl.base.errors import FLError
 from fl.base.rng import Rng
-from fl.base.settings import AtLeast0, AtLeast1, number
+from fl.base.settings import AtLeast0, Natural, number
 from fl.federation import Federation
 from surgery import broadcast
 from surgery.transfer import upload
@@ -21,8 +21,8 @@ from surgery.transfer import upload
 class FedBuffOptions:
     """FedBuff."""
 
-    concurrency: AtLeast1 = 10
-    """clients that train at any time; --participants is the size of the buffer (the paper: 10)"""
+    concurrency: Natural = 0
+    """clients that train at any time; 0 is twice --participants, which is the size of the buffer (the paper: 10)"""
     lr: Annotated[float, number(float, above=0)] = 1.0
     """learning rate of the server"""
     staleness: AtLeast0 = 0.5
@@ -35,8 +35,8 @@ class Events(NamedTuple):
 
     Attributes:
         clients: who finishes, in this order.
-        slots: the place of each among those that train.
-        began: whether it has begun since the buffer was last full, and so from the global model as it is.
+        slots: the place of each among those that trained before; -1 for who has begun since the buffer was last full,
+            and so from the global model as it is.
         time: when the last one finishes.
         flight: who trains afterwards: clients, the versions that they began from, and when they finish.
         fresh: the places of those who begin after the buffer is full, from the new model.
@@ -44,7 +44,6 @@ class Events(NamedTuple):
 
     clients: list[int]
     slots: list[int]
-    began: list[bool]
     time: float
     flight: dict[str, torch.Tensor]
     fresh: list[int]
@@ -55,7 +54,7 @@ def fedbuff(fed: Federation, options: FedBuffOptions = FedBuffOptions()) -> Algo
 
     A round is a full buffer. Whoever finishes makes place for another client, drawn uniformly among those that neither
     train nor are in the buffer, who begins at once from the global model; those who finish at the moment when it is
-    full are replaced after the server's step
+    full, or find no other client, are replaced after the server's step
 
         w <- w + lr mean of (1 + tau)^-staleness (w_i - the model that i began from)
 
@@ -68,18 +67,16 @@ def fedbuff(fed: Federation, options: FedBuffOptions = FedBuffOptions()) -> Algo
     weights.
 
     Raises:
-        FLError: unless there are more clients than train at a time, and for clients on other machines.
+        FLError: for fewer clients than the buffer holds, more than there are, and clients on other machines.
     """
-    m, k, everybody = options.concurrency, fed.participants, len(fed.clients)
+    k, everybody = fed.participants, len(fed.clients)
+    m = options.concurrency or min(2 * k, everybody)
     if fed.remote:
         raise FLError("fedbuff simulates who finishes when, and clients on other machines are real: take fedavg")
     if fed.pace and fed.pace.deadline:
         raise FLError("--pace.deadline ends rounds, and fedbuff waits for nobody: leave it out")
-    if not k <= m or everybody < m + k:
-        raise FLError(
-            f"--fedbuff.concurrency {m} with --participants {k} of --clients {everybody}: give at least as many as the "
-            "buffer holds, and so many clients that others can take their places"
-        )
+    if not k <= m <= everybody:
+        raise FLError(f"--fedbuff.concurrency {m}: give --participants {k}, the size of the buffer, to all {everybody}")
     durations = fed.seconds(range(everybody))
 
     def init():
@@ -94,67 +91,72 @@ def fedbuff(fed: Federation, options: FedBuffOptions = FedBuffOptions()) -> Algo
         clock = {"version": torch.tensor(0), "time": torch.tensor(0.0, dtype=torch.float64)}
         return {"global": start, "begun": broadcast(start, m), "flight": flight, "clock": clock}
 
-    def events(state, rng):
+    def events(state, rng, clients=None):
+        """The events of a round; those of other clients than would finish, if the round is of others."""
         flight = {name: tensor.clone() for name, tensor in state["flight"].items()}
         version, generator = int(state["clock"]["version"]), rng.numpy("fedbuff")
-        clients, slots, began, time = [], [], [], 0.0
-        since, waiting = [False] * m, []
-        while len(clients) < k:
+        finished, slots, time, waiting, since = [], [], 0.0, [], set()
+        while len(finished) < k:
             slot = int(flight["ends"].argmin())
             if float(flight["ends"][slot]) > time:  # those who finish at one time are replaced together
-                replace_all(flight, waiting, time, version, clients, generator)
-                for place in waiting:
-                    since[place] = True
-                waiting = []
+                begun = replace_some(flight, waiting, time, version, finished, generator)
+                since, waiting = since.union(begun), [one for one in waiting if one not in begun]
                 slot = int(flight["ends"].argmin())
                 time = float(flight["ends"][slot])
-            clients.append(int(flight["clients"][slot]))
-            slots.append(slot)
-            began.append(since[slot])
+            finished.append(int(flight["clients"][slot]))
+            slots.append(-1 if slot in since else slot)
             flight["ends"][slot] = torch.inf
             waiting.append(slot)
-        replace_all(flight, waiting, time, version + 1, clients, generator)
-        return Events(clients, slots, began, time, flight, waiting)
+        if clients is not None and list(clients) != finished:
+            flight, there = {n: t.clone() for n, t in state["flight"].items()}, state["flight"]["clients"].tolist()
+            finished, slots = list(clients), [there.index(one) if one in there else -1 for one in clients]
+            waiting = sorted(set(slots) - {-1})
+            time = max([float(state["clock"]["time"]), *flight["ends"][waiting].tolist()])
+        replace_some(flight, waiting, time, version + 1, finished, generator, again=True)
+        return Events(finished, slots, time, flight, waiting)
 
-    def replace_all(flight, places, time, version, busy, generator):
+    def replace_some(flight, places, time, version, busy, generator, again=False):
+        """Begin with other clients in these places; returns those for which there are some."""
         if not places:
-            return
-        taken = {*busy, *flight["clients"].tolist()}
-        free = [client for client in range(everybody) if client not in taken]
-        for place, chosen in zip(places, generator.permutation(len(free)).tolist()):
-            flight["clients"][place], flight["versions"][place] = free[chosen], version
-            flight["ends"][place] = time + durations[free[chosen]]
+            return []
+        flying = {client for slot, client in enumerate(flight["clients"].tolist()) if slot not in places}
+        free = [client for client in range(everybody) if client not in flying and client not in busy]
+        order = [free[at] for at in generator.permutation(len(free))]
+        if again and len(order) < len(places):
+            same = [client for client in sorted(set(busy)) if client not in flying]
+            order += [same[at] for at in generator.permutation(len(same))]
+        for place, chosen in zip(places, order):
+            flight["clients"][place], flight["versions"][place] = chosen, version
+            flight["ends"][place] = time + durations[chosen]
+        return places[: len(order)]
 
     def starts(state, found):
-        own = [slot if not began else m for slot, began in zip(found.slots, found.began)]  # the last row is the newest
-        rows = upload(torch.tensor(own), fed.data.device)
+        rows = upload(torch.tensor([slot if slot >= 0 else m for slot in found.slots]), fed.data.device)
         return {n: torch.cat([t, state["global"][n][None]]).index_select(0, rows) for n, t in state["begun"].items()}
 
     def sample(state, rng):
         return events(state, rng).clients
 
     def send(state, clients, rng):
-        return {"model": starts(state, events(state, rng))}
+        return {"model": starts(state, events(state, rng, clients))}
 
     def server(state, clients, update, rng):
-        found, old = events(state, rng), state["global"]
-        version = int(state["clock"]["version"])
-        before = state["flight"]["versions"].tolist()
-        begun = [version if began else before[slot] for slot, began in zip(found.slots, found.began)]
-        stale = version - torch.tensor(begun, dtype=torch.float64)
+        found, old = events(state, rng, clients), state["global"]
+        version, before = int(state["clock"]["version"]), state["flight"]["versions"].tolist()
+        stale = torch.tensor([version - before[slot] if slot >= 0 else 0 for slot in found.slots], dtype=torch.float64)
         weights = upload((1 + stale) ** -options.staleness, fed.data.device)
         start, arrived = starts(state, found), [float(size > 0) for size in update.sizes]
-        moved = {
-            n: old[n] + of_shape(options.lr * weights, start[n]) * (update.received[n] - start[n])
-            for n in fed.trainable
-        }
+        rates = {n: of_shape(options.lr * weights, start[n]) for n in fed.trainable}
+        moved = {n: old[n] + rate * (update.received[n] - start[n]) for n, rate in rates.items()}
         new = fed.average({**update.received, **moved}, arrived)
-        models = {}
-        for name, tensor in state["begun"].items():
-            rows = tensor.clone()
-            for slot in set(found.slots):
-                rows[slot] = new[name] if slot in found.fresh else old[name]
-            models[name] = rows
+        left = (found.flight["clients"] != state["flight"]["clients"]) | (
+            found.flight["ends"] != state["flight"]["ends"]
+        )
+        places = left.nonzero().flatten().tolist()
+        models = {name: tensor.clone() for name, tensor in state["begun"].items()}
+        for name, tensor in models.items():
+            for slot in places:
+                tensor[slot] = new[name] if slot in found.fresh else old[name]
         clock = {"version": torch.tensor(version + 1), "time": torch.tensor(found.time, dtype=torch.float64)}
         metrics = {"staleness": stale.mean().item(), "simulated_seconds": found.time - float(state["clock"]["time"])}
         return {"global": new, "begun": models, "flight": found.flight, "clock": clock}, metrics

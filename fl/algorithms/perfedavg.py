@@ -54,11 +54,13 @@ def perfedavg(fed: Federation, options: PerFedAvgOptions = PerFedAvgOptions()) -
     def ahead(params, gradients):
         return {n: torch.ones_like(g) if n == "second" else -options.alpha * g for n, g in gradients.items()}
 
+    objective = by_halves(fed.local.loss)
+
     def client(message, client_states, clients, rng):
         start = message["model"]
         first = next(iter(start.values()))
         phase = {"second": torch.zeros(len(clients), dtype=phased.model.second.dtype, device=first.device)}
-        update = phased.train({**beside(model=start), **phase}, clients, rng, by_halves(fed.local.loss), ascent=ahead)
+        update = phased.train({**beside(model=start), **phase}, clients, rng, objective, ascent=ahead)
         states, received = part_of(update.states, "model"), part_of(update.received, "model")
         return update._replace(states=states, received=received)
 

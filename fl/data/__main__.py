@@ -41,7 +41,8 @@ class Look(DataSettings):
         dataset = self.load()
         counted = dataset.task == "classification" and not dataset.text
         if self.plot is not None and not counted:
-            raise FLError("--plot draws clients by classes, and these data have none: leave it out, or take --json")
+            what = "text" if dataset.text else f"data for {dataset.task}"
+            raise FLError(f"--plot draws clients by classes, and {what} has no classes: leave it out, or take --json")
         if self.plot is not None:
             check_new(self.plot, "--plot")
         partition = self.deal(dataset, Rng(self.seed).numpy("partition"))

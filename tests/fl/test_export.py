@@ -161,7 +161,7 @@ def test_a_client_s_model_predicts_as_the_client_does(tmp_path, name):
     for client in range(4):
         if sum(int(level.used[client]) >= 0 for level in levels) > 1:
             several += 1
-            with pytest.raises(FLError, match=r"in femam it predicts with \d models.*fl.Pathways"):
+            with pytest.raises(FLError, match=r"predicts with \d models.*fl.Pathways"):
                 fl.export(folder, tmp_path / "model.pt", client=client)
             continue
         expected = algorithm.predict(server, fed.data.test_x[:20], client)

@@ -309,6 +309,8 @@ def test_settings_on_the_gpu(cuda, case, method):
         pytest.importorskip("nacl")
         if method != "fedmr":
             pytest.skip("recombination is FedMR's")
+    if case in ("krum", "bulyan") and method == "heterofl":
+        pytest.skip("parts of models are not compared")
     flags = [*TINY, "--samples", "300", "--algorithm", method, "--lr", "0.015625", *SETTINGS[case]]
     config, _ = parse([*flags, "--backend", "loop", "--device", "cpu"])
     results = []
