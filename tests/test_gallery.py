@@ -18,7 +18,7 @@ SCRIPTS = {path.stem: path.read_text() for path in sorted((ROOT / "gallery").glo
 REFERENCE = "".join((ROOT / f"docs/reference/{name}.md").read_text() for name in ("fl", "surgery", "zoo"))
 OURS = {"surgery", "zoo", "fl"}
 OTHERS = {"matplotlib", "numpy", "sklearn", "timm", "torch", "torchvision"}
-FAST = ("surgery_recombine", "surgery_plan_as_json", "fl_partitions")
+FAST = ("surgery_recombine", "surgery_plan_as_json")
 UNUSED = {"State": "a type", "Stack": "a type", "Layer": "what `layers` returns", "Section": "what `sections` returns",
           "Width": "what `widths` returns", "Privacy": "needs an extra",
           "SamplePrivacy": "needs an extra"}  # fmt: skip

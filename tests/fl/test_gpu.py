@@ -35,7 +35,11 @@ from fl.runs.metrics import read
 from fl.settings.command_line import parse
 
 BACKENDS = ["loop", "vmap", "graphs"]
-ON_HOST = {("progress", "accuracy"), ("clock", "time"), ("flight", "ends")}  # FeMAM's, by which it is judged whether a level has converged
+ON_HOST = {
+    ("progress", "accuracy"),
+    ("clock", "time"),
+    ("flight", "ends"),
+}  # FeMAM's, by which it is judged whether a level has converged
 
 
 def on_a_real_one(test):

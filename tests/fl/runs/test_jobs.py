@@ -21,6 +21,7 @@ def tensors(folder):
     return fl.load_model(folder).state_dict()
 
 
+@pytest.mark.slow
 def test_jobs_leave_what_runs_in_turn_leave(tmp_path, capsys):
     flags = ["lr", "0.05,1e30", "--algorithm", "fedavg", *TINY, "--out", str(tmp_path)]
     assert sweep.main([*flags, "--name", "turn"]) == 1  # one value diverges

@@ -174,6 +174,7 @@ def test_errors_are_those_of_simulate(tmp_path, monkeypatch):
         [*fl.Run(CONFIG, tmp_path / "new")]
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_in_a_round_leaves_what_it_did(tmp_path):
     (tmp_path / "settings.yaml").write_text(CONFIG.to_yaml())
     config = "fl.Config.from_file(pathlib.Path('settings.yaml'))"
