@@ -118,6 +118,8 @@ def test_a_round_waits_only_where_it_is_meant_to(pretended, name, backend, case,
 
     FeMAM's levels, which begin in rounds 2 and 4, have waits and captures of their own.
     """
+    if case == "samples' privacy":
+        pytest.importorskip("dp_accounting", reason="epsilon needs pip install 'layer-surgery[privacy]'")
     rounds = {"graphs": 6 if name == "femam" else 3}.get(backend, 1 if name == "femam" else 2)
     history = seen_in_rounds(pretended, tmp_path, name, "--backend", backend, *SETTINGS[case], rounds=rounds)
     most = ANY + MORE.get(name, 0) + 2 * (case == "trigger")  # how often the attack succeeds

@@ -276,6 +276,7 @@ def test_without_the_package_it_says_which(monkeypatch):
 
 def test_a_round_that_nobody_ends_is_as_private_as_any_other():
     """Nobody can tell by missing noise, or by a missing epsilon, that all clients were late."""
+    pytest.importorskip("dp_accounting", reason="epsilon needs pip install 'layer-surgery[privacy]'")
     settings = {"clients": 6, "participants": 6, "width": 0.125, "partition": "iid", "norm": "none"}
     slow = PaceOptions(speed=1e-3, deadline=1.0, late="drop")
     config = fl.Config(algorithm="fedavg", pace=slow, privacy=Privacy(clip=0.5, noise=1.0, delta=1e-3), **settings)
