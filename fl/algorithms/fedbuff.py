@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
 
+import numpy as np
 import torch
 
 from fl.algorithms.algorithm import Algorithm
@@ -120,8 +121,10 @@ def fedbuff(fed: Federation, options: FedBuffOptions = FedBuffOptions()) -> Algo
         if not places:
             return []
         flying = {client for slot, client in enumerate(flight["clients"].tolist()) if slot not in places}
-        free = [client for client in range(everybody) if client not in flying and client not in busy]
-        order = [free[at] for at in generator.permutation(len(free))]
+        there = np.ones(everybody, dtype=bool)
+        there[[*flying, *busy]] = False
+        free = np.flatnonzero(there)
+        order = free[generator.permutation(len(free))[: len(places)]].tolist()
         if again and len(order) < len(places):
             same = [client for client in sorted(set(busy)) if client not in flying]
             order += [same[at] for at in generator.permutation(len(same))]

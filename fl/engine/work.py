@@ -91,12 +91,13 @@ class Meter:
 
     Attributes:
         flops: of forward passes in local training; a training step costs about three of them.
+        seconds: of simulated time, of whoever took longest (`fl.federation.pace`).
     """
 
     def __init__(self) -> None:
-        self.flops = 0
+        self.flops, self.seconds = 0, 0.0
 
     def read(self) -> int:
-        """Return what was added since the last reading."""
-        flops, self.flops = self.flops, 0
+        """Return the operations since the last reading, and begin anew."""
+        flops, self.flops, self.seconds = self.flops, 0, 0.0
         return flops

@@ -299,6 +299,10 @@ class Federation:
         each = LocalObjective(objective or self.local.objective, context, ascent, per_sample)
         passes = self.local.epochs * self.local.repeats * (2 if ascent else 1)
         wanted, done = self._all_steps(clients), self.steps(clients, models, bool(ascent))
+        if self.pace:
+            cost = self._samples_of_a_step(clients, models, bool(ascent))
+            ends = [self.pace.seconds(client, n, one) for client, n, one in zip(clients, wanted, cost)]
+            self.meter.seconds = max(self.meter.seconds, *(min(end, self.pace.deadline or end) for end in ends))
         for client, model, all_steps, made in zip(clients, models, wanted, done):
             samples = self.local.samples_of_epoch(len(parts[client]), parts)
             self.meter.flops += passes * samples * flops(model, self.data) * made // all_steps

@@ -288,8 +288,7 @@ def measured_round(run: Run, number: int) -> tuple[Server, Row, evaluate.Scores]
     took = time.perf_counter() - started
     row = {"round": number, "seconds": took, "train_loss": loss, **update.metrics}
     if fed.pace and "simulated_seconds" not in row:
-        ends = fed.seconds(clients)
-        row["simulated_seconds"] = max(min(end, fed.pace.deadline or end) for end in ends)
+        row["simulated_seconds"] = fed.meter.seconds
     row["macs"] = fed.meter.read() / 2 / len(clients)
     if dropped:
         row["dropped"] = dropped

@@ -109,6 +109,14 @@ def test_speeds_from_a_file(tmp_path):
         make_pace(PaceOptions(file=str(path)), 1, Rng(0))
 
 
+def test_two_gradients_a_step_take_twice_as_long(tmp_path):
+    took = []
+    for method in ("fedavg", "fedasam"):
+        config = fl.Config(algorithm=method, rounds=1, pace=PaceOptions(spread=0.5), **FEW)
+        took.append(fl.simulate(config, tmp_path / method)["final"]["simulated_seconds"])
+    assert took[1] == pytest.approx(2 * took[0])
+
+
 def test_a_smaller_model_takes_less_time():
     fed, _ = fl.build(
         fl.Config(
@@ -142,6 +150,7 @@ def test_a_run_has_simulated_seconds(tmp_path, capsys):
         ({"algorithm": "ditto"}, "ditto has clients train more than one model a round.*: leave --pace out"),
         ({"algorithm": "fedbuff"}, "--pace.deadline ends rounds, and fedbuff waits for nobody"),
         ({"pace": PaceOptions(spread=-1.0)}, "--pace.spread"),
+        ({"pace": PaceOptions(spread=1.0, file="speeds.txt")}, "--pace.file has the speed of each client"),
     ],
 )
 def test_refusals(more, message):
