@@ -216,12 +216,12 @@ class Trials:
             code = end(start(other, ["--resume", str(RUN)]))
             log = (other / "log.txt").read_text()
             self.counts["second process"] += 1
-            self.counts["second process refused"] += (refused := code == 2 and "in use by process" in log)
+            self.counts["second process refused"] += (refused := code == 2 and "is in use by" in log)
             if not refused and not (code == 2 and "no config.yaml" in log) and code:
                 end(process)
                 return f"the second process ended with {code}: {log}"
         code = end(process)
-        if code == 2 and "in use by process" in (folder / "log.txt").read_text() and second:
+        if code == 2 and "is in use by" in (folder / "log.txt").read_text() and second:
             self.counts["second process was first"] += 1  # it began later and took the folder earlier
             code = 0
         return f"resuming ended with {code}" if code else ""
