@@ -24,7 +24,9 @@ Row = dict[str, float]
 
 
 class Metrics:
-    """The rows of metrics.csv, on disk as soon as they are added; what was not measured in a round is blank.
+    """The rows of metrics.csv, on disk as soon as they are added.
+
+    The table has the columns that some round has filled; what was not measured in a round is blank.
 
     Args:
         path: the CSV file, which is written anew.
@@ -35,19 +37,30 @@ class Metrics:
     def __init__(self, path: Path, rows: Sequence[Row] = (), asked: Sequence[str] = ()) -> None:
         self.path, self.rows = path, list(rows)
         self.kinds = {name: column.kind for name, column in columns(asked).items()}
-        self.columns = list(self.kinds)
-        write_csv(path, self.columns, ([row.get(name, "") for name in self.columns] for row in self.rows))
+        self._write()
 
     def add(self, row: Row) -> None:
         """Append the row of a round. Raises FLError for a metric without a column."""
-        if strange := [name for name in row if name not in self.columns]:
+        if strange := [name for name in row if name not in self.kinds]:
             raise FLError(
                 f"metrics.csv has no column {strange[0]!r}: name it in the METHOD of the method that reports it, as in "
                 f"Method(..., columns={{{strange[0]!r}: float}})"
             )
         row = {name: kind(row[name]) for name, kind in self.kinds.items() if name in row}  # as it will be read back
         self.rows.append(row)
-        _append(self.path, [[row.get(name, "") for name in self.columns]])
+        if row.keys() <= set(self.columns):
+            _append(self.path, [self._line(row)])
+        else:
+            self._write()
+
+    def _write(self) -> None:
+        """Write the table anew, with the columns that its rows have."""
+        filled = {"round", *_names(self.rows)}
+        self.columns = [name for name in self.kinds if name in filled]
+        write_csv(self.path, self.columns, map(self._line, self.rows))
+
+    def _line(self, row: Row) -> list[object]:
+        return [row.get(name, "") for name in self.columns]
 
 
 def kept(path: Path, done: int, wanted: Callable[[Row], set[str]]) -> list[Row]:

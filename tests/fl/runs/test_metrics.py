@@ -15,6 +15,18 @@ def test_a_metric_without_a_column_is_refused_before_its_row_is_written(tmp_path
     assert read(tmp_path / "metrics.csv") == [{"round": 1, "train_loss": 2.0}]
 
 
+def test_the_table_has_the_columns_that_some_round_has_filled(tmp_path):
+    path = tmp_path / "metrics.csv"
+    metrics = Metrics(path)
+    assert path.read_text().splitlines() == ["round"]
+    metrics.add({"round": 1, "train_loss": 2.0})
+    metrics.add({"round": 2, "train_loss": 1.0, "accuracy": 0.5})
+    metrics.add({"round": 3, "train_loss": 0.5})
+    assert path.read_text().splitlines() == ["round,train_loss,accuracy", "1,2.0,", "2,1.0,0.5", "3,0.5,"]
+    Metrics(path, read(path)[:1])  # an end that a resumed run does not keep takes its columns along
+    assert path.read_text().splitlines() == ["round,train_loss", "1,2.0"]
+
+
 def test_columns_of_methods_that_are_gone_are_read(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setitem(ALGORITHMS, "mine", Method(fedavg.make, columns={"drift": float}))
