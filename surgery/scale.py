@@ -19,7 +19,7 @@ from surgery.decomposition import checked_segments
 from surgery.errors import SurgeryError
 from surgery.states import Models, Stack, as_stack, compute_dtype, stack_size
 from surgery.threads import in_threads
-from surgery.transfer import upload
+from surgery.transfer import double, upload
 
 _NOTHING = 1e-6  # times the largest norm; a bias that has hardly left 0 may have less
 # All in elements.
@@ -176,7 +176,7 @@ def joint_norms(jobs: Sequence[Sequence[Tensor]], q: float) -> Tensor:
     result = torch.zeros(len(jobs), 2, dtype=torch.float64)
     for parts_device, own in parts.items():
         found = in_threads(measure, own) if parts_device.type == "cpu" else list(map(measure, own))
-        result[[j for part in own for j in part]] = torch.cat(found).cpu()
+        result[[j for part in own for j in part]] = torch.cat(found).cpu().double()
     return result
 
 
@@ -222,7 +222,7 @@ def _lowest(magnitudes: Tensor, q: float) -> Tensor:
         edge = magnitudes.kthvalue(rank + 1, dim=1, keepdim=True).values
         inside = magnitudes <= edge
         norms, counts, finite = _norm(magnitudes.where(inside, 0)), inside.sum(1), magnitudes.isfinite().all(1)
-    return torch.stack([norms.where(finite, torch.nan), counts.where(finite, 0).double()], 1)
+    return torch.stack([norms.where(finite, torch.nan), counts.where(finite, 0).to(norms.dtype)], 1)
 
 
 def _search(job: Sequence[Tensor], q: float) -> Tensor:
@@ -282,6 +282,6 @@ def _flat(tensor: Tensor, dtype: torch.dtype) -> np.ndarray:
 
 
 def _norm(rows: Tensor) -> Tensor:
-    """[R, n] -> [R], summed in float64, without a float64 copy of the whole tensor."""
-    chunks = [torch.linalg.vector_norm(chunk.double(), dim=1) for chunk in rows.split(_CHUNK, 1)]
+    """[R, n] -> [R], summed in float64 where the device has it, without a copy of the whole tensor."""
+    chunks = [torch.linalg.vector_norm(double(chunk), dim=1) for chunk in rows.split(_CHUNK, 1)]
     return torch.linalg.vector_norm(torch.stack(chunks), dim=0)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from surgery.depth.sections import sections
 from surgery.errors import SurgeryError
 from surgery.states import State, as_state
+from surgery.transfer import double
 
 _TILE = 1 << 18  # correlations computed at once on the CPU, which fit into its cache
 _TILE_CUDA = 1 << 24  # so many that launches do not dominate the time
@@ -67,7 +68,7 @@ def filter_similarity(a: Tensor, b: Tensor) -> float:
 def _standard_maps(weight: Tensor) -> Tensor:
     """[Co, Ci, P]: maps of mean 0 and norm 1, whose products are correlations; constant ones are 0."""
     maps = weight.flatten(2) if weight.ndim > 2 else weight[:, :, None]
-    maps = (maps.mT if maps.shape[2] == 1 else maps).double()
+    maps = double(maps.mT if maps.shape[2] == 1 else maps)
     centred = maps - maps.mean(-1, keepdim=True)
     norm = centred.norm(dim=-1, keepdim=True)
     constant = norm <= _CONSTANT * maps.norm(dim=-1, keepdim=True)

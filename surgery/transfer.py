@@ -1,4 +1,4 @@
-"""Transfers between the host and an accelerator: there without waiting, and back with a single wait."""
+"""Transfers between the host and an accelerator, there without waiting and back with one wait, and its precision."""
 
 from collections.abc import Sequence
 
@@ -15,9 +15,33 @@ def upload(tensor: Tensor, device: torch.device | str) -> Tensor:
     >>> upload(torch.tensor([2, 0]), "cpu")
     tensor([2, 0])
     """
+    if tensor.dtype is torch.float64:
+        tensor = tensor.to(widest(device))
     if tensor.device.type == "cpu" and torch.device(device).type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
+
+
+WITHOUT_FLOAT64 = {"mps"}
+"""The types of devices that have no float64: Apple's GPUs."""
+
+
+def widest(device: torch.device | str) -> torch.dtype:
+    """Return the type in which a device sums up: float64, or float32 where it has none.
+
+    >>> widest("cpu"), widest("mps")
+    (torch.float64, torch.float32)
+    """
+    return torch.float32 if torch.device(device).type in WITHOUT_FLOAT64 else torch.float64
+
+
+def double(tensor: Tensor) -> Tensor:
+    """The tensor in float64, or in float32 where its device has no float64.
+
+    >>> double(torch.tensor([1.0])).dtype
+    torch.float64
+    """
+    return tensor.to(widest(tensor.device))
 
 
 _AT_ONCE = 2**28  # bytes in one transfer, at most
@@ -52,4 +76,5 @@ def download(tensors: Sequence[Tensor]) -> list[Tensor]:
     >>> download([torch.tensor([1.0, 2.0]), torch.tensor(3)])
     [tensor([1., 2.], dtype=torch.float64), tensor(3., dtype=torch.float64)]
     """
-    return host_copies([tensor.detach().double() for tensor in tensors])
+    found = host_copies([t.detach() if t.device.type in WITHOUT_FLOAT64 else t.detach().double() for t in tensors])
+    return [tensor.double() for tensor in found]

@@ -24,6 +24,7 @@ from fl.data import Dataset
 from fl.engine import graphs
 from fl.federation import Federation
 from fl.partition import Split
+from surgery import transfer
 
 gc.disable()  # until all test files are imported, see below
 
@@ -87,6 +88,14 @@ def pretended(monkeypatch):
     """A GPU that is not there, see `pretend_gpu`."""
     monkeypatch.setattr(graphs, "_POOL", {})
     with PretendGPU() as gpu:
+        yield gpu
+
+
+@pytest.fixture
+def pretended_mps(monkeypatch):
+    """A device without float64 that is not there, as Apple's GPUs are; its tensors say that they are on CUDA."""
+    monkeypatch.setattr(transfer, "WITHOUT_FLOAT64", {"cuda"})
+    with PretendGPU(without=torch.float64) as gpu:
         yield gpu
 
 

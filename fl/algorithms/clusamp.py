@@ -16,7 +16,7 @@ from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.federation import Federation
 from surgery import Stack
-from surgery.transfer import download, upload
+from surgery.transfer import double, download, upload
 
 
 def clusamp(fed: Federation) -> Algorithm:
@@ -81,7 +81,7 @@ def similarity_tree(gradients: Stack) -> np.ndarray:
     """
     from scipy.cluster.hierarchy import linkage
 
-    products = sum(rows @ rows.T for rows in (tensor.flatten(1) for tensor in gradients.values())).double()
+    products = double(sum(rows @ rows.T for rows in (tensor.flatten(1) for tensor in gradients.values())))
     lengths = products.diagonal().sqrt()
     cosines = products / torch.outer(lengths, lengths)  # not finite: never seen, or too large
     found, zero = download([cosines.nan_to_num(0).clamp(-1, 1).arccos(), lengths == 0])

@@ -14,7 +14,7 @@ from fl.algorithms.method import Method
 from fl.base.settings import AtLeast0, number
 from fl.federation import Federation
 from surgery import Stack, State, average, broadcast, stack
-from surgery.transfer import upload
+from surgery.transfer import double, upload
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ def server_step(start: State, trained: Stack, sizes: tuple[int, ...], mean: Stat
     >>> step  # half of (9 + 1) / 2, over 1
     2.5
     """
-    each = sum((trained[name] - tensor).flatten(1).norm(dim=1).double().square() for name, tensor in start.items())
-    whole = sum((mean[name] - tensor).norm().double().square() for name, tensor in start.items())
+    each = sum(double((trained[name] - tensor).flatten(1).norm(dim=1)).square() for name, tensor in start.items())
+    whole = sum(double((mean[name] - tensor).norm()).square() for name, tensor in start.items())
     weights = upload(torch.tensor(sizes, dtype=torch.float64), each.device)
     ratio = ((weights @ each) / weights.sum() / (2 * (whole + eps))).item()
     return max(1.0, ratio) if math.isfinite(ratio) else 1.0

@@ -23,7 +23,7 @@ from fl.federation import Federation
 from fl.runs.assembly import build
 from fl.runs.folder import load_initial_weights, load_model
 from surgery import State, state
-from surgery.transfer import upload
+from surgery.transfer import double, upload, widest
 
 _CHUNK = 500  # samples of one forward pass, as in evaluation
 _LOGITS = 2**24  # in memory at a time
@@ -134,7 +134,7 @@ def mean_loss(
     number = y.numel() if data.text else len(y)
 
     def loss(values: State) -> Tensor:
-        total = torch.zeros((), dtype=torch.float64, device=y.device)
+        total = torch.zeros((), dtype=widest(y.device), device=y.device)
         for some, labels in zip(x.split(size), y.split(size)):
             total = total + measured(of, functional_call(model, values, (data.normalise(some, dtype),)), labels).sum()
         return total / number
@@ -244,7 +244,7 @@ def surface(
             for point in points:
                 values.append(at(point)[None])
                 bar.update()
-    flat = torch.cat(values).double()
+    flat = double(torch.cat(values))
     flat[middle] = exact
     return flat.view(len(axis), len(axis)).cpu()
 

@@ -176,14 +176,14 @@ def ranked(groups: Sequence[Group]) -> list[str]:
     clients leave threads idle. (`docs/results/engine.md` says what this was measured to be worth.)
     """
     job, clients = groups[0][0], sum(len(job.batches.steps) for job, _, _ in groups)
-    partial, cuda = job.batches.real is not None, job.device.type == "cuda"
+    partial, cuda, cpu = job.batches.real is not None, job.device.type == "cuda", job.device.type == "cpu"
     stackable = len(groups) == 1 and not job.precision.channels_last and not partial
     if stackable and clients > 2 and 0 < work(job) <= _SMALL:
-        order = ["vmap", "graphs" if cuda else "workers"]
+        order = ["vmap", *["graphs"] * cuda, *["workers"] * cpu]
     elif cuda:
         order = ["graphs", *["vmap"] * stackable] if not partial else []
     else:
-        order = ["workers"] * (clients > 2 and torch.get_num_threads() > 1)
+        order = ["workers"] * (cpu and clients > 2 and torch.get_num_threads() > 1)
     # They read samples from fixed places, and those on the host are new in each round.
     if (job.data.on_host or job.sample_clip) and "graphs" in order:
         order.remove("graphs")

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fl.base.errors import FLError
 from fl.base.plugins import find, is_path
+from surgery.transfer import double
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
@@ -39,11 +40,11 @@ def mean(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def measured(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Compute the same for an evaluation, in float64; other losses than cross entropy in the outputs' type.
+    """Compute the same for an evaluation, in float64 where the device has it.
 
-    A loss of your own may hold tensors of that type.
+    Losses other than cross entropy are computed in the outputs' type: one of your own may hold tensors of that type.
     """
-    return each(loss, outputs.double() if loss is cross_entropy else outputs, targets).double()
+    return double(each(loss, double(outputs) if loss is cross_entropy else outputs, targets))
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from fl.federation.cohort import States, as_before, select, stacks
 from fl.federation.krum import bulyan, multi_krum
 from surgery import Stack, State, Submodel, average, average_submodels, trimmed_mean
 from surgery.states import stack_size
-from surgery.transfer import upload
+from surgery.transfer import double, upload
 
 _LEAST = {"krum": (2, 3), "multikrum": (2, 3), "bulyan": (4, 3)}
 """Rules that choose among whole models, and how many they need: (2, 3) are 2f + 3 of whom f may be malicious."""
@@ -139,8 +139,8 @@ class Defence:
 
 
 def _lengths(after: Stack, before: Stack, names: Container[str]) -> Tensor:
-    """The lengths of the updates [K], summed in float64."""
-    steps = [after[name].double() - before[name].double() for name in after if name in names]
+    """The lengths of the updates [K], summed in float64 where the device has it."""
+    steps = [double(after[name]) - double(before[name]) for name in after if name in names]
     return torch.stack([step.reshape(len(step), -1).square().sum(1) for step in steps]).sum(0).sqrt()
 
 

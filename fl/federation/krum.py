@@ -15,13 +15,14 @@ from torch import Tensor
 
 from surgery import Stack, State, average, distance, trimmed_mean
 from surgery.states import stack_size
-
-_FAR = 1e300  # in the place of distances that are infinite or no number; a sum of many is still finite
+from surgery.transfer import double
 
 
 def squared_distances(models: Stack) -> Tensor:
-    """Squared distances between the n models, those to themselves infinite: float64 [n, n]."""
-    far = distance(models, models).double().square().nan_to_num(_FAR, _FAR)
+    """Squared distances between the n models, those to themselves infinite: [n, n], float64 where the device has it."""
+    squares = double(distance(models, models)).square()
+    most = 1e-8 * torch.finfo(squares.dtype).max  # in the place of what is no number: a sum of many is still finite
+    far = squares.nan_to_num(most, most).clamp(max=most)
     return far.fill_diagonal_(torch.inf)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from fl.base.errors import FLError
 from fl.base.settings import Above0, AtLeast0, Limits, OnlyWith, number, one_of
 from surgery import Stack, State
-from surgery.transfer import upload
+from surgery.transfer import double, upload
 
 _ON = OnlyWith("clip", Limits(above=0))
 _NOISY = OnlyWith("noise", Limits(above=0))
@@ -88,7 +88,7 @@ class Privacy:
         """
         steps = {n: torch.nan_to_num(received[n] - starts[n], nan=0.0, posinf=0.0, neginf=0.0) for n in names}
         k = len(next(iter(starts.values())))
-        each = [step.reshape(k, -1).double().square().sum(1) for step in steps.values()]
+        each = [double(step.reshape(k, -1)).square().sum(1) for step in steps.values()]
         lengths = torch.stack(each).sum(0).sqrt()
         shares = torch.where(lengths > clip, clip / lengths, 1.0)
         on_sum, on_count = self.deviations(k)

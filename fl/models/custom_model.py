@@ -20,6 +20,7 @@ from fl.base.plugins import failed, find, installed, is_path, kind
 from fl.data import Dataset
 from surgery.errors import first_line
 from surgery.plan import structure
+from surgery.transfer import double
 from zoo.spec import Member
 
 GIVEN = "given"
@@ -259,7 +260,7 @@ def _check_takes(name: str, model: nn.Module, data: Dataset) -> None:
         )
     if data.task == "regression":
         return
-    sums = output.double().sum(-1)
+    sums = double(output).sum(-1)
     if (output >= 0).all() and torch.isclose(sums, torch.ones_like(sums), atol=1e-3).all():
         raise FLError(
             f"{said(name)} gives probabilities (they sum to 1), and the loss takes logits: leave the Softmax at its "

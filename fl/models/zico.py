@@ -15,6 +15,7 @@ from fl.base.errors import FLError
 from fl.engine.draws import Drawing, Draws
 from fl.engine.objectives import Batch, Objective, cross_entropy
 from surgery import State
+from surgery.transfer import widest
 from zoo.layers import dropout_rate
 
 Deviation = Literal["signed", "absolute"]
@@ -89,7 +90,7 @@ def zico(
     sums = []  # over the weights of each layer
     for magnitudes, squares, _ in moments:
         ratios = magnitudes / (squares * len(batches)).sqrt()  # mean|g| / std(g)
-        sums.append(torch.where(squares == 0, 0, ratios).sum(dtype=torch.float64))
+        sums.append(torch.where(squares == 0, 0, ratios).sum(dtype=widest(ratios.device)))
     counted = [value for value in torch.stack(sums).tolist() if value != 0]
     if not counted:
         raise FLError("ZiCo finds no layer whose gradient differs between the batches: give other samples in each")

@@ -237,8 +237,8 @@ def pick_device(name: str) -> torch.device:
         name = f"cuda:{current().local}"
     try:
         device = torch.device(name)
-        if device.type not in ("cpu", "cuda"):
-            raise RuntimeError("there are cpu and cuda (cuda:0, cuda:1, ...)")
+        if device.type not in ("cpu", "cuda", "mps"):
+            raise RuntimeError("there are cpu, cuda (cuda:0, cuda:1, ...) and mps")
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise FLError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from None

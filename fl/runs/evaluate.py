@@ -20,7 +20,7 @@ from fl.federation.cohort import Cohort, States, per_client
 from fl.federation.scores import SCORES, Metric, macro_f1, r2, task_of
 from fl.partition import Parts
 from surgery import cosine
-from surgery.transfer import download, upload
+from surgery.transfer import double, download, upload, widest
 
 Scores: TypeAlias = dict[str, list[dict[str, float]]]
 """Part ("valid", "test") -> the scores of each client on its own samples of it."""
@@ -182,18 +182,18 @@ def evaluate_models(fed: Federation, cohort: Cohort) -> dict[str, float]:
     def sums(row: int) -> Tensor:
         client, model, classes = cohort.clients[row], cohort.models[row], reported[row]
         state = states[row] | fed.statistics(states[row], model, fed.clients.train[client])
-        total = torch.zeros(3, dtype=torch.float64, device=classes.device)
+        total = torch.zeros(3, dtype=widest(classes.device), device=classes.device)
         predict = partial(fed.predict, state, model=model)
         for logits, labels in _pieces(predict, fed.data.test_x, fed.data.test_y, fed.data.classes):
             logits, labels = logits.flatten(0, -2), labels.flatten()
             counts = [(logits.argmax(1) == labels).sum()]
             if text:
-                counts.append(F.cross_entropy(logits.double(), labels, reduction="sum"))
+                counts.append(F.cross_entropy(double(logits), labels, reduction="sum"))
             else:
                 own = classes[labels]
                 among = logits.masked_fill(~classes, -torch.inf).argmax(1) == labels
                 counts += [(among & own).sum(), own.sum()]
-            total[: len(counts)] += torch.stack([count.double() for count in counts])
+            total[: len(counts)] += torch.stack([double(count) for count in counts])
         return total
 
     found = current().shared([1] * len(states), lambda rows: [sums(row) for row in rows])
@@ -211,7 +211,7 @@ def attack_success(
     """The share of test images of other classes that are classified as the target when they bear the trigger."""
     others = fed.data.test_y != target
     logits = predict(mark(fed.data.test_x[others]))
-    return (logits.argmax(1) == target).double().mean().item()
+    return double(logits.argmax(1) == target).mean().item()
 
 
 def mean_cosine(fed: Federation, cohort: Cohort) -> dict[str, float]:

@@ -20,6 +20,7 @@ from fl.models.custom_model import CustomSpec, Model, identity
 from fl.runs import checkpoint
 from fl.settings import Config
 from surgery import State
+from surgery.transfer import double
 
 _FORMAT = "pathways-2"
 
@@ -90,7 +91,7 @@ class Pathways:
             known = [] if kind == "personal" else level.used[level.used >= 0].unique().tolist()
             offers = {k: total + self._call(level.state(k), x) for k in known}
             losses = {
-                k: F.cross_entropy((out / (used + 1 if self.mean else 1)).double().flatten(0, -2), y.flatten()).item()
+                k: F.cross_entropy(double(out / (used + 1 if self.mean else 1)).flatten(0, -2), y.flatten()).item()
                 for k, out in offers.items()
             }
             k = min(losses, key=losses.get, default=-1)

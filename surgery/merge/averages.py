@@ -172,10 +172,10 @@ def _regmean(group: Group, grams: list[Pieces], alpha: float) -> Reader:
     right = torch.zeros(inputs, out, dtype=torch.float64)
     dead = sum(one.diagonal().abs() for one in products) == 0
     for i, (share, one) in enumerate(zip(group.shares(), products)):
-        one = one.double().cpu()
-        one = share * (alpha * one + (1 - alpha) * one.diagonal().diag() + dead.double().cpu().diag())
+        one = one.cpu().double()
+        one = share * (alpha * one + (1 - alpha) * one.diagonal().diag() + dead.cpu().double().diag())
         left += one
-        right += one @ group.value(i, 0, group.size).double().cpu().view(out, inputs).T
+        right += one @ group.value(i, 0, group.size).cpu().double().view(out, inputs).T
     try:
         solved = torch.linalg.solve(left, right).T
     except RuntimeError:  # torch.linalg.LinAlgError is one

@@ -129,6 +129,24 @@ def test_a_round_waits_only_where_it_is_meant_to(pretended, name, backend, case,
             assert len(seen.waits) <= most, seen.waits
 
 
+@pytest.mark.parametrize(
+    ("name", "case"),
+    some(
+        [
+            *product(ALGORITHMS, [""]),
+            *product(["fedavg"], [what for what in SETTINGS if what not in ("", "fleet")]),
+            ("fedfa", "fleet"),
+        ],
+        [*product(("clusamp", "femam", "fedfa", "fedexp"), [""]), ("fedavg", "privacy"), ("fedavg", "bulyan")],
+    ),
+)
+def test_a_round_needs_no_float64_on_the_device(pretended_mps, name, case, tmp_path):
+    if case == "samples' privacy":
+        pytest.importorskip("dp_accounting", reason="epsilon needs pip install 'layer-surgery[privacy]'")
+    for seen in seen_in_rounds(pretended_mps, tmp_path, name, "--backend", "loop", *SETTINGS[case], rounds=2):
+        assert seen.launches
+
+
 def test_captures_of_a_fleet_come_to_an_end(pretended):
     """Four architectures, other clients in each round: hardly more captures than the most of each that ever meet."""
     fed = fleet_federation(SPECS["cnn"], [(w, None) for w in (1.0, 0.75, 0.5, 0.25)] * 3, [4] * 12, torch.float32)

@@ -45,9 +45,14 @@ class Seen:
 
 
 class PretendGPU:
-    """A context in which there is a CUDA device, see `pretend_gpu`."""
+    """A context in which there is a CUDA device, see `pretend_gpu`.
 
-    def __init__(self) -> None:
+    Args:
+        without: a number type that the device refuses, as Apple's refuse float64.
+    """
+
+    def __init__(self, without: torch.dtype | None = None) -> None:
+        self.without = without
         self._memory: dict[int, weakref.ref] = {}  # the device's storages, by the address of their record
         self.total = Seen()
         self.recording: Recording | None = None
@@ -280,6 +285,8 @@ class PretendGPU:
         known = {storage_of(t)._cdata for t in inputs}
         own = [t for t in results if storage_of(t)._cdata not in known and _Base.device.__get__(t).type == "cpu"]
         if target:
+            if any(tensor.dtype is self.without for tensor in own):
+                raise Forbidden(f"{func}: the device has no {self.without}, {_caller()}")
             for tensor in own:
                 self.add(tensor.untyped_storage())
         count = rules.launches(func, args, kwargs, bool(own or written))

@@ -18,7 +18,7 @@ from fl.federation.cohort import select
 from fl.federation.update import ClientUpdate
 from surgery import Stack, State, average, distance
 from surgery.states import stack_size
-from surgery.transfer import upload
+from surgery.transfer import double, download, upload
 
 _RESTARTS = 10  # of K-means, as in the released code
 ASSIGNMENTS = ("nearest", "kmeans")
@@ -133,14 +133,15 @@ def _coordinates(models: Stack) -> np.ndarray:
     """
     gram: Any = 0
     for tensor in models.values():
-        x = tensor.flatten(1).double()
+        x = double(tensor.flatten(1))
         x = x - x.mean(0)
         gram = gram + x @ x.T
+    (gram,) = download([gram])
     values, vectors = torch.linalg.eigh(gram)
     largest = values[-1].clamp(min=0).sqrt()
     noise = len(values) * torch.finfo(values.dtype).eps * values[-1].abs()
     points = vectors * torch.where(values > noise, values, 0).sqrt()
-    return (torch.round(points / largest.clamp(min=1e-300), decimals=10) * largest).cpu().numpy()
+    return (torch.round(points / largest.clamp(min=1e-300), decimals=10) * largest).numpy()
 
 
 def _unit_sum(weights: Tensor) -> Tensor:

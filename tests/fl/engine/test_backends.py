@@ -341,6 +341,8 @@ def refuse(error):
         ("cpu", 2, "resnet20", (3, 8, 8), ["vmap", "workers", "loop"]),
         ("cuda", 2, "cnn", (1, 28, 28), ["graphs", "vmap", "loop"]),
         ("cuda", 2, "resnet20", (3, 8, 8), ["vmap", "graphs", "loop"]),
+        ("mps", 2, "cnn", (1, 28, 28), ["loop"]),
+        ("mps", 2, "resnet20", (3, 8, 8), ["vmap", "loop"]),
     ],
 )
 def test_the_order_in_which_auto_tries_backends(monkeypatch, device, threads, model, shape, expected):
@@ -355,8 +357,7 @@ def test_the_order_in_which_auto_tries_backends(monkeypatch, device, threads, mo
         job = Job(model, Dataset("zeros", x, y, x, y, 10), batches, SGD(), cross_entropy, **settings)
         return engine.ranked([(job, {}, {})] * groups)
 
-    alone = "graphs" if device == "cuda" else "workers"
-    others = [name for name in expected if name == alone] if device == "cuda" else ["workers"] * (threads > 1)
+    others = {"cuda": ["graphs"], "cpu": ["workers"] * (threads > 1), "mps": []}[device]
     assert found(3) == expected
     assert found(2, groups=2) == found(3, precision=Precision(channels_last=True)) == [*others, "loop"]
     assert found(3, last="partial") == (["loop"] if device == "cuda" else [*others, "loop"])
