@@ -125,7 +125,8 @@ def make_federation():
             arguments = {"num_classes": 3, "in_channels": 1, "image_size": 8, "width": 0.25}
             depth = settings.pop("depth", 1)  # a block in each section has all kinds of tensors
             arguments |= {"depth": depth} if "resnet20" in model else {}
-            create = partial(zoo.create, model, **arguments, norm=settings.pop("norm", None))
+            arguments |= {"norm": settings.pop("norm", None), "exits": settings.pop("exits", None)}
+            create = partial(zoo.create, model, **arguments)
             model = create(generator).to(dtype)
             settings = {"create": lambda generator: create(generator).to(dtype), **settings}
         training = torch.arange(sum(sizes)).split(list(sizes))

@@ -88,6 +88,8 @@ def tiny(name, **changes):
         config, chosen = replace(config, model="preresnet18", width=(0.05,)), ArchitectureOptions(depths=("1", "2"))
     else:
         chosen = ArchitectureOptions(widths=(0.5, 1.0))
+    if name == "depthfl":
+        config = replace(config, model="resnet9", width=(0.25,), exits=True)
     return replace(config, local_valid=0.0, architectures=chosen)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal, TypeAlias, get_args
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -32,6 +33,27 @@ in FedMR's released code).
 
 class ResNet(Network):
     """stem, section1, section2, ..., pool, head; build it with `zoo.create`."""
+
+
+class MultiExitResNet(ResNet):
+    """stem, section1, exit1, section2, exit2, ...: each exit classifies what the section before it gives.
+
+    In training the output is all exits' logits, [N, exits, classes]; in evaluation mode it is their mean, [N, classes],
+    which is how the models of DepthFL (Kim et al., ICLR 2023) predict. That paper's exits are deeper: attention and
+    separable convolutions come before their pooling.
+    """
+
+    exits = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        exits = []
+        for name, part in self.named_children():
+            if name.startswith("exit"):
+                exits.append(part(x))
+            else:
+                x = part(x)
+        logits = torch.stack(exits, 1)
+        return logits if self.training else logits.mean(1)
 
 
 class PadShortcut(nn.Module):
@@ -194,24 +216,32 @@ def resnet(
     if spec.stem == "imagenet":
         stem.add_module("pool", nn.MaxPool2d(3, 2, padding=1))
     parts: OrderedDict[str, nn.Module] = OrderedDict(stem=stem)
+
+    def ending(kit: Kit, inputs: int) -> OrderedDict[str, nn.Module]:
+        parts: OrderedDict[str, nn.Module] = OrderedDict()
+        if pre:
+            tail = {"scaler": kit.scaler(), "norm": kit.make_norm(inputs), "activation": nn.ReLU()}
+            parts["tail"] = (nn.Sequential if final_norm else Bypassed)(OrderedDict(tail))
+        return parts | {"pool": GlobalPool(), "head": nn.Linear(inputs, spec.num_classes)}
+
     for i, (full, depth) in enumerate(zip(channels, spec.blocks), start=1):
+        if not depth:
+            break  # a model with exits ends with the exit of its last section
         kit, blocks = spec.kit(f"section{i}"), []
         for j in range(depth):
             blocks.append(block(current, kit.channels(full), 2 if i > 1 and j == 0 else 1, kit, shortcut))
             current = kit.channels(full) * block.expansion
         parts[f"section{i}"] = nn.Sequential(*blocks)
-    if pre:
-        tail = {"scaler": kit.scaler(), "norm": kit.make_norm(current), "activation": nn.ReLU()}
-        parts["tail"] = (nn.Sequential if final_norm else Bypassed)(OrderedDict(tail))
-    parts["pool"] = GlobalPool()
-    parts["head"] = nn.Linear(current, spec.num_classes)
-    return ResNet(parts)
+        if spec.exits:
+            parts[f"exit{i}"] = nn.Sequential(ending(kit, current))
+    return MultiExitResNet(parts) if spec.exits else ResNet(parts | ending(kit, current))
 
 
 _2016A, _2016B = "He et al., CVPR 2016", "He et al., ECCV 2016"
 _LARGE, _SMALL = (64, 128, 256, 512), (16, 32, 64)
 _CIFAR = COMMON | {
     "num_classes": 10, "in_channels": 3, "image_size": 32, "stem": "cifar", "norm": "batch", "step_size": False,
+    "exits": False,
 }  # fmt: skip
 _IMAGENET = _CIFAR | {"num_classes": 1000, "image_size": 224, "stem": "imagenet"}
 

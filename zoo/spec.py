@@ -117,7 +117,7 @@ class Spec:
         width: rates of the hidden widths: one for all, one for each key of `rates`, or one for each section, the last
             of which is then used for what follows the sections as well. A library's model has one, and `build` refuses
             it unless it is 1.
-        depth: number of blocks: one for all sections, or one for each section.
+        depth: number of blocks: one for all sections, or one for each section. With exits the last sections may have 0.
         rounding: of rate times channels: `ceil`, or `divisor8` as in the papers of the mobile families.
         stem: `imagenet` halves the image once or twice before the first section, `cifar` keeps it. (A Vision
             Transformer has patches of 16x16 or 4x4 pixels.)
@@ -129,6 +129,8 @@ class Spec:
         scaler: HeteroFL's Scaler, which divides by the width rate in training. It is the rate of this spec, so the
             server's model should have width 1.
         step_size: NeFL's learnable step size for every residual branch.
+        exits: a classifier after each section instead of one at the end. In training the model gives the logits of all
+            of them, [N, exits, classes], in evaluation mode their mean, [N, classes].
         heads: of a Vision Transformer's attention, whatever the width; they must divide the full width.
         layer_scale: where ConvNeXt's learnable factors of channels begin, between 0 and 1; 0 leaves them out.
 
@@ -157,6 +159,7 @@ class Spec:
     drop_path: float | None = None
     scaler: bool | None = None
     step_size: bool | None = None
+    exits: bool | None = None
     heads: int | None = None
     layer_scale: float | None = None
 
@@ -167,7 +170,7 @@ class Spec:
                 value = _checked(self.name, field.name, getattr(self, field.name), member)
                 object.__setattr__(self, field.name, value(self.image_size) if callable(value) else value)
         object.__setattr__(self, "width", _rates(self.name, self.width, member))
-        object.__setattr__(self, "depth", _blocks(self.name, self.depth, member))
+        object.__setattr__(self, "depth", _blocks(self.name, self.depth, member, bool(self.exits)))
 
     @property
     def member(self) -> Member:
@@ -331,7 +334,7 @@ def _checked(name: str, field: str, value: Any, member: Member) -> Any:
         if value not in _CHOICES[field]:
             raise ZooError(f"{name}: unknown {field} {value!r}: choose {', '.join(_CHOICES[field])}")
         return value
-    if field in ("scaler", "step_size"):
+    if field in ("scaler", "step_size", "exits"):
         if not isinstance(value, bool):
             raise ZooError(f"{name}: {field} is true or false, got {value!r}")
         return value
@@ -359,8 +362,12 @@ def _rates(name: str, width: Any, member: Member) -> tuple[float, ...]:
     return tuple(map(float, result))
 
 
-def _blocks(name: str, depth: Any, member: Member) -> tuple[int, ...] | None:
-    """The number of blocks of each section; None is the full depth of a library's model, whose sections are unknown."""
+def _blocks(name: str, depth: Any, member: Member, exits: bool) -> tuple[int, ...] | None:
+    """The number of blocks of each section; None is the full depth of a library's model, whose sections are unknown.
+
+    Args:
+        exits: whether each section has a classifier, so that the last sections may be missing.
+    """
     if depth is None:
         return member.depth
     several = isinstance(depth, tuple | list)
@@ -373,8 +380,12 @@ def _blocks(name: str, depth: Any, member: Member) -> tuple[int, ...] | None:
         if len(result) != len(member.depth):
             each = f"one for each of its {len(member.depth)} sections"
             raise ZooError(f"{name} takes one depth, or {each}; got {len(result)}")
-    if wrong := [count for count in result if not _is_count(count)]:
-        raise ZooError(f"{name}: a section has a whole number of blocks, 1 or more; got {wrong[0]!r}")
+    there = result
+    while exits and len(there) > 1 and there[-1] == 0 and not isinstance(there[-1], bool):
+        there = there[:-1]
+    if wrong := [count for count in there if not _is_count(count)]:
+        but = " (the last sections of a model with exits may have 0)" if several and "exits" in member.defaults else ""
+        raise ZooError(f"{name}: a section has a whole number of blocks, 1 or more{but}; got {wrong[0]!r}")
     if max(result, default=0) > _DEEPEST:
         raise ZooError(f"{name}: a section has at most {_DEEPEST} blocks; got {max(result):,}")
     return tuple(map(int, result))

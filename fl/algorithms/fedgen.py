@@ -275,6 +275,7 @@ METHOD = Method(
     fedgen,
     FedGenOptions(),
     refuses={
+        "exits": "generates the inputs of one classifier",
         "privacy": "has clients tell how many samples of each class they have",
         "sample_privacy": "has clients tell how many samples of each class they have",
         "masked": "adds a loss of logits that it does not mask",

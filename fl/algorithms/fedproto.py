@@ -130,6 +130,7 @@ METHOD = Method(
     FedProtoOptions(),
     clients="personalized",
     refuses={
+        "exits": "compares the inputs of one classifier",
         "privacy": "sends prototypes, and no model",
         "masked": "trains on representations beside the logits, which it does not mask",
         "tampering": "sends prototypes, and no model that could be tampered with",

@@ -9,8 +9,8 @@ from fl.algorithms.heterofl import HeteroFLOptions, heterofl
 from fl.algorithms.method import Method
 from fl.base.errors import FLError
 from fl.federation import Federation
-from fl.models.fleet import kept_blocks
-from surgery import SurgeryError, rolling, ungraft
+from fl.models.fleet import as_shallow
+from surgery import SurgeryError, rolling
 
 
 def fedrolex(fed: Federation, options: HeteroFLOptions = HeteroFLOptions()) -> Algorithm:
@@ -30,7 +30,7 @@ def fedrolex(fed: Federation, options: HeteroFLOptions = HeteroFLOptions()) -> A
     def moves(kind: int):
         model = fleet.architectures[kind].model
         try:
-            shallow, depth = ungraft(fed.model, keep=kept_blocks(fed.model, model), stands_for="none")
+            shallow, depth = as_shallow(fed.model, model, stand="none")
             return depth, rolling(shallow, model, example=example)
         except SurgeryError as error:
             raise FLError(f"FedRolex cannot move the channels of {type(model).__name__}: {error}") from None

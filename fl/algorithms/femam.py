@@ -265,6 +265,7 @@ METHOD = Method(
     clients="personalized",
     columns={"level": int, "models_used": float},  # that trained in the round, from 1; a client's mean number
     refuses={
+        "exits": "adds logits of one classifier to logits",
         "privacy": "groups clients by what they send",
         "masked": "adds logits to logits, masked or not",
         "choosing": "averages the few models of a cluster",

@@ -158,4 +158,6 @@ def _places(runs: Runs | None) -> list[int] | slice:
     return slice(None) if runs is None else positions(runs)
 
 
-METHOD = Method(fjord, FjORDOptions(), clients="heterogeneous")
+METHOD = Method(
+    fjord, FjORDOptions(), clients="heterogeneous", refuses={"exits": "distils the output of one classifier"}
+)

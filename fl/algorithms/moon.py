@@ -110,4 +110,11 @@ def contrastive(loss: Loss, mu: float, temperature: float) -> Objective:
     return objective
 
 
-METHOD = Method(moon, MOONOptions(), refuses={"masked": "has an objective of representations, which it does not mask"})
+METHOD = Method(
+    moon,
+    MOONOptions(),
+    refuses={
+        "exits": "compares the inputs of one classifier",
+        "masked": "has an objective of representations, which it does not mask",
+    },
+)

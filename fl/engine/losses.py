@@ -2,7 +2,8 @@
 
 A loss takes (outputs, targets) of n samples and returns the loss of each, [n]; clients minimise the mean over a batch.
 Outputs are logits [n, classes] for classes [n] (a token of text is a sample), numbers [n, D] for numbers [n, D], and
-logits [n, labels] for several labels a sample, 0 or 1 [n, labels].
+logits [n, labels] for several labels a sample, 0 or 1 [n, labels]. In training a model with exits gives the outputs of
+all of them, [n, exits, ...]; the loss is then the sum over exits, without the loss or the method knowing of it.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,13 +28,26 @@ NAMES |= {"huber": "regression", "bce": "multilabel"}
 
 def each(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
     """Compute the loss of each sample, [n]; of sequences with a label a token, of each token, [n * T]."""
+    if has_exits(outputs, targets):
+        return torch.stack([each(loss, of_one, targets) for of_one in outputs.unbind(1)]).sum(0)
     if targets.is_floating_point():
         return loss(outputs, targets)
     return loss(outputs.flatten(0, -2), targets.flatten())
 
 
+def has_exits(outputs: Tensor, targets: Tensor) -> bool:
+    """Return whether outputs are those of several exits, [n, exits, ...].
+
+    >>> has_exits(torch.zeros(8, 4, 10), torch.zeros(8).long()), has_exits(torch.zeros(8, 10), torch.zeros(8).long())
+    (True, False)
+    """
+    return outputs.ndim - targets.ndim == (1 if targets.is_floating_point() else 2)
+
+
 def mean(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
     """Compute the mean over the samples (or tokens) of a batch."""
+    if has_exits(outputs, targets):
+        return torch.stack([mean(loss, of_one, targets) for of_one in outputs.unbind(1)]).sum()
     if loss is cross_entropy:  # which torch averages in its own order
         return F.cross_entropy(outputs.flatten(0, -2), targets.flatten())
     return each(loss, outputs, targets).mean()

@@ -17,7 +17,6 @@ from functools import lru_cache
 from typing import Any, TypeAlias
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fl.engine import losses
@@ -31,9 +30,12 @@ Ascent: TypeAlias = Callable[[State, State], State]
 
 
 def cross_entropy(call: Call, params: State, context: Any, batch: Batch) -> Tensor:
-    """Mean cross entropy over the batch; of sequences, logits [B, T, V] for y [B, T], over all of their tokens."""
+    """Mean cross entropy over the batch; of sequences, logits [B, T, V] for y [B, T], over all of their tokens.
+
+    Of a model with exits, logits [B, exits, C], the sum over exits.
+    """
     x, y = batch
-    return F.cross_entropy(call(params, x).flatten(0, -2), y.flatten())
+    return losses.mean(losses.cross_entropy, call(params, x), y)
 
 
 @lru_cache(maxsize=16)

@@ -58,6 +58,7 @@ REQUIREMENTS = {
     "presence": Requirement(
         "--joining and --leaving", lambda config: config.joining or config.leaving, lambda fed: fed.presence
     ),
+    "exits": Requirement("--exits", lambda config: config.exits, lambda fed: getattr(fed.model, "exits", False)),
     "architectures": Requirement(
         "--architectures",
         lambda config: config.architectures != ArchitectureOptions(),

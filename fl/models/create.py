@@ -29,6 +29,7 @@ def make_spec(
     stem: str | None = None,
     tokens: int | None = None,
     dropout: float | None = None,
+    exits: bool = False,
 ) -> zoo.Spec:
     """Make the spec of a model that can be trained on such images or text.
 
@@ -39,6 +40,7 @@ def make_spec(
             stems.
         tokens: the length of sequences, for text; None for images.
         dropout: its rate; None is the model's own.
+        exits: whether there is a classifier after each section, see `zoo.Spec`.
 
     Raises:
         FLError: for an unknown name, for a width, depth or norm that the model cannot have, and for text with a model
@@ -52,6 +54,11 @@ def make_spec(
             for flag, value in (("norm", norm), ("stem", stem), ("dropout", dropout)):
                 if value is not None:
                     raise FLError(f"--{flag} {value} is for models of the zoo, not for your own ({name}): leave it out")
+            if exits:
+                raise FLError(
+                    f"--exits is for models of the zoo, not for your own ({name}): leave it out, and give the module "
+                    "an attribute exits = True if it returns [n, exits, classes] in training"
+                )
             if name != custom_model.GIVEN:
                 custom_model.by_name(name)
             return custom_model.CustomSpec(name, width=width, depth=depth)
@@ -69,9 +76,12 @@ def make_spec(
             raise FLError(f"--stem {stem}: {name} has one stem only; leave it out, or choose another model")
         if dropout is not None and "dropout" not in takes:
             raise FLError(f"--dropout {dropout:g}: {name} has no dropout to set; leave it out, or choose another model")
+        if exits and "exits" not in takes:
+            able = [one for one in zoo.names() if "exits" in zoo.Spec(one).member.defaults]
+            raise FLError(f"--exits: {name} cannot have exits; leave it out, or choose one of {', '.join(able)}")
         return zoo.Spec(
             name, num_classes, in_channels, image_size, tokens=tokens, width=width, depth=depth, norm=norm, stem=stem,
-            dropout=dropout,
+            dropout=dropout, exits=exits or None,
         )  # fmt: skip
     except zoo.ZooError as error:
         raise FLError(str(error)) from None

@@ -252,6 +252,8 @@ def _check_takes(name: str, model: nn.Module, data: Dataset) -> None:
             table = "; is this a table? give floats, x.astype('float32')" if data.tokens and not data.text else ""
             raise FLError(f"{said(name)} does not take samples of {shape} {what}: {first_line(error)}{table}") from None
     wanted = [2, *data.outputs]
+    if getattr(model, "exits", False) and isinstance(output, Tensor) and output.ndim > 1:
+        wanted.insert(1, output.shape[1])  # of which there may be any number
     if not isinstance(output, Tensor) or list(output.shape) != wanted:
         found = list(output.shape) if isinstance(output, Tensor) else kind(output)
         raise FLError(

@@ -14,6 +14,7 @@ from fl.models.create import create
 from surgery import Submodel, SurgeryError, corner, sections, ungraft
 from surgery.plan import Source
 from zoo.layers import Scaler
+from zoo.resnet import MultiExitResNet
 
 
 class Architecture(NamedTuple):
@@ -107,15 +108,37 @@ def plan_within(
     """Plan where a smaller model of the same family lies in a full one: first the blocks, then the leading channels.
 
     Args:
+        stand, choose: see `as_shallow`.
+
+    Raises:
+        SurgeryError: if the smaller model is no part of the full one.
+    """
+    shallow, depth = as_shallow(full, small, stand, choose)
+    return depth.compose(corner(shallow, small)[1])
+
+
+def as_shallow(
+    full: nn.Module, small: nn.Module, stand: str, choose: Callable[[int, int], Sequence[int]] | None = None
+) -> tuple[nn.Module, Submodel]:
+    """Cut a full model to the depth of a smaller one of the same family: the model, as wide as before, and the plan.
+
+    Where sections are missing at the end, as they may from a model with exits, so are their exits.
+
+    Args:
         stand: which other blocks a block stands for, see `surgery.ungraft`.
         choose: (blocks of a section, how many of them the small model has) -> the positions of those that it has.
             None: the first ones.
 
     Raises:
-        SurgeryError: if the smaller model is no part of the full one.
+        SurgeryError: if there is no such part of the full model.
     """
     shallow, depth = ungraft(full, keep=kept_blocks(full, small, choose), stands_for=stand)
-    return depth.compose(corner(shallow, small)[1])
+    if not isinstance(full, MultiExitResNet) or len(small) == len(full):
+        return shallow, depth
+    end = {"do": "remove", "module": "", "first": len(small), "count": len(full) - len(small)}
+    kept = {name: sources for name, sources in depth.entries.items() if name in surgery.state(shallow[: len(small)])}
+    plan = replace(depth, entries=kept, edits=(*depth.edits, end))
+    return plan.build(full), plan
 
 
 def kept_blocks(
@@ -129,7 +152,8 @@ def kept_blocks(
     kept = {}
     for section in sections(full):
         count = sum(any(name.startswith(f"{block}.") for name in names) for block in section.blocks)
-        kept[section.name] = choose(len(section.blocks), count) if choose else max(1, count)
+        count = max(1, count)  # what follows the last section of a model with exits is cut off later
+        kept[section.name] = choose(len(section.blocks), count) if choose else count
     return kept
 
 

@@ -224,6 +224,9 @@ class Fields(DataSettings):
     """norm layers; default is the model's own choice"""
     dropout: Annotated[float | None, tyro.conf.arg(metavar="FLOAT"), _RARE] = None
     """rate of dropout [the model's own]"""
+    exits: Annotated[bool, _RARE] = False
+    """ResNets with a classifier after each section: clients train all of them, and predictions are their mean. With
+    --architectures.depths 2-2-0-0,2-2-2-2 clients lack the last sections"""
     init: Annotated[str | None, tyro.conf.arg(metavar="FILE|timm|torchvision")] = None
     """trained weights to begin from: a file (safetensors, or a state dict of torch.save), or timm or torchvision for
     those that the library publishes; a classifier for other classes is drawn anew [all weights are drawn]"""
@@ -436,4 +439,5 @@ class Fields(DataSettings):
             stem=None if self.stem == "default" else self.stem,
             tokens=self.text.length if text else None,
             dropout=self.dropout,
+            exits=self.exits,
         )

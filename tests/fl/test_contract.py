@@ -52,16 +52,24 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """It can be made narrower and shallower, and its first layer is frozen."""
+    """It can be made narrower and shallower, and its first layer is frozen. With exits it classifies twice."""
 
-    def __init__(self):
+    def __init__(self, exits=False):
         super().__init__()
+        self.exits = exits
         self.first = nn.Linear(64, 12).requires_grad_(False)
         self.blocks = nn.Sequential(Block(12), Block(12))
         self.last = nn.Linear(12, 10)
+        if exits:
+            self.early = nn.Linear(12, 10)
 
     def forward(self, x):
-        return self.last(self.blocks(self.first(x).relu()))
+        x = self.first(x).relu()
+        logits = self.last(self.blocks(x))
+        if not self.exits:
+            return logits
+        exits = torch.stack([self.early(x), logits], 1)
+        return exits if self.training else exits.mean(1)
 
 
 HUGE = 1e38
@@ -77,10 +85,14 @@ def table(*huge):
 
 
 @cache
-def net():
-    """One module for all, which nothing changes."""
+def module(exits):
     torch.manual_seed(0)
-    return Net()
+    return Net(exits)
+
+
+def net(name):
+    """One module for all methods but those that need exits, which nothing changes."""
+    return module(name == "depthfl")
 
 
 def settings(name, **changes):
@@ -94,7 +106,11 @@ def settings(name, **changes):
 
 def built(name, data=None, **changes):
     """(federation, algorithm) for the module."""
-    return fl.build(replace(settings(name, **changes), model="given", width=(1.0,), samples=0), data or table(), net())
+    return fl.build(
+        replace(settings(name, **changes), model="given", width=(1.0,), exits=False, samples=0),
+        data or table(),
+        net(name),
+    )
 
 
 class Round(NamedTuple):
@@ -157,7 +173,7 @@ def test_every_model_begins_with_the_module_and_what_is_frozen_stays(name):
             if key in start and not moves(name, part) and (key in FROZEN or number == 0):
                 assert torch.equal(tensor, start[key].expand_as(tensor)), f"{part} {key} after round {number}"
     assert len({key for part, key in differing(history[0].server, history[-1].server)} & start.keys()) >= 2
-    assert all(torch.equal(tensor, net().state_dict()[key]) for key, tensor in start.items())
+    assert all(torch.equal(tensor, net(name).state_dict()[key]) for key, tensor in start.items())
 
 
 def test_the_global_model_is_deployed_and_clients_predict_with_their_own(name):
@@ -271,12 +287,12 @@ def test_compression_reaches_what_is_sent_and_its_traffic(name, compression):
 def test_a_module_will_do_by_default_or_is_refused_with_the_reason(name):
     config, begun = fl.Config(algorithm=(name,), samples=0, local_valid=0.2), None
     with suppress(FLError):
-        fed, algorithm = fl.build(config, table(), net())
+        fed, algorithm = fl.build(config, table(), net(name))
         begun = algorithm.init()
     if begun is None:
         with pytest.raises(FLError, match="function"):  # which makes several models with different weights
-            fl.build(config, table(), net())[1].init()
-        fed, algorithm = fl.build(config, table(), Net)
+            fl.build(config, table(), net(name))[1].init()
+        fed, algorithm = fl.build(config, table(), lambda: Net(name == "depthfl"))
         begun = algorithm.init()
     assert algorithm.predict(begun, fed.data.test_x, None).shape == (len(fed.data.test_x), 10)
 

@@ -216,3 +216,47 @@ def test_a_narrow_transformer_has_the_leading_channels_of_every_head(rate, causa
     expected = F.linear(mixed.flatten(2), wide.out.weight[:total, :total], wide.out.bias[:total])
     assert total < wide.q.in_features
     torch.testing.assert_close(narrow(x), expected)
+
+
+EXITS = [name for name in zoo.names() if "exits" in Spec(name).member.defaults]
+
+
+@pytest.mark.parametrize("name", some(EXITS, ["resnet18", "resnet50", "preresnet20", "resnet20_fedmr"]))
+def test_a_model_with_exits_classifies_after_each_section(name):
+    """... as the models that end there do, and predicts with the mean."""
+    spec = Spec(name, **shapes(name) | {"width": 0.1, "exits": True, "norm": "group"})
+    net, x, count = spec.build().train(), inputs(spec, batch=2), len(spec.depth)
+    net.load_state_dict(random(net))
+    with torch.no_grad():
+        exits = net(x)
+        assert exits.shape == (2, count, 5)
+        torch.testing.assert_close(net.eval()(x), exits.mean(1))
+        for last in range(1, count + 1):
+            plain = dataclasses.replace(spec, exits=False).build()
+            names = [*plain._modules][: last + 1]
+            begun = torch.nn.Sequential(*(getattr(net, part) for part in names))
+            torch.testing.assert_close(getattr(net, f"exit{last}")(begun(x)), exits[:, last - 1])
+            short = dataclasses.replace(spec, depth=spec.depth[:last] + (0,) * (count - last)).build()
+            short.load_state_dict({key: net.state_dict()[key] for key in short.state_dict()})
+            torch.testing.assert_close(short(x), exits[:, :last])
+    assert "head.weight" in dataclasses.replace(spec, exits=False).build().state_dict()
+    assert spec.build()[:3].state_dict().keys() <= net.state_dict().keys()
+
+
+def test_without_other_sections_its_one_exit_is_the_head():
+    """The model that ends after its first section is a model with one classifier."""
+    net = Spec("preresnet20", exits=True, depth=(2, 0, 0), norm="group").build().eval()
+    assert [name for name, _ in net.named_children()] == ["stem", "section1", "exit1"]
+    x = torch.randn(2, 3, 8, 8)
+    hidden = F.relu(net.exit1.tail.norm(net.section1(net.stem(x)))).mean((2, 3))
+    torch.testing.assert_close(net(x), F.linear(hidden, net.exit1.head.weight, net.exit1.head.bias))
+
+
+def test_surgery_finds_the_sections_and_widths_of_a_model_with_exits():
+    spec = Spec("resnet18", exits=True, depth=(2, 1, 2, 0), **shapes("resnet18") | {"width": 0.5})
+    net = spec.build()
+    assert found(net) == [("section1", 2), ("section2", 1), ("section3", 2)]
+    half = spec.scaled(0.5).build(device="meta").state_dict()
+    for mode in (True, False):
+        _, plan = surgery.narrow(net.train(mode), rate=0.5, example=spec.example(2))
+        assert plan.small_shapes == {key: tuple(tensor.shape) for key, tensor in half.items()}

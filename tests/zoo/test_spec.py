@@ -30,7 +30,7 @@ def specs(draw):
         "norm": st.sampled_from(["none", "batch", "static_batch", "group", "layer"]),
         "norm_eps": st.floats(1e-8, 0.5), "stem": st.sampled_from(["imagenet", "cifar"]),
         "dropout": st.floats(0, 0.99), "drop_path": st.floats(0, 0.99),
-        "scaler": st.booleans(), "step_size": st.booleans(), "heads": st.integers(1, 12),
+        "scaler": st.booleans(), "step_size": st.booleans(), "exits": st.booleans(), "heads": st.integers(1, 12),
         "layer_scale": st.floats(0, 1),
     }  # fmt: skip
     chosen = draw(st.sets(st.sampled_from(sorted(member.defaults))))
@@ -138,7 +138,8 @@ def test_rates_belong_to_their_parts():
         ("resnet20", {"width": ()}, "got 0"),
         ("mobilenetv2", {"width": (1,) * 9}, "section7, tail; got 9"),
         *(("resnet20", {"depth": depth}, f"1 or more; got {said}")
-          for depth, said in ((0, 0), ((1, -1, 1), -1), (1.5, 1.5), (True, True))),
+          for depth, said in ((0, 0), (1.5, 1.5), (True, True))),
+        ("resnet20", {"depth": (1, -1, 1)}, "1 or more .*; got -1"),
         ("resnet20", {"depth": (1, 1)}, "3 sections; got 2"),
         *((name, {field: value}, f"{field} must be a whole number")
           for name, field, value in (("resnet20", "num_classes", 0), ("resnet20", "num_classes", 2.0),
@@ -156,6 +157,11 @@ def test_rates_belong_to_their_parts():
         ("resnet20", {"rounding": "floor"}, "unknown rounding 'floor': choose ceil, divisor8"),
         ("resnet20", {"scaler": 1}, "scaler is true or false"),
         ("resnet20", {"step_size": "yes"}, "step_size is true or false"),
+        ("resnet20", {"exits": 1}, "exits is true or false"),
+        ("cnn", {"exits": True}, "cnn takes no exits"),
+        ("resnet20", {"depth": (1, 1, 0)}, r"1 or more \(the last sections of a model with exits may have 0\); got 0"),
+        *(("resnet20", {"depth": depth, "exits": True}, f"1 or more.*; got {said}")
+          for depth, said in ((0, 0), ((0, 1, 1), 0), ((1, 0, 1), 0), ((1, 1, False), False), ((1, 1, -1), -1))),
         ("resnet20", {"colour": 1}, "no 'colour'"),
         ("vit_tiny", {"image_size": 30}, "side must be a multiple of 4, got 30"),
         ("vit_tiny", {"image_size": 100}, "multiple of 16, got 100: .* stem='cifar', whose patches have 4x4"),

@@ -53,12 +53,19 @@ def trained_or_same(fed: Federation, starts: Stack, clients: Sequence[int], rng:
 def classifier(model: nn.Module) -> list[str]:
     """The tensors of the model's classifier: its last linear layer in registration order (or else its last layer).
 
+    Of a model with exits, all linear layers with as many outputs as the last one.
+
     >>> import zoo
     >>> classifier(zoo.create("lenet"))
     ['fc3.weight', 'fc3.bias']
     """
     found = layers(model)
-    return list(([layer for layer in found if layer.kind == "Linear"] or found)[-1].tensors)
+    linear = [layer for layer in found if layer.kind == "Linear"] or found
+    if not getattr(model, "exits", False):
+        return list(linear[-1].tensors)
+    outputs = {layer.name: len(next(model.get_submodule(layer.name).parameters())) for layer in linear}
+    heads = [layer for layer in linear if outputs[layer.name] == outputs[linear[-1].name]]
+    return [name for layer in heads for name in layer.tensors]
 
 
 def trained_only(model: nn.Module, names: Collection[str]) -> nn.Module:

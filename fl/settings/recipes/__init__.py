@@ -24,6 +24,7 @@ _SINGLE = {
     "nefl-cifar10": fedfa.nefl_cifar10,
     "heterofl-cifar10-a-e": nested.heterofl_a_e,
     "fjord-cifar10": nested.fjord_cifar10,
+    "depthfl-cifar100": nested.depthfl_cifar100,
     "vit-cifar10": first.vit_cifar10,
     "convnext-cifar10": first.convnext_cifar10,
     **rivals.RECIPES,

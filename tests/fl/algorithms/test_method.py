@@ -37,6 +37,7 @@ def test_what_methods_are_made_of_can_be_imported():
 ASKING = {
     "masked": {"masked": True},
     "loss": {"loss": by_name("focal", "classification")},
+    "exits": {"model": "resnet20", "exits": True},
     "tampering": {"defence": Defence(rule="median")},
     "choosing": {"defence": Defence(rule="krum", malicious=0)},
     "pace": {"pace": Pace(torch.ones(4, dtype=torch.float64))},
@@ -52,7 +53,7 @@ REFUSALS = [(name, what) for name, method in ALGORITHMS.items() for what in meth
 
 @pytest.mark.parametrize(("name", "what"), REFUSALS)
 def test_methods_refuse_from_python_what_they_refuse_on_the_command_line(name, what, make_federation):
-    fed = make_federation("cnn", **({"participants": 3} if what == "choosing" else {}), **ASKING[what])
+    fed = make_federation(**({"participants": 3} if what == "choosing" else {}), **ASKING[what])
     assert fed.requirements == {what} | BESIDE.get(what, set())
     for make in (ALGORITHMS[name], lambda fed: made(name, fed, Config())):
         with pytest.raises(FLError, match=f"{name} .*: leave {REQUIREMENTS[what].flags} out"):
@@ -69,6 +70,7 @@ def test_who_refuses_what():
     assert set(REFUSALS) == {
         ("fedgen", "masked"),
         ("fedgen", "loss"),
+        *((name, "exits") for name in ("fedgen", "fedproto", "femam", "fjord", "moon")),
         ("femam", "masked"),
         *((name, "masked") for name in ("moon", "apfl", "fedproto")),
         *((name, "tampering") for name in ("local", "scaffold", "fednova", "feddyn", "fedproto")),
@@ -83,6 +85,7 @@ def test_who_refuses_what():
     asking = {
         "masked": {"masked_loss": True},
         "loss": {"class_weights": (1.0, 2.0)},
+        "exits": {"exits": True},
         "tampering": {"defence": Defence(rule="median")},
         "pace": {"pace": PaceOptions(spread=1.0)},
         "compression": {"compression": Compression("quantise")},

@@ -22,6 +22,7 @@ SETTINGS = {
     "one model": TINY,
     "widths": TINY | {"architectures": ArchitectureOptions(**WIDTHS)},
     "depths": TINY | {"architectures": ArchitectureOptions(**DEPTHS), "model": "resnet20", "rounds": 1},
+    "exits": TINY | {"model": "resnet9", "exits": True},
     "many clients": TINY | {"clients": 6, "participants": 6},
 }
 OF_BLOCKS = {("fedfa", "graft"), ("flexifed", "strategy"), ("nefl", "step_sizes"), ("nefl", "keep")}
@@ -107,6 +108,8 @@ def data():
 
 def kind(name, option):
     """The settings by which an option matters."""
+    if name == "depthfl":
+        return "exits"
     if name in methods_of("heterogeneous"):
         return "depths" if (name, option) in OF_BLOCKS else "widths"
     return "many clients" if option == "compare" else "one model"

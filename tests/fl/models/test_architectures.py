@@ -13,11 +13,11 @@ from fl.data.text import TextOptions
 from fl.federation.attack import AttackOptions
 from fl.models import architectures
 from fl.models.architectures import ArchitectureOptions, choose
-from fl.models.fleet import make_fleet
+from fl.models.fleet import make_fleet, plan_within
 from fl.models.search import Space
 from fl.runs.assembly import build
 from fl.settings import Config
-from surgery import state
+from surgery import Submodel, state
 from zoo import Spec
 from zoo.layers import Scaler
 
@@ -252,3 +252,25 @@ def test_what_is_no_part_of_the_global_model_is_refused(make_federation):
             make_fleet(full, BASE, [other])
     with pytest.raises(FLError, match="3 architectures for 4 clients"):
         make_federation(full, fleet=make_fleet(full, BASE, [BASE] * 3))
+
+
+@pytest.mark.parametrize("stand", ["corner", "none"])
+@pytest.mark.parametrize("depth", [(3, 2, 0), (2, 0, 0), (1, 2, 1)])
+def test_a_model_with_exits_may_end_before_the_global_one(depth, stand):
+    """Its tensors are the leading ones of those with their names, and its plan builds it out of the global model."""
+    full = Spec("preresnet20", exits=True, norm="group", image_size=8, width=0.25)
+    small = full.scaled(0.5, depth=depth)
+    model, part = (spec.build(torch.Generator().manual_seed(0)) for spec in (full, small))
+    full_state, plan = model.state_dict(), plan_within(model, part, stand)
+    expected = {name: full_state[name][tuple(map(slice, own.shape))] for name, own in part.state_dict().items()}
+    found = plan.extract(full_state)
+    assert list(found) == list(expected)
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    part.load_state_dict(found)
+    x = torch.randn(2, *full.example().shape[1:])
+    built = Submodel.from_json(plan.to_json()).build(model)
+    assert torch.equal(built.train()(x), part.train()(x))
+    covered = plan.embed(found)[1]
+    ends = [f"section{i}." for i, blocks in enumerate(depth, 1) if not blocks]
+    assert not any(covered[name].any() for name in full_state if name.startswith(tuple(ends)))
+    assert all(covered[f"exit{i}.head.bias"].all() == bool(blocks) for i, blocks in enumerate(depth, 1))

@@ -157,3 +157,14 @@ def test_a_user_s_model_is_as_it_was_after_its_classifier_was_looked_for():
     spec = custom_model.describe("given", lambda: net, Config().load(), 1.0, None)
     assert spec.classifier() == {"1.weight", "1.bias"}
     assert pickle.loads(pickle.dumps(net))  # which a hook that stayed would prevent
+
+
+def test_what_exits_are_for():
+    assert models.make_spec("resnet20", exits=True).exits
+    assert models.make_spec("resnet20").exits is False
+    with pytest.raises(FLError, match=r"--exits: cnn cannot have exits; .* choose one of resnet18, "):
+        models.make_spec("cnn", exits=True)
+    with pytest.raises(FLError, match=r"--exits is for models of the zoo, .* an attribute exits = True"):
+        models.make_spec("given", exits=True)
+    with pytest.raises(FLError, match=r"last sections of a model with exits"):
+        models.make_spec("resnet20", depth=(1, 1, 0))

@@ -263,6 +263,13 @@ def test_flowers_heterofl_and_fjord():
     assert config.fjord.widths == config.architectures.widths
 
 
+def test_depthfls_own():
+    config = RECIPES["depthfl-cifar100"]()
+    assert (config.cohort(), config.local_epochs, config.rounds, config.batch_size) == (10, 5, 1000, 50)
+    assert [config.schedule()(number) for number in (1, 2, 3)] == pytest.approx([1, 0.998, 0.998**2])
+    assert [sum(map(bool, spec.depth)) for spec in config.architectures.announce(config.spec())] == [1, 2, 3, 4]
+
+
 def test_a_row_can_be_run_on_other_data(tmp_path):
     flags = [*TINY, "--dataset", "digits", "--rounds", "1", "--seeds", "0", "--algorithm", "fedgen"]
     assert cli.main(["fedmr-cifar100-cnn-dir0.1", *flags, "--out", str(tmp_path), "--name", "a"]) == 0

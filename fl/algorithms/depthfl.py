@@ -1,0 +1,81 @@
+"""DepthFL: Kim et al., "DepthFL: Depthwise Federated Learning for Heterogeneous Clients" (ICLR 2023)."""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl.algorithms.algorithm import Algorithm
+from fl.algorithms.heterofl import HeteroFLOptions, heterofl
+from fl.algorithms.method import Method
+from fl.base.errors import FLError
+from fl.base.settings import AtLeast0, Natural
+from fl.engine.losses import Loss, mean
+from fl.engine.objectives import Batch, Call, Objective
+from fl.federation import Federation
+from surgery import State
+
+
+@dataclass(frozen=True)
+class DepthFLOptions:
+    """DepthFL."""
+
+    distil: AtLeast0 = 1.0
+    """weight that the distillation among a client's exits reaches (the authors' code: 1); 0 leaves it out"""
+    ramp: Natural = 300
+    """rounds over which that weight rises (the authors' code: 300); with 0 it is there from the first round on"""
+
+
+def depthfl(fed: Federation, options: DepthFLOptions = DepthFLOptions()) -> Algorithm:
+    """Clients of several depths train all exits of their models, and the exits learn from each other.
+
+    A client minimises the sum of its exits' losses, and for each exit the mean of KL(other's || its own) over the
+    others, whose weight in round t, counted from 0, is distil * exp(-5 (1 - t / ramp)^2). Others are targets: no
+    gradient flows into them. Each tensor is averaged over the clients that have it, who count alike. Without
+    distillation this is HeteroFL, without its Scaler and own_rows, of models with exits.
+
+    The authors' baseline for Flower adds FedDyn's regulariser unless told otherwise, and has attention and separable
+    convolutions before the pooling of each exit but the last; here there is neither.
+
+    Raises:
+        FLError: for a model without exits, and for distillation of other outputs than those of classes.
+    """
+    if "exits" not in fed.requirements:
+        raise FLError("depthfl trains a classifier after each section of a model: give --exits, and --model resnet18")
+    if options.distil and fed.data.task != "classification":
+        raise FLError(f"depthfl distils classes, and the data are for {fed.data.task}: give --depthfl.distil 0")
+    nested = heterofl(fed, HeteroFLOptions(scaler=False, own_rows=False))
+    if not options.distil:
+        return nested
+    objective = mutual(fed.local.loss)
+
+    def client(message, client_states, clients, rng):
+        left = max(1 - (rng.round - 1) / options.ramp, 0) if options.ramp else 0
+        weight = options.distil * torch.tensor(-5.0 * left**2).exp().to(fed.data.device)
+        starts = message["model"]
+        return fed.train(starts, clients, rng, objective, [{"distil": weight} for _ in clients])
+
+    return replace(nested, client=client)
+
+
+@lru_cache(maxsize=16)
+def mutual(loss: Loss) -> Objective:
+    """The sum of the exits' losses, and context["distil"] times what each learns from the others.
+
+    Cached, because a new function would force a new graph capture.
+    """
+
+    def objective(call: Call, params: State, context: Any, batch: Batch) -> Tensor:
+        x, y = batch
+        outputs = call(params, x)
+        own = outputs.log_softmax(-1)
+        target = own.detach().unsqueeze(1)
+        apart = (target.exp() * (target - own.unsqueeze(2))).sum((1, 2, 3))  # an exit is not apart from itself
+        return mean(loss, outputs, y) + context["distil"] * apart.mean() / max(outputs.shape[1] - 1, 1)
+
+    return objective
+
+
+METHOD = Method(depthfl, DepthFLOptions(), clients="heterogeneous")
