@@ -1,5 +1,5 @@
-"""InclusiveFL: Liu et al., "No One Left Behind: Inclusive Federated Learning over Heterogeneous Devices" (KDD 2022),
-section 3.
+"""InclusiveFL: Liu et al., "No One Left Behind: Inclusive Federated Learning over Heterogeneous Devices"
+(KDD 2022).
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -42,9 +42,9 @@ def inclusivefl(fed: Federation, options: InclusiveFLOptions = InclusiveFLOption
     deepest model is the global one.
 
     These are the rules of the authors' released code, which never distils: it mixes a momentum in only as long as that
-    is still the number 0 that it began as, by which the first update is scaled to 1 - beta, and no other one. It would
-    also keep one block's share of the mean instead of the sum. There clients of a depth pool their samples, and each
-    depth takes one step of Adam a round with a learning rate of its own; here clients train as in FedAvg.
+    is still the number 0 that it began as. It would also keep one block's share of the mean instead of the sum. There
+    clients of a depth pool their samples, and each depth takes one step of Adam a round with a learning rate of its
+    own; here clients train as in FedAvg.
 
     With one depth this is FedAvg; with own="none" HeteroFL's average by samples.
 
