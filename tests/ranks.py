@@ -84,7 +84,7 @@ def tiny(name, **changes):
         return replace(config, model="resnet9", width=(0.25,))
     if ALGORITHMS[name].clients != "heterogeneous":
         return config
-    if name == "flexifed":
+    if name in ("flexifed", "inclusivefl"):
         config, chosen = replace(config, model="preresnet18", width=(0.05,)), ArchitectureOptions(depths=("1", "2"))
     else:
         chosen = ArchitectureOptions(widths=(0.5, 1.0))

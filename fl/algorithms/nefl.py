@@ -5,16 +5,14 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from fl.algorithms.algorithm import Algorithm
-from fl.algorithms.fedavg import fedavg
 from fl.algorithms.method import Method
-from fl.algorithms.parts.submodels import extract_all, models_of
+from fl.algorithms.parts.submodels import with_own_tensors
 from fl.base.errors import FLError
 from fl.base.settings import Names
 from fl.base.torch_private import BatchOrInstanceNorm
 from fl.federation import Federation
 from fl.models.fleet import plan_within
 from surgery import Submodel, SurgeryError, layers, sections
-from surgery.plan import Source
 from zoo import Spec
 
 
@@ -53,41 +51,7 @@ def nefl(fed: Federation, options: NeFLOptions = NeFLOptions()) -> Algorithm:
         plans = [plan_within(fed.model, kind.model, "none", choose) for kind in fleet.architectures]
     except SurgeryError as error:
         raise FLError(f"--nefl.keep {','.join(options.keep)}: {error}") from None
-    full = plans[0].shapes
-    whole = next((k for k, plan in enumerate(plans) if plan.small_shapes == full), None)
-    apart = [
-        {} if k == whole else _apart(kind.model, k, plan)
-        for k, (kind, plan) in enumerate(zip(fleet.architectures, plans))
-    ]
-    shapes = {**full, **{own: plans[k].small_shapes[name] for k in range(len(plans)) for name, own in apart[k].items()}}
-    joint = [_joint(plan, own, shapes, shared=whole is None) for plan, own in zip(plans, apart)]
-
-    def plan(client):
-        return joint[fleet.owned[client]]
-
-    def within(client):
-        return plans[fleet.owned[client]]
-
-    def everything(state):
-        return {**state["global"], **state["own"]}
-
-    def init():
-        start, own = fed.initial(), {}
-        for part, names in zip(plans, apart):
-            small = part.extract(start)
-            own |= {mine: small[name] for name, mine in names.items()}
-        return {"global": start, "own": own}
-
-    def send(state, clients, rng):
-        return {"model": extract_all(everything(state), [plan(client) for client in clients])}
-
-    def server(state, clients, update, rng):
-        each = [plan(client) for client in clients]
-        after = fed.average_submodels(update.received, each, everything(state), update.sizes)
-        return {part: {name: after[name] for name in state[part]} for part in state}
-
-    models = models_of(fed, plan, everything)
-    return replace(fedavg(fed), init=init, send=send, server=server, models=models, plan=within)
+    return with_own_tensors(fed, plans, [_apart(kind.model, plan) for kind, plan in zip(fleet.architectures, plans)])
 
 
 def _chooser(patterns: tuple[str, ...]):
@@ -104,29 +68,13 @@ def _chooser(patterns: tuple[str, ...]):
     return lambda blocks, count: known.get((blocks, count), list(range(count)))
 
 
-def _apart(model: nn.Module, kind: int, plan: Submodel) -> dict[str, str]:
-    """From the names of an architecture's norms and step sizes to the names under which the server keeps them."""
+def _apart(model: nn.Module, plan: Submodel) -> set[str]:
+    """The names of an architecture's norms and step sizes."""
     norms = (BatchOrInstanceNorm, nn.GroupNorm, nn.LayerNorm)
-    own = {
+    steps = {name for name in plan.entries if name.rpartition(".")[2] == "step"}
+    return steps | {
         name for layer in layers(model) if isinstance(model.get_submodule(layer.name), norms) for name in layer.tensors
     }
-    own |= {name for name in plan.entries if name.rpartition(".")[2] == "step"}
-    return {name: f"{kind}:{name}" for name in plan.entries if name in own}
-
-
-def _joint(plan: Submodel, own: dict[str, str], shapes: dict[str, tuple[int, ...]], shared: bool) -> Submodel:
-    """Where an architecture's model lies in the global model and all architectures' own tensors, taken together.
-
-    Args:
-        shared: whether own tensors also count in the average of the global model's.
-    """
-    entries = {}
-    for name, sources in plan.entries.items():
-        entries[name] = sources
-        if name in own:
-            mine = Source(own[name], (None,) * len(shapes[own[name]]))
-            entries[name] = (mine, *sources) if shared else (mine,)
-    return Submodel(entries, shapes)
 
 
 METHOD = Method(nefl, NeFLOptions(), clients="heterogeneous")

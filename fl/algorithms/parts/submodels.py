@@ -1,15 +1,18 @@
 """What methods share whose clients train parts of one global model."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from fl.algorithms.algorithm import Server
+from fl.algorithms.algorithm import Algorithm, Server
+from fl.algorithms.fedavg import fedavg
 from fl.federation import Federation
 from fl.federation.client_models import ClientModels, Level
 from fl.federation.last_value import LastValue
 from surgery import State, Submodel
+from surgery.plan import Source
 
 
 def extract_all(full: Mapping[str, Tensor], plans: Sequence[Submodel]) -> list[State]:
@@ -56,3 +59,68 @@ def models_of(
         return last.keep(server, ClientModels([Level(states, used, modules)]))
 
     return models
+
+
+def with_own_tensors(fed: Federation, plans: Sequence[Submodel], own: Sequence[Collection[str]]) -> Algorithm:
+    """FedAvg of parts of the global model, in which each architecture has some tensors for itself.
+
+    The server keeps these in its part "own", as "1:head.weight" for that of architecture 1, and averages them over the
+    clients of the architecture. Other tensors are averaged, element by element, over the clients that hold the element.
+    Those of the architecture that is the global model are the global model's. If no client has it, the global model
+    gets what all clients together would make of its tensors, so that there is a model to deploy.
+
+    Args:
+        plans: where each architecture of the fleet lies in the global model.
+        own: the names of each architecture's own tensors.
+    """
+    fleet = fed.fleet_or_uniform
+    whole = next((k for k, plan in enumerate(plans) if plan.small_shapes == plan.shapes), None)
+    apart = [
+        {} if k == whole else {name: f"{k}:{name}" for name in plan.entries if name in own[k]}
+        for k, plan in enumerate(plans)
+    ]
+    shapes = dict(plans[0].shapes)
+    shapes |= {mine: plan.small_shapes[name] for plan, names in zip(plans, apart) for name, mine in names.items()}
+    joint = [_joint(plan, names, shapes, shared=whole is None) for plan, names in zip(plans, apart)]
+
+    def plan(client):
+        return joint[fleet.owned[client]]
+
+    def within(client):
+        return plans[fleet.owned[client]]
+
+    def everything(state):
+        return {**state["global"], **state["own"]}
+
+    def init():
+        start, kept = fed.initial(), {}
+        for part, names in zip(plans, apart):
+            small = part.extract(start)
+            kept |= {mine: small[name] for name, mine in names.items()}
+        return {"global": start, "own": kept}
+
+    def send(state, clients, rng):
+        return {"model": extract_all(everything(state), [plan(client) for client in clients])}
+
+    def server(state, clients, update, rng):
+        each = [plan(client) for client in clients]
+        after = fed.average_submodels(update.received, each, everything(state), update.sizes)
+        return {part: {name: after[name] for name in state[part]} for part in ("global", "own")}
+
+    models = models_of(fed, plan, everything)
+    return replace(fedavg(fed), init=init, send=send, server=server, models=models, plan=within)
+
+
+def _joint(plan: Submodel, own: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], shared: bool) -> Submodel:
+    """Where an architecture's model lies in the global model and all architectures' own tensors, taken together.
+
+    Args:
+        shared: whether own tensors also count in the average of the global model's.
+    """
+    entries = {}
+    for name, sources in plan.entries.items():
+        entries[name] = sources
+        if name in own:
+            mine = Source(own[name], (None,) * len(shapes[own[name]]))
+            entries[name] = (mine, *sources) if shared else (mine,)
+    return Submodel(entries, shapes)

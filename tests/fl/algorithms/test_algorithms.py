@@ -60,7 +60,7 @@ def test_a_dropped_client_is_as_one_that_was_not_there(make_federation, monkeypa
     """Whichever of its trainings in the round failed; it keeps what it had, and sends nothing."""
     if name in ALIKE:
         fed = make_federation("cnn", norm="batch", dtype=torch.float64, epochs=1)
-    elif name == "flexifed":  # its clients differ in depth only
+    elif name in ("flexifed", "inclusivefl"):  # whose clients differ in depth only
         fed = fleet_federation(SPECS["static_batch"], [(1.0, depth) for depth in ((3, 1, 2, 1), 1, (2, 1, 2, 1), 1)])
     else:
         fed = mixed("static_batch")

@@ -87,7 +87,7 @@ def test_every_method_trains_it(tmp_path, name, method):
     if ALGORITHMS[method].clients == "heterogeneous":
         flags += ["--architectures.choose", "cycle"]
         flags += [] if method == "fedrolex" else ["--architectures.depths", depths]
-        flags += [] if method == "flexifed" else ["--architectures.widths", "0.5,1"]
+        flags += [] if method in ("flexifed", "inclusivefl") else ["--architectures.widths", "0.5,1"]
     assert cli.main([*flags, *OF_METHOD.get(method, []), "--out", str(tmp_path)]) == 0
     (folder,) = tmp_path.iterdir()
     assert math.isfinite(read(folder / "metrics.csv")[-1]["loss"])

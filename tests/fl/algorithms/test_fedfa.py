@@ -23,6 +23,7 @@ from fl.algorithms import (
     fedrolex,
     flexifed,
     heterofl,
+    inclusivefl,
     nefl,
 )
 from fl.base.rng import Rng
@@ -110,6 +111,7 @@ ONE = {
     "heterofl": lambda fed: heterofl(fed, HeteroFLOptions(scaler=False, own_rows=False, weighted=True)),
     "fedrolex": lambda fed: fedrolex(fed, HeteroFLOptions(scaler=False, own_rows=False, weighted=True)),
     "nefl": lambda fed: nefl(fed, NeFLOptions(step_sizes=False)),
+    "inclusivefl": inclusivefl,
     **{f"flexifed {s}": lambda fed, s=s: flexifed(fed, FlexiFedOptions(s)) for s in ("basic", "clustered", "max")},
 }
 

@@ -26,6 +26,7 @@ SETTINGS = {
     "many clients": TINY | {"clients": 6, "participants": 6},
 }
 OF_BLOCKS = {("fedfa", "graft"), ("flexifed", "strategy"), ("nefl", "step_sizes"), ("nefl", "keep")}
+OF_BLOCKS |= {("inclusivefl", "own"), ("inclusivefl", "beta")}
 
 BASE = {
     "fedgen": {"noise": 4, "hidden": 6, "steps": 2, "batch": 6},
@@ -74,6 +75,7 @@ OTHER = {
     ("fesem_plus", "clustering"): "kmeans",
     ("fesem_plus", "compare"): "classifier",
     ("flexifed", "strategy"): "basic",
+    ("inclusivefl", "own"): "classifier",
     ("nefl", "keep"): ("101",),
 }
 """Other values, where they are not simply a larger number, or the opposite."""

@@ -19,8 +19,8 @@ from fl.federation import federation as federation_module
 
 @cache
 def federation(name):
-    """FlexiFed's clients differ in depth only."""
-    if name != "flexifed":
+    """Clients of FlexiFed and InclusiveFL differ in depth only."""
+    if name not in ("flexifed", "inclusivefl"):
         return mixed("static_batch")
     return fleet_federation(SPECS["static_batch"], [(1.0, depth) for depth in ((3, 1, 2, 1), 1, (2, 1, 2, 1), 1)])
 

@@ -36,6 +36,7 @@ DEPTHS = ArchitectureOptions(depths=("1", "2"), choose="cycle")
         pytest.param("fjord", {**DEEP, "architectures": WIDTHS}, marks=slow),
         pytest.param("nefl", {**DEEP, "architectures": DEPTHS}, marks=slow),
         pytest.param("flexifed", {**DEEP, "architectures": DEPTHS}, marks=slow),
+        pytest.param("inclusivefl", {**DEEP, "architectures": DEPTHS}, marks=slow),
     ],
 )
 def test_the_same_seed_gives_the_same_result_as_the_simulator(algorithm, changes, tmp_path):

@@ -70,7 +70,7 @@ def test_the_meter_by_hand(make_federation, name):
     """Samples in whole batches, times passes over them (two epochs; ditto has two models, and SAM two passes a step),
     times the forward pass of the client's own model. What attackers compute beside is not counted.
     """
-    kinds = DEPTHS if name == "flexifed" else KINDS if name in methods_of("heterogeneous") else []
+    kinds = DEPTHS if name in ("flexifed", "inclusivefl") else KINDS if name in methods_of("heterogeneous") else []
     fed = mixed(make_federation, kinds, malicious={2})
     algorithm = made(name, fed)
     server = algorithm.init()
