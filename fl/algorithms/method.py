@@ -117,7 +117,10 @@ class Method:
         if self.clients == "personalized":
             by_kind["pace"] = "has clients train more than one model a round, and --pace counts the steps of one"
             by_kind["sample_privacy"] = "has models that stay with clients, whose epsilon is not worked out here"
-        for what, reason in {**by_kind, **self.refuses}.items():
+        reasons = {**by_kind, **self.refuses}
+        if "privacy" in reasons:  # whose server needs more than the mean of models, which is all that masks leave
+            reasons.setdefault("secure_aggregation", reasons["privacy"])
+        for what, reason in reasons.items():
             if what in requirements:
                 raise FLError(
                     f"{self.name} {reason}: leave {REQUIREMENTS[what].flags} out, or take another --algorithm"

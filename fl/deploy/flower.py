@@ -1,4 +1,4 @@
-"""Requests and answers as Flower's messages: the only file that knows these. It needs the extra `flower`."""
+"""Requests and answers as Flower's messages, which only this file and `masked` know. It needs the extra `flower`."""
 
 import json
 import time
@@ -60,12 +60,12 @@ class GridLink:
     """Requests over a Flower grid, see `fl.deploy.nodes.Link`. Nodes are Flower's random node ids."""
 
     def __init__(self, grid: Grid) -> None:
-        self._grid = grid
+        self.grid = grid
         self._open: dict[str, tuple[int, str]] = {}  # requests without an answer: the node, and what it was asked
 
     def nodes(self) -> list[int]:
         """The ids of the nodes that are connected."""
-        return list(self._grid.get_node_ids())
+        return list(self.grid.get_node_ids())
 
     def ask(
         self, requests: Sequence[tuple[int, NodeMessage]], timeout: float, limit: int
@@ -81,7 +81,7 @@ class GridLink:
             message = Message(
                 packed(request), node, kind, ttl=2 * timeout + 60, group_id=str(request.header.get("round"))
             )
-            (name,) = list(self._grid.push_messages([message])) or [None]
+            (name,) = list(self.grid.push_messages([message])) or [None]
             if name is None:
                 answers[k] = "Flower did not take the request to it"
             else:
@@ -118,8 +118,8 @@ class GridLink:
     def _pull(self, name: str, limit: int) -> list[Message | str]:
         """The answers to one request; at most so many bytes of them are read."""
         try:
-            with bounded(self._grid, limit):
-                return list(self._grid.pull_messages([name]))
+            with bounded(self.grid, limit):
+                return list(self.grid.pull_messages([name]))
         except TooLong as error:
             return [str(error)]
 
@@ -156,12 +156,17 @@ def bounded(grid: Grid, limit: int) -> Iterator[None]:
         del client.PullObject  # the class has it
 
 
+def reason(reply: Message) -> str:
+    """Why a message has no answer, in one line."""
+    said = " ".join((reply.error.reason or f"code {reply.error.code}").split())
+    return f"Flower has no answer of it: {said}"
+
+
 def _read(reply: Message | str, limit: int) -> NodeMessage | str:
     if isinstance(reply, str):
         return reply
     if reply.has_error():
-        reason = " ".join((reply.error.reason or f"code {reply.error.code}").split())  # in one line
-        return f"Flower has no answer of it: {reason}"
+        return reason(reply)
     try:
         answer = unpacked(reply.content, limit)
     except InvalidMessage as error:
@@ -176,7 +181,10 @@ def answered(message: Message, answer: Callable[[NodeMessage], NodeMessage]) -> 
     from flwr.app import Message
 
     try:
-        content = packed(answer(unpacked(message.content)))
+        request = unpacked(message.content)
+        if request.header.get("masked"):
+            raise InvalidMessage("it is asked for what it sends in secure aggregation, and not by its messages")
+        content = packed(answer(request))
     except FLError as error:
         content = packed(NodeMessage({"kind": "refused", "refused": str(error)}, {}))
     return Message(content, reply_to=message)

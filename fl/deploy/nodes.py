@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from torch import Tensor
+
 from fl.base.errors import FLError
 from fl.data import Dataset
 from fl.deploy.messages import InvalidMessage, NodeMessage, are_counts, fields
@@ -36,6 +38,17 @@ class Link(Protocol):
             An answer for each request, and what else came from which node: a second answer, or one to an earlier
             request.
         """
+
+    def mean(
+        self,
+        requests: Sequence[tuple[Address, NodeMessage]],
+        most: int,
+        span: float,
+        length: int,
+        check: Callable[[NodeMessage, NodeMessage], None],
+        timeout: float,
+    ) -> tuple[Tensor | None, dict[Address, NodeMessage], dict[Address, str]]:
+        """The mean of what nodes answer by secure aggregation, see `fl.deploy.masked.MaskedLink`."""
 
 
 class Waiting(NamedTuple):
@@ -124,6 +137,38 @@ class Nodes:
                 "warning: %s: %d of %d clients answered: %s", what, len(came), len(clients), "; ".join(reasons)
             )
         return came
+
+    def mean(
+        self, clients: Sequence[int], requests: Sequence[NodeMessage], span: float, length: int, round: int
+    ) -> tuple[Tensor, dict[int, NodeMessage]]:
+        """The mean of the vectors with which clients answer, weighted by their numbers of samples; and their headers.
+
+        These are by the clients' positions. See `fl.deploy.masked.MaskedLink.mean`.
+
+        Raises:
+            FLError: if fewer than the quorum, or than the masks need, are left.
+        """
+        self._look_around(clients)
+        known = [k for k, client in enumerate(clients) if client in self._places]
+        most = max((self.reported[clients[k]]["sizes"][0] for k in known), default=1)
+        sendable = [(self._places[clients[k]], requests[k]) for k in known]
+        mean, said, lost = None, {}, {}
+        if known:
+            mean, said, lost = self._link.mean(sendable, most, span, length, self._check, self._waiting.round)
+        came = {k: said[place] for k, (place, _) in zip(known, sendable) if place in said}
+        why = {k: lost.get(place, "too few others were left") for k, (place, _) in zip(known, sendable)}
+        reasons = [
+            f"client {client} is left out ({why.get(k, 'its node is not connected')})"
+            for k, client in enumerate(clients)
+            if k not in came
+        ]
+        self.require_quorum(len(came), len(clients), "took part in secure aggregation to its end", round, reasons)
+        if reasons:
+            what = f"round {round}, secure aggregation"
+            _log.warning(
+                "warning: %s: %d of %d clients answered: %s", what, len(came), len(clients), "; ".join(reasons)
+            )
+        return mean, came
 
     def require_quorum(self, left: int, of: int, did: str, round: int, reasons: Sequence[str]) -> None:
         """Raise FLError if fewer clients of a round are left than are needed.

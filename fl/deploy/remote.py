@@ -19,6 +19,7 @@ from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.base.torch_private import tree_map
 from fl.data import Dataset
+from fl.deploy.masked import LEAST
 from fl.deploy.messages import DTYPES, InvalidMessage, NodeMessage, check_tensors, fields, flat, raw
 from fl.deploy.nodes import Link, Nodes, Waiting
 from fl.deploy.secret import SecretExchange, take_key
@@ -26,7 +27,9 @@ from fl.federation import Federation
 from fl.federation.attack import AttackOptions
 from fl.federation.client_models import ClientModels, Level
 from fl.federation.clients import Message, at_nodes
+from fl.federation.defence import Defence
 from fl.federation.scores import SCORES, task_of
+from fl.federation.traffic import nbytes
 from fl.federation.update import ClientUpdate
 from fl.models.architectures import announced
 from fl.models.search import Space, largest_within
@@ -34,7 +37,7 @@ from fl.partition import Parts, Splits
 from fl.runs.evaluate import held_out
 from fl.runs.one_run import simulate
 from fl.settings import Config
-from surgery import State, stack
+from surgery import State, broadcast, stack
 from zoo import Spec
 
 _MOST = 1 << 63  # what a node says it has measured is below this
@@ -49,6 +52,17 @@ def check_settings(config: Config) -> None:
         raise FLError("--attack simulates malicious clients: with real ones leave it out")
     if config.compression.on:
         raise FLError("--compression.kind is for simulations: nodes send whole models, so leave it out")
+    if config.secure_aggregation:
+        if config.defence != Defence():
+            raise FLError("--defence looks at each client's update, and --secure-aggregation hides it: leave one out")
+        if config.privacy.clip:
+            raise FLError(
+                "--privacy.clip cuts each client's update at the server, and --secure-aggregation hides it: "
+                "leave one out"
+            )
+        if config.cohort() < LEAST:
+            raise FLError(f"--secure-aggregation of {config.cohort()} participants hides nothing: take {LEAST} or more")
+        config.check()
     if config.eval_client_models_every:
         raise FLError(
             "--eval-client-models-every needs clients' models and their data in one place: with clients on other "
@@ -101,6 +115,7 @@ class Remote:
         self.splits = _splits([said["sizes"] for said in here])
         self.dataset = _stand_in(test, here, self.labels)
         self.config = dataclasses.replace(config, clients=len(here))
+        self.masked = config.secure_aggregation
         self._settings = dataclasses.replace(self.config, name=None, resume=None).to_yaml()
         self._has: dict[int, set[str]] = {}  # the digests of the finished levels that each client's node has
         self._saved: dict[int, Tensor] = {}  # by run: the versions that the last checkpoint names
@@ -141,8 +156,10 @@ class Remote:
         self, algorithm: Algorithm, message: Message, client_states: State, clients: Sequence[int], rng: Rng
     ) -> tuple[ClientUpdate, State]:
         """See `RemoteClients.run`."""
-        fed, secure = self.federation, next((s for s in algorithm.steps if isinstance(s, SecureRecombination)), None)
+        secure = next((s for s in algorithm.steps if isinstance(s, SecureRecombination)), None)
         self._secret = SecretExchange(secure, message["model"]) if secure else None
+        if self.masked and (algorithm.steps or algorithm.levels or algorithm.plan or algorithm.sample):
+            raise FLError("--secure-aggregation is for methods that only average whole models of drawn clients")
         if client_states:
             self._snapshot(client_states, rng)
         models, requests, seen = [], [], {}
@@ -153,6 +170,7 @@ class Remote:
             header = {**self.header("update", client, rng), "keeps": keeps, "levels": levels}
             header["list"] = isinstance(message.get("model"), list)
             header["secure"] = self._secret.invitation if secure else None
+            header["masked"] = {"names": self._names(message)} if self.masked else None
             requests.append(NodeMessage(header, {**tensors, **flat(row, "message"), **below}))
             models.append(row.get("model", {}))
 
@@ -160,25 +178,79 @@ class Remote:
             tensors = dict(answer.tensors)
             key = take_key(tensors) if secure else b""
             state, loss = self._trained(tensors, {} if secure else models[k])
-            flops = fields(answer.header, {"flops": int})["flops"]
-            if not 0 <= flops < _MOST:
-                raise InvalidMessage(f"it says that it computed {str(flops)[:20]} operations")
-            fed.meter.flops += flops
+            self._count(answer)
             self._has[clients[k]] = {digest for digest in requests[k].header["levels"] if digest}
             return state, loss, key
 
+        if self.masked:
+            update, came = self._mean(algorithm, message, clients, requests, rng)
+            return update, self._versions(client_states, clients, requests, came)
         # beside the model there is the loss; in secret, only a key comes
         limit = 8 + (0 if secure else max(sum(tensor.nbytes for tensor in model.values()) for model in models))
         came = self.nodes.exchange(clients, requests, limit, read, f"round {rng.round}", rng.round)
         self._forget(clients, came)
         if secure:
             self._secret.keys = {clients[k]: key for k, (_, _, key) in came.items()}
-        if client_states:
-            version = client_states["version"].clone()
-            for k in came:
-                version[clients[k]] = requests[k].header["keeps"]["as"]
-            client_states = {**client_states, "version": version}
+        client_states = self._versions(client_states, clients, requests, came)
         return self._update(message, models, came, clients), client_states
+
+    def _versions(
+        self, client_states: State, clients: Sequence[int], requests: Sequence[NodeMessage], came: Collection[int]
+    ) -> State:
+        """The versions after a round, in which clients at these positions have kept a new one."""
+        if not client_states:
+            return client_states
+        version = client_states["version"].clone()
+        for k in came:
+            version[clients[k]] = requests[k].header["keeps"]["as"]
+        return {**client_states, "version": version}
+
+    def _count(self, answer: NodeMessage) -> None:
+        """Add what a client says that it has computed. Raises InvalidMessage if it says something else."""
+        flops = fields(answer.header, {"flops": int})["flops"]
+        if not 0 <= flops < _MOST:
+            raise InvalidMessage(f"it says that it computed {str(flops)[:20]} operations")
+        self.federation.meter.flops += flops
+
+    def _names(self, message: Message) -> list[str]:
+        """What clients send in secure aggregation: of their models, all that training changes and an average is of."""
+        frozen = self.federation.frozen
+        return [name for name, tensor in message["model"].items() if tensor.is_floating_point() and name not in frozen]
+
+    def _mean(
+        self,
+        algorithm: Algorithm,
+        message: Message,
+        clients: Sequence[int],
+        requests: Sequence[NodeMessage],
+        rng: Rng,
+    ) -> tuple[ClientUpdate, Collection[int]]:
+        """The update of a round with secure aggregation, and the positions of the clients that are in it.
+
+        The method sees the mean K times, in the place of the K models, so that its own mean is the same.
+        """
+        fed, starts, names = self.federation, message["model"], self._names(message)
+        shapes = [starts[name].shape[1:] for name in names]
+        lengths = [shape.numel() for shape in shapes]
+        mean, came = self.nodes.mean(clients, requests, self.masked, sum(lengths) + 1, rng.round)
+        for answer in came.values():
+            self._count(answer)
+        sizes = tuple(len(self.splits.train[client]) if k in came else 0 for k, client in enumerate(clients))
+        weights = torch.tensor(sizes, dtype=torch.float64, device=fed.data.device) / sum(sizes)
+        *steps, loss = mean.to(fed.data.device).split([*lengths, 1])
+        model = {name: tensor[0] for name, tensor in starts.items()}
+        for name, shape, step in zip(names, shapes, steps):
+            start = torch.tensordot(weights, starts[name].double(), dims=1)
+            model[name] = (start + step.view(shape)).to(starts[name].dtype)
+        models = broadcast(model, len(clients))
+        return ClientUpdate(models, loss.float().expand(len(clients)), sizes, models), came
+
+    def sent(self, update: ClientUpdate) -> list[int]:
+        """See `RemoteClients.sent`. A masked number has 8 bytes, and their sum of weights is one."""
+        if not self.masked:
+            return nbytes(update.received)
+        names = self._names({"model": update.received})
+        return [8 * (2 + sum(update.received[name][0].numel() for name in names))] * len(update.sizes)
 
     def _update(
         self, message: Message, models: Sequence[State], came: dict[int, Any], clients: Sequence[int]

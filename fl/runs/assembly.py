@@ -83,6 +83,11 @@ def build(
     dataset = dataset.to(device, config.data_on)
     if remote and config.pace != PaceOptions():
         raise FLError("--pace is of simulated clients, and these are on other machines: leave it out")
+    if config.secure_aggregation and not remote:
+        raise FLError(
+            "--secure-aggregation hides clients' updates from a server on another machine, and here all is in one "
+            "process: train with python -m fl.deploy, or leave it out"
+        )
     malicious = draw_malicious(config.attack, config.clients, rng)
     attack = make_attack(config.attack, malicious, dataset, splits, rng)
     presence = make_presence(config.clients, config.cohort(), config.joining, config.leaving, config.rounds, rng)

@@ -218,9 +218,10 @@ def mean_cosine(fed: Federation, cohort: Cohort) -> dict[str, float]:
     """Mean cosine similarity over the pairs of the trained models' parameters (FedMR's Fig. 6).
 
     Buffers are left out: running variances would outweigh the weights. Empty for a single model, and where
-    architectures differ.
+    architectures differ or the server has only the models' mean.
     """
-    if len(cohort.clients) < 2 or isinstance(cohort.states, list):
+    hidden = fed.remote is not None and fed.remote.masked
+    if len(cohort.clients) < 2 or isinstance(cohort.states, list) or hidden:
         return {}
     k, parameters = len(cohort.clients), dict(fed.model.named_parameters())
     if not cohort.states.keys() >= parameters.keys():  # clients on other machines have kept some of it

@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import functools
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -45,6 +46,7 @@ ASKING = {
     "feedback": {"compression": Compression("topk", feedback=True)},
     "privacy": {"privacy": Privacy(clip=1.0)},
     "sample_privacy": {"sample_privacy": SamplePrivacy(clip=1.0)},
+    "secure_aggregation": {"remote": SimpleNamespace(masked=8.0)},
     "presence": {"presence": Presence(torch.ones(4), torch.full((4,), 9))},
 }
 BESIDE = {"choosing": {"tampering"}, "feedback": {"compression"}}
@@ -92,6 +94,7 @@ def test_who_refuses_what():
         "presence": {"leaving": 0.5},
         "privacy": {"privacy": Privacy(clip=1.0)},
         "sample_privacy": {"sample_privacy": SamplePrivacy(clip=1.0)},
+        "secure_aggregation": {"secure_aggregation": 8.0},
         "architectures": {"architectures": ArchitectureOptions(widths=(0.5, 1.0))},
     }
     assert Config(defence=Defence("krum")).requirements == {"choosing", "tampering"}
