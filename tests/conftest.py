@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 
 # Before torch is imported: the processes of pytest-xdist share the cores, and a thread that waits must not spin.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -25,6 +26,9 @@ from fl.engine import graphs
 from fl.federation import Federation
 from fl.partition import Split
 from surgery import transfer
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of a shell's background jobs, and so of what tests start
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 gc.disable()  # until all test files are imported, see below
 

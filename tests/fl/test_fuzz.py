@@ -89,7 +89,7 @@ def test_some_commands(folder, commands, number):
     tried(commands(folder), number)
 
 
-MANY = int(os.environ.get("FUZZ_COMMANDS", "1000"))
+MANY = int(os.environ.get("FUZZ_COMMANDS", "600"))
 """How many commands the slow tests try, of all kinds together. CONTRIBUTING.md says when to try more."""
 
 
