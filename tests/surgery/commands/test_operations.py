@@ -10,7 +10,6 @@ import pytest
 import torch
 from command_files import NETS, in_folder_with, refused, run, same
 from safetensors.torch import load_file, save_file
-from selection import some
 
 import surgery
 from surgery.__main__ import main
