@@ -21,6 +21,7 @@ SPECS = {
     "cnn": Spec("cnn", **IMAGES, width=(0.125, 0.125, 0.02)),
     "static_batch": Spec("preresnet18", **IMAGES, width=0.05, depth=(3, 1, 2, 1), norm="static_batch"),
     "batch": Spec("preresnet18", **IMAGES, width=0.05, depth=(3, 1, 2, 1), norm="batch"),
+    "exits": Spec("preresnet18", **IMAGES, width=0.05, depth=(3, 1, 2, 1), norm="static_batch", exits=True),
     "group": Spec("preresnet18", **IMAGES, width=0.05, depth=(3, 1, 2, 1), norm="group"),
     "mobilenetv2": Spec(
         "mobilenetv2", **IMAGES, width=0.1, depth=(1, 3, 1, 2, 1, 1, 1), rounding="ceil", stem="cifar", dropout=0.0
@@ -31,6 +32,7 @@ DEPTHS = {  # of the whole model, the smallest and one in between
     "mobilenetv2": ((1, 3, 1, 2, 1, 1, 1), 1, (1, 2, 1, 2, 1, 1, 1)),
     "transformer": (3, 1, 2),
     **dict.fromkeys(("static_batch", "batch", "group"), ((3, 1, 2, 1), 1, (2, 1, 2, 1))),
+    "exits": ((3, 1, 2, 1), (1, 1, 0, 0), (3, 1, 2, 0)),
     "cnn": (None, None, None),
 }
 
@@ -45,6 +47,14 @@ def choices(name):
 def mixed(name):
     """The federation of these four, made once: nothing changes it."""
     return fleet_federation(SPECS[name], choices(name))
+
+
+@cache
+def fleet_for(method):
+    """The federation that a method for clients of several architectures trains: some need exits, some one width."""
+    if method in ("flexifed", "inclusivefl"):
+        return fleet_federation(SPECS["static_batch"], [(1.0, depth) for depth in ((3, 1, 2, 1), 1, (2, 1, 2, 1), 1)])
+    return mixed("exits" if method == "depthfl" else "static_batch")
 
 
 def fleet_federation(base, chosen, sizes=SIZES, dtype=torch.float64, **settings):

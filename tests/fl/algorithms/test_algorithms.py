@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 import torch
-from fleets import SPECS, assert_close, fleet_federation, mixed, spoil
+from fleets import assert_close, fleet_for, spoil
 from oracles import average, recombine
 from rounds import assert_same, made, play, row
 from selection import some
@@ -58,12 +58,7 @@ DROPPED += [("fedrep", (1,)), ("fedrep", (2,)), ("ditto", (1,))]
 @pytest.mark.parametrize(("name", "trainings"), DROPPED)
 def test_a_dropped_client_is_as_one_that_was_not_there(make_federation, monkeypatch, name, trainings):
     """Whichever of its trainings in the round failed; it keeps what it had, and sends nothing."""
-    if name in ALIKE:
-        fed = make_federation("cnn", norm="batch", dtype=torch.float64, epochs=1)
-    elif name in ("flexifed", "inclusivefl"):  # whose clients differ in depth only
-        fed = fleet_federation(SPECS["static_batch"], [(1.0, depth) for depth in ((3, 1, 2, 1), 1, (2, 1, 2, 1), 1)])
-    else:
-        fed = mixed("static_batch")
+    fed = make_federation("cnn", norm="batch", dtype=torch.float64, epochs=1) if name in ALIKE else fleet_for(name)
     algorithm = made(name, fed)
     before, _ = algorithm.round(algorithm.init(), [3, 0, 2], Rng(0, 1))
     expected, others = algorithm.round(before, [2, 1], Rng(0, 2))

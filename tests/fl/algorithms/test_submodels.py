@@ -1,13 +1,12 @@
 """What the methods have in common whose clients train parts of one global model."""
 
 import copy
-from functools import cache
 
 import oracles
 import pytest
 import torch
 import torch.nn.functional as F
-from fleets import SPECS, assert_close, fleet_federation, mixed, shapes, train_each
+from fleets import assert_close, fleet_for, mixed, shapes, train_each
 from rounds import play
 
 from fl.algorithms import ALGORITHMS, methods_of
@@ -17,18 +16,10 @@ from fl.engine.batches import make_batches
 from fl.federation import federation as federation_module
 
 
-@cache
-def federation(name):
-    """Clients of FlexiFed and InclusiveFL differ in depth only."""
-    if name not in ("flexifed", "inclusivefl"):
-        return mixed("static_batch")
-    return fleet_federation(SPECS["static_batch"], [(1.0, depth) for depth in ((3, 1, 2, 1), 1, (2, 1, 2, 1), 1)])
-
-
 @pytest.mark.parametrize("name", methods_of("heterogeneous"))
 def test_methods_whose_clients_keep_their_part_of_the_global_model_say_where_it_lies(name):
     """FedRolex's parts move on, and FlexiFed's lie in a tree."""
-    fed, plan = federation(name), ALGORITHMS[name](federation(name)).plan
+    fed, plan = fleet_for(name), ALGORITHMS[name](fleet_for(name)).plan
     assert (plan is None) == (name in ("fedrolex", "flexifed"))
     if plan:
         for client in range(len(fed.clients)):
@@ -38,7 +29,7 @@ def test_methods_whose_clients_keep_their_part_of_the_global_model_say_where_it_
 
 @pytest.mark.parametrize("name", ["fedfa", "heterofl", "fedrolex"])
 def test_a_client_predicts_with_its_part_of_the_server_that_is_asked_about(name):
-    fed, algorithm = federation(name), ALGORITHMS[name](federation(name))
+    fed, algorithm = fleet_for(name), ALGORITHMS[name](fleet_for(name))
     (first, _), (second, _) = play(algorithm, fed, 2)
     x = fed.data.test_x
     for server, client in ((first, 1), (second, 1), (second, 2), (first, 3), (second, 0)):

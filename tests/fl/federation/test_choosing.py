@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -211,4 +212,4 @@ def test_fltrust_needs_its_samples(make_federation):
     with pytest.raises(FLError, match=r"root 1000: all clients have \d+ samples"):
         fltrust(fed, FLTrustOptions(root=1000))
     with pytest.raises(FLError, match="deployed servers have not"):
-        fltrust(replace(fed, remote=object()))
+        fltrust(replace(fed, remote=SimpleNamespace(masked=0)))
