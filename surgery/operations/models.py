@@ -5,12 +5,14 @@ The docstring of an operation is what --help prints. `Returns` says first what -
 
 import json
 import logging
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import nn
+from tqdm import tqdm
 
 import surgery
 from surgery.copying import clone
@@ -31,7 +33,7 @@ from surgery.operations.checkpoint import Built, InBlocks, Model, state_for
 from surgery.operations.states import plan_of
 from surgery.plan.positions import positions
 from surgery.plan.submodel import Submodel
-from surgery.width.align import Aligner
+from surgery.width.align import Aligner, Search
 
 _log = logging.getLogger(__name__)
 _LARGEST = 2**28  # bytes of a file of permutations
@@ -206,6 +208,8 @@ def align(
     to: Model,
     by: Literal["weights", "activations"] = "weights",
     data: Function | None = None,
+    starts: Whole = 1,
+    seed: Whole = 0,
 ) -> Model:
     """Put hidden widths in the order in which they match another checkpoint's.
 
@@ -214,6 +218,8 @@ def align(
         to: the checkpoint to match, of the same architecture
         by: what has to match: the weights, or what layers read on some --data
         data: a function of yours that gives batches of inputs, for --by activations
+        starts: how many times to look for the best match, each but the first from a drawn order
+        seed: of the drawn orders
 
     Returns:
         the new checkpoint, which computes what the first one does; the plan, which `permute --inverse --permutations
@@ -230,10 +236,17 @@ def align(
         raise SurgeryError(f"{to.what} is no model of the same architecture as {model.what}: {error}") from None
     example = model.example()
     aligner = Aligner(reference, example=example)
-    if by == "weights":
-        orders = aligner.by_weights(reference, net)
-    else:
-        orders = aligner.by_activations(reference, net, batches_of(data))
+    with tqdm(desc="align", unit="width", delay=2, leave=False, disable=not sys.stderr.isatty()) as bar:
+
+        def progress(done: int, of: int) -> None:
+            bar.total, bar.n = of, done
+            bar.update(0)
+
+        search = Search(starts, torch.Generator().manual_seed(seed), progress)
+        if by == "weights":
+            orders = aligner.by_weights(reference, net, search)
+        else:
+            orders = aligner.by_activations(reference, net, batches_of(data), search)
     moved = {name: order for name, order in orders.items() if order.tolist() != list(range(len(order)))}
     plan = aligner.plan(_in_checkpoints(net, example, moved))
     return _ordered(model, plan.build(net), plan)

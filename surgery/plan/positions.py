@@ -119,10 +119,11 @@ def repeats(index: Index) -> bool:
 
 def take(full: Tensor, index: Index, lead: int = 0) -> Tensor:
     """A copy of the elements at an index, whose axes come after `lead` others."""
+    copied = False
     for axis, runs in enumerate(index, lead):
         if runs is not None:
-            full = _select(full, axis, runs)
-    return full.clone()
+            full, copied = _select(full, axis, runs), len(runs) > 1
+    return full if copied else full.clone()
 
 
 def put(full: Tensor, index: Index, small: Tensor, lead: int = 0) -> None:

@@ -1,8 +1,11 @@
 """Models of one architecture brought into one order: permutations by which their widths match."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, get_args
+from functools import partial
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -12,12 +15,25 @@ from surgery.forward import named_tensors
 from surgery.plan import Submodel
 from surgery.states import State, as_state, check_same, names_by_id, state
 from surgery.width.permute import solved_for
-from surgery.width.plan import plan_of, positions, repeated
+from surgery.width.plan import placed, plan_of, repeated
 from surgery.width.replay import read_batch
-from surgery.width.solve import Atom, Axes, Axis, Choice, Solution, atoms, named_widths, occurrences, solve
+from surgery.width.solve import Atom, Axes, Axis, Choice, Solution, Sum, atoms, named_widths, occurrences, solve
 from surgery.width.trace import one_by_one, traced_in_place
 
 By = Literal["weights", "activations"]
+Progress: TypeAlias = Callable[[int, int], None]
+"""Told how many widths have their best order for the present, and of how many."""
+
+
+class Search(NamedTuple):
+    """How the best match is looked for: the last three arguments of `align`."""
+
+    starts: int = 1
+    generator: torch.Generator | None = None
+    progress: Progress | None = None
+
+
+_ONCE = Search()
 
 
 class Aligned(NamedTuple):
@@ -40,6 +56,9 @@ def align(
     by: By = "weights",
     batches: Iterable[Any] = (),
     output: Callable[[Any], Any] | None = None,
+    starts: int = 1,
+    generator: torch.Generator | None = None,
+    progress: Progress | None = None,
 ) -> Aligned:
     """Permute the hidden widths of models of one architecture so that they match those of one of them.
 
@@ -55,12 +74,16 @@ def align(
             section 3.2), `activations` the correlation of what layers read (section 3.1; Li et al., 2016).
         batches: inputs like the example, for `activations`.
         output: as for `surgery.narrow`.
+        starts: the first looks for the best match from the order as it is, and from one that does not depend on it;
+            each further one from a drawn order. The best match counts.
+        generator: of the drawn orders, on the CPU; by default they are the same in every call.
+        progress: told how many widths have their best order for the present, and of how many.
 
     Returns:
         The models in the reference's order, and the permutations.
 
     Raises:
-        SurgeryError: for models of different architectures, and for `activations` without batches.
+        SurgeryError: for models of different architectures, for `activations` without batches, and for no start.
 
     >>> net, x = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1)), torch.zeros(1, 2)
     >>> from surgery import permute
@@ -77,14 +100,15 @@ def align(
     if by not in get_args(By):
         raise SurgeryError(f"unknown by={by!r}: choose {' or '.join(get_args(By))}")
     aligner, given = Aligner(models[to], example=example, output=output), list(batches)
+    search = Search(starts, generator or torch.Generator().manual_seed(0), progress)
     found: list[dict[str, Tensor]] = []
     for number, model in enumerate(models):
         if number == to:
             found.append({})
         elif by == "weights":
-            found.append(aligner.by_weights(models[to], model))
+            found.append(aligner.by_weights(models[to], model, search))
         else:
-            found.append(aligner.by_activations(models[to], model, given))
+            found.append(aligner.by_activations(models[to], model, given, search))
     return Aligned([aligner.plan(orders).build(model) for orders, model in zip(found, models)], found)
 
 
@@ -106,7 +130,9 @@ class Aligner:
         self._shapes, self._example, self._output = state(model), example, output
         self._free = {name: a for name, a in named_widths(self._solution).items() if not a.order}
 
-    def by_weights(self, reference: State | nn.Module, other: State | nn.Module) -> dict[str, Tensor]:
+    def by_weights(
+        self, reference: State | nn.Module, other: State | nn.Module, search: Search = _ONCE
+    ) -> dict[str, Tensor]:
         """The permutations of the other model's widths with which its parameters match the reference's best."""
         reference, other = self._checked(reference, "the reference"), self._checked(other, "the other model")
         held = names_by_id(self._model)
@@ -117,9 +143,11 @@ class Aligner:
         free = {a: name for name, a in self._free.items()}
         places = {n: axes for n, axes in places.items() if any(a in free for axis in axes for a in atoms(axis))}
         likeness = Weights(places, reference, other)
-        return self._named(best_choice(likeness, [a for a in free if a in likeness.along]), free)
+        return self._named(best_choice(likeness, [a for a in free if a in likeness.along], search), free)
 
-    def by_activations(self, reference: nn.Module, other: nn.Module, batches: Sequence[Any]) -> dict[str, Tensor]:
+    def by_activations(
+        self, reference: nn.Module, other: nn.Module, batches: Sequence[Any], search: Search = _ONCE
+    ) -> dict[str, Tensor]:
         """The permutations of the other model's widths with which what its layers read matches best."""
         self._checked(reference, "the reference"), self._checked(other, "the other model")
         if not batches:
@@ -129,7 +157,7 @@ class Aligner:
             solution = solve(traced_in_place(reference, self._example, self._output))
             free = self._in(solution)
             likeness = Activations(solution, (one, two), batches, set(free))
-        return self._named(best_choice(likeness, [a for a in free if a in likeness.along]), free)
+        return self._named(best_choice(likeness, [a for a in free if a in likeness.along], search), free)
 
     def plan(self, permutations: Mapping[str, Sequence[int] | Tensor]) -> Submodel:
         """The plan that permutes a state or a model: `plan.extract(state)`, `plan.build(model)`."""
@@ -162,10 +190,17 @@ class Aligner:
 
 _MOST = 4096  # samples of a batch and layer whose activations are compared
 _PASSES = 100
+_FEW = 64  # columns: matrices of fewer are multiplied together
 
 
 class Likeness(Protocol):
-    """What two models have in common, position by position."""
+    """What two models have in common, position by position.
+
+    Attributes:
+        beside: by width those on whose order `gain` depends; the width itself is one where it is not linear in it.
+    """
+
+    beside: dict[Atom, set[Atom]]
 
     def first(self, atom: Atom) -> Tensor:
         """[size, size]: how alike positions are, whatever the order along all other widths."""
@@ -173,39 +208,87 @@ class Likeness(Protocol):
     def gain(self, atom: Atom, choice: Choice) -> Tensor:
         """[size, size]: how alike positions of the reference and of the other model in its present order are."""
 
-    def value(self, atom: Atom, choice: Choice) -> float:
-        """How well all fits that lies along a width."""
+    def value(self, choice: Choice, atom: Atom | None = None) -> float:
+        """How well all fits, or all that lies along a width."""
 
 
-def best_choice(likeness: Likeness, free: Sequence[Atom]) -> dict[Atom, list[int]]:
+def best_choice(likeness: Likeness, free: Sequence[Atom], search: Search) -> dict[Atom, list[int]]:
     """The orders of the other model's widths in which it fits the reference best, by coordinate ascent.
 
-    Ainsworth et al., "Git Re-Basin" (ICLR 2023), algorithm 1: all widths but one are held, and the best order of that
-    one is a linear assignment. A step is taken only if the fit improves, so that it ends. It starts from the order as
-    it is, and from an assignment by what does not depend on the order of other widths (of the heads by all that is in
-    them, say), which finds a permuted copy at once; the better end counts.
+    It starts from the order as it is, and from an assignment by what does not depend on the order of other widths (of
+    the heads by all that is in them, say), which finds a permuted copy at once. Each start beyond the first one adds a
+    drawn order. The best end counts.
     """
-    ends = []
-    for start in (
-        {atom: assignment(likeness.first(atom)) for atom in free},
-        {atom: list(range(atom.size)) for atom in free},
-    ):
-        choice = dict(start)
-        for _ in range(_PASSES):
-            better = False
-            for atom in free:
-                order = assignment(likeness.gain(atom, choice))
-                if order == list(range(atom.size)):
-                    continue
+    starts = search.starts
+    if isinstance(starts, bool) or not isinstance(starts, int) or starts < 1:
+        raise SurgeryError(f"starts is a number of searches, 1 or more, got {starts!r}")
+
+    def drawn(atom: Atom) -> list[int]:
+        return torch.randperm(atom.size, generator=search.generator).tolist()
+
+    begins = [
+        lambda atom: list(range(atom.size)),
+        lambda atom: assignment(likeness.first(atom)),
+        *[drawn] * (starts - 1),
+    ]
+    best, most = {}, -math.inf
+    for begin in begins:
+        choice = _climbed(likeness, free, {atom: begin(atom) for atom in free}, search.progress)
+        value = likeness.value(choice)
+        if not best or value > most + 1e-12 * abs(most):
+            best, most = choice, value
+    return best
+
+
+def _climbed(
+    likeness: Likeness, free: Sequence[Atom], start: dict[Atom, list[int]], progress: Progress | None
+) -> dict[Atom, list[int]]:
+    """The orders that no change of a single width's makes better, from a start on.
+
+    Ainsworth et al., "Git Re-Basin" (ICLR 2023), algorithm 1: all widths but one are held, and the best order of that
+    one is a linear assignment. A step is taken only if the fit improves, so that it ends. A width is looked at again
+    only when one beside it has moved.
+    """
+    choice, settled = start, set[Atom]()
+    for _ in range(_PASSES):
+        if len(settled) == len(free):
+            break
+        for atom in free:
+            if atom in settled:
+                continue
+            settled.add(atom)
+            gain = likeness.gain(atom, choice)
+            order = assignment(gain)
+            if order != list(range(atom.size)):
                 trial = {**choice, atom: [choice[atom][place] for place in order]}
-                before, after = likeness.value(atom, choice), likeness.value(atom, trial)
+                if atom in likeness.beside[atom]:
+                    before, after = likeness.value(choice, atom), likeness.value(trial, atom)
+                else:
+                    before, after = gain.trace().item(), gain[range(atom.size), order].sum().item()
                 if after > before + 1e-9 * abs(before):
-                    choice, better = trial, True
-            if not better:
-                break
-        ends.append((sum(likeness.value(atom, choice) for atom in free), choice))
-    (first, choice), (second, other) = ends
-    return other if second >= first * (1 - 1e-12) else choice
+                    choice = trial
+                    settled -= likeness.beside[atom]
+            if progress:
+                progress(len(settled), len(free))
+    return choice
+
+
+def _beside(places: Iterable[Axes]) -> dict[Atom, set[Atom]]:
+    """By atom those that lie along a tensor with it; itself where it lies along one more than once."""
+    found: dict[Atom, set[Atom]] = {}
+    for axes in places:
+        along = dict.fromkeys(atom for axis in axes for atom in atoms(axis))
+        for atom in along:
+            again = sum(_degree(axis, atom) for axis in axes) > 1
+            found.setdefault(atom, set()).update(other for other in along if other is not atom or again)
+    return found
+
+
+def _degree(axis: Axis, atom: Atom) -> int:
+    """How many of a position's digits an atom is."""
+    if isinstance(axis, Atom):
+        return axis is atom
+    return (max if isinstance(axis, Sum) else sum)(_degree(part, atom) for part in axis.parts)
 
 
 def assignment(gain: Tensor) -> list[int]:
@@ -228,9 +311,10 @@ class Weights:
     """
 
     def __init__(self, places: Mapping[str, Axes], reference: State, other: State):
-        self.places = places
-        self.a = {name: reference[name].detach().double() for name in places}
-        self.b = {name: other[name].detach().double() for name in places}
+        self.places, self.beside = places, _beside(places.values())
+        self.a = {name: reference[name].detach() for name in places}
+        self.b = {name: other[name].detach() for name in places}
+        self._gains: dict[Atom, tuple[Tensor, dict[Atom, Sequence[int]]]] = {}
         self.along: dict[Atom, list[tuple[str, int]]] = {}
         for name, axes in places.items():
             for dim, axis in enumerate(axes):
@@ -238,33 +322,87 @@ class Weights:
                     self.along.setdefault(atom, []).append((name, dim))
 
     def first(self, atom: Atom) -> Tensor:
-        return self._summed(atom, self.b, lambda rows: rows.sort(1).values)
+        def in_order(rows: Tensor) -> Tensor:
+            plain = rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows
+            return torch.from_numpy(np.sort(plain.cpu().numpy()))  # several times as fast as torch's, which is stable
+
+        return self._summed(atom, self.b.__getitem__, in_order)
 
     def gain(self, atom: Atom, choice: Choice) -> Tensor:
-        return self._summed(atom, self._ordered(atom, choice), lambda rows: rows)
+        if atom in self.beside[atom]:
+            return self._summed(atom, partial(self._ordered, choice=choice), lambda rows: rows)
+        others = {other: choice[other] for other in self.beside[atom] if other in choice}
+        if atom not in self._gains:
+            ordered = partial(self._ordered, choice=others)
+            self._gains[atom] = self._summed(atom, ordered, lambda rows: rows), others
+        else:
+            self._gains[atom] = self._moved(atom, *self._gains[atom], others), others
+        return self._gains[atom][0][:, torch.tensor(choice[atom])]
 
-    def value(self, atom: Atom, choice: Choice) -> float:
-        ordered = self._ordered(atom, choice)
-        return sum((self.a[name] * tensor).sum().item() for name, tensor in ordered.items())
+    def value(self, choice: Choice, atom: Atom | None = None) -> float:
+        names = self.places if atom is None else dict.fromkeys(name for name, _ in self.along[atom])
+        return sum((self.a[name].double() * self._ordered(name, choice).double()).sum().item() for name in names)
 
-    def _summed(self, atom: Atom, other: Mapping[str, Tensor], view: Any) -> Tensor:
+    def _summed(self, atom: Atom, other: Callable[[str], Tensor], view: Callable[[Tensor], Tensor]) -> Tensor:
         result = torch.zeros(atom.size, atom.size, dtype=torch.float64)
+        pairs: list[tuple[Tensor, Tensor]] = []
         for name, dim in self.along[atom]:
-            where = occurrences(self.places[name][dim], atom)
-            one, two = (view(_rows(of[name], dim, where)) for of in (self.a, other))
-            result += (one @ two.T).cpu()
+            axis = self.places[name][dim]
+            one, two = (view(_rows(tensor, dim, axis, atom)).double().cpu() for tensor in (self.a[name], other(name)))
+            pairs.append((one, two))
+        _add_products(result, pairs)
         return result
 
-    def _ordered(self, atom: Atom, choice: Choice) -> dict[str, Tensor]:
-        """What lies along a width, in the present order of all widths."""
-        names = dict.fromkeys(name for name, _ in self.along[atom])
-        return {name: repeated(self.b[name], self.places[name], choice) for name in names}
+    def _moved(self, atom: Atom, gain: Tensor, before: Choice, after: Choice) -> Tensor:
+        """The gain in the order of some other widths, from that in another one: what did not move stays."""
+        pairs: list[tuple[Tensor, Tensor]] = []
+        for name, dim in self.along[atom]:
+            axes, a, b = self.places[name], self.a[name], self.b[name]
+            both = [[placed(axis, choice).to(a.device) for axis in axes] for choice in (before, after)]
+            moved = [other for other, (old, new) in enumerate(zip(*both)) if not torch.equal(old, new)]
+            if not moved:
+                continue
+            if len(moved) == 1 and moved[0] != dim:  # of the other axis only the positions that have moved
+                (other,) = moved
+                old, new = both[0][other], both[1][other]
+                where = (old != new).nonzero().flatten()
+                a, old, new = (t.index_select(other, at) for t, at in ((a, where), (b, old[where]), (b, new[where])))
+                for d, at in enumerate(both[0]):
+                    if d != other and axes[d] is not atom:
+                        old, new = old.index_select(d, at), new.index_select(d, at)
+            else:
+                old, new = self._ordered(name, before), self._ordered(name, after)
+            difference = new.double() - old.double()
+            one, two = (_rows(tensor, dim, axes[dim], atom).double().cpu() for tensor in (a, difference))
+            pairs.append((one, two))
+        _add_products(gain, pairs)
+        return gain
+
+    def _ordered(self, name: str, choice: Choice) -> Tensor:
+        """A tensor of the other model in the present order of all widths."""
+        return repeated(self.b[name], self.places[name], choice)
 
 
-def _rows(tensor: Tensor, dim: int, where: Tensor) -> Tensor:
-    """[size, elements]: what lies at each position of an atom, of which `occurrences` says where it is."""
+def _add_products(result: Tensor, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Add the products of matrices and transposed others; narrow ones are multiplied together, which is faster."""
+    narrow = []
+    for one, two in pairs:
+        if one.shape[1] < _FEW:
+            narrow.append((one, two))
+        else:
+            result.addmm_(one, two.T)
+    if narrow:
+        one, two = (torch.cat(rows, 1) for rows in zip(*narrow))
+        result.addmm_(one, two.T)
+
+
+def _rows(tensor: Tensor, dim: int, axis: Axis, atom: Atom) -> Tensor:
+    """[size, elements]: what lies at each position of an atom."""
+    if axis is atom:
+        return tensor.movedim(dim, 0).reshape(atom.size, -1)
+    where = occurrences(axis, atom)
     found = tensor.index_select(dim, where.flatten().to(tensor.device)).movedim(dim, 0)
-    return found.reshape(*where.shape, -1).transpose(0, 1).reshape(where.shape[1], -1)
+    return found.reshape(*where.shape, -1).transpose(0, 1).reshape(atom.size, -1)
 
 
 class Activations:
@@ -294,7 +432,7 @@ class Activations:
             scale = torch.outer(*spread)
             correlation = torch.where(scale > 1e-12, covariance / scale.clamp(min=1e-12), 0)
             together[self.axes[key]] = together.get(self.axes[key], 0) + correlation
-        self.of = together
+        self.of, self.beside = together, _beside((axis,) for axis in together)
         self.along: dict[Atom, list[Axis]] = {}
         for axis in together:
             for atom in dict.fromkeys(atoms(axis)):
@@ -311,14 +449,14 @@ class Activations:
     def gain(self, atom: Atom, choice: Choice) -> Tensor:
         result = torch.zeros(atom.size, atom.size, dtype=torch.float64)
         for axis in self.along.get(atom, ()):
-            present = self.of[axis][:, positions(axis, choice)]
+            present = self.of[axis][:, placed(axis, choice)]
             for places in occurrences(axis, atom):
                 result += present[places][:, places]
         return result
 
-    def value(self, atom: Atom, choice: Choice) -> float:
-        axes = self.along.get(atom, ())
-        return sum(self.of[axis][range(axis.size), positions(axis, choice)].sum().item() for axis in axes)
+    def value(self, choice: Choice, atom: Atom | None = None) -> float:
+        axes = self.of if atom is None else self.along.get(atom, ())
+        return sum(self.of[axis][range(axis.size), placed(axis, choice)].sum().item() for axis in axes)
 
     def _read(self, solution, model, batch, free, number) -> dict[tuple[int, int, int], Tensor]:
         """What matrix products and convolutions read along free widths, as [positions, samples]."""

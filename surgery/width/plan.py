@@ -47,6 +47,27 @@ def positions(axis: Axis, choice: Choice) -> list[int]:
     return [position for start, stop in runs_of(axis, choice) for position in range(start, stop)]
 
 
+def placed(axis: Axis, choice: Choice) -> Tensor:
+    """`positions` as a tensor, for widths of which a choice says an order.
+
+    >>> from surgery.width.solve import Product
+    >>> heads, width = Atom(2), Atom(4)
+    >>> placed(Product((heads, width)), {heads: [1, 0], width: (0, 2)}).tolist()
+    [4, 6, 0, 2]
+    """
+    if isinstance(axis, Atom):
+        kept = choice.get(axis)
+        return torch.arange(axis.size) if kept is None else torch.tensor(kept, dtype=torch.long)
+    parts = [placed(part, choice) for part in axis.parts]
+    if isinstance(axis, Sum):
+        starts = accumulate((part.size for part in axis.parts), initial=0)
+        return torch.cat([start + part for start, part in zip(starts, parts)])
+    result = parts[0]
+    for digit, part in zip(axis.parts[1:], parts[1:]):
+        result = (result[:, None] * digit.size + part).flatten()
+    return result
+
+
 def repeated(tensor: Tensor, axes: Axes, choice: Choice) -> Tensor:
     """The tensor with the positions along each axis that a choice says, some of them several times perhaps.
 
@@ -55,9 +76,9 @@ def repeated(tensor: Tensor, axes: Axes, choice: Choice) -> Tensor:
     [5, 6, 5]
     """
     for dim, axis in enumerate(axes):
-        places = positions(axis, choice)
-        if places != list(range(axis.size)):
-            tensor = tensor.index_select(dim, torch.tensor(places, device=tensor.device))
+        where = placed(axis, choice)
+        if not torch.equal(where, torch.arange(axis.size)):
+            tensor = tensor.index_select(dim, where.to(tensor.device))
     return tensor
 
 

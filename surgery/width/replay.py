@@ -1,5 +1,6 @@
 """A model run again along its trace: what products read of a batch, and whether a wide model computes the same."""
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -111,7 +112,7 @@ def trial(model: nn.Module, seed: int = 0) -> nn.Module:
     for name, tensor in state(twin).items():
         if tensor.is_floating_point() and "running_" not in name:
             size = tensor.abs().mean().nan_to_num().clamp(min=0.02)
-            tensor += 0.1 * size * torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor)
+            tensor += 0.1 * size * torch.randn(tensor.shape, generator=generator, dtype=torch.float32).to(tensor)
     return twin
 
 
@@ -186,6 +187,13 @@ def _same(expected: Tensor, found: Tensor) -> bool:
         return False
     if not found.is_floating_point() or not found.numel():
         return found.dtype != expected.dtype or bool((found == expected).all())
-    size = expected.abs().nan_to_num(0, 0, 0).max().item()
+    low, high = expected.aminmax()
+    size = max(-low.item(), high.item())
+    if not math.isfinite(size):
+        size = expected.abs().nan_to_num(0, 0, 0).max().item()
     near = _NEAR if found.dtype == torch.float64 else 1e-3
-    return torch.allclose(expected, found, rtol=0, atol=near * max(size, 1e-30), equal_nan=True)
+    atol = near * max(size, 1e-30)
+    low, high = (found - expected).aminmax()
+    if max(-low.item(), high.item()) <= atol:  # several times as fast as `allclose`; False where there are NaNs
+        return True
+    return torch.allclose(expected, found, rtol=0, atol=atol, equal_nan=True)

@@ -6,6 +6,7 @@ from library_models import LIBRARY_MODELS, library_model
 from symmetric import IMAGE, SMALL, image, randomized, same_outputs
 from torch import nn
 
+import zoo
 from surgery import SurgeryError, align, permute, repair, state, widths
 from surgery.names import joined
 from surgery.width.align import Aligner, Weights, assignment
@@ -112,6 +113,7 @@ def test_wrong_arguments_are_refused():
     for models, kwargs, why in [
         ([net, other], {}, "shape"),
         (net, {}, "a list of models"),
+        ([net, net], {"starts": 0}, "1 or more"),
         ([net, net], {"to": 2}, "number of one of 2"),
         ([net, net], {"by": "names"}, "choose weights or activations"),
         ([net, net], {"by": "activations"}, "needs `batches`"),
@@ -139,3 +141,79 @@ def test_the_start_does_not_depend_on_the_order_of_other_widths():
     likeness, names = Weights(places, state(net), state(other)), named_widths(solution)
     for name, order in orders.items():
         assert assignment(likeness.first(names[name])) == order.argsort().tolist()
+
+
+def inner(one, other):
+    values = state(other)
+    return sum((p.detach().double() * values[name].double()).sum().item() for name, p in one.named_parameters())
+
+
+def weight_matching(one, other, widths, seed=0):
+    """Ainsworth et al. (2023), algorithm 1, from a list of widths, each by the axes along which it lies."""
+    from scipy.optimize import linear_sum_assignment
+
+    a, b = ({n: t.detach().double() for n, t in net.named_parameters()} for net in (one, other))
+    generator, better = torch.Generator().manual_seed(seed), True
+    size = [min(a[name].shape[dim] for name, dim in width) for width in widths]  # of a dense layer: channels x pixels
+    while better:
+        better = False
+        for number in torch.randperm(len(widths), generator=generator).tolist():
+            gain = 0
+            for name, dim in widths[number]:
+                one, two = (of[name].movedim(dim, 0).reshape(size[number], -1) for of in (a, b))
+                gain = gain + one @ two.T
+            rows, order = linear_sum_assignment(gain.numpy(), maximize=True)
+            if gain[rows, order].sum() > gain.trace() + 1e-9:
+                better = True
+                for name, dim in widths[number]:
+                    rows = b[name].movedim(dim, 0)
+                    b[name] = rows.reshape(len(order), -1)[order].reshape(rows.shape).movedim(0, dim)
+    return sum((a[name] * b[name]).sum().item() for name in a)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 24), nn.ReLU(), nn.Linear(24, 4)),
+        lambda: zoo.create("vgg11", width=0.0625, num_classes=5),
+        lambda: zoo.create("resnet18", width=0.125, num_classes=5),
+    ],
+    ids=["mlp", "vgg11", "resnet18"],
+)
+def test_the_match_is_at_least_as_good_as_plain_weight_matching(make):
+    nets = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        nets.append(make())
+    x = torch.zeros(1, 8) if isinstance(nets[0][0], nn.Linear) else torch.zeros(1, 3, 224, 224)
+    parameters = dict(nets[0].named_parameters())
+    hidden = [
+        [(name, axis) for name, axis in width.members if name in parameters]
+        for width in widths(nets[0], example=x)
+        if not width.order
+    ]
+    once = inner(*align(nets, example=x).models)
+    assert once >= weight_matching(*nets, hidden) - 1e-9
+    several = [inner(*align(nets, example=x, starts=4).models) for _ in range(2)]
+    assert several[0] == several[1] >= once
+
+
+def test_a_gain_says_how_the_value_changes():
+    """By brute force, while widths move one after the other: what is kept of earlier gains is brought up to date."""
+    for name in ("residual", "attention", "grouped", "joined"):
+        one, other, x = randomized(SMALL[name](), 0), randomized(SMALL[name](), 1), image()
+        solution = solve(traced(one, x).found)
+        held = dict(one.named_parameters())
+        places = {joined(*key): axes for key, axes in solution.tensors.items() if joined(*key) in held}
+        likeness = Weights(places, state(one), state(other))
+        free = [atom for atom in named_widths(solution).values() if not atom.order and atom in likeness.along]
+        choice, generator = {atom: list(range(atom.size)) for atom in free}, torch.Generator().manual_seed(0)
+        for atom in free * 3:
+            gain, order = likeness.gain(atom, choice), torch.randperm(atom.size, generator=generator).tolist()
+            if torch.randint(2, (), generator=generator):
+                order = [1, 0, *range(2, atom.size)]  # the others stay
+            moved = {**choice, atom: [choice[atom][place] for place in order]}
+            change = likeness.value(moved, atom) - likeness.value(choice, atom)
+            if atom not in likeness.beside[atom]:
+                assert change == pytest.approx((gain[range(atom.size), order].sum() - gain.trace()).item(), abs=1e-9)
+            choice = moved
