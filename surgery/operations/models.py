@@ -239,8 +239,8 @@ def align(
     with tqdm(desc="align", unit="width", delay=2, leave=False, disable=not sys.stderr.isatty()) as bar:
 
         def progress(done: int, of: int) -> None:
-            bar.total, bar.n = of, done
-            bar.update(0)
+            bar.total = of
+            bar.update(done - bar.n)
 
         search = Search(starts, torch.Generator().manual_seed(seed), progress)
         if by == "weights":
