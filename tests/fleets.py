@@ -22,6 +22,7 @@ SPECS = {
     "static_batch": Spec("preresnet18", **IMAGES, width=0.05, depth=(3, 1, 2, 1), norm="static_batch"),
     "batch": Spec("preresnet18", **IMAGES, width=0.05, depth=(3, 1, 2, 1), norm="batch"),
     "group": Spec("preresnet18", **IMAGES, width=0.05, depth=(3, 1, 2, 1), norm="group"),
+    "exits": Spec("preresnet18", **IMAGES, width=0.05, depth=(3, 1, 2, 1), norm="static_batch", exits=True),
     "mobilenetv2": Spec(
         "mobilenetv2", **IMAGES, width=0.1, depth=(1, 3, 1, 2, 1, 1, 1), rounding="ceil", stem="cifar", dropout=0.0
     ),
@@ -31,6 +32,7 @@ DEPTHS = {  # of the whole model, the smallest and one in between
     "mobilenetv2": ((1, 3, 1, 2, 1, 1, 1), 1, (1, 2, 1, 2, 1, 1, 1)),
     "transformer": (3, 1, 2),
     **dict.fromkeys(("static_batch", "batch", "group"), ((3, 1, 2, 1), 1, (2, 1, 2, 1))),
+    "exits": ((3, 1, 2, 1), (1, 1, 0, 0), (2, 1, 2, 1)),
     "cnn": (None, None, None),
 }
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fleets import SPECS, assert_close, fleet_federation, mixed, shapes, train_each
+from ranks import NEED_EXITS
 from rounds import play
 
 from fl.algorithms import ALGORITHMS, methods_of
@@ -19,7 +20,9 @@ from fl.federation import federation as federation_module
 
 @cache
 def federation(name):
-    """Clients of FlexiFed and InclusiveFL differ in depth only."""
+    """Clients of FlexiFed and InclusiveFL differ in depth only, and some methods' models need exits."""
+    if name in NEED_EXITS:
+        return mixed("exits")
     if name not in ("flexifed", "inclusivefl"):
         return mixed("static_batch")
     return fleet_federation(SPECS["static_batch"], [(1.0, depth) for depth in ((3, 1, 2, 1), 1, (2, 1, 2, 1), 1)])
