@@ -1,7 +1,7 @@
 """Small federations whose clients have architectures of their own."""
 
 import itertools
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache
 
 import torch
@@ -22,7 +22,6 @@ SPECS = {
     "static_batch": Spec("preresnet18", **IMAGES, width=0.05, depth=(3, 1, 2, 1), norm="static_batch"),
     "batch": Spec("preresnet18", **IMAGES, width=0.05, depth=(3, 1, 2, 1), norm="batch"),
     "group": Spec("preresnet18", **IMAGES, width=0.05, depth=(3, 1, 2, 1), norm="group"),
-    "exits": Spec("preresnet18", **IMAGES, width=0.05, depth=(3, 1, 2, 1), norm="static_batch", exits=True),
     "mobilenetv2": Spec(
         "mobilenetv2", **IMAGES, width=0.1, depth=(1, 3, 1, 2, 1, 1, 1), rounding="ceil", stem="cifar", dropout=0.0
     ),
@@ -32,7 +31,6 @@ DEPTHS = {  # of the whole model, the smallest and one in between
     "mobilenetv2": ((1, 3, 1, 2, 1, 1, 1), 1, (1, 2, 1, 2, 1, 1, 1)),
     "transformer": (3, 1, 2),
     **dict.fromkeys(("static_batch", "batch", "group"), ((3, 1, 2, 1), 1, (2, 1, 2, 1))),
-    "exits": ((3, 1, 2, 1), (1, 1, 0, 0), (2, 1, 2, 1)),
     "cnn": (None, None, None),
 }
 
@@ -47,6 +45,13 @@ def choices(name):
 def mixed(name):
     """The federation of these four, made once: nothing changes it."""
     return fleet_federation(SPECS[name], choices(name))
+
+
+@cache
+def with_exits():
+    """Four clients with exits, of whom the second ends after two sections."""
+    base = replace(SPECS["static_batch"], exits=True)
+    return fleet_federation(base, [(1.0, base.depth), (0.5, (1, 1, 0, 0)), (0.5, base.depth), (0.75, (2, 1, 2, 1))])
 
 
 def fleet_federation(base, chosen, sizes=SIZES, dtype=torch.float64, **settings):

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 import torch
-from fleets import SPECS, assert_close, fleet_federation, mixed, spoil
+from fleets import SPECS, assert_close, fleet_federation, mixed, spoil, with_exits
 from oracles import average, recombine
 from ranks import NEED_EXITS
 from rounds import assert_same, made, play, row
@@ -64,7 +64,7 @@ def test_a_dropped_client_is_as_one_that_was_not_there(make_federation, monkeypa
     elif name in ("flexifed", "inclusivefl"):  # whose clients differ in depth only
         fed = fleet_federation(SPECS["static_batch"], [(1.0, depth) for depth in ((3, 1, 2, 1), 1, (2, 1, 2, 1), 1)])
     else:
-        fed = mixed("exits" if name in NEED_EXITS else "static_batch")
+        fed = with_exits() if name in NEED_EXITS else mixed("static_batch")
     algorithm = made(name, fed)
     before, _ = algorithm.round(algorithm.init(), [3, 0, 2], Rng(0, 1))
     expected, others = algorithm.round(before, [2, 1], Rng(0, 2))

@@ -7,7 +7,7 @@ import oracles
 import pytest
 import torch
 import torch.nn.functional as F
-from fleets import SPECS, assert_close, fleet_federation, mixed, shapes, train_each
+from fleets import SPECS, assert_close, fleet_federation, mixed, shapes, train_each, with_exits
 from ranks import NEED_EXITS
 from rounds import play
 
@@ -22,7 +22,7 @@ from fl.federation import federation as federation_module
 def federation(name):
     """Clients of FlexiFed and InclusiveFL differ in depth only, and some methods' models need exits."""
     if name in NEED_EXITS:
-        return mixed("exits")
+        return with_exits()
     if name not in ("flexifed", "inclusivefl"):
         return mixed("static_batch")
     return fleet_federation(SPECS["static_batch"], [(1.0, depth) for depth in ((3, 1, 2, 1), 1, (2, 1, 2, 1), 1)])
