@@ -173,7 +173,7 @@ def test_options_that_are_refused_before_anything_is_loaded(options, message):
 
 def test_methods_with_one_model_refuse_architectures():
     config = Config(algorithm=("fedfa", "fedavg"), model="preresnet20", architectures=ArchitectureOptions((0.5, 1.0)))
-    with pytest.raises(FLError, match=r"--architectures are for fedfa.*fedavg gives all clients one model"):
+    with pytest.raises(FLError, match=r"--architectures are for depthfl, fedfa.*fedavg gives all clients one model"):
         config.check()
 
 
