@@ -4,6 +4,7 @@ TINY = ["--clients", "4", "--participants", "2", "--rounds", "4", "--local-epoch
 TINY += ["--batch-size", "50", "--local-valid", "0.1", "--samples", "500"]
 OF_METHOD = {
     "depthfl": ["--exits", "--model", "resnet9"],
+    "scalefl": ["--exits", "--model", "resnet9"],
     "fedbn": ["--norm", "batch", "--model", "resnet9"],
     "fedmr": ["--fedmr.stage1-rounds", "2"],
     "fesem": ["--fesem.clusters", "2"],

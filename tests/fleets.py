@@ -54,7 +54,7 @@ def fleet_for(method):
     """The federation that a method for clients of several architectures trains: some need exits, some one width."""
     if method in ("flexifed", "inclusivefl"):
         return fleet_federation(SPECS["static_batch"], [(1.0, depth) for depth in ((3, 1, 2, 1), 1, (2, 1, 2, 1), 1)])
-    return mixed("exits" if method == "depthfl" else "static_batch")
+    return mixed("exits" if method in ("depthfl", "scalefl") else "static_batch")
 
 
 def fleet_federation(base, chosen, sizes=SIZES, dtype=torch.float64, **settings):

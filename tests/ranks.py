@@ -78,6 +78,10 @@ TINY = replace(
 """Five of six clients, who hold very different numbers of samples."""
 
 
+NEED_EXITS = ("depthfl", "scalefl")
+"""Methods of models with a classifier after each section."""
+
+
 def tiny(name, **changes):
     config = replace(TINY, algorithm=(name,), **changes)
     if name == "fedbn":  # which has nothing to keep at clients without batch norms
@@ -88,7 +92,7 @@ def tiny(name, **changes):
         config, chosen = replace(config, model="preresnet18", width=(0.05,)), ArchitectureOptions(depths=("1", "2"))
     else:
         chosen = ArchitectureOptions(widths=(0.5, 1.0))
-    if name == "depthfl":
+    if name in NEED_EXITS:
         config = replace(config, model="resnet9", width=(0.25,), exits=True)
     return replace(config, local_valid=0.0, architectures=chosen)
 

@@ -40,7 +40,8 @@ class MultiExitResNet(ResNet):
 
     In training the output is all exits' logits, [N, exits, classes]; in evaluation mode it is their mean, [N, classes],
     which is how the models of DepthFL (Kim et al., ICLR 2023) predict. That paper's exits are deeper: attention and
-    separable convolutions come before their pooling.
+    separable convolutions come before their pooling. A slice without an exit, such as `net[:2]`, gives what its last
+    part does.
     """
 
     exits = True
@@ -52,6 +53,8 @@ class MultiExitResNet(ResNet):
                 exits.append(part(x))
             else:
                 x = part(x)
+        if not exits:
+            return x
         logits = torch.stack(exits, 1)
         return logits if self.training else logits.mean(1)
 

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from fl import Config, FLError
 
-PAPERS = {"fedmr": "FedMR", "femam": "FeMAM", "fedfa": "FedFA", "heterofl": "HeteroFL"}
+PAPERS = {"fedmr": "FedMR", "femam": "FeMAM", "fedfa": "FedFA", "heterofl": "HeteroFL", "depthfl": "DepthFL"}
 """From how ids begin to a paper's title."""
 OWN, SMALLER = "not in the paper", "other settings"
 """The places of cells that no paper has: ours, and runs from before there were cells, smaller than the paper's."""

@@ -1,16 +1,16 @@
 """DepthFL: Kim et al., "DepthFL: Depthwise Federated Learning for Heterogeneous Clients" (ICLR 2023)."""
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.heterofl import HeteroFLOptions, heterofl
 from fl.algorithms.method import Method
-from fl.base.errors import FLError
+from fl.algorithms.parts.exits import check_exits, divergence, of_each, with_distillation
 from fl.base.settings import AtLeast0, Natural
 from fl.engine.losses import Loss, mean
 from fl.engine.objectives import Batch, Call, Objective
@@ -42,22 +42,16 @@ def depthfl(fed: Federation, options: DepthFLOptions = DepthFLOptions()) -> Algo
     Raises:
         FLError: for a model without exits, and for distillation of other outputs than those of classes.
     """
-    if "exits" not in fed.requirements:
-        raise FLError("depthfl trains a classifier after each section of a model: give --exits, and --model resnet18")
-    if options.distil and fed.data.task != "classification":
-        raise FLError(f"depthfl distils classes, and the data are for {fed.data.task}: give --depthfl.distil 0")
+    check_exits(fed, "depthfl", bool(options.distil))
     nested = heterofl(fed, HeteroFLOptions(scaler=False, own_rows=False))
     if not options.distil:
         return nested
-    objective = mutual(fed.local.loss)
 
-    def client(message, client_states, clients, rng):
-        left = max(1 - (rng.round - 1) / options.ramp, 0) if options.ramp else 0
-        weight = options.distil * torch.tensor(-5.0 * left**2).exp().to(fed.data.device)
-        starts = message["model"]
-        return fed.train(starts, clients, rng, objective, [{"distil": weight} for _ in clients])
+    def weight(number):
+        left = max(1 - (number - 1) / options.ramp, 0) if options.ramp else 0
+        return options.distil * math.exp(-5 * left**2)
 
-    return replace(nested, client=client)
+    return with_distillation(fed, nested, mutual(fed.local.loss), weight)
 
 
 @lru_cache(maxsize=16)
@@ -70,10 +64,9 @@ def mutual(loss: Loss) -> Objective:
     def objective(call: Call, params: State, context: Any, batch: Batch) -> Tensor:
         x, y = batch
         outputs = call(params, x)
-        own = outputs.log_softmax(-1)
-        target = own.detach().unsqueeze(1)
-        apart = (target.exp() * (target - own.unsqueeze(2))).sum((1, 2, 3))  # an exit is not apart from itself
-        return mean(loss, outputs, y) + context["distil"] * apart.mean() / max(outputs.shape[1] - 1, 1)
+        own = of_each(outputs)
+        apart = divergence(own.detach().unsqueeze(1), own).sum()  # an exit is not apart from itself
+        return mean(loss, outputs, y) + context["distil"] * apart / max(len(own) - 1, 1)
 
     return objective
 

@@ -142,4 +142,7 @@ def _read_from(plan: Submodel, full: Collection[str]) -> set[str]:
     return {name for name, sources in plan.entries.items() if sources[0].name in full}
 
 
-METHOD = Method(inclusivefl, InclusiveFLOptions(), clients="heterogeneous")
+METHOD = Method(
+    inclusivefl, InclusiveFLOptions(), clients="heterogeneous",
+    refuses={"exits": "has one classifier for each depth (depthfl and scalefl are for models with exits)"},
+)  # fmt: skip

@@ -36,9 +36,10 @@ class ArchitectureOptions:
     between (1-1-2-2,2-2-3-3); own: the model's own"""
     mixed: bool = False
     """let every section have a width and a depth of its own"""
-    choose: Annotated[str, one_of("zico", "cycle", "random", "budget", "given")] = "zico"
+    choose: Annotated[str, one_of("zico", "cycle", "paired", "random", "budget", "given")] = "zico"
     """how clients choose: zico (the weak ones the smallest, the others what ZiCo scores best on their own data), cycle
-    (in turn), random, budget (the largest that they can afford) or given (by --architectures.file)"""
+    (in turn), paired (in turn, the first width with the first depth, and so on), random, budget (the largest that they
+    can afford) or given (by --architectures.file)"""
     weak: Annotated[Share, OnlyWith("choose", "zico")] = 0.5
     """zico: share of the clients that take the smallest architecture"""
     deviation: Annotated[str, one_of("signed", "absolute"), OnlyWith("choose", "zico")] = "signed"
@@ -56,6 +57,11 @@ class ArchitectureOptions:
         for flag, reader in (("budgets", "budget"), ("file", "given")):
             if self.choose == reader and not getattr(self, flag):
                 raise FLError(f"--architectures.choose {reader} needs --architectures.{flag}")
+        if self.choose == "paired" and len(self.widths) != len(self.depths):
+            raise FLError(
+                f"--architectures.choose paired needs a depth for each width, and there are {len(self.widths)} widths "
+                f"and {len(self.depths)} depths: give as many, repeating some"
+            )
         self.blocks()
 
     def blocks(self) -> tuple[int | tuple[int, ...], ...]:
@@ -112,6 +118,9 @@ def choose(
                 _CHOSEN.clear()
             _CHOSEN[key] = _by_score(space, options, data, clients, batch_size, rng, take_largest)
         chosen = _CHOSEN[key]
+    elif options.choose == "paired":
+        pairs = [base.scaled(width, depth) for width, depth in zip(options.widths, options.blocks())]
+        chosen = [pairs[k % len(pairs)] for k in range(n)]
     elif options.choose == "random":
         chosen = [space.random(rng.torch("architecture", k)) for k in range(n)]
     elif options.choose == "budget":

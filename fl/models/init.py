@@ -95,7 +95,7 @@ class Start(NamedTuple):
         """Say in one line where the weights come from, and what was not taken."""
         line = f"the model begins from {self.source} (sha256 {self.sha256[:12]})"
         if self.left:
-            line += f"; its classifier ({', '.join(self.left)}) is for other classes there, and stays as drawn"
+            line += f"; its classifier ({', '.join(self.left)}) is not there, or for other classes, and stays as drawn"
         if self.summed:
             line += f"; {', '.join(self.summed)} is summed over its 3 input channels, as the images are grey"
         return line
@@ -118,8 +118,9 @@ def find(init: str, spec: zoo.Spec) -> Start:
     They may be of the model itself, or of the same model at full width and depth, of which it then gets its part: the
     same channels and blocks that `surgery.narrow` and `ungraft` keep, or for a model of the zoo `surgery.corner`.
     Models of the zoo also take the layouts that `zoo.load` knows; a model of one's own takes the names of its own state
-    dict. A classifier for other classes, or none, is left as it is drawn. A first layer for colours is summed over them
-    where images are grey, but in a model of one's own. Nothing else may differ.
+    dict. A classifier for other classes, or none, is left as it is drawn, and so are all exits where the weights are of
+    a model with one classifier. A first layer for colours is summed over them where images are grey, but in a model of
+    one's own. Nothing else may differ.
 
     Raises:
         FLError: for a file that cannot be read or holds no weights; if the library publishes none for the model, or
@@ -134,7 +135,7 @@ def find(init: str, spec: zoo.Spec) -> Start:
             misfits.append(error)
             continue
         if whole != spec:
-            taken = _part(taken, full, spec)
+            taken, left = _part(taken, full, spec), [name for name in left if name in _layout(spec)]
         taken = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in taken.items()}
         taken = {name: tensor for name, tensor in taken.items() if name not in left}
         return Start(taken, source, sha256, tuple(left), tuple(summed))
@@ -214,6 +215,8 @@ def _listed(what: str, names: list[str], most: int = 3) -> list[str]:
 
 def _renamed(given: Mapping[str, Tensor], spec: zoo.Spec, layout: State) -> Mapping[str, Tensor]:
     """Rename tensors to those of the zoo's model, if they are of its counterpart in a library."""
+    if not _foreign(spec) and spec.exits and not any(name.startswith("exit") for name in given):
+        return _without_classifier(given, spec)
     if _foreign(spec) or 2 * len(layout.keys() & given.keys()) >= len(layout):
         return given
     plain = {name: False for name in ("scaler", "step_size") if name in spec.member.defaults}
@@ -227,6 +230,16 @@ def _renamed(given: Mapping[str, Tensor], spec: zoo.Spec, layout: State) -> Mapp
         except zoo.ZooError as error:
             errors.append(error)
     raise _Misfit(str(errors[0]), float("inf")) from None
+
+
+def _without_classifier(given: Mapping[str, Tensor], spec: zoo.Spec) -> Mapping[str, Tensor]:
+    """Rename the weights of a model with one classifier, but this, for the same model with exits."""
+    try:
+        one = replace(spec, exits=False)
+    except zoo.ZooError as error:  # it ends after an earlier section
+        raise _Misfit(str(error), float("inf")) from None
+    heads = _heads(one)
+    return {name: tensor for name, tensor in _renamed(given, one, _layout(one)).items() if name not in heads}
 
 
 def _part(taken: State, full: zoo.Spec, spec: zoo.Spec) -> State:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from ranks import ran, tiny
+from ranks import NEED_EXITS, ran, tiny
 from safetensors.torch import load_file
 from selection import METHODS, some
 from torch import nn
@@ -92,7 +92,7 @@ def module(exits):
 
 def net(name):
     """One module for all methods but those that need exits, which nothing changes."""
-    return module(name == "depthfl")
+    return module(name in NEED_EXITS)
 
 
 def settings(name, **changes):
@@ -292,7 +292,7 @@ def test_a_module_will_do_by_default_or_is_refused_with_the_reason(name):
     if begun is None:
         with pytest.raises(FLError, match="function"):  # which makes several models with different weights
             fl.build(config, table(), net(name))[1].init()
-        fed, algorithm = fl.build(config, table(), lambda: Net(name == "depthfl"))
+        fed, algorithm = fl.build(config, table(), lambda: Net(name in NEED_EXITS))
         begun = algorithm.init()
     assert algorithm.predict(begun, fed.data.test_x, None).shape == (len(fed.data.test_x), 10)
 

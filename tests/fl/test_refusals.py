@@ -107,7 +107,7 @@ REFUSED = [
     ("sweep alpha 0.1,1 --partition iid", "--alpha is for --partition dirichlet"),
     ("sweep participants 2,5 --clients 4", "--participants 5 of --clients 4"),
     ("sweep attack.amplify 1,20", "attack.amplify is for --attack.share above 0"),
-    ("sweep architectures.widths 1/0.5,1", "--architectures.widths is for depthfl"),
+    ("sweep architectures.widths 1/0.5,1", "--architectures.widths is for depthfl, fedfa"),
     ("sweep lr 0.1,0.2 batch-size", "batch-size has no values"),
     ("sweep lr 0.1,0.2 batch-size --rounds 3", "batch-size has no values"),
     ("sweep lr 0.1,0.2 digit", "did you mean 'digits'?"),

@@ -239,6 +239,7 @@ def test_a_model_with_exits_classifies_after_each_section(name):
             short = dataclasses.replace(spec, depth=spec.depth[:last] + (0,) * (count - last)).build()
             short.load_state_dict({key: net.state_dict()[key] for key in short.state_dict()})
             torch.testing.assert_close(short(x), exits[:, :last])
+        assert torch.equal(net[:2](x), net.section1(net.stem(x)))
     assert "head.weight" in dataclasses.replace(spec, exits=False).build().state_dict()
     assert spec.build()[:3].state_dict().keys() <= net.state_dict().keys()
 

@@ -72,7 +72,7 @@ def test_who_refuses_what():
     assert set(REFUSALS) == {
         ("fedgen", "masked"),
         ("fedgen", "loss"),
-        *((name, "exits") for name in ("fedgen", "fedproto", "femam", "fjord", "moon")),
+        *((name, "exits") for name in ("fedgen", "fedproto", "femam", "fjord", "inclusivefl", "moon")),
         ("femam", "masked"),
         *((name, "masked") for name in ("moon", "apfl", "fedproto")),
         *((name, "tampering") for name in ("local", "scaffold", "fednova", "feddyn", "fedproto")),

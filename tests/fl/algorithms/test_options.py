@@ -5,6 +5,7 @@ from functools import cache
 
 import pytest
 import torch
+from ranks import NEED_EXITS
 from selection import some
 
 import fl
@@ -22,7 +23,7 @@ SETTINGS = {
     "one model": TINY,
     "widths": TINY | {"architectures": ArchitectureOptions(**WIDTHS)},
     "depths": TINY | {"architectures": ArchitectureOptions(**DEPTHS), "model": "resnet20", "rounds": 1},
-    "exits": TINY | {"model": "resnet9", "exits": True},
+    "exits": TINY | {"architectures": ArchitectureOptions(**WIDTHS), "model": "resnet9", "exits": True},
     "many clients": TINY | {"clients": 6, "participants": 6},
 }
 OF_BLOCKS = {("fedfa", "graft"), ("flexifed", "strategy"), ("nefl", "step_sizes"), ("nefl", "keep")}
@@ -110,7 +111,7 @@ def data():
 
 def kind(name, option):
     """The settings by which an option matters."""
-    if name == "depthfl":
+    if name in NEED_EXITS:
         return "exits"
     if name in methods_of("heterogeneous"):
         return "depths" if (name, option) in OF_BLOCKS else "widths"

@@ -92,6 +92,8 @@ def test_in_turn_at_random_and_what_clients_can_afford(make_federation):
     assert chosen(fed, choose="cycle") == [space[k % 4] for k in range(9)]
     with pytest.raises(FLError, match="4 candidates are more than the 2 clients; use random"):
         chosen(make_federation(sizes=(3, 3), participants=1), choose="cycle")
+    paired = {"choose": "paired", "widths": (0.5, 0.5, 1.0), "depths": ("1", "2-1-1", "1")}
+    assert chosen(fed, **paired) == [space[k] for k in (0, 1, 2)] * 3
     random = chosen(fed, choose="random")
     assert random == chosen(fed, choose="random") != chosen(fed, choose="random", seed=1)
     assert len(set(random)) > 1
@@ -157,6 +159,7 @@ def test_files_that_are_refused(make_federation, tmp_path, text, message):
         ({"choose": "cycle", "weak": 0.2}, "--architectures.weak is for --architectures.choose zico, not for cycle"),
         ({"budgets": (1.0,)}, "--architectures.budgets is for --architectures.choose budget"),
         ({"choose": "budget"}, "--architectures.choose budget needs --architectures.budgets"),
+        ({"choose": "paired"}, "needs a depth for each width, and there are 1 widths and 0 depths"),
         ({"choose": "given"}, "--architectures.choose given needs --architectures.file"),
         ({"depths": ("two",)}, "--architectures.depths two: a depth is a number of blocks"),
         ({"depths": ("1-2",)}, "no such candidate"),
@@ -170,7 +173,7 @@ def test_options_that_are_refused_before_anything_is_loaded(options, message):
 
 def test_methods_with_one_model_refuse_architectures():
     config = Config(algorithm=("fedfa", "fedavg"), model="preresnet20", architectures=ArchitectureOptions((0.5, 1.0)))
-    with pytest.raises(FLError, match=r"--architectures are for depthfl.*fedavg gives all clients one model"):
+    with pytest.raises(FLError, match=r"--architectures are for depthfl, fedfa.*fedavg gives all clients one model"):
         config.check()
 
 

@@ -82,6 +82,31 @@ def test_another_classifier_stays_as_drawn_and_colours_are_summed(resnet, name):
     assert "summed over its 3 input channels" in start.told()
 
 
+@pytest.mark.parametrize("depth", [(2, 2, 2, 2), (2, 1, 0, 0)])
+def test_exits_stay_as_drawn_where_there_is_one_classifier(resnet, tmp_path, depth):
+    """The rest is as in the model with one classifier; weights of a model with exits fit as they are."""
+    changes = {"in_channels": 3, "image_size": 32, "width": 0.5, "depth": depth, "exits": True}
+    net, start = begun(resnet[0] / "resnet.safetensors", "resnet18", **changes)
+    one = {**changes, "exits": False, "depth": tuple(max(1, count) for count in depth)}
+    body = begun(resnet[0] / "resnet.safetensors", "resnet18", **one)[0].state_dict()
+    body |= {name: tensor for name, tensor in drawn("resnet18", **changes).state_dict().items() if "exit" in name}
+    state = net.state_dict()
+    assert set(start.left) == {name for name in state if name.startswith("exit")}
+    assert all(torch.equal(tensor, body[name]) for name, tensor in state.items())
+    save_file(state, tmp_path / "exits.safetensors")
+    again, start = begun(tmp_path / "exits.safetensors", "resnet18", **changes)
+    assert start.left == ()
+    assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in state.items())
+
+
+def test_other_weights_do_not_fit_exits(resnet, tmp_path):
+    with pytest.raises(FLError, match=r"does not fit --model resnet50"):
+        begun(resnet[0] / "resnet.safetensors", "resnet50", exits=True)
+    save_file({**drawn("resnet18").state_dict(), "more": torch.ones(1)}, tmp_path / "more.safetensors")
+    with pytest.raises(FLError, match="the model has no more"):
+        begun(tmp_path / "more.safetensors", "resnet18", exits=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet18", "torchvision:resnet18"])
 def test_a_narrow_and_shallow_model_gets_its_part(resnet, name):

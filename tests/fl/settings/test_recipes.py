@@ -270,6 +270,18 @@ def test_depthfls_own():
     assert [sum(map(bool, spec.depth)) for spec in config.architectures.announce(config.spec())] == [1, 2, 3, 4]
 
 
+def test_scalefls_own():
+    config = RECIPES["scalefl-cifar10"]()
+    assert (config.cohort(), config.local_epochs, config.batch_size) == (10, 5, 16)
+    assert [config.schedule()(number) for number in (100, 101, 200, 201)] == pytest.approx([1, 0.1, 0.1, 0.01])
+    assert config.scalefl.start == config.rounds // 4 + 1
+    levels = [config.spec().scaled(w, d) for w, d in zip(config.architectures.widths, config.architectures.blocks())]
+    assert [sum(spec.depth) for spec in levels] == [30, 38, 46, 54]
+    assert [max(spec.width) for spec in levels] == [0.7, 0.7, 0.75, 1]
+    space = config.architectures.announce(config.spec())
+    assert all(level in space for level in levels)
+
+
 def test_a_row_can_be_run_on_other_data(tmp_path):
     flags = [*TINY, "--dataset", "digits", "--rounds", "1", "--seeds", "0", "--algorithm", "fedgen"]
     assert cli.main(["fedmr-cifar100-cnn-dir0.1", *flags, "--out", str(tmp_path), "--name", "a"]) == 0

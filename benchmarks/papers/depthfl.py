@@ -1,0 +1,53 @@
+"""The table of Flower's baseline of DepthFL as a cell: models that end after different sections on CIFAR-100, IID."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from benchmarks.papers.cell import Arm, Cell, Comparison, Published
+from fl.algorithms.depthfl import DepthFLOptions
+from fl.algorithms.heterofl import HeteroFLOptions
+from fl.models.architectures import ArchitectureOptions
+from fl.settings.recipes.nested import depthfl_cifar100
+
+_DEPTHS = {"a": "2-0-0-0", "b": "2-2-0-0", "c": "2-2-2-0", "d": "2-2-2-2"}
+_NUMBERS = {"depthfl": 76.06, "fedavg": 72.67, "heterofl": 57.61, "a": 67.08, "b": 70.78, "c": 68.41, "d": 59.17}
+
+
+def cells() -> Iterator[Cell]:
+    """The one that there is.
+
+    Models of a letter have one depth. Clients that cannot afford it are left out: a quarter of them from letter to
+    letter, with their samples. The three first have clients of all four depths, or widths.
+    """
+    base = depthfl_cifar100()
+    plain = replace(base, depthfl=DepthFLOptions(distil=0.0))
+    configs = {"depthfl": base, "fedavg": plain}
+    quarters = ArchitectureOptions(widths=(0.25, 0.5, 0.75, 1.0), choose="cycle")
+    configs["heterofl"] = replace(
+        base,
+        algorithm=("heterofl",),
+        exits=False,
+        norm="static_batch",
+        architectures=quarters,
+        heterofl=HeteroFLOptions(own_rows=False),
+    )
+    for place, (letter, depth) in enumerate(_DEPTHS.items()):
+        one = ArchitectureOptions(depths=(depth,), choose="cycle")
+        left = 4 - place
+        configs[letter] = replace(
+            plain,
+            architectures=one,
+            clients=25 * left,
+            samples=12_500 * left,
+            participation=25 * left // 10 / (25 * left),
+        )
+    yield Cell(
+        "depthfl.table2.cifar100.iid", "Flower's depthfl, tables 2 and 4, CIFAR-100, IID",
+        "unequal depths make a better model than unequal widths, and than the clients that can afford one depth",
+        tuple(Arm(f"depthfl.table2.cifar100.iid/{name}", config) for name, config in configs.items()),
+        (Comparison(
+            "test accuracy in %, mean of the last ten evaluations", "late", "numbers", tuple(_NUMBERS),
+            tuple(Published(number, 0.0) for number in _NUMBERS.values()),
+        ),),
+        settings="no FedDyn in depthfl, exits that only pool",
+    )  # fmt: skip

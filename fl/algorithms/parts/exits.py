@@ -1,0 +1,50 @@
+"""What methods share in which the exits of a client's model learn from each other."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fl.algorithms.algorithm import Algorithm
+from fl.base.errors import FLError
+from fl.engine.objectives import Objective
+from fl.federation import Federation
+
+
+def check_exits(fed: Federation, method: str, distils: bool) -> None:
+    """Raises FLError for a model without exits, and for distillation of other outputs than those of classes."""
+    if "exits" not in fed.requirements:
+        raise FLError(f"{method} trains a classifier after each section of a model: give --exits, and --model resnet18")
+    if distils and fed.data.task != "classification":
+        raise FLError(f"{method} distils classes, and the data are for {fed.data.task}: give --{method}.distil 0")
+
+
+def with_distillation(
+    fed: Federation, algorithm: Algorithm, objective: Objective, weight: Callable[[int], float]
+) -> Algorithm:
+    """The algorithm whose clients minimise an objective with the weight of the round as its context["distil"].
+
+    Args:
+        weight: round, counted from 1 -> weight of the distillation.
+    """
+
+    def client(message, client_states, clients, rng):
+        context = {"distil": torch.tensor(weight(rng.round), device=fed.data.device)}
+        return fed.train(message["model"], clients, rng, objective, [context for _ in clients])
+
+    return replace(algorithm, client=client)
+
+
+def of_each(outputs: Tensor) -> Tensor:
+    """The log probabilities of classes that each exit gives, [exits, samples (or tokens), classes].
+
+    >>> of_each(torch.zeros(8, 4, 10)).shape, of_each(torch.zeros(8, 4, 6, 10)).shape
+    (torch.Size([4, 8, 10]), torch.Size([4, 48, 10]))
+    """
+    return outputs.movedim(1, 0).flatten(1, -2).log_softmax(-1)
+
+
+def divergence(target: Tensor, own: Tensor) -> Tensor:
+    """KL(target || own) of log probabilities [..., samples, classes], the mean over samples."""
+    return (target.exp() * (target - own)).sum(-1).mean(-1)
