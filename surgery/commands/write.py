@@ -3,10 +3,13 @@
 import difflib
 import inspect
 import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
+from surgery import merge as merging
 from surgery.commands.flags import texts_of
 from surgery.commands.shared import File, Files, ModelName, NewFile, save, source, summary
 from surgery.errors import SurgeryError
@@ -143,7 +146,7 @@ def merge(
     method: Annotated[str, Kind("METHOD", positional=True)],
     files: Files,
     *,
-    out: NewFile,
+    out: NewFile | None = None,
     base: NewFile | None = None,
     weights: Floats | None = None,
     set: Settings = (),
@@ -157,12 +160,13 @@ def merge(
 ) -> None:
     """Merge checkpoints by one of {count} methods.
 
-    The checkpoints have one architecture; they are merged tensor by tensor, without holding them in memory.
+    The checkpoints have one architecture; they are merged tensor by tensor, without holding them in memory. `merge
+    METHOD --help` lists the settings of a method. 
 
     Args:
         method: {by_numbers}; with a --model and --data also fisher and regmean, with a --score greedy_soup
         files: .safetensors or .pt files, or folders as HuggingFace's libraries write them
-        out: the new file, or a new folder, which also gets the other files of the first folder
+        out: (required) the new file, or a new folder, which also gets the other files of the first folder
         base: the model that the others were fine-tuned from
         weights: a weight for each file [1 each]
         set: a setting of the method, for all tensors or for those whose name matches: --set density=0.5 --set
@@ -177,6 +181,8 @@ def merge(
         shard_size: in a folder: the size above which the result is split into several files, such as 5GB
         dry_run: check everything and print what would be written
     """
+    if out is None:
+        raise SurgeryError("there is nowhere to write to: give --out FILE")
     if method not in MERGES:
         near = difflib.get_close_matches(method, MERGES, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(MERGES)}"
@@ -201,7 +207,35 @@ def merge(
     carry_out_on(method, files, given, others, called="method", **where)
 
 
+def settings_of(method: str) -> str:
+    """What `merge METHOD --help` prints: what the method does, its settings with their defaults, and its flags."""
+    function = getattr(merging, method) if method in METHODS else MERGES[method]
+    takes, texts = inspect.signature(MERGES[method]).parameters, texts_of(function)
+    named = {name: text for names, text in texts.items() for name in re.split(r",\s*", names)}
+    if any(text.startswith("as for `task_arithmetic`") for text in named.values()):
+        named |= {name: text for name, text in texts_of(merging.task_arithmetic).items() if name in named}
+    about = (function.__doc__ or "").partition("\n\n    Args:")[0]
+    paragraphs = [textwrap.fill(" ".join(one.split()), 80) for one in about.split("\n\n")]
+    lines = ["\n\n".join(paragraphs), "", f"usage: {{module}} merge {method} FILE... --out FILE", ""]
+    flags = [name for name in takes if name in _FLAGS]
+    lines += ["flags of this method:", *(_entry(f"--{one}", takes[one], named.get(one, "")) for one in flags)]
+    own = [name for name in takes if name not in ("models", *_FLAGS)]
+    lines += ["", "settings, each as --set NAME=VALUE or --set PATTERN:NAME=VALUE:" if own else "it has no settings"]
+    lines += [_entry(one, takes[one], named.get(one, "")) for one in own]
+    return "\n".join([*lines, "", "`merge --help` lists what all methods take."])
+
+
+_FLAGS = ("base", "weights", "data", "loss", "score")
+
+
+def _entry(name: str, parameter: inspect.Parameter, text: str) -> str:
+    needed = parameter.default is parameter.empty
+    default = "(required)" if needed else "" if parameter.default is None else f"[{shown(parameter.default)}]"
+    return textwrap.fill(f"{text} {default}".strip(), 80, initial_indent=f"  {name:12} ", subsequent_indent=" " * 15)
+
+
 merge.__doc__ = merge.__doc__.format(count=len(MERGES), by_numbers=", ".join(METHODS))
+vars(merge)["explains"] = {name: partial(settings_of, name) for name in MERGES}
 
 
 def average(files: Files, *, out: NewFile, weights: Floats | None = None) -> None:

@@ -405,7 +405,7 @@ def test_ties_has_densities_by_model_and_refuses_another_number_of_them():
     lone = merge.ties(models(2), base=BASE, density=[1.0, 1e-9], weights=[1, 1e-12], normalize=False)
     close(lone, {**models(2)[0], STEPS: lone[STEPS]})
     with pytest.raises(SurgeryError, match="3 numbers for 2 models"):
-        merge.ties(models(2), base=BASE, density={"w": [0.4, 0.4, 0.4]})
+        merge.ties(models(2), base=BASE, density={"a": [0.4, 0.4, 0.4]})
     with pytest.raises(SurgeryError, match="density=2 is out of range"):
         merge.ties(models(2), base=BASE, density=[0.4, 2])
 
