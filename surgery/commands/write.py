@@ -15,6 +15,7 @@ from surgery.commands.shared import File, Files, ModelName, NewFile, save, sourc
 from surgery.errors import SurgeryError
 from surgery.files import check_absent, check_new
 from surgery.merge import METHODS
+from surgery.mergekit import merge_folders, read_config
 from surgery.operations import MERGES, OPERATIONS, carry_out, checkpoints
 from surgery.operations.arguments import Floats, Function, Kind, PlanFile, Shape, shown, value_of
 from surgery.operations.checkpoint import Model
@@ -161,12 +162,12 @@ def merge(
     """Merge checkpoints by one of {count} methods.
 
     The checkpoints have one architecture; they are merged tensor by tensor, without holding them in memory. `merge
-    METHOD --help` lists the settings of a method. 
+    METHOD --help` lists the settings of a method. `merge CONFIG.yml OUT` does what a configuration of mergekit says.
 
     Args:
         method: {by_numbers}; with a --model and --data also fisher and regmean, with a --score greedy_soup
         files: .safetensors or .pt files, or folders as HuggingFace's libraries write them
-        out: (required) the new file, or a new folder, which also gets the other files of the first folder
+        out: the new file, or a new folder, which also gets the other files of the first folder
         base: the model that the others were fine-tuned from
         weights: a weight for each file [1 each]
         set: a setting of the method, for all tensors or for those whose name matches: --set density=0.5 --set
@@ -181,6 +182,11 @@ def merge(
         shard_size: in a folder: the size above which the result is split into several files, such as 5GB
         dry_run: check everything and print what would be written
     """
+    if Path(method).suffix in (".yml", ".yaml"):
+        beside = {"base": base, "weights": weights, "set": set, "data": data, "loss": loss, "score": score}
+        beside |= {"model": model, "input": input}
+        _merge_by_config(Path(method), [*files, *([] if out is None else [out])], beside, shard_size, dry_run)
+        return
     if out is None:
         raise SurgeryError("there is nowhere to write to: give --out FILE")
     if method not in MERGES:
@@ -205,6 +211,27 @@ def merge(
     given |= {name: list(value) if isinstance(value, tuple) else value for name, value in flags.items() if value}
     where: dict[str, Any] = {"out": out, "model": model, "input": input, "shard_size": shard_size, "dry_run": dry_run}
     carry_out_on(method, files, given, others, called="method", **where)
+
+
+def _merge_by_config(
+    path: Path, places: Sequence[Path], others: Mapping[str, Any], shard_size: str | None, dry_run: bool
+) -> None:
+    """Merge as a configuration of mergekit says."""
+    if odd := [name for name, value in others.items() if value]:
+        raise SurgeryError(f"{path} says how models are merged: leave --{odd[0]} out")
+    if len(places) != 1:
+        raise SurgeryError(f"give {path} and the new folder, `merge {path} OUT`")
+    shard_bytes, (place,) = size_in_bytes(shard_size), places
+    check_new(place)
+    config = read_config(path)
+    found = merge_folders(config)
+    if dry_run:
+        print(f"would write {place}: {summary(found.values)}")
+        return
+    folder = found.donor if found.donor.is_folder else None
+    made = {"method": config.method, "config": config.text}
+    model = Model(found.values, "the result", folder=folder)
+    save(place, model, made=made, shard_bytes=shard_bytes, config=found.config, beside=found.beside)
 
 
 def settings_of(method: str) -> str:
