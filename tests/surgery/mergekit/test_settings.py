@@ -40,7 +40,7 @@ merge_method: ties
 base_model: base
 parameters: {weight: 0.1, density: 0.2, normalize: false, lambda: [0, 1]}
 slices:
-- parameters: {density: [{filter: mlp, value: 0.3}], normalize: true}
+- parameters: {density: [{filter: mlp, value: 0.3}], normalize: true, weight: 0.9}
   sources:
   - {model: base, layer_range: [0, 2]}
   - model: a
@@ -54,9 +54,9 @@ def test_the_nearest_level_that_says_something_counts(read):
     config = read(CONFIG)
     (one,) = config.slices
     a = one.sources[1]
-    assert config.own("mlp.w", one, a, 0) == {"weight": 0.1, "density": 0.3}
+    assert config.own("mlp.w", one, a, 0) == {"weight": 0.9, "density": 0.3}
     assert config.own("attn.w", one, a, 0) == {"weight": 0.4, "density": 0.5}
-    assert config.own("norm", one, Source("b"), 0) == {"weight": 0.1, "density": 0.2}
+    assert config.own("norm", one, Source("b"), 0) == {"weight": 0.9, "density": 0.2}
     assert config.shared("norm", one, 0.25) == {"normalize": True, "lambda": 0.25}
     assert (config.dtype, config.out_dtype, config.models) == (torch.bfloat16, None, ["base", "a"])
     assert a.layers == (1, 3)
