@@ -65,19 +65,24 @@ class _Once(yaml.SafeLoader):
         return found
 
 
-def read_recipe(path: Path) -> Recipe:
-    """The recipe of a YAML file; SurgeryError that names the file and the place for one that is none."""
+def read_yaml(path: Path) -> tuple[str, Any]:
+    """The text of a YAML file, and what it says; SurgeryError that names the file and the place if it is none."""
     try:
         if path.stat().st_size > _LARGEST:
             raise SurgeryError(f"{path} is too large for a recipe")
         text = path.read_text()
-        found = yaml.load(text, _Once)
+        return text, yaml.load(text, _Once)
     except OSError as error:
         raise SurgeryError(f"{path} cannot be read: {error.strerror or error}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         where = getattr(error, "problem_mark", None)
         line = f", line {where.line + 1}" if where else ""
         raise SurgeryError(f"{path}{line} is no YAML: {getattr(error, 'problem', None) or first_line(error)}") from None
+
+
+def read_recipe(path: Path) -> Recipe:
+    """The recipe of a YAML file; SurgeryError that names the file and the place for one that is none."""
+    text, found = read_yaml(path)
     if (
         not isinstance(found, dict)
         or set(found) - {"inputs", "steps", "outputs"}

@@ -51,17 +51,26 @@ def summary(values: Mapping[str, Tensor]) -> str:
     return f"{len(values)} tensor{'s' * (len(values) != 1)}, {size_text(total(values))}"
 
 
-def save(path: Path, model: Model, *, made: Mapping[str, Any], shard_bytes: int | None = None) -> None:
+def save(
+    path: Path,
+    model: Model,
+    *,
+    made: Mapping[str, Any],
+    shard_bytes: int | None = None,
+    config: Mapping[str, Any] | None = None,
+    beside: Mapping[str, bytes | None] | None = None,
+) -> None:
     """Write what an operation has made, with a progress bar on a terminal, and say where it is.
 
     A folder also gets the files beside the weights and the configuration of the model.
 
     Args:
-        path, shard_bytes: as for `surgery.files.write`.
+        path, shard_bytes, beside: as for `surgery.files.write`.
+        config: what config.json holds; what is known of the model if not given.
         model: what is written.
         made: how it was made, which the file's metadata tell.
     """
-    config = None if path.suffix else model.config()
+    config = None if path.suffix else config or model.config()
     bar = tqdm(
         total=total(model.values),
         desc=path.name,
@@ -77,6 +86,7 @@ def save(path: Path, model: Model, *, made: Mapping[str, Any], shard_bytes: int 
             metadata={PROVENANCE: json.dumps(made)},
             like=model.folder,
             config=config,
+            beside=beside,
             shard_bytes=shard_bytes,
             progress=bar.update,
         )

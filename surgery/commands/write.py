@@ -3,15 +3,19 @@
 import difflib
 import inspect
 import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
+from surgery import merge as merging
 from surgery.commands.flags import texts_of
 from surgery.commands.shared import File, Files, ModelName, NewFile, save, source, summary
 from surgery.errors import SurgeryError
 from surgery.files import check_absent, check_new
 from surgery.merge import METHODS
+from surgery.mergekit import merge_folders, read_config
 from surgery.operations import MERGES, OPERATIONS, carry_out, checkpoints
 from surgery.operations.arguments import Floats, Function, Kind, PlanFile, Shape, shown, value_of
 from surgery.operations.checkpoint import Model
@@ -143,7 +147,7 @@ def merge(
     method: Annotated[str, Kind("METHOD", positional=True)],
     files: Files,
     *,
-    out: NewFile,
+    out: NewFile | None = None,
     base: NewFile | None = None,
     weights: Floats | None = None,
     set: Settings = (),
@@ -157,7 +161,8 @@ def merge(
 ) -> None:
     """Merge checkpoints by one of {count} methods.
 
-    The checkpoints have one architecture; they are merged tensor by tensor, without holding them in memory.
+    The checkpoints have one architecture; they are merged tensor by tensor, without holding them in memory. `merge
+    METHOD --help` lists the settings of a method. `merge CONFIG.yml OUT` does what a configuration of mergekit says.
 
     Args:
         method: {by_numbers}; with a --model and --data also fisher and regmean, with a --score greedy_soup
@@ -177,6 +182,13 @@ def merge(
         shard_size: in a folder: the size above which the result is split into several files, such as 5GB
         dry_run: check everything and print what would be written
     """
+    if Path(method).suffix in (".yml", ".yaml"):
+        beside = {"base": base, "weights": weights, "set": set, "data": data, "loss": loss, "score": score}
+        beside |= {"model": model, "input": input}
+        _merge_by_config(Path(method), [*files, *([] if out is None else [out])], beside, shard_size, dry_run)
+        return
+    if out is None:
+        raise SurgeryError("there is nowhere to write to: give --out FILE")
     if method not in MERGES:
         near = difflib.get_close_matches(method, MERGES, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(MERGES)}"
@@ -201,7 +213,56 @@ def merge(
     carry_out_on(method, files, given, others, called="method", **where)
 
 
+def _merge_by_config(
+    path: Path, places: Sequence[Path], others: Mapping[str, Any], shard_size: str | None, dry_run: bool
+) -> None:
+    """Merge as a configuration of mergekit says."""
+    if odd := [name for name, value in others.items() if value]:
+        raise SurgeryError(f"{path} says how models are merged: leave --{odd[0]} out")
+    if len(places) != 1:
+        raise SurgeryError(f"give {path} and the new folder, `merge {path} OUT`")
+    shard_bytes, (place,) = size_in_bytes(shard_size), places
+    check_new(place)
+    config = read_config(path)
+    found = merge_folders(config)
+    if dry_run:
+        print(f"would write {place}: {summary(found.values)}")
+        return
+    folder = found.donor if found.donor.is_folder else None
+    made = {"method": config.method, "config": config.text}
+    model = Model(found.values, "the result", folder=folder)
+    save(place, model, made=made, shard_bytes=shard_bytes, config=found.config, beside=found.beside)
+
+
+def settings_of(method: str) -> str:
+    """What `merge METHOD --help` prints: what the method does, its settings with their defaults, and its flags."""
+    function = getattr(merging, method) if method in METHODS else MERGES[method]
+    takes, texts = inspect.signature(MERGES[method]).parameters, texts_of(function)
+    named = {name: text for names, text in texts.items() for name in re.split(r",\s*", names)}
+    if any(text.startswith("as for `task_arithmetic`") for text in named.values()):
+        named |= {name: text for name, text in texts_of(merging.task_arithmetic).items() if name in named}
+    about = (function.__doc__ or "").partition("\n\n    Args:")[0]
+    paragraphs = [textwrap.fill(" ".join(one.split()), 80) for one in about.split("\n\n")]
+    lines = ["\n\n".join(paragraphs), "", f"usage: {{module}} merge {method} FILE... --out FILE", ""]
+    flags = [name for name in takes if name in _FLAGS]
+    lines += ["flags of this method:", *(_entry(f"--{one}", takes[one], named.get(one, "")) for one in flags)]
+    own = [name for name in takes if name not in ("models", *_FLAGS)]
+    lines += ["", "settings, each as --set NAME=VALUE or --set PATTERN:NAME=VALUE:" if own else "it has no settings"]
+    lines += [_entry(one, takes[one], named.get(one, "")) for one in own]
+    return "\n".join([*lines, "", "`merge --help` lists what all methods take."])
+
+
+_FLAGS = ("base", "weights", "data", "loss", "score")
+
+
+def _entry(name: str, parameter: inspect.Parameter, text: str) -> str:
+    needed = parameter.default is parameter.empty
+    default = "(required)" if needed else "" if parameter.default is None else f"[{shown(parameter.default)}]"
+    return textwrap.fill(f"{text} {default}".strip(), 80, initial_indent=f"  {name:12} ", subsequent_indent=" " * 15)
+
+
 merge.__doc__ = merge.__doc__.format(count=len(MERGES), by_numbers=", ".join(METHODS))
+vars(merge)["explains"] = {name: partial(settings_of, name) for name in MERGES}
 
 
 def average(files: Files, *, out: NewFile, weights: Floats | None = None) -> None:

@@ -2,9 +2,10 @@
 
 Every method works tensor by tensor. Settings are a number for all tensors, or numbers by patterns of tensor names
 (`{"layer4": 0.2, "*.bias": 0.5, "*": 1.0}`: the first pattern that matches a name, or the beginning of one up to a dot,
-counts; tensors that no pattern matches have the default). Models of weight 0 are ignored, even if they hold NaN;
-NaN or infinity in any other model, in the base, or in what weights are measured by, is an error (infinities that all
-models share, as masks of attention do, stay).
+counts; tensors that no pattern matches have the default). Where a setting says how a model's task vector is made sparse
+(density, gamma, epsilon), a list with a number for each model may stand in place of a number. Models of weight 0 are
+ignored, even if they hold NaN; NaN or infinity in any other model, in the base, or in what weights are measured by, is
+an error (infinities that all models share, as masks of attention do, stay).
 Integer and boolean tensors (step counters, tables of positions) are never averaged: the result has the maximum over the
 models that count, as in `surgery.average`. States of files (`surgery.files.open_state`) are merged piece by piece.
 """

@@ -23,6 +23,8 @@ from surgery.states import Models, State, as_state, check_same, compute_dtype, u
 Base: TypeAlias = Mapping[str, Tensor] | nn.Module
 ByName: TypeAlias = float | Mapping[str, float]
 """A number for all tensors, or numbers by patterns of names, of which the first that matches counts."""
+ForEach: TypeAlias = float | Sequence[float] | Mapping[str, float | Sequence[float]]
+"""The same, where a list has a number for each model."""
 Weights: TypeAlias = Sequence[float] | Tensor | Mapping[str, Sequence[float]] | None
 """A weight for each model, or lists of them by patterns of tensor names; None gives all models the weight 1."""
 Kernel: TypeAlias = Callable[..., Reader]
@@ -161,6 +163,9 @@ def merged(
     rows = _rows(weights, len(states), names)
     for setting, (value, _) in settings.items():
         check_patterns(setting, value, names)
+        for one in value.values() if isinstance(value, Mapping) else [value]:
+            if isinstance(one, list | tuple) and len(one) != len(states):
+                raise SurgeryError(f"{setting}={one!r} has {len(one)} numbers for {len(states)} models: give one each")
     entries = {}
     for name in names:
         group = group_of(name, states, base, of_tensor(name, rows, [1.0] * len(states)))
@@ -228,15 +233,18 @@ def needed(base: Base | None) -> Base:
     return base
 
 
-def within(name: str, value: ByName, low: float, high: float, *, open_low: bool = False) -> ByName:
+def within(name: str, value: Any, low: float, high: float, *, open_low: bool = False, each: bool = False) -> Any:
     """The setting; SurgeryError unless all of its numbers are between `low` and `high`, which belong to the range.
 
-    >>> within("density", {"*": 0.5}, 0, 1)
-    {'*': 0.5}
+    With `each` it may have lists of numbers, one for each model.
+
+    >>> within("density", {"*": 0.5}, 0, 1), within("density", [0.5, 1.0], 0, 1, each=True)
+    ({'*': 0.5}, [0.5, 1.0])
     """
-    for key, one in value.items() if isinstance(value, Mapping) else [("", value)]:
-        way_out = ", or numbers by name of tensors"
-        number(name, one, low, high, open_low=open_low, where=f" for {key!r}" if key else "", way_out=way_out)
+    way_out = ", or numbers by name of tensors" + ", or a list with one for each model" * each
+    for key, value_there in value.items() if isinstance(value, Mapping) else [("", value)]:
+        for one in value_there if each and isinstance(value_there, list | tuple) else [value_there]:
+            number(name, one, low, high, open_low=open_low, where=f" for {key!r}" if key else "", way_out=way_out)
     return value
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from surgery.errors import SurgeryError
 from surgery.lazy import LazyState, Reader
-from surgery.merge.driver import Base, ByName, Group, Weights, merged, needed, within
+from surgery.merge.driver import Base, ByName, Group, Weights, merged, needed, number, within
 from surgery.merge.parts import combination, gram
 from surgery.states import Models, State
 
@@ -17,16 +17,17 @@ _SMALL = 1e-6  # radians; along a shorter arc a straight line differs by less th
 _STEPS, _CLOSE = 200, 1e-12  # of the search for the Karcher mean
 
 
-def slerp(models: Models, *, t: ByName = 0.5, base: Base | None = None) -> State | LazyState:
+def slerp(models: Models, *, t: ByName = 0.5, base: Base | None = None, straight: float = _SMALL) -> State | LazyState:
     """The point at t on the arc between two models, tensor by tensor (Shoemake, SIGGRAPH 1985).
 
     With the angle a between tensors x and y it is (sin((1 - t) a) x + sin(t a) y) / sin a; tensors are not scaled to
-    the same length before. Where the angle is below 1e-6, or a tensor is zero, it is (1 - t) x + t y.
+    the same length before. Where the angle is below `straight`, or a tensor is zero, it is (1 - t) x + t y.
 
     Args:
         models: two models.
         t: in [0, 1], or by patterns of tensor names: 0 is the first model, 1 the second, both bit for bit.
         base: if given, the arc is that between the differences from it.
+        straight: an angle in radians; mergekit's is that of the cosine 0.9995.
 
     Raises:
         SurgeryError: if two tensors point in opposite directions, so that no arc between them is the shortest.
@@ -35,11 +36,12 @@ def slerp(models: Models, *, t: ByName = 0.5, base: Base | None = None) -> State
     {'w': tensor([0.7071, 0.7071])}
     """
     within("t", t, 0, 1)
+    number("straight", straight, 0, 1)
     weights = {name: [1 - at, at] for name, at in t.items()} if isinstance(t, Mapping) else [1 - t, t]
-    return merged(_slerp, models, base=base, weights=weights, method="slerp", exactly=2)
+    return merged(partial(_slerp, straight), models, base=base, weights=weights, method="slerp", exactly=2)
 
 
-def _slerp(group: Group) -> Reader:
+def _slerp(straight: float, group: Group) -> Reader:
     if len(group.tensors) == 1:  # t is 0 or 1
         return combination(group, [1.0])
     t = group.shares()[1]
@@ -48,7 +50,7 @@ def _slerp(group: Group) -> Reader:
     if not bool((lengths > 0).all()):
         return combination(group, [1 - t, t])
     angle = math.acos(max(-1.0, min(1.0, (products[0, 1] / lengths[0] / lengths[1]).item())))
-    if angle < _SMALL:
+    if angle < max(straight, _SMALL):
         return combination(group, [1 - t, t])
     if math.pi - angle < _SMALL:
         raise SurgeryError(

@@ -5,7 +5,7 @@ Most methods make task vectors sparse, each in its own way, and then add or aver
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Literal
 
@@ -14,7 +14,19 @@ from torch import Tensor
 
 from surgery.errors import SurgeryError
 from surgery.lazy import LazyState, Reader, spans
-from surgery.merge.driver import Base, ByName, Group, Weights, checked, group_of, merged, needed, switch, within
+from surgery.merge.driver import (
+    Base,
+    ByName,
+    ForEach,
+    Group,
+    Weights,
+    checked,
+    group_of,
+    merged,
+    needed,
+    switch,
+    within,
+)
 from surgery.merge.parts import combination, of_rank, uniform
 from surgery.states import Models, State
 
@@ -42,19 +54,22 @@ def task_arithmetic(
 
 def _task_vectors(
     sparse: Callable[..., Reader] | None, models: Models, base: Base, weights: Weights, scale: ByName, normalize: bool,
-    *, elect: bool, **settings: tuple[ByName, float],
+    *, elect: bool, **settings: tuple[ForEach, float],
 ) -> State | LazyState:  # fmt: skip
     """base + scale * the sum (or mean) of task vectors, which `sparse` makes sparse, with signs elected or not."""
     switch("normalize", normalize), switch("elect", elect)
     settings["scale"] = (within("scale", scale, -math.inf, math.inf), 1.0)
 
-    def kernel(group: Group, *, scale: float, **own: float) -> Reader:
+    def kernel(group: Group, *, scale: float, **own: float | Sequence[float]) -> Reader:
         weights = group.shares() if normalize or elect else group.weights  # refuses negative weights
-        thin = sparse if own.get("density") != 1 else None
-        if thin is None and (not elect or len(weights) == 1):
+        each = [{key: of_model(value, k) for key, value in own.items()} for k in group.places]
+        whole = [sparse is None or one.get("density") == 1 for one in each]
+        if all(whole) and (not elect or len(weights) == 1):
             return combination(group, [scale * weight for weight in (weights if normalize else group.weights)])
-        every = range(len(weights))
-        vectors = [thin(group, i, **own) if thin else partial(group.delta, i) for i in every]
+        vectors = [
+            partial(group.delta, i) if whole[i] or sparse is None else sparse(group, i, **one)
+            for i, one in enumerate(each)
+        ]
 
         def read(start: int, stop: int) -> Tensor:
             deltas = [vector(start, stop) for vector in vectors]
@@ -64,6 +79,11 @@ def _task_vectors(
         return read
 
     return merged(kernel, models, base=needed(base), weights=weights, settings=settings)
+
+
+def of_model(value: float | Sequence[float], k: int) -> float:
+    """What a setting of a tensor is for model k."""
+    return value[k] if isinstance(value, list | tuple) else value  # type: ignore[return-value]
 
 
 def _added(deltas: list[Tensor], weights: list[float]) -> Tensor:
@@ -99,7 +119,7 @@ def ties(
     *,
     base: Base,
     weights: Weights = None,
-    density: ByName = 0.2,
+    density: ForEach = 0.2,
     scale: ByName = 1.0,
     normalize: bool = True,
     across: Literal["tensor", "model"] = "tensor",
@@ -112,7 +132,8 @@ def ties(
 
     Args:
         models, base, weights, scale: as for `task_arithmetic`; weights must not be negative.
-        density: in (0, 1], or by patterns of tensor names (1 where none matches).
+        density: in (0, 1], a list with one for each model, or either by patterns of tensor names (1 where none
+            matches).
         normalize: whether agreeing task vectors are averaged; otherwise they are added.
         across: whether magnitudes are compared within each tensor (as in mergekit), or over the whole model (as in the
             paper; `density` is then one number).
@@ -121,10 +142,10 @@ def ties(
     >>> ties(models, base={"w": torch.zeros(3)}, density=0.67)
     {'w': tensor([ 3., -3.,  0.])}
     """
-    within("density", density, 0, 1, open_low=True)
+    within("density", density, 0, 1, open_low=True, each=True)
     if across == "tensor":
         return _task_vectors(_largest, models, base, weights, scale, normalize, elect=True, density=(density, 1.0))
-    if across != "model" or isinstance(density, Mapping):
+    if across != "model" or not isinstance(density, int | float):
         raise SurgeryError(f"across={across!r} with density={density!r}: give across='tensor', or 'model' and a number")
     limits = _limits(models, base, density)
     return _task_vectors(
@@ -164,7 +185,7 @@ def dare(
     *,
     base: Base,
     weights: Weights = None,
-    density: ByName = 0.5,
+    density: ForEach = 0.5,
     scale: ByName = 1.0,
     rescale: bool = True,
     elect: bool = False,
@@ -186,7 +207,7 @@ def dare(
     >>> sorted(set(dare(models, base=base, weights=[1, 0])["w"].tolist()))
     [0.0, 2.0]
     """
-    within("density", density, 0, 1, open_low=True)
+    within("density", density, 0, 1, open_low=True, each=True)
     sparse = partial(_dropped, seed=_seed(seed), rescale=switch("rescale", rescale))
     return _task_vectors(sparse, models, base, weights, scale, normalize, elect=elect, density=(density, 1.0))
 
@@ -211,8 +232,8 @@ def breadcrumbs(
     *,
     base: Base,
     weights: Weights = None,
-    density: ByName = 0.9,
-    gamma: ByName = 0.01,
+    density: ForEach = 0.9,
+    gamma: ForEach = 0.01,
     scale: ByName = 1.0,
     elect: bool = False,
     normalize: bool = False,
@@ -231,8 +252,8 @@ def breadcrumbs(
     >>> breadcrumbs([{"w": torch.tensor([9.0, 1.0, 2.0, 3.0])}], base={"w": torch.zeros(4)}, density=0.5, gamma=0.25)
     {'w': tensor([0., 0., 2., 3.])}
     """
-    within("density", density, 0, 1, open_low=True)
-    own = {"density": (density, 1.0), "gamma": (within("gamma", gamma, 0, 1), 0.0)}
+    within("density", density, 0, 1, open_low=True, each=True)
+    own = {"density": (density, 1.0), "gamma": (within("gamma", gamma, 0, 1, each=True), 0.0)}
     return _task_vectors(_middle, models, base, weights, scale, normalize, elect=elect, **own)
 
 
@@ -257,8 +278,8 @@ def della(
     *,
     base: Base,
     weights: Weights = None,
-    density: ByName = 0.5,
-    epsilon: ByName = 0.1,
+    density: ForEach = 0.5,
+    epsilon: ForEach = 0.1,
     scale: ByName = 1.0,
     elect: bool = True,
     normalize: bool | None = None,
@@ -285,8 +306,8 @@ def della(
     >>> della([{"w": torch.ones(2, 3)}], base={"w": torch.zeros(2, 3)}, density=1.0)["w"].sum()
     tensor(6.)
     """
-    within("density", density, 0, 1, open_low=True)
-    own = {"density": (density, 1.0), "epsilon": (within("epsilon", epsilon, 0, 1), 0.0)}
+    within("density", density, 0, 1, open_low=True, each=True)
+    own = {"density": (density, 1.0), "epsilon": (within("epsilon", epsilon, 0, 1, each=True), 0.0)}
     sparse = partial(_by_rank, seed=_seed(seed))
     normalize = elect if normalize is None else normalize
     return _task_vectors(sparse, models, base, weights, scale, normalize, elect=elect, **own)

@@ -1,6 +1,8 @@
 """`python -m surgery merge`, `average` and `diff` on files."""
 
+import inspect
 import json
+import re
 
 import pytest
 import torch
@@ -54,6 +56,23 @@ def test_help_is_wrapped_and_lists_every_method(capsys, monkeypatch):
     assert f"by one of {len(MERGES)} methods" in text
     assert all(name in text for name in MERGES)
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_help_of_a_method_lists_its_settings(capsys):
+    for name, method in MERGES.items():
+        with pytest.raises(SystemExit) as ended:
+            main(["merge", name, "--help"])
+        text = capsys.readouterr().out
+        assert ended.value.code == 0
+        assert f"python -m surgery merge {name} FILE..." in text
+        for setting in set(inspect.signature(method).parameters) - {"models"}:
+            assert re.search(rf"^  (--)?{setting} +\S", text, re.MULTILINE), (name, setting)
+        assert "as for `task_arithmetic`" not in text or name == "task_arithmetic"
+    with pytest.raises(SystemExit):
+        main(["merge", "ties", "--help"])
+    text = capsys.readouterr().out
+    assert re.search(r"density .*0\.2", text, re.DOTALL)
+    assert re.search(r"scale +the paper's lambda", text)
 
 
 def test_a_dry_run_writes_nothing(files, capsys, tmp_path):

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import surgery
-from surgery import lazy, merge, state
+from surgery import SurgeryError, lazy, merge, state
 from surgery.merge.parts import of_rank, uniform
 from tests.surgery.merge.test_every_method import models, same
 
@@ -381,3 +381,36 @@ def test_a_greedy_soup_takes_what_helps():
 def test_large_numbers_are_finite():
     largest = {"w": torch.full((64,), torch.finfo(torch.float32).max / 2)}
     same(merge.ties([largest, largest], base={"w": torch.zeros(64)}, density=1.0), largest)
+
+
+LISTS = {"dare": {"density": [0.3, 1.0]}, "breadcrumbs": {"density": [0.9, 0.5], "gamma": {"*": [0.0, 0.25]}}}
+LISTS["della"] = {"density": {"*": [0.6, 0.4]}, "epsilon": [0.1, 0.5], "elect": False}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_each_model_has_its_own_settings(name):
+    def of(k):  # this model alone, with its numbers
+        own = {key: value["*"] if isinstance(value, dict) else value for key, value in LISTS[name].items()}
+        own = {key: value[k] if isinstance(value, list) else value for key, value in own.items()}
+        return method(two, base=BASE, weights=[float(k == 0), float(k == 1)], **own)
+
+    method, two = getattr(merge, name), models(2)
+    found, first, second = method(two, base=BASE, **LISTS[name]), of(0), of(1)
+    for key, values in found.items():
+        torch.testing.assert_close(values, first[key] + second[key] - BASE[key])
+
+
+def test_ties_has_densities_by_model_and_refuses_another_number_of_them():
+    same(merge.ties(models(2), base=BASE, density=[0.4, 0.4]), merge.ties(models(2), base=BASE, density=0.4))
+    lone = merge.ties(models(2), base=BASE, density=[1.0, 1e-9], weights=[1, 1e-12], normalize=False)
+    close(lone, {**models(2)[0], STEPS: lone[STEPS]})
+    with pytest.raises(SurgeryError, match="3 numbers for 2 models"):
+        merge.ties(models(2), base=BASE, density={"a": [0.4, 0.4, 0.4]})
+    with pytest.raises(SurgeryError, match="density=2 is out of range"):
+        merge.ties(models(2), base=BASE, density=[0.4, 2])
+
+
+def test_slerp_is_straight_along_short_arcs():
+    x, y = {"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([3.0, 0.3])}  # 0.0997 radians apart
+    same(merge.slerp([x, y], straight=0.1), {"w": torch.tensor([2.0, 0.15])})
+    assert (merge.slerp([x, y], straight=0.09)["w"] - torch.tensor([2.0, 0.15])).abs().max() > 1e-4
