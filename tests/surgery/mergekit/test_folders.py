@@ -12,6 +12,7 @@ from surgery.__main__ import main
 from surgery.files import open_state
 
 transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.slow  # transformers takes seconds to import
 LAYERS = 4
 
 
@@ -235,18 +236,6 @@ def test_lists_with_an_entry_for_each_layer_follow(merged, made):
     found = json.loads((out / "config.json").read_text())
     assert found["layer_types"] == ["full_attention", "sliding_attention", "full_attention"]
     transformers.AutoModelForCausalLM.from_pretrained(out)
-
-
-def test_a_file_of_any_model_is_merged_too(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for k, name in enumerate("ab"):
-        torch.save({"w": torch.full((2,), float(k))}, f"{name}.pt")
-    models = [{"model": f"{name}.pt", "parameters": {"weight": w}} for name, w in (("a", 1), ("b", 3))]
-    (tmp_path / "c.yaml").write_text(yaml.safe_dump({"merge_method": "linear", "models": models}))
-    assert main(["merge", "c.yaml", "c.safetensors", "--dry-run"]) == 0
-    assert not (tmp_path / "c.safetensors").exists()
-    assert main(["merge", "c.yaml", "--out", "c.safetensors"]) == 0
-    assert open_state("c.safetensors")["w"].tolist() == [0.75, 0.75]
 
 
 def test_what_does_not_fit_is_refused(made, tmp_path, monkeypatch, capsys):

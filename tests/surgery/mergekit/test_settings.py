@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surgery import SurgeryError
+from surgery.__main__ import main
+from surgery.files import open_state
 from surgery.mergekit.config import Source, read_config, value_of
 from surgery.mergekit.methods import METHODS
 
@@ -125,3 +127,15 @@ def test_every_method_can_be_read(read):
             base = "a" if method.base == "model" else "o"
             found = read({"merge_method": name, "base_model": base, "models": TWO[: method.count or 2]})
             assert found.method == name
+
+
+def test_a_file_of_any_model_is_merged_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for k, name in enumerate("ab"):
+        torch.save({"w": torch.full((2,), float(k))}, f"{name}.pt")
+    models = [{"model": f"{name}.pt", "parameters": {"weight": w}} for name, w in (("a", 1), ("b", 3))]
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump({"merge_method": "linear", "models": models}))
+    assert main(["merge", "c.yaml", "c.safetensors", "--dry-run"]) == 0
+    assert not (tmp_path / "c.safetensors").exists()
+    assert main(["merge", "c.yaml", "--out", "c.safetensors"]) == 0
+    assert open_state("c.safetensors")["w"].tolist() == [0.75, 0.75]

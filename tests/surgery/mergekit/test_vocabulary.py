@@ -11,6 +11,7 @@ from surgery.__main__ import main
 from surgery.files import open_state
 
 transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.slow  # transformers takes seconds to import
 TABLES = ("model.embed_tokens.weight", "lm_head.weight")
 WORDS = {"o": ["[UNK]", "one", "two", "three"], "a": ["[UNK]", "two", "new"], "b": ["three", "new", "[UNK]", "other"]}
 
