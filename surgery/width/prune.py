@@ -15,7 +15,7 @@ from surgery.plan import Submodel
 from surgery.width import importance as criteria
 from surgery.width.choose import Demand, Heads, Rounding, Scores, checked
 from surgery.width.narrow import Attempt, Request, final, finished
-from surgery.width.shortfall import target_missed
+from surgery.width.shortfall import listed, target_missed
 from surgery.width.solve import Choice, named_widths
 from surgery.width.target import Target
 
@@ -95,6 +95,8 @@ def prune(
     >>> sizes
     (Size(macs=800, parameters=904), Size(macs=600, parameters=679), Size(macs=400, parameters=454))
     """
+    if not isinstance(model, nn.Module):
+        raise SurgeryError(f"prune runs the model: give a module, not a {type(model).__name__}")
     if not isinstance(target, Target):
         raise SurgeryError(f"target is surgery.Target(macs=...) or surgery.Target(parameters=...), got {target!r}")
     if example is None:
@@ -115,6 +117,7 @@ def prune(
     found = final(asked)  # what has to be refused is refused now, and what is less than asked for is told once
     finished(found)
     asked = replace(asked, strict=False, sizes={name: a.size for name, a in named_widths(found.solution).items()})
+    told = {(one.tensor, one.axis) for one in found.whole}
     full, net, plan, sizes = found.count(target.what).full, model, None, [_size(found, {})]
     for number, share in enumerate(shares, 1):
         if len(shares) > 1:
@@ -125,6 +128,9 @@ def prune(
                 found = final(replace(asked, model=net, target=part, scores=known))
             except SurgeryError as error:
                 raise SurgeryError(f"step {number} of {len(shares)}, from {left / full:.1%}: {error}") from error
+            if fresh := [one for one in found.whole if (one.tensor, one.axis) not in told]:
+                _log.warning(listed(net, fresh))
+                told |= {(one.tensor, one.axis) for one in fresh}
         net = found.plan.build(net)
         plan = plan.compose(found.plan) if plan else found.plan
         sizes.append(_size(found, found.chosen.choice))

@@ -182,13 +182,15 @@ def test_what_cannot_be_is_refused_before_any_training():
 
     def refused(match, **more):
         with pytest.raises(SurgeryError, match=match):
-            prune(net, finetune=lambda *given: pytest.fail("trained in vain"), **{**options, **more})
+            arguments = {"model": net, **options, **more}
+            prune(finetune=lambda *given: pytest.fail("trained in vain"), **arguments)
 
     refused("cannot be reached: .* of the macs are left", target=Target(macs=0.1, floor=0.5), steps=3)
     lost = nn.Sequential(nn.Linear(4, 12), Summed(), nn.Linear(12, 6), nn.ReLU(), nn.Linear(6, 2))
     with pytest.raises(SurgeryError, match=r"(?s)cannot be reached: .*axis 0 of 0.weight \(12, 4\) stays whole: an op"):
         prune(lost, finetune=lambda *given: pytest.fail("trained in vain"), **{**options, "target": Target(macs=0.3)})
     refused("target is surgery.Target", target=0.5)
+    refused("prune runs the model: give a module, not a dict", model={})
     refused("needs `batches`", importance="taylor", loss=loss)
     refused("unknown criterion", importance="hessian")
     refused("a function of a model", importance=lambda name, rows, axis: rows.sum(1))
@@ -209,3 +211,9 @@ def test_a_target_missed_in_the_end_is_told(caplog):
     *_, sizes = prune(net, example=torch.zeros(1, 4), target=Target(macs=0.6), steps=2, rounding=rounding)
     assert sizes[-1].macs == 64
     assert "33.3% of the macs are left" in caplog.records[-1].message
+
+
+def test_what_stays_whole_is_told_once(caplog):
+    net = nn.Sequential(nn.Linear(4, 12), Summed(), nn.Linear(12, 20), nn.ReLU(), nn.Linear(20, 2))
+    prune(net, example=torch.zeros(1, 4), target=Target(macs=0.7), steps=4)
+    assert caplog.text.count("axis 0 of 0.weight (12, 4) stays whole") == 1
