@@ -181,8 +181,8 @@ def test_what_cannot_be_is_refused_before_any_training():
     net, options = linear(8), {"example": torch.zeros(1, 4), "target": Target(macs=0.5)}
 
     def refused(match, **more):
+        arguments = {"model": net, **options, **more}
         with pytest.raises(SurgeryError, match=match):
-            arguments = {"model": net, **options, **more}
             prune(finetune=lambda *given: pytest.fail("trained in vain"), **arguments)
 
     refused("cannot be reached: .* of the macs are left", target=Target(macs=0.1, floor=0.5), steps=3)
