@@ -3,7 +3,7 @@
     python benchmarks/importance.py                  # prints the table, writes benchmarks/results/importance-cpu.json
     python benchmarks/importance.py --quick          # few samples, to see that it runs
     python benchmarks/importance.py --table          # the stored results as the page shows them
-    python benchmarks/importance.py --digits         # on scikit-learn's digits, in one step and in four: 10 minutes
+    python benchmarks/importance.py --digits         # on scikit-learn's digits, in one step and in four; 20 minutes
     python benchmarks/importance.py --digits --table
 
 A pre-activation ResNet-20 of the zoo (torch-pruning cannot cut `resnet20`, whose shortcuts pad with zero channels) is
