@@ -3,6 +3,8 @@
     python benchmarks/importance.py                  # prints the table, writes benchmarks/results/importance-cpu.json
     python benchmarks/importance.py --quick          # few samples, to see that it runs
     python benchmarks/importance.py --table          # the stored results as the page shows them
+    python benchmarks/importance.py --digits         # on scikit-learn's digits, in one step and in four; 20 minutes
+    python benchmarks/importance.py --digits --table
 
 A pre-activation ResNet-20 of the zoo (torch-pruning cannot cut `resnet20`, whose shortcuts pad with zero channels) is
 trained on the first 12,800 images of Fashion-MNIST for 8 epochs. Both sides then cut it to a share of its
@@ -14,14 +16,22 @@ both sides have the same batches in the same order. `first` keeps the first posi
 torch-pruning's classes for the same criteria: GroupMagnitudeImportance (p = 1, 2), BNScaleImportance,
 GroupTaylorImportance, GroupHessianImportance. Gradients are those of 10 batches, and for `fisher` of 256 single images.
 
+With `--digits` the same model is trained on 1,408 images of 8 by 8 for 15 epochs and cut to half of its MACs by
+`surgery.prune`, in one step and in four with scores (and gradients) asked anew before each and no training between, and
+by torch-pruning with as many `iterative_steps`. `repaired` is the accuracy after the statistics of the batch norms were
+measured anew (`surgery.repair`), without any training, on both sides. LAMP is torch-pruning's class on both sides, and
+`random` draws other numbers for each.
+
 `slower` is the time of torch-pruning's model over ours for one forward pass of 100 images, in turns: the median and the
 range of the repetitions.
 """
 
 import argparse
 import copy
+import itertools
 import json
 import statistics
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import report
@@ -32,38 +42,61 @@ from torch import Tensor, nn
 
 import zoo
 from fl.data import Dataset, load
-from surgery import Target, importance, narrow
+from surgery import Target, importance, narrow, prune, repair
 from surgery.inspect.report import count_macs
 
 MODEL = "preresnet20"
-SAMPLES, BATCH, EPOCHS = 12800, 128, 8
-SHARES = (0.75, 0.5, 0.25)
-EXAMPLE = torch.zeros(1, 1, 28, 28)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is cut, how far, and in how many steps."""
+
+    data: str
+    pixels: int
+    samples: int
+    batch: int
+    epochs: int
+    singles: int  # images for `fisher`
+    criteria: tuple[str, ...]
+    shares: tuple[float, ...]
+    steps: tuple[int, ...] = (1,)
+
+    @property
+    def example(self) -> Tensor:
+        return torch.zeros(1, 1, self.pixels, self.pixels)
+
+
+BOTH = ("l1", "l2", "bn_scale", "taylor", "fisher")
+FASHION = Setting("fashion-mnist", 28, 12800, 128, 8, 256, ("first", *BOTH, "activation"), (0.75, 0.5, 0.25))
+DIGITS = Setting("digits", 8, 1408, 64, 15, 64, (*BOTH, "lamp", "random"), (0.5,), (1, 4))
 THEIRS = {
     "l1": lambda: tp.importance.GroupMagnitudeImportance(p=1),
     "l2": lambda: tp.importance.GroupMagnitudeImportance(p=2),
     "bn_scale": tp.importance.BNScaleImportance,
     "taylor": tp.importance.GroupTaylorImportance,
     "fisher": tp.importance.GroupHessianImportance,
+    "lamp": tp.importance.LAMPImportance,
+    "random": tp.importance.RandomImportance,
 }
 
 
-def new_model(seed: int) -> nn.Module:
+def new_model(seed: int, what: Setting) -> nn.Module:
     """The model before it is trained."""
     generator = torch.Generator().manual_seed(seed)
-    net = zoo.create(MODEL, generator=generator, num_classes=10, in_channels=1, image_size=28, norm="batch")
+    net = zoo.create(MODEL, generator=generator, num_classes=10, in_channels=1, image_size=what.pixels, norm="batch")
     return net.to(memory_format=torch.channels_last)
 
 
-def train(model: nn.Module, data: Dataset, samples: int, *, epochs: int, lr: float, seed: int) -> None:
+def train(model: nn.Module, data: Dataset, what: Setting, *, epochs: int, lr: float, seed: int) -> None:
     """Train with SGD, momentum 0.9, weight decay 5e-4, the learning rate going down to zero as a cosine does."""
     generator = torch.Generator().manual_seed(seed)
-    steps = epochs * (samples // BATCH)
+    steps = epochs * (what.samples // what.batch)
     optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9, weight_decay=5e-4, nesterov=True)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     model.train()
     for _ in range(epochs):
-        for rows in torch.randperm(samples, generator=generator).split(BATCH):
+        for rows in torch.randperm(what.samples, generator=generator).split(what.batch):
             optimizer.zero_grad()
             loss(model, (data.normalise(data.x[rows]), data.y[rows])).backward()
             optimizer.step()
@@ -84,56 +117,69 @@ def accuracy(model: nn.Module, data: Dataset) -> float:
     return right / len(data.test_y)
 
 
-def trained(seed: int, data: Dataset, samples: int, folder: Path) -> nn.Module:
+def trained(seed: int, data: Dataset, what: Setting, folder: Path) -> nn.Module:
     """The trained model, from the folder if it is there."""
-    model, path = new_model(seed), folder / f"{MODEL}-{samples}-{seed}.pt"
+    model, path = new_model(seed, what), folder / f"{MODEL}-{what.samples}-{seed}.pt"
     if path.exists():
         model.load_state_dict(torch.load(path, weights_only=True))
         return model.eval()
-    train(model, data, samples, epochs=EPOCHS, lr=0.1, seed=seed)
+    train(model, data, what, epochs=what.epochs, lr=0.1, seed=seed)
     folder.mkdir(parents=True, exist_ok=True)
     torch.save(model.state_dict(), path)
     return model
 
 
-def batches_for(by: str, data: Dataset, samples: int) -> list:
+def batches_for(by: str, data: Dataset, what: Setting) -> list:
     """What a criterion sees, from the training images."""
-    rows = torch.randperm(samples, generator=torch.Generator().manual_seed(0))
-    parts = rows[:256].split(1) if by == "fisher" else rows[: 10 * BATCH].split(BATCH)
+    rows = torch.randperm(what.samples, generator=torch.Generator().manual_seed(0))
+    parts = rows[: what.singles].split(1) if by == "fisher" else rows[: 10 * what.batch].split(what.batch)
     pairs = [(data.normalise(data.x[part]), data.y[part]) for part in parts]
     return [x for x, _ in pairs] if by == "activation" else pairs
 
 
-def ours(model: nn.Module, by: str, share: float, data: Dataset, samples: int) -> nn.Module:
-    """The model narrowed by `surgery`."""
-    scores = None
-    if by != "first":
-        scores = importance(model, example=EXAMPLE, by=by, batches=batches_for(by, data, samples), loss=loss)
-    return narrow(model, example=EXAMPLE, target=Target(macs=share), keep_top=scores)[0]
+def ours(model: nn.Module, by: str, share: float, steps: int, data: Dataset, what: Setting) -> nn.Module:
+    """The model cut by `surgery`."""
+    generator = torch.Generator().manual_seed(0)
+
+    def scores(net: nn.Module) -> dict[str, Tensor]:
+        known = importance(net, example=what.example)
+        return {name: torch.rand(len(values), generator=generator) for name, values in known.items()}
+
+    target = Target(macs=share)
+    if by == "first":
+        return narrow(model, example=what.example, target=target)[0]
+    chosen = {"lamp": THEIRS["lamp"](), "random": scores}.get(by, by)
+    given = {"importance": chosen, "batches": batches_for(by, data, what), "loss": loss}
+    return prune(model, example=what.example, target=target, steps=steps, **given).model
 
 
-def theirs(model: nn.Module, by: str, share: float, data: Dataset, samples: int) -> nn.Module:
+def theirs(model: nn.Module, by: str, share: float, steps: int, data: Dataset, what: Setting) -> nn.Module:
     """The model cut by torch-pruning: its largest that has no more than this share of the MACs."""
-    full = count_macs(model, EXAMPLE)
+    full, batches = count_macs(model, what.example), batches_for(by, data, what)
 
     def pruned(ratio: float) -> nn.Module:
         net, criterion = copy.deepcopy(model), THEIRS[by]()
-        batches = batches_for(by, data, samples)
-        if by == "taylor":
-            for batch in batches:
-                (loss(net, batch) / len(batches)).backward()
-        elif by == "fisher":
-            for batch in batches:
-                net.zero_grad()
-                loss(net, batch).backward()
-                criterion.accumulate_grad(net)
+        torch.manual_seed(0)  # torch-pruning's random scores are the global generator's
         options = {
             "importance": criterion,
             "global_pruning": True,
             "pruning_ratio": ratio,
+            "iterative_steps": steps,
             "ignored_layers": [net.head],
         }
-        tp.pruner.BasePruner(net, EXAMPLE, **options).step()
+        pruner = tp.pruner.BasePruner(net, what.example, **options)
+        for _ in range(steps):
+            net.zero_grad()
+            if by == "taylor":
+                for batch in batches:
+                    (loss(net, batch) / len(batches)).backward()
+            elif by == "fisher":
+                criterion.zero_grad()
+                for batch in batches:
+                    net.zero_grad()
+                    loss(net, batch).backward()
+                    criterion.accumulate_grad(net)
+            pruner.step()
         net.zero_grad()
         return net
 
@@ -142,22 +188,24 @@ def theirs(model: nn.Module, by: str, share: float, data: Dataset, samples: int)
     for _ in range(9):
         middle = (low + high) / 2
         net = pruned(middle)
-        if count_macs(net, EXAMPLE) <= share * full:
+        if count_macs(net, what.example) <= share * full:
             high, best = middle, net
         else:
             low = middle
     return best
 
 
-def judged(model: nn.Module, full: nn.Module, data: Dataset, samples: int, seed: int) -> dict:
+def judged(model: nn.Module, full: nn.Module, data: Dataset, what: Setting, seed: int) -> dict:
     """What became of the model: its size and its accuracies."""
     row = {
-        "macs": round(count_macs(model, EXAMPLE) / count_macs(full, EXAMPLE), 4),
+        "macs": round(count_macs(model, what.example) / count_macs(full, what.example), 4),
         "parameters": round(sum(p.numel() for p in model.parameters()) / sum(p.numel() for p in full.parameters()), 4),
         "cut": accuracy(model, data),
     }
+    images = [x for x, _ in batches_for("repair", data, what)]
+    row["repaired"] = accuracy(repair(model, batches=images), data)
     tuned = copy.deepcopy(model)
-    train(tuned, data, samples, epochs=1, lr=0.02, seed=seed)
+    train(tuned, data, what, epochs=1, lr=0.02, seed=seed)
     return row | {"tuned": accuracy(tuned, data)}
 
 
@@ -192,42 +240,65 @@ def table(result: dict) -> str:
     return "\n".join(lines)
 
 
+def table_of_steps(result: dict) -> str:
+    """The rows of `--digits` as Markdown, in percent: ours / torch-pruning's, mean +- standard deviation over seeds."""
+    found: dict[tuple, list[dict]] = {}
+    for row in result["rows"]:
+        found.setdefault((row["by"], row["steps"], row["side"]), []).append(row)
+
+    def cell(by: str, steps: int, name: str) -> str:
+        numbers = [[100 * row[name] for row in found[by, steps, side]] for side in ("surgery", "torch-pruning")]
+        spread = [f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "" for values in numbers]
+        return " / ".join(f"{statistics.mean(values):.1f}{more}" for values, more in zip(numbers, spread))
+
+    lines = ["| by | steps | MACs | as cut | repaired | one epoch |", "|---|---|---|---|---|---|"]
+    for by, steps in dict.fromkeys((row["by"], row["steps"]) for row in result["rows"]):
+        cells = [cell(by, steps, name) for name in ("macs", "cut", "repaired", "tuned")]
+        lines.append(f"| {by} | {steps} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1])
+    parser.add_argument("--seeds", type=int, nargs="*")
     parser.add_argument("--models", type=Path, default=Path.home() / ".cache/layer-surgery/importance")
     parser.add_argument("--repetitions", type=int, default=11)
+    parser.add_argument("--digits", action="store_true")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
+    name = "importance-digits" if args.digits else "importance-cpu"
+    show, what = (table_of_steps, DIGITS) if args.digits else (table, FASHION)
     if args.table:
-        print(table(json.loads((args.out / "importance-cpu.json").read_text())))
+        print(show(json.loads((args.out / f"{name}.json").read_text())))
         return
-    data = load("fashion-mnist")
-    samples, shares = (4 * BATCH, SHARES[1:2]) if args.quick else (SAMPLES, SHARES)
-    name = f"importance-cpu{'-quick' if args.quick else ''}"
+    if args.quick:
+        what, name = replace(what, samples=4 * what.batch, shares=(0.5,)), f"{name}-quick"
+    seeds = args.seeds or ([0, 1, 2] if args.digits else [0, 1])
+    data = load(what.data)
     result = {"model": MODEL, "torch": torch.__version__, "torch_pruning": tp.__version__, "full": {}, "rows": []}
-    print(f"{'seed':4} {'by':11}{'side':14}{'MACs':>7}{'params':>8}{'cut':>8}{'tuned':>8}  slower")
-    for seed in args.seeds:
-        full = trained(seed, data, samples, args.models)
+    print(
+        f"{'seed':4} {'by':11}{'side':14}{'steps':>5}{'MACs':>7}{'params':>8}{'cut':>8}{'repair':>8}{'tuned':>8} slower"
+    )
+    for seed in seeds:
+        full = trained(seed, data, what, args.models)
         result["full"][str(seed)] = accuracy(full, data)
-        for share in shares:
-            for by in ("first", *THEIRS, "activation"):
-                models = {"surgery": ours(full, by, share, data, samples)}
-                if by in THEIRS:
-                    models["torch-pruning"] = theirs(full, by, share, data, samples)
-                for side, model in models.items():
-                    row = {"seed": seed, "share": share, "by": by, "side": side}
-                    row |= judged(model, full, data, samples, seed)
-                    if len(models) == 2 and side == "torch-pruning":
-                        row["slower"] = slower(
-                            models["surgery"], model, data.normalise(data.test_x[:100]), args.repetitions
-                        )
-                    result["rows"].append(row)
-                    report.write(result, args.out, name, done=False)
-                    text = f"{row['macs']:7.3f}{row['parameters']:8.3f}{row['cut']:8.4f}{row['tuned']:8.4f}"
-                    print(f"{seed:4} {by:11}{side:14}{text}  {row.get('slower', '')}", flush=True)
+        for share, by, steps in itertools.product(what.shares, what.criteria, what.steps):
+            models = {"surgery": ours(full, by, share, steps, data, what)}
+            if by in THEIRS:
+                models["torch-pruning"] = theirs(full, by, share, steps, data, what)
+            for side, model in models.items():
+                row = {"seed": seed, "share": share, "by": by, "side": side, "steps": steps}
+                row |= judged(model, full, data, what, seed)
+                if len(models) == 2 and side == "torch-pruning":
+                    images = data.normalise(data.test_x[:100])
+                    row["slower"] = slower(models["surgery"], model, images, args.repetitions)
+                result["rows"].append(row)
+                report.write(result, args.out, name, done=False)
+                parts = f"{steps:5}{row['macs']:7.3f}{row['parameters']:8.3f}"
+                parts += "".join(f"{row[key]:8.4f}" for key in ("cut", "repaired", "tuned"))
+                print(f"{seed:4} {by:11}{side:14}{parts}  {row.get('slower', '')}", flush=True)
     report.write(result, args.out, name)
 
 

@@ -42,6 +42,7 @@ from surgery.width.narrow import narrow as narrow
 from surgery.width.narrow import widths as widths
 from surgery.width.permute import permute as permute
 from surgery.width.permute import sort_by as sort_by
+from surgery.width.prune import prune as prune
 from surgery.width.rules import register_rule as register_rule
 from surgery.width.target import Target as Target
 from surgery.width.widen import widen as widen

@@ -117,6 +117,7 @@ class Kind:
 
 
 _whole = needs("give a whole number, 0 or more", lambda v: type(v) is int and 0 <= v < 2**63)
+_steps = needs("give a whole number from 1 to 1000", lambda v: type(v) is int and 1 <= v <= 1000)
 _counts = needs(
     "give a number of blocks for each section, such as [2, 2]",
     lambda v: isinstance(v, list | tuple | dict),
@@ -128,6 +129,7 @@ _outside = needs("give entries PATTERN: MODEL, such as fc: 1", lambda v: isinsta
 Number = Annotated[float, Kind("NUMBER", number)]
 Share = Annotated[float, Kind("SHARE", partial(number, low=0, high=1, open_low=True))]
 Whole = Annotated[int, Kind("INT", _whole)]
+Steps = Annotated[int, Kind("INT", _steps)]
 Patterns = Annotated[tuple[str, ...], Kind("PATTERN", _texts, repeated=True)]
 Counts = Annotated[tuple[int, ...], Kind("INT,...", _counts, listed(int, "2,2,4,2"))]
 """A number of blocks for each section."""

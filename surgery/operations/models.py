@@ -26,6 +26,7 @@ from surgery.operations.arguments import (
     Patterns,
     Score,
     Share,
+    Steps,
     Whole,
     batches_of,
 )
@@ -64,7 +65,14 @@ def narrow(
     return model.becomes(plan.extract(model.values), small, plan)
 
 
-def prune(model: Built, *, macs: Share | None = None, parameters: Share | None = None, by: Score = "l1") -> Model:
+def prune(
+    model: Built,
+    *,
+    macs: Share | None = None,
+    parameters: Share | None = None,
+    by: Score = "l1",
+    steps: Steps = 1,
+) -> Model:
     """Keep the most important positions of all widths, down to a given size.
 
     Args:
@@ -72,6 +80,7 @@ def prune(model: Built, *, macs: Share | None = None, parameters: Share | None =
         macs: the share of multiply-accumulates to keep, in (0, 1]
         parameters: the share of parameters to keep, in (0, 1]
         by: how important a position is: by the norm of its weights, or by batch norms' scales
+        steps: in how many steps, each of which scores anew what is left
 
     Returns:
         the new checkpoint; the plan, by which the narrow model lies in the given one
@@ -80,8 +89,7 @@ def prune(model: Built, *, macs: Share | None = None, parameters: Share | None =
         raise SurgeryError("prune needs a size: give the share of macs or of parameters to keep, one of the two")
     target = surgery.Target(macs=macs) if parameters is None else surgery.Target(parameters=parameters)
     net, example = model.loaded(), model.example()
-    scores = surgery.importance(net, example=example, by=by)
-    small, plan = surgery.narrow(net, target=target, keep_top=scores, example=example)
+    small, plan, _ = surgery.prune(net, target=target, importance=by, steps=steps, example=example)
     return model.becomes(plan.extract(model.values), small, plan)
 
 

@@ -38,7 +38,7 @@ from surgery.width.shortfall import (
     unused_tensors,
 )
 from surgery.width.solve import Atom, Solution, digits, is_whole, named_widths, size_of, solve
-from surgery.width.target import Cost, Target, numbers_kept
+from surgery.width.target import Cost, Target, What, numbers_kept
 from surgery.width.trace import Trace, same_code, traced
 
 _COUPLINGS = 6  # that are tried to bring the narrow model further
@@ -122,23 +122,8 @@ def narrow(
         raise SurgeryError("narrow runs one forward pass: give an input as `example`")
     demand = checked(model, Demand(1.0 if rate is None else rate, rates or {}, keep, heads, rounding))
     request = Request(model, example, demand, output, strict, target, keep_top)
-    found = deque(attempts(request), maxlen=1).pop()  # the narrow model of the last one runs as predicted
-    solution, demand, chosen, plan = found.solution, found.demand, found.chosen, found.outcome
-    assert isinstance(plan, Submodel)
-    others = other_constants(model, example, output, found.seen, solution, chosen.choice, plan)
-    small = plan.build(model)
-    for shortfall, refused in (
-        (target_missed(target, found.cost, chosen.choice), strict),
-        (listed(model, found.whole), strict or not chosen.choice),
-        (too_wide(solution, demand, chosen, small) if strict else "", strict),
-        (constants_differ(model, others), strict),
-        (unused_tensors(solution, demand, chosen, small, found.seen.found.untrained), strict),
-    ):
-        if shortfall and refused:
-            raise SurgeryError(shortfall)
-        if shortfall:
-            _log.warning(shortfall)
-    return small, plan
+    found = final(request)
+    return finished(found), found.plan
 
 
 class Width(NamedTuple):
@@ -235,7 +220,12 @@ Coupling: TypeAlias = tuple[tuple[Place, Place], ...]  # pairs of axes that beco
 
 @dataclass(frozen=True)
 class Request:
-    """What is wanted: the arguments of `surgery.narrow`."""
+    """What is wanted: the arguments of `surgery.narrow`.
+
+    Attributes:
+        sizes: by name how many positions widths had before the model was cut for the first time, of which the target's
+            floor is a share.
+    """
 
     model: nn.Module
     example: Any
@@ -244,6 +234,7 @@ class Request:
     strict: bool = False
     target: Target | None = None
     scores: Scores | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -290,11 +281,47 @@ class Attempt:
         plan = plan_of(self.seen.model, state(self.request.model), self.solution, choice)
         return checked_plan(self.seen.model, plan, self.solution, choice, self.seen.example)
 
+    @property
+    def plan(self) -> Submodel:
+        """The plan of an attempt that runs as predicted."""
+        assert isinstance(self.outcome, Submodel)
+        return self.outcome
+
+    def count(self, what: What) -> Cost:
+        """Counts MACs or parameters of any choice of positions."""
+        return Cost(self.seen.model, self.solution, what, self.seen.found.lengths[0])
+
     def is_further_than(self, other: "Attempt") -> bool:
         """Whether the narrow model runs further, with no more widths that stay whole."""
         if not self.chosen.choice or len(self.whole) > len(other.whole):
             return False
         return isinstance(self.outcome, Submodel) or self.outcome.step > other.outcome.step
+
+
+def final(request: Request) -> Attempt:
+    """The attempt whose narrow model runs as predicted; SurgeryError as for `attempts`."""
+    return deque(attempts(request), maxlen=1).pop()
+
+
+def finished(found: Attempt) -> nn.Module:
+    """The narrow model; where it is less than what was asked for, that is logged, or with `strict` an error."""
+    wanted = found.request
+    model, strict = wanted.model, wanted.strict
+    solution, demand, chosen, plan = found.solution, found.demand, found.chosen, found.plan
+    others = other_constants(model, wanted.example, wanted.output, found.seen, solution, chosen.choice, plan)
+    small = plan.build(model)
+    for shortfall, refused in (
+        (target_missed(wanted.target, found.cost.share(chosen.choice)) if wanted.target and found.cost else "", strict),
+        (listed(model, found.whole), strict or not chosen.choice),
+        (too_wide(solution, demand, chosen, small) if strict else "", strict),
+        (constants_differ(model, others), strict),
+        (unused_tensors(solution, demand, chosen, small, found.seen.found.untrained), strict),
+    ):
+        if shortfall and refused:
+            raise SurgeryError(shortfall)
+        if shortfall:
+            _log.warning(shortfall)
+    return small
 
 
 def attempts(request: Request) -> Iterator[Attempt]:
@@ -338,7 +365,9 @@ def attempt(request: Request, known: Constraints) -> Attempt:
         demand = replace(demand, pick=best(score))
     if target:
         cost = Cost(seen.model, solution, target.what, trace.lengths[0])
-        demand = replace(demand, numbers=partial(numbers_kept, target, cost, rounded=demand.share, scores=score))
+        sizes = {atom: request.sizes.get(name, atom.size) for name, atom in named_widths(solution).items()}
+        kept = partial(numbers_kept, target, cost, rounded=demand.share, scores=score, sizes=sizes)
+        demand = replace(demand, numbers=kept)
     chosen = choose(solution, demand)
     if target and (share := cost.share(chosen.choice)) > target.share:
         whole = stayed_whole(solution, request.demand, choose(solution, request.demand))

@@ -9,8 +9,8 @@ from surgery.forward import named_tensors
 from surgery.names import joined, matches
 from surgery.width.axes import Kind, Why, firmest, lost
 from surgery.width.choose import INSIDE, Chosen, Demand
-from surgery.width.solve import Atom, Axis, Choice, Product, Solution, Sum, atoms, digits, size_of, summed_over, terms
-from surgery.width.target import CLOSE, Cost, Target
+from surgery.width.solve import Atom, Axis, Product, Solution, Sum, atoms, digits, size_of, summed_over, terms
+from surgery.width.target import CLOSE, Target
 
 _LISTED = 5  # widths that stayed whole are listed up to this number
 
@@ -183,9 +183,9 @@ def unused_tensors(solution: Solution, demand: Demand, chosen: Chosen, small: nn
     )
 
 
-def target_missed(target: Target | None, cost: Cost | None, choice: Choice) -> str:
-    """How far a target was missed; "" if it was not."""
-    if not target or not cost or abs((share := cost.share(choice)) - target.share) <= CLOSE * target.share:
+def target_missed(target: Target, share: float) -> str:
+    """How far a target was missed with this share of the full model; "" if it was not."""
+    if abs(share - target.share) <= CLOSE * target.share:
         return ""
     return (
         f"{target} is missed by more than {CLOSE:.0%}: {share:.1%} of the {target.what} are left, and "

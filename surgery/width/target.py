@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -128,6 +128,7 @@ def numbers_kept(
     widths: Collection[Atom],
     rounded: Callable[[int, float], int],
     scores: Callable[[Atom], Tensor] | None,
+    sizes: Mapping[Atom, int],
 ) -> dict[Atom, int]:
     """How many positions of each width stay.
 
@@ -135,9 +136,10 @@ def numbers_kept(
         widths: those that may shrink.
         rounded: from a width's size and a share to a number of positions.
         scores: of a width; None for one share of all widths.
-
+        sizes: how many positions the widths had in the beginning, of which the target's floor is a share.
     """
-    owner, value = _ranked(target, widths, scores)
+    floors = [min(atom.size, max(1, math.ceil(round(target.floor * sizes[atom], 9)))) for atom in widths]
+    owner, value = _ranked(floors, widths, scores)
     order = value.argsort(descending=True, stable=True)
     owner, widths = owner[order], list(widths)
 
@@ -176,17 +178,19 @@ def numbers_kept(
     return kept(counts)
 
 
-def _ranked(target: Target, widths: Collection[Atom], scores: Callable[[Atom], Tensor] | None) -> tuple[Tensor, Tensor]:
+def _ranked(
+    floors: Sequence[int], widths: Collection[Atom], scores: Callable[[Atom], Tensor] | None
+) -> tuple[Tensor, Tensor]:
     """([n] which width each position belongs to, [n] how much it is worth), the positions of a width best first.
 
     Positions of the floor are worth infinitely much. Without scores the j-th of a width's n positions is worth -j / n,
     which gives all widths the same share.
     """
     owners, values = [], []
-    for number, atom in enumerate(widths):
+    for number, (atom, floor) in enumerate(zip(widths, floors)):
         value = -torch.arange(atom.size) / atom.size if scores is None else _normalised(scores(atom))
         value = value.double().sort(descending=True).values
-        value[: max(1, math.ceil(round(target.floor * atom.size, 9)))] = math.inf
+        value[:floor] = math.inf
         owners.append(torch.full((atom.size,), number))
         values.append(value)
     if not owners:

@@ -65,8 +65,14 @@ def test_prune_keeps_what_matters(net):
     run("prune", "net.safetensors", "--parameters", "0.5", *GIVEN, "--out", "small.safetensors")
     example = torch.zeros(2, 5)
     scores = surgery.importance(net, example=example, by="l1")
-    small, _ = surgery.narrow(net, target=surgery.Target(parameters=0.5), keep_top=scores, example=example)
+    target = surgery.Target(parameters=0.5)
+    small, _ = surgery.narrow(net, target=target, keep_top=scores, example=example)
     same("small.safetensors", surgery.state(small))
+    options = ("--plan", "plan.json", "--steps", "3", "--parameters", "0.5")
+    run("prune", "net.safetensors", *options, *GIVEN, "--out", "steps.safetensors")
+    stepwise = surgery.prune(net, target=target, example=example, steps=3)
+    same("steps.safetensors", surgery.state(stepwise.model))
+    assert surgery.Submodel.load("plan.json") == stepwise.plan
 
 
 @pytest.mark.parametrize("model", [(), GIVEN], ids=["by names", "by model"])
@@ -230,6 +236,7 @@ def test_an_existing_file_is_the_last_mistake_to_be_told_and_told_before_the_wor
         (("narrow", file, "--rate", "2", *GIVEN), "rate=2 is out of range: give above 0 and at most 1"),
         (("narrow", file, "--rate", "0.5"), "give --model"),
         (("prune", file, "--macs", "3", *GIVEN), "macs=3"),
+        (("prune", file, "--macs", "0.5", "--steps", "0", *GIVEN), "steps=0"),
         (("prune", file, "--macs", "0.5", "--model", "nowhere:net"), "No module named"),
         (("widen", file, "--rate", "2", "--seed", "-1", *GIVEN), "seed=-1"),
         (("graft", file, "--depths", "1"), "use ungraft"),
@@ -238,7 +245,7 @@ def test_an_existing_file_is_the_last_mistake_to_be_told_and_told_before_the_wor
         (("extract", file, "--plan", "none.json"), "none.json cannot be read"),
     ]:
         assert text in refused(capsys, *arguments, *there)
-    for place in ("surgery.importance", "surgery.narrow", "surgery.widen", "surgery.operations.models.Aligner"):
+    for place in ("surgery.prune", "surgery.narrow", "surgery.widen", "surgery.operations.models.Aligner"):
         monkeypatch.setattr(place, lambda *given, **more: pytest.fail("it worked in vain"))
     for command in [
         ("narrow", file, "--rate", "0.5", *GIVEN),

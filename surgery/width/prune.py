@@ -1,0 +1,191 @@
+"""Pruning in steps: score, cut a little, train, and again."""
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from surgery.configuration import shapes_of
+from surgery.errors import SurgeryError, first_line
+from surgery.plan import Submodel
+from surgery.width import importance as criteria
+from surgery.width.choose import Demand, Heads, Rounding, Scores, checked
+from surgery.width.narrow import Attempt, Request, final, finished
+from surgery.width.shortfall import listed, target_missed
+from surgery.width.solve import Choice, named_widths
+from surgery.width.target import Target
+
+_log = logging.getLogger(__name__)
+
+
+class Size(NamedTuple):
+    """How large a model is: the multiply-accumulates of one forward pass on the example, and the parameters."""
+
+    macs: int
+    parameters: int
+
+
+class Pruned(NamedTuple):
+    """What `prune` has made.
+
+    Attributes:
+        model: the small model, with the weights that it was trained to.
+        plan: where it lies in the full one, over all steps.
+        sizes: of the full model, and of the model after each step.
+    """
+
+    model: nn.Module
+    plan: Submodel
+    sizes: tuple[Size, ...]
+
+
+def prune(
+    model: nn.Module,
+    *,
+    example: Any,
+    target: Target,
+    importance: criteria.Name | Callable[[nn.Module], Scores] | Any = "l1",
+    batches: Iterable[Any] = (),
+    loss: Callable[[nn.Module, Any], Tensor] | None = None,
+    steps: int | Sequence[float] = 1,
+    finetune: Callable[[nn.Module, int], nn.Module | None] | None = None,
+    keep: Sequence[str] = (),
+    output: Callable[[Any], Any] | None = None,
+    heads: Heads = "inside",
+    rounding: Rounding = math.ceil,
+    strict: bool = False,
+) -> Pruned:
+    """Cut a model down to a size in steps, with scores asked anew before each of them, and training after it.
+
+    With one step and no training it is `narrow(model, target=target, keep_top=importance(model, ...))`. The cut to the
+    target is tried on the full model before anything else, so that what cannot be reached is refused before hours of
+    training, and what stays whole is logged once.
+
+    Args:
+        model: any module; it is not changed.
+        example, keep, output, heads, rounding: as for `surgery.narrow`.
+        target: how large the last model may be, as a share of the full one: `Target(macs=0.5)`. Its floor is a share of
+            the full model's widths in all steps.
+        importance: a criterion's name or an object of one of torch-pruning's importance classes, as `by` of
+            `surgery.importance`; or a function of a model that gives scores as `surgery.importance` does: `lambda net:
+            surgery.importance(net, example=x, by=mine)`. It is asked for each model that is cut.
+        batches, loss: as for `surgery.importance`.
+        steps: in how many steps: the share falls by the same amount in each, so that of 0.5 in 5 steps there are 0.9,
+            0.8, 0.7, 0.6 and 0.5. Or the shares after each, falling: `[0.8, 0.65, 0.5]`.
+        finetune: trains a model; called with the small model after each step, and with that step's number from 1. It
+            changes the model in place, or returns one with tensors of the same names and shapes.
+        strict: as for `surgery.narrow`, of the cut to the target that is tried first.
+
+    Returns:
+        The small model, the plan that maps its state to the full model's, and the sizes before and after each step.
+        `plan.extract(model)` are the small model's tensors as they were before any training.
+
+    Raises:
+        SurgeryError: as `surgery.narrow` and `surgery.importance` do; for steps that do not fall to the target, and for
+            a model of other tensors from `finetune`.
+
+    >>> import torch
+    >>> from surgery import Target
+    >>> net = nn.Sequential(nn.Linear(4, 100), nn.ReLU(), nn.Linear(100, 4))
+    >>> small, plan, sizes = prune(net, example=torch.zeros(1, 4), target=Target(macs=0.5), steps=2)
+    >>> sizes
+    (Size(macs=800, parameters=904), Size(macs=600, parameters=679), Size(macs=400, parameters=454))
+    """
+    if not isinstance(model, nn.Module):
+        raise SurgeryError(f"prune runs the model: give a module, not a {type(model).__name__}")
+    if not isinstance(target, Target):
+        raise SurgeryError(f"target is surgery.Target(macs=...) or surgery.Target(parameters=...), got {target!r}")
+    if example is None:
+        raise SurgeryError("prune runs one forward pass: give an input as `example`")
+    if finetune is not None and not callable(finetune):
+        raise SurgeryError(f"finetune is a function of a model and the number of a step, got {finetune!r}")
+    shares = _shares(steps, target)
+    batches = list(batches) if isinstance(batches, Iterator) else batches  # which every step reads
+
+    def scores(net: nn.Module) -> Scores:
+        if isinstance(importance, str) or not callable(importance) or criteria.is_pruner(importance):
+            given = {"example": example, "by": importance, "batches": batches, "loss": loss, "output": output}
+            return criteria.importance(net, **given)
+        return _asked(importance, net)
+
+    demand = checked(model, Demand(target.rate, {}, keep, heads, rounding))
+    asked = Request(model, example, demand, output, strict, target, scores(model))
+    found = final(asked)  # what has to be refused is refused now, and what is less than asked for is told once
+    finished(found)
+    asked = replace(asked, strict=False, sizes={name: a.size for name, a in named_widths(found.solution).items()})
+    told = {(one.tensor, one.axis) for one in found.whole}
+    full, net, plan, sizes = found.count(target.what).full, model, None, [_size(found, {})]
+    for number, share in enumerate(shares, 1):
+        if len(shares) > 1:
+            left = getattr(sizes[-1], target.what)
+            part = replace(target, **{target.what: min(1.0, share * full / left)})
+            known = asked.scores if number == 1 else scores(net)
+            try:
+                found = final(replace(asked, model=net, target=part, scores=known))
+            except SurgeryError as error:
+                raise SurgeryError(f"step {number} of {len(shares)}, from {left / full:.1%}: {error}") from error
+            if fresh := [one for one in found.whole if (one.tensor, one.axis) not in told]:
+                _log.warning(listed(net, fresh))
+                told |= {(one.tensor, one.axis) for one in fresh}
+        net = found.plan.build(net)
+        plan = plan.compose(found.plan) if plan else found.plan
+        sizes.append(_size(found, found.chosen.choice))
+        net = _trained(net, finetune, number)
+    missed = target_missed(target, getattr(sizes[-1], target.what) / full)
+    if missed and len(shares) > 1:
+        _log.warning(missed)
+    return Pruned(net, plan, tuple(sizes))
+
+
+def _shares(steps: int | Sequence[float], target: Target) -> list[float]:
+    """The share of the full model that is left after each step."""
+    if isinstance(steps, int) and not isinstance(steps, bool) and steps >= 1:
+        return [1 - (1 - target.share) * number / steps for number in range(1, steps)] + [target.share]
+    shares = [1.0, *steps] if isinstance(steps, Sequence) and not isinstance(steps, str) else []
+    falls = all(isinstance(b, int | float) and a > b for a, b in pairwise(shares))
+    if len(shares) < 2 or not falls or shares[-1] != target.share:
+        raise SurgeryError(
+            f"steps={steps!r}: give how many, at least 1, or the share that is left after each, falling from 1 to the "
+            f"target's {target.share}"
+        )
+    return shares[1:]
+
+
+def _asked(importance: Any, net: nn.Module) -> Scores:
+    """The scores that a function gives."""
+    try:
+        return importance(net)
+    except SurgeryError:
+        raise
+    except TypeError as error:
+        raise SurgeryError(
+            f"importance(model) fails: {first_line(error)}: give the name of a criterion or a function of a model, "
+            "lambda net: surgery.importance(net, example=x, by=...)"
+        ) from error
+
+
+def _trained(net: nn.Module, finetune: Callable[[nn.Module, int], nn.Module | None] | None, number: int) -> nn.Module:
+    """The model after a step's training; SurgeryError if it has other tensors than before."""
+    if finetune is None:
+        return net
+    before = shapes_of(net)
+    made = finetune(net, number)
+    made = net if made is None else made
+    if not isinstance(made, nn.Module):
+        raise SurgeryError(f"finetune(model, {number}) gives {type(made).__name__}: give the trained model, or None")
+    after = shapes_of(made)
+    for name in (*before, *after):
+        if before.get(name) != after.get(name):
+            raise SurgeryError(
+                f"finetune(model, {number}) gives a model of other tensors than it was given: {name} was "
+                f"{before.get(name, 'missing')} and is {after.get(name, 'missing')}"
+            )
+    return made
+
+
+def _size(found: Attempt, choice: Choice) -> Size:
+    return Size(found.count("macs")(choice), found.count("parameters")(choice))

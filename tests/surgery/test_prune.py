@@ -1,0 +1,219 @@
+"""Pruning in steps: against torch-pruning's own steps, a loop by hand, and counts of torch."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import surgery
+from surgery import SurgeryError, Target, importance, narrow, prune, state
+
+X, Y = torch.randn(32, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(32) % 4
+
+
+class Block(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.conv1, self.norm = nn.Conv2d(c, 24, 3, padding=1, bias=False), nn.BatchNorm2d(24)
+        self.conv2 = nn.Conv2d(24, c, 3, padding=1)
+
+    def forward(self, x):
+        return x + self.conv2(F.relu(self.norm(self.conv1(x))))
+
+
+class Summed(nn.Module):
+    def forward(self, x):
+        return x.cumsum(1)
+
+
+def convolutions():
+    torch.manual_seed(0)
+    blocks = nn.Conv2d(1, 20, 3, padding=1), Block(20), nn.ReLU(), Block(20), nn.ReLU()
+    return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(20, 4)).eval()
+
+
+def linear(width=100):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 4))
+
+
+def loss(net, batch):
+    return F.cross_entropy(net(batch[0]), batch[1])
+
+
+def size(net, x=X):
+    counter = FlopCounterMode(display=False)
+    with counter:
+        net(x[:1])
+    return counter.get_total_flops() // 2, sum(p.numel() for p in net.parameters())
+
+
+def same(a, b):
+    a, b = state(a), state(b)
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize("target", [Target(macs=0.4), Target(parameters=0.4)])
+def test_steps_go_down_to_the_target(target):
+    net, seen = convolutions(), []
+    before = copy.deepcopy(net)
+    small, plan, sizes = prune(
+        net, example=X[:1], target=target, steps=3, finetune=lambda *given: seen.append((given[1], size(given[0])))
+    )
+    same(net, before)
+    assert [size(net), *(one for _, one in seen)] == list(sizes)
+    assert sizes[-1] == size(small)
+    assert [number for number, _ in seen] == [1, 2, 3]
+    place = 0 if target.macs else 1
+    for wanted, got in zip((0.8, 0.6, 0.4), sizes[1:]):
+        assert 0.97 * wanted <= got[place] / sizes[0][place] <= wanted
+    same(plan.build(net), small)
+    torch.testing.assert_close(plan.build(net)(X), small(X), rtol=0, atol=0)
+    again = surgery.Submodel.from_json(plan.to_json())
+    assert {n: tuple(t.shape) for n, t in again.extract(state(net)).items()} == again.small_shapes
+
+
+@pytest.mark.parametrize("by", ["l1", "l2", "bn_scale", "taylor"])
+def test_one_step_is_narrow(by):
+    net, given = convolutions(), {"batches": [(X, Y)], "loss": loss}
+    keep = [] if by != "bn_scale" else ["0"]  # the stream has no norm
+    small, plan, _ = prune(net, example=X[:1], target=Target(macs=0.5), importance=by, keep=keep, **given)
+    scores = importance(net, example=X[:1], by=by, **given)
+    ours, other = narrow(net, example=X[:1], target=Target(macs=0.5), keep_top=scores, keep=keep)
+    assert plan == other
+    same(small, ours)
+
+
+@pytest.mark.parametrize("by", ["l2", "taylor"])
+def test_steps_are_torch_prunings(by):
+    """Its iterative pruner cuts the same positions where it is told to leave as many in each step."""
+    tp = pytest.importorskip("torch_pruning")
+    net, x, y = linear(), torch.randn(64, 4, generator=torch.Generator().manual_seed(1)), torch.arange(64) % 4
+    left = []
+    _, plan, _ = prune(
+        net, example=x[:1], target=Target(macs=0.3), importance=by, batches=[(x, y)], loss=loss, steps=4,
+        finetune=lambda small, _: left.append(small[0].out_features + small[2].out_features),
+    )  # fmt: skip
+    theirs = copy.deepcopy(net)
+    criterion = {"l2": tp.importance.GroupMagnitudeImportance, "taylor": tp.importance.GroupTaylorImportance}[by]()
+    pruner = tp.pruner.BasePruner(
+        theirs, x[:1], criterion, global_pruning=True, iterative_steps=4, ignored_layers=[theirs[4]],
+        iterative_pruning_ratio_scheduler=lambda ratio, steps: [0.0, *(1 - (n + 0.5) / 200 for n in left)],
+    )  # fmt: skip
+    for _ in left:
+        theirs.zero_grad()
+        loss(theirs, (x, y)).backward()
+        pruner.step()
+    assert left[-1] < 120
+    same(plan.build(net), theirs)
+    once = prune(net, example=x[:1], target=Target(macs=0.3), importance=by, batches=[(x, y)], loss=loss).plan
+    assert once != plan  # or the steps would not show
+
+
+def test_scores_are_asked_of_the_trained_model():
+    """Training decides what the next step cuts: each step's scores are those of the model that it cuts."""
+    net = linear(10)
+
+    def train(model, step):
+        with torch.no_grad():
+            for layer in (model[0], model[2]):
+                layer.weight.copy_(torch.rand(layer.weight.shape, generator=torch.Generator().manual_seed(step)))
+
+    def loop(net):
+        plan, full = None, size(net, torch.zeros(1, 4))[0]
+        for step, share in enumerate((0.8, 0.4), 1):
+            part = Target(macs=share * full / size(net, torch.zeros(1, 4))[0], floor=0)
+            scores = importance(net, example=torch.zeros(1, 4), by="l1")
+            net, one = narrow(net, example=torch.zeros(1, 4), target=part, keep_top=scores)
+            plan = plan.compose(one) if plan else one
+            train(net, step)
+        return net, plan
+
+    before = copy.deepcopy(net)
+    steps = {"steps": [0.8, 0.4], "target": Target(macs=0.4, floor=0), "example": torch.zeros(1, 4)}
+    small, plan, _ = prune(net, finetune=train, **steps)
+    expected, by_hand = loop(net)
+    same(net, before)
+    same(small, expected)
+    assert plan == by_hand
+    returned, _, _ = prune(
+        net, finetune=lambda model, step: (train(twin := copy.deepcopy(model), step), twin)[1], **steps
+    )
+    same(returned, expected)
+
+
+def test_the_floor_is_a_share_of_the_full_widths():
+    net, floor = linear(10), 0.5
+    with torch.no_grad():
+        net[0].weight *= torch.logspace(0, -9, 10)[:, None]
+    options = {"example": torch.zeros(1, 4), "target": Target(macs=0.45, floor=floor)}
+    for steps in (1, 2, 5):
+        small = prune(net, steps=steps, **options).model
+        assert min(small[0].out_features, small[2].out_features) == 5
+
+
+def test_batches_of_a_generator_serve_every_step():
+    net, read = linear(20), []
+    data = (torch.randn(8, 4), torch.arange(8) % 4)
+    options = {"example": torch.zeros(1, 4), "target": Target(macs=0.5), "steps": 2, "importance": "taylor"}
+    once = prune(net, batches=(one for one in [data]), loss=loss, **options)
+    again = prune(net, batches=[data], loss=lambda *given: read.append(1) or loss(*given), **options)
+    assert once.plan == again.plan
+    assert len(read) == 2
+
+
+def test_importance_is_a_name_a_class_of_torch_pruning_or_a_function_of_a_model():
+    tp = pytest.importorskip("torch_pruning")
+    net, options = linear(20), {"example": torch.zeros(1, 4), "target": Target(macs=0.5), "steps": 3}
+    theirs = tp.importance.GroupMagnitudeImportance(p=1)
+    plans = [
+        prune(net, importance=by, **options).plan
+        for by in ("l1", theirs, lambda model: importance(model, example=torch.zeros(1, 4), by="l1"))
+    ]
+    assert plans[0] == plans[1] == plans[2]
+
+
+def test_what_cannot_be_is_refused_before_any_training():
+    net, options = linear(8), {"example": torch.zeros(1, 4), "target": Target(macs=0.5)}
+
+    def refused(match, **more):
+        arguments = {"model": net, **options, **more}
+        with pytest.raises(SurgeryError, match=match):
+            prune(finetune=lambda *given: pytest.fail("trained in vain"), **arguments)
+
+    refused("cannot be reached: .* of the macs are left", target=Target(macs=0.1, floor=0.5), steps=3)
+    lost = nn.Sequential(nn.Linear(4, 12), Summed(), nn.Linear(12, 6), nn.ReLU(), nn.Linear(6, 2))
+    with pytest.raises(SurgeryError, match=r"(?s)cannot be reached: .*axis 0 of 0.weight \(12, 4\) stays whole: an op"):
+        prune(lost, finetune=lambda *given: pytest.fail("trained in vain"), **{**options, "target": Target(macs=0.3)})
+    refused("target is surgery.Target", target=0.5)
+    refused("prune runs the model: give a module, not a dict", model={})
+    refused("needs `batches`", importance="taylor", loss=loss)
+    refused("unknown criterion", importance="hessian")
+    refused("a function of a model", importance=lambda name, rows, axis: rows.sum(1))
+    refused("has no scores for the width", importance=lambda model: {})
+    refused("give an input", example=None)
+    for steps in (0, True, 2.5, [], [0.5, 0.7], [0.9, 0.6], [1.2, 0.5], "3"):
+        refused("give how many, at least 1, or the share", steps=steps)
+    with pytest.raises(SurgeryError, match="finetune is a function"):
+        prune(net, finetune=3, **options)
+    with pytest.raises(SurgeryError, match=r"finetune\(model, 1\) gives a model of other tensors .*: 0.weight was"):
+        prune(net, finetune=lambda model, step: linear(8), **options)
+    with pytest.raises(SurgeryError, match="gives float: give the trained model, or None"):
+        prune(net, finetune=lambda model, step: 0.5, **options)
+
+
+def test_a_target_missed_in_the_end_is_told(caplog):
+    net, rounding = nn.Sequential(nn.Linear(4, 24), nn.ReLU(), nn.Linear(24, 4)), lambda n: max(8, 8 * int(n // 8))
+    *_, sizes = prune(net, example=torch.zeros(1, 4), target=Target(macs=0.6), steps=2, rounding=rounding)
+    assert sizes[-1].macs == 64
+    assert "33.3% of the macs are left" in caplog.records[-1].message
+
+
+def test_what_stays_whole_is_told_once(caplog):
+    net = nn.Sequential(nn.Linear(4, 12), Summed(), nn.Linear(12, 20), nn.ReLU(), nn.Linear(20, 2))
+    prune(net, example=torch.zeros(1, 4), target=Target(macs=0.7), steps=4)
+    assert caplog.text.count("axis 0 of 0.weight (12, 4) stays whole") == 1
