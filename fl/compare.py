@@ -1,6 +1,6 @@
 """Compare runs in one figure and one table: `python -m fl.compare FOLDER... [--out FILE]`.
 
-`--against rounds|traffic|macs|seconds` says what curves are drawn against, `--target 0.7` what costs are counted up to.
+`--against rounds|traffic|macs|seconds|simulated` says what curves are drawn against, `--target 0.7` what costs are counted up to.
 
 Runs that differ in their seed alone are one line: mean and standard deviation over seeds.
 """
@@ -31,9 +31,10 @@ class Arguments:
     """run folders, or folders that hold some"""
     out: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("comparison.png")
     """the figure; must be new"""
-    against: Annotated[str, tyro.conf.arg(metavar="rounds|traffic|macs|seconds")] = "rounds"
+    against: Annotated[str, tyro.conf.arg(metavar="|".join(AGAINST))] = "rounds"
     """what curves are drawn against: rounds, what a client sent and received (traffic), the multiply-accumulates of all
-    clients' forward passes in training (macs; a step costs about three times as many), or seconds of training"""
+    clients' forward passes in training (macs; a step costs about three times as many), seconds of training, or those of
+    --pace (simulated)"""
     target: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
     """a test accuracy in (0, 1], or a perplexity above 1: what runs took to reach it is a second table"""
 

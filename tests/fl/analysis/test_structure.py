@@ -213,6 +213,7 @@ def test_the_command_refuses_what_it_cannot_draw(runs, tmp_path, capsys):
     for folders, out, message in (
         ([runs], "taken.png", "exists already: choose another --out"),
         ([runs], "map.xyz", "not written as 'xyz'"),
+        ([runs], "map", "does not say what the figure is written as"),
         ([], "map.png", "at least one run folder"),
         ([runs / "nowhere"], "taken.png", "is not a folder"),
         ([runs, runs / "fedavg-seed0"], "map.png", "such as femam and fesem"),
