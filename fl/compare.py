@@ -1,6 +1,7 @@
 """Compare runs in one figure and one table: `python -m fl.compare FOLDER... [--out FILE]`.
 
-`--against rounds|traffic|macs|seconds|simulated` says what curves are drawn against, `--target 0.7` what costs are counted up to.
+`--against rounds|traffic|macs|seconds|simulated` says what curves are drawn against, and `--target 0.7` what costs are
+counted up to.
 
 Runs that differ in their seed alone are one line: mean and standard deviation over seeds.
 """
