@@ -1,8 +1,9 @@
-"""Time a round of FedAvg with a cohort of 10 among 100, 10,000 and 1,000,000 clients; or ask for the memory of runs.
+"""Time a round of FedAvg with a cohort of 10 among 100, 10,000 and 1,000,000 clients; or ask for its memory.
 
     python benchmarks/population.py          # prints the table, writes benchmarks/results/population-<device>.json
     python benchmarks/population.py --quick  # fewer rounds, to see that it runs
-    python benchmarks/population.py --memory # writes benchmarks/results/population-memory-cpu.json
+    python benchmarks/population.py --memory --pfl pfl/bin/python --flower flower/bin/python
+                                             # writes benchmarks/results/population-memory-cpu.json
 
 Every client has 20 samples of one resident data set of 8x8 images; clients share samples, so that populations differ
 in their indices only. A round is all of it: sampling the cohort, batches, local training and the weighted mean. The
@@ -12,22 +13,23 @@ range), the time to sample alone, the memory of all index tensors, and the time 
 federation.
 
 With `--memory` each client has 20 images of 28x28 pixels of its own, in files that are mapped into memory (1.6 GB for
-100,000 clients). Whole runs of FedAvg and FedMR, from settings to a run folder, take place in processes of their own,
-with the populations in turn; the model is McMahan's CNN with a quarter of its widths, so that it does not hide what
-clients take. Reported are the largest resident memory of the process (the system's VmHWM, with the pages of files in it
-and some 0.8 GB of libraries; the median and range of the repetitions), the seconds until the first round begins, and
-those of a round. The processes run at low priority, on a machine that may do other things: the times are a hint, the
-memory is the result.
+100,000 clients), and FedAvg trains McMahan's CNN with a quarter of its widths, which does not hide what clients take.
+`--pfl PYTHON` and `--flower PYTHON` (see peers.py) add pfl-research, whose data sets are made when they are asked for,
+and Flower's simulation, with a node for each client. Each run is a process of its own with one torch thread, of Flower
+one actor, since threads that wait for each other hold a side up on a busy machine; runs take turns. Reported are the
+largest resident memory (the system's VmHWM, with libraries and the pages of files that were read; of Flower the sum of
+the process and its actor, each of which has its libraries), the seconds from the start of the process to the end of the
+first round, and those of a later round (median and range). A side that gives no answer for ten minutes is ended, and
+its row says so. What favours peers: Ray's own servers are not counted, pfl takes clients in order, while the others
+draw them, and the peers do not check their data. The processes run at low priority, on a machine that may do other
+things: the times are a hint, the memory is the result.
 """
 
 import argparse
 import contextlib
-import io
-import json
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -35,9 +37,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from peers import Side, SideError
 from report import write
+from sides.models import MODELS
 
-import fl
 import zoo
 from fl.algorithms import fedavg
 from fl.algorithms.algorithm import Algorithm
@@ -48,7 +51,7 @@ from fl.partition import Parts, hold_out
 
 CLIENTS = (100, 10_000, 1_000_000)
 COHORT, EACH, BATCH, EPOCHS = 10, 20, 10, 5
-IN_FILES, METHODS, ROUNDS, WIDTH = (1000, 10_000, 100_000), ("fedavg", "fedmr"), 10, 0.25
+IN_FILES, ROUNDS = (1000, 10_000, 100_000), 6
 
 
 def resident(device: str) -> Dataset:
@@ -115,8 +118,8 @@ def measure(repetitions: int, device: str) -> list[dict]:
     return rows
 
 
-def files(folder: Path, clients: int) -> float:
-    """Write random images for so many clients, and return how many bytes they take."""
+def files(folder: Path, clients: int) -> None:
+    """Write random images for so many clients."""
     rng, samples = np.random.default_rng(0), clients * EACH
     folder.mkdir()
     x = np.lib.format.open_memmap(folder / "x.npy", "w+", np.uint8, (samples, 1, 28, 28))
@@ -125,61 +128,98 @@ def files(folder: Path, clients: int) -> float:
     np.save(folder / "y.npy", rng.integers(0, 10, samples))
     np.save(folder / "test_x.npy", x[:1000])
     np.save(folder / "test_y.npy", rng.integers(0, 10, 1000))
-    return x.nbytes
 
 
-def one_run(folder: str, clients: str, method: str) -> None:
-    """Run one method on such a folder in this process, and print what it took as JSON."""
-    config = fl.Config(
-        algorithm=(method,), dataset=f"folder:{folder}", partition="iid", clients=int(clients), participants=COHORT,
-        rounds=ROUNDS, batch_size=BATCH, local_epochs=EPOCHS, width=WIDTH, device="cpu",
-    )  # fmt: skip
-    begin, rounds, ends = time.perf_counter(), [], []
+def peak(root: int) -> tuple[float, float]:
+    """The most megabytes of a process so far, and the sum of those of Flower's actors below it."""
+    status = {}
+    for file in Path("/proc").glob("[0-9]*/status"):
+        with contextlib.suppress(OSError):  # it has ended
+            status[int(file.parent.name)] = dict(line.split(":\t", 1) for line in file.read_text().splitlines())
 
-    def note(row: dict) -> None:
-        ends.append(time.perf_counter() - begin)
-        rounds.append(row["seconds"])
+    def below(process: int) -> bool:
+        return process == root or (process in status and below(int(status[process]["PPid"])))
 
-    with tempfile.TemporaryDirectory() as out, contextlib.redirect_stderr(io.StringIO()):
-        fl.simulate(config, Path(out, "run"), on_round=note)
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    peak = int(status["VmHWM"].split()[0]) * 1024 / 1e6
-    print(json.dumps({"peak_mb": peak, "setup_s": ends[0] - rounds[0], "round_s": statistics.median(rounds[1:])}))
+    most = {p: int(lines["VmHWM"].split()[0]) * 1024 / 1e6 for p, lines in status.items() if "VmHWM" in lines}
+    actors = [p for p in most if status[p]["Name"].startswith("ray::ClientApp") and below(p)]
+    return most[root], sum(most[p] for p in actors)
 
 
-def memory(repetitions: int, populations: tuple[int, ...]) -> list[dict]:
-    """A row for each method and population, whose runs take turns."""
+def train(name: str, python: str, job: dict, folder: Path, rounds: int) -> dict:
+    """Train so many rounds in a process of its own; what that took, or how it failed."""
+    begin, side = time.perf_counter(), None
+    try:
+        side = Side(name, python, job, folder)
+        seconds = [side.ask(round=1)["seconds"]]
+        first = time.perf_counter() - begin
+        seconds += [side.ask(round=number)["seconds"] for number in range(2, rounds + 1)]
+        process, actors = peak(side.process.pid)
+        facts = {"versions": side.facts["versions"], "threads": side.facts["threads"]}
+        return {**facts, "process_mb": process, "actors_mb": actors, "first_s": first, "seconds": seconds[1:]}
+    except SideError as error:
+        error.report()
+        after = time.perf_counter() - begin
+        return {"failed": f"after {after:.0f} s: {str(error).strip().splitlines()[-1]}"}
+    finally:
+        if side is not None:
+            side.close()
+
+
+def memory(sides: dict[str, str], populations: tuple[int, ...], repetitions: int, rounds: int) -> list[dict]:
+    """A row for each side and population, whose processes take turns."""
+    torch.manual_seed(0)
+    found: dict[tuple[str, int], list[dict]] = {(name, clients): [] for clients in populations for name in sides}
     with tempfile.TemporaryDirectory() as every:
-        sizes = {clients: files(Path(every, str(clients)), clients) for clients in populations}
-        taken: dict[tuple[str, int], list[dict]] = {(method, c): [] for method in METHODS for c in populations}
+        torch.save(MODELS["quarter_cnn"](True).state_dict(), Path(every, "initial.pt"))
+        for clients in populations:
+            files(Path(every, str(clients)), clients)
         for _ in range(repetitions):
-            for (method, clients), found in taken.items():
-                words = [sys.executable, __file__, "--run", str(Path(every, str(clients))), str(clients), method]
-                found.append(json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout))
+            for (name, clients), runs in found.items():
+                if runs and "failed" in runs[-1]:
+                    continue
+                job = {
+                    "check": False, "model": "quarter_cnn", "dropout": True, "clients": clients, "sizes": EACH,
+                    "batch": BATCH, "epochs": EPOCHS, "participants": COHORT, "lr": 0.1, "momentum": 0.0,
+                    "initial": str(Path(every, "initial.pt")), "data": str(Path(every, str(clients))),
+                    "device": "cpu", "threads": 1, "actors": 1, "backend": "auto",
+                }  # fmt: skip
+                runs.append(train(name, sides[name], job, Path(every), rounds))
     rows = []
-    for (method, clients), found in taken.items():
-        peaks = [one["peak_mb"] for one in found]
-        times = {name: round(statistics.median(one[name] for one in found), 3) for name in ("setup_s", "round_s")}
-        ends = {"peak_mb": statistics.median(peaks), "low": min(peaks), "high": max(peaks)}
-        ends = {name: round(value, 1) for name, value in ends.items()}
-        rows.append({"method": method, "clients": clients, "files_mb": round(sizes[clients] / 1e6, 1), **ends, **times})
+    for (name, clients), runs in found.items():
+        row: dict = {"side": name, "clients": clients, "files_mb": round(clients * EACH * 784 / 1e6, 1)}
+        if "failed" in runs[-1]:
+            rows.append(row | runs[-1])
+            continue
+        peaks = sorted(run["process_mb"] + run["actors_mb"] for run in runs)
+        seconds = [second for run in runs for second in run["seconds"]]
+        numbers = {
+            "peak_mb": statistics.median(peaks), "low": peaks[0], "high": peaks[-1],
+            "actors_mb": statistics.median(run["actors_mb"] for run in runs),
+            "first_s": statistics.median(run["first_s"] for run in runs),
+        }  # fmt: skip
+        times = {"round_s": statistics.median(seconds), "round_low": min(seconds), "round_high": max(seconds)}
+        row |= {key: round(number, 1) for key, number in numbers.items()}
+        row |= {key: round(number, 3) for key, number in times.items()}
+        rows.append(row | {key: runs[-1][key] for key in ("threads", "versions")})
     return rows
 
 
 def main_memory(args: argparse.Namespace) -> None:
-    repetitions, populations = (1, IN_FILES[:1]) if args.quick else (3, IN_FILES)
-    rows = memory(repetitions, populations)
-    print(f"{'method':8}{'clients':>10}{'files MB':>10}{'peak MB':>10}   {'range':16}{'set up s':>10}{'round s':>10}")
+    repetitions, rounds, populations = (1, 2, IN_FILES[:1]) if args.quick else (2, ROUNDS, IN_FILES)
+    sides = {"ours": sys.executable, "pfl": args.pfl, "flower": args.flower}
+    sides = {name: str(Path(python).absolute()) for name, python in sides.items() if python}
+    rows = memory(sides, populations, repetitions, rounds)
+    print(f"{'side':8}{'clients':>10}{'files MB':>10}{'peak MB':>10}   {'range':16}{'first s':>10}{'round s':>10}")
     for row in rows:
-        ends = f"{row['low']:.0f} to {row['high']:.0f}"
-        print(
-            f"{row['method']:8}{row['clients']:>10,}{row['files_mb']:10.1f}{row['peak_mb']:10.0f}   {ends:16}"
-            f"{row['setup_s']:10.2f}{row['round_s']:10.3f}"
-        )
+        start = f"{row['side']:8}{row['clients']:>10,}{row['files_mb']:10.1f}"
+        if "failed" in row:
+            print(start, row["failed"])
+            continue
+        ends, times = f"{row['low']:.0f} to {row['high']:.0f}", f"{row['round_low']:.2f} to {row['round_high']:.2f}"
+        print(f"{start}{row['peak_mb']:10.0f}   {ends:16}{row['first_s']:10.1f}{row['round_s']:10.3f}   {times}")
     result = {
-        "device": "cpu", "machine": platform.machine(), "torch": torch.__version__, "repetitions": repetitions,
-        "rounds": ROUNDS, "cohort": COHORT, "samples": EACH, "batch": BATCH, "epochs": EPOCHS, "width": WIDTH,
-        "load": round(os.getloadavg()[0], 1), "rows": rows,
+        "device": "cpu", "machine": platform.machine(), "repetitions": repetitions, "rounds": rounds, "cohort": COHORT,
+        "samples": EACH, "batch": BATCH, "epochs": EPOCHS, "load": round(os.getloadavg()[0], 1), "rows": rows,
     }  # fmt: skip
     write(result, args.out, f"population-memory-cpu{'-quick' if args.quick else ''}")
 
@@ -191,10 +231,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     parser.add_argument("--memory", action="store_true", help="of runs on memory-mapped files, in place of times")
-    parser.add_argument("--run", nargs=3, metavar=("FOLDER", "CLIENTS", "METHOD"), help="one of these runs")
+    parser.add_argument("--pfl", metavar="PYTHON", help="with --memory: interpreter that has pfl, see peers.py")
+    parser.add_argument("--flower", metavar="PYTHON", help="with --memory: interpreter that has flwr, see peers.py")
     args = parser.parse_args()
-    if args.run:
-        return one_run(*args.run)
     if args.memory:
         os.nice(10)
         return main_memory(args)

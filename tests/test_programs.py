@@ -1,6 +1,7 @@
-"""What lies beside the packages and is run by hand: examples/, benchmarks/gpu.sh and benchmarks/peers.py."""
+"""What lies beside the packages and is run by hand: examples/, and gpu.sh, peers.py, population.py of benchmarks/."""
 
 import csv
+import importlib
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -132,3 +134,29 @@ def test_the_plain_loop_of_peers_trains_the_same_model(tmp_path):
     assert plain["check"]["parameters"] < 1e-10
     assert len(plain["seconds"]) == 2
     assert plain["ratio"] > 0
+
+
+def test_clients_of_mapped_files_are_those_of_memory(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    worker = importlib.import_module("sides.worker")
+    x, y = torch.arange(6 * 4, dtype=torch.uint8).view(6, 1, 2, 2), torch.arange(6)
+    torch.save({"x": x, "y": y}, tmp_path / "data.pt")
+    for name, values in {"x": x, "y": y}.items():
+        np.save(tmp_path / f"{name}.npy", values.numpy())
+    job = {"check": False, "clients": 3, "sizes": 2}
+    memory = worker.client_data(worker.Job(data=str(tmp_path / "data.pt"), **job), "cpu")
+    mapped = worker.client_data(worker.Job(data=str(tmp_path), **job), "cpu")
+    assert len(memory) == len(mapped) == 3
+    for client in (2, 0, 1):
+        for ours, theirs in zip(mapped[client], memory[client], strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_the_memory_of_a_population_is_measured(tmp_path):
+    command = ["benchmarks/population.py", "--memory", "--quick", "--out", tmp_path]
+    subprocess.run([sys.executable, *command], cwd=ROOT, check=True)
+    (row,) = json.loads((tmp_path / "population-memory-cpu-quick.json").read_text())["rows"]
+    assert (row["side"], row["clients"], row["actors_mb"]) == ("ours", 1000, 0)
+    assert 0 < row["low"] == row["peak_mb"] < 5000
+    assert 0 < row["round_s"] < row["first_s"]

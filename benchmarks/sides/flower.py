@@ -47,10 +47,10 @@ def run(job: Job, link: Link) -> None:
     def main(grid: Grid, context: Context) -> None:
         strategy = InTurns(
             link,
-            fraction_train=job.participants / len(job.sizes),
+            fraction_train=job.participants / job.clients,
             fraction_evaluate=0.0,
             min_train_nodes=job.participants,
-            min_available_nodes=len(job.sizes),
+            min_available_nodes=job.clients,
         )
         threads = f"{job.actors} Ray actors, 1 CPU and 1 torch thread each"
         link.ready("flwr", metadata.version("flwr"), threads, lambda: strategy.arrays.to_torch_state_dict())
@@ -61,7 +61,7 @@ def run(job: Job, link: Link) -> None:
     run_simulation(
         server_app,
         client_app,
-        num_supernodes=len(job.sizes),
+        num_supernodes=job.clients,
         backend_config={
             "init_args": {"num_cpus": job.actors, "include_dashboard": False},
             "client_resources": {"num_cpus": 1, "num_gpus": gpus},
@@ -71,7 +71,7 @@ def run(job: Job, link: Link) -> None:
 
 @functools.lru_cache(maxsize=1)
 def workplace(text: str):
-    """What an actor keeps from client to client: the job, the model and all clients' data, on its device."""
+    """What an actor keeps from client to client: the job, the model and all clients' data, on its device or mapped."""
     job = Job(**json.loads(text))
     prepare(1)
     return job, make_model(job).to(job.device), client_data(job, job.device)

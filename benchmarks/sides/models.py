@@ -1,6 +1,7 @@
 """The models of the settings, in plain PyTorch, so that every side builds the same ones."""
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 
 import torch.nn.functional as F
@@ -29,13 +30,13 @@ def lenet(dropout: bool) -> nn.Module:
     )  # fmt: skip
 
 
-def mcmahan_cnn(dropout: bool) -> nn.Module:
-    """The CNN of McMahan et al. (AISTATS 2017), as `zoo.create("cnn")`."""
+def mcmahan_cnn(dropout: bool, part: int = 1) -> nn.Module:
+    """The CNN of McMahan et al. (AISTATS 2017), as `zoo.create("cnn")`, or a part of its widths: 4 is a quarter."""
     return nn.Sequential(
-        nn.Conv2d(1, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(),
-        nn.Linear(512, 10),
+        nn.Conv2d(1, 32 // part, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32 // part, 64 // part, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(3136 // part, 512 // part), nn.ReLU(),
+        nn.Linear(512 // part, 10),
     )  # fmt: skip
 
 
@@ -70,6 +71,7 @@ MODELS: dict[str, Callable[[bool], nn.Module]] = {
     "pfl_cnn": pfl_cnn,
     "lenet": lenet,
     "mcmahan_cnn": mcmahan_cnn,
+    "quarter_cnn": partial(mcmahan_cnn, part=4),
     "resnet20": resnet20,
 }
 """Name -> function of whether the model has its dropout (only one of them has any)."""

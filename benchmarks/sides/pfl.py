@@ -1,4 +1,4 @@
-"""pfl-research, as its own image benchmark uses it: data preloaded on the device, one process, clients in turn."""
+"""pfl-research: one process, clients in turn, data on the device as in its image benchmark, or read when asked for."""
 
 from functools import partial
 from importlib import metadata
@@ -11,6 +11,7 @@ from pfl.aggregate.weighting import WeightByDatapoints
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
 from pfl.callback.base import TrainingProcessCallback
+from pfl.data.dataset import Dataset
 from pfl.data.federated_dataset import FederatedDataset
 from pfl.data.sampling import get_user_sampler
 from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
@@ -42,7 +43,7 @@ class Turns(TrainingProcessCallback):
 def run(job: Job, link: Link) -> None:
     """Serve rounds until the driver stops. The device is chosen by $PFL_PYTORCH_DEVICE, which the driver sets."""
     prepare(job.threads)
-    users = dict(enumerate(client_data(job, job.device)))
+    users = client_data(job, job.device)
     net = make_model(job).to(job.device)
     net.loss, net.metrics = MethodType(loss, net), MethodType(metrics, net)
     model = PyTorchModel(
@@ -50,7 +51,8 @@ def run(job: Job, link: Link) -> None:
         local_optimizer_create=partial(torch.optim.SGD, momentum=job.momentum),
         central_optimizer=torch.optim.SGD(net.parameters(), lr=1.0),  # the server's rate: the mean is the next model
     )
-    data = FederatedDataset.from_slices(users, get_user_sampler("minimize_reuse", list(users)))
+    sampler = get_user_sampler("minimize_reuse", range(job.clients))
+    data = FederatedDataset(lambda user: Dataset(users[user], user_id=user), sampler)
     link.ready("pfl", metadata.version("pfl"), f"1 process, {job.threads} torch threads", net.state_dict)
     FederatedAveraging().run(
         NNAlgorithmParams(

@@ -6,18 +6,20 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from sides.models import MODELS
 
 Job: TypeAlias = SimpleNamespace
-"""What `Setting.job` in benchmarks/peers.py makes, as attributes."""
+"""What `Setting.job` in peers.py or `memory` in population.py makes, as attributes; equal `sizes` are one number."""
 
 
 class Stop(Exception):
@@ -78,8 +80,25 @@ def make_model(job: Job) -> nn.Module:
     return model.double() if job.check else model
 
 
-def client_data(job: Job, device: str) -> list[tuple[Tensor, Tensor]]:
+class Mapped(Sequence[tuple[Tensor, Tensor]]):
+    """What `client_data` returns, of a folder's memory-mapped files: a client is read when it is asked for."""
+
+    def __init__(self, job: Job) -> None:
+        self.x, self.y = (np.load(Path(job.data, f"{name}.npy"), mmap_mode="r") for name in "xy")
+        self.clients, self.size = job.clients, job.sizes
+
+    def __len__(self) -> int:
+        return self.clients
+
+    def __getitem__(self, client: int) -> tuple[Tensor, Tensor]:
+        own = slice(client * self.size, (client + 1) * self.size)
+        return torch.tensor(self.x[own], dtype=torch.float32).mul_(2 / 255).sub_(1), torch.tensor(self.y[own])
+
+
+def client_data(job: Job, device: str) -> Sequence[tuple[Tensor, Tensor]]:
     """Each client's images, normalised as `fl.data.Dataset.normalise` does to the model's dtype, and labels."""
+    if Path(job.data).is_dir():
+        return Mapped(job)
     data = torch.load(job.data)
     images = data["x"].to(device, torch.float64 if job.check else torch.float32).mul_(2 / 255).sub_(1)
     return list(zip(images.split(job.sizes), data["y"].to(device).split(job.sizes)))
