@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -30,7 +31,6 @@ sys.exit(main(json.loads({argv!r})))
 
 def make(folder: Path, gigabytes: float, dtype: torch.dtype) -> None:
     """A base and two models in the shape of a language model, with an embedding and equal blocks."""
-    sys.path.insert(0, str(ROOT))
     from surgery.files import write
     from surgery.lazy import LazyState, Pieces
 
@@ -58,10 +58,11 @@ def make(folder: Path, gigabytes: float, dtype: torch.dtype) -> None:
         write(folder / name / "model.safetensors", LazyState(entries))
 
 
-def measured(command: list[str], environment: dict[str, str]) -> dict:
+def measured(command: list[str], environment: dict[str, str], folder: Path | None = None) -> dict:
     """Seconds, and the largest resident and anonymous memory in bytes of a process, looked at every 10 ms."""
     start = time.perf_counter()
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    to = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    process = subprocess.Popen(command, env=environment, cwd=folder, **to)
     resident = anonymous = 0
     while process.poll() is None:
         try:
@@ -107,20 +108,18 @@ def theirs(python: str, folder: Path, method: str, out: Path) -> dict:
     return measured([python, "-c", program, str(out / "config.yml"), str(out)], dict(os.environ))
 
 
-def apart(a: Path, b: Path) -> dict:
+def apart(first: Mapping, second: Mapping) -> dict:
     """How two checkpoints differ: by how much at most, relative to the largest magnitude of the tensor; and the share
     of elements that differ by more than rounding, which is 1 % of the element.
     """
-    from surgery.files import open_state
-
-    first, second, most, differ, count = open_state(a), open_state(b), 0.0, 0, 0
+    most, differ, count = 0.0, 0, 0
     for name in first:
         gap, size = 0.0, 0.0
         for x, y in zip(first.pieces(name).slabs(), second.pieces(name).slabs()):
             x, y = x.float(), y.float()
             gap, size = max(gap, (x - y).abs().max().item()), max(size, x.abs().max().item())
             differ, count = differ + int(((x - y).abs() > 0.01 * x.abs()).sum()), count + x.numel()
-        most = max(most, gap / size)
+        most = max(most, gap / size if size else gap)  # a scale of 0 makes tensors of zeros
     return {"largest": most, "share": differ / count}
 
 
@@ -135,6 +134,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1)
     asked = parser.parse_args()
     dtype = getattr(torch, asked.dtype)
+    sys.path.insert(0, str(ROOT))
+    from surgery.files import open_state
+
     asked.folder.mkdir(parents=True)
     try:
         make(asked.folder, asked.gigabytes, dtype)
@@ -150,7 +152,7 @@ def main() -> None:
                 if asked.mergekit:
                     out = asked.folder / "theirs"
                     row["mergekit"] = theirs(asked.mergekit, asked.folder, method, out)
-                    row["apart"] = apart(asked.folder / "ours", out)
+                    row["apart"] = apart(open_state(asked.folder / "ours"), open_state(out))
                     shutil.rmtree(out)
                 shutil.rmtree(asked.folder / "ours")
                 print(json.dumps(row), flush=True)

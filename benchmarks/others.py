@@ -161,20 +161,27 @@ def ours_merge() -> None:
 
 
 def mergekit_merge() -> None:
-    """mergekit merges folders of transformers' models; it refuses a folder with a network of timm."""
+    """`mergekit-pytorch` merges any two states, here of timm; `mergekit-yaml`, with slices, refuses such folders."""
     import timm
     from mergekit.config import MergeConfiguration
     from mergekit.merge import MergeOptions, run_merge
-    from safetensors.torch import save_file
+    from mergekit.scripts.merge_raw_pytorch import main as merge_raw
+    from safetensors.torch import load_file, save_file
 
     with tempfile.TemporaryDirectory() as folder:
-        for name in "ab":
+        states = [timm.create_model("test_resnet").state_dict() for _ in "ab"]
+        for name, state in zip("ab", states):
             Path(folder, name).mkdir()
-            net = timm.create_model("test_resnet")
-            save_file(net.state_dict(), Path(folder, name, "model.safetensors"))
+            save_file(state, Path(folder, name, "model.safetensors"))
             Path(folder, name, "config.json").write_text('{"architecture": "test_resnet"}')
-        models = [{"model": f"{folder}/{name}", "parameters": {"weight": 1}} for name in "ab"]
-        config = MergeConfiguration.model_validate({"models": models, "merge_method": "linear", "dtype": "float32"})
+        said = {"merge_method": "linear", "dtype": "float32", "parameters": {"weight": 1}}
+        raw = said | {"models": [{"model": f"{folder}/{name}/model.safetensors"} for name in "ab"]}
+        Path(folder, "raw.yml").write_text(json.dumps(raw))  # which YAML takes
+        merge_raw([f"{folder}/raw.yml", f"{folder}/raw"], standalone_mode=False)
+        merged = load_file(next(Path(folder, "raw").glob("*.safetensors")))
+        for name in (name for name, tensor in states[0].items() if tensor.is_floating_point()):
+            torch.testing.assert_close(merged[name], (states[0][name] + states[1][name]) / 2)
+        config = MergeConfiguration.model_validate(said | {"models": [{"model": f"{folder}/{name}"} for name in "ab"]})
         try:
             run_merge(config, f"{folder}/out", MergeOptions(copy_tokenizer=False))
         except ValueError as error:
@@ -182,6 +189,53 @@ def mergekit_merge() -> None:
         else:
             refused = False
     assert refused
+
+
+def ours_files() -> None:
+    """`surgery merge FILE OUT` reads mergekit's files; methods, keys and adapters that it lacks are refused by name."""
+    from surgery.__main__ import main
+    from surgery.errors import SurgeryError
+    from surgery.files import open_state, write
+    from surgery.mergekit import read_config
+
+    with tempfile.TemporaryDirectory() as folder:
+        for k, name in enumerate("ab"):
+            write(
+                Path(folder, f"{name}.safetensors"),
+                {f"h.{i}.{w}": torch.full((2,), 1.0 + k) for i in (0, 1) for w in "xy"},
+            )
+        models = [
+            {"model": f"{folder}/{name}.safetensors", "parameters": {"weight": w}}
+            for name, w in (("a", 1), ("b", [0, 1]))
+        ]
+        said = {"merge_method": "linear", "models": models}
+        Path(folder, "c.yml").write_text(json.dumps(said))
+        assert main(["merge", f"{folder}/c.yml", f"{folder}/c.safetensors"]) == 0
+        found = open_state(f"{folder}/c.safetensors")
+        assert [found[f"h.{i}.x"][0].item() for i in (0, 1)] == [1.0, 1.5]
+        for word, odd in {
+            "ram": {"merge_method": "ram"},
+            "modules": {"modules": {}},
+            "+": {"base_model": "a+b"},
+        }.items():
+            Path(folder, "c.yml").write_text(json.dumps(said | odd))
+            why = ""
+            try:
+                read_config(Path(folder, "c.yml"))
+            except SurgeryError as error:
+                why = str(error)
+            assert word in why.partition("c.yml")[2]
+
+
+def mergekit_files() -> None:
+    """Its files also have `modules`, tokens with values of their own, and adapters (`model+lora`)."""
+    from mergekit.common import ModelReference
+    from mergekit.config import MergeConfiguration
+    from mergekit.tokenizer.config import TokenizerConfig
+
+    assert "modules" in MergeConfiguration.model_fields
+    assert "tokens" in TokenizerConfig.model_fields
+    assert ModelReference.parse("a+b").lora is not None
 
 
 def ours_informed() -> None:
@@ -235,6 +289,7 @@ ROWS: dict[str, dict[str, Callable[[], None] | str]] = {
         "Net2Net": f"[a layer]({NET2NET}) after a named one",
     },
     "merge any two states": {"surgery": ours_merge, "mergekit": mergekit_merge},
+    "merge by mergekit's files": {"surgery": ours_files, "mergekit": mergekit_files},
     "merge by data": {"surgery": ours_informed, "mergekit": mergekit_informed},
     "merge by Arcee fusion, RAM": {"mergekit": mergekit_more},
 }  # fmt: skip

@@ -494,7 +494,9 @@ def test_the_barriers(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["narrow", "plan", "permute", "align", "widen", "deepen", "merge", "informed"])
+@pytest.mark.parametrize(
+    "name", ["narrow", "plan", "permute", "align", "widen", "deepen", "merge", "files", "informed"]
+)
 def test_claims_of_ours_hold(name):
     from benchmarks import others
 

@@ -1,5 +1,6 @@
 """What mergekit's YAML says: methods, slices of models, and parameters at every level. Unknown keys are errors."""
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -142,9 +143,9 @@ def _config(found: Any, text: str) -> Config:
     if not isinstance(name, str) or name not in METHODS:
         raise SurgeryError(f"merge_method: {shown(name)} is not supported: there are {', '.join(METHODS)}")
     method, base = METHODS[name], _model("base_model", found.get("base_model"))
-    if ("models" in found) == ("slices" in found):
+    if (found.get("models") is None) == (found.get("slices") is None):
         raise SurgeryError("give either `models` or `slices`")
-    if "models" in found:
+    if found.get("models") is not None:
         entries = _list("models", found["models"])
         sources = tuple(_source(one, method, name, layers=False) for one in entries)
         slices: tuple[Slice, ...] = (Slice(sources, base),)
@@ -193,7 +194,7 @@ def _model(key: str, found: Any) -> str | None:
         raise SurgeryError(f"{key}: {shown(found)} is no path of a folder")
     if found is not None and "+" in found and not Path(found).exists():
         raise SurgeryError(f"{key}: {found!r} adds an adapter, which is not supported: merge it into a folder first")
-    return found
+    return found if found is None else str(Path(found))  # "./a" and "a/" are the model "a"
 
 
 def _slice(found: Any, base: str | None, method: Method, name: str) -> Slice:
@@ -229,8 +230,9 @@ def _parameters(found: Mapping, takes: Parameters, method: Method, name: str) ->
     for key, value in given.items():
         if key in method.fixed and value != method.fixed[key]:
             raise SurgeryError(f"{key}: {shown(value)} is not supported for {name}: it is {shown(method.fixed[key])}")
-        if key != "int8_mask":
-            _setting(key, value)
+        if key == "int8_mask" and type(value) is not bool:
+            raise SurgeryError(f"{key}: {shown(value)} is neither true nor false")
+        _setting(key, value)
     return {key: [value] if isinstance(value, dict) else value for key, value in given.items() if key in takes}
 
 
@@ -243,8 +245,8 @@ def _setting(key: str, value: Any, *, inside: bool = False) -> None:
             if "value" not in one or not isinstance(one.get("filter"), str | None):
                 raise SurgeryError(f"{key}: {shown(one)} needs a value, and a text as filter")
             _setting(key, one["value"], inside=True)
-        elif not isinstance(one, bool | int | float):
-            raise SurgeryError(f"{key}: {shown(one)} is no number")
+        elif not isinstance(one, bool | int | float) or not abs(one) <= sys.float_info.max:
+            raise SurgeryError(f"{key}: {shown(one)} is no finite number")
     if not entries:
         raise SurgeryError(f"{key}: the list is empty")
 
@@ -267,4 +269,7 @@ def _tokenizer(found: Mapping) -> tuple[str | None, int | None]:
     pad = about.get("pad_to_multiple_of")
     if pad is not None and (type(pad) is not int or pad < 1):
         raise SurgeryError(f"pad_to_multiple_of: {shown(pad)} is no whole number above 0")
-    return _model("source", about.get("source", "union")), pad
+    origin = _model("source", about.get("source", "union"))
+    if origin is None:
+        raise SurgeryError("source: null is no tokenizer: give union, base, or a model")
+    return origin, pad

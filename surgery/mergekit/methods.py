@@ -45,6 +45,8 @@ class Method:
         if base is None and self.base in ("needed", "model"):
             raise SurgeryError(f"{name} needs a base_model")
         count = len(self.models(models, base))
+        if not count:
+            raise SurgeryError(f"{name} has nothing to merge into the base_model {base}: list another model")
         if self.count is not None and count != self.count:
             beside = " beside the base_model" if base and self.base in ("needed", "possible") else ""
             raise SurgeryError(f"{name} takes {self.count} model{'s' * (self.count > 1)}{beside}, got {count}")

@@ -1,5 +1,8 @@
 """What the reader of mergekit's YAML makes of a file: levels, filters, gradients, and what it refuses."""
 
+import json
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +12,7 @@ from hypothesis import strategies as st
 
 from surgery import SurgeryError
 from surgery.__main__ import main
-from surgery.files import open_state
+from surgery.files import open_state, write
 from surgery.mergekit.config import Source, read_config, value_of
 from surgery.mergekit.methods import METHODS
 
@@ -77,13 +80,20 @@ REFUSED = {
     "row by row": (
         {"merge_method": "nuslerp", "models": TWO, "parameters": {"nuslerp_flatten": False}}, "nuslerp_flatten: false"
     ),
-    "a text": (LINEAR | {"parameters": {"weight": "much"}}, "weight: 'much' is no number"),
+    "a text": (LINEAR | {"parameters": {"weight": "much"}}, "weight: 'much' is no finite number"),
+    "not a number": (LINEAR | {"parameters": {"weight": [1, float("nan")]}}, "weight: nan is no finite number"),
+    "above all floats": (LINEAR | {"parameters": {"weight": 10**400}}, "is no finite number"),
+    "a mask's type": (LINEAR | {"parameters": {"int8_mask": "maybe"}}, "int8_mask: 'maybe' is neither true nor false"),
     "an empty list": (LINEAR | {"parameters": {"weight": []}}, "weight: the list is empty"),
-    "mixed lists": (LINEAR | {"parameters": {"weight": [1, {"value": 2}]}}, "weight: {value: 2} is no number"),
+    "mixed lists": (LINEAR | {"parameters": {"weight": [1, {"value": 2}]}}, "weight: {value: 2} is no finite number"),
     "both": (LINEAR | {"slices": []}, "either `models` or `slices`"),
+    "neither": (LINEAR | {"models": None, "slices": None}, "either `models` or `slices`"),
+    "no models": (LINEAR | {"models": []}, "models: [] is no list with entries"),
+    "the base alone": ({"merge_method": "ties", "base_model": "a", "models": [{"model": "./a"}]}, "nothing to merge"),
     "no base": ({"merge_method": "ties", "models": TWO}, "ties needs a base_model"),
     "too many": ({"merge_method": "slerp", "base_model": "a", "models": [*TWO, {"model": "c"}]}, "takes 2 models"),
     "twice": ({"merge_method": "linear", "models": [{"model": "a"}] * 2}, "a is there twice"),
+    "twice, in two spellings": ({**LINEAR, "models": [{"model": "a"}, {"model": "./a/"}]}, "a is there twice"),
     "no layers": (
         {"merge_method": "passthrough", "slices": [{"sources": [{"model": "a", "layer_range": [2, 2]}]}]}, "layer_range"
     ),
@@ -100,6 +110,7 @@ REFUSED = {
     "adapter": (LINEAR | {"base_model": "a+lora"}, "adapter"),
     "dtype": (LINEAR | {"dtype": "int8"}, "dtype: 'int8'"),
     "token": (LINEAR | {"tokenizer": {"tokens": {}}}, "the key 'tokens' of tokenizer"),
+    "no tokenizer": (LINEAR | {"tokenizer": {"source": None, "pad_to_multiple_of": 16}}, "source: null"),
     "two tokenizers": (LINEAR | {"tokenizer": {}, "tokenizer_source": "union"}, "one of the two"),
     "the base's tokenizer": (LINEAR | {"tokenizer_source": "base"}, "needs a base_model"),
     "a template's name": (LINEAR | {"chat_template": "chatml"}, "chat_template: 'chatml' is no template"),
@@ -113,6 +124,12 @@ def test_what_is_not_supported_is_refused_by_its_key(read, why):
         read(said)
     assert message in str(error.value)
     assert "c.yml" in str(error.value)
+
+
+def test_null_is_as_if_the_key_were_not_there(read):
+    nothing = dict.fromkeys(["slices", "base_model", "parameters", "dtype", "out_dtype", "tokenizer", "chat_template"])
+    plain, config = read(LINEAR), read(LINEAR | nothing)
+    assert (config.slices, config.parameters, config.tokenizer) == (plain.slices, plain.parameters, None)
 
 
 def test_a_needed_parameter_that_is_nowhere(read):
@@ -139,3 +156,20 @@ def test_a_file_of_any_model_is_merged_too(tmp_path, monkeypatch):
     assert not (tmp_path / "c.safetensors").exists()
     assert main(["merge", "c.yaml", "--out", "c.safetensors"]) == 0
     assert open_state("c.safetensors")["w"].tolist() == [0.75, 0.75]
+
+
+def test_folders_are_merged_without_their_library_if_tensors_keep_their_shapes(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "transformers", None)  # whose import takes longer than such a merge
+    for k, name in enumerate("ab"):
+        (tmp_path / name).mkdir()
+        tensors = {f"h.{i}.{w}": torch.full((2,), float(k)) for i in (0, 1) for w in "xy"}
+        write(tmp_path / name / "model.safetensors", tensors)
+        (tmp_path / name / "config.json").write_text('{"n_layer": 2, "dtype": "float32"}')
+    models = [{"model": name, "parameters": {"weight": 1}} for name in "ab"]
+    said = {"merge_method": "linear", "models": models, "out_dtype": "bfloat16"}
+    (tmp_path / "c.yml").write_text(yaml.safe_dump(said))
+    assert main(["merge", "c.yml", "c"]) == 0
+    assert not caplog.records
+    assert json.loads((tmp_path / "c" / "config.json").read_text()) == {"n_layer": 2, "dtype": "bfloat16"}
+    assert open_state("c")["h.1.x"].tolist() == [0.5, 0.5]
