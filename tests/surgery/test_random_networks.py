@@ -135,7 +135,7 @@ WRONG = {
 def test_a_wrong_rule_is_noticed(name, monkeypatch):
     function, nodes, judged = WRONG[name]
     graph = [Node("linear", (1,), 2), *nodes, Node("linear", (0,), 1)]
-    judged(Net(graph, head=3))
+    check(judged, graph, head=3)
     monkeypatch.setitem(RULES, name, dataclasses.replace(RULES[name], function=function))
     with pytest.raises(AssertionError):
         judged(Net(graph, head=3))
