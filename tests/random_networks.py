@@ -1,0 +1,500 @@
+"""Random networks as graphs that hypothesis draws and shrinks, and what they compute with only a part of their weights.
+
+A node names an operation, the values that it reads (counted back from the last one) and two numbers; a node that does
+not fit its values is left out. `Net` runs a graph. `live` runs it too, beside a mask that says of each number whether a
+narrow network has it: what sums, counts or compares positions does so over those alone. It knows the operations, and
+nothing of how `surgery` follows them.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from hypothesis import strategies as st
+from torch import nn
+
+WIDTHS = (4, 6, 8, 12)
+
+
+class Node(NamedTuple):
+    """An operation on values, 0 being the last one, with two numbers that say which variant of it."""
+
+    operation: str
+    sources: tuple[int, ...] = (0, 1, 2)
+    a: int = 0
+    b: int = 0
+
+
+class Step(NamedTuple):
+    """What a node does: a function of its module (None if it has none) and its values, and the rule for masks."""
+
+    function: Any
+    rule: Any
+    name: str = ""
+    sources: tuple[int, ...] = ()
+
+
+# A rule gets a step, its modules (one with the weights that are there, one whose weights are their masks), values and
+# masks; it gives the value and its mask.
+
+
+def apart(step, nets, values, masks):
+    """Elements by themselves: a result is there if all that it is made of is."""
+    return step.function(nets[0], *values), math.prod(masks)
+
+
+def weighted(step, nets, values, masks):
+    """Elements by themselves, each with a weight."""
+    return step.function(nets[0], *values), masks[0] * nets[1].at(masks[0])
+
+
+def as_first(step, nets, values, masks):
+    """What is there stays."""
+    return step.function(nets[0], *values), masks[0]
+
+
+def summed(step, nets, values, masks):
+    """Numbers that are not there are zeros: sums of products, and numbers in other places."""
+    return step.function(nets[0], *values), step.function(nets[1], *masks) > 0
+
+
+def slid(step, nets, values, masks):
+    """A window slides over pixels: where there are as many as before, those are there that were."""
+    found, mask = summed(step, nets, values, masks)
+    for dim in range(2, found.ndim):
+        if found.shape[dim] == masks[0].shape[dim]:
+            mask = mask * masks[0].amax([other for other in range(found.ndim) if other != dim], keepdim=True)
+    return found, mask
+
+
+def slid_maximum(step, nets, values, masks):
+    """As `slid`, where nothing stands for what is not there."""
+    return step.function(None, values[0].masked_fill(masks[0] == 0, -math.inf)), slid(step, nets, values, masks)[1]
+
+
+def padded(step, nets, values, masks):
+    """A zero at either end of the last axis."""
+    edge = masks[0].amax(-1, keepdim=True)
+    return step.function(None, *values), torch.cat([edge, masks[0], edge], -1)
+
+
+def looked_up(step, nets, values, masks):
+    """Rows of a table."""
+    return nets[0](*values), nets[1](*values)
+
+
+def along(dim, fill):
+    """Along an axis on which other numbers than zero stand for those that are not there."""
+
+    def rule(step, nets, values, masks):
+        found = step.function(None, values[0].masked_fill(masks[0] == 0, fill))
+        mask = masks[0] if found.shape == masks[0].shape else masks[0].amax(dim, keepdim=found.ndim == masks[0].ndim)
+        return found.nan_to_num(0, 0, 0), mask
+
+    return rule
+
+
+def averaged(dim, keep):
+    """A mean over the positions that are there."""
+
+    def rule(step, nets, values, masks):
+        mask = masks[0].sum(dim, keepdim=keep)
+        return values[0].sum(dim, keepdim=keep) / mask.clamp(min=1), mask > 0
+
+    return rule
+
+
+def moments(x, mask, dims):
+    """Mean and variance of the positions that are there."""
+    count = mask.sum(dims, keepdim=True).clamp(min=1)
+    mean = x.sum(dims, keepdim=True) / count
+    return mean, ((x - mean) * mask).square().sum(dims, keepdim=True) / count
+
+
+def varied(dim, keep):
+    """A variance over the positions that are there."""
+
+    def rule(step, nets, values, masks):
+        found = moments(*values, *masks, (dim,))[1]
+        return found if keep else found.squeeze(dim), masks[0].amax(dim, keepdim=keep)
+
+    return rule
+
+
+def compared(dim):
+    """Positions are told apart by their numbers, so that each row is there as a whole or not at all."""
+
+    def rule(step, nets, values, masks):
+        assert torch.equal(masks[0].amax(dim), masks[0].amin(dim)), "positions that data picks are cut"
+        found = step.function(None, *values)
+        return found, masks[0] if found.shape == masks[0].shape else step.function(None, *masks)
+
+    return rule
+
+
+def normed(first, axis, centered=True, groups=1):
+    """A norm over the dimensions from this one on, after axis 1 is split in groups, with weights along `axis`."""
+
+    def rule(step, nets, values, masks):
+        x, mask = (t.unflatten(1, (groups, -1)) if groups > 1 else t for t in (values[0], masks[0]))
+        mean, variance = moments(x, mask, tuple(range(first % x.ndim, x.ndim)))
+        power = variance + (0 if centered else mean**2)
+        found = (x - (mean if centered else 0)) / (power + nets[0].eps).sqrt()
+        found = found.flatten(1, 2) if groups > 1 else found
+        weight, bias = (getattr(nets[0], name, None) for name in ("weight", "bias"))
+        found = found if weight is None else (found.movedim(axis, -1) * weight).movedim(-1, axis)
+        return found if bias is None else (found.movedim(axis, -1) + bias).movedim(-1, axis), masks[0]
+
+    return rule
+
+
+def divided(dim):
+    """Divided by the root of a size."""
+    return lambda step, nets, values, masks: (values[0] / masks[0].sum(dim).max() ** 0.5, masks[0])
+
+
+def attended(step, nets, values, masks):
+    """Attention: the scale is of the features that are there, and of the keys only those are read."""
+    (q, k, v), (of_q, of_k, of_v) = values, masks
+    scores = q @ k.mT / of_q.sum(-1).max() ** 0.5
+    found = scores.masked_fill(of_k.amax(-1)[..., None, :] == 0, -math.inf).softmax(-1).nan_to_num(0) @ v
+    return found, of_q.amax(-1, keepdim=True) * of_v.amax(-2, keepdim=True)
+
+
+class Weight(nn.Module):
+    """A bare parameter or buffer, added or multiplied; of a table as many rows as there are positions."""
+
+    def __init__(self, shape, join, buffer=False, rows=False):
+        super().__init__()
+        self.join, self.rows, value = join, rows, torch.randn(shape)
+        self.register_buffer("weight", value) if buffer else self.register_parameter("weight", nn.Parameter(value))
+
+    def at(self, x):
+        return self.weight[: x.shape[-2]] if self.rows else self.weight
+
+    def forward(self, x):
+        return self.join(x, self.at(x))
+
+
+class Product(nn.Module):
+    """A bare matrix in an einsum."""
+
+    def __init__(self, equation, sizes):
+        super().__init__()
+        shape = [sizes[letter] for letter in equation.split(",")[1].split("->")[0]]
+        self.equation, self.weight = equation, nn.Parameter(torch.randn(shape) / 3)
+
+    def forward(self, x):
+        return torch.einsum(self.equation, x, self.weight)
+
+
+def convolution(x, *args, transposed=False, **kwargs):
+    kinds = (nn.ConvTranspose1d, nn.ConvTranspose2d) if transposed else (nn.Conv1d, nn.Conv2d)
+    return kinds[x.ndim - 3](x.shape[1], *args, **kwargs)
+
+
+def einsum(x, a, b):
+    equation = ("...c,cd->...d", "...c,dc->...d", "bc...,cd->bd...", "btc,ctd->bd", "bc,cd->bd")[b % 5]
+    return Product(equation, {"c": x.shape[1 if b % 5 == 2 else -1], "d": WIDTHS[a % 4], "t": x.shape[-2]})
+
+
+def bare(x, a, b):
+    shape = ((x.shape[-1],), (1,), x.shape[1:], (x.shape[1], *[1] * (x.ndim - 2)))[a % 4]
+    return Weight(shape, (torch.mul, torch.add)[b % 2], buffer=b % 4 > 1)
+
+
+def batch_norm(x, a, b):
+    net = (nn.BatchNorm1d, nn.BatchNorm1d, nn.BatchNorm2d)[x.ndim - 2](x.shape[1], affine=b % 4 > 0)
+    net.running_mean.normal_(), net.running_var.uniform_(0.5, 1.5)
+    return net
+
+
+def layer_norm(x, a, b):
+    if b % 3 == 2:
+        return nn.RMSNorm(x.shape[-1], eps=1e-5), normed(-1, -1, centered=False)
+    return nn.LayerNorm(x.shape[-1], elementwise_affine=b % 3 == 0, bias=a % 2 == 0), normed(-1, -1)
+
+
+def group_norm(x, a, b):
+    groups = 1 + a % 4
+    return nn.GroupNorm(groups, x.shape[1], affine=b % 4 > 0), normed(1 + (groups > 1), 1, groups=groups)
+
+
+def instance_norm(x, a, b):
+    net = (nn.InstanceNorm1d, nn.InstanceNorm2d)[x.ndim - 3](x.shape[1], affine=b % 2 == 0)
+    return net, normed(2, 1)
+
+
+def constant(x, a, b):
+    """A constant of the size that the axis has here, or of the one that it finds."""
+    value = torch.randn(x.shape[-2:] if a % 2 else x.shape[-1], generator=torch.Generator().manual_seed(b))
+    return (lambda x: x + torch.arange(x.shape[-1])) if a % 4 > 1 else (lambda x: x * value)
+
+
+def divide(x, a, b):
+    dim = a % x.ndim
+    return lambda x: x / x.shape[dim] ** 0.5, divided(dim)
+
+
+def reduce(x, a, b):
+    dim, keep = 1 + a % (x.ndim - 1), b % 2 == 1
+    return (
+        (lambda x: x.mean(dim, keepdim=keep), averaged(dim, keep)),
+        (lambda x: x.sum(dim, keepdim=keep), summed),
+        (lambda x: x.amax(dim, keepdim=keep), along(dim, -math.inf)),
+        (lambda x: x.max(dim, keepdim=keep)[0], along(dim, -math.inf)),
+        (lambda x: x.logsumexp(dim, keepdim=keep), along(dim, -math.inf)),
+        (lambda x: x.var(dim, correction=0, keepdim=keep), varied(dim, keep)),
+        (lambda x: x.norm(dim=dim, keepdim=keep), summed),
+    )[b // 2 % 7]
+
+
+def normalize(x, a, b):
+    dim = 1 + a % (x.ndim - 1)
+    return (
+        (lambda x: x.softmax(dim), along(dim, -math.inf)),
+        (lambda x: x.log_softmax(dim), along(dim, -math.inf)),
+        (lambda x: F.normalize(x, dim=dim), as_first),
+        (lambda x: x.cumsum(dim), as_first),
+        (lambda x: x.cumprod(dim), along(dim, 1.0)),
+    )[b % 5]
+
+
+def pick_by_data(x, a, b):
+    dim = 1 + a % (x.ndim - 1)
+    return (
+        lambda x: x.sort(dim)[0], lambda x: x.topk(2, dim)[0], lambda x: x.gather(dim, x.argsort(dim)),
+        lambda x: x * F.one_hot(x.argmax(dim), x.shape[dim]).movedim(-1, dim),
+    )[b % 4], compared(dim)  # fmt: skip
+
+
+def reorder(x, a, b):
+    i, j, turned = a % x.ndim, b % x.ndim, [*range(1, x.ndim), 0]
+    functions = lambda x: x.transpose(i, j), lambda x: x.permute(turned), lambda x: x.movedim(1, -1).contiguous()
+    return functions[a // 4 % 3]
+
+
+def flatten(x, a, b):
+    start = 1 + a % (x.ndim - 1)
+    return (lambda x: x.flatten(start), lambda x: x.flatten(1, 2), lambda x: x.reshape(x.shape[0], -1))[b % 3]
+
+
+def split_axis(x, a, b):
+    """An axis in two, one of them of a size that is written in the code."""
+    dim, n = 1 + a % (x.ndim - 1), 2 + b % 3
+    before, size, after = x.shape[:dim], x.shape[dim] // n, x.shape[dim + 1 :]
+    return (
+        lambda x: x.unflatten(dim, (n, -1)), lambda x: x.unflatten(dim, (-1, n)),
+        lambda x: x.reshape(*before, size, n, *after),
+        lambda x: x.view(*x.shape[:dim], n, x.shape[dim] // n, *x.shape[dim + 1 :]),
+    )[b // 3 % 4]  # fmt: skip
+
+
+def part(x, a, b):
+    dim = 1 + a % (x.ndim - 1)
+    half, rest, at = x.shape[dim] // 2, x.shape[dim] - x.shape[dim] // 2, b % x.shape[dim]
+    return (
+        lambda x: x.chunk(2, dim)[b % 2], lambda x: x.split([half, rest], dim)[b % 2],
+        lambda x: x.narrow(dim, b % 2, half), lambda x: x.select(dim, at), lambda x: x.unbind(dim)[at],
+        lambda x: x.index_select(dim, torch.tensor([at, 0])), lambda x: x.unflatten(dim, (2, -1)).unbind(dim)[b % 2],
+        lambda x: x.movedim(dim, -1)[..., 1::2], lambda x: x.chunk(3, dim)[b % 3],
+        lambda x: x.movedim(dim, 0)[b % 2 :].movedim(0, dim),
+    )[a // 4 % 10]  # fmt: skip
+
+
+def join(x, y, a, b):
+    dim = 1 + a % (x.ndim - 1)
+    return lambda x, y: torch.stack([x, y], dim) if b % 3 == 1 else torch.cat([x, y, *([x] if b % 3 else [])], dim)
+
+
+def repeat(x, a, b):
+    dim = 1 + a % (x.ndim - 1)
+    times = [2 if i == dim else 1 for i in range(x.ndim)]
+    return (
+        lambda x: x.repeat(times), lambda x: x.repeat_interleave(2, dim), lambda x: x.roll(1, dim),
+        lambda x: x.flip(dim), lambda x: x.unsqueeze(dim).expand(*x.shape[:dim], 3, *x.shape[dim:]), torch.squeeze,
+    )[b % 6]  # fmt: skip
+
+
+def attention(q, k, v, a, b):
+    assert q.ndim > 2
+    assert (*q.shape[:-2], k.shape[-2]) == k.shape[:-1] == v.shape[:-1]
+    return F.scaled_dot_product_attention
+
+
+def image(x, a, b):
+    assert x.ndim == 4
+    return (
+        (lambda x: F.max_pool2d(x, 2), slid_maximum), (lambda x: F.avg_pool2d(x, 2), slid),
+        (lambda x: F.adaptive_avg_pool2d(x, 1), averaged((2, 3), True)),
+        (lambda x: F.interpolate(x, scale_factor=2), summed),
+        (lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), summed),
+        (lambda x: F.pixel_shuffle(x, 2), summed), (lambda x: F.pixel_unshuffle(x, 2), summed),
+        (lambda x: F.unfold(x, 3, padding=1), summed), (lambda x: F.channel_shuffle(x, 2), summed),
+        (lambda x: x.view(x.shape[0], 2, -1, *x.shape[2:]).transpose(1, 2).flatten(1, 2), summed),
+        (lambda x: F.max_pool2d(x, 3, 1, 1), slid_maximum), (lambda x: F.adaptive_max_pool2d(x, 2), slid_maximum),
+    )[a % 12]  # fmt: skip
+
+
+ACTIVATIONS = F.relu, F.gelu, torch.sigmoid, torch.tanh, F.silu, torch.cos, torch.abs, lambda x: 1 - x
+BINARY = (
+    torch.add, torch.mul, torch.sub, torch.maximum, lambda x, y: torch.where(x > 0, x, y),
+    lambda x, y: x.clone().add_(y), lambda x, y: torch.addcmul(x, x, y), lambda x, y: x.lerp(y, 0.3),
+)  # fmt: skip
+PRODUCTS = (
+    torch.matmul, lambda x, y: x @ y.mT, lambda x, y: x.mT @ y,
+    lambda x, y: torch.einsum("b...c,b...d->bcd", x, y), lambda x, y: torch.einsum("bc,bd->bcd", x, y),
+)  # fmt: skip
+# By name how many values an operation reads, its rule (None: it comes with the function), and what makes a module or a
+# function of values and two numbers.
+OPERATIONS = {
+    "linear": (1, summed, lambda x, a, b: nn.Linear(x.shape[-1], WIDTHS[a % 4], bias=b % 2 == 0)),
+    "conv": (1, slid, lambda x, a, b: convolution(
+        x, WIDTHS[a % 4], *((1,), (3, 1, 1), (3, 2, 1), (3, 1, 2, 2))[b % 4], bias=b < 4)),
+    "grouped_conv": (1, slid, lambda x, a, b: convolution(x, WIDTHS[a % 4], 3, padding=1, groups=2 + b % 3)),
+    "depthwise_conv": (1, slid, lambda x, a, b: convolution(
+        x, x.shape[1] * (1 + a % 2), 3, padding=1, groups=x.shape[1])),
+    "transposed_conv": (1, slid, lambda x, a, b: convolution(
+        x, WIDTHS[a % 4], 2, stride=2, groups=1 + b % 2, transposed=True)),
+    "product": (1, summed, einsum),
+    "embedding": (1, looked_up, lambda x, a, b: nn.Embedding(7, WIDTHS[a % 4])),
+    "scale": (1, weighted, bare),
+    "positions": (1, weighted, lambda x, a, b: Weight((8, x.shape[-1]), torch.add, rows=True)),
+    "batch_norm": (1, as_first, batch_norm),
+    "layer_norm": (1, None, layer_norm),
+    "group_norm": (1, None, group_norm),
+    "instance_norm": (1, None, instance_norm),
+    "prelu": (1, as_first, lambda x, a, b: nn.PReLU(x.shape[1] if a % 2 else 1)),
+    "activation": (1, apart, lambda x, a, b: ACTIVATIONS[a % 8]),
+    "binary": (2, apart, lambda x, y, a, b: BINARY[a % 8]),
+    "constant": (1, apart, constant),
+    "divide": (1, None, divide),
+    "reduce": (1, None, reduce),
+    "normalize": (1, None, normalize),
+    "pick_by_data": (1, None, pick_by_data),
+    "multiply": (2, summed, lambda x, y, a, b: PRODUCTS[a % 5]),
+    "attention": (3, attended, attention),
+    "reorder": (1, summed, reorder),
+    "flatten": (1, summed, flatten),
+    "split_axis": (1, summed, split_axis),
+    "heads": (1, summed, lambda x, a, b: lambda x: x.view(*x.shape[:2], 2 + a % 2 * 2, -1).transpose(1, 2)),
+    "merge_heads": (1, summed, lambda x, a, b: lambda x: x.transpose(1, 2).reshape(x.shape[0], x.shape[2], -1)),
+    "part": (1, summed, part),
+    "join": (2, summed, join),
+    "repeat": (1, summed, repeat),
+    "pad": (1, padded, lambda x, a, b: lambda x: F.pad(x, (1, 1))),
+    "image": (1, None, image),
+}  # fmt: skip
+BLOCKS = (  # an attention, a gated unit, a residual block, a channel shuffle, a feed-forward network, a gate's branch
+    [Node("linear", a=3), Node("part", a=33), Node("part", (1,), 33, 1), Node("part", (2,), 33, 2), Node("heads", (2,)),
+     Node("heads", (2,)), Node("heads", (2,)), Node("attention", (2, 1, 0)), Node("merge_heads"), Node("linear", a=1)],
+    [Node("linear", a=2), Node("part", a=1), Node("part", (1,), 1, 1), Node("binary", (1, 0), 1), Node("linear")],
+    [Node("conv", a=2, b=1), Node("batch_norm", b=1), Node("activation"), Node("conv", b=1), Node("binary", (0, 4))],
+    [Node("conv", a=2), Node("image", a=9), Node("grouped_conv", a=2)],
+    [Node("linear", a=2), Node("activation", a=1), Node("linear", a=1), Node("binary", (0, 3)), Node("layer_norm")],
+    [Node("conv", a=1, b=1), Node("group_norm", a=1, b=1), Node("reduce", a=2), Node("reduce", a=1), Node("linear")],
+)  # fmt: skip
+HEADS = ("flatten", "linear"), ("reduce", "flatten", "linear"), ("linear",), ()
+UNFIT = (
+    RuntimeError, ValueError, KeyError, IndexError, AssertionError, ZeroDivisionError, TypeError, AttributeError
+)  # fmt: skip
+
+
+def inputs(seed=0):
+    """Numbers of words, vectors in a row, and images."""
+    draw = torch.Generator().manual_seed(seed)
+    vectors, images = (torch.randn(shape, generator=draw).double() for shape in ((2, 5, 6), (2, 4, 4, 4)))
+    return torch.randint(7, (2, 5), generator=draw), vectors, images
+
+
+class Net(nn.Module):
+    """A graph's network. The last values that no node reads go through a head, or are outputs as they are."""
+
+    def __init__(self, graph, head=0):
+        super().__init__()
+        torch.manual_seed(0)
+        self.steps, self.read, values = [], set(), list(inputs())
+        for node in graph:
+            self._add(node, values)
+        for at in self._unread(values)[-3:]:
+            for name in HEADS[head % 4]:
+                back = len(values) - 1 - at
+                at = len(values) - 1 if self._add(Node(name, (back,)), values) else at
+        self.outputs = self._unread(values)
+        with torch.no_grad():
+            for tensor in self.double().eval().parameters():
+                tensor += 0.1 * torch.randn_like(tensor)
+
+    def _unread(self, values):
+        return [at for at in range(3, len(values)) if at not in self.read]
+
+    def _add(self, node, values):
+        """Whether the node fits the values that it reads."""
+        try:
+            step, net = self._step(node, values)
+            value = step.function(net, *(values[at] for at in step.sources)).detach()
+            assert value.ndim > 1 and 0 < value.numel() <= 2000 and value.abs().max() < 1e3  # noqa: PT018
+        except UNFIT:
+            return False
+        if net is not None:
+            setattr(self, step.name, net)
+        self.steps.append(step)
+        self.read.update(step.sources)
+        values.append(value)
+        return True
+
+    def _step(self, node, values):
+        modules = [step for step in self.steps if step.name]
+        again = modules[-1 - node.a % len(modules)] if node.operation == "again" else None  # with the same weights
+        arity, rule, make = (len(again.sources), None, None) if again else OPERATIONS[node.operation]
+        sources = tuple(len(values) - 1 - back % len(values) for back in node.sources[:arity])
+        if again:
+            return again._replace(sources=sources), getattr(self, again.name)
+        given = [values[at] for at in sources]
+        assert node.operation == "embedding" or all(value.is_floating_point() for value in given)
+        made = make(*given, node.a, node.b)
+        made, rule = made if isinstance(made, tuple) else (made, rule)
+        if isinstance(made, nn.Module):
+            called = Step(lambda net, *values: net(*values), rule, f"{node.operation}{len(self.steps)}", sources)
+            return called, made.double().eval()
+        return Step(lambda net, *values: made(*values), rule, "", sources), None
+
+    def forward(self, *values):
+        values = list(values)
+        for step in self.steps:
+            values.append(step.function(self.module_of(step), *(values[at] for at in step.sources)))
+        return [values[at] for at in self.outputs]
+
+    def module_of(self, step):
+        return getattr(self, step.name) if step.name else None
+
+
+@torch.no_grad()
+def live(net, masked, given):
+    """The outputs of a network whose weights are there where those of `masked` are 1, and where the outputs are."""
+    values = list(given)
+    masks = [torch.ones(value.shape, dtype=torch.float64) for value in values]
+    for step in net.steps:
+        of_step = ([of[at] for at in step.sources] for of in (values, masks))
+        value, mask = step.rule(step, [one.module_of(step) for one in (net, masked)], *of_step)
+        masks.append(mask.double().expand(value.shape))
+        values.append(value.masked_fill(masks[-1] == 0, 0))
+    return [values[at] for at in net.outputs], [masks[at] for at in net.outputs]
+
+
+LAYERS = "linear", "conv", "grouped_conv", "transposed_conv", "product", "embedding", "activation", "binary"  # often
+_BACK = st.sampled_from([0, 0, 0, 1, 1, 2, 3, 4, 5, 6])
+
+
+def _node(names):
+    return st.builds(
+        Node, st.sampled_from(names), st.tuples(_BACK, _BACK, _BACK), st.integers(0, 39), st.integers(0, 13)
+    )
+
+
+_NODES = _node([*LAYERS, *OPERATIONS, "again"])
+_LAYER = _node(LAYERS[:5]).map(lambda node: node._replace(sources=(0,)))
+_BETWEEN = st.tuples(_LAYER, _NODES.map(lambda node: node._replace(sources=(0, *node.sources[1:]))), _LAYER)
+_PARTS = st.one_of(_NODES.map(lambda node: (node,)), _BETWEEN, _BETWEEN, st.sampled_from(BLOCKS))
+GRAPHS = st.lists(_PARTS, min_size=1, max_size=8).map(lambda parts: [node for part in parts for node in part])

@@ -1,0 +1,141 @@
+"""Random networks: an operation refuses one, or does to it what it says."""
+
+import contextlib
+import copy
+import dataclasses
+import os
+
+import pytest
+import torch
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from random_networks import GRAPHS, Net, Node, inputs, live
+
+import surgery
+from surgery.width.axes import concatenation
+from surgery.width.rules.registry import RULES
+
+MANY = int(os.environ.get("RANDOM_NETWORKS", 800))
+
+
+def same(found, expected):
+    assert [y.shape for y in found] == [y.shape for y in expected]
+    for y, z in zip(found, expected):
+        assert (y - z).abs().max() <= 1e-7 * (1 + z.abs().max())
+
+
+@torch.no_grad()
+def judge_small(net, small, plan):
+    """The small network computes what the full one does over the positions that stay."""
+    values, masks = plan.embed(surgery.state(small))
+    full = surgery.load(copy.deepcopy(net), values)
+    held = {name: (mask & ("bias" not in name)).to(values[name].dtype) for name, mask in masks.items()}
+    masked = surgery.load(copy.deepcopy(net), held)  # a bias makes no position: the sums that it is added to are there
+    for seed in (0, 1):
+        expected, there = live(full, masked, inputs(seed))
+        assert all(mask.all() for mask in there)
+        same(small(*inputs(seed)), expected)
+
+
+@torch.no_grad()
+def judge_same(net, other):
+    """Both networks compute the same."""
+    for seed in (0, 1):
+        same(other(*inputs(seed)), net(*inputs(seed)))
+
+
+def scores(net):
+    draw = torch.Generator().manual_seed(1)
+    return {width.name: torch.rand(width.size, generator=draw) for width in surgery.widths(net, example=inputs())}
+
+
+def orders(net):
+    free = [width for width in surgery.widths(net, example=inputs()) if not width.order]
+    draw = torch.Generator().manual_seed(1)
+    return {width.name: torch.randperm(width.size, generator=draw) for width in free}
+
+
+def narrow(net):
+    judge_small(net, *surgery.narrow(net, rate=0.5, example=inputs()))
+
+
+def drop(net):
+    judge_small(net, *surgery.narrow(net, rate=0.5, heads="drop", example=inputs()))
+
+
+def keep_top(net):
+    judge_small(net, *surgery.narrow(net, rate=0.6, keep_top=scores(net), example=inputs()))
+
+
+def prune(net):
+    target = surgery.Target(parameters=0.8)
+    small, plan, _ = surgery.prune(net, target=target, importance=scores, example=inputs())
+    judge_small(net, small, plan)
+
+
+def permute(net):
+    judge_same(net, surgery.permute(net, orders(net), example=inputs())[0])
+
+
+def widen(net):
+    judge_same(net, surgery.widen(net, rate=2, example=inputs())[0])
+
+
+def widen_zero(net):
+    wide, plan = surgery.widen(net, rate=1.5, mode="zero", example=inputs())
+    judge_same(net, wide)
+    back, before = plan.extract(surgery.state(wide)), surgery.state(net)
+    assert all(torch.equal(back[name], before[name]) for name in before)
+
+
+JUDGED = (narrow, drop, keep_top, prune, permute, widen, widen_zero)
+
+
+def check(judged, graph, head):
+    net = Net(graph, head)
+    assume(any(True for _ in net.parameters()))
+    with contextlib.suppress(surgery.SurgeryError):  # refused
+        judged(net)
+
+
+DRAWN = st.sampled_from(JUDGED), GRAPHS, st.integers(0, 3)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(*DRAWN)
+def test_random_networks(judged, graph, head):
+    check(judged, graph, head)
+
+
+@pytest.mark.slow
+@settings(max_examples=MANY, deadline=None, suppress_health_check=list(HealthCheck))
+@given(*DRAWN)
+def test_many_random_networks(judged, graph, head):
+    check(judged, graph, head)
+
+
+def unchanged(view, args, out):
+    return view.axes_of(args["self"])
+
+
+def backwards(view, args, out):
+    whole = [list(view.axes_of(tensor)) for tensor in reversed(args["tensors"])]
+    return [*whole[0][:-1], concatenation([axes[-1] for axes in whole])]
+
+
+WRONG = {
+    "flip": (unchanged, [Node("repeat", a=1, b=3)], narrow),
+    "roll": (unchanged, [Node("repeat", a=1, b=2)], keep_top),
+    "sort": (unchanged, [Node("pick_by_data", a=1)], narrow),
+    "cat": (backwards, [Node("linear", (2,), 2), Node("join", (0, 1), 1)], permute),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_rule_is_noticed(name, monkeypatch):
+    function, nodes, judged = WRONG[name]
+    graph = [Node("linear", (1,), 2), *nodes, Node("linear", (0,), 1)]
+    check(judged, graph, head=3)
+    monkeypatch.setitem(RULES, name, dataclasses.replace(RULES[name], function=function))
+    with pytest.raises(AssertionError):
+        judged(Net(graph, head=3))
