@@ -157,4 +157,5 @@ METHOD = Method(
     APFLOptions(),
     clients="personalized",
     refuses={"masked": "has logits of two models in its objective, which it does not mask"},
+    sees="mean",
 )

@@ -64,4 +64,4 @@ def adaptive(
     return replace(fedavg(fed), init=init, server=server)
 
 
-METHOD = Method(fedadam, FedAdamOptions())
+METHOD = Method(fedadam, FedAdamOptions(), sees="mean")

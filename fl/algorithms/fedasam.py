@@ -69,4 +69,5 @@ METHOD = Method(
     fedasam,
     FedASAMOptions(),
     refuses={"sample_privacy": "looks ahead along a gradient of samples without noise"},
+    sees="mean",
 )

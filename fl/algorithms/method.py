@@ -36,6 +36,8 @@ class Method:
         refuses: from what the method cannot do (see `fl.federation.requirements.REQUIREMENTS`) to the reason. A method
             whose clients are not "heterogeneous" refuses several architectures by itself, and one whose clients are
             refuses rules that choose among whole models, and differential privacy.
+        sees: what its server function needs of the updates: "each", or no more than their "mean". Only then can they be
+            private or masked: each of them is the mean there.
         pathways: (options, server) -> (what each level holds, see `Levels.names`; the models that clients add up).
             `fl.Pathways` reads the levels of a run folder with it, without the data. None for methods without levels.
         labels: options -> whether the server has to know how many samples of each class every client has. Clients on
@@ -48,6 +50,7 @@ class Method:
     clients: Literal["global", "personalized", "heterogeneous"] = "global"
     columns: Mapping[str, type | Column] = field(default_factory=dict)
     refuses: Mapping[str, str] = field(default_factory=dict)
+    sees: Literal["each", "mean"] = "each"
     pathways: Callable[[Any, Server], tuple[Sequence[str], ClientModels]] | None = None
     validates: Callable[[Any], bool] = lambda options: False
     labels: Callable[[Any], bool] = lambda options: False
@@ -63,6 +66,7 @@ class Method:
                 f"options are a frozen dataclass with its defaults, such as FedProxOptions(), got {self.options!r}",
             ),
             (self.clients not in KINDS, f"clients is one of {', '.join(KINDS)}, got {self.clients!r}"),
+            (self.sees not in ("each", "mean"), f"sees is each or mean, got {self.sees!r}"),
             (
                 [one for one in self.columns.values() if one not in (int, float) and not isinstance(one, Column)],
                 f"columns are int or float, or a Column, got {dict(self.columns)}",
@@ -118,7 +122,8 @@ class Method:
             by_kind["pace"] = "has clients train more than one model a round, and --pace counts the steps of one"
             by_kind["sample_privacy"] = "has models that stay with clients, whose epsilon is not worked out here"
         reasons = {**by_kind, **self.refuses}
-        if "privacy" in reasons:  # whose server needs more than the mean of models, which is all that masks leave
+        if self.sees != "mean":  # which is all that noise and masks leave
+            reasons.setdefault("privacy", "may look at single updates (Method(..., sees='mean') says that it does not)")
             reasons.setdefault("secure_aggregation", reasons["privacy"])
         for what, reason in reasons.items():
             if what in requirements:

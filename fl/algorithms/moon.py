@@ -117,4 +117,5 @@ METHOD = Method(
         "exits": "compares the inputs of one classifier",
         "masked": "has an objective of representations, which it does not mask",
     },
+    sees="mean",
 )

@@ -106,4 +106,4 @@ def by_halves(loss: Loss) -> Objective:
     return objective
 
 
-METHOD = Method(perfedavg, PerFedAvgOptions(), clients="personalized")
+METHOD = Method(perfedavg, PerFedAvgOptions(), clients="personalized", sees="mean")

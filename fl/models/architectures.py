@@ -62,6 +62,11 @@ class ArchitectureOptions:
                 f"--architectures.choose paired needs a depth for each width, and there are {len(self.widths)} widths "
                 f"and {len(self.depths)} depths: give as many, repeating some"
             )
+        if self.choose == "paired" and self.mixed:
+            raise FLError(
+                "--architectures.choose paired has one width and one depth for all sections: leave "
+                "--architectures.mixed out, or give depths such as 1-1-2-2"
+            )
         self.blocks()
 
     def blocks(self) -> tuple[int | tuple[int, ...], ...]:

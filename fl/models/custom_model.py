@@ -260,6 +260,14 @@ def _check_takes(name: str, model: nn.Module, data: Dataset) -> None:
             f"{said(name)} gives {found} for two samples in training, and the data have {_whats(data)}: it has to give "
             f"{wanted}"
         )
+    if getattr(model, "exits", False):
+        with torch.no_grad():
+            given = list(copy.deepcopy(model).cpu().eval()(inputs).shape)
+        if given != [2, *data.outputs]:
+            raise FLError(
+                f"{said(name)} gives {given} for two samples in evaluation mode: all exits are for training, and here "
+                f"it has to give {[2, *data.outputs]}, their mean for example"
+            )
     if data.task == "regression":
         return
     sums = double(output).sum(-1)

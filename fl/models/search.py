@@ -66,8 +66,8 @@ class Space:
             raise FLError(f"{self.base.name} has one width for all sections: leave --architectures.mixed out")
         for value in (*self.widths, *self.depths) if self.mixed else self.widths:
             if isinstance(value, tuple | list):
-                way = f"with{'' if self.mixed else ' --architectures.mixed'} every section chooses one of them"
-                raise FLError(f"a width or depth to choose from is one number here, got {brief(value)}: {way}")
+                way = "each section chooses one" if self.mixed else "--architectures.mixed lets sections differ"
+                raise FLError(f"a width or depth to choose from is one number here, got {brief(value)}; {way}")
         try:
             widths = {self.base.scaled(width).width: width for width in self.widths}
             depths = {self.base.scaled(depth=depth).depth: depth for depth in self.depths}  # 2 is (2, 2, 2)

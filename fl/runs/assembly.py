@@ -244,6 +244,8 @@ def pick_device(name: str) -> torch.device:
         device = torch.device(name)
         if device.type not in ("cpu", "cuda", "mps"):
             raise RuntimeError("there are cpu, cuda (cuda:0, cuda:1, ...) and mps")
+        if device.type == "mps" and not torch.backends.mps.is_available():
+            raise RuntimeError("torch finds no GPU of Apple's here")
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise FLError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from None

@@ -217,10 +217,13 @@ class Run:
 def check_best_by(config: Config, fed: Federation) -> None:
     """Raise FLError for a --best-by that no evaluation of this run measures."""
     known = {name: column for name, column in columns(asked_for(fed)).items() if column.due == "global"}
-    measured = {*evaluate.SCORES[evaluate.task_of(fed.data)], *asked_for(fed)}
-    if fed.attack and config.attack.kind == "trigger":
-        measured.add("attack_success")
-    able = [n for n in known if n in measured or n.startswith(tuple(f"local_{p}_" for p in evaluate.held_out(fed)))]
+    asked, scores = asked_for(fed), evaluate.SCORES[evaluate.task_of(fed.data)]
+    others = tuple({name for task in evaluate.SCORES.values() for name in task} - set(scores))  # of other tasks
+    measured = {*scores, *(["attack_success"] if fed.attack and config.attack.kind == "trigger" else [])}
+    for part in evaluate.held_out(fed):
+        clients = [name for name in known if name.startswith(f"local_{part}_") and name not in asked]
+        measured |= {name for name in clients if not name.removeprefix(f"local_{part}_").startswith(others)}
+    able = [*asked, *(name for name in known if name in measured)]
     if config.best_by not in ("auto", *able):
         raise FLError(f"--best-by {config.best_by} is not measured by this run: there are {', '.join(able)}")
 

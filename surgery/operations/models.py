@@ -226,7 +226,8 @@ def align(
         to: the checkpoint to match, of the same architecture
         by: what has to match: the weights, or what layers read on some --data
         data: a function of yours that gives batches of inputs, for --by activations
-        starts: how many times to look for the best match, each but the first from a drawn order
+        starts: how many times to look for the best match: once from the order as it is and from one by what does not
+            depend on it, and each further time from a drawn order
         seed: of the drawn orders
 
     Returns:

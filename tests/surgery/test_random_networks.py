@@ -7,7 +7,7 @@ import os
 
 import pytest
 import torch
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_networks import GRAPHS, Net, Node, inputs, live
 
@@ -15,7 +15,7 @@ import surgery
 from surgery.width.axes import concatenation
 from surgery.width.rules.registry import RULES
 
-MANY = int(os.environ.get("RANDOM_NETWORKS", 800))
+MANY = int(os.environ.get("RANDOM_NETWORKS", 400))
 
 
 def same(found, expected):
@@ -93,15 +93,15 @@ JUDGED = (narrow, drop, keep_top, prune, permute, widen, widen_zero)
 
 def check(judged, graph, head):
     net = Net(graph, head)
-    assume(any(True for _ in net.parameters()))
-    with contextlib.suppress(surgery.SurgeryError):  # refused
-        judged(net)
+    if list(net.parameters()):
+        with contextlib.suppress(surgery.SurgeryError):  # refused
+            judged(net)
 
 
 DRAWN = st.sampled_from(JUDGED), GRAPHS, st.integers(0, 3)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(*DRAWN)
 def test_random_networks(judged, graph, head):
     check(judged, graph, head)

@@ -1,6 +1,7 @@
 """Secure aggregation: flwr's own mod and workflow, over a grid whose nodes answer at once."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,14 +18,15 @@ from fl.algorithms.method import Method
 from fl.base.errors import FLError
 from fl.deploy.flower import answered, packed, unpacked
 from fl.deploy.masked import MaskedLink, answered_masked, is_masked, levels
+from fl.deploy.node import Node
 from fl.deploy.nodes import Waiting
-from fl.deploy.remote import check_settings, serve
+from fl.deploy.remote import Remote, check_settings, serve
 from fl.federation.defence import Defence
 from fl.federation.privacy import Privacy
 
 CONFIG = settings("fedavg", clients=4, participants=4, rounds=1, secure_aggregation=8.0)
 SLOW = pytest.mark.slow
-ABLE = [name for name, m in ALGORITHMS.items() if m.clients != "heterogeneous" and "privacy" not in m.refuses]
+ABLE = [name for name, method in ALGORITHMS.items() if method.sees == "mean"]
 
 
 def plain(config):
@@ -215,6 +217,26 @@ def test_what_needs_single_updates_is_refused(algorithm, changes, why):
         check_settings(replace(CONFIG, algorithm=(algorithm,), **changes))
 
 
+def test_a_method_that_does_not_say_that_the_mean_is_enough_is_refused(monkeypatch):
+    def mine(fed):
+        return ALGORITHMS["fedavg"](fed)
+
+    monkeypatch.setitem(ALGORITHMS, "mine", Method(mine))
+    with pytest.raises(FLError, match=r"mine may look at single updates \(Method\(\.\.\., sees='mean'\)"):
+        check_settings(replace(CONFIG, algorithm=("mine",)))
+
+
+def test_what_a_node_adds_to_the_sum():
+    """Updates alone, without what is infinite at the start, and a loss within the range; the frozen stay at home."""
+    starts = {"w": torch.tensor([[1.0, -torch.inf]]), "b": torch.tensor([[5.0]])}
+    received = {"w": torch.tensor([[1.5, -torch.inf]]), "b": torch.tensor([[3.0]])}
+    vector = Node._vector(None, {"names": ["w", "b"]}, starts, received, torch.tensor(50.0), 8.0)
+    assert vector.tolist() == [0.5, 0.0, -2.0, 8.0]
+    message = {"model": starts | {"steps": torch.tensor([3])}}
+    asked = SimpleNamespace(federation=SimpleNamespace(frozen={"b"}))
+    assert Remote._names(asked, message) == ["w"]
+
+
 def test_one_process_refuses_and_so_do_steps_between_clients_and_server(tmp_path, monkeypatch):
     with pytest.raises(FLError, match=r"all is in one process: train with python -m fl\.deploy"):
         fl.simulate(CONFIG, tmp_path / "here")
@@ -222,7 +244,7 @@ def test_one_process_refuses_and_so_do_steps_between_clients_and_server(tmp_path
     def stepping(fed):
         return replace(ALGORITHMS["fedavg"](fed), steps=[lambda update, *words: update])
 
-    monkeypatch.setitem(ALGORITHMS, "stepping", Method(stepping))
+    monkeypatch.setitem(ALGORITHMS, "stepping", Method(stepping, sees="mean"))
     with pytest.raises(FLError, match="only average whole models"):
         run(replace(CONFIG, algorithm=("stepping",)), tmp_path)
 

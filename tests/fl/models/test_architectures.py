@@ -160,6 +160,7 @@ def test_files_that_are_refused(make_federation, tmp_path, text, message):
         ({"budgets": (1.0,)}, "--architectures.budgets is for --architectures.choose budget"),
         ({"choose": "budget"}, "--architectures.choose budget needs --architectures.budgets"),
         ({"choose": "paired"}, "needs a depth for each width, and there are 1 widths and 0 depths"),
+        ({"choose": "paired", "depths": ("1",), "mixed": True}, "one depth for all sections: leave --arch.*mixed out"),
         ({"choose": "given"}, "--architectures.choose given needs --architectures.file"),
         ({"depths": ("two",)}, "--architectures.depths two: a depth is a number of blocks"),
         ({"depths": ("1-2",)}, "no such candidate"),

@@ -219,6 +219,19 @@ def test_a_folder_refuses_other_data_and_another_model(digits, tmp_path):
     assert not torch.equal(fl.load_model(folder, model=net).last.weight, net.last.weight)
 
 
+class Exits(nn.Module):
+    """Gives all exits in evaluation mode, too."""
+
+    exits = True
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(64, 30), nn.Unflatten(1, (3, 10)))
+
+    def forward(self, x):
+        return self.net(x)
+
+
 class Tuple(Net):
     def forward(self, x):
         return (super().forward(x),)
@@ -245,6 +258,7 @@ NEXT = fl.Dataset.from_arrays(*[TEXT[:, :-1], TEXT[:, 1:]] * 2)
         ({"model": nn.Linear(64, 10)}, {}, r"model=Linear does not take samples of 1x8x8 numbers"),
         ({"model": Net(classes=9)}, {}, r"gives \[2, 9\] for two samples in training, and the data have 10 classes"),
         ({"model": Tuple()}, {}, "gives a tuple for two samples"),
+        ({"model": Exits()}, {}, r"gives \[2, 3, 10\] for two samples in evaluation mode: .* has to give \[2, 10\]"),
         ({"model": Net}, {"norm": "group"}, "--norm group is for models of the zoo"),
         ({"model": Net}, {"width": 2.0}, "can only be made narrower"),
         ({"model": Net}, {"depth": 2}, "has no sections of blocks"),
