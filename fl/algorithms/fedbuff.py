@@ -1,17 +1,16 @@
 """FedBuff: Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation" (AISTATS 2022), algorithm 1."""
 
 from dataclasses import dataclass, replace
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
-import numpy as np
 import torch
 
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.fedavg import fedavg
 from fl.algorithms.method import Method
+from fl.algorithms.parts.flight import Clock
 from fl.algorithms.parts.progress import of_shape
 from fl.base.errors import FLError
-from fl.base.rng import Rng
 from fl.base.settings import AtLeast0, Natural, number
 from fl.federation import Federation
 from surgery import broadcast
@@ -29,25 +28,6 @@ class FedBuffOptions:
     staleness: AtLeast0 = 0.5
     """exponent by which an update from an old model counts less: (1 + steps of the server since)^-staleness; 0: all
     count alike"""
-
-
-class Events(NamedTuple):
-    """What happens until the buffer is full, in simulated time: K clients finish, and others begin in their places.
-
-    Attributes:
-        clients: who finishes, in this order.
-        slots: the place of each among those that trained before; -1 for who has begun since the buffer was last full,
-            and so from the global model as it is.
-        time: when the last one finishes.
-        flight: who trains afterwards: clients, the versions that they began from, and when they finish.
-        fresh: the places of those who begin after the buffer is full, from the new model.
-    """
-
-    clients: list[int]
-    slots: list[int]
-    time: float
-    flight: dict[str, torch.Tensor]
-    fresh: list[int]
 
 
 def fedbuff(fed: Federation, options: FedBuffOptions = FedBuffOptions()) -> Algorithm:
@@ -78,60 +58,16 @@ def fedbuff(fed: Federation, options: FedBuffOptions = FedBuffOptions()) -> Algo
         raise FLError("--pace.deadline ends rounds, and fedbuff waits for nobody: leave it out")
     if not k <= m <= everybody:
         raise FLError(f"--fedbuff.concurrency {m}: give --participants {k}, the size of the buffer, to all {everybody}")
-    durations = fed.seconds(range(everybody))
+    simulation = Clock(fed.seconds(range(everybody)), m, k)
 
     def init():
-        generator = Rng(0, 0).numpy("fedbuff")
-        first = generator.permutation(everybody)[:m].tolist()
-        flight = {
-            "clients": torch.tensor(first),
-            "versions": torch.zeros(m, dtype=torch.int64),
-            "ends": torch.tensor([durations[client] for client in first], dtype=torch.float64),
-        }
         start = fed.initial()
         clock = {"version": torch.tensor(0), "time": torch.tensor(0.0, dtype=torch.float64)}
-        return {"global": start, "begun": broadcast(start, m), "flight": flight, "clock": clock}
+        return {"global": start, "begun": broadcast(start, m), "flight": simulation.begin(), "clock": clock}
 
     def events(state, rng, clients=None):
-        """The events of a round; those of other clients than would finish, if the round is of others."""
-        flight = {name: tensor.clone() for name, tensor in state["flight"].items()}
-        version, generator = int(state["clock"]["version"]), rng.numpy("fedbuff")
-        finished, slots, time, waiting, since = [], [], 0.0, [], set()
-        while len(finished) < k:
-            slot = int(flight["ends"].argmin())
-            if float(flight["ends"][slot]) > time:  # those who finish at one time are replaced together
-                begun = replace_some(flight, waiting, time, version, finished, generator)
-                since, waiting = since.union(begun), [one for one in waiting if one not in begun]
-                slot = int(flight["ends"].argmin())
-                time = float(flight["ends"][slot])
-            finished.append(int(flight["clients"][slot]))
-            slots.append(-1 if slot in since else slot)
-            flight["ends"][slot] = torch.inf
-            waiting.append(slot)
-        if clients is not None and list(clients) != finished:
-            flight, there = {n: t.clone() for n, t in state["flight"].items()}, state["flight"]["clients"].tolist()
-            finished, slots = list(clients), [there.index(one) if one in there else -1 for one in clients]
-            waiting = sorted(set(slots) - {-1})
-            time = max([float(state["clock"]["time"]), *flight["ends"][waiting].tolist()])
-        replace_some(flight, waiting, time, version + 1, finished, generator, again=True)
-        return Events(finished, slots, time, flight, waiting)
-
-    def replace_some(flight, places, time, version, busy, generator, again=False):
-        """Begin with other clients in these places; returns those for which there are some."""
-        if not places:
-            return []
-        flying = {client for slot, client in enumerate(flight["clients"].tolist()) if slot not in places}
-        there = np.ones(everybody, dtype=bool)
-        there[[*flying, *busy]] = False
-        free = np.flatnonzero(there)
-        order = free[generator.permutation(len(free))[: len(places)]].tolist()
-        if again and len(order) < len(places):
-            same = [client for client in sorted(set(busy)) if client not in flying]
-            order += [same[at] for at in generator.permutation(len(same))]
-        for place, chosen in zip(places, order):
-            flight["clients"][place], flight["versions"][place] = chosen, version
-            flight["ends"][place] = time + durations[chosen]
-        return places[: len(order)]
+        version, time = int(state["clock"]["version"]), float(state["clock"]["time"])
+        return simulation.events(state["flight"], version, time, rng, clients)
 
     def starts(state, found):
         rows = upload(torch.tensor([slot if slot >= 0 else m for slot in found.slots]), fed.data.device)
@@ -152,17 +88,14 @@ def fedbuff(fed: Federation, options: FedBuffOptions = FedBuffOptions()) -> Algo
         rates = {n: of_shape(options.lr * weights, start[n]) for n in fed.trainable}
         moved = {n: old[n] + rate * (update.received[n] - start[n]) for n, rate in rates.items()}
         new = fed.average({**update.received, **moved}, arrived)
-        left = (found.flight["clients"] != state["flight"]["clients"]) | (
-            found.flight["ends"] != state["flight"]["ends"]
-        )
-        places = left.nonzero().flatten().tolist()
-        models = {name: tensor.clone() for name, tensor in state["begun"].items()}
-        for name, tensor in models.items():
-            for slot in places:
-                tensor[slot] = new[name] if slot in found.fresh else old[name]
+        begun = {name: tensor.clone() for name, tensor in state["begun"].items()}
+        for model, slots in ((old, found.replaced), (new, found.fresh)):
+            for name, tensor in begun.items():
+                for slot in slots:
+                    tensor[slot] = model[name]
         clock = {"version": torch.tensor(version + 1), "time": torch.tensor(found.time, dtype=torch.float64)}
         metrics = {"staleness": stale.mean().item(), "simulated_seconds": found.time - float(state["clock"]["time"])}
-        return {"global": new, "begun": models, "flight": found.flight, "clock": clock}, metrics
+        return {"global": new, "begun": begun, "flight": found.flight, "clock": clock}, metrics
 
     return replace(fedavg(fed), init=init, sample=sample, send=send, server=server)
 
