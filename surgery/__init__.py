@@ -37,7 +37,6 @@ from surgery.width.align import align as align
 from surgery.width.corner import corner as corner
 from surgery.width.corner import rolling as rolling
 from surgery.width.importance import importance as importance
-from surgery.width.narrow import Width as Width
 from surgery.width.narrow import narrow as narrow
 from surgery.width.narrow import widths as widths
 from surgery.width.permute import permute as permute
