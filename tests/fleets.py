@@ -1,7 +1,7 @@
 """Small federations whose clients have architectures of their own."""
 
 import itertools
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache
 
 import torch
@@ -21,7 +21,6 @@ SPECS = {
     "cnn": Spec("cnn", **IMAGES, width=(0.125, 0.125, 0.02)),
     "static_batch": Spec("preresnet18", **IMAGES, width=0.05, depth=(3, 1, 2, 1), norm="static_batch"),
     "batch": Spec("preresnet18", **IMAGES, width=0.05, depth=(3, 1, 2, 1), norm="batch"),
-    "exits": Spec("preresnet18", **IMAGES, width=0.05, depth=(3, 1, 2, 1), norm="static_batch", exits=True),
     "group": Spec("preresnet18", **IMAGES, width=0.05, depth=(3, 1, 2, 1), norm="group"),
     "mobilenetv2": Spec(
         "mobilenetv2", **IMAGES, width=0.1, depth=(1, 3, 1, 2, 1, 1, 1), rounding="ceil", stem="cifar", dropout=0.0
@@ -32,7 +31,6 @@ DEPTHS = {  # of the whole model, the smallest and one in between
     "mobilenetv2": ((1, 3, 1, 2, 1, 1, 1), 1, (1, 2, 1, 2, 1, 1, 1)),
     "transformer": (3, 1, 2),
     **dict.fromkeys(("static_batch", "batch", "group"), ((3, 1, 2, 1), 1, (2, 1, 2, 1))),
-    "exits": ((3, 1, 2, 1), (1, 1, 0, 0), (3, 1, 2, 0)),
     "cnn": (None, None, None),
 }
 
@@ -54,7 +52,10 @@ def fleet_for(method):
     """The federation that a method for clients of several architectures trains: some need exits, some one width."""
     if method in ("flexifed", "inclusivefl"):
         return fleet_federation(SPECS["static_batch"], [(1.0, depth) for depth in ((3, 1, 2, 1), 1, (2, 1, 2, 1), 1)])
-    return mixed("exits" if method in ("depthfl", "scalefl") else "static_batch")
+    if method not in ("depthfl", "scalefl"):
+        return mixed("static_batch")
+    base = replace(SPECS["static_batch"], exits=True)
+    return fleet_federation(base, [(1.0, base.depth), (0.5, (1, 1, 0, 0)), (0.5, base.depth), (0.75, (3, 1, 2, 0))])
 
 
 def fleet_federation(base, chosen, sizes=SIZES, dtype=torch.float64, **settings):

@@ -25,6 +25,7 @@ _SINGLE = {
     "heterofl-cifar10-a-e": nested.heterofl_a_e,
     "fjord-cifar10": nested.fjord_cifar10,
     "depthfl-cifar100": nested.depthfl_cifar100,
+    "inclusivefl-pydoc": nested.inclusivefl_pydoc,
     "scalefl-cifar10": nested.scalefl_cifar10,
     "vit-cifar10": first.vit_cifar10,
     "convnext-cifar10": first.convnext_cifar10,

@@ -6,6 +6,7 @@ from fl.algorithms.fjord import FjORDOptions
 from fl.algorithms.scalefl import ScaleFLOptions
 from fl.models.architectures import ArchitectureOptions
 from fl.settings import Config
+from fl.settings.recipes import first
 from fl.settings.recipes.fedfa import PAPER
 
 
@@ -65,6 +66,21 @@ def depthfl_cifar100() -> Config:
         lr_schedule="exponential", lr_decay=0.998, momentum=0.0, weight_decay=1e-3, crop=4, flip=True, eval_every=10,
         eval_client_models_every=50,
         architectures=ArchitectureOptions(depths=("2-0-0-0", "2-2-0-0", "2-2-2-0", "2-2-2-2"), choose="cycle"),
+    )  # fmt: skip
+
+
+def inclusivefl_pydoc() -> Config:
+    """InclusiveFL on Python's own documentation: Transformers of 2, 4 and 6 blocks, a third of 30 clients each.
+
+    python -m fl.run inclusivefl-pydoc
+    python -m fl.run inclusivefl-pydoc --inclusivefl.own none
+    python -m fl.run inclusivefl-pydoc --algorithm heterofl,fedfa,inclusivefl
+
+    The paper has RoBERTas of 4, 8 and 12 blocks on GLUE; these settings are ours, with depths in the same proportion.
+    """
+    return replace(
+        first.pydoc(), algorithm=("inclusivefl",), depth=(6,),
+        architectures=ArchitectureOptions(depths=("2", "4", "6"), choose="cycle"),
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from itertools import product
 import pytest
 import torch
 from fleets import mixed
+from ranks import NEED_EXITS
 from rounds import made, play
 from selection import some
 
@@ -79,7 +80,8 @@ def test_launches_of_an_evaluation_do_not_grow_with_the_clients(pretended, make_
     """Those of personal models do, by a gather for each: not by a forward pass, which takes some 20 launches here."""
 
     def launches(clients):
-        fed = moved(make_federation("cnn", sizes=[4 + k % 3 for k in range(clients)], norm="batch"))
+        kind = {"model": "resnet20", "exits": True} if name in NEED_EXITS else {"model": "cnn"}
+        fed = moved(make_federation(**kind, sizes=[4 + k % 3 for k in range(clients)], norm="batch"))
         algorithm = made(name, fed)
         server, _ = algorithm.round(algorithm.init(), [2, 0, 3], Rng(0, 1))
         models = algorithm.client_models(server)  # which fine-tunes, where the method does

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from ranks import NEED_EXITS
 from rounds import SMALL, made
 from selection import some
 
@@ -37,9 +38,9 @@ CLIENTS = [2, 1, 3]
 PASSED = (4, 8, 12, 8)  # samples of an epoch: make_federation's 3, 7, 12 and 5, in batches of 4 that are filled up
 
 
-def mixed(make_federation, kinds=KINDS, malicious=(), norm="batch"):
+def mixed(make_federation, kinds=KINDS, malicious=(), norm="batch", exits=False):
     """Clients of different widths and depths, some of whom attack."""
-    wide, *kinds = (replace(spec, norm=norm) for spec in (WIDE, *kinds))
+    wide, *kinds = (replace(spec, norm=norm, exits=exits) for spec in (WIDE, *kinds))
     model = wide.build(torch.Generator().manual_seed(0))
     fed = make_federation(model, spec=wide, fleet=make_fleet(model, wide, kinds) if kinds else None)
     return replace(fed, attack=Attack(frozenset(malicious), fed.data, 1.0))
@@ -71,13 +72,16 @@ def test_the_meter_by_hand(make_federation, name):
     times the forward pass of the client's own model. What attackers compute beside is not counted.
     """
     kinds = DEPTHS if name in ("flexifed", "inclusivefl") else KINDS if name in methods_of("heterogeneous") else []
-    fed = mixed(make_federation, kinds, malicious={2})
+    exits = name in NEED_EXITS
+    fed = mixed(make_federation, kinds, malicious={2}, exits=exits)
     algorithm = made(name, fed)
     server = algorithm.init()
     fed.meter.read()
     algorithm.round(server, CLIENTS, Rng(0, 1))
     passes = {"ditto": 2 + 2, "fedasam": 2 * 2, "fedrep": 2 + SMALL.fedrep.head_epochs}.get(name, 2)
-    macs = sum(PASSED[client] * passes * (kinds or [WIDE] * 4)[client].count().macs for client in CLIENTS)
+    macs = sum(
+        PASSED[client] * passes * replace((kinds or [WIDE] * 4)[client], exits=exits).count().macs for client in CLIENTS
+    )
     assert fed.meter.read() == 2 * macs
     assert fed.meter.read() == 0
 
