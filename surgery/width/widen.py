@@ -278,7 +278,7 @@ class _Growth:
         return number, role(why + (" (a whole number as rate keeps means and variances)" if self.rate % 1 else ""))
 
     def _checked(self, plan: Submodel) -> Submodel | Divergence:
-        """The plan with its attributes corrected, on the meta device, where it costs little, if the model runs there."""
+        """The plan with its attributes corrected, on the meta device if the model runs there."""
 
         def check(model: nn.Module, example: Any) -> Submodel | Divergence:
             return checked_plan(model, plan, self.solution, self.choice, example)
