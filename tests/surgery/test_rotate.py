@@ -190,6 +190,7 @@ REFUSED = {
     "constant": (lambda: Block(middle=Added(lambda x: 1.0)), "add in middle"),
     "largest": (lambda: Block(middle=Added(lambda x: x.amax(-1, keepdim=True))), "amax in middle"),
     "mean": (lambda: Block(middle=Added(lambda x: x.mean(-1, keepdim=True))), "mean in middle"),
+    "mean square": (lambda: Block(middle=Added(lambda x: x.pow(2).mean(-1, keepdim=True))), "add in middle"),
     "softmax": (lambda: Block(middle=nn.Softmax(-1)), "softmax in middle"),
     "groups": (lambda: Block(middle=nn.GroupNorm(2, 6)), "no such width"),
     "other eps": (lambda: Block(middle=Added(lambda x: F.layer_norm(x[:, None], (1, 6)))), "layer_norm in middle"),
