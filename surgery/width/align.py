@@ -1,8 +1,9 @@
 """Models of one architecture brought into one order: permutations by which their widths match."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 import numpy as np
@@ -12,15 +13,18 @@ from torch import Tensor, nn
 from surgery.copying import clone
 from surgery.errors import SurgeryError
 from surgery.forward import named_tensors
+from surgery.names import joined
 from surgery.plan import Submodel
-from surgery.states import State, as_state, check_same, names_by_id, state
+from surgery.states import State, as_state, check_same, load, names_by_id, state
 from surgery.width.permute import solved_for
 from surgery.width.plan import placed, plan_of, repeated
 from surgery.width.replay import read_batch
+from surgery.width.rotate import Rotatable, check_same_outputs, folded, procrustes, rotatable, rotated
 from surgery.width.solve import Atom, Axes, Axis, Choice, Solution, Sum, atoms, named_widths, occurrences, solve
 from surgery.width.trace import one_by_one, traced_in_place
 
 By = Literal["weights", "activations"]
+Maps = Literal["permutations", "orthogonal"]
 Progress: TypeAlias = Callable[[int, int], None]
 """Told how many widths have their best order for the present, and of how many."""
 
@@ -36,16 +40,24 @@ class Search(NamedTuple):
 _ONCE = Search()
 
 
-class Aligned(NamedTuple):
-    """Models in one order.
+class _Ordered(NamedTuple):
+    models: list[nn.Module]
+    permutations: list[dict[str, Tensor]]
+
+
+class Aligned(_Ordered):
+    """Models in one order, a pair of models and permutations.
 
     Attributes:
         models: each computes what it did.
         permutations: by which each was permuted, as `surgery.permute` takes them; they are empty for the reference.
+        rotations: the orthogonal matrices of the other widths, as `surgery.width.rotate.rotate` takes them; they are
+            empty for the reference, and without maps="orthogonal".
+        only_permuted: by width why it was not rotated; empty without maps="orthogonal".
     """
 
-    models: list[nn.Module]
-    permutations: list[dict[str, Tensor]]
+    rotations: list[dict[str, Tensor]]
+    only_permuted: dict[str, str]
 
 
 def align(
@@ -55,6 +67,7 @@ def align(
     to: int = 0,
     by: By = "weights",
     batches: Iterable[Any] = (),
+    maps: Maps = "permutations",
     output: Callable[[Any], Any] | None = None,
     starts: int = 1,
     generator: torch.Generator | None = None,
@@ -73,6 +86,10 @@ def align(
         by: `weights` maximises the inner product of all parameters (Ainsworth et al., "Git Re-Basin", ICLR 2023,
             section 3.2), `activations` the correlation of what layers read (section 3.1; Li et al., 2016).
         batches: inputs like the example, for `activations`.
+        maps: `orthogonal` rotates residual streams instead of permuting them, by weights only, where all that touches
+            them is linear but for RMS and layer norms (Theus et al., "Generalized Linear Mode Connectivity for
+            Transformers", 2025). Weights of these norms are folded into what reads them, those of the reference too,
+            so that it has other weights and computes what it did. Other widths are permuted as ever.
         output: as for `surgery.narrow`.
         starts: the first looks for the best match from the order as it is, and from one that does not depend on it;
             each further one from a drawn order. The best match counts.
@@ -83,7 +100,8 @@ def align(
         The models in the reference's order, and the permutations.
 
     Raises:
-        SurgeryError: for models of different architectures, for `activations` without batches, and for no start.
+        SurgeryError: for models of different architectures, for `activations` without batches or with orthogonal maps,
+            for a norm whose weight cannot be folded since it is 0 where its bias is not, and for no start.
 
     >>> net, x = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1)), torch.zeros(1, 2)
     >>> from surgery import permute
@@ -99,8 +117,14 @@ def align(
         raise SurgeryError(f"to is the number of one of {len(models)} models, from 0 on, got {to!r}")
     if by not in get_args(By):
         raise SurgeryError(f"unknown by={by!r}: choose {' or '.join(get_args(By))}")
+    if maps not in get_args(Maps):
+        raise SurgeryError(f"unknown maps={maps!r}: choose {' or '.join(get_args(Maps))}")
+    if maps == "orthogonal" and by != "weights":
+        raise SurgeryError("orthogonal maps are found by weights: give by='weights', or maps='permutations'")
     aligner, given = Aligner(models[to], example=example, output=output), list(batches)
     search = Search(starts, generator or torch.Generator().manual_seed(0), progress)
+    if maps == "orthogonal":
+        return aligner.orthogonally(models, to, search)
     found: list[dict[str, Tensor]] = []
     for number, model in enumerate(models):
         if number == to:
@@ -109,7 +133,13 @@ def align(
             found.append(aligner.by_weights(models[to], model, search))
         else:
             found.append(aligner.by_activations(models[to], model, given, search))
-    return Aligned([aligner.plan(orders).build(model) for orders, model in zip(found, models)], found)
+    return _aligned([aligner.plan(orders).build(model) for orders, model in zip(found, models)], found)
+
+
+def _aligned(models, permutations, rotations=(), only_permuted=MappingProxyType({})) -> Aligned:
+    result = Aligned(models, permutations)
+    result.rotations, result.only_permuted = list(rotations) or [{} for _ in models], dict(only_permuted)
+    return result
 
 
 class Aligner:
@@ -131,16 +161,24 @@ class Aligner:
         self._free = {name: a for name, a in named_widths(self._solution).items() if not a.order}
 
     def by_weights(
-        self, reference: State | nn.Module, other: State | nn.Module, search: Search = _ONCE
+        self,
+        reference: State | nn.Module,
+        other: State | nn.Module,
+        search: Search = _ONCE,
+        without: Collection[str] = (),
     ) -> dict[str, Tensor]:
-        """The permutations of the other model's widths with which its parameters match the reference's best."""
+        """The permutations of the other model's widths with which its parameters match the reference's best.
+
+        Args:
+            without: widths that stay as they are.
+        """
         reference, other = self._checked(reference, "the reference"), self._checked(other, "the other model")
         held = names_by_id(self._model)
         places = {}
         for key, tensor in named_tensors(self._model):
             if id(tensor) in held and isinstance(tensor, nn.Parameter):
                 places.setdefault(held[id(tensor)], self._solution.tensors[key])
-        free = {a: name for name, a in self._free.items()}
+        free = {a: name for name, a in self._free.items() if name not in without}
         places = {n: axes for n, axes in places.items() if any(a in free for axis in axes for a in atoms(axis))}
         likeness = Weights(places, reference, other)
         return self._named(best_choice(likeness, [a for a in free if a in likeness.along], search), free)
@@ -158,6 +196,62 @@ class Aligner:
             free = self._in(solution)
             likeness = Activations(solution, (one, two), batches, set(free))
         return self._named(best_choice(likeness, [a for a in free if a in likeness.along], search), free)
+
+    def orthogonally(self, models: Sequence[nn.Module], to: int, search: Search) -> Aligned:
+        """The models with widths rotated where they may be, and permuted elsewhere; see `align`."""
+        states = [self._checked(model, f"model {number}") for number, model in enumerate(models)]
+        widths, why = rotatable(self._model, self._solution, states)
+        states = [folded(values, widths) for values in states]
+        result, orders, matrices = [], [], []
+        for number, (model, values) in enumerate(zip(models, states)):
+            found: tuple[dict[str, Tensor], dict[str, Tensor]] = {}, {}
+            if number != to:
+                found = self._by_maps(states[to], values, widths, search)
+                check_same_outputs(model, widths, found[1], self._example, self._output)
+                values = rotated(values, widths, found[1])
+            result.append(self.plan(found[0]).build(load(clone(model), values)))
+            orders.append(found[0])
+            matrices.append(found[1])
+        return _aligned(result, orders, matrices, {name: why[name] for name in self._free if name not in widths})
+
+    def _by_maps(
+        self, reference: State, other: State, widths: Mapping[str, Rotatable], search: Search
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Permutations and rotations of a folded state, in turn the one with the other held, until neither helps.
+
+        It starts from no rotation, and from the best one by the tensors along which no other free width lies, as
+        embeddings and biases, which finds a rotated and permuted copy at once. The better end counts.
+        """
+        free = {atom: name for name, atom in self._free.items()}
+        along: dict[str, set[str]] = {}
+        for name, atom in self._free.items():
+            for key, _ in self._solution.members[atom]:
+                along.setdefault(joined(*key), set()).add(name)
+        best: tuple[dict[str, Tensor], dict[str, Tensor]] = {}, {}
+        most = -math.inf
+        for anchored in (False, True) if widths else (False,):
+            present = {name: torch.eye(width.size, dtype=torch.float64) for name, width in widths.items()}
+            if anchored:
+                for name, width in widths.items():
+                    fixed = [tensor for tensor in width.turned if along.get(tensor) == {name}]
+                    present[name] = procrustes(reference, other, width, present[name], fixed)
+            orders = {name: torch.arange(a.size) for a, name in free.items() if name not in widths}
+            value = -math.inf
+            for _ in range(_PASSES):
+                ordered = self.plan(orders).extract(other)
+                found = self.by_weights(reference, rotated(ordered, widths, present), search, widths)
+                orders |= {name: orders[name][order] for name, order in found.items()}
+                ordered = self.plan(orders).extract(other)
+                for name, width in widths.items():
+                    others = {n: w for n, w in widths.items() if n != name}
+                    seen = rotated(ordered, others, present)
+                    present[name] = procrustes(reference, seen, width, present[name], width.turned)
+                before, value = value, _inner(reference, rotated(ordered, widths, present))
+                if not widths or value <= before + 1e-9 * abs(before):
+                    break
+            if value > most:
+                best, most = (orders, present), value
+        return best
 
     def plan(self, permutations: Mapping[str, Sequence[int] | Tensor]) -> Submodel:
         """The plan that permutes a state or a model: `plan.extract(state)`, `plan.build(model)`."""
@@ -186,6 +280,10 @@ class Aligner:
     @staticmethod
     def _named(choice: Mapping[Atom, list[int]], names: Mapping[Atom, str]) -> dict[str, Tensor]:
         return {names[atom]: torch.tensor(order) for atom, order in choice.items()}
+
+
+def _inner(one: State, other: State) -> float:
+    return sum((one[n].double() * other[n].double()).sum().item() for n in one if one[n].is_floating_point())
 
 
 _MOST = 4096  # samples of a batch and layer whose activations are compared
