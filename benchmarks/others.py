@@ -1,10 +1,10 @@
 """What other packages can of what `surgery` can; each claim is a command.
 
-    python benchmarks/others.py [--mergekit PYTHON]     # runs all claims, prints and stores which hold
+    python benchmarks/others.py [--mergekit PYTHON] [--fusionbench PYTHON]    # runs all claims, stores which hold
     python benchmarks/others.py ours_align              # one of them: exit status 0 if it holds
     python benchmarks/others.py --table                 # the stored results as the page shows them
 
-A claim about mergekit runs in the Python of an environment where mergekit is installed. Git Re-Basin's and Net2Net's
+A claim about mergekit or FusionBench runs in the Python of an environment that has it. Git Re-Basin's and Net2Net's
 codes are no packages (JAX scripts, Lua): what is said of them has a link instead.
 """
 
@@ -269,6 +269,84 @@ def mergekit_more() -> None:
     assert not {"arcee_fusion", "ram"} & set(dir(merge))
 
 
+def llamas(folder: str, widths: dict[str, int]) -> None:
+    """Two small Llamas, each of its own width."""
+    import transformers
+
+    for name, width in widths.items():
+        config = transformers.LlamaConfig(
+            vocab_size=64, hidden_size=width, intermediate_size=2 * width, num_hidden_layers=2, num_attention_heads=4
+        )
+        transformers.LlamaForCausalLM(config).save_pretrained(Path(folder, name))
+
+
+def ours_unequal() -> None:
+    """Language models of unequal width are merged: `fit` lays the smaller into the larger, where it matches best."""
+    import transformers
+
+    from surgery.__main__ import main
+
+    with tempfile.TemporaryDirectory() as folder:
+        large, small, laid, out = (f"{folder}/{name}" for name in ("large", "small", "laid", "out"))
+        llamas(folder, {"large": 64, "small": 32})
+        assert main(["fit", large, "--small", small, "--out", laid]) == 0
+        assert main(["merge", "slerp", large, laid, "--set", "t=0.3", "--out", out]) == 0
+        merged = transformers.AutoModelForCausalLM.from_pretrained(out)
+        assert merged(torch.arange(5)[None]).logits.shape == (1, 5, 64)
+
+
+def mergekit_unequal() -> None:
+    """mergekit refuses to merge language models of unequal width."""
+    from mergekit.config import MergeConfiguration
+    from mergekit.merge import MergeOptions, run_merge
+
+    with tempfile.TemporaryDirectory() as folder:
+        llamas(folder, {"large": 64, "small": 32})
+        models = [{"model": f"{folder}/{name}"} for name in ("large", "small")]
+        said = {"merge_method": "linear", "dtype": "float32", "parameters": {"weight": 1}, "models": models}
+        try:
+            run_merge(MergeConfiguration.model_validate(said), f"{folder}/out", MergeOptions(copy_tokenizer=False))
+        except Exception as error:
+            refused = "size" in str(error).lower()
+        else:
+            refused = False
+    assert refused
+
+
+def numbered() -> list[nn.Module]:
+    """Networks with batch norm, the numbers of each being its own."""
+    nets = [nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)) for _ in range(8)]
+    for number, net in enumerate(nets):
+        for tensor in net.state_dict().values():
+            tensor.fill_(number)
+    return nets
+
+
+def whole_layers(states: list) -> bool:
+    """Whether the tensors of each layer come from one model."""
+    return all(len({state[n].flatten()[0].item() for n in state if n[0] == k}) == 1 for state in states for k in "012")
+
+
+def ours_recombine() -> None:
+    """Layers of several models are exchanged (FedMR): a weight, its bias and a norm's statistics stay together."""
+    import surgery
+
+    nets = numbered()
+    parts = surgery.segments(surgery.layers(nets[0]))
+    rows = surgery.permutations(len(parts), len(nets), generator=torch.Generator().manual_seed(0))
+    mixed = surgery.unstack(surgery.shuffle(surgery.stack(nets), segments=parts, permutations=rows))
+    assert whole_layers(mixed)
+
+
+def fusionbench_recombine() -> None:
+    """It exchanges layers of a ModuleList; of any other module each tensor by itself, so that layers are torn."""
+    from fusion_bench.method.model_recombination import recombine_modellist, recombine_state_dict
+
+    lists = recombine_modellist([nn.ModuleList(net) for net in numbered()])
+    assert whole_layers([net.state_dict() for net in lists])
+    assert not whole_layers([net.state_dict() for net in recombine_state_dict(numbered())])
+
+
 BASIN = "https://github.com/samuela/git-re-basin/blob/main/src/weight_matching.py"
 NET2NET = "https://github.com/soumith/net2net.torch"
 ROWS: dict[str, dict[str, Callable[[], None] | str]] = {
@@ -290,6 +368,8 @@ ROWS: dict[str, dict[str, Callable[[], None] | str]] = {
     },
     "merge any two states": {"surgery": ours_merge, "mergekit": mergekit_merge},
     "merge by mergekit's files": {"surgery": ours_files, "mergekit": mergekit_files},
+    "merge models of unequal width": {"surgery": ours_unequal, "mergekit": mergekit_unequal},
+    "recombine layers of models": {"surgery": ours_recombine, "FusionBench": fusionbench_recombine},
     "merge by data": {"surgery": ours_informed, "mergekit": mergekit_informed},
     "merge by Arcee fusion, RAM": {"mergekit": mergekit_more},
 }  # fmt: skip
@@ -324,6 +404,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("claim", nargs="?", choices=[*CLAIMS])
     parser.add_argument("--mergekit", default=sys.executable, help="a Python that has mergekit")
+    parser.add_argument("--fusionbench", default=sys.executable, help="a Python that has FusionBench")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
@@ -335,14 +416,16 @@ def main() -> None:
         print(table(json.loads(path.read_text())["claims"]))
         return
     found = {}
+    pythons = {"mergekit": args.mergekit, "fusionbench": args.fusionbench}
     for name in CLAIMS:
-        found[name] = holds(name, args.mergekit if name.startswith("mergekit") else sys.executable)
+        found[name] = holds(name, pythons.get(name.partition("_")[0], sys.executable))
         print(f"{name:20} {'holds' if found[name]['holds'] else 'DOES NOT HOLD: ' + found[name]['why']}", flush=True)
-    ask = "from importlib.metadata import version; print(version('mergekit'))"
-    kit = subprocess.run([args.mergekit, "-c", ask], capture_output=True, text=True).stdout.strip()
     versions = {name: importlib.metadata.version(name) for name in ("torch", "timm", "torch-pruning")}
+    for name, python in {"mergekit": args.mergekit, "fusion-bench": args.fusionbench}.items():
+        ask = f"from importlib.metadata import version; print(version({name!r}))"
+        versions[name] = subprocess.run([python, "-c", ask], capture_output=True, text=True).stdout.strip()
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"versions": {**versions, "mergekit": kit}, "claims": found}, indent=1) + "\n")
+    path.write_text(json.dumps({"versions": versions, "claims": found}, indent=1) + "\n")
     print(f"wrote {path}")
     sys.exit(not all(one["holds"] for one in found.values()))
 
