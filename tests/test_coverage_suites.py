@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import torchvision
 from torch import nn
 
-from benchmarks import coverage_table, judges, zeros
+import surgery
+from benchmarks import coverage, coverage_table, judges, support, zeros
 from benchmarks.calls import outputs
 from benchmarks.judges import Miss
+from benchmarks.models import suite
 from benchmarks.models.case import Case, scaled
 from surgery import narrow, state
 from surgery.plan import Submodel
@@ -114,3 +117,86 @@ def test_models_run_at_both_widths(suite):
         if suite == "handwritten":
             assert judges.held(full).keys() == judges.held(half).keys(), name
             assert any(a.shape != b.shape for a, b in zip(judges.held(full).values(), judges.held(half).values())), name
+
+
+@pytest.mark.parametrize("operation", ["narrow", "prune", "permute", "align", "widen"])
+def test_an_operation_that_is_right_counts(operation):
+    torch.manual_seed(0)
+    model = CASE.build()
+    assert support.JUDGES[operation](CASE, model, CASE.example(model))
+
+
+@pytest.mark.parametrize("operation", ["narrow", "prune", "permute", "align", "widen"])
+def test_an_operation_that_computes_something_else_is_seen(operation, monkeypatch):
+    def wrong(models, *arguments, **options):
+        found = right(models, *arguments, **options)
+        with torch.no_grad():
+            (found.models[1] if operation == "align" else found[0]).out.bias.add_(0.01)
+        return found
+
+    torch.manual_seed(0)
+    model, right = CASE.build(), getattr(surgery, operation)
+    monkeypatch.setattr(surgery, operation, wrong)
+    with pytest.raises(support.Wrong):
+        support.JUDGES[operation](CASE, model, CASE.example(model))
+
+
+def test_a_model_whose_constructor_takes_no_widths_is_restored_by_its_plan():
+    with pytest.raises(support.PlanOnly):
+        support.save(CASE, CASE.build(), CASE.example(None))
+
+
+def test_a_registered_class_is_built_small_from_its_defaults():
+    transformers = pytest.importorskip("transformers")
+    registry = importlib.import_module("benchmarks.models.registry")
+    found = registry.small_config(transformers.LlamaConfig)
+    assert (found.hidden_size, found.num_attention_heads, found.head_dim, found.num_hidden_layers) == (64, 4, 16, 2)
+    assert found.intermediate_size / 64 == pytest.approx(11008 / 4096, abs=0.1)
+    for name in ("Qwen3MoeForCausalLM", "SwinForImageClassification", "T5ForConditionalGeneration"):
+        model, example = registry.built(name)
+        assert support.numbers(model) < registry.BUDGET
+        assert all(t.isfinite().all() for t in outputs(model, example, registry.logits))
+
+
+def test_registries_are_read_as_wholes():
+    pytest.importorskip("transformers")
+    from transformers import AutoModelForCausalLM
+
+    names = suite("support")
+    assert len(names) == len({*names})
+    causal = {kind for kind in AutoModelForCausalLM._model_mapping._model_mapping.values() if isinstance(kind, str)}
+    assert {f"transformers:{name}" for name in causal} <= {*names}
+    assert sum(name.startswith("torchvision:") for name in names) == len(torchvision.models.list_models())
+
+
+def test_a_run_goes_on_where_it_was_stopped(tmp_path):
+    row = {"name": "timm:a", "result": {"narrow": "ok", "graft": "SurgeryError: no"}}
+    assert coverage.left(None, ["narrow", "graft"], again=False) == ["narrow", "graft"]
+    assert coverage.left(row, ["narrow", "graft", "save"], again=False) == ["save"]
+    assert coverage.left(row, ["narrow", "graft", "save"], again=True) == ["graft", "save"]
+    file = tmp_path / "coverage-support.json"
+    assert coverage.stored(file) == {}
+    coverage.write(file, json.dumps({"versions": coverage.versions(), "rows": [row]}))
+    assert coverage.stored(file) == {"timm:a": row}
+    coverage.write(file, json.dumps({"versions": {"torch": "1.0"}, "rows": [row]}))
+    assert coverage.stored(file) == {}
+
+
+def test_the_matrix_tells_refusals_mistakes_and_models_that_were_not_built():
+    rows = [
+        {"name": "timm:a", "result": {"narrow": "ok", "save": "PlanOnly: its class takes no widths"}},
+        {"name": "timm:b", "result": {"narrow": "SurgeryError: no rule for x.1", "prune": "Wrong: other numbers"}},
+        {"name": "timm:d", "result": {"narrow": "SurgeryError: no rule for y.2", "align": "took too long"}},
+        {"name": "timm:c", "result": dict.fromkeys(coverage_table.JUDGED, "NotBuilt: no library")},
+    ]
+    text = coverage_table.support_tables({"versions": {"torch": "2"}, "rows": rows})
+    assert "| timm, the smallest of each model file (3) | 2 refused, 1 ok | 1 wrong | - | - | 1 too long | - |" in text
+    assert "| `narrow` | 2 | `timm:b` | no rule for x.1 |" in text
+    assert "| `timm:b` | `prune` | other numbers |" in text
+    assert "| `timm:c` | no library |" in text
+
+
+def test_the_page_of_models_has_the_tables_of_what_is_stored():
+    page = Path(__file__).parents[1] / "docs" / "results" / "models.md"
+    found = json.loads((coverage_table.RESULTS / coverage_table.SUPPORT).read_text())
+    assert coverage_table.support_tables(found) in page.read_text()

@@ -1,18 +1,32 @@
 """The models of each suite of benchmarks/coverage.py, by name: SUITE:NAME."""
 
+from itertools import zip_longest
+
 from benchmarks.models.case import Case
 
-SUITES = ("smallest", "torchvision", "huggingface", "handwritten", "all")
+SUITES = ("smallest", "torchvision", "transformers", "huggingface", "handwritten", "all", "support")
 
 
 def suite(name: str) -> list[str]:
     """The names of a suite's models."""
-    from benchmarks.models import libraries
+    from benchmarks.models import libraries, registry
 
     named = {
-        "smallest": libraries.smallest_names, "torchvision": libraries.torchvision_names, "all": libraries.timm_names
+        "smallest": libraries.smallest_names, "torchvision": libraries.torchvision_names, "all": libraries.timm_names,
+        "transformers": registry.names, "support": support_names,
     }  # fmt: skip
     return named[name]() if name in named else [f"{name}:{model}" for model in _own(name)]
+
+
+def support_names() -> list[str]:
+    """The models of all registries, the small ones first, their families in turns: a run may be stopped at any time."""
+    from benchmarks.models import libraries, registry
+
+    families: dict[str, list[str]] = {}
+    for name in registry.names():
+        families.setdefault(registry.family(name.partition(":")[2]), []).append(name)
+    mixed = [name for several in zip_longest(*families.values()) for name in several if name]
+    return [*mixed, *libraries.torchvision_names(), *libraries.smallest_names()]
 
 
 def case(name: str) -> Case:
@@ -22,6 +36,10 @@ def case(name: str) -> Case:
         from benchmarks.models.libraries import library_case
 
         return library_case(name)
+    if origin == "transformers":
+        from benchmarks.models.registry import registry_case
+
+        return registry_case(model)
     return _own(origin)[model]
 
 

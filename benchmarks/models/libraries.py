@@ -6,12 +6,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torchvision.models import Inception3, MaxVit, VisionTransformer
+from torchvision.models.video import MViT
+from torchvision.models.video.s3d import S3D
+from torchvision.models.video.swin_transformer import SwinTransformer3d
 
 import surgery
 from benchmarks.models.case import Case
 
 SMALLEST = Path(__file__).parents[1] / "timm_smallest.json"
 DETECTORS = ("fasterrcnn", "maskrcnn", "keypointrcnn", "retinanet", "fcos", "ssd")
+FIXED = (VisionTransformer, MaxVit, MViT, S3D, SwinTransformer3d)  # of torchvision: made for one size, or a least one
 SMALL_IMAGES = {"min_size": 128, "max_size": 192}  # of what a detector makes of its images
 
 
@@ -28,7 +33,16 @@ def library_case(name: str) -> Case:
         )
     if model.startswith("raft"):
         return Case(lambda: surgery.named(name), lambda net: (torch.rand(2, 3, 128, 136), torch.rand(2, 3, 128, 136)))
-    return Case(lambda: surgery.named(name), lambda net: torch.randn(surgery.example_input(net).shape))
+    return Case(lambda: surgery.named(name), images)
+
+
+def images(net: Any) -> Tensor:
+    """Two images or films of the size that a model was made for; smaller ones where torchvision's take any size."""
+    shape = surgery.example_input(net).shape
+    if type(net).__module__.startswith("torchvision") and not isinstance(net, FIXED):
+        side = 112 if isinstance(net, Inception3) else 64
+        shape = (*shape[:2], *[8] * (len(shape) - 4), side, side)
+    return torch.randn(shape)
 
 
 def pictures() -> list[Tensor]:
@@ -59,19 +73,17 @@ def smallest_names() -> list[str]:
     return [f"timm:{model}" for model in json.loads(SMALLEST.read_text()).values()]
 
 
-# A small model of each of torchvision's families: classification, segmentation, detection, video, optical flow.
-TORCHVISION = """
-    alexnet convnext_tiny densenet121 efficientnet_b0 efficientnet_v2_s googlenet inception_v3 maxvit_t mnasnet0_5
-    mobilenet_v2 mobilenet_v3_small regnet_y_400mf resnet18 resnext50_32x4d wide_resnet50_2 shufflenet_v2_x0_5
-    squeezenet1_1 swin_t swin_v2_t vgg11 vit_b_32 fcn_resnet50 deeplabv3_mobilenet_v3_large lraspp_mobilenet_v3_large
-    fasterrcnn_mobilenet_v3_large_320_fpn maskrcnn_resnet50_fpn keypointrcnn_resnet50_fpn retinanet_resnet50_fpn
-    fcos_resnet50_fpn ssd300_vgg16 ssdlite320_mobilenet_v3_large r3d_18 mvit_v1_b swin3d_t s3d raft_small
-"""
-
-
 def torchvision_names() -> list[str]:
-    """A model of each of torchvision's families."""
-    return [f"torchvision:{model}" for model in TORCHVISION.split()]
+    """All names of torchvision, those with the fewest operations first, and last those that are to be quantized.
+
+    The layers of the latter are float until they are converted.
+    """
+    import torchvision
+
+    def last(model: str) -> tuple[bool, float]:
+        return model.startswith("quantized"), torchvision.models.get_model_weights(model).DEFAULT.meta["_ops"]
+
+    return [f"torchvision:{model}" for model in sorted(torchvision.models.list_models(), key=last)]
 
 
 def find_smallest() -> dict[str, str]:
