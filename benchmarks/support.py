@@ -1,10 +1,12 @@
 """The judges of the suite "support": whether an operation handles a model, refuses it, or gives something wrong.
 
 They are less strict than those of benchmarks/judges.py in how much has to shrink, and stricter in numbers: all compare
-in float64 (models of more than LARGE parameters in float32). What stays whole is kept as a note. `Wrong` is a mistake
-of surgery; a `SurgeryError` is a refusal, and its message the reason.
+in float64 (in float32 models of more than LARGE parameters, and those with an operation that torch has in float32
+only). What stays whole is kept as a note. `Wrong` is a mistake of surgery; a `SurgeryError` is a refusal, and its
+message the reason.
 """
 
+import copy
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -146,9 +148,16 @@ def save(case: Case, model: nn.Module, example: Any) -> str:
 
 
 def prepared(model: nn.Module, example: Any) -> tuple[nn.Module, Any]:
-    """The model with noise in its weights, in float64 unless it is large, and its input."""
+    """The model with noise in its weights, and its input: in float64 if it is not large and all its operations can."""
     judges.randomize(model.eval())
-    return (model, example) if numbers(model) > LARGE else (model.double(), doubled(example))
+    if numbers(model) > LARGE:
+        return model, example
+    double, given = copy.deepcopy(model).double(), doubled(example)
+    try:
+        outputs(double, given)
+    except (RuntimeError, ValueError):  # torch has no grouped products in float64
+        return model, example
+    return double, given
 
 
 def doubled(tree: Any) -> Any:

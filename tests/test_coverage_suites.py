@@ -14,7 +14,7 @@ import surgery
 from benchmarks import coverage, coverage_table, judges, support, zeros
 from benchmarks.calls import outputs
 from benchmarks.judges import Miss
-from benchmarks.models import suite
+from benchmarks.models import case, suite
 from benchmarks.models.case import Case, scaled
 from surgery import narrow, state
 from surgery.plan import Submodel
@@ -105,14 +105,14 @@ def test_models_run_at_both_widths(suite):
         pytest.importorskip("transformers")
     models = importlib.import_module(f"benchmarks.models.{suite}").MODELS
     assert len(models) >= 27
-    for name, case in models.items():
-        full = case.build().eval()
-        example = case.example(full)
+    for name, made in models.items():
+        full = made.build().eval()
+        example = made.example(full)
         found = [t.shape for t in outputs(full, example)]
         assert found, name
-        if case.half is None:
+        if made.half is None:
             continue
-        half = case.half().eval()
+        half = made.half().eval()
         assert [t.shape for t in outputs(half, example)] == found, name
         if suite == "handwritten":
             assert judges.held(full).keys() == judges.held(half).keys(), name
@@ -150,7 +150,7 @@ def test_a_registered_class_is_built_small_from_its_defaults():
     transformers = pytest.importorskip("transformers")
     registry = importlib.import_module("benchmarks.models.registry")
     found = registry.small_config(transformers.LlamaConfig)
-    assert (found.hidden_size, found.num_attention_heads, found.head_dim, found.num_hidden_layers) == (64, 4, 16, 2)
+    assert (found.hidden_size, found.num_attention_heads, found.head_dim, found.num_hidden_layers) == (64, 4, 16, 3)
     assert found.intermediate_size / 64 == pytest.approx(11008 / 4096, abs=0.1)
     for name in ("Qwen3MoeForCausalLM", "SwinForImageClassification", "T5ForConditionalGeneration"):
         model, example = registry.built(name)
@@ -200,3 +200,10 @@ def test_the_page_of_models_has_the_tables_of_what_is_stored():
     page = Path(__file__).parents[1] / "docs" / "results" / "models.md"
     found = json.loads((coverage_table.RESULTS / coverage_table.SUPPORT).read_text())
     assert coverage_table.support_tables(found) in page.read_text()
+
+
+def test_the_scale_of_attention_follows_queries_and_not_values():
+    pytest.importorskip("transformers")
+    llama = case("transformers:LlamaForCausalLM")
+    model = llama.build()
+    assert support.prune(llama, model, llama.example(model)) == "zeros"

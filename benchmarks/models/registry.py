@@ -1,7 +1,7 @@
 """Every class that transformers registers for a task, with a small configuration derived from its config's defaults.
 
 No model is named here. The numbers of a configuration are made smaller by what their names say: widths keep their
-ratios to the main width, which becomes 64 (of a list of widths the first becomes 16), heads become 4, layers 2, experts
+ratios to the main width, which becomes 64 (of a list of widths the first becomes 16), heads become 4, layers 3, experts
 4, a vocabulary 128, an image 64 x 64. What a class computes from other values it computes anew. Where no model of at
 most BUDGET parameters that runs comes of it, `NotBuilt` says why.
 """
@@ -28,7 +28,7 @@ TASKS = {
 }
 """The registries of transformers by task; a class that is in several belongs to the first of them."""
 BUDGET = 8_000_000  # parameters
-WIDTH, FIRST, HEADS, LAYERS, EXPERTS, VOCABULARY, POSITIONS, IMAGE = 64, 16, 4, 2, 4, 128, 64, 64
+WIDTH, FIRST, HEADS, LAYERS, EXPERTS, VOCABULARY, POSITIONS, IMAGE = 64, 16, 4, 3, 4, 128, 64, 64
 BATCH, LENGTH = 2, 8
 MAIN = (
     "hidden_size", "d_model", "n_embd", "dim", "embed_dim", "hidden_dim", "model_dim", "emb_dim", "dim_model",
