@@ -33,7 +33,6 @@ have other versions. benchmarks/coverage_table.py makes the tables of docs/resul
 
 import argparse
 import json
-import logging
 import multiprocessing
 import os
 import resource
@@ -85,13 +84,15 @@ def main() -> None:
     rows = stored(out)
     names = options.names or suite(options.suite)
     wanted = {name: left(rows.get(name), operations, options.again) for name in names}
-    wanted = {name: operations for name, operations in wanted.items() if operations}
+    # Each model of the registries is first made narrower, and then judged by the other operations.
+    parts = [["narrow"], [o for o in operations if o != "narrow"]] if options.suite == "support" else [operations]
+    work_left = [(name, found) for part in parts for name in names if (found := [o for o in wanted[name] if o in part])]
     work = Work(options.suite, options.seconds or (60 if options.suite == "support" else 600), meta)
     with ThreadPool(options.processes) as pool:
-        for done, row in enumerate(pool.imap_unordered(lambda item: apart(work, *item), wanted.items()), 1):
+        for done, row in enumerate(pool.imap_unordered(lambda item: apart(work, *item), work_left), 1):
             before = rows.get(row["name"], {})
             rows[row["name"]] = {k: {**before.get(k, {}), **v} if isinstance(v, dict) else v for k, v in row.items()}
-            print(f"{done:4}/{len(wanted)} {row['name']}: {missed(row) or 'ok'}", flush=True)
+            print(f"{done:4}/{len(work_left)} {row['name']}: {missed(row) or 'ok'}", flush=True)
             if out:
                 kept = [rows[name] for name in names if name in rows]
                 kept = {"versions": versions(), "suite": options.suite, "rows": kept}
@@ -186,21 +187,9 @@ def answer(send: Connection, work: Work, name: str, operations: list[str]) -> No
     os.environ["TQDM_DISABLE"] = "1"
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     for operation in operations:
-        notes = Notes()
-        logging.getLogger("surgery").addHandler(notes)
-        send.send((*judge(work, name, operation), notes.said))
-        logging.getLogger("surgery").removeHandler(notes)
-
-
-class Notes(logging.Handler):
-    """Keeps what is logged."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.said: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.said.append(record.getMessage())
+        with support.noted() as said:
+            found = judge(work, name, operation)
+        send.send((*found, said))
 
 
 def judge(work: Work, name: str, operation: str) -> tuple[str, Any]:

@@ -12,6 +12,8 @@ from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks import models
+from benchmarks.models.libraries import torchvision_tasks
 from benchmarks.models.registry import family
 
 RESULTS = Path(__file__).parent / "results"
@@ -32,8 +34,12 @@ SUPPORT = "coverage-support.json"
 MARKS = ("<!-- made by benchmarks/coverage_table.py --support -->", "<!-- end -->")
 FAMILIES = {
     "timm": "timm, the smallest of each model file",
-    "torchvision": "torchvision",
-    "quantized": "torchvision, to be quantized",
+    "classification": "torchvision, classification",
+    "segmentation": "torchvision, segmentation",
+    "detection": "torchvision, detection",
+    "video": "torchvision, video",
+    "optical_flow": "torchvision, optical flow",
+    "quantization": "torchvision, quantized (int8)",
     "causal": "transformers, causal language models",
     "masked": "transformers, masked language models",
     "translation": "transformers, encoder and decoder",
@@ -43,8 +49,10 @@ FAMILIES = {
 JUDGED = ("narrow", "prune", "graft", "permute", "align", "widen", "save")
 VERDICTS = {
     "ok": "ok", "nothing to do": "-", "SurgeryError": "refused", "PlanOnly": "plan only", "took too long": "too long",
-    "NotBuilt": "not built", "MemoryError": "too large", "Ended": "too large",
+    "NotBuilt": "not built", "MemoryError": "too large", "Ended": "too large", "not run": "not run",
 }  # fmt: skip
+"""By how a result begins. What "ok" means is in what was compared and logged: see `verdict`."""
+WHOLE = re.compile(r"stays whole: (.*)")
 
 
 def main() -> None:
@@ -58,7 +66,7 @@ def main() -> None:
     text = (options.results / SUPPORT).read_text()
     (RESULTS / SUPPORT).write_text(text)
     before, _, after = PAGE.read_text().partition(MARKS[0])
-    made = support_tables(json.loads(text))
+    made = support_tables(json.loads(text), models.suite("support"))
     PAGE.write_text(f"{before}{MARKS[0]}\n{made}\n{MARKS[1]}{after.partition(MARKS[1])[2]}")
 
 
@@ -77,20 +85,32 @@ def tables(folder: Path) -> str:
     return table(head, counts) + "\n\n" + table(["model", "operation", "why not"], misses(listed, found))
 
 
-def support_tables(found: dict) -> str:
-    """How many models of each family an operation handles, what it refuses and why, and one row a model, folded."""
-    rows = [row for row in found["rows"] if set(verdicts(row)) != {"not built"}]
-    absent = {row["name"]: reason(next(iter(row["result"].values()))) for row in found["rows"] if row not in rows}
+def support_tables(found: dict, names: list[str]) -> str:
+    """How many models of each family an operation handles, what it refuses and why, and one row a model, folded.
+
+    Args:
+        found: what is stored.
+        names: all models of the suite, those included that have not been run yet.
+    """
+    stored_rows = {row["name"]: row for row in found["rows"]}
+    every = [stored_rows.get(name, {"name": name, "result": {}}) for name in names]
+    absent = {row["name"]: reason(why) for row in every for why in row["result"].values() if why.startswith("NotBuilt")}
+    rows = [row for row in every if row["name"] not in absent]
     by_family: dict[str, list[dict]] = {name: [] for name in FAMILIES}
     for row in rows:
         by_family[family_of(row["name"])].append(row)
     heads = [f"{FAMILIES[name]} ({len(group)})" for name, group in by_family.items() if group]
     numbers = [[cell(group, operation) for operation in JUDGED] for group in by_family.values() if group]
     summary = table(["models", *(f"`{o}`" for o in JUDGED)], [[a, *b] for a, b in zip(heads, numbers)])
-    whole = [[f"`{row['name']}`", *verdicts(row)] for row in rows]
+    whole = [[f"`{row['name']}`", *verdicts(row)] for row in rows if row["result"]]
     stored = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-    parts = [f"{stored}. {len(found['rows'])} models judged.", summary]
+    run = sum(bool(row["result"]) for row in rows)
+    parts = [
+        f"{stored}. {run} of {len(rows)} models judged by one operation or more, {len(absent)} not built.",
+        summary,
+    ]
     parts += ["## What is refused, and why", table(["operation", "models", "for example", "why"], reasons(rows))]
+    parts += ["## What stays whole, and why", table(["operation", "models", "for example", "why"], whole_widths(rows))]
     if wrong := [[f"`{row['name']}`", f"`{o}`", shortened(row["result"][o])] for row, o in of(rows, "wrong", "error")]:
         parts += ["## What goes wrong", table(["model", "operation", "what"], wrong)]
     if absent:
@@ -99,14 +119,16 @@ def support_tables(found: dict) -> str:
             table(["model", "why"], [[f"`{name}`", shortened(why)] for name, why in absent.items()]),
         ]
     each = table(["model", *(f"`{o}`" for o in JUDGED)], whole)
-    parts += ["## Each model", f'<details markdown="1"><summary>{len(rows)} models</summary>\n\n{each}\n\n</details>']
+    parts += ["## Each model", f'<details markdown="1"><summary>{len(whole)} models</summary>\n\n{each}\n\n</details>']
     return "\n\n".join(parts)
 
 
 def family_of(name: str) -> str:
     """The family of a model's name."""
     library, _, model = name.partition(":")
-    return family(model) if library == "transformers" else "quantized" if model.startswith("quantized") else library
+    if library in ("torchvision", "int8"):
+        return torchvision_tasks()[model]
+    return family(model) if library == "transformers" else library
 
 
 def verdicts(row: dict) -> list[str]:
@@ -115,19 +137,26 @@ def verdicts(row: dict) -> list[str]:
 
 
 def verdict(row: dict, operation: str) -> str:
-    """ok, refused, plan only, too long, ...; `error` is an exception that is no refusal."""
-    result = row["result"].get(operation, "-")
+    """ok, some whole, not compared, refused, plan only, too long, ...; `error` is an exception that is no refusal."""
+    result = row["result"].get(operation, "not run")
     kind = result.partition(":")[0]
     if result.startswith("RuntimeError") and "memory" in result:
         return "too large"
-    if kind in ("ok", "-") and str(row.get("compared", {}).get(operation)).startswith("found in part"):
-        return "in part"
-    return "wrong" if kind == "Wrong" else result if result == "-" else VERDICTS.get(kind, "error")
+    if kind == "ok":
+        compared = str(row.get("compared", {}).get(operation))
+        for start, word in (("found in part", "in part"), ("not compared", "not compared")):
+            if compared.startswith(start):
+                return word
+        if operation in ("narrow", "prune", "widen") and why_whole(row, operation):
+            return "some whole"
+    return "wrong" if kind == "Wrong" else VERDICTS.get(kind, "error")
 
 
 def cell(rows: list[dict], operation: str) -> str:
     """`35 ok, 2 refused`."""
     found = Counter(verdict(row, operation) for row in rows)
+    if set(found) == {"not run"}:
+        return "not run"
     return ", ".join(f"{n} {what}" for what, n in sorted(found.items(), key=lambda one: -one[1]) if what != "-") or "-"
 
 
@@ -146,11 +175,33 @@ def reasons(rows: list[dict]) -> list[list[str]]:
     groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for row, operation in of(rows, "refused", "plan only"):
         why = reason(row["result"][operation])
-        groups.setdefault((operation, re.sub(r"[\w.]*[.\d]+[\w.]*|'[^']*'|\b[A-Z]\w+", "#", why)[:60]), []).append(
-            (row["name"], why)
-        )
+        groups.setdefault((operation, alike(why)), []).append((row["name"], why))
     ordered = sorted(groups.items(), key=lambda one: (JUDGED.index(one[0][0]), -len(one[1])))
     return [[f"`{o}`", str(len(found)), f"`{found[0][0]}`", shortened(found[0][1])] for (o, _), found in ordered]
+
+
+def why_whole(row: dict, operation: str) -> list[str]:
+    """The reasons why widths of a model stay as they are, each once."""
+    notes = row.get("notes", {}).get(operation, [])
+    return list(dict.fromkeys(why for note in notes if " cannot " in note for why in WHOLE.findall(note)))
+
+
+def whole_widths(rows: list[dict]) -> list[list[str]]:
+    """The reasons why widths stay as they are though the operation succeeds, the most frequent first."""
+    groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for row, operation in of(rows, "some whole", "not compared"):
+        for why in why_whole(row, operation):
+            groups.setdefault((operation, alike(why)), []).append((row["name"], why))
+    ordered = sorted(groups.items(), key=lambda one: (JUDGED.index(one[0][0]), -len(one[1])))
+    return [
+        [f"`{o}`", str(len({n for n, _ in names})), f"`{names[0][0]}`", shortened(names[0][1])]
+        for (o, _), names in ordered
+    ]
+
+
+def alike(why: str) -> str:
+    """The same for reasons that differ in names and numbers only."""
+    return re.sub(r"[\w.]*[.\d]+[\w.]*|'[^']*'|\b[A-Z]\w+", "#", why)[:60]
 
 
 def count(rows: list[dict], operation: str) -> str:

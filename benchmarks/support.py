@@ -2,12 +2,16 @@
 
 They are less strict than those of benchmarks/judges.py in how much has to shrink, and stricter in numbers: all compare
 in float64 (in float32 models of more than LARGE parameters, and those with an operation that torch has in float32
-only). What stays whole is kept as a note. `Wrong` is a mistake of surgery; a `SurgeryError` is a refusal, and its
+only). What stays whole is told beside. `Wrong` is a mistake of surgery; a `SurgeryError` is a refusal, and its
 message the reason.
 """
 
 import copy
+import logging
+import re
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +38,19 @@ class PlanOnly(Exception):
 
 
 def narrow(case: Case, model: nn.Module, example: Any) -> str:
-    """At half of every width it computes what the full model does with zeros, and trains."""
+    """At half of every width it computes what the full model does with zeros."""
     model, example = prepared(model, example)
-    small, plan = surgery.narrow(model, rate=0.5, example=example, output=case.output)
+    with noted() as said:
+        small, plan = surgery.narrow(model, rate=0.5, example=example, output=case.output)
     if numbers(small) == numbers(model):
         raise NothingToDo
-    return right(case, model, small, plan, example)
+    compared = right(case, model, small, plan, example)
+    if whole := next(filter(None, map(WHOLE.match, said)), None):
+        found = surgery.widths(model, example=example, rate=0.5, output=case.output)
+        shrunk = sum(width.kept < width.size for width in found)
+        n = 1 if whole[1] == "a" else int(whole[1])
+        compared += f"; {n} of {n + shrunk} widths whole"
+    return compared
 
 
 def prune(case: Case, model: nn.Module, example: Any) -> str:
@@ -73,7 +84,7 @@ def graft(case: Case, model: nn.Module, example: Any) -> str:
     try:
         judges.graft(case, model.eval(), example)
     except judges.Miss as miss:
-        raise Wrong(str(miss)) from None
+        raise (surgery.SurgeryError if "no section" in str(miss) else Wrong)(str(miss)) from None
     return "undone"
 
 
@@ -133,18 +144,50 @@ def save(case: Case, model: nn.Module, example: Any) -> str:
             small.save_pretrained(folder)
             try:
                 again = type(small).from_pretrained(folder)
-            except RuntimeError as error:  # sizes that its class does not make
-                why = str(error).strip().splitlines()[0]
+            except RuntimeError:  # sizes that its class does not make
+                again, report = type(small).from_pretrained(
+                    folder, ignore_mismatched_sizes=True, output_loading_info=True
+                )
+                why = "; ".join(
+                    f"{name} is {tuple(saved)}, and {tuple(made)} in a model made from its configuration"
+                    for name, saved, made in sorted(report["mismatched_keys"])[:1]
+                )
             else:
                 same(outputs(again.eval(), example, case.output), expected)
                 return "from_pretrained"
         else:
-            why = "its class takes no widths"
+            why = "its constructor takes no widths"
         file = Path(folder) / "plan.json"
         plan.save(file)
         again = surgery.load(surgery.Submodel.load(file).build(case.build()), surgery.state(small))
     same(outputs(again.eval(), example, case.output), expected)
     raise PlanOnly(why)
+
+
+WHOLE = re.compile(r"(\d+|a) hidden widths? of \w+ cannot shrink:")
+"""How surgery's warning about widths that stay whole begins."""
+
+
+class Notes(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())
+
+
+@contextmanager
+def noted() -> Iterator[list[str]]:
+    """What surgery logs in the body."""
+    notes = Notes()
+    logging.getLogger("surgery").addHandler(notes)
+    try:
+        yield notes.said
+    finally:
+        logging.getLogger("surgery").removeHandler(notes)
 
 
 def prepared(model: nn.Module, example: Any) -> tuple[nn.Module, Any]:

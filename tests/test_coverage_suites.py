@@ -166,7 +166,7 @@ def test_registries_are_read_as_wholes():
     assert len(names) == len({*names})
     causal = {kind for kind in AutoModelForCausalLM._model_mapping._model_mapping.values() if isinstance(kind, str)}
     assert {f"transformers:{name}" for name in causal} <= {*names}
-    assert sum(name.startswith("torchvision:") for name in names) == len(torchvision.models.list_models())
+    assert sum(name.startswith(("torchvision:", "int8:")) for name in names) == len(torchvision.models.list_models())
 
 
 def test_a_run_goes_on_where_it_was_stopped(tmp_path):
@@ -189,17 +189,91 @@ def test_the_matrix_tells_refusals_mistakes_and_models_that_were_not_built():
         {"name": "timm:d", "result": {"narrow": "SurgeryError: no rule for y.2", "align": "took too long"}},
         {"name": "timm:c", "result": dict.fromkeys(coverage_table.JUDGED, "NotBuilt: no library")},
     ]
-    text = coverage_table.support_tables({"versions": {"torch": "2"}, "rows": rows})
-    assert "| timm, the smallest of each model file (3) | 2 refused, 1 ok | 1 wrong | - | - | 1 too long | - |" in text
+    names = [f"timm:{letter}" for letter in "abcde"]
+    text = coverage_table.support_tables({"versions": {"torch": "2"}, "rows": rows}, names)
+    assert (
+        "| timm, the smallest of each model file (4) | 2 refused, 1 ok, 1 not run | 3 not run, 1 wrong | not run |"
+        in text
+    )
+    assert "3 of 4 models judged by one operation or more, 1 not built." in text
     assert "| `narrow` | 2 | `timm:b` | no rule for x.1 |" in text
     assert "| `timm:b` | `prune` | other numbers |" in text
     assert "| `timm:c` | no library |" in text
 
 
+def test_what_stays_whole_or_was_not_compared_is_not_simply_ok():
+    note = "2 hidden widths of Net cannot shrink:\n  axis 0 of a.weight (4, 8) stays whole: the order matters"
+    row = {"name": "timm:a", "result": dict.fromkeys(["narrow", "prune", "widen", "align"], "ok")}
+    row["compared"] = {"narrow": "zeros; 2 of 9 widths whole", "prune": "not compared: x", "align": "found in part: 1"}
+    row["notes"] = {"narrow": [note], "widen": ["a checkpoint does not fit"]}
+    found = [coverage_table.verdict(row, operation) for operation in ("narrow", "prune", "widen", "align", "save")]
+    assert found == ["some whole", "not compared", "ok", "in part", "not run"]
+    text = coverage_table.support_tables({"versions": {}, "rows": [row]}, ["timm:a"])
+    assert "| `narrow` | 1 | `timm:a` | the order matters |" in text
+
+
+def test_a_width_that_stays_whole_is_counted():
+    class Rolled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 8)
+            self.c = nn.Linear(8, 2)
+
+        def forward(self, x):
+            return self.c(self.b(self.a(x).sort(-1).values))
+
+    judged = Case(Rolled, lambda model: torch.randn(3, 4))
+    assert support.narrow(judged, Rolled(), torch.randn(3, 4)).endswith("; 1 of 2 widths whole")
+
+
+class Towers(nn.Module):
+    """A tower for images, which a call without them does not run."""
+
+    def __init__(self):
+        super().__init__()
+        self.images, self.words = (nn.Sequential(*[Residual() for _ in range(3)]) for _ in range(2))
+
+    def forward(self, words, images=None):
+        return self.words(words) if images is None else self.words(words) + self.images(images)
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return x + self.down(self.up(x).relu())
+
+
+def test_a_tower_that_the_example_does_not_run_is_not_grafted():
+    judged = Case(Towers, lambda model: torch.randn(2, 4))
+    assert support.graft(judged, Towers(), torch.randn(2, 4)) == "undone"
+    stopped = Towers()
+    stopped.words.forward = lambda words: words
+    with pytest.raises(surgery.SurgeryError, match="runs on the example"):
+        support.graft(judged, stopped, torch.randn(2, 4))
+
+
+def test_the_reason_for_plan_only_names_the_tensor():
+    pytest.importorskip("transformers")
+    bit = case("transformers:BitForImageClassification")
+    model = bit.build()
+    with pytest.raises(support.PlanOnly, match=r"embedder.convolution.weight is \(4, 3, 7, 7\), and \(8, 3, 7, 7\) in"):
+        support.save(bit, model, bit.example(model))
+
+
+def test_quantized_models_are_refused_with_the_reason():
+    quantized = case("int8:quantized_resnet18")
+    model = quantized.build()
+    with pytest.raises(surgery.SurgeryError, match="quantised weights"):
+        support.narrow(quantized, model, quantized.example(model))
+
+
 def test_the_page_of_models_has_the_tables_of_what_is_stored():
     page = Path(__file__).parents[1] / "docs" / "results" / "models.md"
     found = json.loads((coverage_table.RESULTS / coverage_table.SUPPORT).read_text())
-    assert coverage_table.support_tables(found) in page.read_text()
+    assert coverage_table.support_tables(found, suite("support")) in page.read_text()
 
 
 def test_the_scale_of_attention_follows_queries_and_not_values():

@@ -19,20 +19,22 @@ def suite(name: str) -> list[str]:
 
 
 def support_names() -> list[str]:
-    """The models of all registries, the small ones first, their families in turns: a run may be stopped at any time."""
+    """The models of all registries, their families in turns: a run may be stopped at any time."""
     from benchmarks.models import libraries, registry
 
-    families: dict[str, list[str]] = {}
+    families: dict[str, list[str]] = {"timm": libraries.smallest_names()}
+    for name in libraries.torchvision_names():
+        task = libraries.torchvision_tasks()[model := name.partition(":")[2]]
+        families.setdefault(task, []).append(f"int8:{model}" if task == "quantization" else name)
     for name in registry.names():
         families.setdefault(registry.family(name.partition(":")[2]), []).append(name)
-    mixed = [name for several in zip_longest(*families.values()) for name in several if name]
-    return [*mixed, *libraries.torchvision_names(), *libraries.smallest_names()]
+    return [name for several in zip_longest(*families.values()) for name in several if name]
 
 
 def case(name: str) -> Case:
     """The model of a name such as timm:resnet18, handwritten:unet, huggingface:t5_base."""
     origin, _, model = name.partition(":")
-    if origin in ("timm", "torchvision"):
+    if origin in ("timm", "torchvision", "int8"):
         from benchmarks.models.libraries import library_case
 
         return library_case(name)

@@ -1,6 +1,7 @@
 """Models of timm and torchvision by name, each with the input that it was made for."""
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,12 @@ SMALL_IMAGES = {"min_size": 128, "max_size": 192}  # of what a detector makes of
 
 
 def library_case(name: str) -> Case:
-    """The case of timm:NAME or torchvision:NAME."""
-    model = name.partition(":")[2]
+    """The case of timm:NAME or torchvision:NAME; int8:NAME is torchvision's converted to quantized layers."""
+    library, _, model = name.partition(":")
+    if library == "int8":
+        return Case(
+            lambda: surgery.named(f"torchvision:{model}", quantize=True), lambda net: torch.randn(2, 3, 224, 224)
+        )
     if model.startswith(DETECTORS):
         sizes = {} if model.startswith("ssd") else SMALL_IMAGES
         return Case(
@@ -86,8 +91,18 @@ def torchvision_names() -> list[str]:
     return [f"torchvision:{model}" for model in sorted(torchvision.models.list_models(), key=last)]
 
 
+@cache
+def torchvision_tasks() -> dict[str, str]:
+    """The task of each of torchvision's names: the module that registers it."""
+    import torchvision
+
+    tasks = ("segmentation", "detection", "video", "optical_flow", "quantization")
+    modules = {"classification": torchvision.models} | {task: getattr(torchvision.models, task) for task in tasks}
+    return {name: task for task, module in modules.items() for name in torchvision.models.list_models(module=module)}
+
+
 def find_smallest() -> dict[str, str]:
-    """The model with the fewest parameters of each of timm's model files."""
+    """The model with the fewest parameters of each of timm's model files, by file, the smallest first."""
     import timm
     from timm.models import list_models, list_modules
 
@@ -98,5 +113,6 @@ def find_smallest() -> dict[str, str]:
             with torch.device("meta"):
                 sizes[name] = sum(p.numel() for p in timm.create_model(name).parameters())
         if sizes:
-            found[file] = min(sizes, key=sizes.__getitem__)
-    return found
+            name = min(sizes, key=sizes.__getitem__)
+            found[file] = sizes[name], name
+    return {file: name for file, (_, name) in sorted(found.items(), key=lambda item: item[1])}
