@@ -281,3 +281,28 @@ def test_the_scale_of_attention_follows_queries_and_not_values():
     llama = case("transformers:LlamaForCausalLM")
     model = llama.build()
     assert support.prune(llama, model, llama.example(model)) == "zeros"
+
+
+def test_a_width_that_is_read_from_another_ones_size_becomes_as_long():
+    class Torn(nn.Module):
+        """As in EdgeNeXt: attention returns heads of its own size to a shape that the input has."""
+
+        def __init__(self):
+            super().__init__()
+            self.embed, self.first, self.second = nn.Linear(5, 100), nn.Linear(34, 34), nn.Linear(34, 34)
+            self.qkv, self.proj, self.head = nn.Linear(100, 300), nn.Linear(100, 100), nn.Linear(100, 3)
+
+        def forward(self, x):
+            a, b, c = self.embed(x).chunk(3, dim=-1)
+            a = self.first(a)
+            x = torch.cat([a, self.second(a + b), c], dim=-1)
+            batch, length, width = x.shape
+            q, k, v = self.qkv(x).reshape(batch, length, 3, 4, -1).permute(2, 0, 3, 1, 4).unbind(0)
+            found = (q @ k.transpose(-1, -2)).softmax(-1) @ v
+            return self.head(self.proj(found.transpose(1, 2).reshape(batch, length, width)) + x)
+
+    torch.manual_seed(0)
+    model, x = Torn(), torch.randn(2, 3, 5)
+    small, _ = narrow(model, rate=0.5, example=x)
+    assert [small.first.in_features, small.proj.in_features, small.proj.out_features] == [18, 52, 52]
+    assert support.narrow(Case(Torn, lambda model: x), model, x) == "zeros"

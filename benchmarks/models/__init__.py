@@ -19,7 +19,10 @@ def suite(name: str) -> list[str]:
 
 
 def support_names() -> list[str]:
-    """The models of all registries, their families in turns: a run may be stopped at any time."""
+    """The models of all registries, their families in turns: a run may be stopped at any time.
+
+    The families whose inputs are large come last.
+    """
     from benchmarks.models import libraries, registry
 
     families: dict[str, list[str]] = {"timm": libraries.smallest_names()}
@@ -28,7 +31,9 @@ def support_names() -> list[str]:
         families.setdefault(task, []).append(f"int8:{model}" if task == "quantization" else name)
     for name in registry.names():
         families.setdefault(registry.family(name.partition(":")[2]), []).append(name)
-    return [name for several in zip_longest(*families.values()) for name in several if name]
+    large = [families.pop(task) for task in ("segmentation", "detection", "video", "optical_flow")]
+    parts = list(families.values()), large
+    return [name for part in parts for several in zip_longest(*part) for name in several if name]
 
 
 def case(name: str) -> Case:
