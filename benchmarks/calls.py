@@ -1,16 +1,17 @@
 """Calling a model with any kind of example."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 
-def outputs(model: nn.Module, example: Any) -> list[Tensor]:
-    """The tensors that a model returns, without gradients."""
+def outputs(model: nn.Module, example: Any, output: Callable[[Any], Any] | None = None) -> list[Tensor]:
+    """The tensors that a model returns, or of what it returns, without gradients."""
     with torch.no_grad():
-        return tensors(call(model, example))
+        found = call(model, example)
+    return tensors(found if output is None else output(found))
 
 
 def call(model: nn.Module, example: Any) -> Any:

@@ -1,12 +1,20 @@
-"""The tables of docs/results/surgery.md, from what benchmarks/coverage.py has stored.
+"""The tables of docs/results/surgery.md and models.md, from what benchmarks/coverage.py has stored.
 
 python benchmarks/coverage_table.py > table.md
+python benchmarks/coverage_table.py --support --results FOLDER   # between the marks of models.md, and the JSON beside
 """
 
 import argparse
 import json
 import re
+import sys
+from collections import Counter
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks import models
+from benchmarks.models.libraries import torchvision_tasks
+from benchmarks.models.registry import family
 
 RESULTS = Path(__file__).parent / "results"
 SUITES = {
@@ -21,12 +29,45 @@ OPERATIONS = {
     "torch_pruning": "torch-pruning alone",
 }  # fmt: skip
 LONGEST = 150  # characters of a reason
+PAGE = Path(__file__).parents[1] / "docs/results/models.md"
+SUPPORT = "coverage-support.json"
+MARKS = ("<!-- made by benchmarks/coverage_table.py --support -->", "<!-- end -->")
+FAMILIES = {
+    "timm": "timm, the smallest of each model file",
+    "classification": "torchvision, classification",
+    "segmentation": "torchvision, segmentation",
+    "detection": "torchvision, detection",
+    "video": "torchvision, video",
+    "optical_flow": "torchvision, optical flow",
+    "quantization": "torchvision, quantized (int8)",
+    "causal": "transformers, causal language models",
+    "masked": "transformers, masked language models",
+    "translation": "transformers, encoder and decoder",
+    "texts": "transformers, classes of texts",
+    "images": "transformers, classes of images",
+}
+JUDGED = ("narrow", "prune", "graft", "permute", "align", "widen", "save")
+VERDICTS = {
+    "ok": "ok", "nothing to do": "-", "SurgeryError": "refused", "PlanOnly": "plan only", "took too long": "too long",
+    "NotBuilt": "not built", "MemoryError": "too large", "Ended": "too large", "not run": "not run",
+}  # fmt: skip
+"""By how a result begins. What "ok" means is in what was compared and logged: see `verdict`."""
+WHOLE = re.compile(r"stays whole: (.*)")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of coverage-SUITE.json")
-    print(tables(parser.parse_args().results))
+    parser.add_argument("--support", action="store_true", help=f"write the tables into {PAGE.name}")
+    options = parser.parse_args()
+    if not options.support:
+        print(tables(options.results))
+        return
+    text = (options.results / SUPPORT).read_text()
+    (RESULTS / SUPPORT).write_text(text)
+    before, _, after = PAGE.read_text().partition(MARKS[0])
+    made = support_tables(json.loads(text), models.suite("support"))
+    PAGE.write_text(f"{before}{MARKS[0]}\n{made}\n{MARKS[1]}{after.partition(MARKS[1])[2]}")
 
 
 def tables(folder: Path) -> str:
@@ -42,6 +83,125 @@ def tables(folder: Path) -> str:
     ]
     listed = [suite for suite in found if suite != "all"]
     return table(head, counts) + "\n\n" + table(["model", "operation", "why not"], misses(listed, found))
+
+
+def support_tables(found: dict, names: list[str]) -> str:
+    """How many models of each family an operation handles, what it refuses and why, and one row a model, folded.
+
+    Args:
+        found: what is stored.
+        names: all models of the suite, those included that have not been run yet.
+    """
+    stored_rows = {row["name"]: row for row in found["rows"]}
+    every = [stored_rows.get(name, {"name": name, "result": {}}) for name in names]
+    absent = {row["name"]: reason(why) for row in every for why in row["result"].values() if why.startswith("NotBuilt")}
+    rows = [row for row in every if row["name"] not in absent]
+    by_family: dict[str, list[dict]] = {name: [] for name in FAMILIES}
+    for row in rows:
+        by_family[family_of(row["name"])].append(row)
+    heads = [f"{FAMILIES[name]} ({len(group)})" for name, group in by_family.items() if group]
+    numbers = [[cell(group, operation) for operation in JUDGED] for group in by_family.values() if group]
+    summary = table(["models", *(f"`{o}`" for o in JUDGED)], [[a, *b] for a, b in zip(heads, numbers)])
+    whole = [[f"`{row['name']}`", *verdicts(row)] for row in rows if row["result"]]
+    stored = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    run = sum(bool(row["result"]) for row in rows)
+    parts = [
+        f"{stored}. {run} of {len(rows)} models judged by one operation or more, {len(absent)} not built.",
+        summary,
+    ]
+    parts += ["## What is refused, and why", table(["operation", "models", "for example", "why"], reasons(rows))]
+    parts += ["## What stays whole, and why", table(["operation", "models", "for example", "why"], whole_widths(rows))]
+    if wrong := [[f"`{row['name']}`", f"`{o}`", shortened(row["result"][o])] for row, o in of(rows, "wrong", "error")]:
+        parts += ["## What goes wrong", table(["model", "operation", "what"], wrong)]
+    if absent:
+        parts += [
+            "## Not built",
+            table(["model", "why"], [[f"`{name}`", shortened(why)] for name, why in absent.items()]),
+        ]
+    each = table(["model", *(f"`{o}`" for o in JUDGED)], whole)
+    parts += ["## Each model", f'<details markdown="1"><summary>{len(whole)} models</summary>\n\n{each}\n\n</details>']
+    return "\n\n".join(parts)
+
+
+def family_of(name: str) -> str:
+    """The family of a model's name."""
+    library, _, model = name.partition(":")
+    if library in ("torchvision", "int8"):
+        return torchvision_tasks()[model]
+    return family(model) if library == "transformers" else library
+
+
+def verdicts(row: dict) -> list[str]:
+    """What came of each operation, in a word or two."""
+    return [verdict(row, operation) for operation in JUDGED]
+
+
+def verdict(row: dict, operation: str) -> str:
+    """ok, some whole, not compared, refused, plan only, too long, ...; `error` is an exception that is no refusal."""
+    result = row["result"].get(operation, "not run")
+    kind = result.partition(":")[0]
+    if result.startswith("RuntimeError") and "memory" in result:
+        return "too large"
+    if kind == "ok":
+        compared = str(row.get("compared", {}).get(operation))
+        for start, word in (("found in part", "in part"), ("not compared", "not compared")):
+            if compared.startswith(start):
+                return word
+        if operation in ("narrow", "prune", "widen") and why_whole(row, operation):
+            return "some whole"
+    return "wrong" if kind == "Wrong" else VERDICTS.get(kind, "error")
+
+
+def cell(rows: list[dict], operation: str) -> str:
+    """`35 ok, 2 refused`."""
+    found = Counter(verdict(row, operation) for row in rows)
+    if set(found) == {"not run"}:
+        return "not run"
+    return ", ".join(f"{n} {what}" for what, n in sorted(found.items(), key=lambda one: -one[1]) if what != "-") or "-"
+
+
+def of(rows: list[dict], *kinds: str) -> list[tuple[dict, str]]:
+    """The rows and operations with one of these verdicts."""
+    return [(row, operation) for row in rows for operation in JUDGED if verdict(row, operation) in kinds]
+
+
+def reason(why: str) -> str:
+    """A message without the class of the error."""
+    return re.sub(r"^\w+: ", "", why)
+
+
+def reasons(rows: list[dict]) -> list[list[str]]:
+    """The reasons of refusals, alike ones (but for names and numbers) as one, the most frequent first."""
+    groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for row, operation in of(rows, "refused", "plan only"):
+        why = reason(row["result"][operation])
+        groups.setdefault((operation, alike(why)), []).append((row["name"], why))
+    ordered = sorted(groups.items(), key=lambda one: (JUDGED.index(one[0][0]), -len(one[1])))
+    return [[f"`{o}`", str(len(found)), f"`{found[0][0]}`", shortened(found[0][1])] for (o, _), found in ordered]
+
+
+def why_whole(row: dict, operation: str) -> list[str]:
+    """The reasons why widths of a model stay as they are, each once."""
+    notes = row.get("notes", {}).get(operation, [])
+    return list(dict.fromkeys(why for note in notes if " cannot " in note for why in WHOLE.findall(note)))
+
+
+def whole_widths(rows: list[dict]) -> list[list[str]]:
+    """The reasons why widths stay as they are though the operation succeeds, the most frequent first."""
+    groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for row, operation in of(rows, "some whole", "not compared"):
+        for why in why_whole(row, operation):
+            groups.setdefault((operation, alike(why)), []).append((row["name"], why))
+    ordered = sorted(groups.items(), key=lambda one: (JUDGED.index(one[0][0]), -len(one[1])))
+    return [
+        [f"`{o}`", str(len({n for n, _ in names})), f"`{names[0][0]}`", shortened(names[0][1])]
+        for (o, _), names in ordered
+    ]
+
+
+def alike(why: str) -> str:
+    """The same for reasons that differ in names and numbers only."""
+    return re.sub(r"[\w.]*[.\d]+[\w.]*|'[^']*'|\b[A-Z]\w+", "#", why)[:60]
 
 
 def count(rows: list[dict], operation: str) -> str:
@@ -67,7 +227,7 @@ def misses(suites: list[str], found: dict[str, list[dict]]) -> list[list[str]]:
 
 def shortened(why: str) -> str:
     """A reason of one line, without the class of the error, that a table can hold."""
-    why = re.sub(r"^(Miss|SurgeryError): ", "", why).replace("|", "\\|")
+    why = re.sub(r"^(Miss|SurgeryError|Wrong): ", "", why).replace("|", "\\|")
     return why if len(why) <= LONGEST else why[: LONGEST - 3].rstrip() + "..."
 
 

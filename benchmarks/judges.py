@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -67,25 +68,27 @@ def shuffle(case: Case, model: nn.Module, example: Any) -> None:
 
 
 def graft(case: Case, model: nn.Module, example: Any) -> None:
-    """One more block in every section, called as often as the one that it repeats, and undone bit for bit."""
+    """One more block in every section, called as often as the one that it repeats, and undone bit for bit.
+
+    A section whose last block the model does not run on the example (an encoder of sounds, say, without any) is left
+    as it is.
+    """
     if not case.blocks:
         raise NothingToDo
     found = surgery.sections(model)
     depths = {s.name: len(s.blocks) + 1 for s in found if repeatable(model, s)}
     check(bool(depths), f"no section with a block that may be repeated, of {len(found)} sections")
+    if example is not None:
+        model.eval()
+        ran = calls_of(model, [s.blocks[-1] for s in found if s.name in depths], example)
+        depths = {s.name: depths[s.name] for s in found if s.name in depths and ran[s.blocks[-1]]}
+        check(bool(depths), "no section with a block that may be repeated runs on the example")
     deeper, plan = surgery.graft(model, depths=depths, example=example)
     again = {s.name: s for s in surgery.sections(deeper)}
     check(all(len(again[n].blocks) == depth for n, depth in depths.items()), "the depth is not what was asked for")
     if example is not None:
-        deeper.eval()
-        modules, calls = dict(deeper.named_modules()), Counter()
-        for section, depth in depths.items():
-            for block in again[section].blocks[depth - 2 :]:
-                watched = modules[block]
-                while isinstance(watched, nn.ModuleList):  # of a pair in a list nothing but its parts are called
-                    watched = watched[0]
-                watched.register_forward_hook(lambda *_, block=block: calls.update([block]))
-        check(all(finite(t) for t in outputs(deeper, example)), "the output is not finite")
+        blocks = [block for section, depth in depths.items() for block in again[section].blocks[depth - 2 :]]
+        calls = calls_of(deeper.eval(), blocks, example)
         for section, depth in depths.items():
             last, new = again[section].blocks[depth - 2 :]
             check(calls[new] == calls[last] >= 1, f"the new block {new} ran {calls[new]} times, {last} {calls[last]}")
@@ -98,6 +101,20 @@ def graft(case: Case, model: nn.Module, example: Any) -> None:
             a.shape == b.shape and (a.is_meta or torch.equal(a, b)) for a, b in zip(before.values(), after.values())
         )
         check(all(equal), "undone, the tensors differ")
+
+
+def calls_of(model: nn.Module, blocks: Sequence[str], example: Any) -> Counter[str]:
+    """How often each block runs; a Miss if the output is not finite."""
+    modules, calls, hooks = dict(model.named_modules()), Counter[str](), []
+    for block in blocks:
+        watched = modules[block]
+        while isinstance(watched, nn.ModuleList):  # of a pair in a list nothing but its parts are called
+            watched = watched[0]
+        hooks.append(watched.register_forward_hook(lambda *_, block=block: calls.update([block])))
+    check(all(finite(t) for t in outputs(model, example)), "the output is not finite")
+    for hook in hooks:
+        hook.remove()
+    return calls
 
 
 def narrow(case: Case, model: nn.Module, example: Any) -> list[str]:

@@ -8,7 +8,7 @@ though the narrow model is right; so a difference tells something only if all op
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -34,7 +34,9 @@ EXACT = """
 """
 
 
-def agrees(full: nn.Module, small: nn.Module, plan: surgery.Submodel, example: Any) -> tuple[bool, str]:
+def agrees(
+    full: nn.Module, small: nn.Module, plan: surgery.Submodel, example: Any, output: Callable[[Any], Any] | None = None
+) -> tuple[bool, str]:
     """Whether the full model with zeros computes what the small one does, and if not, what was seen.
 
     Returns:
@@ -52,12 +54,12 @@ def agrees(full: nn.Module, small: nn.Module, plan: surgery.Submodel, example: A
             if isinstance(value, float) and isinstance(getattr(module, attribute, None), float):
                 setattr(module, attribute, value)
     zeroed.eval(), small.eval()
-    expected = outputs(small, example)
+    expected = outputs(small, example, output)
     seen = Operations()
     with seen:
-        plain = outputs(zeroed, example)
+        plain = outputs(zeroed, example, output)
     with counting_what_is_kept():
-        corrected = outputs(zeroed, example)
+        corrected = outputs(zeroed, example, output)
     same = any(len(got) == len(expected) and all(map(close, got, expected)) for got in (plain, corrected))
     return same, "" if same else next((name for name in seen.names if name not in EXACT.split()), "")
 

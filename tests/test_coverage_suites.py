@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import torchvision
 from torch import nn
 
-from benchmarks import coverage_table, judges, zeros
+import surgery
+from benchmarks import coverage, coverage_table, judges, support, zeros
 from benchmarks.calls import outputs
 from benchmarks.judges import Miss
+from benchmarks.models import case, suite
 from benchmarks.models.case import Case, scaled
 from surgery import narrow, state
 from surgery.plan import Submodel
@@ -102,15 +105,204 @@ def test_models_run_at_both_widths(suite):
         pytest.importorskip("transformers")
     models = importlib.import_module(f"benchmarks.models.{suite}").MODELS
     assert len(models) >= 27
-    for name, case in models.items():
-        full = case.build().eval()
-        example = case.example(full)
+    for name, made in models.items():
+        full = made.build().eval()
+        example = made.example(full)
         found = [t.shape for t in outputs(full, example)]
         assert found, name
-        if case.half is None:
+        if made.half is None:
             continue
-        half = case.half().eval()
+        half = made.half().eval()
         assert [t.shape for t in outputs(half, example)] == found, name
         if suite == "handwritten":
             assert judges.held(full).keys() == judges.held(half).keys(), name
             assert any(a.shape != b.shape for a, b in zip(judges.held(full).values(), judges.held(half).values())), name
+
+
+@pytest.mark.parametrize("operation", ["narrow", "prune", "permute", "align", "widen"])
+def test_an_operation_that_is_right_counts(operation):
+    torch.manual_seed(0)
+    model = CASE.build()
+    assert support.JUDGES[operation](CASE, model, CASE.example(model))
+
+
+@pytest.mark.parametrize("operation", ["narrow", "prune", "permute", "align", "widen"])
+def test_an_operation_that_computes_something_else_is_seen(operation, monkeypatch):
+    def wrong(models, *arguments, **options):
+        found = right(models, *arguments, **options)
+        with torch.no_grad():
+            (found.models[1] if operation == "align" else found[0]).out.bias.add_(0.01)
+        return found
+
+    torch.manual_seed(0)
+    model, right = CASE.build(), getattr(surgery, operation)
+    monkeypatch.setattr(surgery, operation, wrong)
+    with pytest.raises(support.Wrong):
+        support.JUDGES[operation](CASE, model, CASE.example(model))
+
+
+def test_a_model_whose_constructor_takes_no_widths_is_restored_by_its_plan():
+    with pytest.raises(support.PlanOnly):
+        support.save(CASE, CASE.build(), CASE.example(None))
+
+
+def test_a_registered_class_is_built_small_from_its_defaults():
+    transformers = pytest.importorskip("transformers")
+    registry = importlib.import_module("benchmarks.models.registry")
+    found = registry.small_config(transformers.LlamaConfig)
+    assert (found.hidden_size, found.num_attention_heads, found.head_dim, found.num_hidden_layers) == (64, 4, 16, 3)
+    assert found.intermediate_size / 64 == pytest.approx(11008 / 4096, abs=0.1)
+    for name in ("Qwen3MoeForCausalLM", "SwinForImageClassification", "T5ForConditionalGeneration"):
+        model, example = registry.built(name)
+        assert support.numbers(model) < registry.BUDGET
+        assert all(t.isfinite().all() for t in outputs(model, example, registry.logits))
+
+
+def test_registries_are_read_as_wholes():
+    pytest.importorskip("transformers")
+    from transformers import AutoModelForCausalLM
+
+    names = suite("support")
+    assert len(names) == len({*names})
+    causal = {kind for kind in AutoModelForCausalLM._model_mapping._model_mapping.values() if isinstance(kind, str)}
+    assert {f"transformers:{name}" for name in causal} <= {*names}
+    assert sum(name.startswith(("torchvision:", "int8:")) for name in names) == len(torchvision.models.list_models())
+
+
+def test_a_run_goes_on_where_it_was_stopped(tmp_path):
+    row = {"name": "timm:a", "result": {"narrow": "ok", "graft": "SurgeryError: no"}}
+    assert coverage.left(None, ["narrow", "graft"], again=False) == ["narrow", "graft"]
+    assert coverage.left(row, ["narrow", "graft", "save"], again=False) == ["save"]
+    assert coverage.left(row, ["narrow", "graft", "save"], again=True) == ["graft", "save"]
+    file = tmp_path / "coverage-support.json"
+    assert coverage.stored(file) == {}
+    coverage.write(file, json.dumps({"versions": coverage.versions(), "rows": [row]}))
+    assert coverage.stored(file) == {"timm:a": row}
+    coverage.write(file, json.dumps({"versions": {"torch": "1.0"}, "rows": [row]}))
+    assert coverage.stored(file) == {}
+
+
+def test_the_matrix_tells_refusals_mistakes_and_models_that_were_not_built():
+    rows = [
+        {"name": "timm:a", "result": {"narrow": "ok", "save": "PlanOnly: its class takes no widths"}},
+        {"name": "timm:b", "result": {"narrow": "SurgeryError: no rule for x.1", "prune": "Wrong: other numbers"}},
+        {"name": "timm:d", "result": {"narrow": "SurgeryError: no rule for y.2", "align": "took too long"}},
+        {"name": "timm:c", "result": dict.fromkeys(coverage_table.JUDGED, "NotBuilt: no library")},
+    ]
+    names = [f"timm:{letter}" for letter in "abcde"]
+    text = coverage_table.support_tables({"versions": {"torch": "2"}, "rows": rows}, names)
+    assert (
+        "| timm, the smallest of each model file (4) | 2 refused, 1 ok, 1 not run | 3 not run, 1 wrong | not run |"
+        in text
+    )
+    assert "3 of 4 models judged by one operation or more, 1 not built." in text
+    assert "| `narrow` | 2 | `timm:b` | no rule for x.1 |" in text
+    assert "| `timm:b` | `prune` | other numbers |" in text
+    assert "| `timm:c` | no library |" in text
+
+
+def test_what_stays_whole_or_was_not_compared_is_not_simply_ok():
+    note = "2 hidden widths of Net cannot shrink:\n  axis 0 of a.weight (4, 8) stays whole: the order matters"
+    row = {"name": "timm:a", "result": dict.fromkeys(["narrow", "prune", "widen", "align"], "ok")}
+    row["compared"] = {"narrow": "zeros; 2 of 9 widths whole", "prune": "not compared: x", "align": "found in part: 1"}
+    row["notes"] = {"narrow": [note], "widen": ["a checkpoint does not fit"]}
+    found = [coverage_table.verdict(row, operation) for operation in ("narrow", "prune", "widen", "align", "save")]
+    assert found == ["some whole", "not compared", "ok", "in part", "not run"]
+    text = coverage_table.support_tables({"versions": {}, "rows": [row]}, ["timm:a"])
+    assert "| `narrow` | 1 | `timm:a` | the order matters |" in text
+
+
+def test_a_width_that_stays_whole_is_counted():
+    class Rolled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 8)
+            self.c = nn.Linear(8, 2)
+
+        def forward(self, x):
+            return self.c(self.b(self.a(x).sort(-1).values))
+
+    judged = Case(Rolled, lambda model: torch.randn(3, 4))
+    assert support.narrow(judged, Rolled(), torch.randn(3, 4)).endswith("; 1 of 2 widths whole")
+
+
+class Towers(nn.Module):
+    """A tower for images, which a call without them does not run."""
+
+    def __init__(self):
+        super().__init__()
+        self.images, self.words = (nn.Sequential(*[Residual() for _ in range(3)]) for _ in range(2))
+
+    def forward(self, words, images=None):
+        return self.words(words) if images is None else self.words(words) + self.images(images)
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return x + self.down(self.up(x).relu())
+
+
+def test_a_tower_that_the_example_does_not_run_is_not_grafted():
+    judged = Case(Towers, lambda model: torch.randn(2, 4))
+    assert support.graft(judged, Towers(), torch.randn(2, 4)) == "undone"
+    stopped = Towers()
+    stopped.words.forward = lambda words: words
+    with pytest.raises(surgery.SurgeryError, match="runs on the example"):
+        support.graft(judged, stopped, torch.randn(2, 4))
+
+
+def test_the_reason_for_plan_only_names_the_tensor():
+    pytest.importorskip("transformers")
+    bit = case("transformers:BitForImageClassification")
+    model = bit.build()
+    with pytest.raises(support.PlanOnly, match=r"embedder.convolution.weight is \(4, 3, 7, 7\), and \(8, 3, 7, 7\) in"):
+        support.save(bit, model, bit.example(model))
+
+
+def test_quantized_models_are_refused_with_the_reason():
+    quantized = case("int8:quantized_resnet18")
+    model = quantized.build()
+    with pytest.raises(surgery.SurgeryError, match="quantised weights"):
+        support.narrow(quantized, model, quantized.example(model))
+
+
+def test_the_page_of_models_has_the_tables_of_what_is_stored():
+    page = Path(__file__).parents[1] / "docs" / "results" / "models.md"
+    found = json.loads((coverage_table.RESULTS / coverage_table.SUPPORT).read_text())
+    assert coverage_table.support_tables(found, suite("support")) in page.read_text()
+
+
+def test_the_scale_of_attention_follows_queries_and_not_values():
+    pytest.importorskip("transformers")
+    llama = case("transformers:LlamaForCausalLM")
+    model = llama.build()
+    assert support.prune(llama, model, llama.example(model)) == "zeros"
+
+
+def test_a_width_that_is_read_from_another_ones_size_becomes_as_long():
+    class Torn(nn.Module):
+        """As in EdgeNeXt: attention returns heads of its own size to a shape that the input has."""
+
+        def __init__(self):
+            super().__init__()
+            self.embed, self.first, self.second = nn.Linear(5, 100), nn.Linear(34, 34), nn.Linear(34, 34)
+            self.qkv, self.proj, self.head = nn.Linear(100, 300), nn.Linear(100, 100), nn.Linear(100, 3)
+
+        def forward(self, x):
+            a, b, c = self.embed(x).chunk(3, dim=-1)
+            a = self.first(a)
+            x = torch.cat([a, self.second(a + b), c], dim=-1)
+            batch, length, width = x.shape
+            q, k, v = self.qkv(x).reshape(batch, length, 3, 4, -1).permute(2, 0, 3, 1, 4).unbind(0)
+            found = (q @ k.transpose(-1, -2)).softmax(-1) @ v
+            return self.head(self.proj(found.transpose(1, 2).reshape(batch, length, width)) + x)
+
+    torch.manual_seed(0)
+    model, x = Torn(), torch.randn(2, 3, 5)
+    small, _ = narrow(model, rate=0.5, example=x)
+    assert [small.first.in_features, small.proj.in_features, small.proj.out_features] == [18, 52, 52]
+    assert support.narrow(Case(Torn, lambda model: x), model, x) == "zeros"

@@ -19,6 +19,7 @@ class Case:
         training: the input for a training step, where it is another one.
         blocks: whether it has a block that can be repeated.
         detects: whether the first axis of its outputs is a number of detections, which depends on the weights.
+        output: what of the output counts, as for `surgery.narrow`; None for all of it.
     """
 
     build: Callable[[], nn.Module]
@@ -27,6 +28,7 @@ class Case:
     training: Callable[[nn.Module], Any] | None = None
     blocks: bool = True
     detects: bool = False
+    output: Callable[[Any], Any] | None = None
 
     def shapes(self, outputs: Iterable[Tensor]) -> list[torch.Size]:
         """The shapes that outputs of this model have whatever its weights are."""

@@ -1,23 +1,33 @@
 """Models of timm and torchvision by name, each with the input that it was made for."""
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torchvision.models import Inception3, MaxVit, VisionTransformer
+from torchvision.models.video import MViT
+from torchvision.models.video.s3d import S3D
+from torchvision.models.video.swin_transformer import SwinTransformer3d
 
 import surgery
 from benchmarks.models.case import Case
 
 SMALLEST = Path(__file__).parents[1] / "timm_smallest.json"
 DETECTORS = ("fasterrcnn", "maskrcnn", "keypointrcnn", "retinanet", "fcos", "ssd")
+FIXED = (VisionTransformer, MaxVit, MViT, S3D, SwinTransformer3d)  # of torchvision: made for one size, or a least one
 SMALL_IMAGES = {"min_size": 128, "max_size": 192}  # of what a detector makes of its images
 
 
 def library_case(name: str) -> Case:
-    """The case of timm:NAME or torchvision:NAME."""
-    model = name.partition(":")[2]
+    """The case of timm:NAME or torchvision:NAME; int8:NAME is torchvision's converted to quantized layers."""
+    library, _, model = name.partition(":")
+    if library == "int8":
+        return Case(
+            lambda: surgery.named(f"torchvision:{model}", quantize=True), lambda net: torch.randn(2, 3, 224, 224)
+        )
     if model.startswith(DETECTORS):
         sizes = {} if model.startswith("ssd") else SMALL_IMAGES
         return Case(
@@ -28,7 +38,16 @@ def library_case(name: str) -> Case:
         )
     if model.startswith("raft"):
         return Case(lambda: surgery.named(name), lambda net: (torch.rand(2, 3, 128, 136), torch.rand(2, 3, 128, 136)))
-    return Case(lambda: surgery.named(name), lambda net: torch.randn(surgery.example_input(net).shape))
+    return Case(lambda: surgery.named(name), images)
+
+
+def images(net: Any) -> Tensor:
+    """Two images or films of the size that a model was made for; smaller ones where torchvision's take any size."""
+    shape = surgery.example_input(net).shape
+    if type(net).__module__.startswith("torchvision") and not isinstance(net, FIXED):
+        side = 112 if isinstance(net, Inception3) else 64
+        shape = (*shape[:2], *[8] * (len(shape) - 4), side, side)
+    return torch.randn(shape)
 
 
 def pictures() -> list[Tensor]:
@@ -59,23 +78,31 @@ def smallest_names() -> list[str]:
     return [f"timm:{model}" for model in json.loads(SMALLEST.read_text()).values()]
 
 
-# A small model of each of torchvision's families: classification, segmentation, detection, video, optical flow.
-TORCHVISION = """
-    alexnet convnext_tiny densenet121 efficientnet_b0 efficientnet_v2_s googlenet inception_v3 maxvit_t mnasnet0_5
-    mobilenet_v2 mobilenet_v3_small regnet_y_400mf resnet18 resnext50_32x4d wide_resnet50_2 shufflenet_v2_x0_5
-    squeezenet1_1 swin_t swin_v2_t vgg11 vit_b_32 fcn_resnet50 deeplabv3_mobilenet_v3_large lraspp_mobilenet_v3_large
-    fasterrcnn_mobilenet_v3_large_320_fpn maskrcnn_resnet50_fpn keypointrcnn_resnet50_fpn retinanet_resnet50_fpn
-    fcos_resnet50_fpn ssd300_vgg16 ssdlite320_mobilenet_v3_large r3d_18 mvit_v1_b swin3d_t s3d raft_small
-"""
-
-
 def torchvision_names() -> list[str]:
-    """A model of each of torchvision's families."""
-    return [f"torchvision:{model}" for model in TORCHVISION.split()]
+    """All names of torchvision, those with the fewest operations first, and last those that are to be quantized.
+
+    The layers of the latter are float until they are converted.
+    """
+    import torchvision
+
+    def last(model: str) -> tuple[bool, float]:
+        return model.startswith("quantized"), torchvision.models.get_model_weights(model).DEFAULT.meta["_ops"]
+
+    return [f"torchvision:{model}" for model in sorted(torchvision.models.list_models(), key=last)]
+
+
+@cache
+def torchvision_tasks() -> dict[str, str]:
+    """The task of each of torchvision's names: the module that registers it."""
+    import torchvision
+
+    tasks = ("segmentation", "detection", "video", "optical_flow", "quantization")
+    modules = {"classification": torchvision.models} | {task: getattr(torchvision.models, task) for task in tasks}
+    return {name: task for task, module in modules.items() for name in torchvision.models.list_models(module=module)}
 
 
 def find_smallest() -> dict[str, str]:
-    """The model with the fewest parameters of each of timm's model files."""
+    """The model with the fewest parameters of each of timm's model files, by file, the smallest first."""
     import timm
     from timm.models import list_models, list_modules
 
@@ -86,5 +113,6 @@ def find_smallest() -> dict[str, str]:
             with torch.device("meta"):
                 sizes[name] = sum(p.numel() for p in timm.create_model(name).parameters())
         if sizes:
-            found[file] = min(sizes, key=sizes.__getitem__)
-    return found
+            name = min(sizes, key=sizes.__getitem__)
+            found[file] = sizes[name], name
+    return {file: name for file, (_, name) in sorted(found.items(), key=lambda item: item[1])}

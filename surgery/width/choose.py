@@ -26,6 +26,7 @@ from surgery.width.solve import (
     is_whole,
     named_widths,
     onto_atoms,
+    size_of,
     solve,
     terms,
 )
@@ -54,6 +55,7 @@ class Demand:
         rounding: from a share to the number of positions that stay.
         pick: which ones stay.
         numbers: how many positions of each of some widths stay, if that is not their share.
+        equal: axes that have to become equally long: the shorter ones keep more than their share.
 
     Patterns are names of modules, with `*`, `?` and `[...]` as in file names. What is inside of a module that matches
     matches, too.
@@ -66,6 +68,7 @@ class Demand:
     rounding: Rounding = math.ceil
     pick: Pick = first
     numbers: Callable[[Collection[Atom]], Mapping[Atom, int]] | None = None
+    equal: Sequence[Sequence[Axis]] = ()
 
     def share(self, size: int, rate: float) -> int:
         """How many of `size` positions stay at this rate, at least one."""
@@ -245,6 +248,7 @@ def choose(solution: Solution, demand: Demand) -> Chosen:
             numbers = demand.numbers(sliced)
         else:
             numbers = {atom: demand.share(atom.size, demand.rate_of(atom)) for atom in sliced}
+        numbers = evened(numbers, demand.equal)
         choice = {atom: demand.pick(atom, n) for atom, n in numbers.items() if n < atom.size}
         torn = [(axis, why) for axis, why in solution.ordered if not _neighbours(axis, choice)]
         if not torn:
@@ -252,6 +256,33 @@ def choose(solution: Solution, demand: Demand) -> Chosen:
         for axis, order in torn:
             why = role(f"{order}; the positions that stay would not be the first ones")
             reasons.update({atom: why for atom in atoms(axis) if atom not in reasons})
+
+
+def evened(numbers: Mapping[Atom, int], equal: Sequence[Sequence[Axis]]) -> dict[Atom, int]:
+    """The numbers of positions that stay, more of them, but never all, where an axis has to be as long as another one.
+
+    >>> a, b, dim = Atom(34), Atom(32), Atom(25)
+    >>> evened({a: 17, b: 16, dim: 13}, [(Sum((a, a, b)), Sum((dim,) * 4))])
+    {34: 18, 32: 16, 25: 13}
+    """
+    numbers = dict(numbers)
+
+    def size(axis: Axis) -> int:
+        return size_of(axis, {atom: range(n) for atom, n in numbers.items()})
+
+    for several in equal:
+        wanted = max(map(size, several))
+        for axis in several:
+            within = [atom for atom in dict.fromkeys(atoms(axis)) if atom in numbers]
+            while (before := size(axis)) < wanted:
+                for atom in sorted(within, key=lambda atom: numbers[atom] / atom.size):  # shares stay alike
+                    numbers[atom] += 1
+                    if numbers[atom] < atom.size and before < size(axis) <= wanted:
+                        break
+                    numbers[atom] -= 1
+                else:
+                    break
+    return numbers
 
 
 def _check_used(solution: Solution, demand: Demand) -> None:

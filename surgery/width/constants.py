@@ -147,6 +147,7 @@ def _scales(step: Step[Axis], choice: Choice) -> Iterator[tuple[float, float]]:
     last = [found[-1] for found in step.inputs if found]
     used = [value for value in step.scalars.values() if isinstance(value, float)]
     if step.name == "scaled_dot_product_attention":
+        last = last[:2]  # queries and keys are multiplied; values may have a width of their own
         used.append(last[0].size ** -0.5)
     for value in used:
         for widths in (step.summed, last):  # scores are scaled by what was summed, queries by what will be summed

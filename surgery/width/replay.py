@@ -106,9 +106,9 @@ def read_batch(
         ) from error
 
 
-def trial(model: nn.Module, seed: int = 0) -> nn.Module:
-    """A copy in float64, in evaluation mode, with weights a little off: those that begin at zero would hide much."""
-    twin, generator = clone(model).double().eval(), torch.Generator().manual_seed(seed)
+def trial(model: nn.Module, dtype: torch.dtype = torch.float64, seed: int = 0) -> nn.Module:
+    """A copy of this precision for evaluation, its weights a little off: those that begin at zero would hide much."""
+    twin, generator = clone(model).to(dtype).eval(), torch.Generator().manual_seed(seed)
     for name, tensor in state(twin).items():
         if tensor.is_floating_point() and "running_" not in name:
             size = tensor.abs().mean().nan_to_num().clamp(min=0.02).item()
@@ -117,16 +117,16 @@ def trial(model: nn.Module, seed: int = 0) -> nn.Module:
     return twin
 
 
-def trial_input(example: Any, seed: int = 0) -> Any:
-    """The example in float64, with random numbers where all of them are equal."""
+def trial_input(example: Any, dtype: torch.dtype = torch.float64, seed: int = 0) -> Any:
+    """The example in this precision, with random numbers where all of them are equal."""
     generator = torch.Generator().manual_seed(seed)
 
     def tried(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
             return leaf
         if leaf.numel() > 1 and (leaf.is_meta or leaf.max() == leaf.min()):
-            return torch.randn(leaf.shape, generator=generator, dtype=torch.float64).to(leaf.device)
-        return leaf.double()
+            return torch.randn(leaf.shape, generator=generator, dtype=dtype).to(leaf.device)
+        return leaf.to(dtype)
 
     return tree_map(tried, dict(example) if hasattr(example, "keys") else example)
 
@@ -138,7 +138,7 @@ def changed(model: nn.Module, wide: nn.Module, solution: Solution, choice: Choic
         with in_mode(model, training=False), watching(model), keep:
             call(model, copied(example))
     except Exception as error:
-        raise SurgeryError(f"{type(model).__name__} does not run in float64: {first_line(error)}") from error
+        raise SurgeryError(f"{type(model).__name__} does not run again: {first_line(error)}") from error
     compare = _Compare(keep.kept, solution, choice)
     try:
         with in_mode(wide, training=False), watching(wide), compare:

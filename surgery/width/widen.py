@@ -55,7 +55,8 @@ def widen(
     - `zero`: copies are read with weight 0, so that every old number stays: the plan cuts the model out again bit for
       bit, and so does `narrow` with 1/rate if every width has grown.
 
-    The wide model runs once on the example in float64 beside the old one, and every operation is compared. A width
+    The wide model runs once on the example in float64 (in float32, and compared less strictly, if the model does not
+    run in float64) beside the old one, and every operation is compared. A width
     stays as it is where an operation would compute something else. A norm over a width (layer norm, group norm) allows
     whole multiples only, since then its mean and variance stay.
 
@@ -325,8 +326,13 @@ def _grown(
 
     Where it would change, the next attempt leaves as they are the widths that grow at that place of the code.
     """
-    twin, example = trial(model), trial_input(example)
-    trace, whole = traced_in_place(twin, example, output), {}
+    twin, given = trial(model), trial_input(example)
+    try:
+        trace = traced_in_place(twin, given, output)
+    except SurgeryError:  # torch has grouped products, which mixtures of experts use, in float32 only
+        twin, given = trial(model, torch.float32), trial_input(example, torch.float32)
+        trace = traced_in_place(twin, given, output)
+    example, whole = given, {}
 
     def attempt() -> _Growth:
         solution = solve(trace, whole)

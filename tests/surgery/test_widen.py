@@ -173,3 +173,23 @@ def test_a_tied_embedding_is_named_with_the_way_out():
     tied.head.weight = tied.table.weight
     with pytest.raises(SurgeryError, match=r"table.weight and head.weight are one tensor, .*: untie them"):
         widen(tied, rate=2, example=torch.zeros(2, 3, dtype=torch.long))
+
+
+def test_what_does_not_run_in_float64_is_compared_in_float32():
+    class Single(nn.Module):
+        """Refuses other precisions, as torch's grouped products do."""
+
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 3)
+
+        def forward(self, x):
+            if x.dtype != torch.float32:
+                raise RuntimeError("expected float32")
+            return self.b(self.a(x).relu())
+
+    torch.manual_seed(0)
+    model, x = Single(), torch.randn(5, 4)
+    wide, _ = widen(model, rate=2, example=x)
+    assert wide.a.out_features == 12
+    same_outputs(wide, model, x)
