@@ -14,6 +14,7 @@ from surgery.errors import SurgeryError, first_line
 from surgery.plan import Submodel
 from surgery.width import importance as criteria
 from surgery.width.choose import Demand, Heads, Rounding, Scores, checked
+from surgery.width.latency import Latency
 from surgery.width.narrow import Attempt, Request, final, finished
 from surgery.width.shortfall import listed, target_missed
 from surgery.width.solve import Choice, named_widths
@@ -23,10 +24,20 @@ _log = logging.getLogger(__name__)
 
 
 class Size(NamedTuple):
-    """How large a model is: the multiply-accumulates of one forward pass on the example, and the parameters."""
+    """How large a model is: the multiply-accumulates of one forward pass on the example, and the parameters.
+
+    Attributes:
+        latency: the seconds of that pass, measured, and
+        predicted: as they were predicted, if the target is one of latency.
+    """
 
     macs: int
     parameters: int
+    latency: float | None = None
+    predicted: float | None = None
+
+    def __repr__(self) -> str:
+        return f"Size({', '.join(f'{name}={value}' for name, value in self._asdict().items() if value is not None)})"
 
 
 class Pruned(NamedTuple):
@@ -61,9 +72,10 @@ def prune(
 ) -> Pruned:
     """Cut a model down to a size in steps, with scores asked anew before each of them, and training after it.
 
-    With one step and no training it is `narrow(model, target=target, keep_top=importance(model, ...))`. The cut to the
-    target is tried on the full model before anything else, so that what cannot be reached is refused before hours of
-    training, and what stays whole is logged once.
+    With one step and no training it is `narrow(model, target=target, keep_top=importance(model, ...))`. Scores of
+    torch-pruning's classes are compared as those leave them (`Target(normalise=False)`), as torch-pruning does. The cut
+    to the target is tried on the full model before anything else, so that what cannot be reached is refused before
+    hours of training, and what stays whole is logged once.
 
     Args:
         model: any module; it is not changed.
@@ -103,6 +115,10 @@ def prune(
         raise SurgeryError("prune runs one forward pass: give an input as `example`")
     if finetune is not None and not callable(finetune):
         raise SurgeryError(f"finetune is a function of a model and the number of a step, got {finetune!r}")
+    if criteria.is_pruner(
+        importance
+    ):  # its class has divided them as it should be done, which LAMP's are not by a mean
+        target = replace(target, normalise=False)
     shares = _shares(steps, target)
     batches = list(batches) if isinstance(batches, Iterator) else batches  # which every step reads
 
@@ -118,22 +134,29 @@ def prune(
     finished(found)
     asked = replace(asked, strict=False, sizes={name: a.size for name, a in named_widths(found.solution).items()})
     told = {(one.tensor, one.axis) for one in found.whole}
-    full, net, plan, sizes = found.count(target.what).full, model, None, [_size(found, {})]
+    full, net, plan, sizes = found.cost.full, model, None, [_size(found, {})]
+    if isinstance(found.cost, Latency):
+        sizes = [sizes[0]._replace(latency=full)]
     for number, share in enumerate(shares, 1):
         if len(shares) > 1:
             left = getattr(sizes[-1], target.what)
             part = replace(target, **{target.what: min(1.0, share * full / left)})
-            known = asked.scores if number == 1 else scores(net)
+            known, times = (asked.scores, asked.times) if number == 1 else (scores(net), {})
             try:
-                found = final(replace(asked, model=net, target=part, scores=known))
+                found = final(replace(asked, model=net, target=part, scores=known, times=times))
             except SurgeryError as error:
                 raise SurgeryError(f"step {number} of {len(shares)}, from {left / full:.1%}: {error}") from error
             if fresh := [one for one in found.whole if (one.tensor, one.axis) not in told]:
                 _log.warning(listed(net, fresh))
                 told |= {(one.tensor, one.axis) for one in fresh}
         net = found.plan.build(net)
+        size = _size(found, found.chosen.choice)
+        if isinstance(found.cost, Latency):  # in turns with the model before: the shares of the steps multiply
+            before = sizes[-1].latency
+            predicted = found.cost.predicted(found.chosen.choice) * before
+            size = size._replace(latency=found.cost.measured(net) * before, predicted=predicted)
         plan = plan.compose(found.plan) if plan else found.plan
-        sizes.append(_size(found, found.chosen.choice))
+        sizes.append(size)
         net = _trained(net, finetune, number)
     missed = target_missed(target, getattr(sizes[-1], target.what) / full)
     if missed and len(shares) > 1:

@@ -4,7 +4,7 @@ import math
 from bisect import bisect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from surgery.errors import SurgeryError
 from surgery.width.solve import Atom, Axes, Axis, Choice, Solution, size_of
 from surgery.width.trace import Step
 
-What: TypeAlias = Literal["parameters", "macs"]
+What: TypeAlias = Literal["parameters", "macs", "latency"]
 
 
 class Cost:
@@ -79,8 +79,13 @@ class Target:
 
     Attributes:
         macs: the share of the full model's multiply-accumulates, as torch.utils.flop_counter counts them; or
-        parameters: the share of its parameters.
+        parameters: the share of its parameters; or
+        latency: the share of the time that it takes for the example, on the machine and device where it is. Each width
+            is measured at five sizes from its floor to whole, and an integer program picks one for each so that the
+            least importance is lost. Needs scores, and an example like those of later: its batch size, its images.
         floor: the share of its positions that every width keeps whatever the scores say, so that no layer dies.
+        normalise: whether scores are divided by their width's mean. Not where they are comparable over widths as they
+            stand: LAMP's, whose highest is 1 in every width, and all that torch-pruning's classes have normalised.
 
     >>> Target(macs=0.5)
     Target(macs=0.5)
@@ -88,12 +93,14 @@ class Target:
 
     macs: float | None = None
     parameters: float | None = None
+    latency: float | None = None
     floor: float = 0.1
+    normalise: bool = True
 
     def __post_init__(self):
-        given = [share for share in (self.macs, self.parameters) if share is not None]
+        given = [share for share in (self.macs, self.parameters, self.latency) if share is not None]
         if len(given) != 1:
-            raise SurgeryError("a target is a share of the MACs or of the parameters: Target(macs=0.5)")
+            raise SurgeryError("a target is a share of the MACs, the parameters or the latency: Target(macs=0.5)")
         for what, share, whole, floor in (
             (self.what, given[0], "the full model in (0", 0),
             ("floor", self.floor, "a width in [0", 1),
@@ -104,17 +111,17 @@ class Target:
 
     def __repr__(self) -> str:
         floor = "" if self.floor == 0.1 else f", floor={self.floor}"
-        return f"Target({self.what}={self.share}{floor})"
+        return f"Target({self.what}={self.share}{floor}{'' if self.normalise else ', normalise=False'})"
 
     @property
     def what(self) -> What:
         """What is counted."""
-        return "macs" if self.macs is not None else "parameters"
+        return next(what for what in get_args(What) if getattr(self, what) is not None)
 
     @property
     def share(self) -> float:
         """The share asked for."""
-        return self.macs if self.macs is not None else self.parameters
+        return getattr(self, self.what)
 
     @property
     def rate(self) -> float:
@@ -138,8 +145,8 @@ def numbers_kept(
         scores: of a width; None for one share of all widths.
         sizes: how many positions the widths had in the beginning, of which the target's floor is a share.
     """
-    floors = [min(atom.size, max(1, math.ceil(round(target.floor * sizes[atom], 9)))) for atom in widths]
-    owner, value = _ranked(floors, widths, scores)
+    floors = [floor_of(target, atom, sizes) for atom in widths]
+    owner, value = _ranked(floors, widths, worth(scores, target.normalise))
     order = value.argsort(descending=True, stable=True)
     owner, widths = owner[order], list(widths)
 
@@ -178,6 +185,11 @@ def numbers_kept(
     return kept(counts)
 
 
+def floor_of(target: Target, atom: Atom, sizes: Mapping[Atom, int]) -> int:
+    """How many positions of a width the target's floor keeps; `sizes` as for `numbers_kept`."""
+    return min(atom.size, max(1, math.ceil(round(target.floor * sizes[atom], 9))))
+
+
 def _ranked(
     floors: Sequence[int], widths: Collection[Atom], scores: Callable[[Atom], Tensor] | None
 ) -> tuple[Tensor, Tensor]:
@@ -188,7 +200,7 @@ def _ranked(
     """
     owners, values = [], []
     for number, (atom, floor) in enumerate(zip(widths, floors)):
-        value = -torch.arange(atom.size) / atom.size if scores is None else _normalised(scores(atom))
+        value = -torch.arange(atom.size) / atom.size if scores is None else scores(atom)
         value = value.double().sort(descending=True).values
         value[:floor] = math.inf
         owners.append(torch.full((atom.size,), number))
@@ -198,7 +210,13 @@ def _ranked(
     return torch.cat(owners), torch.cat(values)
 
 
-def _normalised(scores: Tensor) -> Tensor:
-    if (scores < 0).any():
-        raise SurgeryError("scores that compete over all widths must not be negative: add a constant to them")
-    return scores / scores.mean() if scores.any() else scores
+def worth(scores: Callable[[Atom], Tensor] | None, normalise: bool) -> Callable[[Atom], Tensor] | None:
+    """Scores that compete over all widths: each width's divided by their mean, or as they are."""
+
+    def divided(atom: Atom) -> Tensor:
+        values = scores(atom)
+        if (values < 0).any():
+            raise SurgeryError("scores that compete over all widths must not be negative: add a constant to them")
+        return values / values.mean() if values.any() else values
+
+    return divided if scores and normalise else scores
