@@ -20,7 +20,7 @@ With `--digits` the same model is trained on 1,408 images of 8 by 8 for 15 epoch
 `surgery.prune`, in one step and in four with scores (and gradients) asked anew before each and no training between, and
 by torch-pruning with as many `iterative_steps`. `repaired` is the accuracy after the statistics of the batch norms were
 measured anew (`surgery.repair`), without any training, on both sides. LAMP is torch-pruning's class on both sides, and
-`random` draws other numbers for each, five times for each seed.
+`random` draws other numbers for each.
 
 `slower` is the time of torch-pruning's model over ours for one forward pass of 100 images, in turns: the median and the
 range of the repetitions.
@@ -61,7 +61,6 @@ class Setting:
     criteria: tuple[str, ...]
     shares: tuple[float, ...]
     steps: tuple[int, ...] = (1,)
-    draws: int = 1  # for `random`
 
     @property
     def example(self) -> Tensor:
@@ -70,7 +69,7 @@ class Setting:
 
 BOTH = ("l1", "l2", "bn_scale", "taylor", "fisher")
 FASHION = Setting("fashion-mnist", 28, 12800, 128, 8, 256, ("first", *BOTH, "activation"), (0.75, 0.5, 0.25))
-DIGITS = Setting("digits", 8, 1408, 64, 15, 64, (*BOTH, "lamp", "random"), (0.5,), (1, 4), 5)
+DIGITS = Setting("digits", 8, 1408, 64, 15, 64, (*BOTH, "lamp", "random"), (0.5,), (1, 4))
 THEIRS = {
     "l1": lambda: tp.importance.GroupMagnitudeImportance(p=1),
     "l2": lambda: tp.importance.GroupMagnitudeImportance(p=2),
@@ -138,9 +137,9 @@ def batches_for(by: str, data: Dataset, what: Setting) -> list:
     return [x for x, _ in pairs] if by == "activation" else pairs
 
 
-def ours(model: nn.Module, by: str, share: float, steps: int, data: Dataset, what: Setting, draw: int = 0) -> nn.Module:
+def ours(model: nn.Module, by: str, share: float, steps: int, data: Dataset, what: Setting, seed: int) -> nn.Module:
     """The model cut by `surgery`."""
-    generator = torch.Generator().manual_seed(draw)
+    generator = torch.Generator().manual_seed(seed)
 
     def scores(net: nn.Module) -> dict[str, Tensor]:
         known = importance(net, example=what.example)
@@ -154,15 +153,13 @@ def ours(model: nn.Module, by: str, share: float, steps: int, data: Dataset, wha
     return prune(model, example=what.example, target=target, steps=steps, **given).model
 
 
-def theirs(
-    model: nn.Module, by: str, share: float, steps: int, data: Dataset, what: Setting, draw: int = 0
-) -> nn.Module:
+def theirs(model: nn.Module, by: str, share: float, steps: int, data: Dataset, what: Setting, seed: int) -> nn.Module:
     """The model cut by torch-pruning: its largest that has no more than this share of the MACs."""
     full, batches = count_macs(model, what.example), batches_for(by, data, what)
 
     def pruned(ratio: float) -> nn.Module:
         net, criterion = copy.deepcopy(model), THEIRS[by]()
-        torch.manual_seed(draw)  # torch-pruning's random scores are the global generator's
+        torch.manual_seed(seed)  # torch-pruning's random scores are the global generator's
         options = {
             "importance": criterion,
             "global_pruning": True,
@@ -286,23 +283,23 @@ def main() -> None:
     stored = args.out / f"{name}.json"
     if args.resume and stored.exists():
         result |= json.loads(stored.read_text()) | {"unfinished": True}
-    done = {tuple(row[key] for key in ("seed", "share", "by", "steps", "draw", "side")) for row in result["rows"]}
+    done = {tuple(row[key] for key in ("seed", "share", "by", "steps", "side")) for row in result["rows"]}
     print(
         f"{'seed':4} {'by':11}{'side':14}{'steps':>5}{'MACs':>7}{'params':>8}{'cut':>8}{'repair':>8}{'tuned':>8} slower"
     )
     for seed in seeds:
         full = trained(seed, data, what, args.models)
         result["full"][str(seed)] = accuracy(full, data)
-        for share, by, steps, draw in itertools.product(what.shares, what.criteria, what.steps, range(what.draws)):
-            cell = (seed, share, by, steps, draw)
-            if (draw and by != "random") or (*cell, "torch-pruning" if by in THEIRS else "surgery") in done:
+        for share, by, steps in itertools.product(what.shares, what.criteria, what.steps):
+            cell = (seed, share, by, steps)
+            if (*cell, "torch-pruning" if by in THEIRS else "surgery") in done:
                 continue
-            given = (full, by, share, steps, data, what, what.draws * seed + draw)
+            given = (full, by, share, steps, data, what, seed)
             models = {"surgery": ours(*given)}
             if by in THEIRS:
                 models["torch-pruning"] = theirs(*given)
             for side, model in models.items():
-                row = dict(zip(("seed", "share", "by", "steps", "draw"), cell)) | {"side": side}
+                row = dict(zip(("seed", "share", "by", "steps"), cell)) | {"side": side}
                 row |= judged(model, full, data, what, seed)
                 if len(models) == 2 and side == "torch-pruning":
                     images = data.normalise(data.test_x[:100])

@@ -27,7 +27,6 @@ from surgery.width import axes
 from surgery.width.axes import SHUFFLED, Why, fix, lost, role
 from surgery.width.check import Divergence, checked_plan, other_constants, splits_interleaved
 from surgery.width.choose import Chosen, Demand, Heads, Rounding, Scores, TracedScores, best, checked, choose, scores_of
-from surgery.width.latency import Latency, Times
 from surgery.width.plan import plan_of
 from surgery.width.shortfall import (
     UnshrunkWidth,
@@ -38,7 +37,7 @@ from surgery.width.shortfall import (
     too_wide,
     unused_tensors,
 )
-from surgery.width.solve import Atom, Choice, Solution, digits, is_whole, named_widths, size_of, solve
+from surgery.width.solve import Atom, Solution, digits, is_whole, named_widths, size_of, solve
 from surgery.width.target import Cost, Target, What, numbers_kept
 from surgery.width.trace import Trace, same_code, traced
 
@@ -76,9 +75,8 @@ def narrow(
         rates: other rates for the widths that modules of these names make: `{"layer1": 0.5, "*.mlp.fc1": 0.25}`. A
             pattern matches a module's name or that of one around it; `*`, `?` and `[...]` are as in file names. The
             first pattern that matches counts.
-        target: how large the narrow model may be, `Target(macs=0.5)`, or how slow, `Target(latency=0.5)`, in place of
-            rates. The time that was predicted and that was measured is logged, as a warning if they are 10 % apart.
-            With `keep_top` the positions of all widths compete for staying.
+        target: how large the narrow model may be, `Target(macs=0.5)`, in place of rates. With `keep_top` the positions
+            of all widths compete for staying.
         keep_top: scores by width, as `surgery.importance` gives them: those with the highest stay, in their order; of
             equal ones the first. A width whose order matters (`widths` says why) keeps its first positions even so.
         keep: such patterns of modules whose tensors stay whole.
@@ -227,7 +225,6 @@ class Request:
     Attributes:
         sizes: by name how many positions widths had before the model was cut for the first time, of which the target's
             floor is a share.
-        times: of this model, as they are measured for a target of latency.
     """
 
     model: nn.Module
@@ -238,7 +235,6 @@ class Request:
     target: Target | None = None
     scores: Scores | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
-    times: Times = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -271,7 +267,7 @@ class Attempt:
     solution: Solution
     demand: Demand
     chosen: Chosen
-    cost: Cost | Latency | None
+    cost: Cost | None
 
     @cached_property
     def whole(self) -> list[UnshrunkWidth]:
@@ -325,11 +321,6 @@ def finished(found: Attempt) -> nn.Module:
             raise SurgeryError(shortfall)
         if shortfall:
             _log.warning(shortfall)
-    if isinstance(found.cost, Latency):
-        predicted, measured = found.cost.predicted(chosen.choice), found.cost.measured(small)
-        level = logging.INFO if abs(measured - predicted) <= 0.1 * predicted else logging.WARNING
-        said = "%s: %.1f %% of the full model's %.3g ms are predicted, %.1f %% are measured"
-        _log.log(level, said, wanted.target, 100 * predicted, 1e3 * found.cost.full, 100 * measured)
     return small
 
 
@@ -368,44 +359,24 @@ def attempt(request: Request, known: Constraints) -> Attempt:
     for a, b in (pair for coupling in known.couplings for pair in coupling):
         axes.unify(*(trace.steps[place.step].axes()[place.position] for place in (a, b)))
     solution = solve(trace)
-    demand, score = request.demand, None
-    cost: Cost | Latency | None = None
+    demand, score, cost = request.demand, None, None
     if traced_scores:
         score = partial(scores_of, scores=traced_scores(solution), solution=solution)
         demand = replace(demand, pick=best(score))
     if target:
+        cost = Cost(seen.model, solution, target.what, trace.lengths[0])
         sizes = {atom: request.sizes.get(name, atom.size) for name, atom in named_widths(solution).items()}
-        kept: Callable[..., Mapping[Atom, int]]
-        if target.what == "latency":
-            macs = Cost(seen.model, solution, "macs", trace.lengths[0])
-            cut = partial(_built, request.model, seen, solution)
-            cost = Latency(request.model, request.example, cut, macs, solution, request.times)
-            kept = partial(cost.numbers, target)
-        else:
-            cost = Cost(seen.model, solution, target.what, trace.lengths[0])
-            kept = partial(numbers_kept, target, cost)
-        kept = partial(kept, rounded=demand.share, scores=score, sizes=sizes)
+        kept = partial(numbers_kept, target, cost, rounded=demand.share, scores=score, sizes=sizes)
         demand = replace(demand, numbers=kept)
     chosen = choose(solution, demand)
     if target and (share := cost.share(chosen.choice)) > target.share:
         whole = stayed_whole(solution, request.demand, choose(solution, request.demand))
         reasons = f"; {listed(request.model, whole)}" if whole else ""
-        at = "where every width that can shrink is at its floor"
-        if target.what == "latency":
-            at = f"({1e3 * share * cost.full:.3g} of {1e3 * cost.full:.3g} ms) of the fastest model that was found"
         raise SurgeryError(
-            f"{target} cannot be reached: {share:.1%} of the {target.what} are left {at}: take a lower floor, another "
-            f"rounding or a larger share{reasons}"
+            f"{target} cannot be reached: {share:.1%} of the {target.what} are left where every width that can shrink "
+            f"is at its floor: take a lower floor, another rounding or a larger share{reasons}"
         )
     return Attempt(request, known, seen, solution, demand, chosen, cost)
-
-
-def _built(model: nn.Module, seen: Observed[Trace], solution: Solution, choice: Choice) -> nn.Module:
-    """The narrow model of any choice; SurgeryError if it does not run as predicted."""
-    plan = checked_plan(seen.model, plan_of(seen.model, state(model), solution, choice), solution, choice, seen.example)
-    if isinstance(plan, Divergence):
-        raise SurgeryError(plan.message)
-    return plan.build(model)
 
 
 def _first_further(here: Attempt, stuck: Divergence) -> Attempt | None:

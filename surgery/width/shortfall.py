@@ -185,13 +185,12 @@ def unused_tensors(solution: Solution, demand: Demand, chosen: Chosen, small: nn
 
 def target_missed(target: Target, share: float) -> str:
     """How far a target was missed with this share of the full model; "" if it was not."""
-    timed = target.what == "latency"  # of few sizes, and never the same twice
-    close = 5 * CLOSE if timed else CLOSE
-    if abs(share - target.share) <= close * target.share:
+    if abs(share - target.share) <= CLOSE * target.share:
         return ""
-    missed = f"{target} is missed by more than {close:.0%}: {share:.1%} of the {target.what} are left"
-    next_one = "one more position of a width, or one more step of `rounding`, would be too much"
-    return missed if timed else f"{missed}, and {next_one}"
+    return (
+        f"{target} is missed by more than {CLOSE:.0%}: {share:.1%} of the {target.what} are left, and "
+        "one more position of a width, or one more step of `rounding`, would be too much"
+    )
 
 
 def constants_differ(model: nn.Module, along: Sequence[str]) -> str:

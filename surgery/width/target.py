@@ -3,8 +3,8 @@
 import math
 from bisect import bisect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from surgery.errors import SurgeryError
 from surgery.width.solve import Atom, Axes, Axis, Choice, Solution, size_of
 from surgery.width.trace import Step
 
-What: TypeAlias = Literal["parameters", "macs", "latency"]
+What: TypeAlias = Literal["parameters", "macs", "positions"]
 
 
 class Cost:
@@ -28,6 +28,8 @@ class Cost:
         if what == "parameters":
             split = [name.rpartition(".") for name, _ in model.named_parameters()]
             self._products: list[Axes] = [solution.tensors[module, attribute] for module, _, attribute in split]
+        elif what == "positions":
+            self._products = [(atom,) for atom in solution.members if not atom.why]
         else:
             self._products = [found for step in solution.steps[:steps] for found in multiplied(step)]
         self.full = self({})
@@ -80,9 +82,7 @@ class Target:
     Attributes:
         macs: the share of the full model's multiply-accumulates, as torch.utils.flop_counter counts them; or
         parameters: the share of its parameters; or
-        latency: the share of the time that it takes for the example, on the machine and device where it is. Each width
-            is measured at five sizes from its floor to whole, and an integer program picks one for each so that the
-            least importance is lost. Needs scores, and an example like those of later: its batch size, its images.
+        positions: the share of the positions of all widths that may shrink: 1 - torch-pruning's `pruning_ratio`.
         floor: the share of its positions that every width keeps whatever the scores say, so that no layer dies.
         normalise: whether scores are divided by their width's mean. Not where they are comparable over widths as they
             stand: LAMP's, whose highest is 1 in every width, and all that torch-pruning's classes have normalised.
@@ -93,14 +93,14 @@ class Target:
 
     macs: float | None = None
     parameters: float | None = None
-    latency: float | None = None
+    positions: float | None = None
     floor: float = 0.1
     normalise: bool = True
 
     def __post_init__(self):
-        given = [share for share in (self.macs, self.parameters, self.latency) if share is not None]
+        given = [share for what in get_args(What) if (share := getattr(self, what)) is not None]
         if len(given) != 1:
-            raise SurgeryError("a target is a share of the MACs, the parameters or the latency: Target(macs=0.5)")
+            raise SurgeryError(f"a target is one share, of {', '.join(get_args(What))}: Target(macs=0.5)")
         for what, share, whole, floor in (
             (self.what, given[0], "the full model in (0", 0),
             ("floor", self.floor, "a width in [0", 1),
@@ -123,10 +123,15 @@ class Target:
         """The share asked for."""
         return getattr(self, self.what)
 
+    def of(self, share: float, what: What | None = None) -> "Target":
+        """The same with another share, of the same or of something else."""
+        given: dict[str, Any] = {self.what: None, what or self.what: share}
+        return replace(self, **given)
+
     @property
     def rate(self) -> float:
         """Roughly the share of each width: a layer costs the product of two."""
-        return math.sqrt(self.share)
+        return self.share if self.what == "positions" else math.sqrt(self.share)
 
 
 def numbers_kept(
@@ -145,8 +150,8 @@ def numbers_kept(
         scores: of a width; None for one share of all widths.
         sizes: how many positions the widths had in the beginning, of which the target's floor is a share.
     """
-    floors = [floor_of(target, atom, sizes) for atom in widths]
-    owner, value = _ranked(floors, widths, worth(scores, target.normalise))
+    floors = [min(atom.size, max(1, math.ceil(round(target.floor * sizes[atom], 9)))) for atom in widths]
+    owner, value = _ranked(floors, widths, scores, target.normalise)
     order = value.argsort(descending=True, stable=True)
     owner, widths = owner[order], list(widths)
 
@@ -185,13 +190,8 @@ def numbers_kept(
     return kept(counts)
 
 
-def floor_of(target: Target, atom: Atom, sizes: Mapping[Atom, int]) -> int:
-    """How many positions of a width the target's floor keeps; `sizes` as for `numbers_kept`."""
-    return min(atom.size, max(1, math.ceil(round(target.floor * sizes[atom], 9))))
-
-
 def _ranked(
-    floors: Sequence[int], widths: Collection[Atom], scores: Callable[[Atom], Tensor] | None
+    floors: Sequence[int], widths: Collection[Atom], scores: Callable[[Atom], Tensor] | None, normalise: bool
 ) -> tuple[Tensor, Tensor]:
     """([n] which width each position belongs to, [n] how much it is worth), the positions of a width best first.
 
@@ -200,7 +200,7 @@ def _ranked(
     """
     owners, values = [], []
     for number, (atom, floor) in enumerate(zip(widths, floors)):
-        value = -torch.arange(atom.size) / atom.size if scores is None else scores(atom)
+        value = -torch.arange(atom.size) / atom.size if scores is None else _comparable(scores(atom), normalise)
         value = value.double().sort(descending=True).values
         value[:floor] = math.inf
         owners.append(torch.full((atom.size,), number))
@@ -210,13 +210,9 @@ def _ranked(
     return torch.cat(owners), torch.cat(values)
 
 
-def worth(scores: Callable[[Atom], Tensor] | None, normalise: bool) -> Callable[[Atom], Tensor] | None:
-    """Scores that compete over all widths: each width's divided by their mean, or as they are."""
-
-    def divided(atom: Atom) -> Tensor:
-        values = scores(atom)
-        if (values < 0).any():
-            raise SurgeryError("scores that compete over all widths must not be negative: add a constant to them")
-        return values / values.mean() if values.any() else values
-
-    return divided if scores and normalise else scores
+def _comparable(scores: Tensor, normalise: bool) -> Tensor:
+    if not normalise:
+        return scores
+    if (scores < 0).any():
+        raise SurgeryError("scores that compete over all widths must not be negative: add a constant to them")
+    return scores / scores.mean() if scores.any() else scores
