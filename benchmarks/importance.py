@@ -137,9 +137,9 @@ def batches_for(by: str, data: Dataset, what: Setting) -> list:
     return [x for x, _ in pairs] if by == "activation" else pairs
 
 
-def ours(model: nn.Module, by: str, share: float, steps: int, data: Dataset, what: Setting) -> nn.Module:
+def ours(model: nn.Module, by: str, share: float, steps: int, data: Dataset, what: Setting, seed: int) -> nn.Module:
     """The model cut by `surgery`."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
 
     def scores(net: nn.Module) -> dict[str, Tensor]:
         known = importance(net, example=what.example)
@@ -153,13 +153,13 @@ def ours(model: nn.Module, by: str, share: float, steps: int, data: Dataset, wha
     return prune(model, example=what.example, target=target, steps=steps, **given).model
 
 
-def theirs(model: nn.Module, by: str, share: float, steps: int, data: Dataset, what: Setting) -> nn.Module:
+def theirs(model: nn.Module, by: str, share: float, steps: int, data: Dataset, what: Setting, seed: int) -> nn.Module:
     """The model cut by torch-pruning: its largest that has no more than this share of the MACs."""
     full, batches = count_macs(model, what.example), batches_for(by, data, what)
 
     def pruned(ratio: float) -> nn.Module:
         net, criterion = copy.deepcopy(model), THEIRS[by]()
-        torch.manual_seed(0)  # torch-pruning's random scores are the global generator's
+        torch.manual_seed(seed)  # torch-pruning's random scores are the global generator's
         options = {
             "importance": criterion,
             "global_pruning": True,
@@ -204,7 +204,9 @@ def judged(model: nn.Module, full: nn.Module, data: Dataset, what: Setting, seed
     }
     images = [x for x, _ in batches_for("repair", data, what)]
     row["repaired"] = accuracy(repair(model, batches=images), data)
-    tuned = copy.deepcopy(model)
+    # torch 2.14's backward corrupts the heap on a CPU for some convolutions in channels_last, such as a plain
+    # nn.Conv2d(3, 7, 1, stride=2) on 8 by 8 pixels
+    tuned = copy.deepcopy(model).to(memory_format=torch.contiguous_format)
     train(tuned, data, what, epochs=1, lr=0.02, seed=seed)
     return row | {"tuned": accuracy(tuned, data)}
 
@@ -264,6 +266,7 @@ def main() -> None:
     parser.add_argument("--models", type=Path, default=Path.home() / ".cache/layer-surgery/importance")
     parser.add_argument("--repetitions", type=int, default=11)
     parser.add_argument("--digits", action="store_true")
+    parser.add_argument("--resume", action="store_true", help="go on with the stored rows of a run that was ended")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
@@ -278,6 +281,10 @@ def main() -> None:
     seeds = args.seeds or ([0, 1, 2] if args.digits else [0, 1])
     data = load(what.data)
     result = {"model": MODEL, "torch": torch.__version__, "torch_pruning": tp.__version__, "full": {}, "rows": []}
+    stored = args.out / f"{name}.json"
+    if args.resume and stored.exists():
+        result |= json.loads(stored.read_text()) | {"unfinished": True}
+    done = {tuple(row[key] for key in ("seed", "share", "by", "steps", "side")) for row in result["rows"]}
     print(
         f"{'seed':4} {'by':11}{'side':14}{'steps':>5}{'MACs':>7}{'params':>8}{'cut':>8}{'repair':>8}{'tuned':>8} slower"
     )
@@ -285,20 +292,26 @@ def main() -> None:
         full = trained(seed, data, what, args.models)
         result["full"][str(seed)] = accuracy(full, data)
         for share, by, steps in itertools.product(what.shares, what.criteria, what.steps):
-            models = {"surgery": ours(full, by, share, steps, data, what)}
+            cell = (seed, share, by, steps)
+            if (*cell, "torch-pruning" if by in THEIRS else "surgery") in done:
+                continue
+            given = (full, by, share, steps, data, what, seed)
+            models = {"surgery": ours(*given)}
             if by in THEIRS:
-                models["torch-pruning"] = theirs(full, by, share, steps, data, what)
+                models["torch-pruning"] = theirs(*given)
             for side, model in models.items():
-                row = {"seed": seed, "share": share, "by": by, "side": side, "steps": steps}
+                row = dict(zip(("seed", "share", "by", "steps"), cell)) | {"side": side}
                 row |= judged(model, full, data, what, seed)
                 if len(models) == 2 and side == "torch-pruning":
                     images = data.normalise(data.test_x[:100])
                     row["slower"] = slower(models["surgery"], model, images, args.repetitions)
                 result["rows"].append(row)
-                report.write(result, args.out, name, done=False)
+            report.write(result, args.out, name, done=False)
+            for row in result["rows"][-len(models) :]:
                 parts = f"{steps:5}{row['macs']:7.3f}{row['parameters']:8.3f}"
                 parts += "".join(f"{row[key]:8.4f}" for key in ("cut", "repaired", "tuned"))
-                print(f"{seed:4} {by:11}{side:14}{parts}  {row.get('slower', '')}", flush=True)
+                print(f"{seed:4} {by:11}{row['side']:14}{parts}  {row.get('slower', '')}", flush=True)
+    result.pop("unfinished", None)
     report.write(result, args.out, name)
 
 

@@ -61,9 +61,10 @@ def prune(
 ) -> Pruned:
     """Cut a model down to a size in steps, with scores asked anew before each of them, and training after it.
 
-    With one step and no training it is `narrow(model, target=target, keep_top=importance(model, ...))`. The cut to the
-    target is tried on the full model before anything else, so that what cannot be reached is refused before hours of
-    training, and what stays whole is logged once.
+    With one step and no training it is `narrow(model, target=target, keep_top=importance(model, ...))`. Scores of
+    torch-pruning's classes are compared as those leave them (`Target(normalise=False)`), as torch-pruning does. The cut
+    to the target is tried on the full model before anything else, so that what cannot be reached is refused before
+    hours of training, and what stays whole is logged once.
 
     Args:
         model: any module; it is not changed.
@@ -74,8 +75,8 @@ def prune(
             `surgery.importance`; or a function of a model that gives scores as `surgery.importance` does: `lambda net:
             surgery.importance(net, example=x, by=mine)`. It is asked for each model that is cut.
         batches, loss: as for `surgery.importance`.
-        steps: in how many steps: the share falls by the same amount in each, so that of 0.5 in 5 steps there are 0.9,
-            0.8, 0.7, 0.6 and 0.5. Or the shares after each, falling: `[0.8, 0.65, 0.5]`.
+        steps: in how many steps, in each of which equally many positions go, as in torch-pruning. Or the shares of the
+            target after each, falling to it: `[0.8, 0.65, 0.5]`.
         finetune: trains a model; called with the small model after each step, and with that step's number from 1. It
             changes the model in place, or returns one with tensors of the same names and shapes.
         strict: as for `surgery.narrow`, of the cut to the target that is tried first.
@@ -103,6 +104,8 @@ def prune(
         raise SurgeryError("prune runs one forward pass: give an input as `example`")
     if finetune is not None and not callable(finetune):
         raise SurgeryError(f"finetune is a function of a model and the number of a step, got {finetune!r}")
+    if criteria.is_pruner(importance):  # its class has divided the scores itself, and LAMP's not by a mean
+        target = replace(target, normalise=False)
     shares = _shares(steps, target)
     batches = list(batches) if isinstance(batches, Iterator) else batches  # which every step reads
 
@@ -118,33 +121,35 @@ def prune(
     finished(found)
     asked = replace(asked, strict=False, sizes={name: a.size for name, a in named_widths(found.solution).items()})
     told = {(one.tensor, one.axis) for one in found.whole}
-    full, net, plan, sizes = found.count(target.what).full, model, None, [_size(found, {})]
+    net, plan, sizes = model, None, [_size(found, {})]
+    left = full = found.count(target.what).full
     for number, share in enumerate(shares, 1):
         if len(shares) > 1:
-            left = getattr(sizes[-1], target.what)
-            part = replace(target, **{target.what: min(1.0, share * full / left)})
             known = asked.scores if number == 1 else scores(net)
             try:
-                found = final(replace(asked, model=net, target=part, scores=known))
+                found = final(replace(asked, model=net, target=target.of(min(1.0, share * full / left)), scores=known))
+                if isinstance(steps, int) and number < steps:  # what is found would be the rest of the way
+                    count = found.count("positions")
+                    stay = count.full - (count.full - count(found.chosen.choice)) / (steps - number + 1)
+                    found = final(replace(found.request, target=target.of(stay / count.full, "positions")))
             except SurgeryError as error:
                 raise SurgeryError(f"step {number} of {len(shares)}, from {left / full:.1%}: {error}") from error
             if fresh := [one for one in found.whole if (one.tensor, one.axis) not in told]:
                 _log.warning(listed(net, fresh))
                 told |= {(one.tensor, one.axis) for one in fresh}
-        net = found.plan.build(net)
+        net, left = found.plan.build(net), found.count(target.what)(found.chosen.choice)
         plan = plan.compose(found.plan) if plan else found.plan
         sizes.append(_size(found, found.chosen.choice))
         net = _trained(net, finetune, number)
-    missed = target_missed(target, getattr(sizes[-1], target.what) / full)
-    if missed and len(shares) > 1:
+    if len(shares) > 1 and (missed := target_missed(target, left / full)):
         _log.warning(missed)
     return Pruned(net, plan, tuple(sizes))
 
 
-def _shares(steps: int | Sequence[float], target: Target) -> list[float]:
-    """The share of the full model that is left after each step."""
+def _shares(steps: int | Sequence[float], target: Target) -> Sequence[float]:
+    """The share of the full model that each step is on its way to."""
     if isinstance(steps, int) and not isinstance(steps, bool) and steps >= 1:
-        return [1 - (1 - target.share) * number / steps for number in range(1, steps)] + [target.share]
+        return [target.share] * steps
     shares = [1.0, *steps] if isinstance(steps, Sequence) and not isinstance(steps, str) else []
     falls = all(isinstance(b, int | float) and a > b for a, b in pairwise(shares))
     if len(shares) < 2 or not falls or shares[-1] != target.share:

@@ -3,8 +3,8 @@
 import math
 from bisect import bisect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from surgery.errors import SurgeryError
 from surgery.width.solve import Atom, Axes, Axis, Choice, Solution, size_of
 from surgery.width.trace import Step
 
-What: TypeAlias = Literal["parameters", "macs"]
+What: TypeAlias = Literal["parameters", "macs", "positions"]
 
 
 class Cost:
@@ -28,6 +28,8 @@ class Cost:
         if what == "parameters":
             split = [name.rpartition(".") for name, _ in model.named_parameters()]
             self._products: list[Axes] = [solution.tensors[module, attribute] for module, _, attribute in split]
+        elif what == "positions":
+            self._products = [(atom,) for atom in solution.members if not atom.why]
         else:
             self._products = [found for step in solution.steps[:steps] for found in multiplied(step)]
         self.full = self({})
@@ -79,8 +81,11 @@ class Target:
 
     Attributes:
         macs: the share of the full model's multiply-accumulates, as torch.utils.flop_counter counts them; or
-        parameters: the share of its parameters.
+        parameters: the share of its parameters; or
+        positions: the share of the positions of all widths that may shrink: 1 - torch-pruning's `pruning_ratio`.
         floor: the share of its positions that every width keeps whatever the scores say, so that no layer dies.
+        normalise: whether scores are divided by their width's mean. Not where they are comparable over widths as they
+            stand: LAMP's, whose highest is 1 in every width, and all that torch-pruning's classes have normalised.
 
     >>> Target(macs=0.5)
     Target(macs=0.5)
@@ -88,12 +93,14 @@ class Target:
 
     macs: float | None = None
     parameters: float | None = None
+    positions: float | None = None
     floor: float = 0.1
+    normalise: bool = True
 
     def __post_init__(self):
-        given = [share for share in (self.macs, self.parameters) if share is not None]
+        given = [share for what in get_args(What) if (share := getattr(self, what)) is not None]
         if len(given) != 1:
-            raise SurgeryError("a target is a share of the MACs or of the parameters: Target(macs=0.5)")
+            raise SurgeryError(f"a target is one share, of {', '.join(get_args(What))}: Target(macs=0.5)")
         for what, share, whole, floor in (
             (self.what, given[0], "the full model in (0", 0),
             ("floor", self.floor, "a width in [0", 1),
@@ -104,22 +111,27 @@ class Target:
 
     def __repr__(self) -> str:
         floor = "" if self.floor == 0.1 else f", floor={self.floor}"
-        return f"Target({self.what}={self.share}{floor})"
+        return f"Target({self.what}={self.share}{floor}{'' if self.normalise else ', normalise=False'})"
 
     @property
     def what(self) -> What:
         """What is counted."""
-        return "macs" if self.macs is not None else "parameters"
+        return next(what for what in get_args(What) if getattr(self, what) is not None)
 
     @property
     def share(self) -> float:
         """The share asked for."""
-        return self.macs if self.macs is not None else self.parameters
+        return getattr(self, self.what)
+
+    def of(self, share: float, what: What | None = None) -> "Target":
+        """The same with another share, of the same or of something else."""
+        given: dict[str, Any] = {self.what: None, what or self.what: share}
+        return replace(self, **given)
 
     @property
     def rate(self) -> float:
         """Roughly the share of each width: a layer costs the product of two."""
-        return math.sqrt(self.share)
+        return self.share if self.what == "positions" else math.sqrt(self.share)
 
 
 def numbers_kept(
@@ -139,7 +151,7 @@ def numbers_kept(
         sizes: how many positions the widths had in the beginning, of which the target's floor is a share.
     """
     floors = [min(atom.size, max(1, math.ceil(round(target.floor * sizes[atom], 9)))) for atom in widths]
-    owner, value = _ranked(floors, widths, scores)
+    owner, value = _ranked(floors, widths, scores, target.normalise)
     order = value.argsort(descending=True, stable=True)
     owner, widths = owner[order], list(widths)
 
@@ -179,7 +191,7 @@ def numbers_kept(
 
 
 def _ranked(
-    floors: Sequence[int], widths: Collection[Atom], scores: Callable[[Atom], Tensor] | None
+    floors: Sequence[int], widths: Collection[Atom], scores: Callable[[Atom], Tensor] | None, normalise: bool
 ) -> tuple[Tensor, Tensor]:
     """([n] which width each position belongs to, [n] how much it is worth), the positions of a width best first.
 
@@ -188,7 +200,7 @@ def _ranked(
     """
     owners, values = [], []
     for number, (atom, floor) in enumerate(zip(widths, floors)):
-        value = -torch.arange(atom.size) / atom.size if scores is None else _normalised(scores(atom))
+        value = -torch.arange(atom.size) / atom.size if scores is None else _comparable(scores(atom), normalise)
         value = value.double().sort(descending=True).values
         value[:floor] = math.inf
         owners.append(torch.full((atom.size,), number))
@@ -198,7 +210,9 @@ def _ranked(
     return torch.cat(owners), torch.cat(values)
 
 
-def _normalised(scores: Tensor) -> Tensor:
+def _comparable(scores: Tensor, normalise: bool) -> Tensor:
+    if not normalise:
+        return scores
     if (scores < 0).any():
         raise SurgeryError("scores that compete over all widths must not be negative: add a constant to them")
     return scores / scores.mean() if scores.any() else scores

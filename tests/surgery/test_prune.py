@@ -62,10 +62,11 @@ def test_steps_go_down_to_the_target(target):
     net, seen = convolutions(), []
     before = copy.deepcopy(net)
     small, plan, sizes = prune(
-        net, example=X[:1], target=target, steps=3, finetune=lambda *given: seen.append((given[1], size(given[0])))
-    )
+        net, example=X[:1], target=target, steps=[0.8, 0.6, 0.4],
+        finetune=lambda *given: seen.append((given[1], size(given[0]))),
+    )  # fmt: skip
     same(net, before)
-    assert [size(net), *(one for _, one in seen)] == list(sizes)
+    assert [size(net), *(one for _, one in seen)] == [*sizes]
     assert sizes[-1] == size(small)
     assert [number for number, _ in seen] == [1, 2, 3]
     place = 0 if target.macs else 1
@@ -88,29 +89,36 @@ def test_one_step_is_narrow(by):
     same(small, ours)
 
 
-@pytest.mark.parametrize("by", ["l2", "taylor"])
-def test_steps_are_torch_prunings(by):
-    """Its iterative pruner cuts the same positions where it is told to leave as many in each step."""
+@pytest.mark.parametrize("by", ["l1", "l2", "taylor"])
+@pytest.mark.parametrize("what", ["positions", "macs"])
+def test_steps_are_torch_prunings(by, what):
+    """Its iterative pruner keeps the same positions in every step, with its own schedule and ratio."""
     tp = pytest.importorskip("torch_pruning")
     net, x, y = linear(), torch.randn(64, 4, generator=torch.Generator().manual_seed(1)), torch.arange(64) % 4
-    left = []
-    _, plan, _ = prune(
-        net, example=x[:1], target=Target(macs=0.3), importance=by, batches=[(x, y)], loss=loss, steps=4,
-        finetune=lambda small, _: left.append(small[0].out_features + small[2].out_features),
-    )  # fmt: skip
+    given, ours = {"example": x[:1], "importance": by, "batches": [(x, y)], "loss": loss}, []
+    target = Target(**{what: 0.6 if what == "positions" else 0.35})
+    plan = prune(net, target=target, steps=4, finetune=lambda small, _: ours.append(copy.deepcopy(small)), **given).plan
+    left = ours[-1][0].out_features + ours[-1][2].out_features
     theirs = copy.deepcopy(net)
-    criterion = {"l2": tp.importance.GroupMagnitudeImportance, "taylor": tp.importance.GroupTaylorImportance}[by]()
+    criterion = {
+        "l1": lambda: tp.importance.GroupMagnitudeImportance(p=1),
+        "l2": tp.importance.GroupMagnitudeImportance,
+        "taylor": tp.importance.GroupTaylorImportance,
+    }[by]()
     pruner = tp.pruner.BasePruner(
         theirs, x[:1], criterion, global_pruning=True, iterative_steps=4, ignored_layers=[theirs[4]],
-        iterative_pruning_ratio_scheduler=lambda ratio, steps: [0.0, *(1 - (n + 0.5) / 200 for n in left)],
+        pruning_ratio=1 - (left + 1e-3) / 200,
     )  # fmt: skip
-    for _ in left:
+    for small in ours:
         theirs.zero_grad()
         loss(theirs, (x, y)).backward()
         pruner.step()
-    assert left[-1] < 120
-    same(plan.build(net), theirs)
-    once = prune(net, example=x[:1], target=Target(macs=0.3), importance=by, batches=[(x, y)], loss=loss).plan
+        if what == "positions":
+            same(small, theirs)
+        else:  # how many will be left in the end is not known before, and corrected in every step
+            assert abs(sum(a.out_features - b.out_features for a, b in zip(small[::2], theirs[::2]))) <= 2
+    assert left < 125
+    once = prune(net, target=target, **given).plan
     assert once != plan  # or the steps would not show
 
 
@@ -175,6 +183,24 @@ def test_importance_is_a_name_a_class_of_torch_pruning_or_a_function_of_a_model(
         for by in ("l1", theirs, lambda model: importance(model, example=torch.zeros(1, 4), by="l1"))
     ]
     assert plans[0] == plans[1] == plans[2]
+
+
+def test_scores_of_lamp_compete_as_they_stand():
+    """torch-pruning compares them over all widths without another division; so the same positions stay."""
+    tp = pytest.importorskip("torch_pruning")
+    torch.manual_seed(0)  # LAMP's mean is the higher the fewer positions a width has
+    net = nn.Sequential(nn.Linear(4, 100), nn.ReLU(), nn.Linear(100, 20), nn.ReLU(), nn.Linear(20, 4))
+    theirs = copy.deepcopy(net)
+    small, _, _ = prune(
+        net, example=torch.zeros(1, 4), target=Target(macs=0.5, floor=0), importance=tp.importance.LAMPImportance()
+    )
+    left = small[0].out_features + small[2].out_features
+    pruner = tp.pruner.BasePruner(
+        theirs, torch.zeros(1, 4), tp.importance.LAMPImportance(), global_pruning=True,
+        pruning_ratio=1 - (left + 0.5) / 120, ignored_layers=[theirs[4]],
+    )  # fmt: skip
+    pruner.step()
+    same(small, theirs)
 
 
 def test_what_cannot_be_is_refused_before_any_training():
