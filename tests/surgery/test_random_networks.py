@@ -132,10 +132,10 @@ def backwards(view, args, out):
 
 
 WRONG = {
-    "flip": (unchanged, [Node("repeat", a=1, b=3)], narrow),
-    "roll": (unchanged, [Node("repeat", a=1, b=2)], keep_top),
-    "sort": (unchanged, [Node("pick_by_data", a=1)], narrow),
-    "cat": (backwards, [Node("linear", (2,), 2), Node("join", (0, 1), 1)], permute),
+    "flip": (unchanged, [Node("flip", a=1)], narrow),
+    "roll": (unchanged, [Node("roll", a=1)], keep_top),
+    "sort": (unchanged, [Node("sort", a=1)], narrow),
+    "cat": (backwards, [Node("linear", (2,), 2), Node("cat", (0, 1), 1)], permute),
 }
 
 
