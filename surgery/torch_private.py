@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from torch._C import DispatchKey
+from torch._C import _dispatch_has_kernel_for_dispatch_key as _has_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -16,9 +18,10 @@ class Operations(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
-        with self:
-            parts = func.decompose(*args, **kwargs)
-        return self.run(func, args, kwargs) if parts is NotImplemented else parts
+        if _has_kernel(func.name(), "CompositeImplicitAutograd"):
+            with self:
+                return func._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+        return self.run(func, args, kwargs)
 
     def run(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Called in place of an operation, to run it."""

@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Random networks as graphs that hypothesis draws and shrinks, and what they compute with only a part of their weights.
 
 A node names an operation, the values that it reads (counted back from the last one) and two numbers; a node that does

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from random_networks import GRAPHS, Net, Node, inputs, live
+from random_networks import GRAPHS, OPERATIONS, Net, Node, inputs, live
 
 import surgery
 from surgery.width.axes import concatenation
@@ -111,6 +111,10 @@ def judge_many(count):
 
     judge()
     assert sum(refused) < len(refused) / 3  # or little would have been judged
+
+
+def test_how_many_operations_random_networks_have():
+    assert len(OPERATIONS) == 99
 
 
 def test_random_networks():

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from surgery.width.axes import Axis, fix, picked, role, unify
-from surgery.width.rules.elementwise import pointwise
 from surgery.width.rules.registry import (
     Learnt,
     broadcast,
@@ -74,10 +73,7 @@ def _weight_norm(view, args, out):
     """
 )
 def _reduce(view, args, out):
-    source, *others = tensors(args)
-    if others:  # max(a, b)
-        return pointwise(view, args, out)
-    found = view.axes_of(source)
+    found = view.axes_of(args["self"])
     dims = dims_of(args, len(found))
     if "k" in args or any(not result.is_floating_point() for result in results(out)):
         for axis in (axis for dim, axis in enumerate(found) if dim in dims):

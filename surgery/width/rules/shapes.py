@@ -3,10 +3,10 @@
 from math import prod
 
 from surgery.width.axes import Axis, concatenation, digits, fix, picked, product, regroup, role, segment
-from surgery.width.rules.registry import Learnt, first, fitting, fresh, rule, tensors, told_apart, unify_all
+from surgery.width.rules.registry import Learnt, fitting, fresh, rule, tensors, told_apart, unify_all
 
 
-@rule("view", same="_unsafe_view _reshape_alias", sizes={"size", "shape"}, carries=True)
+@rule("view", same="_unsafe_view _reshape_alias", sizes={"size", "stride"}, carries=True)
 def _view(view, args, out):
     found = view.axes_of(args["self"])
     if out.dtype != args["self"].dtype and out.shape != args["self"].shape:  # view(dtype) changes the last axis
@@ -14,7 +14,7 @@ def _view(view, args, out):
         for axis in found:
             fix(axis, why)
         return fresh(out.shape, why)
-    result, sizes = regroup(list(found), list(out.shape)), first(args, "size shape sizes")
+    result, sizes = regroup(list(found), list(out.shape)), args["size"]
     return Learnt(result, written=[axis for axis, size in zip(result, sizes) if size != -1] if -1 in sizes else ())
 
 
@@ -71,15 +71,9 @@ def _repeat(view, args, out):
     return [product([Axis(size // max(axis.size, 1)), axis]) for axis, size in zip(found, out.shape)]
 
 
-@rule("repeat_interleave", sizes={"repeats", "output_size"})
+@rule("repeat_interleave", sizes={"output_size"})
 def _repeat_interleave(view, args, out):
-    source = args.get("self", args["repeats"])
-    if args.get("dim") is None or not isinstance(args["repeats"], int):
-        return told_apart(view, [source], out)[0]
-    return [
-        axis if axis.size == size else product([axis, Axis(size // axis.size)])
-        for axis, size in zip(view.axes_of(source), out.shape)
-    ]
+    return told_apart(view, tensors(args), out)
 
 
 @rule("slice", sizes={"end"}, carries=True)
