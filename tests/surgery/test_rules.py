@@ -67,51 +67,21 @@ def assign_zero(h):
     return h
 
 
-def put(h):
-    index = torch.tensor([0, 2, 2])
-    return torch.zeros_like(h).index_put((torch.zeros(3, dtype=torch.long), index), h[0, :3], accumulate=True) + h
-
-
 # Functions of tokens [2, 5, 8], whose features are a width that shrinks
 FEATURES_SHRINK = {
-    "cumsum": lambda h: h.cumsum(1),
-    "cummax": lambda h: h.cummax(1).values,
-    "cummin": lambda h: h.cummin(1).values,
-    "sort": lambda h: h.sort(1).values,
     "argsort": lambda h: h.gather(1, h.argsort(1)),
-    "topk": lambda h: h.topk(2, dim=1).values,
     "max": lambda h: h + h.max(1, keepdim=True).values,
     "median": lambda h: h + h.median(1, keepdim=True).values,
-    "argmax": lambda h: h + h.argmax(1, keepdim=True),
     "mask": lambda h: h[torch.ones(2, 5, dtype=torch.bool)],
-    "nonzero": lambda h: h[torch.ones(2, 5).nonzero(as_tuple=True)],
     "where": lambda h: h[torch.where(torch.ones(2, 5) > 0)],
     "assign by mask": assign_zero,
     "index apart": lambda h: h[..., None][:, torch.tensor([3, 0, 1]), :, torch.zeros(3, dtype=torch.long)],
-    "index_put": put,
-    "index_copy": lambda h: h.index_copy(1, torch.tensor([3, 0]), h[:, :2]),
-    "scatter": lambda h: torch.zeros_like(h).scatter(1, torch.zeros_like(h, dtype=torch.long), h),
-    "scatter_add": lambda h: h.scatter_add(1, torch.ones_like(h, dtype=torch.long), h),
-    "unique": lambda h: h[:, torch.tensor([1, 3, 1]).unique()],
-    "bincount": lambda h: h * torch.bincount(torch.tensor([0, 4, 4]))[:, None],
     "einsum": lambda h: torch.einsum("btc,bsc,bsd->btd", h, h, h),
-    "tril": lambda h: (h @ h.mT).tril() @ h,
-    "norm": lambda h: h / torch.linalg.vector_norm(h, dim=-1, keepdim=True),
     "norm of matrix": lambda h: h / torch.linalg.matrix_norm(h, keepdim=True),
     "normalize": lambda h: F.normalize(h, dim=-1),
-    "cdist": lambda h: torch.cdist(h, h) @ h,
     "cdist, many": lambda h: torch.cdist(h, h, compute_mode="use_mm_for_euclid_dist") @ h,
     "cosine": lambda h: h * F.cosine_similarity(h[:, :1], h, dim=-1)[..., None],
     "pairwise": lambda h: h * F.pairwise_distance(h[:, :1], h, eps=0)[..., None],
-    "pdist": lambda h: h * F.pdist(h[0]).sum(),
-    "repeat_interleave": lambda h: h.repeat_interleave(2, dim=1),
-    "slice_scatter": lambda h: h.slice_scatter(h[:, 1:3], dim=1, start=2, end=4),
-    "select_scatter": lambda h: h.select_scatter(h[:, 1], dim=1, index=2),
-    "diag_embed": lambda h: h @ torch.diag_embed(h[:, 0]),
-    "rot90": lambda h: h.rot90(2, (0, 1)),
-    "baddbmm": lambda h: torch.baddbmm(h, h @ h.mT, h),
-    "addr": lambda h: h + torch.addr(h[0], h[0].sum(-1), h[0, 0]),
-    "searchsorted": lambda h: h * torch.searchsorted(torch.tensor([0.1, 0.5], **D), h),
 }
 
 
