@@ -1,8 +1,8 @@
 # ruff: noqa: E501
 """Random networks as graphs that hypothesis draws and shrinks, and what they compute with only a part of their weights.
 
-A node names an operation, the values that it reads (counted back from the last one) and two numbers; a node that does
-not fit its values is left out. `Net` runs a graph. `live` runs it too, beside a mask that says of each number whether a
+A node names an operation, the values that it reads (counted back from the last one) and two numbers. Where it does not
+fit these values it reads earlier ones, and where it fits none it is left out. `Net` runs a graph. `live` runs it too, beside a mask that says of each number whether a
 narrow network has it: what sums, counts or compares positions does so over those alone. It knows the operations, and
 nothing of how `surgery` follows them.
 """
@@ -30,6 +30,7 @@ class Node(NamedTuple):
 class Step(NamedTuple):
     """What a node does: a function of its module (None if it has none) and its values, and the rule for masks."""
 
+    operation: str
     function: Any
     rule: Any
     name: str = ""
@@ -484,7 +485,7 @@ OPERATIONS = {
     "scatter": moved(lambda dim, b: lambda x: x.scatter_add(dim, chosen(x, dim, 1, 1), x)),
     "index_add": (2, summed, lambda x, y, a, b: lambda x, y: x.index_add(1, torch.tensor([1, 0]), y[:, :2])),
     "index_put": (2, summed, index_put),
-    "tril": (1, summed, lambda x, a, b: lambda x: (torch.tril, torch.triu)[a % 2](x, b % 3 - 1)),
+    "tril": (1, as_first, lambda x, a, b: lambda x: (torch.tril, torch.triu)[a % 2](x, b % 3 - 1)),
     "cat": (2, summed, lambda x, y, a, b: lambda x, y: torch.cat([x, y, *([x] if b % 2 else [])], 1 + a % (x.ndim - 1))),
     "stack": (2, summed, lambda x, y, a, b: lambda x, y: torch.stack([x, y], 1 + a % x.ndim)),
     "repeat": moved(lambda dim, b: lambda x: x.repeat([2 if i == dim else 1 for i in range(x.ndim)])),
@@ -567,34 +568,38 @@ class Net(nn.Module):
         return [at for at in range(3, len(values)) if at not in self.read]
 
     def _add(self, node, values):
-        """Whether the node fits the values that it reads."""
-        try:
-            step, net = self._step(node, values)
-            value = step.function(net, *(values[at] for at in step.sources)).detach()
-            assert value.ndim > 1 and 0 < value.numel() <= 2000 and value.abs().max() < 1e3  # noqa: PT018
-        except UNFIT:
-            return False
-        if net is not None:
-            setattr(self, step.name, net)
-        self.steps.append(step)
-        self.read.update(step.sources)
-        values.append(value)
-        return True
+        """Whether the node fits the values that it reads, or earlier ones."""
+        for shift in range(len(values)):
+            try:
+                step, net = self._step(node, shift, values)
+                value = step.function(net, *(values[at] for at in step.sources)).detach()
+                assert value.ndim > 1 and 0 < value.numel() <= 2000 and value.abs().max() < 1e3  # noqa: PT018
+            except UNFIT:
+                continue
+            if net is not None:
+                setattr(self, step.name, net)
+            self.steps.append(step)
+            self.read.update(step.sources)
+            values.append(value)
+            return True
+        return False
 
-    def _step(self, node, values):
+    def _step(self, node, shift, values):
         modules = [step for step in self.steps if step.name]
         again = modules[-1 - node.a % len(modules)] if node.operation == "again" else None  # with the same weights
         arity, rule, make = (len(again.sources), None, None) if again else OPERATIONS[node.operation]
-        sources = tuple(len(values) - 1 - back % len(values) for back in node.sources[:arity])
+        sources = tuple(len(values) - 1 - (back + shift) % len(values) for back in node.sources[:arity])
         if again:
             return again._replace(sources=sources), getattr(self, again.name)
         given = [values[at] for at in sources]
-        assert node.operation == "embedding" or all(value.is_floating_point() for value in given)
+        assert node.operation.startswith("embedding") or all(value.is_floating_point() for value in given)
         made = make(*given, node.a, node.b)
         made, rule = made if isinstance(made, tuple) else (made, rule)
         if isinstance(made, nn.Module):
-            return Step(first_of, rule, f"{node.operation}{len(self.steps)}", sources), made.double().eval()
-        return Step(lambda net, *values: made(*values), rule, "", sources), None
+            return Step(
+                node.operation, first_of, rule, f"{node.operation}{len(self.steps)}", sources
+            ), made.double().eval()
+        return Step(node.operation, lambda net, *values: made(*values), rule, "", sources), None
 
     def forward(self, *values):
         values = list(values)
@@ -619,23 +624,31 @@ def live(net, masked, given):
     return [values[at] for at in net.outputs], [masks[at] for at in net.outputs]
 
 
-LAYERS = "linear", "conv", "grouped_conv", "transposed_conv", "product", "embedding", "activation", "binary"  # often
+LAYERS = "linear", "conv", "grouped_conv", "transposed_conv", "product"
 _BACK = st.sampled_from([0, 0, 0, 1, 1, 2, 3, 4, 5, 6])
 
 
-def _node(names):
+def _node(*names, first=_BACK):
+    sources = st.tuples(first, _BACK, _BACK)
+    return st.builds(Node, st.sampled_from(names), sources, st.integers(0, 39), st.integers(0, 13))
+
+
+_ONTO = _node(*LAYERS, first=st.just(0))
+_PART = st.one_of(_node(*OPERATIONS, "again").map(lambda node: [node]), st.sampled_from(BLOCKS))
+
+
+def _between(name):
+    """An operation between layers: three that make values of one size if it reads several."""
+    if OPERATIONS[name][0] == 1:
+        return st.tuples(_node(*LAYERS), _node(name, first=st.just(0)), _ONTO)
     return st.builds(
-        Node, st.sampled_from(names), st.tuples(_BACK, _BACK, _BACK), st.integers(0, 39), st.integers(0, 13)
-    )
+        lambda layer, node, onto: (*[layer._replace(sources=(layer.sources[0] % 3 + at,)) for at in range(3)], node, onto),
+        _node(*LAYERS), _node(name), _ONTO,
+    )  # fmt: skip
 
 
-_NODES = _node([*LAYERS, *OPERATIONS, "again"])
-_LAYER = _node(LAYERS[:5]).map(lambda node: node._replace(sources=(0,)))
-_BETWEEN = st.tuples(_LAYER, _NODES.map(lambda node: node._replace(sources=(0, *node.sources[1:]))), _LAYER)
-_OF_TWO = _node([name for name, (arity, *_) in OPERATIONS.items() if arity > 1])
-_OF_LAYERS = st.builds(  # of three layers of one size, so that it fits
-    lambda layer, node: (layer, *[layer._replace(sources=(at,)) for at in (1, 2)], node._replace(sources=(0, 1, 2))),
-    _LAYER, _OF_TWO,
-)  # fmt: skip
-_PARTS = st.one_of(_NODES.map(lambda node: (node,)), _BETWEEN, _BETWEEN, _OF_LAYERS, st.sampled_from(BLOCKS))
-GRAPHS = st.lists(_PARTS, min_size=1, max_size=8).map(lambda parts: [node for part in parts for node in part])
+def graphs(name, more=1):
+    """Graphs that have this operation, if it fits, with so many more parts at most before it, and after."""
+    some = st.lists(_PART, max_size=more)
+    parts = st.tuples(some, _between(name).map(lambda part: [part]), some)
+    return parts.map(lambda parts: [node for some in parts for part in some for node in part])

@@ -8,13 +8,15 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from random_networks import GRAPHS, OPERATIONS, Net, Node, inputs, live
+from random_networks import OPERATIONS, Net, Node, graphs, inputs, live
 
 import surgery
 from surgery.width.axes import concatenation
 from surgery.width.rules.registry import RULES
 
-MANY = int(os.environ.get("RANDOM_NETWORKS", 400))
+MANY = int(os.environ.get("RANDOM_NETWORKS", 1000))
+
+STARTS = 8
 
 
 def same(found, expected):
@@ -76,6 +78,12 @@ def permute(net):
     judge_same(net, surgery.permute(net, orders(net), example=inputs())[0])
 
 
+def align(net):
+    other = surgery.permute(net, orders(net), example=inputs())[0]
+    found = surgery.align([net, other], example=inputs(), starts=STARTS).models[1]
+    same(surgery.state(found).values(), surgery.state(net).values())
+
+
 def widen(net):
     judge_same(net, surgery.widen(net, rate=2, example=inputs())[0])
 
@@ -87,7 +95,7 @@ def widen_zero(net):
     assert all(torch.equal(back[name], before[name]) for name in before)
 
 
-JUDGED = (narrow, drop, keep_top, prune, permute, widen, widen_zero)
+JUDGED = (narrow, drop, keep_top, prune, permute, align, widen, widen_zero)
 
 
 def check(judged, graph, head):
@@ -101,29 +109,35 @@ def check(judged, graph, head):
     return False
 
 
-def judge_many(count):
-    refused = []
+def judge_many(name, count, more=1):
+    """Judge networks that have an operation, the first of which is the least one."""
+    first, found = list(OPERATIONS).index(name) % len(JUDGED), []
 
     @settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(st.sampled_from(JUDGED), GRAPHS, st.integers(0, 3))
+    @given(st.sampled_from(JUDGED[first:] + JUDGED[:first]), graphs(name, more), st.integers(0, 3))
     def judge(judged, graph, head):
-        refused.append(check(judged, graph, head))
+        found.append((name in {step.operation for step in Net(graph, head).steps}, check(judged, graph, head)))
 
     judge()
-    assert sum(refused) < len(refused) / 3  # or little would have been judged
+    return found
 
 
 def test_how_many_operations_random_networks_have():
     assert len(OPERATIONS) == 99
 
 
-def test_random_networks():
-    judge_many(80)
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_random_networks(name):
+    there, _ = zip(*judge_many(name, 2))
+    assert any(there)
 
 
 @pytest.mark.slow
-def test_many_random_networks():
-    judge_many(MANY)
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_many_random_networks(name):
+    there, refused = zip(*judge_many(name, -(-MANY // len(OPERATIONS)), more=2))
+    assert sum(refused) < len(refused) * 2 / 3  # or little would have been judged
+    assert sum(there) > len(there) / 2
 
 
 def unchanged(view, args, out):
