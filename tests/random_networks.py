@@ -1,10 +1,9 @@
-# ruff: noqa: E501
 """Random networks as graphs that hypothesis draws and shrinks, and what they compute with only a part of their weights.
 
 A node names an operation, the values that it reads (counted back from the last one) and two numbers. Where it does not
-fit these values it reads earlier ones, and where it fits none it is left out. `Net` runs a graph. `live` runs it too, beside a mask that says of each number whether a
-narrow network has it: what sums, counts or compares positions does so over those alone. It knows the operations, and
-nothing of how `surgery` follows them.
+fit these values it reads earlier ones, and where it fits none it is left out. `Net` runs a graph. `live` runs it too,
+beside a mask that says of each number whether a narrow network has it: what sums, counts or compares positions does so
+over those alone. It knows the operations, and nothing of how `surgery` follows them.
 """
 
 import math
@@ -455,18 +454,22 @@ OPERATIONS = {
     "one_hot": along_axis(lambda dim, keep, b: (
         lambda x: x * F.one_hot(x.argmax(dim), x.shape[dim]).movedim(-1, dim), compared(dim))),
     "diff": along_axis(lambda dim, keep, b: (lambda x: x.diff(dim=dim), neighbours(dim))),
-    "reflect": (1, compared(-1), lambda x, a, b: lambda x: F.pad(x, (1, 1), mode=("reflect", "replicate", "circular")[b % 3])),
+    "reflect": (1, compared(-1), lambda x, a, b: (
+        lambda x: F.pad(x, (1, 1), mode=("reflect", "replicate", "circular")[b % 3]))),
     "matmul": (2, summed, lambda x, y, a, b: (
         torch.matmul, lambda x, y: x @ y.mT, lambda x, y: x.mT @ y)[a % 3]),
     "einsum": (2, summed, lambda x, y, a, b: lambda x, y: torch.einsum(EINSUMS[a % 6], x, y)),
     "cdist": (2, pairs, lambda x, y, a, b: torch.cdist),
-    "cosine": (2, pairs, lambda x, y, a, b: lambda x, y: F.cosine_similarity(x[..., :, None, :], y[..., None, :, :], -1)),
+    "cosine": (2, pairs, lambda x, y, a, b: (
+        lambda x, y: F.cosine_similarity(x[..., :, None, :], y[..., None, :, :], -1))),
     "transpose": (1, summed, lambda x, a, b: lambda x: x.transpose(a % x.ndim, b % x.ndim)),
     "permute": (1, summed, lambda x, a, b: lambda x: x.permute([*range(1, x.ndim), 0])),
     "movedim": (1, summed, lambda x, a, b: lambda x: x.movedim(1, -1).contiguous()),
     "flatten": (1, summed, lambda x, a, b: (
-        lambda x: x.flatten(1 + a % (x.ndim - 1)), lambda x: x.flatten(1, 2), lambda x: x.reshape(x.shape[0], -1))[b % 3]),
-    "unflatten": moved(lambda dim, b: lambda x: x.unflatten(dim, (2 + b // 2 % 3, -1) if b % 2 else (-1, 2 + b // 2 % 3))),
+        lambda x: x.flatten(1 + a % (x.ndim - 1)), lambda x: x.flatten(1, 2),
+        lambda x: x.reshape(x.shape[0], -1))[b % 3]),
+    "unflatten": moved(lambda dim, b: lambda x: (
+        x.unflatten(dim, (2 + b // 2 % 3, -1) if b % 2 else (-1, 2 + b // 2 % 3)))),
     "reshape": (1, summed, split_axis),
     "heads": (1, summed, lambda x, a, b: lambda x: x.view(*x.shape[:2], 2 + a % 2 * 2, -1).transpose(1, 2)),
     "merge_heads": (1, summed, lambda x, a, b: lambda x: x.transpose(1, 2).reshape(x.shape[0], x.shape[2], -1)),
@@ -486,7 +489,8 @@ OPERATIONS = {
     "index_add": (2, summed, lambda x, y, a, b: lambda x, y: x.index_add(1, torch.tensor([1, 0]), y[:, :2])),
     "index_put": (2, summed, index_put),
     "tril": (1, as_first, lambda x, a, b: lambda x: (torch.tril, torch.triu)[a % 2](x, b % 3 - 1)),
-    "cat": (2, summed, lambda x, y, a, b: lambda x, y: torch.cat([x, y, *([x] if b % 2 else [])], 1 + a % (x.ndim - 1))),
+    "cat": (2, summed, lambda x, y, a, b: (
+        lambda x, y: torch.cat([x, y, *([x] if b % 2 else [])], 1 + a % (x.ndim - 1)))),
     "stack": (2, summed, lambda x, y, a, b: lambda x, y: torch.stack([x, y], 1 + a % x.ndim)),
     "repeat": moved(lambda dim, b: lambda x: x.repeat([2 if i == dim else 1 for i in range(x.ndim)])),
     "repeat_interleave": moved(lambda dim, b: lambda x: x.repeat_interleave(2, dim)),
@@ -641,10 +645,9 @@ def _between(name):
     """An operation between layers: three that make values of one size if it reads several."""
     if OPERATIONS[name][0] == 1:
         return st.tuples(_node(*LAYERS), _node(name, first=st.just(0)), _ONTO)
-    return st.builds(
-        lambda layer, node, onto: (*[layer._replace(sources=(layer.sources[0] % 3 + at,)) for at in range(3)], node, onto),
-        _node(*LAYERS), _node(name), _ONTO,
-    )  # fmt: skip
+    layer = _node(*LAYERS, first=st.integers(0, 2))
+    three = layer.map(lambda layer: [layer._replace(sources=(layer.sources[0] + at,)) for at in range(3)])
+    return st.builds(lambda three, node, onto: (*three, node, onto), three, _node(name), _ONTO)
 
 
 def graphs(name, more=1):

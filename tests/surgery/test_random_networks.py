@@ -6,7 +6,7 @@ import os
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, find, given, settings
 from hypothesis import strategies as st
 from random_networks import OPERATIONS, Net, Node, graphs, inputs, live
 
@@ -15,8 +15,6 @@ from surgery.width.axes import concatenation
 from surgery.width.rules.registry import RULES
 
 MANY = int(os.environ.get("RANDOM_NETWORKS", 1000))
-
-STARTS = 8
 
 
 def same(found, expected):
@@ -80,7 +78,7 @@ def permute(net):
 
 def align(net):
     other = surgery.permute(net, orders(net), example=inputs())[0]
-    found = surgery.align([net, other], example=inputs(), starts=STARTS).models[1]
+    found = surgery.align([net, other], example=inputs()).models[1]
     same(surgery.state(found).values(), surgery.state(net).values())
 
 
@@ -157,11 +155,32 @@ WRONG = {
 }
 
 
+def broken(name, monkeypatch):
+    monkeypatch.setitem(RULES, name, dataclasses.replace(RULES[name], function=WRONG[name][0]))
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_rule_is_noticed(name, monkeypatch):
-    function, nodes, judged = WRONG[name]
+    _, nodes, judged = WRONG[name]
     graph = [Node("linear", (1,), 2), *nodes, Node("linear", (0,), 1)]
     check(judged, graph, head=3)  # which may refuse: nothing of it is wrong
-    monkeypatch.setitem(RULES, name, dataclasses.replace(RULES[name], function=function))
+    broken(name, monkeypatch)
     with pytest.raises(AssertionError):
         judged(Net(graph, head=3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_rule_is_found_in_random_networks_and_shrunk(name, monkeypatch):
+    broken(name, monkeypatch)
+
+    def wrong(graph):
+        try:
+            check(WRONG[name][2], graph, head=3)
+        except AssertionError:
+            return True
+        return False
+
+    graph = find(graphs(name, more=2), wrong, settings=settings(max_examples=100, database=None, deadline=None))
+    assert len(graph) <= 5
+    assert name in {node.operation for node in graph}

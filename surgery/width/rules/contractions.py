@@ -181,7 +181,7 @@ def _convolved(view: View, x: Axes, weight: Tensor, bias: Tensor | None, groups:
 
 @rule(
     """
-    linalg_inv_ex linalg_qr _linalg_svd _linalg_eigh linalg_eig linalg_cholesky_ex _linalg_det
+    linalg_inv_ex linalg_qr _linalg_svd _linalg_eigh linalg_eig linalg_cholesky_ex cholesky _linalg_det
     _linalg_slogdet linalg_lu linalg_lu_factor_ex _linalg_solve_ex linalg_solve_triangular linalg_householder_product
     linalg_matrix_exp linalg_pinv linalg_lstsq cholesky_solve cholesky_inverse geqrf linalg_ldl_factor_ex
     """
