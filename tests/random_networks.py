@@ -638,7 +638,6 @@ def _node(*names, first=_BACK):
 
 
 _ONTO = _node(*LAYERS, first=st.just(0))
-_PART = st.one_of(_node(*OPERATIONS, "again").map(lambda node: [node]), st.sampled_from(BLOCKS))
 
 
 def _between(name):
@@ -650,8 +649,8 @@ def _between(name):
     return st.builds(lambda three, node, onto: (*three, node, onto), three, _node(name), _ONTO)
 
 
-def graphs(name, more=1):
+def graphs(name, more=1, names=(*OPERATIONS, "again"), blocks=BLOCKS):
     """Graphs that have this operation, if it fits, with so many more parts at most before it, and after."""
-    some = st.lists(_PART, max_size=more)
+    some = st.lists(st.one_of(_node(*names).map(lambda node: [node]), st.sampled_from(blocks)), max_size=more)
     parts = st.tuples(some, _between(name).map(lambda part: [part]), some)
     return parts.map(lambda parts: [node for some in parts for part in some for node in part])
