@@ -633,8 +633,11 @@ _BACK = st.sampled_from([0, 0, 0, 1, 1, 2, 3, 4, 5, 6])
 
 
 def _node(*names, first=_BACK):
+    def node(name, sources, a, b):
+        return Node(name, sources[: OPERATIONS[name][0] if name in OPERATIONS else 3], a, b)
+
     sources = st.tuples(first, _BACK, _BACK)
-    return st.builds(Node, st.sampled_from(names), sources, st.integers(0, 39), st.integers(0, 13))
+    return st.builds(node, st.sampled_from(names), sources, st.integers(0, 39), st.integers(0, 13))
 
 
 _ONTO = _node(*LAYERS, first=st.just(0))
