@@ -7,9 +7,10 @@
 
 Two networks with seeds 2s and 2s + 1 see the same data in another order. The barrier is the largest loss on the line
 (11 points) over the straight line between the losses at its ends, on training and on test data: Frankle et al. (ICML
-2020). `weights` and `activations` are `surgery.align`'s; the latter compares the first 512 training samples. Networks
-with batch norm have their statistics repaired (Jordan et al., 2023) by the first 2,048 training samples at each point
-of the line but the ends, for every row named `repaired`. Losses are those of the first `--judged` samples.
+2020). `weights` and `activations` are `surgery.align`'s; the latter compares the first 512 training samples;
+`orthogonal` is by weights, too, with residual streams rotated (`maps="orthogonal"`). Networks with batch norm have
+their statistics repaired (Jordan et al., 2023) by the first 2,048 training samples at each point of the line but the
+ends, for every row named `repaired`. Losses are those of the first `--judged` samples.
 
 One CPU thread does all of it, and `seconds` is the processor's time for `align` alone. Trainings are kept in
 `--kept` after every epoch, and rows are written as they come: run the same command again to go on.
@@ -19,6 +20,8 @@ One CPU thread does all of it, and `seconds` is the processor's time for `align`
     vgg11-cifar              the zoo's VGG-11 with layer norm
     resnet20-cifar           the zoo's ResNet-20 with layer norm
     resnet20-bn-cifar        the zoo's ResNet-20 with batch norm
+    vit-digits               timm's Vision Transformer, 4 blocks of width 64, patches of 2 by 2 pixels
+    gpt-pydoc                a causal Transformer on bytes, 3 blocks of width 64; its accuracy is that of the next byte
 """
 
 import argparse
@@ -33,10 +36,10 @@ import report
 import scipy.optimize  # noqa: F401 -- align imports it in its first call, which takes a second
 import torch
 import torch.nn.functional as F
-from alignment_training import CASES, new_model, trained
+from alignment_training import CASES, data_of, new_model, trained
 from torch import nn
 
-from fl.data import Dataset, load
+from fl.data import Dataset
 from surgery import align, repair, state
 from surgery import load as load_state
 
@@ -51,8 +54,8 @@ def judged(model: nn.Module, data: Dataset, samples: int) -> dict[str, float]:
     parts = {"train": (data.x[:samples], data.y[:samples]), "test": (data.test_x[:samples], data.test_y[:samples])}
     for what, (x, y) in parts.items():
         logits = torch.cat([model(data.normalise(part)) for part in x.split(500)])
-        result[what] = F.cross_entropy(logits, y).item()
-    return {**result, "accuracy": (logits.argmax(1) == y).float().mean().item()}
+        result[what] = F.cross_entropy(logits.flatten(0, -2), y.flatten()).item()
+    return {**result, "accuracy": (logits.argmax(-1) == y).float().mean().item()}
 
 
 def line(one: nn.Module, other: nn.Module, data: Dataset, samples: int, repaired: bool) -> dict[str, list[float]]:
@@ -82,14 +85,14 @@ def measured(settings: dict, kept: Path, stored: list[dict]) -> Iterator[dict]:
     case, samples, epochs = CASES[name], settings["samples"], settings["epochs"]
     kinds = [
         (by, fix)
-        for by in ("", "weights", "activations")
+        for by in ("", "weights", "orthogonal" if case.model == "pre-norm" else "activations")
         for fix in ((False, True) if case.norm == "batch" else (False,))
     ]
     todo = [{**settings, "by": by or "as trained", "repaired": fix} for by, fix in kinds]
     todo = [(row, by) for row, (by, _) in zip(todo, kinds) if not any(row.items() <= old.items() for old in stored)]
     if not todo:
         return
-    data = load(case.data)
+    data = data_of(case)
     images = data.normalise(data.x[:512])
     nets = []
     for net_seed in (2 * seed, 2 * seed + 1):
@@ -100,7 +103,8 @@ def measured(settings: dict, kept: Path, stored: list[dict]) -> Iterator[dict]:
     for row, by in todo:
         if by not in found:
             begin = time.process_time()
-            models = align(nets, example=images[:2], by=by, batches=[images]).models
+            how = {"maps": by} if by == "orthogonal" else {"by": by, "batches": [images]}
+            models = align(nets, example=images[:2], **how).models
             found[by] = models, time.process_time() - begin
         (one, other), seconds = found[by]
         curves = line(one, other, data, settings["judged"], row["repaired"])
@@ -138,7 +142,7 @@ def draw(rows: list[dict], path: Path) -> None:
 
     panels = list(dict.fromkeys((row["case"], row["width"]) for row in rows))
     figure = Figure(figsize=(3.6 * len(panels), 3.4), layout="constrained")
-    colours = {"as trained": "#6b7280", "weights": "#3b6fb6", "activations": "#d9822b"}
+    colours = {"as trained": "#6b7280", "weights": "#3b6fb6", "activations": "#d9822b", "orthogonal": "#3f9c5a"}
     for axes, (case, width) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
         shown = set()
         for row in rows:
@@ -177,7 +181,7 @@ def main() -> None:
     path = args.out / f"{name}.json"
     rows = json.loads(path.read_text())["rows"] if path.exists() else []
     for case, width, seed in itertools.product(args.cases, args.width, args.seeds):
-        there = len(load(CASES[case].data).y)
+        there = len(data_of(CASES[case]).y)
         samples = min(512 if args.quick else args.samples or CASES[case].samples or there, there)
         epochs = 1 if args.quick else args.epochs or CASES[case].epochs
         settings = {"case": case, "width": width, "seed": seed, "samples": samples, "epochs": epochs}

@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 import zoo
-from fl.data import Dataset
+from fl.data import Dataset, TextOptions, load
 from surgery import load as load_state
 from surgery import state
 
@@ -20,7 +21,8 @@ class Case(NamedTuple):
 
     Attributes:
         data: the data set's name.
-        model: of the zoo; empty for a perceptron with three hidden layers.
+        model: of the zoo; empty for a perceptron with three hidden layers; `pre-norm` for timm's Vision Transformer on
+            images and for `CharGPT` on text, whose residual streams may be rotated.
         norm: the zoo model's, `layer` or `batch`.
         samples: the first ones of the training data are learned from, this many; 0 for all.
         epochs: how often each is seen.
@@ -40,7 +42,32 @@ CASES = {
     "vgg11-cifar": Case("cifar10", "vgg11", "layer", 20000, 8),
     "resnet20-cifar": Case("cifar10", "resnet20", "layer", 20000, 6),
     "resnet20-bn-cifar": Case("cifar10", "resnet20", "batch", 20000, 6),
+    "vit-digits": Case("digits", "pre-norm", "", 0, 60),
+    "gpt-pydoc": Case("pydoc", "pre-norm", "", 0, 5),
 }
+
+
+def data_of(case: Case) -> Dataset:
+    """The data of a case; text as sequences of 64 bytes."""
+    return load(case.data, text=TextOptions("byte", length=64))
+
+
+class CharGPT(nn.Module):
+    """A causal language model with norms before its layers: [N, T] -> [N, T, vocabulary]."""
+
+    def __init__(self, vocabulary: int, length: int, width: int):
+        super().__init__()
+        self.token, self.position = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, 3, nn.LayerNorm(width), enable_nested_tensor=False)
+        self.head = nn.Linear(width, vocabulary)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(length), persistent=False)
+        for module in self.modules():
+            if isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.layers(self.token(tokens) + self.position.weight, mask=self.mask, is_causal=True))
 
 
 def new_model(case: Case, images: Tensor, classes: int, seed: int, width: float) -> nn.Module:
@@ -50,6 +77,12 @@ def new_model(case: Case, images: Tensor, classes: int, seed: int, width: float)
         sizes = [images[0].numel(), *[round(512 * width)] * 3]
         hidden = [layer for a, b in itertools.pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
         return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(sizes[-1], classes))
+    if case.model == "pre-norm":
+        torch.manual_seed(seed)
+        size = round(64 * width)
+        if images.ndim == 2:
+            return CharGPT(classes, images.shape[1], size)
+        return VisionTransformer(images.shape[2], 2, images.shape[1], classes, embed_dim=size, depth=4, num_heads=4)
     generator = torch.Generator().manual_seed(seed)
     shape = {"in_channels": images.shape[1], "image_size": images.shape[2], "num_classes": classes}
     return zoo.create(case.model, norm=case.norm, width=width, generator=generator, **shape)
@@ -81,7 +114,7 @@ def trained(model: nn.Module, data: Dataset, samples: int, epochs: int, seed: in
         for batch in torch.randperm(samples, generator=generator).split(128)[:steps]:
             x = data.normalise(data.x[batch])
             x = x.contiguous(memory_format=torch.channels_last) if images else x
-            loss = F.cross_entropy(model(x), data.y[batch])
+            loss = F.cross_entropy(model(x).flatten(0, -2), data.y[batch].flatten())
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -103,7 +103,7 @@ def operations(model: nn.Module, example):
 
     def rolled() -> list[str]:
         small, _ = surgery.narrow(model, rate=0.5, example=example)
-        plan = surgery.rolling(model, small, example=example)(1)
+        plan = surgery.width.corner.rolling(model, small, example=example)(1)
         return [plan_digest(plan), digest(dict(plan.extract(model)))]
 
     def aligned() -> list[str]:

@@ -11,8 +11,11 @@ import zoo
 
 net, small = (zoo.create("cnn", width=width, in_channels=1, image_size=8) for width in (0.5, 0.2))
 leading, plan = surgery.corner(net, small)
-print("the same plan:", surgery.rolling(net, small, example=torch.zeros(1, 1, 8, 8))(0).entries == plan.entries)
-window = surgery.rolling(net, small, example=torch.zeros(1, 1, 8, 8))
+print(
+    "the same plan:",
+    surgery.width.corner.rolling(net, small, example=torch.zeros(1, 1, 8, 8))(0).entries == plan.entries,
+)
+window = surgery.width.corner.rolling(net, small, example=torch.zeros(1, 1, 8, 8))
 name = next(n for n, tensor in surgery.state(net).items() if tensor.ndim == 4 and tensor.shape[1] > 1)
 figure, axes = plt.subplots(1, 3, figsize=(7, 3), layout="constrained", sharey=True)
 for axis, by in zip(axes, (0, 8, 26)):

@@ -53,12 +53,6 @@ def overview() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line. Returns the exit code: that of the command, or 2 if it cannot be carried out."""
     name, *rest = [*(sys.argv[1:] if argv is None else argv)] or ["--help"]
-    if name in ("-h", "--help"):
-        print(called(overview()))
-        return 0
-    if name == "--version":
-        print(f"layer-surgery {__version__}")
-        return 0
     from surgery.commands import COMMANDS  # which takes long
     from surgery.commands.flags import call
 
@@ -66,11 +60,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # leaves nothing half written
     try:
-        if name not in COMMANDS:
+        if name in ("-h", "--help"):
+            print(called(overview()))
+        elif name == "--version":
+            print(f"layer-surgery {__version__}")
+        elif name not in COMMANDS:
             near = difflib.get_close_matches(name, COMMANDS, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(COMMANDS)}"
             raise SurgeryError(f"unknown command {name!r}: {hint}")
-        code = call(COMMANDS[name], called(f"{_MODULE} {name}"), rest)
+        else:
+            code = call(COMMANDS[name], called(f"{_MODULE} {name}"), rest)
         sys.stdout.flush()
     except BrokenPipeError:  # `| head` has read enough; discard what Python still flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -10,7 +10,8 @@ from fl.algorithms.method import Method
 from fl.base.errors import FLError
 from fl.federation import Federation
 from fl.models.fleet import as_shallow
-from surgery import SurgeryError, rolling
+from surgery import SurgeryError
+from surgery.width.corner import rolling
 
 
 def fedrolex(fed: Federation, options: HeteroFLOptions = HeteroFLOptions()) -> Algorithm:

@@ -21,9 +21,9 @@ def call(command: Callable[..., Any], prog: str, argv: Sequence[str]) -> Any:
     Raises:
         SystemExit: for --help, and for arguments that it does not take.
     """
-    explains = vars(command).get("explains", {})  # by a first argument what --help prints after it
-    if argv and argv[0] in explains and {"-h", "--help"} & set(argv):
-        print(explains[argv[0]]().format(module=prog.rpartition(" ")[0]))
+    explained = vars(command).get("explained", lambda first: None)  # what --help prints after a first argument
+    if {"-h", "--help"} & set(argv) and (text := explained(argv[0])):
+        print(text.format(module=prog.rpartition(" ")[0]))
         raise SystemExit(0)
     texts = texts_of(command)
     parameters = inspect.signature(command).parameters

@@ -5,7 +5,6 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -16,11 +15,14 @@ from surgery.errors import SurgeryError
 from surgery.files import check_absent, check_new
 from surgery.merge import METHODS
 from surgery.mergekit import merge_folders, read_config
+from surgery.mergekit.config import KEYS
+from surgery.mergekit.methods import METHODS as MERGEKITS
 from surgery.operations import MERGES, OPERATIONS, carry_out, checkpoints
 from surgery.operations.arguments import Floats, Function, Kind, PlanFile, Shape, shown, value_of
 from surgery.operations.checkpoint import Model
 from surgery.recipe import Recipe, planned, read_recipe
 
+_CONFIGURATIONS = (".yml", ".yaml")
 Size = Annotated[str, Kind("SIZE")]
 Settings = Annotated[tuple[str, ...], Kind("[PATTERN:]NAME=VALUE", repeated=True)]
 
@@ -182,7 +184,7 @@ def merge(
         shard_size: in a folder: the size above which the result is split into several files, such as 5GB
         dry_run: check everything and print what would be written
     """
-    if Path(method).suffix in (".yml", ".yaml"):
+    if Path(method).suffix in _CONFIGURATIONS:
         beside = {"base": base, "weights": weights, "set": set, "data": data, "loss": loss, "score": score}
         beside |= {"model": model, "input": input}
         _merge_by_config(Path(method), [*files, *([] if out is None else [out])], beside, shard_size, dry_run)
@@ -255,6 +257,28 @@ def settings_of(method: str) -> str:
 _FLAGS = ("base", "weights", "data", "loss", "score")
 
 
+def settings_in_files() -> str:
+    """What `merge CONFIG.yml --help` prints: the keys of mergekit's files, and the parameters of its methods."""
+    lines = ["What a configuration of mergekit says.", "", "usage: {module} merge CONFIG.yml OUT [--dry-run]", ""]
+    lines += [
+        textwrap.fill(f"keys: {', '.join(KEYS)}", 80, subsequent_indent="  "),
+        "",
+        "merge_method, its parameters:",
+    ]
+    for name, method in MERGEKITS.items():
+        what = ", ".join([*(f"{key}*" for key in method.own), *method.shared]) or "none"
+        base = {"none": "", "possible": "; base_model possible"}.get(method.base, "; needs a base_model")
+        lines.append(textwrap.fill(f"{name:16} {what}{base}", 80, initial_indent="  ", subsequent_indent=" " * 19))
+    return "\n".join([*lines, "", "* also of each model by itself. Everything else is refused by its name."])
+
+
+def explained(first: str) -> str | None:
+    """What `merge FIRST --help` prints, unless it is what `merge --help` does."""
+    if Path(first).suffix in _CONFIGURATIONS:
+        return settings_in_files()
+    return settings_of(first) if first in MERGES else None
+
+
 def _entry(name: str, parameter: inspect.Parameter, text: str) -> str:
     needed = parameter.default is parameter.empty
     default = "(required)" if needed else "" if parameter.default is None else f"[{shown(parameter.default)}]"
@@ -262,7 +286,7 @@ def _entry(name: str, parameter: inspect.Parameter, text: str) -> str:
 
 
 merge.__doc__ = merge.__doc__.format(count=len(MERGES), by_numbers=", ".join(METHODS))
-vars(merge)["explains"] = {name: partial(settings_of, name) for name in MERGES}
+vars(merge)["explained"] = explained
 
 
 def average(files: Files, *, out: NewFile, weights: Floats | None = None) -> None:

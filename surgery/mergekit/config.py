@@ -14,7 +14,7 @@ from surgery.operations.arguments import shown
 from surgery.recipe import read_yaml
 
 Parameters = Mapping[str, Any]
-_TOP = (
+KEYS = (
     "merge_method", "models", "slices", "base_model", "parameters", "dtype", "out_dtype", "tokenizer_source",
     "tokenizer", "chat_template",
 )  # fmt: skip
@@ -138,7 +138,7 @@ def read_config(path: Path) -> Config:
 
 
 def _config(found: Any, text: str) -> Config:
-    _keys("a merge", found, _TOP)
+    _keys("a merge", found, KEYS)
     name = found.get("merge_method")
     if not isinstance(name, str) or name not in METHODS:
         raise SurgeryError(f"merge_method: {shown(name)} is not supported: there are {', '.join(METHODS)}")

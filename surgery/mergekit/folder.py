@@ -3,7 +3,7 @@
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -74,6 +74,7 @@ def merge_folders(config: Config) -> Merged:
     counts = {path: _lists(one, _described(one)) for path, one in opened.items()}
     whole = config.slices[0].sources[0].layers is None
     plan = [*(_by_models(config, donor, counts) if whole else _by_slices(config, opened, counts))]
+    _tell_unmatched(config, [name for one in plan for name in (one.name, *one.names.values())])
     entries = {one.name: _pieces(config, one, opened, vocabulary) for one in plan}
     values = LazyState(entries, "the result")
     if config.out_dtype is not None:
@@ -89,6 +90,23 @@ def merge_folders(config: Config) -> Merged:
     if config.chat_template is not None:
         beside |= templates(config, opened, beside)
     return Merged(values, donor, changed, beside)
+
+
+def _tell_unmatched(config: Config, names: Sequence[str]) -> None:
+    """Log the filters that no tensor has in its name: mergekit passes over them, too."""
+    every = "\n".join(names)
+    levels = [config.parameters, *(one.parameters for one in config.slices)]
+    levels += [source.parameters for one in config.slices for source in one.sources]
+    filters = dict.fromkeys(
+        (key, entry.get("filter"))
+        for level in levels
+        for key, setting in level.items()
+        for entry in (setting if isinstance(setting, list) else ())
+        if isinstance(entry, dict)
+    )
+    for key, text in filters:
+        if text not in (None, "*") and text not in every:
+            _log.warning("%s: the filter %r is a part of no tensor's name, so it says nothing", key, text)
 
 
 def _open(path: str) -> Checkpoint:

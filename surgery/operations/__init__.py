@@ -32,6 +32,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "ungraft": models.ungraft,
     "permute": models.permute,
     "align": models.align,
+    "fit": models.fit,
     "widen": models.widen,
     "shuffle": mixtures.shuffle,
     "extract": states.extract,

@@ -34,7 +34,8 @@ from surgery.operations.checkpoint import Built, InBlocks, Model, state_for
 from surgery.operations.states import plan_of
 from surgery.plan.positions import positions
 from surgery.plan.submodel import Submodel
-from surgery.width.align import Aligner, Search
+from surgery.width.align import Aligner
+from surgery.width.assignment import Search
 
 _log = logging.getLogger(__name__)
 _LARGEST = 2**28  # bytes of a file of permutations
@@ -259,6 +260,24 @@ def align(
     moved = {name: order for name, order in orders.items() if order.tolist() != list(range(len(order)))}
     plan = aligner.plan(_in_checkpoints(net, example, moved))
     return _ordered(model, plan.build(net), plan)
+
+
+def fit(model: Built, *, small: Model) -> Model:
+    """Lay a smaller model of the family into a checkpoint where it matches best.
+
+    After that models of unequal width and depth are merged.
+
+    Args:
+        model: the large model's checkpoint
+        small: the small model's, with fewer positions in some widths and fewer blocks perhaps
+
+    Returns:
+        the new checkpoint of the large model, whose values stay where the small one has none; the plan, by which the
+        small model lies in it
+    """
+    net, example = model.loaded(), model.example()
+    plan = surgery.fit(net, small.loaded() if small.described else dict(small.values), example=example)
+    return model.alike(plan.embed(small.values, into=model.values)[0], plan)
 
 
 def _in_checkpoints(model: nn.Module, example: Any, orders: Mapping[str, Any]) -> dict[str, Any]:

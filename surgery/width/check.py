@@ -228,7 +228,8 @@ class _Predicted(Operations):
             outputs = tensors_in(result)
         for found, tensor in zip(step.outputs, outputs):
             expected = [size_of(axis, self.choice) for axis in found]
-            if expected != list(tensor.shape):
+            left_empty = tensor.is_meta and 0 in expected  # statistics that some kernels do not compute
+            if expected != list(tensor.shape) and not left_empty:
                 raise _Diverged(self.done, f"a result of shape {list(tensor.shape)} where {expected} was expected")
         if sources != step.sources:
             raise _Diverged(self.done, f"{name} of other tensors")

@@ -1,4 +1,4 @@
-"""Narrowing by reference: the smaller model of a family is a corner of the larger one, or a window that rolls.
+"""A smaller model of a family in a larger one: its corner, a window that rolls, or the places that match it best.
 
 Alam et al., "FedRolex: Model-Heterogeneous Federated Learning with Rolling Sub-Model Extraction" (NeurIPS 2022),
 section 3.2: in round j a client that holds n of C channels holds (j + i) mod C, i < n, so that after C rounds every
@@ -6,20 +6,27 @@ channel was trained as often as any other.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from surgery.configuration import is_plain
+from surgery.depth.graft import ungraft
+from surgery.depth.sections import sections
 from surgery.errors import SurgeryError
 from surgery.forward import named_tensors
 from surgery.names import joined
 from surgery.plan import Index, Source, Submodel, structure
-from surgery.states import load, names_by_id, state
+from surgery.states import State, as_state, load, names_by_id, state
+from surgery.width.align import Aligner
+from surgery.width.assignment import Search
 from surgery.width.plan import plan_of
-from surgery.width.solve import Atom, Axis, Product, Sum, atoms, digits, grouping_of, size_of, solve
+from surgery.width.solve import Atom, Axis, Product, Sum, atoms, digits, grouping_of, named_widths, size_of, solve
 from surgery.width.trace import traced
 
 _OWN = vars(nn.Module()).keys() - {"training"}  # what every module keeps for itself
@@ -44,12 +51,7 @@ def corner(model: nn.Module, small: nn.Module) -> tuple[nn.Module, Submodel]:
     (True, (None, ((0, 2),)))
     """
     full, values = state(model), state(small)
-    names = [n for n in (*full, *values) if n not in full or n not in values]
-    if names:
-        where = "large" if names[0] in full else "small"
-        raise SurgeryError(
-            f"only the {where} model has a tensor {names[0]!r}: give both the same depth first, with graft or ungraft"
-        )
+    _check_names(full, values)
     entries = {name: (Source(name, _leading(name, tensor, full[name])),) for name, tensor in values.items()}
     shapes = {name: tuple(tensor.shape) for name, tensor in full.items()}
     dtypes = {name: tensor.dtype for name, tensor in full.items()}
@@ -58,6 +60,15 @@ def corner(model: nn.Module, small: nn.Module) -> tuple[nn.Module, Submodel]:
     if all(tensor.is_meta for tensor in (*full.values(), *values.values())):
         return result, plan
     return load(result, plan.extract(full)), plan
+
+
+def _check_names(full: State, values: State) -> None:
+    names = [n for n in (*full, *values) if n not in full or n not in values]
+    if names:
+        where = "large" if names[0] in full else "small"
+        raise SurgeryError(
+            f"only the {where} model has a tensor {names[0]!r}: give both the same depth first, with graft or ungraft"
+        )
 
 
 def _leading(name: str, small: Tensor, full: Tensor) -> Index:
@@ -115,7 +126,6 @@ def rolling(model: nn.Module, small: nn.Module, *, example: Any) -> Callable[[in
         SurgeryError: if the leading corner that `corner(model, small)` takes is not the first channels of every width:
             a rolled one would not be a narrower model.
 
-    >>> import torch
     >>> net, small = (nn.Sequential(nn.Conv2d(1, c, 1), nn.Flatten(), nn.Linear(2 * c, 3)) for c in (4, 3))
     >>> plan = rolling(net, small, example=torch.zeros(1, 1, 1, 2))(2)
     >>> plan.entries["0.bias"][0].index, plan.entries["2.weight"][0].index
@@ -150,12 +160,103 @@ def rolling(model: nn.Module, small: nn.Module, *, example: Any) -> Callable[[in
     return plan
 
 
-def _solved(equations: list[tuple[str, Axis, int]]) -> dict[Atom, int]:
+def fit(
+    model: nn.Module,
+    small: nn.Module | State,
+    *,
+    example: Any,
+    output: Callable[[Any], Any] | None = None,
+    starts: int = 1,
+    generator: torch.Generator | None = None,
+) -> Submodel:
+    """Where in a larger model of its family a smaller one matches best, found by weights.
+
+    Of each width the positions are chosen whose parameters are nearest to the small model's, as `surgery.align` chooses
+    an order (Ainsworth et al., "Git Re-Basin", ICLR 2023, section 3.2); so are heads. Of a section in which the small
+    model has fewer blocks the first ones are taken. With the plan models of unequal width and depth are merged:
+    `merged = merge.slerp([plan.extract(large), small], t=0.5)`, `plan.embed(merged, into=large)[0]`.
+
+    Args:
+        model: any module; it is not changed.
+        small: a smaller model of the same family, with the same names of tensors but for blocks that it lacks. Of a
+            state the numbers of heads are not known: all stay, and each is narrower.
+        example: the model's input, as for `surgery.narrow`; it has to be one of a small module, too.
+        output: as for `surgery.narrow`.
+        starts, generator: as for `surgery.align`.
+
+    Returns:
+        The plan by which the small model lies in the model. It builds a model of the small one's sizes.
+
+    Raises:
+        SurgeryError: for a small model that is larger somewhere, whose tensors have other names, or which is no
+            narrower model of the family.
+
+    >>> net = nn.Sequential(nn.Linear(2, 6), nn.ReLU(), nn.Linear(6, 1))
+    >>> small = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    >>> _ = small[0].load_state_dict({"weight": net[0].weight[[4, 0, 3]], "bias": net[0].bias[[4, 0, 3]]})
+    >>> _ = small[2].load_state_dict({"weight": net[2].weight[:, [4, 0, 3]], "bias": net[2].bias})
+    >>> fit(net, small, example=torch.zeros(1, 2)).entries["0.bias"][0].index
+    (((4, 5), (0, 1), (3, 4)),)
+    """
+    values = dict(as_state(small, "the small model"))
+    shallow, depth = _as_deep(model, small, example)
+    narrow = _first_positions(shallow, small, values, example, output)
+    aligner = Aligner(shallow, example=example, output=output)
+    search = Search(starts, generator or torch.Generator().manual_seed(0))
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in state(shallow).items()}
+    padded, mask = narrow.embed(values, into=zeros)
+    orders = aligner.by_weights(padded, shallow, search, mask=mask)
+    plan = aligner.plan(orders).compose(narrow)
+    return plan if depth is None else depth.compose(plan)
+
+
+def _as_deep(model: nn.Module, small: nn.Module | State, example: Any) -> tuple[nn.Module, Submodel | None]:
+    """The model with as many blocks in each section as the small one has, and its plan if it has more."""
+    if set(state(model)) == set(as_state(small)):
+        return model, None
+    ours = sections(model)
+    blocks = {section.name: len(section.blocks) for section in sections(small)}
+    keep = {section.name: blocks.get(section.name, len(section.blocks)) for section in ours}
+    if longer := [section.name for section in ours if keep[section.name] > len(section.blocks)]:
+        raise SurgeryError(f"the small model has more blocks in {longer[0]!r} than the large one: graft blocks first")
+    shallow, plan = ungraft(model, keep=keep, stands_for="none", example=example)
+    assert isinstance(shallow, nn.Module)  # as the model is
+    return shallow, plan
+
+
+def _first_positions(
+    model: nn.Module, small: nn.Module | State, values: State, example: Any, output: Callable[[Any], Any] | None
+) -> Submodel:
+    """The plan of a model of the small one's sizes, of the first positions of each width."""
+    _check_names(state(model), values)
+    seen = traced(model, example, output)
+    solution = solve(seen.found)
+    where = {joined(*key): found for key, found in solution.tensors.items()}
+    for name, tensor in values.items():
+        if any(n > axis.size for axis, n in zip(where[name], tensor.shape)):
+            sizes = tuple(axis.size for axis in where[name])
+            raise SurgeryError(
+                f"{name!r} is {tuple(tensor.shape)} in the small model, more than {sizes} in the large one"
+            )
+    known = {}
+    if isinstance(small, nn.Module):
+        theirs = named_widths(solve(traced(small, example, output).found))
+        known = {atom: theirs[name].size for name, atom in named_widths(solution).items() if name in theirs}
+    kept = _solved([(name, a, n) for name, t in values.items() for a, n in zip(where[name], t.shape)], known)
+    plan = plan_of(seen.model, state(model), solution, {a: range(n) for a, n in kept.items() if n < a.size})
+    sets = _attributes(model, small) if isinstance(small, nn.Module) else []
+    return replace(plan, edits=(*sets, *plan.edits))
+
+
+def _solved(
+    equations: list[tuple[str, Axis, int]], known: Mapping[Atom, int] = MappingProxyType({})
+) -> dict[Atom, int]:
     """How many positions of each atom stay, given for axes of tensors how many of theirs do: (tensor, axis, number).
 
-    If a width is a product of several digits that may shrink, heads and groups are kept whole.
+    Of some atoms it may be `known`. If a width is a product of several digits that may shrink, heads and groups are
+    kept whole.
     """
-    kept: dict[Atom, int] = {}
+    kept = dict(known)
     for _, axis, n in equations:
         kept.update({atom: atom.size for atom in atoms(axis) if atom.why or n == axis.size})
     unknown = [equation for equation in equations if not _known(equation[1], kept)]
@@ -175,7 +276,7 @@ def _solved(equations: list[tuple[str, Axis, int]]) -> dict[Atom, int]:
             why = next(
                 (atom.why.text for atom in atoms(axis) if atom.why), "its widths shrink to other sizes elsewhere"
             )
-            raise SurgeryError(f"{axis.size} positions of {name!r} become {n}, and no window does that: {why}")
+            raise SurgeryError(f"{axis.size} positions of {name!r} become {n}, and no choice of them does that: {why}")
     return kept
 
 

@@ -127,7 +127,8 @@ class Solution:
     Attributes:
         tensors: the axes of each tensor by (module name, attribute name): parameters, buffers and plain attributes.
         steps: the operations in order, with solved axes.
-        modes, outputs: for each forward pass whether it was in training mode, and the axes of the output's tensors.
+        modes, lengths, outputs: for each forward pass whether it was in training mode, how many of the steps it has,
+            and the axes of the output's tensors.
         made: (module, axis) for each axis along which a layer with weights makes features.
         ordered: (axis, why) for each axis whose kept positions must be 0, 1, 2, ... without a gap.
         written: digits whose sizes the code says where a reshape leaves another one open.
@@ -139,6 +140,7 @@ class Solution:
     tensors: Mapping[tuple[str, str], Axes]
     steps: Sequence[Step[Axis]]
     modes: tuple[bool, ...]
+    lengths: Sequence[int]
     outputs: Sequence[Sequence[Axes]]
     made: Sequence[tuple[str, Axis]]
     ordered: Sequence[tuple[Axis, str]]
@@ -165,6 +167,7 @@ def solve(trace: Trace, whole: Mapping[axes.Axis, Why] = MappingProxyType({})) -
         tensors,
         [freeze.step(step) for step in trace.steps],
         trace.modes,
+        trace.lengths,
         [[freeze.all(found) for found in output] for output in trace.outputs],
         [(module, freeze(axis)) for module, axis in trace.made],
         list(dict.fromkeys((freeze(axis), why) for axis, why in trace.ordered)),

@@ -4,19 +4,19 @@ import logging
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
 from surgery.errors import SurgeryError
-from surgery.forward import named_tensors
+from surgery.forward import named_tensors, observed
 from surgery.names import joined
 from surgery.plan import Index, Runs, Source, Submodel, as_runs, structure
 from surgery.plan.edits import attribute_of
 from surgery.plan.positions import as_index, positions
-from surgery.states import load, names_by_id, state
+from surgery.states import names_by_id, state
 from surgery.width import axes
 from surgery.width.axes import Why, lost, role
 from surgery.width.check import Divergence, checked_plan
@@ -266,7 +266,7 @@ class _Growth:
         plan = plan_of(self.model, self.values, self.solution, self.choice)
         if not self.choice:
             return plan
-        checked = checked_plan(self.model, plan, self.solution, self.choice, self.example)
+        checked = self._checked(plan)
         if isinstance(checked, Divergence):
             return checked.step, lost(f"the code there does not run wider: {checked.difference}")
         number = changed(self.model, self.built(self.model, checked), self.solution, self.choice, self.example)
@@ -276,6 +276,16 @@ class _Growth:
         where = f"{step.name} in {step.module or 'the model itself'}"
         why = self.tied(step.module) or f"{where} would compute something else of repeated positions"
         return number, role(why + (" (a whole number as rate keeps means and variances)" if self.rate % 1 else ""))
+
+    def _checked(self, plan: Submodel) -> Submodel | Divergence:
+        """The plan with its attributes corrected, on the meta device if the model runs there."""
+
+        def check(model: nn.Module, example: Any) -> Submodel | Divergence:
+            return checked_plan(model, plan, self.solution, self.choice, example)
+
+        seen = observed(self.model, self.example, check)
+        differs = isinstance(seen.found, Divergence) and seen.on_meta  # other operations may run there
+        return check(self.model, self.example) if differs else seen.found
 
     def tied(self, module: str) -> str:
         """Why a tensor of a module cannot repeat positions, if another module reads the width with it; or ""."""
@@ -304,8 +314,8 @@ class _Growth:
                     done.add((name, axis))
                     share = shares(along, which, self.choice, self.mode)
                     shape = [-1 if i == axis else 1 for i in range(values[name].ndim)]
-                    values[name] = values[name] * share.to(values[name]).view(shape)
-        return load(wide, values)
+                    values[name].mul_(share.to(values[name]).view(shape))
+        return wide
 
 
 def _grown(
@@ -370,15 +380,16 @@ def _add_noise(wide: nn.Module, growth: _Growth, noise: float, generator: torch.
 def _inverse(model: nn.Module, wide: nn.Module, plan: Submodel) -> Submodel:
     """The plan of the model as the first positions of the wide one."""
 
+    @cache  # many tensors lie along one width
+    def first_along(runs: Runs, size: int) -> Runs:
+        places: dict[int, int] = {}
+        for place, position in enumerate(positions(runs)):
+            places.setdefault(position, place)
+        return as_runs(places[position] for position in range(size))
+
     def first(index: Index, shape: tuple[int, ...]) -> Index:
         """For each old position the first one that repeats it."""
-        result: list[Runs | None] = []
-        for runs, size in zip(index, shape):
-            places: dict[int, int] = {}
-            for place, position in enumerate(positions(runs or ())):
-                places.setdefault(position, place)
-            result.append(None if runs is None else as_runs(places[position] for position in range(size)))
-        return tuple(result)
+        return tuple(None if runs is None else first_along(runs, size) for runs, size in zip(index, shape))
 
     entries = {n: (Source(n, first(s[0].index, plan.shapes[n])),) for n, s in plan.entries.items()}
     edits: list[Mapping[str, Any]] = []

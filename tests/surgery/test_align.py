@@ -9,7 +9,9 @@ from torch import nn
 import zoo
 from surgery import SurgeryError, align, permute, repair, state, widths
 from surgery.names import joined
-from surgery.width.align import Aligner, Weights, assignment
+from surgery.width.align import Aligner
+from surgery.width.assignment import assignment
+from surgery.width.likeness import Weights
 from surgery.width.solve import named_widths, solve
 from surgery.width.trace import traced
 
@@ -48,7 +50,7 @@ def test_a_permuted_copy_is_found_again(name, by):
     net, x = randomized(CASES[name]()), image((8, 3, 6, 6))
     other, orders = shuffled(net, x)
     assert not equal(net, other)
-    models, permutations = align([net, other], example=x, by=by, batches=[image((8, 3, 6, 6), seed=2)])
+    models, permutations, *_ = align([net, other], example=x, by=by, batches=[image((8, 3, 6, 6), seed=2)])
     assert equal(models[1], net)
     assert permutations[0] == {}
     assert all(torch.equal(permutations[1][name], order.argsort()) for name, order in orders.items())
@@ -60,14 +62,14 @@ def test_noise_does_not_hide_the_copy():
     for tensor in state(other).values():
         if tensor.is_floating_point():
             tensor += 0.05 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(0), dtype=tensor.dtype)
-    _, found = align([net, other], example=x)
+    found = align([net, other], example=x).permutations
     assert all(torch.equal(found[1][name], order.argsort()) for name, order in orders.items())
 
 
 def test_models_compute_what_they_did_and_come_closer():
     one, other, x = randomized(SMALL["attention"](), 0), randomized(SMALL["attention"](), 1), image()
     for to in (0, 1):
-        models, permutations = align([one, other], example=x, to=to)
+        models, permutations, *_ = align([one, other], example=x, to=to)
         assert permutations[to] == {}
         assert same_outputs(models[0], one, x)
         assert same_outputs(models[1], other, x)

@@ -12,7 +12,8 @@ from symmetric import IMAGE, SMALL, Grouped, Made, image, randomized, same_outpu
 from torch import nn
 from torch.nn import functional as F
 
-from surgery import SurgeryError, align, importance, load, narrow, permute, rolling, sort_by, state, widen, widths
+from surgery import SurgeryError, align, importance, load, narrow, permute, sort_by, state, widen, widths
+from surgery.width.corner import rolling
 
 
 def movable(net, example, output=None):

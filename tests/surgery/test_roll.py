@@ -8,9 +8,10 @@ from torch import nn
 
 import surgery
 import zoo
-from surgery import SurgeryError, corner, load, rolling, state
+from surgery import SurgeryError, corner, load, state
 from surgery.plan import Submodel
 from surgery.width import plan as module
+from surgery.width.corner import rolling
 from zoo import Spec
 
 SPECS = {
@@ -135,4 +136,4 @@ def test_corners_that_are_no_windows_are_refused():
         rolling(*mlps, example=torch.zeros(1, 2))
     with pytest.raises(SurgeryError, match="give both the same depth first"):
         rolling(nn.Sequential(*mlps[0], nn.Linear(3, 3)), mlps[1], example=torch.zeros(1, 2))
-    assert surgery.rolling is rolling
+    assert surgery.width.corner.rolling is rolling

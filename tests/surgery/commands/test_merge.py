@@ -58,6 +58,14 @@ def test_help_is_wrapped_and_lists_every_method(capsys, monkeypatch):
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_help_of_a_file_lists_keys_and_parameters(capsys):
+    with pytest.raises(SystemExit):
+        main(["merge", "c.yml", "--help"])
+    found = capsys.readouterr().out
+    assert "keys: merge_method, models, slices" in found
+    assert "weight*, density*, normalize" in found
+
+
 def test_help_of_a_method_lists_its_settings(capsys):
     for name, method in MERGES.items():
         with pytest.raises(SystemExit) as ended:

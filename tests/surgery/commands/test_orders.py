@@ -100,6 +100,28 @@ def test_align_finds_a_permuted_copy(nets, tmp_path):
     same("other.safetensors", surgery.state(surgery.align(nets, example=X).models[1]))
 
 
+def test_a_smaller_model_is_laid_where_it_matches(nets, tmp_path):
+    orders = {"0.weight:0": [2, 0, 1, 3, 7, 5, 6, 4], "1.1.a.weight:0": [*range(1, 12), 0]}
+    other, _ = surgery.permute(nets[0], orders, example=X)
+    small, _ = surgery.narrow(nets[0], rate=0.5, example=X)
+    save_file(other.state_dict(), "other.safetensors")
+    save_file(small.state_dict(), "small.safetensors")
+    run(
+        "fit",
+        "other.safetensors",
+        "--small",
+        "small.safetensors",
+        *MODEL,
+        "--out",
+        "laid.safetensors",
+        "--plan",
+        "l.json",
+    )
+    same("laid.safetensors", surgery.state(other))  # it lies where it was cut out
+    run("extract", "laid.safetensors", "--plan", "l.json", "--out", "again.safetensors")
+    same("again.safetensors", surgery.state(small))
+
+
 def test_a_width_that_a_checkpoint_does_not_hold_whole_keeps_its_order(nets, caplog):
     import their_orders
 

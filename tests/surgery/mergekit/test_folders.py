@@ -157,6 +157,14 @@ def test_task_vectors_with_settings_of_each_model(merged, name):
     check(merged(merge_method=name, base_model="o", models=models, parameters={"lambda": 0.8, **shared}), expected)
 
 
+def test_a_filter_that_matches_nothing_is_told(merged, caplog):
+    weight = [{"filter": "mpl", "value": 0.5}, {"filter": "mlp", "value": 0.2}, {"value": 1.0}]
+    models = [{"model": "a", "parameters": {"weight": weight}}, {"model": "b", "parameters": {"weight": 1}}]
+    merged(merge_method="linear", models=models)
+    assert "weight: the filter 'mpl' is a part of no tensor's name" in caplog.text
+    assert "'mlp'" not in caplog.text
+
+
 def test_a_weight_of_zero_for_all_leaves_the_base(merged):
     models = [{"model": "o"}, {"model": "a", "parameters": {"weight": [0, 1]}}]
     o, a = arrays("o"), arrays("a")

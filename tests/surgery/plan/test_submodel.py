@@ -252,7 +252,7 @@ def test_what_makes_plans_stores_dtypes():
     assert onto.dtypes == {name: tensor.dtype for name, tensor in surgery.state(deeper).items()}
     plain = net.float()
     small, width = surgery.narrow(plain, rate=0.5, example=image)
-    rolled = surgery.rolling(plain, small, example=image)(1)
+    rolled = surgery.width.corner.rolling(plain, small, example=image)(1)
     floats = dict.fromkeys(known, torch.float32)
     assert width.dtypes == surgery.corner(plain, small)[1].dtypes == rolled.dtypes == floats
 

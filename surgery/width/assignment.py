@@ -1,0 +1,117 @@
+"""The best order of widths: coordinate ascent, in which each step is a linear assignment."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from surgery.errors import SurgeryError
+from surgery.width.solve import Atom, Choice
+
+PASSES = 100
+Progress: TypeAlias = Callable[[int, int], None]
+"""Told how many widths have their best order for the present, and of how many."""
+
+
+class Search(NamedTuple):
+    """How the best match is looked for: the last three arguments of `align`."""
+
+    starts: int = 1
+    generator: torch.Generator | None = None
+    progress: Progress | None = None
+
+
+ONCE = Search()
+
+
+class Likeness(Protocol):
+    """What two models have in common, position by position.
+
+    Attributes:
+        beside: by width those on whose order `gain` depends; the width itself is one where it is not linear in it.
+    """
+
+    beside: dict[Atom, set[Atom]]
+
+    def first(self, atom: Atom) -> Tensor:
+        """[size, size]: how alike positions are, whatever the order along all other widths."""
+
+    def gain(self, atom: Atom, choice: Choice) -> Tensor:
+        """[size, size]: how alike positions of the reference and of the other model in its present order are."""
+
+    def value(self, choice: Choice, atom: Atom | None = None) -> float:
+        """How well all fits, or all that lies along a width."""
+
+
+def best_choice(likeness: Likeness, free: Sequence[Atom], search: Search) -> dict[Atom, list[int]]:
+    """The orders of the other model's widths in which it fits the reference best, by coordinate ascent.
+
+    It starts from the order as it is, and from an assignment by what does not depend on the order of other widths (of
+    the heads by all that is in them, say), which finds a permuted copy at once. Each start beyond the first one adds a
+    drawn order. The best end counts.
+    """
+    starts = search.starts
+    if isinstance(starts, bool) or not isinstance(starts, int) or starts < 1:
+        raise SurgeryError(f"starts is a number of searches, 1 or more, got {starts!r}")
+
+    def drawn(atom: Atom) -> list[int]:
+        return torch.randperm(atom.size, generator=search.generator).tolist()
+
+    begins = [
+        lambda atom: list(range(atom.size)),
+        lambda atom: assignment(likeness.first(atom)),
+        *[drawn] * (starts - 1),
+    ]
+    best, most = {}, -math.inf
+    for begin in begins:
+        choice = _climbed(likeness, free, {atom: begin(atom) for atom in free}, search.progress)
+        value = likeness.value(choice)
+        if not best or value > most + 1e-12 * abs(most):
+            best, most = choice, value
+    return best
+
+
+def _climbed(
+    likeness: Likeness, free: Sequence[Atom], start: dict[Atom, list[int]], progress: Progress | None
+) -> dict[Atom, list[int]]:
+    """The orders that no change of a single width's makes better, from a start on.
+
+    Ainsworth et al., "Git Re-Basin" (ICLR 2023), algorithm 1: all widths but one are held, and the best order of that
+    one is a linear assignment. A step is taken only if the fit improves, so that it ends. A width is looked at again
+    only when one beside it has moved.
+    """
+    choice, settled = start, set[Atom]()
+    for _ in range(PASSES):
+        if len(settled) == len(free):
+            break
+        for atom in free:
+            if atom in settled:
+                continue
+            settled.add(atom)
+            gain = likeness.gain(atom, choice)
+            order = assignment(gain)
+            if order != list(range(atom.size)):
+                trial = {**choice, atom: [choice[atom][place] for place in order]}
+                if atom in likeness.beside[atom]:
+                    before, after = likeness.value(choice, atom), likeness.value(trial, atom)
+                else:
+                    before, after = gain.trace().item(), gain[range(atom.size), order].sum().item()
+                if after > before + 1e-9 * abs(before):
+                    choice = trial
+                    settled -= likeness.beside[atom]
+            if progress:
+                progress(len(settled), len(free))
+    return choice
+
+
+def assignment(gain: Tensor) -> list[int]:
+    """For each row another column, so that the sum of the chosen entries is as large as it can be.
+
+    >>> assignment(torch.tensor([[1.0, 5.0], [4.0, 6.0]]))
+    [1, 0]
+    """
+    from scipy.optimize import linear_sum_assignment  # takes a second to import
+
+    return linear_sum_assignment(gain.double().cpu().numpy(), maximize=True)[1].tolist()

@@ -1,0 +1,207 @@
+"""How alike two models are, position by position of their widths: by weights, and by what their layers read."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from surgery.states import State
+from surgery.width.plan import placed, repeated
+from surgery.width.replay import read_batch
+from surgery.width.solve import Atom, Axes, Axis, Choice, Solution, Sum, atoms, occurrences
+
+_MOST = 4096  # samples of a batch and layer whose activations are compared
+_FEW = 64  # columns: matrices of fewer are multiplied together
+
+
+class Weights:
+    """The likeness of two models' parameters: the inner product of those of the one and of the other, in float64.
+
+    Args:
+        places: by state name of a parameter its axes.
+        reference, other: the models' states.
+    """
+
+    def __init__(self, places: Mapping[str, Axes], reference: State, other: State):
+        self.places, self.beside = places, _beside(places.values())
+        self.a = {name: reference[name].detach() for name in places}
+        self.b = {name: other[name].detach() for name in places}
+        self._gains: dict[Atom, tuple[Tensor, dict[Atom, Sequence[int]]]] = {}
+        self.along: dict[Atom, list[tuple[str, int]]] = {}
+        for name, axes in places.items():
+            for dim, axis in enumerate(axes):
+                for atom in dict.fromkeys(atoms(axis)):
+                    self.along.setdefault(atom, []).append((name, dim))
+
+    def first(self, atom: Atom) -> Tensor:
+        def in_order(rows: Tensor) -> Tensor:
+            plain = rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows
+            return torch.from_numpy(np.sort(plain.cpu().numpy()))  # several times as fast as torch's, which is stable
+
+        return self._summed(atom, self.b.__getitem__, in_order)
+
+    def gain(self, atom: Atom, choice: Choice) -> Tensor:
+        if atom in self.beside[atom]:
+            return self._summed(atom, partial(self._ordered, choice=choice), lambda rows: rows)
+        others = {other: choice[other] for other in self.beside[atom] if other in choice}
+        if atom not in self._gains:
+            ordered = partial(self._ordered, choice=others)
+            self._gains[atom] = self._summed(atom, ordered, lambda rows: rows), others
+        else:
+            self._gains[atom] = self._moved(atom, *self._gains[atom], others), others
+        return self._gains[atom][0][:, torch.tensor(choice[atom])]
+
+    def value(self, choice: Choice, atom: Atom | None = None) -> float:
+        names = self.places if atom is None else dict.fromkeys(name for name, _ in self.along[atom])
+        return sum((self.a[name].double() * self._ordered(name, choice).double()).sum().item() for name in names)
+
+    def _summed(self, atom: Atom, other: Callable[[str], Tensor], view: Callable[[Tensor], Tensor]) -> Tensor:
+        result = torch.zeros(atom.size, atom.size, dtype=torch.float64)
+        pairs: list[tuple[Tensor, Tensor]] = []
+        for name, dim in self.along[atom]:
+            axis = self.places[name][dim]
+            one, two = (view(_rows(tensor, dim, axis, atom)).double().cpu() for tensor in (self.a[name], other(name)))
+            pairs.append((one, two))
+        _add_products(result, pairs)
+        return result
+
+    def _moved(self, atom: Atom, gain: Tensor, before: Choice, after: Choice) -> Tensor:
+        """The gain in the order of some other widths, from that in another one: what did not move stays."""
+        pairs: list[tuple[Tensor, Tensor]] = []
+        for name, dim in self.along[atom]:
+            axes, a, b = self.places[name], self.a[name], self.b[name]
+            both = [[placed(axis, choice).to(a.device) for axis in axes] for choice in (before, after)]
+            moved = [other for other, (old, new) in enumerate(zip(*both)) if not torch.equal(old, new)]
+            if not moved:
+                continue
+            if len(moved) == 1 and moved[0] != dim:  # of the other axis only the positions that have moved
+                (other,) = moved
+                old, new = both[0][other], both[1][other]
+                where = (old != new).nonzero().flatten()
+                a, old, new = (t.index_select(other, at) for t, at in ((a, where), (b, old[where]), (b, new[where])))
+                for d, at in enumerate(both[0]):
+                    if d != other and axes[d] is not atom:
+                        old, new = old.index_select(d, at), new.index_select(d, at)
+            else:
+                old, new = self._ordered(name, before), self._ordered(name, after)
+            difference = new.double() - old.double()
+            one, two = (_rows(tensor, dim, axes[dim], atom).double().cpu() for tensor in (a, difference))
+            pairs.append((one, two))
+        _add_products(gain, pairs)
+        return gain
+
+    def _ordered(self, name: str, choice: Choice) -> Tensor:
+        """A tensor of the other model in the present order of all widths."""
+        return repeated(self.b[name], self.places[name], choice)
+
+
+def _add_products(result: Tensor, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Add the products of matrices and transposed others; narrow ones are multiplied together, which is faster."""
+    narrow = []
+    for one, two in pairs:
+        if one.shape[1] < _FEW:
+            narrow.append((one, two))
+        else:
+            result.addmm_(one, two.T)
+    if narrow:
+        one, two = (torch.cat(rows, 1) for rows in zip(*narrow))
+        result.addmm_(one, two.T)
+
+
+def _rows(tensor: Tensor, dim: int, axis: Axis, atom: Atom) -> Tensor:
+    """[size, elements]: what lies at each position of an atom."""
+    if axis is atom:
+        return tensor.movedim(dim, 0).reshape(atom.size, -1)
+    where = occurrences(axis, atom)
+    found = tensor.index_select(dim, where.flatten().to(tensor.device)).movedim(dim, 0)
+    return found.reshape(*where.shape, -1).transpose(0, 1).reshape(atom.size, -1)
+
+
+class Activations:
+    """The likeness of what two models' layers read: the correlation over samples, positions and batches.
+
+    Li et al., "Convergent Learning" (2016). Each axis that layers read has one matrix, the sum over all that read it.
+    """
+
+    def __init__(
+        self, solution: Solution, models: tuple[nn.Module, nn.Module], batches: Sequence[Any], free: set[Atom]
+    ):
+        moments: dict[tuple[int, int, int], list[Tensor]] = {}
+        self.axes: dict[tuple[int, int, int], Axis] = {}
+        for number, batch in enumerate(batches):
+            seen = [self._read(solution, model, batch, free, number) for model in models]
+            for key, one in seen[0].items():
+                two = seen[1][key]
+                new = [one @ two.T, one.sum(1), two.sum(1), one.square().sum(1), two.square().sum(1)]
+                new.append(torch.tensor(float(one.shape[1]), dtype=torch.float64))
+                moments[key] = [a + b for a, b in zip(moments[key], new)] if key in moments else new
+        together: dict[Axis, Tensor] = {}
+        for key, (cross, one, two, ones, twos, n) in moments.items():
+            spread = [
+                (square / n - (total / n) ** 2).clamp(min=0).sqrt() for square, total in ((ones, one), (twos, two))
+            ]
+            covariance = cross / n - torch.outer(one / n, two / n)
+            scale = torch.outer(*spread)
+            correlation = torch.where(scale > 1e-12, covariance / scale.clamp(min=1e-12), 0)
+            together[self.axes[key]] = together.get(self.axes[key], 0) + correlation
+        self.of, self.beside = together, _beside((axis,) for axis in together)
+        self.along: dict[Atom, list[Axis]] = {}
+        for axis in together:
+            for atom in dict.fromkeys(atoms(axis)):
+                self.along.setdefault(atom, []).append(axis)
+
+    def first(self, atom: Atom) -> Tensor:
+        result = torch.zeros(atom.size, atom.size, dtype=torch.float64)
+        for axis in self.along.get(atom, ()):
+            where = occurrences(axis, atom)
+            blocks = self.of[axis][where.flatten()][:, where.flatten()].view(len(where), atom.size, -1, atom.size)
+            result += blocks.amax(2).sum(0)
+        return result
+
+    def gain(self, atom: Atom, choice: Choice) -> Tensor:
+        result = torch.zeros(atom.size, atom.size, dtype=torch.float64)
+        for axis in self.along.get(atom, ()):
+            present = self.of[axis][:, placed(axis, choice)]
+            for places in occurrences(axis, atom):
+                result += present[places][:, places]
+        return result
+
+    def value(self, choice: Choice, atom: Atom | None = None) -> float:
+        axes = self.of if atom is None else self.along.get(atom, ())
+        return sum(self.of[axis][range(axis.size), placed(axis, choice)].sum().item() for axis in axes)
+
+    def _read(self, solution, model, batch, free, number) -> dict[tuple[int, int, int], Tensor]:
+        """What matrix products and convolutions read along free widths, as [positions, samples]."""
+        found: dict[tuple[int, int, int], Tensor] = {}
+
+        def keep(place: tuple[int, int], tensor: Tensor, axes: Axes) -> None:
+            for dim, axis in enumerate(axes):
+                if tensor.shape[dim] == axis.size and free & set(atoms(axis)):
+                    rows = tensor.detach().movedim(dim, 0).reshape(axis.size, -1)
+                    rows = rows[:, :: max(1, rows.shape[1] // _MOST)]
+                    found[(*place, dim)] = rows.double().cpu()
+                    self.axes[(*place, dim)] = axis
+
+        read_batch(model, batch, solution, keep, where=f"batches[{number}]", by="activations")
+        return found
+
+
+def _beside(places: Iterable[Axes]) -> dict[Atom, set[Atom]]:
+    """By atom those that lie along a tensor with it; itself where it lies along one more than once."""
+    found: dict[Atom, set[Atom]] = {}
+    for axes in places:
+        along = dict.fromkeys(atom for axis in axes for atom in atoms(axis))
+        for atom in along:
+            again = sum(_degree(axis, atom) for axis in axes) > 1
+            found.setdefault(atom, set()).update(other for other in along if other is not atom or again)
+    return found
+
+
+def _degree(axis: Axis, atom: Atom) -> int:
+    """How many of a position's digits an atom is."""
+    if isinstance(axis, Atom):
+        return axis is atom
+    return (max if isinstance(axis, Sum) else sum)(_degree(part, atom) for part in axis.parts)
