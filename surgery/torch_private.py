@@ -2,16 +2,33 @@
 
 from typing import Any
 
+from torch._C import DispatchKey
+from torch._C import _dispatch_has_kernel_for_dispatch_key as _has_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
-from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils._pytree import tree_map as tree_map
 
 BatchNorm, Dropout = _BatchNorm, _DropoutNd
 
 
-class Watch(TorchDispatchMode):
+class Operations(TorchDispatchMode):
+    """`run` gets each operation, as outside of inference mode, where torch takes composite ones (softmax) apart."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        if _has_kernel(func.name(), "CompositeImplicitAutograd"):
+            with self:
+                return func._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+        return self.run(func, args, kwargs)
+
+    def run(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Called in place of an operation, to run it."""
+        return func(*args, **kwargs)
+
+
+class Watch(Operations):
     """Sees each operation `before` and `after` it runs as it is; subclasses say what they do then.
 
     >>> import torch
@@ -22,8 +39,7 @@ class Watch(TorchDispatchMode):
     aten.add.Tensor
     """
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
-        kwargs = kwargs or {}
+    def run(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         self.before(func, args, kwargs)
         result = func(*args, **kwargs)
         self.after(func, args, kwargs, result)

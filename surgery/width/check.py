@@ -22,7 +22,7 @@ from surgery.names import is_inside
 from surgery.plan import Submodel
 from surgery.plan.edits import set_attribute
 from surgery.states import state
-from surgery.torch_private import TorchDispatchMode, tree_map
+from surgery.torch_private import Operations, tree_map
 from surgery.width.axes import SHUFFLED
 from surgery.width.config import config_edits
 from surgery.width.constants import (
@@ -196,7 +196,7 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
             module._parameters.update(parameters)
 
 
-class _Predicted(TorchDispatchMode):
+class _Predicted(Operations):
     """Compares the operations of the narrow model with the steps of the full one, as they happen.
 
     Operations, the tensors that they take and the shapes of results must be as predicted, and so must numbers among the
@@ -207,8 +207,7 @@ class _Predicted(TorchDispatchMode):
         super().__init__()
         self.solution, self.choice, self.done, self.origins = solution, choice, 0, Origins(small)
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
+    def run(self, func, args, kwargs):
         inputs = tensors_in((args, kwargs))
         sources = self.origins.of(inputs)
         result = func(*args, **kwargs)

@@ -32,7 +32,7 @@ from surgery.forward import (
     tensors_in,
     watching,
 )
-from surgery.torch_private import TorchDispatchMode, Watch, tree_leaves, tree_map
+from surgery.torch_private import Operations, Watch, tree_leaves, tree_map
 from surgery.width import axes
 from surgery.width.axes import Axes, Axis, Kind, Why, lost
 from surgery.width.rules.registry import Learnt, Rule, View, is_step, operation_name, rule_for
@@ -286,7 +286,7 @@ class _Leaving(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class _Follow(TorchDispatchMode):
+class _Follow(Operations):
     def __init__(self, trace: Trace, where: list[str], origins: Origins):
         super().__init__()
         self.trace, self.where, self.origins = trace, where, origins
@@ -297,8 +297,8 @@ class _Follow(TorchDispatchMode):
         self.seeded |= not torch.equal(torch.get_rng_state(), self.random)
         return self.seeded or generator is not None
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        trace, kwargs = self.trace, kwargs or {}
+    def run(self, func, args, kwargs):
+        trace = self.trace
         given = tensors_in((args, kwargs))
         trace.meet(given)
         before = [trace.axes_of(tensor) for tensor in given]

@@ -101,3 +101,11 @@ def test_every_mapping_holds_keyword_arguments():
     assert result.found == "meta"
     assert all(tensor.is_meta for tensor in tensors_in(result.example))
     assert observed(Looking(), UserDict(x=torch.ones(2, 4)), call).found.shape == (2, 2)
+
+
+def test_composite_operations_are_taken_apart_in_inference_mode():
+    net = nn.Sequential(nn.Linear(6, 8), nn.Unflatten(1, (2, 4)), nn.Softmax(1), nn.Flatten(), nn.Linear(8, 3))
+    example = torch.zeros(2, 6)
+    with torch.inference_mode():
+        small, _ = surgery.narrow(net, rate=0.5, example=example)
+    assert small[0].out_features == surgery.narrow(net, rate=0.5, example=example)[0][0].out_features == 4

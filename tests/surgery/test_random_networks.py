@@ -3,18 +3,19 @@
 import copy
 import dataclasses
 import os
+from functools import cache
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, find, given, settings
 from hypothesis import strategies as st
-from random_networks import GRAPHS, Net, Node, inputs, live
+from random_networks import BLOCKS, OPERATIONS, Net, Node, graphs, inputs, live
 
 import surgery
 from surgery.width.axes import concatenation
 from surgery.width.rules.registry import RULES
 
-MANY = int(os.environ.get("RANDOM_NETWORKS", 400))
+MANY = int(os.environ.get("RANDOM_NETWORKS", 1000))
 
 
 def same(found, expected):
@@ -58,6 +59,12 @@ def narrow(net):
     judge_small(net, *surgery.narrow(net, rate=0.5, example=inputs()))
 
 
+def narrow_twice(net):
+    once, outer = surgery.narrow(net, rate=0.7, example=inputs())
+    twice, inner = surgery.narrow(once, rate=0.6, example=inputs())
+    judge_small(net, twice, outer.compose(inner))
+
+
 def drop(net):
     judge_small(net, *surgery.narrow(net, rate=0.5, heads="drop", example=inputs()))
 
@@ -76,6 +83,12 @@ def permute(net):
     judge_same(net, surgery.permute(net, orders(net), example=inputs())[0])
 
 
+def align(net):
+    other = surgery.permute(net, orders(net), example=inputs())[0]
+    found = surgery.align([net, other], example=inputs()).models[1]
+    same(surgery.state(found).values(), surgery.state(net).values())
+
+
 def widen(net):
     judge_same(net, surgery.widen(net, rate=2, example=inputs())[0])
 
@@ -87,7 +100,7 @@ def widen_zero(net):
     assert all(torch.equal(back[name], before[name]) for name in before)
 
 
-JUDGED = (narrow, drop, keep_top, prune, permute, widen, widen_zero)
+JUDGED = (narrow, narrow_twice, drop, keep_top, prune, permute, align, widen, widen_zero)
 
 
 def check(judged, graph, head):
@@ -101,25 +114,35 @@ def check(judged, graph, head):
     return False
 
 
-def judge_many(count):
-    refused = []
+def judge_many(name, count, more=1):
+    """Judge networks that have an operation, the first of which is the least one."""
+    first, found = list(OPERATIONS).index(name) % len(JUDGED), []
 
     @settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(st.sampled_from(JUDGED), GRAPHS, st.integers(0, 3))
+    @given(st.sampled_from(JUDGED[first:] + JUDGED[:first]), graphs(name, more), st.integers(0, 3))
     def judge(judged, graph, head):
-        refused.append(check(judged, graph, head))
+        found.append((name in {step.operation for step in Net(graph, head).steps}, check(judged, graph, head)))
 
     judge()
-    assert sum(refused) < len(refused) / 3  # or little would have been judged
+    return found
 
 
-def test_random_networks():
-    judge_many(80)
+def test_how_many_operations_random_networks_have():
+    assert len(OPERATIONS) == 99
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_random_networks(name):
+    there, _ = zip(*judge_many(name, 2))
+    assert any(there)
 
 
 @pytest.mark.slow
-def test_many_random_networks():
-    judge_many(MANY)
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_many_random_networks(name):
+    there, refused = zip(*judge_many(name, -(-MANY // len(OPERATIONS)), more=2))
+    assert sum(refused) < len(refused) * 2 / 3  # or little would have been judged
+    assert sum(there) > len(there) / 2
 
 
 def unchanged(view, args, out):
@@ -132,18 +155,41 @@ def backwards(view, args, out):
 
 
 WRONG = {
-    "flip": (unchanged, [Node("repeat", a=1, b=3)], narrow),
-    "roll": (unchanged, [Node("repeat", a=1, b=2)], keep_top),
-    "sort": (unchanged, [Node("pick_by_data", a=1)], narrow),
-    "cat": (backwards, [Node("linear", (2,), 2), Node("join", (0, 1), 1)], permute),
+    "flip": (unchanged, [Node("flip", a=1)], narrow),
+    "roll": (unchanged, [Node("roll", a=1)], keep_top),
+    "sort": (unchanged, [Node("sort", a=1)], narrow),
+    "cat": (backwards, [Node("linear", (2,), 2), Node("cat", (0, 1), 1)], permute),
 }
+
+
+def broken(name, monkeypatch):
+    monkeypatch.setitem(RULES, name, dataclasses.replace(RULES[name], function=WRONG[name][0]))
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_rule_is_noticed(name, monkeypatch):
-    function, nodes, judged = WRONG[name]
+    _, nodes, judged = WRONG[name]
     graph = [Node("linear", (1,), 2), *nodes, Node("linear", (0,), 1)]
     check(judged, graph, head=3)  # which may refuse: nothing of it is wrong
-    monkeypatch.setitem(RULES, name, dataclasses.replace(RULES[name], function=function))
+    broken(name, monkeypatch)
     with pytest.raises(AssertionError):
         judged(Net(graph, head=3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_rule_is_found_in_random_networks_and_shrunk(name, monkeypatch):
+    broken(name, monkeypatch)
+
+    @cache
+    def wrong(graph):
+        try:
+            check(WRONG[name][2], graph, head=3)
+        except AssertionError:
+            return True
+        return False
+
+    few = graphs(name, 1, ("linear", "activation", "batch_norm", "transpose", "cat"), BLOCKS[5:6]).map(tuple)
+    graph = find(few, wrong, settings=settings(max_examples=200, database=None, deadline=None))
+    assert len(graph) <= 5
+    assert name in {node.operation for node in graph}

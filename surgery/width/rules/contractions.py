@@ -21,7 +21,7 @@ from surgery.width.rules.registry import (
 )
 
 
-@rule("mm bmm addmm baddbmm matmul dot mv addmv vdot")
+@rule("mm bmm addmm baddbmm dot mv addmv vdot")
 def _matmul(view, args, out):
     left, right = first(args, "mat1 batch1 mat self"), first(args, "mat2 batch2 vec2 tensor vec other")
     x, y = view.axes_of(left), view.axes_of(right)
@@ -43,16 +43,6 @@ def _outer(view, args, out):
     (rows,), (columns,) = view.axes_of(args["vec1"]), view.axes_of(args["vec2"])
     unify_last(view.axes_of(args["self"]), (rows, columns))
     return rows, columns
-
-
-@rule("linear")
-def _linear(view, args, out):
-    x, w = view.axes_of(args["input"]), view.axes_of(args["weight"])
-    unify(x[-1], w[-1])
-    result = [*x[:-1], *w[:-1]]
-    if args["bias"] is not None:
-        unify_last(view.axes_of(args["bias"]), result)
-    return Learnt(result, made=w[:-1])
 
 
 @rule("_trilinear")
@@ -98,7 +88,7 @@ def _distances_within(view, args, out):
 @rule(
     "scaled_dot_product_attention",
     same="""
-    _scaled_dot_product_attention_math _scaled_dot_product_attention_math_for_mps _scaled_dot_product_cudnn_attention
+    _scaled_dot_product_attention_math_for_mps _scaled_dot_product_cudnn_attention
     _scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention
     _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_fused_attention_overrideable
     """,
@@ -148,7 +138,7 @@ def _convolution(view, args, out):
     return _convolved(view, view.axes_of(image), weight, args.get("bias"), args["groups"], out, args.get("transposed"))
 
 
-@rule("torchvision::deform_conv2d", same="torchvision::_deform_conv2d")
+@rule("torchvision::deform_conv2d")
 def _deformed(view, args, out):
     x, offset = view.axes_of(args["input"]), view.axes_of(args["offset"])
     mask = [view.axes_of(args["mask"])] if args["use_mask"] else []
@@ -191,7 +181,7 @@ def _convolved(view: View, x: Axes, weight: Tensor, bias: Tensor | None, groups:
 
 @rule(
     """
-    linalg_inv_ex linalg_qr linalg_svd _linalg_svd _linalg_eigh linalg_eig linalg_cholesky_ex cholesky _linalg_det
+    linalg_inv_ex linalg_qr _linalg_svd _linalg_eigh linalg_eig linalg_cholesky_ex cholesky _linalg_det
     _linalg_slogdet linalg_lu linalg_lu_factor_ex _linalg_solve_ex linalg_solve_triangular linalg_householder_product
     linalg_matrix_exp linalg_pinv linalg_lstsq cholesky_solve cholesky_inverse geqrf linalg_ldl_factor_ex
     """

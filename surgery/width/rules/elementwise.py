@@ -10,7 +10,7 @@ from surgery.width.rules.registry import Learnt, broadcast, dims_of, fresh, resu
 @rule(
     """
     where masked_fill lerp addcmul addcdiv fill zero _prelu_kernel rsub hardswish hardtanh hardsigmoid
-    leaky_relu elu gelu silu mish softplus log_sigmoid_forward relu6 celu clamp rrelu_with_noise threshold complex
+    leaky_relu elu gelu silu mish softplus log_sigmoid_forward celu clamp rrelu_with_noise threshold complex
     polar floor_divide
     """,
     tag=torch.Tag.pointwise,
@@ -20,12 +20,12 @@ def pointwise(view, args, out):
     return [broadcast(view, tensors(args), result.shape) for result in results(out)]
 
 
-@rule("clone contiguous detach alias _to_copy lift_fresh empty_like", layout=True)
+@rule("clone detach alias _to_copy lift_fresh empty_like", layout=True)
 @rule(
     """
-    zeros_like ones_like full_like rand_like randn_like randint_like _softmax _log_softmax _safe_softmax softmax
-    native_dropout _fused_dropout bernoulli dropout constant normal uniform exponential cauchy geometric log_normal
-    random view_as to nan_to_num isnan positive embedding_renorm renorm
+    zeros_like ones_like full_like rand_like randn_like randint_like _softmax _log_softmax _safe_softmax
+    native_dropout _fused_dropout bernoulli normal uniform exponential cauchy geometric log_normal
+    random nan_to_num isnan embedding_renorm renorm
     """,
     sizes={"size"},
 )
@@ -33,9 +33,7 @@ def _same(view, args, out):
     return view.axes_of([*tensors(args), out][0])
 
 
-@rule(
-    "cumsum cumprod cummax cummin flip roll rot90 sort argsort msort tril triu _fft_r2c _fft_c2r _fft_c2c logcumsumexp"
-)
+@rule("cumsum cumprod cummax cummin flip roll rot90 sort tril triu _fft_r2c _fft_c2r _fft_c2c logcumsumexp")
 def _order_matters(view, args, out):
     """The shape stays the same, but along some axes the order of positions matters."""
     found = view.axes_of(args["self"])
@@ -89,8 +87,7 @@ def _create(view, args, out):
 
 @rule(
     """
-    item _local_scalar_dense _assert_async _assert_scalar _assert_tensor_metadata sym_size equal is_same_size
-    _has_compatible_shallow_copy_type is_nonzero allclose
+    _local_scalar_dense _assert_async _assert_scalar _assert_tensor_metadata equal is_same_size allclose
     _functional_assert_async _linalg_check_errors
     """
 )

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from surgery.width.axes import Axis, fix, picked, role, unify
-from surgery.width.rules.elementwise import pointwise
 from surgery.width.rules.registry import (
     Learnt,
     broadcast,
@@ -24,7 +23,7 @@ from surgery.width.rules.registry import (
 @rule(
     """
     native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training cudnn_batch_norm
-    _batch_norm_with_update _batch_norm_no_update _native_batch_norm_legit_functional batch_norm
+    _batch_norm_with_update _batch_norm_no_update _native_batch_norm_legit_functional
     """
 )
 def _batch_norm(view, args, out):
@@ -36,7 +35,7 @@ def _batch_norm(view, args, out):
     return Learnt([found, *(fitting(found[1:2], other.shape) for other in statistics)], {"num_features": found[1]})
 
 
-@rule("native_layer_norm _fused_rms_norm rms_norm layer_norm", sizes={"normalized_shape"})
+@rule("native_layer_norm", sizes={"normalized_shape"})
 def _layer_norm(view, args, out):
     found = view.axes_of(args["input"])
     for name in ("weight", "bias"):
@@ -47,7 +46,7 @@ def _layer_norm(view, args, out):
     return Learnt([found, *(fitting(found, other.shape) for other in statistics)], {"normalized_shape": shape})
 
 
-@rule("native_group_norm group_norm", sizes={"N", "C", "HxW"})
+@rule("native_group_norm", sizes={"N", "C", "HxW"})
 def _group_norm(view, args, out):
     found, groups = view.axes_of(args["input"]), first(args, "group num_groups")
     for name in ("weight", "bias"):
@@ -59,7 +58,7 @@ def _group_norm(view, args, out):
     return Learnt([found, *(fitting((found[0], which), other.shape) for other in statistics)], sizes)
 
 
-@rule("_weight_norm_interface _weight_norm")
+@rule("_weight_norm_interface")
 def _weight_norm(view, args, out):
     v, g, dim = view.axes_of(args["v"]), view.axes_of(args["g"]), args["dim"]
     unify(v[dim], g[dim])
@@ -74,10 +73,7 @@ def _weight_norm(view, args, out):
     """
 )
 def _reduce(view, args, out):
-    source, *others = tensors(args)
-    if others:  # max(a, b)
-        return pointwise(view, args, out)
-    found = view.axes_of(source)
+    found = view.axes_of(args["self"])
     dims = dims_of(args, len(found))
     if "k" in args or any(not result.is_floating_point() for result in results(out)):
         for axis in (axis for dim, axis in enumerate(found) if dim in dims):
@@ -94,8 +90,7 @@ def _reduce(view, args, out):
 
 @rule(
     """
-    mse_loss smooth_l1_loss huber_loss l1_loss binary_cross_entropy binary_cross_entropy_with_logits soft_margin_loss
-    kl_div dist
+    mse_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits soft_margin_loss dist
     """
 )
 def _compare(view, args, out):
@@ -105,7 +100,7 @@ def _compare(view, args, out):
     return found if out.ndim else []
 
 
-@rule("nll_loss nll_loss_nd nll_loss_forward nll_loss2d_forward multi_margin_loss multilabel_margin_loss_forward")
+@rule("nll_loss_forward nll_loss2d_forward multi_margin_loss multilabel_margin_loss_forward")
 def _classify(view, args, out):
     """A class is looked up by its number: axis 1, or the only one."""
     found, target = view.axes_of(args["self"]), view.axes_of(args["target"])

@@ -145,7 +145,7 @@ def _index_select(view, args, out):
     return found
 
 
-@rule("gather scatter scatter_add take_along_dim scatter_reduce", carries=True)
+@rule("gather scatter scatter_add scatter_reduce", carries=True)
 def _gather(view, args, out):
     found, index = view.axes_of(args["self"]), view.axes_of(args["index"])
     if not found or not index:

@@ -3,11 +3,10 @@
 from math import prod
 
 from surgery.width.axes import Axis, concatenation, digits, fix, picked, product, regroup, role, segment
-from surgery.width.rules.registry import Learnt, first, fitting, fresh, rule, tensors, told_apart, unify_all
+from surgery.width.rules.registry import Learnt, fitting, fresh, rule, tensors, told_apart, unify_all
 
 
-@rule("view", same="_unsafe_view reshape _reshape_alias", sizes={"size", "shape"}, carries=True)
-@rule("flatten unflatten", sizes={"sizes"})
+@rule("view", same="_unsafe_view _reshape_alias", sizes={"size", "stride"}, carries=True)
 def _view(view, args, out):
     found = view.axes_of(args["self"])
     if out.dtype != args["self"].dtype and out.shape != args["self"].shape:  # view(dtype) changes the last axis
@@ -15,7 +14,7 @@ def _view(view, args, out):
         for axis in found:
             fix(axis, why)
         return fresh(out.shape, why)
-    result, sizes = regroup(list(found), list(out.shape)), first(args, "size shape sizes")
+    result, sizes = regroup(list(found), list(out.shape)), args["size"]
     return Learnt(result, written=[axis for axis, size in zip(result, sizes) if size != -1] if -1 in sizes else ())
 
 
@@ -25,7 +24,7 @@ def _permute(view, args, out):
     return [found[dim] for dim in args["dims"]]
 
 
-@rule("transpose t swapaxes swapdims adjoint", carries=True)
+@rule("transpose t", carries=True)
 def _transpose(view, args, out):
     found = list(view.axes_of(args["self"]))
     if len(found) >= 2:
@@ -60,32 +59,24 @@ def _view_as_complex(view, args, out):
 
 
 @rule("expand", layout=True, carries=True)
-@rule("expand_as", carries=True)
 def _expand(view, args, out):
     found = view.axes_of(args["self"])
     return fitting(reversed(found), reversed(out.shape))[::-1]
 
 
-@rule("repeat tile", sizes={"repeats"})
+@rule("repeat", sizes={"repeats"})
 def _repeat(view, args, out):
     found = view.axes_of(args["self"])
     found = [*fresh([1] * (out.ndim - len(found))), *found]
     return [product([Axis(size // max(axis.size, 1)), axis]) for axis, size in zip(found, out.shape)]
 
 
-@rule("repeat_interleave", sizes={"repeats", "output_size"})
+@rule("repeat_interleave", sizes={"output_size"})
 def _repeat_interleave(view, args, out):
-    source = args.get("self", args["repeats"])
-    if args.get("dim") is None or not isinstance(args["repeats"], int):
-        return told_apart(view, [source], out)[0]
-    return [
-        axis if axis.size == size else product([axis, Axis(size // axis.size)])
-        for axis, size in zip(view.axes_of(source), out.shape)
-    ]
+    return told_apart(view, tensors(args), out)
 
 
 @rule("slice", sizes={"end"}, carries=True)
-@rule("narrow", sizes={"length"})
 def _slice(view, args, out):
     found = list(view.axes_of(args["self"]))
     dim, whole = args["dim"], found[args["dim"]]
@@ -109,7 +100,6 @@ def _slice(view, args, out):
 
 @rule("split unsafe_split", sizes={"split_size", "split_sizes"})
 @rule("split_with_sizes unsafe_split_with_sizes", sizes={"split_sizes"})
-@rule("chunk unsafe_chunk tensor_split", sizes={"sections"})
 def _split(view, args, out):
     found, start, parts = view.axes_of(args["self"]), 0, []
     dim = args["dim"] % len(found)
@@ -120,7 +110,7 @@ def _split(view, args, out):
     return parts
 
 
-@rule("cat concatenate")
+@rule("cat")
 def _cat(view, args, out):
     found = [view.axes_of(tensor) for tensor in args["tensors"] if tensor.shape != (0,) or out.ndim == 1]
     dim = args["dim"] % out.ndim
@@ -170,7 +160,7 @@ def _diagonal_matrix(view, args, out):
 @rule(
     """
     constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d
-    replication_pad3d _pad_circular
+    replication_pad3d
     """
 )
 def _pad(view, args, out):

@@ -8,12 +8,12 @@ from surgery.width.rules.registry import Learnt, fresh, grouped, results, rule, 
 
 @rule(
     """
-    max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d adaptive_max_pool2d avg_pool1d avg_pool3d
-    adaptive_max_pool3d _adaptive_avg_pool3d max_pool3d_with_indices adaptive_avg_pool1d max_pool2d
+    max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d adaptive_max_pool2d avg_pool3d
+    adaptive_max_pool3d _adaptive_avg_pool3d max_pool3d_with_indices
     upsample_bilinear2d upsample_nearest2d upsample_bicubic2d upsample_linear1d upsample_nearest1d
     _upsample_bilinear2d_aa _upsample_bicubic2d_aa upsample_trilinear3d mkldnn_max_pool2d
     _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d upsample_nearest3d
-    _upsample_lanczos2d_aa adaptive_avg_pool2d adaptive_max_pool1d adaptive_avg_pool3d
+    _upsample_lanczos2d_aa
     """,
     sizes={"output_size"},
 )
@@ -34,7 +34,7 @@ def _unpool(view, args, out):
     return [*found[:-pixels], *fresh(out.shape[-pixels:], role("pixels"))]
 
 
-@rule("grid_sampler_2d grid_sampler_3d grid_sampler")
+@rule("grid_sampler_2d grid_sampler_3d")
 def _grid_sample(view, args, out):
     x, grid = view.axes_of(args["input"]), view.axes_of(args["grid"])
     unify(x[0], grid[0])
@@ -53,7 +53,7 @@ def _pixel_shuffle(view, args, out):
     return [*batch, channel, product([h, i]), product([w, j])]
 
 
-@rule("channel_shuffle native_channel_shuffle")
+@rule("channel_shuffle")
 def _channel_shuffle(view, args, out):
     batch, c, *rest = view.axes_of(args["self"])
     which, within = grouped(c, args["groups"])

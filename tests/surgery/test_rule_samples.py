@@ -1,0 +1,92 @@
+"""Each rule on the samples of its operation: what shrinks, and that what is left computes what it should."""
+
+import contextlib
+
+import pytest
+import torch
+import torchvision  # noqa: F401, its operations
+from rule_samples import APART, FREE, KIN, WHOLE
+from symmetric import Made
+from torch import nn
+
+import surgery
+from surgery import SurgeryError
+from surgery.forward import tensors_in
+from surgery.width import trace
+from surgery.width.rules.registry import RULES, canonical
+from tests.surgery.test_narrow import assert_plan, assert_zero_oracle, randomized
+
+LEFT = {name: left for table, left in ((FREE, 4), (WHOLE, 8)) for names in table for name in names.split()}
+SAMPLES = {name: call for table in (FREE, WHOLE) for names, call in table.items() for name in names.split()}
+EXAMPLE = torch.rand(2, 5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+ORDERS = torch.Generator().manual_seed(1)
+
+
+def operation(name):
+    space, _, bare = name.rpartition("::")
+    found = getattr(getattr(torch.ops, space or "aten"), bare, None)
+    return found or pytest.skip("this torch does not have it")
+
+
+def network(name, looks=False):
+    """Two linear layers, the operation, and a linear layer for each of its results; one that looks at numbers is not
+    traced on the meta device, where operations may run as others."""
+    call, called = SAMPLES[name], operation(name)
+
+    def results(net, x):
+        found = (t.double() for t in tensors_in(call(called, net.body(net.front(x)))))
+        return [t for t in found if t.ndim]
+
+    net = Made(None, front=nn.Linear(4, 6), body=nn.Linear(6, 8))
+    randomized(net.double())
+    with torch.no_grad():
+        heads = [nn.Linear(found.shape[-1], 3) for found in results(net, EXAMPLE)]
+    net.heads = randomized(nn.ModuleList(heads).double())
+
+    def forward(net, x):
+        scale = 1 if not looks or x.sum().item() else 2
+        return torch.cat([head(y).flatten() for head, y in zip(net.heads, results(net, x))]) * scale
+
+    net.function = forward
+    return net.eval()
+
+
+def operations(net, monkeypatch):
+    """The names of operations that a trace sees."""
+    used, known = set(), trace.rule_for
+    with monkeypatch.context() as patch:
+        patch.setattr(trace, "rule_for", lambda func: used.add(canonical(func._schema.name)) or known(func))
+        trace.traced(net, EXAMPLE)
+    return used
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+@torch.no_grad()
+def test_a_rule(name, monkeypatch):
+    net = network(name)
+    if name not in operations(net, monkeypatch):
+        net = network(name, looks=True)
+        assert name in operations(net, monkeypatch)
+    small, plan = surgery.narrow(net, rate=0.5, example=EXAMPLE)
+    assert (small.front.out_features, small.body.out_features) == (3, LEFT[name])
+    assert_plan(net, small, plan)
+    assert_zero_oracle(net, small, plan, EXAMPLE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SAMPLES)
+@torch.no_grad()
+def test_a_rule_keeps_what_is_computed(name):
+    net = network(name)
+    free = [width for width in surgery.widths(net, example=EXAMPLE) if not width.order]
+    orders = {width.name: torch.randperm(width.size, generator=ORDERS) for width in free}
+    permuted, _ = surgery.permute(net, orders, example=EXAMPLE)
+    torch.testing.assert_close(permuted(EXAMPLE), net(EXAMPLE))
+    with contextlib.suppress(SurgeryError):  # some operations would compute something else of repeated positions
+        wide, _ = surgery.widen(net, rate=2, example=EXAMPLE)
+        torch.testing.assert_close(wide(EXAMPLE), net(EXAMPLE))
+
+
+def test_every_rule_has_samples():
+    assert SAMPLES.keys() | KIN.keys() | APART == RULES.keys()
+    assert all(RULES[name].function is RULES[other].function for name, other in KIN.items())
