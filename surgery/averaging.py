@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from surgery.copying import clone
 from surgery.errors import SurgeryError, first_line
 from surgery.forward import call, copied, in_mode
-from surgery.states import Models, Stack, State, as_stack, as_state, check_same, compute_dtype, stack_size
+from surgery.states import Models, Stack, State, as_stack, as_state, check_same, compute_dtype, stack_size, state
 from surgery.torch_private import BatchNorm
 from surgery.transfer import upload
 
@@ -279,20 +279,31 @@ def _comparators(k: int) -> list[tuple[int, int]]:
     return pairs
 
 
-def repair(model: nn.Module, *, batches: Iterable[Any]) -> nn.Module:
-    """A copy whose batch norms have the statistics of these batches, for a model whose weights were averaged.
+def repair(
+    model: nn.Module,
+    *,
+    batches: Iterable[Any],
+    ends: Sequence[nn.Module] = (),
+    weights: Sequence[float] | Tensor | None = None,
+) -> nn.Module:
+    """A copy whose features have the statistics they should have, for a model whose weights were averaged.
 
     The mean of two models' running variances is not the variance that the mean of their weights has: features cancel,
     and it is smaller, layer by layer (Jordan et al., "REPAIR", ICLR 2023, section 3). With the statistics of the
-    averaged model itself every channel has the mean and the variance that its norm says.
+    averaged model itself every channel has the mean and the variance that its norm says. A model without batch norm
+    needs the `ends`: each channel of what linear layers and convolutions give, but for the last one, is then scaled and
+    shifted so that its mean and its standard deviation are the weighted means of those in the ends (section 3.2).
 
     Args:
-        model: with batch norms; it is not changed.
+        model: with batch norms, or with `ends`; it is not changed.
         batches: inputs, as the model takes them; their means and (unbiased) variances are averaged. All else, such as
             dropout, runs in evaluation mode.
+        ends: the models that were averaged, of the same architecture, where there is no batch norm.
+        weights: by which they were averaged; they need not sum to one. None gives all the same.
 
     Raises:
-        SurgeryError: for a model without batch norms that keep statistics, and if it does not run on a batch.
+        SurgeryError: for a model without batch norms that keep statistics and without ends, if it does not run on a
+            batch, and for ends with batch norms, or with a layer that has no bias or does not run once in a pass.
 
     >>> net = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1))
     >>> _ = net[0].weight.data.fill_(2), net[0].bias.data.fill_(1)
@@ -306,9 +317,14 @@ def repair(model: nn.Module, *, batches: Iterable[Any]) -> nn.Module:
         raise SurgeryError(f"batches is a list (or another iterable) of inputs, got a {type(batches).__name__}")
     twin = clone(model)
     norms = [m for m in twin.modules() if isinstance(m, BatchNorm) and m.running_mean is not None]
+    if ends or weights is not None:
+        if norms or not ends:
+            what = "has batch norms: leave out ends and weights" if norms else "was averaged by weights: give its ends"
+            raise SurgeryError(f"{type(model).__name__} {what}")
+        return _rescaled(twin, list(batches), list(ends), weight_rows(weights, len(ends), False))
     if not norms:
         raise SurgeryError(
-            f"{type(model).__name__} has no batch norm that keeps statistics: there is nothing to repair"
+            f"{type(model).__name__} has no batch norm that keeps statistics: give the averaged models as `ends`"
         )
     before = [(norm.momentum, copy.deepcopy(norm.num_batches_tracked)) for norm in norms]
     number = -1
@@ -332,3 +348,73 @@ def repair(model: nn.Module, *, batches: Iterable[Any]) -> nn.Module:
     for norm, (momentum, tracked) in zip(norms, before):
         norm.momentum, norm.num_batches_tracked = momentum, tracked
     return twin
+
+
+class _Moments:
+    """The count, the sum and the sum of squares of each channel that a layer gives, and how often it ran."""
+
+    def __init__(self, layer: nn.Module):
+        self.runs, self._after = 0, -1 if isinstance(layer, nn.Linear) else 1
+        self.sums = [torch.zeros((), dtype=torch.float64)] * 3
+
+    def __call__(self, layer: nn.Module, _: Any, result: Tensor) -> None:
+        rows = result.detach().cpu().double().movedim(self._after, 0).flatten(1)
+        self.runs += 1
+        self.sums = [a + b for a, b in zip(self.sums, (torch.tensor(rows.shape[1]), rows.sum(1), rows.square().sum(1)))]
+
+    @property
+    def mean_and_deviation(self) -> Tensor:
+        n, total, squares = self.sums
+        return torch.stack([total / n, (squares / n - (total / n) ** 2).clamp(min=0).sqrt()])
+
+
+def _moments(model: nn.Module, batches: Sequence[Any], names: Iterable[str]) -> dict[str, _Moments]:
+    """Of the layers of these names, in the order in which they end."""
+    found: dict[str, _Moments] = {}
+    layers = {name: model.get_submodule(name) for name in names}
+
+    def kept(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
+        return lambda *call: found.setdefault(name, _Moments(layers[name]))(*call)
+
+    hooks = [layer.register_forward_hook(kept(name)) for name, layer in layers.items()]
+    try:
+        with in_mode(model, training=False), torch.no_grad():
+            for number, batch in enumerate(batches):
+                try:
+                    call(model, copied(batch))
+                except Exception as error:
+                    why = f"does not run on batches[{number}]: {first_line(error)}; give inputs without labels"
+                    raise SurgeryError(f"{type(model).__name__} {why}") from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def _rescaled(model: nn.Module, batches: list[Any], ends: list[nn.Module], weights: Tensor) -> nn.Module:
+    """The model itself, each layer after those before it; a channel that is constant is only shifted."""
+    if not batches or weights.ndim != 1:
+        raise SurgeryError("repair needs `batches`, at least one, and one weight for each of the ends")
+    for number, end in enumerate(ends):
+        check_same(state(model), as_state(end, f"ends[{number}]"), "the model", f"ends[{number}]")
+    kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    names = [name for name, layer in model.named_modules() if isinstance(layer, kinds)]
+    seen = [_moments(end, batches, names) for end in ends]
+    order = list(seen[0])
+    for name in names:
+        if name not in seen[0] or any(one[name].runs != len(batches) for one in seen):
+            raise SurgeryError(
+                f"{name!r} does not run once in a pass: its statistics cannot be set right by its weights"
+            )
+        if name != order[-1] and model.get_submodule(name).bias is None:
+            raise SurgeryError(f"{name!r} has no bias by which its mean could be set right: give it one of zeros")
+    for name in order[:-1]:
+        layer: Any = model.get_submodule(name)
+        mean, deviation = _moments(model, batches, [name])[name].mean_and_deviation
+        aim = torch.stack([w * one[name].mean_and_deviation for w, one in zip(weights / weights.sum(), seen)]).sum(0)
+        scale = torch.where(deviation > 1e-12, aim[1] / deviation.clamp(min=1e-12), 1)
+        with torch.no_grad():
+            weight, bias = layer.weight.cpu().double(), layer.bias.cpu().double()
+            layer.weight.copy_(weight * scale.view(-1, *[1] * (weight.ndim - 1)))
+            layer.bias.copy_((bias - mean) * scale + aim[0])
+    return model

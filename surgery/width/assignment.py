@@ -114,4 +114,6 @@ def assignment(gain: Tensor) -> list[int]:
     """
     from scipy.optimize import linear_sum_assignment  # takes a second to import
 
-    return linear_sum_assignment(gain.double().cpu().numpy(), maximize=True)[1].tolist()
+    gain = gain.double().cpu()
+    gain = gain - gain.mean(1, keepdim=True)  # moves no best column, and they are found up to ten times as fast
+    return linear_sum_assignment((gain - gain.mean(0)).numpy(), maximize=True)[1].tolist()

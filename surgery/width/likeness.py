@@ -52,7 +52,7 @@ class Weights:
             self._gains[atom] = self._summed(atom, ordered, lambda rows: rows), others
         else:
             self._gains[atom] = self._moved(atom, *self._gains[atom], others), others
-        return self._gains[atom][0][:, torch.tensor(choice[atom])]
+        return self._gains[atom][0].index_select(1, torch.tensor(choice[atom]))
 
     def value(self, choice: Choice, atom: Atom | None = None) -> float:
         names = self.places if atom is None else dict.fromkeys(name for name, _ in self.along[atom])

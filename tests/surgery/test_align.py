@@ -110,6 +110,60 @@ def test_repaired_statistics_are_those_of_the_batches():
     assert torch.equal(net.norm1.running_mean, torch.zeros(4))
 
 
+def convolutional():
+    layers = [nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 16, 3), nn.ReLU(), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
+
+
+def test_without_norms_every_channel_gets_the_statistics_between_those_of_the_ends():
+    """Against torch.var_mean, and the loss halfway between two networks trained on digits."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    x, y = torch.tensor(digits.images[:, None] / 8 - 1).float(), torch.tensor(digits.target)
+    ends = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        net = convolutional()
+        optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
+        for batch in (b for _ in range(2) for b in torch.randperm(len(x)).split(64)):
+            loss = nn.functional.cross_entropy(net(x[batch]), y[batch])
+            optimizer.zero_grad(), loss.backward(), optimizer.step()
+        ends.append(net)
+    ends = align(ends, example=x[:2]).models
+    between = convolutional()
+    between.load_state_dict({n: 0.25 * a + 0.75 * state(ends[1])[n] for n, a in state(ends[0]).items()})
+    fixed = repair(between, batches=x.split(600), ends=ends, weights=[1, 3])
+    assert torch.equal(fixed[-1].weight, between[-1].weight)
+    with torch.no_grad():
+        for last in (1, 4, 7):
+            moments = []
+            for net in (*ends, fixed):
+                given = net[:last](x)
+                variance, mean = torch.var_mean(given, [d for d in range(given.ndim) if d != 1], correction=0)
+                moments.append(torch.stack([mean, variance.sqrt()]))
+            assert torch.allclose(moments[2], 0.25 * moments[0] + 0.75 * moments[1], atol=1e-4)
+        first, second, before, after = (nn.functional.cross_entropy(net(x), y) for net in (*ends, between, fixed))
+    assert 0.25 * first + 0.75 * second < before  # there is a barrier
+    assert after < before
+
+
+def test_what_cannot_be_rescaled_is_refused():
+    x = torch.ones(2, 3)
+    layer = nn.Linear(3, 3)
+    norm = nn.Sequential(layer, nn.BatchNorm1d(3))
+    free = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3))
+    for model, kwargs, why in [
+        (norm, {"ends": [norm]}, "leave out ends"),
+        (layer, {"weights": [1]}, "give its ends"),
+        (free, {"ends": [free]}, "'0' has no bias"),
+        (nn.Sequential(layer, layer), {"ends": [nn.Sequential(layer, layer)]}, "does not run once"),
+        (layer, {"ends": [nn.Linear(3, 2)]}, "shape"),
+    ]:
+        with pytest.raises(SurgeryError, match=why):
+            repair(model, batches=[x], **kwargs)
+
+
 def test_wrong_arguments_are_refused():
     net, other = SMALL["residual"](), SMALL["residual"](c=8)
     for models, kwargs, why in [
