@@ -269,7 +269,7 @@ def settings_in_files() -> str:
         what = ", ".join([*(f"{key}*" for key in method.own), *method.shared]) or "none"
         base = {"none": "", "possible": "; base_model possible"}.get(method.base, "; needs a base_model")
         lines.append(textwrap.fill(f"{name:16} {what}{base}", 80, initial_indent="  ", subsequent_indent=" " * 19))
-    return "\n".join([*lines, "", "* also of each model by itself. Everything else is refused by its name."])
+    return "\n".join([*lines, "", "* also of each model by itself. Other keys and methods are refused by their names."])
 
 
 def explained(first: str) -> str | None:

@@ -236,6 +236,11 @@ class Aligner:
                 best, most = (orders, present), value
         return best
 
+    def outside_of_states(self) -> set[str]:
+        """The widths along which a tensor lies that no state holds, which would stay in the old order beside it."""
+        held, members = self._model.state_dict(), self._solution.members
+        return {n for n, atom in self._free.items() if any(joined(*key) not in held for key, _ in members[atom])}
+
     def plan(self, permutations: Mapping[str, Sequence[int] | Tensor]) -> Submodel:
         """The plan that permutes a state or a model: `plan.extract(state)`, `plan.build(model)`."""
         choice = {self._free[name]: torch.as_tensor(order).tolist() for name, order in permutations.items()}

@@ -6,6 +6,7 @@ channel was trained as often as any other.
 """
 
 import copy
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import prod
@@ -29,6 +30,7 @@ from surgery.width.plan import plan_of
 from surgery.width.solve import Atom, Axis, Product, Sum, atoms, digits, grouping_of, named_widths, size_of, solve
 from surgery.width.trace import traced
 
+_log = logging.getLogger(__name__)
 _OWN = vars(nn.Module()).keys() - {"training"}  # what every module keeps for itself
 
 
@@ -173,13 +175,15 @@ def fit(
 
     Of each width the positions are chosen whose parameters are nearest to the small model's, as `surgery.align` chooses
     an order (Ainsworth et al., "Git Re-Basin", ICLR 2023, section 3.2); so are heads. Of a section in which the small
-    model has fewer blocks the first ones are taken. With the plan models of unequal width and depth are merged:
-    `merged = merge.slerp([plan.extract(large), small], t=0.5)`, `plan.embed(merged, into=large)[0]`.
+    model has fewer blocks the first ones are taken. A width along which a tensor lies that the state does not hold (the
+    frequencies of rotary positions) keeps its first positions, as does one whose order matters. With the plan models of
+    unequal width and depth are merged: `merged = merge.slerp([plan.extract(large), small], t=0.5)`,
+    `plan.embed(merged, into=large)[0]`.
 
     Args:
         model: any module; it is not changed.
-        small: a smaller model of the same family, with the same names of tensors but for blocks that it lacks. Of a
-            state the numbers of heads are not known: all stay, and each is narrower.
+        small: a smaller model of the same family, with the same names of tensors but for blocks that it lacks. A state
+            does not tell heads: all stay, each narrower, which is logged.
         example: the model's input, as for `surgery.narrow`; it has to be one of a small module, too.
         output: as for `surgery.narrow`.
         starts, generator: as for `surgery.align`.
@@ -199,13 +203,15 @@ def fit(
     (((4, 5), (0, 1), (3, 4)),)
     """
     values = dict(as_state(small, "the small model"))
+    if any(tensor.is_meta for tensor in values.values()):
+        raise SurgeryError("the small model has no weights to compare (meta device): load some first")
     shallow, depth = _as_deep(model, small, example)
     narrow = _first_positions(shallow, small, values, example, output)
     aligner = Aligner(shallow, example=example, output=output)
     search = Search(starts, generator or torch.Generator().manual_seed(0))
     zeros = {name: torch.zeros_like(tensor) for name, tensor in state(shallow).items()}
     padded, mask = narrow.embed(values, into=zeros)
-    orders = aligner.by_weights(padded, shallow, search, mask=mask)
+    orders = aligner.by_weights(padded, shallow, search, aligner.outside_of_states(), mask)
     plan = aligner.plan(orders).compose(narrow)
     return plan if depth is None else depth.compose(plan)
 
@@ -238,14 +244,29 @@ def _first_positions(
             raise SurgeryError(
                 f"{name!r} is {tuple(tensor.shape)} in the small model, more than {sizes} in the large one"
             )
-    known = {}
+    ours, theirs = named_widths(solution), {}
     if isinstance(small, nn.Module):
         theirs = named_widths(solve(traced(small, example, output).found))
-        known = {atom: theirs[name].size for name, atom in named_widths(solution).items() if name in theirs}
+    known = {atom: theirs[name].size for name, atom in ours.items() if name in theirs}
     kept = _solved([(name, a, n) for name, t in values.items() for a, n in zip(where[name], t.shape)], known)
-    plan = plan_of(seen.model, state(model), solution, {a: range(n) for a, n in kept.items() if n < a.size})
-    sets = _attributes(model, small) if isinstance(small, nn.Module) else []
-    return replace(plan, edits=(*sets, *plan.edits))
+    positions = {a: range(n) for a, n in kept.items() if n < a.size}
+    if not isinstance(small, nn.Module):
+        along = {axis: [*atoms(axis)] for found in solution.tensors.values() for axis in found}
+        heads = [a for axis, parts in along.items() for a in parts if a.grouping and _new_size(axis, kept) < axis.size]
+        if heads:
+            name = next((name for name, atom in ours.items() if atom is heads[0]), "a width")
+            _log.warning("a state does not tell %s: all %d of %s stay", heads[0].grouping, heads[0].size, name)
+        return plan_of(seen.model, state(model), solution, positions)
+    stay = {name: kept.get(atom, atom.size) for name, atom in ours.items()}
+    for name in (*ours, *theirs):  # a width of 1 is no width
+        wanted, have = theirs[name].size if name in theirs else 1, ours[name].size if name in ours else 1
+        if wanted > have or stay.get(name) != wanted:
+            raise SurgeryError(
+                f"the width {name!r} is {have} in the large model and {wanted} in the small one, which is no part of "
+                "it: give a narrower model of the family, with heads as many or fewer"
+            )
+    plan = plan_of(seen.model, state(model), solution, positions)
+    return replace(plan, edits=(*_attributes(model, small), *plan.edits))
 
 
 def _solved(

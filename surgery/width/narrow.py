@@ -31,6 +31,7 @@ from surgery.width.plan import plan_of
 from surgery.width.shortfall import (
     UnshrunkWidth,
     constants_differ,
+    equally_long,
     listed,
     stayed_whole,
     target_missed,
@@ -116,7 +117,7 @@ def narrow(
     if target is not None and (rate is not None or rates):
         raise SurgeryError("a target says how large the model is, so it replaces rate and rates: give one of them")
     if target is not None and not isinstance(target, Target):
-        raise SurgeryError(f"target is surgery.Target(macs=...) or surgery.Target(parameters=...), got {target!r}")
+        raise SurgeryError(f"target is a surgery.Target of macs, parameters or positions, got {target!r}")
     if target is not None:
         rate = target.rate
     if example is None:
@@ -316,6 +317,7 @@ def finished(found: Attempt) -> nn.Module:
     for shortfall, refused in (
         (target_missed(wanted.target, found.cost.share(chosen.choice)) if wanted.target and found.cost else "", strict),
         (listed(model, found.whole), strict or not chosen.choice),
+        (equally_long(solution, demand, chosen), strict),
         (too_wide(solution, demand, chosen, small) if strict else "", strict),
         (constants_differ(model, others), strict),
         (unused_tensors(solution, demand, chosen, small, found.seen.found.untrained), strict),
@@ -391,8 +393,7 @@ def _first_further(here: Attempt, stuck: Divergence) -> Attempt | None:
     known, couplings = here.known, list(islice(_couplings(here, stuck.step), _COUPLINGS))
     for further in (
         *(replace(known, couplings=(*known.couplings, coupling)) for coupling in couplings),
-        # With a target more positions than it allows would stay.
-        *(replace(known, equal=(*known.equal, one)) for one in _torn(here, stuck.step) if not here.request.target),
+        *(replace(known, equal=(*known.equal, one)) for one in _torn(here, stuck.step)),
     ):
         there = attempt(here.request, further)
         if there.is_further_than(here):
@@ -417,7 +418,12 @@ def _of_size(solution: Solution, module: str, size: int) -> list[Axis]:
 
 
 def _torn(here: Attempt, number: int) -> list[tuple[str, int]]:
-    """The module of a step, with each size of its axes there of which some shrink more than others."""
+    """The module of a step, with each size of its axes there of which some shrink more than others.
+
+    None where more positions must not stay: with a target, and where a rounding says which numbers there are.
+    """
+    if here.request.target or here.request.demand.rounding is not math.ceil:
+        return []
     step, choice = here.solution.steps[number], here.chosen.choice
     new = {a.size: {size_of(b, choice) for b in _of_size(here.solution, step.module, a.size)} for a in step.axes()}
     return [(step.module, size) for size in sorted(new) if len(new[size]) > 1]

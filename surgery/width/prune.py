@@ -99,7 +99,7 @@ def prune(
     if not isinstance(model, nn.Module):
         raise SurgeryError(f"prune runs the model: give a module, not a {type(model).__name__}")
     if not isinstance(target, Target):
-        raise SurgeryError(f"target is surgery.Target(macs=...) or surgery.Target(parameters=...), got {target!r}")
+        raise SurgeryError(f"target is a surgery.Target of macs, parameters or positions, got {target!r}")
     if example is None:
         raise SurgeryError("prune runs one forward pass: give an input as `example`")
     if finetune is not None and not callable(finetune):

@@ -9,7 +9,19 @@ from surgery.forward import named_tensors
 from surgery.names import joined, matches
 from surgery.width.axes import Kind, Why, firmest, lost
 from surgery.width.choose import INSIDE, Chosen, Demand
-from surgery.width.solve import Atom, Axis, Product, Solution, Sum, atoms, digits, size_of, summed_over, terms
+from surgery.width.solve import (
+    Atom,
+    Axis,
+    Product,
+    Solution,
+    Sum,
+    atoms,
+    digits,
+    named_widths,
+    size_of,
+    summed_over,
+    terms,
+)
 from surgery.width.target import CLOSE, Target
 
 _LISTED = 5  # widths that stayed whole are listed up to this number
@@ -107,6 +119,17 @@ def _list(first: str, items: Sequence[Any], more: str = "", last: str = "") -> s
     if len(items) > _LISTED:
         lines.append(f"  and {len(items) - _LISTED} more{more}")
     return "\n".join([*lines, last] if last else lines)
+
+
+def equally_long(solution: Solution, demand: Demand, chosen: Chosen) -> str:
+    """Which widths keep more than their share since the code takes them for as long as another; "" if none does."""
+    kept = {
+        name: (len(chosen.choice[atom]), atom.size, demand.share(atom.size, demand.rate_of(atom)))
+        for name, atom in named_widths(solution).items()
+        if demand.equal and atom in chosen.choice
+    }
+    texts = [f"{n} of {size} positions of {name}, not {share}" for name, (n, size, share) in kept.items() if n > share]
+    return f"the code takes widths for equally long, so that there stay {', '.join(texts)}" if texts else ""
 
 
 def too_wide(solution: Solution, demand: Demand, chosen: Chosen, small: nn.Module) -> str:

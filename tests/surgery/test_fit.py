@@ -128,3 +128,44 @@ def test_trained_models_of_unequal_width_merge_better_where_they_match():
         mean = average([plan.extract(state(large)), state(small)])
         merged[name] = accuracy(plan.embed(mean, into=large)[0])
     assert merged["fit"] > merged["corner"] + 0.02, merged
+
+
+def vit(width, heads, depth=1):
+    torch.manual_seed(width + heads)
+    return timm.models.VisionTransformer(
+        img_size=32, patch_size=8, embed_dim=width, depth=depth, num_heads=heads, num_classes=5
+    )
+
+
+@pytest.mark.parametrize(("large", "small"), [((32, 4), (32, 8)), ((32, 4), (16, 1)), ((64, 8), (32, 2))])
+def test_other_heads_are_no_part(large, small):
+    with pytest.raises(SurgeryError, match="give a narrower model of the family"):
+        fit(vit(*large), vit(*small), example=IMAGE)
+
+
+def test_a_state_does_not_tell_heads(caplog):
+    small, _ = narrow(vit(32, 4), rate=0.5, heads="drop", example=IMAGE)
+    fit(vit(32, 4), state(small), example=IMAGE)
+    assert "a state does not tell heads: all 4 of blocks.0.attn.proj.weight:1:0 stay" in caplog.text
+
+
+def test_a_width_of_which_the_state_does_not_hold_all_keeps_its_order():
+    class Scaled(nn.Module):
+        def __init__(self, n):
+            super().__init__()
+            self.first, self.second = nn.Linear(5, n), nn.Linear(n, 3)
+            self.register_buffer("scale", torch.arange(1.0, n + 1), persistent=False)
+
+        def forward(self, x):
+            return self.second(self.first(x).relu() * self.scale)
+
+    torch.manual_seed(0)
+    large, small, x = Scaled(6), Scaled(6), torch.randn(4, 5)
+    plan = fit(large, small, example=x)
+    laid = load(large, plan.embed(small, into=large)[0])
+    torch.testing.assert_close(laid(x), small(x))
+
+
+def test_a_model_without_weights_is_refused():
+    with pytest.raises(SurgeryError, match="no weights to compare"):
+        fit(chain(2, 3, 1), chain(2, 2, 1).to("meta"), example=torch.zeros(1, 2))

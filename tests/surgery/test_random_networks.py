@@ -14,7 +14,7 @@ import surgery
 from surgery.width.axes import concatenation
 from surgery.width.rules.registry import RULES
 
-MANY = int(os.environ.get("RANDOM_NETWORKS", 1000))
+MANY = int(os.environ.get("RANDOM_NETWORKS", 400))
 
 
 def same(found, expected):

@@ -249,3 +249,36 @@ def test_wrong_arguments_are_refused():
     net.last.weight.data[2] = 0
     with pytest.raises(SurgeryError, match=r"'last.weight' is 0 where 'last.bias' is not"):
         align([net, net], example=x, maps="orthogonal")
+
+
+class Beside(nn.Module):
+    """A stream that can be rotated, and results of other kinds."""
+
+    def __init__(self, beside, along=lambda h: h):
+        super().__init__()
+        self.a, self.norm, self.b = nn.Linear(3, 4), nn.RMSNorm(4), nn.Linear(4, 2)
+        self.beside, self.along = beside, along
+
+    def forward(self, x):
+        y = self.b(self.norm(self.along(self.a(x))))
+        return y, self.beside(y)
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        lambda y: torch.full_like(y, -torch.inf),
+        lambda y: torch.full_like(y, torch.nan),
+        lambda y: y.isnan(),
+        lambda y: y[:0],
+        lambda y: y * 1j,
+    ],
+)
+def test_results_of_every_kind_are_compared(beside):
+    torch.manual_seed(0)
+    net, x = Beside(beside), torch.randn(5, 3)
+    matrix = torch.linalg.qr(torch.randn(4, 4)).Q
+    torch.testing.assert_close(rotate(net, {"a.weight:0": matrix}, example=x)(x)[0], net(x)[0], rtol=1e-4, atol=1e-5)
+    for rounding in ("floor", "trunc"):
+        rounded = Beside(beside, lambda h, rounding=rounding: torch.div(h, 0.1, rounding_mode=rounding))
+        assert "div" in align([rounded, rounded], example=x, maps="orthogonal").only_permuted["a.weight:0"]
