@@ -14,7 +14,7 @@ from surgery.errors import SurgeryError, first_line
 from surgery.plan import Submodel
 from surgery.width import importance as criteria
 from surgery.width.choose import Demand, Heads, Rounding, Scores, checked
-from surgery.width.narrow import Attempt, Request, final, finished
+from surgery.width.narrow import Attempt, Request, attempt, final, finished
 from surgery.width.shortfall import listed, target_missed
 from surgery.width.solve import Choice, named_widths
 from surgery.width.target import Target
@@ -127,11 +127,13 @@ def prune(
         if len(shares) > 1:
             known = asked.scores if number == 1 else scores(net)
             try:
-                found = final(replace(asked, model=net, target=target.of(min(1.0, share * full / left)), scores=known))
-                if isinstance(steps, int) and number < steps:  # what is found would be the rest of the way
-                    count = found.count("positions")
-                    stay = count.full - (count.full - count(found.chosen.choice)) / (steps - number + 1)
-                    found = final(replace(found.request, target=target.of(stay / count.full, "positions")))
+                wanted = replace(asked, model=net, target=target.of(min(1.0, share * full / left)), scores=known)
+                if isinstance(steps, int) and number < steps:  # of the rest of the way an equal part
+                    ahead = attempt(wanted, found.known)
+                    count = ahead.count("positions")
+                    stay = count.full - (count.full - count(ahead.chosen.choice)) / (steps - number + 1)
+                    wanted = replace(wanted, target=target.of(stay / count.full, "positions"))
+                found = final(wanted)
             except SurgeryError as error:
                 raise SurgeryError(f"step {number} of {len(shares)}, from {left / full:.1%}: {error}") from error
             if fresh := [one for one in found.whole if (one.tensor, one.axis) not in told]:

@@ -382,7 +382,7 @@ def test_targets_that_cannot_be_reached():
     refused("replaces rate", Target(macs=0.5), rate=0.5)
     refused("replaces rate", Target(macs=0.5), rates={"0": 0.5})
     refused("must not be negative", Target(macs=0.5), keep_top={"0.weight:0": -torch.ones(8)})
-    refused("target is surgery.Target", 0.5)
+    refused("target is a surgery.Target", 0.5)
     layers = {"a": nn.Linear(6, 12), "b": nn.Linear(12, 6), "c": nn.Linear(6, 2)}
     net, x = Made(lambda net, x: net.c(net.b(net.a(x).cumsum(1))), **layers), torch.zeros(3, 6)
     whole = r"Target\(macs=0.4\) cannot be reached: .*\n  axis 0 of a.weight \(12, 6\) stays whole: an operation"

@@ -215,7 +215,7 @@ def test_what_cannot_be_is_refused_before_any_training():
     lost = nn.Sequential(nn.Linear(4, 12), Summed(), nn.Linear(12, 6), nn.ReLU(), nn.Linear(6, 2))
     with pytest.raises(SurgeryError, match=r"(?s)cannot be reached: .*axis 0 of 0.weight \(12, 4\) stays whole: an op"):
         prune(lost, finetune=lambda *given: pytest.fail("trained in vain"), **{**options, "target": Target(macs=0.3)})
-    refused("target is surgery.Target", target=0.5)
+    refused("target is a surgery.Target", target=0.5)
     refused("prune runs the model: give a module, not a dict", model={})
     refused("needs `batches`", importance="taylor", loss=loss)
     refused("unknown criterion", importance="hessian")
