@@ -96,7 +96,7 @@ def alone(operation: str, name: str, repetitions: int) -> dict:
         return surgery.align(models, example=image).models[1]
 
     call = {"widen": widen, "align": align}[operation]
-    return {"operation": operation, "model": name, **spread([timed(call)[0] for _ in range(repetitions + 1)][1:], [])}
+    return {"operation": operation, "model": name, **spread([timed(call)[0] for _ in range(repetitions)], [])}
 
 
 def spread(seconds: list[float], ratios: list[float]) -> dict:
