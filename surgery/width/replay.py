@@ -186,6 +186,8 @@ class _Compare(_Replay):
 def _same(expected: Tensor, found: Tensor) -> bool:
     if expected.shape != found.shape:
         return False
+    if found._is_zerotensor():  # one without memory, which must not be read
+        return True
     if not found.is_floating_point() or not found.numel():
         return found.dtype != expected.dtype or bool((found == expected).all())
     low, high = expected.aminmax()
