@@ -170,6 +170,7 @@ def test_registries_are_read_as_wholes():
 
 
 def test_a_run_goes_on_where_it_was_stopped(tmp_path):
+    pytest.importorskip("transformers")  # whose version is stored
     row = {"name": "timm:a", "result": {"narrow": "ok", "graft": "SurgeryError: no"}}
     assert coverage.left(None, ["narrow", "graft"], again=False) == ["narrow", "graft"]
     assert coverage.left(row, ["narrow", "graft", "save"], again=False) == ["save"]
@@ -271,6 +272,7 @@ def test_quantized_models_are_refused_with_the_reason():
 
 
 def test_the_page_of_models_has_the_tables_of_what_is_stored():
+    pytest.importorskip("transformers")  # whose classes are listed
     page = Path(__file__).parents[1] / "docs" / "results" / "models.md"
     found = json.loads((coverage_table.RESULTS / coverage_table.SUPPORT).read_text())
     assert coverage_table.support_tables(found, suite("support")) in page.read_text()
