@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fl.base.errors import FLError
+from fl.engine.attention import plain_attention
 from fl.engine.draws import Draws
 from fl.engine.objectives import Batch
 from surgery import State
@@ -60,7 +60,7 @@ class SampleClip(NamedTuple):
         size, here = len(batch[0]), {name: tensor.detach() for name, tensor in params.items()}
         keys = Draws(key, _SAMPLES).bits((size,))
         try:
-            with sdpa_kernel(SDPBackend.MATH):  # see `fl.engine.vmap.train`
+            with plain_attention:  # see `fl.engine.vmap.train`
                 each, losses = vmap(grad_and_value(of_one), in_dims=(None, 0, 0))(here, batch, keys)
         except RuntimeError as error:
             if not any(part in str(error) for part in ("vmap", "torch.func", "atching rule")):

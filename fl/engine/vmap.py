@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fl.base.errors import Refused
 from fl.base.torch_private import tree_map
+from fl.engine.attention import plain_attention
 from fl.engine.draws import Draws
 from fl.engine.job import Group, Job, Results
 from fl.engine.objectives import Ascent, Batch
@@ -23,7 +23,7 @@ def train(groups: Sequence[Group]) -> list[Results]:
     Attention is computed as plain matrix products: fused kernels prepare for a backward pass only if `requires_grad` is
     set, which it never is within vmap.
     """
-    with sdpa_kernel(SDPBackend.MATH):
+    with plain_attention:
         return [_train(*group) for group in groups]
 
 

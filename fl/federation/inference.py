@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fl.data import Dataset
 from fl.engine import Precision
+from fl.engine.attention import plain_attention
 from fl.engine.precision import arithmetic
 from surgery import Stack, State
 from surgery.transfer import upload
@@ -38,7 +38,7 @@ def infer_each(model: nn.Module, models: Stack, data: Dataset, samples: Tensor, 
     Of text there is one for each token.
     """
     model.eval()
-    with arithmetic(precision, samples.device), sdpa_kernel(SDPBackend.MATH):
+    with arithmetic(precision, samples.device), plain_attention:
         x = data.normalise(samples, next(t.dtype for t in models.values() if t.is_floating_point()))
         return vmap(lambda state, x: functional_call(model, state, (x,)))(models, x)
 
