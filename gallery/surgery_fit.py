@@ -26,4 +26,5 @@ for label, plan in {"corner": surgery.corner(*nets)[1], "fit": surgery.fit(*nets
     ends, path = [nets[0], plan.embed(nets[1], into=nets[0])[0]], torch.linspace(0, 1, 11).tolist()
     calls = [torch.func.functional_call(nets[0], surgery.average(ends, weights=[1 - t, t]), (x[1400:],)) for t in path]
     axis.plot(path, [nn.functional.cross_entropy(logits, y[1400:]).item() for logits in calls], "o-", label=label)
+axis.set_title("From 256 units a layer to 192")
 axis.set(xlabel="share of the small network, laid into the large one", ylabel="test loss"), axis.legend(), plt.show()

@@ -71,6 +71,7 @@ def prune(
     *,
     macs: Share | None = None,
     parameters: Share | None = None,
+    positions: Share | None = None,
     by: Score = "l1",
     steps: Steps = 1,
 ) -> Model:
@@ -80,15 +81,16 @@ def prune(
         model: the checkpoint
         macs: the share of multiply-accumulates to keep, in (0, 1]
         parameters: the share of parameters to keep, in (0, 1]
+        positions: the share of the positions of all widths to keep, in (0, 1]: 1 - torch-pruning's pruning_ratio
         by: how important a position is: by the norm of its weights, or by batch norms' scales
         steps: in how many steps, each of which scores anew what is left
 
     Returns:
         the new checkpoint; the plan, by which the narrow model lies in the given one
     """
-    if (macs is None) == (parameters is None):
-        raise SurgeryError("prune needs a size: give the share of macs or of parameters to keep, one of the two")
-    target = surgery.Target(macs=macs) if parameters is None else surgery.Target(parameters=parameters)
+    if [macs, parameters, positions].count(None) != 2:
+        raise SurgeryError("prune needs a size: give the share of macs, parameters or positions to keep, one of them")
+    target = surgery.Target(macs=macs, parameters=parameters, positions=positions)
     net, example = model.loaded(), model.example()
     small, plan, _ = surgery.prune(net, target=target, importance=by, steps=steps, example=example)
     return model.becomes(plan.extract(model.values), small, plan)

@@ -1,7 +1,5 @@
 """Each rule on the samples of its operation: what shrinks, and that what is left computes what it should."""
 
-import contextlib
-
 import pytest
 import torch
 import torchvision  # noqa: F401, its operations
@@ -20,6 +18,15 @@ LEFT = {name: left for table, left in ((FREE, 4), (WHOLE, 8)) for names in table
 SAMPLES = {name: call for table in (FREE, WHOLE) for names, call in table.items() for name in names.split()}
 EXAMPLE = torch.rand(2, 5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 ORDERS = torch.Generator().manual_seed(1)
+# What is drawn for a repeated position is another number; a matrix with repeated rows has another factor; and widen
+# does not repeat parts of complex numbers.
+NOT_WIDENED = set(
+    "rand_like randn_like bernoulli randint_like native_dropout normal uniform cauchy log_normal exponential geometric "
+    "random rand randn randint randperm multinomial _efficientzerotensor "
+    "linalg_eig _linalg_svd _linalg_eigh "
+    "complex polar view_as_real view_as_complex _fft_r2c _fft_c2c _fft_c2r".split()
+)
+UNDEFINED = {"empty", "empty_strided", "empty_permuted", "new_empty"}  # what lies there may be equal, or not
 
 
 def operation(name):
@@ -82,9 +89,14 @@ def test_a_rule_keeps_what_is_computed(name):
     orders = {width.name: torch.randperm(width.size, generator=ORDERS) for width in free}
     permuted, _ = surgery.permute(net, orders, example=EXAMPLE)
     torch.testing.assert_close(permuted(EXAMPLE), net(EXAMPLE))
-    with contextlib.suppress(SurgeryError):  # some operations would compute something else of repeated positions
-        wide, _ = surgery.widen(net, rate=2, example=EXAMPLE)
-        torch.testing.assert_close(wide(EXAMPLE), net(EXAMPLE))
+    if name in UNDEFINED:
+        return
+    if name in NOT_WIDENED:
+        with pytest.raises(SurgeryError, match="computes something else, or does not run"):
+            surgery.widen(net, rate=2, example=EXAMPLE)
+        return
+    wide, _ = surgery.widen(net, rate=2, example=EXAMPLE)
+    torch.testing.assert_close(wide(EXAMPLE), net(EXAMPLE))
 
 
 def test_every_rule_has_samples():

@@ -72,6 +72,9 @@ def test_prune_keeps_what_matters(net):
     run("prune", "net.safetensors", *options, *GIVEN, "--out", "steps.safetensors")
     stepwise = surgery.prune(net, target=target, example=example, steps=3)
     same("steps.safetensors", surgery.state(stepwise.model))
+    run("prune", "net.safetensors", "--positions", "0.5", *GIVEN, "--out", "half.safetensors")
+    half = surgery.prune(net, target=surgery.Target(positions=0.5), example=example)
+    same("half.safetensors", surgery.state(half.model))
     assert surgery.Submodel.load("plan.json") == stepwise.plan
 
 
@@ -160,7 +163,7 @@ def test_what_cannot_be_done_is_one_line(net, capsys, tmp_path):
         (("narrow", file, "--rate", "0.5", "--model", "their_models:net,3", *out), "write arguments as NAME=VALUE"),
         (("narrow", file, "--rate", "0.5", "--model", "net", *out), "--model net: give timm:NAME"),
         (("prune", file, *GIVEN, *out), "prune needs a size"),
-        (("prune", file, "--macs", "0.5", "--parameters", "0.5", *GIVEN, *out), "one of the two"),
+        (("prune", file, "--macs", "0.5", "--parameters", "0.5", *GIVEN, *out), "one of them"),
         (("ungraft", file, "--keep", "1,2", *out), "2 depths were given"),
         (("extract", "shallow.safetensors", "--plan", "plan.json", *out), "give the model that the plan was made for"),
         (("extract", file, "--plan", "bad.json", *out), "bad.json: "),
