@@ -3,6 +3,7 @@
 from importlib import metadata
 from types import ModuleType as _ModuleType
 
+from surgery import adapters as adapters
 from surgery import merge as merge
 from surgery import similarity as similarity
 from surgery.averaging import average as average

@@ -1,0 +1,159 @@
+"""A layer with an adapter of low rank beside it."""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+
+from surgery.errors import SurgeryError
+
+CONVOLUTIONS = nn.Conv1d, nn.Conv2d, nn.Conv3d
+MERGED = nn.Linear, NonDynamicallyQuantizableLinear, nn.Embedding, *CONVOLUTIONS
+"""Classes that compute with their weight as it stands, so that a product can be added to it; others may transform it
+first."""
+
+
+class LowRank(nn.Module):
+    """A frozen layer and its adapter: y = W x + b + scale B A dropout(x) (Hu et al., ICLR 2022, eq. 3).
+
+    A and B are layers as peft has them, and are named alike. For linear layers (and transformers' Conv1D) they are
+    linear; for a convolution A is one with the same kernel, stride and padding, and B one with a kernel of 1; for an
+    embedding A has a column for each token.
+
+    Args:
+        base_layer: what is adapted.
+        a: [rank, in], for convolutions [rank, in, *kernel].
+        b: [out, rank], for convolutions [out, rank, 1, ...].
+        scale: what the product is multiplied by.
+        dropout: the share of the adapter's inputs that are dropped in training.
+
+    >>> layer = LowRank(nn.Linear(3, 2), torch.ones(1, 3), torch.ones(2, 1), scale=0.5)
+    >>> x = torch.ones(1, 3)
+    >>> (layer(x) - layer.base_layer(x)).tolist()
+    [[1.5, 1.5]]
+    """
+
+    def __init__(self, base_layer: nn.Module, a: Tensor, b: Tensor, scale: float = 1.0, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.base_layer: Any = base_layer
+        self.lora_A: Any
+        self.lora_B: Any
+        self.multiplier = scale  # not called scale: narrow would take it for one that follows a width
+        self.lora_dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+        if isinstance(base_layer, nn.Embedding):
+            self.lora_embedding_A, self.lora_embedding_B = nn.Parameter(a), nn.Parameter(b)
+        elif isinstance(base_layer, _ConvNd):
+            kind = type(base_layer) if type(base_layer) in CONVOLUTIONS else CONVOLUTIONS[a.ndim - 3]
+            self.lora_A = _holding(
+                kind, a, kernel_size=a.shape[2:], stride=base_layer.stride, padding=base_layer.padding,
+                dilation=base_layer.dilation, padding_mode=base_layer.padding_mode,
+            )  # fmt: skip
+            self.lora_B = _holding(kind, b, kernel_size=b.shape[2:])
+        else:
+            self.lora_A, self.lora_B = _holding(nn.Linear, a), _holding(nn.Linear, b)
+
+    @property
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """A and B."""
+        if isinstance(self.base_layer, nn.Embedding):
+            return self._parameters["lora_embedding_A"], self._parameters["lora_embedding_B"]
+        return self.lora_A.weight, self.lora_B.weight
+
+    @property
+    def rank(self) -> int:
+        """The number of rows of A, and of columns of B."""
+        return len(self.factors[0])
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        result = self.base_layer(x, *args, **kwargs)
+        if isinstance(self.base_layer, nn.Embedding):
+            added = F.linear(F.embedding(x, self.lora_embedding_A.T), self.lora_embedding_B)
+        else:
+            added = self.lora_B(self.lora_A(self.lora_dropout(x.to(self.lora_A.weight.dtype))))
+        return result + (self.multiplier * added).to(result.dtype)
+
+    def change(self) -> Tensor:
+        """What the adapter adds to the layer's weight, of the weight's shape: scale B A."""
+        a, b = self.factors
+        product = self.multiplier * (b.flatten(1) @ a.flatten(1))
+        return product.T if is_transposed(self.base_layer) else product.view(self.base_layer.weight.shape)
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight of a plain layer that computes the same, for what reads the weight in place of calling the layer.
+
+        Raises SurgeryError for a class that transforms its weight before it computes with it.
+        """
+        if type(self.base_layer) not in MERGED and not is_conv1d(self.base_layer):
+            raise SurgeryError(
+                f"a {type(self.base_layer).__name__} may compute something else than its weight says, so that no "
+                "product can be added to it: leave it without an adapter, or do not merge"
+            )
+        weight, change = self.base_layer.weight, self.change()
+        return (weight.to(torch.promote_types(weight.dtype, change.dtype)) + change).to(weight.dtype)
+
+    @property
+    def bias(self) -> Tensor | None:
+        """That of the layer."""
+        return self.base_layer.bias
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name in ("base_layer", "weight"):
+                raise
+            return getattr(self.base_layer, name)  # in_features, kernel_size, ...: that of the layer
+
+    def extra_repr(self) -> str:
+        return f"rank={self.rank}, scale={self.multiplier:g}"
+
+
+def _holding(kind: type[nn.Module], weight: Tensor, **settings: Any) -> nn.Module:
+    """A layer without a bias that has this weight."""
+    layer = kind(weight.shape[1], weight.shape[0], bias=False, device="meta", **settings)
+    layer.weight = nn.Parameter(weight)
+    return layer
+
+
+def is_conv1d(module: nn.Module) -> bool:
+    """Whether it is transformers' Conv1D, a linear layer whose weight is [in, out]."""
+    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
+
+
+def is_transposed(module: nn.Module) -> bool:
+    """Whether its weight has the axis of inputs first."""
+    return is_conv1d(module) or isinstance(module, nn.Embedding)
+
+
+def why_not(module: nn.Module) -> str | None:
+    """Why a module cannot have an adapter, or None if it can."""
+    if is_conv1d(module) or isinstance(module, nn.Linear | nn.Embedding):
+        return None
+    if not isinstance(module, CONVOLUTIONS):
+        return f"a {type(module).__name__} is no linear layer, convolution or embedding"
+    if module.groups != 1:
+        return f"its channels are in {module.groups} groups, and a product of two matrices joins all channels"
+    return None
+
+
+def shapes(module: Any, rank: int) -> tuple[torch.Size, torch.Size]:
+    """Those of A and B beside a layer."""
+    out, into, *kernel = module.weight.shape
+    if is_transposed(module):
+        out, into = into, out
+    return torch.Size([rank, into, *kernel]), torch.Size([out, rank, *(1 for _ in kernel)])
+
+
+def initial(module: Any, rank: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    """A drawn and B zero, so that nothing changes at first, as peft has them; of an embedding it is A that is zero."""
+    weight = module.weight
+    dtype = weight.dtype if weight.is_floating_point() else torch.float32  # of quantised weights
+    a, b = (torch.zeros(shape, dtype=dtype, device=weight.device) for shape in shapes(module, rank))
+    if isinstance(module, nn.Embedding):
+        return a, b.normal_(generator=generator)
+    return nn.init.kaiming_uniform_(a, math.sqrt(5), generator=generator), b

@@ -1,0 +1,281 @@
+"""Adapters put on a model, taken off, and folded into its weights."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from numbers import Integral
+
+import torch
+from torch import Tensor, nn
+
+from surgery.adapters.layer import LowRank, initial, shapes, why_not
+from surgery.adapters.rank import factors, named
+from surgery.copying import copy_sharing, replace_tensors
+from surgery.errors import SurgeryError
+from surgery.names import matches
+from surgery.states import State, names_by_id
+from surgery.states import state as whole_state
+
+_log = logging.getLogger(__name__)
+
+
+def add(
+    model: nn.Module,
+    rank: int,
+    *,
+    modules: Sequence[str] | None = None,
+    train: Sequence[str] = (),
+    scale: float = 1.0,
+    dropout: float = 0.0,
+    generator: torch.Generator | None = None,
+) -> nn.Module:
+    """Put adapters beside the layers of a model, and freeze the rest. The outputs stay the same.
+
+    A is drawn as torch draws a linear layer, and B is 0, as in peft.
+
+    Args:
+        model: any module; it is not changed. The result shares the memory of its weights.
+        rank: of all adapters.
+        modules: names of modules, or patterns of names (`*.attn.qkv`): all linear layers, convolutions and embeddings
+            in them are adapted. None: all linear layers and convolutions of the model.
+        train: modules that are trained whole beside the adapters, such as a new classifier; names or patterns.
+        scale: what the products are multiplied by: peft's lora_alpha / r. It does not depend on the rank.
+        dropout: the share of an adapter's inputs that are dropped in training.
+        generator: what A is drawn with; None: torch's own.
+
+    Raises:
+        SurgeryError: for a pattern in which there is no such layer, and for a model that has adapters already.
+
+    >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> adapted, x = add(net, rank=2, modules=["0"], train=["2"]), torch.rand(1, 4)
+    >>> {name: tuple(tensor.shape) for name, tensor in state(adapted).items()}
+    {'0.lora_A.weight': (2, 4), '0.lora_B.weight': (8, 2), '2.weight': (2, 8), '2.bias': (2,)}
+    >>> torch.equal(adapted(x), net(x))
+    True
+    """
+    if not isinstance(rank, Integral) or isinstance(rank, bool) or rank < 1:
+        raise SurgeryError(f"rank={rank!r}: give a whole number of at least 1")
+    tensors: State = {}
+    for name, layer in _chosen(model, modules, train).items():
+        tensors |= named(name, layer, *initial(layer, rank, generator)).state
+    return attach(model, tensors, train=train, scale=scale, dropout=dropout)
+
+
+def attach(
+    model: nn.Module,
+    tensors: Mapping[str, Tensor],
+    *,
+    train: Sequence[str] = (),
+    scale: float | Mapping[str, float] = 1.0,
+    dropout: float = 0.0,
+) -> nn.Module:
+    """Put given adapters beside the layers of a model, and freeze the rest: the inverse of `state`.
+
+    Args:
+        model: without adapters; it is not changed. The result shares the memory of its weights, and of the tensors.
+        tensors: the adapters, and tensors of modules that are trained whole, as `state`, `resize`, `stack` and
+            `read_peft` give them.
+        train: modules that are trained whole beside those that `tensors` has tensors of.
+        scale: what the products are multiplied by, one number or one for each adapted module, as `scales` gives them.
+        dropout: as for `add`.
+
+    Raises:
+        SurgeryError: for tensors that do not fit the model.
+
+    >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> adapted = add(net, rank=4, scale=0.5)
+    >>> from surgery.adapters import resize
+    >>> smaller = attach(net, resize(state(adapted), 2).state, scale=scales(adapted))
+    >>> smaller[0].rank, smaller[0].multiplier
+    (2, 0.5)
+    """
+    if isinstance(model, nn.Module) and (has := next(adapters(model), None)):
+        raise SurgeryError(f"{has[0] or 'the model'} has an adapter already: take them off first, with remove or merge")
+    own = whole_state(model)
+    found, rest = factors(tensors)
+    if odd := [name for name in rest if name not in own or own[name].shape != rest[name].shape]:
+        raise SurgeryError(f"{odd[0]!r} of the adapters is no tensor of the model, or has another shape there")
+    trained = _trained(model, train) | rest.keys()
+    result = _shared(model, rest)
+    for name, parameter in result.named_parameters():
+        parameter.requires_grad_(name in trained and parameter.is_floating_point())
+    for name, one in found.items():
+        layer = _layer(result, name)
+        wanted = shapes(layer, len(one.a))
+        if wanted != (one.a.shape, one.b.shape):
+            raise SurgeryError(
+                f"the adapter of {name} is of {tuple(one.a.shape)} and {tuple(one.b.shape)}, and the layer takes "
+                f"{tuple(wanted[0])} and {tuple(wanted[1])}"
+            )
+        factor = scale[name] if isinstance(scale, Mapping) else scale
+        made = LowRank(layer, one.a.detach(), one.b.detach(), float(factor), dropout).train(layer.training)
+        if not name:
+            return made
+        result.set_submodule(name, made)
+    return result
+
+
+def state(model: nn.Module) -> State:
+    """The tensors of adapters and of modules that are trained whole: what clients exchange and files hold.
+
+    >>> list(state(add(nn.Linear(2, 2), rank=1)))
+    ['lora_A.weight', 'lora_B.weight']
+    """
+    parameters = {name: p.requires_grad for name, p in model.named_parameters()}
+    trained = {name.rpartition(".")[0] for name, free in parameters.items() if free}
+    return {
+        name: tensor
+        for name, tensor in whole_state(model).items()
+        if parameters.get(name, name.rpartition(".")[0] in trained)  # of a norm also the statistics
+    }
+
+
+def adapters(model: nn.Module) -> Iterator[tuple[str, LowRank]]:
+    """The adapted layers of a model, with their names."""
+    return ((name, module) for name, module in model.named_modules() if isinstance(module, LowRank))
+
+
+def scales(model: nn.Module) -> dict[str, float]:
+    """What the product of each adapter is multiplied by, by the name of its layer.
+
+    >>> scales(add(nn.Sequential(nn.Linear(2, 2)), rank=1, scale=2))
+    {'0': 2.0}
+    """
+    return {name: layer.multiplier for name, layer in adapters(model)}
+
+
+def remove(model: nn.Module) -> nn.Module:
+    """The model without its adapters, which shares the memory of its weights. What was trained whole stays trained.
+
+    >>> remove(add(nn.Sequential(nn.Linear(2, 3)), rank=1))
+    Sequential(
+      (0): Linear(in_features=2, out_features=3, bias=True)
+    )
+    """
+    return _replaced(model, merged=False)
+
+
+def merge(model: nn.Module) -> nn.Module:
+    """The model with its adapters folded into its weights, W + scale B A: a plain one that computes the same.
+
+    It is exact but for the rounding of the weights' dtype. All parameters can be trained again. Weights of layers that
+    had no adapter share their memory with the model.
+
+    Raises:
+        SurgeryError: for a layer that transforms its weight before it uses it, and for one whose weight another layer
+            shares, which would change as well.
+
+    >>> net = nn.Sequential(nn.Linear(2, 3))
+    >>> adapted, x = add(net, rank=1), torch.rand(1, 2)
+    >>> _ = nn.init.ones_(adapted[0].lora_B.weight)
+    >>> torch.allclose(merge(adapted)(x), adapted(x)), torch.equal(merge(adapted)(x), net(x))
+    (True, False)
+    """
+    return _replaced(model, merged=True)
+
+
+def unmerge(merged: nn.Module, model: nn.Module) -> nn.Module:
+    """Take adapters out of a plain model again: the model with adapters whose weights are W - scale B A.
+
+    It is the inverse of `merge` but for the rounding of the weights' dtype.
+
+    Args:
+        merged: a plain model, as `merge` makes it, perhaps trained further.
+        model: one of the same architecture with adapters, which are taken.
+
+    >>> adapted = add(nn.Sequential(nn.Linear(2, 3)), rank=1)
+    >>> torch.equal(unmerge(merge(adapted), adapted)[0].base_layer.weight, adapted[0].base_layer.weight)
+    True
+    """
+    result = attach(merged, state(model), scale=scales(model))
+    with_adapters = dict(adapters(model))
+    for name, layer in adapters(result):
+        before = layer.base_layer.weight
+        layer.lora_dropout = with_adapters[name].lora_dropout
+        opposite = LowRank(layer.base_layer, *layer.factors, -layer.multiplier).weight
+        layer.base_layer.weight = nn.Parameter(opposite.detach(), requires_grad=before.requires_grad)
+    return result
+
+
+def _chosen(model: nn.Module, patterns: Sequence[str] | None, train: Sequence[str]) -> dict[str, nn.Module]:
+    """The layers that get adapters, by name."""
+    if isinstance(patterns, str) or isinstance(train, str):
+        raise SurgeryError("modules and train are lists of names or patterns: modules=['*.qkv']")
+    every = dict(model.named_modules())
+    able = {name: module for name, module in every.items() if why_not(module) is None}
+    if patterns is None:
+        able = {n: m for n, m in able.items() if not isinstance(m, nn.Embedding)}
+        chosen = dict(able)
+    else:
+        for pattern in patterns:
+            if not any(matches(name, pattern) for name in able):
+                hit = [name for name in every if name and matches(name, pattern)]
+                why = f"{hit[0]} is none: {why_not(every[hit[0]])}" if hit else "no module is called like that"
+                raise SurgeryError(f"modules={pattern!r}: there is no layer that can have an adapter; {why}")
+        chosen = {n: m for n, m in able.items() if any(matches(n, pattern) for pattern in patterns)}
+    chosen = {n: m for n, m in chosen.items() if not any(matches(n, pattern) for pattern in train)}
+    shared = _several_owners(model)
+    if tied := [name for name, module in chosen.items() if id(module.weight) in shared]:
+        if patterns is not None and not set(patterns).isdisjoint(tied):
+            raise SurgeryError(f"{tied[0]} shares its weight with another layer, which its adapter would not reach")
+        _log.warning("no adapter for %s, whose weight is another layer's as well", ", ".join(tied))
+    chosen = {n: m for n, m in chosen.items() if n not in tied}
+    if not chosen:
+        raise SurgeryError("the model has no layer that can have an adapter: a linear layer, convolution or embedding")
+    return chosen
+
+
+def _several_owners(model: nn.Module) -> set[int]:
+    """The ids of tensors that more than one module has."""
+    held: dict[int, set[int]] = {}
+    for module in model.modules():
+        for tensor in module._parameters.values():
+            held.setdefault(id(tensor), set()).add(id(module))
+    return {tensor for tensor, modules in held.items() if len(modules) > 1}
+
+
+def _trained(model: nn.Module, train: Sequence[str]) -> set[str]:
+    """The names of the parameters in modules that are trained whole."""
+    names = [name for name, _ in model.named_parameters()]
+    for pattern in train:
+        if not any(matches(name, pattern) for name, _ in model.named_modules()):
+            raise SurgeryError(f"train={pattern!r}: no module is called like that")
+    return {name for name in names if any(matches(name.rpartition(".")[0], pattern) for pattern in train)}
+
+
+def _shared(model: nn.Module, values: Mapping[str, Tensor] = {}) -> nn.Module:
+    """A copy whose parameters are new ones in the same memory, but for those with values here."""
+    result, tensors = copy_sharing(model)
+    names = names_by_id(model)
+    replace_tensors(result, {key: values.get(names.get(key, ""), t) for key, t in tensors.items()}, tensors)
+    return result
+
+
+def _layer(model: nn.Module, name: str) -> nn.Module:
+    """The layer of an adapter."""
+    try:
+        layer = model.get_submodule(name)
+    except AttributeError:
+        raise SurgeryError(f"there is an adapter for {name!r}, and the model has no such module") from None
+    if reason := why_not(layer):
+        raise SurgeryError(f"{name!r} cannot have an adapter: {reason}")
+    return layer
+
+
+def _replaced(model: nn.Module, merged: bool) -> nn.Module:
+    """A plain model: the base layers, or these with the adapters folded into them."""
+    result = _shared(model)
+    found = dict(adapters(result))
+    if not found:
+        raise SurgeryError("the model has no adapters")
+    shared = _several_owners(result)
+    for name, layer in found.items():
+        plain = layer.base_layer
+        if merged:
+            if id(plain.weight) in shared:
+                raise SurgeryError(f"{name} shares its weight with another layer, which would change as well")
+            plain.weight = nn.Parameter(layer.weight.detach())
+        if not name:
+            result = plain
+        else:
+            result.set_submodule(name, plain)
+    return result.requires_grad_() if merged else result

@@ -1,0 +1,135 @@
+"""Adapters in the files of peft, both ways."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from surgery.adapters.model import adapters, attach, scales, state
+from surgery.adapters.rank import factors, rank_of
+from surgery.errors import SurgeryError
+from surgery.files.reading import open_state
+from surgery.files.whole import check_absent, replacing
+from surgery.files.writing import write
+from surgery.states import State
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+
+REFUSED = {
+    "use_dora": "its weights are normalised",
+    "use_qalora": "its inputs are pooled in groups",
+    "use_bdlora": "its factors are in blocks",
+    "lora_bias": "its second factor has a bias",
+    "layer_replication": "its model has layers several times",
+    "target_parameters": "it changes parameters of modules that are no layers",
+    "trainable_token_indices": "it trains some tokens of an embedding",
+    "megatron_config": "its layers are Megatron's",
+    "alora_invocation_tokens": "it acts after some tokens only",
+    "arrow_config": "it mixes several adapters by the input",
+    "kasa_config": "its products are scaled by singular values",
+    "monteclora_config": "its factors are drawn",
+}
+"""Settings of a file that make an adapter another function than W x + scale B A x, and how."""
+CHANGED = ("pissa", "olora", "corda", "loftq", "lora_ga")
+"""Initialisations that change the weights of the base, so that the adapter belongs to no base that a user has."""
+
+
+def write_peft(model: nn.Module, folder: str | Path, **settings: Any) -> None:
+    """Write the adapters of a model into a new folder, from which `PeftModel.from_pretrained(base, folder)` reads them.
+
+    Args:
+        model: with adapters.
+        folder: gets adapter_model.safetensors and adapter_config.json.
+        settings: more entries of the configuration, such as base_model_name_or_path and task_type.
+
+    Raises:
+        SurgeryError: if the folder is there already.
+    """
+    tensors, factor = state(model), scales(model)
+    found, rest = factors(tensors)
+    if not found:
+        raise SurgeryError("the model has no adapters")
+    if "" in found:
+        raise SurgeryError("the model is one layer, which peft has no name for: put it into a module")
+    ranks = rank_of(tensors)
+    alphas = {name: factor[name] * rank for name, rank in ranks.items()}
+    rank, alpha = (Counter(values.values()).most_common(1)[0][0] for values in (ranks, alphas))
+    dropout = {getattr(layer.lora_dropout, "p", 0.0) for _, layer in adapters(model)}
+    config = {
+        "peft_type": "LORA",
+        "task_type": None,
+        "base_model_name_or_path": getattr(getattr(model, "config", None), "_name_or_path", None),
+        "inference_mode": True,
+        "r": rank,
+        "lora_alpha": alpha,
+        "rank_pattern": {name: r for name, r in ranks.items() if r != rank},
+        "alpha_pattern": {name: a for name, a in alphas.items() if a != alpha},
+        "target_modules": sorted(ranks),
+        "modules_to_save": sorted({name.rpartition(".")[0] for name in rest}) or None,
+        "lora_dropout": max(dropout),
+        "fan_in_fan_out": any(type(layer.base_layer).__name__ == "Conv1D" for _, layer in adapters(model)),
+        "bias": "none",
+        "use_rslora": False,
+        "use_dora": False,
+        **settings,
+    }
+    check_absent(Path(folder), folder=True)
+    with replacing(Path(folder), folder=True) as place:
+        write(place / WEIGHTS, {PREFIX + name: tensor for name, tensor in tensors.items()}, metadata={"format": "pt"})
+        (place / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def read_peft(model: nn.Module, folder: str | Path) -> nn.Module:
+    """Put the adapters of a folder that peft wrote on a model.
+
+    Args:
+        model: the base, without adapters; it is not changed. The result shares the memory of its weights.
+        folder: with adapter_config.json, and adapter_model.safetensors or adapter_model.bin.
+
+    Raises:
+        SurgeryError: for an adapter that is none of low rank, or another function than W x + scale B A x; the message
+            names the setting. And for one that does not fit the model.
+    """
+    config, tensors = read_files(folder)
+    dropout = config.get("lora_dropout") or 0.0
+    return attach(model, tensors, scale=scales_of(config, tensors), dropout=dropout)
+
+
+def read_files(folder: str | Path) -> tuple[dict[str, Any], State]:
+    """The configuration and the tensors of a folder, under the names of a model without peft."""
+    folder = Path(folder)
+    if not (folder / CONFIG).is_file():
+        raise SurgeryError(f"{folder} has no {CONFIG}: give a folder that peft's save_pretrained wrote")
+    config = json.loads((folder / CONFIG).read_text())
+    if config.get("peft_type") != "LORA":
+        raise SurgeryError(f"{folder}: peft_type {config.get('peft_type')} is not read, only LORA")
+    for key, why in REFUSED.items():
+        if config.get(key):
+            raise SurgeryError(f"{folder}: {key} is not read: {why}")
+    if config.get("bias", "none") != "none":
+        raise SurgeryError(f"{folder}: bias {config['bias']!r} is not read: it changes biases of the base")
+    if str(config.get("init_lora_weights")).lower().startswith(CHANGED):
+        raise SurgeryError(
+            f"{folder}: init_lora_weights {config['init_lora_weights']!r} changed the base that the adapter belongs "
+            "to: convert it with peft's save_pretrained(path_initial_model_for_weight_conversion=...)"
+        )
+    path = next((folder / name for name in (WEIGHTS, "adapter_model.bin") if (folder / name).is_file()), None)
+    if path is None:
+        raise SurgeryError(f"{folder} has neither {WEIGHTS} nor adapter_model.bin")
+    return config, {name.removeprefix(PREFIX): tensor for name, tensor in open_state(path).items()}
+
+
+def scales_of(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, float]:
+    """lora_alpha / r of each adapter, or with rslora lora_alpha / sqrt(r)."""
+    result = {}
+    for module, rank in rank_of(tensors).items():
+        alphas = config.get("alpha_pattern") or {}
+        key = next((key for key in alphas if re.match(rf"(.*\.)?({key})$", module)), None)
+        alpha = config.get("lora_alpha", 8) if key is None else alphas[key]
+        result[module] = alpha / (rank**0.5 if config.get("use_rslora") else rank)
+    return result

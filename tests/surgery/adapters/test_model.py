@@ -1,0 +1,220 @@
+"""Adapters on models: put on, taken off, folded in and out."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import surgery
+from surgery import SurgeryError, adapters
+from surgery.adapters.layer import LowRank
+
+
+class Conv1D(nn.Module):
+    """As transformers has it."""
+
+    def __init__(self, nf, nx):
+        super().__init__()
+        self.nf, self.weight, self.bias = nf, nn.Parameter(torch.randn(nx, nf)), nn.Parameter(torch.zeros(nf))
+
+    def forward(self, x):
+        return x @ self.weight + self.bias
+
+
+IMAGE = torch.rand(2, 4, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+LAYERS = {
+    "linear": (lambda: nn.Linear(4, 6), IMAGE[:, 0, 0, :4]),
+    "without bias": (lambda: nn.Linear(4, 6, bias=False), IMAGE[0, 0, :, :4]),
+    "Conv1D": (lambda: Conv1D(6, 4), IMAGE[:, 0, 0, :4]),
+    "1d": (lambda: nn.Conv1d(4, 6, 3, stride=2, padding=1), IMAGE[..., 0]),
+    "2d": (lambda: nn.Conv2d(4, 6, (3, 2), dilation=2, padding="same", padding_mode="circular"), IMAGE),
+    "3d": (lambda: nn.Conv3d(4, 6, 2), IMAGE[..., None].expand(-1, -1, -1, -1, 3)),
+    "embedding": (lambda: nn.Embedding(9, 6, padding_idx=0), torch.tensor([[1, 0, 8], [2, 2, 3]])),
+}
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(96, 5)).double()
+
+
+def drawn(model):
+    """Both factors of every adapter drawn, as after training."""
+    torch.manual_seed(1)
+    for _, layer in adapters.model.adapters(model):
+        for factor in layer.factors:
+            nn.init.normal_(factor)
+    return model
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_layer_with_an_adapter_computes_with_its_weight_and_the_product(kind):
+    make, x = LAYERS[kind]
+    plain = make().double()
+    adapted = adapters.add(plain, 3, modules=[""] if kind == "embedding" else None, scale=0.5)
+    torch.testing.assert_close(adapted(x), plain(x), rtol=0, atol=0)  # B is 0
+    drawn(adapted)
+    assert not torch.allclose(adapted(x), plain(x))
+    expected = copy.deepcopy(plain)
+    product = next(iter(adapters.products(adapters.state(adapted)).values())) * 0.5
+    with torch.no_grad():
+        expected.weight += product.T if kind in ("Conv1D", "embedding") else product
+    merged = adapters.merge(adapted)
+    assert type(merged) is type(plain)
+    torch.testing.assert_close(merged.weight, expected.weight)
+    torch.testing.assert_close(adapted(x), expected(x))
+    torch.testing.assert_close(adapted.weight, expected.weight)
+    back = adapters.unmerge(merged, adapted)
+    torch.testing.assert_close(back.base_layer.weight, plain.weight, rtol=0, atol=1e-12)
+    torch.testing.assert_close(back(x), adapted(x))
+
+
+def test_only_adapters_and_what_is_trained_whole_learn():
+    net = network()
+    before = {name: tensor.clone() for name, tensor in surgery.state(net).items()}
+    adapted = adapters.add(net, 2, modules=["0"], train=["1", "4"])
+    expected = ["0.lora_A.weight", "0.lora_B.weight", "1.weight", "1.bias", "4.weight", "4.bias"]
+    assert [name for name, p in adapted.named_parameters() if p.requires_grad] == expected
+    statistics = ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
+    assert set(adapters.state(adapted)) == {*expected, *statistics}
+    adapted(IMAGE).sum().backward()
+    assert all(p.grad is not None for p in adapted.parameters() if p.requires_grad)
+    assert all(p.requires_grad for p in net.parameters())
+    assert adapted[0].base_layer.weight.data_ptr() == net[0].weight.data_ptr()  # no second base
+    for name, tensor in surgery.state(net).items():
+        if "running" not in name and "tracked" not in name:
+            assert torch.equal(tensor, before[name])
+
+
+def test_state_and_attach_are_inverse():
+    net = network().eval()
+    adapted = drawn(adapters.add(net, 2, train=["1"], scale=3.0, dropout=0.5))
+    again = adapters.attach(net, adapters.state(adapted), scale=adapters.scales(adapted), dropout=0.5)
+    assert str(again) == str(adapted)
+    surgery.states.check_same(surgery.state(again), surgery.state(adapted), "one", "the other")
+    assert torch.equal(again(IMAGE), adapted(IMAGE))
+    assert [p.requires_grad for p in again.parameters()] == [p.requires_grad for p in adapted.parameters()]
+    assert torch.equal(adapters.remove(adapted)(IMAGE), net(IMAGE))
+
+
+def test_merged_models_are_plain():
+    net = network().eval()
+    adapted = drawn(adapters.add(net, 2))
+    merged = adapters.merge(adapted)
+    assert list(surgery.state(merged)) == list(surgery.state(net))
+    assert all(p.requires_grad for p in merged.parameters())
+    torch.testing.assert_close(merged(IMAGE), adapted(IMAGE))
+
+
+def test_the_rank_is_a_width():
+    net = network().eval()
+    adapted = drawn(adapters.add(net, 4, scale=2.0))
+    keep = [name for name, module in adapted.named_modules() if name.endswith("base_layer")]
+    small, plan = surgery.narrow(adapted, rate=0.5, keep=keep, example=IMAGE)
+    half, error = adapters.resize(adapters.state(adapted), 2, how="truncate")
+    assert torch.equal(small(IMAGE), adapters.attach(net, half, scale=2.0)(IMAGE))
+    assert adapters.rank_of(plan.extract(surgery.state(adapted))) == {"0": 2, "4": 2}
+    assert all(0 < lost < 1 for lost in error.values())
+    wide, _ = surgery.widen(adapted, rate=2, keep=keep, example=IMAGE)
+    assert adapters.rank_of(adapters.state(wide)) == {"0": 8, "4": 8}
+    torch.testing.assert_close(wide(IMAGE), adapted(IMAGE))
+    order = {"0.lora_A.weight:0": torch.tensor([2, 0, 3, 1])}
+    torch.testing.assert_close(surgery.permute(adapted, order, example=IMAGE)[0](IMAGE), adapted(IMAGE))
+
+
+def test_what_reads_the_weight_reads_the_product_too():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0).double()
+    adapted = drawn(adapters.add(layer, 2))
+    assert [name for name, _ in adapters.model.adapters(adapted)] == ["self_attn.out_proj", "linear1", "linear2"]
+    x = IMAGE[:, 0, :4, :1].expand(-1, -1, 8)
+    merged = adapters.merge(adapted)
+    for mode in (True, False):
+        torch.testing.assert_close(adapted.train(mode)(x), merged.train(mode)(x))
+
+
+class Squashed(nn.Linear):
+    def forward(self, x):
+        return nn.functional.linear(x, self.weight.tanh(), self.bias)
+
+
+def test_a_layer_that_changes_its_weight_is_adapted_and_not_merged():
+    adapted = drawn(adapters.add(nn.Sequential(Squashed(4, 4)), 1))
+    adapted(torch.rand(1, 4))
+    with pytest.raises(SurgeryError, match="a Squashed may compute something else"):
+        adapters.merge(adapted)
+
+
+def tied():
+    net = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.Linear(4, 5, bias=False))
+    net[2].weight = net[0].weight
+    return net
+
+
+def test_tied_layers_stay_as_they_are(caplog):
+    adapted = adapters.add(tied(), 1)
+    assert list(adapters.scales(adapted)) == ["1"]
+    assert "no adapter for 2, whose weight is another layer's as well" in caplog.text
+    assert adapted[2].weight is adapted[0].weight
+    assert adapters.merge(adapted)[2].weight is not None
+    with pytest.raises(SurgeryError, match="2 shares its weight with another layer"):
+        adapters.add(tied(), 1, modules=["2"])
+
+
+def test_half_precision_keeps_its_dtype_and_meta_its_device():
+    half = adapters.add(nn.Linear(4, 4).bfloat16(), 2)
+    assert half(torch.rand(1, 4).bfloat16()).dtype == torch.bfloat16
+    assert {t.dtype for t in surgery.state(half).values()} == {torch.bfloat16}
+    full = adapters.attach(half.base_layer, {n: t.float() for n, t in adapters.state(half).items()})
+    assert full(torch.rand(1, 4).bfloat16()).dtype == torch.bfloat16
+    assert adapters.merge(full).weight.dtype == torch.bfloat16
+    meta = adapters.add(nn.Linear(4, 4, device="meta"), 2)
+    assert all(t.is_meta for t in surgery.state(meta).values())
+    assert adapters.merge(meta).weight.is_meta
+
+
+def test_dropout_is_that_of_the_adapter_in_training():
+    adapted = drawn(adapters.add(nn.Linear(50, 4), 2, dropout=0.5))
+    x = torch.ones(1, 50)
+    assert not torch.equal(adapted.train()(x), adapted(x))
+    assert torch.equal(adapted.eval()(x), adapted(x))
+
+
+def test_generators_draw_the_same():
+    a, b = (adapters.add(network(), 2, generator=torch.Generator().manual_seed(3)) for _ in range(2))
+    assert all(torch.equal(x, y) for x, y in zip(surgery.state(a).values(), surgery.state(b).values()))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda net: adapters.add(net, 0), "rank=0"),
+        (lambda net: adapters.add(net, 2, modules="0"), "lists of names"),
+        (lambda net: adapters.add(net, 2, modules=["1"]), "1 is none: a BatchNorm2d is no linear layer"),
+        (lambda net: adapters.add(net, 2, modules=["head"]), "no module is called like that"),
+        (lambda net: adapters.add(net, 2, train=["head"]), "train='head'"),
+        (lambda net: adapters.add(nn.ReLU(), 2), "has no layer that can have an adapter"),
+        (lambda net: adapters.add(nn.Sequential(nn.Conv2d(4, 4, 1, groups=2)), 2, modules=["0"]), "in 2 groups"),
+        (lambda net: adapters.add(adapters.add(net, 2), 2), "0 has an adapter already"),
+        (lambda net: adapters.merge(net), "has no adapters"),
+        (lambda net: adapters.attach(net, {"0.lora_A.weight": torch.ones(2, 4, 3, 3)}), "without '0.lora_B.weight'"),
+        (lambda net: adapters.attach(net, {"0.lora_B.weight": torch.ones(6, 2, 1, 1)}), "without its other factor"),
+        (
+            lambda net: adapters.attach(net, adapters.state(adapters.add(nn.Sequential(nn.Linear(4, 6)), 2))),
+            r"of \(2, 4\) and \(6, 2\), and the layer takes \(2, 4, 3, 3\) and \(6, 2, 1, 1\)",
+        ),
+        (lambda net: adapters.attach(net, {"fc.weight": torch.ones(2)}), "'fc.weight' of the adapters"),
+        (lambda net: adapters.attach(net[:1], adapters.state(adapters.add(net, 2))), "no such module"),
+    ],
+)
+def test_what_is_refused(call, message):
+    with pytest.raises(SurgeryError, match=message):
+        call(network())
+
+
+def test_attributes_of_the_layer_are_there():
+    layer = adapters.add(nn.Linear(4, 6), 2)
+    assert (layer.in_features, layer.out_features, layer.rank) == (4, 6, 2)
+    assert not hasattr(layer, "missing")
+    assert isinstance(copy.deepcopy(layer), LowRank)

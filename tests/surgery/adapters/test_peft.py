@@ -1,0 +1,110 @@
+"""Files of peft, both ways."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import surgery
+from surgery import SurgeryError, adapters
+from tests.surgery.adapters.test_model import IMAGE, drawn, network
+
+
+def test_a_folder_is_read_as_it_was_written(tmp_path):
+    net = network().eval()
+    adapted = drawn(adapters.add(net, 2, modules=["0"], train=["4"], scale=0.7, dropout=0.25))
+    nn.init.ones_(adapted[4].weight)
+    adapters.write_peft(adapted, tmp_path / "adapter", task_type="FEATURE_EXTRACTION")
+    again = adapters.read_peft(net, tmp_path / "adapter").eval()
+    assert torch.equal(again(IMAGE), adapted(IMAGE))
+    assert str(again) == str(adapted)
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], config["task_type"]) == (2, 1.4, "FEATURE_EXTRACTION")
+    assert config["modules_to_save"] == ["4"]
+
+
+def test_ranks_and_scales_of_their_own_are_written(tmp_path):
+    net = network().eval()
+    tensors, _ = adapters.resize(adapters.state(drawn(adapters.add(net, 2))), {"0": 1, "4": 3})
+    adapted = adapters.attach(net, tensors, scale={"0": 2.0, "4": 0.5})
+    adapters.write_peft(adapted, tmp_path / "adapter")
+    again = adapters.read_peft(net, tmp_path / "adapter")
+    assert adapters.scales(again) == {"0": 2.0, "4": 0.5}
+    assert torch.equal(again(IMAGE), adapted(IMAGE))
+
+
+def folder(path, **config):
+    adapters.write_peft(adapters.add(network(), 2), path, **config)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"peft_type": "IA3"}, "peft_type IA3 is not read"),
+        ({"use_dora": True}, "use_dora is not read: its weights are normalised"),
+        ({"bias": "all"}, "bias 'all' is not read"),
+        ({"init_lora_weights": "pissa_niter_4"}, "'pissa_niter_4' changed the base"),
+    ],
+)
+def test_what_is_another_function_is_refused(tmp_path, config, message):
+    with pytest.raises(SurgeryError, match=message):
+        adapters.read_peft(network(), folder(tmp_path / "adapter", **config))
+
+
+def test_what_is_missing_is_named(tmp_path):
+    with pytest.raises(SurgeryError, match=r"has no adapter_config\.json"):
+        adapters.read_peft(network(), tmp_path)
+    (folder(tmp_path / "adapter") / "adapter_model.safetensors").unlink()
+    with pytest.raises(SurgeryError, match=r"neither adapter_model\.safetensors"):
+        adapters.read_peft(network(), tmp_path / "adapter")
+    with pytest.raises(SurgeryError, match="exists already"):
+        folder(tmp_path / "adapter")
+    with pytest.raises(SurgeryError, match="put it into a module"):
+        adapters.write_peft(adapters.add(nn.Linear(2, 2), 1), tmp_path / "other")
+    with pytest.raises(SurgeryError, match="has no adapters"):
+        adapters.write_peft(network(), tmp_path / "other")
+
+
+def models():
+    transformers = pytest.importorskip("transformers")
+    ids, image = torch.tensor([[1, 5, 2, 7]]), torch.rand(1, 3, 8, 8)
+    gpt = {"vocab_size": 50, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    images = {**sizes, "image_size": 8, "patch_size": 4, "num_labels": 3}
+    yield transformers.GPT2LMHeadModel(transformers.GPT2Config(**gpt)), "*.c_attn", ids
+    yield transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=50, **sizes)), "*_proj", ids
+    yield transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=50, **sizes)), "*.embed_tokens", ids
+    yield (
+        transformers.ViTForImageClassification(transformers.ViTConfig(**images)),
+        "*.attention.*",
+        torch.rand(1, 3, 8, 8),
+    )
+    yield nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.Flatten(), nn.Linear(36, 2)), "0", image
+
+
+def logits(model, x):
+    found = model(x)
+    return getattr(found, "logits", found)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("which", range(5))
+def test_peft_computes_the_same(which, tmp_path):
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    model, modules, x = list(models())[which]
+    model.eval()
+    ours = drawn(adapters.add(model, 3, modules=[modules], scale=0.1))
+    adapters.write_peft(ours, tmp_path / "ours")
+    before = {name: tensor.clone() for name, tensor in surgery.state(model).items()}
+    theirs = peft.PeftModel.from_pretrained(surgery.copying.clone(model), tmp_path / "ours").eval()
+    torch.testing.assert_close(logits(theirs, x), logits(ours, x))
+    assert not torch.allclose(logits(ours, x), logits(model, x))
+    names = list(adapters.scales(ours))
+    config = peft.LoraConfig(r=2, lora_alpha=7, target_modules=names, init_lora_weights=False, use_rslora=True)
+    theirs = peft.get_peft_model(surgery.copying.clone(model), config).eval()
+    theirs.save_pretrained(tmp_path / "theirs")
+    torch.testing.assert_close(logits(adapters.read_peft(model, tmp_path / "theirs"), x), logits(theirs, x))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in surgery.state(model).items())
