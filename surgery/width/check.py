@@ -210,7 +210,7 @@ class _Predicted(Operations):
     def run(self, func, args, kwargs):
         inputs = tensors_in((args, kwargs))
         sources = self.origins.of(inputs)
-        result = func(*args, **kwargs)
+        result = self.result(func, args, kwargs)
         name, outputs = operation_name(func), tensors_in(result)
         if not is_step(func):
             self.origins.passed(inputs, outputs)
