@@ -1,6 +1,7 @@
 """Copies of modules, and the exchange of their tensors."""
 
 import copy
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,8 +48,15 @@ def _copied(model: nn.Module, memo: Mapping[int, Any]) -> nn.Module:
         for value in vars(module).values()
         if isinstance(value, Tensor) and value.grad_fn is not None
     }
+    # A module has a dozen registries of hooks, most of them empty, on which deepcopy would spend most of its time.
+    empty = {
+        id(value): OrderedDict()
+        for module in model.modules()
+        for value in vars(module).values()
+        if type(value) is OrderedDict and not value and not vars(value)
+    }
     try:
-        return copy.deepcopy(model, {**computed, **memo})
+        return copy.deepcopy(model, {**empty, **computed, **memo})
     except Exception as error:
         raise SurgeryError(
             f"{type(model).__name__} cannot be copied ({first_line(error)}): give a model that copy.deepcopy can copy"

@@ -21,6 +21,16 @@ def is_inside(name: str, module: str) -> bool:
     return not module or name == module or name.startswith(f"{module}.")
 
 
+def outwards(name: str) -> list[str]:
+    """A module's name and those of the modules around it, the root last.
+
+    >>> outwards("layer1.0"), outwards("")
+    (['layer1.0', 'layer1', ''], [''])
+    """
+    parts = name.split(".") if name else []
+    return [".".join(parts[:n]) for n in range(len(parts), -1, -1)]
+
+
 def matches(module: str, pattern: str) -> bool:
     """Whether a pattern matches the name of a module or of one around it.
 

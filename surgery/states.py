@@ -272,6 +272,14 @@ def check_same(a: Mapping[str, Tensor], b: Mapping[str, Tensor], name_a: str, na
     surgery.errors.SurgeryError: tensor 'w' has shape (2,) in a and (3,) in b: the architectures differ
     """
     a, b = as_state(a, name_a), as_state(b, name_b)
+    first, second = ({name: tuple(tensor.shape) for name, tensor in one.items()} for one in (a, b))
+    check_same_shapes(first, second, name_a, name_b)
+
+
+def check_same_shapes(
+    a: Mapping[str, tuple[int, ...]], b: Mapping[str, tuple[int, ...]], name_a: str, name_b: str
+) -> None:
+    """`check_same` of states by their tensors' shapes."""
     if missing := [name for name in a if name not in b]:
         raise SurgeryError(f"tensor {missing[0]!r} of {name_a} is missing in {name_b} ({len(missing)} missing)")
     if extra := [name for name in b if name not in a]:
@@ -279,11 +287,10 @@ def check_same(a: Mapping[str, Tensor], b: Mapping[str, Tensor], name_a: str, na
             f"tensor {extra[0]!r} of {name_b} is unknown to {name_a} ({len(extra)} unknown); "
             "take states with surgery.state(model), which names tied tensors once"
         )
-    for name, tensor in a.items():
-        if tensor.shape != b[name].shape:
+    for name, shape in a.items():
+        if shape != b[name]:
             raise SurgeryError(
-                f"tensor {name!r} has shape {tuple(tensor.shape)} in {name_a} and {tuple(b[name].shape)} "
-                f"in {name_b}: the architectures differ"
+                f"tensor {name!r} has shape {shape} in {name_a} and {b[name]} in {name_b}: the architectures differ"
             )
 
 

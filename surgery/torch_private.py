@@ -1,9 +1,13 @@
 """What surgery takes from torch that torch does not promise to keep, in one place."""
 
+from functools import cache
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch._C import DispatchKey
 from torch._C import _dispatch_has_kernel_for_dispatch_key as _has_kernel
+from torch.nn import Parameter
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -16,6 +20,10 @@ BatchNorm, Dropout = _BatchNorm, _DropoutNd
 class Operations(TorchDispatchMode):
     """`run` gets each operation, as outside of inference mode, where torch takes composite ones (softmax) apart."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._forms: dict[Any, Any] = {}  # of the results of operations on the meta device, by what these were given
+
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         if _has_kernel(func.name(), "CompositeImplicitAutograd"):
@@ -25,7 +33,56 @@ class Operations(TorchDispatchMode):
 
     def run(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Called in place of an operation, to run it."""
-        return func(*args, **kwargs)
+        return self.result(func, args, kwargs)
+
+    def result(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """What an operation returns.
+
+        On the meta device a tensor is no more than its form, which torch works out in Python (a batch norm's in twenty
+        operations). What was worked out once is not worked out again for the next block of the same sizes.
+        """
+        key = _asked(func, args, kwargs) if _makes_anew(func) else None
+        if key in self._forms:
+            forms, several = self._forms[key]
+            made = [torch.empty_strided(size, step, dtype=dtype, device="meta") for size, step, dtype in forms]
+            return tuple(made) if several else made[0]
+        result = func(*args, **kwargs)
+        parts = result if isinstance(result, tuple) else (result,)
+        if key is not None and all(type(p) is Tensor and p.is_meta and p.layout is torch.strided for p in parts):
+            given = {_memory(part) for part in tree_leaves((args, kwargs)) if isinstance(part, Tensor)}
+            if given.isdisjoint(map(_memory, parts)):  # no view, whatever its schema says
+                forms = [(part.shape, part.stride(), part.dtype) for part in parts]
+                self._forms[key] = forms, isinstance(result, tuple)
+        return result
+
+
+@cache
+def _makes_anew(func: Any) -> bool:
+    """Whether an operation returns new tensors, and changes none."""
+    schema = func._schema
+    aliases = any(value.alias_info is not None for value in (*schema.arguments, *schema.returns))
+    return func.namespace == "aten" and not aliases
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _asked(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """All that the form of a result on the meta device depends on; None unless all tensors, at least one, lie there."""
+    found: list[Any] = [func, torch.get_default_dtype(), *kwargs]
+    on_meta = False
+    for value in (*args, *kwargs.values()):
+        for part in value if isinstance(value, list) else (value,):
+            if isinstance(part, Tensor):
+                if type(part) not in (Tensor, Parameter) or not part.is_meta or part.layout is not torch.strided:
+                    return None
+                on_meta = True
+                found += (part.shape, part.stride(), part.dtype)
+            else:
+                found.append(part)
+        found.append(type(value))  # 1 is equal to True and 1.0
+    return tuple(found) if on_meta else None
 
 
 class Watch(Operations):
@@ -41,7 +98,7 @@ class Watch(Operations):
 
     def run(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         self.before(func, args, kwargs)
-        result = func(*args, **kwargs)
+        result = self.result(func, args, kwargs)
         self.after(func, args, kwargs, result)
         return result
 

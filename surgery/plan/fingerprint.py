@@ -76,6 +76,7 @@ def _known(cls: type) -> tuple[Callable[[str], bool], set[str]]:
     anything = any({"setattr", "__dict__", "vars"} & _names(function) for function in makers)
     others = _ASIDE | of_torch | {name for function in run for name in _assigned(function)}
 
+    @functools.cache
     def known(name: str) -> bool:
         public = not name.startswith("_") and name not in _ASIDE and not _SWITCHES.search(name)
         own = name in made or anything or "head" in name or "group" in name  # their numbers are also set from outside

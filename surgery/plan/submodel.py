@@ -37,7 +37,7 @@ from surgery.plan.positions import (
     selected,
     take,
 )
-from surgery.states import Stack, State, as_state, check_same, owners, state
+from surgery.states import Stack, State, as_state, check_same_shapes, owners, state
 
 _FORMAT, _VERSION = "layer-surgery submodel", 2
 Edit: TypeAlias = Mapping[str, Any]  # what `surgery.plan.edits` does to a module, as a JSON object
@@ -318,12 +318,9 @@ class Submodel:
         for edit in self.edits:
             apply_edit(small, edit)
         names = {name: tensor for _, _, own in owners(small) for name, tensor in own.items()}
-        check_same(
-            {n: t.new_empty(self.small_shapes.get(n, ()), device="meta") for n, t in names.items()},
-            {n: t.to("meta") for n, t in values.items()},
-            "the edited module",
-            "the plan",
-        )
+        expected = {name: self.small_shapes.get(name, ()) for name in names}
+        found = {name: tuple(tensor.shape) for name, tensor in values.items()}
+        check_same_shapes(expected, found, "the edited module", "the plan")
         replace_tensors(small, {id(tensor): values[name] for name, tensor in names.items()}, originals)
         return small
 
@@ -429,10 +426,9 @@ def _fitted(
     lead = {known[name].ndim - len(shape) for name, shape in shapes.items() if name in known}
     sizes = {known[name].shape[0] for name in shapes if name in known and known[name].ndim}
     stacked = lead == {1} and len(sizes) == 1
-    expected = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
-    found = {name: torch.empty(tensor.shape[stacked:], device="meta") for name, tensor in known.items()}
+    found = {name: tuple(tensor.shape[stacked:]) for name, tensor in known.items()}
     try:
-        check_same(expected, found, f"{what} of the plan", "what was given")
+        check_same_shapes(shapes, found, f"{what} of the plan", "what was given")
     except SurgeryError as error:
         raise SurgeryError(f"{error}; give the model that the plan was made for") from None
     return values, int(stacked)

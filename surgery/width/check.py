@@ -5,6 +5,7 @@ as the algebra of axes predicts.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,14 +19,15 @@ from torch import Tensor, nn
 from surgery.copying import clone
 from surgery.errors import SurgeryError, first_line
 from surgery.forward import Observed, call, copied, in_mode, tensors_in, watching
-from surgery.names import is_inside
+from surgery.names import is_inside, outwards
 from surgery.plan import Submodel
-from surgery.plan.edits import set_attribute
+from surgery.plan.edits import apply_edit, set_attribute
 from surgery.states import state
 from surgery.torch_private import Operations, tree_map
 from surgery.width.axes import SHUFFLED
 from surgery.width.config import config_edits
 from surgery.width.constants import (
+    NewSizes,
     Sizes,
     argument_sizes,
     certain_changes,
@@ -70,12 +72,18 @@ def checked_plan(
     """
     sizes = new_sizes(solution, choice)
     everywhere = together(sizes.values())
-    base = (*plan.edits, *layer_edits(plan.build(model), solution, choice))
-    small = Submodel(plan.entries, plan.shapes, base, plan.structure).build(model)
+    small = plan.build(model)
+    edits = list(layer_edits(small, solution, choice))
+    for edit in edits:
+        apply_edit(small, edit)
+    base = (*plan.edits, *edits)
+    inside: dict[str, list[NewSizes]] = defaultdict(list)
+    for name, found in sizes.items():
+        for around in outwards(name):
+            inside[around].append(found)
     chosen: Values = {}
     for name, module in model.named_modules():
-        within = together(found for other, found in sizes.items() if is_inside(other, name))
-        for attribute, value in certain_changes(module, within).items():
+        for attribute, value in certain_changes(module, together(inside[name])).items():
             chosen[name, attribute] = value
 
     def tried(values: Values) -> _Diverged | None:
@@ -159,11 +167,9 @@ def _options(
     model: nn.Module, step: Step[Axis], running: list[str], everything: Sizes, choice: Choice, chosen: Values
 ) -> Iterator[Values]:
     """Other values that may mend a step: attributes of its module, of those around it, of those whose code ran."""
-    parts = step.module.split(".") if step.module else []
-    around = [".".join(parts[:n]) for n in range(len(parts), -1, -1)]
     sizes = argument_sizes(step, choice), step_sizes(step, choice)
     for name, known in [
-        *((name, seen) for seen in sizes for name in around),
+        *((name, seen) for seen in sizes for name in outwards(step.module)),
         *((name, everything) for name in running),
     ]:
         found = possible_changes(model.get_submodule(name), known)
@@ -210,7 +216,7 @@ class _Predicted(Operations):
     def run(self, func, args, kwargs):
         inputs = tensors_in((args, kwargs))
         sources = self.origins.of(inputs)
-        result = func(*args, **kwargs)
+        result = self.result(func, args, kwargs)
         name, outputs = operation_name(func), tensors_in(result)
         if not is_step(func):
             self.origins.passed(inputs, outputs)

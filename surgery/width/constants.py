@@ -8,6 +8,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -92,9 +93,9 @@ class NewSizes(NamedTuple):
         """Widths and counts together."""
         return merged([self.widths, self.counts])
 
-    def add(self, axis: Axis, choice: Choice, only_changes: bool) -> None:
-        """Note the sizes of an axis and of its parts."""
-        for part in _parts(axis, choice):
+    def add(self, parts: Iterable[_Part], only_changes: bool) -> None:
+        """Note the sizes of an axis's parts."""
+        for part in parts:
             if part.is_width and (part.changes or not only_changes):
                 self.widths.setdefault(part.old, set()).add(part.new)
             if part.is_count:
@@ -104,13 +105,14 @@ class NewSizes(NamedTuple):
 def new_sizes(solution: Solution, choice: Choice) -> dict[str, NewSizes]:
     """By module what its tensors and operations say."""
     found: dict[str, NewSizes] = defaultdict(lambda: NewSizes({}, {}, []))
+    parts_of = cache(lambda axis: list(_parts(axis, choice)))  # many tensors lie along one axis
     for (module, _), tensor_axes in solution.tensors.items():
         for axis in tensor_axes:
-            found[module].add(axis, choice, only_changes=False)
+            found[module].add(parts_of(axis), only_changes=False)
     for step in solution.steps:
         sizes = found[step.module]
         for axis in step.axes():
-            sizes.add(axis, choice, only_changes=True)  # numbers of tokens and pixels are no widths
+            sizes.add(parts_of(axis), only_changes=True)  # numbers of tokens and pixels are no widths
         for number, axis in _numbers(step):
             sizes.counts.setdefault(number, set()).add(size_of(axis, choice))
         sizes.scales.extend(_scales(step, choice))

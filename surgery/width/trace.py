@@ -305,7 +305,7 @@ class _Follow(Operations):
         bound, rule = bind(func, args, kwargs), rule_for(func)
         draws = torch.Tag.nondeterministic_seeded in func.tags
         seeded = draws and self.draws_from_seed(bound.get("generator"))
-        result = func(*args, **kwargs)
+        result = self.result(func, args, kwargs)
         if draws:
             self.random = torch.get_rng_state()
         outputs = tensors_in(result)

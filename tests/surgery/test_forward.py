@@ -13,6 +13,7 @@ from torch import nn
 import surgery
 from surgery.errors import InternalError
 from surgery.forward import call, observed, tensors_in, watching
+from surgery.torch_private import Operations
 from surgery.width.rules.registry import RULES
 from surgery.width.trace import traced
 
@@ -109,3 +110,42 @@ def test_composite_operations_are_taken_apart_in_inference_mode():
     with torch.inference_mode():
         small, _ = surgery.narrow(net, rate=0.5, example=example)
     assert small[0].out_features == surgery.narrow(net, rate=0.5, example=example)[0][0].out_features == 4
+
+
+class Recomputing(Operations):
+    """Holds each result of the meta device against what the operation makes when it is asked again."""
+
+    def run(self, func, args, kwargs):
+        again = func(*args, **kwargs) if not func._schema.is_mutable else None
+        result = self.result(func, args, kwargs)
+        memory = {tensor.untyped_storage()._cdata for tensor in tensors_in((args, kwargs))}
+        for a, b in zip(tensors_in(result), tensors_in(again)):
+            known, new = (
+                (t.shape, t.stride(), t.dtype, t.device, t.untyped_storage()._cdata in memory) for t in (a, b)
+            )
+            assert known == new, func
+        return result
+
+
+def test_known_results_on_the_meta_device_have_the_form_of_new_ones():
+    block = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.GELU(), nn.GroupNorm(2, 4)).eval()
+    ones, columns = torch.ones(2, 4, 4, 4), torch.ones(2, 4, 4, 4).to(memory_format=torch.channels_last)
+    others = (ones.half(), ones.double(), ones.int(), ones.transpose(2, 3), ones[:1].expand(2, -1, -1, -1))
+    with torch.no_grad(), Recomputing() as seen:
+        for given in (ones, columns, *others):
+            for x in (given.to("meta"), given.to("meta")):
+                assert [(x + one).dtype for one in (1, 1.0, True)] == [x.dtype, torch.result_type(x, 1.0), x.dtype]
+                assert torch.empty_like(x, device="cpu").device.type == "cpu"
+                torch.cat([x, x], 1), x.topk(2), x.sum([1, 2]), torch.ops.aten._unsafe_view(x.contiguous(), [8, 16])
+                if x.dtype is torch.float32:
+                    block.to("meta")(x)
+    assert seen._forms
+
+
+def test_what_is_not_on_the_meta_device_is_computed_anew():
+    x = torch.ones(3)
+    with Operations():
+        first = x * 2
+        x += 1
+        second = x * 2
+    assert (first.tolist(), second.tolist()) == ([2, 2, 2], [4, 4, 4])
