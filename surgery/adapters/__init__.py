@@ -6,12 +6,13 @@ touches; in peft's terms it is lora_alpha / r.
 """
 
 from surgery.adapters.layer import LowRank
-from surgery.adapters.model import add, attach, merge, remove, scales, state, unmerge
+from surgery.adapters.model import adapted_layers, add, attach, merge, remove, scales, state, unmerge
 from surgery.adapters.peft import read_peft, write_peft
 from surgery.adapters.rank import products, rank_of, resize, stack
 
 __all__ = [
     "LowRank",
+    "adapted_layers",
     "add",
     "attach",
     "merge",

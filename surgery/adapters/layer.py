@@ -31,9 +31,9 @@ class LowRank(nn.Module):
         scale: what the product is multiplied by.
         dropout: the share of the adapter's inputs that are dropped in training.
 
-    >>> layer = LowRank(nn.Linear(3, 2), torch.ones(1, 3), torch.ones(2, 1), scale=0.5)
-    >>> x = torch.ones(1, 3)
-    >>> (layer(x) - layer.base_layer(x)).tolist()
+    >>> layer = LowRank(nn.Linear(3, 2), torch.ones(1, 3), torch.ones(2, 1), scale=0.5).double()
+    >>> x = torch.ones(1, 3, dtype=torch.float64)
+    >>> (layer(x) - layer.base_layer(x)).round(decimals=6).tolist()
     [[1.5, 1.5]]
     """
 

@@ -88,7 +88,7 @@ def attach(
     >>> smaller[0].rank, smaller[0].multiplier
     (2, 0.5)
     """
-    if isinstance(model, nn.Module) and (has := next(adapters(model), None)):
+    if isinstance(model, nn.Module) and (has := next(adapted_layers(model), None)):
         raise SurgeryError(f"{has[0] or 'the model'} has an adapter already: take them off first, with remove or merge")
     own = whole_state(model)
     found, rest = factors(tensors)
@@ -129,7 +129,7 @@ def state(model: nn.Module) -> State:
     }
 
 
-def adapters(model: nn.Module) -> Iterator[tuple[str, LowRank]]:
+def adapted_layers(model: nn.Module) -> Iterator[tuple[str, LowRank]]:
     """The adapted layers of a model, with their names."""
     return ((name, module) for name, module in model.named_modules() if isinstance(module, LowRank))
 
@@ -140,7 +140,7 @@ def scales(model: nn.Module) -> dict[str, float]:
     >>> scales(add(nn.Sequential(nn.Linear(2, 2)), rank=1, scale=2))
     {'0': 2.0}
     """
-    return {name: layer.multiplier for name, layer in adapters(model)}
+    return {name: layer.multiplier for name, layer in adapted_layers(model)}
 
 
 def remove(model: nn.Module) -> nn.Module:
@@ -187,8 +187,8 @@ def unmerge(merged: nn.Module, model: nn.Module) -> nn.Module:
     True
     """
     result = attach(merged, state(model), scale=scales(model))
-    with_adapters = dict(adapters(model))
-    for name, layer in adapters(result):
+    with_adapters = dict(adapted_layers(model))
+    for name, layer in adapted_layers(result):
         before = layer.base_layer.weight
         layer.lora_dropout = with_adapters[name].lora_dropout
         opposite = LowRank(layer.base_layer, *layer.factors, -layer.multiplier).weight
@@ -264,7 +264,7 @@ def _layer(model: nn.Module, name: str) -> nn.Module:
 def _replaced(model: nn.Module, merged: bool) -> nn.Module:
     """A plain model: the base layers, or these with the adapters folded into them."""
     result = _shared(model)
-    found = dict(adapters(result))
+    found = dict(adapted_layers(result))
     if not found:
         raise SurgeryError("the model has no adapters")
     shared = _several_owners(result)

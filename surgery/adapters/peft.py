@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from surgery.adapters.model import adapters, attach, scales, state
+from surgery.adapters.model import adapted_layers, attach, scales, state
 from surgery.adapters.rank import factors, rank_of
 from surgery.errors import SurgeryError
 from surgery.files.reading import open_state
@@ -59,7 +59,7 @@ def write_peft(model: nn.Module, folder: str | Path, **settings: Any) -> None:
     ranks = rank_of(tensors)
     alphas = {name: factor[name] * rank for name, rank in ranks.items()}
     rank, alpha = (Counter(values.values()).most_common(1)[0][0] for values in (ranks, alphas))
-    dropout = {getattr(layer.lora_dropout, "p", 0.0) for _, layer in adapters(model)}
+    dropout = {getattr(layer.lora_dropout, "p", 0.0) for _, layer in adapted_layers(model)}
     config = {
         "peft_type": "LORA",
         "task_type": None,
@@ -72,7 +72,7 @@ def write_peft(model: nn.Module, folder: str | Path, **settings: Any) -> None:
         "target_modules": sorted(ranks),
         "modules_to_save": sorted({name.rpartition(".")[0] for name in rest}) or None,
         "lora_dropout": max(dropout),
-        "fan_in_fan_out": any(type(layer.base_layer).__name__ == "Conv1D" for _, layer in adapters(model)),
+        "fan_in_fan_out": any(type(layer.base_layer).__name__ == "Conv1D" for _, layer in adapted_layers(model)),
         "bias": "none",
         "use_rslora": False,
         "use_dora": False,

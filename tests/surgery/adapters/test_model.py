@@ -42,7 +42,7 @@ def network():
 def drawn(model):
     """Both factors of every adapter drawn, as after training."""
     torch.manual_seed(1)
-    for _, layer in adapters.model.adapters(model):
+    for _, layer in adapters.adapted_layers(model):
         for factor in layer.factors:
             nn.init.normal_(factor)
     return model
@@ -127,7 +127,7 @@ def test_what_reads_the_weight_reads_the_product_too():
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0).double()
     adapted = drawn(adapters.add(layer, 2))
-    assert [name for name, _ in adapters.model.adapters(adapted)] == ["self_attn.out_proj", "linear1", "linear2"]
+    assert [name for name, _ in adapters.adapted_layers(adapted)] == ["self_attn.out_proj", "linear1", "linear2"]
     x = IMAGE[:, 0, :4, :1].expand(-1, -1, 8)
     merged = adapters.merge(adapted)
     for mode in (True, False):
