@@ -69,6 +69,12 @@ def slid(step, nets, values, masks):
     return found, mask
 
 
+def unfolded(step, nets, values, masks):
+    """The zeros around an image are there, too."""
+    around = F.pad(masks[0], (1, 1, 1, 1), value=1.0)
+    return step.function(nets[0], *values), F.unfold(around, 3) > 0
+
+
 def slid_maximum(step, nets, values, masks):
     """As `slid`, where nothing stands for what is not there."""
     return step.function(None, values[0].masked_fill(masks[0] == 0, -math.inf)), slid(step, nets, values, masks)[1]
@@ -507,7 +513,7 @@ OPERATIONS = {
     "interpolate_smoothly": of_image(lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), summed),
     "pixel_shuffle": of_image(lambda x: F.pixel_shuffle(x, 2), summed),
     "pixel_unshuffle": of_image(lambda x: F.pixel_unshuffle(x, 2), summed),
-    "unfold": of_image(lambda x: F.unfold(x, 3, padding=1), summed),
+    "unfold": of_image(lambda x: F.unfold(x, 3, padding=1), unfolded),
     "fold": of_image(lambda x: F.fold(F.unfold(x, 2), x.shape[-2:], 2), summed),
     "channel_shuffle": of_image(lambda x: F.channel_shuffle(x, 2), summed),
     "channel_shuffle_by_view": of_image(
