@@ -71,4 +71,9 @@ def mutual(loss: Loss) -> Objective:
     return objective
 
 
-METHOD = Method(depthfl, DepthFLOptions(), clients="heterogeneous")
+METHOD = Method(
+    depthfl,
+    DepthFLOptions(),
+    clients="heterogeneous",
+    refuses={"adapters": "cuts models by depth, and adapters have ranks"},
+)

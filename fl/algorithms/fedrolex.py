@@ -47,4 +47,10 @@ def fedrolex(fed: Federation, options: HeteroFLOptions = HeteroFLOptions()) -> A
     return heterofl(fed, options, lambda client, number: placed(fleet.owned[client], number))
 
 
-METHOD = Method(fedrolex, HeteroFLOptions(), clients="heterogeneous", labels=lambda options: options.own_rows)
+METHOD = Method(
+    fedrolex,
+    HeteroFLOptions(),
+    clients="heterogeneous",
+    labels=lambda options: options.own_rows,
+    refuses={"adapters": "rolls a window over channels, and adapters have ranks"},
+)

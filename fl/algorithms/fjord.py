@@ -159,5 +159,11 @@ def _places(runs: Runs | None) -> list[int] | slice:
 
 
 METHOD = Method(
-    fjord, FjORDOptions(), clients="heterogeneous", refuses={"exits": "distils the output of one classifier"}
+    fjord,
+    FjORDOptions(),
+    clients="heterogeneous",
+    refuses={
+        "adapters": "cuts models by width, and adapters have ranks",
+        "exits": "distils the output of one classifier",
+    },
 )

@@ -136,4 +136,9 @@ def _shared(paths: Sequence[list[Signature]]):
         yield position[0]
 
 
-METHOD = Method(flexifed, FlexiFedOptions(), clients="heterogeneous")
+METHOD = Method(
+    flexifed,
+    FlexiFedOptions(),
+    clients="heterogeneous",
+    refuses={"adapters": "cuts models by depth, and adapters have ranks"},
+)

@@ -144,5 +144,8 @@ def _read_from(plan: Submodel, full: Collection[str]) -> set[str]:
 
 METHOD = Method(
     inclusivefl, InclusiveFLOptions(), clients="heterogeneous",
-    refuses={"exits": "has one classifier for each depth (depthfl and scalefl are for models with exits)"},
+    refuses={
+        "adapters": "cuts models by depth, and adapters have ranks",
+        "exits": "has one classifier for each depth (depthfl and scalefl are for models with exits)",
+    },
 )  # fmt: skip

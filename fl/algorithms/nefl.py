@@ -77,4 +77,9 @@ def _apart(model: nn.Module, plan: Submodel) -> set[str]:
     }
 
 
-METHOD = Method(nefl, NeFLOptions(), clients="heterogeneous")
+METHOD = Method(
+    nefl,
+    NeFLOptions(),
+    clients="heterogeneous",
+    refuses={"adapters": "cuts models by width and depth, and adapters have ranks"},
+)

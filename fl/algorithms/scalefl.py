@@ -87,4 +87,9 @@ def from_the_last(loss: Loss, temperature: float, rising: bool, distils: bool) -
     return objective
 
 
-METHOD = Method(scalefl, ScaleFLOptions(), clients="heterogeneous")
+METHOD = Method(
+    scalefl,
+    ScaleFLOptions(),
+    clients="heterogeneous",
+    refuses={"adapters": "cuts models by width and depth, and adapters have ranks"},
+)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from fl.base.errors import FLError, Refused
 from fl.engine import graphs, vmap
+from fl.engine.constants import constants
 from fl.engine.eager import loop, workers
 from fl.engine.job import Group, Job, Results
 from fl.engine.optimizers import SGD, Adam, Optimizer
@@ -218,7 +219,7 @@ def _with_passing(job: Job, starts: dict[str, Tensor]) -> dict[str, Tensor]:
 
     Each client begins with the model's own, and they are dropped after the round.
     """
-    known = {id(tensor) for _, _, own in owners(job.model) for tensor in own.values()}
+    known = {id(tensor) for _, _, own in owners(job.model) for tensor in own.values()} | constants(job.model).keys()
     passing = {name: b.detach() for name, b in job.model.named_buffers() if name not in starts and id(b) not in known}
     return {**starts, **broadcast(passing, stack_size(starts))}
 

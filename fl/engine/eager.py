@@ -18,6 +18,7 @@ from torch.func import functional_call
 from fl.base.errors import Refused
 from fl.base.torch_private import foreach_add_, foreach_copy_, foreach_zero_, tree_map
 from fl.engine.batches import Step
+from fl.engine.constants import constants
 from fl.engine.draws import Draws, NoDraws
 from fl.engine.job import Group, Results, longest_first
 from fl.engine.objectives import Batch
@@ -36,7 +37,7 @@ class Replica:
     def __init__(self, group: Group) -> None:
         self.job, self.starts, self.context = group
         try:
-            self.model = copy.deepcopy(self.job.model).train()
+            self.model = copy.deepcopy(self.job.model, constants(self.job.model)).train()
         except RuntimeError as error:
             raise Refused(
                 f"{type(self.job.model).__name__} cannot be copied: {first_line(error)}; use --backend vmap, or "

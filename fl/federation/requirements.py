@@ -7,6 +7,7 @@ from fl.engine.losses import cross_entropy
 from fl.federation.defence import Defence
 from fl.federation.pace import PaceOptions
 from fl.models.architectures import ArchitectureOptions
+from surgery.adapters import adapted_layers
 
 
 class Requirement(NamedTuple):
@@ -64,9 +65,12 @@ REQUIREMENTS = {
         "--joining and --leaving", lambda config: config.joining or config.leaving, lambda fed: fed.presence
     ),
     "exits": Requirement("--exits", lambda config: config.exits, lambda fed: getattr(fed.model, "exits", False)),
+    "adapters": Requirement(
+        "--adapters.kind", lambda config: config.adapters.on, lambda fed: next(adapted_layers(fed.model), None)
+    ),
     "architectures": Requirement(
-        "--architectures",
-        lambda config: config.architectures != ArchitectureOptions(),
+        "--architectures and --adapters.ranks",
+        lambda config: config.architectures != ArchitectureOptions() or len(set(config.adapters.ranks)) > 1,
         lambda fed: fed.fleet and len(fed.fleet.architectures) > 1,
     ),
 }

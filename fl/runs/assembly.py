@@ -1,6 +1,7 @@
 """From settings to a federation and a method: data, split, architectures, attack and model, drawn from the seed."""
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import nn
@@ -21,6 +22,7 @@ from fl.federation.pace import PaceOptions, make_pace
 from fl.federation.presence import make_presence
 from fl.federation.scores import metrics_of
 from fl.models import custom_model
+from fl.models.adapted import adapted, fleet_of_ranks
 from fl.models.architectures import choose
 from fl.models.create import check_shape, weight_bytes
 from fl.models.fleet import make_fleet
@@ -103,10 +105,16 @@ def build(
         what = f"a round of {config.cohort():,} clients"
         ask_memory(needed, what, "use fewer --participants, or a smaller --width or --depth")
     create = maker(spec, start)
-    net = create(rng.torch("weights")).to(device)
+    net, fleet = create(rng.torch("weights")), None
+    one_start = isinstance(getattr(spec, "source", None), nn.Module)
+    if config.adapters.on:
+        create, one_start = partial(adapted, net, config.adapters), False
+        net = create(rng.torch("adapters"))
+        if config.adapters.ranks:
+            fleet = fleet_of_ranks(create, config.adapters.ranks, len(splits), net.to(device))
+    net = net.to(device)
     if not isinstance(spec, custom_model.CustomSpec) and not dataset.text:
         check_shape(spec, net, dataset.x.shape[1:])
-    one_start = isinstance(getattr(spec, "source", None), nn.Module)
     fed = Federation(
         net,
         dataset,
@@ -116,7 +124,7 @@ def build(
         create=None if one_start else create,
         spec=spec,
         start=start,
-        fleet=make_fleet(net, spec, specs) if specs else None,
+        fleet=make_fleet(net, spec, specs) if specs else fleet,
         attack=attack,
         defence=config.defence,
         compression=config.compression,
@@ -199,7 +207,7 @@ def _specs(
     The global model has the maximum of all clients' widths and depths.
     """
     (name,) = config.algorithm
-    if ALGORITHMS[name].clients != "heterogeneous":
+    if ALGORITHMS[name].clients != "heterogeneous" or config.adapters.on:
         return base, []
     chosen = remote.specs(config.architectures.announce(base)) if remote else None
     if remote and not chosen and config.architectures.choose == "zico":

@@ -18,6 +18,7 @@ from fl.base.errors import FLError
 from fl.base.files import replacing
 from fl.data import Dataset
 from fl.federation import Federation
+from fl.models.adapted import folded
 from fl.models.custom_model import Model
 from fl.runs import checkpoint
 from fl.runs.folder import is_last_best, load_model
@@ -179,7 +180,7 @@ def module_with(fed: Federation, state: State, module: nn.Module | None = None) 
     module = fed.model if module is None else module
     net = copy.deepcopy(module)
     net.load_state_dict({**state, **fed.statistics(state, module)})
-    return net.eval()
+    return folded(net).eval()
 
 
 def _built(folder: Path, model: Model | None, dataset: Dataset | None) -> Run:

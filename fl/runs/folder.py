@@ -18,13 +18,15 @@ from fl import models
 from fl.algorithms.algorithm import Algorithm, Server
 from fl.base import tensors
 from fl.base.errors import FLError
+from fl.base.rng import Rng
 from fl.base.settings import written
 from fl.base.tables import write_csv
 from fl.engine.work import flops
 from fl.federation import Federation
+from fl.models.adapted import adapted, folded
 from fl.models.custom_model import LIBRARIES, Model
 from fl.models.fleet import brief
-from fl.models.init import Start
+from fl.models.init import Start, maker
 from fl.runs import checkpoint, metrics
 from fl.settings import Config
 from fl.settings.config import plain
@@ -231,7 +233,11 @@ def load_model(folder: str | Path, model: Model | None = None, *, best: bool = F
     if (folder / checkpoint.FILE).exists():
         check_intact(folder, config, table=best)
     spec, state = checkpoint.read_model(folder, model, best=best and not is_last_best(folder))
-    net = models.create(torch.Generator(), spec)
+    if config.adapters.on:
+        base = maker(spec, load_initial_weights(folder, config))(Rng(config.seeds[0]).torch("weights"))
+        net = adapted(base, config.adapters, torch.Generator())
+    else:
+        net = models.create(torch.Generator(), spec)
     named = net.state_dict(keep_vars=True)
     there = {id(tensor): state[name] for name, tensor in named.items() if name in state}
     tied = {name: there[id(tensor)] for name, tensor in named.items() if name not in state and id(tensor) in there}
@@ -239,7 +245,7 @@ def load_model(folder: str | Path, model: Model | None = None, *, best: bool = F
         net.load_state_dict(state | tied)
     except RuntimeError as error:
         raise FLError(f"{folder} holds another model: {' '.join(str(error).split())}") from None
-    return net.eval()
+    return folded(net).eval()
 
 
 def is_last_best(folder: Path) -> bool:

@@ -86,6 +86,11 @@ class Config(MethodOptions, Fields):
             )
         for name in self.algorithm:
             ALGORITHMS[name].refuse(self.requirements)
+        if self.adapters.on and self.architectures != ArchitectureOptions():
+            raise FLError(
+                "--adapters.kind: clients have one base, and --architectures gives them several: leave one out"
+            )
+        self.adapters.check()
         if self.init is not None:
             check_init(self.init, self.model)
         self.architectures.check()

@@ -49,6 +49,7 @@ from fl.federation.pace import PaceOptions
 from fl.federation.privacy import Privacy
 from fl.federation.requirements import REQUIREMENTS
 from fl.federation.sample_privacy import SamplePrivacy
+from fl.models.adapted import AdapterOptions
 from fl.models.architectures import ArchitectureOptions
 from fl.partition import KINDS, Partition, check_text_kind, deal
 from fl.partition import overview as partitions
@@ -231,6 +232,7 @@ class Fields(DataSettings):
     """trained weights to begin from: a file (safetensors, or a state dict of torch.save), or timm or torchvision for
     those that the library publishes; a classifier for other classes is drawn anew [all weights are drawn]"""
     architectures: ArchitectureOptions = ArchitectureOptions()
+    adapters: Annotated[AdapterOptions, _RARE] = AdapterOptions()
 
     participation: Share = 0.0
     """share of the clients that train in a round, in place of --participants; 0 goes by --participants"""

@@ -1,0 +1,29 @@
+"""FedSA-LoRA: Guo et al., "Selective Aggregation for Low-Rank Adaptation in Federated Learning" (ICLR 2025), Eq. 3."""
+
+from fl.algorithms.algorithm import Algorithm
+from fl.algorithms.method import Method
+from fl.algorithms.parts.split import split
+from fl.base.errors import FLError
+from fl.federation import Federation
+from surgery.adapters import adapted_layers
+
+
+def fedsa_lora(fed: Federation) -> Algorithm:
+    """FedAvg of the adapters' A, which learn what is common; each client keeps its own B.
+
+    What is trained whole beside the adapters, such as a classifier, is averaged.
+
+    Raises:
+        FLError: for a model without adapters.
+    """
+    every = {id(layer.factors[1]) for _, layer in adapted_layers(fed.model)}
+    kept = {name for name, parameter in fed.model.named_parameters() if id(parameter) in every}
+    if not kept:
+        raise FLError("fedsa_lora averages one matrix of each adapter, and there are none: give --adapters.kind lora")
+    return split(fed, kept)
+
+
+METHOD = Method(
+    fedsa_lora, clients="personalized",
+    refuses={"privacy": "keeps the mean of clients' matrices beside the global model"},
+)  # fmt: skip

@@ -1,0 +1,52 @@
+"""Parameters that nobody trains, once for all clients: they stay in the model, and no state has them.
+
+A state is what a client trains, keeps and sends, so that K clients on a frozen base take the memory of the base and of
+K times what they train.
+"""
+
+from torch import Tensor, nn
+
+_CONSTANTS = "constants"  # the attribute of a module that has their names
+
+
+def as_constants(model: nn.Module) -> nn.Module:
+    """Make the frozen parameters of a model constants, in place: buffers that are in no state.
+
+    >>> net = nn.Linear(2, 1)
+    >>> net.weight.requires_grad = False
+    >>> list(as_constants(net).state_dict()), [*constants(net).values()][0].shape
+    (['bias'], torch.Size([1, 2]))
+    """
+    made: dict[int, Tensor] = {}
+    for module in model.modules():
+        names = [name for name, p in module._parameters.items() if p is not None and not p.requires_grad]
+        for name in names:
+            parameter = module._parameters.pop(name)
+            module.register_buffer(name, made.setdefault(id(parameter), parameter.detach()), persistent=False)
+        if names:
+            setattr(module, _CONSTANTS, names)
+    return model
+
+
+def constants(model: nn.Module) -> dict[int, Tensor]:
+    """The constants of a model by their ids, as copy.deepcopy takes what a copy shares with the original."""
+    found = (getattr(module, name) for module in model.modules() for name in vars(module).get(_CONSTANTS, ()))
+    return {id(tensor): tensor for tensor in found}
+
+
+def as_parameters(model: nn.Module) -> nn.Module:
+    """Make the constants of a model frozen parameters again, in place.
+
+    >>> net = nn.Linear(2, 1).requires_grad_(False)
+    >>> [*as_parameters(as_constants(net)).state_dict()]
+    ['weight', 'bias']
+    """
+    made: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name in vars(module).pop(_CONSTANTS, ()):
+            tensor = module._buffers.pop(name)
+            module._non_persistent_buffers_set.discard(name)
+            if id(tensor) not in made:
+                made[id(tensor)] = nn.Parameter(tensor, requires_grad=False)
+            module.register_parameter(name, made[id(tensor)])
+    return model

@@ -1,0 +1,121 @@
+"""Models of which clients train adapters of low rank (LoRA, Hu et al., ICLR 2022), on a base that all have.
+
+The base is a constant of the model: no state has it, nobody sends it, and it is there once however many clients train.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import nn
+
+from fl.base.errors import FLError
+from fl.base.settings import Natural, OnlyWith, number, one_of, several
+from fl.engine.constants import as_constants, as_parameters
+from fl.models.fleet import Architecture, Fleet
+from surgery import Submodel, SurgeryError, adapters, state
+from surgery.plan import Source
+
+
+@dataclass(frozen=True)
+class AdapterOptions:
+    """Adapters of low rank that clients train in the place of the model's weights."""
+
+    kind: Annotated[str, one_of("none", "lora")] = "none"
+    """lora: clients train adapters of low rank, and the model that --init or your own model begins with is frozen;
+    none: clients train the model"""
+    rank: Annotated[Natural, OnlyWith("kind", "lora")] = 8
+    """lora: rank of the adapters"""
+    ranks: Annotated[tuple[int, ...], several(int, "INT,...", above=0), OnlyWith("kind", "lora")] = ()
+    """lora: ranks of the clients, given to them in turn, for methods with clients of different architectures; the
+    global model has the largest"""
+    scale: Annotated[float, number(float, above=0), OnlyWith("kind", "lora")] = 2.0
+    """lora: what the adapters' products are multiplied by, for all ranks: peft's lora_alpha / r"""
+    modules: Annotated[tuple[str, ...], several(str, "PATTERN,..."), OnlyWith("kind", "lora")] = ()
+    """lora: names of modules, or patterns such as *.qkv, whose layers have adapters; none: all linear layers and
+    convolutions"""
+    train: Annotated[tuple[str, ...], several(str, "PATTERN,..."), OnlyWith("kind", "lora")] = ()
+    """lora: modules that are trained whole, such as a classifier for other classes (head)"""
+    learn: Annotated[str, one_of("both", "b"), OnlyWith("kind", "lora")] = "both"
+    """lora: the matrices that are trained: both, or b, with A as it was drawn, so that the mean of adapters has the mean
+    product (FFA-LoRA, Sun et al., ICLR 2024)"""
+    dropout: Annotated[float, number(float, least=0, below=1), OnlyWith("kind", "lora")] = 0.0
+    """lora: share of an adapter's inputs that are dropped in training"""
+
+    @property
+    def on(self) -> bool:
+        """Whether clients train adapters."""
+        return self.kind != "none"
+
+    @property
+    def largest(self) -> int:
+        """The rank of the global model's adapters."""
+        return max(self.ranks, default=self.rank)
+
+    def check(self) -> None:
+        """Raise FLError for a rank of 0."""
+        if self.on and self.largest < 1:
+            raise FLError("--adapters.rank 0: give 1 or more")
+
+
+def adapted(base: nn.Module, options: AdapterOptions, generator: torch.Generator, rank: int | None = None) -> nn.Module:
+    """Put adapters on a model, whose weights become constants; it is not changed, and shares their memory.
+
+    Args:
+        generator: what the first matrices are drawn with, on the device of the model.
+        rank: None: the largest.
+
+    Raises:
+        FLError: for patterns that no layer matches.
+
+    >>> net = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    >>> small = adapted(net, AdapterOptions("lora", rank=2, train=("2",)), torch.Generator())
+    >>> list(state(small))
+    ['0.lora_A.weight', '0.lora_B.weight', '2.weight', '2.bias']
+    """
+    try:
+        model = adapters.add(
+            base, rank or options.largest, modules=options.modules or None, train=options.train, scale=options.scale,
+            dropout=options.dropout, generator=generator,
+        )  # fmt: skip
+    except SurgeryError as error:
+        raise FLError(f"--adapters: {error}") from None
+    if options.learn == "b":
+        for name, layer in adapters.adapted_layers(model):
+            if isinstance(layer.base_layer, nn.Embedding):
+                raise FLError(f"--adapters.learn b: {name} is an embedding, whose A is 0 at first: leave it out")
+            layer.factors[0].requires_grad_(False)
+    return as_constants(model)
+
+
+def folded(model: nn.Module) -> nn.Module:
+    """Fold the adapters of a model into its weights: a copy with the parameters of the base.
+
+    A model without adapters is returned as it is.
+    """
+    if not any(adapters.adapted_layers(model)):
+        return model
+    return adapters.merge(as_parameters(copy.deepcopy(model))).train(model.training)
+
+
+def fleet_of_ranks(
+    create: Callable[[torch.Generator, int], nn.Module], ranks: Sequence[int], clients: int, model: nn.Module
+) -> Fleet:
+    """Make the fleet of clients that have these ranks in turn: the first rows of A, and columns of B.
+
+    Args:
+        create: (generator, rank) -> the model with adapters of this rank.
+        model: the global one, of the largest rank, on the device that trains.
+    """
+    kinds, device = list(dict.fromkeys(ranks)), next(model.parameters()).device
+    made = [model if rank == max(kinds) else create(torch.Generator(), rank).to(device) for rank in kinds]
+    owned = tuple(kinds.index(ranks[client % len(ranks)]) for client in range(clients))
+    return Fleet(tuple(Architecture(one, _leading(model, one)) for one in made), owned)
+
+
+def _leading(model: nn.Module, small: nn.Module) -> Submodel:
+    full, sizes = ({n: tuple(tensor.shape) for n, tensor in state(one).items()} for one in (model, small))
+    first = {n: tuple(None if s == f else ((0, s),) for s, f in zip(sizes[n], full[n])) for n in full}
+    return Submodel({name: (Source(name, index),) for name, index in first.items()}, full)

@@ -1,0 +1,227 @@
+"""Adapters of low rank in place of models: training, rounds, run folders, and the methods made for them."""
+
+import copy
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from rounds import assert_same, made, play
+from torch import nn
+
+import fl
+import surgery
+from fl.algorithms import ALGORITHMS
+from fl.base.errors import FLError
+from fl.base.rng import Rng
+from fl.engine import SGD
+from fl.engine.constants import constants
+from fl.federation.cohort import per_client
+from fl.models.adapted import AdapterOptions, adapted, fleet_of_ranks, folded
+from fl.runs import checkpoint
+from fl.runs.metrics import read
+from surgery import adapters
+from surgery.files import open_state
+
+
+def base():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(216, 8), nn.Tanh(), nn.Linear(8, 3)
+    ).double()
+
+
+@pytest.fixture
+def federation_of(make_federation):
+    """Four clients on a frozen network in float64, whose classifier is trained whole."""
+
+    def make(options=AdapterOptions("lora", rank=2, train=("6",)), net=None, **settings):
+        net = base() if net is None else net
+        create = partial(adapted, net, options)
+        model = create(torch.Generator().manual_seed(1))
+        fleet = fleet_of_ranks(create, options.ranks, 4, model) if options.ranks else None
+        settings = {"optimizer": SGD(0.2), "dtype": torch.float64, "create": create, **settings}
+        return make_federation(model, fleet=fleet, **settings)
+
+    return make
+
+
+RANKS = AdapterOptions("lora", ranks=(1, 3, 2), train=("6",))
+LEARNT = [
+    "0.lora_A.weight", "0.lora_B.weight", "4.lora_A.weight", "4.lora_B.weight", "6.weight", "6.bias",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["loop", "workers", "vmap"])
+def test_clients_train_their_adapters_as_torch_does_on_a_copy(federation_of, backend):
+    net = base()
+    fed = federation_of(net=net, backend=backend, epochs=1)
+    before = {id(tensor): tensor.clone() for tensor in constants(fed.model).values()}
+    assert len(before) == 6  # weight and bias of two layers and of the norm
+    starts = surgery.broadcast(fed.initial(), 3)
+    assert [name for name in starts if "lora" in name or name.startswith("6")] == LEARNT
+    found = fed.train(starts, [0, 2, 1], Rng(0, 1)).states
+    whole = adapters.add(net, 2, train=("6",), scale=2.0)  # the same network, with parameters that are frozen
+    other = replace(federation_of(backend="loop", epochs=1), model=whole)
+    starts = surgery.broadcast({**surgery.state(whole), **fed.initial()}, 3)
+    expected = other.train(starts, [0, 2, 1], Rng(0, 1)).states
+    for name, tensor in found.items():
+        torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-12)
+    assert not torch.equal(found["0.lora_B.weight"][0], found["0.lora_B.weight"][1])
+    assert all(torch.equal(tensor, before[id(tensor)]) for tensor in constants(fed.model).values())
+
+
+def test_the_base_is_there_once(federation_of):
+    fed = federation_of()
+    shared = {tensor.data_ptr() for tensor in constants(fed.model).values()}
+    copied = copy.deepcopy(fed.model, constants(fed.model))
+    assert {tensor.data_ptr() for tensor in constants(copied).values()} == shared
+    every = federation_of(RANKS).fleet.architectures
+    assert [adapters.rank_of(surgery.state(kind.model)) for kind in every] == [{"0": r, "4": r} for r in (1, 3, 2)]
+    assert len({tensor.data_ptr() for kind in every for tensor in constants(kind.model).values()}) == len(shared)
+
+
+def test_a_stranger_gets_a_plain_model(federation_of):
+    fed = federation_of()
+    algorithm = ALGORITHMS["fedavg"](fed)
+    server = play(algorithm, fed, rounds=2)[-1][0]
+    model = copy.deepcopy(fed.model)
+    model.load_state_dict(server["global"])
+    plain = folded(model.eval())
+    assert not constants(plain)
+    assert list(surgery.state(plain)) == list(surgery.state(base()))
+    torch.testing.assert_close(
+        plain(fed.data.normalise(fed.data.x, torch.float64)), algorithm.predict(server, fed.data.x)
+    )
+
+
+@pytest.mark.parametrize(
+    "name", sorted(name for name, method in ALGORITHMS.items() if "adapters" not in method.refuses and name != "fedrep")
+)
+def test_every_method_trains_adapters_or_says_why_not(federation_of, name):
+    fed = federation_of(epochs=1)
+    algorithm = made(name, fed)
+    server, _ = play(algorithm, fed, rounds=2)[-1]
+    assert all(tensor.isfinite().all() for tensor in server["global"].values())
+    assert not [name for part in server.values() for name in part if "base_layer" in name]
+
+
+def numpy_mean_product(states, sizes, module):
+    """sum_k n_k B_k A_k / n."""
+    shares = np.array(sizes) / sum(sizes)
+    pairs = [(s[f"{module}.lora_B.weight"].numpy(), s[f"{module}.lora_A.weight"].numpy()) for s in states]
+    return sum(p * b.reshape(len(b), -1) @ a.reshape(len(a), -1) for p, (b, a) in zip(shares, pairs))
+
+
+def product(state, module):
+    return adapters.products(state)[module].flatten(1).numpy()
+
+
+def test_flexlora_sends_each_client_the_best_of_its_rank(federation_of):
+    fed = federation_of(RANKS)
+    algorithm = ALGORITHMS["flexlora"](fed)
+    clients, rng = [1, 0, 2], Rng(0, 1)
+    server, trained = algorithm.round(algorithm.init(), clients, rng)
+    states = per_client(trained.received)
+    assert [adapters.rank_of(s)["0"] for s in states] == [3, 1, 2]
+    sizes = [len(fed.clients.train[client]) for client in clients]
+    sent = algorithm.send(server, [0, 1, 2], Rng(0, 2))["model"]
+    for module in ("0", "4"):
+        u, s, v = np.linalg.svd(numpy_mean_product(states, sizes, module), full_matrices=False)
+        for state, rank in zip(sent, (1, 3, 2)):
+            best = u[:, :rank] * s[:rank] @ v[:rank]
+            np.testing.assert_allclose(product(state, module), best, atol=1e-10)
+    expected = sum(n * s["6.weight"] for n, s in zip(sizes, states)) / sum(sizes)
+    torch.testing.assert_close(server["global"]["6.weight"], expected)
+    assert 0 <= trained.metrics["lost"] < 1 if hasattr(trained, "metrics") else True
+
+
+def test_flexlora_of_one_client_is_its_own_training(federation_of):
+    options = AdapterOptions("lora", rank=2, train=("6",))
+    fed = federation_of(options, participants=1)
+    servers = [play(ALGORITHMS[name](fed), fed, rounds=1)[0][0]["global"] for name in ("fedavg", "flexlora")]
+    for module in ("0", "4"):
+        np.testing.assert_allclose(*(product(server, module) for server in servers), atol=1e-12)
+
+
+def test_averages_of_unequal_ranks_are_over_those_who_have_a_row(federation_of):
+    fed = federation_of(RANKS)
+    algorithm = made("heterofl", fed)
+    start = algorithm.init()
+    server, trained = algorithm.round(start, [0, 1, 2], Rng(0, 1))
+    states = per_client(trained.received)
+    rows = [[s["4.lora_A.weight"][r] for s in states if len(s["4.lora_A.weight"]) > r] for r in range(3)]
+    assert [len(held) for held in rows] == [3, 2, 1]
+    expected = torch.stack([sum(held) / len(held) for held in rows])
+    torch.testing.assert_close(server["global"]["4.lora_A.weight"], expected)
+
+
+def test_fedsa_lora_keeps_b_and_averages_the_rest(federation_of):
+    fed = federation_of()
+    algorithm = ALGORITHMS["fedsa_lora"](fed)
+    server, trained = play(algorithm, fed, rounds=2)[-1]
+    assert set(trained.received) == set(fed.initial()) - {"0.lora_B.weight", "4.lora_B.weight"}
+    models = algorithm.client_models(server).levels[0]
+    b = [models.state(int(models.used[client]))["4.lora_B.weight"] for client in range(4)]
+    assert not torch.equal(b[0], b[1])
+
+
+def test_with_b_alone_the_mean_of_adapters_has_the_mean_product(federation_of):
+    options = AdapterOptions("lora", rank=2, train=("6",), learn="b")
+    fed = federation_of(options)
+    assert "4.lora_A.weight" not in fed.initial()
+    algorithm = ALGORITHMS["fedavg"](fed)
+    server, trained = algorithm.round(algorithm.init(), [0, 1, 2], Rng(0, 1))
+    a = dict(fed.model.named_buffers())["4.lora_A.weight"]
+    sizes = torch.tensor([len(fed.clients.train[client]) for client in range(3)]).double()
+    mean = sum(n * b @ a for n, b in zip(sizes / sizes.sum(), trained.received["4.lora_B.weight"]))
+    torch.testing.assert_close(server["global"]["4.lora_B.weight"] @ a, mean)
+
+
+def small():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10))
+
+
+CONFIG = fl.Config(
+    algorithm="fedavg", rounds=2, clients=6, participants=3, local_epochs=1,
+    adapters=AdapterOptions("lora", rank=2, train=("3",)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("change", [{}, {"algorithm": "flexlora", "adapters": replace(RANKS, train=("3",))}])
+def test_a_run_folder_has_adapters_and_gives_the_plain_model(tmp_path, change):
+    config = replace(CONFIG, **change)
+    fl.simulate(config, tmp_path / "whole", model=small)
+    fl.simulate(replace(config, rounds=1), tmp_path / "parts", model=small)
+    fl.simulate(config, tmp_path / "parts", resume=True, model=small)
+    servers = [checkpoint.read_parts(tmp_path / name, small)[1] for name in ("whole", "parts")]
+    assert_same(*(server["global"] for server in servers))
+    assert all("base_layer" not in name for name in servers[0]["global"])
+    fed, algorithm = fl.build(config, model=small)
+    model = fl.load_model(tmp_path / "whole", model=small)
+    assert list(model.state_dict()) == list(small().state_dict())
+    expected = algorithm.predict(servers[0], fed.data.test_x)
+    torch.testing.assert_close(model(fed.data.normalise(fed.data.test_x)), expected)
+    path = fl.export(tmp_path / "whole", tmp_path / "model.safetensors", model=small)
+    assert torch.equal(surgery.load(small(), open_state(path))[1].weight, model[1].weight)
+    rows = read(tmp_path / "whole" / "metrics.csv")
+    if not change:
+        assert {row["bytes_up"] for row in rows} == {3 * sum(t.nbytes for t in servers[0]["global"].values())}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"algorithm": "nefl"}, "nefl cuts models by width and depth, and adapters have ranks"),
+        ({"adapters": replace(CONFIG.adapters, ranks=(1, 2))}, "fedavg gives all clients one"),
+        ({"adapters": replace(CONFIG.adapters, modules=("head",))}, "--adapters: modules='head'"),
+        ({"adapters": AdapterOptions(), "algorithm": "flexlora"}, "flexlora averages the products of adapters"),
+        ({"adapters": AdapterOptions(), "algorithm": "fedsa_lora"}, "fedsa_lora averages one matrix"),
+        ({"adapters": replace(CONFIG.adapters, rank=0)}, "rank"),
+    ],
+)
+def test_what_is_refused(change, message):
+    with pytest.raises(FLError, match=message):
+        fl.build(replace(CONFIG, **change), model=small)
