@@ -21,6 +21,7 @@ from fl.federation.compression import Compression
 from fl.federation.defence import Defence
 from fl.federation.privacy import Privacy
 from fl.federation.sample_privacy import SamplePrivacy
+from fl.models.adapted import AdapterOptions
 from fl.models.architectures import ArchitectureOptions
 from fl.runs.assembly import build
 from fl.runs.export import export
@@ -31,6 +32,7 @@ from fl.settings import Config
 from surgery import __version__ as __version__
 
 __all__ = [
+    "AdapterOptions",
     "Algorithm",
     "ArchitectureOptions",
     "AttackOptions",

@@ -6,6 +6,8 @@ OF_METHOD = {
     "depthfl": ["--exits", "--model", "resnet9"],
     "scalefl": ["--exits", "--model", "resnet9"],
     "fedbn": ["--norm", "batch", "--model", "resnet9"],
+    "fedsa_lora": ["--adapters.kind", "lora"],
+    "flexlora": ["--adapters.kind", "lora", "--adapters.ranks", "1,2"],
     "fedmr": ["--fedmr.stage1-rounds", "2"],
     "fesem": ["--fesem.clusters", "2"],
     "fesem_plus": ["--fesem-plus.clusters", "2"],

@@ -2,7 +2,7 @@
 
 import itertools
 from dataclasses import fields, replace
-from functools import cache
+from functools import cache, partial
 
 import torch
 
@@ -11,6 +11,7 @@ from fl.data import Dataset
 from fl.engine import SGD
 from fl.federation import Federation, LocalTraining
 from fl.federation.cohort import per_client
+from fl.models.adapted import AdapterOptions, adapted, fleet_of_ranks
 from fl.models.fleet import make_fleet
 from fl.partition import Split
 from zoo import Spec
@@ -52,6 +53,11 @@ def fleet_for(method):
     """The federation that a method for clients of several architectures trains: some need exits, some one width."""
     if method in ("flexifed", "inclusivefl"):
         return fleet_federation(SPECS["static_batch"], [(1.0, depth) for depth in ((3, 1, 2, 1), 1, (2, 1, 2, 1), 1)])
+    if method == "flexlora":
+        fed = mixed("static_batch")
+        create = partial(adapted, fed.model, AdapterOptions("lora", ranks=(3, 1, 2, 1), modules=("section2", "head")))
+        model = create(torch.Generator().manual_seed(0))
+        return replace(fed, model=model, fleet=fleet_of_ranks(create, (3, 1, 2, 1), len(fed.clients), model))
     if method not in ("depthfl", "scalefl"):
         return mixed("static_batch")
     base = replace(SPECS["static_batch"], exits=True)

@@ -12,6 +12,7 @@ from rounds import SMALL
 
 from fl import simulate
 from fl.algorithms import ALGORITHMS
+from fl.models.adapted import AdapterOptions
 from fl.models.architectures import ArchitectureOptions
 from fl.runs import checkpoint, metrics
 
@@ -80,12 +81,15 @@ TINY = replace(
 
 NEED_EXITS = ("depthfl", "scalefl")
 """Methods of models with a classifier after each section."""
+NEED_ADAPTERS = ("fedsa_lora", "flexlora")
 
 
 def tiny(name, **changes):
     config = replace(TINY, algorithm=(name,), **changes)
     if name == "fedbn":  # which has nothing to keep at clients without batch norms
         return replace(config, model="resnet9", width=(0.25,))
+    if name in NEED_ADAPTERS:
+        return replace(config, adapters=AdapterOptions("lora", rank=2, ranks=(1, 2) if name == "flexlora" else ()))
     if ALGORITHMS[name].clients != "heterogeneous":
         return config
     if name in ("flexifed", "inclusivefl"):

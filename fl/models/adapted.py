@@ -39,8 +39,8 @@ class AdapterOptions:
     train: Annotated[tuple[str, ...], several(str, "PATTERN,..."), OnlyWith("kind", "lora")] = ()
     """lora: modules that are trained whole, such as a classifier for other classes (head)"""
     learn: Annotated[str, one_of("both", "b"), OnlyWith("kind", "lora")] = "both"
-    """lora: the matrices that are trained: both, or b, with A as it was drawn, so that the mean of adapters has the mean
-    product (FFA-LoRA, Sun et al., ICLR 2024)"""
+    """lora: the matrices that are trained: both; or b, with A as it was drawn, so that means of adapters are means of
+    their products (FFA-LoRA, Sun et al., ICLR 2024)"""
     dropout: Annotated[float, number(float, least=0, below=1), OnlyWith("kind", "lora")] = 0.0
     """lora: share of an adapter's inputs that are dropped in training"""
 

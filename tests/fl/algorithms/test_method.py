@@ -10,6 +10,7 @@ import pytest
 import torch
 from fleets import SPECS, fleet_federation
 from rounds import made
+from torch import nn
 
 from fl import ArchitectureOptions, Config, FLError, algorithms
 from fl.algorithms import ALGORITHMS, OPTIONS, fedavg, methods_of
@@ -24,6 +25,7 @@ from fl.federation.presence import Presence
 from fl.federation.privacy import Privacy
 from fl.federation.requirements import REQUIREMENTS
 from fl.federation.sample_privacy import SamplePrivacy
+from fl.models.adapted import AdapterOptions, adapted
 
 ROOT = Path(__file__).parents[3]
 
@@ -39,6 +41,7 @@ ASKING = {
     "masked": {"masked": True},
     "loss": {"loss": by_name("focal", "classification")},
     "exits": {"model": "resnet20", "exits": True},
+    "adapters": {"model": adapted(nn.Linear(64, 3), AdapterOptions("lora"), torch.Generator())},
     "tampering": {"defence": Defence(rule="median")},
     "choosing": {"defence": Defence(rule="krum", malicious=0)},
     "pace": {"pace": Pace(torch.ones(4, dtype=torch.float64))},
@@ -64,13 +67,15 @@ def test_methods_refuse_from_python_what_they_refuse_on_the_command_line(name, w
 
 NOT_PRIVATE = (
     *("clusamp", "fedbn", "fedbuff", "feddyn", "fedexp", "fedgen", "fedmr", "fednova", "fedproto", "fedrep", "femam"),
-    *("fesem", "fesem_plus", "fltrust", "indep", "local", "scaffold"),
+    *("fedsa_lora", "fesem", "fesem_plus", "fltrust", "indep", "local", "scaffold"),
 )
 
 
 def test_who_refuses_what():
     assert set(REFUSALS) == {
         ("fedgen", "masked"),
+        *((name, "adapters") for name in methods_of("heterogeneous") if name not in ("fedfa", "flexlora", "heterofl")),
+        ("flexlora", "tampering"),
         ("fedgen", "loss"),
         *((name, "exits") for name in ("fedgen", "fedproto", "femam", "fjord", "inclusivefl", "moon")),
         ("femam", "masked"),
@@ -88,6 +93,7 @@ def test_who_refuses_what():
         "masked": {"masked_loss": True},
         "loss": {"class_weights": (1.0, 2.0)},
         "exits": {"exits": True},
+        "adapters": {"adapters": AdapterOptions("lora")},
         "tampering": {"defence": Defence(rule="median")},
         "pace": {"pace": PaceOptions(spread=1.0)},
         "compression": {"compression": Compression("quantise")},
@@ -159,7 +165,7 @@ def test_a_method_with_one_model_refuses_clients_of_different_architectures():
     fed = fleet_federation(SPECS["cnn"], [(1.0, None), (0.5, None)], [4, 4])
     assert fed.requirements == {"architectures"}
     for name in ALGORITHMS.keys() - methods_of("heterogeneous"):
-        with pytest.raises(FLError, match=f"{name} gives all clients one architecture: leave --architectures out"):
+        with pytest.raises(FLError, match=f"{name} gives all clients one architecture: leave --architectures and"):
             made(name, fed, Config())
     algorithm = fedavg.make(fed)  # a bare function cannot know
     with pytest.raises(FLError, match=r"clients have models of \d architectures"):
