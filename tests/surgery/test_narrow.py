@@ -1134,3 +1134,16 @@ def test_a_number_of_heads_that_no_operation_reads_is_right_too():
     net = Made(forward, qkv=nn.Linear(5, 3 * 24), out=nn.Linear(24, 5), num_heads=4, head_dim=6)
     small, _ = narrow(net, rate=0.5, example=torch.zeros(2, 3, 5), heads="drop")
     assert (small.num_heads, small.head_dim, small.out.in_features) == (2, 6, 12)
+
+
+@pytest.mark.parametrize("mode", ["reflect", "replicate"])
+def test_a_width_whose_ends_are_repeated_around_it_stays_whole(mode, caplog):
+    net = Made(
+        lambda net, x: net.last(nn.functional.pad(net.first(x), (1, 1), mode)),
+        first=nn.Linear(3, 4),
+        last=nn.Linear(6, 2),
+    )
+    example = torch.rand(2, 5, 3)
+    small, _ = surgery.narrow(net, rate=0.5, example=example)
+    assert (small.first.out_features, small.last.in_features) == (4, 6)
+    assert "positions at its ends are repeated around it" in caplog.text

@@ -157,15 +157,21 @@ def _diagonal_matrix(view, args, out):
     return found
 
 
-@rule(
-    """
-    constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d
-    replication_pad3d
-    """
-)
+@rule("reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d")
+def _pad_by_copies(view, args, out):
+    found, pad = list(view.axes_of(args["self"])), args["padding"]
+    for i in range(len(pad) // 2):
+        if any(pad[2 * i : 2 * i + 2]):
+            position, why = len(found) - 1 - i, role("positions at its ends are repeated around it")
+            fix(found[position], why)
+            found[position] = Axis(out.shape[position], why)
+    return found
+
+
+@rule("constant_pad_nd")
 def _pad(view, args, out):
     found, ends = list(view.axes_of(args["self"])), []
-    pad = args["pad" if "pad" in args else "padding"]
+    pad = args["pad"]
     for i in range(len(pad) // 2):
         position = len(found) - 1 - i
         axis = found[position]
