@@ -211,6 +211,6 @@ def _arguments(step: Mapping[str, Any], known: Mapping[str, Any], folder: Path) 
             given[key] = {str(pattern): one(name) for pattern, name in value.items()}
         elif kind is Path:
             given[key] = folder / str(value)
-            if not given[key].is_file():
+            if not given[key].exists():
                 raise SurgeryError(f"there is no file {given[key]}, which is to be the {key} of {do}")
     return given

@@ -5,6 +5,7 @@ y = W x + b + scale B A x with A: [rank, in] and B: [out, rank]. `scale` is one 
 touches; in peft's terms it is lora_alpha / r.
 """
 
+from surgery.adapters.fold import fold
 from surgery.adapters.layer import LowRank
 from surgery.adapters.model import adapted_layers, add, attach, merge, remove, scales, state, unmerge
 from surgery.adapters.peft import read_peft, write_peft
@@ -15,6 +16,7 @@ __all__ = [
     "adapted_layers",
     "add",
     "attach",
+    "fold",
     "merge",
     "products",
     "rank_of",

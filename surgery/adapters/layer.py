@@ -79,8 +79,8 @@ class LowRank(nn.Module):
     def change(self) -> Tensor:
         """What the adapter adds to the layer's weight, of the weight's shape: scale B A."""
         a, b = self.factors
-        product = self.multiplier * (b.flatten(1) @ a.flatten(1))
-        return product.T if is_transposed(self.base_layer) else product.view(self.base_layer.weight.shape)
+        change = product(a, b, self.multiplier)
+        return change.T if is_transposed(self.base_layer) else change.view(self.base_layer.weight.shape)
 
     @property
     def weight(self) -> Tensor:
@@ -93,8 +93,7 @@ class LowRank(nn.Module):
                 f"a {type(self.base_layer).__name__} may compute something else than its weight says, so that no "
                 "product can be added to it: leave it without an adapter, or do not merge"
             )
-        weight, change = self.base_layer.weight, self.change()
-        return (weight.to(torch.promote_types(weight.dtype, change.dtype)) + change).to(weight.dtype)
+        return changed(self.base_layer.weight, self.change())
 
     @property
     def bias(self) -> Tensor | None:
@@ -111,6 +110,16 @@ class LowRank(nn.Module):
 
     def extra_repr(self) -> str:
         return f"rank={self.rank}, scale={self.multiplier:g}"
+
+
+def product(a: Tensor, b: Tensor, scale: float) -> Tensor:
+    """scale B A, as a matrix with a row for each output."""
+    return scale * (b.flatten(1) @ a.flatten(1))
+
+
+def changed(weight: Tensor, change: Tensor) -> Tensor:
+    """Their sum, in the weight's dtype."""
+    return (weight.to(torch.promote_types(weight.dtype, change.dtype)) + change).to(weight.dtype)
 
 
 def _holding(kind: type[nn.Module], weight: Tensor, **settings: Any) -> nn.Module:

@@ -6,7 +6,7 @@ from typing import Any
 from surgery.commands import read, write
 
 _OF_OPERATIONS = (
-    "narrow", "prune", "widen", "graft", "ungraft", "permute", "align", "fit", "extract", "embed"
+    "narrow", "prune", "widen", "graft", "ungraft", "permute", "align", "fit", "extract", "embed", "fold"
 )  # fmt: skip
 
 COMMANDS: dict[str, Callable[..., Any]] = {

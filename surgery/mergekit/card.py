@@ -2,14 +2,15 @@
 
 import json
 
-from surgery.mergekit.config import Config
+from surgery.mergekit.config import Config, parts_of
 
 
 def card(config: Config) -> str:
     """The text, with what HuggingFace's hub reads at its head, the models, and the configuration as it was given."""
     models = config.models
+    paths = dict.fromkeys(path for model in models for path in parts_of(model) if path)
     fence = "`" * 3
-    head = ["---", "base_model:", *(f"- {json.dumps(model)}" for model in models), "library_name: transformers"]
+    head = ["---", "base_model:", *(f"- {json.dumps(path)}" for path in paths), "library_name: transformers"]
     head += ["tags:", "- merge", "- layer-surgery", "---", "", "# Merged model", ""]
     base = f", from the base `{config.base}`" if config.base else ""
     listed = [f"- `{model}`" for model in models if model != config.base]

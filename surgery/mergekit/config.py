@@ -25,7 +25,7 @@ class Source:
     """A model in a slice.
 
     Attributes:
-        model: its path.
+        model: its path, or "PATH+ADAPTER".
         layers: (first, end) of its layers, the end exclusive; None for all of them.
         parameters: that hold for this model.
     """
@@ -187,14 +187,37 @@ def _list(key: str, found: Any) -> list[Any]:
 
 
 def _model(key: str, found: Any) -> str | None:
+    """A model as it is called everywhere: its path, or "PATH+ADAPTER"; so "./a" and "a/" are the model "a"."""
     if isinstance(found, dict):
-        _keys(f"{key}: {shown(found)}", found, ("model",))
-        return _model(key, found.get("model"))
+        _keys(f"{key}: {shown(found)}", found, ("model", "lora"))
+        model, adapter = (_path(key, found.get(part)) for part in ("model", "lora"))
+        return _model(key, model if adapter is None else f"{model}+{adapter}")
     if found is not None and (not isinstance(found, str) or not found):
         raise SurgeryError(f"{key}: {shown(found)} is no path of a folder")
-    if found is not None and "+" in found and not Path(found).exists():
-        raise SurgeryError(f"{key}: {found!r} adds an adapter, which is not supported: merge it into a folder first")
-    return found if found is None else str(Path(found))  # "./a" and "a/" are the model "a"
+    if found is None:
+        return None
+    parts = [part for part in parts_of(found) if part is not None]
+    if not all(parts) or ("+" in parts[-1] and len(parts) > 1):
+        raise SurgeryError(f"{key}: {found!r} is no model with one adapter: write PATH+ADAPTER")
+    return "+".join(str(Path(part)) for part in parts)
+
+
+def _path(key: str, found: Any) -> Any:
+    """What a dictionary says of a model or of an adapter: its path, also as {path: PATH}."""
+    if isinstance(found, dict) and "path" in found:
+        _keys(f"{key}: {shown(found)}", found, ("path",))
+        return found["path"]
+    return _model(key, found)
+
+
+def parts_of(model: str) -> tuple[str, str | None]:
+    """The path of a model, and that of the adapter in it or None.
+
+    >>> parts_of("base+adapter"), parts_of("base")
+    (('base', 'adapter'), ('base', None))
+    """
+    base, plus, adapter = model.partition("+")
+    return (base, adapter) if plus and not Path(model).exists() else (model, None)
 
 
 def _slice(found: Any, base: str | None, method: Method, name: str) -> Slice:

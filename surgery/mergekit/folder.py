@@ -14,12 +14,13 @@ from torch import nn
 
 import surgery
 from surgery import lazy
+from surgery.adapters import fold
 from surgery.configuration import first_difference, made_from
 from surgery.errors import SurgeryError, first_line
 from surgery.files import Checkpoint, open_state
 from surgery.lazy import LazyState, Pieces
 from surgery.mergekit.card import card
-from surgery.mergekit.config import Config, Slice, Source
+from surgery.mergekit.config import Config, Slice, Source, parts_of
 from surgery.mergekit.methods import METHODS
 from surgery.mergekit.vocabulary import TOKENIZER_FILES, Vocabulary, templates
 from surgery.operations.checkpoint import example_for
@@ -110,9 +111,15 @@ def _tell_unmatched(config: Config, names: Sequence[str]) -> None:
 
 
 def _open(path: str) -> Checkpoint:
-    if not Path(path).exists():
-        raise SurgeryError(f"model: there is no file or folder {path!r}: fetch it first, `hf download {path}`")
-    return open_state(path)
+    model, adapter = parts_of(path)
+    for one in filter(None, (model, adapter)):
+        if not Path(one).exists():
+            raise SurgeryError(f"model: there is no file or folder {one!r}: fetch it first, `hf download {one}`")
+    base = open_state(model)
+    if adapter is None:
+        return base
+    folded = fold(base, adapter)
+    return Checkpoint({name: folded.pieces(name) for name in folded}, base.path, base.metadata, base.files)
 
 
 def _described(checkpoint: Checkpoint) -> dict[str, Any] | None:

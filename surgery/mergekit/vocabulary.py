@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from surgery.errors import SurgeryError, first_line
 from surgery.files import Checkpoint
 from surgery.lazy import Pieces
-from surgery.mergekit.config import Config
+from surgery.mergekit.config import Config, parts_of
 
 _log = logging.getLogger(__name__)
 TOKENIZER_FILES = (
@@ -107,7 +107,7 @@ def _tokenizer(path: str) -> Any:
     try:
         import transformers
 
-        return transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
+        return transformers.AutoTokenizer.from_pretrained(parts_of(path)[0], local_files_only=True)
     except Exception as error:  # transformers' own, of all kinds
         raise SurgeryError(f"tokenizer_source: {path} holds no tokenizer: {first_line(error)}") from None
 
@@ -152,11 +152,11 @@ def templates(
     """The files by which the folder's tokenizer has the chat template: the given one, or that of most models."""
     template = config.chat_template
     if template == "auto":
-        found = [text.strip() for path in opened if (text := _template(Path(path)))]
+        found = [text.strip() for path in opened if (text := _template(Path(parts_of(path)[0])))]
         if not found:
             raise SurgeryError("chat_template: auto, but no model has one: leave it out, or give the template itself")
         template = Counter(found).most_common(1)[0][0]
-    donor = Path(config.models[0])
+    donor = Path(parts_of(config.models[0])[0])
     settings = beside.get("tokenizer_config.json")
     if settings is None and (donor / "tokenizer_config.json").is_file():
         settings = (donor / "tokenizer_config.json").read_bytes()

@@ -39,6 +39,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "embed": states.embed,
     "replace": states.replace,
     "cast": states.cast,
+    "fold": states.fold,
 }
 """By name; each gives a model, `shuffle` a list of them."""
 

@@ -137,6 +137,7 @@ Shape = Annotated[tuple[int, ...], Kind("INT,...", by=listed(int, "3,224,224"))]
 Floats = Annotated[tuple[float, ...], Kind("FLOAT,...", by=listed(float, "1,0.5"))]
 Function = Annotated[str, Kind("MODULE:FUNCTION")]
 """A function of the user's own."""
+AdapterFolder = Annotated[Path, Kind("FOLDER")]
 PlanFile = Annotated[Path, Kind("PLAN.json")]
 OrdersFile = Annotated[Path, Kind("FILE.json")]
 Blocks = Annotated[Mapping[str, Any], Kind("SECTION=BLOCKS", _blocks, repeated=True)]

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import torch
 
-from surgery import lazy
+from surgery import adapters, lazy
 from surgery.errors import SurgeryError
 from surgery.lazy import LazyState, pieces_of
 from surgery.merge.driver import check_patterns
 from surgery.names import matches
-from surgery.operations.arguments import PlanFile, shown
+from surgery.operations.arguments import AdapterFolder, PlanFile, shown
 from surgery.operations.checkpoint import Model
 from surgery.plan.submodel import Submodel
 
@@ -72,6 +72,20 @@ def cast(model: Model, *, dtype: str) -> Model:
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
         raise SurgeryError(f"dtype={shown(dtype)}: give a floating-point type of torch, such as float32 or bfloat16")
     return model.alike(lazy.cast(model.values, found), model.plan)
+
+
+def fold(model: Model, *, adapter: AdapterFolder, subtract: bool = False) -> Model:
+    """Fold an adapter of low rank (LoRA), in a folder of peft's, into the weights of its base.
+
+    Args:
+        model: the base's checkpoint
+        adapter: a folder with adapter_config.json and adapter_model.safetensors
+        subtract: take the adapter out of weights again that it was folded into
+
+    Returns:
+        the new checkpoint
+    """
+    return model.alike(adapters.fold(model.values, adapter, subtract=subtract), model.plan)
 
 
 def plan_of(path: str | Path) -> Submodel:

@@ -107,4 +107,7 @@ def test_peft_computes_the_same(which, tmp_path):
     theirs = peft.get_peft_model(surgery.copying.clone(model), config).eval()
     theirs.save_pretrained(tmp_path / "theirs")
     torch.testing.assert_close(logits(adapters.read_peft(model, tmp_path / "theirs"), x), logits(theirs, x))
+    whole = surgery.copying.clone(model)
+    surgery.load(whole, dict(adapters.fold(surgery.state(model), tmp_path / "theirs")))
+    torch.testing.assert_close(logits(whole, x), logits(theirs.merge_and_unload(), x))
     assert all(torch.equal(tensor, before[name]) for name, tensor in surgery.state(model).items())

@@ -107,7 +107,11 @@ REFUSED = {
     "residual": (
         {"merge_method": "linear", "slices": [{"sources": TWO, "residual_weight": 1}]}, "'residual_weight' of a slice"
     ),
-    "adapter": (LINEAR | {"base_model": "a+lora"}, "adapter"),
+    "two adapters": (LINEAR | {"base_model": "a+b+c"}, "'a+b+c' is no model with one adapter"),
+    "no adapter": (LINEAR | {"base_model": "a+"}, "'a+' is no model with one adapter"),
+    "a revision": (
+        LINEAR | {"base_model": {"model": {"path": "a", "revision": "x"}}}, "the key 'revision' of base_model"
+    ),
     "dtype": (LINEAR | {"dtype": "int8"}, "dtype: 'int8'"),
     "token": (LINEAR | {"tokenizer": {"tokens": {}}}, "the key 'tokens' of tokenizer"),
     "no tokenizer": (LINEAR | {"tokenizer": {"source": None, "pad_to_multiple_of": 16}}, "source: null"),

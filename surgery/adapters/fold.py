@@ -1,0 +1,98 @@
+"""Adapters folded into states, tensor by tensor, with no model around them."""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from surgery.adapters.layer import changed, product
+from surgery.adapters.peft import read_files, scales_of
+from surgery.adapters.rank import SUFFIXES, Factors, factors
+from surgery.errors import SurgeryError
+from surgery.lazy import LazyState, Pieces, pieces_of
+from surgery.names import joined
+
+
+def fold(values: Mapping[str, Tensor], folder: str | Path, *, subtract: bool = False) -> LazyState:
+    """A state with the adapter of a folder of peft's in its weights, W + scale B A, computed when they are read.
+
+    Sums are computed in float32 at least, and have the state's dtypes. In float32 it is what `merge` makes of the
+    model, bit for bit. A state does not say which modules share a weight; `merge` refuses these.
+
+    Args:
+        values: of the base, by the names that the adapter's model has.
+        folder: as `write_peft` or peft's save_pretrained wrote it. What was trained whole replaces the base's.
+        subtract: take the adapter out of weights again that it was folded into.
+
+    Raises:
+        SurgeryError: for an adapter that `read_peft` refuses, that does not fit, or that cannot be taken out.
+    """
+    config, tensors = read_files(folder)
+    (found, rest), scales = factors(tensors), scales_of(config, tensors)
+    if subtract and rest:
+        raise SurgeryError(f"{folder}: {next(iter(rest))!r} was trained whole: what it was before is not known")
+    result = {name: pieces_of(values, name) for name in values}
+    for name, tensor in rest.items():
+        if _of(folder, name, name, result).shape != tuple(tensor.shape):
+            raise SurgeryError(f"{folder}: {name!r} is {tuple(tensor.shape)}, and {result[name].shape} in the base")
+        result[name] = Pieces.of(tensor.to(result[name].dtype))
+    turned = _turned(folder, config, found, result)
+    for module, one in found.items():
+        name = joined(module, "weight")
+        scale = -scales[module] if subtract else scales[module]
+        base = result[name]
+        make = partial(_folded, base, one, scale, turned[module])
+        result[name] = Pieces.computed(base.shape, base.dtype, make, base.device)
+    return LazyState(result, getattr(values, "what", ""))
+
+
+def _of(folder: str | Path, name: str, adapted: str, entries: Mapping[str, Pieces]) -> Pieces:
+    """The tensor of the base that one of the adapter belongs to."""
+    if name not in entries:
+        raise SurgeryError(f"{folder}: {adapted!r} belongs to {name!r}, which the base does not have")
+    return entries[name]
+
+
+def _turned(
+    folder: str | Path, config: Mapping[str, Any], found: Mapping[str, Factors], entries: Mapping[str, Pieces]
+) -> dict[str, bool]:
+    """Whether each adapted weight is [in, out], as those of embeddings and of transformers' Conv1D are.
+
+    The shape says it, but for square ones: for these the configuration does, which has one word for all modules.
+    """
+    result, square = {}, []
+    said = bool(config.get("fan_in_fan_out"))
+    linear = set()
+    for module, one in found.items():
+        base = _of(folder, joined(module, "weight"), one.names[0], entries)
+        shape = (len(one.b), *one.a.shape[1:])
+        table = one.names[0].endswith(SUFFIXES[1][0])
+        if not base.dtype.is_floating_point or base.shape not in ((shape[::-1],) if table else _ways(shape)):
+            raise SurgeryError(
+                f"{folder}: {one.names[0]!r} and {one.names[1]!r} make {shape}, and the weight of {module!r} is "
+                f"{base.shape} in {base.dtype}"
+            )
+        result[module] = table or base.shape != shape
+        if not table and shape == shape[::-1]:
+            square.append(module)
+        elif not table and len(shape) == 2:
+            linear.add(result[module])
+    if square and linear - {said}:
+        raise SurgeryError(
+            f"{folder}: whether the square weight of {square[0]!r} is [out, in] is not known, as fan_in_fan_out is "
+            f"{said} and others are not so: use surgery.adapters.read_peft and merge, on the model"
+        )
+    return result | dict.fromkeys(square, said)
+
+
+def _ways(shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    return (shape, shape[::-1]) if len(shape) == 2 else (shape,)
+
+
+def _folded(base: Pieces, one: Factors, scale: float, turned: bool) -> Tensor:
+    dtype = torch.promote_types(torch.promote_types(base.dtype, one.a.dtype), torch.float32)
+    change = product(one.a.to(base.device, dtype), one.b.to(base.device, dtype), scale)
+    return changed(base.whole(), change.T if turned else change.view(base.shape))

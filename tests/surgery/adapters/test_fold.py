@@ -1,0 +1,127 @@
+"""Adapters folded into states: the same as on the model, for all kinds of weights, and out again."""
+
+import json
+
+import pytest
+import torch
+import yaml
+from torch import nn
+
+import surgery
+from surgery import SurgeryError, adapters
+from surgery.__main__ import main
+from surgery.files import open_state, write
+from tests.surgery.adapters.test_model import drawn, network
+
+
+class Conv1D(nn.Module):
+    """As that of transformers."""
+
+    def __init__(self, nf, nx):
+        super().__init__()
+        self.nf = nf
+        self.weight, self.bias = nn.Parameter(torch.randn(nx, nf)), nn.Parameter(torch.zeros(nf))
+
+    def forward(self, x):
+        return x @ self.weight + self.bias
+
+
+def tables():
+    return nn.Sequential(nn.Embedding(7, 4), Conv1D(4, 4), Conv1D(6, 4), nn.LayerNorm(6))
+
+
+def written(net, path, **settings):
+    net = net.float()
+    adapted = drawn(adapters.add(net, 2, scale=0.3, **settings))
+    for name in settings.get("train", ()):
+        nn.init.ones_(adapted.get_submodule(name).weight)
+    adapters.write_peft(adapted, path / "adapter")
+    write(path / "net.safetensors", surgery.state(net))
+    return adapted
+
+
+def equal(found, expected):
+    assert list(found) == list(expected)
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+
+
+@pytest.mark.parametrize(
+    ("make", "settings"),
+    [(network, {}), (network, {"modules": ["0"], "train": ["4"]}), (tables, {"modules": ["0", "1", "2"]})],
+)
+def test_it_is_what_merge_makes_bit_for_bit(tmp_path, make, settings):
+    adapted = written(make(), tmp_path, **settings)
+    base = open_state(tmp_path / "net.safetensors")
+    found, expected = adapters.fold(base, tmp_path / "adapter"), surgery.state(adapters.merge(adapted))
+    equal(dict(found), {name: expected[name] for name in base})
+    assert any(not torch.equal(base[name], expected[name]) for name in base)
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+def test_the_command_folds_and_takes_out_again(tmp_path, monkeypatch, suffix):
+    adapted = written(network(), tmp_path)
+    monkeypatch.chdir(tmp_path)
+    torch.save(surgery.state(adapters.remove(adapted)), "net.pt")
+    assert main(["fold", f"net{suffix}", "--adapter", "adapter", "--out", f"merged{suffix}"]) == 0
+    merged = surgery.state(adapters.merge(adapted))
+    assert all(torch.equal(tensor, merged[name]) for name, tensor in open_state(f"merged{suffix}").items())
+    out = f"again{suffix}"
+    assert main(["fold", f"merged{suffix}", "--adapter", "adapter", "--subtract", "--out", out]) == 0
+    expected = surgery.state(adapters.remove(adapters.unmerge(adapters.merge(adapted), adapted)))
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in open_state(out).items())
+
+
+def test_it_is_a_step_of_recipes(tmp_path):
+    adapted = written(network(), tmp_path)
+    said = {
+        "inputs": {"base": "net.safetensors"},
+        "steps": {"merged": {"do": "fold", "model": "base", "adapter": "adapter"}},
+        "outputs": {"merged.safetensors": "merged"},
+    }
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(said))
+    assert main(["apply", str(tmp_path / "recipe.yaml")]) == 0
+    expected = surgery.state(adapters.merge(adapted))
+    found = open_state(tmp_path / "merged.safetensors")
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
+
+
+def test_sums_are_computed_in_float32(tmp_path):
+    adapted = written(network(), tmp_path)
+    low = {name: tensor.bfloat16() for name, tensor in surgery.state(adapters.remove(adapted)).items()}
+    found = adapters.fold(low, tmp_path / "adapter")["0.weight"]
+    assert torch.equal(found, (low["0.weight"].float() + adapted[0].change()).bfloat16())
+
+
+def test_what_does_not_fit_is_named(tmp_path):
+    written(network(), tmp_path, modules=["0"], train=["4"])
+    base, folder = dict(open_state(tmp_path / "net.safetensors")), tmp_path / "adapter"
+    with pytest.raises(SurgeryError, match=r"'0\.lora_A\.weight' belongs to '0\.weight', which the base does not"):
+        adapters.fold({name: base[name] for name in base if name != "0.weight"}, folder)
+    with pytest.raises(SurgeryError, match=r"'4\.weight' belongs to '4\.weight', which the base does not"):
+        adapters.fold({name: base[name] for name in base if name != "4.weight"}, folder)
+    with pytest.raises(SurgeryError, match=r"make .* and the weight of '0' is \(1, 2\)"):
+        adapters.fold({**base, "0.weight": torch.ones(1, 2)}, folder)
+    with pytest.raises(SurgeryError, match=r"was trained whole: what it was before is not known"):
+        adapters.fold(base, folder, subtract=True)
+
+
+def test_square_weights_among_both_kinds_are_refused(tmp_path):
+    written(tables(), tmp_path, modules=["1", "2"])
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps({**config, "fan_in_fan_out": False}))
+    with pytest.raises(SurgeryError, match="whether the square weight of '1'"):
+        adapters.fold(open_state(tmp_path / "net.safetensors"), tmp_path / "adapter")
+
+
+@pytest.mark.parametrize("form", ["net.safetensors+adapter", {"model": {"path": "net.safetensors"}, "lora": "adapter"}])
+def test_a_file_of_mergekit_names_a_model_with_its_adapter(tmp_path, monkeypatch, form):
+    adapted = written(network(), tmp_path)
+    monkeypatch.chdir(tmp_path)
+    models = [{"model": one, "parameters": {"weight": w}} for one, w in (("./net.safetensors", 1), (form, 3))]
+    (tmp_path / "c.yml").write_text(yaml.safe_dump({"merge_method": "linear", "models": models}))
+    assert main(["merge", "c.yml", "c.safetensors"]) == 0
+    plain, merged = surgery.state(adapters.remove(adapted)), surgery.state(adapters.merge(adapted))
+    for name, tensor in open_state("c.safetensors").items():
+        if tensor.is_floating_point():
+            torch.testing.assert_close(tensor, 0.25 * plain[name] + 0.75 * merged[name])
