@@ -12,6 +12,7 @@ import fl
 
 x, y = (torch.tensor(array) for array in load_digits(return_X_y=True))
 x = x.float().view(-1, 1, 8, 8).rot90(dims=(2, 3)) / 8 - 1
+torch.manual_seed(0)
 base = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
 optimizer = torch.optim.Adam(base.parameters(), 3e-3)
 for batch in torch.randint(1400, (400, 64), generator=torch.Generator().manual_seed(0)):
@@ -23,6 +24,6 @@ for label, (method, learn) in ways.items():
     config = fl.Config(algorithm=method, rounds=25, lr=0.01, adapters=fl.AdapterOptions("lora", rank=4, learn=learn))
     rows: list = []
     fl.simulate(config, f"runs/adapters-{label}", model=base, on_round=rows.append)
-    print(f"{label}: {rows[-1]['accuracy']:.1%} right, {rows[-1]['bytes_up'] / 1000:.1f} kB sent by a client in a round")
+    print(f"{label}: {rows[-1]['accuracy']:.1%} right, {rows[-1]['bytes_up'] / 1000:.1f} kB a round from each client")
     axis.plot([row["round"] for row in rows], [100 * row["accuracy"] for row in rows], label=label)
 axis.set(title="Adapters of rank 4", xlabel="round", ylabel="test accuracy, %"), axis.legend(), plt.show()
