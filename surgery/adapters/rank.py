@@ -130,27 +130,32 @@ def resize(
         raise SurgeryError(
             f"rank is given for {sorted(rank)}, and the adapters are {sorted(found)}: {odd[0]!r} differs"
         )
-    result, error = dict(rest), {}
+    result, error = dict(rest), dict.fromkeys(found, 0.0)
+    lost: dict[str, Tensor] = {}
     for module, one in found.items():
         new = rank[module] if isinstance(rank, Mapping) else rank
         if isinstance(new, bool) or not isinstance(new, int) or new < 1:
             raise SurgeryError(f"rank={new!r}: give a whole number of at least 1")
-        grown = new >= len(one.a)
-        a, b, error[module] = _grown(one, new, generator) if grown else _shrunk(one, new, how)
+        if new >= len(one.a):
+            a, b = _grown(one, new, generator)
+        else:
+            a, b, lost[module] = _shrunk(one, new, how)
         result |= one._replace(a=a, b=b).state
+    if lost:  # one wait for the device, not one for each module
+        error |= zip(lost, torch.stack([*lost.values()]).tolist())
     return Resized({name: result[name] for name in tensors}, error)
 
 
-def _grown(one: Factors, rank: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor, float]:
+def _grown(one: Factors, rank: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
     more = one.a.new_zeros(rank - len(one.a), *one.a.shape[1:])
     if generator is not None and len(more):
         bound = one.a[0].numel() ** -0.5  # that of nn.init.kaiming_uniform_(a=sqrt(5))
         more.uniform_(-bound, bound, generator=generator)
     none = one.b.new_zeros(len(one.b), len(more), *one.b.shape[2:])
-    return torch.cat([one.a, more]), torch.cat([one.b, none], 1), 0.0
+    return torch.cat([one.a, more]), torch.cat([one.b, none], 1)
 
 
-def _shrunk(one: Factors, rank: int, how: str) -> tuple[Tensor, Tensor, float]:
+def _shrunk(one: Factors, rank: int, how: str) -> tuple[Tensor, Tensor, Tensor]:
     dtype = compute_dtype(one.a.dtype)
     a, b = one.a.flatten(1).to(dtype), one.b.flatten(1).to(dtype)
     # B A = Q_b (R_b R_a^T) Q_a^T, whose core has the old rank on both sides at most.
@@ -167,7 +172,7 @@ def _shrunk(one: Factors, rank: int, how: str) -> tuple[Tensor, Tensor, float]:
                 (a, (missing, a.shape[1]), 0), (b, (len(b), missing), 1)
             ))  # fmt: skip
     whole = torch.linalg.norm(s)
-    error = float(lost / whole) if whole else 0.0
+    error = torch.where(whole > 0, lost / whole, 0)
     return (
         a.to(one.a.dtype).unflatten(1, one.a.shape[1:]),
         b.to(one.b.dtype).view(len(b), rank, *one.b.shape[2:]),

@@ -40,6 +40,7 @@ the server's model, the clients' scores and those on the common test set.
 MORE = {
     "clusamp": 1,  # the angles between clients, which SciPy clusters
     "fedexp": 1,  # a column of the metrics
+    "flexlora": 4,  # a column of the metrics, and a decomposition for each layer
     "fedavg_plus": 1,  # fine-tuning drops clients, too
     "fesem_plus": 2,
     "fltrust": 2,  # the server trains as well, and its trust is weights
