@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 import torch
 from fleets import mixed
-from ranks import NEED_EXITS
+from ranks import NEED_ADAPTERS, NEED_EXITS
 from rounds import made, play
 from selection import some
 
@@ -81,6 +81,7 @@ def test_launches_of_an_evaluation_do_not_grow_with_the_clients(pretended, make_
 
     def launches(clients):
         kind = {"model": "resnet20", "exits": True} if name in NEED_EXITS else {"model": "cnn"}
+        kind["adapters"] = name in NEED_ADAPTERS
         fed = moved(make_federation(**kind, sizes=[4 + k % 3 for k in range(clients)], norm="batch"))
         algorithm = made(name, fed)
         server, _ = algorithm.round(algorithm.init(), [2, 0, 3], Rng(0, 1))
