@@ -192,7 +192,7 @@ def mergekit_merge() -> None:
 
 
 def ours_files() -> None:
-    """`surgery merge FILE OUT` reads mergekit's files, with adapters; methods and keys that it lacks are refused by name."""
+    """`surgery merge FILE OUT` reads mergekit's files and adapters; methods and keys that it lacks are refused."""
     from surgery.__main__ import main
     from surgery.errors import SurgeryError
     from surgery.files import open_state, write
