@@ -56,8 +56,10 @@ def fleet_for(method):
     if method == "flexlora":
         fed = mixed("static_batch")
         create = partial(adapted, fed.model, AdapterOptions("lora", ranks=(3, 1, 2, 1), modules=("section2", "head")))
-        model = create(torch.Generator().manual_seed(0))
-        return replace(fed, model=model, fleet=fleet_of_ranks(create, (3, 1, 2, 1), len(fed.clients), model))
+        seed = torch.Generator().manual_seed
+        model = create(seed(0))
+        fleet = fleet_of_ranks(lambda rank: create(seed(0), rank), (3, 1, 2, 1), len(fed.clients), model)
+        return replace(fed, model=model, fleet=fleet)
     if method not in ("depthfl", "scalefl"):
         return mixed("static_batch")
     base = replace(SPECS["static_batch"], exits=True)

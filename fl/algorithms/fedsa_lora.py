@@ -18,8 +18,11 @@ def fedsa_lora(fed: Federation) -> Algorithm:
     """
     every = {id(layer.factors[1]) for _, layer in adapted_layers(fed.model)}
     kept = {name for name, parameter in fed.model.named_parameters() if id(parameter) in every}
-    if not kept:
-        raise FLError("fedsa_lora averages one matrix of each adapter, and there are none: give --adapters.kind lora")
+    if not any(name.endswith(("lora_A.weight", "lora_embedding_A")) for name in fed.initial()):
+        raise FLError(
+            "fedsa_lora averages one matrix of each adapter, and there are none: give --adapters.kind lora and "
+            "--adapters.learn both"
+        )
     return split(fed, kept)
 
 

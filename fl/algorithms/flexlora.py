@@ -23,9 +23,13 @@ def flexlora(fed: Federation) -> Algorithm:
         FLError: for a model without adapters.
     """
     fleet = fed.fleet_or_uniform
-    ranks = rank_of(fed.initial())
-    if not ranks:
-        raise FLError("flexlora averages the products of adapters, and there are none: give --adapters.kind lora")
+    start = fed.initial()
+    if not any(name.endswith(("lora_A.weight", "lora_embedding_A")) for name in start):
+        raise FLError(
+            "flexlora averages the products of adapters, both of whose matrices are trained, and there are none: give "
+            "--adapters.kind lora and --adapters.learn both"
+        )
+    ranks = rank_of(start)
 
     def plan(client):
         return fleet[client].plan
@@ -35,7 +39,10 @@ def flexlora(fed: Federation) -> Algorithm:
 
     def server(state, clients, update, rng):
         arrived = [(one, size) for one, size in zip(update.received, update.sizes) if size]
-        mean, lost = resize(stack(*zip(*arrived)), ranks)
+        stacked = stack(*zip(*arrived))
+        joint = rank_of(stacked)
+        best, lost = resize(stacked, {module: min(rank, joint[module]) for module, rank in ranks.items()})
+        mean, _ = resize(best, ranks, generator=rng.torch("rows"), how="truncate")  # few clients have fewer ranks
         return {"global": mean}, {"lost": sum(lost.values()) / len(lost)}
 
     return replace(fedavg(fed), send=send, server=server, models=models_of(fed, plan), plan=plan)

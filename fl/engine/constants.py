@@ -4,6 +4,9 @@ A state is what a client trains, keeps and sends, so that K clients on a frozen 
 K times what they train.
 """
 
+import hashlib
+
+import torch
 from torch import Tensor, nn
 
 _CONSTANTS = "constants"  # the attribute of a module that has their names
@@ -32,6 +35,17 @@ def constants(model: nn.Module) -> dict[int, Tensor]:
     """The constants of a model by their ids, as copy.deepcopy takes what a copy shares with the original."""
     found = (getattr(module, name) for module in model.modules() for name in vars(module).get(_CONSTANTS, ()))
     return {id(tensor): tensor for tensor in found}
+
+
+def digest(model: nn.Module) -> str | None:
+    """SHA-256 of the constants of a model; None if it has none."""
+    if not (found := constants(model)):
+        return None
+    total = hashlib.sha256()
+    for tensor in found.values():
+        total.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
+        total.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return total.hexdigest()
 
 
 def as_parameters(model: nn.Module) -> nn.Module:

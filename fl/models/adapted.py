@@ -64,8 +64,8 @@ def adapted(base: nn.Module, options: AdapterOptions, generator: torch.Generator
     """Put adapters on a model, whose weights become constants; it is not changed, and shares their memory.
 
     Args:
-        generator: what the first matrices are drawn with, on the device of the model.
-        rank: None: the largest.
+        generator: what the matrices A of the largest rank are drawn with, on the device of the model.
+        rank: None: the largest. A smaller one has the first rows of the same A.
 
     Raises:
         FLError: for patterns that no layer matches.
@@ -77,11 +77,14 @@ def adapted(base: nn.Module, options: AdapterOptions, generator: torch.Generator
     """
     try:
         model = adapters.add(
-            base, rank or options.largest, modules=options.modules or None, train=options.train, scale=options.scale,
+            base, options.largest, modules=options.modules or None, train=options.train, scale=options.scale,
             dropout=options.dropout, generator=generator,
         )  # fmt: skip
     except SurgeryError as error:
         raise FLError(f"--adapters: {error}") from None
+    if rank and rank < options.largest:
+        first = adapters.resize(adapters.state(model), rank, how="truncate").state
+        model = adapters.attach(base, first, scale=adapters.scales(model), dropout=options.dropout)
     if options.learn == "b":
         for name, layer in adapters.adapted_layers(model):
             if isinstance(layer.base_layer, nn.Embedding):
@@ -100,17 +103,15 @@ def folded(model: nn.Module) -> nn.Module:
     return adapters.merge(as_parameters(copy.deepcopy(model))).train(model.training)
 
 
-def fleet_of_ranks(
-    create: Callable[[torch.Generator, int], nn.Module], ranks: Sequence[int], clients: int, model: nn.Module
-) -> Fleet:
+def fleet_of_ranks(create: Callable[[int], nn.Module], ranks: Sequence[int], clients: int, model: nn.Module) -> Fleet:
     """Make the fleet of clients that have these ranks in turn: the first rows of A, and columns of B.
 
     Args:
-        create: (generator, rank) -> the model with adapters of this rank.
+        create: rank -> the model with adapters of this rank.
         model: the global one, of the largest rank, on the device that trains.
     """
     kinds, device = list(dict.fromkeys(ranks)), next(model.parameters()).device
-    made = [model if rank == max(kinds) else create(torch.Generator(), rank).to(device) for rank in kinds]
+    made = [model if rank == max(kinds) else create(rank).to(device) for rank in kinds]
     owned = tuple(kinds.index(ranks[client % len(ranks)]) for client in range(clients))
     return Fleet(tuple(Architecture(one, _leading(model, one)) for one in made), owned)
 

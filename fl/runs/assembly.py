@@ -1,5 +1,7 @@
 """From settings to a federation and a method: data, split, architectures, attack and model, drawn from the seed."""
 
+import logging
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -31,6 +33,7 @@ from fl.models.search import maximum
 from fl.settings import Config
 from zoo import Spec, ZooError
 
+_log = logging.getLogger("fl")
 _MASKED = 0.15  # of the tokens, as in HeteroFL's released code
 
 
@@ -108,10 +111,12 @@ def build(
     net, fleet = create(rng.torch("weights")), None
     one_start = isinstance(getattr(spec, "source", None), nn.Module)
     if config.adapters.on:
+        if start is None and not isinstance(spec, custom_model.CustomSpec):
+            _log.warning("warning: --adapters.kind lora freezes weights that are drawn: give trained ones with --init")
         create, one_start = partial(adapted, net, config.adapters), False
         net = create(rng.torch("adapters"))
         if config.adapters.ranks:
-            fleet = fleet_of_ranks(create, config.adapters.ranks, len(splits), net.to(device))
+            fleet = fleet_of_ranks(partial(_of_rank, create, rng), config.adapters.ranks, len(splits), net.to(device))
     net = net.to(device)
     if not isinstance(spec, custom_model.CustomSpec) and not dataset.text:
         check_shape(spec, net, dataset.x.shape[1:])
@@ -142,6 +147,10 @@ def build(
         least = min(activation_bytes(kind.model, fed.data) for kind in fed.fleet_or_uniform.architectures)
         ask_memory(size * least // 2, f"a batch of {size:,} samples", "use a smaller --batch-size, --width or --pad")
     return fed, make_algorithm(config, fed)
+
+
+def _of_rank(create: Callable[..., nn.Module], rng: Rng, rank: int) -> nn.Module:
+    return create(rng.torch("adapters"), rank)
 
 
 def resolve_inputs(config: Config, dataset: data.Dataset | None, model: custom_model.Model | None) -> Config:

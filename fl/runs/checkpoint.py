@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 import zoo
 from fl import data
 from fl.algorithms.algorithm import Server
 from fl.base import tensors as files
 from fl.base.errors import FLError
+from fl.engine.constants import digest
 from fl.federation import Federation
 from fl.models import custom_model
 from fl.models.custom_model import Model
@@ -145,7 +146,16 @@ def custom_inputs(config: Config, fed: Federation) -> dict[str, Any]:
     return {
         "data": data.fingerprint(fed.data) if data.is_custom(config.dataset) else None,
         "model": custom_model.identity(fed.spec) if isinstance(fed.spec, custom_model.CustomSpec) else None,
+        "base": digest(fed.model),
     }
+
+
+def check_base(folder: Path, model: nn.Module) -> None:
+    """Raise FLError unless a model has the constants, such as the base of adapters, that a run folder's has."""
+    if read_header(folder)["given"].get("base") != digest(model):
+        raise FLError(
+            f"{folder} holds a run of adapters on other weights: give the model or the --init that it began with"
+        )
 
 
 def check_inputs(folder: Path, fed: Federation, now: Mapping[str, Any]) -> None:
@@ -171,6 +181,7 @@ def check_inputs(folder: Path, fed: Federation, now: Mapping[str, Any]) -> None:
         raise FLError(f"{folder} holds a run of {which}: resume it with that, or start a new run")
     if model:
         custom_model.check_same(fed.spec.full(), model, str(folder))
+    check_base(folder, fed.model)
 
 
 def spec_of(

@@ -235,7 +235,8 @@ def load_model(folder: str | Path, model: Model | None = None, *, best: bool = F
     spec, state = checkpoint.read_model(folder, model, best=best and not is_last_best(folder))
     if config.adapters.on:
         base = maker(spec, load_initial_weights(folder, config))(Rng(config.seeds[0]).torch("weights"))
-        net = adapted(base, config.adapters, torch.Generator())
+        net = adapted(base, config.adapters, Rng(config.seeds[0]).torch("adapters"))
+        checkpoint.check_base(folder, net)
     else:
         net = models.create(torch.Generator(), spec)
     named = net.state_dict(keep_vars=True)

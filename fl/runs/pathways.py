@@ -137,7 +137,7 @@ class Pathways:
         if name not in known:
             raise FLError(f"{path} is a run of {name}, whose clients have no pathways: there are {', '.join(known)}")
         if config.adapters.on:
-            raise FLError(f"{path}: levels of adapters have no base in them: use fl.export(..., client=...)")
+            raise FLError(f"{path}: levels of adapters have no base in them: use fl.load_model")
         if config.norm == "static_batch" or config.model == "transformer_masked":
             raise FLError(f"{path}: for a model with static batch norms, or of masked text, use fl.load_model")
         spec, server = checkpoint.read_parts(path, model=model)

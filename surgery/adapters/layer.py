@@ -29,7 +29,7 @@ class LowRank(nn.Module):
         a: [rank, in], for convolutions [rank, in, *kernel].
         b: [out, rank], for convolutions [out, rank, 1, ...].
         scale: what the product is multiplied by.
-        dropout: the share of the adapter's inputs that are dropped in training.
+        dropout: the share of the adapter's inputs that are dropped in training; those of embeddings are not.
 
     >>> layer = LowRank(nn.Linear(3, 2), torch.ones(1, 3), torch.ones(2, 1), scale=0.5).double()
     >>> x = torch.ones(1, 3, dtype=torch.float64)
@@ -88,10 +88,12 @@ class LowRank(nn.Module):
 
         Raises SurgeryError for a class that transforms its weight before it computes with it.
         """
-        if type(self.base_layer) not in MERGED and not is_conv1d(self.base_layer):
+        layer = self.base_layer
+        hooked = layer._forward_hooks or layer._forward_pre_hooks
+        if hooked or (type(layer) not in MERGED and not is_conv1d(layer)):
             raise SurgeryError(
-                f"a {type(self.base_layer).__name__} may compute something else than its weight says, so that no "
-                "product can be added to it: leave it without an adapter, or do not merge"
+                f"a {type(layer).__name__}{' with hooks' * bool(hooked)} may compute something else than its weight "
+                "says, so that no product can be added to it: leave it without an adapter, or do not merge"
             )
         return changed(self.base_layer.weight, self.change())
 
@@ -104,8 +106,8 @@ class LowRank(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if name in ("base_layer", "weight"):
-                raise
+            if name in ("base_layer", "weight") or name.startswith("__"):
+                raise  # __deepcopy__ of a parametrized layer would copy that layer alone
             return getattr(self.base_layer, name)  # in_features, kernel_size, ...: that of the layer
 
     def extra_repr(self) -> str:
@@ -141,6 +143,8 @@ def is_transposed(module: nn.Module) -> bool:
 
 def why_not(module: nn.Module) -> str | None:
     """Why a module cannot have an adapter, or None if it can."""
+    if isinstance(module, nn.Embedding) and module.max_norm is not None:
+        return "it changes its weight whenever it is read (max_norm)"
     if is_conv1d(module) or isinstance(module, nn.Linear | nn.Embedding):
         return None
     if not isinstance(module, CONVOLUTIONS):

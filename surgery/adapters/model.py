@@ -1,13 +1,14 @@
 """Adapters put on a model, taken off, and folded into its weights."""
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from numbers import Integral
 
 import torch
 from torch import Tensor, nn
 
-from surgery.adapters.layer import LowRank, initial, shapes, why_not
+from surgery.adapters.layer import CONVOLUTIONS, LowRank, initial, shapes, why_not
 from surgery.adapters.rank import factors, named
 from surgery.copying import copy_sharing, replace_tensors
 from surgery.errors import SurgeryError
@@ -33,10 +34,11 @@ def add(
     A is drawn as torch draws a linear layer, and B is 0, as in peft.
 
     Args:
-        model: any module; it is not changed. The result shares the memory of its weights.
+        model: any module; it is not changed. The result shares the memory of the weights that are frozen.
         rank: of all adapters.
         modules: names of modules, or patterns of names (`*.attn.qkv`): all linear layers, convolutions and embeddings
-            in them are adapted. None: all linear layers and convolutions of the model.
+            in them are adapted. None: all linear layers and convolutions of the model. Layers that share their weight,
+            that are used in several places or have groups of channels are left as they are, with a warning.
         train: modules that are trained whole beside the adapters, such as a new classifier; names or patterns.
         scale: what the products are multiplied by: peft's lora_alpha / r. It does not depend on the rank.
         dropout: the share of an adapter's inputs that are dropped in training.
@@ -71,7 +73,8 @@ def attach(
     """Put given adapters beside the layers of a model, and freeze the rest: the inverse of `state`.
 
     Args:
-        model: without adapters; it is not changed. The result shares the memory of its weights, and of the tensors.
+        model: without adapters; it is not changed. The result shares the memory of the weights that are frozen, and of
+            the tensors.
         tensors: the adapters, and tensors of modules that are trained whole, as `state`, `resize`, `stack` and
             `read_peft` give them.
         train: modules that are trained whole beside those that `tensors` has tensors of.
@@ -96,8 +99,13 @@ def attach(
         raise SurgeryError(f"{odd[0]!r} of the adapters is no tensor of the model, or has another shape there")
     trained = _trained(model, train) | rest.keys()
     result = _shared(model, rest)
+    for module in result.modules():  # what training changes is a copy
+        for name, buffer in module._buffers.items():
+            module._buffers[name] = None if buffer is None else buffer.clone()
     for name, parameter in result.named_parameters():
         parameter.requires_grad_(name in trained and parameter.is_floating_point())
+        if parameter.requires_grad and name not in rest:
+            parameter.data = parameter.data.clone()
     for name, one in found.items():
         layer = _layer(result, name)
         wanted = shapes(layer, len(one.a))
@@ -106,6 +114,8 @@ def attach(
                 f"the adapter of {name} is of {tuple(one.a.shape)} and {tuple(one.b.shape)}, and the layer takes "
                 f"{tuple(wanted[0])} and {tuple(wanted[1])}"
             )
+        if isinstance(scale, Mapping) and name not in scale:
+            raise SurgeryError(f"scale has no number for {name!r}, which has an adapter")
         factor = scale[name] if isinstance(scale, Mapping) else scale
         made = LowRank(layer, one.a.detach(), one.b.detach(), float(factor), dropout).train(layer.training)
         if not name:
@@ -186,7 +196,10 @@ def unmerge(merged: nn.Module, model: nn.Module) -> nn.Module:
     >>> torch.equal(unmerge(merge(adapted), adapted)[0].base_layer.weight, adapted[0].base_layer.weight)
     True
     """
-    result = attach(merged, state(model), scale=scales(model))
+    found, rest = factors(state(model))
+    tensors = {name: tensor for one in found.values() for name, tensor in one.state.items()}
+    whole = sorted({name.rpartition(".")[0] for name in rest})
+    result = attach(merged, tensors, train=whole, scale=scales(model))
     with_adapters = dict(adapted_layers(model))
     for name, layer in adapted_layers(result):
         before = layer.base_layer.weight
@@ -213,12 +226,21 @@ def _chosen(model: nn.Module, patterns: Sequence[str] | None, train: Sequence[st
                 raise SurgeryError(f"modules={pattern!r}: there is no layer that can have an adapter; {why}")
         chosen = {n: m for n, m in able.items() if any(matches(n, pattern) for pattern in patterns)}
     chosen = {n: m for n, m in chosen.items() if not any(matches(n, pattern) for pattern in train)}
-    shared = _several_owners(model)
-    if tied := [name for name, module in chosen.items() if id(module.weight) in shared]:
+    shared, places = _several_owners(model), _places(model)
+    if tied := [name for name, m in chosen.items() if id(m.weight) in shared or places.get(id(m), 1) > 1]:
         if patterns is not None and not set(patterns).isdisjoint(tied):
-            raise SurgeryError(f"{tied[0]} shares its weight with another layer, which its adapter would not reach")
-        _log.warning("no adapter for %s, whose weight is another layer's as well", ", ".join(tied))
+            raise SurgeryError(
+                f"{tied[0]} shares its weight with another layer, or is used in several places: its adapter would not "
+                "reach all of them"
+            )
+        _log.warning("no adapter for %s: used in several places, or with a weight that is", ", ".join(tied))
     chosen = {n: m for n, m in chosen.items() if n not in tied}
+    wanted = patterns or ["*"]
+    if grouped := [
+        name for name, m in every.items()
+        if isinstance(m, CONVOLUTIONS) and m.groups > 1 and any(matches(name, pattern) for pattern in wanted)
+    ]:  # fmt: skip
+        _log.warning("no adapter for %s, whose channels are in groups", ", ".join(grouped))
     if not chosen:
         raise SurgeryError("the model has no layer that can have an adapter: a linear layer, convolution or embedding")
     return chosen
@@ -233,13 +255,22 @@ def _several_owners(model: nn.Module) -> set[int]:
     return {tensor for tensor, modules in held.items() if len(modules) > 1}
 
 
+def _places(model: nn.Module) -> Counter[int]:
+    """How many modules hold each module, by its id."""
+    return Counter(id(child) for module in model.modules() for child in module._modules.values())
+
+
 def _trained(model: nn.Module, train: Sequence[str]) -> set[str]:
     """The names of the parameters in modules that are trained whole."""
-    names = [name for name, _ in model.named_parameters()]
     for pattern in train:
         if not any(matches(name, pattern) for name, _ in model.named_modules()):
             raise SurgeryError(f"train={pattern!r}: no module is called like that")
-    return {name for name in names if any(matches(name.rpartition(".")[0], pattern) for pattern in train)}
+    chosen = {  # a tied one under any of its names
+        id(parameter)
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if any(matches(name.rpartition(".")[0], pattern) for pattern in train)
+    }
+    return {name for name, parameter in model.named_parameters() if id(parameter) in chosen}
 
 
 def _shared(model: nn.Module, values: Mapping[str, Tensor] = {}) -> nn.Module:

@@ -67,9 +67,9 @@ def write_peft(model: nn.Module, folder: str | Path, **settings: Any) -> None:
         "inference_mode": True,
         "r": rank,
         "lora_alpha": alpha,
-        "rank_pattern": {name: r for name, r in ranks.items() if r != rank},
-        "alpha_pattern": {name: a for name, a in alphas.items() if a != alpha},
-        "target_modules": sorted(ranks),
+        "rank_pattern": {f"^{re.escape(name)}": r for name, r in ranks.items() if r != rank},
+        "alpha_pattern": {f"^{re.escape(name)}": a for name, a in alphas.items() if a != alpha},
+        "target_modules": _targets(model, sorted(ranks)),
         "modules_to_save": sorted({name.rpartition(".")[0] for name in rest}) or None,
         "lora_dropout": max(dropout),
         "fan_in_fan_out": any(type(layer.base_layer).__name__ == "Conv1D" for _, layer in adapted_layers(model)),
@@ -82,6 +82,13 @@ def write_peft(model: nn.Module, folder: str | Path, **settings: Any) -> None:
     with replacing(Path(folder), folder=True) as place:
         write(place / WEIGHTS, {PREFIX + name: tensor for name, tensor in tensors.items()}, metadata={"format": "pt"})
         (place / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def _targets(model: nn.Module, names: list[str]) -> list[str] | str:
+    """The adapted modules; as a pattern where peft would also take another module that ends like one of them."""
+    others = [name.removesuffix(".base_layer") for name, _ in model.named_modules()]
+    alike = any(other not in names and other.endswith(tuple(f".{name}" for name in names)) for other in others)
+    return "|".join(map(re.escape, names)) if alike else names
 
 
 def read_peft(model: nn.Module, folder: str | Path) -> nn.Module:

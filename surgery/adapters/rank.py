@@ -5,6 +5,7 @@ every function here it is known whether it keeps the products exactly, or how fa
 multiplies them is left as it is.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
@@ -112,9 +113,9 @@ def resize(
     Args:
         tensors: a state with adapters, as `surgery.adapters.state(model)` gives it.
         rank: the new one, of all adapters or for each module.
-        how: svd: the best product of that rank (Eckart and Young), with its singular values in equal parts in A and B,
-            the largest first; it takes the decomposition of a matrix of the old rank, never of the product. truncate:
-            the first rows of A and columns of B, as HetLoRA takes them (Cho et al., EMNLP 2024).
+        how: svd: the best product of that rank, or of the same one (Eckart and Young), with its singular values in equal
+            parts in A and B, the largest first; it takes the decomposition of a matrix of the old rank, never of the
+            product. truncate: the first rows of A and columns of B, as HetLoRA takes them (Cho et al., EMNLP 2024).
         generator: what new rows are drawn with; None: they are zero, so that both factors are (such rows learn nothing
             before one of them changes).
 
@@ -136,7 +137,7 @@ def resize(
         new = rank[module] if isinstance(rank, Mapping) else rank
         if isinstance(new, bool) or not isinstance(new, int) or new < 1:
             raise SurgeryError(f"rank={new!r}: give a whole number of at least 1")
-        if new >= len(one.a):
+        if new > len(one.a) or (how == "truncate" and new == len(one.a)):
             a, b = _grown(one, new, generator)
         else:
             a, b, lost[module] = _shrunk(one, new, how)
@@ -150,7 +151,8 @@ def _grown(one: Factors, rank: int, generator: torch.Generator | None) -> tuple[
     more = one.a.new_zeros(rank - len(one.a), *one.a.shape[1:])
     if generator is not None and len(more):
         bound = one.a[0].numel() ** -0.5  # that of nn.init.kaiming_uniform_(a=sqrt(5))
-        more.uniform_(-bound, bound, generator=generator)
+        drawn = torch.empty(more.shape, device=generator.device).uniform_(-bound, bound, generator=generator)
+        more.copy_(drawn)
     none = one.b.new_zeros(len(one.b), len(more), *one.b.shape[2:])
     return torch.cat([one.a, more]), torch.cat([one.b, none], 1)
 
@@ -187,7 +189,8 @@ def stack(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | Non
     in contrast, has a product that is no mean of products.
 
     Args:
-        states: adapters of the same modules, of any ranks. All other tensors are averaged.
+        states: adapters of the same modules, of any ranks, whose products are multiplied by the same scales. All other
+            tensors are averaged.
         weights: of each; they are divided by their sum. None: equal ones.
 
     Returns:
@@ -203,8 +206,8 @@ def stack(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | Non
         raise SurgeryError("there are no adapters to stack: give at least one state")
     split = [factors(tensors) for tensors in states]
     shares = [1.0] * len(states) if weights is None else [float(weight) for weight in weights]
-    if len(shares) != len(states) or not sum(shares) > 0:
-        raise SurgeryError(f"{len(shares)} weights for {len(states)} states: give each one, and one above 0")
+    if len(shares) != len(states) or not 0 < sum(shares) < math.inf or min(shares) < 0:
+        raise SurgeryError(f"weights {shares} for {len(states)} states: give each one, none below 0 and one above 0")
     shares = [share / sum(shares) for share in shares]
     first = {name: tensor[:, :0] for one in split[0][0].values() for name, tensor in _rankless(one).items()}
     for k, (found, _) in enumerate(split[1:], 1):

@@ -39,8 +39,9 @@ def federation_of(make_federation):
     def make(options=AdapterOptions("lora", rank=2, train=("6",)), net=None, **settings):
         net = base() if net is None else net
         create = partial(adapted, net, options)
-        model = create(torch.Generator().manual_seed(1))
-        fleet = fleet_of_ranks(create, options.ranks, 4, model) if options.ranks else None
+        seed = torch.Generator().manual_seed
+        model = create(seed(1))
+        fleet = fleet_of_ranks(lambda rank: create(seed(1), rank), options.ranks, 4, model) if options.ranks else None
         settings = {"optimizer": SGD(0.2), "dtype": torch.float64, "create": create, **settings}
         return make_federation(model, fleet=fleet, **settings)
 
@@ -179,6 +180,36 @@ def test_with_b_alone_the_mean_of_adapters_has_the_mean_product(federation_of):
     torch.testing.assert_close(server["global"]["4.lora_B.weight"] @ a, mean)
 
 
+def test_adapters_of_smaller_ranks_have_the_first_rows_of_the_same_matrix(federation_of):
+    fed = federation_of(replace(RANKS, learn="b"))
+    whole, *others = [dict(kind.model.named_buffers())["4.lora_A.weight"] for kind in fed.fleet.architectures[1:]]
+    assert all(torch.equal(other, whole[: len(other)]) for other in others)
+
+
+def test_flexlora_learns_in_all_ranks_though_few_take_part(federation_of):
+    fed = federation_of(replace(RANKS, ranks=(1, 3)), participants=1)
+    algorithm = ALGORITHMS["flexlora"](fed)
+    server = algorithm.init()
+    for number, client in enumerate((0, 1, 0, 1), 1):
+        server, _ = algorithm.round(server, [client], Rng(0, number))
+        assert server["global"]["4.lora_A.weight"].norm(dim=1).min() > 1e-3
+    product = adapters.products(server["global"])["4"]
+    assert torch.linalg.matrix_rank(product) == 3
+
+
+def other():
+    torch.manual_seed(2)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10))
+
+
+def test_another_base_is_refused(tmp_path):
+    fl.simulate(replace(CONFIG, rounds=1), tmp_path / "run", model=small)
+    with pytest.raises(FLError, match="adapters on other weights"):
+        fl.load_model(tmp_path / "run", model=other)
+    with pytest.raises(FLError, match="adapters on other weights"):
+        fl.simulate(CONFIG, tmp_path / "run", resume=True, model=other)
+
+
 def small():
     torch.manual_seed(1)
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10))
@@ -190,7 +221,15 @@ CONFIG = fl.Config(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("change", [{}, {"algorithm": "flexlora", "adapters": replace(RANKS, train=("3",))}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"algorithm": "flexlora", "adapters": replace(RANKS, train=("3",))},
+        {"adapters": replace(CONFIG.adapters, learn="b")},
+        {"algorithm": "heterofl", "adapters": replace(RANKS, train=("3",), learn="b")},
+    ],
+)
 def test_a_run_folder_has_adapters_and_gives_the_plain_model(tmp_path, change):
     config = replace(CONFIG, **change)
     fl.simulate(config, tmp_path / "whole", model=small)
@@ -217,9 +256,11 @@ def test_a_run_folder_has_adapters_and_gives_the_plain_model(tmp_path, change):
         ({"algorithm": "nefl"}, "nefl cuts models by width and depth, and adapters have ranks"),
         ({"adapters": replace(CONFIG.adapters, ranks=(1, 2))}, "fedavg gives all clients one"),
         ({"adapters": replace(CONFIG.adapters, modules=("head",))}, "--adapters: modules='head'"),
-        ({"adapters": AdapterOptions(), "algorithm": "flexlora"}, "flexlora averages the products of adapters"),
+        ({"adapters": AdapterOptions(), "algorithm": "flexlora"}, "flexlora averages the products"),
         ({"adapters": AdapterOptions(), "algorithm": "fedsa_lora"}, "fedsa_lora averages one matrix"),
         ({"adapters": replace(CONFIG.adapters, rank=0)}, "rank"),
+        ({"adapters": replace(CONFIG.adapters, learn="b"), "algorithm": "flexlora"}, "--adapters.learn both"),
+        ({"adapters": replace(CONFIG.adapters, learn="b"), "algorithm": "fedsa_lora"}, "--adapters.learn both"),
     ],
 )
 def test_what_is_refused(change, message):

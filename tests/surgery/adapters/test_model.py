@@ -155,11 +155,55 @@ def tied():
 def test_tied_layers_stay_as_they_are(caplog):
     adapted = adapters.add(tied(), 1)
     assert list(adapters.scales(adapted)) == ["1"]
-    assert "no adapter for 2, whose weight is another layer's as well" in caplog.text
+    assert "no adapter for 2: used in several places" in caplog.text
     assert adapted[2].weight is adapted[0].weight
     assert adapters.merge(adapted)[2].weight is not None
     with pytest.raises(SurgeryError, match="2 shares its weight with another layer"):
         adapters.add(tied(), 1, modules=["2"])
+
+
+def test_a_layer_used_in_several_places_stays_as_it_is(caplog):
+    layer = nn.Linear(4, 4)
+    adapted = adapters.add(nn.Sequential(layer, nn.ReLU(), layer, nn.Linear(4, 4)), 1)
+    assert list(adapters.scales(adapted)) == ["3"]
+    assert "no adapter for 0: used in several places" in caplog.text
+
+
+def test_copies_of_adapted_parametrized_layers_have_adapters():
+    net = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 4))
+    adapted, x = drawn(adapters.add(net, 2)), torch.rand(2, 4)
+    assert torch.equal(copy.deepcopy(adapted)(x), adapted(x))
+    with pytest.raises(SurgeryError, match="may compute something else"):
+        adapters.merge(adapted)
+
+
+def test_layers_with_hooks_are_adapted_and_not_merged():
+    net = nn.Sequential(nn.Linear(4, 4))
+    net[0].register_forward_hook(lambda module, given, output: output * 2)
+    with pytest.raises(SurgeryError, match="a Linear with hooks may compute"):
+        adapters.merge(adapters.add(net, 1))
+
+
+def test_what_is_trained_whole_is_a_copy_and_survives_unmerging():
+    net = network()
+    adapted = drawn(adapters.add(net, 2, train=["1", "4"]))
+    trained = adapters.add(net, 2, train=["4"])
+    with torch.no_grad():
+        adapted[4].weight += 1
+        adapted.train()(IMAGE)
+    assert not torch.equal(trained[4].weight, adapted[4].weight)
+    assert torch.equal(trained[4].weight, net[4].weight)
+    assert not net[1].running_mean.any()  # as it was
+    merged = adapters.merge(adapted)
+    with torch.no_grad():
+        merged[4].weight += 1
+    assert torch.equal(adapters.unmerge(merged, adapted)[4].weight, merged[4].weight)
+
+
+def test_a_tied_layer_is_trained_whole_under_any_of_its_names():
+    adapted = adapters.add(tied(), 1, modules=["1"], train=["2"])
+    assert adapted[0].weight.requires_grad
+    assert adapted[2].weight is adapted[0].weight
 
 
 def test_half_precision_keeps_its_dtype_and_meta_its_device():
@@ -198,6 +242,11 @@ def test_generators_draw_the_same():
         (lambda net: adapters.add(nn.Sequential(nn.Conv2d(4, 4, 1, groups=2)), 2, modules=["0"]), "in 2 groups"),
         (lambda net: adapters.add(adapters.add(net, 2), 2), "0 has an adapter already"),
         (lambda net: adapters.merge(net), "has no adapters"),
+        (
+            lambda net: adapters.add(nn.Sequential(nn.Embedding(3, 2, max_norm=1.0)), 1, modules=["0"]),
+            "changes its weight",
+        ),
+        (lambda net: adapters.attach(net, adapters.state(adapters.add(net, 1)), scale={}), "no number for '0'"),
         (lambda net: adapters.attach(net, {"0.lora_A.weight": torch.ones(2, 4, 3, 3)}), "without '0.lora_B.weight'"),
         (lambda net: adapters.attach(net, {"0.lora_B.weight": torch.ones(6, 2, 1, 1)}), "without its other factor"),
         (

@@ -34,6 +34,34 @@ def test_ranks_and_scales_of_their_own_are_written(tmp_path):
     assert torch.equal(again(IMAGE), adapted(IMAGE))
 
 
+class Alike(nn.Module):
+    """The name of one layer ends as that of another does."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc, self.head, self.other = nn.Linear(4, 4), nn.ModuleDict({"fc": nn.Linear(4, 4)}), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.other(self.head["fc"](self.fc(x)))
+
+
+def test_names_that_end_alike_keep_their_ranks_and_scales(tmp_path):
+    net, x = Alike(), torch.rand(2, 4)
+    tensors, _ = adapters.resize(adapters.state(drawn(adapters.add(net, 2))), {"fc": 3, "head.fc": 2, "other": 2})
+    adapted = adapters.attach(net, tensors, scale={"fc": 3.0, "head.fc": 1.0, "other": 1.0})
+    adapters.write_peft(adapted, tmp_path / "all")
+    again = adapters.read_peft(net, tmp_path / "all")
+    assert adapters.scales(again) == pytest.approx(adapters.scales(adapted))
+    torch.testing.assert_close(again(x), adapted(x))
+    one = drawn(adapters.add(net, 2, modules=["fc"]))
+    adapters.write_peft(one, tmp_path / "one")
+    peft = pytest.importorskip("peft")
+    for name, ours in (("all", adapted), ("one", one)):
+        theirs = peft.PeftModel.from_pretrained(surgery.copying.clone(net), tmp_path / name)
+        torch.testing.assert_close(theirs(x), ours(x))
+        assert sum("lora_A" in key for key in theirs.state_dict()) == len(adapters.scales(ours))
+
+
 def folder(path, **config):
     adapters.write_peft(adapters.add(network(), 2), path, **config)
     return path
