@@ -44,7 +44,7 @@ def digest(model: nn.Module) -> str | None:
     total = hashlib.sha256()
     for tensor in found.values():
         total.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
-        total.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        total.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return total.hexdigest()
 
 

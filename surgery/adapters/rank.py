@@ -113,7 +113,7 @@ def resize(
     Args:
         tensors: a state with adapters, as `surgery.adapters.state(model)` gives it.
         rank: the new one, of all adapters or for each module.
-        how: svd: the best product of that rank, or of the same one (Eckart and Young), with its singular values in equal
+        how: svd: the best product of that rank, or of the same (Eckart and Young), with its singular values in equal
             parts in A and B, the largest first; it takes the decomposition of a matrix of the old rank, never of the
             product. truncate: the first rows of A and columns of B, as HetLoRA takes them (Cho et al., EMNLP 2024).
         generator: what new rows are drawn with; None: they are zero, so that both factors are (such rows learn nothing
