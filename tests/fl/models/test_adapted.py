@@ -98,7 +98,7 @@ def test_a_stranger_gets_a_plain_model(federation_of):
 
 
 @pytest.mark.parametrize(
-    "name", sorted(name for name, method in ALGORITHMS.items() if "adapters" not in method.refuses and name != "fedrep")
+    "name", sorted(name for name, method in ALGORITHMS.items() if "adapters" not in method.refuses)
 )
 def test_every_method_trains_adapters_or_says_why_not(federation_of, name):
     fed = federation_of(epochs=1)
