@@ -89,7 +89,7 @@ def tiny(name, **changes):
     if name == "fedbn":  # which has nothing to keep at clients without batch norms
         return replace(config, model="resnet9", width=(0.25,))
     if name in NEED_ADAPTERS:
-        return replace(config, adapters=AdapterOptions("lora", rank=2, ranks=(1, 2) if name == "flexlora" else ()))
+        return replace(config, adapters=AdapterOptions("lora", ranks=(1, 2) if name == "flexlora" else ()))
     if ALGORITHMS[name].clients != "heterogeneous":
         return config
     if name in ("flexifed", "inclusivefl"):

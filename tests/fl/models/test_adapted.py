@@ -254,11 +254,12 @@ def test_a_run_folder_has_adapters_and_gives_the_plain_model(tmp_path, change):
     ("change", "message"),
     [
         ({"algorithm": "nefl"}, "nefl cuts models by width and depth, and adapters have ranks"),
-        ({"adapters": replace(CONFIG.adapters, ranks=(1, 2))}, "fedavg gives all clients one"),
+        ({"adapters": replace(RANKS, train=("3",))}, "fedavg gives all clients one"),
         ({"adapters": replace(CONFIG.adapters, modules=("head",))}, "--adapters: modules='head'"),
         ({"adapters": AdapterOptions(), "algorithm": "flexlora"}, "flexlora averages the products"),
         ({"adapters": AdapterOptions(), "algorithm": "fedsa_lora"}, "fedsa_lora averages one matrix"),
         ({"adapters": replace(CONFIG.adapters, rank=0)}, "rank"),
+        ({"algorithm": "flexlora", "adapters": replace(CONFIG.adapters, ranks=(1, 2))}, "leave one of them out"),
         ({"adapters": replace(CONFIG.adapters, learn="b"), "algorithm": "flexlora"}, "--adapters.learn both"),
         ({"adapters": replace(CONFIG.adapters, learn="b"), "algorithm": "fedsa_lora"}, "--adapters.learn both"),
     ],
