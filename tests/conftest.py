@@ -24,7 +24,7 @@ from fl import engine
 from fl.data import Dataset
 from fl.engine import graphs
 from fl.federation import Federation
-from fl.models.adapted import AdapterOptions, adapted
+from fl.models.adapted import adapted
 from fl.partition import Split
 from surgery import transfer
 
@@ -121,7 +121,7 @@ def make_federation():
     """
 
     def make(
-        model="cnn", sizes=(3, 7, 12, 5), participants=3, dtype=torch.float32, adapters=False, **settings
+        model="cnn", sizes=(3, 7, 12, 5), participants=3, dtype=torch.float32, adapters=None, **settings
     ) -> Federation:
         generator = torch.Generator().manual_seed(0)
         every = sum(sizes) + 3 * len(sizes)
@@ -137,7 +137,7 @@ def make_federation():
             model = create(generator).to(dtype)
             settings = {"create": lambda generator: create(generator).to(dtype), **settings}
         if adapters:
-            model = adapted(model, AdapterOptions("lora", rank=2), generator)
+            model = adapted(model, adapters, generator)
         training = torch.arange(sum(sizes)).split(list(sizes))
         others = torch.arange(sum(sizes), every).split(3)
         clients = [Split(part, other[:2], other[2:]) for part, other in zip(training, others, strict=True)]

@@ -5,13 +5,14 @@ from dataclasses import fields, replace
 from functools import cache, partial
 
 import torch
+from ranks import NEED_ADAPTERS
 
 import surgery
 from fl.data import Dataset
 from fl.engine import SGD
 from fl.federation import Federation, LocalTraining
 from fl.federation.cohort import per_client
-from fl.models.adapted import AdapterOptions, adapted, fleet_of_ranks
+from fl.models.adapted import adapted, fleet_of_ranks
 from fl.models.fleet import make_fleet
 from fl.partition import Split
 from zoo import Spec
@@ -53,9 +54,10 @@ def fleet_for(method):
     """The federation that a method for clients of several architectures trains: some need exits, some one width."""
     if method in ("flexifed", "inclusivefl"):
         return fleet_federation(SPECS["static_batch"], [(1.0, depth) for depth in ((3, 1, 2, 1), 1, (2, 1, 2, 1), 1)])
-    if method == "flexlora":
+    if method in NEED_ADAPTERS:
         fed = mixed("static_batch")
-        create = partial(adapted, fed.model, AdapterOptions("lora", ranks=(3, 1, 2, 1), modules=("section2", "head")))
+        options = replace(NEED_ADAPTERS[method], ranks=(3, 1, 2, 1), modules=("section2", "head"))
+        create = partial(adapted, fed.model, options)
         seed = torch.Generator().manual_seed
         model = create(seed(0))
         fleet = fleet_of_ranks(lambda rank: create(seed(0), rank), (3, 1, 2, 1), len(fed.clients), model)

@@ -81,7 +81,14 @@ TINY = replace(
 
 NEED_EXITS = ("depthfl", "scalefl")
 """Methods of models with a classifier after each section."""
-NEED_ADAPTERS = ("fedsa_lora", "flexlora")
+NEED_ADAPTERS = {
+    "fedsa_lora": AdapterOptions("lora"),
+    "flexlora": AdapterOptions("lora", ranks=(1, 2)),
+    "flora": AdapterOptions("lora", ranks=(1, 2), base="sent"),
+    "flora_na": AdapterOptions("lora"),
+    "hetlora": AdapterOptions("lora", ranks=(1, 2)),
+}
+"""Methods of adapters, and those of their clients."""
 
 
 def tiny(name, **changes):
@@ -89,7 +96,7 @@ def tiny(name, **changes):
     if name == "fedbn":  # which has nothing to keep at clients without batch norms
         return replace(config, model="resnet9", width=(0.25,))
     if name in NEED_ADAPTERS:
-        return replace(config, adapters=AdapterOptions("lora", ranks=(1, 2) if name == "flexlora" else ()))
+        return replace(config, adapters=NEED_ADAPTERS[name])
     if ALGORITHMS[name].clients != "heterogeneous":
         return config
     if name in ("flexifed", "inclusivefl"):

@@ -57,7 +57,7 @@ def methods_of(kind: str) -> list[str]:
     """Name the methods whose clients are of a kind, see `Method.clients`.
 
     >>> methods_of("heterogeneous")
-    ['depthfl', 'fedfa', 'fedrolex', 'fjord', 'flexifed', 'flexlora', 'heterofl', 'inclusivefl', 'nefl', 'scalefl']
+    ['depthfl', 'fedfa', 'fedrolex', 'fjord', 'flexifed', 'flexlora', 'flora', 'heterofl', 'hetlora', 'inclusivefl', 'nefl', 'scalefl']
     """
     return [name for name, method in ALGORITHMS.items() if method.clients == kind]
 

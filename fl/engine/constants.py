@@ -5,6 +5,7 @@ K times what they train.
 """
 
 import hashlib
+from collections.abc import Collection
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +13,11 @@ from torch import Tensor, nn
 _CONSTANTS = "constants"  # the attribute of a module that has their names
 
 
-def as_constants(model: nn.Module) -> nn.Module:
+def as_constants(model: nn.Module, but: Collection[int] = ()) -> nn.Module:
     """Make the frozen parameters of a model constants, in place: buffers that are in no state.
+
+    Args:
+        but: ids of parameters that stay frozen parameters, which states have.
 
     >>> net = nn.Linear(2, 1)
     >>> net.weight.requires_grad = False
@@ -22,7 +26,8 @@ def as_constants(model: nn.Module) -> nn.Module:
     """
     made: dict[int, Tensor] = {}
     for module in model.modules():
-        names = [name for name, p in module._parameters.items() if p is not None and not p.requires_grad]
+        frozen = {name: p for name, p in module._parameters.items() if p is not None and not p.requires_grad}
+        names = [name for name, parameter in frozen.items() if id(parameter) not in but]
         for name in names:
             parameter = module._parameters.pop(name)
             module.register_buffer(name, made.setdefault(id(parameter), parameter.detach()), persistent=False)

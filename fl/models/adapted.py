@@ -41,6 +41,9 @@ class AdapterOptions:
     learn: Annotated[str, one_of("both", "b"), OnlyWith("kind", "lora")] = "both"
     """lora: the matrices that are trained: both; or b, with A as it was drawn, so that means of adapters are means of
     their products (FFA-LoRA, Sun et al., ICLR 2024)"""
+    base: Annotated[str, one_of("constant", "sent"), OnlyWith("kind", "lora")] = "constant"
+    """lora: what the weights beside adapters are: constants of the model; or frozen, but sent to clients and saved, for
+    a server that folds adapters into them (flora)"""
     dropout: Annotated[float, number(float, least=0, below=1), OnlyWith("kind", "lora")] = 0.0
     """lora: share of an adapter's inputs that are dropped in training"""
 
@@ -92,7 +95,11 @@ def adapted(base: nn.Module, options: AdapterOptions, generator: torch.Generator
             if isinstance(layer.base_layer, nn.Embedding):
                 raise FLError(f"--adapters.learn b: {name} is an embedding, whose A is 0 at first: leave it out")
             layer.factors[0].requires_grad_(False)
-    return as_constants(model)
+    if options.base == "constant":
+        return as_constants(model)
+    for _, layer in adapters.adapted_layers(model):  # a model that is read from a file changes its own alone
+        layer.base_layer.weight = nn.Parameter(layer.base_layer.weight.detach().clone(), requires_grad=False)
+    return as_constants(model, {id(layer.base_layer.weight) for _, layer in adapters.adapted_layers(model)})
 
 
 def folded(model: nn.Module) -> nn.Module:

@@ -150,7 +150,7 @@ def resize(
 def _grown(one: Factors, rank: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
     more = one.a.new_zeros(rank - len(one.a), *one.a.shape[1:])
     if generator is not None and len(more):
-        bound = one.a[0].numel() ** -0.5  # that of nn.init.kaiming_uniform_(a=sqrt(5))
+        bound = one.a.shape[1:].numel() ** -0.5  # that of nn.init.kaiming_uniform_(a=sqrt(5))
         drawn = torch.empty(more.shape, device=generator.device).uniform_(-bound, bound, generator=generator)
         more.copy_(drawn)
     none = one.b.new_zeros(len(one.b), len(more), *one.b.shape[2:])

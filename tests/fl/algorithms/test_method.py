@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fleets import SPECS, fleet_federation
+from ranks import NEED_ADAPTERS
 from rounds import made
 from torch import nn
 
@@ -67,15 +68,15 @@ def test_methods_refuse_from_python_what_they_refuse_on_the_command_line(name, w
 
 NOT_PRIVATE = (
     *("clusamp", "fedbn", "fedbuff", "feddyn", "fedexp", "fedgen", "fedmr", "fednova", "fedproto", "fedrep", "femam"),
-    *("fedsa_lora", "fesem", "fesem_plus", "fltrust", "indep", "local", "scaffold"),
+    *("fedsa_lora", "fesem", "fesem_plus", "flora_na", "fltrust", "indep", "local", "scaffold"),
 )
 
 
 def test_who_refuses_what():
     assert set(REFUSALS) == {
         ("fedgen", "masked"),
-        *((name, "adapters") for name in methods_of("heterogeneous") if name not in ("fedfa", "flexlora", "heterofl")),
-        ("flexlora", "tampering"),
+        *((name, "adapters") for name in set(methods_of("heterogeneous")) - {"fedfa", "heterofl", *NEED_ADAPTERS}),
+        *((name, "tampering") for name in ("flexlora", "flora", "flora_na", "hetlora")),
         ("fedgen", "loss"),
         *((name, "exits") for name in ("fedgen", "fedproto", "femam", "fjord", "inclusivefl", "moon")),
         ("femam", "masked"),

@@ -101,11 +101,12 @@ def test_a_stranger_gets_a_plain_model(federation_of):
     "name", sorted(name for name, method in ALGORITHMS.items() if "adapters" not in method.refuses)
 )
 def test_every_method_trains_adapters_or_says_why_not(federation_of, name):
-    fed = federation_of(epochs=1)
+    options = AdapterOptions("lora", rank=2, train=("6",), base="sent" if name == "flora" else "constant")
+    fed = federation_of(options, epochs=1)
     algorithm = made(name, fed)
     server, _ = play(algorithm, fed, rounds=2)[-1]
     assert all(tensor.isfinite().all() for tensor in server["global"].values())
-    assert not [name for part in server.values() for name in part if "base_layer" in name]
+    assert any("base_layer" in name for part in server.values() for name in part) == (name == "flora")
 
 
 def numpy_mean_product(states, sizes, module):
@@ -225,7 +226,9 @@ CONFIG = fl.Config(
     "change",
     [
         {},
-        {"algorithm": "flexlora", "adapters": replace(RANKS, train=("3",))},
+        *({"algorithm": name, "adapters": replace(RANKS, train=("3",))} for name in ("flexlora", "hetlora")),
+        {"algorithm": "flora", "adapters": replace(RANKS, train=("3",), base="sent")},
+        {"algorithm": "flora_na"},
         {"adapters": replace(CONFIG.adapters, learn="b")},
         {"algorithm": "heterofl", "adapters": replace(RANKS, train=("3",), learn="b")},
     ],
@@ -237,7 +240,7 @@ def test_a_run_folder_has_adapters_and_gives_the_plain_model(tmp_path, change):
     fl.simulate(config, tmp_path / "parts", resume=True, model=small)
     servers = [checkpoint.read_parts(tmp_path / name, small)[1] for name in ("whole", "parts")]
     assert_same(*(server["global"] for server in servers))
-    assert all("base_layer" not in name for name in servers[0]["global"])
+    assert any("base_layer" in name for name in servers[0]["global"]) == (config.adapters.base == "sent")
     fed, algorithm = fl.build(config, model=small)
     model = fl.load_model(tmp_path / "whole", model=small)
     assert list(model.state_dict()) == list(small().state_dict())
@@ -258,6 +261,11 @@ def test_a_run_folder_has_adapters_and_gives_the_plain_model(tmp_path, change):
         ({"adapters": replace(CONFIG.adapters, modules=("head",))}, "--adapters: modules='head'"),
         ({"adapters": AdapterOptions(), "algorithm": "flexlora"}, "flexlora averages the products"),
         ({"adapters": AdapterOptions(), "algorithm": "fedsa_lora"}, "fedsa_lora averages one matrix"),
+        ({"adapters": AdapterOptions(), "algorithm": "flora"}, "flora stacks adapters"),
+        ({"adapters": AdapterOptions(), "algorithm": "flora_na"}, "flora_na combines both"),
+        ({"adapters": AdapterOptions(), "algorithm": "hetlora"}, "hetlora weighs both"),
+        ({"algorithm": "flora"}, "give --adapters.base sent"),
+        ({"adapters": replace(CONFIG.adapters, learn="b"), "algorithm": "hetlora"}, "--adapters.learn both"),
         ({"adapters": replace(CONFIG.adapters, rank=0)}, "rank"),
         ({"algorithm": "flexlora", "adapters": replace(CONFIG.adapters, ranks=(1, 2))}, "leave one of them out"),
         ({"adapters": replace(CONFIG.adapters, learn="b"), "algorithm": "flexlora"}, "--adapters.learn both"),

@@ -1,0 +1,69 @@
+"""FLoRA: Wang et al., "FLoRA: Federated Fine-Tuning Large Language Models with Heterogeneous Low-Rank Adaptations"
+(NeurIPS 2024), section 3.
+"""
+
+from dataclasses import replace
+
+from fl.algorithms.algorithm import Algorithm
+from fl.algorithms.method import Method
+from fl.algorithms.parts.adapters import arrived, global_ranks, of_ranks
+from fl.algorithms.parts.split import without
+from fl.base.errors import FLError
+from fl.federation import Federation
+from fl.federation.cohort import per_client
+from surgery import broadcast
+from surgery.adapters import LowRank, adapted_layers, resize, stack
+from surgery.adapters.layer import changed
+from surgery.adapters.rank import factors
+from surgery.names import joined
+
+
+def flora(fed: Federation) -> Algorithm:
+    """Stack clients' adapters, of any ranks, fold the stack into the base, and begin each round with new adapters.
+
+    The product of the stack is the mean of products, exactly; clients count by their samples. A is drawn anew for every
+    round, the same for all clients, and B is 0.
+
+    A client is simulated with the base as it is after the stacks of all rounds before. As traffic counts what it would
+    get in their place: the stack of this round, once for each participant.
+
+    Raises:
+        FLError: for a model without adapters, and for one whose base is constant.
+    """
+    ranks = global_ranks(fed, "flora stacks adapters, both of whose matrices are trained")
+    layers = dict(adapted_layers(fed.model))
+    bases = {module: joined(module, "base_layer.weight") for module in layers}
+    if not fed.frozen.issuperset(bases.values()):
+        raise FLError("flora changes the weights that adapters are beside: give --adapters.base sent")
+
+    def send(state, clients, rng):
+        models = [without(one, bases.values()) for one in whole.send(state, clients, rng)["model"]]
+        return {"model": models, "base": broadcast({n: state["global"][n] for n in bases.values()}, len(clients))}
+
+    def client(message, client_states, clients, rng):
+        starts = [own | base for own, base in zip(message["model"], per_client(message["base"]))]
+        update = fed.train(starts, clients, rng)
+        return update._replace(received=[without(one, bases.values()) for one in update.received])
+
+    def server(state, clients, update, rng):
+        stacked = stack(*arrived(update))
+        found, rest = factors(stacked)
+        base, none = {}, {}
+        for module, one in found.items():
+            change = LowRank(layers[module].base_layer, one.a, one.b, layers[module].multiplier).change().detach()
+            base[bases[module]] = changed(state["global"][bases[module]], change)
+            none |= one._replace(a=one.a[:0], b=one.b[:, :0]).state
+        new = resize(none, ranks, generator=rng.torch("rows"), how="truncate").state
+        down = sum(tensor.nbytes for tensor in stacked.values())
+        models = down * update.metrics["models_down"] / update.metrics["bytes_down"]
+        return {"global": rest | new | base}, {"bytes_down": down, "models_down": models}
+
+    whole = of_ranks(fed, server)
+    return replace(whole, send=send, client=client)
+
+
+METHOD = Method(
+    flora,
+    clients="heterogeneous",
+    refuses={"tampering": "stacks adapters, which rules for whole models do not know"},
+)

@@ -1,0 +1,56 @@
+"""HetLoRA: Cho et al., "Heterogeneous LoRA for Federated Fine-tuning of On-Device Foundation Models" (EMNLP 2024),
+without its rank self-pruning: clients' ranks stay as they were given.
+"""
+
+import torch
+
+from fl.algorithms.algorithm import Algorithm
+from fl.algorithms.method import Method
+from fl.algorithms.parts.adapters import arrived, global_ranks, of_ranks
+from fl.federation import Federation
+from surgery import average
+from surgery.adapters import resize
+from surgery.adapters.rank import Factors, factors
+from surgery.states import compute_dtype
+
+
+def hetlora(fed: Federation) -> Algorithm:
+    """Fill adapters up with zeros to the largest rank, and average A and B by the norms of clients' products.
+
+    A client gets the first rows of A and columns of B. In the mean of an adapter it counts by the Frobenius norm of its
+    product B A there; in that of what is trained whole, by its samples.
+
+    Raises:
+        FLError: for a model without adapters.
+    """
+    ranks = global_ranks(fed, "hetlora weighs both matrices of adapters by their products")
+
+    def server(state, clients, update, rng):
+        states, sizes = arrived(update)
+        padded = [resize(one, ranks, how="truncate").state for one in states]
+        mean, found = average(padded, weights=sizes), [factors(one)[0] for one in padded]
+        norms = torch.stack([torch.stack([norm(one[module]) for one in found]) for module in ranks]).cpu()
+        for module, shares in zip(ranks, norms):
+            shares = shares if shares.any() else torch.ones_like(shares)  # nobody has learnt anything there
+            mean |= average([one[module].state for one in found], weights=shares)
+        return {"global": mean}
+
+    return of_ranks(fed, server)
+
+
+def norm(one: Factors) -> torch.Tensor:
+    """||B A||, the Frobenius norm, with no matrix of the product's size.
+
+    >>> norm(Factors(("a", "b"), torch.tensor([[3.0, 4.0]]), torch.tensor([[2.0], [0.0]])))
+    tensor(10.)
+    """
+    dtype = compute_dtype(one.a.dtype)
+    a, b = (torch.linalg.qr(side.to(dtype)).R for side in (one.a.flatten(1).T, one.b.flatten(1)))
+    return torch.linalg.norm(b @ a.T)
+
+
+METHOD = Method(
+    hetlora,
+    clients="heterogeneous",
+    refuses={"tampering": "weighs clients by the norms of their products, which rules of the server do not know"},
+)

@@ -1,0 +1,47 @@
+"""What methods share whose server joins adapters of low rank."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from fl.algorithms.algorithm import Algorithm
+from fl.algorithms.fedavg import fedavg
+from fl.algorithms.parts.submodels import extract_all, models_of
+from fl.base.errors import FLError
+from fl.federation import Federation
+from fl.federation.update import ClientUpdate
+from surgery import State
+from surgery.adapters import rank_of
+
+
+def global_ranks(fed: Federation, does: str) -> dict[str, int]:
+    """The rank of each adapter of the global model, both of whose matrices are trained.
+
+    Args:
+        does: what the method does with both, for the message.
+
+    Raises:
+        FLError: for a model without such adapters.
+    """
+    start = fed.initial()
+    if not any(name.endswith(("lora_A.weight", "lora_embedding_A")) for name in start):
+        raise FLError(f"{does}, and there are none: give --adapters.kind lora and --adapters.learn both")
+    return rank_of(start)
+
+
+def of_ranks(fed: Federation, server: Callable) -> Algorithm:
+    """FedAvg with another server, whose clients get as many first rows of A and columns of B as their rank says."""
+    fleet = fed.fleet_or_uniform
+
+    def plan(client):
+        return fleet[client].plan
+
+    def send(state, clients, rng):
+        return {"model": extract_all(state["global"], [plan(client) for client in clients])}
+
+    return replace(fedavg(fed), send=send, server=server, models=models_of(fed, plan), plan=plan)
+
+
+def arrived(update: ClientUpdate) -> tuple[list[State], list[int]]:
+    """The states of the clients that were not dropped, of which there is one at least, and their numbers of samples."""
+    rows = [row for row, size in enumerate(update.sizes) if size]
+    return [update.received[row] for row in rows], [update.sizes[row] for row in rows]
