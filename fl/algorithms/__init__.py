@@ -56,8 +56,8 @@ OPTIONS = {name: method.options for name, method in ALGORITHMS.items() if method
 def methods_of(kind: str) -> list[str]:
     """Name the methods whose clients are of a kind, see `Method.clients`.
 
-    >>> methods_of("heterogeneous")
-    ['depthfl', 'fedfa', 'fedrolex', 'fjord', 'flexifed', 'flexlora', 'flora', 'heterofl', 'hetlora', 'inclusivefl', 'nefl', 'scalefl']
+    >>> methods_of("heterogeneous")[:4]
+    ['depthfl', 'fedfa', 'fedrolex', 'fjord']
     """
     return [name for name, method in ALGORITHMS.items() if method.clients == kind]
 

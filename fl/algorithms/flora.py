@@ -1,5 +1,5 @@
 """FLoRA: Wang et al., "FLoRA: Federated Fine-Tuning Large Language Models with Heterogeneous Low-Rank Adaptations"
-(NeurIPS 2024), section 3.
+(NeurIPS 2024).
 """
 
 from dataclasses import replace

@@ -9,7 +9,7 @@ from fl.algorithms.method import Method
 from fl.algorithms.parts.adapters import arrived, global_ranks, of_ranks
 from fl.federation import Federation
 from surgery import average
-from surgery.adapters import resize
+from surgery.adapters import rank_of, resize
 from surgery.adapters.rank import Factors, factors
 from surgery.states import compute_dtype
 
@@ -30,9 +30,13 @@ def hetlora(fed: Federation) -> Algorithm:
         padded = [resize(one, ranks, how="truncate").state for one in states]
         mean, found = average(padded, weights=sizes), [factors(one)[0] for one in padded]
         norms = torch.stack([torch.stack([norm(one[module]) for one in found]) for module in ranks]).cpu()
-        for module, shares in zip(ranks, norms):
+        held = [rank_of(one) for one in states]
+        for (module, old), shares in zip(factors(state["global"])[0].items(), norms):
             shares = shares if shares.any() else torch.ones_like(shares)  # nobody has learnt anything there
-            mean |= average([one[module].state for one in found], weights=shares)
+            a, b = average([one[module].state for one in found], weights=shares).values()
+            most = max(one[module] for one in held)  # rows that nobody has stay: zeros would never learn again
+            a[most:], b[:, most:] = old.a[most:], old.b[:, most:]
+            mean |= old._replace(a=a, b=b).state
         return {"global": mean}
 
     return of_ranks(fed, server)

@@ -16,6 +16,7 @@ from surgery.averaging import average
 from surgery.errors import SurgeryError
 from surgery.names import joined
 from surgery.states import State, as_state, check_same, compute_dtype
+from surgery.transfer import upload
 
 SUFFIXES = ("lora_A.weight", "lora_B.weight"), ("lora_embedding_A", "lora_embedding_B")
 
@@ -152,7 +153,7 @@ def _grown(one: Factors, rank: int, generator: torch.Generator | None) -> tuple[
     if generator is not None and len(more):
         bound = one.a.shape[1:].numel() ** -0.5  # that of nn.init.kaiming_uniform_(a=sqrt(5))
         drawn = torch.empty(more.shape, device=generator.device).uniform_(-bound, bound, generator=generator)
-        more.copy_(drawn)
+        more = upload(drawn.to(more.dtype), more.device)
     none = one.b.new_zeros(len(one.b), len(more), *one.b.shape[2:])
     return torch.cat([one.a, more]), torch.cat([one.b, none], 1)
 

@@ -41,6 +41,8 @@ MORE = {
     "clusamp": 1,  # the angles between clients, which SciPy clusters
     "fedexp": 1,  # a column of the metrics
     "flexlora": 4,  # a column of the metrics, and a decomposition for each layer
+    "flora_na": 2,  # clients' matrices, and the numbers that join them
+    "hetlora": 1,  # the norms of products, which are weights
     "fedavg_plus": 1,  # fine-tuning drops clients, too
     "fesem_plus": 2,
     "fltrust": 2,  # the server trains as well, and its trust is weights

@@ -187,9 +187,10 @@ def test_adapters_of_smaller_ranks_have_the_first_rows_of_the_same_matrix(federa
     assert all(torch.equal(other, whole[: len(other)]) for other in others)
 
 
-def test_flexlora_learns_in_all_ranks_though_few_take_part(federation_of):
+@pytest.mark.parametrize("name", ["flexlora", "hetlora"])
+def test_all_ranks_learn_though_few_take_part(federation_of, name):
     fed = federation_of(replace(RANKS, ranks=(1, 3)), participants=1)
-    algorithm = ALGORITHMS["flexlora"](fed)
+    algorithm = ALGORITHMS[name](fed)
     server = algorithm.init()
     for number, client in enumerate((0, 1, 0, 1), 1):
         server, _ = algorithm.round(server, [client], Rng(0, number))

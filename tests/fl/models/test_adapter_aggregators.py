@@ -137,12 +137,14 @@ def test_flexlora_is_the_best_of_each_rank(played, drop):
     check_head(states, shares, after)
 
 
-@pytest.mark.parametrize("drop", [None, 1])
+@pytest.mark.parametrize("drop", [None, 1, 2])  # the last has the largest rank
 def test_hetlora_weighs_zero_padded_factors_by_norms(played, drop):
-    _, algorithm, _, states, shares, after, _ = played("hetlora", UNEQUAL, drop)
+    _, algorithm, before, states, shares, after, _ = played("hetlora", UNEQUAL, drop)
     for layer in LAYERS:
         norms = np.array([np.sqrt(((b @ a) ** 2).sum()) for a, b in pairs(states, layer)])
-        a, b = np.zeros((3, LAYERS[layer][1])), np.zeros((LAYERS[layer][0], 3))
+        (a, b), held = factors(before["global"], layer), max(len(own) for own, _ in pairs(states, layer))
+        a, b = a.copy(), b.copy()  # rows that nobody in the round has stay
+        a[:held], b[:, :held] = 0, 0
         for weight, (own_a, own_b) in zip(norms / norms.sum(), pairs(states, layer)):
             a[: len(own_a)] += weight * own_a
             b[:, : len(own_a)] += weight * own_b

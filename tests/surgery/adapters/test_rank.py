@@ -104,3 +104,11 @@ OTHER = {"x.lora_A.weight": torch.ones(2, 5), "x.lora_B.weight": torch.ones(3, 2
 def test_what_is_refused(call, message):
     with pytest.raises(SurgeryError, match=message):
         call()
+
+
+def test_an_adapter_without_rows_grows_into_a_new_one():
+    none = {"fc.lora_A.weight": torch.zeros(0, 4), "fc.lora_B.weight": torch.zeros(3, 0)}
+    new = resize(none, 2, how="truncate", generator=torch.Generator().manual_seed(0)).state
+    expected = torch.empty(2, 4).uniform_(-0.5, 0.5, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(new["fc.lora_A.weight"], expected)
+    assert not new["fc.lora_B.weight"].any() and new["fc.lora_B.weight"].shape == (3, 2)
