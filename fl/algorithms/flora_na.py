@@ -14,7 +14,7 @@ from fl.algorithms.parts.adapters import global_ranks
 from fl.federation import Federation
 from fl.federation.cohort import select
 from surgery.adapters.rank import factors
-from surgery.transfer import upload
+from surgery.transfer import host_copies, upload
 
 SWEEPS = 50
 
@@ -29,19 +29,18 @@ def flora_na(fed: Federation) -> Algorithm:
         FLError: for a model without adapters.
     """
     global_ranks(fed, "flora_na combines both matrices of adapters")
-    pairs = [one.names for one in factors(fed.initial())[0].values()]
+    names = [name for one in factors(fed.initial())[0].values() for name in one.names]
 
     def server(state, clients, update, rng):
         rows = [row for row, size in enumerate(update.sizes) if size]
         sizes = torch.tensor([update.sizes[row] for row in rows], dtype=torch.float64)
-        sent = [select(update.received, rows)[name] for pair in pairs for name in pair]
+        sent = [select(update.received[name], rows) for name in names]
         # Clients' matrices differ little, so that float32 is not enough, and not every device has more.
-        flat = torch.cat([tensor.flatten(1) for tensor in sent], 1).cpu().double()
-        each = [part.view(t.shape) for part, t in zip(flat.split([t[0].numel() for t in sent], 1), sent)]
+        each = [tensor.double() for tensor in host_copies(sent)]
         found = [combine(a.flatten(2), b.flatten(2), sizes / sizes.sum()) for a, b in zip(each[::2], each[1::2])]
         numbers = upload(torch.stack([one for p, q, _ in found for one in (p, q)]).to(sent[0].dtype), sent[0].device)
         mean = fed.average(update.received, update.sizes)
-        mean |= {n: torch.tensordot(w, t, 1) for n, w, t in zip((n for pair in pairs for n in pair), numbers, sent)}
+        mean |= {name: torch.tensordot(one, t, 1) for name, one, t in zip(names, numbers, sent)}
         return {"global": mean}, {"lost": sum(lost for *_, lost in found) / len(found)}
 
     return replace(fedavg(fed), server=server)
