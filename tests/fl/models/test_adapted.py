@@ -212,6 +212,16 @@ def test_another_base_is_refused(tmp_path):
         fl.simulate(CONFIG, tmp_path / "run", resume=True, model=other)
 
 
+def test_a_model_of_ones_own_stays_as_it_was_though_the_server_changes_the_base(tmp_path):
+    own = small()
+    before = {name: tensor.clone() for name, tensor in own.state_dict().items()}
+    options = AdapterOptions("lora", rank=2, train=("3",), base="sent")
+    fl.simulate(replace(CONFIG, algorithm="flora", adapters=options), tmp_path / "run", model=own)
+    model = fl.load_model(tmp_path / "run", model=own)
+    assert_same(own.state_dict(), before)
+    assert not torch.equal(model[1].weight, own[1].weight)
+
+
 def small():
     torch.manual_seed(1)
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10))
@@ -230,6 +240,7 @@ CONFIG = fl.Config(
         *({"algorithm": name, "adapters": replace(RANKS, train=("3",))} for name in ("flexlora", "hetlora")),
         {"algorithm": "flora", "adapters": replace(RANKS, train=("3",), base="sent")},
         {"algorithm": "flora_na"},
+        {"adapters": replace(CONFIG.adapters, base="sent")},
         {"adapters": replace(CONFIG.adapters, learn="b")},
         {"algorithm": "heterofl", "adapters": replace(RANKS, train=("3",), learn="b")},
     ],
