@@ -5,6 +5,7 @@ y = W x + b + scale B A x with A: [rank, in] and B: [out, rank]. `scale` is one 
 touches; in peft's terms it is lora_alpha / r.
 """
 
+from surgery.adapters.extract import Extracted, extract
 from surgery.adapters.fold import fold
 from surgery.adapters.layer import LowRank
 from surgery.adapters.model import adapted_layers, add, attach, merge, remove, scales, state, unmerge
@@ -12,10 +13,12 @@ from surgery.adapters.peft import read_peft, write_peft
 from surgery.adapters.rank import products, rank_of, resize, stack
 
 __all__ = [
+    "Extracted",
     "LowRank",
     "adapted_layers",
     "add",
     "attach",
+    "extract",
     "fold",
     "merge",
     "products",

@@ -17,6 +17,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "shuffle": write.command_of("shuffle"),
     "diff": read.diff,
     **{do: write.command_of(do) for do in _OF_OPERATIONS},
+    "extract-adapter": write.extract_adapter,
     "plan": read.plan,
     "check": read.check,
     "apply": write.apply,

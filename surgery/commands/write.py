@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
+from surgery import adapters
 from surgery import merge as merging
 from surgery.commands.flags import texts_of
 from surgery.commands.shared import File, Files, ModelName, NewFile, save, source, summary
@@ -18,7 +19,18 @@ from surgery.mergekit import merge_folders, read_config
 from surgery.mergekit.config import KEYS
 from surgery.mergekit.methods import METHODS as MERGEKITS
 from surgery.operations import MERGES, OPERATIONS, carry_out, checkpoints
-from surgery.operations.arguments import Floats, Function, Kind, PlanFile, Shape, shown, value_of
+from surgery.operations.arguments import (
+    AdapterFolder,
+    Floats,
+    Function,
+    Kind,
+    Patterns,
+    PlanFile,
+    Shape,
+    Whole,
+    shown,
+    value_of,
+)
 from surgery.operations.checkpoint import Model
 from surgery.recipe import Recipe, planned, read_recipe
 
@@ -300,6 +312,40 @@ def average(files: Files, *, out: NewFile, weights: Floats | None = None) -> Non
         weights: a weight for each file [1 each]
     """
     merge("linear", files, out=out, weights=weights)
+
+
+def extract_adapter(
+    file: File,
+    *,
+    base: NewFile,
+    rank: Whole,
+    out: AdapterFolder,
+    modules: Patterns = (),
+    train: Patterns = (),
+    model: ModelName | None = None,
+) -> None:
+    """Take an adapter of low rank (LoRA) out of a fine-tuned checkpoint, into a folder of peft's.
+
+    Args:
+        file: the fine-tuned checkpoint
+        base: the checkpoint that it was fine-tuned from
+        rank: of the adapters, which are the best of that rank
+        out: the new folder, which PeftModel.from_pretrained and `fold` read
+        modules: a layer that gets an adapter, or a pattern of names; can be repeated [linear layers and convolutions]
+        train: a module whose tensors are taken whole, such as a norm or a classifier; can be repeated
+        model: timm:NAME, torchvision:NAME or module:factory; folders of transformers' models need none
+    """
+    check_absent(out, folder=True)
+    before, after = Model.open(base, model), Model.open(file, model)
+    net = before.loaded()
+    after.built()
+    found, error, left = adapters.extract(net, dict(after.values), rank, modules=modules or None, train=train)
+    adapters.write_peft(found, out, base_model_name_or_path=str(base))
+    worst = max(error, key=error.__getitem__)
+    print(f"{out}: {len(error)} adapters of rank {rank}, {summary(adapters.state(found))}")
+    print(f"of what fine-tuning changed is missing: at most {error[worst]:.1%} of a layer ({worst})")
+    for name in left:
+        print(f"not in the adapter: {name}")
 
 
 def settings(texts: Sequence[str], known: Sequence[str]) -> dict[str, Any]:
