@@ -200,12 +200,12 @@ WHAT = ("seconds", "resident", "anonymous")
 
 
 def table(runs: Sequence[dict[str, Any]]) -> str:
-    """The largest differences of all files, and of those that were timed ours over mergekit's: median (least, most)."""
-    heads = [f"{run['dtype']}: differ by" for run in runs]
+    """Those that were timed, ours over mergekit's: median (least, most); and how many elements differ in all files."""
+    heads = [f"{run['dtype']}: apart by over 1 %" for run in runs]
     lines = [f"| file | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
     for name in CONFIGURATIONS:
-        differ = [f"{run['apart'][name]['largest']:.0e}" for run in runs]
-        lines.append(f"| {' | '.join([name, *differ])} |")
+        shares = [run["apart"][name]["share"] for run in runs]
+        lines.append(f"| {name} | {' | '.join(f'{share:.1e}' if share else '0' for share in shares)} |")
     lines += ["", "| file | dtype | time | resident memory | anonymous memory |", "|---|---|---|---|---|"]
     for run, name in itertools.product(runs, runs[0]["timed"]):
         cells = []
