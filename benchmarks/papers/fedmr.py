@@ -133,3 +133,12 @@ def _smaller() -> Iterator[Cell]:
             f"fedmr.smaller.cosine.{name}", SMALLER, "the models' cosine falls first and rises later on Fashion-MNIST",
             lines[:1], (_RISE,), "fedmr.smaller.cosine.SETTING", "LeNet, 100 rounds",
         )  # fmt: skip
+    both = ("fedmr", "fedavg")
+    yield Cell(
+        "fedmr.smaller.flat.digits", SMALLER, "FedMR's model lies in a flatter place than FedAvg's on digits",
+        arms("fedmr.smaller.flat.digits", replace(Config(), seeds=(0, 1, 2)), both),
+        (Comparison("mean rise of the test loss within one filter norm, in a random plane through the model "
+                    "(`python -m fl.landscape`)", "rise", "first", both, larger=False),
+         Comparison("test loss in its middle", "last_loss", "first", both, larger=False)),
+        settings="Dirichlet 0.5, 40 rounds",
+    )  # fmt: skip
