@@ -45,8 +45,8 @@ _LEGEND = {
     "femam": "`-released` are the released code's options. With fewer rounds than 700 its levels become shorter in "
     "proportion, and all methods have as many.",
     "fedfa": "Numbers, networks and training settings of the paper are images: all settings here are a "
-    "reconstruction, and ranges are those of the text over all models and data sets. Where an attack leaves both "
-    "methods nothing but chance, a ratio of drops is near 1 whatever they do.",
+    "reconstruction, and ranges are those of the text over all models and data sets. A ratio of drops says "
+    "little where an attack leaves both methods nothing but chance, or costs both next to nothing.",
     "heterofl": "The numbers are those of Flower's baseline, one run each, in whose README some settings contradict "
     "one another (see the recipe `heterofl-cifar10-a-e`); there clients draw their width anew in every round.",
     "depthfl": "The numbers are those of Flower's baseline, one run each, of the mean of all exits (table 2): DepthFL, "
