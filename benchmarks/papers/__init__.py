@@ -67,7 +67,7 @@ class Claim:
 
 
 _FEDFA = {"cells": ("fedfa.table1.",), "smaller": "fedfa.smaller."}
-_ATTACKED = {"cells": ("fedfa.figure3.",), "elsewhere": "measured in other settings only: [FedFA](fedfa.md#attacked)"}
+_ATTACKED = {"cells": ("fedfa.figure3.",), "smaller": "fedfa.smaller-attacked."}
 CLAIMS = (
     Claim(
         "fedmr", "FedMR significantly improves the accuracy over the state of the art", ("fedmr.table1.",),
@@ -77,10 +77,7 @@ CLAIMS = (
         "fedmr", "in a flat area, recombined models are optimized towards the same direction", ("fedmr.figure6.",),
         "fedmr.smaller.cosine.",
     ),
-    Claim(
-        "fedmr", "recombined models are guided towards a flat area",
-        elsewhere="no stored run measures it: `python -m fl.landscape` draws the loss around two models",
-    ),
+    Claim("fedmr", "recombined models are guided towards a flat area", smaller="fedmr.smaller.flat."),
     Claim(
         "fedmr", "no client's privacy is exposed",
         elsewhere="no measurement: tests hold who can read what in secure recombination (`tests/fl/secure`)",
@@ -90,10 +87,7 @@ CLAIMS = (
         "femam", "FeMAM surpasses clustered and personalized methods in various non-IID settings",
         ("femam.table1.", "femam.tablec2.", "femam.tablec4.", "femam.tablec3."), "femam.smaller.",
     ),
-    Claim(
-        "femam", "it finds how clients should share knowledge",
-        elsewhere="measured in other settings only: [FeMAM](femam.md#what-femam-found)",
-    ),
+    Claim("femam", "it finds how clients should share knowledge", smaller="femam.smaller-structure."),
     Claim("fedfa", "IID, global accuracy against earlier methods: 1.00 to 1.16 times", part=".iid.", **_FEDFA),
     Claim("fedfa", "non-IID, local accuracy: 0.98 to 1.13 times", part=".noniid.", at=1, **_FEDFA),
     Claim("fedfa", "non-IID, global accuracy: 0.95 to 1.20 times", part=".noniid.", **_FEDFA),

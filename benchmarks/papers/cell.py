@@ -9,7 +9,7 @@ from fl import Config, FLError
 PAPERS = {"fedmr": "FedMR", "femam": "FeMAM", "fedfa": "FedFA", "heterofl": "HeteroFL", "depthfl": "DepthFL"}
 """From how ids begin to a paper's title."""
 OWN, SMALLER = "not in the paper", "other settings"
-"""The places of cells that no paper has: ours, and runs from before there were cells, smaller than the paper's."""
+"""The places of cells that no paper has: ours, and a paper's claims in settings smaller than its own."""
 Kind = Literal["numbers", "ratio", "drop", "first", "above"]
 """How values are compared, see `benchmarks.papers.verdict`."""
 

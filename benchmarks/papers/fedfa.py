@@ -26,6 +26,7 @@ def cells() -> Iterator[Cell]:
     for data, network, spread, mode in product(TARGETS, _TITLES, ("iid", "noniid"), RIVALS):
         yield from _compared(data, network, spread, mode)
     yield from _smaller()
+    yield from _smaller_attacked()
     for mode in RIVALS:
         yield _text(mode)
     yield from _ablation()
@@ -45,14 +46,9 @@ def _compared(data: str, network: str, spread: str, mode: str) -> Iterator[Cell]
         pattern=f"fedfa.table1.{_PLACE}", settings=_RECONSTRUCTION,
     )  # fmt: skip
 
-    folder = f"fedfa.figure3.{base}"
-    attacked = [Arm(f"{arm.run}-attacked", arm.config) for arm in arms(folder, replace(config, attack=_ATTACK), pair)]
-    names = [arm.name for arm in (*reversed(clean), *reversed(attacked))]
-    yield Cell(
-        folder, "Table 1, Fig. 3", f"an attack (lambda 20, a fifth of the clients) costs {title} more",
-        (*clean, *attacked),
-        (*_ratios("drop", f"drop of the {{}}, {title}'s by FedFA's", (*names,), ratios[3:], spread),),
-        pattern=f"fedfa.figure3.{_PLACE}", settings=_RECONSTRUCTION,
+    yield _drops(
+        f"fedfa.figure3.{base}", "Table 1, Fig. 3", clean, replace(config, attack=_ATTACK), mode, spread,
+        f"fedfa.figure3.{_PLACE}", _RECONSTRUCTION,
     )  # fmt: skip
 
     target = TARGETS[data][spread == "noniid"]
@@ -61,6 +57,22 @@ def _compared(data: str, network: str, spread: str, mode: str) -> Iterator[Cell]
         clean, (Comparison(f"TMAC up to {target:.0%}, FedFA by {title}", f"tmac{target}", "ratio", pair,
                            band=(0.95, 1.02), larger=False),),
         pattern=f"fedfa.table2.{_PLACE}", settings=_RECONSTRUCTION,
+    )  # fmt: skip
+
+
+def _drops(
+    folder: str, place: str, clean: tuple[Arm, ...], attacked: Config, mode: str, spread: str, pattern: str, said: str
+) -> Cell:
+    """What an attack costs a mode's rival by what it costs FedFA."""
+    title, *ratios = RIVALS[mode]
+    pair = ("fedfa", title.lower())
+    hit = [Arm(f"{arm.run}-attacked", arm.config) for arm in arms(folder, attacked, pair)]
+    names = tuple(arm.name for arm in (*reversed(clean), *reversed(hit)))
+    return Cell(
+        folder, place, f"an attack (lambda {attacked.attack.amplify:g}, a fifth of the clients) costs {title} more",
+        (*clean, *hit),
+        (*_ratios("drop", f"drop of the {{}}, {title}'s by FedFA's", names, ratios[3:], spread),),
+        pattern=pattern, settings=said,
     )  # fmt: skip
 
 
@@ -92,10 +104,7 @@ def _smaller() -> Iterator[Cell]:
     }
     for (name, (config, data)), spread, mode in product(kinds.items(), ("iid", "noniid"), RIVALS):
         title, *ratios = RIVALS[mode]
-        choice = replace(config.architectures, depths=() if mode == "width" else ("1", "2"))
-        config = replace(
-            config, depth=(2,), architectures=replace(choice, widths=(1.0,)) if mode == "depth" else choice
-        )
+        config = _differing(replace(config, depth=(2,)), mode, ("1", "2"))
         config = replace(config, **_IID, unequal=True) if spread == "iid" else config
         folder, pair = f"fedfa.smaller.{name}.{spread}.{mode}", ("fedfa", title.lower())
         where = {
@@ -108,6 +117,29 @@ def _smaller() -> Iterator[Cell]:
                   for arm in arms(folder, config, pair, "fedfa/runs.csv")),
             (*_ratios("ratio", f"{{}}, FedFA by {title}", pair, ratios[:3], spread, "last"),),
             pattern=f"fedfa.smaller.{_PLACE}", settings="small models, 16 or 24 rounds",
+        )  # fmt: skip
+
+
+def _differing(config: Config, mode: str, depths: tuple[str, ...]) -> Config:
+    """The same with architectures that differ in depth, in width, or in both."""
+    choice = replace(config.architectures, depths=() if mode == "width" else depths)
+    return replace(config, architectures=replace(choice, widths=(1.0,)) if mode == "depth" else choice)
+
+
+def _smaller_attacked() -> Iterator[Cell]:
+    """Digits with the paper's attack, and with a weaker one, which leaves more than chance."""
+    base = replace(
+        SMALL["digits"], depth=(3,), rounds=15, local_epochs=2, batch_size=20, eval_every=3,
+        eval_client_models_every=15, seeds=(0, 1, 2),
+    )  # fmt: skip
+    for amplify, spread, mode in product((20, 5), ("iid", "noniid"), RIVALS):
+        config = _differing(replace(base, **_IID) if spread == "iid" else base, mode, ("2", "3"))
+        place = f"digits.{spread}.{mode}"
+        yield _drops(
+            f"fedfa.smaller-attacked.lambda{amplify}.{place}", SMALLER,
+            arms(f"fedfa.smaller-attacked.clean.{place}", config, ("fedfa", RIVALS[mode][0].lower())),
+            replace(config, attack=replace(_ATTACK, amplify=float(amplify))), mode, spread,
+            "fedfa.smaller-attacked.LAMBDA.DATA.SPREAD.MODE", "digits, narrow Pre-ResNet-20, 15 rounds",
         )  # fmt: skip
 
 

@@ -133,3 +133,17 @@ def _smaller() -> Iterator[Cell]:
             f"fedmr.smaller.cosine.{name}", SMALLER, "the models' cosine falls first and rises later on Fashion-MNIST",
             lines[:1], (_RISE,), "fedmr.smaller.cosine.SETTING", "LeNet, 100 rounds",
         )  # fmt: skip
+    both = ("fedmr", "fedavg")
+    small = {
+        "digits": (replace(Config(), seeds=(0, 1, 2)), "Dirichlet 0.5, 40 rounds"),
+        "fashion-mnist": (replace(base, rounds=20, seeds=(0,)), "Dirichlet 0.5, LeNet, 20 rounds"),
+    }
+    for name, (config, said) in small.items():
+        yield Cell(
+            f"fedmr.smaller.flat.{name}", SMALLER, f"FedMR's model lies in a flatter place than FedAvg's on {name}",
+            arms(f"fedmr.smaller.flat.{name}", config, both),
+            (Comparison("mean rise of the test loss within one filter norm, in a random plane through the model "
+                        "(`python -m fl.landscape`)", "rise", "first", both, larger=False),
+             Comparison("test loss in its middle", "last_loss", "first", both, larger=False)),
+            "fedmr.smaller.flat.DATA", said,
+        )  # fmt: skip

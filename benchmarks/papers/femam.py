@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from benchmarks.papers.cell import SMALLER, Arm, Cell, Comparison, Published, arms
 from fl import Config
-from fl.settings.recipes.femam import METHODS, fashion_mnist, femnist, released, row, rows
+from fl.settings.recipes.femam import METHODS, digits, fashion_mnist, femnist, released, row, rows
 
 _OWN = "accuracy on the clients' own test data in %"
 _F1 = "macro-F1 on the clients' own test data in %"
@@ -103,3 +103,19 @@ def _smaller() -> Iterator[Cell]:
             arms(f"femam.smaller.{name}", config, _ORDER, f"femam/{name}/{{}}-seed*.csv"),
             (Comparison(_OWN, "own", "first", _ORDER),), "femam.smaller.SETTING", "half a LeNet, 100 rounds",
         )  # fmt: skip
+        if config.partition == "clusters":
+            tables = f"femam/{name}/{{}}-seed*.csv"
+            yield _planted(f"fashion-mnist-{name}", config, "half a LeNet, 100 rounds", tables)
+    few = replace(digits(), seeds=(0, 1, 2))
+    yield _planted("digits-clusters", few, "20 clients in 4 clusters of 3 classes, 80 rounds")
+
+
+def _planted(name: str, config: Config, said: str, tables: str = "") -> Cell:
+    """Clusters that were dealt out, and are to be found again."""
+    return Cell(
+        f"femam.smaller-structure.{name}", SMALLER, "FeMAM finds the clusters that clients were dealt out in",
+        arms(f"femam.smaller-structure.{name}", config, ("femam",), tables),
+        (Comparison("adjusted Rand index of the best level against the planted clusters, 0.9 (excellent, Steinley "
+                    "2004) or more", "rand", "above", ("femam",), band=(0.9, 1.0)),),
+        "femam.smaller-structure.SETTING", said,
+    )  # fmt: skip

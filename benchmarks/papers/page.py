@@ -34,9 +34,9 @@ A verdict is one of these, decided by numbers alone:
 - **cannot be known**: the paper has an image there, and no number in its text.
 
 A claim of an abstract is judged by its cells, each in the settings that come nearest, and has the worst verdict of
-these. `(other settings)` are runs from before there were cells, on smaller data or with fewer rounds than the paper's;
-the pages of [FedMR](fedmr.md), [FeMAM](femam.md) and [FedFA](fedfa.md) say more of them. They do not decide about the
-paper's.
+these. `(other settings)` are runs on smaller data or with fewer rounds than the paper's, those "made earlier" from
+before there were cells; the pages of [FedMR](fedmr.md), [FeMAM](femam.md) and [FedFA](fedfa.md) say more of them. They
+do not decide about the paper's.
 """
 _LEGEND = {
     "fedmr": "Settings in question: without a word those of the paper's text (momentum 0.9, McMahan's CNN, layers as "
@@ -45,7 +45,8 @@ _LEGEND = {
     "femam": "`-released` are the released code's options. With fewer rounds than 700 its levels become shorter in "
     "proportion, and all methods have as many.",
     "fedfa": "Numbers, networks and training settings of the paper are images: all settings here are a "
-    "reconstruction, and ranges are those of the text over all models and data sets.",
+    "reconstruction, and ranges are those of the text over all models and data sets. A ratio of drops says "
+    "little where an attack leaves both methods nothing but chance, or costs both next to nothing.",
     "heterofl": "The numbers are those of Flower's baseline, one run each, in whose README some settings contradict "
     "one another (see the recipe `heterofl-cifar10-a-e`); there clients draw their width anew in every round.",
     "depthfl": "The numbers are those of Flower's baseline, one run each, of the mean of all exits (table 2): DepthFL, "

@@ -4,7 +4,7 @@ import datetime
 import platform
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -13,13 +13,28 @@ import torch
 
 import fl
 from benchmarks.papers.cell import Arm, Cell
-from benchmarks.papers.stored import COLUMNS, ROOT, STORE, Stored, path, read, settings, shortened, write
+from benchmarks.papers.stored import (
+    COLUMNS,
+    ROOT,
+    STORE,
+    Stored,
+    found_clusters,
+    path,
+    read,
+    settings,
+    shortened,
+    write,
+)
 from fl import Config, Dataset, FLError, Rng, simulate
 from fl.analysis.costs import totals
+from fl.analysis.groups import find_runs
+from fl.analysis.landscape import grid, landscape
+from fl.analysis.structure import Structure
 from fl.base.errors import Diverged
 from fl.base.rng import draw
 from fl.base.settings import role
 from fl.federation.attack import draw_malicious
+from fl.landscape import Arguments
 from fl.runs import metrics
 from fl.runs.assembly import pick_device
 from fl.runs.lock import SETTINGS
@@ -103,6 +118,9 @@ def _run(cell: Cell, arm: Arm, config: Config, file: Path, part: Part, end: floa
         failed = str(error)
     finally:
         stored = _stored(cell, arm, config, folder, failed, part)
+        if stored.done == config.rounds and not stored.failed:
+            for name in {one.measure for one in cell.comparisons} & PROBES.keys():
+                stored.rows[-1][name] = PROBES[name](folder, dataset)
         if stored.rows and not (file.exists() and read(file).done > stored.done):  # whose run folder is gone
             write(file, stored)
     return stored
@@ -130,6 +148,20 @@ def condensed(config: Config, rows: Sequence[metrics.Row]) -> list[metrics.Row]:
     if config.attack.share:
         every = [row | {"attackers": float(attackers(config, int(row["round"])))} for row in every]
     return [{name: row[name] for name in COLUMNS if name in row} for row in every if "accuracy" in row]
+
+
+def _rise(folder: Path, dataset: Dataset) -> float:
+    """The mean rise of the loss around the trained model, as `python -m fl.landscape FOLDER` prints it."""
+    (run,), asked = find_runs([folder]), Arguments((folder,))
+    how = asked.part, asked.samples, asked.seed, asked.together, asked.device
+    return landscape(run, folder.name, dataset, grid(asked.points, asked.radius), *how).rise()[0]
+
+
+PROBES: dict[str, Callable[[Path, Dataset], float]] = {
+    "rise": _rise,
+    "rand": lambda folder, _: found_clusters(Structure.read(folder)),
+}
+"""Columns of the last row alone, measured of the folder of a run that is over where its cell compares them."""
 
 
 def attackers(config: Config, number: int) -> int:

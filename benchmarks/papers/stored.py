@@ -12,6 +12,7 @@ from typing import Any
 
 from benchmarks.papers.cell import Arm
 from fl import Config, FLError
+from fl.analysis.structure import Structure, agreement
 from fl.base.files import write_text
 from fl.runs.folder import fixed
 
@@ -22,9 +23,9 @@ STORE = RESULTS / "papers"
 
 SUMS = ("seconds", "tmac", "megabytes")
 COLUMNS = ("round", *SUMS, "accuracy", "loss", "models_cosine", "models_own_accuracy", "models_perplexity",
-           "local_valid_loss", "local_test_accuracy", "local_test_f1", "attackers")  # fmt: skip
-"""SUMS are from the first round on, attackers how many of the round's participants are malicious. A column that a run
-does not have is left out."""
+           "local_valid_loss", "local_test_accuracy", "local_test_f1", "attackers", "rise", "rand")  # fmt: skip
+"""SUMS are from the first round on, attackers how many of the round's participants are malicious; the last two are of
+the last round alone, see `benchmarks.papers.run.PROBES`. A column that a run does not have is left out."""
 Row = dict[str, float]
 
 
@@ -161,9 +162,21 @@ def _earlier(arm: Arm) -> Iterator[Stored]:
                 if arm.where.items() <= row.items() and row["accuracy"]:
                     seed = int(row.get("seed") or file.stem.rpartition("seed")[2])
                     seeds.setdefault(seed, []).append(_numbers({key: row.get(key) for key in COLUMNS}))
+        if (known := file.with_name(f"{file.stem}-structure.json")).exists():
+            seeds[seed][-1]["rand"] = found_clusters(Structure(**json.loads(known.read_text())))
     rounds = arm.config.rounds
     for seed, rows in sorted(seeds.items()):
         yield Stored(arm.run, seed, rounds, int(rows[-1]["round"]), "", "CPU", "", "", "earlier", {}, "", rows)
+
+
+def found_clusters(structure: Structure) -> float:
+    """How well clusters of clients are the true ones: the adjusted Rand index of the best level; 0 if no level has one.
+
+    >>> found_clusters(Structure("femam", ["global", "2"], [[0, 0, 1, 1]], [[0] * 4, [1, 1, 0, 0]], 2, 0, ""))
+    1.0
+    """
+    levels = [one.best for one in agreement(structure) if one.level.isdecimal()]
+    return max((best for best in levels if best is not None), default=0.0)
 
 
 def _numbers(row: dict[str, str]) -> Row:

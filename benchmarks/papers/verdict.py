@@ -249,6 +249,9 @@ MEASURES: dict[str, Callable[[Sequence[Row]], float]] = {
     "seconds": lambda rows: rows[-1]["seconds"] / rows[-1]["round"],
     "cosine_rise": _cosine_rise,
     "roughness": _roughness,
+    "rise": _tail("rise", factor=1),
+    "rand": _tail("rand", factor=1),
+    "last_loss": _tail("loss", factor=1),
 }
 """From a comparison's measure to how it is computed."""
 

@@ -1,9 +1,11 @@
 """Cells are run in parts, what they measured is stored, and the page says what it shows."""
 
+import csv
 import json
 from dataclasses import replace
 
 import pytest
+from sklearn.metrics import adjusted_rand_score
 
 from benchmarks.papers import __main__ as command
 from benchmarks.papers import page, run, stored
@@ -11,7 +13,9 @@ from benchmarks.papers.cell import Arm, Cell, Comparison, Published
 from benchmarks.papers.run import Part, play
 from benchmarks.papers.verdict import result
 from fl import AttackOptions, Config, FLError, simulate
+from fl.algorithms import FeMAMOptions
 from fl.federation.attack import Attack
+from fl.landscape import main as fl_landscape
 
 TINY = Config(
     clients=4, participants=2, rounds=4, local_epochs=1, width=(0.1,), batch_size=50, seeds=(0, 1),
@@ -89,6 +93,34 @@ def test_the_attackers_of_a_round_are_those_who_attacked(tmp_path, monkeypatch):
     assert [row["attackers"] for row in one.rows] == counts
     assert 0 in counts
     assert max(counts) > 0
+
+
+def test_the_last_row_of_a_run_has_what_its_cell_asks_of_the_trained_model(tmp_path):
+    config = replace(TINY, partition="clusters", clusters=(2,), cluster_classes=(5,), local_valid=0.2, local_test=0.2,
+                     clients=8, participants=8, samples=300, algorithm=("femam",),
+                     femam=FeMAMOptions(("global", "2"), (2,), prune=False))  # fmt: skip
+    flat = tuple(Arm(f"fedmr.flat/{name}", replace(TINY, algorithm=(name,))) for name in NAMES)
+    planted = Arm("femam.found/femam", config)
+    cells = (
+        Cell("fedmr.flat", "", "", flat, (Comparison("", "rise", "first", NAMES, larger=False),)),
+        Cell("femam.found", "", "", (planted,), (Comparison("", "rand", "above", ("femam",), band=(0.9, 1.0)),)),
+    )
+    part = Part(seeds=(0,), out=tmp_path / "runs", store=tmp_path / "store")
+    assert play(cells, part)
+    assert fl_landscape([str(part.out / "fedmr.flat"), "--out", str(tmp_path / "drawn.png")]) == 0
+    with (tmp_path / "drawn.csv").open() as drawn:
+        points = [(row["model"], *(float(row[key]) for key in ("a", "b", "loss"))) for row in csv.DictReader(drawn)]
+    for arm in flat:
+        losses = {(a, b): loss for model, a, b, loss in points if model.startswith(arm.name)}
+        near = [loss - losses[0, 0] for (a, b), loss in losses.items() if 0 < a * a + b * b <= 1 + 1e-9]
+        (one,) = stored.runs(arm, part.store)
+        assert one.rows[-1]["rise"] == pytest.approx(sum(near) / len(near), rel=1e-4)
+        assert not any("rise" in row for row in one.rows[:-1])
+    (one,) = stored.runs(planted, part.store)
+    structure = json.loads((part.out / "femam.found/femam-seed0/structure.json").read_text())
+    assert one.rows[-1]["rand"] == pytest.approx(
+        adjusted_rand_score(structure["truth"][0], structure["found"][1]), rel=1e-4
+    )
 
 
 def test_a_stored_file_that_is_forged_is_refused_by_name(cell, tmp_path):
