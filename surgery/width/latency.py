@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -25,11 +24,11 @@ from surgery.width.target import Target, comparable, floor_of
 from surgery.width.trace import Step, Trace
 
 _LEAST, _MOST = 7, 200  # repetitions
-_SECONDS = 0.01, 1.0  # that repetitions of an operation and of two whole models take, unless they soon agree
+_SECONDS = 0.005, 2.0  # that repetitions of an operation and of two whole models take, unless they soon agree
 _SPREAD = 0.02  # of repetitions that agree
-_FEWEST, _LEVELS = 8, 64  # sizes that are tried of a width, and of all of them, if each has more than the fewest
+_FEWEST, _LEVELS = 8, 48  # sizes that are tried of a width, and of all of them, if each has more than the fewest
 _TABLE = 600  # combinations of sizes at which an operation is timed at most
-SLOW = 0.05  # a model is as slow as it may be if it misses the target by less than this share of it
+_COPIES = 32  # of a weight with which an operation is timed
 _PROGRAM = 20.0  # seconds that the integer program may take
 _log = logging.getLogger(__name__)
 
@@ -40,22 +39,24 @@ Clock: TypeAlias = Callable[..., Sequence[float]]
 def seconds(*runs: Callable[[], Any]) -> list[float]:
     """The seconds that each of these takes: the lower quartile of repetitions in turns, after a warm-up.
 
-    Other processes only ever make a run slower, so that the lower quartile says more than the median where there are
-    some. On an accelerator each run ends with a synchronisation.
+    With one thread on the CPU they are the thread's own seconds, in which the turns of other processes do not count.
+    What else these do only makes a run slower, so that the lower quartile says more than the median. On an accelerator
+    each run ends with a synchronisation.
 
     >>> len(seconds(lambda: torch.ones(9), lambda: torch.ones(99)))
     2
     """
     wait = torch.accelerator.synchronize if torch.accelerator.is_available() else None
+    now = time.thread_time if torch.get_num_threads() == 1 and not wait else time.perf_counter
     times: list[list[float]] = [[] for _ in runs]
     limit = time.perf_counter() + _SECONDS[len(runs) > 1]
     for repetition in range(_MOST):
         for run, mine in zip(runs, times):
-            begin = time.perf_counter()
+            begin = now()
             run()
             if wait:
                 wait()
-            mine.append(time.perf_counter() - begin)
+            mine.append(now() - begin)
         if repetition == 1:
             times = [[] for _ in runs]  # of the warm-up
         elif repetition >= _LEAST:
@@ -76,7 +77,7 @@ class Timing:
         clock: see `Clock`.
         left: the share of the reference's time that the model takes which is cut.
         budget: the share of the reference's time that may be predicted.
-        times: by operation and the sizes of what it takes the seconds.
+        times: by operation and the sizes of what it takes the seconds; by None the reference's.
         measured: by the sizes of the widths the share of the reference's time that a narrow model took.
     """
 
@@ -88,10 +89,12 @@ class Timing:
     times: dict[Any, float] = field(default_factory=dict)
     measured: dict[Any, float] = field(default_factory=dict)
 
-    @cached_property
+    @property
     def full(self) -> float:
         """The reference's seconds."""
-        return self.compared(self.reference)[1]
+        if None not in self.times:
+            self.times[None] = self.compared(self.reference)[1]
+        return self.times[None]
 
     def compared(self, model: nn.Module) -> tuple[float, float]:
         """(share of the reference's time, the reference's seconds): one forward pass each of both in turns."""
@@ -120,13 +123,19 @@ class _Recorded(Watch):
 
 @dataclass(frozen=True)
 class _Operation:
-    """An operation of a forward pass, with its axes, that can run at other sizes."""
+    """An operation of a forward pass, with its axes, that can run at other sizes.
+
+    Attributes:
+        widths: along which it computes something.
+        weights: how many the model has.
+    """
 
     function: Any
     args: tuple
     kwargs: dict[str, Any]
     step: Step[Axis]
     widths: tuple[Atom, ...]
+    weights: int
 
     def form(self, choice: Choice) -> tuple[Any, list[tuple]]:
         """(arguments, forms of the tensors among them) with these positions; a tensor is a number of a form."""
@@ -155,16 +164,27 @@ class _Operation:
         given, forms = self.form(choice)
         key = self.function, tuple(map(repr, tree_leaves(given))), tuple(forms)
         if key not in timing.times:
-            made = [_filled(*form, device) for form in forms]
-            args, kwargs = tree_map(lambda leaf: made[leaf.number] if isinstance(leaf, _Place) else leaf, given)
+            made = itertools.cycle(self._inputs(forms, device))
             with torch.no_grad():
                 try:
-                    self.function(*args, **kwargs)
-                    run: Callable[[], Any] = lambda: self.function(*args, **kwargs)  # noqa: E731
+                    self._run(given, next(made))
+                    run: Callable[[], Any] = lambda: self._run(given, next(made))  # noqa: E731
                 except Exception:  # whatever torch raises where it wants other numbers: the memory that it moves
-                    run = lambda: [tensor.clone() for tensor in made]  # noqa: E731
+                    run = lambda: [tensor.clone() for tensor in next(made)]  # noqa: E731
                 timing.times[key] = timing.clock(run)[0]
         return timing.times[key]
+
+    def _run(self, given: Any, tensors: Sequence[Tensor]) -> Any:
+        args, kwargs = tree_map(lambda leaf: tensors[leaf.number] if isinstance(leaf, _Place) else leaf, given)
+        return self.function(*args, **kwargs)
+
+    def _inputs(self, forms: Sequence[tuple], device: torch.device) -> list[list[Tensor]]:
+        """Tensors to run on, of weights in so many copies that caches hold them no more than in the whole model."""
+        made = [_filled(form, device) for form in forms]
+        held = [isinstance(source, tuple) and isinstance(source[0], str) for source in self.step.sources]
+        full = max((math.prod(a.size for a in axes) for axes, mine in zip(self.step.inputs, held) if mine), default=0)
+        copies = min(_COPIES, self.weights // full) if full else 1
+        return [made, *([t.clone() if mine else t for t, mine in zip(made, held)] for _ in range(copies - 1))]
 
 
 @dataclass(frozen=True)
@@ -178,9 +198,9 @@ def _order(tensor: Tensor) -> tuple[tuple[int, ...], tuple[bool, ...]]:
     return tuple(sorted(range(tensor.ndim), key=lambda i: -strides[i])), tuple(step == 0 for step in strides)
 
 
-def _filled(sizes: Sequence[int], layout: tuple, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _filled(form: tuple, device: torch.device) -> Tensor:
     """A tensor of this form: of ones, which stay as they are when multiplied in place; indices are 0."""
-    order, expanded = layout
+    sizes, (order, expanded), dtype = form
     base = torch.zeros([1 if expanded[i] else sizes[i] for i in order], dtype=dtype, device=device)
     if dtype.is_floating_point or dtype.is_complex:
         base.fill_(1)
@@ -249,16 +269,13 @@ class Latency:
         """
         levels = {atom: _levels(atom, floor_of(target, atom, sizes), rounded, len(widths)) for atom in widths}
         tables = self._tables(levels)
-        if scores is None:
-            worth = None
-        else:
-            worth = {}
-            for atom in widths:
-                values = comparable(scores(atom), target.normalise)
-                values = values if atom.order else values.sort(descending=True).values
-                worth[atom] = [float(values[:n].sum()) for n in levels[atom]]
+        worth = {}
+        for atom in widths if scores else ():
+            values = comparable(scores(atom), target.normalise) if scores else torch.ones(0)
+            values = values if atom.order else values.sort(descending=True).values
+            worth[atom] = [float(values[:n].sum()) for n in levels[atom]]
         budget = (self.timing.budget * self.full - self._rest) / max(self._scale, 1e-12)
-        return best_levels(levels, tables, worth, budget)
+        return best_levels(levels, tables, worth if scores else None, budget)
 
     def _tables(self, levels: Mapping[Atom, Sequence[int]]) -> dict[tuple[Atom, ...], np.ndarray]:
         """By widths the seconds of the operations that have these, at all combinations of their levels."""
@@ -297,13 +314,14 @@ def _operations(seen: Observed[Trace], solution: Solution) -> Iterator[_Operatio
     with in_mode(twin, training=False), recorded:
         call(twin, copied(seen.example))
     steps = solution.steps[: solution.lengths[0]]
+    weights = sum(parameter.numel() for parameter in seen.model.parameters())
     if [operation_name(function) for function, *_ in recorded.calls] != [step.name for step in steps]:
         raise InternalError("a forward pass has other operations than its trace")
     for (function, args, kwargs), step in zip(recorded.calls, steps):
         found = dict.fromkeys(atom for axis in step.axes() for atom in atoms(axis) if atom.size > 1 and not atom.why)
         shows = any(value.alias_info and not value.alias_info.is_write for value in function._schema.returns)
         if found and not shows and tensors_in((args, kwargs)):
-            yield _Operation(function, args, kwargs, step, tuple(found))
+            yield _Operation(function, args, kwargs, step, tuple(found), weights)
 
 
 def _levels(atom: Atom, floor: int, rounded: Callable[[int, float], int], several: int) -> list[int]:
@@ -339,10 +357,10 @@ def best_levels(
     """
     columns = itertools.count()
     x = {atom: [next(columns) for _ in found] for atom, found in levels.items()}
-    y = {atoms: np.array([next(columns) for _ in table.flat]) for atoms, table in tables.items() if len(atoms) > 1}
+    y = {several: np.array([next(columns) for _ in t.flat]) for several, t in tables.items() if len(several) > 1}
     least = next(columns)  # share of any width
     cost, value = np.zeros(least + 1), np.zeros(least + 1)
-    rows: list[tuple[dict[int, float], float, float]] = [({i: 1.0 for i in mine}, 1, 1) for mine in x.values()]
+    rows: list[tuple[dict[int, float], float, float]] = [(dict.fromkeys(mine, 1.0), 1, 1) for mine in x.values()]
     fixed = 0.0
     for widths, table in tables.items():
         if not widths:
@@ -351,20 +369,19 @@ def best_levels(
             cost[x[widths[0]]] += table
         else:
             cost[y[widths]] += table.ravel()
-            found = y[widths].reshape(table.shape)
             for axis, atom in enumerate(widths):
-                for i, part in zip(x[atom], np.moveaxis(found, axis, 0)):
+                for i, part in zip(x[atom], np.moveaxis(y[widths].reshape(table.shape), axis, 0)):
                     rows.append(({**{int(j): 1.0 for j in part.flat}, i: -1.0}, 0, 0))
-    shares = {atom: [n / atom.size for n in found] for atom, found in levels.items() if len(found) > 1}
+    shares = {atom: np.array(found) / atom.size for atom, found in levels.items() if len(found) > 1}
     if worth is None:
-        gap = max((b - a for found in shares.values() for a, b in itertools.pairwise(found)), default=0)
+        gap = max((np.diff(found).max() for found in shares.values()), default=0) + 1e-9
         value[least] = 1
         for atom, found in shares.items():
-            rows.append((dict(zip(x[atom], found)) | {least: -1.0}, 0, gap + 1e-9))
-            value[x[atom]] = 0.01 / len(shares) * np.array(found)
+            rows.append((dict(zip(x[atom], found)) | {least: -1.0}, 0, gap))
+            value[x[atom]] = 0.01 / len(shares) * found
     else:
-        for atom, found in x.items():
-            value[found] = worth[atom]
+        for atom, mine in x.items():
+            value[mine] = worth[atom]
     binary = np.zeros(least + 1)
     binary[[i for mine in x.values() for i in mine]] = 1
     entries = [(row, column, one) for row, (numbers, _, _) in enumerate(rows) for column, one in numbers.items()]

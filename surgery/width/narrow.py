@@ -27,7 +27,7 @@ from surgery.width import axes
 from surgery.width.axes import SHUFFLED, Why, fix, lost, role
 from surgery.width.check import Divergence, checked_plan, other_constants, splits_interleaved
 from surgery.width.choose import Chosen, Demand, Heads, Rounding, Scores, TracedScores, best, checked, choose, scores_of
-from surgery.width.latency import SLOW, Latency, Timing, device_of, seconds
+from surgery.width.latency import Latency, Timing, device_of, seconds
 from surgery.width.plan import plan_of
 from surgery.width.shortfall import (
     UnshrunkWidth,
@@ -40,7 +40,7 @@ from surgery.width.shortfall import (
     unused_tensors,
 )
 from surgery.width.solve import Atom, Axis, Solution, digits, is_whole, named_widths, size_of, solve
-from surgery.width.target import Cost, Target, What, numbers_kept
+from surgery.width.target import SLOW, Cost, Target, What, numbers_kept
 from surgery.width.trace import Trace, same_code, traced
 
 _COUPLINGS = 6  # that are tried to bring the narrow model further
@@ -79,7 +79,7 @@ def narrow(
             pattern matches a module's name or that of one around it; `*`, `?` and `[...]` are as in file names. The
             first pattern that matches counts.
         target: how large the narrow model may be, `Target(macs=0.5)`, in place of rates. With `keep_top` the positions
-            of all widths compete for staying.
+            of all widths compete for staying. A target of latency times the model, which takes some seconds.
         keep_top: scores by width, as `surgery.importance` gives them: those with the highest stay, in their order; of
             equal ones the first. A width whose order matters (`widths` says why) keeps its first positions even so.
         keep: such patterns of modules whose tensors stay whole.
@@ -102,9 +102,9 @@ def narrow(
     Raises:
         SurgeryError: if no hidden width can shrink, or with `strict` not all of them (a model that has none is copied);
             if a pattern matches no module, or decides nothing; if modules that make one width are to have different
-            rates; if the target cannot be reached, with `strict` also if whole positions miss it by more than 2 %,
-            which otherwise is logged as a warning; for scores of another model, and if there are none for a width that
-            is to shrink.
+            rates; if the target cannot be reached, with `strict` also if whole positions miss it by more than 2 % (a
+            time by 5 %), which otherwise is logged as a warning; for scores of another model, and if there are none for
+            a width that is to shrink.
 
     >>> import torch
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(32, 5))
@@ -119,7 +119,7 @@ def narrow(
     if target is not None and (rate is not None or rates):
         raise SurgeryError("a target says how large the model is, so it replaces rate and rates: give one of them")
     if target is not None and not isinstance(target, Target):
-        raise SurgeryError(f"target is a surgery.Target of macs, parameters or positions, got {target!r}")
+        raise SurgeryError(f"target is a surgery.Target of macs, parameters, positions or latency, got {target!r}")
     if target is not None:
         rate = target.rate
     if example is None:
@@ -295,10 +295,8 @@ class Attempt:
         assert isinstance(self.outcome, Submodel)
         return self.outcome
 
-    def count(self, what: What) -> Cost | Latency:
-        """Counts MACs or parameters of any choice of positions, or seconds if the target is one of latency."""
-        if what == "latency" and self.cost is not None:
-            return self.cost
+    def count(self, what: What) -> Cost:
+        """Counts MACs or parameters of any choice of positions."""
         return Cost(self.seen.model, self.solution, what, self.seen.found.lengths[0])
 
     def is_further_than(self, other: "Attempt") -> bool:
@@ -413,20 +411,20 @@ def attempt(request: Request, known: Constraints) -> Attempt:
     for a, b in (pair for coupling in known.couplings for pair in coupling):
         axes.unify(*(trace.steps[place.step].axes()[place.position] for place in (a, b)))
     solution = solve(trace)
-    demand, score, cost = request.demand, None, None
+    demand, score = request.demand, None
+    cost: Cost | Latency | None = None
     if traced_scores:
         score = partial(scores_of, scores=traced_scores(solution), solution=solution)
         demand = replace(demand, pick=best(score))
     if target:
         sizes = {atom: request.sizes.get(name, atom.size) for name, atom in named_widths(solution).items()}
-        given = {"rounded": demand.share, "scores": score, "sizes": sizes}
         if request.timing and target.what == "latency":
             cost = Latency(seen, solution, request.timing, device_of(request.model, request.example))
-            kept = partial(cost.numbers_kept, target, **given)
+            number: Callable[..., Mapping[Atom, int]] = partial(cost.numbers_kept, target)
         else:
             cost = Cost(seen.model, solution, target.what, trace.lengths[0])
-            kept = partial(numbers_kept, target, cost, **given)
-        demand = replace(demand, numbers=kept)
+            number = partial(numbers_kept, target, cost)
+        demand = replace(demand, numbers=partial(number, rounded=demand.share, scores=score, sizes=sizes))
     demand = replace(demand, equal=[_of_size(solution, *one) for one in known.equal])
     chosen = choose(solution, demand)
     if isinstance(cost, Cost) and target and (share := cost.share(chosen.choice)) > target.share:

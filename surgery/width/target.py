@@ -68,6 +68,7 @@ def multiplied(step: Step[Axis]) -> Iterator[Axes]:
 
 
 CLOSE = 0.02  # a model is as large as was asked for if it misses by less than this share of it
+SLOW = 0.05  # the same for a time, which is measured
 
 
 @dataclass(frozen=True)
