@@ -137,19 +137,34 @@ class _Operation:
     widths: tuple[Atom, ...]
     weights: int
 
-    def form(self, choice: Choice) -> tuple[Any, list[tuple]]:
-        """(arguments, forms of the tensors among them) with these positions; a tensor is a number of a form."""
-        forms: list[tuple] = []
+    def seconds(self, choice: Choice, timing: Timing, device: torch.device) -> float:
+        """How long it takes alone with these positions; each form is timed once."""
+        given, leaves = self._given(choice)
+        forms = [(leaf.shape, leaf.stride(), leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        if (key := (self.function, str(forms))) not in timing.times:
+            made = itertools.cycle(self._inputs(tensors_in(given), device))
+
+            def run() -> None:
+                mine = iter(next(made))
+                args, kwargs = tree_map(lambda leaf: next(mine) if isinstance(leaf, Tensor) else leaf, given)
+                self.function(*args, **kwargs)
+
+            with torch.no_grad():
+                try:
+                    run()
+                    timing.times[key] = timing.clock(run)[0]
+                except Exception:  # whatever torch raises where it wants other numbers: the memory that it moves
+                    timing.times[key] = timing.clock(lambda: [tensor.clone() for tensor in next(made)])[0]
+        return timing.times[key]
+
+    def _given(self, choice: Choice) -> tuple[Any, list[Any]]:
+        """(args, kwargs) with these positions, tensors on the meta device, and all leaves of these."""
+        axes = iter(self.step.inputs)
 
         def smaller(leaf: Any) -> Any:
-            if not isinstance(leaf, Tensor):
-                return leaf
-            sizes = tuple(size_of(axis, choice) for axis in self.step.inputs[len(forms)])
-            forms.append((sizes, _order(leaf), leaf.dtype))
-            return _Place(len(forms) - 1)
+            return _resized(leaf, [size_of(a, choice) for a in next(axes)]) if isinstance(leaf, Tensor) else leaf
 
-        args, kwargs = tree_map(smaller, (self.args, self.kwargs))
-        args = list(args)
+        args, kwargs = tree_map(smaller, (list(self.args), self.kwargs))
         for position, argument in enumerate(self.function._schema.arguments):
             if (axis := self.step.numbers.get(argument.name)) is not None:
                 number = [size_of(a, choice) for a in axis] if isinstance(axis, list) else size_of(axis, choice)
@@ -157,28 +172,9 @@ class _Operation:
                     args[position] = number
                 else:
                     kwargs[argument.name] = number
-        return (args, kwargs), forms
+        return (args, kwargs), tree_leaves((args, kwargs))
 
-    def seconds(self, choice: Choice, timing: Timing, device: torch.device) -> float:
-        """How long it takes alone with these positions; each form is timed once."""
-        given, forms = self.form(choice)
-        key = self.function, tuple(map(repr, tree_leaves(given))), tuple(forms)
-        if key not in timing.times:
-            made = itertools.cycle(self._inputs(forms, device))
-            with torch.no_grad():
-                try:
-                    self._run(given, next(made))
-                    run: Callable[[], Any] = lambda: self._run(given, next(made))  # noqa: E731
-                except Exception:  # whatever torch raises where it wants other numbers: the memory that it moves
-                    run = lambda: [tensor.clone() for tensor in next(made)]  # noqa: E731
-                timing.times[key] = timing.clock(run)[0]
-        return timing.times[key]
-
-    def _run(self, given: Any, tensors: Sequence[Tensor]) -> Any:
-        args, kwargs = tree_map(lambda leaf: tensors[leaf.number] if isinstance(leaf, _Place) else leaf, given)
-        return self.function(*args, **kwargs)
-
-    def _inputs(self, forms: Sequence[tuple], device: torch.device) -> list[list[Tensor]]:
+    def _inputs(self, forms: Sequence[Tensor], device: torch.device) -> list[list[Tensor]]:
         """Tensors to run on, of weights in so many copies that caches hold them no more than in the whole model."""
         made = [_filled(form, device) for form in forms]
         held = [isinstance(source, tuple) and isinstance(source[0], str) for source in self.step.sources]
@@ -187,24 +183,20 @@ class _Operation:
         return [made, *([t.clone() if mine else t for t, mine in zip(made, held)] for _ in range(copies - 1))]
 
 
-@dataclass(frozen=True)
-class _Place:
-    number: int
+def _resized(tensor: Tensor, sizes: Sequence[int]) -> Tensor:
+    """A tensor on the meta device whose axes lie in memory in the same order; what was expanded is."""
+    strides, step = [0] * tensor.ndim, 1
+    for i in sorted(range(tensor.ndim), key=lambda i: (tensor.stride(i), -i)):
+        if tensor.stride(i):
+            strides[i], step = step, step * sizes[i]
+    return torch.empty_strided(sizes, strides, dtype=tensor.dtype, device="meta")
 
 
-def _order(tensor: Tensor) -> tuple[tuple[int, ...], tuple[bool, ...]]:
-    """The axes of a tensor from the slowest to the fastest in memory, and which of them were expanded."""
-    strides = tensor.stride()
-    return tuple(sorted(range(tensor.ndim), key=lambda i: -strides[i])), tuple(step == 0 for step in strides)
-
-
-def _filled(form: tuple, device: torch.device) -> Tensor:
+def _filled(form: Tensor, device: torch.device) -> Tensor:
     """A tensor of this form: of ones, which stay as they are when multiplied in place; indices are 0."""
-    sizes, (order, expanded), dtype = form
-    base = torch.zeros([1 if expanded[i] else sizes[i] for i in order], dtype=dtype, device=device)
-    if dtype.is_floating_point or dtype.is_complex:
-        base.fill_(1)
-    return base.permute([order.index(i) for i in range(len(order))]).expand(tuple(sizes))
+    extent = 1 + sum((size - 1) * step for size, step in zip(form.shape, form.stride()))
+    number = float(form.is_floating_point() or form.is_complex())
+    return torch.full((extent,), number, dtype=form.dtype, device=device).as_strided(form.shape, form.stride())
 
 
 class Latency:
@@ -246,6 +238,8 @@ class Latency:
 
     def measure(self, choice: Choice, small: nn.Module) -> float:
         """The share of the reference's time that the narrow model with these positions takes."""
+        if not choice:
+            return self.timing.left
         if (key := self._sizes(choice)) not in self.timing.measured:
             self.timing.measured[key] = self.timing.compared(small)[0]
             _log.info("predicted %.1f %%, measured %.1f %%", 100 * self.predicted(choice), 100 * self.share(choice))
