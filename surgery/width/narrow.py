@@ -336,13 +336,13 @@ def _within_time(request: Request, target: Target) -> Attempt:
                 break
         else:
             high = budget, share
-            if cost.predicted(choice) > budget:  # these are the fastest
+            if not budget:
                 break
         if under:
             slope = (high[0] - under[0]) / max(high[1] - under[1], 1e-9)
             budget = under[0] + slope * (aim - under[1])
-        else:  # at last the fastest
-            budget = budget * aim / share if number < _ROUNDS - 2 else 0.0
+        else:  # within no time the fastest sizes are tried
+            budget = budget * aim / share if number < _ROUNDS // 2 else 0.0
     if within is None:
         whole = stayed_whole(here.solution, request.demand, choose(here.solution, request.demand))
         reasons = f"; {listed(request.model, whole)}" if whole else ""

@@ -33,9 +33,9 @@ class _Count(Watch):
 def clock(*runs):
     """As many seconds as multiply-accumulates, and an overhead for each operation."""
     found = []
-    for run in runs:
+    for each in runs:
         with FlopCounterMode(display=False) as flops, _Count() as count:
-            run()
+            each()
         found.append(flops.get_total_flops() / 2 + OVERHEAD * count.number)
     return found
 
