@@ -165,6 +165,20 @@ def test_more_important_positions_stay_than_of_any_other_sizes_that_are_as_fast(
     assert worth(small[0].out_features, small[2].out_features) >= 0.96 * best
 
 
+@pytest.mark.parametrize("power", [0.7, 1.5])
+@pytest.mark.parametrize("made", MODELS)
+def test_a_wrong_prediction_is_corrected(made, power):
+    """Whole models take another time than their operations alone: less, or more, the smaller they are."""
+    model, x = made()
+    full = ticks(model, x)
+
+    def wrong(*runs):
+        return [full * (one / full) ** power if len(runs) > 1 else one for one in clock(*runs)]
+
+    small, _ = narrow(model, example=x, target=Target(latency=0.6, clock=wrong), keep_top=importance(model, example=x))
+    assert 0.94 * 0.6 <= (ticks(small, x) / full) ** power <= 0.6
+
+
 def test_what_cannot_be_reached_says_how_far_it_comes():
     model, x = mlp()
     with pytest.raises(SurgeryError, match=r"latency=0\.01\) cannot be reached: .*% of the time, .* no width shrinks"):
