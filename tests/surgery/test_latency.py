@@ -176,7 +176,7 @@ def test_a_wrong_prediction_is_corrected(made, power):
         return [full * (one / full) ** power if len(runs) > 1 else one for one in clock(*runs)]
 
     small, _ = narrow(model, example=x, target=Target(latency=0.6, clock=wrong), keep_top=importance(model, example=x))
-    assert 0.94 * 0.6 <= (ticks(small, x) / full) ** power <= 0.6
+    assert 0.92 * 0.6 <= (ticks(small, x) / full) ** power <= 0.6  # some widths here have 8 positions
 
 
 def test_what_cannot_be_reached_says_how_far_it_comes():
