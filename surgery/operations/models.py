@@ -72,6 +72,7 @@ def prune(
     macs: Share | None = None,
     parameters: Share | None = None,
     positions: Share | None = None,
+    latency: Share | None = None,
     by: Score = "l1",
     steps: Steps = 1,
 ) -> Model:
@@ -82,15 +83,18 @@ def prune(
         macs: the share of multiply-accumulates to keep, in (0, 1]
         parameters: the share of parameters to keep, in (0, 1]
         positions: the share of the positions of all widths to keep, in (0, 1]: 1 - torch-pruning's pruning_ratio
+        latency: the share of the time of a forward pass on this machine to keep, in (0, 1]; it is measured
         by: how important a position is: by the norm of its weights, or by batch norms' scales
         steps: in how many steps, each of which scores anew what is left
 
     Returns:
         the new checkpoint; the plan, by which the narrow model lies in the given one
     """
-    if [macs, parameters, positions].count(None) != 2:
-        raise SurgeryError("prune needs a size: give the share of macs, parameters or positions to keep, one of them")
-    target = surgery.Target(macs=macs, parameters=parameters, positions=positions)
+    if [macs, parameters, positions, latency].count(None) != 3:
+        raise SurgeryError(
+            "prune needs a size: give the share of macs, parameters, positions or latency to keep, one of them"
+        )
+    target = surgery.Target(macs=macs, parameters=parameters, positions=positions, latency=latency)
     net, example = model.loaded(), model.example()
     small, plan, _ = surgery.prune(net, target=target, importance=by, steps=steps, example=example)
     return model.becomes(plan.extract(model.values), small, plan)

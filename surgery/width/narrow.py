@@ -27,6 +27,7 @@ from surgery.width import axes
 from surgery.width.axes import SHUFFLED, Why, fix, lost, role
 from surgery.width.check import Divergence, checked_plan, other_constants, splits_interleaved
 from surgery.width.choose import Chosen, Demand, Heads, Rounding, Scores, TracedScores, best, checked, choose, scores_of
+from surgery.width.latency import Latency, Timing, device_of, seconds
 from surgery.width.plan import plan_of
 from surgery.width.shortfall import (
     UnshrunkWidth,
@@ -39,10 +40,11 @@ from surgery.width.shortfall import (
     unused_tensors,
 )
 from surgery.width.solve import Atom, Axis, Solution, digits, is_whole, named_widths, size_of, solve
-from surgery.width.target import Cost, Target, What, numbers_kept
+from surgery.width.target import SLOW, Cost, Target, What, numbers_kept
 from surgery.width.trace import Trace, same_code, traced
 
 _COUPLINGS = 6  # that are tried to bring the narrow model further
+_ROUNDS = 8  # in which the predicted time is corrected by the measured one
 _MOST_WHOLE = 8  # operations around which widths stay whole because the narrow model does not run
 _log = logging.getLogger(__name__)
 
@@ -77,7 +79,7 @@ def narrow(
             pattern matches a module's name or that of one around it; `*`, `?` and `[...]` are as in file names. The
             first pattern that matches counts.
         target: how large the narrow model may be, `Target(macs=0.5)`, in place of rates. With `keep_top` the positions
-            of all widths compete for staying.
+            of all widths compete for staying. A target of latency times the model, which takes some seconds.
         keep_top: scores by width, as `surgery.importance` gives them: those with the highest stay, in their order; of
             equal ones the first. A width whose order matters (`widths` says why) keeps its first positions even so.
         keep: such patterns of modules whose tensors stay whole.
@@ -100,9 +102,9 @@ def narrow(
     Raises:
         SurgeryError: if no hidden width can shrink, or with `strict` not all of them (a model that has none is copied);
             if a pattern matches no module, or decides nothing; if modules that make one width are to have different
-            rates; if the target cannot be reached, with `strict` also if whole positions miss it by more than 2 %,
-            which otherwise is logged as a warning; for scores of another model, and if there are none for a width that
-            is to shrink.
+            rates; if the target cannot be reached, with `strict` also if whole positions miss it by more than 2 % (a
+            time by 5 %), which otherwise is logged as a warning; for scores of another model, and if there are none for
+            a width that is to shrink.
 
     >>> import torch
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(32, 5))
@@ -117,7 +119,7 @@ def narrow(
     if target is not None and (rate is not None or rates):
         raise SurgeryError("a target says how large the model is, so it replaces rate and rates: give one of them")
     if target is not None and not isinstance(target, Target):
-        raise SurgeryError(f"target is a surgery.Target of macs, parameters or positions, got {target!r}")
+        raise SurgeryError(f"target is a surgery.Target of macs, parameters, positions or latency, got {target!r}")
     if target is not None:
         rate = target.rate
     if example is None:
@@ -227,6 +229,7 @@ class Request:
     Attributes:
         sizes: by name how many positions widths had before the model was cut for the first time, of which the target's
             floor is a share.
+        timing: what is measured, if the target is one of latency.
     """
 
     model: nn.Module
@@ -237,6 +240,7 @@ class Request:
     target: Target | None = None
     scores: Scores | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
+    timing: Timing | None = None
 
 
 @dataclass(frozen=True)
@@ -271,7 +275,7 @@ class Attempt:
     solution: Solution
     demand: Demand
     chosen: Chosen
-    cost: Cost | None
+    cost: Cost | Latency | None
 
     @cached_property
     def whole(self) -> list[UnshrunkWidth]:
@@ -304,7 +308,50 @@ class Attempt:
 
 def final(request: Request) -> Attempt:
     """The attempt whose narrow model runs as predicted; SurgeryError as for `attempts`."""
+    if request.target and request.target.what == "latency":
+        return _within_time(request, request.target)
     return deque(attempts(request), maxlen=1).pop()
+
+
+def _within_time(request: Request, target: Target) -> Attempt:
+    """The slowest attempt that was measured to be within a target of latency: the predicted time is corrected.
+
+    By regula falsi, until the time that is measured is within the target and close to it.
+    """
+    timing = request.timing or Timing(request.model, request.example, target.clock or seconds)
+    known, within, low, high = Constraints(), None, 0.0, (timing.left, timing.left)
+    aim, budget = (1 - SLOW / 2) * target.share, target.share
+    under: tuple[float, float] | None = None
+    for number in range(_ROUNDS):
+        asked = replace(request, timing=replace(timing, budget=budget))
+        here = deque(attempts(asked, known), maxlen=1).pop()
+        cost, choice, known = here.cost, here.chosen.choice, here.known
+        assert isinstance(cost, Latency)
+        share = cost.measure(choice, here.plan.build(request.model))
+        if share <= target.share:
+            if within is None or share > low:
+                within, low = here, share
+            under = budget, share
+            if share >= (1 - SLOW) * target.share or not choice:
+                break
+        else:
+            high = budget, share
+            if not budget:
+                break
+        if under:
+            slope = (high[0] - under[0]) / max(high[1] - under[1], 1e-9)
+            budget = under[0] + slope * (aim - under[1])
+        else:  # within no time the fastest sizes are tried
+            budget = budget * aim / share if number < _ROUNDS // 2 else 0.0
+    if within is None:
+        whole = stayed_whole(here.solution, request.demand, choose(here.solution, request.demand))
+        reasons = f"; {listed(request.model, whole)}" if whole else ""
+        raise SurgeryError(
+            f"{target} cannot be reached: {share:.1%} of the time, measured, are left of the fastest model that was "
+            f"found, {cost.fixed:.1%} in what no width shrinks: take a lower floor, a larger share, or an example on "
+            f"which more is computed{reasons}"
+        )
+    return within
 
 
 def finished(found: Attempt) -> nn.Module:
@@ -329,7 +376,7 @@ def finished(found: Attempt) -> nn.Module:
     return small
 
 
-def attempts(request: Request) -> Iterator[Attempt]:
+def attempts(request: Request, known: Constraints = Constraints()) -> Iterator[Attempt]:
     """Attempts, each further than the one before, until the narrow model runs as predicted.
 
     If no coupling and no other digit brings it further, the widths around the operation where it is stuck stay whole.
@@ -337,7 +384,7 @@ def attempts(request: Request) -> Iterator[Attempt]:
     Raises:
         SurgeryError: if a target cannot be reached, and if the narrow model does not run whatever is tried.
     """
-    here = attempt(request, Constraints())
+    here = attempt(request, known)
     yield here
     message = here.outcome.message if isinstance(here.outcome, Divergence) else ""
     while isinstance(stuck := here.outcome, Divergence):
@@ -364,18 +411,23 @@ def attempt(request: Request, known: Constraints) -> Attempt:
     for a, b in (pair for coupling in known.couplings for pair in coupling):
         axes.unify(*(trace.steps[place.step].axes()[place.position] for place in (a, b)))
     solution = solve(trace)
-    demand, score, cost = request.demand, None, None
+    demand, score = request.demand, None
+    cost: Cost | Latency | None = None
     if traced_scores:
         score = partial(scores_of, scores=traced_scores(solution), solution=solution)
         demand = replace(demand, pick=best(score))
     if target:
-        cost = Cost(seen.model, solution, target.what, trace.lengths[0])
         sizes = {atom: request.sizes.get(name, atom.size) for name, atom in named_widths(solution).items()}
-        kept = partial(numbers_kept, target, cost, rounded=demand.share, scores=score, sizes=sizes)
-        demand = replace(demand, numbers=kept)
+        if request.timing and target.what == "latency":
+            cost = Latency(seen, solution, request.timing, device_of(request.model, request.example))
+            number: Callable[..., Mapping[Atom, int]] = partial(cost.numbers_kept, target)
+        else:
+            cost = Cost(seen.model, solution, target.what, trace.lengths[0])
+            number = partial(numbers_kept, target, cost)
+        demand = replace(demand, numbers=partial(number, rounded=demand.share, scores=score, sizes=sizes))
     demand = replace(demand, equal=[_of_size(solution, *one) for one in known.equal])
     chosen = choose(solution, demand)
-    if target and (share := cost.share(chosen.choice)) > target.share:
+    if isinstance(cost, Cost) and target and (share := cost.share(chosen.choice)) > target.share:
         whole = stayed_whole(solution, request.demand, choose(solution, request.demand))
         reasons = f"; {listed(request.model, whole)}" if whole else ""
         raise SurgeryError(

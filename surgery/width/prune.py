@@ -14,6 +14,7 @@ from surgery.errors import SurgeryError, first_line
 from surgery.plan import Submodel
 from surgery.width import importance as criteria
 from surgery.width.choose import Demand, Heads, Rounding, Scores, checked
+from surgery.width.latency import Latency, Timing, seconds
 from surgery.width.narrow import Attempt, Request, attempt, final, finished
 from surgery.width.shortfall import listed, target_missed
 from surgery.width.solve import Choice, named_widths
@@ -23,10 +24,20 @@ _log = logging.getLogger(__name__)
 
 
 class Size(NamedTuple):
-    """How large a model is: the multiply-accumulates of one forward pass on the example, and the parameters."""
+    """How large a model is.
+
+    Attributes:
+        macs: the multiply-accumulates of one forward pass on the example.
+        parameters: how many it has.
+        latency: the seconds of that pass, measured, if the target is one of latency; else None.
+    """
 
     macs: int
     parameters: int
+    latency: float | None = None
+
+    def __repr__(self) -> str:
+        return f"Size({', '.join(f'{name}={value}' for name, value in self._asdict().items() if value is not None)})"
 
 
 class Pruned(NamedTuple):
@@ -99,7 +110,7 @@ def prune(
     if not isinstance(model, nn.Module):
         raise SurgeryError(f"prune runs the model: give a module, not a {type(model).__name__}")
     if not isinstance(target, Target):
-        raise SurgeryError(f"target is a surgery.Target of macs, parameters or positions, got {target!r}")
+        raise SurgeryError(f"target is a surgery.Target of macs, parameters, positions or latency, got {target!r}")
     if example is None:
         raise SurgeryError("prune runs one forward pass: give an input as `example`")
     if finetune is not None and not callable(finetune):
@@ -116,20 +127,24 @@ def prune(
         return _asked(importance, net)
 
     demand = checked(model, Demand(target.rate, {}, keep, heads, rounding))
-    asked = Request(model, example, demand, output, strict, target, scores(model))
+    timing = Timing(model, example, target.clock or seconds) if target.what == "latency" else None
+    asked = Request(model, example, demand, output, strict, target, scores(model), timing=timing)
     found = final(asked)  # what has to be refused is refused now, and what is less than asked for is told once
     finished(found)
     asked = replace(asked, strict=False, sizes={name: a.size for name, a in named_widths(found.solution).items()})
     told = {(one.tensor, one.axis) for one in found.whole}
-    net, plan, sizes = model, None, [_size(found, {})]
-    left = full = found.count(target.what).full
+    left = full = timing.full if timing else found.count(target.what).full
+    net, plan, sizes = model, None, [_size(found, {}, full if timing else None)]
     for number, share in enumerate(shares, 1):
         if len(shares) > 1:
             known = asked.scores if number == 1 else scores(net)
             try:
-                wanted = replace(asked, model=net, target=target.of(min(1.0, share * full / left)), scores=known)
+                part = target.of(share if timing else min(1.0, share * full / left))
+                if timing and number > 1:
+                    timing = replace(timing, left=left / full, measured={})
+                wanted = replace(asked, model=net, target=part, scores=known, timing=timing)
                 if isinstance(steps, int) and number < steps:  # of the rest of the way an equal part
-                    ahead = attempt(wanted, found.known)
+                    ahead = final(wanted) if timing else attempt(wanted, found.known)
                     count = ahead.count("positions")
                     stay = count.full - (count.full - count(ahead.chosen.choice)) / (steps - number + 1)
                     wanted = replace(wanted, target=target.of(stay / count.full, "positions"))
@@ -139,9 +154,13 @@ def prune(
             if fresh := [one for one in found.whole if (one.tensor, one.axis) not in told]:
                 _log.warning(listed(net, fresh))
                 told |= {(one.tensor, one.axis) for one in fresh}
-        net, left = found.plan.build(net), found.count(target.what)(found.chosen.choice)
+        net, choice = found.plan.build(net), found.chosen.choice
+        if timing is None:
+            left = found.count(target.what)(choice)
+        else:
+            left = found.cost(choice) if isinstance(found.cost, Latency) else timing.compared(net)[0] * full
         plan = plan.compose(found.plan) if plan else found.plan
-        sizes.append(_size(found, found.chosen.choice))
+        sizes.append(_size(found, choice, left if timing else None))
         net = _trained(net, finetune, number)
     if len(shares) > 1 and (missed := target_missed(target, left / full)):
         _log.warning(missed)
@@ -194,5 +213,5 @@ def _trained(net: nn.Module, finetune: Callable[[nn.Module, int], nn.Module | No
     return made
 
 
-def _size(found: Attempt, choice: Choice) -> Size:
-    return Size(found.count("macs")(choice), found.count("parameters")(choice))
+def _size(found: Attempt, choice: Choice, latency: float | None) -> Size:
+    return Size(found.count("macs")(choice), found.count("parameters")(choice), latency)

@@ -13,7 +13,7 @@ from surgery.errors import SurgeryError
 from surgery.width.solve import Atom, Axes, Axis, Choice, Solution, size_of
 from surgery.width.trace import Step
 
-What: TypeAlias = Literal["parameters", "macs", "positions"]
+What: TypeAlias = Literal["parameters", "macs", "positions", "latency"]
 
 
 class Cost:
@@ -68,6 +68,7 @@ def multiplied(step: Step[Axis]) -> Iterator[Axes]:
 
 
 CLOSE = 0.02  # a model is as large as was asked for if it misses by less than this share of it
+SLOW = 0.05  # the same for a time, which is measured
 
 
 @dataclass(frozen=True)
@@ -82,10 +83,16 @@ class Target:
     Attributes:
         macs: the share of the full model's multiply-accumulates, as torch.utils.flop_counter counts them; or
         parameters: the share of its parameters; or
-        positions: the share of the positions of all widths that may shrink: 1 - torch-pruning's `pruning_ratio`.
+        positions: the share of the positions of all widths that may shrink: 1 - torch-pruning's `pruning_ratio`; or
+        latency: the share of the time of a forward pass on the example, in evaluation mode on its device with torch's
+            present number of threads. Operations are timed alone at some sizes of each width, an integer program picks
+            sizes whose scores are the highest within a predicted time, and that time is corrected until the time that
+            is measured of the narrow model is at most this share of the full one's.
         floor: the share of its positions that every width keeps whatever the scores say, so that no layer dies.
         normalise: whether scores are divided by their width's mean. Not where they are comparable over widths as they
             stand: LAMP's, whose highest is 1 in every width, and all that torch-pruning's classes have normalised.
+        clock: what times, for `latency`: from functions without arguments to the seconds of each, run in turns. None
+            for `surgery.width.latency.seconds`.
 
     >>> Target(macs=0.5)
     Target(macs=0.5)
@@ -94,8 +101,10 @@ class Target:
     macs: float | None = None
     parameters: float | None = None
     positions: float | None = None
+    latency: float | None = None
     floor: float = 0.1
     normalise: bool = True
+    clock: Callable[..., Sequence[float]] | None = None
 
     def __post_init__(self):
         given = [share for what in get_args(What) if (share := getattr(self, what)) is not None]
@@ -150,7 +159,7 @@ def numbers_kept(
         scores: of a width; None for one share of all widths.
         sizes: how many positions the widths had in the beginning, of which the target's floor is a share.
     """
-    floors = [min(atom.size, max(1, math.ceil(round(target.floor * sizes[atom], 9)))) for atom in widths]
+    floors = [floor_of(target, atom, sizes) for atom in widths]
     owner, value = _ranked(floors, widths, scores, target.normalise)
     order = value.argsort(descending=True, stable=True)
     owner, widths = owner[order], list(widths)
@@ -190,6 +199,11 @@ def numbers_kept(
     return kept(counts)
 
 
+def floor_of(target: Target, atom: Atom, sizes: Mapping[Atom, int]) -> int:
+    """How many positions of a width the target's floor keeps; `sizes` as for `numbers_kept`."""
+    return min(atom.size, max(1, math.ceil(round(target.floor * sizes[atom], 9))))
+
+
 def _ranked(
     floors: Sequence[int], widths: Collection[Atom], scores: Callable[[Atom], Tensor] | None, normalise: bool
 ) -> tuple[Tensor, Tensor]:
@@ -200,7 +214,7 @@ def _ranked(
     """
     owners, values = [], []
     for number, (atom, floor) in enumerate(zip(widths, floors)):
-        value = -torch.arange(atom.size) / atom.size if scores is None else _comparable(scores(atom), normalise)
+        value = -torch.arange(atom.size) / atom.size if scores is None else comparable(scores(atom), normalise)
         value = value.double().sort(descending=True).values
         value[:floor] = math.inf
         owners.append(torch.full((atom.size,), number))
@@ -210,7 +224,8 @@ def _ranked(
     return torch.cat(owners), torch.cat(values)
 
 
-def _comparable(scores: Tensor, normalise: bool) -> Tensor:
+def comparable(scores: Tensor, normalise: bool) -> Tensor:
+    """Scores that compete over all widths: divided by their mean, or as they are."""
     if not normalise:
         return scores
     if (scores < 0).any():

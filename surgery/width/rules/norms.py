@@ -54,7 +54,7 @@ def _group_norm(view, args, out):
             unify(found[1], view.axes_of(args[name])[0])
     which, _ = grouped(found[1], groups)
     _, *statistics = results(out)
-    sizes = {"num_channels": found[1], **({"group": which, "num_groups": which} if groups > 1 else {})}
+    sizes = {"C": found[1], "num_channels": found[1], **({"group": which, "num_groups": which} if groups > 1 else {})}
     return Learnt([found, *(fitting((found[0], which), other.shape) for other in statistics)], sizes)
 
 
