@@ -58,6 +58,8 @@ def fedproto(fed: Federation, options: FedProtoOptions = FedProtoOptions()) -> A
     """
     if fed.data.task != "classification":
         raise FLError(f"fedproto has a prototype for each class, and the data are for {fed.data.task}")
+    if fed.data.unscored:
+        raise FLError("fedproto has a prototype for each token that comes next, and some of these data count for none")
     head = head_of(fed, "fedproto")
     shown = replace(fed, model=Shown(fed.model, head))
     width, dtype = fed.model.get_submodule(head).in_features, next(fed.model.parameters()).dtype

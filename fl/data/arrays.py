@@ -20,6 +20,8 @@ from fl.base.plugins import kind
 from fl.base.settings import choice
 
 TASKS = ("classification", "regression", "multilabel")
+UNSCORED = -100
+"""In the place of the token after, where none counts: what torch's cross entropy leaves out unless told otherwise."""
 _CHANNELS = (1, 3, 4)
 _GREY = ("L", "1", "LA")  # of Pillow's modes; those with more than 8 bits are refused, all others become RGB
 _NUMBERED = "y = np.unique(y, return_inverse=True); test_y = np.searchsorted({}, test_y)"  # the same number in both
@@ -149,8 +151,8 @@ def checked(
     if y.ndim != test_y.ndim:
         raise FLError(f"y is {form(y)} and test_y is {form(test_y)}: give both a label a sample, or one a token")
     tokens = y.ndim == 2
-    numbered = (y, test_y, x, test_x) if tokens else (y, test_y)  # every token of a text is a class
-    ends = [_range(each) for each in numbered]
+    ends = [_range_of_labels(name, each, tokens) for name, each in (("y", y), ("test_y", test_y))]
+    ends += map(_range, (x, test_x) if tokens else ())  # every token of a text is a class
     least, most = int(min(least for least, _ in ends)), int(max(most for _, most in ends))
     count = most + 1 if classes is None else classes
     if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 2:
@@ -169,6 +171,19 @@ def checked(
             "give classes, or count labels from 0 without gaps"
         )
     return fields | {"y": y, "test_y": test_y, "classes": int(count), "names": _names(names, int(count))}
+
+
+def _range_of_labels(name: str, y: Tensor, tokens: bool) -> tuple[float, float]:
+    """Their ends, without the labels of tokens that do not count; every sequence has others."""
+    ends, before = [], 0
+    for piece in pieces(y):
+        counts = piece != UNSCORED if tokens else slice(None)
+        if tokens and not (some := counts.any(1)).all():
+            row = before + int((~some).nonzero()[0, 0])
+            raise FLError(f"{name}[{row}] is {UNSCORED} throughout, so that nothing counts: leave the sample out")
+        before += len(piece)
+        ends += [end.item() for end in piece[counts].aminmax()]
+    return min(ends), max(ends)
 
 
 def _check_pixels(x: Tensor, test_x: Tensor, top: int) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from torch import Tensor
 from fl.base.errors import FLError, ask_memory
 from fl.base.rng import Rng
 from fl.data import arrays
+from fl.data.arrays import UNSCORED
 from surgery.transfer import upload
 
 GIVEN = "given"
@@ -48,7 +50,8 @@ class Dataset:
     Attributes:
         x, y: training images, uint8 [N, C, H, W], or floats of any shape, which models get as they are, such as a
             table [N, F]; and labels, int64 [N] from 0 to classes - 1. Or sequences of tokens, int32 [N, T], and the
-            token that comes after each, int64 [N, T], or a label for each sequence.
+            token that comes after each, int64 [N, T], or a label for each sequence. Where the token after is
+            `UNSCORED`, it counts neither in losses nor in scores, such as those of a prompt.
         test_x, test_y: the same for the test set.
         classes: number of classes; of text the size of the vocabulary.
         top: the largest value of a uint8 pixel. It becomes 1, and 0 becomes -1: normalisation with mean = std = 0.5, as
@@ -119,7 +122,8 @@ class Dataset:
                 float32: images [N, C, H, W], a table [N, F], or samples of any other shape; or integers [N, T], tokens.
                 They may share memory with the result.
             y: a whole number for each sample, from 0 to classes - 1, or the name of its class; for tokens it may also
-                be the token that comes after each, [N, T]. For "regression" numbers [N] or [N, D]; for "multilabel" 0
+                be the token that comes after each, [N, T], or -100 where that does not count, such as within a prompt;
+                each sequence has one that does. For "regression" numbers [N] or [N, D]; for "multilabel" 0
                 and 1 [N, labels].
             test_x, test_y: the same for the test set.
             owners, test_owners: a number or a name for each sample: who owns it by nature, for `partition="natural"`.
@@ -241,6 +245,11 @@ class Dataset:
     def text(self) -> bool:
         """Whether samples are sequences of tokens with a label for each token."""
         return self.y.ndim == 2 and self.task == "classification"
+
+    @cached_property
+    def unscored(self) -> bool:
+        """Whether some tokens of text count for nothing."""
+        return self.text and any(bool((y == UNSCORED).any()) for y in (self.y, self.test_y))
 
     @property
     def tokens(self) -> bool:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fl.base.errors import FLError
 from fl.base.plugins import find, is_path
+from fl.data.arrays import UNSCORED
 from surgery.transfer import double
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -27,12 +28,18 @@ NAMES |= {"huber": "regression", "bce": "multilabel"}
 
 
 def each(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Compute the loss of each sample, [n]; of sequences with a label a token, of each token, [n * T]."""
+    """Compute the loss of each sample, [n]; of sequences with a label a token of each token, [n * T]: 0 if unscored."""
     if has_exits(outputs, targets):
         return torch.stack([each(loss, of_one, targets) for of_one in outputs.unbind(1)]).sum(0)
     if targets.is_floating_point():
         return loss(outputs, targets)
-    return loss(outputs.flatten(0, -2), targets.flatten())
+    losses = loss(outputs.flatten(0, -2), targets.flatten())
+    return torch.where(scored(targets.flatten()), losses, 0) if targets.ndim > 1 else losses
+
+
+def scored(targets: Tensor) -> Tensor:
+    """Return which labels count: all but those that are UNSCORED, of tokens that text has for its context alone."""
+    return targets != UNSCORED
 
 
 def has_exits(outputs: Tensor, targets: Tensor) -> bool:
@@ -45,12 +52,15 @@ def has_exits(outputs: Tensor, targets: Tensor) -> bool:
 
 
 def mean(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Compute the mean over the samples (or tokens) of a batch."""
+    """Compute the mean over the samples (or the tokens that count) of a batch."""
     if has_exits(outputs, targets):
         return torch.stack([mean(loss, of_one, targets) for of_one in outputs.unbind(1)]).sum()
     if loss is cross_entropy:  # which torch averages in its own order
         return F.cross_entropy(outputs.flatten(0, -2), targets.flatten())
-    return each(loss, outputs, targets).mean()
+    losses = each(loss, outputs, targets)
+    if targets.is_floating_point() or targets.ndim == 1:
+        return losses.mean()
+    return losses.sum() / scored(targets).sum()
 
 
 def measured(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -138,7 +148,7 @@ def _made(name: str, smoothing: float, gamma: float, weights: tuple[float, ...])
         each = F.cross_entropy(outputs, targets, reduction="none")
         certain = (-each).exp()
         scale = (1 - certain).clamp(min=0) ** gamma
-        return scale * each * (weight(outputs)[targets] if weights else 1)
+        return scale * each * (weight(outputs)[targets.clamp(min=0)] if weights else 1)
 
     def bce(outputs: Tensor, targets: Tensor) -> Tensor:
         targets = targets.to(outputs.dtype)

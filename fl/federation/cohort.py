@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fl.base.torch_private import tree_leaves, tree_map
 from fl.data import Dataset
+from fl.data.arrays import UNSCORED
 from fl.engine import Results
 from fl.partition.split import Parts
 from surgery import Stack, State, unstack
@@ -133,6 +134,8 @@ def classes_held(data: Dataset, parts: Parts, clients: Sequence[int]) -> Tensor:
         index = upload(index, table.device)
     for values_at in (data.labels_at, data.samples_at) if data.text else (data.labels_at,):
         seen = values_at(index)
+        if data.unscored:
+            seen = torch.where(seen == UNSCORED, data.samples_at(index), seen)  # whose tokens it has anyway
         places = rows.view(-1, *[1] * (seen.ndim - 1)).expand_as(seen), seen.long()
         table.index_put_(places, table.new_ones(()))
     return table

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fl.base.errors import FLError
 from fl.distributed import current
-from fl.engine.losses import Loss, cross_entropy, measured
+from fl.engine.losses import Loss, cross_entropy, measured, scored
 from fl.federation import Federation
 from fl.federation.client_models import ClientModels, predict, predict_all
 from fl.federation.cohort import Cohort, States, per_client
@@ -52,8 +52,8 @@ def score(
 ) -> dict[str, float]:
     """Measure accuracy, mean loss, and macro-F1 for images (`f1`) or perplexity for text.
 
-    The F1 is scikit-learn's, over the classes in labels or predictions. In text all tokens count alike, and the
-    perplexity is exp(mean cross entropy).
+    The F1 is scikit-learn's, over the classes in labels or predictions. In text all tokens count alike that count at
+    all (`UNSCORED`), and the perplexity is exp(mean cross entropy).
 
     Args:
         predict: samples -> logits [n, classes], of text [n, T, classes]; it is called with so many samples at
@@ -89,6 +89,7 @@ def _tally(pieces: _Pieces, task: str, loss: Loss, sizes: Sequence[int], outputs
             if loss is not cross_entropy:
                 found["nats"] = measured(cross_entropy, given, labels)
             found["right"] = (given.argmax(-1) == labels).flatten()
+            found["scored"] = scored(labels).flatten()
         elif task == "classification":
             found |= {"predicted": given.argmax(1), "labels": labels}
         elif task == "multilabel":
@@ -114,8 +115,10 @@ def _of_owners(
     """The scores of each owner of samples, which follow one another, in the order of `SCORES`."""
     owners = np.repeat(np.arange(len(sizes)), sizes)
 
+    counts = np.bincount(owners, columns.get("scored"), len(sizes))
+
     def mean(values: np.ndarray) -> np.ndarray:
-        return np.bincount(owners, values, len(sizes)) / sizes
+        return np.bincount(owners, values, len(sizes)) / counts
 
     found = {"loss": mean(columns["loss"])}
     if task == "text":
@@ -198,7 +201,7 @@ def evaluate_models(fed: Federation, cohort: Cohort) -> dict[str, float]:
 
     found = current().shared([1] * len(states), lambda rows: [sums(row) for row in rows])
     right, among, own = torch.stack(found).cpu().T  # for text the second is the loss
-    n = fed.data.test_y.numel()
+    n = scored(fed.data.test_y).sum().item()
     scores = {"models_accuracy": (right / n).mean().item(), "models_std": (right / n).std(correction=0).item()}
     if text:
         return scores | {"models_perplexity": (among / n).exp().mean().item()}
