@@ -13,6 +13,7 @@ from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 from fleets import local
@@ -30,6 +31,9 @@ from surgery import transfer
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of a shell's background jobs, and so of what tests start
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+hypothesis.settings.register_profile("here", deadline=None)  # a busy machine is no failure
+hypothesis.settings.load_profile("here")
 
 gc.disable()  # until all test files are imported, see below
 

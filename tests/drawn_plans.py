@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from surgery.plan import Source, Submodel, as_runs
 from surgery.plan.positions import positions
 
-few = settings(max_examples=25, deadline=None)
+few = settings(max_examples=25)
 seeds = st.integers(0, 10**6)
 SIZES = st.lists(st.lists(st.integers(0, 4), max_size=3).map(tuple), min_size=1, max_size=3)
 

@@ -74,9 +74,7 @@ def tables(_):
 def tried(commands, number):
     """Try so many commands."""
 
-    @hypothesis_settings(
-        max_examples=number, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
-    )
+    @hypothesis_settings(max_examples=number, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(commands)
     def ends_well(command):
         assert wrong(*command) == ""

@@ -33,7 +33,7 @@ from surgery.width.axes import (
 from surgery.width.plan import positions as solved_positions
 from surgery.width.solve import Solver, size_of
 
-many = settings(max_examples=150, deadline=None)
+many = settings(max_examples=150)
 seeds = st.integers(0, 10**6)
 
 
@@ -195,7 +195,7 @@ def programs(draw):
     return program
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(programs(), seeds)
 def test_a_narrow_program_computes_the_kept_positions_of_the_full_one(program, seed):
     keep, results = keeper(seed), []

@@ -165,7 +165,7 @@ def test_widths_that_code_holds_in_constants_stay_whole_in_all_blocks(caplog):
     assert "and 7 more" in caplog.text
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(0, 10**6))
 def test_exact_covers_are_all_there_are(seed):
     generator = random.Random(seed)

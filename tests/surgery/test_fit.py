@@ -68,7 +68,7 @@ def apart(one, other):
     return sum((one[name] - tensor).square().sum().item() for name, tensor in other.items())
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 10**6), sizes=st.tuples(*[st.integers(1, 6)] * 2))
 def test_what_is_found_matches_at_least_as_well_as_the_corner(seed, sizes):
     torch.manual_seed(seed)

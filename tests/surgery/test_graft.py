@@ -115,7 +115,7 @@ def runs(model, x, kind):
     return out, count[kind]
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(nets())
 def test_ungraft_undoes_graft_and_plans_are_exact(case):
     net, depths, deeper = case
@@ -139,7 +139,7 @@ def test_ungraft_undoes_graft_and_plans_are_exact(case):
     assert small.entries == plan.entries
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(nets([way for way in WAYS if way != "flat"]))  # a state shows no activation between two sections
 def test_a_state_is_deepened_as_the_module_is(case):
     net, depths, deeper = case
@@ -500,7 +500,7 @@ def test_only_the_first_output_of_an_identity_block_has_to_be_its_input():
     assert_equal_modules(plan.build(full), net)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(nets(), st.data())
 def test_blocks_to_keep_leave_the_identity_where_others_were(case, data):
     net, _, deeper = case
@@ -556,7 +556,7 @@ FAMILIES = {
 }
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.sampled_from(sorted(FAMILIES)), st.data())
 def test_grafted_corners_cover_the_width_of_the_client_in_every_block(name, data):
     spec = FAMILIES[name]

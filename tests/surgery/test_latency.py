@@ -121,7 +121,7 @@ def programs(draw):
     return levels, tables, worth, draw(st.integers(0, 30)) + 0.5
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(programs(), st.booleans())
 def test_the_program_finds_what_trying_all_finds(program, scored):
     levels, tables, worth, budget = program

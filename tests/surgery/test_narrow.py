@@ -308,7 +308,7 @@ def image_nets(draw, kinds):
 
 AGAIN = st.sampled_from([True, False, False])
 RATES = st.one_of(st.sampled_from([0.25, 0.5, 0.75, 1.0]), st.floats(0.01, 1))
-hypothesis_settings = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+hypothesis_settings = settings(suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 DRAWN = Counter()
 
 

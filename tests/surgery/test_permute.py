@@ -40,7 +40,7 @@ def check(net, example, x, seed):
 
 
 @pytest.mark.parametrize("name", SMALL)
-@settings(max_examples=2, deadline=None)
+@settings(max_examples=2)
 @given(seed=st.integers(0, 2**31))
 def test_outputs_stay_and_the_inverse_gives_every_bit_back(name, seed):
     plan, inverse = check(randomized(SMALL[name](), seed), IMAGE.double(), image(seed=seed), seed)

@@ -118,7 +118,7 @@ def judge_many(name, count, more=1):
     """Judge networks that have an operation, the first of which is the least one."""
     first, found = list(OPERATIONS).index(name) % len(JUDGED), []
 
-    @settings(max_examples=count, deadline=None, derandomize=FIXED, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=count, derandomize=FIXED, suppress_health_check=list(HealthCheck))
     @given(st.sampled_from(JUDGED[first:] + JUDGED[:first]), graphs(name, more), st.integers(0, 3))
     def judge(judged, graph, head):
         found.append((name in {step.operation for step in Net(graph, head).steps}, check(judged, graph, head)))
@@ -196,6 +196,6 @@ def test_a_wrong_rule_is_found_in_random_networks_and_shrunk(name, monkeypatch):
         return known.get(graph, False)
 
     few = graphs(name, 2, ("linear", "activation", "batch_norm", "transpose", "cat"), [[Node("conv")]]).map(tuple)
-    graph = find(few, wrong, settings=settings(max_examples=200, derandomize=True, deadline=None))
+    graph = find(few, wrong, settings=settings(max_examples=200, derandomize=True))
     assert len(graph) <= 5
     assert name in {node.operation for node in graph}

@@ -60,7 +60,7 @@ def test_shuffle_equals_the_paper_s_lists_and_its_inverse_undoes_it(case):
     assert all(torch.equal(back[name], models[name]) for name in models)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(cases())
 def test_all_three_kinds_of_input_and_inplace_agree_and_change_nothing_else(case):
     net, states, unit, fraction, generator = case

@@ -26,7 +26,7 @@ def stacks(draw):
     return models, mask if draw(st.booleans()) else None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 120), QUANTILES, st.booleans(), st.integers(0, 10**6))
 def test_percentile_norm_equals_the_sorted_list(n, q, ties, seed):
     values = torch.randn(n, generator=torch.Generator().manual_seed(seed))
@@ -56,7 +56,7 @@ def test_dtypes_are_computed_in_float32_at_least(dtype):
 
 
 @pytest.mark.parametrize("large", [0, 1 << 16])  # each is searched, or many are put together
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(case=stacks(), q=QUANTILES, together=st.booleans())
 def test_match_norms_equals_the_paper_s_loop(large, case, q, together):
     models, mask = case

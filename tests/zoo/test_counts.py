@@ -101,7 +101,7 @@ def test_counts_by_hand():
     assert Spec("transformer_masked").count().parameters == by_hand_transformer(words, words + 1, 256, 512, 4, 64)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.floats(0.05, 2), st.tuples(*[st.integers(1, 4)] * 3), st.integers(2, 20), st.integers(1, 4))
 def test_counts_by_hand_at_any_width_and_depth(width, depth, classes, inputs):
     options = {"width": width, "depth": depth, "num_classes": classes, "in_channels": inputs}
@@ -122,7 +122,7 @@ def test_macs_by_hand():
     assert Spec("vit_tiny", 10, image_size=32, width=0.5, depth=3).count().macs == 64 * 48 * 96 + 3 * square + 96 * 10
 
 
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=3)
 @given(st.data())
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_count_is_the_built_model_s(name, data):

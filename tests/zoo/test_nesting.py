@@ -76,7 +76,7 @@ NESTED = [
 
 @pytest.mark.parametrize("name", some(zoo.names(), NESTED))
 def test_smaller_models_lie_in_larger_ones(name):
-    @settings(max_examples=8, deadline=None)
+    @settings(max_examples=8)
     @given(nested_pairs(name))
     def check(pair):
         small, large = (spec.build(device="meta") for spec in pair)
@@ -190,7 +190,7 @@ def test_narrowing_any_module_by_half_gives_the_zoo_s_half(name):
             assert all(runs is None or (len(runs), runs[0][0]) == (1, 0) for runs in source.index), key
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.floats(0.02, 0.6), st.booleans(), st.integers(0, 100))
 def test_a_narrow_transformer_has_the_leading_channels_of_every_head(rate, causal, seed):
     """The wide q, k and v as (channel, head): a narrow head's channels are the first of the same head."""

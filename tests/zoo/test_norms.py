@@ -196,7 +196,7 @@ def test_group_norms_have_the_most_groups_up_to_eight(channels):
     assert Kit("layer").make_norm(channels).num_groups == 1
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.integers(1, 13), st.floats(1e-6, 0.1))
 def test_layer_norm_is_over_channels_and_positions(channels, eps):
     x = 2 + torch.randn(3, channels, 4, 5)

@@ -42,7 +42,7 @@ def specs(draw):
     return Spec(name, **options)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(specs())
 def test_yaml_round_trip(spec):
     again = Spec.from_yaml(spec.to_yaml())
@@ -179,7 +179,7 @@ def test_bad_arguments(name, options, message):
         zoo.create(name, **options)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(specs().filter(lambda spec: ":" not in spec.name), st.floats(0.1, 2), st.floats(0.1, 2))
 def test_scaled_multiplies(spec, a, b):
     assert spec.scaled() == spec
@@ -232,7 +232,7 @@ def test_examples_run(name):
     assert out.shape == ((2, 6, 11) if name.startswith("transformer") else (2, 5))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.sampled_from(["cnn", "resnet20", "preresnet20"]), st.integers(4, 40), st.integers(1, 4))
 def test_any_image_size_and_channels(name, size, channels):
     spec = Spec(name, num_classes=7, in_channels=channels, image_size=size, width=0.1)

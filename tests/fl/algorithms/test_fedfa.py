@@ -61,7 +61,7 @@ FAMILIES = {  # with two blocks or more in a section, where that is what may be 
 
 
 @pytest.mark.slow
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(strategies.sampled_from(sorted(FAMILIES)), strategies.floats(0.05, 1.0), strategies.data())
 def test_every_client_contributes_to_all_of_its_width(name, width, data):
     """After grafting: to the leading corner, as large as its own layer, of every block, also of those that it lacks."""

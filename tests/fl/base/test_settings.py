@@ -207,7 +207,7 @@ def test_types_that_settings_cannot_have_are_refused(kind):
 KINDS = [int, float, str, bool, float | None, int | float, tuple[float, ...], tuple[str, ...]]
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(KINDS), st.data())
 def test_what_has_a_type_is_the_same_from_yaml(kind, data):
     plain = {int: st.integers(), float: st.floats(allow_nan=False), str: st.sampled_from("ab1"), bool: st.booleans()}

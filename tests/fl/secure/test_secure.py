@@ -70,7 +70,7 @@ def assert_permuted(before, after):
         assert sorted(m[p] for m in before.values()) == sorted(m[p] for m in after.values())
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(2, 6), st.integers(2, 8), st.integers(1, 3), st.integers(0, 999))
 def test_messages_do_what_the_lists_of_the_appendix_do(k, pieces, repeats, seed):
     clients = [5 * c + 3 for c in range(k)]
