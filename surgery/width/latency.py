@@ -366,6 +366,7 @@ def best_levels(
             for axis, atom in enumerate(widths):
                 for i, part in zip(x[atom], np.moveaxis(y[widths].reshape(table.shape), axis, 0)):
                     rows.append(({**{int(j): 1.0 for j in part.flat}, i: -1.0}, 0, 0))
+    always = len(rows)
     shares = {atom: np.array(found) / atom.size for atom, found in levels.items() if len(found) > 1}
     if worth is None:
         gap = max((np.diff(found).max() for found in shares.values()), default=0) + 1e-9
@@ -381,10 +382,12 @@ def best_levels(
     entries = [(row, column, one) for row, (numbers, _, _) in enumerate(rows) for column, one in numbers.items()]
     row, column, data = zip(*entries) if entries else ((), (), ())
     matrix = coo_array((data, (row, column)), shape=(len(rows), least + 1)).tocsr()
-    known = LinearConstraint(matrix, [low for _, low, _ in rows], [high for *_, high in rows])
+    low, high = [low for _, low, _ in rows], [high for *_, high in rows]
+    known = LinearConstraint(matrix, low, high)
+    sound = LinearConstraint(matrix[:always], low[:always], high[:always])  # without what shares are asked to be
     unit = max(np.abs(cost).max(), 1e-30)
     within = LinearConstraint(cost[None] / unit, -np.inf, (budget - fixed) / unit)
-    for goal, limits in ((-value, [known, within]), (cost / unit, known)):
+    for goal, limits in ((-value, [known, within]), (cost / unit, sound)):
         options = {"time_limit": _PROGRAM, "mip_rel_gap": 1e-4}
         solved = milp(goal, integrality=binary, bounds=Bounds(0, 1), constraints=limits, options=options)
         if solved.x is not None:
