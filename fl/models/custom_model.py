@@ -261,10 +261,8 @@ def _check_takes(name: str, model: nn.Module, data: Dataset) -> None:
         except Exception as error:  # it is the user's own code
             what = "tokens" if data.tokens else "numbers"
             table = "; is this a table? give floats, x.astype('float32')" if data.tokens and not data.text else ""
-            raise FLError(
-                f"{said(name)} does not take samples of {shape} {what}: {first_line(error)}{table}"
-                f"{hf.way_out(name, data)}"
-            ) from None
+            hint = hf.way_out(data) if hf.is_hf(name) else table
+            raise FLError(f"{said(name)} does not take samples of {shape} {what}: {first_line(error)}{hint}") from None
     wanted = [2, *data.outputs]
     if getattr(model, "exits", False) and isinstance(output, Tensor) and output.ndim > 1:
         wanted.insert(1, output.shape[1])  # of which there may be any number

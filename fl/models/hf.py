@@ -20,6 +20,7 @@ from fl.base.errors import FLError
 from fl.base.plugins import transformers
 from fl.data import Dataset
 from fl.data.arrays import pieces
+from surgery.configuration import first_difference, made_from, shapes_of
 
 KINDS = ("hf", "hf-config")
 """hf:FOLDER has the folder's weights, hf-config:FOLDER (or FILE) has weights that are drawn."""
@@ -59,11 +60,14 @@ class HFModel(nn.Module):
         model: the library's. folder: where it comes from. drawn: its tensors that are not there, and were drawn.
     """
 
+    scale: Tensor
+    shift: Tensor
+
     def __init__(self, model: nn.Module, folder: Path, drawn: Sequence[str] = ()) -> None:
         super().__init__()
-        self.model, self.folder, self.drawn = model, folder, tuple(drawn)
-        self.images, self.labels_tokens = model.main_input_name == "pixel_values", "CausalLM" in type(model).__name__
-        self.caches, model.config.use_cache = getattr(model.config, "use_cache", None), False
+        self.model: Any = model
+        self.folder, self.drawn = folder, tuple(drawn)
+        self.images, self.next_tokens = self.model.main_input_name == "pixel_values", "CausalLM" in type(model).__name__
         scale, shift = _normalisation(folder) if self.images else (1.0, 0.0)
         self.register_buffer("scale", torch.tensor(scale).view(-1, 1, 1), persistent=False)
         self.register_buffer("shift", torch.tensor(shift).view(-1, 1, 1), persistent=False)
@@ -72,18 +76,27 @@ class HFModel(nn.Module):
         """Logits [N, classes] of images [N, C, H, W] from -1 to 1 or of tokens [N, T], or [N, T, vocabulary]."""
         if self.images:
             return self.model(pixel_values=x * self.scale + self.shift).logits
-        pad = self.model.config.pad_token_id
-        if self.labels_tokens or pad is None:
-            return self.model(input_ids=x, attention_mask=torch.ones_like(x)).logits
+        config = self.model.config
+        given = {"use_cache": False} if hasattr(config, "use_cache") else {}
+        if self.next_tokens or config.pad_token_id is None:
+            return self.model(input_ids=x, attention_mask=torch.ones_like(x), **given).logits
         with _Padded(x.shape):
-            return self.model(input_ids=x, attention_mask=(x != pad).long()).logits
+            return self.model(input_ids=x, attention_mask=x.ne(config.pad_token_id).long(), **given).logits
 
     def save(self, folder: Path) -> None:
-        """Write what `from_pretrained` of the library's class loads, with the tokenizer it came with."""
-        used, self.model.config.use_cache = self.model.config.use_cache, self.caches
+        """Write what `from_pretrained` of the library's class loads, with the tokenizer it came with.
+
+        FLError for a model that was cut, whose sizes its configuration does not say.
+        """
+        with torch.random.fork_rng(devices=[]):
+            cut = first_difference(shapes_of(self.model), shapes_of(made_from(type(self.model), self.model.config)))
+        if cut:
+            raise FLError(
+                f"{folder}: a model that --width or --depth has cut is not that of its config.json ({cut}): write its "
+                "weights as .pt or .safetensors"
+            )
         with transformers(f"export to {folder}", self.folder):
             self.model.save_pretrained(folder)
-        self.model.config.use_cache = used
         for pattern in BESIDE:
             for file in self.folder.glob(pattern):
                 shutil.copy(file, folder)
@@ -168,7 +181,9 @@ def fitted(name: str, data: Dataset) -> Dataset:
     if not data.tokens:
         return data
     most = data.classes if data.text else 1 + max(int(p.max()) for x in (data.x, data.test_x) for p in pieces(x))
-    size = Folder(name).config().get_text_config().vocab_size
+    size = getattr(Folder(name).config().get_text_config(), "vocab_size", None)
+    if size is None:
+        raise FLError(f"--model {name} is no model of text, and {data.name} has tokens: choose another one")
     if most > size:
         raise FLError(
             f"--model {name} has a vocabulary of {size:,} tokens, and {data.name} has {most:,}: read text with the "
@@ -177,10 +192,8 @@ def fitted(name: str, data: Dataset) -> Dataset:
     return replace(data, classes=size) if data.text else data
 
 
-def way_out(name: str, data: Dataset) -> str:
+def way_out(data: Dataset) -> str:
     """Say what to do if a model does not take such samples."""
-    if not is_hf(name):
-        return ""
     if data.tokens:
         return "; is --text.length beyond its max_position_embeddings, or pad_token_id not in its config.json?"
     return (

@@ -111,10 +111,10 @@ def build(
     net, fleet = create(rng.torch("weights")), None
     one_start = isinstance(getattr(spec, "source", None), nn.Module)
     if start is None and (drawn := getattr(net, "drawn", ())):
-        train = "; train it beside adapters with --adapters.train" if config.adapters.on and not config.adapters.train else ""
+        frozen = config.adapters.on and not config.adapters.train
         _log.warning(
-            "warning: %s are not in the folder of --model %s, or for other classes, and are drawn%s",
-            ", ".join(drawn), config.model, train,
+            "warning: --model %s begins with a drawn %s, which its folder has not, or for other classes%s",
+            config.model, ", ".join(drawn), ": train it beside adapters, with --adapters.train" if frozen else "",
         )  # fmt: skip
     if config.adapters.on:
         if start is None and (config.model.startswith("hf-config:") or not isinstance(spec, custom_model.CustomSpec)):
@@ -184,6 +184,12 @@ def training(config: Config, dataset: data.Dataset) -> tuple[data.Dataset, Local
     """The data as clients train on them, and how these train."""
     augment = Augment(config.crop, config.flip)
     if hf.is_hf(config.model):
+        if config.model.startswith("hf:") and data.is_text(config.dataset) and ":" not in config.text.tokens:
+            _log.warning(
+                "warning: --text.tokens %s numbers tokens in another way than the model of %s learned them: give "
+                "--text.tokens tokenizer:FOLDER, unless that is meant",
+                config.text.tokens, config.model,
+            )  # fmt: skip
         dataset = hf.fitted(config.model, dataset)
     if config.model == "transformer_masked":  # it has to name the tokens, some of which are hidden
         if not dataset.text:

@@ -133,8 +133,8 @@ def export(
     if kind == "hf":
         if not isinstance(net, HFModel):
             raise FLError(
-                f"{path}: {type(net).__name__} is no model of transformers (--model hf:FOLDER), of which a folder could "
-                "be made: name the file .pt, .safetensors, .pt2 or .onnx"
+                f"{path}: a folder is for models of transformers (--model hf:FOLDER), and this is a "
+                f"{type(net).__name__}: name the file .pt, .safetensors, .pt2 or .onnx"
             )
         with writing(path), in_one_step(path, folder=True) as temporary:
             net.save(temporary)
