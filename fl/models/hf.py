@@ -39,8 +39,9 @@ def is_hf(name: str) -> bool:
 
 
 class _Padded(TorchFunctionMode):
-    """Within it nobody learns that a mask of padding hides nothing: the library then leaves the mask out, which changes
-    no result, but asks for it a question that vmap cannot answer for several clients at once.
+    """Within it nobody learns that a mask of padding hides nothing.
+
+    The library leaves such a mask out, which changes no result; but vmap cannot ask that of several clients at once.
     """
 
     def __init__(self, shape: torch.Size) -> None:
@@ -172,8 +173,9 @@ class Folder:
 
 
 def fitted(name: str, data: Dataset) -> Dataset:
-    """Check that a model has the data's tokens. The classes of text become its vocabulary, over which the library
-    computes perplexity: also those tokens that the tokenizer never gives have a probability.
+    """Check that a model has the data's tokens, and make its vocabulary the classes of text.
+
+    The library computes perplexity over them all: also tokens that the tokenizer never gives have a probability.
 
     Raises:
         FLError: for data with more tokens.

@@ -263,7 +263,7 @@ def test_what_cannot_be_is_refused(model, folders):
 def test_other_samples_are_refused_with_the_way_out(folders):
     with pytest.raises(fl.FLError, match=r"128 tokens: .*max_position_embeddings"):
         fl.build(settings(folders, "gpt2", text=TextOptions(f"tokenizer:{folders / 'gpt2'}", length=128))[0])
-    with pytest.raises(fl.FLError, match="1x12x12 numbers: .*image_size"):
+    with pytest.raises(fl.FLError, match=r"1x12x12 numbers: .*image_size"):
         fl.build(settings(folders, "vit", pad=2)[0])
     with pytest.raises(fl.FLError, match="pad_token_id"):
         fl.build(settings(folders, "bert", model=f"hf:{folders / 'gpt2'}")[0], padded())
