@@ -196,8 +196,7 @@ def encode_bytes(text: str) -> np.ndarray:
 
 
 def decode(tokens: Tensor | Sequence[int], vocabulary: Sequence[str] = ()) -> str:
-    """Convert tokens [n] to text: words joined by spaces, or as a tokenizer joins its `Pieces`; without a vocabulary,
-    tokens are bytes.
+    """Convert tokens [n] to text: words joined by spaces, `Pieces` by their tokenizer; without a vocabulary, bytes.
 
     >>> decode([1, 0], ("<unk>", "spam")), decode([110, 195, 169])
     ('spam <unk>', 'né')
