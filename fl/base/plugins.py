@@ -2,15 +2,18 @@
 
 import difflib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from pkgutil import iter_modules
+from types import ModuleType
 from typing import Any
 
 from fl.base.errors import FLError
+from surgery.errors import first_line
 
 GROUPS = {what: f"layer_surgery.{what}" for what in ("datasets", "models", "algorithms")}
 
@@ -136,3 +139,32 @@ def kind(value: Any) -> str:
     """
     name = type(value).__name__
     return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
+
+
+@contextmanager
+def transformers(flag: str, path: Path) -> Iterator[ModuleType]:
+    """Give HuggingFace's transformers for what a flag names on this machine; within the block it prints nothing.
+
+    Raises:
+        FLError: if it is not installed, if there is no such folder or file, and for whatever it raises in the block.
+    """
+    if not path.exists():
+        raise FLError(f"{flag}: {path} is no folder here, and nothing is fetched: give one that save_pretrained wrote")
+    try:
+        import transformers as library
+    except ImportError:
+        raise FLError(f"{flag} needs a package that is missing: pip install 'layer-surgery[hf]'") from None
+    log = library.utils.logging
+    verbosity, bar = log.get_verbosity(), log.is_progress_bar_enabled()
+    log.set_verbosity_error()
+    log.disable_progress_bar()
+    try:
+        yield library
+    except FLError:
+        raise
+    except Exception as error:  # of all kinds
+        raise FLError(f"{flag}: transformers cannot do this with {path}: {first_line(error)}") from None
+    finally:
+        log.set_verbosity(verbosity)
+        if bar:
+            log.enable_progress_bar()

@@ -1,5 +1,5 @@
 """Texts by name (Python's documentation topics, WikiText-2, Shakespeare's speakers, any file of plain text), their
-tokens (words of a vocabulary, or bytes), and documents as a Dataset of sequences of them.
+tokens (words of a vocabulary, bytes, or those of a model's tokenizer), and documents as a Dataset of sequences of them.
 
 Words joined by spaces split into the same words again. The end of a line is a word of its own, as in WikiText's
 published counts.
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.request import urlopen
 
 import numpy as np
@@ -22,7 +22,8 @@ from torch import Tensor
 
 from fl.base.errors import FLError
 from fl.base.files import replacing
-from fl.base.settings import AtLeast1, OnlyWith, check_values, number, one_of
+from fl.base.plugins import transformers
+from fl.base.settings import AtLeast1, Flag, OnlyWith, check_values, number
 from fl.data.dataset import Dataset
 from fl.data.loader import Loader, Source
 
@@ -45,13 +46,40 @@ _SPACED = re.compile(r"\n|\S+")
 class TextOptions:
     """Text."""
 
-    tokens: Annotated[str, one_of("word", "byte")] = "word"
-    """what a token is: word or byte"""
+    tokens: Annotated[str, Flag(str, "{word,byte,tokenizer:FOLDER}")] = "word"
+    """what a token is: word, byte, or that of a tokenizer of transformers, which a folder holds"""
     vocabulary: Annotated[int, number(int, least=2, zero=True), OnlyWith("tokens", "word")] = 10_000
     """word: number of the most frequent words that are kept; all others become <unk>, as do words that occur only once
     in the training part; 0: no limit"""
     length: AtLeast1 = 64
     """tokens of a sequence; each sequence is a sample"""
+
+    def check(self) -> None:
+        """Raise FLError for tokens that there are not. No tokenizer is opened."""
+        kind, _, folder = self.tokens.partition(":")
+        if self.tokens not in ("word", "byte") and (kind != "tokenizer" or not folder):
+            raise FLError(f"--text.tokens {self.tokens}: give word, byte or tokenizer:FOLDER")
+
+
+class Pieces(tuple[str, ...]):
+    """The tokens of a tokenizer of transformers by their numbers, which knows how they are joined."""
+
+    tokenizer: Any
+
+    @classmethod
+    def of(cls, tokens: str) -> "Pieces":
+        """Read those of tokenizer:FOLDER."""
+        path = Path(tokens.partition(":")[2]).expanduser()
+        with transformers(f"--text.tokens {tokens}", path) as library:
+            tokenizer = library.AutoTokenizer.from_pretrained(path, local_files_only=True)
+            made = cls(tokenizer.convert_ids_to_tokens(range(len(tokenizer))))
+        made.tokenizer = tokenizer
+        return made
+
+    def encode(self, text: str) -> np.ndarray:
+        """Convert a text to tokens, int32 [n]: none for its beginning or end is added."""
+        tokens = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return np.asarray(tokens, np.int32)
 
 
 def dataset(
@@ -77,7 +105,7 @@ def dataset(
 
     Returns:
         x int32 [N, T], y int64 [N, T] with y[:, :-1] = x[:, 1:]. Classes are the words of the vocabulary, which is made
-        from the training part only, or the 256 bytes; see `Dataset`.
+        from the training part only, or the 256 bytes, or all tokens of a tokenizer; see `Dataset`.
 
     Raises:
         FLError: for options that make no sense, and text that is too short.
@@ -87,8 +115,12 @@ def dataset(
     (b'def', b'efg', 11, b'ghi')
     """
     check_values(options, "text")
-    by_word, vocabulary = options.tokens == "word", ()
-    train, held = ([words(d, spaced) if by_word else encode_bytes(d) for d in part] for part in (documents, test or ()))
+    options.check()
+    by_word, vocabulary, encode = options.tokens == "word", (), encode_bytes
+    if ":" in options.tokens:
+        vocabulary = Pieces.of(options.tokens)
+        encode = vocabulary.encode
+    train, held = ([words(d, spaced) if by_word else encode(d) for d in part] for part in (documents, test or ()))
     if test is None:
         cuts = [len(document) - len(document) // 10 for document in train]
         held = [document[cut:] for document, cut in zip(train, cuts)]
@@ -164,7 +196,7 @@ def encode_bytes(text: str) -> np.ndarray:
 
 
 def decode(tokens: Tensor | Sequence[int], vocabulary: Sequence[str] = ()) -> str:
-    """Convert tokens [n] to text: words joined by spaces; without a vocabulary, tokens are bytes.
+    """Convert tokens [n] to text: words joined by spaces, `Pieces` by their tokenizer; without a vocabulary, bytes.
 
     >>> decode([1, 0], ("<unk>", "spam")), decode([110, 195, 169])
     ('spam <unk>', 'né')
@@ -172,6 +204,8 @@ def decode(tokens: Tensor | Sequence[int], vocabulary: Sequence[str] = ()) -> st
     numbers = tokens.tolist() if isinstance(tokens, Tensor) else list(tokens)
     if not vocabulary:
         return bytes(numbers).decode(errors="replace")  # a sequence may begin or end within a character
+    if isinstance(vocabulary, Pieces):
+        return vocabulary.tokenizer.decode(numbers)
     return " ".join(vocabulary[number] for number in numbers)
 
 

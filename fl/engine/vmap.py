@@ -1,11 +1,14 @@
 """All clients side by side: one step of K models is one call over stacked tensors (torch.func.vmap)."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.overrides import TorchFunctionMode
 
 from fl.base.errors import Refused
 from fl.base.torch_private import tree_map
@@ -17,13 +20,33 @@ from fl.engine.progress import count
 from surgery import State
 
 
+class _Padding(TorchFunctionMode):
+    """Embeddings learn nothing of their padding_idx, which torch forgets where each client has a table of its own."""
+
+    def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if function is not F.embedding:
+            return function(*args, **(kwargs or {}))
+        return _embedding(*args, **(kwargs or {}))
+
+
+def _embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None, *args: Any, **kwargs: Any) -> Tensor:
+    found = F.embedding(input, weight, None, *args, **kwargs)
+    if padding_idx is None:
+        return found
+    return torch.where((input == padding_idx % len(weight)).unsqueeze(-1), found.detach(), found)
+
+
+def _pads(model: nn.Module) -> bool:
+    return any(getattr(module, "padding_idx", None) is not None for module in model.modules())
+
+
 def train(groups: Sequence[Group]) -> list[Results]:
     """Train the clients of every group in stacked tensors, group by group. See `fl.engine.train`.
 
     Attention is computed as plain matrix products: fused kernels prepare for a backward pass only if `requires_grad` is
     set, which it never is within vmap.
     """
-    with plain_attention:
+    with plain_attention, _Padding() if any(_pads(job.model) for job, _, _ in groups) else nullcontext():
         return [_train(*group) for group in groups]
 
 

@@ -18,6 +18,7 @@ import zoo
 from fl.base.errors import FLError
 from fl.base.plugins import failed, find, installed, is_path, kind
 from fl.data import Dataset
+from fl.models import hf
 from surgery.errors import first_line
 from surgery.plan import structure
 from surgery.transfer import double
@@ -88,7 +89,7 @@ def is_custom(name: str) -> bool:
     (True, True, False, False)
     """
     module = name.partition(":")[0]
-    if module == GIVEN:
+    if module == GIVEN or hf.is_hf(name):
         return True
     if is_path(name, LIBRARIES):
         if not difflib.get_close_matches(module, LIBRARIES, n=1, cutoff=0.75):
@@ -113,6 +114,10 @@ def by_name(name: str) -> Model:
             "fl.simulate(config, folder, resume=True, model=...), fl.load_model(folder, model=...) or "
             "fl.export(folder, file, model=...)"
         )
+    if hf.is_hf(name):
+        folder = hf.Folder(name)
+        folder.config()  # which says what is wrong with it
+        return folder
     return checked(find("models", name), f"--model {name}")
 
 
@@ -147,6 +152,7 @@ def describe(name: str, model: Model, data: Dataset, width: Any = 1.0, depth: An
     >>> describe("given", lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), load("digits")).name
     'given:Sequential'
     """
+    model = _for_data(model, data.tokens, data.outputs)
     maker = getattr(checked(model), "__name__", type(model).__name__)
     made = _built(f"{GIVEN}:{maker}" if name == GIVEN else name, model, torch.Generator().manual_seed(0))
     name = f"{GIVEN}:{type(made).__name__}" if name == GIVEN else name
@@ -168,6 +174,7 @@ def restored(values: dict[str, Any], known: dict[str, Any], where: str, model: M
     """
     name = values["name"]
     source = by_name(name) if model is None else checked(model)
+    source = _for_data(source, known["tokens"], (*known["targets"], values["num_classes"]))
     made = _built(name, source, torch.Generator().manual_seed(0))
     check_same(made, known, where)
     return _spec_class(source, made, known["tokens"], known["sample"], known["targets"]).from_dict(values)
@@ -194,6 +201,10 @@ def check_same(model: nn.Module, known: dict[str, Any], where: str) -> None:
             f"{where} holds a run of another {known['class']}: its modules or their settings (sizes, strides, ...) "
             "differ from this one's"
         )
+
+
+def _for_data(model: Model, tokens: bool, outputs: Sequence[int]) -> Model:
+    return model.fits(tokens, outputs) if isinstance(model, hf.Folder) else model
 
 
 def _spec_class(
@@ -250,7 +261,8 @@ def _check_takes(name: str, model: nn.Module, data: Dataset) -> None:
         except Exception as error:  # it is the user's own code
             what = "tokens" if data.tokens else "numbers"
             table = "; is this a table? give floats, x.astype('float32')" if data.tokens and not data.text else ""
-            raise FLError(f"{said(name)} does not take samples of {shape} {what}: {first_line(error)}{table}") from None
+            hint = hf.way_out(data) if hf.is_hf(name) else table
+            raise FLError(f"{said(name)} does not take samples of {shape} {what}: {first_line(error)}{hint}") from None
     wanted = [2, *data.outputs]
     if getattr(model, "exits", False) and isinstance(output, Tensor) and output.ndim > 1:
         wanted.insert(1, output.shape[1])  # of which there may be any number

@@ -23,7 +23,7 @@ from fl.federation.clients import RemoteClients
 from fl.federation.pace import PaceOptions, make_pace
 from fl.federation.presence import make_presence
 from fl.federation.scores import metrics_of
-from fl.models import custom_model
+from fl.models import custom_model, hf
 from fl.models.adapted import adapted, fleet_of_ranks
 from fl.models.architectures import choose
 from fl.models.create import check_shape, weight_bytes
@@ -110,8 +110,14 @@ def build(
     create = maker(spec, start)
     net, fleet = create(rng.torch("weights")), None
     one_start = isinstance(getattr(spec, "source", None), nn.Module)
+    if start is None and (drawn := getattr(net, "drawn", ())):
+        frozen = config.adapters.on and not config.adapters.train
+        _log.warning(
+            "warning: --model %s begins with a drawn %s, which its folder has not, or for other classes%s",
+            config.model, ", ".join(drawn), ": train it beside adapters, with --adapters.train" if frozen else "",
+        )  # fmt: skip
     if config.adapters.on:
-        if start is None and not isinstance(spec, custom_model.CustomSpec):
+        if start is None and (config.model.startswith("hf-config:") or not isinstance(spec, custom_model.CustomSpec)):
             _log.warning("warning: --adapters.kind lora freezes weights that are drawn: give trained ones with --init")
         create, one_start = partial(adapted, net, config.adapters), False
         net = create(rng.torch("adapters"))
@@ -177,6 +183,14 @@ def make_algorithm(config: Config, fed: Federation) -> Algorithm:
 def training(config: Config, dataset: data.Dataset) -> tuple[data.Dataset, LocalTraining]:
     """The data as clients train on them, and how these train."""
     augment = Augment(config.crop, config.flip)
+    if hf.is_hf(config.model):
+        if config.model.startswith("hf:") and data.is_text(config.dataset) and ":" not in config.text.tokens:
+            _log.warning(
+                "warning: --text.tokens %s numbers tokens in another way than the model of %s learned them: give "
+                "--text.tokens tokenizer:FOLDER, unless that is meant",
+                config.text.tokens, config.model,
+            )  # fmt: skip
+        dataset = hf.fitted(config.model, dataset)
     if config.model == "transformer_masked":  # it has to name the tokens, some of which are hidden
         if not dataset.text:
             raise FLError("--model transformer_masked is made for text, and the data set is none: choose another model")

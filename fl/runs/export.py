@@ -1,4 +1,4 @@
-"""Export of the trained model of a run, as one file for programs that do not know this project."""
+"""Export of the trained model of a run, as one file or folder for programs that do not know this project."""
 
 import copy
 import io
@@ -15,21 +15,23 @@ from torch import Tensor, nn
 
 from fl.algorithms.algorithm import Algorithm, Server
 from fl.base.errors import FLError
-from fl.base.files import replacing
+from fl.base.files import replacing, writing
 from fl.data import Dataset
 from fl.federation import Federation
 from fl.models.adapted import folded
 from fl.models.custom_model import Model
+from fl.models.hf import HFModel
 from fl.runs import checkpoint
 from fl.runs.folder import is_last_best, load_model
 from fl.runs.run import Run
 from fl.settings import Config
 from surgery import State
 from surgery.errors import first_line
+from surgery.files.whole import in_one_step
 from surgery.transfer import host_copies
 
 _PLAIN = ("pt", "safetensors")
-_FORMATS = (*_PLAIN, "pt2", "onnx")
+_FORMATS = (*_PLAIN, "pt2", "onnx", "hf")
 
 
 class _OfPixels(nn.Module):
@@ -71,8 +73,9 @@ def export(
         model: the model of your own that the run was given, if it was, as in `fl.load_model`.
         dataset: the data of your own that the run was given, if it was, as in `fl.build`; needed for `client` and
             `pixels`.
-        format: pt (a state dict, for `torch.load`), safetensors (the same), pt2 (the program, for `torch.export.load`)
-            or onnx (needs the extra `onnx`).
+        format: pt (a state dict, for `torch.load`), safetensors (the same), pt2 (the program, for `torch.export.load`),
+            onnx (needs the extra `onnx`), or hf: a folder that transformers' `from_pretrained` loads, of a model that
+            came from it; a name without a suffix is such a folder.
         example: an input of two samples or more; needed for a module as pt2 or onnx.
         client: the model that this client of the run predicts with, in the place of the deployed one; the run's data
             set is needed.
@@ -91,16 +94,19 @@ def export(
     ['weight', 'bias']
     """
     path = Path(file)
-    kind = format or path.suffix.removeprefix(".")
+    kind = format or path.suffix.removeprefix(".") or "hf"
     if kind not in _FORMATS:
         raise FLError(
-            f"{path}: unknown format {kind!r}: there are {', '.join(_FORMATS)}; name the file so, or give one"
+            f"{path}: unknown format {kind!r}: there are {', '.join(_FORMATS)}; name the file so, or give one (hf is a "
+            "folder of transformers)"
         )
     if not path.parent.is_dir():
         raise FLError(f"{path}: there is no folder {path.parent}")
     plain = kind in _PLAIN
     if pixels and plain:
         raise FLError(f"a state dict ({kind}) holds weights alone: --pixels is for pt2 and onnx")
+    if pixels and kind == "hf":
+        raise FLError("a folder of transformers says itself how images are normalised: --pixels is for pt2 and onnx")
     if kind == "onnx" and not all(map(find_spec, ("onnx", "onnxscript"))):
         raise FLError("onnx needs a package that is missing: pip install 'layer-surgery[onnx]'")
     if isinstance(trained, nn.Module):
@@ -115,15 +121,24 @@ def export(
             net = load_model(folder, model, best=best)
         else:
             net = client_model(folder, client, model, dataset, best=best)
-        if example is None and not plain:
+        if example is None and kind in ("pt2", "onnx"):
             example = checkpoint.read_parts(folder, model=model)[0].example(2)
         if pixels:
             data = Config.read(folder).load() if dataset is None else _built(folder, model, dataset).fed.data
             net, example = _OfPixels(net, data), example.to(torch.uint8)
-    if example is None and not plain:
+    if example is None and kind in ("pt2", "onnx"):
         raise FLError(f"to write {kind} the model runs once: give an input of two samples as `example`")
     if os.path.lexists(path):  # a link that leads nowhere, too
         raise FLError(f"{path} exists already: give another file")
+    if kind == "hf":
+        if not isinstance(net, HFModel):
+            raise FLError(
+                f"{path}: a folder is for models of transformers (--model hf:FOLDER), and this is a "
+                f"{type(net).__name__}: name the file .pt, .safetensors, .pt2 or .onnx"
+            )
+        with writing(path), in_one_step(path, folder=True) as temporary:
+            net.save(temporary)
+        return path
     content = _content(kind, net.eval(), example)
     with replacing(path) as temporary:
         temporary.write_bytes(content)

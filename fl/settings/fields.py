@@ -120,6 +120,7 @@ class DataSettings(PartitionOptions, Who):
         check_values(self)
         if data.is_text(self.dataset):
             check_text_kind(self.partition)
+            self.text.check()
         if self.pad and data.is_text(self.dataset):
             raise FLError(f"--pad is for images, and {self.dataset} is text: leave it out")
 
@@ -212,9 +213,9 @@ class Fields(DataSettings):
 
     algorithm: Annotated[_Methods, Role(compared=False), tyro.conf.arg(help=_methods())] = ("fedmr",)
     model: str = "cnn"
-    """cnn (McMahan et al. 2017), resnet20, ... (`python -m zoo` lists them), timm:NAME or torchvision:NAME; your own:
-    module:MyNet; for text transformer, or transformer_masked (15% of the tokens are hidden, and the model predicts all
-    of them)"""
+    """cnn (McMahan et al. 2017), resnet20, ... (`python -m zoo` lists them), timm:NAME or torchvision:NAME; hf:FOLDER,
+    of transformers, or hf-config:FOLDER, the same with drawn weights; your own: module:MyNet; for text
+    transformer, or transformer_masked (15% of the tokens are hidden, and the model predicts all of them)"""
     width: Rates = (1.0,)
     """shares of the hidden widths: one number for all, or one for each section of the model"""
     depth: Depths = ()

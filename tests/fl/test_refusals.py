@@ -140,7 +140,7 @@ REFUSED = [
     ("compare RUN --target 70", "perplexity"),
     ("compare RUN --target nan", "neither"),
     ("export RUN model.h5", "unknown format 'h5'"),
-    ("export RUN model", "unknown format ''"),
+    ("export RUN model", "a folder is for models of transformers"),
     ("export RUN taken.pt", "exists already"),
     ("export RUN nowhere/model.pt", "there is no folder"),
     ("export RUN model.pt --pixels", "weights alone"),

@@ -14,6 +14,7 @@ from selection import some
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import fl
 import surgery
 import zoo
 from fl import engine
@@ -464,3 +465,30 @@ def test_when_one_of_the_workers_fails_the_others_stop_after_their_step(make_fed
     with pytest.raises(ValueError, match="it fails"):
         fed.train(start, [0, 1], Rng(0, 1), objective, fails)
     assert 1 <= len(steps) < 100
+
+
+class Padded(nn.Module):
+    """A table of tokens, of which 0 is padding, whose row is drawn and never learned."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(9, 4, padding_idx=0), nn.Linear(24, 3)
+        nn.init.normal_(self.table.weight)
+
+    def forward(self, x):
+        return self.head(self.table(x).flatten(1))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_embeddings_learn_nothing_of_padding(backend, tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randint(9, (60, 6), generator=generator).int(), torch.arange(60) % 3
+    data, net = Dataset.from_arrays(x[:40], y[:40], x[40:], y[40:]), Padded()
+    config = fl.Config(
+        algorithm="fedavg", clients=3, participants=3, rounds=1, partition="iid", min_samples=1, batch_size=5, lr=0.1,
+        backend=backend,
+    )  # fmt: skip
+    fl.simulate(config, tmp_path / "run", dataset=data, model=net)
+    trained = fl.load_model(tmp_path / "run", model=net).table.weight
+    torch.testing.assert_close(trained[0], net.table.weight[0])
+    assert not torch.equal(trained[1:], net.table.weight[1:])

@@ -1,0 +1,204 @@
+"""Models of HuggingFace's transformers, from a folder on this machine: of text, and classifiers of text and of images.
+
+Which of a library's classes it is follows from the data: AutoModelForCausalLM if labels are the next tokens,
+AutoModelForSequenceClassification for tokens with a label a sample, and AutoModelForImageClassification for images.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from fl.base.errors import FLError
+from fl.base.plugins import transformers
+from fl.data import Dataset
+from fl.data.arrays import pieces
+from surgery.configuration import first_difference, made_from, shapes_of
+
+KINDS = ("hf", "hf-config")
+"""hf:FOLDER has the folder's weights, hf-config:FOLDER (or FILE) has weights that are drawn."""
+BESIDE = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model",
+          "chat_template*", "preprocessor_config.json", "processor_config.json")  # fmt: skip
+"""The files of a folder that an exported model gets as well."""
+
+
+def is_hf(name: str) -> bool:
+    """Return whether a model of this name is one of transformers.
+
+    >>> is_hf("hf:models/gpt2"), is_hf("hf-config:config.json"), is_hf("timm:resnet18")
+    (True, True, False)
+    """
+    return name.partition(":")[0] in KINDS
+
+
+class _Padded(TorchFunctionMode):
+    """Within it nobody learns that a mask of padding hides nothing.
+
+    The library leaves such a mask out, which changes no result; but vmap cannot ask that of several clients at once.
+    """
+
+    def __init__(self, shape: torch.Size) -> None:
+        super().__init__()
+        self.shape = shape
+
+    def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if function is Tensor.all and len(args) == 1 and not kwargs and args[0].shape == self.shape:
+            return False
+        return function(*args, **(kwargs or {}))
+
+
+class HFModel(nn.Module):
+    """A model of transformers that takes a data set's samples and returns logits.
+
+    Attributes:
+        model: the library's. folder: where it comes from. drawn: its tensors that are not there, and were drawn.
+    """
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, model: nn.Module, folder: Path, drawn: Sequence[str] = ()) -> None:
+        super().__init__()
+        self.model: Any = model
+        self.folder, self.drawn = folder, tuple(drawn)
+        self.images, self.next_tokens = self.model.main_input_name == "pixel_values", "CausalLM" in type(model).__name__
+        scale, shift = _normalisation(folder) if self.images else (1.0, 0.0)
+        self.register_buffer("scale", torch.tensor(scale).view(-1, 1, 1), persistent=False)
+        self.register_buffer("shift", torch.tensor(shift).view(-1, 1, 1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits [N, classes] of images [N, C, H, W] from -1 to 1 or of tokens [N, T], or [N, T, vocabulary]."""
+        if self.images:
+            return self.model(pixel_values=x * self.scale + self.shift).logits
+        config = self.model.config
+        given = {"use_cache": False} if hasattr(config, "use_cache") else {}
+        if self.next_tokens or config.pad_token_id is None:
+            return self.model(input_ids=x, attention_mask=torch.ones_like(x), **given).logits
+        with _Padded(x.shape):
+            return self.model(input_ids=x, attention_mask=x.ne(config.pad_token_id).long(), **given).logits
+
+    def save(self, folder: Path) -> None:
+        """Write what `from_pretrained` of the library's class loads, with the tokenizer it came with.
+
+        FLError for a model that was cut, whose sizes its configuration does not say.
+        """
+        with torch.random.fork_rng(devices=[]):
+            cut = first_difference(shapes_of(self.model), shapes_of(made_from(type(self.model), self.model.config)))
+        if cut:
+            raise FLError(
+                f"{folder}: a model that --width or --depth has cut is not that of its config.json ({cut}): write its "
+                "weights as .pt or .safetensors"
+            )
+        with transformers(f"export to {folder}", self.folder):
+            self.model.save_pretrained(folder)
+        for pattern in BESIDE:
+            for file in self.folder.glob(pattern):
+                shutil.copy(file, folder)
+
+
+def _normalisation(folder: Path) -> tuple[Any, Any]:
+    """Read the scale and shift of pixels from -1 to 1; 1 and 0 if the folder does not say."""
+    file = folder / "preprocessor_config.json"
+    if not file.is_file():
+        return 1.0, 0.0
+    try:
+        said = json.loads(file.read_bytes())
+        half = 127.5 * (said.get("rescale_factor", 1 / 255) if said.get("do_rescale", True) else 1.0)
+        mean, std = (said["image_mean"], said["image_std"]) if said.get("do_normalize", True) else ([0.0], [1.0])
+        return [half / s for s in std], [(half - m) / s for m, s in zip(mean, std, strict=True)]
+    except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError, RecursionError) as error:
+        raise FLError(
+            f"{file} does not say how images are normalised ({type(error).__name__}: {error}): give image_mean and "
+            "image_std, or take the file out to have pixels from -1 to 1"
+        ) from None
+
+
+@dataclass(frozen=True)
+class Folder:
+    """What --model hf:FOLDER or hf-config:FOLDER names; `fits` makes a model of it once the data are known."""
+
+    name: str
+
+    @property
+    def path(self) -> Path:
+        """The folder, or of hf-config perhaps a file."""
+        return Path(self.name.partition(":")[2]).expanduser()
+
+    def config(self) -> Any:
+        """Read the library's configuration; FLError if there is none."""
+        with transformers(f"--model {self.name}", self.path) as library:
+            if self.name.startswith("hf:") and not self.path.is_dir():
+                raise FLError(f"--model {self.name} is a file: give its folder, or hf-config:FILE for drawn weights")
+            return library.AutoConfig.from_pretrained(self.path, local_files_only=True)
+
+    def fits(self, tokens: bool, outputs: Sequence[int]) -> Callable[[], nn.Module]:
+        """Choose the class for such samples, and for outputs of this shape for each sample."""
+        kind = "CausalLM" if len(outputs) > 1 else "SequenceClassification" if tokens else "ImageClassification"
+        return partial(self._make, f"AutoModelFor{kind}", outputs[-1])
+
+    def __call__(self) -> nn.Module:
+        raise FLError(f"--model {self.name} cannot be built before the data are known")
+
+    def _make(self, kind: str, classes: int) -> nn.Module:
+        """Build the model; what is drawn comes from torch's generator."""
+        config = self.config()
+        if kind != "AutoModelForCausalLM" and config.num_labels != classes:
+            config.num_labels = classes
+        with transformers(f"--model {self.name} as {kind}", self.path) as library:
+            auto = getattr(library, kind)
+            given = {"attn_implementation": "eager", "dtype": torch.float32}  # fused kernels draw dropout on their own
+            if self.name.startswith("hf-config:"):
+                folder = self.path if self.path.is_dir() else self.path.parent
+                return HFModel(auto.from_config(config, **given), folder)
+            model, found = auto.from_pretrained(
+                self.path, config=config, local_files_only=True, ignore_mismatched_sizes=True, output_loading_info=True,
+                **given,
+            )  # fmt: skip
+        drawn = sorted({*found["missing_keys"], *(one[0] for one in found["mismatched_keys"])})
+        body = f"{model.base_model_prefix}." if kind != "AutoModelForCausalLM" else ""
+        own = [name for name in (*drawn, *found["unexpected_keys"]) if name.startswith(body) and "pooler" not in name]
+        if own:
+            raise FLError(
+                f"--model {self.name}: the weights of {self.path} are not those of {type(model).__name__}, as its "
+                f"config.json describes it ({own[0]} is missing, strange, or of another size): save the model anew"
+            )
+        return HFModel(model, self.path, drawn)
+
+
+def fitted(name: str, data: Dataset) -> Dataset:
+    """Check that a model has the data's tokens, and make its vocabulary the classes of text.
+
+    The library computes perplexity over them all: also tokens that the tokenizer never gives have a probability.
+
+    Raises:
+        FLError: for data with more tokens.
+    """
+    if not data.tokens:
+        return data
+    most = data.classes if data.text else 1 + max(int(p.max()) for x in (data.x, data.test_x) for p in pieces(x))
+    size = getattr(Folder(name).config().get_text_config(), "vocab_size", None)
+    if size is None:
+        raise FLError(f"--model {name} is no model of text, and {data.name} has tokens: choose another one")
+    if most > size:
+        raise FLError(
+            f"--model {name} has a vocabulary of {size:,} tokens, and {data.name} has {most:,}: read text with the "
+            "model's own tokenizer, --text.tokens tokenizer:FOLDER, or give hf-config a larger vocab_size"
+        )
+    return replace(data, classes=size) if data.text else data
+
+
+def way_out(data: Dataset) -> str:
+    """Say what to do if a model does not take such samples."""
+    if data.tokens:
+        return "; is --text.length beyond its max_position_embeddings, or pad_token_id not in its config.json?"
+    return (
+        "; resize the data to the image_size and num_channels of its config.json, or give hf-config:FILE a "
+        "configuration with those of the data"
+    )
