@@ -133,7 +133,7 @@ class Nodes:
             same: dict[str, list[str]] = {}
             for k, why in sorted(lost.items()):
                 same.setdefault(why, []).append(f"client {clients[k]}")
-            raise FLError("; ".join([what, *(f"{', '.join(who)}: {why}" for why, who in same.items())]))
+            raise FLError(f"{what}: " + "; ".join(f"{', '.join(who)}: {why}" for why, who in same.items()))
         names = {place: client for client, place in self._places.items()}
         reasons = [f"client {clients[k]} is left out ({reason})" for k, reason in sorted(lost.items())]
         reasons += [f"client {names.get(place, '?')}: {note}" for place, note in notes]
