@@ -1,7 +1,7 @@
 """The ServerApp and the ClientApp of `flwr run`. `fl.deploy.local.write_app` writes the folder that it is given.
 
-The run config has the keys of `RunSettings`. A node's config has `partition-id`, and may have `data` (its folder) and
-`width` and `depth`, or `budget`.
+The run config has the keys of `RunSettings`. A node's config has `partition-id`, and may have `data` (its folder),
+`init` (its copy of the weights that adapters are beside) and `width` and `depth`, or `budget`.
 """
 
 import dataclasses
@@ -121,13 +121,13 @@ def _node_of(context: Context) -> Node:
     folder = Path(str(given["data"])) if "data" in given else node_folder(Path(settings.data), number)
     budget = {name: _numbers(given[name]) for name in ("width", "depth", "budget") if name in given}
     torch.set_num_threads(settings.threads or torch.get_num_threads())
-    return _node(number, folder, tuple(budget.items()))
+    return _node(number, folder, tuple(budget.items()), str(given["init"]) if "init" in given else None)
 
 
 @lru_cache(maxsize=64)  # of the nodes that Flower simulates in one process
-def _node(number: int, folder: Path, budget: tuple) -> Node:
+def _node(number: int, folder: Path, budget: tuple, init: str | None) -> Node:
     data, split = read_node(folder)
-    return Node(number, data, split, dict(budget), folder / "kept")
+    return Node(number, data, split, dict(budget), folder / "kept", init)
 
 
 def _numbers(value: object) -> object:

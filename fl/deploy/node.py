@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from fl.algorithms.parts.additive import Cache, Validation
 from fl.algorithms.parts.secure_round import to_bytes
@@ -16,15 +18,17 @@ from fl.data import Dataset
 from fl.deploy.messages import InvalidMessage, NodeMessage, are_counts, fields, flat, nested
 from fl.deploy.secret import as_frames, as_tensors
 from fl.deploy.store import Store
+from fl.engine.constants import digest as base_digest
 from fl.federation import Federation
 from fl.federation.client_models import ClientModels, Level
 from fl.federation.clients import check_names
 from fl.federation.cohort import per_client
 from fl.models import custom_model
 from fl.models.create import create
-from fl.models.fleet import make_fleet
+from fl.models.fleet import Fleet, make_fleet
+from fl.models.init import find
 from fl.partition import Parts, Split, Splits
-from fl.runs.assembly import make_algorithm, model_spec, pick_device, training
+from fl.runs.assembly import make_algorithm, make_models, model_spec, pick_device, training
 from fl.runs.evaluate import score_clients
 from fl.secure import Client
 from fl.settings import Config
@@ -42,6 +46,7 @@ class Node:
         split: which of them it trains on, validates on and tests on.
         budget: what it says of the model that it can afford: some of "width", "depth" and "budget".
         folder: where it keeps its client's state from round to round.
+        init: the weights that adapters are beside, as --init names them; None: by the settings of the run.
     """
 
     number: int
@@ -49,6 +54,7 @@ class Node:
     split: Split
     budget: Mapping[str, Any]
     folder: Path
+    init: str | None = None
 
     def __post_init__(self) -> None:
         self._store = Store(self.folder)
@@ -81,6 +87,10 @@ class Node:
                 raise InvalidMessage("a method asks for the labels of text, which it has not")
             header["labels"] = torch.bincount(data.y[train], minlength=data.classes).tolist()
         return NodeMessage(header, {})
+
+    def _check_base(self, request: NodeMessage) -> NodeMessage:
+        """Say that this node has the base of the server's adapters."""
+        return self._answer(self._open(request, {})[0], {})
 
     def _update(self, request: NodeMessage) -> NodeMessage:
         """Run the method's client function, keep the client's state, and send the rest."""
@@ -237,7 +247,7 @@ class Node:
     def _open(self, request: NodeMessage, more: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """The header and the tensors of a request about models; makes this node's part of the federation for it."""
         made_of = {"config": str, "model": dict, "fleet": (dict, type(None)), "clients": int, "participants": int}
-        made_of["batch"] = int
+        made_of |= {"batch": int, "base": (str, type(None))}
         asked = self._addressed(request, {**made_of, **more})
         key = {name: asked[name] for name in made_of}
         if self._key != key:
@@ -252,7 +262,14 @@ class Node:
         return NodeMessage({**same, "samples": len(self.split.train), **more}, tensors)
 
     def _federation(
-        self, config: str, model: dict, fleet: dict | None, clients: int, participants: int, batch: int
+        self,
+        config: str,
+        model: dict,
+        fleet: dict | None,
+        clients: int,
+        participants: int,
+        batch: int,
+        base: str | None,
     ) -> Federation:
         """This node's part of the federation.
 
@@ -263,7 +280,10 @@ class Node:
         device = pick_device(settings.device)
         data, local = training(settings, self.data.to(device))
         spec = model_spec(settings, data) if custom_model.is_custom(settings.model) else _spec(model)
-        net = create(torch.Generator(), spec).to(device)
+        if settings.adapters.on:
+            net, make, architectures = self._adapted(settings, spec, clients, device, base)
+        else:
+            net, make, architectures = create(torch.Generator(), spec).to(device), partial(create, spec=spec), None
         parts = []
         for mine in self.split:
             sizes = torch.full((clients,), batch)
@@ -272,16 +292,28 @@ class Node:
             offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
             samples[offsets[self.number] : offsets[self.number + 1]] = mine
             parts.append(Parts(samples, offsets))
-        splits, architectures = Splits(*parts), None
+        splits = Splits(*parts)
         if fleet:
             fields(fleet, {"specs": list, "owned": list})
             kinds = [_spec(one) for one in fleet["specs"]]
             if not are_counts(fleet["owned"]) or max(fleet["owned"]) >= len(kinds):
                 raise InvalidMessage("the architectures of the clients are not numbered")
             architectures = make_fleet(net, spec, [kinds[k] for k in fleet["owned"]])
-        return Federation(
-            net, data, splits, participants, local, spec=spec, create=lambda rng: create(rng, spec), fleet=architectures
-        )
+        return Federation(net, data, splits, participants, local, spec=spec, create=make, fleet=architectures)
+
+    def _adapted(
+        self, settings: Config, spec: Spec, clients: int, device: torch.device, base: str | None
+    ) -> tuple[nn.Module, Callable[..., nn.Module], Fleet | None]:
+        """The models with adapters on this node's base. Raises InvalidMessage if it is not the server's."""
+        init, way = self.init or settings.init, "give the node its own copy: --node-config 'init=\"FILE\"'"
+        try:
+            made = make_models(settings, spec, find(init, spec) if init else None, clients, device)
+        except FLError as error:
+            raise InvalidMessage(f"{error}; {way}") from None
+        if base_digest(made[0]) != base:
+            of = init or "the model's own weights"
+            raise InvalidMessage(f"the base of its adapters ({of}) has other numbers than the server's; {way}")
+        return made
 
 
 def _spec(values: dict) -> Spec:
@@ -298,6 +330,7 @@ def _row(tree: Any) -> Any:
 
 _KINDS: dict[str, Callable[[Node, NodeMessage], NodeMessage]] = {
     "hello": Node._hello,
+    "base": Node._check_base,
     "update": Node._update,
     "score": Node._score,
     "judge": Node._judge,

@@ -102,6 +102,7 @@ class Nodes:
         read: Callable[[int, NodeMessage], Any],
         what: str,
         round: int | None = None,
+        every: bool = False,
     ) -> dict[int, Any]:
         """Send each client its request and return the answers, by the clients' positions.
 
@@ -112,9 +113,10 @@ class Nodes:
             read: (position, answer) -> what it says. Raises InvalidMessage for one that cannot be used.
             what: it is, for that line.
             round: of the training, which needs a quorum; None: anything else.
+            every: whether all have to answer.
 
         Raises:
-            FLError: if fewer than the quorum are left.
+            FLError: if fewer than the quorum are left, or than all where all have to answer.
         """
         self._look_around(clients)
         known = [k for k, client in enumerate(clients) if client in self._places]
@@ -127,6 +129,11 @@ class Nodes:
                 came[k] = read(k, answer)
             except InvalidMessage as error:
                 lost[k] = str(error)
+        if every and lost:
+            same: dict[str, list[str]] = {}
+            for k, why in sorted(lost.items()):
+                same.setdefault(why, []).append(f"client {clients[k]}")
+            raise FLError(f"{what}: " + "; ".join(f"{', '.join(who)}: {why}" for why, who in same.items()))
         names = {place: client for client, place in self._places.items()}
         reasons = [f"client {clients[k]} is left out ({reason})" for k, reason in sorted(lost.items())]
         reasons += [f"client {names.get(place, '?')}: {note}" for place, note in notes]

@@ -23,6 +23,7 @@ from fl.deploy.masked import LEAST
 from fl.deploy.messages import DTYPES, InvalidMessage, NodeMessage, check_tensors, fields, flat, raw
 from fl.deploy.nodes import Link, Nodes, Waiting
 from fl.deploy.secret import SecretExchange, take_key
+from fl.engine.constants import digest as base_digest
 from fl.federation import Federation
 from fl.federation.attack import AttackOptions
 from fl.federation.client_models import ClientModels, Level
@@ -52,6 +53,11 @@ def check_settings(config: Config) -> None:
         raise FLError("--attack simulates malicious clients: with real ones leave it out")
     if config.compression.on:
         raise FLError("--compression.kind is for simulations: nodes send whole models, so leave it out")
+    if config.adapters.on and config.adapters.base == "sent":
+        raise FLError(
+            "--adapters.base sent has the weights beside adapters in every message, and between machines only adapters "
+            "travel: take --adapters.base constant, or a simulation for a method that changes the base (flora)"
+        )
     if config.secure_aggregation:
         if config.defence != Defence():
             raise FLError("--defence looks at each client's update, and --secure-aggregation hides it: leave one out")
@@ -140,7 +146,11 @@ class Remote:
         if fed.data.task != "classification" or fed.metrics:
             what = f"data for {fed.data.task}" if fed.data.task != "classification" else "--metrics"
             raise FLError(f"clients on other machines are scored by accuracy and loss only, not with {what}: simulate")
-        self.federation = fed
+        self.federation, self._base = fed, base_digest(fed.model)
+        if self._base:
+            clients = range(len(self.splits))
+            requests = [NodeMessage(self.header("base", client, Rng(0)), {}) for client in clients]
+            self.nodes.exchange(clients, requests, 0, lambda k, answer: None, "before the first round", every=True)
 
     def client_states(self, start: State) -> State:
         """See `RemoteClients.client_states`."""
@@ -391,7 +401,10 @@ class Remote:
     def header(self, kind: str, client: int, rng: Rng) -> dict[str, Any]:
         """What every request about models says."""
         fed = self.federation
-        specs = [dataclasses.asdict(kind.spec) for kind in fed.fleet.architectures] if fed.fleet else []
+        kinds = fed.fleet.architectures if fed.fleet else ()
+        specs = [
+            dataclasses.asdict(kind.spec) for kind in kinds if kind.spec
+        ]  # none for ranks, which the settings give
         return {
             "kind": kind,
             "config": self._settings,
@@ -402,7 +415,8 @@ class Remote:
             "participants": fed.participants,
             "batch": fed.local.size_of_batches(fed.clients.train),
             "model": dataclasses.asdict(fed.spec),
-            "fleet": {"specs": specs, "owned": list(fed.fleet.owned)} if fed.fleet else None,
+            "fleet": {"specs": specs, "owned": list(fed.fleet.owned)} if specs else None,
+            "base": self._base,
             "ticket": secrets.token_hex(8),
         }
 

@@ -48,7 +48,7 @@ class RemoteClients(Protocol):
         """The architecture of each client by its own budget; None if the settings choose them."""
 
     def begin(self, fed: Any) -> None:
-        """Called once the federation has been built."""
+        """Called once the federation and its method have been built."""
 
     def client_states(self, start: State) -> State:
         """What the server stores of client states before any of them took part."""

@@ -27,7 +27,7 @@ from fl.models import custom_model, hf
 from fl.models.adapted import adapted, fleet_of_ranks
 from fl.models.architectures import choose
 from fl.models.create import check_shape, weight_bytes
-from fl.models.fleet import make_fleet
+from fl.models.fleet import Fleet, make_fleet
 from fl.models.init import Start, find, maker
 from fl.models.search import maximum
 from fl.settings import Config
@@ -107,23 +107,17 @@ def build(
         needed = (config.cohort() + 5) * min(map(weight_bytes, specs or [spec]))
         what = f"a round of {config.cohort():,} clients"
         ask_memory(needed, what, "use fewer --participants, or a smaller --width or --depth")
-    create = maker(spec, start)
-    net, fleet = create(rng.torch("weights")), None
-    one_start = isinstance(getattr(spec, "source", None), nn.Module)
+    net, create, fleet = make_models(config, spec, start, len(splits), device)
+    one_start = isinstance(getattr(spec, "source", None), nn.Module) and not config.adapters.on
     if start is None and (drawn := getattr(net, "drawn", ())):
         frozen = config.adapters.on and not config.adapters.train
         _log.warning(
             "warning: --model %s begins with a drawn %s, which its folder has not, or for other classes%s",
             config.model, ", ".join(drawn), ": train it beside adapters, with --adapters.train" if frozen else "",
         )  # fmt: skip
-    if config.adapters.on:
-        if start is None and (config.model.startswith("hf-config:") or not isinstance(spec, custom_model.CustomSpec)):
+    if config.adapters.on and start is None:
+        if config.model.startswith("hf-config:") or not isinstance(spec, custom_model.CustomSpec):
             _log.warning("warning: --adapters.kind lora freezes weights that are drawn: give trained ones with --init")
-        create, one_start = partial(adapted, net, config.adapters), False
-        net = create(rng.torch("adapters"))
-        if config.adapters.ranks:
-            fleet = fleet_of_ranks(partial(_of_rank, create, rng), config.adapters.ranks, len(splits), net.to(device))
-    net = net.to(device)
     if not isinstance(spec, custom_model.CustomSpec) and not dataset.text:
         check_shape(spec, net, dataset.x.shape[1:])
     fed = Federation(
@@ -146,13 +140,30 @@ def build(
         truth=truth,
         remote=remote,
     )
-    if remote:
-        remote.begin(fed)
     if device.type == "cpu":  # what a client's step keeps of one batch, if half of it can be freed early
         size = local.size_of_batches(fed.clients.train)
         least = min(activation_bytes(kind.model, fed.data) for kind in fed.fleet_or_uniform.architectures)
         ask_memory(size * least // 2, f"a batch of {size:,} samples", "use a smaller --batch-size, --width or --pad")
-    return fed, make_algorithm(config, fed)
+    algorithm = make_algorithm(config, fed)
+    if remote:
+        remote.begin(fed)
+    return fed, algorithm
+
+
+def make_models(
+    config: Config, spec: Spec, start: Start | None, clients: int, device: torch.device
+) -> tuple[nn.Module, Callable[..., nn.Module], Fleet | None]:
+    """The global model, what makes it anew, and the clients' own if their adapters have several ranks.
+
+    All weights that are not in `start` depend on the seed alone.
+    """
+    rng, create = Rng(config.seeds[0]), maker(spec, start)
+    net = create(rng.torch("weights"))
+    if not config.adapters.on:
+        return net.to(device), create, None
+    create = partial(adapted, net, config.adapters)
+    net, ranks = create(rng.torch("adapters")).to(device), config.adapters.ranks
+    return net, create, fleet_of_ranks(partial(_of_rank, create, rng), ranks, clients, net) if ranks else None
 
 
 def _of_rank(create: Callable[..., nn.Module], rng: Rng, rank: int) -> nn.Module:

@@ -14,8 +14,11 @@ from fl_nodes import same, settings, simulated, tensors
 
 pytest.importorskip("flwr", reason="needs the extra `flower`")
 
+import fl
+from fl.base.errors import FLError
 from fl.deploy.folders import deal_out
 from fl.deploy.messages import InvalidMessage, NodeMessage
+from fl.models.create import make_spec
 
 FLAGS = "--participants 3 --rounds {rounds} --local-epochs 1 --width 0.1 --backend loop --checkpoint-every 1"
 
@@ -75,6 +78,29 @@ def test_apps_give_the_result_of_the_simulator_and_name_who_answers_twice(algori
     server_app()(grid, Context(1, 0, {}, RecordDict(), values))
     assert same(tensors(tmp_path / "run"), simulated(config, tmp_path))
     assert "client 2: answered twice, and the first answer counts" in caplog.text
+
+
+def write_base(path, seed=41):
+    torch.save(make_spec("cnn", 10, 1, 8, width=0.1).build(torch.Generator().manual_seed(seed)).state_dict(), path)
+    return str(path)
+
+
+def test_a_nodes_configuration_names_its_copy_of_the_base(tmp_path, messages):
+    from flwr.app import Context, RecordDict
+
+    from fl.deploy.app import client_app, server_app
+
+    init, copy, other = (write_base(tmp_path / f"{k}.pt", seed) for k, seed in enumerate((41, 41, 42)))
+    config = settings("fedavg", clients=3, init=init, adapters=fl.AdapterOptions("lora"))
+    deal_out(config, tmp_path / "data")
+    values = run_config(tmp_path, f"fedavg --init {init} --adapters.kind lora")
+    grid = Grid(client_app(), values)
+    grid.contexts[5].node_config["init"], grid.contexts[99].node_config["init"] = copy, other
+    with pytest.raises(FLError, match=rf"before the first round: client 2: the base of its adapters \({other}\)"):
+        server_app()(grid, Context(1, 0, {}, RecordDict(), values))
+    grid.contexts[99].node_config["init"] = copy
+    server_app()(grid, Context(1, 0, {}, RecordDict(), values))
+    assert same(tensors(tmp_path / "run"), simulated(config, tmp_path))
 
 
 def test_what_comes_late_or_cannot_be_read_is_named(messages):
@@ -182,6 +208,17 @@ def test_processes_with_tls_and_authentication_give_the_result_of_the_simulator(
     folder, run = start(running, "whole")
     assert running.wait(run, 900) == "finished:completed"
     assert same(tensors(folder / "run"), simulated(settings("fedavg", clients=3), tmp_path))
+
+
+@pytest.mark.slow
+def test_adapters_of_several_ranks_go_to_processes_that_read_the_base(running, tmp_path):
+    init, options = write_base(tmp_path / "base.pt"), fl.AdapterOptions("lora", ranks=(1, 2, 4))
+    folder, run = start(
+        running, "ranks", algorithm=f"flexlora --init {init} --adapters.kind lora --adapters.ranks 1,2,4"
+    )
+    assert running.wait(run, 900) == "finished:completed", running.log(run)
+    config = settings("flexlora", clients=3, init=init, adapters=options)
+    assert same(tensors(folder / "run"), simulated(config, tmp_path))
 
 
 @pytest.mark.slow

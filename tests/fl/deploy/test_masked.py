@@ -129,6 +129,16 @@ def test_rounds_follow_each_other_and_batch_norms_are_averaged(tmp_path):
     assert summary["final"]["bytes_up"] == 8 * (numbers + 2)
 
 
+@pytest.mark.parametrize("learn", ["b", pytest.param("both", marks=SLOW)])
+def test_of_adapters_their_mean_alone_is_seen(learn, tmp_path):
+    config = replace(CONFIG, rounds=2, adapters=fl.AdapterOptions("lora", rank=2, train=("fc2",), learn=learn))
+    masked, _, summary = run(config, tmp_path)
+    near(masked, simulated(plain(config), tmp_path), step_of(config, 10))
+    assert any("lora_B" in name for name in masked)
+    numbers = sum(tensor.numel() for name, tensor in masked.items() if name.startswith("global/"))
+    assert summary["final"]["bytes_up"] == 8 * (numbers + 2)
+
+
 @pytest.mark.parametrize("stage", ["setup", "share_keys", "collect_masked_vectors"])
 def test_who_falls_silent_is_left_out(stage, tmp_path, caplog):
     masked, grid, summary = run(CONFIG, tmp_path, lambda c, s, reply: None if (c, s) == (1, stage) else reply)
