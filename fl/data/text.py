@@ -8,7 +8,7 @@ published counts.
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -53,6 +53,9 @@ class TextOptions:
     in the training part; 0: no limit"""
     length: AtLeast1 = 64
     """tokens of a sequence; each sequence is a sample"""
+    template: str = "{prompt}\n{answer}\n"
+    """prompts:FILE: text of a sample, with names of its fields in braces; the last field and what follows is the
+    answer, which alone counts"""
 
     def check(self) -> None:
         """Raise FLError for tokens that there are not. No tokenizer is opened."""
@@ -116,20 +119,14 @@ def dataset(
     """
     check_values(options, "text")
     options.check()
-    by_word, vocabulary, encode = options.tokens == "word", (), encode_bytes
-    if ":" in options.tokens:
-        vocabulary = Pieces.of(options.tokens)
-        encode = vocabulary.encode
-    train, held = ([words(d, spaced) if by_word else encode(d) for d in part] for part in (documents, test or ()))
+    check_without_template(name, options)
+    split, known = splitter(options, spaced)
+    train, held = ([split(document) for document in part] for part in (documents, test or ()))
     if test is None:
         cuts = [len(document) - len(document) // 10 for document in train]
         held = [document[cut:] for document, cut in zip(train, cuts)]
         train = [document[:cut] for document, cut in zip(train, cuts)]
-    if by_word:
-        # Without rare words in training, nobody would learn about <unk>, which occurs in the test part.
-        vocabulary = vocabulary_of(train, options.vocabulary, least=1 if spaced else 2)
-        numbers = {word: number for number, word in enumerate(vocabulary)}
-        train, held = ([encode_words(document, numbers) for document in part] for part in (train, held))
+    train, held, vocabulary = numbered(train, held, options, known, spaced)
     stream = np.concatenate(held)
     for part, longest in (("longest training document", max(map(len, train), default=0)), ("test part", len(stream))):
         if longest <= options.length:
@@ -142,6 +139,33 @@ def dataset(
     owners = torch.repeat_interleave(torch.tensor([len(x) for x, _ in pieces])) if owned else None
     classes = len(vocabulary) or 256
     return Dataset(name, x, y, *windows(stream, options.length), classes, owners=owners, vocabulary=vocabulary)
+
+
+def check_without_template(name: str, options: TextOptions) -> None:
+    """Raise FLError if there is a template for text without fields."""
+    if options.template != TextOptions.template:
+        raise FLError(f"--text.template is for --dataset prompts:FILE, not for {name}: leave it out")
+
+
+def splitter(options: TextOptions, spaced: bool = False) -> tuple[Callable[[str], Any], tuple[str, ...]]:
+    """Return what splits a text into words or converts it to tokens, and the tokens that are known already."""
+    if ":" in options.tokens:
+        pieces = Pieces.of(options.tokens)
+        return pieces.encode, pieces
+    return (partial(words, spaced=spaced) if options.tokens == "word" else encode_bytes), ()
+
+
+def numbered(
+    train: list[Any], held: list[Any], options: TextOptions, known: tuple[str, ...], spaced: bool = False
+) -> tuple[list[np.ndarray], list[np.ndarray], tuple[str, ...]]:
+    """Convert split texts to tokens: words by the vocabulary of the training part, which comes third."""
+    if options.tokens != "word":
+        return train, held, known
+    # Without rare words in training, nobody would learn about <unk>, which occurs in the test part.
+    vocabulary = vocabulary_of(train, options.vocabulary, least=1 if spaced else 2)
+    numbers = {word: number for number, word in enumerate(vocabulary)}
+    train, held = ([encode_words(document, numbers) for document in part] for part in (train, held))
+    return train, held, vocabulary
 
 
 def windows(stream: np.ndarray, length: int) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,109 @@
+"""Prompts with answers: what counts is the answer, wherever the sequence ends."""
+
+import json
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fl
+from fl.data.arrays import UNSCORED
+from fl.data.prompts import dataset
+from fl.data.text import TextOptions, decode
+
+ROWS = [{"prompt": f"{i} plus {i}", "answer": f"is {2 * i}", "owner": "ab"[i % 2]} for i in range(40)]
+
+
+def write(path, rows):
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    return f"prompts:{path}"
+
+
+def answers(data, k):
+    """The text that counts of a sample, and what stands before it."""
+    x, y = data.x[k].tolist(), data.y[k].tolist()
+    first = next(i for i, label in enumerate(y) if label != UNSCORED)
+    counted = [label for label in y if label != UNSCORED]
+    assert y[first : first + len(counted)] == counted  # in one piece
+    assert x[first + 1 : first + len(counted)] == counted[:-1]
+    return decode(x[: first + 1], data.vocabulary), decode(counted, data.vocabulary)
+
+
+def test_the_answer_counts(tmp_path):
+    name = write(tmp_path / "sums.jsonl", ROWS)
+    data = fl.data.load(name, text=TextOptions("byte", length=32))
+    assert (len(data.x), len(data.test_x), data.classes) == (36, 4, 256)
+    assert data.owners.bincount().tolist() == [18, 18]
+    assert answers(data, 3) == ("3 plus 3\n", "is 6\n")
+    words = fl.data.load(name, text=TextOptions("word", length=12, template="Q: {prompt}? A: {answer}."))
+    assert answers(words, 2) == ("Q : 2 plus 2 ? A :", "is 4 .")
+
+
+@given(st.text(max_size=12), st.text(min_size=1, max_size=12), st.integers(1, 20))
+def test_as_much_of_the_answer_as_fits_and_then_of_the_context(context, answer, length):
+    rows = [{"c": context, "a": answer}] * 10
+    template = "{c}{a}"
+    whole, end = (context + answer).encode(), answer.encode()
+    if len(whole) < 2:
+        return
+    data = dataset("drawn", rows, TextOptions("byte", length=length, template=template))
+    counted = [label for label in data.y[0].tolist() if label != UNSCORED]
+    expected = end if context else end[1:]
+    assert bytes(counted) == expected[:length]
+    before = (context.encode() or end[:1])[-(length + 1 - len(counted)) :]
+    assert bytes(data.x[0, : len(before)].tolist()) == before
+
+
+def test_a_tokenizer_ends_answers(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = ["[UNK]", "[END]", "plus", "is", *map(str, range(100))]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="[END]").save_pretrained(tmp_path / "t")
+    data = dataset("sums", ROWS, TextOptions(f"tokenizer:{tmp_path / 't'}", length=8))
+    counted = [label for label in data.y[3].tolist() if label != UNSCORED]
+    assert [words[i] for i in counted] == ["is", "6", "[END]"]
+
+
+def test_it_trains_and_measures_answers(tmp_path):
+    config = fl.Config(
+        algorithm="fedavg", dataset=write(tmp_path / "sums.jsonl", ROWS), partition="natural", clients=2,
+        participants=2, rounds=2, model="transformer", width=0.125, depth=1, text=TextOptions("byte", length=24),
+    )  # fmt: skip
+    summary = fl.simulate(config, tmp_path / "run")
+    assert 1 < summary["final"]["perplexity"] < 300
+    net = fl.load_model(tmp_path / "run")
+    data = config.load()
+    with torch.no_grad():
+        logits = net(data.test_x.long())
+    counts = data.test_y != UNSCORED
+    loss = torch.nn.functional.cross_entropy(logits[counts].double(), data.test_y[counts])
+    assert summary["final"]["perplexity"] == pytest.approx(loss.exp().item(), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("rows", "template", "message"),
+    [
+        (ROWS, "{prompt}{reply}", "sample 0 has no 'reply', which --text.template names: it has prompt, answer, owner"),
+        (ROWS, "no fields", "names no field"),
+        (ROWS, "{prompt", "braces of the text itself are doubled"),
+        (ROWS[:5], TextOptions.template, "give 10 or more"),
+        ([*ROWS, {"prompt": "1", "answer": "2"}], TextOptions.template, "sample 40 has no owner"),
+    ],
+)
+def test_refusals(rows, template, message):
+    with pytest.raises(fl.FLError, match=message):
+        dataset("sums", rows, TextOptions(template=template))
+
+
+def test_files_that_are_none(tmp_path):
+    with pytest.raises(fl.FLError, match="there is no file"):
+        fl.data.load("prompts:nothing.jsonl", tmp_path)
+    (tmp_path / "bad.jsonl").write_text('{"prompt": "a", "answer": "b"}\n{"prompt"\n')
+    with pytest.raises(fl.FLError, match="line 2 is no JSON"):
+        fl.data.load("prompts:bad.jsonl", tmp_path)
+    with pytest.raises(fl.FLError, match="is for --dataset prompts:FILE, not for pydoc"):
+        fl.data.load("pydoc", text=TextOptions(template="{a}"))
