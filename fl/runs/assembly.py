@@ -109,15 +109,8 @@ def build(
         ask_memory(needed, what, "use fewer --participants, or a smaller --width or --depth")
     net, create, fleet = make_models(config, spec, start, len(splits), device)
     one_start = isinstance(getattr(spec, "source", None), nn.Module) and not config.adapters.on
-    if start is None and (drawn := getattr(net, "drawn", ())):
-        frozen = config.adapters.on and not config.adapters.train
-        _log.warning(
-            "warning: --model %s begins with a drawn %s, which its folder has not, or for other classes%s",
-            config.model, ", ".join(drawn), ": train it beside adapters, with --adapters.train" if frozen else "",
-        )  # fmt: skip
-    if config.adapters.on and start is None:
-        if config.model.startswith("hf-config:") or not isinstance(spec, custom_model.CustomSpec):
-            _log.warning("warning: --adapters.kind lora freezes weights that are drawn: give trained ones with --init")
+    if start is None:
+        _warn_of_drawn(config, spec, net)
     if not isinstance(spec, custom_model.CustomSpec) and not dataset.text:
         check_shape(spec, net, dataset.x.shape[1:])
     fed = Federation(
@@ -148,6 +141,19 @@ def build(
     if remote:
         remote.begin(fed)
     return fed, algorithm
+
+
+def _warn_of_drawn(config: Config, spec: Spec, net: nn.Module) -> None:
+    """Say which weights that look like trained ones are drawn, as nothing was given to begin with."""
+    if drawn := getattr(net, "drawn", ()):
+        frozen = config.adapters.on and not config.adapters.train
+        _log.warning(
+            "warning: --model %s begins with a drawn %s, which its folder has not, or for other classes%s",
+            config.model, ", ".join(drawn), ": train it beside adapters, with --adapters.train" if frozen else "",
+        )  # fmt: skip
+    trained = isinstance(spec, custom_model.CustomSpec) and not config.model.startswith("hf-config:")
+    if config.adapters.on and not trained:
+        _log.warning("warning: --adapters.kind lora freezes weights that are drawn: give trained ones with --init")
 
 
 def make_models(
