@@ -428,6 +428,23 @@ def test_commands_run(page, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
+def test_the_hospitals_train_and_answer(tmp_path, monkeypatch, capsys):
+    """The page's commands, with two rounds each, on the notes that its code writes."""
+    monkeypatch.chdir(tmp_path)
+    page, scope = PAGES["docs/guides/hospitals.md"], {}
+    for block in blocks(page, "python"):
+        exec(block.code, scope)
+    for words in commands(page):
+        if words[:3] == ["python", "-m", "fl.run"]:
+            assert main_of("fl.run")([*words[3:], "--rounds", "2"]) == 0
+        elif words[:3] == ["python", "-m", "fl.export"]:
+            assert main_of("fl.export")(words[3:]) == 0
+    head = next(line for block in blocks(page, "console") for line in block.code.splitlines() if line[:6] == "method")
+    assert head in capsys.readouterr().out
+    assert isinstance(scope["answer"](fl.load_model("runs/hospitals/flexlora-seed0").eval(), "A rash."), str)
+
+
+@pytest.mark.slow
 @pytest.mark.drawn
 def test_the_tutorials_pair_prints_the_rows_of_the_page(tmp_path, monkeypatch, capsys):
     """As the page trains it, up to what another kind of processor rounds; the last column, seconds, is of a machine."""
