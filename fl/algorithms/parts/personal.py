@@ -17,6 +17,7 @@ from fl.federation import Federation
 from fl.federation.client_models import personal, shared
 from fl.federation.clients import CLIENTS
 from surgery import Stack, layers
+from surgery.states import names_by_id
 
 _log = logging.getLogger("fl")
 
@@ -53,12 +54,18 @@ def trained_or_same(fed: Federation, starts: Stack, clients: Sequence[int], rng:
 def classifier(model: nn.Module) -> list[str]:
     """The tensors of the model's classifier: its last linear layer in registration order (or else its last layer).
 
-    Of a model with exits, all linear layers with as many outputs as the last one.
+    Of a model with exits, all linear layers with as many outputs as the last one. Where a language model ties it to its
+    table of tokens, it is that.
 
     >>> import zoo
     >>> classifier(zoo.create("lenet"))
     ['fc3.weight', 'fc3.bias']
     """
+    for name, last in [item for item in model.named_modules() if type(item[1]) is nn.Linear][-1:]:
+        names = names_by_id(model)
+        own = [names[id(tensor)] for tensor in last._parameters.values() if id(tensor) in names]
+        if own and not own[0].startswith(f"{name}."):
+            return own
     found = layers(model)
     linear = [layer for layer in found if layer.kind == "Linear"] or found
     if not getattr(model, "exits", False):

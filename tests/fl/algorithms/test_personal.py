@@ -27,7 +27,8 @@ from fl.algorithms import (
     local,
     pfedme,
 )
-from fl.algorithms.parts.personal import last_round
+from fl.algorithms.heterofl import counted_rows
+from fl.algorithms.parts.personal import classifier, last_round
 from fl.algorithms.pfedme import Envelope, enveloped
 from fl.base.errors import FLError
 from fl.base.rng import Rng
@@ -351,3 +352,20 @@ def test_the_copy_of_pfedme_has_no_gradient():
     gradients = torch.autograd.grad(loss, (theta, w), allow_unused=True)
     assert gradients[0].item() == -0.5
     assert gradients[1] is None
+
+
+def test_a_tied_classifier_is_the_table_of_tokens():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.inner, self.head = nn.Embedding(7, 4), nn.Linear(4, 4), nn.Linear(4, 7)
+            self.head.weight = self.table.weight
+
+        def forward(self, x):
+            return self.head(self.inner(self.table(x)))
+
+    assert classifier(Tied()) == ["table.weight", "head.bias"]
+    held = torch.tensor([True] * 3 + [False] * 4)
+    plan = counted_rows(Tied(), held)
+    shapes = {name: tuple(t.shape) for name, t in plan.extract(surgery.state(Tied())).items()}
+    assert shapes == {"table.weight": (3, 4), "inner.weight": (4, 4), "inner.bias": (4,), "head.bias": (3,)}
