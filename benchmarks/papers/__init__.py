@@ -1,7 +1,8 @@
 """The papers' tables and figures as cells that can be run, and what their abstracts claim.
 
-Read cell.py (what a cell is), fedmr.py, femam.py, fedfa.py, heterofl.py, depthfl.py and adapters.py (the cells), stored.py and
-run.py (their runs), verdict.py and page.py (what the runs say). `python -m benchmarks.papers` is the command.
+Read cell.py (what a cell is), fedmr.py, femam.py, fedfa.py, heterofl.py, depthfl.py and adapters.py (the cells),
+stored.py and run.py (their runs), verdict.py and page.py (what the runs say). `python -m benchmarks.papers` is the
+command.
 """
 
 import difflib

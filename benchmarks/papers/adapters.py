@@ -1,6 +1,6 @@
 """Aggregators of adapters side by side, as cells of our own: a small Vision Transformer, tuned on a part of CIFAR-10.
 
-    python -m benchmarks.papers.adapters    # trains the base that these cells begin with, on CIFAR-100, in a few minutes
+    python -m benchmarks.papers.adapters    # trains the base that these cells begin with, in a few minutes on a CPU
 
 Each line is a method, each column a spread of the classes over clients; equal ranks and mixed ones have tables of their
 own. What a run began with is in its stored file, as the digest of the weights that it left as they were.

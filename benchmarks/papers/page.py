@@ -54,8 +54,8 @@ _LEGEND = {
     "(table 3 has their last exit alone). The baseline's DepthFL has FedDyn's regulariser as well, which is left out "
     "here; its exits are deeper. In table 3 the baseline's InclusiveFL reaches 47.61, 53.88, 59.48 and 60.46 from the "
     "first classifier to the fourth; it trains only the last exit of each model, which no method here does.",
-    "adapters": "Aggregators of [adapters](../guides/finetune.md#how-adapters-are-aggregated) side by side. Layers qkv, "
-    "fc1 and fc2 have adapters (LoRA), and a new classifier is trained whole with them, which is in the traffic. "
+    "adapters": "Aggregators of [adapters](../guides/finetune.md#how-adapters-are-aggregated) side by side. Layers "
+    "qkv, fc1 and fc2 have adapters (LoRA), and a new classifier is trained whole with them, which is in the traffic. "
     "`fedit` is `fedavg`, `ffa_lora` the same with `--adapters.learn b`; `flora` has `--adapters.base sent`. Learning "
     "rate, momentum and batch size are the same for all.",
 }  # fmt: skip
