@@ -17,6 +17,7 @@ from torch import nn
 
 from benchmarks.papers.cell import OWN, Arm, Cell, Comparison
 from fl import AdapterOptions, Config, FLError
+from fl.algorithms.heterofl import HeteroFLOptions
 from fl.data import Dataset, default_root, load
 
 TRAIN, TEST, EPOCHS, BATCH = 1000, 1000, 10, 128
@@ -34,15 +35,17 @@ SPREADS = {
 RANKS = {
     "equal": ("rank 4", {"rank": 4},
               ("fedit", "ffa_lora", "flexlora", "hetlora", "flora", "flora_na", "fedsa_lora", "fedmr", "local")),
-    "mixed": ("ranks 2, 4 and 8", {"ranks": (2, 4, 8)}, ("flexlora", "hetlora", "flora", "heterofl", "fedfa")),
+    "mixed": ("ranks 2, 4 and 8", {"ranks": (2, 4, 8)},
+              ("flexlora", "hetlora", "flora", "heterofl", "heterofl_weighted", "fedfa")),
 }  # fmt: skip
 """In words, as options, and the methods that can have them."""
 _OPTIONS = {"ffa_lora": {"learn": "b"}, "flora": {"base": "sent"}}
+_ALGORITHMS = {"fedit": "fedavg", "ffa_lora": "fedavg", "heterofl_weighted": "heterofl"}
 _MEASURES = {
-    "last": "test accuracy in %, last round (of clients' models where there is no global one)",
+    "last": "test accuracy in %, last round (with fedsa_lora and local that of the mean of clients' models)",
     "last_local": "accuracy on the clients' own test samples in %, last round",
-    "kilobytes_up": "kB that a participant sends in a round",
-    "kilobytes_down": "kB that a participant receives in a round",
+    "kilobytes_up": "traffic up: kB that a participant sends in a round, on average",
+    "kilobytes_down": "traffic down: kB that a participant receives in a round, on average",
 }
 
 
@@ -52,8 +55,10 @@ def cells() -> Iterator[Cell]:
         folder, lines = f"adapters.{ranks}.{spread}", []
         for name in methods:
             options = replace(CONFIG.adapters, **sizes, **_OPTIONS.get(name, {}))
-            algorithm = "fedavg" if name in ("fedit", "ffa_lora") else name
-            lines.append(Arm(f"{folder}/{name}", replace(CONFIG, algorithm=(algorithm,), adapters=options, **split)))
+            config = replace(CONFIG, algorithm=(_ALGORITHMS.get(name, name),), adapters=options, **split)
+            if name == "heterofl_weighted":
+                config = replace(config, heterofl=HeteroFLOptions(own_rows=False, weighted=True))
+            lines.append(Arm(f"{folder}/{name}", config))
         yield Cell(
             folder, OWN, f"adapters of {said} on a small Vision Transformer that was trained on CIFAR-100, tuned on "
             "1,000 images of CIFAR-10 by 10 clients, of which 5 take part in a round", tuple(lines),

@@ -56,7 +56,9 @@ _LEGEND = {
     "first classifier to the fourth; it trains only the last exit of each model, which no method here does.",
     "adapters": "Aggregators of [adapters](../guides/finetune.md#how-adapters-are-aggregated) side by side. Layers "
     "qkv, fc1 and fc2 have adapters (LoRA), and a new classifier is trained whole with them, which is in the traffic. "
-    "`fedit` is `fedavg`, `ffa_lora` the same with `--adapters.learn b`; `flora` has `--adapters.base sent`. Learning "
+    "`fedit` is `fedavg`, `ffa_lora` the same with `--adapters.learn b`; `flora` has `--adapters.base sent`. In "
+    "`heterofl` clients count alike, and a class's row of the classifier is averaged over those who have the class; in "
+    "`heterofl_weighted` it is averaged over all, and clients count by their numbers of samples. Learning "
     "rate, momentum and batch size are the same for all.",
 }  # fmt: skip
 
