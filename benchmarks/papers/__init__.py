@@ -1,14 +1,15 @@
 """The papers' tables and figures as cells that can be run, and what their abstracts claim.
 
-Read cell.py (what a cell is), fedmr.py, femam.py, fedfa.py, heterofl.py and depthfl.py (the cells), stored.py and
-run.py (their runs), verdict.py and page.py (what the runs say). `python -m benchmarks.papers` is the command.
+Read cell.py (what a cell is), fedmr.py, femam.py, fedfa.py, heterofl.py, depthfl.py and adapters.py (the cells),
+stored.py and run.py (their runs), verdict.py and page.py (what the runs say). `python -m benchmarks.papers` is the
+command.
 """
 
 import difflib
 from dataclasses import dataclass
 from functools import lru_cache
 
-from benchmarks.papers import depthfl, fedfa, fedmr, femam, heterofl
+from benchmarks.papers import adapters, depthfl, fedfa, fedmr, femam, heterofl
 from benchmarks.papers.cell import Cell
 from benchmarks.papers.verdict import NOT_RUN, UNKNOWN
 from fl import FLError
@@ -22,7 +23,7 @@ def cells() -> dict[str, Cell]:
     'LeNet, momentum 0.5'
     """
     found: dict[str, Cell] = {}
-    for paper in (fedmr, femam, fedfa, heterofl, depthfl):
+    for paper in (fedmr, femam, fedfa, heterofl, depthfl, adapters):
         for cell in paper.cells():
             if cell.id in found:
                 raise FLError(f"two cells are called {cell.id}: rename one of them")

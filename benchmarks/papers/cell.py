@@ -6,8 +6,11 @@ from typing import Literal, NamedTuple
 
 from fl import Config, FLError
 
-PAPERS = {"fedmr": "FedMR", "femam": "FeMAM", "fedfa": "FedFA", "heterofl": "HeteroFL", "depthfl": "DepthFL"}
-"""From how ids begin to a paper's title."""
+PAPERS = {
+    "fedmr": "FedMR", "femam": "FeMAM", "fedfa": "FedFA", "heterofl": "HeteroFL", "depthfl": "DepthFL",
+    "adapters": "Adapters of low rank",
+}  # fmt: skip
+"""From how ids begin to a paper's title, or to that of a comparison of ours."""
 OWN, SMALLER = "not in the paper", "other settings"
 """The places of cells that no paper has: ours, and a paper's claims in settings smaller than its own."""
 Kind = Literal["numbers", "ratio", "drop", "first", "above"]

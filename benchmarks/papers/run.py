@@ -6,7 +6,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 from pathlib import Path
 
 import torch
@@ -35,7 +35,7 @@ from fl.base.rng import draw
 from fl.base.settings import role
 from fl.federation.attack import draw_malicious
 from fl.landscape import Arguments
-from fl.runs import metrics
+from fl.runs import checkpoint, metrics
 from fl.runs.assembly import pick_device
 from fl.runs.lock import SETTINGS
 from fl.runs.summary import failure
@@ -137,6 +137,7 @@ def _stored(cell: Cell, arm: Arm, config: Config, folder: Path, failed: str, par
         device=_device(config.device), torch=torch.__version__, version=_version(),
         date=datetime.datetime.now(datetime.UTC).date().isoformat(), settings=settings(config),
         failed=failed or (failure(rows) if len(rows) == config.rounds else ""), rows=condensed(config, rows),
+        base=checkpoint.read_header(folder)["given"].get("base") or "" if config.adapters.on and rows else "",
     )  # fmt: skip
 
 
@@ -144,6 +145,9 @@ def condensed(config: Config, rows: Sequence[metrics.Row]) -> list[metrics.Row]:
     """The evaluated rounds of metrics.csv, with the columns that are stored, and costs summed up from the start."""
     spent = totals(config, rows) if rows else {}
     spent["seconds"] = spent.pop("elapsed", [])
+    for name in ("bytes_up", "bytes_down"):
+        if all(name in row for row in rows):
+            spent[name] = list(accumulate(row[name] for row in rows))
     every = [row | {name: sums[k] for name, sums in spent.items()} for k, row in enumerate(rows)]
     if config.attack.share:
         every = [row | {"attackers": float(attackers(config, int(row["round"])))} for row in every]

@@ -21,11 +21,12 @@ RESULTS = ROOT / "benchmarks/results"
 STORE = RESULTS / "papers"
 """Where a checkout keeps the runs of all cells."""
 
-SUMS = ("seconds", "tmac", "megabytes")
+SUMS = ("seconds", "tmac", "megabytes", "bytes_up", "bytes_down")
 COLUMNS = ("round", *SUMS, "accuracy", "loss", "models_cosine", "models_own_accuracy", "models_perplexity",
            "local_valid_loss", "local_test_accuracy", "local_test_f1", "attackers", "rise", "rand")  # fmt: skip
-"""SUMS are from the first round on, attackers how many of the round's participants are malicious; the last two are of
-the last round alone, see `benchmarks.papers.run.PROBES`. A column that a run does not have is left out."""
+"""SUMS are from the first round on (of bytes a mean over a round's participants, of megabytes over all clients),
+attackers how many of the round's participants are malicious; the last two are of the last round alone, see
+`benchmarks.papers.run.PROBES`. A column that a run does not have is left out."""
 Row = dict[str, float]
 
 
@@ -40,6 +41,7 @@ class Stored:
         settings: the flags that it read, see `settings`.
         failed: why training could not go on, or ended with a loss that is not finite; "" if neither.
         rows: evaluated rounds.
+        base: the digest of the weights beside adapters, which stayed as they were; "" without adapters.
     """
 
     run: str
@@ -54,6 +56,7 @@ class Stored:
     settings: dict[str, Any]
     failed: str
     rows: Sequence[Row]
+    base: str = ""
 
     @property
     def over(self) -> bool:

@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
-from benchmarks.papers import CLAIMS, cells, find
+from benchmarks.papers import CLAIMS, adapters, cells, find
 from benchmarks.papers.cell import PAPERS, SMALLER, Cell, Comparison, Published
 from benchmarks.papers.verdict import MEASURES, result
 from fl import FLError
@@ -31,6 +32,18 @@ def test_settings_of_all_runs_pass_the_checks():
             if (arm.config.algorithm, key) not in seen and key not in seen:
                 arm.config.check()
                 seen.add(key)
+
+
+def test_the_base_of_the_adapters_is_made_by_a_command_and_gets_a_new_classifier(tmp_path, monkeypatch):
+    pytest.importorskip("timm")
+    monkeypatch.setenv("FL_DATA_ROOT", str(tmp_path))
+    with pytest.raises(FLError, match=r"make it by `python -m benchmarks.papers.adapters`"):
+        adapters.net()
+    base = adapters.network(100).state_dict()
+    torch.save(base, adapters.file())
+    made = adapters.net().state_dict()
+    assert made.keys() == base.keys()
+    assert {name for name in base if not torch.equal(made[name], base[name])} == {"head.weight", "head.bias"}
 
 
 def test_runs_of_one_name_are_the_same_runs():

@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 from sklearn.metrics import adjusted_rand_score
 
+import zoo
 from benchmarks.papers import __main__ as command
 from benchmarks.papers import page, run, stored
 from benchmarks.papers.cell import Arm, Cell, Comparison, Published
 from benchmarks.papers.run import Part, play
-from benchmarks.papers.verdict import result
-from fl import AttackOptions, Config, FLError, simulate
+from benchmarks.papers.verdict import measure, result
+from fl import AdapterOptions, AttackOptions, Config, FLError, simulate
 from fl.algorithms import FeMAMOptions
 from fl.federation.attack import Attack
 from fl.landscape import main as fl_landscape
@@ -93,6 +94,29 @@ def test_the_attackers_of_a_round_are_those_who_attacked(tmp_path, monkeypatch):
     assert [row["attackers"] for row in one.rows] == counts
     assert 0 in counts
     assert max(counts) > 0
+
+
+def test_runs_of_adapters_have_their_traffic_and_the_digest_of_their_base(tmp_path):
+    config = replace(
+        TINY, rounds=3, algorithm=("fedavg",),
+        adapters=AdapterOptions("lora", rank=2, modules=("fc1",), train=("fc2",)),
+    )  # fmt: skip
+    names = ("adapters.tiny/fedit", "adapters.tiny/ffa_lora", "adapters.tiny/model")
+    half = replace(config, adapters=replace(config.adapters, learn="b"))
+    lines = [Arm(*one) for one in zip(names, (config, half, replace(config, adapters=AdapterOptions())))]
+    cell = Cell("adapters.tiny", "", "", tuple(lines), ())
+    assert play([cell], Part(out=tmp_path / "runs", store=tmp_path))
+    both, one, whole = (stored.runs(arm, tmp_path) for arm in lines)
+    net = zoo.Spec("cnn", 10, 1, 8, width=0.1).build()
+    (rows, columns), head = net.fc1.weight.shape, net.fc2.weight.numel() + net.fc2.bias.numel()
+    a, b = 2 * columns, 2 * rows
+    for runs, numbers in ((both, a + b + head), (one, b + head), (whole, sum(p.numel() for p in net.parameters()))):
+        for row in runs[0].rows:
+            assert row["bytes_up"] == row["bytes_down"] == 4 * numbers * row["round"]
+        assert measure("kilobytes_up", runs[0].rows) == pytest.approx(4e-3 * numbers)
+    assert both[0].base
+    assert both[0].base != both[1].base  # of another seed, and so other weights
+    assert [run.base for run in whole] == ["", ""]
 
 
 def test_the_last_row_of_a_run_has_what_its_cell_asks_of_the_trained_model(tmp_path):
