@@ -6,7 +6,9 @@ Each line is a method, each column a spread of the classes over clients; equal r
 own. What a run began with is in its stored file, as the digest of the weights that it left as they were.
 """
 
-from collections.abc import Iterator
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -124,5 +126,12 @@ def _scaled(x: torch.Tensor) -> torch.Tensor:
     return x / 127.5 - 1  # as fl gives images to models
 
 
-if __name__ == "__main__":
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train the base and save it."""
+    argparse.ArgumentParser(prog="python -m benchmarks.papers.adapters", description=main.__doc__).parse_args(argv)
     train_base()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

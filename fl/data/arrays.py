@@ -162,6 +162,7 @@ def checked(
         signs = not tokens and most == 1 and bool((y.abs() == 1).all() and (test_y.abs() == 1).all())
         every = "x, y, test_x and test_y" if tokens else "y and test_y"
         way = "give (y > 0).astype(int)" if signs else f"add {-least} to {every}, the same to all"
+        way += ", or give -100 where the next token does not count" * tokens
         raise FLError(f"{what} {'are -1 and 1' if signs else f'go from {least} to {most}'}, and they begin at 0: {way}")
     if most >= count:
         raise FLError(f"{what} go from {least} to {most}, and with {count} classes they go from 0 to {count - 1}")

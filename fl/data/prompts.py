@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fl.base.errors import FLError, reason
+from fl.base.settings import check_values
 from fl.data.arrays import UNSCORED
 from fl.data.dataset import Dataset
 from fl.data.loader import Loader
@@ -44,46 +45,62 @@ def dataset(name: str, rows: Sequence[Mapping[str, Any]], options: TextOptions) 
     >>> bytes(sums.x[2].tolist()), sums.y[2].tolist()
     (b'2+2=4\\x00\\x00\\x00', [-100, -100, -100, 52, 59, -100, -100, -100])
     """
-    before, after = _halves(options.template)
-    pairs = [tuple(_filled(part, row, i) for part in (before, after)) for i, row in enumerate(rows)]
+    check_values(options, "text")
+    options.check()
+    template = _parts_of(options.template)
+    pairs = [_filled(template, row, number) for number, row in enumerate(rows)]
     owners = _owners(rows)
     train, test = _parts(np.zeros(len(rows), np.int64) if owners is None else owners)
     if not len(test):
-        raise FLError(f"{name} has {len(rows)} samples: a tenth of each owner's are for testing, so give 10 or more")
+        raise FLError(
+            f"{name} has {len(rows)} samples, of which no owner has 10: the last tenth of each is for testing"
+        )
     split, known = splitter(options)
     first, second = ([split(half) for i in part for half in pairs[i]] for part in (train, test))
     *coded, vocabulary = numbered(first, second, options, known)
-    if end := getattr(getattr(known, "tokenizer", None), "eos_token_id", None):
+    if (end := getattr(getattr(known, "tokenizer", None), "eos_token_id", None)) is not None:
         coded = [[np.append(half, [end] * (i % 2)).astype(np.int32) for i, half in enumerate(part)] for part in coded]
-    (x, y), (test_x, test_y) = (_sequences([*zip(part[::2], part[1::2])], options) for part in coded)
+    pieces = ([*zip(part[::2], part[1::2])] for part in coded)
+    (x, y), (test_x, test_y) = (
+        _sequences(part, n, options) for part, n in zip(pieces, (train.tolist(), test.tolist()))
+    )
     return Dataset(
         name, x, y, test_x, test_y, len(vocabulary) or 256, vocabulary=vocabulary,
         owners=None if owners is None else torch.from_numpy(owners[train]),
     )  # fmt: skip
 
 
-def _halves(template: str) -> tuple[str, str]:
-    """What is filled with the context, and what with the answer and follows it."""
+def _parts_of(template: str) -> list[tuple[str, str | None]]:
+    """The template's texts, each with the name of the field that follows it; None after the last one."""
     try:
         parts = list(Formatter().parse(template))
     except ValueError as error:
         raise FLError(f"--text.template {template!r}: {reason(error)}; braces of the text itself are doubled") from None
-    last = max((i for i, part in enumerate(parts) if part[1] is not None), default=None)
-    if last is None:
-        raise FLError(f"--text.template {template!r} names no field: give one such as '{{prompt}} {{answer}}'")
-    texts = [text.replace("{", "{{").replace("}", "}}") for text, *_ in parts]
-    ways = [f"!{way}" if way else "" for *_, way in parts]
-    fields = ["" if part[1] is None else f"{{{part[1]}{way}:{part[2]}}}" for part, way in zip(parts, ways)]
-    before = "".join(text + field for text, field in zip(texts[:last], fields)) + texts[last]
-    return before, fields[last] + "".join(texts[last + 1 :])
+    names = [name for _, name, *_ in parts if name is not None]
+    if not names or "" in names or any(form or way for _, _, form, way in parts):
+        raise FLError(f"--text.template {template!r}: give names of fields alone, such as '{{prompt}} {{answer}}'")
+    return [(text, name) for text, name, *_ in parts]
 
 
-def _filled(template: str, row: Mapping[str, Any], number: int) -> str:
-    try:
-        return template.format_map(row)
-    except (LookupError, AttributeError) as error:
-        has = ", ".join(map(str, row))
-        raise FLError(f"sample {number} has no {error}, which --text.template names: it has {has}") from None
+def _filled(parts: Sequence[tuple[str, str | None]], row: Mapping[str, Any], number: int) -> tuple[str, str]:
+    """The context of a sample, and its answer with what follows it."""
+    texts, last = [], 0
+    for text, name in parts:
+        texts.append(text)
+        if name is not None:
+            value = row.get(name)
+            if isinstance(value, bool) or not isinstance(value, str | int | float):
+                what = f"a {type(value).__name__} as" if name in row and value is not None else "no"
+                raise FLError(
+                    f"sample {number} has {what} {name!r}, which --text.template names, where text or a number should "
+                    f"be: it has {', '.join(map(str, row))}"
+                )
+            last = len(texts)
+            texts.append(str(value))
+    context, answer = "".join(texts[:last]), "".join(texts[last:])
+    if not texts[last] or any("\ud800" <= letter <= "\udfff" for letter in context + answer):
+        raise FLError(f"sample {number} has an empty answer, or half a character (a lone surrogate): leave it out")
+    return context, answer
 
 
 def _owners(rows: Sequence[Mapping[str, Any]]) -> np.ndarray | None:
@@ -104,13 +121,17 @@ def _parts(owners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.flatnonzero(~held), np.flatnonzero(held)
 
 
-def _sequences(samples: Sequence[Sequence[np.ndarray]], options: TextOptions) -> tuple[Tensor, Tensor]:
-    """Contexts and answers as sequences of tokens, and the tokens after each."""
+def _sequences(
+    samples: Sequence[Sequence[np.ndarray]], numbers: Sequence[int], options: TextOptions
+) -> tuple[Tensor, Tensor]:
+    """Contexts and answers as sequences of tokens, and the tokens after each; the samples have numbers for messages."""
     length, long = options.length, 0
     x, y = np.zeros((len(samples), length), np.int32), np.full((len(samples), length), UNSCORED, np.int64)
     for row, (context, answer) in enumerate(samples):
         if not len(context):  # nothing says that the first token comes next
             context, answer = answer[:1], answer[1:]
+        if not len(answer):
+            raise FLError(f"sample {numbers[row]} has no token that counts: leave it out, or give it a prompt")
         long += len(answer) > length
         answer = answer[:length]
         context = context[-(length + 1 - len(answer)) :]
@@ -126,7 +147,7 @@ def read(path: Path, name: str) -> list[dict[str, Any]]:
     """Read a file with a JSON object in each line."""
     rows = []
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = path.read_text("utf-8-sig").split("\n")
     except (OSError, ValueError) as error:
         raise FLError(f"--dataset {name} cannot be read: {reason(error)}") from None
     for number, line in enumerate(lines, 1):

@@ -89,7 +89,9 @@ def serve(link: Link, config: Config, folder: Path, test: Dataset, waiting: Wait
         FLError: as `fl.simulate`, if too few nodes are there, or too few answer in a round.
     """
     check_settings(config)
-    config = dataclasses.replace(config, dataset=data.GIVEN, pool_test_set=False, pad=0, samples=0)
+    config = dataclasses.replace(
+        config, dataset=data.GIVEN, text=data.TextOptions(), pool_test_set=False, pad=0, samples=0
+    )
     remote = Remote(link, config, test, waiting)
     resume = (folder / "config.yaml").exists()
     return simulate(remote.config, folder, resume, remote.dataset, remote=remote)

@@ -24,7 +24,7 @@ from surgery.configuration import first_difference, made_from, shapes_of
 
 KINDS = ("hf", "hf-config")
 """hf:FOLDER has the folder's weights, hf-config:FOLDER (or FILE) has weights that are drawn."""
-BESIDE = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model",
+BESIDE = ("tokenizer*", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "spiece.model", "sentencepiece*",
           "chat_template*", "preprocessor_config.json", "processor_config.json")  # fmt: skip
 """The files of a folder that an exported model gets as well."""
 
@@ -58,17 +58,20 @@ class HFModel(nn.Module):
     """A model of transformers that takes a data set's samples and returns logits.
 
     Attributes:
-        model: the library's. folder: where it comes from. drawn: its tensors that are not there, and were drawn.
+        model: the library's. folder: where it comes from; None: from a file of settings. drawn: its tensors that are
+            not there, and were drawn. next_tokens: whether it gives logits for the token after each.
     """
 
     scale: Tensor
     shift: Tensor
 
-    def __init__(self, model: nn.Module, folder: Path, drawn: Sequence[str] = ()) -> None:
+    def __init__(
+        self, model: nn.Module, folder: Path | None, drawn: Sequence[str] = (), next_tokens: bool = False
+    ) -> None:
         super().__init__()
         self.model: Any = model
         self.folder, self.drawn = folder, tuple(drawn)
-        self.images, self.next_tokens = self.model.main_input_name == "pixel_values", "CausalLM" in type(model).__name__
+        self.images, self.next_tokens = self.model.main_input_name == "pixel_values", next_tokens
         scale, shift = _normalisation(folder) if self.images else (1.0, 0.0)
         self.register_buffer("scale", torch.tensor(scale).view(-1, 1, 1), persistent=False)
         self.register_buffer("shift", torch.tensor(shift).view(-1, 1, 1), persistent=False)
@@ -96,17 +99,16 @@ class HFModel(nn.Module):
                 f"{folder}: a model that --width or --depth has cut is not that of its config.json ({cut}): write its "
                 "weights as .pt or .safetensors"
             )
-        with transformers(f"export to {folder}", self.folder):
+        with transformers(f"export to {folder}", self.folder or folder):
             self.model.save_pretrained(folder)
-        for pattern in BESIDE:
-            for file in self.folder.glob(pattern):
+        for pattern in BESIDE if self.folder else ():
+            for file in filter(Path.is_file, self.folder.glob(pattern)):
                 shutil.copy(file, folder)
 
 
-def _normalisation(folder: Path) -> tuple[Any, Any]:
+def _normalisation(folder: Path | None) -> tuple[Any, Any]:
     """Read the scale and shift of pixels from -1 to 1; 1 and 0 if the folder does not say."""
-    file = folder / "preprocessor_config.json"
-    if not file.is_file():
+    if folder is None or not (file := folder / "preprocessor_config.json").is_file():
         return 1.0, 0.0
     try:
         said = json.loads(file.read_bytes())
@@ -151,12 +153,13 @@ class Folder:
         config = self.config()
         if kind != "AutoModelForCausalLM" and config.num_labels != classes:
             config.num_labels = classes
+        causal = kind == "AutoModelForCausalLM"
         with transformers(f"--model {self.name} as {kind}", self.path) as library:
             auto = getattr(library, kind)
             given = {"attn_implementation": "eager", "dtype": torch.float32}  # fused kernels draw dropout on their own
             if self.name.startswith("hf-config:"):
-                folder = self.path if self.path.is_dir() else self.path.parent
-                return HFModel(auto.from_config(config, **given), folder)
+                folder = self.path if self.path.is_dir() else None
+                return self._looked_at(HFModel(auto.from_config(config, **given), folder, (), causal))
             model, found = auto.from_pretrained(
                 self.path, config=config, local_files_only=True, ignore_mismatched_sizes=True, output_loading_info=True,
                 **given,
@@ -169,7 +172,19 @@ class Folder:
                 f"--model {self.name}: the weights of {self.path} are not those of {type(model).__name__}, as its "
                 f"config.json describes it ({own[0]} is missing, strange, or of another size): save the model anew"
             )
-        return HFModel(model, self.path, drawn)
+        return self._looked_at(HFModel(model, self.path, drawn, causal))
+
+    def _looked_at(self, model: HFModel) -> HFModel:
+        """The model; FLError if it is to say the next tokens and can see them."""
+        if model.next_tokens:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                one, other = (model.eval()(torch.tensor([[0, 1, end]]))[:, :2] for end in (0, 1))
+            if not torch.allclose(one, other, atol=1e-5):
+                raise FLError(
+                    f"--model {self.name}: a {type(model.model).__name__} with this config.json sees the tokens that "
+                    "come next, so that its perplexity means nothing: set is_decoder, or take another model"
+                )
+        return model.train()
 
 
 def fitted(name: str, data: Dataset) -> Dataset:

@@ -215,6 +215,8 @@ def training(config: Config, dataset: data.Dataset) -> tuple[data.Dataset, Local
             raise FLError(
                 "--model transformer_masked makes a copy of all tokens, which are kept on the host: use another"
             )
+        if dataset.unscored:
+            raise FLError("--model transformer_masked names hidden tokens anywhere, and of these data some count alone")
         dataset = replace(dataset, y=dataset.x.long(), test_y=dataset.test_x.long())
         augment = augment._replace(mask=_MASKED, token=dataset.classes)
     return dataset, LocalTraining(

@@ -69,6 +69,8 @@ def extract(
         weight = joined(name, "weight")
         dtype = compute_dtype(before[weight].dtype)
         change = after[weight].to(before[weight].device, dtype) - before[weight].to(dtype)
+        if change.is_meta or not change.isfinite().all():
+            raise SurgeryError(f"{weight!r} has a value that is not finite, or none at all (on the meta device)")
         if change.any():
             changes |= _exact(name, layer.base_layer, change).state
     if not changes:

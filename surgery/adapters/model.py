@@ -233,7 +233,7 @@ def _chosen(model: nn.Module, patterns: Sequence[str] | None, train: Sequence[st
                 f"{tied[0]} shares its weight with another layer, or is used in several places: its adapter would not "
                 "reach all of them"
             )
-        _log.warning("no adapter for %s: used in several places, or with a weight that is", ", ".join(tied))
+        _log.warning("no adapter for %s: the layer, or its weight, is used in several places", ", ".join(tied))
     chosen = {n: m for n, m in chosen.items() if n not in tied}
     wanted = patterns or ["*"]
     if grouped := [

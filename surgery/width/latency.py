@@ -15,7 +15,7 @@ from scipy.sparse import coo_array
 from torch import Tensor, nn
 
 from surgery.copying import clone
-from surgery.errors import InternalError
+from surgery.errors import InternalError, SurgeryError
 from surgery.forward import Observed, call, copied, in_mode, named_tensors, tensors_in
 from surgery.torch_private import Watch, tree_leaves, tree_map
 from surgery.width.rules.registry import is_step, operation_name
@@ -106,6 +106,8 @@ class Timing:
 
         with torch.no_grad():
             mine, whole = self.clock(*map(run, nets))
+        if not whole > 0:
+            raise SurgeryError(f"the clock says that the full model takes {whole} seconds: give another `clock`")
         return mine / whole, whole
 
 
@@ -230,11 +232,6 @@ class Latency:
         """The share of the reference's time that is predicted."""
         alone = sum(one.seconds(choice, self.timing, self._device) for one in self._operations)
         return (self._rest + self._scale * alone) / self.full
-
-    @property
-    def fixed(self) -> float:
-        """The share of the reference's time in operations that no width shrinks, and between operations."""
-        return self._rest / self.full
 
     def measure(self, choice: Choice, small: nn.Module) -> float:
         """The share of the reference's time that the narrow model with these positions takes."""

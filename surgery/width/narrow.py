@@ -348,8 +348,7 @@ def _within_time(request: Request, target: Target) -> Attempt:
         reasons = f"; {listed(request.model, whole)}" if whole else ""
         raise SurgeryError(
             f"{target} cannot be reached: {share:.1%} of the time, measured, are left of the fastest model that was "
-            f"found, {cost.fixed:.1%} in what no width shrinks: take a lower floor, a larger share, or an example on "
-            f"which more is computed{reasons}"
+            f"found: take a lower floor, a larger share, or an example on which more is computed{reasons}"
         )
     return within
 

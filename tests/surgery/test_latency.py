@@ -101,7 +101,6 @@ def test_operations_alone_predict_the_whole(made, rate):
     fused = made is transformer  # attention is one operation where it runs, and several in the trace
     assert cost.predicted(found.chosen.choice) == pytest.approx(expected, rel=0.05 if fused else 1e-6)
     assert cost.predicted({}) == pytest.approx(1)
-    assert fused or 0 < cost.fixed < expected
 
 
 LEVELS = st.lists(st.integers(1, 8), min_size=1, max_size=3, unique=True).map(sorted)

@@ -24,7 +24,9 @@ def global_ranks(fed: Federation, does: str) -> dict[str, int]:
     """
     start = fed.initial()
     if not any(name.endswith(("lora_A.weight", "lora_embedding_A")) for name in start):
-        raise FLError(f"{does}, and there are none: give --adapters.kind lora and --adapters.learn both")
+        raise FLError(
+            f"{does}, and there are none, or A is frozen: give --adapters.kind lora and --adapters.learn both"
+        )
     return rank_of(start)
 
 

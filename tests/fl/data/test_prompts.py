@@ -45,7 +45,7 @@ def test_as_much_of_the_answer_as_fits_and_then_of_the_context(context, answer, 
     rows = [{"c": context, "a": answer}] * 10
     template = "{c}{a}"
     whole, end = (context + answer).encode(), answer.encode()
-    if len(whole) < 2:
+    if len(whole) < 2 or "\ud800" <= max(context + answer) <= "\udfff":
         return
     data = dataset("drawn", rows, TextOptions("byte", length=length, template=template))
     counted = [label for label in data.y[0].tolist() if label != UNSCORED]
@@ -55,11 +55,19 @@ def test_as_much_of_the_answer_as_fits_and_then_of_the_context(context, answer, 
     assert bytes(data.x[0, : len(before)].tolist()) == before
 
 
-def test_a_tokenizer_ends_answers(tmp_path):
+def test_lines_end_where_json_lines_do(tmp_path):
+    row = {"prompt": "a\u2028b", "answer": "c"}
+    text = "\n".join([json.dumps(row, ensure_ascii=False)] * 10)
+    (tmp_path / "mark.jsonl").write_text(f"\ufeff{text}\n", "utf-8")
+    assert len(fl.data.load("prompts:mark.jsonl", tmp_path, text=TextOptions("byte", length=16)).x) == 9
+
+
+@pytest.mark.parametrize("words", [["[UNK]", "[END]"], ["[END]", "[UNK]"]])
+def test_a_tokenizer_ends_answers(tmp_path, words):
     transformers = pytest.importorskip("transformers")
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    words = ["[UNK]", "[END]", "plus", "is", *map(str, range(100))]
+    words = [*words, "plus", "is", *map(str, range(100))]
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="[END]").save_pretrained(tmp_path / "t")
@@ -87,10 +95,19 @@ def test_it_trains_and_measures_answers(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "template", "message"),
     [
-        (ROWS, "{prompt}{reply}", "sample 0 has no 'reply', which --text.template names: it has prompt, answer, owner"),
-        (ROWS, "no fields", "names no field"),
+        (ROWS, "{prompt}{reply}", "sample 0 has no 'reply', which --text.template names.*it has prompt, answer, owner"),
+        (ROWS, "no fields", "names of fields alone"),
+        (ROWS, "{} {answer}", "names of fields alone"),
+        (ROWS, "{prompt} {answer:>5}", "names of fields alone"),
+        (ROWS, "{prompt} {answer!z}", "names of fields alone|braces"),
+        ([{"prompt": "1", "answer": None}] * 10, TextOptions.template, "sample 0 has no 'answer'"),
+        ([{"prompt": "1", "answer": {"a": 1}}] * 10, TextOptions.template, "sample 0 has a dict as 'answer'"),
+        ([{"prompt": "1", "answer": ""}] * 10, "{prompt}{answer}", "sample 0 has an empty answer"),
+        ([{"prompt": "1", "answer": "\ud800"}] * 10, TextOptions.template, "half a character"),
+        ([{"prompt": "", "answer": "a"}] * 10, "{prompt}{answer}", "has no token that counts"),
+        ([{"prompt": "", "answer": " a", "owner": i // 9} for i in range(72)], TextOptions.template, "no owner has 10"),
         (ROWS, "{prompt", "braces of the text itself are doubled"),
-        (ROWS[:5], TextOptions.template, "give 10 or more"),
+        (ROWS[:5], TextOptions.template, "no owner has 10"),
         ([*ROWS, {"prompt": "1", "answer": "2"}], TextOptions.template, "sample 40 has no owner"),
     ],
 )
@@ -107,3 +124,12 @@ def test_files_that_are_none(tmp_path):
         fl.data.load("prompts:bad.jsonl", tmp_path)
     with pytest.raises(fl.FLError, match="is for --dataset prompts:FILE, not for pydoc"):
         fl.data.load("pydoc", text=TextOptions(template="{a}"))
+
+
+def test_a_masked_model_names_any_token(tmp_path):
+    config = fl.Config(
+        algorithm="fedavg", dataset=write(tmp_path / "sums.jsonl", ROWS), partition="natural", clients=2,
+        participants=2, model="transformer_masked", width=0.125, depth=1, text=TextOptions("byte", length=24),
+    )  # fmt: skip
+    with pytest.raises(fl.FLError, match="names hidden tokens anywhere"):
+        fl.build(config)

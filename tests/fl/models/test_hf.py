@@ -292,3 +292,40 @@ def test_on_the_command_line(folders, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").config.n_layer == 2
+
+
+def test_next_tokens_see_no_later_ones_and_any_earlier_one(tmp_path):
+    torch.manual_seed(0)
+    bert = transformers.BertConfig(vocab_size=320, max_position_embeddings=32, **SIZES)
+    bert.save_pretrained(tmp_path / "bert")
+    (tmp_path / "notes.txt").write_text(TOPICS)
+    given = {"dataset": f"text:{tmp_path / 'notes.txt'}", "partition": "iid", "clients": 2, "participants": 2}
+    given |= {"text": TextOptions("byte", length=16), "min_samples": 1, "algorithm": "fedavg"}
+    with pytest.raises(fl.FLError, match="sees the tokens that come next"):
+        fl.build(fl.Config(model=f"hf-config:{tmp_path / 'bert'}", **given))
+    gpt2 = transformers.GPT2Config(
+        vocab_size=320, n_layer=2, n_embd=32, n_head=2, n_positions=64, bos_token_id=0, eos_token_id=0, pad_token_id=0
+    )
+    model = transformers.GPT2LMHeadModel(gpt2).eval()
+    model.save_pretrained(tmp_path / "gpt2")
+    fed, _ = fl.build(fl.Config(model=f"hf:{tmp_path / 'gpt2'}", **given))
+    x = torch.tensor([[0, 5, 0, 7, 9, 0]])
+    with torch.no_grad():
+        torch.testing.assert_close(fed.model.eval()(x), model(x).logits, atol=1e-6, rtol=1e-5)
+
+
+def test_what_lies_beside_a_file_of_settings_stays_there(tmp_path):
+    transformers.LlamaConfig(vocab_size=320, num_key_value_heads=2, **SIZES).save_pretrained(tmp_path / "llama")
+    (tmp_path / "llama/vocabulary_notes.txt").write_text("private")
+    (tmp_path / "llama/vocab.txt").write_text("words")
+    (tmp_path / "llama/tokenizer_old").mkdir()
+    (tmp_path / "notes.txt").write_text(TOPICS)
+    for k, name in enumerate((f"hf-config:{tmp_path / 'llama/config.json'}", f"hf-config:{tmp_path / 'llama'}")):
+        config = fl.Config(
+            algorithm="fedavg", dataset=f"text:{tmp_path / 'notes.txt'}", partition="iid", clients=2, participants=2,
+            rounds=1, text=TextOptions("byte", length=16), min_samples=1, model=name,
+        )  # fmt: skip
+        fl.simulate(config, tmp_path / f"run{k}")
+        fl.export(tmp_path / f"run{k}", tmp_path / f"out{k}")
+        assert (tmp_path / f"out{k}/vocab.txt").exists() == bool(k)
+        assert not (tmp_path / f"out{k}/vocabulary_notes.txt").exists()

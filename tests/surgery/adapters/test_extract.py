@@ -95,3 +95,12 @@ def test_the_command_writes_a_folder_that_fold_reads(tmp_path, capsys):
 
 def plain():
     return nn.Sequential(nn.Linear(6, 5, bias=False), nn.ReLU(), nn.Linear(5, 4, bias=False))
+
+
+def test_values_that_are_none_are_refused():
+    net, values = plain(), surgery.state(plain())
+    values["2.weight"] = torch.full((4, 5), torch.nan)
+    with pytest.raises(SurgeryError, match=r"'2\.weight' has a value that is not finite"):
+        adapters.extract(net, values, 1)
+    with pytest.raises(SurgeryError, match="on the meta device"):
+        adapters.extract(plain().to("meta"), values, 1)
