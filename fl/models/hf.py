@@ -24,8 +24,8 @@ from surgery.configuration import first_difference, made_from, shapes_of
 
 KINDS = ("hf", "hf-config")
 """hf:FOLDER has the folder's weights, hf-config:FOLDER (or FILE) has weights that are drawn."""
-BESIDE = ("tokenizer*", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "spiece.model", "sentencepiece*",
-          "chat_template*", "preprocessor_config.json", "processor_config.json")  # fmt: skip
+BESIDE = ("tokenizer*", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "spiece.model",
+          "sentencepiece*", "chat_template*", "preprocessor_config.json", "processor_config.json")  # fmt: skip
 """The files of a folder that an exported model gets as well."""
 
 
