@@ -180,7 +180,9 @@ def test_a_wrong_prediction_is_corrected(made, power):
 
 def test_what_cannot_be_reached_says_how_far_it_comes():
     model, x = mlp()
-    with pytest.raises(SurgeryError, match=r"latency=0\.01\) cannot be reached: .*% of the time, .* take a lower floor"):
+    with pytest.raises(
+        SurgeryError, match=r"latency=0\.01\) cannot be reached: .*% of the time, .* take a lower floor"
+    ):
         narrow(model, example=x, target=Target(latency=0.01, clock=clock))
 
 
