@@ -155,7 +155,7 @@ def tied():
 def test_tied_layers_stay_as_they_are(caplog):
     adapted = adapters.add(tied(), 1)
     assert list(adapters.scales(adapted)) == ["1"]
-    assert "no adapter for 2: used in several places" in caplog.text
+    assert "no adapter for 2: the layer, or its weight, is used in several places" in caplog.text
     assert adapted[2].weight is adapted[0].weight
     assert adapters.merge(adapted)[2].weight is not None
     with pytest.raises(SurgeryError, match="2 shares its weight with another layer"):
@@ -166,7 +166,7 @@ def test_a_layer_used_in_several_places_stays_as_it_is(caplog):
     layer = nn.Linear(4, 4)
     adapted = adapters.add(nn.Sequential(layer, nn.ReLU(), layer, nn.Linear(4, 4)), 1)
     assert list(adapters.scales(adapted)) == ["3"]
-    assert "no adapter for 0: used in several places" in caplog.text
+    assert "no adapter for 0: the layer, or its weight, is used in several places" in caplog.text
 
 
 def test_copies_of_adapted_parametrized_layers_have_adapters():
