@@ -221,9 +221,10 @@ def neighbours(dim):
 
 
 def pairs(step, nets, values, masks):
-    """Something of each pair of rows; numbers that are not there are zeros."""
+    """Something of each pair of rows; numbers that are not there are zeros, also where one stands for all of a row."""
     of_x, of_y = (mask.amax(-1) for mask in masks)
-    return step.function(None, *values), of_x[..., :, None] * of_y[..., None, :]
+    there = masks[0].amax(tuple(range(masks[0].ndim - 1))) * masks[1].amax(tuple(range(masks[1].ndim - 1)))
+    return step.function(None, *(value * there for value in values)), of_x[..., :, None] * of_y[..., None, :]
 
 
 class Weight(nn.Module):
@@ -461,8 +462,9 @@ OPERATIONS = {
     "one_hot": along_axis(lambda dim, keep, b: (
         lambda x: x * F.one_hot(x.argmax(dim), x.shape[dim]).movedim(-1, dim), compared(dim))),
     "diff": along_axis(lambda dim, keep, b: (lambda x: x.diff(dim=dim), neighbours(dim))),
-    "reflect": (1, compared(-1), lambda x, a, b: (
-        lambda x: F.pad(x, (1, 1), mode=("reflect", "replicate", "circular")[b % 3]))),
+    "reflect": (1, None, lambda x, a, b: (
+        lambda x: F.pad(x, (1, 1), mode=("reflect", "replicate", "circular")[b % 3]),
+        summed if b % 3 == 2 else compared(-1))),  # around a circle the first and the last one are copied as they are
     "matmul": (2, summed, lambda x, y, a, b: (
         torch.matmul, lambda x, y: x @ y.mT, lambda x, y: x.mT @ y)[a % 3]),
     "einsum": (2, summed, lambda x, y, a, b: lambda x, y: torch.einsum(EINSUMS[a % 6], x, y)),
