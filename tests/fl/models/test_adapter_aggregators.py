@@ -6,7 +6,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from fl.algorithms import ALGORITHMS
 from fl.base.rng import Rng
@@ -14,16 +13,10 @@ from fl.engine import SGD
 from fl.federation.cohort import per_client
 from fl.federation.update import ClientUpdate
 from fl.models.adapted import AdapterOptions, adapted, fleet_of_ranks
+from tests.fl.models.test_adapted import base
 
 SCALE, CLIENTS, RANKS, SIZES = 0.7, [2, 0, 1], (1, 3, 2), (3, 7, 12, 5)
 LAYERS = {"0": (6, 9), "4": (8, 216)}  # a convolution of one channel and 3 x 3, and a linear layer
-
-
-def base():
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(216, 8), nn.Tanh(), nn.Linear(8, 3)
-    ).double()
 
 
 @pytest.fixture
