@@ -48,19 +48,44 @@ def _copied(model: nn.Module, memo: Mapping[int, Any]) -> nn.Module:
         for value in vars(module).values()
         if isinstance(value, Tensor) and value.grad_fn is not None
     }
-    # A module has a dozen registries of hooks, most of them empty, on which deepcopy would spend most of its time.
-    empty = {
-        id(value): OrderedDict()
-        for module in model.modules()
-        for value in vars(module).values()
-        if type(value) is OrderedDict and not value and not vars(value)
-    }
     try:
-        return copy.deepcopy(model, {**empty, **computed, **memo})
+        return _deepcopy(model, {**computed, **memo})
     except Exception as error:
         raise SurgeryError(
             f"{type(model).__name__} cannot be copied ({first_line(error)}): give a model that copy.deepcopy can copy"
         ) from error
+
+
+def _deepcopy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """`copy.deepcopy`, which would spend nearly all of its time on the plain and the empty attributes of modules."""
+    kind = type(module)
+    if id(module) in memo or any(getattr(kind, n, None) is not plain for n, plain in _PLAIN.items()):
+        return copy.deepcopy(module, memo)
+    twin = memo[id(module)] = kind.__new__(kind)
+    state: dict[str, Any] = {}
+    for name, value in vars(module).items():
+        if type(value) in _ATOMS or (type(value) is tuple and all(type(item) in _ATOMS for item in value)):
+            new = value
+        elif id(value) in memo:
+            new = memo[id(value)]
+        elif type(value) in _EMPTY and not value and not getattr(value, "__dict__", None):
+            new = memo[id(value)] = type(value)()
+        elif name == "_modules":
+            new = memo[id(value)] = {}
+            new.update((key, None if part is None else _deepcopy(part, memo)) for key, part in value.items())
+        else:
+            new = copy.deepcopy(value, memo)
+        state[name] = new
+    twin.__setstate__(state)
+    return twin
+
+
+_ATOMS = {type(None), bool, int, float, str}
+_EMPTY = {dict, OrderedDict, list, set}
+_PLAIN = {  # by name of what a class may say about copies of its instances, what it has if it says nothing
+    f"__{name}__": getattr(nn.Module, f"__{name}__", None)
+    for name in ("deepcopy", "reduce", "reduce_ex", "getstate", "getnewargs", "getnewargs_ex", "new", "slots")
+}
 
 
 def replace_tensors(model: nn.Module, values: Mapping[int, Tensor], originals: Mapping[int, Tensor]) -> None:

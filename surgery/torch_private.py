@@ -20,9 +20,10 @@ BatchNorm, Dropout = _BatchNorm, _DropoutNd
 class Operations(TorchDispatchMode):
     """`run` gets each operation, as outside of inference mode, where torch takes composite ones (softmax) apart."""
 
-    def __init__(self) -> None:
+    def __init__(self, forms: dict[Any, Any] | None = None) -> None:
         super().__init__()
-        self._forms: dict[Any, Any] = {}  # of the results of operations on the meta device, by what these were given
+        # Of results on the meta device, by what the operations were given; of an earlier pass of the same model, say.
+        self.forms = {} if forms is None else forms
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
@@ -42,8 +43,8 @@ class Operations(TorchDispatchMode):
         operations). What was worked out once is not worked out again for the next block of the same sizes.
         """
         key = _asked(func, args, kwargs) if _makes_anew(func) else None
-        if key in self._forms:
-            forms, several = self._forms[key]
+        if key in self.forms:
+            forms, several = self.forms[key]
             made = [torch.empty_strided(size, step, dtype=dtype, device="meta") for size, step, dtype in forms]
             return tuple(made) if several else made[0]
         result = func(*args, **kwargs)
@@ -52,7 +53,7 @@ class Operations(TorchDispatchMode):
             given = {_memory(part) for part in tree_leaves((args, kwargs)) if isinstance(part, Tensor)}
             if given.isdisjoint(map(_memory, parts)):  # no view, whatever its schema says
                 forms = [(part.shape, part.stride(), part.dtype) for part in parts]
-                self._forms[key] = forms, isinstance(result, tuple)
+                self.forms[key] = forms, isinstance(result, tuple)
         return result
 
 

@@ -118,6 +118,7 @@ class Trace:
         self.written: list[Axis] = []
         self._fixed_if_used = WeakIdKeyDictionary()  # by tensor the axes that stay whole if it is used, and why
         self.modes = modes
+        self.forms: dict[Any, Any] = {}
         self.tensors: dict[tuple[str, str], Axes] = {}
         self.steps: list[Step[Axis]] = []
         for key, tensor in named_tensors(model):
@@ -288,7 +289,7 @@ class _Leaving(TorchFunctionMode):
 
 class _Follow(Operations):
     def __init__(self, trace: Trace, where: list[str], origins: Origins):
-        super().__init__()
+        super().__init__(trace.forms)
         self.trace, self.where, self.origins = trace, where, origins
         self.random, self.seeded = torch.get_rng_state(), False  # the state that the last draw has left
 
@@ -388,14 +389,20 @@ def traced(model: nn.Module, example: Any, output: Callable[[Any], Any] | None =
     Args:
         output: what of the model's output has to keep its shape; all of it if it is not given.
     """
-    seen = observed(model, example, lambda copy, given: Trace(copy, given, output=output))
+    ran: list[nn.Module] = []
+
+    def trace(copy: nn.Module, given: Any) -> Trace:
+        ran.append(copy)
+        return Trace(copy, given, output=output)
+
+    seen = observed(model, example, trace)
     ways = [seen]
     if seen.on_meta and not any(t.is_meta for t in (*tensors_in(example), *(t for _, t in named_tensors(model)))):
         ways.append(seen._replace(model=model, example=copied(example), on_meta=False))  # it may look at numbers
     for one in ways:
         copy_of = ghost_of if one.on_meta else clone
         try:
-            if _trains_otherwise(copy_of(model), copied(one.example), seen.found):
+            if _trains_otherwise(ran[-1] if one is seen else clone(model), copied(one.example), seen.found):
                 seen = one._replace(
                     found=Trace(copy_of(model), copied(one.example), modes=(False, True), output=output)
                 )
@@ -440,7 +447,7 @@ def _follow_copies(model: nn.Module, trace: Trace) -> None:
 def _trains_otherwise(model: nn.Module, example: Any, trace: Trace) -> bool:
     """Whether a pass in training mode has operations that the traced one in evaluation mode has not."""
     known = Counter((step.module, step.name) for step in trace.steps)
-    with in_mode(model, training=True), watching(model) as where, _Count(where) as count:
+    with in_mode(model, training=True), watching(model) as where, _Count(where, trace.forms) as count:
         call(model, example)
     return bool(count.found - known)
 
@@ -448,8 +455,8 @@ def _trains_otherwise(model: nn.Module, example: Any, trace: Trace) -> bool:
 class _Count(Watch):
     """Counts the operations that are steps, by module and name."""
 
-    def __init__(self, where: list[str]):
-        super().__init__()
+    def __init__(self, where: list[str], forms: dict[Any, Any]):
+        super().__init__(forms)
         self.where, self.found = where, Counter()
 
     def before(self, operation: Any, args: tuple, kwargs: dict[str, Any]) -> None:

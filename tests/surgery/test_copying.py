@@ -1,0 +1,107 @@
+"""Copies of modules, held to copy.deepcopy."""
+
+import copy
+import weakref
+from collections import OrderedDict
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+
+from surgery.copying import clone
+
+
+class Tangled(nn.Module):
+    """Modules and containers that are reached on several ways."""
+
+    def __init__(self):
+        super().__init__()
+        self.one = self.two = nn.Linear(3, 3)
+        self.tied = nn.Linear(3, 3)
+        self.tied.weight = self.one.weight
+        self.listed = [self.one, {"two": self.two}]
+        self.empty = self.one.shared = self.two.shared = {}
+        self.names = self.tied.names = OrderedDict(a=[1])
+        self.children_too = self._modules
+        self.shape, self.mixed, self.kinds = (1, 2.0, "x", None), (1, [2]), {int, float}
+        self.tied.register_forward_hook(lambda module, given, result: result + 1)
+        self.register_buffer("gone", torch.ones(2), persistent=False)
+        self.marks = OrderedDict()
+        self.marks.note = "an attribute of an empty dictionary"
+
+    def forward(self, x):
+        return self.tied(self.two(self.one(x)))
+
+
+class Careful(nn.Linear):
+    """Says itself how it is copied."""
+
+    def __deepcopy__(self, memo):
+        made = Careful(self.in_features, self.out_features)
+        made.of = "its own copy"
+        return made
+
+
+class Slotted(nn.Linear):
+    """Has an attribute that is not in its dictionary."""
+
+    __slots__ = ("aside",)
+
+
+def slotted() -> nn.Module:
+    net = nn.Sequential(Slotted(2, 2))
+    object.__setattr__(net[0], "aside", [1])
+    return net
+
+
+def same(a, b, seen: dict) -> bool:
+    """Whether two copies are alike, and equally tangled: one object here for one object there."""
+    if id(a) in seen:
+        return seen[id(a)] is b
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, Tensor):
+        seen[id(a)] = b
+        return torch.equal(a, b) and a.requires_grad == b.requires_grad
+    if isinstance(a, dict | list | nn.Module):
+        seen[id(a)] = b
+    if isinstance(a, nn.Module):
+        return same(vars(a), vars(b), seen) and getattr(a, "aside", 0) == getattr(b, "aside", 0)
+    if isinstance(a, dict):
+        inside = same(list(a), list(b), {}) and all(same(a[key], b[key], seen) for key in a)
+        return inside and vars(a) == vars(b) if type(a) is OrderedDict else inside
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(same(x, y, seen) for x, y in zip(a, b))
+    if isinstance(a, weakref.ref):
+        return same(a(), b(), seen)
+    return vars(a).keys() == vars(b).keys() if hasattr(a, "__dict__") else a == b
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Tangled,
+        lambda: nn.Sequential(Careful(2, 2), nn.ReLU()),
+        slotted,
+        lambda: timm.create_model("test_resnet"),
+        lambda: nn.TransformerEncoderLayer(8, 2, 16),
+        lambda: nn.LSTM(3, 4, 2),
+        lambda: nn.utils.parametrizations.weight_norm(nn.Conv2d(2, 3, 3)),
+        lambda: nn.ParameterDict({"a": torch.ones(2)}),
+        lambda: torch.fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2), nn.ReLU())),
+    ],
+)
+def test_a_clone_is_what_deepcopy_makes(make):
+    model = make()
+    ours = clone(model)
+    if isinstance(model, torch.fx.GraphModule):
+        assert ours.code == model.code
+        assert ours.get_submodule("0").weight is not model.get_submodule("0").weight
+        return
+    if isinstance(model[0] if isinstance(model, nn.Sequential) else None, Careful):
+        assert ours[0].of == "its own copy"
+        return
+    assert same(copy.deepcopy(model), ours, {})
+    theirs = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
+    assert theirs.isdisjoint(id(tensor) for tensor in ours.state_dict(keep_vars=True).values())
