@@ -191,9 +191,9 @@ def attribute_edits(model: nn.Module, made: nn.Module) -> list[dict[str, Any]] |
 
     def compare(module: str, path: str, mine: Any, other: Any) -> bool:
         for name, value in list(vars(mine).items()):
-            if not hasattr(other, name) or name in _OWN:
+            if name not in vars(other) or name in _OWN:
                 continue
-            new = getattr(other, name)
+            new = vars(other)[name]
             if is_settings(value) and is_settings(new):
                 if id(value) not in seen:
                     seen.add(id(value))

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from surgery.configuration import is_settings
 from surgery.copying import clone
 from surgery.errors import SurgeryError, first_line
 from surgery.forward import Observed, call, copied, in_mode, tensors_in, watching
@@ -132,8 +133,8 @@ def _no_way_on(model: nn.Module, solution: Solution, choice: Choice, difference:
         )
     elif not any(size_of(axis, choice) < axis.size for axis in step.axes()) and "a result of shape" in str(difference):
         hint = (
-            "No width lies there: its size follows from numbers that the model computes (from boxes that it finds, "
-            "say), and the narrow model computes others. Narrow the part in front of it (a backbone) as a model of its "
+            "No width lies there: its size follows from numbers that the code computes (a padding to a multiple, boxes "
+            "that it finds), and the narrow model computes others. Narrow the part in front of it (a backbone) as a model of its "
             "own, or give an example with which nothing is found"
         )
     if splits_interleaved(step):
@@ -187,12 +188,17 @@ def _options(
 
 @contextmanager
 def _unchanged(model: nn.Module) -> Iterator[None]:
-    """Undo all changes of the model's attributes at the end: forward passes may leave things behind."""
+    """Undo all changes of attributes of the model and its configurations: forward passes may leave things behind."""
     modules = list(model.modules())
     before = [(dict(vars(m)), dict(m._buffers), dict(m._parameters)) for m in modules]
+    held = {id(value): value for plain, _, _ in before for value in plain.values() if is_settings(value)}
+    settings = [(vars(value), dict(vars(value))) for value in held.values()]
     try:
         yield
     finally:
+        for now, plain in settings:
+            now.clear()
+            now.update(plain)
         for module, (plain, buffers, parameters) in zip(modules, before):
             vars(module).clear()
             vars(module).update(plain)

@@ -161,7 +161,8 @@ class _Search:
         except Exception:  # whatever its class raises for values that do not go together
             return False
         return any(
-            len(other.get(name, ())) != len(shape)
+            name not in other
+            or len(other[name]) != len(shape)
             or any(a != b == c for a, b, c in zip(other[name], shape, self.plan.small_shapes[name]))
             for name, shape in self.plan.shapes.items()
         )
@@ -189,12 +190,12 @@ class _Search:
         pairs = [
             pair
             for name in mine
-            if len(mine[name]) == len(other.get(name, ()))
+            if name in other and len(mine[name]) == len(other[name])
             for pair in zip(other[name], mine[name])
         ]
         wrong = [(got, want) for got, want in pairs if got != want]
         if why := first_difference(mine, other):
-            missing = sum(len(mine[name]) != len(other.get(name, ())) for name in mine)
+            missing = sum(name not in other or len(mine[name]) != len(other[name]) for name in mine)
             score = _Score(len(wrong) + missing + len(other.keys() - mine.keys()))
             return _Made(score, config, why, pairs=set(wrong))
         ours, theirs, edits = _outside(self.small), _outside(made), attribute_edits(self.small, made)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
+from surgery.configuration import is_settings
 from surgery.errors import SurgeryError
 from surgery.width.axes import Kind
 from surgery.width.solve import Axis, Choice, Solution, Sum, atoms, digits, grouping_of, size_of, terms
@@ -188,8 +189,13 @@ def certain_changes(module: nn.Module, sizes: NewSizes) -> dict[str, Any]:
 
 
 def possible_changes(module: nn.Module, sizes: Sizes) -> dict[str, Any]:
-    """New values of all attributes whose numbers are sizes that change."""
-    return _changes(module, lambda name, value: renewed(value, sizes) if name != "training" else None)
+    """New values of all attributes whose numbers are sizes that change, and of those of a configuration in it."""
+    found = _changes(module, lambda name, value: renewed(value, sizes) if name != "training" else None)
+    for holder, config in vars(module).items():
+        for name, value in vars(config).items() if is_settings(config) else ():
+            if (new := renewed(value, sizes)) is not None and new != value:
+                found[f"{holder}.{name}"] = list(new) if isinstance(new, tuple) else new
+    return found
 
 
 def _changes(module: nn.Module, new_value: Callable[[str, Any], Any]) -> dict[str, Any]:

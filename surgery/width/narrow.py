@@ -389,9 +389,12 @@ def attempts(request: Request, known: Constraints = Constraints()) -> Iterator[A
     while isinstance(stuck := here.outcome, Divergence):
         further = _first_further(here, stuck)
         if further is None:
-            if request.strict or (stuck.step, None) in here.known.whole or len(here.known.whole) == _MOST_WHOLE:
+            known = _with_whole(here, stuck, None)
+            if known == here.known:  # these widths stay whole already, so it is those of all of the module
+                known = _with_whole(here, stuck, None, everywhere=True)
+            if request.strict or known == here.known or len(here.known.whole) >= _MOST_WHOLE:
                 raise SurgeryError(message)
-            further = attempt(request, _with_whole(here, stuck, None))
+            further = attempt(request, known)
         here = further
         yield here
         if not here.chosen.choice:
@@ -505,9 +508,16 @@ def _couplings(here: Attempt, number: int) -> Iterator[Coupling]:
                 yield tuple((first, other) for other in others)
 
 
-def _with_whole(here: Attempt, stuck: Divergence, position: int | None) -> Constraints:
-    """What is known if an axis of the step where an attempt is stuck stays whole, or all of them."""
+def _with_whole(here: Attempt, stuck: Divergence, position: int | None, everywhere: bool = False) -> Constraints:
+    """What is known if an axis of the step where an attempt is stuck stays whole, or all of them.
+
+    With `everywhere` all of every step of its module, but for those of the model itself.
+    """
+    steps, whole = here.solution.steps, here.known.whole
     why = lost(f"the code there does not run with fewer: {stuck.difference}")
-    if position is None and splits_interleaved(here.solution.steps[stuck.step]):
+    if position is None and splits_interleaved(steps[stuck.step]):
         why = role(SHUFFLED)
-    return replace(here.known, whole={**here.known.whole, (stuck.step, position): why})
+    module = steps[stuck.step].module
+    numbers = [n for n, step in enumerate(steps) if everywhere and module and step.module == module]
+    found = {(number, position): why for number in [stuck.step, *numbers] if (number, position) not in whole}
+    return replace(here.known, whole={**whole, **found})

@@ -144,6 +144,44 @@ def test_a_shorter_rotation_gets_another_base():
     check_same(small)
 
 
+class Stages(nn.Module):
+    """Reads a width from its configuration while it runs; has a norm where two widths differ."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        a, b = config.inner, config.hidden_size
+        self.stem = nn.Linear(3, a)
+        self.body = nn.Linear(a, b)
+        self.shortcut = nn.Sequential(nn.Linear(a, b), nn.BatchNorm1d(b)) if a != b else nn.Identity()
+        self.last = nn.Linear(b, 5)
+
+    def forward(self, x):
+        x = self.stem(x)
+        x = self.shortcut(x) + self.body(x).relu()
+        return self.last(x.reshape(-1, self.config.hidden_size))
+
+
+def test_a_width_that_code_reads_from_the_configuration_is_changed_there():
+    torch.manual_seed(0)
+    model = Stages(Config(inner=12, hidden_size=8)).eval()
+    small, plan = surgery.narrow(model, rate=0.5, example=torch.zeros(2, 3))
+    assert (small.config.inner, small.config.hidden_size) == (6, 4)
+    assert (model.config.inner, model.config.hidden_size) == (12, 8)
+    full = surgery.load(copy.deepcopy(model), plan.embed(surgery.state(small))[0])
+    x = torch.randn(4, 3)
+    torch.testing.assert_close(reloaded(small)(x), small(x))
+    torch.testing.assert_close(full(x), small(x))
+
+
+def test_a_configuration_whose_guessed_widths_make_other_modules_is_logged(caplog):
+    """Both widths become 8, for which the class makes no shortcut: a norm's counter has no axis and is missing."""
+    model = Stages(Config(inner=12, hidden_size=8)).eval()
+    small, _ = surgery.narrow(model, rates={"stem": 8 / 12}, example=torch.zeros(2, 3))
+    assert small.stem.weight.shape == (8, 3)
+    assert "does not describe it" in caplog.text
+
+
 def test_what_its_class_cannot_say_is_logged_and_the_configuration_stays(caplog):
     model = net()
     small, _ = surgery.narrow(model, rate=0.5, example=EXAMPLE, keep=["stem"])

@@ -985,6 +985,26 @@ def test_a_matrix_that_a_layer_makes_stays_whole_for_what_its_code_says(caplog):
     assert "axis 0 of make.weight (36, 5) stays whole: the code there does not run with fewer: shape" in caplog.text
 
 
+def test_widths_of_a_module_that_pads_them_to_a_number_stay_whole_and_others_shrink(caplog):
+    def padded(net, x):
+        q, k, v = (f(x).view(len(x), -1, 2, net.share).transpose(1, 2) for f in (net.q, net.k, net.v))
+        pad = x.new_zeros(len(x), 2, x.shape[1], 32 - net.share)
+        scores = torch.cat([q, pad], -1) @ torch.cat([k, pad], -1).mT / math.sqrt(net.share)
+        mixed = scores @ torch.cat([v, pad], -1)
+        return net.out(mixed[..., : net.share].transpose(1, 2).flatten(2))
+
+    torch.manual_seed(0)
+    mixer = Made(padded, **{name: nn.Linear(12, 16) for name in "qkv"}, out=nn.Linear(16, 12))
+    mixer.share = 8
+    model = nn.Sequential(nn.Linear(4, 12), mixer, nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 3)).double().eval()
+    x = torch.randn(2, 5, 4, dtype=torch.float64)
+    small, plan = narrow(model, rate=0.5, example=x)
+    assert [tuple(small[i].weight.shape) for i in (0, 2, 4)] == [(12, 4), (12, 6), (3, 12)]
+    assert_zero_oracle(model, small, plan, x)
+    why = "the code there does not run with fewer: a result of shape [2, 2, 5, 28] where [2, 2, 5, 24] was expected"
+    assert f"axis 0 of 1.q.weight (16, 12) stays whole: {why}" in caplog.text
+
+
 def test_what_reads_one_width_from_another_is_refused_with_ways_that_work():
     mixer = Made(
         lambda net, x: x + net.out(net.mix(x).cumsum(-1).reshape(x.shape)), mix=nn.Linear(16, 16), out=nn.Linear(16, 16)
