@@ -134,8 +134,8 @@ def _no_way_on(model: nn.Module, solution: Solution, choice: Choice, difference:
     elif not any(size_of(axis, choice) < axis.size for axis in step.axes()) and "a result of shape" in str(difference):
         hint = (
             "No width lies there: its size follows from numbers that the code computes (a padding to a multiple, boxes "
-            "that it finds), and the narrow model computes others. Narrow the part in front of it (a backbone) as a model of its "
-            "own, or give an example with which nothing is found"
+            "that it finds), and the narrow model computes others. Narrow the part in front of it (a backbone) as a "
+            "model of its own, or give an example with which nothing is found"
         )
     if splits_interleaved(step):
         hint = f"What is split there cannot become narrower: {SHUFFLED}. Keep these modules whole with keep=[...]"

@@ -1031,7 +1031,7 @@ def test_a_size_that_numbers_decide_is_no_constant():
         return net.head(y.mean((2, 3))), F.interpolate(x, size)
 
     model = randomized(Made(pasted, body=nn.Conv2d(3, 8, 1), head=nn.Linear(8, 3)))
-    with pytest.raises(SurgeryError, match="its size follows from numbers that the model computes"):
+    with pytest.raises(SurgeryError, match="its size follows from numbers that the code computes"):
         narrow(model, rate=0.5, example=images(4))
 
 
