@@ -2,9 +2,9 @@
 
     python benchmarks/checkpointing.py    # writes benchmarks/results/checkpointing-cpu.json
 
-A row is a process of its own, in which one client trains adapters of rank 4 on a Transformer of 12 blocks (6.3 million
-parameters) for eight steps of 32 sequences of 128 bytes. It says by how much its peak resident memory grew in the round,
-and how long that took. Both kinds alternate.
+A row is a process of its own, in which one client trains adapters of rank 4 on a Transformer of 12 blocks (6.7 million
+parameters) for eight steps of 32 sequences of 128 bytes. It says by how much its peak resident memory grew in the
+round, and how long that took. Both kinds alternate.
 """
 
 import argparse
