@@ -44,9 +44,9 @@ RANKS = {
 }  # fmt: skip
 """In words, as options, and the methods that can have them."""
 TEXT = Config(
-    dataset="shakespeare", text=TextOptions("byte", length=64), samples=8000, partition="natural",
-    model="benchmarks.papers.adapters:text_net", clients=10, participants=5, rounds=10, local_epochs=1, batch_size=10,
-    optimizer="adam", lr=0.003, local_test=0.2, eval_every=5,
+    algorithm=("fedavg",), dataset="shakespeare", text=TextOptions("byte", length=64), samples=8000,
+    partition="natural", model="benchmarks.papers.adapters:text_net", clients=10, participants=5, rounds=10,
+    local_epochs=1, batch_size=10, optimizer="adam", lr=0.003, local_test=0.2, eval_every=5,
     adapters=AdapterOptions("lora", rank=4, modules=("*.q", "*.v", "*.fc1", "*.fc2")),
 )  # fmt: skip
 TUNED = ("fedit", "flora", "hetlora", "flexlora", "fedsa_lora")
@@ -82,7 +82,7 @@ def cells() -> Iterator[Cell]:
 
 def _text() -> Cell:
     """The cell of the language model. Its first line is the base: a step so small that float32 has none of it."""
-    folder, lines = "adapters.text.speakers", [Arm("adapters.text.speakers/base", replace(TEXT, rounds=1, lr=1e-30))]
+    folder, lines = "adapters.text.speakers", [Arm("adapters.text.speakers/base", replace(TEXT, lr=1e-30))]
     for name in TUNED:
         options = replace(TEXT.adapters, **_OPTIONS.get(name, {}))
         config = replace(TEXT, algorithm=(_ALGORITHMS.get(name, name),), adapters=options)
