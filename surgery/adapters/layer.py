@@ -159,7 +159,8 @@ def why_not(module: nn.Module) -> str | None:
     if isinstance(module, nn.Embedding) and module.max_norm is not None:
         return "it changes its weight whenever it is read (max_norm)"
     if is_packed(module):
-        return f"its weight is packed ({module.weight.dtype} {list(module.weight.shape)}): convert it to floating point"
+        weight: Any = module.weight
+        return f"its weight is packed ({weight.dtype} {list(weight.shape)}): convert it to floating point"
     if is_conv1d(module) or isinstance(module, nn.Linear | nn.Embedding):
         return None
     if not isinstance(module, CONVOLUTIONS):
