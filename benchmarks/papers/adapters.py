@@ -1,6 +1,7 @@
-"""Aggregators of adapters side by side, as cells of our own: a small Vision Transformer, tuned on a part of CIFAR-10.
+"""Aggregators of adapters side by side, as cells of our own: a small Vision Transformer, tuned on a part of CIFAR-10,
+and a language model of bytes, tuned on parts of Shakespeare's plays.
 
-    python -m benchmarks.papers.adapters    # trains the base that these cells begin with, in a few minutes on a CPU
+    python -m benchmarks.papers.adapters    # trains the bases that these cells begin with, in a few minutes on a CPU
 
 Each line is a method, each column a spread of the classes over clients; equal ranks and mixed ones have tables of their
 own. What a run began with is in its stored file, as the digest of the weights that it left as they were.
@@ -8,7 +9,7 @@ own. What a run began with is in its stored file, as the digest of the weights t
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -17,10 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import zoo
 from benchmarks.papers.cell import OWN, Arm, Cell, Comparison
 from fl import AdapterOptions, Config, FLError
 from fl.algorithms.heterofl import HeteroFLOptions
-from fl.data import Dataset, default_root, load
+from fl.data import Dataset, TextOptions, default_root, load
 
 TRAIN, TEST, EPOCHS, BATCH = 1000, 1000, 10, 128
 """Images of CIFAR-10 that are shared out and that test; how the base is trained on CIFAR-100."""
@@ -41,6 +43,13 @@ RANKS = {
               ("flexlora", "hetlora", "flora", "heterofl", "heterofl_weighted", "fedfa")),
 }  # fmt: skip
 """In words, as options, and the methods that can have them."""
+TEXT = Config(
+    algorithm=("fedavg",), dataset="shakespeare", text=TextOptions("byte", length=64), samples=8000,
+    partition="natural", model="benchmarks.papers.adapters:text_net", clients=10, participants=5, rounds=10,
+    local_epochs=1, batch_size=10, optimizer="adam", lr=0.003, local_test=0.2, eval_every=5,
+    adapters=AdapterOptions("lora", rank=4, modules=("*.q", "*.v", "*.fc1", "*.fc2")),
+)  # fmt: skip
+TUNED = ("fedit", "flora", "hetlora", "flexlora", "fedsa_lora")
 _OPTIONS = {"ffa_lora": {"learn": "b"}, "flora": {"base": "sent"}}
 _ALGORITHMS = {"fedit": "fedavg", "ffa_lora": "fedavg", "heterofl_weighted": "heterofl"}
 _MEASURES = {
@@ -68,11 +77,37 @@ def cells() -> Iterator[Cell]:
                   for name, what in _MEASURES.items()),
             pattern=f"adapters.{ranks}.SPREAD", settings=where,
         )  # fmt: skip
+    yield _text()
+
+
+def _text() -> Cell:
+    """The cell of the language model. Its first line is the base: a step so small that float32 has none of it."""
+    folder, lines = "adapters.text.speakers", [Arm("adapters.text.speakers/base", replace(TEXT, lr=1e-30))]
+    for name in TUNED:
+        options = replace(TEXT.adapters, **_OPTIONS.get(name, {}))
+        config = replace(TEXT, algorithm=(_ALGORITHMS.get(name, name),), adapters=options)
+        lines.append(Arm(f"{folder}/{name}", config))
+    names = tuple(line.name for line in lines)
+    return Cell(
+        folder, OWN, "adapters of rank 4 on a small causal Transformer of bytes that was trained on Python's "
+        "documentation, tuned by 10 of Shakespeare's characters on their own lines, of whom 5 take part in a round; "
+        "base is the model before", tuple(lines),
+        (Comparison("perplexity of a byte on the common test lines, last round (with fedsa_lora that of the mean of "
+                    "clients' models)", "perplexity", "first", names, larger=False),
+         *(Comparison(what, name, "first", TUNED if name.startswith("kilo") else names, larger=name == "last_local")
+           for name, what in _MEASURES.items() if name != "last")),
+        settings="natural",
+    )  # fmt: skip
 
 
 def file() -> Path:
     """Where the base lies: with the data sets."""
     return default_root() / "papers-adapters-base.pt"
+
+
+def text_file() -> Path:
+    """Where the language model's base lies."""
+    return default_root() / "papers-adapters-text-base.pt"
 
 
 def network(classes: int) -> nn.Module:
@@ -84,35 +119,72 @@ def network(classes: int) -> nn.Module:
     )
 
 
+def text_network() -> nn.Module:
+    """A causal Transformer for bytes: three blocks of width 128."""
+    return zoo.create("transformer", num_classes=256, tokens=64, width=0.5, depth=3, dropout=0.0)
+
+
 def train_base() -> None:
-    """Train the base on all of CIFAR-100 with mirrored images (AdamW, one cycle of learning rates), and save it."""
+    """Train the base on all of CIFAR-100 with mirrored images, and save it."""
     torch.manual_seed(0)
     data, model = load("cifar100"), network(100)
-    steps = EPOCHS * (len(data.y) // BATCH)
-    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.05)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, steps)
-    for _ in range(EPOCHS):
-        for rows in torch.randperm(len(data.y)).split(BATCH)[: len(data.y) // BATCH]:
-            x = _scaled(data.x[rows])
-            x = torch.where(torch.rand(BATCH, 1, 1, 1) < 0.5, x, x.flip(3))
-            optimizer.zero_grad()
-            F.cross_entropy(model(x), data.y[rows]).backward()
-            optimizer.step()
-            schedule.step()
+    _train(model, data.x, data.y, lambda x: _mirrored(_scaled(x)), F.cross_entropy)
     with torch.no_grad():
         right = model.eval()(_scaled(data.test_x)).argmax(1) == data.test_y
     print(f"test accuracy on CIFAR-100: {100 * right.float().mean():.1f}%")
     torch.save(model.state_dict(), file())
 
 
+def train_text_base() -> None:
+    """Train the language model on the bytes of Python's documentation, and save it."""
+    torch.manual_seed(0)
+    data, model = load("pydoc", text=TEXT.text), text_network()
+    _train(model, data.x.long(), data.y, lambda x: x, _next_bytes)
+    with torch.no_grad():
+        loss = _next_bytes(model.eval()(data.test_x.long()), data.test_y)
+    print(f"perplexity of a byte of Python's documentation: {loss.exp():.2f}")
+    torch.save(model.state_dict(), text_file())
+
+
+def _train(model: nn.Module, x: torch.Tensor, y: torch.Tensor, change: Callable, loss: Callable) -> None:
+    """By AdamW, with one cycle of learning rates."""
+    steps = EPOCHS * (len(y) // BATCH)
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.05)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, steps)
+    for _ in range(EPOCHS):
+        for rows in torch.randperm(len(y)).split(BATCH)[: len(y) // BATCH]:
+            optimizer.zero_grad()
+            loss(model(change(x[rows])), y[rows]).backward()
+            optimizer.step()
+            schedule.step()
+
+
+def _mirrored(x: torch.Tensor) -> torch.Tensor:
+    return torch.where(torch.rand(BATCH, 1, 1, 1) < 0.5, x, x.flip(3))
+
+
+def _next_bytes(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), y.long().flatten())
+
+
 def net() -> nn.Module:
     """The base with a new classifier for ten classes. Raises FLError if the base was not trained yet."""
-    if not file().exists():
-        raise FLError(f"there is no {file()}: make it by `python -m benchmarks.papers.adapters`")
-    model = network(10)
-    base = torch.load(file(), weights_only=True)
+    model, base = network(10), _base(file())
     model.load_state_dict(model.state_dict() | {name: base[name] for name in base if not name.startswith("head.")})
     return model
+
+
+def text_net() -> nn.Module:
+    """The language model's base. Raises FLError if it was not trained yet."""
+    model = text_network()
+    model.load_state_dict(_base(text_file()))
+    return model
+
+
+def _base(path: Path) -> dict[str, torch.Tensor]:
+    if not path.exists():
+        raise FLError(f"there is no {path}: make it by `python -m benchmarks.papers.adapters`")
+    return torch.load(path, weights_only=True)
 
 
 def data() -> Dataset:
@@ -127,9 +199,11 @@ def _scaled(x: torch.Tensor) -> torch.Tensor:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train the base and save it."""
+    """Train the bases that are not there yet, and save them."""
     argparse.ArgumentParser(prog="python -m benchmarks.papers.adapters", description=main.__doc__).parse_args(argv)
-    train_base()
+    for path, train in ((file(), train_base), (text_file(), train_text_base)):
+        if not path.exists():
+            train()
     return 0
 
 

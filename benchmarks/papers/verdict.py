@@ -254,6 +254,7 @@ MEASURES: dict[str, Callable[[Sequence[Row]], float]] = {
     "roughness": _roughness,
     "rise": _tail("rise", factor=1),
     "rand": _tail("rand", factor=1),
+    "perplexity": lambda rows: math.exp(rows[-1]["loss"]),
     "last_loss": _tail("loss", factor=1),
 }
 """From a comparison's measure to how it is computed."""

@@ -84,6 +84,11 @@ def check(
         raise FLError("--sample-privacy.clip is not for --backend graphs: use vmap or loop")
     if backend == "vmap" and precision.channels_last:
         raise FLError("--channels-last is a layout of one client's tensors: use --backend loop, workers or graphs")
+    if precision.recompute and (clipped or backend in ("vmap", "graphs")):
+        raise FLError(
+            "--activation-checkpointing is for steps of one client at a time: use --backend loop or workers, and leave "
+            "--sample-privacy.clip out"
+        )
     if backend in ("vmap", "graphs") and partial:
         others = "loop or workers" if device.type == "cpu" else "loop"
         raise FLError(
@@ -178,11 +183,12 @@ def ranked(groups: Sequence[Group]) -> list[str]:
     """
     job, clients = groups[0][0], sum(len(job.batches.steps) for job, _, _ in groups)
     partial, cuda, cpu = job.batches.real is not None, job.device.type == "cuda", job.device.type == "cpu"
-    stackable = len(groups) == 1 and not job.precision.channels_last and not partial
+    recompute = job.precision.recompute
+    stackable = len(groups) == 1 and not job.precision.channels_last and not partial and not recompute
     if stackable and clients > 2 and 0 < work(job) <= _SMALL:
         order = ["vmap", *["graphs"] * cuda, *["workers"] * cpu]
     elif cuda:
-        order = ["graphs", *["vmap"] * stackable] if not partial else []
+        order = ["graphs", *["vmap"] * stackable] if not partial and not recompute else []
     else:
         order = ["workers"] * (cpu and clients > 2 and torch.get_num_threads() > 1)
     # They read samples from fixed places, and those on the host are new in each round.

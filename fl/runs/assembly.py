@@ -133,7 +133,9 @@ def build(
         truth=truth,
         remote=remote,
     )
-    if device.type == "cpu":  # what a client's step keeps of one batch, if half of it can be freed early
+    if (
+        device.type == "cpu" and not local.precision.recompute
+    ):  # what a client's step keeps of one batch, if half of it can be freed early
         size = local.size_of_batches(fed.clients.train)
         least = min(activation_bytes(kind.model, fed.data) for kind in fed.fleet_or_uniform.architectures)
         ask_memory(size * least // 2, f"a batch of {size:,} samples", "use a smaller --batch-size, --width or --pad")
@@ -231,7 +233,9 @@ def training(config: Config, dataset: data.Dataset) -> tuple[data.Dataset, Local
         backend=config.backend,
         max_parallel_clients=config.max_parallel_clients,
         sample_privacy=config.sample_privacy,
-        precision=Precision(config.precision, config.channels_last, config.deterministic),
+        precision=Precision(
+            config.precision, config.channels_last, config.deterministic, config.activation_checkpointing
+        ),
     )
 
 

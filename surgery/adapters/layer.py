@@ -136,6 +136,19 @@ def is_conv1d(module: nn.Module) -> bool:
     return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
 
 
+def is_packed(module: Any) -> bool:
+    """Whether it is a linear layer that unpacks its weight when it computes, as bitsandbytes' of 4 and 8 bits do.
+
+    >>> layer = nn.Linear(4, 2)
+    >>> layer.weight = nn.Parameter(torch.zeros(4, 1, dtype=torch.uint8), requires_grad=False)
+    >>> is_packed(layer)
+    True
+    """
+    if not isinstance(module, nn.Linear) or "weight" not in module._parameters:
+        return False  # a weight that is computed from others (parametrizations) is whole
+    return not module.weight.is_floating_point() or module.weight.shape != (module.out_features, module.in_features)
+
+
 def is_transposed(module: nn.Module) -> bool:
     """Whether its weight has the axis of inputs first."""
     return is_conv1d(module) or isinstance(module, nn.Embedding)
@@ -145,6 +158,9 @@ def why_not(module: nn.Module) -> str | None:
     """Why a module cannot have an adapter, or None if it can."""
     if isinstance(module, nn.Embedding) and module.max_norm is not None:
         return "it changes its weight whenever it is read (max_norm)"
+    if is_packed(module):
+        weight: Any = module.weight
+        return f"its weight is packed ({weight.dtype} {list(weight.shape)}): convert it to floating point"
     if is_conv1d(module) or isinstance(module, nn.Linear | nn.Embedding):
         return None
     if not isinstance(module, CONVOLUTIONS):
@@ -165,8 +181,7 @@ def shapes(module: Any, rank: int) -> tuple[torch.Size, torch.Size]:
 def initial(module: Any, rank: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
     """A drawn and B zero, so that nothing changes at first, as peft has them; of an embedding it is A that is zero."""
     weight = module.weight
-    dtype = weight.dtype if weight.is_floating_point() else torch.float32  # of quantised weights
-    a, b = (torch.zeros(shape, dtype=dtype, device=weight.device) for shape in shapes(module, rank))
+    a, b = (torch.zeros(shape, dtype=weight.dtype, device=weight.device) for shape in shapes(module, rank))
     if isinstance(module, nn.Embedding):
         return a, b.normal_(generator=generator)
     return nn.init.kaiming_uniform_(a, math.sqrt(5), generator=generator), b

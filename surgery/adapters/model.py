@@ -7,8 +7,9 @@ from numbers import Integral
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
-from surgery.adapters.layer import CONVOLUTIONS, LowRank, initial, shapes, why_not
+from surgery.adapters.layer import LowRank, initial, is_packed, shapes, why_not
 from surgery.adapters.rank import factors, named
 from surgery.copying import copy_sharing, replace_tensors
 from surgery.errors import SurgeryError
@@ -17,6 +18,8 @@ from surgery.states import State, names_by_id
 from surgery.states import state as whole_state
 
 _log = logging.getLogger(__name__)
+_OWNERS = (nn.Linear, nn.Embedding, nn.EmbeddingBag, nn.Bilinear, _ConvNd, nn.RNNBase, nn.RNNCellBase)
+"""Layers of which one would expect that they have adapters."""
 
 
 def add(
@@ -38,14 +41,16 @@ def add(
         rank: of all adapters.
         modules: names of modules, or patterns of names (`*.attn.qkv`): all linear layers, convolutions and embeddings
             in them are adapted. None: all linear layers and convolutions of the model. Layers that share their weight,
-            that are used in several places or have groups of channels are left as they are, with a warning.
+            that are used in several places, have groups of channels, or are of another kind (transposed, recurrent)
+            are left as they are, with a warning.
         train: modules that are trained whole beside the adapters, such as a new classifier; names or patterns.
         scale: what the products are multiplied by: peft's lora_alpha / r. It does not depend on the rank.
         dropout: the share of an adapter's inputs that are dropped in training.
         generator: what A is drawn with; None: torch's own.
 
     Raises:
-        SurgeryError: for a pattern in which there is no such layer, and for a model that has adapters already.
+        SurgeryError: for a pattern in which there is no such layer, for a layer whose weight is packed into fewer bits,
+            and for a model that has adapters already.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> adapted, x = add(net, rank=2, modules=["0"], train=["2"]), torch.rand(1, 4)
@@ -236,11 +241,15 @@ def _chosen(model: nn.Module, patterns: Sequence[str] | None, train: Sequence[st
         _log.warning("no adapter for %s: the layer, or its weight, is used in several places", ", ".join(tied))
     chosen = {n: m for n, m in chosen.items() if n not in tied}
     wanted = patterns or ["*"]
-    if grouped := [
-        name for name, m in every.items()
-        if isinstance(m, CONVOLUTIONS) and m.groups > 1 and any(matches(name, pattern) for pattern in wanted)
-    ]:  # fmt: skip
-        _log.warning("no adapter for %s, whose channels are in groups", ", ".join(grouped))
+    left = {
+        name: reason
+        for name, m in every.items()
+        if isinstance(m, _OWNERS) and any(matches(name, pattern) for pattern in wanted) and (reason := why_not(m))
+    }
+    if packed := [name for name in left if is_packed(every[name])]:
+        raise SurgeryError(f"{packed[0]} cannot have an adapter: {left[packed[0]]}, or leave it out of modules")
+    for reason in dict.fromkeys(left.values()):
+        _log.warning("no adapter for %s: %s", ", ".join(name for name in left if left[name] == reason), reason)
     if not chosen:
         raise SurgeryError("the model has no layer that can have an adapter: a linear layer, convolution or embedding")
     return chosen

@@ -154,6 +154,7 @@ def test_roles():
         "name",
         "config",
         "backend",
+        "activation_checkpointing",
         "channels_last",
         "deterministic",
         "keep_best",

@@ -132,6 +132,22 @@ def test_backends_agree_and_an_exported_folder_is_the_librarys(case, folders, tm
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "vit"])
+def test_adapters_learn_the_same_with_activation_checkpointing_and_nearly_so_in_bf16(name, folders, tmp_path):
+    options = AdapterOptions("lora", rank=2, dropout=0.1)
+    runs = {"plain": {}, "less": {"activation_checkpointing": True}, "bf16": {"precision": "bf16"}}
+    runs["both"] = runs["less"] | runs["bf16"]
+    trained, loss = {}, {}
+    for run, changes in runs.items():
+        config, _ = settings(folders, name, rounds=2, backend="loop", adapters=options, **changes)
+        summary = fl.simulate(config, tmp_path / run)
+        trained[run], loss[run] = fl.load_model(tmp_path / run).state_dict(), summary["final"]["loss"]
+    torch.testing.assert_close(trained["less"], trained["plain"], rtol=0, atol=1e-6)
+    torch.testing.assert_close(trained["both"], trained["bf16"], rtol=0, atol=1e-4)
+    assert loss["bf16"] == pytest.approx(loss["plain"], rel=0.01)
+    assert any(not torch.equal(trained["bf16"][key], trained["plain"][key]) for key in trained["plain"])
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "vit"])
 def test_the_first_logits_are_the_librarys(name, folders):
     """Of the vocabulary all logits are given, also those of numbers that the tokenizer does not have."""
     changes = {"dataset": fl.Dataset.from_arrays(*_images())} if name == "vit" else {}

@@ -267,3 +267,38 @@ def test_attributes_of_the_layer_are_there():
     assert (layer.in_features, layer.out_features, layer.rank) == (4, 6, 2)
     assert not hasattr(layer, "missing")
     assert isinstance(copy.deepcopy(layer), LowRank)
+
+
+class Packed(nn.Linear):
+    """A linear layer whose weight is unpacked when it computes, as bitsandbytes' are."""
+
+    def __init__(self):
+        super().__init__(8, 4)
+        self.weight = nn.Parameter(torch.zeros(16, 1, dtype=torch.uint8), requires_grad=False)
+
+
+@pytest.mark.parametrize("kind", ["stand-in", "Linear4bit", "Linear8bitLt"])
+@pytest.mark.parametrize("modules", [None, ["0"]])
+def test_packed_weights_are_refused_by_name(kind, modules):
+    if kind == "stand-in":
+        packed = Packed()
+    else:
+        packed = getattr(pytest.importorskip("bitsandbytes").nn, kind)
+        packed = packed(8, 4, **({"has_fp16_weights": False} if kind == "Linear8bitLt" else {})).to("cpu")
+    net = nn.Sequential(packed, nn.Linear(4, 2))
+    with pytest.raises(SurgeryError, match=r"0 (cannot have an adapter|is none): its weight is packed \(torch.u?int8"):
+        adapters.add(net, 2, modules=modules)
+    if kind == "stand-in":
+        assert list(adapters.scales(adapters.add(net, 2, modules=["1"]))) == ["1"]
+
+
+def test_layers_of_other_kinds_are_left_with_a_word(caplog):
+    net = nn.ModuleDict({"up": nn.ConvTranspose2d(2, 2, 2), "gru": nn.GRU(4, 4), "norm": nn.LayerNorm(4)})
+    net["fc"], net["depthwise"] = nn.Linear(4, 2), nn.Conv2d(2, 2, 3, groups=2)
+    assert list(adapters.scales(adapters.add(net, 1))) == ["fc"]
+    assert [line.partition(":")[0] for line in caplog.messages] == [
+        "no adapter for up", "no adapter for gru", "no adapter for depthwise",
+    ]  # fmt: skip
+    caplog.clear()
+    adapters.add(net, 1, modules=["fc"])
+    assert caplog.messages == []
