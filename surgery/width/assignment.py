@@ -52,8 +52,9 @@ def best_choice(likeness: Likeness, free: Sequence[Atom], search: Search) -> dic
     """The orders of the other model's widths in which it fits the reference best, by coordinate ascent.
 
     It starts from the order as it is, and from an assignment by what does not depend on the order of other widths (of
-    the heads by all that is in them, say), which finds a permuted copy at once. Of wide models only the one that is ahead
-    when steps become small goes on to the end. Each start beyond the first one adds a drawn order. The best end counts.
+    the heads by all that is in them, say), which finds a permuted copy at once. Of wide models only the one that is
+    ahead when steps become small goes on to the end. Each start beyond the first one adds a drawn order. The best end
+    counts.
     """
     starts = search.starts
     if isinstance(starts, bool) or not isinstance(starts, int) or starts < 1:
