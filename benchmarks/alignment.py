@@ -6,11 +6,12 @@
     python benchmarks/alignment.py mlp-digits --quick        # few samples and one epoch, to see that it runs
 
 Two networks with seeds 2s and 2s + 1 see the same data in another order. The barrier is the largest loss on the line
-(11 points) over the straight line between the losses at its ends, on training and on test data: Frankle et al. (ICML
-2020). `weights` and `activations` are `surgery.align`'s; the latter compares the first 512 training samples;
+(`--points`, 11) over the straight line between the losses at its ends, on training and on test data: Frankle et al.
+(ICML 2020). `weights` and `activations` are `surgery.align`'s; the latter compares the first 512 training samples;
 `orthogonal` is by weights, too, with residual streams rotated (`maps="orthogonal"`). Networks with batch norm have
 their statistics repaired (Jordan et al., 2023) by the first 2,048 training samples at each point of the line but the
-ends, for every row named `repaired`. Losses are those of the first `--judged` samples.
+ends, for every row named `repaired`; those without any norm have each channel rescaled to statistics between those of
+the ends. Losses are those of the first `--judged` samples.
 
 One CPU thread does all of it, and `seconds` is the processor's time for `align` alone. Trainings are kept in
 `--kept` after every epoch, and rows are written as they come: run the same command again to go on.
@@ -18,6 +19,7 @@ One CPU thread does all of it, and `seconds` is the processor's time for `align`
     mlp-digits, mlp-fashion  three hidden layers of 512 units, as in Ainsworth et al. (ICLR 2023), section 5
     vgg11-bn-cifar           the zoo's VGG-11 with batch norm; --width multiplies the widths of all of these
     vgg11-cifar              the zoo's VGG-11 with layer norm
+    vgg11-plain-cifar        the zoo's VGG-11 without norm
     resnet20-cifar           the zoo's ResNet-20 with layer norm
     resnet20-bn-cifar        the zoo's ResNet-20 with batch norm
     vit-digits               timm's Vision Transformer, 4 blocks of width 64, patches of 2 by 2 pixels
@@ -58,16 +60,19 @@ def judged(model: nn.Module, data: Dataset, samples: int) -> dict[str, float]:
     return {**result, "accuracy": (logits.argmax(-1) == y).float().mean().item()}
 
 
-def line(one: nn.Module, other: nn.Module, data: Dataset, samples: int, repaired: bool) -> dict[str, list[float]]:
+def line(
+    one: nn.Module, other: nn.Module, data: Dataset, samples: int, repaired: bool, norm: str, points: int
+) -> dict[str, list[float]]:
     """What is judged along the line from one to the other."""
     curves: dict[str, list[float]] = {"train": [], "test": [], "accuracy": []}
     a, b = state(one), state(other)
-    for point in range(POINTS):
-        share = point / (POINTS - 1)
+    for point in range(points):
+        share = point / (points - 1)
         between = {n: torch.lerp(a[n], b[n], share) if a[n].is_floating_point() else a[n] for n in a}
         model = load_state(copy.deepcopy(one), between)
         if repaired and 0 < share < 1:
-            model = repair(model, batches=data.normalise(data.x[:2048]).split(256))
+            given = {"ends": (one, other), "weights": (1 - share, share)} if norm == "none" else {}
+            model = repair(model, batches=data.normalise(data.x[:2048]).split(256), **given)
         for what, value in judged(model, data, samples).items():
             curves[what].append(value)
     return curves
@@ -79,14 +84,14 @@ def barrier(losses: list[float]) -> float:
     return max(loss - losses[0] - (losses[-1] - losses[0]) * i / last for i, loss in enumerate(losses))
 
 
-def measured(settings: dict, kept: Path, stored: list[dict]) -> Iterator[dict]:
+def measured(settings: dict, kept: Path, stored: list[dict], points: int) -> Iterator[dict]:
     """The rows of a case that are not stored yet."""
     name, width, seed = (settings[what] for what in ("case", "width", "seed"))
     case, samples, epochs = CASES[name], settings["samples"], settings["epochs"]
     kinds = [
         (by, fix)
         for by in ("", "weights", "orthogonal" if case.model == "pre-norm" else "activations")
-        for fix in ((False, True) if case.norm == "batch" else (False,))
+        for fix in ((False, True) if case.norm in ("batch", "none") else (False,))
     ]
     todo = [{**settings, "by": by or "as trained", "repaired": fix} for by, fix in kinds]
     todo = [(row, by) for row, (by, _) in zip(todo, kinds) if not any(row.items() <= old.items() for old in stored)]
@@ -107,9 +112,9 @@ def measured(settings: dict, kept: Path, stored: list[dict]) -> Iterator[dict]:
             models = align(nets, example=images[:2], **how).models
             found[by] = models, time.process_time() - begin
         (one, other), seconds = found[by]
-        curves = line(one, other, data, settings["judged"], row["repaired"])
+        curves = line(one, other, data, settings["judged"], row["repaired"], case.norm, points)
         row |= {"train": barrier(curves["train"]), "test": barrier(curves["test"]), "seconds": seconds}
-        row |= {"ends": [curves["accuracy"][0], curves["accuracy"][-1]], "middle": curves["accuracy"][POINTS // 2]}
+        row |= {"ends": [curves["accuracy"][0], curves["accuracy"][-1]], "middle": curves["accuracy"][points // 2]}
         print(name, width, seed, row["by"], "repaired" if row["repaired"] else "", f"{row['test']:.3f}", flush=True)
         yield {**row, "curves": curves}
 
@@ -149,8 +154,13 @@ def draw(rows: list[dict], path: Path) -> None:
             if (row["case"], row["width"]) == (case, width):
                 name = row["by"] + (", repaired" if row["repaired"] else "")
                 style = {"color": colours[row["by"]], "ls": "--" if row["repaired"] else "-"}
-                share = [i / (POINTS - 1) for i in range(POINTS)]
-                axes.plot(share, row["curves"]["test"], label=None if name in shown else name, **style)
+                curve = row["curves"]["test"]
+                axes.plot(
+                    [i / (len(curve) - 1) for i in range(len(curve))],
+                    curve,
+                    label=None if name in shown else name,
+                    **style,
+                )
                 shown.add(name)
         axes.set_title(case if width == 1 else f"{case}, width {width:g}", fontsize=10)
         axes.set_xlabel("share of the second network", fontsize=9)
@@ -170,6 +180,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, help="learned from; else as the case says")
     parser.add_argument("--epochs", type=int, help="else as the case says")
     parser.add_argument("--judged", type=int, default=10000, help="training and test samples that losses are taken of")
+    parser.add_argument("--points", type=int, default=POINTS, help="of the line, an odd number")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--figure", type=Path)
@@ -186,7 +197,7 @@ def main() -> None:
         epochs = 1 if args.quick else args.epochs or CASES[case].epochs
         settings = {"case": case, "width": width, "seed": seed, "samples": samples, "epochs": epochs}
         settings["judged"] = min(args.judged, samples)
-        for row in measured(settings, args.kept, rows):
+        for row in measured(settings, args.kept, rows, args.points):
             rows.append(row)
             report.write({"torch": torch.__version__, "rows": rows}, args.out, name, done=False)
         report.write({"torch": torch.__version__, "rows": rows}, args.out, name)

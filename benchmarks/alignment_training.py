@@ -23,7 +23,7 @@ class Case(NamedTuple):
         data: the data set's name.
         model: of the zoo; empty for a perceptron with three hidden layers; `pre-norm` for timm's Vision Transformer on
             images and for `CharGPT` on text, whose residual streams may be rotated.
-        norm: the zoo model's, `layer` or `batch`.
+        norm: the zoo model's, `layer`, `batch` or `none`.
         samples: the first ones of the training data are learned from, this many; 0 for all.
         epochs: how often each is seen.
     """
@@ -40,6 +40,7 @@ CASES = {
     "mlp-fashion": Case("fashion-mnist", "", "", 0, 10),
     "vgg11-bn-cifar": Case("cifar10", "vgg11", "batch", 20000, 8),
     "vgg11-cifar": Case("cifar10", "vgg11", "layer", 20000, 8),
+    "vgg11-plain-cifar": Case("cifar10", "vgg11", "none", 20000, 8),
     "resnet20-cifar": Case("cifar10", "resnet20", "layer", 20000, 6),
     "resnet20-bn-cifar": Case("cifar10", "resnet20", "batch", 20000, 6),
     "vit-digits": Case("digits", "pre-norm", "", 0, 60),

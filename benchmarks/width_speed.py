@@ -2,6 +2,7 @@
 
     OMP_NUM_THREADS=1 python benchmarks/width_speed.py    # writes benchmarks/results/width-cpu.json
     python benchmarks/width_speed.py --table               # the stored result as a page shows it
+    python benchmarks/width_speed.py --before FOLDER       # `align` of another checkout and this one's in turn, printed
 
 `narrow` and torch-pruning (its graph of dependencies, its pruner, and one step) make the same model half as wide, in
 turns in one process, so that what else the machine does hits both alike. torch-pruning cuts the model in place, so
@@ -15,8 +16,11 @@ comparable is installed beside, so their rows are seconds. Times are those of th
 import argparse
 import copy
 import json
+import os
 import platform
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -99,6 +103,33 @@ def alone(operation: str, name: str, repetitions: int) -> dict:
     return {"operation": operation, "model": name, **spread([timed(call)[0] for _ in range(repetitions)], [])}
 
 
+def aligned_once(name: str) -> dict:
+    """The seconds that `align` takes, and how well the models match then: the inner product of their parameters."""
+    torch.manual_seed(0)
+    models = [timm.create_model(name).eval() for _ in range(2)]
+    seconds, (one, other) = timed(lambda: surgery.align(models, example=torch.zeros(1, 3, 224, 224)).models)
+    match = sum((p.double() * q.double()).sum().item() for p, q in zip(one.parameters(), other.parameters()))
+    return {"seconds": seconds, "match": match}
+
+
+def before_and_after(folder: str, name: str, repetitions: int) -> dict:
+    """`align` of the checkout in a folder and this one's, in turn, each in a process of its own."""
+    found: dict[str, list[dict]] = {"before": [], "after": []}
+    for turn in range(repetitions):
+        for side in list(found) if turn % 2 else list(found)[::-1]:
+            here = Path(__file__).parent.parent
+            path = {"before": folder, "after": str(here)}[side]
+            command = [sys.executable, __file__, "--once", name]
+            result = subprocess.run(
+                command, env={**os.environ, "PYTHONPATH": path}, check=True, capture_output=True, text=True
+            )
+            found[side].append(json.loads(result.stdout.splitlines()[-1]))
+    seconds = {side: [one["seconds"] for one in rows] for side, rows in found.items()}
+    ratios = [old / new for old, new in zip(*seconds.values())]
+    match = {f"match_{side}": rows[0]["match"] for side, rows in found.items()}
+    return {"model": name, **spread(seconds["after"], ratios), "before": spread(seconds["before"], []), **match}
+
+
 def spread(seconds: list[float], ratios: list[float]) -> dict:
     """The medians with their ranges."""
     every = {"seconds": seconds, "ratio": ratios}
@@ -121,7 +152,16 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=NARROWED, help="that are narrowed by both")
     parser.add_argument("--alone", nargs="*", default=ALONE, help="that are widened and aligned")
     parser.add_argument("--table", action="store_true")
+    parser.add_argument("--before", metavar="FOLDER", help="a checkout of an earlier commit")
+    parser.add_argument("--once", metavar="MODEL", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.once:
+        print(json.dumps(aligned_once(args.once)))
+        return
+    if args.before:
+        for name in args.alone:
+            print(json.dumps(before_and_after(args.before, name, args.repetitions)), flush=True)
+        return
     if args.table:
         table()
         return

@@ -73,8 +73,9 @@ def align(
             Transformers", 2025). Weights of these norms are folded into what reads them, those of the reference too,
             so that it has other weights and computes what it did. Other widths are permuted as ever.
         output: as for `surgery.narrow`.
-        starts: the first looks for the best match from the order as it is, and from one that does not depend on it;
-            each further one from a drawn order. The best match counts.
+        starts: the first looks for the best match from the order as it is, and from one that does not depend on it (to
+            the end from the better of both where a width is above 256); each further one from a drawn order. The best
+            match counts.
         generator: of the drawn orders, on the CPU; by default they are the same in every call.
         progress: told how many widths have their best order for the present, and of how many.
 

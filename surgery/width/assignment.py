@@ -11,6 +11,9 @@ from surgery.errors import SurgeryError
 from surgery.width.solve import Atom, Choice
 
 PASSES = 100
+_LEAST = 1e-7  # the share by which a step has to improve the fit: less may be rounding of float32
+_ROUGH = 1e-3  # the same while two starts race, in models
+_WIDE = 256  # with a width of more positions than this: both to the end would take twice as long
 Progress: TypeAlias = Callable[[int, int], None]
 """Told how many widths have their best order for the present, and of how many."""
 
@@ -49,8 +52,9 @@ def best_choice(likeness: Likeness, free: Sequence[Atom], search: Search) -> dic
     """The orders of the other model's widths in which it fits the reference best, by coordinate ascent.
 
     It starts from the order as it is, and from an assignment by what does not depend on the order of other widths (of
-    the heads by all that is in them, say), which finds a permuted copy at once. Each start beyond the first one adds a
-    drawn order. The best end counts.
+    the heads by all that is in them, say), which finds a permuted copy at once. Of wide models only the one that is
+    ahead when steps become small goes on to the end. Each start beyond the first one adds a drawn order. The best end
+    counts.
     """
     starts = search.starts
     if isinstance(starts, bool) or not isinstance(starts, int) or starts < 1:
@@ -59,14 +63,14 @@ def best_choice(likeness: Likeness, free: Sequence[Atom], search: Search) -> dic
     def drawn(atom: Atom) -> list[int]:
         return torch.randperm(atom.size, generator=search.generator).tolist()
 
-    begins = [
-        lambda atom: list(range(atom.size)),
-        lambda atom: assignment(likeness.first(atom)),
-        *[drawn] * (starts - 1),
-    ]
+    given = {atom: list(range(atom.size)) for atom in free}
+    found = {atom: assignment(likeness.first(atom)) for atom in free}
+    least = _ROUGH if any(atom.size > _WIDE for atom in free) else _LEAST
+    raced = [_climbed(likeness, free, begin, search.progress, least) for begin in (given, found)]
+    begins = [max(raced, key=likeness.value), *({atom: drawn(atom) for atom in free} for _ in range(starts - 1))]
     best, most = {}, -math.inf
     for begin in begins:
-        choice = _climbed(likeness, free, {atom: begin(atom) for atom in free}, search.progress)
+        choice = _climbed(likeness, free, begin, search.progress)
         value = likeness.value(choice)
         if not best or value > most + 1e-12 * abs(most):
             best, most = choice, value
@@ -74,7 +78,11 @@ def best_choice(likeness: Likeness, free: Sequence[Atom], search: Search) -> dic
 
 
 def _climbed(
-    likeness: Likeness, free: Sequence[Atom], start: dict[Atom, list[int]], progress: Progress | None
+    likeness: Likeness,
+    free: Sequence[Atom],
+    start: dict[Atom, list[int]],
+    progress: Progress | None,
+    least: float = _LEAST,
 ) -> dict[Atom, list[int]]:
     """The orders that no change of a single width's makes better, from a start on.
 
@@ -97,8 +105,9 @@ def _climbed(
                 if atom in likeness.beside[atom]:
                     before, after = likeness.value(choice, atom), likeness.value(trial, atom)
                 else:
-                    before, after = gain.trace().item(), gain[range(atom.size), order].sum().item()
-                if after > before + 1e-9 * abs(before):
+                    rows = range(atom.size)
+                    before, after = (gain[rows, at].double().sum().item() for at in (rows, order))
+                if after > before + least * abs(before):
                     choice = trial
                     settled -= likeness.beside[atom]
             if progress:
@@ -114,6 +123,7 @@ def assignment(gain: Tensor) -> list[int]:
     """
     from scipy.optimize import linear_sum_assignment  # takes a second to import
 
-    gain = gain.double().cpu()
-    gain = gain - gain.mean(1, keepdim=True)  # moves no best column, and they are found up to ten times as fast
-    return linear_sum_assignment((gain - gain.mean(0)).numpy(), maximize=True)[1].tolist()
+    cost = -gain.double().cpu()
+    cost -= cost.mean(1, keepdim=True)  # moves no best column, and they are found up to ten times as fast
+    cost -= cost.mean(0)
+    return linear_sum_assignment(cost.numpy())[1].tolist()

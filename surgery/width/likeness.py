@@ -8,17 +8,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from surgery.states import State
+from surgery.states import State, compute_dtype
 from surgery.width.plan import placed, repeated
 from surgery.width.replay import read_batch
 from surgery.width.solve import Atom, Axes, Axis, Choice, Solution, Sum, atoms, occurrences
 
 _MOST = 4096  # samples of a batch and layer whose activations are compared
-_FEW = 64  # columns: matrices of fewer are multiplied together
 
 
 class Weights:
-    """The likeness of two models' parameters: the inner product of those of the one and of the other, in float64.
+    """The likeness of two models' parameters: the inner product of those of the one and of the other.
+
+    Gains are in the parameters' precision, single at least, and values in float64.
 
     Args:
         places: by state name of a parameter its axes.
@@ -38,8 +39,7 @@ class Weights:
 
     def first(self, atom: Atom) -> Tensor:
         def in_order(rows: Tensor) -> Tensor:
-            plain = rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows
-            return torch.from_numpy(np.sort(plain.cpu().numpy()))  # several times as fast as torch's, which is stable
+            return torch.from_numpy(np.sort(rows.numpy()))  # several times as fast as torch's, which is stable
 
         return self._summed(atom, self.b.__getitem__, in_order)
 
@@ -59,11 +59,12 @@ class Weights:
         return sum((self.a[name].double() * self._ordered(name, choice).double()).sum().item() for name in names)
 
     def _summed(self, atom: Atom, other: Callable[[str], Tensor], view: Callable[[Tensor], Tensor]) -> Tensor:
-        result = torch.zeros(atom.size, atom.size, dtype=torch.float64)
+        dtypes = [_at_least_single(self.a[name][:0]).dtype for name, _ in self.along[atom]]
+        result = torch.zeros(atom.size, atom.size, dtype=max(dtypes, key=lambda dtype: dtype.itemsize))
         pairs: list[tuple[Tensor, Tensor]] = []
         for name, dim in self.along[atom]:
             axis = self.places[name][dim]
-            one, two = (view(_rows(tensor, dim, axis, atom)).double().cpu() for tensor in (self.a[name], other(name)))
+            one, two = (view(_at_least_single(_rows(t, dim, axis, atom)).cpu()) for t in (self.a[name], other(name)))
             pairs.append((one, two))
         _add_products(result, pairs)
         return result
@@ -87,8 +88,8 @@ class Weights:
                         old, new = old.index_select(d, at), new.index_select(d, at)
             else:
                 old, new = self._ordered(name, before), self._ordered(name, after)
-            difference = new.double() - old.double()
-            one, two = (_rows(tensor, dim, axes[dim], atom).double().cpu() for tensor in (a, difference))
+            difference = _at_least_single(new) - _at_least_single(old)
+            one, two = (_rows(tensor, dim, axes[dim], atom).cpu() for tensor in (_at_least_single(a), difference))
             pairs.append((one, two))
         _add_products(gain, pairs)
         return gain
@@ -99,16 +100,20 @@ class Weights:
 
 
 def _add_products(result: Tensor, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Add the products of matrices and transposed others; narrow ones are multiplied together, which is faster."""
+    """Add the products of matrices and transposed others; narrow ones together, since each goes through the result."""
     narrow = []
     for one, two in pairs:
-        if one.shape[1] < _FEW:
+        if one.shape[1] < len(result):
             narrow.append((one, two))
         else:
-            result.addmm_(one, two.T)
+            result.addmm_(one.to(result), two.T.to(result))
     if narrow:
-        one, two = (torch.cat(rows, 1) for rows in zip(*narrow))
+        one, two = (torch.cat(rows, 1).to(result) for rows in zip(*narrow))
         result.addmm_(one, two.T)
+
+
+def _at_least_single(tensor: Tensor) -> Tensor:
+    return tensor.to(compute_dtype(tensor.dtype))
 
 
 def _rows(tensor: Tensor, dim: int, axis: Axis, atom: Atom) -> Tensor:

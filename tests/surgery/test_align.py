@@ -231,10 +231,11 @@ def weight_matching(one, other, widths, seed=0):
     "make",
     [
         lambda: nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 24), nn.ReLU(), nn.Linear(24, 4)),
+        lambda: nn.Sequential(nn.Linear(8, 300), nn.ReLU(), nn.Linear(300, 24), nn.ReLU(), nn.Linear(24, 4)),
         lambda: zoo.create("vgg11", width=0.0625, num_classes=5),
         lambda: zoo.create("resnet18", width=0.125, num_classes=5),
     ],
-    ids=["mlp", "vgg11", "resnet18"],
+    ids=["mlp", "wide-mlp", "vgg11", "resnet18"],
 )
 def test_the_match_is_at_least_as_good_as_plain_weight_matching(make):
     nets = []
