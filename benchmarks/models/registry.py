@@ -122,7 +122,11 @@ def example_for(model: nn.Module, task: str) -> dict[str, Any]:
         height, width = (side, side) if isinstance(side, int) else side
         channels = getattr(vision, "num_channels", None) or getattr(vision, "in_channels", None) or 3
         return {"pixel_values": torch.randn(BATCH, channels, height, width)}
-    words = {"input_ids": torch.randint(4, VOCABULARY - 8, (BATCH, LENGTH))}
+    vocabulary = getattr(config, "vocab_size", None)
+    most = min(vocabulary, VOCABULARY) if isinstance(vocabulary, int) else VOCABULARY
+    words = {"input_ids": torch.randint(4, most - 8, (BATCH, LENGTH))}
+    if task == "texts" and isinstance(end := getattr(config, "eos_token_id", None), int):
+        words["input_ids"][:, -1] = end  # some read the class there
     if task == "translation":
         words["decoder_input_ids"] = torch.randint(4, VOCABULARY - 8, (BATCH, LENGTH - 2))
     if getattr(model, "main_input_name", "input_ids") == "pixel_values" or "pixel_values" in needed(model):
@@ -181,7 +185,7 @@ def changes(config: Any, layers: int, nested: bool = False) -> dict[str, Any]:
 
 FILLED = {
     "head_dim": WIDTH // HEADS, "num_key_value_heads": 2, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
-    "n_routed_experts": EXPERTS, "num_experts": EXPERTS, "moe_topk": 2,
+    "n_routed_experts": EXPERTS, "num_experts": EXPERTS, "moe_topk": 2, "vocab_size": VOCABULARY,
 }  # fmt: skip
 IMAGES = ("image_size", "img_size", "input_size")
 PLAIN = ("model_type", "hidden_act", "is_decoder", "is_encoder_decoder")
