@@ -63,56 +63,29 @@ def build(
     (20, ['global'])
     """
     config = resolve_inputs(config, dataset, model)
-    config.check()
-    if len(config.runs()) > 1:
-        raise FLError(
-            "these are the settings of several runs: fl.simulate_all trains them all, or take one of config.runs()"
-        )
-    if config.jobs > 1:
-        raise FLError(f"--jobs {config.jobs} is for several runs, and this is one: leave it out")
+    _check_one_run(config, remote)
     (seed,) = config.seeds
-    device = pick_device(config.device)
-    if dataset is None:
-        dataset = config.load()
-    elif not remote:
-        dataset = config.prepare(replace(dataset, name=data.GIVEN) if config.dataset == data.GIVEN else dataset)
-    rng = Rng(seed)
-    parts, truth = (None, None) if remote else config.deal(dataset, rng.numpy("partition"))
-    dataset, local = training(config, dataset)
-    if remote:
-        splits = remote.splits
-    else:
-        splits = partition.hold_out(parts, config.local_valid, config.local_test, rng.numpy("hold-out"))
-    if config.pool_test_set and not remote:
-        dataset = dataset.tested_on(splits.test.samples)
-    dataset = dataset.to(device, config.data_on)
-    if remote and config.pace != PaceOptions():
-        raise FLError("--pace is of simulated clients, and these are on other machines: leave it out")
-    if config.secure_aggregation and not remote:
-        raise FLError(
-            "--secure-aggregation hides clients' updates from a server on another machine, and here all is in one "
-            "process: train with python -m fl.deploy, or leave it out"
-        )
+    device, rng = pick_device(config.device), Rng(seed)
+    dataset, local, splits, truth = _dealt(config, dataset, rng, device, remote)
+
     malicious = draw_malicious(config.attack, config.clients, rng)
     attack = make_attack(config.attack, malicious, dataset, splits, rng)
     presence = make_presence(config.clients, config.cohort(), config.joining, config.leaving, config.rounds, rng)
+
     base = model_spec(config, dataset, model)
     take_largest = malicious if config.attack.architecture == "largest" else frozenset()
     spec, specs = _specs(config, base, dataset, splits, rng, take_largest, remote)
     if start is None and config.init:
         start = find(config.init, spec)
     if device.type == "cpu":
-        # A lower bound: the initial model, the server's, those that clients send, and the weights, gradients and
-        # momentum of a client that trains, all as small as the smallest.
-        needed = (config.cohort() + 5) * min(map(weight_bytes, specs or [spec]))
-        what = f"a round of {config.cohort():,} clients"
-        ask_memory(needed, what, "use fewer --participants, or a smaller --width or --depth")
+        _ask_for_round(config, specs or [spec])
     net, create, fleet = make_models(config, spec, start, len(splits), device)
     one_start = isinstance(getattr(spec, "source", None), nn.Module) and not config.adapters.on
     if start is None:
         _warn_of_drawn(config, spec, net)
     if not isinstance(spec, custom_model.CustomSpec) and not dataset.text:
         check_shape(spec, net, dataset.x.shape[1:])
+
     fed = Federation(
         net,
         dataset,
@@ -133,16 +106,67 @@ def build(
         truth=truth,
         remote=remote,
     )
-    if (
-        device.type == "cpu" and not local.precision.recompute
-    ):  # what a client's step keeps of one batch, if half of it can be freed early
-        size = local.size_of_batches(fed.clients.train)
-        least = min(activation_bytes(kind.model, fed.data) for kind in fed.fleet_or_uniform.architectures)
-        ask_memory(size * least // 2, f"a batch of {size:,} samples", "use a smaller --batch-size, --width or --pad")
+    if device.type == "cpu" and not local.precision.recompute:
+        _ask_for_batch(fed, local)
     algorithm = make_algorithm(config, fed)
     if remote:
         remote.begin(fed)
     return fed, algorithm
+
+
+def _check_one_run(config: Config, remote: RemoteClients | None) -> None:
+    """FLError for settings that contradict each other, or are not those of one run of these clients."""
+    config.check()
+    if len(config.runs()) > 1:
+        raise FLError(
+            "these are the settings of several runs: fl.simulate_all trains them all, or take one of config.runs()"
+        )
+    if config.jobs > 1:
+        raise FLError(f"--jobs {config.jobs} is for several runs, and this is one: leave it out")
+    if remote and config.pace != PaceOptions():
+        raise FLError("--pace is of simulated clients, and these are on other machines: leave it out")
+    if config.secure_aggregation and not remote:
+        raise FLError(
+            "--secure-aggregation hides clients' updates from a server on another machine, and here all is in one "
+            "process: train with python -m fl.deploy, or leave it out"
+        )
+
+
+def _dealt(
+    config: Config, dataset: data.Dataset | None, rng: Rng, device: torch.device, remote: RemoteClients | None
+) -> tuple[data.Dataset, LocalTraining, partition.Splits, torch.Tensor | None]:
+    """The data on their device, how clients train on them, what each client has, and its true group, if it is known."""
+    if dataset is None:
+        dataset = config.load()
+    elif not remote:
+        dataset = config.prepare(replace(dataset, name=data.GIVEN) if config.dataset == data.GIVEN else dataset)
+    if remote:
+        dataset, local = training(config, dataset)
+        return dataset.to(device, config.data_on), local, remote.splits, None
+    parts, truth = config.deal(dataset, rng.numpy("partition"))
+    dataset, local = training(config, dataset)
+    splits = partition.hold_out(parts, config.local_valid, config.local_test, rng.numpy("hold-out"))
+    if config.pool_test_set:
+        dataset = dataset.tested_on(splits.test.samples)
+    return dataset.to(device, config.data_on), local, splits, truth
+
+
+def _ask_for_round(config: Config, specs: list[Spec]) -> None:
+    """FLError if a round does not fit into memory.
+
+    A lower bound: the initial model, the server's, those that clients send, and the weights, gradients and momentum of
+    a client that trains, all as small as the smallest.
+    """
+    needed = (config.cohort() + 5) * min(map(weight_bytes, specs))
+    what = f"a round of {config.cohort():,} clients"
+    ask_memory(needed, what, "use fewer --participants, or a smaller --width or --depth")
+
+
+def _ask_for_batch(fed: Federation, local: LocalTraining) -> None:
+    """The same for what a client's step keeps of one batch, if half of it can be freed early."""
+    size = local.size_of_batches(fed.clients.train)
+    least = min(activation_bytes(kind.model, fed.data) for kind in fed.fleet_or_uniform.architectures)
+    ask_memory(size * least // 2, f"a batch of {size:,} samples", "use a smaller --batch-size, --width or --pad")
 
 
 def _warn_of_drawn(config: Config, spec: Spec, net: nn.Module) -> None:
