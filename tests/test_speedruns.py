@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from selection import some
 import torchvision
+from selection import some
 
 import fl
 import surgery

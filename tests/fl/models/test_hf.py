@@ -8,9 +8,9 @@ import sys
 
 import pytest
 import torch
-from selection import some
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
+from selection import some
 
 import fl
 from fl.data import TextOptions
