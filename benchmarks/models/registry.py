@@ -170,7 +170,7 @@ def changes(config: Any, layers: int, nested: bool = False) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in fields.items():
         if hasattr(value, "to_dict") and hasattr(value, "model_type"):
-            inner = changes(value, layers, nested=True)
+            inner = changes(value, layers, nested=name != "text_config")
             found[name] = {**{k: v for k, v in value.to_dict().items() if k in PLAIN}, **inner}
             continue
         new = shrunk(name, value, fields, ratio, base, target, before, layers)
