@@ -1,8 +1,7 @@
 """Models of unequal width, merged where they match
 
-A network of 192 units a layer is laid into one of 256: in the first positions of each width, or where `fit` finds it
-matches best. Between the two the loss then has no hill. At the right end the large network's other 64 units of a layer
-are still there, other ones in each plan, so that the two lines end apart.
+A network of 192 units a layer, laid into one of 256: in the first positions of each width, or where `fit` finds that it
+matches, without a hill between. At the right the other 64 units are still there, others in each plan.
 """
 
 import matplotlib.pyplot as plt
