@@ -13,7 +13,7 @@ from surgery.adapters.layer import LowRank, initial, is_packed, shapes, why_not
 from surgery.adapters.rank import factors, named
 from surgery.copying import copy_sharing, replace_tensors
 from surgery.errors import SurgeryError
-from surgery.names import matches
+from surgery.names import joined, matches
 from surgery.states import State, names_by_id
 from surgery.states import state as whole_state
 
@@ -248,6 +248,10 @@ def _chosen(model: nn.Module, patterns: Sequence[str] | None, train: Sequence[st
     }
     if packed := [name for name in left if is_packed(every[name])]:
         raise SurgeryError(f"{packed[0]} cannot have an adapter: {left[packed[0]]}, or leave it out of modules")
+    for name, m in every.items():
+        if isinstance(m, nn.MultiheadAttention) and any(matches(name, pattern) for pattern in wanted):
+            held = [key for key, p in m._parameters.items() if p is not None and key.endswith("proj_weight")]
+            left |= {joined(name, key): "a parameter, and no layer" for key in held}
     for reason in dict.fromkeys(left.values()):
         _log.warning("no adapter for %s: %s", ", ".join(name for name in left if left[name] == reason), reason)
     if not chosen:

@@ -227,6 +227,18 @@ def small():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10))
 
 
+def with_another_layer():
+    return nn.Sequential(nn.ConvTranspose2d(1, 1, 1), small())
+
+
+@pytest.mark.parametrize(
+    "change", [{"algorithm": "flexlora", "adapters": AdapterOptions("lora", ranks=(1, 2))}, {"algorithm": "fesem"}]
+)
+def test_a_layer_without_an_adapter_is_named_once(caplog, change):
+    fl.build(replace(CONFIG, **{"adapters": AdapterOptions("lora", rank=2)} | change), model=with_another_layer)
+    assert caplog.text.count("no adapter for 0: a ConvTranspose2d") == 1
+
+
 CONFIG = fl.Config(
     algorithm="fedavg", rounds=2, clients=6, participants=3, local_epochs=1,
     adapters=AdapterOptions("lora", rank=2, train=("3",)),
