@@ -41,9 +41,6 @@ class AdapterOptions:
     learn: Annotated[str, one_of("both", "b"), OnlyWith("kind", "lora")] = "both"
     """lora: the matrices that are trained: both; or b, with A as it was drawn, so that means of adapters are means of
     their products (FFA-LoRA, Sun et al., ICLR 2024)"""
-    base: Annotated[str, one_of("constant", "sent"), OnlyWith("kind", "lora")] = "constant"
-    """lora: what the weights beside adapters are: constants of the model; or frozen, but sent to clients and saved, for
-    a server that folds adapters into them (flora)"""
     dropout: Annotated[float, number(float, least=0, below=1), OnlyWith("kind", "lora")] = 0.0
     """lora: share of an adapter's inputs that are dropped in training"""
 
@@ -65,12 +62,21 @@ class AdapterOptions:
             raise FLError("--adapters.rank is for all clients, and --adapters.ranks for each: leave one of them out")
 
 
-def adapted(base: nn.Module, options: AdapterOptions, generator: torch.Generator, rank: int | None = None) -> nn.Module:
+def adapted(
+    base: nn.Module,
+    options: AdapterOptions,
+    generator: torch.Generator,
+    rank: int | None = None,
+    *,
+    base_changes: bool = False,
+) -> nn.Module:
     """Put adapters on a model, whose weights become constants; it is not changed, and shares their memory.
 
     Args:
         generator: what the matrices A of the largest rank are drawn with, on the device of the model.
         rank: None: the largest. A smaller one has the first rows of the same A.
+        base_changes: the weights beside adapters are no constants, but frozen and in states, for a method whose server
+            changes them (`Method.base_changes`).
 
     Raises:
         FLError: for patterns that no layer matches.
@@ -95,7 +101,7 @@ def adapted(base: nn.Module, options: AdapterOptions, generator: torch.Generator
             if isinstance(layer.base_layer, nn.Embedding):
                 raise FLError(f"--adapters.learn b: {name} is an embedding, whose A is 0 at first: leave it out")
             layer.factors[0].requires_grad_(False)
-    if options.base == "constant":
+    if not base_changes:
         return as_constants(model)
     for _, layer in adapters.adapted_layers(model):  # a model that is read from a file changes its own alone
         layer.base_layer.weight = nn.Parameter(layer.base_layer.weight.detach().clone(), requires_grad=False)

@@ -171,7 +171,7 @@ def make_models(
     net = create(rng.torch("weights"))
     if not config.adapters.on:
         return net.to(device), create, None
-    create = partial(adapted, net, config.adapters)
+    create = partial(adapted, net, config.adapters, base_changes=ALGORITHMS[config.algorithm[0]].base_changes)
     net, ranks, again = create(rng.torch("adapters")).to(device), config.adapters.ranks, partial(_again, create)
     return net, again, fleet_of_ranks(lambda r: again(rng.torch("adapters"), r), ranks, clients, net) if ranks else None
 

@@ -36,9 +36,9 @@ def base():
 def federation_of(make_federation):
     """Four clients on a frozen network in float64, whose classifier is trained whole."""
 
-    def make(options=AdapterOptions("lora", rank=2, train=("6",)), net=None, **settings):
+    def make(options=AdapterOptions("lora", rank=2, train=("6",)), net=None, base_changes=False, **settings):
         net = base() if net is None else net
-        create = partial(adapted, net, options)
+        create = partial(adapted, net, options, base_changes=base_changes)
         seed = torch.Generator().manual_seed
         model = create(seed(1))
         fleet = fleet_of_ranks(lambda rank: create(seed(1), rank), options.ranks, 4, model) if options.ranks else None
@@ -101,8 +101,7 @@ def test_a_stranger_gets_a_plain_model(federation_of):
     "name", sorted(name for name, method in ALGORITHMS.items() if "adapters" not in method.refuses)
 )
 def test_every_method_trains_adapters_or_says_why_not(federation_of, name):
-    options = AdapterOptions("lora", rank=2, train=("6",), base="sent" if name == "flora" else "constant")
-    fed = federation_of(options, epochs=1)
+    fed = federation_of(epochs=1, base_changes=ALGORITHMS[name].base_changes)
     algorithm = made(name, fed)
     server, _ = play(algorithm, fed, rounds=2)[-1]
     assert all(tensor.isfinite().all() for tensor in server["global"].values())
@@ -215,8 +214,7 @@ def test_another_base_is_refused(tmp_path):
 def test_a_model_of_ones_own_stays_as_it_was_though_the_server_changes_the_base(tmp_path):
     own = small()
     before = {name: tensor.clone() for name, tensor in own.state_dict().items()}
-    options = AdapterOptions("lora", rank=2, train=("3",), base="sent")
-    fl.simulate(replace(CONFIG, algorithm="flora", adapters=options), tmp_path / "run", model=own)
+    fl.simulate(replace(CONFIG, algorithm="flora"), tmp_path / "run", model=own)
     model = fl.load_model(tmp_path / "run", model=own)
     assert_same(own.state_dict(), before)
     assert not torch.equal(model[1].weight, own[1].weight)
@@ -249,10 +247,8 @@ CONFIG = fl.Config(
     "change",
     [
         {},
-        *({"algorithm": name, "adapters": replace(RANKS, train=("3",))} for name in ("flexlora", "hetlora")),
-        {"algorithm": "flora", "adapters": replace(RANKS, train=("3",), base="sent")},
+        *({"algorithm": name, "adapters": replace(RANKS, train=("3",))} for name in ("flexlora", "flora", "hetlora")),
         {"algorithm": "flora_na"},
-        {"adapters": replace(CONFIG.adapters, base="sent")},
         {"adapters": replace(CONFIG.adapters, learn="b")},
         {"algorithm": "heterofl", "adapters": replace(RANKS, train=("3",), learn="b")},
     ],
@@ -264,7 +260,7 @@ def test_a_run_folder_has_adapters_and_gives_the_plain_model(tmp_path, change):
     fl.simulate(config, tmp_path / "parts", resume=True, model=small)
     servers = [checkpoint.read_parts(tmp_path / name, small)[1] for name in ("whole", "parts")]
     assert_same(*(server["global"] for server in servers))
-    assert any("base_layer" in name for name in servers[0]["global"]) == (config.adapters.base == "sent")
+    assert any("base_layer" in name for name in servers[0]["global"]) == (config.algorithm == ("flora",))
     fed, algorithm = fl.build(config, model=small)
     model = fl.load_model(tmp_path / "whole", model=small)
     assert list(model.state_dict()) == list(small().state_dict())
@@ -288,7 +284,6 @@ def test_a_run_folder_has_adapters_and_gives_the_plain_model(tmp_path, change):
         ({"adapters": AdapterOptions(), "algorithm": "flora"}, "flora stacks adapters"),
         ({"adapters": AdapterOptions(), "algorithm": "flora_na"}, "flora_na combines both"),
         ({"adapters": AdapterOptions(), "algorithm": "hetlora"}, "hetlora weighs both"),
-        ({"algorithm": "flora"}, "give --adapters.base sent"),
         ({"adapters": replace(CONFIG.adapters, learn="b"), "algorithm": "hetlora"}, "--adapters.learn both"),
         ({"adapters": replace(CONFIG.adapters, rank=0)}, "rank"),
         ({"algorithm": "flexlora", "adapters": replace(CONFIG.adapters, ranks=(1, 2))}, "leave one of them out"),
