@@ -157,7 +157,7 @@ def _warn_of_drawn(config: Config, spec: Spec, net: nn.Module) -> None:
         )  # fmt: skip
     trained = isinstance(spec, custom_model.CustomSpec) and not config.model.startswith("hf-config:")
     if config.adapters.on and not trained:
-        _log.warning("warning: --adapters.kind lora freezes weights that are drawn: give trained ones with --init")
+        _log.warning("warning: --adapters.kind freezes weights that are drawn: give trained ones with --init")
 
 
 def make_models(

@@ -54,6 +54,18 @@ LEARNT = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+def test_clients_train_dora_alike_in_all_backends(federation_of, backend):
+    options = AdapterOptions("dora", rank=2, train=("6",))
+    servers = []
+    for one in ("loop", backend):
+        fed = federation_of(options, backend=one)
+        servers.append(play(ALGORITHMS["fedavg"](fed), fed, rounds=2)[-1][0]["global"])
+    for name, tensor in servers[0].items():
+        torch.testing.assert_close(servers[1][name], tensor, rtol=0, atol=1e-12)
+    assert not torch.allclose(servers[0]["4.lora_magnitude_vector"], fed.initial()["4.lora_magnitude_vector"])
+
+
 @pytest.mark.parametrize("backend", ["loop", "workers", "vmap"])
 def test_clients_train_their_adapters_as_torch_does_on_a_copy(federation_of, backend):
     net = base()
@@ -250,6 +262,8 @@ CONFIG = fl.Config(
         *({"algorithm": name, "adapters": replace(RANKS, train=("3",))} for name in ("flexlora", "flora", "hetlora")),
         {"algorithm": "flora_na"},
         {"adapters": replace(CONFIG.adapters, learn="b")},
+        {"adapters": replace(CONFIG.adapters, kind="dora")},
+        {"algorithm": "heterofl", "adapters": replace(RANKS, train=("3",), kind="dora")},
         {"algorithm": "heterofl", "adapters": replace(RANKS, train=("3",), learn="b")},
     ],
 )
@@ -286,6 +300,13 @@ def test_a_run_folder_has_adapters_and_gives_the_plain_model(tmp_path, change):
         ({"adapters": AdapterOptions(), "algorithm": "hetlora"}, "hetlora weighs both"),
         ({"adapters": replace(CONFIG.adapters, learn="b"), "algorithm": "hetlora"}, "--adapters.learn both"),
         ({"adapters": replace(CONFIG.adapters, rank=0)}, "rank"),
+        *(
+            (
+                {"adapters": replace(CONFIG.adapters, kind="dora"), "algorithm": name},
+                f"{name} .* DoRA's have magnitudes",
+            )
+            for name in ("fedsa_lora", "flexlora", "flora", "flora_na", "hetlora")
+        ),
         ({"algorithm": "flexlora", "adapters": replace(CONFIG.adapters, ranks=(1, 2))}, "leave one of them out"),
         ({"adapters": replace(CONFIG.adapters, learn="b"), "algorithm": "flexlora"}, "--adapters.learn both"),
         ({"adapters": replace(CONFIG.adapters, learn="b"), "algorithm": "fedsa_lora"}, "--adapters.learn both"),

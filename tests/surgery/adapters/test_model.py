@@ -45,6 +45,8 @@ def drawn(model):
     for _, layer in adapters.adapted_layers(model):
         for factor in layer.factors:
             nn.init.normal_(factor)
+        if layer.lora_magnitude_vector is not None:
+            nn.init.uniform_(layer.lora_magnitude_vector, 0.5, 2)
     return model
 
 
