@@ -8,7 +8,7 @@ OF_METHOD = {
     "fedbn": ["--norm", "batch", "--model", "resnet9"],
     "fedsa_lora": ["--adapters.kind", "lora"],
     "flexlora": ["--adapters.kind", "lora", "--adapters.ranks", "1,2"],
-    "flora": ["--adapters.kind", "lora", "--adapters.ranks", "1,2", "--adapters.base", "sent"],
+    "flora": ["--adapters.kind", "lora", "--adapters.ranks", "1,2"],
     "flora_na": ["--adapters.kind", "lora"],
     "hetlora": ["--adapters.kind", "lora", "--adapters.ranks", "1,2"],
     "fedmr": ["--fedmr.stage1-rounds", "2"],

@@ -84,7 +84,7 @@ NEED_EXITS = ("depthfl", "scalefl")
 NEED_ADAPTERS = {
     "fedsa_lora": AdapterOptions("lora"),
     "flexlora": AdapterOptions("lora", ranks=(1, 2)),
-    "flora": AdapterOptions("lora", ranks=(1, 2), base="sent"),
+    "flora": AdapterOptions("lora", ranks=(1, 2)),
     "flora_na": AdapterOptions("lora"),
     "hetlora": AdapterOptions("lora", ranks=(1, 2)),
 }

@@ -50,7 +50,7 @@ TEXT = Config(
     adapters=AdapterOptions("lora", rank=4, modules=("*.q", "*.v", "*.fc1", "*.fc2")),
 )  # fmt: skip
 TUNED = ("fedit", "flora", "hetlora", "flexlora", "fedsa_lora")
-_OPTIONS = {"ffa_lora": {"learn": "b"}, "flora": {"base": "sent"}}
+_OPTIONS = {"ffa_lora": {"learn": "b"}}
 _ALGORITHMS = {"fedit": "fedavg", "ffa_lora": "fedavg", "heterofl_weighted": "heterofl"}
 _MEASURES = {
     "last": "test accuracy in %, last round (with fedsa_lora and local that of the mean of clients' models)",

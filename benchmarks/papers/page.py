@@ -57,7 +57,7 @@ _LEGEND = {
     "adapters": "Aggregators of [adapters](../guides/finetune.md#how-adapters-are-aggregated) side by side; "
     "`python -m benchmarks.papers.adapters` trains their base first. 1,000 other images of CIFAR-10 test. Layers qkv, "
     "fc1 and fc2 have adapters (LoRA), and a new classifier is trained whole with them, which is in the traffic. "
-    "`fedit` is `fedavg`, `ffa_lora` the same with `--adapters.learn b`; `flora` has `--adapters.base sent`. In "
+    "`fedit` is `fedavg`, `ffa_lora` the same with `--adapters.learn b`. In "
     "`heterofl` clients count alike, and a class's row of the classifier is averaged over those who have the class; in "
     "`heterofl_weighted` it is averaged over all, and clients count by their numbers of samples. Learning "
     "rate, momentum and batch size are the same for all.",

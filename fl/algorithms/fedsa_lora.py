@@ -2,8 +2,8 @@
 
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.method import Method
+from fl.algorithms.parts.adapters import global_ranks
 from fl.algorithms.parts.split import split
-from fl.base.errors import FLError
 from fl.federation import Federation
 from surgery.adapters import adapted_layers
 
@@ -18,11 +18,7 @@ def fedsa_lora(fed: Federation) -> Algorithm:
     """
     every = {id(layer.factors[1]) for _, layer in adapted_layers(fed.model)}
     kept = {name for name, parameter in fed.model.named_parameters() if id(parameter) in every}
-    if not any(name.endswith(("lora_A.weight", "lora_embedding_A")) for name in fed.initial()):
-        raise FLError(
-            "fedsa_lora averages one matrix of each adapter, and there are none: give --adapters.kind lora and "
-            "--adapters.learn both"
-        )
+    global_ranks(fed, "fedsa_lora averages one matrix of each adapter")
     return split(fed, kept)
 
 

@@ -34,7 +34,7 @@ def flora(fed: Federation) -> Algorithm:
     layers = dict(adapted_layers(fed.model))
     bases = {module: joined(module, "base_layer.weight") for module in layers}
     if not fed.frozen.issuperset(bases.values()):
-        raise FLError("flora changes the weights that adapters are beside: give --adapters.base sent")
+        raise FLError("flora changes the weights that adapters are beside, and here they are constants: use fl.build")
 
     def send(state, clients, rng):
         models = [without(one, bases.values()) for one in whole.send(state, clients, rng)["model"]]
@@ -65,5 +65,6 @@ def flora(fed: Federation) -> Algorithm:
 METHOD = Method(
     flora,
     clients="heterogeneous",
+    base_changes=True,
     refuses={"tampering": "stacks adapters, which rules for whole models do not know"},
 )

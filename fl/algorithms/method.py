@@ -42,6 +42,8 @@ class Method:
             `fl.Pathways` reads the levels of a run folder with it, without the data. None for methods without levels.
         labels: options -> whether the server has to know how many samples of each class every client has. Clients on
             other machines are asked only then.
+        base_changes: whether the server changes the weights that adapters are beside. States then have them, which are
+            constants of the model otherwise; clients on other machines, to whom no base is sent, refuse the method.
         validates: options -> whether clients need samples to validate on. Runs hold some out for it.
     """
 
@@ -51,6 +53,7 @@ class Method:
     columns: Mapping[str, type | Column] = field(default_factory=dict)
     refuses: Mapping[str, str] = field(default_factory=dict)
     sees: Literal["each", "mean"] = "each"
+    base_changes: bool = False
     pathways: Callable[[Any, Server], tuple[Sequence[str], ClientModels]] | None = None
     validates: Callable[[Any], bool] = lambda options: False
     labels: Callable[[Any], bool] = lambda options: False

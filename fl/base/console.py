@@ -1,9 +1,11 @@
-"""How the command lines end: an exit code, and one line for what cannot be done."""
+"""How the command lines end, with an exit code and one line for what cannot be done, and what they do not say twice."""
 
+import logging
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -75,3 +77,17 @@ def guarded(command: Callable[[], int], smaller: str = "--batch-size, --width or
 def stopped(error: KeyboardInterrupt) -> int:
     """Return the exit code of a process that was stopped: 128 and the number of the signal."""
     return 143 if isinstance(error, Terminated) else 130
+
+
+@contextmanager
+def quiet(*names: str) -> Iterator[None]:
+    """Within it these loggers say nothing below errors."""
+    loggers = [logging.getLogger(name) for name in names]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, before):
+            logger.setLevel(level)

@@ -53,10 +53,10 @@ def check_settings(config: Config) -> None:
         raise FLError("--attack simulates malicious clients: with real ones leave it out")
     if config.compression.on:
         raise FLError("--compression.kind is for simulations: nodes send whole models, so leave it out")
-    if config.adapters.on and config.adapters.base == "sent":
+    if ALGORITHMS[config.algorithm[0]].base_changes:
         raise FLError(
-            "--adapters.base sent has the weights beside adapters in every message, and between machines only adapters "
-            "travel: take --adapters.base constant, or a simulation for a method that changes the base (flora)"
+            f"{config.algorithm[0]} changes the weights beside adapters, and between machines only adapters travel: "
+            "take another --algorithm, or a simulation"
         )
     if config.secure_aggregation:
         if config.defence != Defence():

@@ -4,9 +4,7 @@ McMahan et al., "Learning Differentially Private Recurrent Language Models" (ICL
 clip that adapts is that of Andrew et al., "Differentially Private Learning with Adaptive Clipping" (NeurIPS 2021).
 """
 
-import logging
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated
@@ -14,6 +12,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from fl.base.console import quiet
 from fl.base.errors import FLError
 from fl.base.settings import Above0, AtLeast0, Limits, OnlyWith, number, one_of
 from surgery import Stack, State
@@ -131,15 +130,3 @@ def _spent(noise: float, delta: float, accounting: str, rounds: int, clients: in
     accountant = rdp.RdpAccountant(neighboring_relation=relation)
     with quiet("absl"):  # it names orders of which it makes no use
         return float(accountant.compose(event, rounds).get_epsilon(delta))
-
-
-@contextmanager
-def quiet(name: str) -> Iterator[None]:
-    """Within it a logger says nothing below errors."""
-    logger = logging.getLogger(name)
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)

@@ -10,10 +10,10 @@ from functools import lru_cache
 from math import ceil, sqrt
 from typing import Annotated
 
+from fl.base.console import quiet
 from fl.base.errors import FLError
 from fl.base.settings import AtLeast0, Limits, OnlyWith, number, one_of
 from fl.engine.clipping import SampleClip
-from fl.federation.privacy import quiet
 
 _ON = OnlyWith("clip", Limits(above=0))
 _NOISY = OnlyWith("noise", Limits(above=0))

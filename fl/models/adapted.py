@@ -18,34 +18,33 @@ from fl.models.fleet import Architecture, Fleet
 from surgery import Submodel, SurgeryError, adapters, state
 from surgery.plan import Source
 
+_ON = OnlyWith("kind", "lora", "dora")
+
 
 @dataclass(frozen=True)
 class AdapterOptions:
     """Adapters of low rank that clients train in the place of the model's weights."""
 
-    kind: Annotated[str, one_of("none", "lora")] = "none"
+    kind: Annotated[str, one_of("none", "lora", "dora")] = "none"
     """lora: clients train adapters of low rank, and the model that --init or your own model begins with is frozen;
-    none: clients train the model"""
-    rank: Annotated[Natural, OnlyWith("kind", "lora")] = 8
-    """lora: rank of the adapters"""
-    ranks: Annotated[tuple[int, ...], several(int, "INT,...", above=0), OnlyWith("kind", "lora")] = ()
-    """lora: ranks of the clients, given to them in turn, for methods with clients of different architectures; the
+    dora: also the norms of its weights (Liu et al., ICML 2024); none: clients train the model"""
+    rank: Annotated[Natural, _ON] = 8
+    """lora, dora: rank of the adapters"""
+    ranks: Annotated[tuple[int, ...], several(int, "INT,...", above=0), _ON] = ()
+    """lora, dora: ranks of the clients, given to them in turn, for methods with clients of different architectures; the
     global model has the largest"""
-    scale: Annotated[float, number(float, above=0), OnlyWith("kind", "lora")] = 2.0
-    """lora: what the adapters' products are multiplied by, for all ranks: peft's lora_alpha / r"""
-    modules: Annotated[tuple[str, ...], several(str, "PATTERN,..."), OnlyWith("kind", "lora")] = ()
-    """lora: names of modules, or patterns such as *.qkv, whose layers have adapters; none: all linear layers and
+    scale: Annotated[float, number(float, above=0), _ON] = 2.0
+    """lora, dora: what the adapters' products are multiplied by, for all ranks: peft's lora_alpha / r"""
+    modules: Annotated[tuple[str, ...], several(str, "PATTERN,..."), _ON] = ()
+    """lora, dora: names of modules, or patterns such as *.qkv, whose layers have adapters; none: all linear layers and
     convolutions"""
-    train: Annotated[tuple[str, ...], several(str, "PATTERN,..."), OnlyWith("kind", "lora")] = ()
-    """lora: modules that are trained whole, such as a classifier for other classes (head)"""
-    learn: Annotated[str, one_of("both", "b"), OnlyWith("kind", "lora")] = "both"
-    """lora: the matrices that are trained: both; or b, with A as it was drawn, so that means of adapters are means of
-    their products (FFA-LoRA, Sun et al., ICLR 2024)"""
-    base: Annotated[str, one_of("constant", "sent"), OnlyWith("kind", "lora")] = "constant"
-    """lora: what the weights beside adapters are: constants of the model; or frozen, but sent to clients and saved, for
-    a server that folds adapters into them (flora)"""
-    dropout: Annotated[float, number(float, least=0, below=1), OnlyWith("kind", "lora")] = 0.0
-    """lora: share of an adapter's inputs that are dropped in training"""
+    train: Annotated[tuple[str, ...], several(str, "PATTERN,..."), _ON] = ()
+    """lora, dora: modules that are trained whole, such as a classifier for other classes (head)"""
+    learn: Annotated[str, one_of("both", "b"), _ON] = "both"
+    """lora, dora: the matrices that are trained: both; or b, with A as it was drawn, so that means of adapters are
+    means of their products (FFA-LoRA, Sun et al., ICLR 2024)"""
+    dropout: Annotated[float, number(float, least=0, below=1), _ON] = 0.0
+    """lora, dora: share of an adapter's inputs that are dropped in training"""
 
     @property
     def on(self) -> bool:
@@ -65,12 +64,21 @@ class AdapterOptions:
             raise FLError("--adapters.rank is for all clients, and --adapters.ranks for each: leave one of them out")
 
 
-def adapted(base: nn.Module, options: AdapterOptions, generator: torch.Generator, rank: int | None = None) -> nn.Module:
+def adapted(
+    base: nn.Module,
+    options: AdapterOptions,
+    generator: torch.Generator,
+    rank: int | None = None,
+    *,
+    base_changes: bool = False,
+) -> nn.Module:
     """Put adapters on a model, whose weights become constants; it is not changed, and shares their memory.
 
     Args:
         generator: what the matrices A of the largest rank are drawn with, on the device of the model.
         rank: None: the largest. A smaller one has the first rows of the same A.
+        base_changes: the weights beside adapters are no constants, but frozen and in states, for a method whose server
+            changes them (`Method.base_changes`).
 
     Raises:
         FLError: for patterns that no layer matches.
@@ -83,7 +91,7 @@ def adapted(base: nn.Module, options: AdapterOptions, generator: torch.Generator
     try:
         model = adapters.add(
             base, options.largest, modules=options.modules or None, train=options.train, scale=options.scale,
-            dropout=options.dropout, generator=generator,
+            dropout=options.dropout, generator=generator, kind=options.kind,
         )  # fmt: skip
     except SurgeryError as error:
         raise FLError(f"--adapters: {error}") from None
@@ -95,7 +103,7 @@ def adapted(base: nn.Module, options: AdapterOptions, generator: torch.Generator
             if isinstance(layer.base_layer, nn.Embedding):
                 raise FLError(f"--adapters.learn b: {name} is an embedding, whose A is 0 at first: leave it out")
             layer.factors[0].requires_grad_(False)
-    if options.base == "constant":
+    if not base_changes:
         return as_constants(model)
     for _, layer in adapters.adapted_layers(model):  # a model that is read from a file changes its own alone
         layer.base_layer.weight = nn.Parameter(layer.base_layer.weight.detach().clone(), requires_grad=False)

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,6 +12,7 @@ from torch import nn
 from fl import data, partition
 from fl.algorithms import ALGORITHMS
 from fl.algorithms.algorithm import Algorithm
+from fl.base.console import quiet
 from fl.base.errors import FLError, ask_memory
 from fl.base.rng import Rng
 from fl.distributed import current
@@ -179,7 +181,7 @@ def _warn_of_drawn(config: Config, spec: Spec, net: nn.Module) -> None:
         )  # fmt: skip
     trained = isinstance(spec, custom_model.CustomSpec) and not config.model.startswith("hf-config:")
     if config.adapters.on and not trained:
-        _log.warning("warning: --adapters.kind lora freezes weights that are drawn: give trained ones with --init")
+        _log.warning("warning: --adapters.kind freezes weights that are drawn: give trained ones with --init")
 
 
 def make_models(
@@ -193,13 +195,14 @@ def make_models(
     net = create(rng.torch("weights"))
     if not config.adapters.on:
         return net.to(device), create, None
-    create = partial(adapted, net, config.adapters)
-    net, ranks = create(rng.torch("adapters")).to(device), config.adapters.ranks
-    return net, create, fleet_of_ranks(partial(_of_rank, create, rng), ranks, clients, net) if ranks else None
+    create = partial(adapted, net, config.adapters, base_changes=ALGORITHMS[config.algorithm[0]].base_changes)
+    net, ranks, again = create(rng.torch("adapters")).to(device), config.adapters.ranks, partial(_again, create)
+    return net, again, fleet_of_ranks(lambda r: again(rng.torch("adapters"), r), ranks, clients, net) if ranks else None
 
 
-def _of_rank(create: Callable[..., nn.Module], rng: Rng, rank: int) -> nn.Module:
-    return create(rng.torch("adapters"), rank)
+def _again(create: Callable[..., nn.Module], *args: Any) -> nn.Module:
+    with quiet("surgery"):  # which layers have no adapter was said of the first
+        return create(*args)
 
 
 def resolve_inputs(config: Config, dataset: data.Dataset | None, model: custom_model.Model | None) -> Config:

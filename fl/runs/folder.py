@@ -235,7 +235,8 @@ def load_model(folder: str | Path, model: Model | None = None, *, best: bool = F
     spec, state = checkpoint.read_model(folder, model, best=best and not is_last_best(folder))
     if config.adapters.on:
         base = maker(spec, load_initial_weights(folder, config))(Rng(config.seeds[0]).torch("weights"))
-        net = adapted(base, config.adapters, Rng(config.seeds[0]).torch("adapters"))
+        changes = any(name.endswith("base_layer.weight") for name in state)  # whether or not the method is still here
+        net = adapted(base, config.adapters, Rng(config.seeds[0]).torch("adapters"), base_changes=changes)
         checkpoint.check_base(folder, net)
     else:
         net = models.create(torch.Generator(), spec)

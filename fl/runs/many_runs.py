@@ -15,7 +15,7 @@ import torch
 from tqdm import tqdm
 
 from fl import data
-from fl.base.console import program
+from fl.base.console import program, quiet
 from fl.base.errors import Diverged, FLError
 from fl.base.files import write_text
 from fl.distributed import current
@@ -188,12 +188,9 @@ def _check(config: Config, folder: Path, load: Callable[[Config], data.Dataset],
     # budget has an architecture, whether the weights of --init fit and whether a folder's checkpoint is of this run are
     # only known once that was tried.
     require(config.log)
-    dataset, level = load(config), _log.level
-    _log.setLevel(logging.ERROR)
-    try:
+    dataset = load(config)
+    with quiet("fl", "surgery"):
         Run.prepare(config, folder, True, dataset, model)
-    finally:
-        _log.setLevel(level)
 
 
 def _warn_of_renamed(folder: Path, runs: Mapping[Path, Config]) -> None:

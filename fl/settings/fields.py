@@ -231,7 +231,8 @@ class Fields(DataSettings):
     --architectures.depths 2-2-0-0,2-2-2-2 clients lack the last sections"""
     init: Annotated[str | None, tyro.conf.arg(metavar="FILE|timm|torchvision")] = None
     """trained weights to begin from: a file (safetensors, or a state dict of torch.save), or timm or torchvision for
-    those that the library publishes; a classifier for other classes is drawn anew [all weights are drawn]"""
+    those that the library publishes; a classifier for other classes is drawn anew; --adapters.kind lora trains adapters
+    of low rank beside them [all weights are drawn]"""
     architectures: ArchitectureOptions = ArchitectureOptions()
     adapters: Annotated[AdapterOptions, _RARE] = AdapterOptions()
 

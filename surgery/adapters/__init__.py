@@ -2,7 +2,7 @@
 
 Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models" (ICLR 2022). An adapted layer computes
 y = W x + b + scale B A x with A: [rank, in] and B: [out, rank]. `scale` is one number that no change of the rank
-touches; in peft's terms it is lora_alpha / r.
+touches; in peft's terms it is lora_alpha / r. DoRA (Liu et al., ICML 2024) also learns a norm for each output.
 """
 
 from surgery.adapters.extract import Extracted, extract

@@ -17,7 +17,7 @@ from surgery.names import joined
 
 
 def fold(values: Mapping[str, Tensor], folder: str | Path, *, subtract: bool = False) -> LazyState:
-    """A state with the adapter of a folder of peft's in its weights, W + scale B A, computed when they are read.
+    """A state with the adapter of a folder of peft's in its weights (W + scale B A, or DoRA's), computed when read.
 
     Sums are computed in float32 at least, and have the state's dtypes. In float32 it is what `merge` makes of the
     model, bit for bit. A state does not say which modules share a weight; `merge` refuses these.
@@ -32,6 +32,10 @@ def fold(values: Mapping[str, Tensor], folder: str | Path, *, subtract: bool = F
     """
     config, tensors = read_files(folder)
     (found, rest), scales = factors(tensors), scales_of(config, tensors)
+    if subtract and (dora := [name for name, one in found.items() if one.magnitude is not None]):
+        raise SurgeryError(
+            f"{folder}: the adapter of {dora[0]!r} is DoRA's: use surgery.adapters.unmerge, on the model"
+        )
     if subtract and rest:
         raise SurgeryError(f"{folder}: {next(iter(rest))!r} was trained whole: what it was before is not known")
     result = {name: pieces_of(values, name) for name in values}
@@ -95,4 +99,5 @@ def _ways(shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
 def _folded(base: Pieces, one: Factors, scale: float, turned: bool) -> Tensor:
     dtype = torch.promote_types(torch.promote_types(base.dtype, one.a.dtype), torch.float32)
     change = product(one.a.to(base.device, dtype), one.b.to(base.device, dtype), scale)
-    return changed(base.whole(), change.T if turned else change.view(base.shape))
+    magnitude = None if one.magnitude is None else one.magnitude.to(base.device)
+    return changed(base.whole(), change.T if turned else change.view(base.shape), magnitude, turned)

@@ -30,6 +30,8 @@ class LowRank(nn.Module):
         b: [out, rank], for convolutions [out, rank, 1, ...].
         scale: what the product is multiplied by.
         dropout: the share of the adapter's inputs that are dropped in training; those of embeddings are not.
+        magnitude: with it the layer is DoRA's (Liu et al., ICML 2024, eq. 5), W' = magnitude (W + scale B A) / norms,
+            as `norms` gives them; they are constants in the gradient (section 4.3). None: LoRA's.
 
     >>> layer = LowRank(nn.Linear(3, 2), torch.ones(1, 3), torch.ones(2, 1), scale=0.5).double()
     >>> x = torch.ones(1, 3, dtype=torch.float64)
@@ -37,8 +39,17 @@ class LowRank(nn.Module):
     [[1.5, 1.5]]
     """
 
-    def __init__(self, base_layer: nn.Module, a: Tensor, b: Tensor, scale: float = 1.0, dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        base_layer: nn.Module,
+        a: Tensor,
+        b: Tensor,
+        scale: float = 1.0,
+        dropout: float = 0.0,
+        magnitude: Tensor | None = None,
+    ) -> None:
         super().__init__()
+        self.lora_magnitude_vector = None if magnitude is None else nn.Parameter(magnitude)
         self.base_layer: Any = base_layer
         self.lora_A: Any
         self.lora_B: Any
@@ -74,7 +85,14 @@ class LowRank(nn.Module):
             added = F.linear(F.embedding(x, self.lora_embedding_A.T), self.lora_embedding_B)
         else:
             added = self.lora_B(self.lora_A(self.lora_dropout(x.to(self.lora_A.weight.dtype))))
-        return result + (self.multiplier * added).to(result.dtype)
+        added = (self.multiplier * added).to(result.dtype)
+        if self.lora_magnitude_vector is None:
+            return result + added
+        weight = self.base_layer.weight
+        share = self.lora_magnitude_vector / norms((weight + self.change()).detach(), is_transposed(self.base_layer))
+        each = [-1, *(1 for _ in weight.shape[2:])]
+        bias = 0 if self.base_layer.bias is None else self.base_layer.bias.view(each).to(result.dtype)
+        return share.view(each).to(result.dtype) * (result - bias + added) + bias
 
     def change(self) -> Tensor:
         """What the adapter adds to the layer's weight, of the weight's shape: scale B A."""
@@ -89,13 +107,8 @@ class LowRank(nn.Module):
         Raises SurgeryError for a class that transforms its weight before it computes with it.
         """
         layer = self.base_layer
-        hooked = layer._forward_hooks or layer._forward_pre_hooks
-        if hooked or (type(layer) not in MERGED and not is_conv1d(layer)):
-            raise SurgeryError(
-                f"a {type(layer).__name__}{' with hooks' * bool(hooked)} may compute something else than its weight "
-                "says, so that no product can be added to it: leave it without an adapter, or do not merge"
-            )
-        return changed(self.base_layer.weight, self.change())
+        check_plain(layer, "leave it without an adapter, or do not merge")
+        return changed(layer.weight, self.change(), self.lora_magnitude_vector, is_transposed(layer))
 
     @property
     def bias(self) -> Tensor | None:
@@ -111,7 +124,17 @@ class LowRank(nn.Module):
             return getattr(self.base_layer, name)  # in_features, kernel_size, ...: that of the layer
 
     def extra_repr(self) -> str:
-        return f"rank={self.rank}, scale={self.multiplier:g}"
+        return f"rank={self.rank}, scale={self.multiplier:g}" + ", dora" * (self.lora_magnitude_vector is not None)
+
+
+def check_plain(layer: nn.Module, way: str) -> None:
+    """Raise SurgeryError for a class that transforms its weight before it computes with it."""
+    hooked = layer._forward_hooks or layer._forward_pre_hooks
+    if hooked or (type(layer) not in MERGED and not is_conv1d(layer)):
+        raise SurgeryError(
+            f"a {type(layer).__name__}{' with hooks' * bool(hooked)} may compute something else than its weight says, "
+            f"so that no product can be added to it: {way}"
+        )
 
 
 def product(a: Tensor, b: Tensor, scale: float) -> Tensor:
@@ -119,9 +142,22 @@ def product(a: Tensor, b: Tensor, scale: float) -> Tensor:
     return scale * (b.flatten(1) @ a.flatten(1))
 
 
-def changed(weight: Tensor, change: Tensor) -> Tensor:
-    """Their sum, in the weight's dtype."""
-    return (weight.to(torch.promote_types(weight.dtype, change.dtype)) + change).to(weight.dtype)
+def changed(weight: Tensor, change: Tensor, magnitude: Tensor | None = None, transposed: bool = False) -> Tensor:
+    """Their sum, in the weight's dtype; of DoRA with these norms."""
+    total = weight.to(torch.promote_types(weight.dtype, change.dtype)) + change
+    return (total if magnitude is None else scaled(total, magnitude, transposed)).to(weight.dtype)
+
+
+def norms(weight: Tensor, transposed: bool) -> Tensor:
+    """The norm of the weights of each output, [out], for convolutions [1, out, 1, ...] as peft has them."""
+    norm = torch.linalg.vector_norm(weight.T if transposed else weight.flatten(1), dim=1)
+    return norm.view(1, -1, *(1 for _ in weight.shape[2:])) if weight.ndim > 2 else norm
+
+
+def scaled(weight: Tensor, magnitude: Tensor, transposed: bool) -> Tensor:
+    """The weight with other norms, the old ones constants in the gradient; a negative one turns it around."""
+    share = magnitude / norms(weight.detach(), transposed)
+    return weight * (share if transposed else share.view(-1, *(1 for _ in weight.shape[1:])))
 
 
 def _holding(kind: type[nn.Module], weight: Tensor, **settings: Any) -> nn.Module:
@@ -185,3 +221,16 @@ def initial(module: Any, rank: int, generator: torch.Generator | None) -> tuple[
     if isinstance(module, nn.Embedding):
         return a, b.normal_(generator=generator)
     return nn.init.kaiming_uniform_(a, math.sqrt(5), generator=generator), b
+
+
+def initial_magnitude(name: str, module: Any) -> Tensor:
+    """DoRA's magnitude beside a layer, with which nothing changes at first. Raises SurgeryError where there is none."""
+    if isinstance(module, nn.Embedding):
+        raise SurgeryError(
+            f"{name!r} is an embedding, which gets no DoRA: leave it out of modules, or take kind='lora'"
+        )
+    check_plain(module, "leave it out of modules, or take kind='lora'")
+    magnitude = norms(module.weight.detach(), is_transposed(module))
+    if not magnitude.is_meta and not magnitude.all():
+        raise SurgeryError(f"an output of {name!r} has no weight but 0, and DoRA needs a direction: take kind='lora'")
+    return magnitude

@@ -4,16 +4,27 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from numbers import Integral
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from surgery.adapters.layer import LowRank, initial, is_packed, shapes, why_not
+from surgery.adapters.layer import (
+    LowRank,
+    initial,
+    initial_magnitude,
+    is_packed,
+    is_transposed,
+    norms,
+    scaled,
+    shapes,
+    why_not,
+)
 from surgery.adapters.rank import factors, named
 from surgery.copying import copy_sharing, replace_tensors
 from surgery.errors import SurgeryError
-from surgery.names import matches
+from surgery.names import joined, matches
 from surgery.states import State, names_by_id
 from surgery.states import state as whole_state
 
@@ -31,6 +42,7 @@ def add(
     scale: float = 1.0,
     dropout: float = 0.0,
     generator: torch.Generator | None = None,
+    kind: Literal["lora", "dora"] = "lora",
 ) -> nn.Module:
     """Put adapters beside the layers of a model, and freeze the rest. The outputs stay the same.
 
@@ -47,6 +59,8 @@ def add(
         scale: what the products are multiplied by: peft's lora_alpha / r. It does not depend on the rank.
         dropout: the share of an adapter's inputs that are dropped in training.
         generator: what A is drawn with; None: torch's own.
+        kind: lora; or dora, which also learns the norm of each output's weights (Liu et al., ICML 2024), for linear
+            layers and convolutions.
 
     Raises:
         SurgeryError: for a pattern in which there is no such layer, for a layer whose weight is packed into fewer bits,
@@ -61,9 +75,12 @@ def add(
     """
     if not isinstance(rank, Integral) or isinstance(rank, bool) or rank < 1:
         raise SurgeryError(f"rank={rank!r}: give a whole number of at least 1")
+    if kind not in ("lora", "dora"):
+        raise SurgeryError(f"kind={kind!r}: give lora or dora")
     tensors: State = {}
     for name, layer in _chosen(model, modules, train).items():
-        tensors |= named(name, layer, *initial(layer, rank, generator)).state
+        one = named(name, layer, *initial(layer, rank, generator))
+        tensors |= one._replace(magnitude=initial_magnitude(name, layer) if kind == "dora" else None).state
     return attach(model, tensors, train=train, scale=scale, dropout=dropout)
 
 
@@ -122,7 +139,9 @@ def attach(
         if isinstance(scale, Mapping) and name not in scale:
             raise SurgeryError(f"scale has no number for {name!r}, which has an adapter")
         factor = scale[name] if isinstance(scale, Mapping) else scale
-        made = LowRank(layer, one.a.detach(), one.b.detach(), float(factor), dropout).train(layer.training)
+        if (m := one.magnitude) is not None and m.shape != (takes := initial_magnitude(name, layer).shape):
+            raise SurgeryError(f"the magnitude of {name} is {list(m.shape)}, and it takes {list(takes)}")
+        made = LowRank(layer, one.a.detach(), one.b.detach(), float(factor), dropout, m).train(layer.training)
         if not name:
             return made
         result.set_submodule(name, made)
@@ -191,7 +210,8 @@ def merge(model: nn.Module) -> nn.Module:
 def unmerge(merged: nn.Module, model: nn.Module) -> nn.Module:
     """Take adapters out of a plain model again: the model with adapters whose weights are W - scale B A.
 
-    It is the inverse of `merge` but for the rounding of the weights' dtype.
+    It is the inverse of `merge` but for the rounding of the weights' dtype. DoRA's magnitudes are the merged weights'
+    norms, and the norms that these are in the place of are those of `model`.
 
     Args:
         merged: a plain model, as `merge` makes it, perhaps trained further.
@@ -209,6 +229,11 @@ def unmerge(merged: nn.Module, model: nn.Module) -> nn.Module:
     for name, layer in adapted_layers(result):
         before = layer.base_layer.weight
         layer.lora_dropout = with_adapters[name].lora_dropout
+        if (magnitude := layer.lora_magnitude_vector) is not None:  # W' = m V / |V|, with |V| as it was there
+            had, turned = with_adapters[name], is_transposed(layer.base_layer)
+            length = norms(had.base_layer.weight + had.change(), turned).detach().copysign(magnitude.data)
+            magnitude.data = norms(before.detach(), turned).copysign(magnitude.data)
+            before.data = scaled(before.detach(), length, turned)
         opposite = LowRank(layer.base_layer, *layer.factors, -layer.multiplier).weight
         layer.base_layer.weight = nn.Parameter(opposite.detach(), requires_grad=before.requires_grad)
     return result
@@ -248,6 +273,10 @@ def _chosen(model: nn.Module, patterns: Sequence[str] | None, train: Sequence[st
     }
     if packed := [name for name in left if is_packed(every[name])]:
         raise SurgeryError(f"{packed[0]} cannot have an adapter: {left[packed[0]]}, or leave it out of modules")
+    for name, m in every.items():
+        if isinstance(m, nn.MultiheadAttention) and any(matches(name, pattern) for pattern in wanted):
+            held = [key for key, p in m._parameters.items() if p is not None and key.endswith("proj_weight")]
+            left |= {joined(name, key): "a parameter, and no layer" for key in held}
     for reason in dict.fromkeys(left.values()):
         _log.warning("no adapter for %s: %s", ", ".join(name for name in left if left[name] == reason), reason)
     if not chosen:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from surgery.adapters.model import adapted_layers, attach, scales, state
-from surgery.adapters.rank import factors, rank_of
+from surgery.adapters.rank import MAGNITUDE, factors, rank_of
 from surgery.errors import SurgeryError
 from surgery.files.reading import open_state
 from surgery.files.whole import check_absent, replacing
@@ -21,7 +21,6 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 
 REFUSED = {
-    "use_dora": "its weights are normalised",
     "use_qalora": "its inputs are pooled in groups",
     "use_bdlora": "its factors are in blocks",
     "lora_bias": "its second factor has a bias",
@@ -56,6 +55,9 @@ def write_peft(model: nn.Module, folder: str | Path, **settings: Any) -> None:
         raise SurgeryError("the model has no adapters")
     if "" in found:
         raise SurgeryError("the model is one layer, which peft has no name for: put it into a module")
+    dora = [one.magnitude is not None for one in found.values()]
+    if any(dora) and not all(dora):
+        raise SurgeryError("some adapters are LoRA's and some DoRA's, and peft's files have one kind")
     ranks = rank_of(tensors)
     alphas = {name: factor[name] * rank for name, rank in ranks.items()}
     rank, alpha = (Counter(values.values()).most_common(1)[0][0] for values in (ranks, alphas))
@@ -75,7 +77,7 @@ def write_peft(model: nn.Module, folder: str | Path, **settings: Any) -> None:
         "fan_in_fan_out": any(type(layer.base_layer).__name__ == "Conv1D" for _, layer in adapted_layers(model)),
         "bias": "none",
         "use_rslora": False,
-        "use_dora": False,
+        "use_dora": all(dora),
         **settings,
     }
     check_absent(Path(folder), folder=True)
@@ -99,8 +101,8 @@ def read_peft(model: nn.Module, folder: str | Path) -> nn.Module:
         folder: with adapter_config.json, and adapter_model.safetensors or adapter_model.bin.
 
     Raises:
-        SurgeryError: for an adapter that is none of low rank, or another function than W x + scale B A x; the message
-            names the setting. And for one that does not fit the model.
+        SurgeryError: for an adapter that is none of low rank, or another function than W x + scale B A x and
+            DoRA's; the message names the setting. And for one that does not fit the model.
     """
     config, tensors = read_files(folder)
     dropout = config.get("lora_dropout") or 0.0
@@ -128,7 +130,10 @@ def read_files(folder: str | Path) -> tuple[dict[str, Any], State]:
     path = next((folder / name for name in (WEIGHTS, "adapter_model.bin") if (folder / name).is_file()), None)
     if path is None:
         raise SurgeryError(f"{folder} has neither {WEIGHTS} nor adapter_model.bin")
-    return config, {name.removeprefix(PREFIX): tensor for name, tensor in open_state(path).items()}
+    tensors = {name.removeprefix(PREFIX): tensor for name, tensor in open_state(path).items()}
+    if bool(config.get("use_dora")) != any(name.endswith(MAGNITUDE) for name in tensors):
+        raise SurgeryError(f"{folder}: use_dora is {config.get('use_dora')}, and the tensors are otherwise")
+    return config, tensors
 
 
 def scales_of(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, float]:

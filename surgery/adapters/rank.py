@@ -18,20 +18,23 @@ from surgery.names import joined
 from surgery.states import State, as_state, check_same, compute_dtype
 from surgery.transfer import upload
 
+MAGNITUDE = "lora_magnitude_vector"
 SUFFIXES = ("lora_A.weight", "lora_B.weight"), ("lora_embedding_A", "lora_embedding_B")
 
 
 class Factors(NamedTuple):
-    """An adapter: the names of A and B in a state, and the tensors."""
+    """An adapter: the names of A and B in a state, and the tensors; of DoRA with the magnitude."""
 
     names: tuple[str, str]
     a: Tensor
     b: Tensor
+    magnitude: Tensor | None = None
 
     @property
     def state(self) -> State:
-        """Both by name."""
-        return {self.names[0]: self.a, self.names[1]: self.b}
+        """All by name."""
+        own = {} if self.magnitude is None else {self.names[0].rpartition("lora_")[0] + MAGNITUDE: self.magnitude}
+        return own | {self.names[0]: self.a, self.names[1]: self.b}
 
 
 def factors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Factors], State]:
@@ -49,13 +52,13 @@ def factors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Factors], State]:
             names = name, module + ends[1]
             if names[1] not in rest:
                 raise SurgeryError(f"{names[0]!r} is there without {names[1]!r}: an adapter has both")
-            one = Factors(names, rest.pop(names[0]), rest.pop(names[1]))
+            one = Factors(names, rest.pop(names[0]), rest.pop(names[1]), rest.pop(module + MAGNITUDE, None))
             if one.b.ndim < 2 or len(one.a) != one.b.shape[1]:
                 raise SurgeryError(
                     f"{names[0]!r} {tuple(one.a.shape)} and {names[1]!r} {tuple(one.b.shape)} are of unequal rank"
                 )
             found[module.removesuffix(".")] = one
-    if odd := [name for name in rest if name.endswith(tuple(end for ends in SUFFIXES for end in ends))]:
+    if odd := [name for name in rest if name.endswith((MAGNITUDE, *(end for ends in SUFFIXES for end in ends)))]:
         raise SurgeryError(f"{odd[0]!r} is there without its other factor: an adapter has both")
     return found, rest
 
@@ -109,7 +112,7 @@ def resize(
     """Change the rank of adapters.
 
     A rank that grows is exact: B gets columns of zeros, and A rows that are drawn as those of a new adapter. One that
-    shrinks loses something, as little as possible with `svd`.
+    shrinks loses something, as little as possible with `svd`. DoRA's magnitudes stay as they are.
 
     Args:
         tensors: a state with adapters, as `surgery.adapters.state(model)` gives it.
@@ -206,6 +209,8 @@ def stack(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | Non
     if not states:
         raise SurgeryError("there are no adapters to stack: give at least one state")
     split = [factors(tensors) for tensors in states]
+    if dora := [name for found, _ in split for name, one in found.items() if one.magnitude is not None]:
+        raise SurgeryError(f"the adapter of {dora[0]!r} is DoRA's, whose magnitudes have no stack: merge and average")
     shares = [1.0] * len(states) if weights is None else [float(weight) for weight in weights]
     if len(shares) != len(states) or not 0 < sum(shares) < math.inf or min(shares) < 0:
         raise SurgeryError(f"weights {shares} for {len(states)} states: give each one, none below 0 and one above 0")

@@ -168,7 +168,7 @@ def test_every_model_begins_with_the_module_and_what_is_frozen_stays(name):
     fed, _, history = played(name)
     start = fed.initial()
     assert {key for key, parameter in fed.model.named_parameters() if not parameter.requires_grad} == (
-        {key for key in start if "base_layer" in key} if name in NEED_ADAPTERS else FROZEN  # constants, or "sent"
+        {key for key in start if "base_layer" in key} if name in NEED_ADAPTERS else FROZEN  # constants, but for flora
     )
     for number, round in enumerate(history):
         for (part, key), tensor in tensors(round.server).items():

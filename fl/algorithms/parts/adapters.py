@@ -11,6 +11,7 @@ from fl.federation import Federation
 from fl.federation.update import ClientUpdate
 from surgery import State
 from surgery.adapters import rank_of
+from surgery.adapters.rank import MAGNITUDE
 
 
 def global_ranks(fed: Federation, does: str) -> dict[str, int]:
@@ -20,9 +21,11 @@ def global_ranks(fed: Federation, does: str) -> dict[str, int]:
         does: what the method does with both, for the message.
 
     Raises:
-        FLError: for a model without such adapters.
+        FLError: for a model without such adapters, and for DoRA's.
     """
     start = fed.initial()
+    if any(name.endswith(MAGNITUDE) for name in start):
+        raise FLError(f"{does}, and DoRA's have magnitudes beside: give --adapters.kind lora, or another --algorithm")
     if not any(name.endswith(("lora_A.weight", "lora_embedding_A")) for name in start):
         raise FLError(
             f"{does}, and there are none, or A is frozen: give --adapters.kind lora and --adapters.learn both"

@@ -36,9 +36,9 @@ def base():
 def federation_of(make_federation):
     """Four clients on a frozen network in float64, whose classifier is trained whole."""
 
-    def make(options=AdapterOptions("lora", rank=2, train=("6",)), net=None, **settings):
+    def make(options=AdapterOptions("lora", rank=2, train=("6",)), net=None, base_changes=False, **settings):
         net = base() if net is None else net
-        create = partial(adapted, net, options)
+        create = partial(adapted, net, options, base_changes=base_changes)
         seed = torch.Generator().manual_seed
         model = create(seed(1))
         fleet = fleet_of_ranks(lambda rank: create(seed(1), rank), options.ranks, 4, model) if options.ranks else None
@@ -52,6 +52,18 @@ RANKS = AdapterOptions("lora", ranks=(1, 3, 2), train=("6",))
 LEARNT = [
     "0.lora_A.weight", "0.lora_B.weight", "4.lora_A.weight", "4.lora_B.weight", "6.weight", "6.bias",
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+def test_clients_train_dora_alike_in_all_backends(federation_of, backend):
+    options = AdapterOptions("dora", rank=2, train=("6",))
+    servers = []
+    for one in ("loop", backend):
+        fed = federation_of(options, backend=one)
+        servers.append(play(ALGORITHMS["fedavg"](fed), fed, rounds=2)[-1][0]["global"])
+    for name, tensor in servers[0].items():
+        torch.testing.assert_close(servers[1][name], tensor, rtol=0, atol=1e-12)
+    assert not torch.allclose(servers[0]["4.lora_magnitude_vector"], fed.initial()["4.lora_magnitude_vector"])
 
 
 @pytest.mark.parametrize("backend", ["loop", "workers", "vmap"])
@@ -101,8 +113,7 @@ def test_a_stranger_gets_a_plain_model(federation_of):
     "name", sorted(name for name, method in ALGORITHMS.items() if "adapters" not in method.refuses)
 )
 def test_every_method_trains_adapters_or_says_why_not(federation_of, name):
-    options = AdapterOptions("lora", rank=2, train=("6",), base="sent" if name == "flora" else "constant")
-    fed = federation_of(options, epochs=1)
+    fed = federation_of(epochs=1, base_changes=ALGORITHMS[name].base_changes)
     algorithm = made(name, fed)
     server, _ = play(algorithm, fed, rounds=2)[-1]
     assert all(tensor.isfinite().all() for tensor in server["global"].values())
@@ -215,8 +226,7 @@ def test_another_base_is_refused(tmp_path):
 def test_a_model_of_ones_own_stays_as_it_was_though_the_server_changes_the_base(tmp_path):
     own = small()
     before = {name: tensor.clone() for name, tensor in own.state_dict().items()}
-    options = AdapterOptions("lora", rank=2, train=("3",), base="sent")
-    fl.simulate(replace(CONFIG, algorithm="flora", adapters=options), tmp_path / "run", model=own)
+    fl.simulate(replace(CONFIG, algorithm="flora"), tmp_path / "run", model=own)
     model = fl.load_model(tmp_path / "run", model=own)
     assert_same(own.state_dict(), before)
     assert not torch.equal(model[1].weight, own[1].weight)
@@ -225,6 +235,18 @@ def test_a_model_of_ones_own_stays_as_it_was_though_the_server_changes_the_base(
 def small():
     torch.manual_seed(1)
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10))
+
+
+def with_another_layer():
+    return nn.Sequential(nn.ConvTranspose2d(1, 1, 1), small())
+
+
+@pytest.mark.parametrize(
+    "change", [{"algorithm": "flexlora", "adapters": AdapterOptions("lora", ranks=(1, 2))}, {"algorithm": "fesem"}]
+)
+def test_a_layer_without_an_adapter_is_named_once(caplog, change):
+    fl.build(replace(CONFIG, **{"adapters": AdapterOptions("lora", rank=2)} | change), model=with_another_layer)
+    assert caplog.text.count("no adapter for 0: a ConvTranspose2d") == 1
 
 
 CONFIG = fl.Config(
@@ -237,11 +259,11 @@ CONFIG = fl.Config(
     "change",
     [
         {},
-        *({"algorithm": name, "adapters": replace(RANKS, train=("3",))} for name in ("flexlora", "hetlora")),
-        {"algorithm": "flora", "adapters": replace(RANKS, train=("3",), base="sent")},
+        *({"algorithm": name, "adapters": replace(RANKS, train=("3",))} for name in ("flexlora", "flora", "hetlora")),
         {"algorithm": "flora_na"},
-        {"adapters": replace(CONFIG.adapters, base="sent")},
         {"adapters": replace(CONFIG.adapters, learn="b")},
+        {"adapters": replace(CONFIG.adapters, kind="dora")},
+        {"algorithm": "heterofl", "adapters": replace(RANKS, train=("3",), kind="dora")},
         {"algorithm": "heterofl", "adapters": replace(RANKS, train=("3",), learn="b")},
     ],
 )
@@ -252,7 +274,7 @@ def test_a_run_folder_has_adapters_and_gives_the_plain_model(tmp_path, change):
     fl.simulate(config, tmp_path / "parts", resume=True, model=small)
     servers = [checkpoint.read_parts(tmp_path / name, small)[1] for name in ("whole", "parts")]
     assert_same(*(server["global"] for server in servers))
-    assert any("base_layer" in name for name in servers[0]["global"]) == (config.adapters.base == "sent")
+    assert any("base_layer" in name for name in servers[0]["global"]) == (config.algorithm == ("flora",))
     fed, algorithm = fl.build(config, model=small)
     model = fl.load_model(tmp_path / "whole", model=small)
     assert list(model.state_dict()) == list(small().state_dict())
@@ -276,9 +298,15 @@ def test_a_run_folder_has_adapters_and_gives_the_plain_model(tmp_path, change):
         ({"adapters": AdapterOptions(), "algorithm": "flora"}, "flora stacks adapters"),
         ({"adapters": AdapterOptions(), "algorithm": "flora_na"}, "flora_na combines both"),
         ({"adapters": AdapterOptions(), "algorithm": "hetlora"}, "hetlora weighs both"),
-        ({"algorithm": "flora"}, "give --adapters.base sent"),
         ({"adapters": replace(CONFIG.adapters, learn="b"), "algorithm": "hetlora"}, "--adapters.learn both"),
         ({"adapters": replace(CONFIG.adapters, rank=0)}, "rank"),
+        *(
+            (
+                {"adapters": replace(CONFIG.adapters, kind="dora"), "algorithm": name},
+                f"{name} .* DoRA's have magnitudes",
+            )
+            for name in ("fedsa_lora", "flexlora", "flora", "flora_na", "hetlora")
+        ),
         ({"algorithm": "flexlora", "adapters": replace(CONFIG.adapters, ranks=(1, 2))}, "leave one of them out"),
         ({"adapters": replace(CONFIG.adapters, learn="b"), "algorithm": "flexlora"}, "--adapters.learn both"),
         ({"adapters": replace(CONFIG.adapters, learn="b"), "algorithm": "fedsa_lora"}, "--adapters.learn both"),

@@ -26,7 +26,7 @@ def played(make_federation):
     def play(method, options, drop=None):
         net, seed = base(), torch.Generator().manual_seed
         options = replace(options, scale=SCALE, train=("6",))
-        create = partial(adapted, net, options)
+        create = partial(adapted, net, options, base_changes=ALGORITHMS[method].base_changes)
         model = create(seed(1))
         fleet = fleet_of_ranks(lambda rank: create(seed(1), rank), options.ranks, 4, model) if options.ranks else None
         fed = make_federation(
@@ -150,7 +150,7 @@ def test_hetlora_weighs_zero_padded_factors_by_norms(played, drop):
 
 @pytest.mark.parametrize("drop", [None, 1])
 def test_flora_folds_the_mean_product_into_the_base(played, drop):
-    _, _, before, states, shares, after, metrics = played("flora", replace(UNEQUAL, base="sent"), drop)
+    _, _, before, states, shares, after, metrics = played("flora", UNEQUAL, drop)
     assert after["global"].keys() == before["global"].keys()
     for layer in LAYERS:
         name = f"{layer}.base_layer.weight"
@@ -231,7 +231,7 @@ def test_flora_na_leaves_what_nobody_has_learnt(make_federation):
 
 def test_flora_begins_each_round_with_the_model_that_it_made(played):
     """A client predicts with the folded base, and later rounds draw other adapters."""
-    fed, algorithm, _, *_, after, _ = played("flora", replace(UNEQUAL, base="sent"))
+    fed, algorithm, _, *_, after, _ = played("flora", UNEQUAL)
     server, update = algorithm.round(after, CLIENTS, Rng(0, 2))
     assert not any("base_layer" in name for name in update.received[0])
     rows = [state["global"]["4.lora_A.weight"] for state in (after, server)]

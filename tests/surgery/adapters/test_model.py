@@ -45,6 +45,8 @@ def drawn(model):
     for _, layer in adapters.adapted_layers(model):
         for factor in layer.factors:
             nn.init.normal_(factor)
+        if layer.lora_magnitude_vector is not None:
+            nn.init.uniform_(layer.lora_magnitude_vector, 0.5, 2)
     return model
 
 
@@ -123,11 +125,12 @@ def test_the_rank_is_a_width():
     torch.testing.assert_close(surgery.permute(adapted, order, example=IMAGE)[0](IMAGE), adapted(IMAGE))
 
 
-def test_what_reads_the_weight_reads_the_product_too():
+def test_what_reads_the_weight_reads_the_product_too(caplog):
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0).double()
     adapted = drawn(adapters.add(layer, 2))
     assert [name for name, _ in adapters.adapted_layers(adapted)] == ["self_attn.out_proj", "linear1", "linear2"]
+    assert "no adapter for self_attn.in_proj_weight: a parameter, and no layer" in caplog.text
     x = IMAGE[:, 0, :4, :1].expand(-1, -1, 8)
     merged = adapters.merge(adapted)
     for mode in (True, False):

@@ -71,7 +71,7 @@ def folder(path, **config):
     ("config", "message"),
     [
         ({"peft_type": "IA3"}, "peft_type IA3 is not read"),
-        ({"use_dora": True}, "use_dora is not read: its weights are normalised"),
+        ({"use_dora": True}, "use_dora is True, and the tensors are otherwise"),
         ({"bias": "all"}, "bias 'all' is not read"),
         ({"init_lora_weights": "pissa_niter_4"}, "'pissa_niter_4' changed the base"),
     ],
@@ -118,21 +118,26 @@ def logits(model, x):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("which", range(5))
-def test_peft_computes_the_same(which, tmp_path):
+@pytest.mark.parametrize(("which", "kind"), [*((k, "lora") for k in range(5)), *((k, "dora") for k in (0, 1, 3, 4))])
+def test_peft_computes_the_same(which, kind, tmp_path):
     peft = pytest.importorskip("peft")
     torch.manual_seed(0)
     model, modules, x = list(models())[which]
     model.eval()
-    ours = drawn(adapters.add(model, 3, modules=[modules], scale=0.1))
+    ours = drawn(adapters.add(model, 3, modules=[modules], scale=0.1, kind=kind))
     adapters.write_peft(ours, tmp_path / "ours")
     before = {name: tensor.clone() for name, tensor in surgery.state(model).items()}
     theirs = peft.PeftModel.from_pretrained(surgery.copying.clone(model), tmp_path / "ours").eval()
     torch.testing.assert_close(logits(theirs, x), logits(ours, x))
     assert not torch.allclose(logits(ours, x), logits(model, x))
     names = list(adapters.scales(ours))
-    config = peft.LoraConfig(r=2, lora_alpha=7, target_modules=names, init_lora_weights=False, use_rslora=True)
+    config = peft.LoraConfig(
+        r=2, lora_alpha=7, target_modules=names, init_lora_weights=False, use_rslora=True, use_dora=kind == "dora"
+    )
     theirs = peft.get_peft_model(surgery.copying.clone(model), config).eval()
+    for name, parameter in theirs.named_parameters():
+        if "magnitude" in name:
+            parameter *= 1 + torch.rand_like(parameter)
     theirs.save_pretrained(tmp_path / "theirs")
     torch.testing.assert_close(logits(adapters.read_peft(model, tmp_path / "theirs"), x), logits(theirs, x))
     whole = surgery.copying.clone(model)
