@@ -138,11 +138,18 @@ class NoDraws(TorchDispatchMode):
     """
 
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if torch.Tag.nondeterministic_seeded in function.tags:
+        if torch.Tag.nondeterministic_seeded in function.tags and _drops(function, args, kwargs or {}):
             raise FLError(
                 "dropout within activation checkpointing has other masks in the backward pass: use one of the two"
             )
         return function(*args, **(kwargs or {}))
+
+
+def _drops(function: Any, args: tuple, kwargs: dict) -> bool:
+    """Whether a random operation is none of fused attention without dropout, which torch tags as random as well."""
+    given = {a.name: a.default_value for a in function._schema.arguments if a.name == "dropout_p"}
+    given |= {a.name: value for a, value in zip(function._schema.arguments, args)} | kwargs
+    return given.get("dropout_p") != 0
 
 
 def _dropout(dims: int | None) -> Callable[..., Tensor]:

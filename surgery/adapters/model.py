@@ -151,6 +151,9 @@ def attach(
 def state(model: nn.Module) -> State:
     """The tensors of adapters and of modules that are trained whole: what clients exchange and files hold.
 
+    Statistics of batch norms move in training mode though their weights are frozen. They are in here of modules that
+    are trained whole: name the norms in `train`, or keep them in evaluation mode.
+
     >>> list(state(add(nn.Linear(2, 2), rank=1)))
     ['lora_A.weight', 'lora_B.weight']
     """

@@ -1,6 +1,7 @@
 """Adapters in the files of peft, both ways."""
 
 import json
+import logging
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -16,7 +17,9 @@ from surgery.files.reading import open_state
 from surgery.files.whole import check_absent, replacing
 from surgery.files.writing import write
 from surgery.states import State
+from surgery.torch_private import BatchNorm
 
+_log = logging.getLogger(__name__)
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 
@@ -80,6 +83,13 @@ def write_peft(model: nn.Module, folder: str | Path, **settings: Any) -> None:
         "use_dora": all(dora),
         **settings,
     }
+    norms = [name for name, m in model.named_modules() if isinstance(m, BatchNorm) and m.track_running_stats]
+    if left := [name for name in norms if f"{name}.running_mean" not in rest]:
+        _log.warning(
+            "the statistics of %s, which move in training mode, are not in the file: if they did, name these norms in "
+            "train",
+            ", ".join(left),
+        )
     check_absent(Path(folder), folder=True)
     with replacing(Path(folder), folder=True) as place:
         write(place / WEIGHTS, {PREFIX + name: tensor for name, tensor in tensors.items()}, metadata={"format": "pt"})

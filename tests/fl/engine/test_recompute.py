@@ -80,6 +80,27 @@ def test_models_of_the_zoo_learn_the_same(make_federation, name):
     assert_close(trained(fed.with_local(precision=RECOMPUTED), "loop"), trained(fed, "loop"))
 
 
+def test_fused_attention_is_recomputed(make_federation):
+    """Torch tags its fused attention as random even where it drops nothing."""
+
+    class Attends(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+
+        def forward(self, x):
+            q, k, v = self.qkv(x).unflatten(-1, (3, 2, 8)).unbind(2)
+            heads = (t.transpose(1, 2) for t in (q, k, v))
+            return x + self.out(F.scaled_dot_product_attention(*heads, dropout_p=0.0).transpose(1, 2).flatten(2))
+
+    torch.manual_seed(0)
+    blocks = nn.Sequential(Attends(), Attends())
+    net = nn.Sequential(nn.Flatten(), nn.Unflatten(1, (4, 16)), blocks, nn.Flatten(), nn.Linear(64, 3))
+    fed = make_federation(net)
+    plain, again = (trained(one, "loop") for one in (fed, fed.with_local(precision=RECOMPUTED)))
+    torch.testing.assert_close(again.states, plain.states)
+
+
 def test_a_step_keeps_less(make_federation):
     """Of each block its input, and no activation."""
 

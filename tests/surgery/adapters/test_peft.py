@@ -34,6 +34,25 @@ def test_ranks_and_scales_of_their_own_are_written(tmp_path):
     assert torch.equal(again(IMAGE), adapted(IMAGE))
 
 
+def test_statistics_that_move_in_training_are_in_the_file_of_norms_that_are_trained(tmp_path, caplog):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 2)).double().eval()
+    adapters.write_peft(adapters.add(net, 2), tmp_path / "without")
+    assert "statistics of 1, which move in training mode, are not in the file" in caplog.text
+    caplog.clear()
+    adapted = drawn(adapters.add(net, 2, train=["1"])).train()
+    for _ in range(20):
+        adapted(3 + torch.randn(8, 4, dtype=torch.float64))
+    adapted.eval()
+    adapters.write_peft(adapted, tmp_path / "with")
+    assert not caplog.text
+    x = torch.randn(5, 4, dtype=torch.float64)
+    assert torch.equal(adapters.read_peft(net, tmp_path / "with")(x), adapted(x))
+    peft = pytest.importorskip("peft")
+    theirs = peft.PeftModel.from_pretrained(surgery.copying.clone(net), tmp_path / "with").eval()
+    torch.testing.assert_close(theirs(x), adapted(x))
+
+
 class Alike(nn.Module):
     """The name of one layer ends as that of another does."""
 
