@@ -6,7 +6,7 @@
     python benchmarks/alignment.py mlp-digits --quick        # few samples and one epoch, to see that it runs
 
 Two networks with seeds 2s and 2s + 1 see the same data in another order. The barrier is the largest loss on the line
-(`--points`, 11) over the straight line between the losses at its ends, on training and on test data: Frankle et al.
+(11 points) over the straight line between the losses at its ends, on training and on test data: Frankle et al.
 (ICML 2020). `weights` and `activations` are `surgery.align`'s; the latter compares the first 512 training samples;
 `orthogonal` is by weights, too, with residual streams rotated (`maps="orthogonal"`). Networks with batch norm have
 their statistics repaired (Jordan et al., 2023) by the first 2,048 training samples at each point of the line but the
@@ -30,7 +30,9 @@ import argparse
 import copy
 import itertools
 import json
+import math
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,13 +63,13 @@ def judged(model: nn.Module, data: Dataset, samples: int) -> dict[str, float]:
 
 
 def line(
-    one: nn.Module, other: nn.Module, data: Dataset, samples: int, repaired: bool, norm: str, points: int
+    one: nn.Module, other: nn.Module, data: Dataset, samples: int, repaired: bool, norm: str
 ) -> dict[str, list[float]]:
     """What is judged along the line from one to the other."""
     curves: dict[str, list[float]] = {"train": [], "test": [], "accuracy": []}
     a, b = state(one), state(other)
-    for point in range(points):
-        share = point / (points - 1)
+    for point in range(POINTS):
+        share = point / (POINTS - 1)
         between = {n: torch.lerp(a[n], b[n], share) if a[n].is_floating_point() else a[n] for n in a}
         model = load_state(copy.deepcopy(one), between)
         if repaired and 0 < share < 1:
@@ -84,7 +86,7 @@ def barrier(losses: list[float]) -> float:
     return max(loss - losses[0] - (losses[-1] - losses[0]) * i / last for i, loss in enumerate(losses))
 
 
-def measured(settings: dict, kept: Path, stored: list[dict], points: int) -> Iterator[dict]:
+def measured(settings: dict, kept: Path, stored: list[dict]) -> Iterator[dict]:
     """The rows of a case that are not stored yet."""
     name, width, seed = (settings[what] for what in ("case", "width", "seed"))
     case, samples, epochs = CASES[name], settings["samples"], settings["epochs"]
@@ -112,9 +114,9 @@ def measured(settings: dict, kept: Path, stored: list[dict], points: int) -> Ite
             models = align(nets, example=images[:2], **how).models
             found[by] = models, time.process_time() - begin
         (one, other), seconds = found[by]
-        curves = line(one, other, data, settings["judged"], row["repaired"], case.norm, points)
+        curves = line(one, other, data, settings["judged"], row["repaired"], case.norm)
         row |= {"train": barrier(curves["train"]), "test": barrier(curves["test"]), "seconds": seconds}
-        row |= {"ends": [curves["accuracy"][0], curves["accuracy"][-1]], "middle": curves["accuracy"][points // 2]}
+        row |= {"ends": [curves["accuracy"][0], curves["accuracy"][-1]], "middle": curves["accuracy"][POINTS // 2]}
         print(name, width, seed, row["by"], "repaired" if row["repaired"] else "", f"{row['test']:.3f}", flush=True)
         yield {**row, "curves": curves}
 
@@ -142,32 +144,32 @@ def table(rows: list[dict]) -> str:
 
 
 def draw(rows: list[dict], path: Path) -> None:
-    """The test losses along the lines, a panel for each case and width."""
+    """The test losses along the lines, a panel for each case, width and training, four in a row."""
     from matplotlib.figure import Figure
 
-    panels = list(dict.fromkeys((row["case"], row["width"]) for row in rows))
-    figure = Figure(figsize=(3.6 * len(panels), 3.4), layout="constrained")
+    panels: dict[tuple, list[dict]] = {}
+    for row in rows:
+        panels.setdefault((row["case"], row["width"], row["epochs"]), []).append(row)
+    several = Counter(case for case, _, _ in panels)
+    figure = Figure(figsize=(13, 3.3 * math.ceil(len(panels) / 4)), layout="constrained")
     colours = {"as trained": "#6b7280", "weights": "#3b6fb6", "activations": "#d9822b", "orthogonal": "#3f9c5a"}
-    for axes, (case, width) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
+    for number, ((case, width, epochs), same) in enumerate(panels.items()):
+        axes = figure.add_subplot(math.ceil(len(panels) / 4), 4, number + 1)
         shown = set()
-        for row in rows:
-            if (row["case"], row["width"]) == (case, width):
-                name = row["by"] + (", repaired" if row["repaired"] else "")
-                style = {"color": colours[row["by"]], "ls": "--" if row["repaired"] else "-"}
-                curve = row["curves"]["test"]
-                axes.plot(
-                    [i / (len(curve) - 1) for i in range(len(curve))],
-                    curve,
-                    label=None if name in shown else name,
-                    **style,
-                )
-                shown.add(name)
-        axes.set_title(case if width == 1 else f"{case}, width {width:g}", fontsize=10)
+        for row in same:
+            name = row["by"] + (", repaired" if row["repaired"] else "")
+            style = {"color": colours[row["by"]], "ls": "--" if row["repaired"] else "-"}
+            share = [i / (POINTS - 1) for i in range(POINTS)]
+            axes.plot(share, row["curves"]["test"], label=None if name in shown else name, **style)
+            shown.add(name)
+        parts = [case, *[f"width {width:g}"] * (width != 1), *[f"{epochs} epochs"] * (several[case] > 1)]
+        axes.set_title(", ".join(parts), fontsize=10)
         axes.set_xlabel("share of the second network", fontsize=9)
         axes.spines[["top", "right"]].set_visible(False)
     lines = {line.get_label(): line for axes in figure.axes for line in axes.lines if line.get_label()[0] != "_"}
     figure.legend(lines.values(), lines, loc="outside lower center", ncols=len(lines), frameon=False, fontsize=9)
-    figure.axes[0].set_ylabel("test loss", fontsize=9)
+    for axes in figure.axes[::4]:
+        axes.set_ylabel("test loss", fontsize=9)
     figure.savefig(path, dpi=150)
     print(f"wrote {path}")
 
@@ -180,7 +182,6 @@ def main() -> None:
     parser.add_argument("--samples", type=int, help="learned from; else as the case says")
     parser.add_argument("--epochs", type=int, help="else as the case says")
     parser.add_argument("--judged", type=int, default=10000, help="training and test samples that losses are taken of")
-    parser.add_argument("--points", type=int, default=POINTS, help="of the line, an odd number")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--figure", type=Path)
@@ -197,7 +198,7 @@ def main() -> None:
         epochs = 1 if args.quick else args.epochs or CASES[case].epochs
         settings = {"case": case, "width": width, "seed": seed, "samples": samples, "epochs": epochs}
         settings["judged"] = min(args.judged, samples)
-        for row in measured(settings, args.kept, rows, args.points):
+        for row in measured(settings, args.kept, rows):
             rows.append(row)
             report.write({"torch": torch.__version__, "rows": rows}, args.out, name, done=False)
         report.write({"torch": torch.__version__, "rows": rows}, args.out, name)
