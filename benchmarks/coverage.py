@@ -207,6 +207,8 @@ def judge(work: Work, name: str, operation: str) -> tuple[str, Any]:
     except TimeoutError:
         return "took too long", None
     except (Miss, surgery.SurgeryError) as reason:
+        if "TimeoutError" in str(reason):  # which it took for the model's own
+            return "took too long", None
         return f"{type(reason).__name__}: {reason}", None
     except Exception as error:
         text = str(error).strip().splitlines() or [""]
