@@ -35,7 +35,7 @@ def set_attribute(model: nn.Module, module: str, attribute: str, value: Any) -> 
     path, _, last = attribute.rpartition(".")
     owner = attribute_of(model, module, path) if path else model.get_submodule(module)
     _refuse_unless_plain(model.get_submodule(module), module, attribute, value)
-    setattr(owner, last, _like(getattr(owner, last), value))
+    setattr(owner, last, _like(_held(owner, last), value))
 
 
 def _refuse_unless_plain(owner: nn.Module, module: str, attribute: str, value: Any) -> None:
@@ -53,13 +53,13 @@ def _refuse_unless_plain(owner: nn.Module, module: str, attribute: str, value: A
         raise SurgeryError(f"{said}, which torch keeps there for itself: the plan was not made by this package")
     kind = getattr(type(owner), last, None)
     stored = last in vars(owner) or (isinstance(kind, property) and kind.fset is not None)
-    if last.startswith("__") or not stored or not is_plain(getattr(owner, last)):
+    if last.startswith("__") or not stored or not is_plain(_held(owner, last)):
         raise SurgeryError(f"{said}, which is no number, text or truth value there: the plan is not of this model")
     if not is_plain(value):
         raise SurgeryError(
             f"{said} to {value!r}: an attribute becomes a number, a text, a truth value or a list of them"
         )
-    if not is_like(old := getattr(owner, last), value):
+    if not is_like(old := _held(owner, last), value):
         raise SurgeryError(
             f"{said} to {value!r}, which is no value like the {old!r} there: a plan changes values, not their kind"
         )
@@ -70,7 +70,12 @@ _EVERY_MODULE_S = vars(nn.Module()).keys()
 
 def attribute_of(model: nn.Module, module: str, attribute: str) -> Any:
     """The value of an attribute that `set_attribute` sets."""
-    return functools.reduce(getattr, attribute.split("."), model.get_submodule(module))
+    return functools.reduce(_held, attribute.split("."), model.get_submodule(module))
+
+
+def _held(owner: Any, name: str) -> Any:
+    """An attribute as it is stored: a configuration may raise for one that differs between layers."""
+    return vars(owner)[name] if name in vars(owner) else getattr(owner, name)
 
 
 def slice_buffer(model: nn.Module, module: str, attribute: str, index: list) -> None:

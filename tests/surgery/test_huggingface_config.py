@@ -174,6 +174,21 @@ def test_a_width_that_code_reads_from_the_configuration_is_changed_there():
     torch.testing.assert_close(full(x), small(x))
 
 
+class Guarded(Config):
+    """Raises for a value that, it says, differs between layers, as transformers' do."""
+
+    def __getattribute__(self, name):
+        if name == "largest_size":
+            raise RuntimeError("ask the layer for it")
+        return super().__getattribute__(name)
+
+
+def test_values_that_a_configuration_does_not_give_are_left_alone():
+    small, _ = surgery.narrow(Net(Guarded()).eval(), rate=0.5, example=EXAMPLE)
+    assert (small.config.hidden_size, vars(small.config)["largest_size"]) == (16, 32)
+    check_same(small)
+
+
 def test_a_configuration_whose_guessed_widths_make_other_modules_is_logged(caplog):
     """Both widths become 8, for which the class makes no shortcut: a norm's counter has no axis and is missing."""
     model = Stages(Config(inner=12, hidden_size=8)).eval()
