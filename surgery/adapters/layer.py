@@ -194,7 +194,7 @@ def why_not(module: nn.Module) -> str | None:
     """Why a module cannot have an adapter, or None if it can."""
     if isinstance(module, nn.Embedding) and module.max_norm is not None:
         return "it changes its weight whenever it is read (max_norm)"
-    if is_packed(module):
+    if is_packed(module) and not type(module).__module__.startswith("bitsandbytes."):
         weight: Any = module.weight
         return f"its weight is packed ({weight.dtype} {list(weight.shape)}): convert it to floating point"
     if is_conv1d(module) or isinstance(module, nn.Linear | nn.Embedding):
@@ -208,7 +208,8 @@ def why_not(module: nn.Module) -> str | None:
 
 def shapes(module: Any, rank: int) -> tuple[torch.Size, torch.Size]:
     """Those of A and B beside a layer."""
-    out, into, *kernel = module.weight.shape
+    packed = is_packed(module)
+    out, into, *kernel = (module.out_features, module.in_features) if packed else module.weight.shape
     if is_transposed(module):
         out, into = into, out
     return torch.Size([rank, into, *kernel]), torch.Size([out, rank, *(1 for _ in kernel)])
@@ -217,7 +218,8 @@ def shapes(module: Any, rank: int) -> tuple[torch.Size, torch.Size]:
 def initial(module: Any, rank: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
     """A drawn and B zero, so that nothing changes at first, as peft has them; of an embedding it is A that is zero."""
     weight = module.weight
-    a, b = (torch.zeros(shape, dtype=weight.dtype, device=weight.device) for shape in shapes(module, rank))
+    dtype = torch.float32 if is_packed(module) else weight.dtype
+    a, b = (torch.zeros(shape, dtype=dtype, device=weight.device) for shape in shapes(module, rank))
     if isinstance(module, nn.Embedding):
         return a, b.normal_(generator=generator)
     return nn.init.kaiming_uniform_(a, math.sqrt(5), generator=generator), b

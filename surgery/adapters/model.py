@@ -25,8 +25,7 @@ from surgery.adapters.rank import factors, named
 from surgery.copying import copy_sharing, replace_tensors
 from surgery.errors import SurgeryError
 from surgery.names import joined, matches
-from surgery.states import State, names_by_id
-from surgery.states import state as whole_state
+from surgery.states import State, names_by_id, owners
 
 _log = logging.getLogger(__name__)
 _OWNERS = (nn.Linear, nn.Embedding, nn.EmbeddingBag, nn.Bilinear, _ConvNd, nn.RNNBase, nn.RNNCellBase)
@@ -63,8 +62,8 @@ def add(
             layers and convolutions.
 
     Raises:
-        SurgeryError: for a pattern in which there is no such layer, for a layer whose weight is packed into fewer bits,
-            and for a model that has adapters already.
+        SurgeryError: for a pattern in which there is no such layer, for a layer whose weight is packed into fewer bits
+            (but bitsandbytes', which unpack it), and for a model that has adapters already.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> adapted, x = add(net, rank=2, modules=["0"], train=["2"]), torch.rand(1, 4)
@@ -115,7 +114,7 @@ def attach(
     """
     if isinstance(model, nn.Module) and (has := next(adapted_layers(model), None)):
         raise SurgeryError(f"{has[0] or 'the model'} has an adapter already: take them off first, with remove or merge")
-    own = whole_state(model)
+    own = _tensors(model)
     found, rest = factors(tensors)
     if odd := [name for name in rest if name not in own or own[name].shape != rest[name].shape]:
         raise SurgeryError(f"{odd[0]!r} of the adapters is no tensor of the model, or has another shape there")
@@ -161,9 +160,14 @@ def state(model: nn.Module) -> State:
     trained = {name.rpartition(".")[0] for name, free in parameters.items() if free}
     return {
         name: tensor
-        for name, tensor in whole_state(model).items()
+        for name, tensor in _tensors(model).items()
         if parameters.get(name, name.rpartition(".")[0] in trained)  # of a norm also the statistics
     }
+
+
+def _tensors(model: nn.Module) -> State:
+    """The parameters and buffers of a model by name, also of one with packed weights, which is no state of numbers."""
+    return {name: tensor.detach() for _, _, own in owners(model) for name, tensor in own.items()}
 
 
 def adapted_layers(model: nn.Module) -> Iterator[tuple[str, LowRank]]:
@@ -318,7 +322,8 @@ def _shared(model: nn.Module, values: Mapping[str, Tensor] = {}) -> nn.Module:
     """A copy whose parameters are new ones in the same memory, but for those with values here."""
     result, tensors = copy_sharing(model)
     names = names_by_id(model)
-    replace_tensors(result, {key: values.get(names.get(key, ""), t) for key, t in tensors.items()}, tensors)
+    changing = {key: t for key, t in tensors.items() if t.is_floating_point() or names.get(key) in values}
+    replace_tensors(result, {key: values.get(names.get(key, ""), t) for key, t in changing.items()}, tensors)
     return result
 
 

@@ -280,19 +280,48 @@ class Packed(nn.Linear):
         self.weight = nn.Parameter(torch.zeros(16, 1, dtype=torch.uint8), requires_grad=False)
 
 
-@pytest.mark.parametrize("kind", ["stand-in", "Linear4bit", "Linear8bitLt"])
 @pytest.mark.parametrize("modules", [None, ["0"]])
-def test_packed_weights_are_refused_by_name(kind, modules):
-    if kind == "stand-in":
-        packed = Packed()
-    else:
-        packed = getattr(pytest.importorskip("bitsandbytes").nn, kind)
-        packed = packed(8, 4, **({"has_fp16_weights": False} if kind == "Linear8bitLt" else {})).to("cpu")
-    net = nn.Sequential(packed, nn.Linear(4, 2))
-    with pytest.raises(SurgeryError, match=r"0 (cannot have an adapter|is none): its weight is packed \(torch.u?int8"):
+def test_packed_weights_are_refused_by_name(modules):
+    net = nn.Sequential(Packed(), nn.Linear(4, 2))
+    with pytest.raises(SurgeryError, match=r"0 (cannot have an adapter|is none): its weight is packed \(torch.uint8"):
         adapters.add(net, 2, modules=modules)
+    assert list(adapters.scales(adapters.add(net, 2, modules=["1"]))) == ["1"]
+
+
+def packed(kind):
+    """A layer of bitsandbytes; where that is not installed, one that says it is."""
     if kind == "stand-in":
-        assert list(adapters.scales(adapters.add(net, 2, modules=["1"]))) == ["1"]
+
+        class Linear4bit(Packed):
+            __module__ = "bitsandbytes.nn"
+
+            def forward(self, x):
+                return nn.functional.linear(x, self.weight.float().view(4, 4).repeat(1, 2), self.bias)
+
+        return Linear4bit()
+    return getattr(pytest.importorskip("bitsandbytes").nn, kind)(
+        8, 4, **({"has_fp16_weights": False} if kind == "Linear8bitLt" else {"compute_dtype": torch.float32})
+    ).to("cpu")
+
+
+@pytest.mark.parametrize("kind", ["stand-in", "Linear4bit", "Linear8bitLt"])
+def test_layers_that_unpack_their_weight_have_an_adapter_beside(kind):
+    net, x = nn.Sequential(packed(kind), nn.Linear(4, 2)), torch.rand(3, 8)
+    before = net(x).detach()
+    adapted = adapters.add(net, 2, scale=0.5)
+    assert torch.equal(adapted(x), before)
+    assert type(adapted[0].base_layer.weight) is type(net[0].weight)
+    assert adapted[0].base_layer.weight.data_ptr() == net[0].weight.data_ptr()
+    drawn(adapted)
+    a, b = adapted[0].factors
+    torch.testing.assert_close(adapted[0](x), net[0](x) + 0.5 * x @ a.T @ b.T)
+    adapted(x).sum().backward()
+    assert a.grad.abs().sum() > 0
+    again = adapters.attach(net, adapters.state(adapted), scale=0.5)
+    assert torch.equal(again(x), adapted(x))
+    assert torch.equal(adapters.remove(adapted)(x), before)
+    with pytest.raises(SurgeryError, match=f"a {type(net[0]).__name__} may compute something else than its weight"):
+        adapters.merge(adapted)
 
 
 def test_layers_of_other_kinds_are_left_with_a_word(caplog):
