@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ def write_peft(model: nn.Module, folder: str | Path, **settings: Any) -> None:
         settings: more entries of the configuration, such as base_model_name_or_path and task_type.
 
     Raises:
-        SurgeryError: if the folder is there already.
+        SurgeryError: if the folder is there already, and for a model of which peft would compute something else.
     """
     tensors, factor = state(model), scales(model)
     found, rest = factors(tensors)
@@ -55,6 +55,7 @@ def write_peft(model: nn.Module, folder: str | Path, **settings: Any) -> None:
         raise SurgeryError("the model has no adapters")
     if "" in found:
         raise SurgeryError("the model is one layer, which peft has no name for: put it into a module")
+    _check_tied(model, rest, "leave it out of train")
     dora = [one.magnitude is not None for one in found.values()]
     if any(dora) and not all(dora):
         raise SurgeryError("some adapters are LoRA's and some DoRA's, and peft's files have one kind")
@@ -86,6 +87,18 @@ def write_peft(model: nn.Module, folder: str | Path, **settings: Any) -> None:
         (place / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
+def _check_tied(model: nn.Module, whole: Iterable[str], way: str) -> None:
+    """Raise SurgeryError for what is trained whole and has several places, of which peft replaces one."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    if tied := [both for both in names.values() if len(both) > 1 and not set(both).isdisjoint(whole)]:
+        raise SurgeryError(
+            f"{tied[0][0]!r} is trained whole, and it is {tied[0][1]!r} as well, which peft leaves as it was: {way}, or "
+            "give each a tensor of its own"
+        )
+
+
 def _targets(model: nn.Module, names: list[str]) -> list[str] | str:
     """The adapted modules; as a pattern where peft would also take another module that ends like one of them."""
     others = [name.removesuffix(".base_layer") for name, _ in model.named_modules()]
@@ -105,6 +118,7 @@ def read_peft(model: nn.Module, folder: str | Path) -> nn.Module:
             DoRA's; the message names the setting. And for one that does not fit the model.
     """
     config, tensors = read_files(folder)
+    _check_tied(model, factors(tensors)[1], "merge it in peft")
     dropout = config.get("lora_dropout") or 0.0
     return attach(model, tensors, scale=scales_of(config, tensors), dropout=dropout)
 

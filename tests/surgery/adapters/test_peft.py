@@ -144,3 +144,27 @@ def test_peft_computes_the_same(which, kind, tmp_path):
     surgery.load(whole, dict(adapters.fold(surgery.state(model), tmp_path / "theirs")))
     torch.testing.assert_close(logits(whole, x), logits(theirs.merge_and_unload(), x))
     assert all(torch.equal(tensor, before[name]) for name, tensor in surgery.state(model).items())
+
+
+def llama(tied):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.LlamaConfig(vocab_size=50, tie_word_embeddings=tied, **sizes)
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "settings"),
+    [("*.embed_tokens", {}), ("lm_head", {}), ("*.embed_tokens", {"ensure_weight_tying": True})],
+)
+def test_a_tied_tensor_that_is_trained_whole_is_refused(tmp_path, pattern, settings):
+    peft = pytest.importorskip("peft")
+    tied = r"'model\.embed_tokens\.weight' is trained whole, and it is 'lm_head\.weight' as well"
+    ours = adapters.add(llama(True), 2, modules=["*.q_proj"], train=[pattern])
+    with pytest.raises(SurgeryError, match=tied):
+        adapters.write_peft(ours, tmp_path / "ours")
+    config = peft.LoraConfig(target_modules=["q_proj"], modules_to_save=[pattern.removeprefix("*.")], **settings)
+    peft.get_peft_model(llama(True), config).save_pretrained(tmp_path / "theirs")
+    with pytest.raises(SurgeryError, match=tied):
+        adapters.read_peft(llama(True), tmp_path / "theirs")
