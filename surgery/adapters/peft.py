@@ -56,6 +56,7 @@ def write_peft(model: nn.Module, folder: str | Path, **settings: Any) -> None:
     if "" in found:
         raise SurgeryError("the model is one layer, which peft has no name for: put it into a module")
     _check_tied(model, rest, "leave it out of train")
+    _check_convolutions(model)
     dora = [one.magnitude is not None for one in found.values()]
     if any(dora) and not all(dora):
         raise SurgeryError("some adapters are LoRA's and some DoRA's, and peft's files have one kind")
@@ -99,6 +100,17 @@ def _check_tied(model: nn.Module, whole: Iterable[str], way: str) -> None:
         )
 
 
+def _check_convolutions(model: nn.Module) -> None:
+    """Raise SurgeryError for convolutions whose padding or dilation peft's A does not have."""
+    for name, layer in adapted_layers(model):
+        kind, dilation = getattr(layer, "padding_mode", "zeros"), getattr(layer, "dilation", ())
+        if kind != "zeros" or any(d != 1 for d in dilation):
+            raise SurgeryError(
+                f"{name!r} is a convolution with padding_mode={kind!r} and dilation={dilation}, which peft's adapter "
+                "does not have: merge it (surgery.adapters.merge, peft's merge_and_unload), or leave it without one"
+            )
+
+
 def _targets(model: nn.Module, names: list[str]) -> list[str] | str:
     """The adapted modules; as a pattern where peft would also take another module that ends like one of them."""
     others = [name.removesuffix(".base_layer") for name, _ in model.named_modules()]
@@ -120,7 +132,9 @@ def read_peft(model: nn.Module, folder: str | Path) -> nn.Module:
     config, tensors = read_files(folder)
     _check_tied(model, factors(tensors)[1], "merge it in peft")
     dropout = config.get("lora_dropout") or 0.0
-    return attach(model, tensors, scale=scales_of(config, tensors), dropout=dropout)
+    result = attach(model, tensors, scale=scales_of(config, tensors), dropout=dropout)
+    _check_convolutions(result)
+    return result
 
 
 def read_files(folder: str | Path) -> tuple[dict[str, Any], State]:

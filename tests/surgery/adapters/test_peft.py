@@ -168,3 +168,14 @@ def test_a_tied_tensor_that_is_trained_whole_is_refused(tmp_path, pattern, setti
     peft.get_peft_model(llama(True), config).save_pretrained(tmp_path / "theirs")
     with pytest.raises(SurgeryError, match=tied):
         adapters.read_peft(llama(True), tmp_path / "theirs")
+
+
+@pytest.mark.parametrize("setting", [{"padding_mode": "reflect"}, {"dilation": 2}])
+def test_a_convolution_that_peft_computes_otherwise_is_refused(tmp_path, setting):
+    peft = pytest.importorskip("peft")
+    net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, **setting))
+    with pytest.raises(SurgeryError, match=f"'0' is a convolution with .*{next(iter(setting))}"):
+        adapters.write_peft(adapters.add(net, 2), tmp_path / "ours")
+    peft.get_peft_model(surgery.copying.clone(net), peft.LoraConfig(target_modules=["0"])).save_pretrained(tmp_path)
+    with pytest.raises(SurgeryError, match=f"'0' is a convolution with .*{next(iter(setting))}"):
+        adapters.read_peft(net, tmp_path)
