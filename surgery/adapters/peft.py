@@ -4,17 +4,20 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
+from surgery.adapters.layer import LowRank
 from surgery.adapters.model import adapted_layers, attach, scales, state
 from surgery.adapters.rank import MAGNITUDE, factors, rank_of
 from surgery.errors import SurgeryError
 from surgery.files.reading import open_state
 from surgery.files.whole import check_absent, replacing
 from surgery.files.writing import write
+from surgery.names import joined
 from surgery.states import State
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -36,6 +39,9 @@ REFUSED = {
 """Settings of a file that make an adapter another function than W x + scale B A x, and how."""
 CHANGED = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Initialisations that change the weights of the base, so that the adapter belongs to no base that a user has."""
+
+HEADS = {"QUESTION_ANS": ["qa_outputs"]} | dict.fromkeys(("SEQ_CLS", "TOKEN_CLS"), ["classifier", "score"])
+"""What peft trains whole by itself for a task_type."""
 
 
 def write_peft(model: nn.Module, folder: str | Path, **settings: Any) -> None:
@@ -74,7 +80,7 @@ def write_peft(model: nn.Module, folder: str | Path, **settings: Any) -> None:
         "rank_pattern": {f"^{re.escape(name)}": r for name, r in ranks.items() if r != rank},
         "alpha_pattern": {f"^{re.escape(name)}": a for name, a in alphas.items() if a != alpha},
         "target_modules": _targets(model, sorted(ranks)),
-        "modules_to_save": sorted({name.rpartition(".")[0] for name in rest}) or None,
+        "modules_to_save": _saved(model, tensors, rest, settings.get("task_type")) or None,
         "lora_dropout": max(dropout),
         "fan_in_fan_out": any(type(layer.base_layer).__name__ == "Conv1D" for _, layer in adapted_layers(model)),
         "bias": "none",
@@ -109,6 +115,27 @@ def _check_convolutions(model: nn.Module) -> None:
                 f"{name!r} is a convolution with padding_mode={kind!r} and dilation={dilation}, which peft's adapter "
                 "does not have: merge it (surgery.adapters.merge, peft's merge_and_unload), or leave it without one"
             )
+
+
+def _saved(model: nn.Module, tensors: State, whole: Iterable[str], task: str | None) -> list[str]:
+    """The modules that are trained whole. Raises SurgeryError where peft, which matches ends of names, takes others."""
+    owners = {name.rpartition(".")[0] for name in whole}
+    saved = sorted(name for name in owners if not any(name.startswith(f"{other}.") for other in owners))
+    asked = saved + HEADS.get(task or "", [])
+    for (name, module), one in product(model.named_modules(remove_duplicate=False), asked):
+        taken = name.endswith(one)
+        if isinstance(module, LowRank):
+            taken = taken or bool(re.match(rf"(.*\.)?{one}(\..*)?$", name))
+        elif taken:
+            keys = {joined(name, key) for key in module.state_dict()}
+            taken = bool(keys) and not (name in saved and keys <= tensors.keys())
+        if taken:
+            raise SurgeryError(
+                f"peft takes {name!r}, which is not trained whole, for {one!r}, which "
+                f"{'is' if one in saved else f'task_type={task} trains'}, as their names end alike: train both whole "
+                "and adapt neither, or rename one"
+            )
+    return saved
 
 
 def _targets(model: nn.Module, names: list[str]) -> list[str] | str:

@@ -179,3 +179,46 @@ def test_a_convolution_that_peft_computes_otherwise_is_refused(tmp_path, setting
     peft.get_peft_model(surgery.copying.clone(net), peft.LoraConfig(target_modules=["0"])).save_pretrained(tmp_path)
     with pytest.raises(SurgeryError, match=f"'0' is a convolution with .*{next(iter(setting))}"):
         adapters.read_peft(net, tmp_path)
+
+
+class EndsAlike(nn.Module):
+    """As a DistilBERT that classifies, with a part that has weights of its own around another's."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc, self.pre_classifier, self.classifier = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.part = nn.TransformerEncoderLayer(4, 1, 4)
+        self.part.pos = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        return self.classifier(self.pre_classifier(self.part(self.fc(x) + self.part.pos)))
+
+
+@pytest.mark.parametrize(
+    ("modules", "train", "task", "taken"),
+    [
+        (["fc"], ["classifier"], None, "pre_classifier"),
+        (["pre_classifier"], ["classifier"], None, "pre_classifier"),
+        (["part.linear1"], ["linear1"], None, "part.linear1"),
+        (["fc"], [], "TOKEN_CLS", "pre_classifier"),
+        (["fc"], ["pre_classifier", "classifier"], "TOKEN_CLS", None),
+        (["fc"], ["pre_classifier", "part"], None, None),
+    ],
+)
+def test_peft_trains_the_same_modules_whole_or_none_is_written(tmp_path, modules, train, task, taken):
+    peft = pytest.importorskip("peft")
+    net, x = EndsAlike().eval(), torch.rand(2, 4)
+    net.linear1 = nn.Linear(1, 1)
+    ours = drawn(adapters.add(net, 2, modules=modules, train=train))
+    for parameter in ours.parameters():
+        parameter.data += parameter.requires_grad
+    if taken:
+        with pytest.raises(SurgeryError, match=f"peft takes '{taken}', which is not trained whole, for '"):
+            adapters.write_peft(ours, tmp_path / "ours", task_type=task)
+        return
+    adapters.write_peft(ours, tmp_path / "ours", task_type=task)
+    config = peft.LoraConfig.from_pretrained(tmp_path / "ours")
+    config.task_type = None  # the class of a task asks for a model of transformers, and trains these two by itself
+    theirs = peft.PeftModel.from_pretrained(surgery.copying.clone(net), tmp_path / "ours", config=config).eval()
+    torch.testing.assert_close(theirs(x), ours(x))
+    assert torch.equal(adapters.read_peft(net, tmp_path / "ours").eval()(x), ours(x))
