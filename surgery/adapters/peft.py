@@ -8,6 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from surgery.adapters.layer import LowRank
@@ -40,7 +41,7 @@ REFUSED = {
 CHANGED = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Initialisations that change the weights of the base, so that the adapter belongs to no base that a user has."""
 
-HEADS = {"QUESTION_ANS": ["qa_outputs"]} | dict.fromkeys(("SEQ_CLS", "TOKEN_CLS"), ["classifier", "score"])
+HEADS = {name: ["classifier", "score"] for name in ("SEQ_CLS", "TOKEN_CLS")} | {"QUESTION_ANS": ["qa_outputs"]}
 """What peft trains whole by itself for a task_type."""
 
 
@@ -101,8 +102,8 @@ def _check_tied(model: nn.Module, whole: Iterable[str], way: str) -> None:
         names.setdefault(id(parameter), []).append(name)
     if tied := [both for both in names.values() if len(both) > 1 and not set(both).isdisjoint(whole)]:
         raise SurgeryError(
-            f"{tied[0][0]!r} is trained whole, and it is {tied[0][1]!r} as well, which peft leaves as it was: {way}, or "
-            "give each a tensor of its own"
+            f"{tied[0][0]!r} is trained whole, and it is {tied[0][1]!r} as well, which peft leaves as it was: {way}, "
+            "or give each a tensor of its own"
         )
 
 
@@ -157,6 +158,7 @@ def read_peft(model: nn.Module, folder: str | Path) -> nn.Module:
             DoRA's; the message names the setting. And for one that does not fit the model.
     """
     config, tensors = read_files(folder)
+    without_base(folder, tensors, model.state_dict())
     _check_tied(model, factors(tensors)[1], "merge it in peft")
     dropout = config.get("lora_dropout") or 0.0
     result = attach(model, tensors, scale=scales_of(config, tensors), dropout=dropout)
@@ -189,6 +191,18 @@ def read_files(folder: str | Path) -> tuple[dict[str, Any], State]:
     if bool(config.get("use_dora")) != any(name.endswith(MAGNITUDE) for name in tensors):
         raise SurgeryError(f"{folder}: use_dora is {config.get('use_dora')}, and the tensors are otherwise")
     return config, tensors
+
+
+def without_base(folder: str | Path, tensors: State, values: Mapping[str, Tensor] | None) -> None:
+    """Take out the weights of the base that peft saves beside adapters of embeddings, if they are those of the base."""
+    adapted = rank_of(tensors)
+    for name in [name for name in tensors if name.rpartition(".base_layer.")[0] in adapted]:
+        own, saved = name.replace(".base_layer.", "."), tensors.pop(name)
+        if values is not None and own in values and not torch.equal(values[own], saved.to(values[own])):
+            raise SurgeryError(
+                f"{folder}: {name!r} is not {own!r} of the model, so that the adapter belongs to another base: give "
+                "that one, or save it from peft with save_embedding_layers=False"
+            )
 
 
 def scales_of(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, float]:

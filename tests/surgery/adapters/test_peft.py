@@ -222,3 +222,34 @@ def test_peft_trains_the_same_modules_whole_or_none_is_written(tmp_path, modules
     theirs = peft.PeftModel.from_pretrained(surgery.copying.clone(net), tmp_path / "ours", config=config).eval()
     torch.testing.assert_close(theirs(x), ours(x))
     assert torch.equal(adapters.read_peft(net, tmp_path / "ours").eval()(x), ours(x))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("target", "tied"), [("embed_tokens", False), ("lm_head", False), ("lm_head", True)])
+def test_weights_of_the_base_that_peft_saves_are_those_of_the_model(tmp_path, target, tied, dtype):
+    peft = pytest.importorskip("peft")
+    model, x = llama(tied).to(dtype), torch.tensor([[1, 5, 2, 7]])
+    config = peft.LoraConfig(r=2, target_modules=[target, "q_proj"], init_lora_weights=False)
+    theirs = peft.get_peft_model(surgery.copying.clone(model), config).eval()
+    theirs.save_pretrained(tmp_path)
+    assert any(
+        ".base_layer.weight" in name for name in surgery.files.open_state(tmp_path / "adapter_model.safetensors")
+    )
+    ours = adapters.read_peft(model, tmp_path)
+    near = {"atol": 1e-5 if dtype == torch.float32 else 0.1, "rtol": 0}  # peft's factors are float32 in both
+    torch.testing.assert_close(logits(ours, x), logits(theirs, x), **near)
+    assert not any("base_layer" in name for name in adapters.state(ours))
+    if not tied:
+        folded = adapters.fold(surgery.state(model), tmp_path)
+        merged = surgery.state(adapters.merge(ours))
+        assert all(torch.equal(folded[name], merged[name]) for name in merged)
+        back = adapters.fold(merged, tmp_path, subtract=True)
+        for name, tensor in surgery.state(model).items():
+            torch.testing.assert_close(back[name], tensor, **near)
+    next(layer for name, layer in model.named_modules() if name.endswith(target)).weight[0] += 1
+    for read, base in ((adapters.read_peft, model), (adapters.fold, surgery.state(model)))[: 2 - tied]:
+        with pytest.raises(
+            SurgeryError, match=rf"{target}\.base_layer\.weight' is not '.*{target}\.weight' of the mod"
+        ):
+            read(base, tmp_path)
