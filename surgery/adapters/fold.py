@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from surgery.adapters.layer import changed, product
-from surgery.adapters.peft import read_files, scales_of
+from surgery.adapters.peft import read_files, scales_of, without_base
 from surgery.adapters.rank import SUFFIXES, Factors, factors
 from surgery.errors import SurgeryError
 from surgery.lazy import LazyState, Pieces, pieces_of
@@ -31,6 +31,7 @@ def fold(values: Mapping[str, Tensor], folder: str | Path, *, subtract: bool = F
         SurgeryError: for an adapter that `read_peft` refuses, that does not fit, or that cannot be taken out.
     """
     config, tensors = read_files(folder)
+    without_base(folder, tensors, None if subtract else values)
     (found, rest), scales = factors(tensors), scales_of(config, tensors)
     if subtract and (dora := [name for name, one in found.items() if one.magnitude is not None]):
         raise SurgeryError(

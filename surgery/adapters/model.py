@@ -1,6 +1,7 @@
 """Adapters put on a model, taken off, and folded into its weights."""
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from numbers import Integral
@@ -137,10 +138,12 @@ def attach(
             )
         if isinstance(scale, Mapping) and name not in scale:
             raise SurgeryError(f"scale has no number for {name!r}, which has an adapter")
-        factor = scale[name] if isinstance(scale, Mapping) else scale
+        factor = float(scale[name] if isinstance(scale, Mapping) else scale)
+        if not math.isfinite(factor):
+            raise SurgeryError(f"scale={factor} of {name!r}: give a finite number")
         if (m := one.magnitude) is not None and m.shape != (takes := initial_magnitude(name, layer).shape):
             raise SurgeryError(f"the magnitude of {name} is {list(m.shape)}, and it takes {list(takes)}")
-        made = LowRank(layer, one.a.detach(), one.b.detach(), float(factor), dropout, m).train(layer.training)
+        made = LowRank(layer, one.a.detach(), one.b.detach(), factor, dropout, m).train(layer.training)
         if not name:
             return made
         result.set_submodule(name, made)

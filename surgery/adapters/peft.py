@@ -4,18 +4,22 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from surgery.adapters.layer import LowRank
 from surgery.adapters.model import adapted_layers, attach, scales, state
 from surgery.adapters.rank import MAGNITUDE, factors, rank_of
 from surgery.errors import SurgeryError
 from surgery.files.reading import open_state
 from surgery.files.whole import check_absent, replacing
 from surgery.files.writing import write
+from surgery.names import joined
 from surgery.states import State
 from surgery.torch_private import BatchNorm
 
@@ -40,6 +44,9 @@ REFUSED = {
 CHANGED = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Initialisations that change the weights of the base, so that the adapter belongs to no base that a user has."""
 
+HEADS = {name: ["classifier", "score"] for name in ("SEQ_CLS", "TOKEN_CLS")} | {"QUESTION_ANS": ["qa_outputs"]}
+"""What peft trains whole by itself for a task_type."""
+
 
 def write_peft(model: nn.Module, folder: str | Path, **settings: Any) -> None:
     """Write the adapters of a model into a new folder, from which `PeftModel.from_pretrained(base, folder)` reads them.
@@ -50,7 +57,7 @@ def write_peft(model: nn.Module, folder: str | Path, **settings: Any) -> None:
         settings: more entries of the configuration, such as base_model_name_or_path and task_type.
 
     Raises:
-        SurgeryError: if the folder is there already.
+        SurgeryError: if the folder is there already, and for a model of which peft would compute something else.
     """
     tensors, factor = state(model), scales(model)
     found, rest = factors(tensors)
@@ -58,6 +65,8 @@ def write_peft(model: nn.Module, folder: str | Path, **settings: Any) -> None:
         raise SurgeryError("the model has no adapters")
     if "" in found:
         raise SurgeryError("the model is one layer, which peft has no name for: put it into a module")
+    _check_tied(model, rest, "leave it out of train")
+    _check_convolutions(model)
     dora = [one.magnitude is not None for one in found.values()]
     if any(dora) and not all(dora):
         raise SurgeryError("some adapters are LoRA's and some DoRA's, and peft's files have one kind")
@@ -75,7 +84,7 @@ def write_peft(model: nn.Module, folder: str | Path, **settings: Any) -> None:
         "rank_pattern": {f"^{re.escape(name)}": r for name, r in ranks.items() if r != rank},
         "alpha_pattern": {f"^{re.escape(name)}": a for name, a in alphas.items() if a != alpha},
         "target_modules": _targets(model, sorted(ranks)),
-        "modules_to_save": sorted({name.rpartition(".")[0] for name in rest}) or None,
+        "modules_to_save": _saved(model, tensors, rest, settings.get("task_type")) or None,
         "lora_dropout": max(dropout),
         "fan_in_fan_out": any(type(layer.base_layer).__name__ == "Conv1D" for _, layer in adapted_layers(model)),
         "bias": "none",
@@ -94,6 +103,50 @@ def write_peft(model: nn.Module, folder: str | Path, **settings: Any) -> None:
     with replacing(Path(folder), folder=True) as place:
         write(place / WEIGHTS, {PREFIX + name: tensor for name, tensor in tensors.items()}, metadata={"format": "pt"})
         (place / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def _check_tied(model: nn.Module, whole: Iterable[str], way: str) -> None:
+    """Raise SurgeryError for what is trained whole and has several places, of which peft replaces one."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    if tied := [both for both in names.values() if len(both) > 1 and not set(both).isdisjoint(whole)]:
+        raise SurgeryError(
+            f"{tied[0][0]!r} is trained whole, and it is {tied[0][1]!r} as well, which peft leaves as it was: {way}, "
+            "or give each a tensor of its own"
+        )
+
+
+def _check_convolutions(model: nn.Module) -> None:
+    """Raise SurgeryError for convolutions whose padding or dilation peft's A does not have."""
+    for name, layer in adapted_layers(model):
+        kind, dilation = getattr(layer, "padding_mode", "zeros"), getattr(layer, "dilation", ())
+        if kind != "zeros" or any(d != 1 for d in dilation):
+            raise SurgeryError(
+                f"{name!r} is a convolution with padding_mode={kind!r} and dilation={dilation}, which peft's adapter "
+                "does not have: merge it (surgery.adapters.merge, peft's merge_and_unload), or leave it without one"
+            )
+
+
+def _saved(model: nn.Module, tensors: State, whole: Iterable[str], task: str | None) -> list[str]:
+    """The modules that are trained whole. Raises SurgeryError where peft, which matches ends of names, takes others."""
+    owners = {name.rpartition(".")[0] for name in whole}
+    saved = sorted(name for name in owners if not any(name.startswith(f"{other}.") for other in owners))
+    asked = saved + HEADS.get(task or "", [])
+    for (name, module), one in product(model.named_modules(remove_duplicate=False), asked):
+        taken = name.endswith(one)
+        if isinstance(module, LowRank):
+            taken = taken or bool(re.match(rf"(.*\.)?{one}(\..*)?$", name))
+        elif taken:
+            keys = {joined(name, key) for key in module.state_dict()}
+            taken = bool(keys) and not (name in saved and keys <= tensors.keys())
+        if taken:
+            raise SurgeryError(
+                f"peft takes {name!r}, which is not trained whole, for {one!r}, which "
+                f"{'is' if one in saved else f'task_type={task} trains'}, as their names end alike: train both whole "
+                "and adapt neither, or rename one"
+            )
+    return saved
 
 
 def _targets(model: nn.Module, names: list[str]) -> list[str] | str:
@@ -115,8 +168,12 @@ def read_peft(model: nn.Module, folder: str | Path) -> nn.Module:
             DoRA's; the message names the setting. And for one that does not fit the model.
     """
     config, tensors = read_files(folder)
+    without_base(folder, tensors, model.state_dict())
+    _check_tied(model, factors(tensors)[1], "merge it in peft")
     dropout = config.get("lora_dropout") or 0.0
-    return attach(model, tensors, scale=scales_of(config, tensors), dropout=dropout)
+    result = attach(model, tensors, scale=scales_of(config, tensors), dropout=dropout)
+    _check_convolutions(result)
+    return result
 
 
 def read_files(folder: str | Path) -> tuple[dict[str, Any], State]:
@@ -144,6 +201,18 @@ def read_files(folder: str | Path) -> tuple[dict[str, Any], State]:
     if bool(config.get("use_dora")) != any(name.endswith(MAGNITUDE) for name in tensors):
         raise SurgeryError(f"{folder}: use_dora is {config.get('use_dora')}, and the tensors are otherwise")
     return config, tensors
+
+
+def without_base(folder: str | Path, tensors: State, values: Mapping[str, Tensor] | None) -> None:
+    """Take out the weights of the base that peft saves beside adapters of embeddings, if they are those of the base."""
+    adapted = rank_of(tensors)
+    for name in [name for name in tensors if name.rpartition(".base_layer.")[0] in adapted]:
+        own, saved = name.replace(".base_layer.", "."), tensors.pop(name)
+        if values is not None and own in values and not torch.equal(values[own], saved.to(values[own])):
+            raise SurgeryError(
+                f"{folder}: {name!r} is not {own!r} of the model, so that the adapter belongs to another base: give "
+                "that one, or save it from peft with save_embedding_layers=False"
+            )
 
 
 def scales_of(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, float]:

@@ -237,6 +237,11 @@ def test_generators_draw_the_same():
     ("call", "message"),
     [
         (lambda net: adapters.add(net, 0), "rank=0"),
+        (lambda net: adapters.add(net, 2, scale=float("nan")), "scale=nan of '0'"),
+        (
+            lambda net: adapters.attach(net, adapters.state(adapters.add(net, 1)), scale=float("inf")),
+            "scale=inf of '0'",
+        ),
         (lambda net: adapters.add(net, 2, modules="0"), "lists of names"),
         (lambda net: adapters.add(net, 2, modules=["1"]), "1 is none: a BatchNorm2d is no linear layer"),
         (lambda net: adapters.add(net, 2, modules=["head"]), "no module is called like that"),

@@ -163,3 +163,112 @@ def test_peft_computes_the_same(which, kind, tmp_path):
     surgery.load(whole, dict(adapters.fold(surgery.state(model), tmp_path / "theirs")))
     torch.testing.assert_close(logits(whole, x), logits(theirs.merge_and_unload(), x))
     assert all(torch.equal(tensor, before[name]) for name, tensor in surgery.state(model).items())
+
+
+def llama(tied):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.LlamaConfig(vocab_size=50, tie_word_embeddings=tied, **sizes)
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "settings"),
+    [("*.embed_tokens", {}), ("lm_head", {}), ("*.embed_tokens", {"ensure_weight_tying": True})],
+)
+def test_a_tied_tensor_that_is_trained_whole_is_refused(tmp_path, pattern, settings):
+    peft = pytest.importorskip("peft")
+    tied = r"'model\.embed_tokens\.weight' is trained whole, and it is 'lm_head\.weight' as well"
+    ours = adapters.add(llama(True), 2, modules=["*.q_proj"], train=[pattern])
+    with pytest.raises(SurgeryError, match=tied):
+        adapters.write_peft(ours, tmp_path / "ours")
+    config = peft.LoraConfig(target_modules=["q_proj"], modules_to_save=[pattern.removeprefix("*.")], **settings)
+    peft.get_peft_model(llama(True), config).save_pretrained(tmp_path / "theirs")
+    with pytest.raises(SurgeryError, match=tied):
+        adapters.read_peft(llama(True), tmp_path / "theirs")
+
+
+@pytest.mark.parametrize("setting", [{"padding_mode": "reflect"}, {"dilation": 2}])
+def test_a_convolution_that_peft_computes_otherwise_is_refused(tmp_path, setting):
+    peft = pytest.importorskip("peft")
+    net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, **setting))
+    with pytest.raises(SurgeryError, match=f"'0' is a convolution with .*{next(iter(setting))}"):
+        adapters.write_peft(adapters.add(net, 2), tmp_path / "ours")
+    peft.get_peft_model(surgery.copying.clone(net), peft.LoraConfig(target_modules=["0"])).save_pretrained(tmp_path)
+    with pytest.raises(SurgeryError, match=f"'0' is a convolution with .*{next(iter(setting))}"):
+        adapters.read_peft(net, tmp_path)
+
+
+class EndsAlike(nn.Module):
+    """As a DistilBERT that classifies, with a part that has weights of its own around another's."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc, self.pre_classifier, self.classifier = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.part = nn.TransformerEncoderLayer(4, 1, 4)
+        self.part.pos = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        return self.classifier(self.pre_classifier(self.part(self.fc(x) + self.part.pos)))
+
+
+@pytest.mark.parametrize(
+    ("modules", "train", "task", "taken"),
+    [
+        (["fc"], ["classifier"], None, "pre_classifier"),
+        (["pre_classifier"], ["classifier"], None, "pre_classifier"),
+        (["part.linear1"], ["linear1"], None, "part.linear1"),
+        (["fc"], [], "TOKEN_CLS", "pre_classifier"),
+        (["fc"], ["pre_classifier", "classifier"], "TOKEN_CLS", None),
+        (["fc"], ["pre_classifier", "part"], None, None),
+    ],
+)
+def test_peft_trains_the_same_modules_whole_or_none_is_written(tmp_path, modules, train, task, taken):
+    peft = pytest.importorskip("peft")
+    net, x = EndsAlike().eval(), torch.rand(2, 4)
+    net.linear1 = nn.Linear(1, 1)
+    ours = drawn(adapters.add(net, 2, modules=modules, train=train))
+    for parameter in ours.parameters():
+        parameter.data += parameter.requires_grad
+    if taken:
+        with pytest.raises(SurgeryError, match=f"peft takes '{taken}', which is not trained whole, for '"):
+            adapters.write_peft(ours, tmp_path / "ours", task_type=task)
+        return
+    adapters.write_peft(ours, tmp_path / "ours", task_type=task)
+    config = peft.LoraConfig.from_pretrained(tmp_path / "ours")
+    config.task_type = None  # the class of a task asks for a model of transformers, and trains these two by itself
+    theirs = peft.PeftModel.from_pretrained(surgery.copying.clone(net), tmp_path / "ours", config=config).eval()
+    torch.testing.assert_close(theirs(x), ours(x))
+    assert torch.equal(adapters.read_peft(net, tmp_path / "ours").eval()(x), ours(x))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("target", "tied"), [("embed_tokens", False), ("lm_head", False), ("lm_head", True)])
+def test_weights_of_the_base_that_peft_saves_are_those_of_the_model(tmp_path, target, tied, dtype):
+    peft = pytest.importorskip("peft")
+    model, x = llama(tied).to(dtype), torch.tensor([[1, 5, 2, 7]])
+    config = peft.LoraConfig(r=2, target_modules=[target, "q_proj"], init_lora_weights=False)
+    theirs = peft.get_peft_model(surgery.copying.clone(model), config).eval()
+    theirs.save_pretrained(tmp_path)
+    assert any(
+        ".base_layer.weight" in name for name in surgery.files.open_state(tmp_path / "adapter_model.safetensors")
+    )
+    ours = adapters.read_peft(model, tmp_path)
+    near = {"atol": 1e-5 if dtype == torch.float32 else 0.1, "rtol": 0}  # peft's factors are float32 in both
+    torch.testing.assert_close(logits(ours, x), logits(theirs, x), **near)
+    assert not any("base_layer" in name for name in adapters.state(ours))
+    if not tied:
+        folded = adapters.fold(surgery.state(model), tmp_path)
+        merged = surgery.state(adapters.merge(ours))
+        assert all(torch.equal(folded[name], merged[name]) for name in merged)
+        back = adapters.fold(merged, tmp_path, subtract=True)
+        for name, tensor in surgery.state(model).items():
+            torch.testing.assert_close(back[name], tensor, **near)
+    next(layer for name, layer in model.named_modules() if name.endswith(target)).weight[0] += 1
+    for read, base in ((adapters.read_peft, model), (adapters.fold, surgery.state(model)))[: 2 - tied]:
+        with pytest.raises(
+            SurgeryError, match=rf"{target}\.base_layer\.weight' is not '.*{target}\.weight' of the mod"
+        ):
+            read(base, tmp_path)
