@@ -8,6 +8,7 @@ import torch
 from ranks import NEED_ADAPTERS
 
 import surgery
+from fl.algorithms import ALGORITHMS
 from fl.data import Dataset
 from fl.engine import SGD
 from fl.federation import Federation, LocalTraining
@@ -57,7 +58,7 @@ def fleet_for(method):
     if method in NEED_ADAPTERS:
         fed = mixed("static_batch")
         options = replace(NEED_ADAPTERS[method], ranks=(3, 1, 2, 1), modules=("section2", "head"))
-        create = partial(adapted, fed.model, options)
+        create = partial(adapted, fed.model, options, base_changes=ALGORITHMS[method].base_changes)
         seed = torch.Generator().manual_seed
         model = create(seed(0))
         fleet = fleet_of_ranks(lambda rank: create(seed(0), rank), (3, 1, 2, 1), len(fed.clients), model)
