@@ -32,6 +32,7 @@ from surgery.width.constants import (
     Sizes,
     argument_sizes,
     certain_changes,
+    configuration_changes,
     layer_edits,
     new_sizes,
     possible_changes,
@@ -167,12 +168,16 @@ def splits_interleaved(step: Step[Axis]) -> bool:
 def _options(
     model: nn.Module, step: Step[Axis], running: list[str], everything: Sizes, choice: Choice, chosen: Values
 ) -> Iterator[Values]:
-    """Other values that may mend a step: attributes of its module, of those around it, of those whose code ran."""
+    """Other values that may mend a step: attributes of its module, of those around it, of those whose code ran.
+
+    Last those of configurations, which code reads while it runs as an exception, and which say more than that.
+    """
     sizes = argument_sizes(step, choice), step_sizes(step, choice)
-    for name, known in [
+    places = [
         *((name, seen) for seen in sizes for name in outwards(step.module)),
         *((name, everything) for name in running),
-    ]:
+    ]
+    for name, known in places:
         found = possible_changes(model.get_submodule(name), known)
         new = {(name, attribute): value for attribute, value in found.items() if chosen.get((name, attribute)) != value}
         mine = [key for key in chosen if key[0] == name]
@@ -184,6 +189,9 @@ def _options(
             yield {key: value for key, value in chosen.items() if key != dropped}
         if len(mine) > 1:
             yield {key: value for key, value in chosen.items() if key not in mine}
+    for name, known in places:
+        if found := configuration_changes(model.get_submodule(name), known):
+            yield chosen | {(name, attribute): value for attribute, value in found.items()}
 
 
 @contextmanager

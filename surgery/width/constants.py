@@ -189,8 +189,13 @@ def certain_changes(module: nn.Module, sizes: NewSizes) -> dict[str, Any]:
 
 
 def possible_changes(module: nn.Module, sizes: Sizes) -> dict[str, Any]:
-    """New values of all attributes whose numbers are sizes that change, and of those of a configuration in it."""
-    found = _changes(module, lambda name, value: renewed(value, sizes) if name != "training" else None)
+    """New values of all attributes whose numbers are sizes that change."""
+    return _changes(module, lambda name, value: renewed(value, sizes) if name != "training" else None)
+
+
+def configuration_changes(module: nn.Module, sizes: Sizes) -> dict[str, Any]:
+    """The same for the configurations that a module holds."""
+    found = {}
     for holder, config in vars(module).items():
         for name, value in vars(config).items() if is_settings(config) else ():
             if (new := renewed(value, sizes)) is not None and new != value:
