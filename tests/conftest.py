@@ -125,7 +125,13 @@ def make_federation():
     """
 
     def make(
-        model="cnn", sizes=(3, 7, 12, 5), participants=3, dtype=torch.float32, adapters=None, **settings
+        model="cnn",
+        sizes=(3, 7, 12, 5),
+        participants=3,
+        dtype=torch.float32,
+        adapters=None,
+        base_changes=False,
+        **settings,
     ) -> Federation:
         generator = torch.Generator().manual_seed(0)
         every = sum(sizes) + 3 * len(sizes)
@@ -141,7 +147,7 @@ def make_federation():
             model = create(generator).to(dtype)
             settings = {"create": lambda generator: create(generator).to(dtype), **settings}
         if adapters:
-            model = adapted(model, adapters, generator)
+            model = adapted(model, adapters, generator, base_changes=base_changes)
         training = torch.arange(sum(sizes)).split(list(sizes))
         others = torch.arange(sum(sizes), every).split(3)
         clients = [Split(part, other[:2], other[2:]) for part, other in zip(training, others, strict=True)]

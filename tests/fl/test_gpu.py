@@ -69,7 +69,7 @@ def test_rounds_on_the_gpu_are_rounds_on_the_cpu(cuda, make_federation, name, mo
         pytest.skip("for a real GPU: the small network shows as much")
     # A rate that float32 holds exactly: of CUDA's fused optimizers it is the only form that a graph can read.
     given = {"dtype": torch.float64, "norm": "batch", "optimizer": SGD(2**-6, 0.9)}
-    given["adapters"] = NEED_ADAPTERS.get(name)
+    given |= {"adapters": NEED_ADAPTERS.get(name), "base_changes": ALGORITHMS[name].base_changes}
     exits = name in NEED_EXITS
     fed, config = make_federation("resnet20" if exits else model, exits=exits or None, **given), SMALL
     algorithm, there = made(name, fed, config), made(name, on_gpu(fed, backend=backend), config)

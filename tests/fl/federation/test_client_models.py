@@ -81,7 +81,7 @@ def test_launches_of_an_evaluation_do_not_grow_with_the_clients(pretended, make_
 
     def launches(clients):
         kind = {"model": "resnet20", "exits": True} if name in NEED_EXITS else {"model": "cnn"}
-        kind["adapters"] = NEED_ADAPTERS.get(name)
+        kind |= {"adapters": NEED_ADAPTERS.get(name), "base_changes": ALGORITHMS[name].base_changes}
         fed = moved(make_federation(**kind, sizes=[4 + k % 3 for k in range(clients)], norm="batch"))
         algorithm = made(name, fed)
         server, _ = algorithm.round(algorithm.init(), [2, 0, 3], Rng(0, 1))
