@@ -119,8 +119,8 @@ def _run(cell: Cell, arm: Arm, config: Config, file: Path, part: Part, end: floa
     finally:
         stored = _stored(cell, arm, config, folder, failed, part)
         if stored.done == config.rounds and not stored.failed:
-            for name in {one.measure for one in cell.comparisons} & PROBES.keys():
-                stored.rows[-1][name] = PROBES[name](folder, dataset)
+            for probe in {PROBES[one.measure] for one in cell.comparisons if one.measure in PROBES}:
+                stored.rows[-1].update(probe(folder, dataset))
         if stored.rows and not (file.exists() and read(file).done > stored.done):  # whose run folder is gone
             write(file, stored)
     return stored
@@ -154,18 +154,21 @@ def condensed(config: Config, rows: Sequence[metrics.Row]) -> list[metrics.Row]:
     return [{name: row[name] for name in COLUMNS if name in row} for row in every if "accuracy" in row]
 
 
-def _rise(folder: Path, dataset: Dataset) -> float:
-    """The mean rise of the loss around the trained model, as `python -m fl.landscape FOLDER` prints it."""
+def _around(folder: Path, dataset: Dataset) -> metrics.Row:
+    """How the loss rises around the trained model, as `python -m fl.landscape FOLDER` prints it."""
     (run,), asked = find_runs([folder]), Arguments((folder,))
     how = asked.part, asked.samples, asked.seed, asked.together, asked.device
-    return landscape(run, folder.name, dataset, grid(asked.points, asked.radius), *how).rise()[0]
+    found = landscape(run, folder.name, dataset, grid(asked.points, asked.radius), *how)
+    return {"rise": found.rise()[0], "trace": found.trace}
 
 
-PROBES: dict[str, Callable[[Path, Dataset], float]] = {
-    "rise": _rise,
-    "rand": lambda folder, _: found_clusters(Structure.read(folder)),
-}
-"""Columns of the last row alone, measured of the folder of a run that is over where its cell compares them."""
+def _found(folder: Path, _: Dataset) -> metrics.Row:
+    return {"rand": found_clusters(Structure.read(folder))}
+
+
+PROBES: dict[str, Callable[[Path, Dataset], metrics.Row]] = {"rise": _around, "trace": _around, "rand": _found}
+"""From a comparison's measure to what measures it: columns of the last row alone, of the folder of a run that is over
+where its cell compares them."""
 
 
 def attackers(config: Config, number: int) -> int:

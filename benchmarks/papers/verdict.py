@@ -253,6 +253,7 @@ MEASURES: dict[str, Callable[[Sequence[Row]], float]] = {
     "cosine_rise": _cosine_rise,
     "roughness": _roughness,
     "rise": _tail("rise", factor=1),
+    "trace": _tail("trace", factor=1),
     "rand": _tail("rand", factor=1),
     "perplexity": lambda rows: math.exp(rows[-1]["loss"]),
     "last_loss": _tail("loss", factor=1),

@@ -1,14 +1,16 @@
 """The loss around trained models, along two random directions."""
 
+import logging
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from tqdm import tqdm
 
 from fl.analysis.groups import Run, group
@@ -25,7 +27,9 @@ from fl.runs.folder import load_initial_weights, load_model
 from surgery import State, state
 from surgery.transfer import double, upload, widest
 
+_log = logging.getLogger("fl")
 _CHUNK = 500  # samples of one forward pass, as in evaluation
+_TWICE = 100  # samples whose loss is differentiated twice at a time
 _LOGITS = 2**24  # in memory at a time
 _ON_CUDA = 16  # models side by side; on the CPU one is faster, since vmap turns convolutions into grouped ones
 
@@ -39,6 +43,7 @@ class Landscape:
     axis: Tensor  # float64 [P]
     values: Tensor  # float64 [P, P], see `surface`
     samples: int
+    trace: float = math.nan  # of the Hessian, see `hessian_trace`
 
     @property
     def centre(self) -> float:
@@ -63,9 +68,11 @@ class Landscape:
 
 def table(found: Sequence[Landscape]) -> str:
     """Make a table of the loss of each model and how it rises around it."""
-    lines = [["model", "loss", "mean rise", "largest"]]
-    lines += [[one.title, *(f"{number:.4f}" for number in (one.centre, *one.rise()))] for one in found]
-    return aligned(lines, [max(len(line[0]) for line in lines), 11, 12, 10])
+    lines = [["model", "loss", "mean rise", "largest", "trace of H"]]
+    lines += [
+        [one.title, *(f"{number:.4f}" for number in (one.centre, *one.rise())), f"{one.trace:.4g}"] for one in found
+    ]
+    return aligned(lines, [max(len(line[0]) for line in lines), 11, 12, 10, 13])
 
 
 def write_grid(found: Sequence[Landscape], path: Path) -> None:
@@ -102,7 +109,24 @@ def landscape(
     with arithmetic(fed.local.precision, where):
         loss = mean_loss(model, fed.data, x, y, together, fed.local.loss)
         values = surface(loss, state(model), directions, axis, together, title)
-    return Landscape(title, run.folder, axis, values, len(y))
+        try:
+            trace = _trace(model, fed, x, y, rng)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # an operation without a second derivative
+            _log.warning("%s: the trace of the Hessian cannot be estimated: %s", title, error)
+            trace = math.nan
+    return Landscape(title, run.folder, axis, values, len(y), trace)
+
+
+def _trace(model: nn.Module, fed: Federation, x: Tensor, y: Tensor, rng: Rng) -> float:
+    """Of the mean loss, some samples at a time: the graph of a derivative is kept."""
+    trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    total = 0.0
+    for some, labels in zip(x.split(_TWICE), y.split(_TWICE)):
+        loss = mean_loss(model, fed.data, some, labels, 1, fed.local.loss)
+        total += len(labels) / len(y) * hessian_trace(loss, trained, rng.torch("signs"))
+    return total
 
 
 def samples(fed: Federation, part: str, number: int, rng: Rng) -> tuple[Tensor, Tensor]:
@@ -130,7 +154,7 @@ def mean_loss(
     """
     model.eval()
     dtype = next(model.parameters()).dtype
-    size = min(_CHUNK, max(1, _LOGITS // (prod(data.outputs) * together)))
+    size = min(_CHUNK, max(1, _LOGITS // (math.prod(data.outputs) * together)))
     number = y.numel() if data.text else len(y)
 
     def loss(values: State) -> Tensor:
@@ -140,6 +164,37 @@ def mean_loss(
         return total / number
 
     return loss
+
+
+def hessian_trace(
+    loss: Callable[[State], Tensor], at: State, generator: torch.Generator, probes: int = 16
+) -> float:
+    """Estimate the trace of the Hessian of a loss, without the Hessian.
+
+    It is the mean of v·Hv over vectors v of random signs (Hutchinson, "A stochastic estimator of the trace of the
+    influence matrix", 1989). Unlike `Landscape.rise`, it changes where weights are scaled and a norm layer undoes it.
+
+    Args:
+        loss: from a state to a scalar that can be differentiated twice.
+        at: the tensors that it is differentiated by.
+        generator: on the CPU; draws the signs.
+        probes: how many vectors.
+
+    >>> at, signs = {"w": torch.tensor([1.0, 2.0])}, torch.Generator().manual_seed(0)
+    >>> hessian_trace(lambda state: (state["w"] ** 2 * torch.tensor([3.0, 5.0])).sum(), at, signs)
+    16.0
+    """
+    leaves = {name: tensor.detach().requires_grad_() for name, tensor in at.items()}
+    tensors, total = list(leaves.values()), 0.0
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
+        first = torch.autograd.grad(loss(leaves), tensors, create_graph=True, materialize_grads=True)
+        for _ in range(probes):
+            signs = [torch.randint(2, t.shape, generator=generator).mul(2).sub(1).to(t) for t in tensors]
+            slope = sum((g * v).sum() for g, v in zip(first, signs))
+            if slope.requires_grad:  # else the loss is linear
+                second = torch.autograd.grad(slope, tensors, retain_graph=True, materialize_grads=True)
+                total += sum((h * v).sum().item() for h, v in zip(second, signs))
+    return total / probes
 
 
 def titles(runs: Sequence[Run]) -> list[str]:

@@ -6,12 +6,14 @@ import torch
 from fl_flags import TINY
 from selection import some
 from torch import nn
+from torch.func import jacrev
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fl
 import zoo
 from fl import landscape
 from fl import run as cli
-from fl.analysis.landscape import Landscape, grid, mean_loss, random_direction, samples, surface
+from fl.analysis.landscape import Landscape, grid, hessian_trace, mean_loss, random_direction, samples, surface
 from fl.runs import checkpoint
 from fl.runs.metrics import read
 from fl.settings import Config
@@ -135,17 +137,60 @@ def test_several_runs_stand_side_by_side(tmp_path, capsys):
     assert {row["a"] for row in rows} == {-0.5, 0.0, 0.5}
     printed = capsys.readouterr().out
     assert "50 train samples" in printed
-    table = printed.partition("mean rise")[2].partition("\n\n")[0].splitlines()
+    table = printed.partition("trace of H")[2].partition("\n\n")[0].splitlines()
     for k, name in enumerate(("fedavg", "fedmr")):
         values = torch.tensor([row["loss"] for row in rows[9 * k : 9 * k + 9]]).double().view(3, 3)
         (line,) = [line.split() for line in table if line.startswith(name)]
         expected = [values[1, 1].item(), *Landscape(name, folder, grid(3, 0.5), values, 50).rise()]
-        assert [float(cell) for cell in line[1:]] == pytest.approx(expected, abs=1e-4)
+        assert [float(cell) for cell in line[1:4]] == pytest.approx(expected, abs=1e-4)
         fed, _ = fl.build(Config.read(folder / f"{name}-seed0"))
         x, y = samples(fed, "train", 50, fl.Rng(0))
         with torch.no_grad():
             logits = fl.load_model(folder / f"{name}-seed0")(fed.data.normalise(x))
         assert values[1, 1].item() == pytest.approx(nn.functional.cross_entropy(logits, y).item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["cnn", "resnet20", "transformer"])
+def test_the_trace_is_that_of_the_whole_hessian(name):
+    """Each term v·Hv is that of the Hessian written out, and the trace their mean."""
+    if name == "transformer":  # fused attention has no second derivative
+        net = zoo.create(name, generator(0), num_classes=5, tokens=4, width=0.03125, depth=1)
+        x, y = torch.randint(5, (3, 4), generator=generator(1)), torch.randint(5, (3, 4), generator=generator(2))
+    else:
+        net = zoo.create(name, generator(0), num_classes=3, in_channels=1, image_size=8, width=0.125)
+        x, y = torch.randn(6, 1, 8, 8, generator=generator(1)), torch.arange(6) % 3
+    net = net.double().eval()
+    x = x.double() if x.is_floating_point() else x
+    named = [name for name, weight in net.named_parameters() if weight.ndim == 1][:3] + ["head.weight"]
+    at = {name: weight.detach() for name, weight in net.named_parameters() if name in named}
+
+    def loss(values):
+        logits = torch.func.functional_call(net, values, (x,))
+        return nn.functional.cross_entropy(logits.flatten(0, -2), y.flatten())
+
+    with sdpa_kernel(SDPBackend.MATH):
+        blocks = jacrev(jacrev(loss))(at)
+    sizes = [tensor.numel() for tensor in at.values()]
+    rows = [torch.cat([blocks[a][b].reshape(m, n) for b, n in zip(at, sizes)], 1) for a, m in zip(at, sizes)]
+    whole, drawn = torch.cat(rows), generator(7)
+    terms = []
+    for _ in range(5):
+        v = torch.cat([torch.randint(2, t.shape, generator=drawn).mul(2).sub(1).flatten() for t in at.values()])
+        terms.append(v.double() @ whole @ v.double())
+    assert hessian_trace(loss, at, generator(7), 5) == pytest.approx(sum(terms).item() / 5, rel=1e-8)
+    many = hessian_trace(loss, at, generator(8), 400)
+    spread = (2 * (whole.square().sum() - whole.diagonal().square().sum()) / 400).sqrt()  # Hutchinson's variance
+    assert abs(many - whole.trace()) < 4 * spread
+
+
+def test_a_loss_without_a_second_derivative_has_no_trace(tmp_path, caplog, monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("derivative for aten::thing is not implemented")
+
+    folder = train(tmp_path, "a")
+    monkeypatch.setattr("fl.analysis.landscape.hessian_trace", refuse)
+    look(tmp_path, folder, "--points", 3)
+    assert "the trace of the Hessian cannot be estimated: derivative for aten::thing" in caplog.text
 
 
 def test_what_cannot_be_looked_at_is_refused(tmp_path, capsys):
