@@ -57,10 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(given: argparse.Namespace) -> None:
     """Run parts of cells, or list the cells."""
-    names = [one for one in cells() if one.startswith(given.ids[0] if given.ids else "")]
+    names = [one for one in cells() if one.startswith(tuple(given.ids) or "")]
     if given.page:
         page.write_page()
-    elif not given.ids or (given.ids[0] not in names and names):
+    elif names and not any(one in names for one in given.ids):
         width = max(map(len, names))
         for name in names:
             print(f"{name:{width}}  {page.said(result(cells()[name], given.store))}")

@@ -27,6 +27,7 @@ def cells() -> Iterator[Cell]:
         yield from _compared(data, network, spread, mode)
     yield from _smaller()
     yield from _smaller_attacked()
+    yield from _long()
     for mode in RIVALS:
         yield _text(mode)
     yield from _ablation()
@@ -126,20 +127,43 @@ def _differing(config: Config, mode: str, depths: tuple[str, ...]) -> Config:
     return replace(config, architectures=replace(choice, widths=(1.0,)) if mode == "depth" else choice)
 
 
+_DIGITS = replace(
+    SMALL["digits"], depth=(3,), rounds=15, local_epochs=2, batch_size=20, eval_every=3, eval_client_models_every=15,
+    seeds=(0, 1, 2),
+)  # fmt: skip
+_NARROW = "digits, narrow Pre-ResNet-20"
+
+
+def _long() -> Iterator[Cell]:
+    """Digits with as many rounds as Table 1's reconstruction, without and with the attack."""
+    for spread, mode in product(("iid", "noniid"), RIVALS):
+        rounds = row("cifar10", "preresnet", mode, spread).rounds
+        config = replace(_DIGITS, rounds=rounds, eval_every=rounds // 20, eval_client_models_every=rounds, seeds=(0,))
+        config = _differing(replace(config, **_IID) if spread == "iid" else config, mode, ("2", "3"))
+        title, *ratios = RIVALS[mode]
+        place, pair, said = f"digits-long.{spread}.{mode}", ("fedfa", title.lower()), f"{_NARROW}, {rounds} rounds"
+        clean = arms(f"fedfa.smaller.{place}", config, pair)
+        yield Cell(
+            f"fedfa.smaller.{place}", SMALLER, f"FedFA's accuracy by {title}'s", clean,
+            (*_ratios("ratio", f"{{}}, FedFA by {title}", pair, ratios[:3], spread),),
+            pattern=f"fedfa.smaller.{_PLACE}", settings=said,
+        )  # fmt: skip
+        yield _drops(
+            f"fedfa.smaller-attacked.lambda20.{place}", SMALLER, clean, replace(config, attack=_ATTACK), mode, spread,
+            "fedfa.smaller-attacked.LAMBDA.DATA.SPREAD.MODE", said,
+        )  # fmt: skip
+
+
 def _smaller_attacked() -> Iterator[Cell]:
     """Digits with the paper's attack, and with a weaker one, which leaves more than chance."""
-    base = replace(
-        SMALL["digits"], depth=(3,), rounds=15, local_epochs=2, batch_size=20, eval_every=3,
-        eval_client_models_every=15, seeds=(0, 1, 2),
-    )  # fmt: skip
     for amplify, spread, mode in product((20, 5), ("iid", "noniid"), RIVALS):
-        config = _differing(replace(base, **_IID) if spread == "iid" else base, mode, ("2", "3"))
+        config = _differing(replace(_DIGITS, **_IID) if spread == "iid" else _DIGITS, mode, ("2", "3"))
         place = f"digits.{spread}.{mode}"
         yield _drops(
             f"fedfa.smaller-attacked.lambda{amplify}.{place}", SMALLER,
             arms(f"fedfa.smaller-attacked.clean.{place}", config, ("fedfa", RIVALS[mode][0].lower())),
             replace(config, attack=replace(_ATTACK, amplify=float(amplify))), mode, spread,
-            "fedfa.smaller-attacked.LAMBDA.DATA.SPREAD.MODE", "digits, narrow Pre-ResNet-20, 15 rounds",
+            "fedfa.smaller-attacked.LAMBDA.DATA.SPREAD.MODE", f"{_NARROW}, 15 rounds",
         )  # fmt: skip
 
 

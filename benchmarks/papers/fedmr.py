@@ -12,6 +12,9 @@ _LATE = "test accuracy in %, mean of the last ten evaluations"
 _RISE = Comparison(
     "rise of the cosine from its lowest tenth to the last", "cosine_rise", "above", ("fedmr",), band=(0.01, 2.0)
 )
+_LOSS = Comparison(
+    "test loss, mean of the last ten evaluations", "late_loss", "first", ("fedmr", "fedavg"), larger=False
+)
 _CURVES = {"resnet20": "ResNet-20", "vgg16": "VGG-16"}
 _SPREADS = ("dir0.1", "dir0.5", "dir1.0", "iid")
 _ORDER = ("fedmr", *(name for name in METHODS if name != "fedmr"))
@@ -30,7 +33,7 @@ def _row(data: str, model: str, spread: str, numbers: dict[str, str]) -> Iterato
     text, code = row(data, model, spread), released(data, model, spread)
     base, end = f"fedmr.table1.{data}", "" if data == "femnist" else f".{spread}"
     lenet = code.model == "lenet"
-    short, network = replace(text, momentum=0.5, model=code.model), "LeNet, " if lenet else ""
+    short, network = _short(spread, data, model), "LeNet, " if lenet else ""
     settings = {
         "": (text, ""),
         "-momentum0.5": (short, f"{network}momentum 0.5"),
@@ -47,6 +50,11 @@ def _row(data: str, model: str, spread: str, numbers: dict[str, str]) -> Iterato
             pattern=f"fedmr.table1.DATA.MODEL{kind}.SPREAD" + " (CNN: lenet)" * (kind == "-momentum0.5"),
             settings=said, row=f"{base}.{model}{end}",
         )  # fmt: skip
+
+
+def _short(spread: str, data: str = "cifar10", model: str = "cnn") -> Config:
+    """A row of Table 1 with momentum 0.5 and the released code's model, LeNet for the CNN."""
+    return replace(row(data, model, spread), momentum=0.5, model=released(data, model, spread).model)
 
 
 def _figures() -> Iterator[Cell]:
@@ -66,7 +74,7 @@ def _figures() -> Iterator[Cell]:
         )  # fmt: skip
         yield Cell(
             f"fedmr.figure8.{spread}", "Fig. 8", "FedMR's test loss is lower than FedAvg's", plain,
-            (Comparison("test loss, mean of the last ten evaluations", "late_loss", "first", both, larger=False),),
+            (_LOSS,),
             pattern="fedmr.figure8.SPREAD",
         )  # fmt: skip
         folder = f"fedmr.table1.cifar100.resnet20.{spread}"
@@ -116,7 +124,7 @@ def _plain(model: str, spread: str) -> Config:
 
 
 def _smaller() -> Iterator[Cell]:
-    """Fashion-MNIST, LeNet, 100 rounds, as docs/results/fedmr.md shows them."""
+    """Fashion-MNIST, LeNet, 100 rounds, as docs/results/fedmr.md shows them; and figures of LeNet's runs of Table 1."""
     base, order = fashion_mnist_rivals(), (*_ORDER, "indep")
     kinds = {
         "dir0.5": (base, "dirichlet0.5"),
@@ -134,9 +142,21 @@ def _smaller() -> Iterator[Cell]:
             lines[:1], (_RISE,), "fedmr.smaller.cosine.SETTING", "LeNet, 100 rounds",
         )  # fmt: skip
     both = ("fedmr", "fedavg")
+    for spread in ("dir0.1", "dir0.5"):
+        said = f"{spread.replace('dir', 'Dirichlet ')}, LeNet, momentum 0.5, first stage of 100 rounds, 500 rounds"
+        lines = arms(f"fedmr.table1.cifar10.lenet.{spread}", _short(spread), both)
+        yield Cell(
+            f"fedmr.smaller.cosine.cifar10-{spread}", SMALLER, "the models' cosine falls first and rises later on "
+            "CIFAR-10 (the runs of Table 1)", lines[:1], (_RISE,), "fedmr.smaller.cosine.SETTING", said,
+        )  # fmt: skip
+        yield Cell(
+            f"fedmr.smaller.loss.cifar10-{spread}", SMALLER, "FedMR's test loss is lower than FedAvg's on CIFAR-10 "
+            "(the runs of Table 1)", lines, (_LOSS,), "fedmr.smaller.loss.SETTING", said,
+        )  # fmt: skip
     small = {
         "digits": (replace(Config(), seeds=(0, 1, 2)), "Dirichlet 0.5, 40 rounds"),
         "fashion-mnist": (replace(base, rounds=20, seeds=(0,)), "Dirichlet 0.5, LeNet, 20 rounds"),
+        "cifar10": (replace(_short("dir0.1"), seeds=(0,)), "Dirichlet 0.1, LeNet, momentum 0.5, 500 rounds"),
     }
     for name, (config, said) in small.items():
         yield Cell(
@@ -144,6 +164,7 @@ def _smaller() -> Iterator[Cell]:
             arms(f"fedmr.smaller.flat.{name}", config, both),
             (Comparison("mean rise of the test loss within one filter norm, in a random plane through the model "
                         "(`python -m fl.landscape`)", "rise", "first", both, larger=False),
+             Comparison("trace of the test loss's Hessian", "trace", "first", both, larger=False),
              Comparison("test loss in its middle", "last_loss", "first", both, larger=False)),
             "fedmr.smaller.flat.DATA", said,
         )  # fmt: skip

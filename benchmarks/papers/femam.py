@@ -106,8 +106,36 @@ def _smaller() -> Iterator[Cell]:
         if config.partition == "clusters":
             tables = f"femam/{name}/{{}}-seed*.csv"
             yield _planted(f"fashion-mnist-{name}", config, "half a LeNet, 100 rounds", tables)
+    for name, (config, order, said) in _long().items():
+        yield Cell(
+            f"femam.smaller.{name}", SMALLER, f"FeMAM has the highest accuracy ({said})",
+            arms(f"femam.smaller.{name}", config, order),
+            (Comparison(_OWN, "own", "first", order), Comparison(_F1, "own_f1", "first", order)),
+            "femam.smaller.SETTING",
+        )  # fmt: skip
     few = replace(digits(), seeds=(0, 1, 2))
     yield _planted("digits-clusters", few, "20 clients in 4 clusters of 3 classes, 80 rounds")
+
+
+def _long() -> dict[str, tuple[Config, tuple[str, ...], str]]:
+    """The paper's rounds and levels on little data, and a twentieth of them on the paper's data with a narrow model:
+    the settings, the methods, and what there is to say.
+    """
+    paper = row("cifar100", "levels3-6-11")
+    few = replace(digits(), rounds=paper.rounds, eval_every=10, seeds=(0, 1), femam=paper.femam)
+    few = replace(few, femam=replace(few.femam, levels=("global", "4", "4", "4", "personal")))
+    part = replace(
+        paper, width=(0.125,), rounds=paper.rounds // 20, eval_every=5, seeds=(0,),
+        femam=replace(paper.femam, level_rounds=(20, 3)),
+    )  # fmt: skip
+    return {
+        "digits": (few, _ORDER, "digits, 20 clients in 4 clusters of 3 classes, the paper's 700 rounds and 5 levels"),
+        "cifar100": (
+            part, ("femam", "fedavg", "ditto", "fesem", "fedavg_plus"),
+            "CIFAR-100, levels of 3, 6 and 11 clusters, ResNet-9 of an eighth of its width, 35 of the paper's 700 "
+            "rounds, levels shorter in proportion",
+        ),
+    }  # fmt: skip
 
 
 def _planted(name: str, config: Config, said: str, tables: str = "") -> Cell:
