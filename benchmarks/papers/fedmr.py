@@ -54,7 +54,8 @@ def _row(data: str, model: str, spread: str, numbers: dict[str, str]) -> Iterato
 
 def _short(spread: str, data: str = "cifar10", model: str = "cnn") -> Config:
     """A row of Table 1 with momentum 0.5 and the released code's model, LeNet for the CNN."""
-    return replace(row(data, model, spread), momentum=0.5, model=released(data, model, spread).model)
+    settings = row(data, model, spread)
+    return replace(settings, momentum=0.5, model=released(data, model, spread).model, eval_every=10)
 
 
 def _figures() -> Iterator[Cell]:
