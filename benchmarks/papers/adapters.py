@@ -21,6 +21,7 @@ from torch import nn
 import zoo
 from benchmarks.papers.cell import OWN, Arm, Cell, Comparison
 from fl import AdapterOptions, Config, FLError
+from fl.algorithms.femam import FeMAMOptions
 from fl.algorithms.heterofl import HeteroFLOptions
 from fl.data import Dataset, TextOptions, default_root, load
 
@@ -38,7 +39,8 @@ SPREADS = {
 }
 RANKS = {
     "equal": ("rank 4", {"rank": 4},
-              ("fedit", "ffa_lora", "flexlora", "hetlora", "flora", "flora_na", "fedsa_lora", "fedmr", "local")),
+              ("fedit", "ffa_lora", "flexlora", "hetlora", "flora", "flora_na", "fedsa_lora", "fedmr", "femam",
+               "local")),
     "mixed": ("ranks 2, 4 and 8", {"ranks": (2, 4, 8)},
               ("flexlora", "hetlora", "flora", "heterofl", "heterofl_weighted", "fedfa")),
 }  # fmt: skip
@@ -69,6 +71,9 @@ def cells() -> Iterator[Cell]:
             config = replace(CONFIG, algorithm=(_ALGORITHMS.get(name, name),), adapters=options, **split)
             if name == "heterofl_weighted":
                 config = replace(config, heterofl=HeteroFLOptions(own_rows=False, weighted=True))
+            if name == "femam":  # as the others with all rounds: six on the first level, two on each of the next
+                levels = FeMAMOptions(levels=("global", "2", "personal"), level_rounds=(6, 2))
+                config = replace(config, femam=levels)
             lines.append(Arm(f"{folder}/{name}", config))
         yield Cell(
             folder, OWN, f"adapters of {said} on a small Vision Transformer that was trained on CIFAR-100, tuned on "
