@@ -746,6 +746,7 @@ ADVERSARIAL = {
     ),
     "slice_last": case(lambda s, y: y * y[:, -1:], elements=178),
     "slice_first_off": case(lambda s, y: y[:, 1:] + y[:, :-1], elements=268, out=7),
+    "slice_beyond_the_end": case(lambda s, y: torch.cat([y, y[:, 12:]], 1), elements=147),
     "slice_every_second": case(lambda s, y: torch.cat([y[:, ::2] * 2, y[:, 1::2]], 1), elements=147),
     "slice_every_second_const": case(lambda s, y: torch.cat([y[:, 0:8:2] * 2, y[:, 1:8:2]], 1), elements=147),
     "slice_every_third": case(lambda s, y: y[:, ::3], elements=256, out=3),
