@@ -135,9 +135,17 @@ def _saved(model: nn.Module, tensors: State, whole: Iterable[str], task: str | N
     owners = {name.rpartition(".")[0] for name in whole}
     saved = sorted(name for name in owners if not any(name.startswith(f"{other}.") for other in owners))
     asked = saved + HEADS.get(task or "", [])
+    for one in saved:
+        try:
+            re.compile(one)
+        except re.error as error:
+            raise SurgeryError(
+                f"peft reads {one!r} as a regular expression, and it is none ({error}): rename it"
+            ) from None
     for (name, module), one in product(model.named_modules(remove_duplicate=False), asked):
         taken = name.endswith(one)
         if isinstance(module, LowRank):
+            # As in peft, which does not escape the name: a.b is axb as well.
             taken = taken or bool(re.match(rf"(.*\.)?{one}(\..*)?$", name))
         elif taken:
             keys = {joined(name, key) for key in module.state_dict()}
