@@ -1,5 +1,7 @@
 """Dotted names of modules and tensors."""
 
+from collections.abc import Sequence
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 
@@ -39,3 +41,14 @@ def matches(module: str, pattern: str) -> bool:
     """
     parts = module.split(".")
     return any(fnmatchcase(".".join(parts[:n]), pattern) for n in range(1, len(parts) + 1))
+
+
+def hint(pattern: str, names: Sequence[str]) -> str:
+    """What to give in place of a pattern that matches none of some modules.
+
+    >>> hint("head", ["lm", "lm.head", "lm.body"]), hint("lm.boby", ["lm", "lm.body"]), hint("x", ["lm"])
+    ("did you mean 'lm.head'?", "did you mean 'lm.body'?", 'see model.named_modules()')
+    """
+    ends = [name for name in names if name.endswith(f".{pattern}")]
+    near = ends[:3] or get_close_matches(pattern, names, n=3)
+    return f"did you mean {' or '.join(map(repr, near))}?" if near else "see model.named_modules()"

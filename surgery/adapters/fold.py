@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from surgery.adapters.layer import changed, product
-from surgery.adapters.peft import read_files, scales_of, without_base
+from surgery.adapters.peft import check_tied, read_files, scales_of, without_base
 from surgery.adapters.rank import SUFFIXES, Factors, factors
 from surgery.errors import SurgeryError
 from surgery.lazy import LazyState, Pieces, pieces_of
@@ -20,7 +20,8 @@ def fold(values: Mapping[str, Tensor], folder: str | Path, *, subtract: bool = F
     """A state with the adapter of a folder of peft's in its weights (W + scale B A, or DoRA's), computed when read.
 
     Sums are computed in float32 at least, and have the state's dtypes. In float32 it is what `merge` makes of the
-    model, bit for bit. A state does not say which modules share a weight; `merge` refuses these.
+    model, bit for bit. Two names of one tensor are refused. A state with one of them, or one that is read from a file,
+    does not say that modules share it; `read_peft` refuses these.
 
     Args:
         values: of the base, by the names that the adapter's model has.
@@ -39,6 +40,9 @@ def fold(values: Mapping[str, Tensor], folder: str | Path, *, subtract: bool = F
         )
     if subtract and rest:
         raise SurgeryError(f"{folder}: {next(iter(rest))!r} was trained whole: what it was before is not known")
+    if not isinstance(values, LazyState):
+        check_tied(values.items(), rest, "merge it in peft")
+        check_tied(values.items(), {joined(name, "weight") for name in found}, "merge it in peft", "has an adapter")
     result = {name: pieces_of(values, name) for name in values}
     for name, tensor in rest.items():
         if _of(folder, name, name, result).shape != tuple(tensor.shape):

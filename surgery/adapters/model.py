@@ -25,7 +25,7 @@ from surgery.adapters.layer import (
 from surgery.adapters.rank import factors, named
 from surgery.copying import copy_sharing, replace_tensors
 from surgery.errors import SurgeryError
-from surgery.names import joined, matches
+from surgery.names import hint, joined, matches
 from surgery.states import State, names_by_id, owners
 
 _log = logging.getLogger(__name__)
@@ -262,7 +262,7 @@ def _chosen(model: nn.Module, patterns: Sequence[str] | None, train: Sequence[st
         for pattern in patterns:
             if not any(matches(name, pattern) for name in able):
                 hit = [name for name in every if name and matches(name, pattern)]
-                why = f"{hit[0]} is none: {why_not(every[hit[0]])}" if hit else "no module is called like that"
+                why = f"{hit[0]} is none: {why_not(every[hit[0]])}" if hit else _unknown(pattern, model)
                 raise SurgeryError(f"modules={pattern!r}: there is no layer that can have an adapter; {why}")
         chosen = {n: m for n, m in able.items() if any(matches(n, pattern) for pattern in patterns)}
     chosen = {n: m for n, m in chosen.items() if not any(matches(n, pattern) for pattern in train)}
@@ -294,6 +294,10 @@ def _chosen(model: nn.Module, patterns: Sequence[str] | None, train: Sequence[st
     return chosen
 
 
+def _unknown(pattern: str, model: nn.Module) -> str:
+    return f"no module is called like that: {hint(pattern, [name for name, _ in model.named_modules()])}"
+
+
 def _several_owners(model: nn.Module) -> set[int]:
     """The ids of tensors that more than one module has."""
     held: dict[int, set[int]] = {}
@@ -312,7 +316,7 @@ def _trained(model: nn.Module, train: Sequence[str]) -> set[str]:
     """The names of the parameters in modules that are trained whole."""
     for pattern in train:
         if not any(matches(name, pattern) for name, _ in model.named_modules()):
-            raise SurgeryError(f"train={pattern!r}: no module is called like that")
+            raise SurgeryError(f"train={pattern!r}: {_unknown(pattern, model)}")
     chosen = {  # a tied one under any of its names
         id(parameter)
         for name, parameter in model.named_parameters(remove_duplicate=False)

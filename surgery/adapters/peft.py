@@ -65,7 +65,7 @@ def write_peft(model: nn.Module, folder: str | Path, **settings: Any) -> None:
         raise SurgeryError("the model has no adapters")
     if "" in found:
         raise SurgeryError("the model is one layer, which peft has no name for: put it into a module")
-    _check_tied(model, rest, "leave it out of train")
+    check_tied(model.named_parameters(remove_duplicate=False), rest, "leave it out of train")
     _check_convolutions(model)
     dora = [one.magnitude is not None for one in found.values()]
     if any(dora) and not all(dora):
@@ -105,14 +105,16 @@ def write_peft(model: nn.Module, folder: str | Path, **settings: Any) -> None:
         (place / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
-def _check_tied(model: nn.Module, whole: Iterable[str], way: str) -> None:
-    """Raise SurgeryError for what is trained whole and has several places, of which peft replaces one."""
+def check_tied(
+    named: Iterable[tuple[str, Tensor]], changed: Iterable[str], way: str, what: str = "is trained whole"
+) -> None:
+    """Raise SurgeryError for what changes and has several names, of which peft changes one."""
     names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    if tied := [both for both in names.values() if len(both) > 1 and not set(both).isdisjoint(whole)]:
+    for name, tensor in named:
+        names.setdefault(tensor.data_ptr() or id(tensor), []).append(name)
+    if tied := [both for both in names.values() if len(both) > 1 and not set(both).isdisjoint(changed)]:
         raise SurgeryError(
-            f"{tied[0][0]!r} is trained whole, and it is {tied[0][1]!r} as well, which peft leaves as it was: {way}, "
+            f"{tied[0][0]!r} {what}, and it is {tied[0][1]!r} as well, which peft leaves as it was: {way}, "
             "or give each a tensor of its own"
         )
 
@@ -133,9 +135,17 @@ def _saved(model: nn.Module, tensors: State, whole: Iterable[str], task: str | N
     owners = {name.rpartition(".")[0] for name in whole}
     saved = sorted(name for name in owners if not any(name.startswith(f"{other}.") for other in owners))
     asked = saved + HEADS.get(task or "", [])
+    for one in saved:
+        try:
+            re.compile(one)
+        except re.error as error:
+            raise SurgeryError(
+                f"peft reads {one!r} as a regular expression, and it is none ({error}): rename it"
+            ) from None
     for (name, module), one in product(model.named_modules(remove_duplicate=False), asked):
         taken = name.endswith(one)
         if isinstance(module, LowRank):
+            # As in peft, which does not escape the name: a.b is axb as well.
             taken = taken or bool(re.match(rf"(.*\.)?{one}(\..*)?$", name))
         elif taken:
             keys = {joined(name, key) for key in module.state_dict()}
@@ -169,7 +179,7 @@ def read_peft(model: nn.Module, folder: str | Path) -> nn.Module:
     """
     config, tensors = read_files(folder)
     without_base(folder, tensors, model.state_dict())
-    _check_tied(model, factors(tensors)[1], "merge it in peft")
+    check_tied(model.named_parameters(remove_duplicate=False), factors(tensors)[1], "merge it in peft")
     dropout = config.get("lora_dropout") or 0.0
     result = attach(model, tensors, scale=scales_of(config, tensors), dropout=dropout)
     _check_convolutions(result)

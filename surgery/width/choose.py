@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from surgery.errors import SurgeryError, first_line
-from surgery.names import matches
+from surgery.names import hint, matches
 from surgery.width import axes
 from surgery.width.axes import Kind, Why, lost, role
 from surgery.width.plan import positions
@@ -120,9 +120,7 @@ def checked(model: nn.Module, demand: Demand) -> Demand:
     names = [name for name, _ in model.named_modules(remove_duplicate=False)]
     for pattern in (*demand.keep, *demand.rates):
         if not any(matches(name, pattern) for name in names):
-            near = difflib.get_close_matches(pattern, names, n=3)
-            hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "see model.named_modules()"
-            raise SurgeryError(f"no module of {type(model).__name__} matches {pattern!r}: {hint}")
+            raise SurgeryError(f"no module of {type(model).__name__} matches {pattern!r}: {hint(pattern, names)}")
     return demand
 
 

@@ -94,6 +94,7 @@ class Trace:
         constants: what is made of neither parameters nor the input, where an operation took it with some of these: a
             copy, its axes, and those of the results.
         written: axes whose sizes a reshape says where it leaves another one open.
+        filled, empty: the modules that made numbers of the example, and by module the axes of results without any.
     """
 
     untrained = ""
@@ -116,6 +117,8 @@ class Trace:
         self._made = WeakIdKeyDictionary()  # what is made of neither parameters nor the input
         self._foreign = WeakIdKeyDictionary()  # constants of the code, and what was computed from them alone
         self.written: list[Axis] = []
+        self.filled: set[str] = set()
+        self.empty: dict[str, list[Axis]] = {}
         self._fixed_if_used = WeakIdKeyDictionary()  # by tensor the axes that stay whole if it is used, and why
         self.modes = modes
         self.forms: dict[Any, Any] = {}
@@ -212,6 +215,14 @@ class Trace:
         else:
             self._foreign.update(dict.fromkeys(outputs, True) if foreign else {})
             self._made.update(dict.fromkeys(outputs, True))
+
+    def count(self, module: str, outputs: Iterable[Tensor]) -> None:
+        """Note whether what a module made of the example has elements."""
+        for tensor in outputs:
+            if tensor in self._data and tensor.numel():
+                self.filled.add(module)
+            elif tensor in self._data:
+                self.empty.setdefault(module, []).extend(self.axes_of(tensor))
 
     def _fill(self, outputs: Iterable[Tensor], inputs: Sequence[Tensor]) -> None:
         """Note that what shares memory with tensors changed in place is no constant any more."""
@@ -327,6 +338,7 @@ class _Follow(Operations):
             trace.learn(outputs)
         else:
             trace.derive(outputs, given)
+        trace.count(self.where[-1], outputs)
         summed = [trace.summed[tensor] for tensor in given if tensor in trace.summed]
         if learnt.summed:
             trace.summed.update(dict.fromkeys(outputs, learnt.summed))
@@ -415,6 +427,7 @@ def traced(model: nn.Module, example: Any, output: Callable[[Any], Any] | None =
             name = type(model).__name__
             _log.info("%s does not run on the example in training mode: %s", name, seen.found.untrained)
     _follow_copies(model, seen.found)
+    _fix_without_rows(seen.found)
     return seen
 
 
@@ -442,6 +455,29 @@ def _follow_copies(model: nn.Module, trace: Trace) -> None:
                     axes.unify(a, b)
                 trace.unused.remove(key)
                 break
+
+
+def _fix_without_rows(trace: Trace) -> None:
+    """Axes of a module that got no rows stay whole where a tensor of it is as long, but along none of them.
+
+    On an empty batch code may leave steps out: torch's batch norms read no statistics, and one weight.
+    """
+    for module, found in trace.empty.items():
+        if module in trace.filled:
+            continue
+        known = {atom for axis in found for atom in axes.atoms(axis)}
+        for key, its_axes in trace.tensors.items():
+            if key[0] != module or not known.isdisjoint(atom for axis in its_axes for atom in axes.atoms(axis)):
+                continue
+            why = lost(
+                f"{module or 'the model'} gets no rows of the example, so what its {key[1]} does with it is not known: "
+                "give an example on which it gets some (boxes are found, say), or lower the thresholds that drop them"
+            )
+            if alike := [axis for axis in found if axis.size > 1 and axis.size in {one.size for one in its_axes}]:
+                for axis in (*alike, *its_axes):
+                    axes.fix(axis, why)
+                if key in trace.unused:
+                    trace.unused.remove(key)
 
 
 def _trains_otherwise(model: nn.Module, example: Any, trace: Trace) -> bool:

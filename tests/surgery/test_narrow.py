@@ -746,6 +746,7 @@ ADVERSARIAL = {
     ),
     "slice_last": case(lambda s, y: y * y[:, -1:], elements=178),
     "slice_first_off": case(lambda s, y: y[:, 1:] + y[:, :-1], elements=268, out=7),
+    "slice_beyond_the_end": case(lambda s, y: torch.cat([y, y[:, 12:]], 1), elements=147),
     "slice_every_second": case(lambda s, y: torch.cat([y[:, ::2] * 2, y[:, 1::2]], 1), elements=147),
     "slice_every_second_const": case(lambda s, y: torch.cat([y[:, 0:8:2] * 2, y[:, 1:8:2]], 1), elements=147),
     "slice_every_third": case(lambda s, y: y[:, ::3], elements=256, out=3),
@@ -1033,6 +1034,31 @@ def test_a_size_that_numbers_decide_is_no_constant():
     model = randomized(Made(pasted, body=nn.Conv2d(3, 8, 1), head=nn.Linear(8, 3)))
     with pytest.raises(SurgeryError, match="its size follows from numbers that the code computes"):
         narrow(model, rate=0.5, example=images(4))
+
+
+@pytest.mark.parametrize("settings", [{}, {"affine": False}, {"track_running_stats": False}], ids=str)
+def test_widths_of_norms_without_rows_stay_whole(settings, caplog):
+    class Detector(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.head = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 1)
+            self.norm, self.boxes = nn.BatchNorm2d(8, **settings), nn.Linear(8, 4)
+
+        def forward(self, x):
+            found = self.head(x := self.body(x)[x.mean((1, 2, 3)) > 0.5])
+            return self.boxes(self.norm(found).relu().amax((2, 3)))
+
+    model, images = randomized(Detector()).eval(), torch.stack([torch.zeros(3, 6, 6), torch.ones(3, 6, 6)])
+    small, plan = narrow(model, rate=0.5, example=images[:1])
+    assert [tuple(layer.weight.shape[:2]) for layer in (small.body, small.head)] == [(4, 3), (8, 4)]
+    assert "head.weight (8, 8, 1, 1) stays whole: norm gets no rows of the example" in caplog.text
+    assert "may not run" not in caplog.text
+    zeroed = load(model, plan.embed(state(small))[0])
+    torch.testing.assert_close(small(images[1:]), zeroed(images[1:]))
+    small, _ = narrow(model, rate=0.5, example=images[1:], strict=True)
+    assert small.head.out_channels == 4
+    with pytest.raises(SurgeryError, match=r"norm gets no rows .* lower the thresholds"):
+        narrow(model, rate=0.5, example=images[:1], strict=True)
 
 
 def test_an_operation_without_a_rule_is_named_with_the_tensor(monkeypatch, caplog):

@@ -87,7 +87,8 @@ def _slice(view, args, out):
         if inside and stop > start and whole.size % (stop - start):  # equal parts are those of a channel shuffle
             fix(leading, role("a slice counts its positions, so that it is divided inside of one of its parts"))
         found[dim] = segment(whole, start, stop) if stop > start else Axis(0)
-        return Learnt(found, {"start": segment(whole, 0, start)} if start else {})
+        counts = start and args["start"] <= whole.size  # one beyond the end is no size
+        return Learnt(found, {"start": segment(whole, 0, start)} if counts else {})
     if whole.size % step == 0 and start < step and stop > whole.size - step:
         # every step-th position from `start`: one position of a last digit
         found[dim], last = regroup([whole], [whole.size // step, step])

@@ -106,6 +106,19 @@ def test_what_does_not_fit_is_named(tmp_path):
         adapters.fold(base, folder, subtract=True)
 
 
+@pytest.mark.parametrize(("settings", "what"), [({"train": ["0"]}, "is trained whole"), ({}, "has an adapter")])
+def test_two_names_of_a_tensor_that_changes_are_refused(tmp_path, settings, what):
+    untied, tied = (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(2))
+    tied[1].weight = tied[0].weight
+    written(untied, tmp_path, modules=["2" if settings else "0"], **settings)
+    with pytest.raises(SurgeryError, match=rf"'0\.weight' {what}, and it is '1\.weight' as well, .*: merge it in peft"):
+        adapters.fold(tied.state_dict(), tmp_path / "adapter")
+    own = {name: tensor.clone() for name, tensor in tied.state_dict().items()}
+    found = adapters.fold(own, tmp_path / "adapter")
+    assert torch.equal(found["1.weight"], own["1.weight"])
+    assert not torch.equal(found["0.weight"], own["0.weight"])
+
+
 def test_square_weights_among_both_kinds_are_refused(tmp_path):
     written(tables(), tmp_path, modules=["1", "2"])
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())

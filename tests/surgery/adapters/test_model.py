@@ -244,8 +244,12 @@ def test_generators_draw_the_same():
         ),
         (lambda net: adapters.add(net, 2, modules="0"), "lists of names"),
         (lambda net: adapters.add(net, 2, modules=["1"]), "1 is none: a BatchNorm2d is no linear layer"),
-        (lambda net: adapters.add(net, 2, modules=["head"]), "no module is called like that"),
+        (lambda net: adapters.add(net, 2, modules=["head"]), "no module is called like that: see model.named_modules"),
         (lambda net: adapters.add(net, 2, train=["head"]), "train='head'"),
+        (
+            lambda net: adapters.add(nn.Sequential(net), 2, train=["4"]),
+            "train='4': no module is called like that: did you mean '0.4'",
+        ),
         (lambda net: adapters.add(nn.ReLU(), 2), "has no layer that can have an adapter"),
         (lambda net: adapters.add(nn.Sequential(nn.Conv2d(4, 4, 1, groups=2)), 2, modules=["0"]), "in 2 groups"),
         (lambda net: adapters.add(adapters.add(net, 2), 2), "0 has an adapter already"),

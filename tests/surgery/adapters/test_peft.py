@@ -272,3 +272,15 @@ def test_weights_of_the_base_that_peft_saves_are_those_of_the_model(tmp_path, ta
             SurgeryError, match=rf"{target}\.base_layer\.weight' is not '.*{target}\.weight' of the mod"
         ):
             read(base, tmp_path)
+
+
+def test_names_are_regular_expressions_for_peft(tmp_path):
+    peft = pytest.importorskip("peft")
+    net = nn.ModuleDict({name: nn.Linear(2, 2) for name in ("fc", "part_fc", "head(")})
+    net["part"] = nn.ModuleDict({"fc": nn.Linear(2, 2)})
+    with pytest.raises(ValueError, match="No modules were targeted"):  # the dot of part.fc is any character
+        peft.get_peft_model(net, peft.LoraConfig(target_modules=["part_fc"], modules_to_save=["part.fc"]))
+    with pytest.raises(SurgeryError, match=r"peft takes 'part_fc', which is not trained whole, for 'part\.fc'"):
+        adapters.write_peft(adapters.add(net, 1, modules=["part_fc"], train=["part.fc"]), tmp_path / "adapter")
+    with pytest.raises(SurgeryError, match=r"peft reads 'head\(' as a regular expression, .*: rename it"):
+        adapters.write_peft(adapters.add(net, 1, modules=["fc"], train=["head("]), tmp_path / "adapter")
