@@ -27,7 +27,7 @@ class Operations(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
-        if _has_kernel(func.name(), "CompositeImplicitAutograd"):
+        if _is_composite(func):
             with self:
                 return func._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
         return self.run(func, args, kwargs)
@@ -40,21 +40,41 @@ class Operations(TorchDispatchMode):
         """What an operation returns.
 
         On the meta device a tensor is no more than its form, which torch works out in Python (a batch norm's in twenty
-        operations). What was worked out once is not worked out again for the next block of the same sizes.
+        operations). What was worked out once is not worked out again for the next block of the same sizes. An operation
+        in place, which keeps the form, has nothing left to do then.
         """
-        key = _asked(func, args, kwargs) if _makes_anew(func) else None
+        anew, in_place = _makes_anew(func), _is_in_place(func)
+        key = _asked(func, args, kwargs) if anew or in_place else None
         if key in self.forms:
+            if in_place:
+                return args[0]
             forms, several = self.forms[key]
             made = [torch.empty_strided(size, step, dtype=dtype, device="meta") for size, step, dtype in forms]
             return tuple(made) if several else made[0]
         result = func(*args, **kwargs)
+        if in_place and key and result is args[0] and _asked(func, args, kwargs) == key:
+            self.forms[key] = None
         parts = result if isinstance(result, tuple) else (result,)
-        if key is not None and all(type(p) is Tensor and p.is_meta and p.layout is torch.strided for p in parts):
+        if anew and key and all(type(p) is Tensor and p.is_meta and p.layout is torch.strided for p in parts):
             given = {_memory(part) for part in tree_leaves((args, kwargs)) if isinstance(part, Tensor)}
             if given.isdisjoint(map(_memory, parts)):  # no view, whatever its schema says
                 forms = [(part.shape, part.stride(), part.dtype) for part in parts]
                 self.forms[key] = forms, isinstance(result, tuple)
         return result
+
+
+@cache
+def _is_composite(func: Any) -> bool:
+    return _has_kernel(func.name(), "CompositeImplicitAutograd")
+
+
+@cache
+def _is_in_place(func: Any) -> bool:
+    """Whether an operation writes into its first argument, whose memory and sizes stay, and returns no more than it."""
+    if func.namespace != "aten" or torch.Tag.inplace_view in func.tags:
+        return False
+    aliases = [value.alias_info for value in (*func._schema.arguments[:1], *func._schema.returns)]
+    return len(aliases) == 2 and all(alias is not None and alias.is_write for alias in aliases)
 
 
 @cache
