@@ -3,6 +3,7 @@
 import copy
 from collections import OrderedDict
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -26,9 +27,12 @@ def copy_sharing(model: nn.Module, shared: Mapping[int, Any] | None = None) -> t
     return _copied(model, {**(shared or {}), **tensors}), tensors
 
 
-def clone(model: nn.Module) -> nn.Module:
-    """A deep copy of the module that shares nothing with it. SurgeryError if it cannot be copied."""
-    return _copied(model, {})
+def clone(model: nn.Module, instead: Mapping[int, Any] = MappingProxyType({})) -> nn.Module:
+    """A deep copy of the module that shares nothing with it. SurgeryError if it cannot be copied.
+
+    What is given by id of an object takes its place in the copy.
+    """
+    return _copied(model, instead)
 
 
 def refuse_scripted(model: nn.Module) -> None:
@@ -88,10 +92,20 @@ _PLAIN = {  # by name of what a class may say about copies of its instances, wha
 }
 
 
+def like(value: Tensor, tensor: Tensor) -> Tensor:
+    """The value without its history, as a parameter like the tensor if that is one."""
+    value = value.detach()
+    if isinstance(tensor, nn.Parameter):
+        value = nn.Parameter(value, requires_grad=tensor.requires_grad)
+        value.__dict__.update(tensor.__dict__)
+    return value
+
+
 def replace_tensors(model: nn.Module, values: Mapping[int, Tensor], originals: Mapping[int, Tensor]) -> None:
     """Replace the original tensors (by id) by new ones wherever they are registered."""
     made: dict[int, Tensor] = {}
-    for module in model.modules():
+    modules = list(model.modules())
+    for module in modules:
         registries: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
         for registry in registries:
             for name, tensor in registry.items():
@@ -99,13 +113,9 @@ def replace_tensors(model: nn.Module, values: Mapping[int, Tensor], originals: M
                 if tensor is None or key not in originals or key not in values:
                     continue
                 if key not in made:
-                    value = values[key].detach()
-                    if isinstance(tensor, nn.Parameter):
-                        value = nn.Parameter(value, requires_grad=tensor.requires_grad)
-                        value.__dict__.update(tensor.__dict__)
-                    made[key] = value
+                    made[key] = like(values[key], tensor)
                 registry[name] = made[key]
-    for module in model.modules():
+    for module in modules:
         for attribute, held in vars(module).items():  # recurrent modules also keep them in a list
             if isinstance(held, list) and any(id(item) in made for item in held):
                 vars(module)[attribute] = [made.get(id(item), item) for item in held]
