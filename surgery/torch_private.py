@@ -43,19 +43,22 @@ class Operations(TorchDispatchMode):
         operations). What was worked out once is not worked out again for the next block of the same sizes. An operation
         in place, which keeps the form, has nothing left to do then.
         """
-        anew, in_place = _makes_anew(func), _is_in_place(func)
-        key = _asked(func, args, kwargs) if anew or in_place else None
+        makes = _makes(func)
+        key = _asked(func, args, kwargs) if makes else None
         if key in self.forms:
-            if in_place:
+            if makes == "the first argument":
                 return args[0]
             forms, several = self.forms[key]
             made = [torch.empty_strided(size, step, dtype=dtype, device="meta") for size, step, dtype in forms]
             return tuple(made) if several else made[0]
         result = func(*args, **kwargs)
-        if in_place and key and result is args[0] and _asked(func, args, kwargs) == key:
-            self.forms[key] = None
         parts = result if isinstance(result, tuple) else (result,)
-        if anew and key and all(type(p) is Tensor and p.is_meta and p.layout is torch.strided for p in parts):
+        if not key:
+            return result
+        if makes == "the first argument":
+            if result is args[0] and _asked(func, args, kwargs) == key:
+                self.forms[key] = None
+        elif all(type(p) is Tensor and p.is_meta and p.layout is torch.strided for p in parts):
             given = {_memory(part) for part in tree_leaves((args, kwargs)) if isinstance(part, Tensor)}
             if given.isdisjoint(map(_memory, parts)):  # no view, whatever its schema says
                 forms = [(part.shape, part.stride(), part.dtype) for part in parts]
@@ -69,20 +72,17 @@ def _is_composite(func: Any) -> bool:
 
 
 @cache
-def _is_in_place(func: Any) -> bool:
-    """Whether an operation writes into its first argument, whose memory and sizes stay, and returns no more than it."""
-    if func.namespace != "aten" or torch.Tag.inplace_view in func.tags:
-        return False
-    aliases = [value.alias_info for value in (*func._schema.arguments[:1], *func._schema.returns)]
-    return len(aliases) == 2 and all(alias is not None and alias.is_write for alias in aliases)
-
-
-@cache
-def _makes_anew(func: Any) -> bool:
-    """Whether an operation returns new tensors, and changes none."""
-    schema = func._schema
-    aliases = any(value.alias_info is not None for value in (*schema.arguments, *schema.returns))
-    return func.namespace == "aten" and not aliases
+def _makes(func: Any) -> str:
+    """Whether an operation returns new tensors and changes none, or writes into its first argument and returns that."""
+    arguments, returns = (
+        [value.alias_info for value in some] for some in (func._schema.arguments, func._schema.returns)
+    )
+    if func.namespace != "aten" or torch.Tag.inplace_view in func.tags:  # of the latter memory or sizes change
+        return ""
+    if not any((*arguments, *returns)):
+        return "new tensors"
+    in_place = len(returns) == 1 and all(alias is not None and alias.is_write for alias in (*arguments[:1], *returns))
+    return "the first argument" if in_place else ""
 
 
 def _memory(tensor: Tensor) -> int:
