@@ -17,13 +17,12 @@ def copy_sharing(model: nn.Module, shared: Mapping[int, Any] | None = None) -> t
 
     Other objects that the copy is to share are given by id.
     """
-    persistent = [
-        buffer
+    tensors = {
+        id(tensor): tensor
         for module in model.modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None and name not in module._non_persistent_buffers_set
-    ]
-    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *persistent)}
+        for name, tensor in (*module._parameters.items(), *module._buffers.items())
+        if tensor is not None and name not in module._non_persistent_buffers_set
+    }
     return _copied(model, {**(shared or {}), **tensors}), tensors
 
 
