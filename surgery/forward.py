@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from surgery.copying import clone, like
+from surgery.copying import clone, like, plain_tensors
 from surgery.errors import InternalError, SurgeryError, first_line
 from surgery.torch_private import BatchNorm, Dropout, tree_leaves, tree_map
 
@@ -23,8 +23,11 @@ _log = logging.getLogger(__name__)
 def named_tensors(model: nn.Module) -> Iterator[tuple[tuple[str, str], Tensor]]:
     """((module name, attribute name), tensor) for every tensor that a module holds; tied ones under each name."""
     for name, module in model.named_modules(remove_duplicate=False):
-        plain = {key: value for key, value in vars(module).items() if isinstance(value, Tensor)}
-        for attribute, tensor in (*module._parameters.items(), *module._buffers.items(), *plain.items()):
+        for attribute, tensor in (
+            *module._parameters.items(),
+            *module._buffers.items(),
+            *plain_tensors(module).items(),
+        ):
             if tensor is not None:
                 yield (name, attribute), tensor
 
