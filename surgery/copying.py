@@ -3,6 +3,8 @@
 import copy
 from collections import OrderedDict
 from collections.abc import Mapping
+from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,19 +18,29 @@ def copy_sharing(model: nn.Module, shared: Mapping[int, Any] | None = None) -> t
 
     Other objects that the copy is to share are given by id.
     """
-    persistent = [
-        buffer
+    tensors = {
+        id(tensor): tensor
         for module in model.modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None and name not in module._non_persistent_buffers_set
-    ]
-    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *persistent)}
+        for name, tensor in (*module._parameters.items(), *module._buffers.items())
+        if tensor is not None and name not in module._non_persistent_buffers_set
+    }
     return _copied(model, {**(shared or {}), **tensors}), tensors
 
 
-def clone(model: nn.Module) -> nn.Module:
-    """A deep copy of the module that shares nothing with it. SurgeryError if it cannot be copied."""
-    return _copied(model, {})
+def plain_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """The tensors among a module's attributes that are neither parameters nor buffers."""
+    held = vars(module)
+    if _SIMPLE.issuperset(map(type, held.values())):
+        return {}
+    return {name: value for name, value in held.items() if isinstance(value, Tensor)}
+
+
+def clone(model: nn.Module, instead: Mapping[int, Any] = MappingProxyType({})) -> nn.Module:
+    """A deep copy of the module that shares nothing with it. SurgeryError if it cannot be copied.
+
+    What is given by id of an object takes its place in the copy.
+    """
+    return _copied(model, instead)
 
 
 def refuse_scripted(model: nn.Module) -> None:
@@ -45,8 +57,8 @@ def _copied(model: nn.Module, memo: Mapping[int, Any]) -> nn.Module:
     computed = {
         id(value): value.detach().clone()
         for module in model.modules()
-        for value in vars(module).values()
-        if isinstance(value, Tensor) and value.grad_fn is not None
+        for value in plain_tensors(module).values()
+        if value.grad_fn is not None
     }
     try:
         return _deepcopy(model, {**computed, **memo})
@@ -58,21 +70,21 @@ def _copied(model: nn.Module, memo: Mapping[int, Any]) -> nn.Module:
 
 def _deepcopy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
     """`copy.deepcopy`, which would spend nearly all of its time on the plain and the empty attributes of modules."""
-    kind = type(module)
-    if id(module) in memo or any(getattr(kind, n, None) is not plain for n, plain in _PLAIN.items()):
+    kind: Any = type(module)
+    if id(module) in memo or not _is_copied_plainly(kind):
         return copy.deepcopy(module, memo)
     twin = memo[id(module)] = kind.__new__(kind)
     state: dict[str, Any] = {}
     for name, value in vars(module).items():
-        if type(value) in _ATOMS or (type(value) is tuple and all(type(item) in _ATOMS for item in value)):
+        if type(value) in _ATOMS or (type(value) is tuple and _ATOMS.issuperset(map(type, value))):
             new = value
         elif id(value) in memo:
             new = memo[id(value)]
-        elif type(value) in _EMPTY and not value and not getattr(value, "__dict__", None):
+        elif type(value) in _EMPTY and not value and (name in _OWN or not getattr(value, "__dict__", None)):
             new = memo[id(value)] = type(value)()
-        elif name == "_modules":
-            new = memo[id(value)] = {}
-            new.update((key, None if part is None else _deepcopy(part, memo)) for key, part in value.items())
+        elif name in _HELD and type(value) is dict:
+            new, copied = memo.setdefault(id(value), {}), _deepcopy if name == "_modules" else copy.deepcopy
+            new.update((key, None if part is None else copied(part, memo)) for key, part in value.items())
         else:
             new = copy.deepcopy(value, memo)
         state[name] = new
@@ -80,18 +92,36 @@ def _deepcopy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
     return twin
 
 
+@cache
+def _is_copied_plainly(kind: type) -> bool:
+    return all(getattr(kind, name, None) is plain for name, plain in _PLAIN.items())
+
+
 _ATOMS = {type(None), bool, int, float, str}
 _EMPTY = {dict, OrderedDict, list, set}
+_SIMPLE = _ATOMS | _EMPTY | {tuple}  # types of nearly all attributes of a module
+_HELD = {"_modules", "_parameters", "_buffers"}
+_OWN = vars(nn.Module()).keys()  # whose empty dictionaries have no attributes
 _PLAIN = {  # by name of what a class may say about copies of its instances, what it has if it says nothing
     f"__{name}__": getattr(nn.Module, f"__{name}__", None)
     for name in ("deepcopy", "reduce", "reduce_ex", "getstate", "getnewargs", "getnewargs_ex", "new", "slots")
 }
 
 
+def like(value: Tensor, tensor: Tensor) -> Tensor:
+    """The value without its history, as a parameter like the tensor if that is one."""
+    value = value.detach()
+    if isinstance(tensor, nn.Parameter):
+        value = nn.Parameter(value, requires_grad=tensor.requires_grad)
+        value.__dict__.update(tensor.__dict__)
+    return value
+
+
 def replace_tensors(model: nn.Module, values: Mapping[int, Tensor], originals: Mapping[int, Tensor]) -> None:
     """Replace the original tensors (by id) by new ones wherever they are registered."""
     made: dict[int, Tensor] = {}
-    for module in model.modules():
+    modules = list(model.modules())
+    for module in modules:
         registries: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
         for registry in registries:
             for name, tensor in registry.items():
@@ -99,13 +129,9 @@ def replace_tensors(model: nn.Module, values: Mapping[int, Tensor], originals: M
                 if tensor is None or key not in originals or key not in values:
                     continue
                 if key not in made:
-                    value = values[key].detach()
-                    if isinstance(tensor, nn.Parameter):
-                        value = nn.Parameter(value, requires_grad=tensor.requires_grad)
-                        value.__dict__.update(tensor.__dict__)
-                    made[key] = value
+                    made[key] = like(values[key], tensor)
                 registry[name] = made[key]
-    for module in model.modules():
+    for module in modules:
         for attribute, held in vars(module).items():  # recurrent modules also keep them in a list
             if isinstance(held, list) and any(id(item) in made for item in held):
                 vars(module)[attribute] = [made.get(id(item), item) for item in held]

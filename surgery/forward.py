@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from surgery.copying import clone, copy_sharing, replace_tensors
+from surgery.copying import clone, like, plain_tensors
 from surgery.errors import InternalError, SurgeryError, first_line
 from surgery.torch_private import BatchNorm, Dropout, tree_leaves, tree_map
 
@@ -23,8 +23,11 @@ _log = logging.getLogger(__name__)
 def named_tensors(model: nn.Module) -> Iterator[tuple[tuple[str, str], Tensor]]:
     """((module name, attribute name), tensor) for every tensor that a module holds; tied ones under each name."""
     for name, module in model.named_modules(remove_duplicate=False):
-        plain = {key: value for key, value in vars(module).items() if isinstance(value, Tensor)}
-        for attribute, tensor in (*module._parameters.items(), *module._buffers.items(), *plain.items()):
+        for attribute, tensor in (
+            *module._parameters.items(),
+            *module._buffers.items(),
+            *plain_tensors(module).items(),
+        ):
             if tensor is not None:
                 yield (name, attribute), tensor
 
@@ -35,6 +38,11 @@ def tensors_in(tree: Any) -> list[Tensor]:
     >>> [tensor.item() for tensor in tensors_in({"a": [torch.tensor(1)], "b": (torch.tensor(2), None)})]
     [1, 2]
     """
+    kind = type(tree)
+    if kind is Tensor or kind is nn.Parameter:
+        return [tree]
+    if kind is tuple or kind is list:
+        return [tensor for part in tree for tensor in tensors_in(part)]
     found = []
     for leaf in tree_leaves(tree):
         if isinstance(leaf, Tensor):
@@ -49,24 +57,26 @@ def tensors_in(tree: Any) -> list[Tensor]:
 @contextmanager
 def watching(model: nn.Module) -> Iterator[list[str]]:
     """A stack of the names of this model's modules whose forward is running; the outermost is ""."""
-    stack = [""]
-    hooks = []
+    stack, key = [""], object()  # without torch's handles, of which each is several objects
+    hooks: list[dict[Any, Any]] = []
+
+    def leave(module, args, output):
+        stack.pop()
+
     for name, module in model.named_modules():
 
         def enter(module, args, name=name):
             stack.append(name)
 
-        def leave(module, args, output):
-            stack.pop()
-
         # Outside of the module's own hooks, so that what these compute counts as the module's.
-        hooks.append(module.register_forward_pre_hook(enter, prepend=True))
-        hooks.append(module.register_forward_hook(leave))
+        module._forward_pre_hooks[key], module._forward_hooks[key] = enter, leave
+        module._forward_pre_hooks.move_to_end(key, last=False)
+        hooks += module._forward_pre_hooks, module._forward_hooks
     try:
         yield stack
     finally:
-        for hook in hooks:
-            hook.remove()
+        for held in hooks:
+            held.pop(key, None)
 
 
 class _Unfused:
@@ -103,14 +113,15 @@ def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
     flags = {module: module.training for module in model.modules()}
     model.train(training)
     for module in flags:
-        if isinstance(module, BatchNorm | Dropout):
+        if module.training and isinstance(module, BatchNorm | Dropout):
             module.training = False
     try:
         with torch.no_grad(), _UNFUSED, _own_draws() if training else nullcontext():
             yield
     finally:
         for module, flag in flags.items():
-            module.training = flag
+            if module.training is not flag:
+                module.training = flag
 
 
 @contextmanager
@@ -204,10 +215,5 @@ def observed(model: nn.Module, example: Any, watch: Callable[[nn.Module, Any], T
 
 def ghost_of(model: nn.Module) -> nn.Module:
     """A copy on the meta device."""
-    ghost, _ = copy_sharing(model)
-    empty = {id(tensor): torch.empty_like(tensor, device="meta") for _, tensor in named_tensors(ghost)}
-    for module in ghost.modules():
-        plain = {key: value for key, value in vars(module).items() if isinstance(value, Tensor)}
-        vars(module).update({key: empty[id(tensor)] for key, tensor in plain.items()})
-    replace_tensors(ghost, empty, empty)
-    return ghost
+    held = {id(tensor): tensor for _, tensor in named_tensors(model)}
+    return clone(model, {key: like(torch.empty_like(t, device="meta"), t) for key, t in held.items()})

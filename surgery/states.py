@@ -27,9 +27,10 @@ def owners(model: nn.Module) -> Iterator[tuple[str, nn.Module, dict[str, Tensor]
     Each tensor appears once: with the first module that has it as a parameter, or if none has, as a buffer.
     Non-persistent buffers are left out, as in state dicts.
     """
-    parameters = {id(p) for p in model.parameters()}
+    modules = dict(model.named_modules())
+    parameters = {id(p) for module in modules.values() for p in module._parameters.values()}
     seen: set[int] = set()
-    for module_name, module in model.named_modules():
+    for module_name, module in modules.items():
         buffers = {n: b for n, b in module._buffers.items() if n not in module._non_persistent_buffers_set}
         own = {}
         for name, tensor in (*module._parameters.items(), *buffers.items()):

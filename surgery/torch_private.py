@@ -27,7 +27,7 @@ class Operations(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
-        if _has_kernel(func.name(), "CompositeImplicitAutograd"):
+        if _is_composite(func):
             with self:
                 return func._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
         return self.run(func, args, kwargs)
@@ -40,16 +40,25 @@ class Operations(TorchDispatchMode):
         """What an operation returns.
 
         On the meta device a tensor is no more than its form, which torch works out in Python (a batch norm's in twenty
-        operations). What was worked out once is not worked out again for the next block of the same sizes.
+        operations). What was worked out once is not worked out again for the next block of the same sizes. An operation
+        in place, which keeps the form, has nothing left to do then.
         """
-        key = _asked(func, args, kwargs) if _makes_anew(func) else None
+        makes = _makes(func)
+        key = _asked(func, args, kwargs) if makes else None
         if key in self.forms:
+            if makes == "the first argument":
+                return args[0]
             forms, several = self.forms[key]
             made = [torch.empty_strided(size, step, dtype=dtype, device="meta") for size, step, dtype in forms]
             return tuple(made) if several else made[0]
         result = func(*args, **kwargs)
         parts = result if isinstance(result, tuple) else (result,)
-        if key is not None and all(type(p) is Tensor and p.is_meta and p.layout is torch.strided for p in parts):
+        if not key:
+            return result
+        if makes == "the first argument":
+            if result is args[0] and _asked(func, args, kwargs) == key:
+                self.forms[key] = None
+        elif all(type(p) is Tensor and p.is_meta and p.layout is torch.strided for p in parts):
             given = {_memory(part) for part in tree_leaves((args, kwargs)) if isinstance(part, Tensor)}
             if given.isdisjoint(map(_memory, parts)):  # no view, whatever its schema says
                 forms = [(part.shape, part.stride(), part.dtype) for part in parts]
@@ -58,11 +67,22 @@ class Operations(TorchDispatchMode):
 
 
 @cache
-def _makes_anew(func: Any) -> bool:
-    """Whether an operation returns new tensors, and changes none."""
-    schema = func._schema
-    aliases = any(value.alias_info is not None for value in (*schema.arguments, *schema.returns))
-    return func.namespace == "aten" and not aliases
+def _is_composite(func: Any) -> bool:
+    return _has_kernel(func.name(), "CompositeImplicitAutograd")
+
+
+@cache
+def _makes(func: Any) -> str:
+    """Whether an operation returns new tensors and changes none, or writes into its first argument and returns that."""
+    arguments, returns = (
+        [value.alias_info for value in some] for some in (func._schema.arguments, func._schema.returns)
+    )
+    if func.namespace != "aten" or torch.Tag.inplace_view in func.tags:  # of the latter memory or sizes change
+        return ""
+    if not any((*arguments, *returns)):
+        return "new tensors"
+    in_place = len(returns) == 1 and all(alias is not None and alias.is_write for alias in (*arguments[:1], *returns))
+    return "the first argument" if in_place else ""
 
 
 def _memory(tensor: Tensor) -> int:

@@ -33,8 +33,9 @@ def set_attribute(model: nn.Module, module: str, attribute: str, value: Any) -> 
     The attribute may be that of an object which the module holds, such as `config.num_hidden_layers`.
     """
     path, _, last = attribute.rpartition(".")
-    owner = attribute_of(model, module, path) if path else model.get_submodule(module)
-    _refuse_unless_plain(model.get_submodule(module), module, attribute, value)
+    holder = model.get_submodule(module)
+    owner = functools.reduce(_held, path.split("."), holder) if path else holder
+    _refuse_unless_plain(holder, module, attribute, value)
     setattr(owner, last, _like(_held(owner, last), value))
 
 

@@ -17,6 +17,7 @@ from surgery.configuration import is_plain
 _CHANGES = {"append", "extend", "insert", "pop", "popitem", "clear", "remove", "update", "setdefault"}
 _VERSION = "2:"  # what `structure` begins with: hashes of another version say nothing of a model
 _ASIDE = {*vars(nn.Module()), "device", "dtype", "name_or_path"}  # may differ between models that compute the same
+_KEYS = str | int  # of dictionaries in settings
 _SWITCHES = re.compile("drop|checkpointing|fused")  # how much is dropped, and how the same is computed
 
 
@@ -55,13 +56,13 @@ def settings(module: nn.Module) -> dict[str, Any]:
         return {name: None if p is None else tuple(p.shape) for name, p in module._parameters.items()}
     kind: Any = type(module)
     known, changed = _known(kind)
+    values, own = vars(module), _own_defaults(kind)
     return {
         name: value
-        for name, value in sorted(vars(module).items())
-        if known(name)
-        and is_plain(value, keys=str | int)
+        for name in sorted(filter(known, values))
+        if is_plain(value := values[name], keys=_KEYS)
         and not (isinstance(value, list | dict) and name in changed)
-        and not _is_default(kind, name, value)
+        and not (name in own and type(own[name]) is type(value) and own[name] == value)
     }
 
 
@@ -143,10 +144,11 @@ def _defaults(cls: type) -> dict[str, Any]:
     return {p.name: p.default for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
 
 
-def _is_default(cls: type, name: str, value: Any) -> bool:
-    """Whether a setting of one of torch's classes has the value that its constructor gives it."""
-    own = next((_defaults(base) for base in cls.__mro__ if _is_torch(base) and name in _defaults(base)), {})
-    return name in own and type(own[name]) is type(value) and own[name] == value
+@functools.cache
+def _own_defaults(cls: type) -> dict[str, Any]:
+    """The values that constructors of torch's classes give the settings of one of them."""
+    theirs = [base for base in reversed(cls.__mro__) if _is_torch(base)]
+    return {name: value for base in theirs for name, value in _defaults(base).items()}
 
 
 def _is_torch(cls: type) -> bool:

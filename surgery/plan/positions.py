@@ -61,7 +61,13 @@ def positions(runs: Runs) -> list[int]:
 def as_index(index: Iterable) -> Index:
     """An index of tuples of whole numbers, made of lists and any integers; TypeError or ValueError for other things."""
     whole = operator.index
-    return tuple(None if runs is None else tuple((whole(a), whole(b)) for a, b in runs) for runs in index)
+
+    def as_tuples(runs: Iterable) -> Runs:
+        if type(runs) is tuple and all(type(r) is tuple and tuple(map(type, r)) == (int, int) for r in runs):
+            return runs  # which many tensors share
+        return tuple((whole(a), whole(b)) for a, b in runs)
+
+    return tuple([None if runs is None else as_tuples(runs) for runs in index])
 
 
 def selected(name: str, index: Index, shape: tuple[int, ...]) -> tuple[int, ...]:

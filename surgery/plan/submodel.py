@@ -104,7 +104,8 @@ class Submodel:
                 sizes.add(selected(source.name, source.index, self.shapes[source.name]))
             if len(sizes) > 1:
                 raise SurgeryError(f"the sources of {name!r} have different shapes {sorted(sizes)}")
-        for target, held in self.parts.items():
+        targets = [source.name for sources in self.entries.values() for source in sources]
+        for target, held in self.parts.items() if len(set(targets)) < len(targets) else ():
             for (a, first), (b, second) in combinations(held, 2):
                 if overlapping(first, second, self.shapes[target]):
                     raise SurgeryError(f"{b!r} and {a!r} are both written to {target!r}: their parts must not overlap")

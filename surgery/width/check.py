@@ -5,7 +5,7 @@ as the algebra of axes predicts.
 """
 
 import math
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -115,7 +115,8 @@ def checked_plan(
         found = _difference(small, solution, choice, example)
         return None if found is None else (len(solution.steps) - found.step, str(found))
 
-    return replace(right, edits=(*right.edits, *config_edits(model, right, everywhere, difference)))
+    more = config_edits(model, right, everywhere, difference)
+    return replace(right, edits=(*right.edits, *more)) if more else right
 
 
 def _no_way_on(model: nn.Module, solution: Solution, choice: Choice, difference: _Diverged) -> str:
@@ -194,12 +195,16 @@ def _options(
             yield chosen | {(name, attribute): value for attribute, value in found.items()}
 
 
+_CONTAINERS = {dict, OrderedDict, list, set, tuple, bool, int, float, str, type(None)}  # no configurations
+
+
 @contextmanager
 def _unchanged(model: nn.Module) -> Iterator[None]:
     """Undo all changes of attributes of the model and its configurations: forward passes may leave things behind."""
     modules = list(model.modules())
     before = [(dict(vars(m)), dict(m._buffers), dict(m._parameters)) for m in modules]
-    held = {id(value): value for plain, _, _ in before for value in plain.values() if is_settings(value)}
+    values = (v for plain, _, _ in before for v in plain.values() if type(v) not in _CONTAINERS)
+    held = {id(value): value for value in values if is_settings(value)}
     settings = [(vars(value), dict(vars(value))) for value in held.values()]
     try:
         yield

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -159,9 +160,10 @@ class Trace:
 
     def axes_of(self, tensor: Tensor) -> Axes:
         """The axes of a tensor; new ones if it was not seen before."""
-        if tensor not in self._axes:
-            self._axes[tensor] = tuple(Axis(size) for size in tensor.shape)
-        return self._axes[tensor]
+        found = self._axes.get(tensor)
+        if found is None:
+            found = self._axes[tensor] = tuple(map(Axis, tensor.shape))
+        return found
 
     def meet(self, tensors: Iterable[Tensor]) -> None:
         """Note that an operation takes these; those that nothing is known of are constants."""
@@ -178,13 +180,14 @@ class Trace:
 
     def use(self, tensors: Iterable[Tensor]) -> None:
         """Note that the numbers in these are used."""
-        for tensor in tensors:
+        for tensor in tensors if self._fixed_if_used else ():
             for axis, why in self._fixed_if_used.pop(tensor, ()):
                 axes.fix(axis, why)
 
     def fix_if_used(self, tensors: Iterable[Tensor], found: Sequence[tuple[Axis, Why]]) -> None:
         """Note which axes stay whole if the numbers in these are used."""
-        self._fixed_if_used.update(dict.fromkeys(tensors, found) if found else {})
+        if found:
+            self._fixed_if_used.update(dict.fromkeys(tensors, found))
 
     def learned(self, tensor: Tensor) -> bool:
         """Whether this is a parameter, or was computed from parameters and constants (a mask) alone."""
@@ -202,12 +205,13 @@ class Trace:
 
     def derive(self, outputs: Iterable[Tensor], inputs: Sequence[Tensor]) -> None:
         """Note that the outputs were computed from the inputs."""
-        foreign = [tensor for tensor in inputs if tensor in self._foreign]
+        foreign = [tensor for tensor in inputs if tensor in self._foreign] if self._foreign else []
         data, learned = (any(tensor in of for tensor in inputs) for of in (self._data, self._learned))
         if data or learned:
             self._fill(outputs, inputs)
             found = [self.axes_of(tensor) for tensor in outputs]
-            self.constants += [(t.detach().clone(), self.axes_of(t), found) for t in inputs if t in self._made]
+            made = [tensor for tensor in inputs if tensor in self._made] if self._made else []
+            self.constants += [(tensor.detach().clone(), self.axes_of(tensor), found) for tensor in made]
             for tensor in foreign:  # along an axis that was expanded all positions are the same
                 steps = tensor.stride() if tensor.layout is torch.strided else [1] * tensor.ndim
                 self.ordered += [(axis, _FOREIGN) for axis, step in zip(self.axes_of(tensor), steps) if step]
@@ -444,7 +448,7 @@ def traced_in_place(model: nn.Module, example: Any, output: Callable[[Any], Any]
 
 def _follow_copies(model: nn.Module, trace: Trace) -> None:
     """An unused tensor that has the values of another of its module, a copy of it, lies along the same axes."""
-    tensors = dict(named_tensors(model))
+    tensors = dict(named_tensors(model)) if trace.unused else {}
     for key in list(trace.unused):
         mine = tensors[key]
         for other, tensor in tensors.items():
@@ -511,13 +515,13 @@ def same_code(model: nn.Module, steps: Sequence[Step], number: int) -> list[Step
 
 def bind(func: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of an operation by their names in its schema."""
-    bound = {}
-    for position, argument in enumerate(func._schema.arguments):
-        if position < len(args):
-            bound[argument.name] = args[position]
-        else:
-            bound[argument.name] = kwargs.get(argument.name, argument.default_value)
-    return bound
+    defaults = _defaults(func)
+    return {**defaults, **dict(zip(defaults, args)), **kwargs}
+
+
+@cache
+def _defaults(func: Any) -> dict[str, Any]:
+    return {argument.name: argument.default_value for argument in func._schema.arguments}
 
 
 def scalars_of(func: Any, bound: dict[str, Any]) -> dict[str, Any]:

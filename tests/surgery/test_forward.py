@@ -142,6 +142,22 @@ def test_known_results_on_the_meta_device_have_the_form_of_new_ones():
     assert seen.forms
 
 
+def test_operations_in_place_give_the_tensor_that_they_were_given_in_its_new_form():
+    with torch.no_grad(), Operations() as seen:
+        for _ in range(2):
+            x = torch.ones(2, 1, 3, device="meta")
+            assert (x.relu_() is x, x.add_(x, alpha=2) is x, x.zero_() is x) == (True, True, True)
+            version = x._version
+            assert x.mul_(2)._version == version + 1
+            assert x.squeeze_(1).squeeze_(1).shape == (2, 3)
+            assert x.unsqueeze_(0).transpose_(1, 2).shape == (1, 3, 2)
+            assert x.resize_(5).resize_(5).shape == (5,)
+            assert x.set_(torch.ones(4, device="meta")).shape == (4,)
+            with pytest.raises(RuntimeError):
+                x.add_(torch.ones(7, device="meta"))
+    assert sum(form is None for form in seen.forms.values()) >= 4
+
+
 def test_what_is_not_on_the_meta_device_is_computed_anew():
     x = torch.ones(3)
     with Operations():

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -152,9 +153,14 @@ def canonical(name: str) -> str:
     return name if name.startswith("__") else name.rstrip("_") or name
 
 
+@cache
+def _name_of(func: Any) -> str:
+    return canonical(func._schema.name)
+
+
 def rule_for(func: Any) -> Rule | None:
     """The rule for an operation, or None."""
-    name = canonical(func._schema.name)
+    name = _name_of(func)
     if name in RULES:
         return RULES[name]
     return next((Rule(name, function) for tag, function in TAGGED.items() if tag in func.tags), None)
@@ -162,7 +168,7 @@ def rule_for(func: Any) -> Rule | None:
 
 def operation_name(func: Any) -> str:
     """`add` for aten.add_.Tensor: variants of one operation, and operations that do the same, share a name."""
-    name = canonical(func._schema.name)
+    name = _name_of(func)
     return RULES[name].name if name in RULES else name
 
 
