@@ -166,9 +166,7 @@ def mean_loss(
     return loss
 
 
-def hessian_trace(
-    loss: Callable[[State], Tensor], at: State, generator: torch.Generator, probes: int = 16
-) -> float:
+def hessian_trace(loss: Callable[[State], Tensor], at: State, generator: torch.Generator, probes: int = 16) -> float:
     """Estimate the trace of the Hessian of a loss, without the Hessian.
 
     It is the mean of v·Hv over vectors v of random signs (Hutchinson, "A stochastic estimator of the trace of the
