@@ -161,8 +161,8 @@ def test_the_trace_is_that_of_the_whole_hessian(name):
         x, y = torch.randn(6, 1, 8, 8, generator=generator(1)), torch.arange(6) % 3
     net = net.double().eval()
     x = x.double() if x.is_floating_point() else x
-    vectors = [name for name, weight in net.named_parameters() if weight.ndim == 1]
-    at = {name: net.get_parameter(name).detach() for name in (*vectors[:3], "head.weight")}
+    vectors, matrices = ([name for name, weight in net.named_parameters() if weight.ndim == n] for n in (1, 2))
+    at = {name: net.get_parameter(name).detach() for name in (*vectors[:3], matrices[-1])}
 
     def loss(values):
         logits = torch.func.functional_call(net, values, (x,))
