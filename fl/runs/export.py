@@ -17,21 +17,23 @@ from fl.algorithms.algorithm import Algorithm, Server
 from fl.base.errors import FLError
 from fl.base.files import replacing, writing
 from fl.data import Dataset
+from fl.engine.constants import as_parameters
 from fl.federation import Federation
 from fl.models.adapted import folded
 from fl.models.custom_model import Model
 from fl.models.hf import HFModel
 from fl.runs import checkpoint
-from fl.runs.folder import is_last_best, load_model
+from fl.runs.folder import is_last_best, load_with_adapters
 from fl.runs.run import Run
 from fl.settings import Config
-from surgery import State
+from surgery import State, SurgeryError, state
+from surgery.adapters import adapted_layers, write_peft
 from surgery.errors import first_line
 from surgery.files.whole import in_one_step
 from surgery.transfer import host_copies
 
 _PLAIN = ("pt", "safetensors")
-_FORMATS = (*_PLAIN, "pt2", "onnx", "hf")
+_FORMATS = (*_PLAIN, "pt2", "onnx", "hf", "peft")
 
 
 class _OfPixels(nn.Module):
@@ -74,8 +76,9 @@ def export(
         dataset: the data of your own that the run was given, if it was, as in `fl.build`; needed for `client` and
             `pixels`.
         format: pt (a state dict, for `torch.load`), safetensors (the same), pt2 (the program, for `torch.export.load`),
-            onnx (needs the extra `onnx`), or hf: a folder that transformers' `from_pretrained` loads, of a model that
-            came from it; a name without a suffix is such a folder.
+            onnx (needs the extra `onnx`); hf: a folder that transformers' `from_pretrained` loads, of a model that came
+            from it; a name without a suffix is such a folder; or peft: a folder with the adapters alone, which
+            `PeftModel.from_pretrained` puts on the base.
         example: an input of two samples or more; needed for a module as pt2 or onnx.
         client: the model that this client of the run predicts with, in the place of the deployed one; the run's data
             set is needed.
@@ -97,8 +100,8 @@ def export(
     kind = format or path.suffix.removeprefix(".") or "hf"
     if kind not in _FORMATS:
         raise FLError(
-            f"{path}: unknown format {kind!r}: there are {', '.join(_FORMATS)}; name the file so, or give one (hf is a "
-            "folder of transformers)"
+            f"{path}: unknown format {kind!r}: there are {', '.join(_FORMATS)}; name the file so, or give one (hf and "
+            "peft are folders)"
         )
     if not path.parent.is_dir():
         raise FLError(f"{path}: there is no folder {path.parent}")
@@ -107,6 +110,8 @@ def export(
         raise FLError(f"a state dict ({kind}) holds weights alone: --pixels is for pt2 and onnx")
     if pixels and kind == "hf":
         raise FLError("a folder of transformers says itself how images are normalised: --pixels is for pt2 and onnx")
+    if pixels and kind == "peft":
+        raise FLError("a folder of peft holds adapters alone: --pixels is for pt2 and onnx")
     if kind == "onnx" and not all(map(find_spec, ("onnx", "onnxscript"))):
         raise FLError("onnx needs a package that is missing: pip install 'layer-surgery[onnx]'")
     if isinstance(trained, nn.Module):
@@ -118,11 +123,15 @@ def export(
     else:
         folder = Path(trained)
         if client is None:
-            net = load_model(folder, model, best=best)
+            net = load_with_adapters(folder, model, best=best)
         else:
             net = client_model(folder, client, model, dataset, best=best)
         if example is None and kind in ("pt2", "onnx"):
             example = checkpoint.read_parts(folder, model=model)[0].example(2)
+        if kind == "peft":
+            _check_base(folder, net)
+        else:
+            net = folded(net)
         if pixels:
             data = Config.read(folder).load() if dataset is None else _built(folder, model, dataset).fed.data
             net, example = _OfPixels(net, data), example.to(torch.uint8)
@@ -139,16 +148,46 @@ def export(
         with writing(path), in_one_step(path, folder=True) as temporary:
             net.save(temporary)
         return path
+    if kind == "peft":
+        inner = net.model if isinstance(net, HFModel) else net
+        base = {"base_model_name_or_path": str(net.folder)} if isinstance(net, HFModel) and net.folder else {}
+        try:
+            with writing(path):
+                write_peft(as_parameters(inner), path, **base)
+        except SurgeryError as error:
+            raise FLError(f"{path}: {error}") from None
+        return path
     content = _content(kind, net.eval(), example)
     with replacing(path) as temporary:
         temporary.write_bytes(content)
     return path
 
 
+def _check_base(folder: Path, net: nn.Module) -> None:
+    """Raise FLError unless a model of a run is its adapters on the base that it began with."""
+    if not any(adapted_layers(net)):
+        raise FLError(
+            f"{folder} has no adapters (--adapters.kind lora), of which peft's files are: give another format"
+        )
+    if any(name.endswith("base_layer.weight") for name, _ in net.named_parameters()):
+        raise FLError(
+            f"{folder}: {Config.read(folder).algorithm[0]} has changed the base as well, so that adapters alone are "
+            "not the model: give another format, which has all of it"
+        )
+    if isinstance(net, HFModel):
+        trained = state(net.model)
+        lacking = next((n for n in net.drawn if n not in trained), "") if net.folder else "all of it"
+        if lacking:
+            raise FLError(
+                f"{folder}: the base was drawn ({lacking}), and nobody else has it: train it whole (--adapters.train), "
+                "or give another format, which has all of it"
+            )
+
+
 def client_model(
     folder: Path, client: int, model: Model | None = None, dataset: Dataset | None = None, *, best: bool = False
 ) -> nn.Module:
-    """Load the model that a client of a run predicts with, on the CPU, in evaluation mode.
+    """Load the model that a client of a run predicts with, on the CPU, with its adapters if it has some.
 
     The run's data set is needed.
 
@@ -174,7 +213,7 @@ def client_model(
 
 
 def client_module(fed: Federation, algorithm: Algorithm, server: Server, client: int) -> nn.Module:
-    """A module with the model that a client predicts with, in evaluation mode.
+    """A module with the model that a client predicts with.
 
     Raises FLError if there is no such client, or it predicts with none, or with the sum of several.
     """
@@ -191,11 +230,11 @@ def client_module(fed: Federation, algorithm: Algorithm, server: Server, client:
 
 
 def module_with(fed: Federation, state: State, module: nn.Module | None = None) -> nn.Module:
-    """A copy of the federation's model, or of another architecture, with a state, in evaluation mode."""
+    """A copy of the federation's model, or of another architecture, with a state."""
     module = fed.model if module is None else module
     net = copy.deepcopy(module)
     net.load_state_dict({**state, **fed.statistics(state, module)})
-    return folded(net).eval()
+    return net
 
 
 def _built(folder: Path, model: Model | None, dataset: Dataset | None) -> Run:

@@ -5,6 +5,7 @@ import math
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -130,6 +131,30 @@ def test_backends_agree_and_an_exported_folder_is_the_librarys(case, folders, tm
     there = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"config.json", "model.safetensors"} <= there
     assert (name == "gpt2") == ("tokenizer.json" in there)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.endswith("lora")])
+def test_peft_loads_an_exported_adapter(case, folders, tmp_path):
+    peft = pytest.importorskip("peft")
+    name = case.partition("-")[0]
+    options = CASES[case]["adapters"]
+    if name == "bert":  # whose pooler the folder does not have
+        config, data = settings(folders, name, **CASES[case])
+        fl.simulate(config, tmp_path / "drawn", dataset=data)
+        with pytest.raises(fl.FLError, match=r"base was drawn \(bert.pooler.dense"):
+            fl.export(tmp_path / "drawn", tmp_path / "adapter", format="peft")
+        options = replace(options, train=("*.classifier", "*.pooler"))
+    config, data = settings(folders, name, adapters=options)
+    fl.simulate(config, tmp_path / "run", dataset=data)
+    fl.export(tmp_path / "run", tmp_path / "adapter", format="peft")
+    cls = transformers.BertForSequenceClassification if name == "bert" else transformers.AutoModelForCausalLM
+    written = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
+    assert written["base_model_name_or_path"] == str(folders / name)
+    base = cls.from_pretrained(folders / name, **({"num_labels": 3} if name == "bert" else {}))
+    tuned = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+    x = padded().test_x[:5].long() if name == "bert" else torch.randint(1, 300, (5, 16))
+    logits = tuned(input_ids=x, attention_mask=(x != 0).long()).logits
+    torch.testing.assert_close(fl.load_model(tmp_path / "run")(x), logits, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", some(["gpt2", "llama", "vit"], ["vit"]))
