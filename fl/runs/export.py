@@ -33,7 +33,14 @@ from surgery.files.whole import in_one_step
 from surgery.transfer import host_copies
 
 _PLAIN = ("pt", "safetensors")
-_FORMATS = (*_PLAIN, "pt2", "onnx", "hf", "peft")
+_FOLDERS = ("hf", "peft")
+_FORMATS = (*_PLAIN, "pt2", "onnx", *_FOLDERS)
+_ONLY = {
+    **dict.fromkeys(_PLAIN, "a state dict holds weights alone"),
+    "hf": "a folder of transformers says itself how images are normalised",
+    "peft": "a folder of peft holds adapters alone",
+}
+"""Of formats without a program, what they have."""
 
 
 class _OfPixels(nn.Module):
@@ -97,7 +104,31 @@ def export(
     ['weight', 'bias']
     """
     path = Path(file)
-    kind = format or path.suffix.removeprefix(".") or "hf"
+    kind = _format_of(path, format, pixels)
+    if not isinstance(trained, nn.Module):
+        net, example = _from_run(Path(trained), kind, model, dataset, example, client, best, pixels)
+    elif client is not None or best or pixels or model is not None or dataset is not None:
+        raise FLError(
+            "client, best, pixels, model and dataset are for a run folder, and a module was given: leave them out"
+        )
+    else:
+        net = copy.deepcopy(trained).cpu()
+    if example is None and kind in ("pt2", "onnx"):
+        raise FLError(f"to write {kind} the model runs once: give an input of two samples as `example`")
+    if os.path.lexists(path):  # a link that leads nowhere, too
+        raise FLError(f"{path} exists already: give another file")
+    if kind in _FOLDERS:
+        _write_folder(net, kind, path)
+        return path
+    content = _content(kind, net.eval(), example)
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
+    return path
+
+
+def _format_of(path: Path, asked: str | None, pixels: bool) -> str:
+    """The format of a file. Raises FLError for one that cannot be written."""
+    kind = asked or path.suffix.removeprefix(".") or "hf"
     if kind not in _FORMATS:
         raise FLError(
             f"{path}: unknown format {kind!r}: there are {', '.join(_FORMATS)}; name the file so, or give one (hf and "
@@ -105,49 +136,42 @@ def export(
         )
     if not path.parent.is_dir():
         raise FLError(f"{path}: there is no folder {path.parent}")
-    plain = kind in _PLAIN
-    if pixels and plain:
-        raise FLError(f"a state dict ({kind}) holds weights alone: --pixels is for pt2 and onnx")
-    if pixels and kind == "hf":
-        raise FLError("a folder of transformers says itself how images are normalised: --pixels is for pt2 and onnx")
-    if pixels and kind == "peft":
-        raise FLError("a folder of peft holds adapters alone: --pixels is for pt2 and onnx")
+    if pixels and kind in _ONLY:
+        raise FLError(f"{_ONLY[kind]}: --pixels is for pt2 and onnx")
     if kind == "onnx" and not all(map(find_spec, ("onnx", "onnxscript"))):
         raise FLError("onnx needs a package that is missing: pip install 'layer-surgery[onnx]'")
-    if isinstance(trained, nn.Module):
-        if client is not None or best or pixels or model is not None or dataset is not None:
-            raise FLError(
-                "client, best, pixels, model and dataset are for a run folder, and a module was given: leave them out"
-            )
-        net = copy.deepcopy(trained).cpu()
+    return kind
+
+
+def _from_run(
+    folder: Path,
+    kind: str,
+    model: Model | None,
+    dataset: Dataset | None,
+    example: Tensor | None,
+    client: int | None,
+    best: bool,
+    pixels: bool,
+) -> tuple[nn.Module, Tensor | None]:
+    """The model of a run, with adapters beside it for peft alone, and an input for it where the format needs one."""
+    if client is None:
+        net = load_with_adapters(folder, model, best=best)
     else:
-        folder = Path(trained)
-        if client is None:
-            net = load_with_adapters(folder, model, best=best)
-        else:
-            net = client_model(folder, client, model, dataset, best=best)
-        if example is None and kind in ("pt2", "onnx"):
-            example = checkpoint.read_parts(folder, model=model)[0].example(2)
-        if kind == "peft":
-            _check_base(folder, net)
-        else:
-            net = folded(net)
-        if pixels:
-            data = Config.read(folder).load() if dataset is None else _built(folder, model, dataset).fed.data
-            net, example = _OfPixels(net, data), example.to(torch.uint8)
+        net = client_model(folder, client, model, dataset, best=best)
+    if kind == "peft":
+        _check_base(folder, net)
+    else:
+        net = folded(net)
     if example is None and kind in ("pt2", "onnx"):
-        raise FLError(f"to write {kind} the model runs once: give an input of two samples as `example`")
-    if os.path.lexists(path):  # a link that leads nowhere, too
-        raise FLError(f"{path} exists already: give another file")
-    if kind == "hf":
-        if not isinstance(net, HFModel):
-            raise FLError(
-                f"{path}: a folder is for models of transformers (--model hf:FOLDER), and this is a "
-                f"{type(net).__name__}: name the file .pt, .safetensors, .pt2 or .onnx"
-            )
-        with writing(path), in_one_step(path, folder=True) as temporary:
-            net.save(temporary)
-        return path
+        example = checkpoint.read_parts(folder, model=model)[0].example(2)
+    if pixels:
+        data = Config.read(folder).load() if dataset is None else _built(folder, model, dataset).fed.data
+        net, example = _OfPixels(net, data), example.to(torch.uint8)
+    return net, example
+
+
+def _write_folder(net: nn.Module, kind: str, path: Path) -> None:
+    """Write a folder for transformers, or for peft."""
     if kind == "peft":
         inner = net.model if isinstance(net, HFModel) else net
         base = {"base_model_name_or_path": str(net.folder)} if isinstance(net, HFModel) and net.folder else {}
@@ -156,11 +180,14 @@ def export(
                 write_peft(as_parameters(inner), path, **base)
         except SurgeryError as error:
             raise FLError(f"{path}: {error}") from None
-        return path
-    content = _content(kind, net.eval(), example)
-    with replacing(path) as temporary:
-        temporary.write_bytes(content)
-    return path
+        return
+    if not isinstance(net, HFModel):
+        raise FLError(
+            f"{path}: a folder is for models of transformers (--model hf:FOLDER), and this is a {type(net).__name__}: "
+            "name the file .pt, .safetensors, .pt2 or .onnx"
+        )
+    with writing(path), in_one_step(path, folder=True) as temporary:
+        net.save(temporary)
 
 
 def _check_base(folder: Path, net: nn.Module) -> None:
@@ -187,7 +214,7 @@ def _check_base(folder: Path, net: nn.Module) -> None:
 def client_model(
     folder: Path, client: int, model: Model | None = None, dataset: Dataset | None = None, *, best: bool = False
 ) -> nn.Module:
-    """Load the model that a client of a run predicts with, on the CPU, with its adapters if it has some.
+    """Load the model that a client of a run predicts with, on the CPU, in evaluation mode, with its adapters.
 
     The run's data set is needed.
 
@@ -213,7 +240,7 @@ def client_model(
 
 
 def client_module(fed: Federation, algorithm: Algorithm, server: Server, client: int) -> nn.Module:
-    """A module with the model that a client predicts with.
+    """A module with the model that a client predicts with, in evaluation mode, with its adapters.
 
     Raises FLError if there is no such client, or it predicts with none, or with the sum of several.
     """
@@ -230,11 +257,11 @@ def client_module(fed: Federation, algorithm: Algorithm, server: Server, client:
 
 
 def module_with(fed: Federation, state: State, module: nn.Module | None = None) -> nn.Module:
-    """A copy of the federation's model, or of another architecture, with a state."""
+    """A copy of the federation's model, or of another architecture, with a state, in evaluation mode."""
     module = fed.model if module is None else module
     net = copy.deepcopy(module)
     net.load_state_dict({**state, **fed.statistics(state, module)})
-    return net
+    return net.eval()
 
 
 def _built(folder: Path, model: Model | None, dataset: Dataset | None) -> Run:

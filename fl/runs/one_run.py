@@ -86,14 +86,14 @@ class Round:
     @property
     def model(self) -> nn.Module:
         """A copy of the global model, on the run's device, in evaluation mode."""
-        return folded(module_with(self._fed, self.server["global"])).eval()
+        return folded(module_with(self._fed, self.server["global"]))
 
     def client_model(self, client: int) -> nn.Module:
         """A copy of the model that a client predicts with: its personal one, its cluster's, or its part of the global.
 
         Raises FLError if it predicts with none, or with the sum of several.
         """
-        return folded(client_module(self._fed, self._algorithm, self.server, client)).eval()
+        return folded(client_module(self._fed, self._algorithm, self.server, client))
 
 
 class Run:
