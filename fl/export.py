@@ -1,4 +1,4 @@
-"""Write the trained model of a run into one file: `python -m fl.export RUN FILE`."""
+"""Write the trained model of a run into a file or folder: `python -m fl.export RUN FILE`."""
 
 import sys
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from fl.settings.help import command
 
 @dataclass(frozen=True)
 class Export:
-    """Write the trained model of a run into one file, for programs that do not know this project.
+    """Write the trained model of a run into a file or folder, for programs that do not know this project.
 
     The model takes images normalised to [-1, 1], or tokens, as in training.
     """

@@ -20,27 +20,26 @@ from fl.data import Dataset
 from fl.engine.constants import as_parameters
 from fl.federation import Federation
 from fl.models.adapted import folded
-from fl.models.custom_model import Model
+from fl.models.custom_model import LIBRARIES, Model
 from fl.models.hf import HFModel
 from fl.runs import checkpoint
-from fl.runs.folder import is_last_best, load_with_adapters
+from fl.runs.folder import is_last_best, load_initial_weights, load_with_adapters
 from fl.runs.run import Run
 from fl.settings import Config
-from surgery import State, SurgeryError, state
-from surgery.adapters import adapted_layers, write_peft
+from surgery import State, SurgeryError, adapters
 from surgery.errors import first_line
 from surgery.files.whole import in_one_step
+from surgery.torch_private import BatchNorm
 from surgery.transfer import host_copies
 
 _PLAIN = ("pt", "safetensors")
-_FOLDERS = ("hf", "peft")
-_FORMATS = (*_PLAIN, "pt2", "onnx", *_FOLDERS)
-_ONLY = {
+_FORMATS = (*_PLAIN, "pt2", "onnx", "hf", "peft")
+_WITHOUT_PROGRAM = {
     **dict.fromkeys(_PLAIN, "a state dict holds weights alone"),
     "hf": "a folder of transformers says itself how images are normalised",
     "peft": "a folder of peft holds adapters alone",
 }
-"""Of formats without a program, what they have."""
+"""What a format holds into which no step of a program can be written."""
 
 
 class _OfPixels(nn.Module):
@@ -117,8 +116,18 @@ def export(
         raise FLError(f"to write {kind} the model runs once: give an input of two samples as `example`")
     if os.path.lexists(path):  # a link that leads nowhere, too
         raise FLError(f"{path} exists already: give another file")
-    if kind in _FOLDERS:
-        _write_folder(net, kind, path)
+    if kind == "peft":
+        base = None if isinstance(trained, nn.Module) else _base(Path(trained), net, model is not None)
+        _write_adapters(net, path, base)
+        return path
+    if kind == "hf":
+        if not isinstance(net, HFModel):
+            raise FLError(
+                f"{path}: a folder is for models of transformers (--model hf:FOLDER), and this is a "
+                f"{type(net).__name__}: name the file .pt, .safetensors, .pt2 or .onnx"
+            )
+        with writing(path), in_one_step(path, folder=True) as temporary:
+            net.save(temporary)
         return path
     content = _content(kind, net.eval(), example)
     with replacing(path) as temporary:
@@ -136,8 +145,8 @@ def _format_of(path: Path, asked: str | None, pixels: bool) -> str:
         )
     if not path.parent.is_dir():
         raise FLError(f"{path}: there is no folder {path.parent}")
-    if pixels and kind in _ONLY:
-        raise FLError(f"{_ONLY[kind]}: --pixels is for pt2 and onnx")
+    if pixels and kind in _WITHOUT_PROGRAM:
+        raise FLError(f"{_WITHOUT_PROGRAM[kind]}: --pixels is for pt2 and onnx")
     if kind == "onnx" and not all(map(find_spec, ("onnx", "onnxscript"))):
         raise FLError("onnx needs a package that is missing: pip install 'layer-surgery[onnx]'")
     return kind
@@ -158,9 +167,7 @@ def _from_run(
         net = load_with_adapters(folder, model, best=best)
     else:
         net = client_model(folder, client, model, dataset, best=best)
-    if kind == "peft":
-        _check_base(folder, net)
-    else:
+    if kind != "peft":
         net = folded(net)
     if example is None and kind in ("pt2", "onnx"):
         example = checkpoint.read_parts(folder, model=model)[0].example(2)
@@ -170,45 +177,53 @@ def _from_run(
     return net, example
 
 
-def _write_folder(net: nn.Module, kind: str, path: Path) -> None:
-    """Write a folder for transformers, or for peft."""
-    if kind == "peft":
-        inner = net.model if isinstance(net, HFModel) else net
-        base = {"base_model_name_or_path": str(net.folder)} if isinstance(net, HFModel) and net.folder else {}
-        try:
-            with writing(path):
-                write_peft(as_parameters(inner), path, **base)
-        except SurgeryError as error:
-            raise FLError(f"{path}: {error}") from None
-        return
-    if not isinstance(net, HFModel):
-        raise FLError(
-            f"{path}: a folder is for models of transformers (--model hf:FOLDER), and this is a {type(net).__name__}: "
-            "name the file .pt, .safetensors, .pt2 or .onnx"
-        )
-    with writing(path), in_one_step(path, folder=True) as temporary:
-        net.save(temporary)
+def _write_adapters(net: nn.Module, path: Path, base: str | None) -> None:
+    inner = net.model if isinstance(net, HFModel) else net
+    try:
+        with writing(path):
+            adapters.write_peft(as_parameters(inner), path, base_model_name_or_path=base)
+    except SurgeryError as error:
+        raise FLError(f"{path}: {error}") from None
 
 
-def _check_base(folder: Path, net: nn.Module) -> None:
-    """Raise FLError unless a model of a run is its adapters on the base that it began with."""
-    if not any(adapted_layers(net)):
-        raise FLError(
-            f"{folder} has no adapters (--adapters.kind lora), of which peft's files are: give another format"
-        )
+def _base(folder: Path, net: nn.Module, own: bool) -> str | None:
+    """The name of the base, if it has one, that the adapters of a run belong to.
+
+    Args:
+        own: whether the model was given from Python.
+
+    Raises FLError unless the model is its adapters on a base that others have.
+    """
+    config = Config.read(folder)
+    way = "or give another format, which has all of the model"
+    if not any(adapters.adapted_layers(net)):
+        raise FLError(f"{folder} has no adapters (--adapters.kind lora), which peft's files are made of")
     if any(name.endswith("base_layer.weight") for name, _ in net.named_parameters()):
-        raise FLError(
-            f"{folder}: {Config.read(folder).algorithm[0]} has changed the base as well, so that adapters alone are "
-            "not the model: give another format, which has all of it"
-        )
+        raise FLError(f"{folder}: {config.algorithm[0]} has changed the base as well: give another format")
+    trained, start, drawn, name = adapters.state(net), load_initial_weights(folder, config), (), None
+    kind = config.model.partition(":")[0] if ":" in config.model else "zoo"
     if isinstance(net, HFModel):
-        trained = state(net.model)
-        lacking = next((n for n in net.drawn if n not in trained), "") if net.folder else "all of it"
-        if lacking:
+        if config.depth or set(config.width) != {1.0}:
             raise FLError(
-                f"{folder}: the base was drawn ({lacking}), and nobody else has it: train it whole (--adapters.train), "
-                "or give another format, which has all of it"
+                f"{folder}: --width or --depth has cut the base, and {net.folder} is another: give another format"
             )
+        drawn, name = [f"model.{one}" for one in net.drawn], str(net.folder)
+    if start:
+        drawn, name = start.left, None
+    elif not own and kind in ("zoo", "hf-config", *LIBRARIES):
+        drawn = ["all of it"]
+    if lacking := [one for one in drawn if one not in trained]:
+        raise FLError(
+            f"{folder}: the base was drawn ({lacking[0]}), and nobody else has it: begin with --init, train the layer "
+            f"whole (--adapters.train), {way}"
+        )
+    for norm, module in net.named_modules():
+        if isinstance(module, BatchNorm) and module.track_running_stats and f"{norm}.running_mean" not in trained:
+            raise FLError(
+                f"{folder}: the statistics of {norm} have moved, and adapters do not have them: train it whole "
+                f"(--adapters.train), {way}"
+            )
+    return name
 
 
 def client_model(

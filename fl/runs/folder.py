@@ -232,7 +232,7 @@ def load_model(folder: str | Path, model: Model | None = None, *, best: bool = F
 
 
 def load_with_adapters(folder: Path, model: Model | None = None, *, best: bool = False) -> nn.Module:
-    """Load the same with the adapters as they are."""
+    """Load the trained global model of a run folder, with its adapters, as `load_model` does."""
     config = Config.read(folder)
     if len(config.runs()) > 1:
         raise FLError(f"{folder} holds several runs: give one of the folders in it")

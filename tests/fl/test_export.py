@@ -158,6 +158,13 @@ def test_adapters_alone_are_a_folder_of_peft(folder, tmp_path, capsys):
         fl.export(tmp_path / "flora", tmp_path / "other", model=base, format="peft")
     with pytest.raises(FLError, match="exists already"):
         fl.export(tmp_path / "fedavg", tmp_path / "all", model=base, format="peft")
+    convolutional = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 10))
+    fl.simulate(replace(config, adapters=AdapterOptions("lora", rank=2)), tmp_path / "norm", model=convolutional)
+    with pytest.raises(FLError, match="the statistics of 1 have moved"):
+        fl.export(tmp_path / "norm", tmp_path / "other", model=convolutional, format="peft")
+    fl.simulate(replace(CONFIG, adapters=AdapterOptions("lora", rank=2)), tmp_path / "drawn")
+    with pytest.raises(FLError, match=r"base was drawn \(all of it\)"):
+        fl.export(tmp_path / "drawn", tmp_path / "other", format="peft")
     assert main([str(folder), str(tmp_path / "other"), "--format", "peft"]) == 2
     assert "has no adapters" in capsys.readouterr().err
     assert not (tmp_path / "other").exists()
