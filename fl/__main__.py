@@ -14,7 +14,7 @@ COMMANDS = {
     "compare": ("fl.compare", "Compare runs in one figure and one table"),
     "data": ("fl.data.__main__", "Deal a data set out to clients, and see who holds what"),
     "deploy": ("fl.deploy.__main__", "Train with real clients on Flower"),
-    "export": ("fl.export", "Write the trained model of a run into one file"),
+    "export": ("fl.export", "Write the trained model of a run into a file or folder"),
     "landscape": ("fl.landscape", "Loss landscapes around trained models"),
     "run": ("fl.run", "Train federated models"),
     "runs": ("fl.runs.__main__", "List run folders with what they have reached"),

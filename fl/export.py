@@ -1,4 +1,4 @@
-"""Write the trained model of a run into one file: `python -m fl.export RUN FILE`."""
+"""Write the trained model of a run into a file or folder: `python -m fl.export RUN FILE`."""
 
 import sys
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from fl.settings.help import command
 
 @dataclass(frozen=True)
 class Export:
-    """Write the trained model of a run into one file, for programs that do not know this project.
+    """Write the trained model of a run into a file or folder, for programs that do not know this project.
 
     The model takes images normalised to [-1, 1], or tokens, as in training.
     """
@@ -24,10 +24,10 @@ class Export:
     run: tyro.conf.Positional[Path]
     """a run folder"""
     file: tyro.conf.Positional[Path]
-    """the new file: .pt (a state dict), .safetensors (the same), .pt2 (torch.export) or .onnx; or a new folder for
-    transformers' from_pretrained, if the model came from it"""
+    """the new file: .pt (a state dict), .safetensors (the same), .pt2 (torch.export) or .onnx; or a new folder: for
+    transformers' from_pretrained, if the model came from it, or with --format peft for peft's"""
     format: Annotated[str | None, tyro.conf.arg(metavar="FORMAT")] = None
-    """pt, safetensors, pt2, onnx or hf [the file's suffix; hf without one]"""
+    """pt, safetensors, pt2, onnx, hf or peft (the adapters alone) [the file's suffix; hf without one]"""
     client: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """write the model that this client predicts with [the deployed one]"""
     best: bool = False

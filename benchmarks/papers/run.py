@@ -1,6 +1,7 @@
 """Run cells, or parts of them; what was done before is kept."""
 
 import datetime
+import math
 import platform
 import subprocess
 import time
@@ -159,7 +160,8 @@ def _around(folder: Path, dataset: Dataset) -> metrics.Row:
     (run,), asked = find_runs([folder]), Arguments((folder,))
     how = asked.part, asked.samples, asked.seed, asked.together, asked.device
     found = landscape(run, folder.name, dataset, grid(asked.points, asked.radius), *how)
-    return {"rise": found.rise()[0], "trace": found.trace}
+    values = {"rise": found.rise()[0], "trace": found.trace}
+    return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
 def _found(folder: Path, _: Dataset) -> metrics.Row:

@@ -17,21 +17,29 @@ from fl.algorithms.algorithm import Algorithm, Server
 from fl.base.errors import FLError
 from fl.base.files import replacing, writing
 from fl.data import Dataset
+from fl.engine.constants import as_parameters
 from fl.federation import Federation
 from fl.models.adapted import folded
-from fl.models.custom_model import Model
+from fl.models.custom_model import LIBRARIES, Model
 from fl.models.hf import HFModel
 from fl.runs import checkpoint
-from fl.runs.folder import is_last_best, load_model
+from fl.runs.folder import is_last_best, load_initial_weights, load_with_adapters
 from fl.runs.run import Run
 from fl.settings import Config
-from surgery import State
+from surgery import State, SurgeryError, adapters
 from surgery.errors import first_line
 from surgery.files.whole import in_one_step
+from surgery.torch_private import BatchNorm
 from surgery.transfer import host_copies
 
 _PLAIN = ("pt", "safetensors")
-_FORMATS = (*_PLAIN, "pt2", "onnx", "hf")
+_FORMATS = (*_PLAIN, "pt2", "onnx", "hf", "peft")
+_WITHOUT_PROGRAM = {
+    **dict.fromkeys(_PLAIN, "a state dict holds weights alone"),
+    "hf": "a folder of transformers says itself how images are normalised",
+    "peft": "a folder of peft holds adapters alone",
+}
+"""What a format holds into which no step of a program can be written."""
 
 
 class _OfPixels(nn.Module):
@@ -74,8 +82,9 @@ def export(
         dataset: the data of your own that the run was given, if it was, as in `fl.build`; needed for `client` and
             `pixels`.
         format: pt (a state dict, for `torch.load`), safetensors (the same), pt2 (the program, for `torch.export.load`),
-            onnx (needs the extra `onnx`), or hf: a folder that transformers' `from_pretrained` loads, of a model that
-            came from it; a name without a suffix is such a folder.
+            onnx (needs the extra `onnx`); hf: a folder that transformers' `from_pretrained` loads, of a model that came
+            from it; a name without a suffix is such a folder; or peft: a folder with the adapters alone, which
+            `PeftModel.from_pretrained` puts on the base.
         example: an input of two samples or more; needed for a module as pt2 or onnx.
         client: the model that this client of the run predicts with, in the place of the deployed one; the run's data
             set is needed.
@@ -94,42 +103,23 @@ def export(
     ['weight', 'bias']
     """
     path = Path(file)
-    kind = format or path.suffix.removeprefix(".") or "hf"
-    if kind not in _FORMATS:
+    kind = _format_of(path, format, pixels)
+    if not isinstance(trained, nn.Module):
+        net, example = _from_run(Path(trained), kind, model, dataset, example, client, best, pixels)
+    elif client is not None or best or pixels or model is not None or dataset is not None:
         raise FLError(
-            f"{path}: unknown format {kind!r}: there are {', '.join(_FORMATS)}; name the file so, or give one (hf is a "
-            "folder of transformers)"
+            "client, best, pixels, model and dataset are for a run folder, and a module was given: leave them out"
         )
-    if not path.parent.is_dir():
-        raise FLError(f"{path}: there is no folder {path.parent}")
-    plain = kind in _PLAIN
-    if pixels and plain:
-        raise FLError(f"a state dict ({kind}) holds weights alone: --pixels is for pt2 and onnx")
-    if pixels and kind == "hf":
-        raise FLError("a folder of transformers says itself how images are normalised: --pixels is for pt2 and onnx")
-    if kind == "onnx" and not all(map(find_spec, ("onnx", "onnxscript"))):
-        raise FLError("onnx needs a package that is missing: pip install 'layer-surgery[onnx]'")
-    if isinstance(trained, nn.Module):
-        if client is not None or best or pixels or model is not None or dataset is not None:
-            raise FLError(
-                "client, best, pixels, model and dataset are for a run folder, and a module was given: leave them out"
-            )
-        net = copy.deepcopy(trained).cpu()
     else:
-        folder = Path(trained)
-        if client is None:
-            net = load_model(folder, model, best=best)
-        else:
-            net = client_model(folder, client, model, dataset, best=best)
-        if example is None and kind in ("pt2", "onnx"):
-            example = checkpoint.read_parts(folder, model=model)[0].example(2)
-        if pixels:
-            data = Config.read(folder).load() if dataset is None else _built(folder, model, dataset).fed.data
-            net, example = _OfPixels(net, data), example.to(torch.uint8)
+        net = copy.deepcopy(trained).cpu()
     if example is None and kind in ("pt2", "onnx"):
         raise FLError(f"to write {kind} the model runs once: give an input of two samples as `example`")
     if os.path.lexists(path):  # a link that leads nowhere, too
         raise FLError(f"{path} exists already: give another file")
+    if kind == "peft":
+        base = None if isinstance(trained, nn.Module) else _base(Path(trained), net, model is not None)
+        _write_adapters(net, path, base)
+        return path
     if kind == "hf":
         if not isinstance(net, HFModel):
             raise FLError(
@@ -145,10 +135,101 @@ def export(
     return path
 
 
+def _format_of(path: Path, asked: str | None, pixels: bool) -> str:
+    """The format of a file. Raises FLError for one that cannot be written."""
+    kind = asked or path.suffix.removeprefix(".") or "hf"
+    if kind not in _FORMATS:
+        raise FLError(
+            f"{path}: unknown format {kind!r}: there are {', '.join(_FORMATS)}; name the file so, or give one (hf and "
+            "peft are folders)"
+        )
+    if not path.parent.is_dir():
+        raise FLError(f"{path}: there is no folder {path.parent}")
+    if pixels and kind in _WITHOUT_PROGRAM:
+        raise FLError(f"{_WITHOUT_PROGRAM[kind]}: --pixels is for pt2 and onnx")
+    if kind == "onnx" and not all(map(find_spec, ("onnx", "onnxscript"))):
+        raise FLError("onnx needs a package that is missing: pip install 'layer-surgery[onnx]'")
+    return kind
+
+
+def _from_run(
+    folder: Path,
+    kind: str,
+    model: Model | None,
+    dataset: Dataset | None,
+    example: Tensor | None,
+    client: int | None,
+    best: bool,
+    pixels: bool,
+) -> tuple[nn.Module, Tensor | None]:
+    """The model of a run, with adapters beside it for peft alone, and an input for it where the format needs one."""
+    if client is None:
+        net = load_with_adapters(folder, model, best=best)
+    else:
+        net = client_model(folder, client, model, dataset, best=best)
+    if kind != "peft":
+        net = folded(net)
+    if example is None and kind in ("pt2", "onnx"):
+        example = checkpoint.read_parts(folder, model=model)[0].example(2)
+    if pixels:
+        data = Config.read(folder).load() if dataset is None else _built(folder, model, dataset).fed.data
+        net, example = _OfPixels(net, data), example.to(torch.uint8)
+    return net, example
+
+
+def _write_adapters(net: nn.Module, path: Path, base: str | None) -> None:
+    inner = net.model if isinstance(net, HFModel) else net
+    try:
+        with writing(path):
+            adapters.write_peft(as_parameters(inner), path, base_model_name_or_path=base)
+    except SurgeryError as error:
+        raise FLError(f"{path}: {error}") from None
+
+
+def _base(folder: Path, net: nn.Module, own: bool) -> str | None:
+    """The name of the base, if it has one, that the adapters of a run belong to.
+
+    Args:
+        own: whether the model was given from Python.
+
+    Raises FLError unless the model is its adapters on a base that others have.
+    """
+    config = Config.read(folder)
+    way = "or give another format, which has all of the model"
+    if not any(adapters.adapted_layers(net)):
+        raise FLError(f"{folder} has no adapters (--adapters.kind lora), which peft's files are made of")
+    if any(name.endswith("base_layer.weight") for name, _ in net.named_parameters()):
+        raise FLError(f"{folder}: {config.algorithm[0]} has changed the base as well: give another format")
+    trained, start, drawn, name = adapters.state(net), load_initial_weights(folder, config), (), None
+    kind = config.model.partition(":")[0] if ":" in config.model else "zoo"
+    if isinstance(net, HFModel):
+        if config.depth or set(config.width) != {1.0}:
+            raise FLError(
+                f"{folder}: --width or --depth has cut the base, and {net.folder} is another: give another format"
+            )
+        drawn, name = [f"model.{one}" for one in net.drawn], str(net.folder)
+    if start:
+        drawn, name = start.left, None
+    elif not own and kind in ("zoo", "hf-config", *LIBRARIES):
+        drawn = ["all of it"]
+    if lacking := [one for one in drawn if one not in trained]:
+        raise FLError(
+            f"{folder}: the base was drawn ({lacking[0]}), and nobody else has it: begin with --init, train the layer "
+            f"whole (--adapters.train), {way}"
+        )
+    for norm, module in net.named_modules():
+        if isinstance(module, BatchNorm) and module.track_running_stats and f"{norm}.running_mean" not in trained:
+            raise FLError(
+                f"{folder}: the statistics of {norm} have moved, and adapters do not have them: train it whole "
+                f"(--adapters.train), {way}"
+            )
+    return name
+
+
 def client_model(
     folder: Path, client: int, model: Model | None = None, dataset: Dataset | None = None, *, best: bool = False
 ) -> nn.Module:
-    """Load the model that a client of a run predicts with, on the CPU, in evaluation mode.
+    """Load the model that a client of a run predicts with, on the CPU, in evaluation mode, with its adapters.
 
     The run's data set is needed.
 
@@ -174,7 +255,7 @@ def client_model(
 
 
 def client_module(fed: Federation, algorithm: Algorithm, server: Server, client: int) -> nn.Module:
-    """A module with the model that a client predicts with, in evaluation mode.
+    """A module with the model that a client predicts with, in evaluation mode, with its adapters.
 
     Raises FLError if there is no such client, or it predicts with none, or with the sum of several.
     """
@@ -195,7 +276,7 @@ def module_with(fed: Federation, state: State, module: nn.Module | None = None) 
     module = fed.model if module is None else module
     net = copy.deepcopy(module)
     net.load_state_dict({**state, **fed.statistics(state, module)})
-    return folded(net).eval()
+    return net.eval()
 
 
 def _built(folder: Path, model: Model | None, dataset: Dataset | None) -> Run:

@@ -224,9 +224,15 @@ def load_model(folder: str | Path, model: Model | None = None, *, best: bool = F
         best: that of the best evaluated round (see `fl.runs.metrics.best`), for a run with --keep-best; by default that
             of the last round.
 
+    Adapters are folded into it.
+
     Raises FLError if the folder holds no run, or several, or one of another model, or not the model of its best round.
     """
-    folder = Path(folder)
+    return folded(load_with_adapters(Path(folder), model, best=best)).eval()
+
+
+def load_with_adapters(folder: Path, model: Model | None = None, *, best: bool = False) -> nn.Module:
+    """Load the trained global model of a run folder, with its adapters, as `load_model` does."""
     config = Config.read(folder)
     if len(config.runs()) > 1:
         raise FLError(f"{folder} holds several runs: give one of the folders in it")
@@ -247,7 +253,7 @@ def load_model(folder: str | Path, model: Model | None = None, *, best: bool = F
         net.load_state_dict(state | tied)
     except RuntimeError as error:
         raise FLError(f"{folder} holds another model: {' '.join(str(error).split())}") from None
-    return folded(net).eval()
+    return net
 
 
 def is_last_best(folder: Path) -> bool:

@@ -18,6 +18,7 @@ from fl.base.errors import Diverged, FLError, Terminated, Unwritable
 from fl.base.files import write_text
 from fl.distributed import current, is_joined, is_one_of_several, joined
 from fl.federation.clients import RemoteClients
+from fl.models.adapted import folded
 from fl.models.custom_model import Model
 from fl.runs import lock
 from fl.runs.assembly import build, resolve_inputs
@@ -85,14 +86,14 @@ class Round:
     @property
     def model(self) -> nn.Module:
         """A copy of the global model, on the run's device, in evaluation mode."""
-        return module_with(self._fed, self.server["global"])
+        return folded(module_with(self._fed, self.server["global"]))
 
     def client_model(self, client: int) -> nn.Module:
         """A copy of the model that a client predicts with: its personal one, its cluster's, or its part of the global.
 
         Raises FLError if it predicts with none, or with the sum of several.
         """
-        return client_module(self._fed, self._algorithm, self.server, client)
+        return folded(client_module(self._fed, self._algorithm, self.server, client))
 
 
 class Run:

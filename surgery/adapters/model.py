@@ -295,7 +295,8 @@ def _chosen(model: nn.Module, patterns: Sequence[str] | None, train: Sequence[st
 
 
 def _unknown(pattern: str, model: nn.Module) -> str:
-    return f"no module is called like that: {hint(pattern, [name for name, _ in model.named_modules()])}"
+    _, *names = (name for name, _ in model.named_modules(remove_duplicate=False))
+    return f"no module is called like that: {hint(pattern, names)}"
 
 
 def _several_owners(model: nn.Module) -> set[int]:

@@ -4,7 +4,7 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -106,17 +106,20 @@ def write_peft(model: nn.Module, folder: str | Path, **settings: Any) -> None:
 
 
 def check_tied(
-    named: Iterable[tuple[str, Tensor]], changed: Iterable[str], way: str, what: str = "is trained whole"
+    named: Iterable[tuple[str, Tensor]], changed: Collection[str], way: str, what: str = "is trained whole"
 ) -> None:
     """Raise SurgeryError for what changes and has several names, of which peft changes one."""
     names: dict[int, list[str]] = {}
     for name, tensor in named:
-        names.setdefault(tensor.data_ptr() or id(tensor), []).append(name)
-    if tied := [both for both in names.values() if len(both) > 1 and not set(both).isdisjoint(changed)]:
-        raise SurgeryError(
-            f"{tied[0][0]!r} {what}, and it is {tied[0][1]!r} as well, which peft leaves as it was: {way}, "
-            "or give each a tensor of its own"
-        )
+        place = tensor.data_ptr() if tensor.layout is torch.strided else 0
+        names.setdefault(place or id(tensor), []).append(name)
+    for both in names.values():
+        if len(both) > 1 and (one := next((name for name in both if name in changed), None)):
+            other = next(name for name in both if name != one)
+            raise SurgeryError(
+                f"{one!r} {what}, and it is {other!r} as well, which peft leaves as it was: {way}, or give each a "
+                "tensor of its own"
+            )
 
 
 def _check_convolutions(model: nn.Module) -> None:

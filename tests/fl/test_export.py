@@ -12,8 +12,10 @@ import fl
 from fl import run as cli
 from fl.base.errors import FLError
 from fl.export import main
+from fl.models.adapted import AdapterOptions, folded
 from fl.runs.export import client_model
 from fl.runs.folder import restore_server
+from surgery.adapters import read_peft
 
 CONFIG = fl.Config(algorithm="fedavg", clients=4, participants=2, rounds=1, local_epochs=1, width=0.1, batch_size=50)
 
@@ -130,6 +132,42 @@ def test_a_run_of_a_model_and_data_of_one_s_own_is_exported_with_them(tmp_path):
             fl.export(folder, tmp_path / "other.pt", **asked)
     with pytest.raises(FLError, match="are for a run folder, and a module was given"):
         fl.export(net, tmp_path / "other.pt", model=perceptron)
+
+
+def test_adapters_alone_are_a_folder_of_peft(folder, tmp_path, capsys):
+    base = perceptron()
+    options = AdapterOptions("lora", rank=2, modules=("1",), train=("3",))
+    config = replace(CONFIG, width=1.0, adapters=options)
+    x = images()
+    for method in ("fedavg", "local"):
+        fl.simulate(replace(config, algorithm=(method,)), tmp_path / method, model=base)
+    fl.export(tmp_path / "fedavg", tmp_path / "all", model=base, format="peft")
+    expected = fl.load_model(tmp_path / "fedavg", base)(x)
+    torch.testing.assert_close(read_peft(base, tmp_path / "all")(x), expected)
+    asked = {"client": 1, "model": base}
+    fl.export(tmp_path / "local", tmp_path / "one", format="peft", **asked)
+    torch.testing.assert_close(
+        read_peft(base, tmp_path / "one")(x), folded(client_model(tmp_path / "local", 1, base))(x)
+    )
+    fl.export(tmp_path / "local", tmp_path / "one.pt", **asked)
+    whole = perceptron()
+    whole.load_state_dict(torch.load(tmp_path / "one.pt", weights_only=True))
+    torch.testing.assert_close(whole(x), read_peft(base, tmp_path / "one")(x))
+    fl.simulate(replace(config, algorithm=("flora",)), tmp_path / "flora", model=base)
+    with pytest.raises(FLError, match="flora has changed the base as well"):
+        fl.export(tmp_path / "flora", tmp_path / "other", model=base, format="peft")
+    with pytest.raises(FLError, match="exists already"):
+        fl.export(tmp_path / "fedavg", tmp_path / "all", model=base, format="peft")
+    convolutional = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 10))
+    fl.simulate(replace(config, adapters=AdapterOptions("lora", rank=2)), tmp_path / "norm", model=convolutional)
+    with pytest.raises(FLError, match="the statistics of 1 have moved"):
+        fl.export(tmp_path / "norm", tmp_path / "other", model=convolutional, format="peft")
+    fl.simulate(replace(CONFIG, adapters=AdapterOptions("lora", rank=2)), tmp_path / "drawn")
+    with pytest.raises(FLError, match=r"base was drawn \(all of it\)"):
+        fl.export(tmp_path / "drawn", tmp_path / "other", format="peft")
+    assert main([str(folder), str(tmp_path / "other"), "--format", "peft"]) == 2
+    assert "has no adapters" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
 
 
 def test_what_a_compiler_refuses_and_what_needs_an_example_is_told(tmp_path, monkeypatch):

@@ -13,7 +13,9 @@ import fl
 import zoo
 from fl import landscape
 from fl import run as cli
+from fl.analysis.groups import find_runs
 from fl.analysis.landscape import Landscape, grid, hessian_trace, mean_loss, random_direction, samples, surface
+from fl.analysis.landscape import landscape as around
 from fl.runs import checkpoint
 from fl.runs.metrics import read
 from fl.settings import Config
@@ -181,6 +183,19 @@ def test_the_trace_is_that_of_the_whole_hessian(name):
     many = hessian_trace(loss, at, generator(8), 400)
     spread = (2 * (whole.square().sum() - whole.diagonal().square().sum()) / 400).sqrt()  # Hutchinson's variance
     assert abs(many - whole.trace()) < 4 * spread
+
+
+def test_a_run_s_trace_is_of_all_its_samples_alike(tmp_path):
+    """In parts of 100 samples, of which the last is smaller."""
+    folder = train(tmp_path, "a")
+    (run,) = find_runs([folder])
+    data = run.config.load()
+    found = around(run, "a", data, grid(3, 0.5), "test", 230, 0, 1, "cpu")
+    model = fl.load_model(folder)
+    x, y = samples(fl.build(run.config)[0], "test", 230, fl.Rng(0))
+    at = {name: weight.detach() for name, weight in model.named_parameters()}
+    whole = hessian_trace(mean_loss(model, data, x, y, 1), at, fl.Rng(0).torch("signs"))
+    assert found.trace == pytest.approx(whole, rel=1e-4)
 
 
 def test_a_loss_without_a_second_derivative_has_no_trace(tmp_path, caplog, monkeypatch):

@@ -165,3 +165,14 @@ def test_what_is_not_on_the_meta_device_is_computed_anew():
         x += 1
         second = x * 2
     assert (first.tolist(), second.tolist()) == ([2, 2, 2], [4, 4, 4])
+
+
+def test_what_a_module_s_own_hooks_compute_counts_as_the_module_s():
+    net, seen = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), []
+    net[1].register_forward_pre_hook(lambda module, args: seen.append(("before", stack[-1])))
+    net[1].register_forward_hook(lambda module, args, output: seen.append(("after", stack[-1])))
+    with watching(net) as stack:
+        net(torch.ones(1, 2))
+        assert stack == [""]
+    assert seen == [("before", "1"), ("after", "1")]
+    assert len(net[1]._forward_hooks) == len(net[1]._forward_pre_hooks) == 1

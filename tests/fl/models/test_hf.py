@@ -5,6 +5,7 @@ import math
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ import fl
 from fl.data import TextOptions
 from fl.data.text import decode
 from fl.models.adapted import AdapterOptions
+from surgery.adapters import read_peft
 
 transformers = pytest.importorskip("transformers")
 
@@ -130,6 +132,50 @@ def test_backends_agree_and_an_exported_folder_is_the_librarys(case, folders, tm
     there = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"config.json", "model.safetensors"} <= there
     assert (name == "gpt2") == ("tokenizer.json" in there)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.endswith("lora")])
+def test_peft_loads_an_exported_adapter(case, folders, tmp_path):
+    peft = pytest.importorskip("peft")
+    name = case.partition("-")[0]
+    options = CASES[case]["adapters"]
+    if name == "bert":  # whose pooler the folder does not have
+        config, data = settings(folders, name, **CASES[case])
+        fl.simulate(config, tmp_path / "drawn", dataset=data)
+        with pytest.raises(fl.FLError, match=r"base was drawn \(model.bert.pooler.dense"):
+            fl.export(tmp_path / "drawn", tmp_path / "adapter", format="peft")
+        options = replace(options, train=("*.classifier", "*.pooler"))
+    config, data = settings(folders, name, adapters=options)
+    fl.simulate(config, tmp_path / "run", dataset=data)
+    fl.export(tmp_path / "run", tmp_path / "adapter", format="peft")
+    cls = transformers.BertForSequenceClassification if name == "bert" else transformers.AutoModelForCausalLM
+    written = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
+    assert written["base_model_name_or_path"] == str(folders / name)
+    base = cls.from_pretrained(folders / name, **({"num_labels": 3} if name == "bert" else {}))
+    tuned = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+    x = padded().test_x[:5].long() if name == "bert" else torch.randint(1, 300, (5, 16))
+    logits = tuned(input_ids=x, attention_mask=(x != 0).long()).logits
+    torch.testing.assert_close(fl.load_model(tmp_path / "run")(x), logits, rtol=1e-5, atol=1e-6)
+
+
+def test_adapters_of_a_base_that_no_folder_has_are_not_exported_alone(folders, tmp_path):
+    options = {"adapters": AdapterOptions("lora", rank=2, modules=("*.q_proj",))}
+    fl.simulate(settings(folders, "llama", "hf-config", **options)[0], tmp_path / "drawn")
+    with pytest.raises(fl.FLError, match=r"base was drawn \(all of it\)"):
+        fl.export(tmp_path / "drawn", tmp_path / "out", format="peft")
+    fl.simulate(settings(folders, "llama", depth=(1,), **options)[0], tmp_path / "cut")
+    with pytest.raises(fl.FLError, match="--width or --depth has cut the base"):
+        fl.export(tmp_path / "cut", tmp_path / "out", format="peft")
+    fl.simulate(settings(folders, "llama")[0], tmp_path / "whole")
+    begun = fl.export(tmp_path / "whole", tmp_path / "begun.safetensors")
+    fl.simulate(settings(folders, "llama", init=str(begun), **options)[0], tmp_path / "tuned")
+    fl.export(tmp_path / "tuned", tmp_path / "out", format="peft")
+    assert json.loads((tmp_path / "out/adapter_config.json").read_text())["base_model_name_or_path"] is None
+    base = transformers.AutoModelForCausalLM.from_pretrained(folders / "llama").eval()
+    base.load_state_dict({name.removeprefix("model."): t for name, t in load_file(begun).items()}, strict=False)
+    x = torch.randint(1, 300, (5, 16))
+    logits = read_peft(base, tmp_path / "out")(input_ids=x).logits
+    torch.testing.assert_close(fl.load_model(tmp_path / "tuned")(x), logits, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", some(["gpt2", "llama", "vit"], ["vit"]))
