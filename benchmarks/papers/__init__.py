@@ -47,7 +47,8 @@ class Claim:
     Attributes:
         paper, text: whose, and what it says in short.
         cells: how the ids of the cells begin that bear on it.
-        smaller: the same of cells in other settings than the paper's, which are asked where none of those was run.
+        smaller: the same of cells in other settings than the paper's, which are asked where none of those was run:
+            those on its data and with its rounds, if there are some.
         part: what an id must contain besides.
         at: which of a cell's comparisons bears on it.
         elsewhere, word: what there is to say where nothing was run, and the verdict then.
@@ -76,9 +77,9 @@ CLAIMS = (
     ),
     Claim(
         "fedmr", "in a flat area, recombined models are optimized towards the same direction", ("fedmr.figure6.",),
-        "fedmr.smaller.cosine.",
+        "fedmr.smaller.cosine.cifar10-",
     ),
-    Claim("fedmr", "recombined models are guided towards a flat area", smaller="fedmr.smaller.flat."),
+    Claim("fedmr", "recombined models are guided towards a flat area", smaller="fedmr.smaller.flat.cifar10"),
     Claim(
         "fedmr", "no client's privacy is exposed",
         elsewhere="no measurement: tests hold who can read what in secure recombination (`tests/fl/secure`)",

@@ -34,9 +34,10 @@ A verdict is one of these, decided by numbers alone:
 - **cannot be known**: the paper has an image there, and no number in its text.
 
 A claim of an abstract is judged by its cells, each in the settings that come nearest, and has the worst verdict of
-these. `(other settings)` are runs on smaller data or with fewer rounds than the paper's, those "made earlier" from
-before there were cells; the pages of [FedMR](fedmr.md), [FeMAM](femam.md) and [FedFA](fedfa.md) say more of them. They
-do not decide about the paper's.
+these. `(other settings)` are runs on smaller data, with fewer rounds or with another model than the paper's; where some
+have its data and its rounds, only these count for the claim. Those "made earlier" are from before there were cells; the
+pages of [FedMR](fedmr.md), [FeMAM](femam.md) and [FedFA](fedfa.md) say more of them. They do not decide about the
+paper's.
 """
 _LEGEND = {
     "fedmr": "Settings in question: without a word those of the paper's text (momentum 0.9, McMahan's CNN, layers as "
