@@ -104,16 +104,19 @@ def _judged(claim: Claim, results: dict[str, Result]) -> tuple[str, str]:
     """
     for smaller in (False, True):
         rows: dict[str, list[str]] = {}
+        seeds: set[int] = set()
         for name, one in results.items():
             if claim.bears(name, smaller):
                 words = rows.setdefault(one.cell.row or name, [])
                 if not one.short and one.verdicts[claim.at] != NOT_RUN:
                     words.append(one.verdicts[claim.at])
+                    seeds.update(map(len, one.values[claim.at].values()))
         if known := [min(words, key=VERDICTS.index) for words in rows.values() if words]:
             counts = ", ".join(f"{known.count(word)} {word}" for word in VERDICTS if word in known)
-            whose = "cells in other settings" if smaller else "the paper's cells"
+            cells = f"{len(rows)} cells in other settings" if smaller else f"the paper's {len(rows)} cells"
+            each = " to ".join(map(str, sorted({min(seeds), max(seeds)}))) + " seed" + "s" * (max(seeds) > 1)
             word = max(known, key=VERDICTS.index)
-            return word + f" ({SMALLER})" * smaller, f"{len(known)} of {len(rows)} {whose} were run: {counts}"
+            return word + f" ({SMALLER})" * smaller, f"{len(known)} of {cells} were run, {each} each: {counts}"
     return claim.word, claim.elsewhere
 
 
