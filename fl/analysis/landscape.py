@@ -183,7 +183,8 @@ def hessian_trace(loss: Callable[[State], Tensor], at: State, generator: torch.G
     16.0
     """
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in at.items()}
-    tensors, total = list(leaves.values()), 0.0
+    tensors = list(leaves.values())
+    total = tensors[0].new_zeros(())  # stays on the device
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
         first = torch.autograd.grad(loss(leaves), tensors, create_graph=True, materialize_grads=True)
         for _ in range(probes):
@@ -191,8 +192,8 @@ def hessian_trace(loss: Callable[[State], Tensor], at: State, generator: torch.G
             slope = sum((g * v).sum() for g, v in zip(first, signs))
             if slope.requires_grad:  # else the loss is linear
                 second = torch.autograd.grad(slope, tensors, retain_graph=True, materialize_grads=True)
-                total += sum((h * v).sum().item() for h, v in zip(second, signs))
-    return total / probes
+                total = total + sum((h * v).sum() for h, v in zip(second, signs)).detach()
+    return total.item() / probes
 
 
 def titles(runs: Sequence[Run]) -> list[str]:

@@ -117,7 +117,7 @@ def export(
     if os.path.lexists(path):  # a link that leads nowhere, too
         raise FLError(f"{path} exists already: give another file")
     if kind == "peft":
-        base = None if isinstance(trained, nn.Module) else _base(Path(trained), net, model is not None)
+        base = {} if isinstance(trained, nn.Module) else _base(Path(trained), net, model is not None)
         _write_adapters(net, path, base)
         return path
     if kind == "hf":
@@ -177,17 +177,19 @@ def _from_run(
     return net, example
 
 
-def _write_adapters(net: nn.Module, path: Path, base: str | None) -> None:
+def _write_adapters(net: nn.Module, path: Path, settings: dict[str, str | None]) -> None:
     inner = net.model if isinstance(net, HFModel) else net
     try:
         with writing(path):
-            adapters.write_peft(as_parameters(inner), path, base_model_name_or_path=base)
+            adapters.write_peft(as_parameters(inner), path, **settings)
     except SurgeryError as error:
         raise FLError(f"{path}: {error}") from None
 
 
-def _base(folder: Path, net: nn.Module, own: bool) -> str | None:
-    """The name of the base, if it has one, that the adapters of a run belong to.
+def _base(folder: Path, net: nn.Module, own: bool) -> dict[str, str | None]:
+    """What peft's settings say of the base that the adapters of a run belong to: its name, or that it has none.
+
+    A model that was given from Python says it itself.
 
     Args:
         own: whether the model was given from Python.
@@ -223,7 +225,7 @@ def _base(folder: Path, net: nn.Module, own: bool) -> str | None:
                 f"{folder}: the statistics of {norm} have moved, and adapters do not have them: train it whole "
                 f"(--adapters.train), {way}"
             )
-    return name
+    return {} if own and not start else {"base_model_name_or_path": name}
 
 
 def client_model(
