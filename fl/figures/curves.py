@@ -150,9 +150,11 @@ def draw_level(axis: Axes, label: str, look: Look, mean: float, std: float, ends
 def finish_panel(axis: Axes, key: str, along: str = "round", xlabel: str = "") -> None:
     """Finish a panel once all panels that share its y axis are drawn; say below it which lines end without a value."""
     finish(axis, key, along)
-    ends = {line.get_label(): ([*line.get_ydata()] or [math.nan])[-1] for line in axis.lines}
-    lost = [f"{shorten(name)} ({end})" for name, end in ends.items() if name[0] != "_" and not np.isfinite(end)]
-    note = textwrap.fill(f"not finite at the end: {', '.join(lost)}", 50) if lost else ""
+    values = {line.get_label(): [*line.get_ydata()] for line in axis.lines if line.get_label()[0] != "_"}
+    lost = [f"{shorten(name)} ({known[-1]})" for name, known in values.items() if known and not np.isfinite(known[-1])]
+    without = [shorten(name) for name, known in values.items() if not known]
+    notes = (("not finite at the end", lost), ("not measured", without))
+    note = "\n".join(textwrap.fill(f"{what}: {', '.join(names)}", 50) for what, names in notes if names)
     axis.set_xlabel("\n".join(filter(None, [xlabel or axis.get_xlabel(), note])))
     if axis.get_shared_y_axes().get_siblings(axis)[1:] and not axis.get_subplotspec().is_first_col():
         axis.set_ylabel("")

@@ -123,6 +123,8 @@ def test_lines_that_stop_being_finite_say_so(draw):
     figure = draw({"fedavg": [rows()], "fedmr": lost, "indep": [rows(loss=math.inf)]})
     assert figure.axes[1].get_xlabel() == "round\nnot finite at the end: fedmr (nan), indep (inf)"
     assert figure.axes[0].get_xlabel() == "round"
+    without = [[{name: value for name, value in row.items() if name != "loss"} for row in rows()]]
+    assert draw({"fedavg": [rows()], "indep": without}).axes[1].get_xlabel() == "round\nnot measured: indep"
     alone = draw({"indep": [rows(loss=math.nan)]})
     assert "no finite value" in [text.get_text() for text in alone.axes[1].texts]
 
