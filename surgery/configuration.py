@@ -9,13 +9,14 @@ import functools
 import inspect
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.overrides import TorchFunctionMode
 
 from surgery.errors import first_line
 from surgery.names import joined
@@ -46,8 +47,26 @@ def made_from(kind: type[nn.Module], config: Any) -> nn.Module:
 
     Buffers have their values. Whatever error the class raises is passed on.
     """
-    with _quiet(kind), torch.random.fork_rng(devices=[]), _parameters_on_meta():
+    with _quiet(kind), torch.random.fork_rng(devices=[]), _parameters_on_meta(), _Undrawn():
         return kind(copy.deepcopy(config))
+
+
+class _Undrawn(TorchFunctionMode):
+    """Leaves tensors on the meta device as they are where initial weights are drawn: they have no values, and torch
+    takes milliseconds for each of them.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") in _DRAWING:
+            tensor = args[0] if args else kwargs.get("tensor")
+            if isinstance(tensor, Tensor) and tensor.is_meta:
+                return tensor
+        return func(*args, **kwargs)
+
+
+_DRAWING = {name for name in vars(nn.init) if name.endswith("_") and not name.startswith("_")}
+"""Names of functions and methods that draw values into a tensor; libraries wrap those of torch under these names."""
 
 
 @contextmanager

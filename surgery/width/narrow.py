@@ -41,7 +41,7 @@ from surgery.width.shortfall import (
 )
 from surgery.width.solve import Atom, Axis, Solution, digits, is_whole, named_widths, size_of, solve
 from surgery.width.target import SLOW, Cost, Target, What, numbers_kept
-from surgery.width.trace import Trace, same_code, traced
+from surgery.width.trace import Trace, numbered, same_code, traced
 
 _COUPLINGS = 6  # that are tried to bring the narrow model further
 _ROUNDS = 8  # in which the predicted time is corrected by the measured one
@@ -444,7 +444,8 @@ def _first_further(here: Attempt, stuck: Divergence) -> Attempt | None:
 
     For it two widths are one, or are equally long, or another digit of one shrinks.
     """
-    known, couplings = here.known, list(islice(_couplings(here, stuck.step), _COUPLINGS))
+    known, module = here.known, here.solution.steps[stuck.step].module
+    couplings = [_repeated(here, module, found) for found in islice(_couplings(here, stuck.step), _COUPLINGS)]
     for further in (
         *(replace(known, couplings=(*known.couplings, coupling)) for coupling in couplings),
         *(replace(known, equal=(*known.equal, one)) for one in _torn(here, stuck.step)),
@@ -506,6 +507,27 @@ def _couplings(here: Attempt, number: int) -> Iterator[Coupling]:
             yield ((first, others[0]),)
             if len(others) > 1:
                 yield tuple((first, other) for other in others)
+
+
+def _repeated(here: Attempt, module: str, coupling: Coupling) -> Coupling:
+    """A coupling that a module needs, in all modules of its class: with a target their widths compete, and one that has
+    equal sizes by chance has others as soon as it is another's turn.
+    """
+    steps, modules = here.solution.steps, dict(here.seen.model.named_modules())
+    numbers = numbered(steps)
+    places, found = [*numbers], [*coupling]
+    for other in (name for name, one in modules.items() if type(one) is type(modules[module]) and name != module):
+        for pair in coupling:
+            there = []
+            for step, position in pair:
+                around, *place = places[step]
+                number = numbers.get((other + around[len(module) :], *place))
+                there += [] if number is None else [(Place(number, position), steps[number].axes()[position:][:1])]
+            if [len(axis) for _, axis in there] == [1, 1]:
+                (a, (one,)), (b, (another,)) = there
+                if one.size == another.size and not is_whole(one) and not is_whole(another):
+                    found.append((a, b))
+    return tuple(found)
 
 
 def _with_whole(here: Attempt, stuck: Divergence, position: int | None, everywhere: bool = False) -> Constraints:

@@ -504,12 +504,20 @@ class _Count(Watch):
             self.found[self.where[-1], operation_name(operation)] += 1
 
 
+def numbered(steps: Sequence[Step]) -> dict[tuple[str, int, str], int]:
+    """The number of each step by the name of its module, how many operations that ran before, and its own name."""
+    calls: Counter[str] = Counter()
+    found = {}
+    for number, step in enumerate(steps):
+        found[step.module, calls[step.module], step.name] = number
+        calls[step.module] += 1
+    return found
+
+
 def same_code(model: nn.Module, steps: Sequence[Step], number: int) -> list[Step]:
     """The operations at the place in the code of its module where a step is, in all modules of that class."""
-    modules, calls, places = dict(model.named_modules()), Counter(), []
-    for step in steps:
-        places.append((type(modules[step.module]), calls[step.module], step.name))
-        calls[step.module] += 1
+    modules = dict(model.named_modules())
+    places = [(type(modules[name]), *place) for name, *place in numbered(steps)]
     return [step for step, place in zip(steps, places) if place == places[number]]
 
 

@@ -243,3 +243,29 @@ def test_what_stays_whole_is_told_once(caplog):
     net = nn.Sequential(nn.Linear(4, 12), Summed(), nn.Linear(12, 20), nn.ReLU(), nn.Linear(20, 2))
     prune(net, example=torch.zeros(1, 4), target=Target(macs=0.7), steps=4)
     assert caplog.text.count("axis 0 of 0.weight (12, 4) stays whole") == 1
+
+
+class Attention(nn.Module):
+    """Whose code splits queries and values by one attribute, so that both must get equally many positions a head."""
+
+    def __init__(self, c, heads=4):
+        super().__init__()
+        self.head_dim = c // heads
+        self.norm, self.q, self.k, self.v, self.o = nn.LayerNorm(c), *(nn.Linear(c, c) for _ in range(4))
+
+    def forward(self, x):
+        y = self.norm(x)
+        q, k, v = (f(y).view(*x.shape[:-1], -1, self.head_dim).transpose(1, 2) for f in (self.q, self.k, self.v))
+        return x + self.o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(*x.shape[:-1], -1))
+
+
+@pytest.mark.parametrize("macs", [0.75, 0.85])
+def test_widths_that_code_needs_equal_are_so_in_all_blocks_of_a_class(caplog, macs):
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(8, 64), *(Attention(64) for _ in range(6)), nn.Linear(64, 8)), torch.randn(2, 6, 8)
+    small, _, sizes = prune(net, example=x, target=Target(macs=macs))
+    assert macs - 0.05 < sizes[-1].macs / sizes[0].macs <= macs
+    assert "stays whole" not in caplog.text
+    for block in small[1:-1]:
+        q, v = block.q.out_features, block.v.out_features
+        assert q == v == 4 * block.head_dim
