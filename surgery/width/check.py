@@ -109,14 +109,21 @@ def checked_plan(
             heads = chosen.get((name, "num_heads"), module.num_heads)
             chosen[name, "head_dim"] = module.embed_dim // heads
     sets = [{"do": "set", "module": m, "attribute": a, "value": v} for (m, a), v in chosen.items()]
-    right = replace(plan, edits=(*base, *sets))
+    return replace(plan, edits=(*base, *sets))
+
+
+def described(model: nn.Module, plan: Submodel, solution: Solution, choice: Choice, example: Any) -> Submodel:
+    """A checked plan with edits after which the narrow model's configuration says its widths, as `config_edits` finds
+    them.
+    """
 
     def difference(small: nn.Module) -> tuple[int, str] | None:
         found = _difference(small, solution, choice, example)
         return None if found is None else (len(solution.steps) - found.step, str(found))
 
-    more = config_edits(model, right, everywhere, difference)
-    return replace(right, edits=(*right.edits, *more)) if more else right
+    everywhere = together(new_sizes(solution, choice).values())
+    more = config_edits(model, plan, everywhere, difference)
+    return replace(plan, edits=(*plan.edits, *more)) if more else plan
 
 
 def _no_way_on(model: nn.Module, solution: Solution, choice: Choice, difference: _Diverged) -> str:

@@ -25,7 +25,7 @@ from surgery.plan import Submodel
 from surgery.states import state
 from surgery.width import axes
 from surgery.width.axes import SHUFFLED, Why, fix, lost, role
-from surgery.width.check import Divergence, checked_plan, other_constants, splits_interleaved
+from surgery.width.check import Divergence, checked_plan, described, other_constants, splits_interleaved
 from surgery.width.choose import Chosen, Demand, Heads, Rounding, Scores, TracedScores, best, checked, choose, scores_of
 from surgery.width.latency import Latency, Timing, device_of, seconds
 from surgery.width.plan import plan_of
@@ -290,10 +290,15 @@ class Attempt:
         return checked_plan(self.seen.model, plan, self.solution, choice, self.seen.example)
 
     @property
-    def plan(self) -> Submodel:
+    def checked(self) -> Submodel:
         """The plan of an attempt that runs as predicted."""
         assert isinstance(self.outcome, Submodel)
         return self.outcome
+
+    @cached_property
+    def plan(self) -> Submodel:
+        """The same with a configuration that says the new widths; a warning is logged if none can."""
+        return described(self.seen.model, self.checked, self.solution, self.chosen.choice, self.seen.example)
 
     def count(self, what: What) -> Cost:
         """Counts MACs or parameters of any choice of positions."""
@@ -327,7 +332,7 @@ def _within_time(request: Request, target: Target) -> Attempt:
         here = deque(attempts(asked, known), maxlen=1).pop()
         cost, choice, known = here.cost, here.chosen.choice, here.known
         assert isinstance(cost, Latency)
-        share = cost.measure(choice, here.plan.build(request.model))
+        share = cost.measure(choice, here.checked.build(request.model))
         if share <= target.share:
             if within is None or share > low:
                 within, low = here, share

@@ -13,7 +13,7 @@ from surgery.forward import call, copied, in_mode, tensors_in, watching
 from surgery.states import state
 from surgery.torch_private import Watch, tree_map
 from surgery.width.plan import repeated
-from surgery.width.rules.registry import is_step, operation_name
+from surgery.width.rules.registry import RULES, is_step, operation_name
 from surgery.width.solve import SUMS, Axes, Choice, Solution
 from surgery.width.trace import Step
 
@@ -163,21 +163,36 @@ class _Keep(_Replay):
         self.kept.append([tensor.detach().clone() for tensor in tensors])
 
 
+_UNWRITTEN = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
+"""Operations whose results hold whatever was in that memory."""
+
+
+def unwritten(steps: Sequence[Step]) -> list[bool]:
+    """By step whether its result is memory that nothing was written to, or a view of such."""
+    found: list[bool] = []
+    for step in steps:
+        rule = RULES.get(step.name)
+        source = step.sources[0] if len(step.sources) == 1 and rule and rule.carries else None
+        view = source is not None and not isinstance(source[0], str) and found[source[0]]
+        found.append(view or step.name in _UNWRITTEN)
+    return found
+
+
 class _Compare(_Replay):
-    """Compares the results with those that were kept, but for what is computed of weights alone."""
+    """Compares the results with those that were kept, but for what is computed of weights alone or not yet written."""
 
     def __init__(self, kept: list[list[Tensor]], solution: Solution, choice: Choice):
         super().__init__(solution)
         self.kept, self.solution, self.choice = kept, solution, choice
-        self.of_weights = of_weights(self.steps)
+        self.no_numbers = [any(pair) for pair in zip(of_weights(self.steps), unwritten(self.steps))]
 
     def returns(self, name: str, tensors: list[Tensor]) -> None:
         step, before = self.steps[self.done], self.kept[self.done]
         if step.name != name or not all(
             _same(repeated(old, axes, self.choice), new)
             for old, axes, new in zip(before, step.outputs, tensors)
-            # some kernels leave statistics empty
-            if not self.of_weights[self.done] and [axis.size for axis in axes] == list(old.shape)
+            if not self.no_numbers[self.done]
+            and [axis.size for axis in axes] == list(old.shape)  # some kernels leave statistics empty
         ):
             raise _Differs
         self.kept[self.done] = []

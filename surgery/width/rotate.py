@@ -238,7 +238,7 @@ class _Follower:
             if all(value.param for value in along[1:]):
                 result = self.scaled(_Value(), weight, bias) if weight else _Value()
                 return [result] + [_Value()] * (len(outs) - 1)
-        elif name in SUMS:
+        elif name in SUMS and name != "_grouped_mm":  # which has a matrix for each group of rows
             return self.product(step, given, ins, outs)
         raise _Forbidden(" is not known to be linear along it")
 

@@ -178,7 +178,9 @@ def solve(trace: Trace, whole: Mapping[axes.Axis, Why] = MappingProxyType({})) -
     )
 
 
-SUMS = {"mm", "bmm", "addmm", "baddbmm", "matmul", "mv", "addmv", "linear", "convolution", "_convolution"}
+SUMS = {
+    "mm", "bmm", "addmm", "baddbmm", "matmul", "mv", "addmv", "linear", "convolution", "_convolution", "_grouped_mm",
+}  # fmt: skip
 
 
 def summed_over(solution: Solution) -> set[Atom]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from surgery.errors import SurgeryError
-from surgery.forward import named_tensors, observed
+from surgery.forward import Observed, named_tensors, observed
 from surgery.names import joined
 from surgery.plan import Index, Runs, Source, Submodel, as_runs, structure
 from surgery.plan.edits import attribute_of
@@ -19,7 +19,7 @@ from surgery.plan.positions import as_index, positions
 from surgery.states import names_by_id, state
 from surgery.width import axes
 from surgery.width.axes import Why, lost, role
-from surgery.width.check import Divergence, checked_plan
+from surgery.width.check import Divergence, checked_plan, described
 from surgery.width.choose import Chosen, Demand, Heads, checked, choose
 from surgery.width.plan import plan_of
 from surgery.width.replay import changed, trial, trial_input
@@ -99,8 +99,7 @@ def widen(
         raise SurgeryError(whole or f"{type(model).__name__} has no hidden width")
     if whole:
         _log.warning(whole)
-    plan = growth.outcome
-    assert isinstance(plan, Submodel)  # of the last attempt, which computes the same
+    plan = growth.plan
     wide = growth.built(model, plan)
     if noise:
         _add_noise(wide, growth, noise, generator)
@@ -264,10 +263,9 @@ class _Growth:
     @cached_property
     def outcome(self) -> Submodel | tuple[int, Why]:
         """The plan, if the wide model computes the same; otherwise the first step that does not, and why."""
-        plan = plan_of(self.model, self.values, self.solution, self.choice)
         if not self.choice:
-            return plan
-        checked = self._checked(plan)
+            return plan_of(self.model, self.values, self.solution, self.choice)
+        checked = self._checked.found
         if isinstance(checked, Divergence):
             return checked.step, lost(f"the code there does not run wider: {checked.difference}")
         number = changed(self.model, self.built(self.model, checked), self.solution, self.choice, self.example)
@@ -278,15 +276,25 @@ class _Growth:
         why = self.tied(step.module) or f"{where} would compute something else of repeated positions"
         return number, role(why + (" (a whole number as rate keeps means and variances)" if self.rate % 1 else ""))
 
-    def _checked(self, plan: Submodel) -> Submodel | Divergence:
+    @cached_property
+    def _checked(self) -> Observed[Submodel | Divergence]:
         """The plan with its attributes corrected, on the meta device if the model runs there."""
+        plan = plan_of(self.model, self.values, self.solution, self.choice)
 
         def check(model: nn.Module, example: Any) -> Submodel | Divergence:
             return checked_plan(model, plan, self.solution, self.choice, example)
 
         seen = observed(self.model, self.example, check)
-        differs = isinstance(seen.found, Divergence) and seen.on_meta  # other operations may run there
-        return check(self.model, self.example) if differs else seen.found
+        if isinstance(seen.found, Divergence) and seen.on_meta:  # other operations may run there
+            return Observed(check(self.model, self.example), self.model, self.example, False, "")
+        return seen
+
+    @property
+    def plan(self) -> Submodel:
+        """The plan of a wide model that computes the same, with a configuration that says its widths, if one can."""
+        seen = self._checked
+        assert isinstance(seen.found, Submodel)
+        return described(seen.model, seen.found, self.solution, self.choice, seen.example)
 
     def tied(self, module: str) -> str:
         """Why a tensor of a module cannot repeat positions, if another module reads the width with it; or ""."""
@@ -356,7 +364,12 @@ def _grown(
         if isinstance(here.outcome, Submodel):
             return here
         number, why = here.outcome
-        whole.update(dict.fromkeys(of(same_code(twin, trace.steps, number), here.choice.keys()), why))
+        found = of(same_code(twin, trace.steps, number), here.choice.keys())
+        if not found:  # no width lies there: it reads one that does not
+            found = of([one for one in trace.steps if one.module == trace.steps[number].module], here.choice.keys())
+        if not found:
+            raise SurgeryError(f"{type(model).__name__} cannot grow: {why.text}, whichever widths do")
+        whole.update(dict.fromkeys(found, why))
         here = attempt()
     raise SurgeryError(
         f"{type(model).__name__} computes something else, or does not run, in more than {_MOST_LEFT} places "

@@ -193,3 +193,39 @@ def test_what_does_not_run_in_float64_is_compared_in_float32():
     wide, _ = widen(model, rate=2, example=x)
     assert wide.a.out_features == 12
     same_outputs(wide, model, x)
+
+
+def test_memory_is_compared_once_something_is_written_to_it():
+    def forward(net, x):
+        both = x.new_empty(len(x), net.a.out_features + net.b.out_features)
+        both[:, : net.a.out_features].copy_(net.a(x))
+        both[:, net.a.out_features :].copy_(net.b(x))
+        return net.head(both.relu())
+
+    layers = {"a": nn.Linear(4, 6), "b": nn.Linear(4, 3), "head": nn.Linear(9, 2)}
+    net, x = randomized(Made(forward, **layers)), torch.randn(50, 4, dtype=torch.float64)
+    wide, _ = widen(net, rate=2, example=x, strict=True)
+    assert wide.head.in_features == 18
+    assert same_outputs(net, wide, x)
+
+
+@pytest.mark.parametrize("mode", ["copy", "zero"])
+def test_experts_behind_a_grouped_product_grow(mode):
+    def forward(net, x):
+        x, offsets = net.body(x), torch.tensor([1, 2, 4, 5], dtype=torch.int32)
+        grouped = torch.nn.functional.grouped_mm
+        return net.head(grouped(grouped(x, net.up, offs=offsets).relu(), net.down, offs=offsets))
+
+    torch.manual_seed(0)
+    net, x = Made(forward, body=nn.Linear(6, 16), head=nn.Linear(16, 2)), torch.randn(5, 6)
+    net.up, net.down = (nn.Parameter(torch.randn(4, a, b)) for a, b in ((16, 32), (32, 16)))
+    wide, _ = widen(net, rate=2, example=x, mode=mode, strict=True)
+    assert wide.up.shape == (4, 32, 64)
+    assert torch.allclose(wide(x), net(x), atol=1e-4)
+
+
+def test_where_nothing_that_grows_could_be_left_the_reason_is_told(monkeypatch):
+    monkeypatch.setattr("surgery.width.widen.changed", lambda *_: 0)
+    net = nn.Sequential(nn.Tanh(), nn.Linear(4, 6), nn.Linear(6, 2))
+    with pytest.raises(SurgeryError, match="Sequential cannot grow: .* would compute something else"):
+        widen(net, rate=2, example=torch.randn(3, 4))
