@@ -584,7 +584,12 @@ def test_what_channel_shuffles_in_a_row_keep_whole_is_said(caplog):
     unit = lambda: Made(shuffled, layer=nn.Conv2d(12, 12, 1))  # noqa: E731
     one = nn.Sequential(nn.Conv2d(3, 24, 1), unit(), nn.Conv2d(24, 5, 1))
     assert narrow(one, rate=0.5, example=example, strict=True)[0][1].layer.out_channels == 6
-    units = nn.Sequential(nn.Conv2d(3, 24, 1), *[unit() for _ in range(3)], nn.Conv2d(24, 8, 1))
+    alike = nn.Sequential(nn.Conv2d(3, 24, 1), *[unit() for _ in range(3)], nn.Conv2d(24, 8, 1))
+    small, plan = narrow(alike, rate=0.5, example=example)
+    assert [layer.out_channels for layer in (small[0], *(small[i].layer for i in (1, 2, 3)))] == [16, 8, 8, 8]
+    assert_zero_oracle(alike.double(), small.double(), plan, floats(2, 3, 4, 4, seed=1))
+    unlike = [type(f"Unit{i}", (Made,), {})(shuffled, layer=nn.Conv2d(12, 12, 1)) for i in range(3)]
+    units = nn.Sequential(nn.Conv2d(3, 24, 1), *unlike, nn.Conv2d(24, 8, 1))
     with pytest.raises(SurgeryError, match=r"channel shuffles in a row.*keep=\[...\]") as error:
         narrow(units, rate=0.5, example=example)
     assert "constant" not in str(error.value)

@@ -227,5 +227,5 @@ def test_experts_behind_a_grouped_product_grow(mode):
 def test_where_nothing_that_grows_could_be_left_the_reason_is_told(monkeypatch):
     monkeypatch.setattr("surgery.width.widen.changed", lambda *_: 0)
     net = nn.Sequential(nn.Tanh(), nn.Linear(4, 6), nn.Linear(6, 2))
-    with pytest.raises(SurgeryError, match="Sequential cannot grow: .* would compute something else"):
+    with pytest.raises(SurgeryError, match=r"Sequential cannot grow: .* would compute something else"):
         widen(net, rate=2, example=torch.randn(3, 4))
