@@ -191,16 +191,18 @@ def noted() -> Iterator[list[str]]:
 
 
 def prepared(model: nn.Module, example: Any) -> tuple[nn.Module, Any]:
-    """The model with noise in its weights, and its input: in float64 if it is not large and all its operations can."""
+    """The model with noise in its weights, and its input: in float64 if it is not large and all its operations can, and
+    what it computes is finite there as well (masks may be the least numbers of float32).
+    """
     judges.randomize(model.eval())
     if numbers(model) > LARGE:
         return model, example
     double, given = copy.deepcopy(model).double(), doubled(example)
     try:
-        outputs(double, given)
+        finite = all(tensor.isfinite().all() for tensor in tensors(outputs(double, given)))
     except (RuntimeError, ValueError):  # torch has no grouped products in float64
-        return model, example
-    return double, given
+        finite = False
+    return (double, given) if finite else (model, example)
 
 
 def doubled(tree: Any) -> Any:

@@ -87,6 +87,12 @@ def config_edits(model: nn.Module, plan: Submodel, sizes: NewSizes, difference: 
     holder = holder_of(model)
     if holder is None or plan.small_shapes == dict(plan.shapes):
         return []
+    unsaved = getattr(model, "_keys_to_ignore_on_save", None) or ()  # as transformers' classes name them
+    if cut := sorted(name for name in unsaved if plan.small_shapes.get(name) != plan.shapes.get(name)):
+        module = cut[0].rpartition(".")[0]
+        what = f"its class does not save {cut[0]}, and computes another one for another width"
+        warn(model, what, f"leave that width as it is with keep={[module]}")
+        return []
     config = getattr(model, holder)
     try:
         full = made_from(type(model), config)

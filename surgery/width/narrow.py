@@ -41,7 +41,7 @@ from surgery.width.shortfall import (
 )
 from surgery.width.solve import Atom, Axis, Solution, digits, is_whole, named_widths, size_of, solve
 from surgery.width.target import SLOW, Cost, Target, What, numbers_kept
-from surgery.width.trace import Trace, numbered, same_code, traced
+from surgery.width.trace import Trace, alike, numbered, same_code, traced
 
 _COUPLINGS = 6  # that are tried to bring the narrow model further
 _ROUNDS = 8  # in which the predicted time is corrected by the measured one
@@ -515,18 +515,18 @@ def _couplings(here: Attempt, number: int) -> Iterator[Coupling]:
 
 
 def _repeated(here: Attempt, module: str, coupling: Coupling) -> Coupling:
-    """A coupling that a module needs, in all modules of its class: with a target their widths compete, and one that has
-    equal sizes by chance has others as soon as it is another's turn.
+    """A coupling that a module needs, in all modules with its code: with a target their widths compete, and one that
+    has equal sizes by chance has others as soon as it is another's turn.
     """
-    steps, modules = here.solution.steps, dict(here.seen.model.named_modules())
+    steps = here.solution.steps
     numbers = numbered(steps)
     places, found = [*numbers], [*coupling]
-    for other in (name for name, one in modules.items() if type(one) is type(modules[module]) and name != module):
-        for pair in coupling:
+    for other in alike(here.seen.model, module):
+        for pair in coupling if other != module else ():
             there = []
             for step, position in pair:
-                around, *place = places[step]
-                number = numbers.get((other + around[len(module) :], *place))
+                around, call, name = places[step]
+                number = numbers.get((other + around[len(module) :], call, name))
                 there += [] if number is None else [(Place(number, position), steps[number].axes()[position:][:1])]
             if [len(axis) for _, axis in there] == [1, 1]:
                 (a, (one,)), (b, (another,)) = there

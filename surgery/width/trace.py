@@ -33,6 +33,7 @@ from surgery.forward import (
     tensors_in,
     watching,
 )
+from surgery.names import outwards
 from surgery.torch_private import Operations, Watch, tree_leaves, tree_map
 from surgery.width import axes
 from surgery.width.axes import Axes, Axis, Kind, Why, lost
@@ -362,10 +363,14 @@ class _Follow(Operations):
 
 
 def decisions(func: Any, given: list[Tensor], result: Any) -> Any:
-    """The parts of a result that numbers decided: what is no floating-point tensor though the operation takes one."""
-    if func._schema.is_mutable or not any(t.is_floating_point() and not t.is_meta for t in given):
+    """The parts of a result that numbers decided: what is no real or complex tensor though the operation takes one."""
+
+    def has_numbers(tensor: Tensor) -> bool:
+        return tensor.is_floating_point() or tensor.is_complex()
+
+    if func._schema.is_mutable or not any(has_numbers(tensor) and not tensor.is_meta for tensor in given):
         return None
-    parts = tree_map(lambda part: None if isinstance(part, Tensor) and part.is_floating_point() else part, result)
+    parts = tree_map(lambda part: None if isinstance(part, Tensor) and has_numbers(part) else part, result)
     return parts if any(part is not None for part in tree_leaves(parts)) else None
 
 
@@ -514,11 +519,30 @@ def numbered(steps: Sequence[Step]) -> dict[tuple[str, int, str], int]:
     return found
 
 
-def same_code(model: nn.Module, steps: Sequence[Step], number: int) -> list[Step]:
-    """The operations at the place in the code of its module where a step is, in all modules of that class."""
+def alike(model: nn.Module, name: str) -> list[str]:
+    """The names of the modules with the code of a module: those of its class; of a module without parts (a linear
+    layer), and of plain containers, those that lie at the same place in the modules of the class around them.
+    """
     modules = dict(model.named_modules())
-    places = [(type(modules[name]), *place) for name, *place in numbered(steps)]
-    return [step for step, place in zip(steps, places) if place == places[number]]
+
+    def place(name: str) -> tuple[type, str]:
+        whole = (one for one in outwards(name) if modules[one]._modules and type(modules[one]) not in _CONTAINERS)
+        around = next(whole, "")
+        return type(modules[around]), name[len(around) :]
+
+    here = place(name)
+    return [other for other in modules if place(other) == here]
+
+
+_CONTAINERS = {nn.Sequential, nn.ModuleList, nn.ModuleDict}
+
+
+def same_code(model: nn.Module, steps: Sequence[Step], number: int) -> list[Step]:
+    """The operations at the place in the code of its module where a step is, in all modules that are `alike`."""
+    numbers = numbered(steps)
+    module, call, name = [*numbers][number]
+    found = (numbers.get((other, call, name)) for other in alike(model, module))
+    return [steps[one] for one in found if one is not None]
 
 
 def bind(func: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:

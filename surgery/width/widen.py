@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from surgery.errors import SurgeryError
 from surgery.forward import Observed, named_tensors, observed
-from surgery.names import joined
+from surgery.names import is_inside, joined
 from surgery.plan import Index, Runs, Source, Submodel, as_runs, structure
 from surgery.plan.edits import attribute_of
 from surgery.plan.positions import as_index, positions
@@ -26,7 +26,7 @@ from surgery.width.replay import changed, trial, trial_input
 from surgery.width.rules.registry import RULES
 from surgery.width.shortfall import UnshrunkWidth, listed, stayed_whole
 from surgery.width.solve import SPLITS, SUMS, Atom, Axis, Choice, Solution, Sum, atoms, solve
-from surgery.width.trace import Step, one_by_one, same_code, traced_in_place
+from surgery.width.trace import Step, alike, one_by_one, same_code, traced_in_place
 
 Mode = Literal["copy", "zero"]
 _MOST_LEFT = 12  # operations around which widths are left as they are because they would compute something else
@@ -364,9 +364,13 @@ def _grown(
         if isinstance(here.outcome, Submodel):
             return here
         number, why = here.outcome
-        found = of(same_code(twin, trace.steps, number), here.choice.keys())
-        if not found:  # no width lies there: it reads one that does not
-            found = of([one for one in trace.steps if one.module == trace.steps[number].module], here.choice.keys())
+        modules = alike(twin, trace.steps[number].module)
+        found = (
+            of(same_code(twin, trace.steps, number), here.choice.keys())
+            # where nothing grows there, an attribute is wrong for what does in that module, or in its layers
+            or of([step for step in trace.steps if step.module in modules], here.choice.keys())
+            or of([s for s in trace.steps if any(m and is_inside(s.module, m) for m in modules)], here.choice.keys())
+        )
         if not found:
             raise SurgeryError(f"{type(model).__name__} cannot grow: {why.text}, whichever widths do")
         whole.update(dict.fromkeys(found, why))

@@ -208,6 +208,16 @@ def test_what_its_class_cannot_say_is_logged_and_the_configuration_stays(caplog)
         reloaded(small)
 
 
+def test_a_cut_tensor_that_its_class_does_not_save_is_named(caplog):
+    """As Marian's sinusoids, which are computed anew for the new width when it is loaded."""
+    model = net()
+    model._keys_to_ignore_on_save = {"stem.weight"}
+    small, _ = surgery.narrow(model, rate=0.5, example=EXAMPLE)
+    assert small.config.to_dict() == model.config.to_dict()
+    assert "does not save stem.weight, and computes another one" in caplog.text
+    assert "keep=['stem']" in caplog.text
+
+
 def test_why_its_class_refuses_the_widths_is_told(caplog):
     surgery.narrow(net(), rate=0.3, example=EXAMPLE)
     assert "its class raises ValueError: 10 channels do not divide into 4 heads" in caplog.text

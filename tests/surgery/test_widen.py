@@ -229,3 +229,28 @@ def test_where_nothing_that_grows_could_be_left_the_reason_is_told(monkeypatch):
     net = nn.Sequential(nn.Tanh(), nn.Linear(4, 6), nn.Linear(6, 2))
     with pytest.raises(SurgeryError, match=r"Sequential cannot grow: .* would compute something else"):
         widen(net, rate=2, example=torch.randn(3, 4))
+
+
+def test_complex_numbers_are_compared_up_to_rounding():
+    def forward(net, x):
+        turned = torch.view_as_complex(net.turn(x).unflatten(-1, (-1, 2))) * net.phase
+        return net.head(torch.cat([torch.view_as_real(turned).flatten(-2), net.plain(x)], -1))
+
+    layers = {"turn": nn.Linear(4, 6), "plain": nn.Linear(4, 5), "head": nn.Linear(11, 2)}
+    net, x = randomized(Made(forward, **layers)), torch.randn(3, 4, dtype=torch.float64)
+    net.phase = torch.polar(torch.ones(3, dtype=torch.float64), torch.arange(3.0, dtype=torch.float64))
+    wide, _ = widen(net, rate=2, example=x)
+    assert wide.plain.out_features == 10
+    assert same_outputs(net, wide, x)
+
+
+def test_what_is_tied_keeps_no_other_layer_of_its_class():
+    def forward(net, x):
+        both = net.table(x) + net.inner(net.other(x))
+        return both @ net.table.weight.T
+
+    net = Made(forward, table=nn.Embedding(9, 4), other=nn.Embedding(9, 6), inner=nn.Linear(6, 4))
+    net, x = randomized(net), torch.tensor([[1, 2, 5]])
+    wide, _ = widen(net, rate=2, example=x)
+    assert (wide.table.embedding_dim, wide.other.embedding_dim) == (4, 12)
+    assert same_outputs(net, wide, x)
