@@ -42,7 +42,8 @@ from surgery.width.constants import (
 from surgery.width.plan import repeated
 from surgery.width.rules.registry import is_step, operation_name
 from surgery.width.solve import SPLITS, Atom, Axes, Axis, Choice, Product, Solution, Sum, atoms, named_widths, size_of
-from surgery.width.trace import Origins, Step, Trace, bind, scalars_of
+from surgery.width.steps import Step, bind, scalars_of
+from surgery.width.trace import Origins, Trace
 
 Values = dict[tuple[str, str], Any]  # (module, attribute) -> value
 _ATTEMPTS = 40  # to get the narrow model past one step
@@ -113,9 +114,7 @@ def checked_plan(
 
 
 def described(model: nn.Module, plan: Submodel, solution: Solution, choice: Choice, example: Any) -> Submodel:
-    """A checked plan with edits after which the narrow model's configuration says its widths, as `config_edits` finds
-    them.
-    """
+    """A checked plan after which the configuration says the new widths, see `config_edits`."""
 
     def difference(small: nn.Module) -> tuple[int, str] | None:
         found = _difference(small, solution, choice, example)

@@ -20,7 +20,7 @@ from surgery.configuration import is_settings
 from surgery.errors import SurgeryError
 from surgery.width.axes import Kind
 from surgery.width.solve import Axis, Choice, Solution, Sum, atoms, digits, grouping_of, size_of, terms
-from surgery.width.trace import Step
+from surgery.width.steps import Step
 
 Sizes = dict[int, set[int]]  # old size -> what axes of that size become
 

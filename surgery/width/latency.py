@@ -20,8 +20,9 @@ from surgery.forward import Observed, call, copied, in_mode, named_tensors, tens
 from surgery.torch_private import Watch, tree_leaves, tree_map
 from surgery.width.rules.registry import is_step, operation_name
 from surgery.width.solve import Atom, Axis, Choice, Solution, atoms, named_widths, size_of
+from surgery.width.steps import Step
 from surgery.width.target import Target, comparable, floor_of
-from surgery.width.trace import Step, Trace
+from surgery.width.trace import Trace
 
 _LEAST, _MOST = 7, 200  # repetitions
 _SECONDS = 0.005, 2.0  # that repetitions of an operation and of two whole models take, unless they soon agree

@@ -1,51 +1,31 @@
-"""Narrower models, and the widths that a model has.
-
-`narrow` makes a row of attempts. Each traces the model, solves the trace, chooses positions, makes the plan of them and
-checks the model that it builds, all with what is known by then. Where the narrow model does something else, that shows
-what the trace did not: code takes two widths of one size for one, or cannot do with fewer positions there. The next
-attempt begins anew with that. No value changes once it is made.
-"""
+"""Narrower models, and the widths that a model has."""
 
 import logging
 import math
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
-from itertools import islice
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from surgery.errors import SurgeryError
-from surgery.forward import Observed
-from surgery.names import is_inside, joined
+from surgery.names import joined
 from surgery.plan import Submodel
-from surgery.states import state
-from surgery.width import axes
-from surgery.width.axes import SHUFFLED, Why, fix, lost, role
-from surgery.width.check import Divergence, checked_plan, described, other_constants, splits_interleaved
-from surgery.width.choose import Chosen, Demand, Heads, Rounding, Scores, TracedScores, best, checked, choose, scores_of
-from surgery.width.latency import Latency, Timing, device_of, seconds
-from surgery.width.plan import plan_of
+from surgery.width.attempts import Attempt, Request, attempts, final
+from surgery.width.check import other_constants
+from surgery.width.choose import Demand, Heads, Rounding, Scores, checked, choose
 from surgery.width.shortfall import (
-    UnshrunkWidth,
     constants_differ,
     equally_long,
     listed,
-    stayed_whole,
     target_missed,
     too_wide,
     unused_tensors,
 )
-from surgery.width.solve import Atom, Axis, Solution, digits, is_whole, named_widths, size_of, solve
-from surgery.width.target import SLOW, Cost, Target, What, numbers_kept
-from surgery.width.trace import Trace, alike, numbered, same_code, traced
+from surgery.width.solve import Atom, named_widths, size_of, solve
+from surgery.width.target import Target
+from surgery.width.trace import traced
 
-_COUPLINGS = 6  # that are tried to bring the narrow model further
-_ROUNDS = 8  # in which the predicted time is corrected by the measured one
-_MOST_WHOLE = 8  # operations around which widths stay whole because the narrow model does not run
 _log = logging.getLogger(__name__)
 
 
@@ -130,6 +110,28 @@ def narrow(
     return finished(found), found.plan
 
 
+def finished(found: Attempt) -> nn.Module:
+    """The narrow model; where it is less than what was asked for, that is logged, or with `strict` an error."""
+    wanted = found.request
+    model, strict = wanted.model, wanted.strict
+    solution, demand, chosen, plan = found.solution, found.demand, found.chosen, found.plan
+    others = other_constants(model, wanted.example, wanted.output, found.seen, solution, chosen.choice, plan)
+    small = plan.build(model)
+    for shortfall, refused in (
+        (target_missed(wanted.target, found.cost.share(chosen.choice)) if wanted.target and found.cost else "", strict),
+        (listed(model, found.whole), strict or not chosen.choice),
+        (equally_long(solution, demand, chosen), strict),
+        (too_wide(solution, demand, chosen, small) if strict else "", strict),
+        (constants_differ(model, others), strict),
+        (unused_tensors(solution, demand, chosen, small, found.seen.found.untrained), strict),
+    ):
+        if shortfall and refused:
+            raise SurgeryError(shortfall)
+        if shortfall:
+            _log.warning(shortfall)
+    return small
+
+
 class Width(NamedTuple):
     """Positions that must be kept or dropped together, and where they lie.
 
@@ -210,341 +212,3 @@ def widths(
         for atom, members in solution.members.items()
         if atom.size > 1
     ]
-
-
-class Place(NamedTuple):
-    """An axis of a trace: the number of a step, and of the axis among that step's."""
-
-    step: int
-    position: int
-
-
-Coupling: TypeAlias = tuple[tuple[Place, Place], ...]  # pairs of axes that become one width
-
-
-@dataclass(frozen=True)
-class Request:
-    """What is wanted: the arguments of `surgery.narrow`.
-
-    Attributes:
-        sizes: by name how many positions widths had before the model was cut for the first time, of which the target's
-            floor is a share.
-        timing: what is measured, if the target is one of latency.
-    """
-
-    model: nn.Module
-    example: Any
-    demand: Demand
-    output: Callable[[Any], Any] | None = None
-    strict: bool = False
-    target: Target | None = None
-    scores: Scores | None = None
-    sizes: Mapping[str, int] = field(default_factory=dict)
-    timing: Timing | None = None
-
-
-@dataclass(frozen=True)
-class Constraints:
-    """What earlier attempts have found out.
-
-    Attributes:
-        couplings: axes that are one width for the code.
-        equal: (module, size) where the code takes all axes of that size to be equally long, though of other positions.
-        whole: by number of a step, and of one of its axes (None: all), why they stay whole there.
-    """
-
-    couplings: tuple[Coupling, ...] = ()
-    equal: tuple[tuple[str, int], ...] = ()
-    whole: Mapping[tuple[int, int | None], Why] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """A choice of positions, what it was made from, and what comes of it.
-
-    Attributes:
-        request, known: what it was made for, with what was known.
-        seen: the trace, and what was traced: copies on the meta device, if the model runs there.
-        solution, demand, chosen: the axes, what was asked of them, and the positions.
-        cost: counts what is left, if there is a target.
-    """
-
-    request: Request
-    known: Constraints
-    seen: Observed[Trace]
-    solution: Solution
-    demand: Demand
-    chosen: Chosen
-    cost: Cost | Latency | None
-
-    @cached_property
-    def whole(self) -> list[UnshrunkWidth]:
-        """The hidden widths that stay whole although they were to shrink."""
-        return stayed_whole(self.solution, self.demand, self.chosen)
-
-    @cached_property
-    def outcome(self) -> Submodel | Divergence:
-        """The plan, if the narrow model runs as predicted; otherwise how far it runs."""
-        choice = self.chosen.choice
-        plan = plan_of(self.seen.model, state(self.request.model), self.solution, choice)
-        return checked_plan(self.seen.model, plan, self.solution, choice, self.seen.example)
-
-    @property
-    def checked(self) -> Submodel:
-        """The plan of an attempt that runs as predicted."""
-        assert isinstance(self.outcome, Submodel)
-        return self.outcome
-
-    @cached_property
-    def plan(self) -> Submodel:
-        """The same with a configuration that says the new widths; a warning is logged if none can."""
-        return described(self.seen.model, self.checked, self.solution, self.chosen.choice, self.seen.example)
-
-    def count(self, what: What) -> Cost:
-        """Counts MACs or parameters of any choice of positions."""
-        return Cost(self.seen.model, self.solution, what, self.seen.found.lengths[0])
-
-    def is_further_than(self, other: "Attempt") -> bool:
-        """Whether the narrow model runs further, with no more widths that stay whole."""
-        if not self.chosen.choice or len(self.whole) > len(other.whole):
-            return False
-        return isinstance(self.outcome, Submodel) or self.outcome.step > other.outcome.step
-
-
-def final(request: Request) -> Attempt:
-    """The attempt whose narrow model runs as predicted; SurgeryError as for `attempts`."""
-    if request.target and request.target.what == "latency":
-        return _within_time(request, request.target)
-    return deque(attempts(request), maxlen=1).pop()
-
-
-def _within_time(request: Request, target: Target) -> Attempt:
-    """The slowest attempt that was measured to be within a target of latency: the predicted time is corrected.
-
-    By regula falsi, until the time that is measured is within the target and close to it.
-    """
-    timing = request.timing or Timing(request.model, request.example, target.clock or seconds)
-    known, within, low, high = Constraints(), None, 0.0, (timing.left, timing.left)
-    aim, budget = (1 - SLOW / 2) * target.share, target.share
-    under: tuple[float, float] | None = None
-    for number in range(_ROUNDS):
-        asked = replace(request, timing=replace(timing, budget=budget))
-        here = deque(attempts(asked, known), maxlen=1).pop()
-        cost, choice, known = here.cost, here.chosen.choice, here.known
-        assert isinstance(cost, Latency)
-        share = cost.measure(choice, here.checked.build(request.model))
-        if share <= target.share:
-            if within is None or share > low:
-                within, low = here, share
-            under = budget, share
-            if share >= (1 - SLOW) * target.share or not choice:
-                break
-        else:
-            high = budget, share
-            if not budget:
-                break
-        if under:
-            slope = (high[0] - under[0]) / max(high[1] - under[1], 1e-9)
-            budget = under[0] + slope * (aim - under[1])
-        else:  # within no time the fastest sizes are tried
-            budget = budget * aim / share if number < _ROUNDS // 2 else 0.0
-    if within is None:
-        whole = stayed_whole(here.solution, request.demand, choose(here.solution, request.demand))
-        reasons = f"; {listed(request.model, whole)}" if whole else ""
-        raise SurgeryError(
-            f"{target} cannot be reached: {share:.1%} of the time, measured, are left of the fastest model that was "
-            f"found: take a lower floor, a larger share, or an example on which more is computed{reasons}"
-        )
-    return within
-
-
-def finished(found: Attempt) -> nn.Module:
-    """The narrow model; where it is less than what was asked for, that is logged, or with `strict` an error."""
-    wanted = found.request
-    model, strict = wanted.model, wanted.strict
-    solution, demand, chosen, plan = found.solution, found.demand, found.chosen, found.plan
-    others = other_constants(model, wanted.example, wanted.output, found.seen, solution, chosen.choice, plan)
-    small = plan.build(model)
-    for shortfall, refused in (
-        (target_missed(wanted.target, found.cost.share(chosen.choice)) if wanted.target and found.cost else "", strict),
-        (listed(model, found.whole), strict or not chosen.choice),
-        (equally_long(solution, demand, chosen), strict),
-        (too_wide(solution, demand, chosen, small) if strict else "", strict),
-        (constants_differ(model, others), strict),
-        (unused_tensors(solution, demand, chosen, small, found.seen.found.untrained), strict),
-    ):
-        if shortfall and refused:
-            raise SurgeryError(shortfall)
-        if shortfall:
-            _log.warning(shortfall)
-    return small
-
-
-def attempts(request: Request, known: Constraints = Constraints()) -> Iterator[Attempt]:
-    """Attempts, each further than the one before, until the narrow model runs as predicted.
-
-    If no coupling and no other digit brings it further, the widths around the operation where it is stuck stay whole.
-
-    Raises:
-        SurgeryError: if a target cannot be reached, and if the narrow model does not run whatever is tried.
-    """
-    here = attempt(request, known)
-    yield here
-    message = here.outcome.message if isinstance(here.outcome, Divergence) else ""
-    while isinstance(stuck := here.outcome, Divergence):
-        further = _first_further(here, stuck)
-        if further is None:
-            known = _with_whole(here, stuck, None)
-            if known == here.known:  # these widths stay whole already, so it is those of all of the module
-                known = _with_whole(here, stuck, None, everywhere=True)
-            if request.strict or known == here.known or len(here.known.whole) >= _MOST_WHOLE:
-                raise SurgeryError(message)
-            further = attempt(request, known)
-        here = further
-        yield here
-        if not here.chosen.choice:
-            raise SurgeryError(message)
-
-
-def attempt(request: Request, known: Constraints) -> Attempt:
-    """Trace the model, solve the trace with what is known, and choose."""
-    seen = traced(request.model, request.example, request.output)
-    trace, target = seen.found, request.target
-    traced_scores = None if request.scores is None else TracedScores(trace, request.scores)
-    for (first, position), why in known.whole.items():
-        for step in same_code(seen.model, trace.steps, first):
-            for axis in step.axes() if position is None else [step.axes()[position]]:
-                fix(axis, why)
-    for a, b in (pair for coupling in known.couplings for pair in coupling):
-        axes.unify(*(trace.steps[place.step].axes()[place.position] for place in (a, b)))
-    solution = solve(trace)
-    demand, score = request.demand, None
-    cost: Cost | Latency | None = None
-    if traced_scores:
-        score = partial(scores_of, scores=traced_scores(solution), solution=solution)
-        demand = replace(demand, pick=best(score))
-    if target:
-        sizes = {atom: request.sizes.get(name, atom.size) for name, atom in named_widths(solution).items()}
-        if request.timing and target.what == "latency":
-            cost = Latency(seen, solution, request.timing, device_of(request.model, request.example))
-            number: Callable[..., Mapping[Atom, int]] = partial(cost.numbers_kept, target)
-        else:
-            cost = Cost(seen.model, solution, target.what, trace.lengths[0])
-            number = partial(numbers_kept, target, cost)
-        demand = replace(demand, numbers=partial(number, rounded=demand.share, scores=score, sizes=sizes))
-    demand = replace(demand, equal=[_of_size(solution, *one) for one in known.equal])
-    chosen = choose(solution, demand)
-    if isinstance(cost, Cost) and target and (share := cost.share(chosen.choice)) > target.share:
-        whole = stayed_whole(solution, request.demand, choose(solution, request.demand))
-        reasons = f"; {listed(request.model, whole)}" if whole else ""
-        raise SurgeryError(
-            f"{target} cannot be reached: {share:.1%} of the {target.what} are left where every width that can shrink "
-            f"is at its floor: take a lower floor, another rounding or a larger share{reasons}"
-        )
-    return Attempt(request, known, seen, solution, demand, chosen, cost)
-
-
-def _first_further(here: Attempt, stuck: Divergence) -> Attempt | None:
-    """The first attempt that gets further.
-
-    For it two widths are one, or are equally long, or another digit of one shrinks.
-    """
-    known, module = here.known, here.solution.steps[stuck.step].module
-    couplings = [_repeated(here, module, found) for found in islice(_couplings(here, stuck.step), _COUPLINGS)]
-    for further in (
-        *(replace(known, couplings=(*known.couplings, coupling)) for coupling in couplings),
-        *(replace(known, equal=(*known.equal, one)) for one in _torn(here, stuck.step)),
-    ):
-        there = attempt(here.request, further)
-        if there.is_further_than(here):
-            return there
-    step, choice = here.solution.steps[stuck.step], here.chosen.choice
-    inputs = [axis for found in step.inputs for axis in found]
-    smaller = [i for i, axis in enumerate(inputs) if size_of(axis, choice) < axis.size]
-    for position, axis in enumerate(step.axes()):
-        if axis in choice and any(axis in digits(other) for other in inputs if other is not axis):
-            there = attempt(here.request, _with_whole(here, stuck, position))
-            now = there.solution.steps[stuck.step].axes()
-            shrinks = all(size_of(now[i], there.chosen.choice) < now[i].size for i in smaller)
-            if shrinks and there.is_further_than(here):
-                return there
-    return None
-
-
-def _of_size(solution: Solution, module: str, size: int) -> list[Axis]:
-    """The axes of this size in a module that may shrink."""
-    inside = [axis for step in solution.steps if is_inside(step.module, module) for axis in step.axes()]
-    return list(dict.fromkeys(axis for axis in inside if axis.size == size and not is_whole(axis)))
-
-
-def _torn(here: Attempt, number: int) -> list[tuple[str, int]]:
-    """The module of a step, with each size of its axes there of which some shrink more than others.
-
-    None where more positions must not stay: with a target, and where a rounding says which numbers there are.
-    """
-    if here.request.target or here.request.demand.rounding is not math.ceil:
-        return []
-    step, choice = here.solution.steps[number], here.chosen.choice
-    new = {a.size: {size_of(b, choice) for b in _of_size(here.solution, step.module, a.size)} for a in step.axes()}
-    return [(step.module, size) for size in sorted(new) if len(new[size]) > 1]
-
-
-def _couplings(here: Attempt, number: int) -> Iterator[Coupling]:
-    """Axes of one size that shrink differently, of what a step's module sees: its code may take them for one width.
-
-    First those of the step itself with others, the shortest first (a head's share of queries and of values); then the
-    longest two (a head's share computed from the input's channels), and all axes that are as long as these.
-    """
-    step, choice = here.solution.steps[number], here.chosen.choice
-    found: dict[int, dict[int, Place]] = {}  # by size and new size the first axis that may shrink
-    for i, other in enumerate(here.solution.steps):
-        if is_inside(other.module, step.module):
-            for position, axis in enumerate(other.axes()):
-                if not is_whole(axis):
-                    found.setdefault(axis.size, {}).setdefault(size_of(axis, choice), Place(i, position))
-    mine = {axis.size: size_of(axis, choice) for axis in step.axes() if not is_whole(axis)}
-    for size in sorted(mine):
-        first = found[size][mine[size]]
-        yield from (((first, other),) for new, other in found[size].items() if new != mine[size])
-    for size in sorted(found, reverse=True):
-        first, *others = found[size].values()
-        if others:
-            yield ((first, others[0]),)
-            if len(others) > 1:
-                yield tuple((first, other) for other in others)
-
-
-def _repeated(here: Attempt, module: str, coupling: Coupling) -> Coupling:
-    """A coupling that a module needs, in all modules with its code: with a target their widths compete, and one that
-    has equal sizes by chance has others as soon as it is another's turn.
-    """
-    steps = here.solution.steps
-    numbers = numbered(steps)
-    places, found = [*numbers], [*coupling]
-    for other in alike(here.seen.model, module):
-        for pair in coupling if other != module else ():
-            there = []
-            for step, position in pair:
-                around, call, name = places[step]
-                number = numbers.get((other + around[len(module) :], call, name))
-                there += [] if number is None else [(Place(number, position), steps[number].axes()[position:][:1])]
-            if [len(axis) for _, axis in there] == [1, 1]:
-                (a, (one,)), (b, (another,)) = there
-                if one.size == another.size and not is_whole(one) and not is_whole(another):
-                    found.append((a, b))
-    return tuple(found)
-
-
-def _with_whole(here: Attempt, stuck: Divergence, position: int | None, everywhere: bool = False) -> Constraints:
-    """What is known if an axis of the step where an attempt is stuck stays whole, or all of them.
-
-    With `everywhere` all of every step of its module, but for those of the model itself.
-    """
-    steps, whole = here.solution.steps, here.known.whole
-    why = lost(f"the code there does not run with fewer: {stuck.difference}")
-    if position is None and splits_interleaved(steps[stuck.step]):
-        why = role(SHUFFLED)
-    module = steps[stuck.step].module
-    numbers = [n for n, step in enumerate(steps) if everywhere and module and step.module == module]
-    found = {(number, position): why for number in [stuck.step, *numbers] if (number, position) not in whole}
-    return replace(here.known, whole={**whole, **found})

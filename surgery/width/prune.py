@@ -13,9 +13,10 @@ from surgery.configuration import shapes_of
 from surgery.errors import SurgeryError, first_line
 from surgery.plan import Submodel
 from surgery.width import importance as criteria
+from surgery.width.attempts import Attempt, Request, attempt, final
 from surgery.width.choose import Demand, Heads, Rounding, Scores, checked
 from surgery.width.latency import Latency, Timing, seconds
-from surgery.width.narrow import Attempt, Request, attempt, final, finished
+from surgery.width.narrow import finished
 from surgery.width.shortfall import listed, target_missed
 from surgery.width.solve import Choice, named_widths
 from surgery.width.target import Target

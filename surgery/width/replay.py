@@ -15,7 +15,7 @@ from surgery.torch_private import Watch, tree_map
 from surgery.width.plan import repeated
 from surgery.width.rules.registry import RULES, is_step, operation_name
 from surgery.width.solve import SUMS, Axes, Choice, Solution
-from surgery.width.trace import Step
+from surgery.width.steps import Step
 
 _NEAR = 1e-6  # of the largest number: rounding is far below that, another computation above
 

@@ -21,7 +21,7 @@ from surgery.states import State, load, names_by_id, state
 from surgery.width.permute import solved_for
 from surgery.width.replay import trial_input
 from surgery.width.solve import SUMS, Atom, Axes, Solution, atoms, named_widths
-from surgery.width.trace import Step
+from surgery.width.steps import Step
 
 _MOVES = {
     *("view", "permute", "t", "transpose", "unsqueeze", "squeeze", "expand", "repeat"),

@@ -19,7 +19,8 @@ from torch import Tensor
 from surgery.names import joined
 from surgery.width import axes
 from surgery.width.axes import Kind, Why
-from surgery.width.trace import Step, Trace
+from surgery.width.steps import Step
+from surgery.width.trace import Trace
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from surgery.errors import SurgeryError
 from surgery.width.solve import Atom, Axes, Axis, Choice, Solution, size_of
-from surgery.width.trace import Step
+from surgery.width.steps import Step
 
 What: TypeAlias = Literal["parameters", "macs", "positions", "latency"]
 

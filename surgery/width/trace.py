@@ -9,9 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cache
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +17,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from surgery.configuration import is_plain
 from surgery.copying import clone
 from surgery.errors import InternalError, SurgeryError, first_line
 from surgery.forward import (
@@ -33,49 +30,16 @@ from surgery.forward import (
     tensors_in,
     watching,
 )
-from surgery.names import outwards
 from surgery.torch_private import Operations, Watch, tree_leaves, tree_map
 from surgery.width import axes
 from surgery.width.axes import Axes, Axis, Kind, Why, lost
 from surgery.width.rules.registry import Learnt, Rule, View, is_step, operation_name, rule_for
+from surgery.width.steps import Step, bind, scalars_of
 
 _FOREIGN = "a tensor lies along it that the model does not hold: register it as a buffer of its module"
 RANGE = "a window or a range runs over it, so that the order of its positions matters"
 _LEAVES = {"numpy", "tolist", "__array__", "__dlpack__", "storage", "untyped_storage", "apply_", "map_"}
 _log = logging.getLogger(__name__)
-
-
-A = TypeVar("A")  # an axis: of `surgery.width.axes` while a model is traced, of `surgery.width.solve` afterwards
-
-
-@dataclass
-class Step(Generic[A]):
-    """One operation.
-
-    Attributes:
-        name, module: the operation, and the module whose forward called it.
-        inputs, outputs: the axes of the tensors that it took and returned.
-        sources: where each input came from: a tensor of the model, or an output of an earlier step.
-        numbers: arguments, or attributes of torch's own modules, that are sizes of these axes.
-        scalars: the call's other numbers, strings and flags.
-        summed: the axes that were summed to compute the inputs; a scale may come from their sizes.
-        decided: what it decided by looking at numbers (indices, masks, how many there are), in place of its result's
-            other parts None. None if it decides nothing, or on the meta device.
-    """
-
-    name: str
-    module: str
-    inputs: list[tuple[A, ...]]
-    outputs: list[tuple[A, ...]]
-    sources: list[Any]
-    numbers: dict[str, A | list[A]]
-    scalars: dict[str, Any]
-    summed: list[A]
-    decided: Any = None
-
-    def axes(self) -> list[A]:
-        """The axes of all tensors that it took and returned."""
-        return [axis for tensor in (*self.inputs, *self.outputs) for axis in tensor]
 
 
 class Trace:
@@ -507,60 +471,6 @@ class _Count(Watch):
     def before(self, operation: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         if is_step(operation):
             self.found[self.where[-1], operation_name(operation)] += 1
-
-
-def numbered(steps: Sequence[Step]) -> dict[tuple[str, int, str], int]:
-    """The number of each step by the name of its module, how many operations that ran before, and its own name."""
-    calls: Counter[str] = Counter()
-    found = {}
-    for number, step in enumerate(steps):
-        found[step.module, calls[step.module], step.name] = number
-        calls[step.module] += 1
-    return found
-
-
-def alike(model: nn.Module, name: str) -> list[str]:
-    """The names of the modules with the code of a module: those of its class; of a module without parts (a linear
-    layer), and of plain containers, those that lie at the same place in the modules of the class around them.
-    """
-    modules = dict(model.named_modules())
-
-    def place(name: str) -> tuple[type, str]:
-        whole = (one for one in outwards(name) if modules[one]._modules and type(modules[one]) not in _CONTAINERS)
-        around = next(whole, "")
-        return type(modules[around]), name[len(around) :]
-
-    here = place(name)
-    return [other for other in modules if place(other) == here]
-
-
-_CONTAINERS = {nn.Sequential, nn.ModuleList, nn.ModuleDict}
-
-
-def same_code(model: nn.Module, steps: Sequence[Step], number: int) -> list[Step]:
-    """The operations at the place in the code of its module where a step is, in all modules that are `alike`."""
-    numbers = numbered(steps)
-    module, call, name = [*numbers][number]
-    found = (numbers.get((other, call, name)) for other in alike(model, module))
-    return [steps[one] for one in found if one is not None]
-
-
-def bind(func: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of an operation by their names in its schema."""
-    defaults = _defaults(func)
-    return {**defaults, **dict(zip(defaults, args)), **kwargs}
-
-
-@cache
-def _defaults(func: Any) -> dict[str, Any]:
-    return {argument.name: argument.default_value for argument in func._schema.arguments}
-
-
-def scalars_of(func: Any, bound: dict[str, Any]) -> dict[str, Any]:
-    """The numbers, strings and flags of a call, except sizes, which the shapes of the results show."""
-    rule = rule_for(func)
-    own = {key: tuple(v) if isinstance(v, list) else v for key, v in bound.items() if not (rule and key in rule.sizes)}
-    return {key: value for key, value in own.items() if value is not None and is_plain(value)}
 
 
 @contextmanager

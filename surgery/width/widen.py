@@ -26,7 +26,8 @@ from surgery.width.replay import changed, trial, trial_input
 from surgery.width.rules.registry import RULES
 from surgery.width.shortfall import UnshrunkWidth, listed, stayed_whole
 from surgery.width.solve import SPLITS, SUMS, Atom, Axis, Choice, Solution, Sum, atoms, solve
-from surgery.width.trace import Step, alike, one_by_one, same_code, traced_in_place
+from surgery.width.steps import Step, alike, same_code
+from surgery.width.trace import one_by_one, traced_in_place
 
 Mode = Literal["copy", "zero"]
 _MOST_LEFT = 12  # operations around which widths are left as they are because they would compute something else

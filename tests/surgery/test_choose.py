@@ -18,8 +18,7 @@ from torch.nn import functional as F
 import surgery
 from surgery import SurgeryError, Target, narrow, state
 from surgery.names import matches
-from surgery.width import choose
-from surgery.width import narrow as narrowing
+from surgery.width import attempts, choose
 from surgery.width.axes import Kind, Why
 from surgery.width.choose import exact_covers
 
@@ -401,14 +400,14 @@ def _said_to_be_asked(asked_to_stay, solution, demand):
 
 @pytest.mark.parametrize(
     ("place", "broken"),
-    [(narrowing.choose, _forgotten), (choose._asked_to_stay, _said_to_be_asked)],
+    [(attempts.choose, _forgotten), (choose._asked_to_stay, _said_to_be_asked)],
 )
 def test_shapes_show_a_width_that_stays_whole_although_nothing_says_so(monkeypatch, place, broken):
     def narrowed(**asked):
         return narrow(Residual(), example=IMAGE, strict=True, **asked)
 
-    monkeypatch.setattr(narrowing, "stayed_whole", lambda *given: [])
-    module = {"choose": narrowing, "_asked_to_stay": choose}[place.__name__]
+    monkeypatch.setattr(attempts, "stayed_whole", lambda *given: [])
+    module = {"choose": attempts, "_asked_to_stay": choose}[place.__name__]
     monkeypatch.setattr(module, place.__name__, functools.partial(broken, place))
     with pytest.raises(SurgeryError, match=r"axis 0 of layer2.a.weight \(20, 4, 1, 1\) is to have 10 of 20"):
         narrowed(rate=0.5)

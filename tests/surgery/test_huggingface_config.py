@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import surgery
+from benchmarks import zeros
 from surgery.configuration import attribute_edits, holder_of
 from tests.surgery import test_huggingface_depth as families
 
@@ -415,17 +416,22 @@ FEW = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attenti
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("family", "options"),
-    [
-        ("GPTNeoX", {"intermediate_size": 48, "rotary_pct": 0.25}),
-        ("Falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
-    ],
-)
-def test_an_attention_that_does_not_shrink_is_named(family, options, caplog):
+def test_the_part_of_a_head_that_turns_shrinks_apart_from_the_rest(caplog):
+    """Two of eight positions turn, by one angle, and stay; the others are halved, in all layers alike."""
     transformers = pytest.importorskip("transformers")
-    config = getattr(transformers, f"{family}Config")(**FEW, **options)
-    model = getattr(transformers, f"{family}ForCausalLM")(config)
+    config = transformers.GPTNeoXConfig(**FEW, intermediate_size=48, rotary_pct=0.25)
+    model, example = transformers.GPTNeoXForCausalLM(config).eval().double(), {"input_ids": torch.arange(18).view(2, 9)}
+    small, plan = surgery.narrow(model, rate=0.5, example=example, output=lambda y: y.logits, strict=True)
+    for layer in small.gpt_neox.layers:
+        assert layer.attention.query_key_value.out_features == 4 * 3 * (2 + 3)
+    assert zeros.agrees(model, small, plan, example, lambda y: y.logits) == (True, "")
+
+
+@pytest.mark.slow
+def test_an_attention_that_does_not_shrink_is_named(caplog):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.FalconConfig(**FEW, new_decoder_architecture=True, num_kv_heads=2)
+    model = transformers.FalconForCausalLM(config)
     asked = {"rate": 0.5, "example": {"input_ids": torch.arange(18).view(2, 9)}, "output": lambda y: y.logits}
     with pytest.raises(surgery.SurgeryError, match=r"does not run with narrow widths: in .*attention"):
         surgery.narrow(model, **asked, strict=True)

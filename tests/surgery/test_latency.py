@@ -16,9 +16,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from surgery import SurgeryError, Target, importance, narrow, prune, state
 from surgery.torch_private import Watch
+from surgery.width.attempts import Request, final
 from surgery.width.choose import Demand
 from surgery.width.latency import Latency, Timing, best_levels, seconds
-from surgery.width.narrow import Request, final
 from surgery.width.solve import Atom
 
 OVERHEAD = 100  # of an operation, in the time of a multiply-accumulate
