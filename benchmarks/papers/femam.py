@@ -113,8 +113,9 @@ def _smaller() -> Iterator[Cell]:
             (Comparison(_OWN, "own", "first", order), Comparison(_F1, "own_f1", "first", order)),
             "femam.smaller.SETTING",
         )  # fmt: skip
-    few = replace(digits(), seeds=(0, 1, 2))
+    few, (many, _, said) = replace(digits(), seeds=(0, 1, 2)), _long()["digits"]
     yield _planted("digits-clusters", few, "20 clients in 4 clusters of 3 classes, 80 rounds")
+    yield _planted("digits-clusters-long", many, said)
 
 
 def _long() -> dict[str, tuple[Config, tuple[str, ...], str]]:
