@@ -319,23 +319,29 @@ def _couplings(here: Attempt, number: int) -> Iterator[Coupling]:
 
 
 def _repeated(here: Attempt, module: str, coupling: Coupling) -> Coupling:
-    """A coupling that a module needs, in all modules with its code: with a target their widths compete, and one that
-    has equal sizes by chance has others as soon as it is another's turn.
+    """A coupling that a module needs, in all modules with its code.
+
+    With a target their widths compete: one that has equal sizes by chance has others when it is another one's turn.
     """
     steps = here.solution.steps
     numbers = numbered(steps)
-    places, found = [*numbers], [*coupling]
+    names = [*numbers]
+
+    def moved(place: Place, other: str) -> tuple[Place, int] | None:
+        """A place in another module, and how long the axis there is; None where none may shrink."""
+        around, call, name = names[place.step]
+        number = numbers.get((other + around[len(module) :], call, name))
+        axes_there = [] if number is None else steps[number].axes()[place.position :]
+        if number is None or not axes_there or is_whole(axes_there[0]):
+            return None
+        return Place(number, place.position), axes_there[0].size
+
+    found = [*coupling]
     for other in alike(here.seen.model, module):
         for pair in coupling if other != module else ():
-            there = []
-            for step, position in pair:
-                around, call, name = places[step]
-                number = numbers.get((other + around[len(module) :], call, name))
-                there += [] if number is None else [(Place(number, position), steps[number].axes()[position:][:1])]
-            if [len(axis) for _, axis in there] == [1, 1]:
-                (a, (one,)), (b, (another,)) = there
-                if one.size == another.size and not is_whole(one) and not is_whole(another):
-                    found.append((a, b))
+            a, b = (moved(place, other) for place in pair)
+            if a and b and a[1] == b[1]:
+                found.append((a[0], b[0]))
     return tuple(found)
 
 
