@@ -18,7 +18,7 @@ from torch import nn
 
 from surgery.errors import SurgeryError
 from surgery.forward import Observed
-from surgery.names import is_inside
+from surgery.names import is_inside, joined
 from surgery.plan import Submodel
 from surgery.states import state
 from surgery.width import axes
@@ -254,7 +254,8 @@ def _first_further(here: Attempt, stuck: Divergence) -> Attempt | None:
     For it two widths are one, or are equally long, or another digit of one shrinks.
     """
     known, module = here.known, here.solution.steps[stuck.step].module
-    couplings = [_repeated(here, module, found) for found in islice(_couplings(here, stuck.step), _COUPLINGS)]
+    found = islice(_couplings(here, stuck.step), _COUPLINGS)
+    couplings = [one for coupling in found for one in dict.fromkeys((_repeated(here, module, coupling), coupling))]
     for further in (
         *(replace(known, couplings=(*known.couplings, coupling)) for coupling in couplings),
         *(replace(known, equal=(*known.equal, one)) for one in _torn(here, stuck.step)),
@@ -330,7 +331,8 @@ def _repeated(here: Attempt, module: str, coupling: Coupling) -> Coupling:
     def moved(place: Place, other: str) -> tuple[Place, int] | None:
         """A place in another module, and how long the axis there is; None where none may shrink."""
         around, call, name = names[place.step]
-        number = numbers.get((other + around[len(module) :], call, name))
+        inside = around[len(module) :].removeprefix(".")
+        number = numbers.get((joined(other, inside) if inside else other, call, name))
         axes_there = [] if number is None else steps[number].axes()[place.position :]
         if number is None or not axes_there or is_whole(axes_there[0]):
             return None

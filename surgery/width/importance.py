@@ -205,7 +205,7 @@ def read_activations(
     def add(place: tuple[int, int], tensor: Tensor, found: Axes) -> None:
         size = tensor.abs().float()
         for position, axis in enumerate(found):
-            mean = size.movedim(position, 0).flatten(1).mean(1).cpu().double()
+            mean = size.movedim(position, 0).reshape(size.shape[position], -1).mean(1).cpu().double()
             if len(mean) == axis.size:  # a batch may have another number of samples or tokens than the example
                 for atom, part in onto_atoms(axis, mean).items():
                     if not atom.why:

@@ -69,7 +69,7 @@ class _Reads(_Replay):
             raise SurgeryError(f"the model computes something else on a batch than on the example: {name}")
         step = self.steps[self.done]
         for which, (tensor, axes) in enumerate(zip(tensors, step.inputs) if name in self.names else ()):
-            if not _is_of_weights(step.sources[which], self.of_weights):
+            if tensor.is_floating_point() and not _is_of_weights(step.sources[which], self.of_weights):
                 self.read((self.done, which), tensor, axes)
 
 
@@ -168,7 +168,7 @@ _UNWRITTEN = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_emp
 
 
 def unwritten(steps: Sequence[Step]) -> list[bool]:
-    """By step whether its result is memory that nothing was written to, or a view of such."""
+    """By step whether its result is empty memory, or a view of such, also one that is taken after it was written to."""
     found: list[bool] = []
     for step in steps:
         rule = RULES.get(step.name)

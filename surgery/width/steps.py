@@ -58,25 +58,27 @@ def numbered(steps: Sequence[Step]) -> dict[tuple[str, int, str], int]:
 def alike(model: nn.Module, name: str) -> list[str]:
     """The names of all modules that run the code that a module runs.
 
-    These are those of its class. Of a module without parts (a linear layer) and of plain containers they are those that
-    lie at the same place in the modules of the class around it.
+    These are those of its class. Of torch's own layers and containers they are those of its class that lie at the same
+    place in modules of the class around them; all entries of one list lie at one place.
 
     >>> net = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2), "c": nn.TransformerEncoderLayer(4, 2, 8)})
-    >>> alike(net, "a"), alike(net, "c.linear1"), alike(nn.Sequential(net["c"], net["c"].linear1), "0.linear1")
-    (['a'], ['c.linear1'], ['0.linear1'])
+    >>> alike(net, "a"), alike(net, "c.linear1"), alike(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 4)), "0")
+    (['a'], ['c.linear1'], ['0', '2'])
     """
     modules = dict(model.named_modules())
 
-    def place(name: str) -> tuple[type, str]:
-        whole = (one for one in outwards(name) if modules[one]._modules and type(modules[one]) not in _CONTAINERS)
-        around = next(whole, "")
-        return type(modules[around]), name[len(around) :]
+    def is_own(module: nn.Module) -> bool:
+        return not type(module).__module__.startswith("torch.nn.") or (
+            bool(module._modules) and type(module) not in (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+        )
+
+    def place(name: str) -> tuple[type, type, str]:
+        around = next((one for one in outwards(name) if is_own(modules[one])), "")
+        inside = ".".join("*" if part.isdigit() else part for part in name[len(around) :].split("."))
+        return type(modules[name]), type(modules[around]), inside
 
     here = place(name)
     return [other for other in modules if place(other) == here]
-
-
-_CONTAINERS = {nn.Sequential, nn.ModuleList, nn.ModuleDict}
 
 
 def same_code(model: nn.Module, steps: Sequence[Step], number: int) -> list[Step]:

@@ -100,7 +100,8 @@ def widen(
         raise SurgeryError(whole or f"{type(model).__name__} has no hidden width")
     if whole:
         _log.warning(whole)
-    plan = growth.plan
+    plan = growth.outcome
+    assert isinstance(plan, Submodel)  # of the last attempt, which computes the same
     wide = growth.built(model, plan)
     if noise:
         _add_noise(wide, growth, noise, generator)
@@ -269,13 +270,21 @@ class _Growth:
         checked = self._checked.found
         if isinstance(checked, Divergence):
             return checked.step, lost(f"the code there does not run wider: {checked.difference}")
-        number = changed(self.model, self.built(self.model, checked), self.solution, self.choice, self.example)
+        number = self._changed(checked)
         if number is None:
-            return checked
+            seen = self._checked
+            plan = described(seen.model, checked, self.solution, self.choice, seen.example)
+            number = None if plan is checked else self._changed(plan)  # the code may compute with its configuration
+            if number is None:
+                return plan
         step = self.solution.steps[number]
         where = f"{step.name} in {step.module or 'the model itself'}"
         why = self.tied(step.module) or f"{where} would compute something else of repeated positions"
         return number, role(why + (" (a whole number as rate keeps means and variances)" if self.rate % 1 else ""))
+
+    def _changed(self, plan: Submodel) -> int | None:
+        """The first step at which the wide model of a plan computes something else."""
+        return changed(self.model, self.built(self.model, plan), self.solution, self.choice, self.example)
 
     @cached_property
     def _checked(self) -> Observed[Submodel | Divergence]:
@@ -289,13 +298,6 @@ class _Growth:
         if isinstance(seen.found, Divergence) and seen.on_meta:  # other operations may run there
             return Observed(check(self.model, self.example), self.model, self.example, False, "")
         return seen
-
-    @property
-    def plan(self) -> Submodel:
-        """The plan of a wide model that computes the same, with a configuration that says its widths, if one can."""
-        seen = self._checked
-        assert isinstance(seen.found, Submodel)
-        return described(seen.model, seen.found, self.solution, self.choice, seen.example)
 
     def tied(self, module: str) -> str:
         """Why a tensor of a module cannot repeat positions, if another module reads the width with it; or ""."""
@@ -373,7 +375,10 @@ def _grown(
             or of([s for s in trace.steps if any(m and is_inside(s.module, m) for m in modules)], here.choice.keys())
         )
         if not found:
-            raise SurgeryError(f"{type(model).__name__} cannot grow: {why.text}, whichever widths do")
+            raise SurgeryError(
+                f"{type(model).__name__} cannot grow: {why.text}, and of which width is not known: leave the modules "
+                "in front of it as they are with keep=[...]"
+            )
         whole.update(dict.fromkeys(found, why))
         here = attempt()
     raise SurgeryError(

@@ -131,6 +131,40 @@ def test_the_configuration_says_the_new_widths(heads, kept):
     assert again.config.to_dict() == small.config.to_dict()
 
 
+class Scaled(nn.Module):
+    """Computes with a width of its configuration."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.a, self.b = nn.Linear(3, config.hidden_size), nn.Linear(config.hidden_size, 2)
+
+    def forward(self, x):
+        return self.b(self.a(x).relu()) / self.config.hidden_size
+
+
+class Looking(Net):
+    """Looks at numbers, so that it is followed where it is, and not on the meta device."""
+
+    def forward(self, x):
+        return super().forward(x if x.isfinite().all() else x.nan_to_num())
+
+
+@pytest.mark.parametrize("kind", [Net, Looking])
+def test_a_wide_model_is_what_its_configuration_says(kind):
+    torch.manual_seed(0)
+    model, x = kind(Config()).eval(), torch.randn(2, 5, 3)
+    wide, _ = surgery.widen(model, rate=2, example=x)
+    torch.testing.assert_close(wide(x), model(x))
+    assert (wide.config.hidden_size, wide.config.num_heads) == (64, 8)
+    check_same(wide)
+
+
+def test_a_width_with_which_code_computes_does_not_grow():
+    with pytest.raises(surgery.SurgeryError, match="div in the model itself would compute something else"):
+        surgery.widen(Scaled(Config()), rate=2, example=torch.randn(5, 3))
+
+
 def test_a_width_that_was_a_multiple_becomes_a_number():
     small, _ = surgery.narrow(net(), rates={"blocks.*.up": 0.5}, example=EXAMPLE)
     assert (small.config.hidden_size, small.config.inner) == (32, 48)

@@ -489,3 +489,22 @@ def test_activations_of_recurrent_layers_are_those_of_the_widths_that_narrow_kno
     small, _ = narrow(net, rate=0.5, example=x, keep_top=scores)
     assert (small.r.input_size, small.r.hidden_size) == (4, 6)
     assert torch.backends.mkldnn.enabled
+
+
+def test_what_experts_behind_a_grouped_product_read_counts():
+    class Experts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.head = nn.Linear(6, 16), nn.Linear(16, 2)
+            self.up, self.down = (nn.Parameter(torch.randn(4, a, b)) for a, b in ((16, 32), (32, 16)))
+
+        def forward(self, x):
+            x, offsets = self.body(x), torch.tensor([1, 2, 4, 5], dtype=torch.int32)
+            grouped = torch.nn.functional.grouped_mm
+            return self.head(grouped(grouped(x, self.up, offs=offsets).relu(), self.down, offs=offsets))
+
+    torch.manual_seed(0)
+    net, x = Experts(), torch.randn(5, 6)
+    scores = importance(net, example=x, by="activation", batches=[x])
+    assert {name: len(score) for name, score in scores.items()} == {"up:1": 16, "up:2": 32, "down:2": 16}
+    torch.testing.assert_close(scores["up:1"].float(), net.body(x).abs().mean(0).detach())

@@ -254,3 +254,30 @@ def test_what_is_tied_keeps_no_other_layer_of_its_class():
     wide, _ = widen(net, rate=2, example=x)
     assert (wide.table.embedding_dim, wide.other.embedding_dim) == (4, 12)
     assert same_outputs(net, wide, x)
+
+
+@pytest.mark.parametrize("rate", [1.5, 2])
+def test_layers_of_one_list_are_left_together(rate):
+    layers = [one for _ in range(14) for one in (nn.Linear(6, 6), nn.Softmax(-1), nn.Linear(6, 8), nn.Linear(8, 6))]
+    net, x = randomized(nn.Sequential(*layers)), torch.randn(3, 6, dtype=torch.float64)
+    wide, _ = widen(net, rate=rate, example=x)
+    assert wide[2].out_features == 8 * rate
+    assert same_outputs(net, wide, x)
+
+
+def test_what_is_wrong_is_followed_to_the_width_in_front_of_it():
+    class Mean(nn.Module):
+        """Computes with the number of its input's features."""
+
+        def __init__(self, c):
+            super().__init__()
+            self.inner, self.out = nn.Linear(c, 5), nn.Linear(5, 2)
+
+        def forward(self, x):
+            return self.out(self.inner(x).relu() + torch.full((5,), float(x.shape[-1])).to(x).mean())
+
+    layers = nn.Linear(4, 6), Mean(6), nn.Linear(2, 7), nn.ReLU(), nn.Linear(7, 2)
+    net, x = randomized(nn.Sequential(*layers)), torch.randn(3, 4, dtype=torch.float64)
+    wide, _ = widen(net, rate=2, example=x)
+    assert (wide[0].out_features, wide[2].out_features) == (6, 14)
+    assert same_outputs(net, wide, x)
