@@ -9,7 +9,7 @@ from torch import nn
 
 import surgery
 from benchmarks import zeros
-from surgery.configuration import attribute_edits, holder_of
+from surgery.configuration import attribute_edits, holder_of, made_from
 from tests.surgery import test_huggingface_depth as families
 
 
@@ -148,6 +148,17 @@ class Looking(Net):
 
     def forward(self, x):
         return super().forward(x if x.isfinite().all() else x.nan_to_num())
+
+
+def test_a_model_made_for_its_shapes_draws_its_buffers_and_no_parameters():
+    class Noisy(nn.Linear):
+        def __init__(self, config):
+            super().__init__(3, config.hidden_size)
+            self.register_buffer("noise", nn.init.normal_(torch.zeros(3)))
+
+    made = made_from(Noisy, Config())
+    assert made.weight.is_meta
+    assert made.noise.all()
 
 
 @pytest.mark.parametrize("kind", [Net, Looking])
