@@ -90,11 +90,9 @@ def test_compiled_in_one_graph(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["resnet20", "mobilenetv2", "efficientnetv2_cifar", "convnext_tiny", "vit_tiny", "transformer_masked"]
-)
+@pytest.mark.parametrize("name", ["resnet20", "mobilenetv2", "transformer_masked"])
 def test_compiled_by_inductor(name):
-    """Which takes long: models of each kind of block, since the others make no other graphs for it."""
+    """Few, for each takes half a minute; the graphs of all kinds are compiled and compared above."""
     torch._dynamo.reset()
     spec, model = build(name)
     x = inputs(spec)
