@@ -61,11 +61,24 @@ def _copied(model: nn.Module, memo: Mapping[int, Any]) -> nn.Module:
         if value.grad_fn is not None
     }
     try:
-        return _deepcopy(model, {**computed, **memo})
+        twin = _deepcopy(model, {**computed, **memo})
     except Exception as error:
         raise SurgeryError(
             f"{type(model).__name__} cannot be copied ({first_line(error)}): give a model that copy.deepcopy can copy"
         ) from error
+    _drop_caches(twin)
+    return twin
+
+
+def _drop_caches(model: nn.Module) -> None:
+    """Remove results that modules have computed from their weights, since the weights of a copy are about to change.
+
+    Modules that keep such results (timm's LeViT: the biases of its attention, by device) drop them when they are moved.
+    """
+    for module in model.modules():
+        kind = type(module)
+        if kind._apply is not nn.Module._apply and not kind._apply.__module__.startswith("torch."):
+            module._apply(lambda tensor: tensor)
 
 
 def _deepcopy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
