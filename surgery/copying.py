@@ -57,7 +57,7 @@ def _copied(model: nn.Module, memo: Mapping[int, Any]) -> nn.Module:
     computed = {
         id(value): value.detach().clone()
         for module in model.modules()
-        for value in plain_tensors(module).values()
+        for value in (*plain_tensors(module).values(), *_cached(module))
         if value.grad_fn is not None
     }
     try:
@@ -76,9 +76,22 @@ def _drop_caches(model: nn.Module) -> None:
     Modules that keep such results (timm's LeViT: the biases of its attention, by device) drop them when they are moved.
     """
     for module in model.modules():
-        kind = type(module)
-        if kind._apply is not nn.Module._apply and not kind._apply.__module__.startswith("torch."):
+        if _drops_caches(type(module)):
             module._apply(lambda tensor: tensor)
+
+
+def _cached(module: nn.Module) -> list[Tensor]:
+    """The tensors in dictionaries of a module that drops them when it is moved."""
+    if not _drops_caches(type(module)):
+        return []
+    held = [values for name, values in vars(module).items() if name not in _OWN and isinstance(values, dict)]
+    return [value for values in held for value in values.values() if isinstance(value, Tensor)]
+
+
+@cache
+def _drops_caches(kind: Any) -> bool:
+    """Whether a class says what else there is to do when it is moved; torch's own (recurrent ones) keep no results."""
+    return kind._apply is not nn.Module._apply and not kind._apply.__module__.startswith("torch.")
 
 
 def _deepcopy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:

@@ -180,13 +180,18 @@ def _held(
         source: Any = step.sources[which]
         if source is None:
             return None
-        if isinstance(source[0], str):
-            return source, axis if solution.tensors[source][axis] is step.inputs[which][axis] else None
-        before, position = solution.steps[source[0]], source[1]
+        tensor = isinstance(source[0], str)
+        made = solution.tensors[source] if tensor else solution.steps[source[0]].outputs[source[1]]
+        place = axis - len(step.inputs[which]) + len(made)  # expand has put axes in front
+        if place < 0:
+            return None
+        if tensor:
+            return source, place if made[place] is step.inputs[which][axis] else None
+        before = solution.steps[source[0]]
         rule = RULES.get(before.name)
         if not before.inputs or not ((rule and rule.carries) or before.name in SPLITS):
             return None
-        axis, step, which = _axis_before(before, before.outputs[position], axis), before, 0
+        axis, step, which = _axis_before(before, made, place), before, 0
     return None
 
 

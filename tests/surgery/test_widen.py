@@ -284,3 +284,24 @@ def test_what_is_wrong_is_followed_to_the_width_in_front_of_it():
     wide, _ = widen(net, rate=2, example=x)
     assert (wide[0].out_features, wide[2].out_features) == (6, 14)
     assert same_outputs(net, wide, x)
+
+
+class Transformed(nn.Module):
+    """A fixed transform of patches behind a layer (timm's CSATv2): torch reads its matrix transposed and expanded."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.hidden, self.last = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 6, 1), nn.Conv2d(6, 2, 1)
+        self.register_buffer("weights", torch.randn(2, 2))
+
+    def forward(self, x):
+        patches = self.first(x).unflatten(2, (3, 2)).unflatten(4, (3, 2)).permute(0, 2, 4, 1, 3, 5)
+        patches = F.linear(patches, self.weights).permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)
+        return self.last(self.hidden(patches).relu())
+
+
+def test_a_matrix_that_is_expanded_before_a_product_is_followed():
+    net = randomized(Transformed())
+    wide, _ = widen(net, rate=2, example=IMAGE)
+    assert same_outputs(net, wide, image())
+    assert wide.hidden.weight.shape == (12, 8, 1, 1)
