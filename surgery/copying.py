@@ -88,8 +88,7 @@ def _cached(module: nn.Module) -> list[Tensor]:
     return [value for values in held for value in values.values() if isinstance(value, Tensor)]
 
 
-@cache
-def _drops_caches(kind: Any) -> bool:
+def _drops_caches(kind: type[nn.Module]) -> bool:
     """Whether a class says what else there is to do when it is moved; torch's own (recurrent ones) keep no results."""
     return kind._apply is not nn.Module._apply and not kind._apply.__module__.startswith("torch.")
 
