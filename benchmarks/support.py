@@ -197,68 +197,6 @@ def prepared(model: nn.Module, example: Any) -> tuple[nn.Module, Any]:
     float64, or that compute what is not finite there (masks may be the least numbers of float32).
     """
     judges.randomize(model.eval())
-    small, plan = surgery.narrow(model, rate=0.5, example=example, output=case.output)
-    if numbers(small) == numbers(model):
-        raise NothingToDo
-    small.eval()
-    expected = outputs(small, example, case.output)
-    with tempfile.TemporaryDirectory() as folder:
-        if hasattr(small, "save_pretrained") and hasattr(type(small), "from_pretrained"):
-            small.save_pretrained(folder)
-            try:
-                again = type(small).from_pretrained(folder)
-            except RuntimeError:  # sizes that its class does not make
-                again, report = type(small).from_pretrained(
-                    folder, ignore_mismatched_sizes=True, output_loading_info=True
-                )
-                why = "; ".join(
-                    f"{name} is {tuple(saved)}, and {tuple(made)} in a model made from its configuration"
-                    for name, saved, made in sorted(report["mismatched_keys"])[:1]
-                )
-            else:
-                same(outputs(again.eval(), example, case.output), expected)
-                return "from_pretrained"
-        else:
-            why = "its constructor takes no widths"
-        file = Path(folder) / "plan.json"
-        plan.save(file)
-        again = surgery.load(surgery.Submodel.load(file).build(case.build()), surgery.state(small))
-    same(outputs(again.eval(), example, case.output), expected)
-    raise PlanOnly(why)
-
-
-WHOLE = re.compile(r"(\d+|a) hidden widths? of \w+ cannot shrink:")
-"""How surgery's warning about widths that stay whole begins."""
-
-
-class Notes(logging.Handler):
-    """Keeps what is logged."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.said: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.said.append(record.getMessage())
-
-
-@contextmanager
-def noted() -> Iterator[list[str]]:
-    """What surgery logs in the body."""
-    notes = Notes()
-    logging.getLogger("surgery").addHandler(notes)
-    try:
-        yield notes.said
-    finally:
-        logging.getLogger("surgery").removeHandler(notes)
-
-
-def prepared(model: nn.Module, example: Any) -> tuple[nn.Module, Any]:
-    """The model with noise in its weights, and its input: in float64 if it is not large (or what it computes is too large
-    for float32) and all its operations can, and what it computes is finite there as well (masks may be the least numbers
-    of float32).
-    """
-    judges.randomize(model.eval())
     if numbers(model) > LARGE and finite(model, example):
         return model, example
     double, given = copy.deepcopy(model).double(), doubled(example)
