@@ -206,13 +206,13 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
     for name in CONFIGURATIONS:
         shares = [run["apart"][name]["share"] for run in runs]
         lines.append(f"| {name} | {' | '.join(f'{share:.1e}' if share else '0' for share in shares)} |")
-    lines += ["", "| file | dtype | time | resident memory | anonymous memory |", "|---|---|---|---|---|"]
+    lines += ["", "| file | dtype | one model | time | resident memory | anonymous memory |", "|---|---|---|---|---|---|"]
     for run, name in itertools.product(runs, runs[0]["timed"]):
         cells = []
         for what in WHAT:
             found = [one["surgery"][what] / one["mergekit"][what] for one in run["timed"][name]]
             cells.append(f"{statistics.median(found):.2f} ({min(found):.2f}, {max(found):.2f})")
-        lines.append(f"| {name} | {run['dtype']} | {' | '.join(cells)} |")
+        lines.append(f"| {name} | {run['dtype']} | {run['bytes'] / 1e6:.0f} MB | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -224,7 +224,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     parser.add_argument("--timed", default=TIMED, help="names of files, with ; between them")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--widths", default="256,1024", help="of the models; 1024 are 267 MB in float32")
+    parser.add_argument("--widths", default="256,1024", help="of the models; 1024 are 267 MB in float32, 2048 are 936")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--table", action="store_true")
     asked = parser.parse_args()
