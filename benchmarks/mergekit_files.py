@@ -206,7 +206,11 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
     for name in CONFIGURATIONS:
         shares = [run["apart"][name]["share"] for run in runs]
         lines.append(f"| {name} | {' | '.join(f'{share:.1e}' if share else '0' for share in shares)} |")
-    lines += ["", "| file | dtype | one model | time | resident memory | anonymous memory |", "|---|---|---|---|---|---|"]
+    lines += [
+        "",
+        "| file | dtype | one model | time | resident memory | anonymous memory |",
+        "|---|---|---|---|---|---|",
+    ]
     for run, name in itertools.product(runs, runs[0]["timed"]):
         cells = []
         for what in WHAT:

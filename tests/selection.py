@@ -1,6 +1,7 @@
 """Which of many cases run by default: those that differ in kind. The rest are slow tests, which `.ci/run` runs too."""
 
 from collections.abc import Iterable, Sequence
+from itertools import cycle
 
 import pytest
 
@@ -15,3 +16,12 @@ def some(cases: Iterable, default: Sequence) -> list:
     assert set(map(str, default)) <= set(map(str, cases)), "a default case is none of the cases"
     marked = [(case if isinstance(case, tuple) else (case,), case in default) for case in cases]
     return [pytest.param(*case, marks=[] if quick else [pytest.mark.slow]) for case, quick in marked]
+
+
+def in_turn(cases: Iterable, others: Sequence, default: Sequence) -> list:
+    """Each case with one of the others, in turn, in place of every pair; those of the default cases are not slow.
+
+    For what the cases have from one place: there is hardly more to be seen in all pairs than in these.
+    """
+    pairs = [*zip(default, cycle(others)), *zip([case for case in cases if case not in default], cycle(others))]
+    return some(pairs, pairs[: len(default)])

@@ -1,7 +1,6 @@
 """How much a model computes, counted where nothing is computed (the meta device)."""
 
-import copy
-from collections.abc import Callable
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -11,28 +10,32 @@ from torch.utils.flop_counter import FlopCounterMode
 from fl.base.torch_private import storage_of
 from fl.data import Dataset
 from fl.engine.job import Job
+from surgery.errors import SurgeryError
+from surgery.forward import ghost_of
 from surgery.states import owners
+from surgery.torch_private import Operations
 
 
 def flops(model: nn.Module, data: Dataset) -> int:
     """Count the floating-point operations of one sample's forward pass: twice its multiply-accumulates.
 
-    Each model is counted once. 0 if the model cannot run on the meta device, because its operations depend on the data.
+    0 if the model cannot run on the meta device, because its operations depend on the data.
 
     >>> from fl.data import load
     >>> flops(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), load("digits"))
     1280
     """
-    sample = data.x.shape[1:]
-    known = _FLOPS.setdefault(model, {})
-    if sample not in known:
-        with FlopCounterMode(display=False) as counter:
-            ran = _pretended(model, data)
-        known[sample] = counter.get_total_flops() // 2 if ran else 0
-    return known[sample]
+    return _counts(model, data).flops
 
 
-_FLOPS: WeakKeyDictionary[nn.Module, dict[torch.Size, int]] = WeakKeyDictionary()
+def activation_bytes(model: nn.Module, data: Dataset) -> int:
+    """Count the bytes that a training step keeps of one sample: about what the layers give; 0 if unknown.
+
+    >>> from fl.data import load
+    >>> activation_bytes(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), load("digits"))  # the flat image is a view
+    40
+    """
+    return _counts(model, data).activation_bytes
 
 
 def work(job: Job) -> int:
@@ -44,46 +47,47 @@ def work(job: Job) -> int:
     return flops(job.model, job.data) // layers * job.batches.size
 
 
-def activation_bytes(model: nn.Module, data: Dataset) -> int:
-    """Count the bytes that a training step keeps of one sample: about what the layers give; 0 if unknown.
+class _Counts(NamedTuple):
+    """Of one sample."""
 
-    >>> from fl.data import load
-    >>> activation_bytes(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), load("digits"))  # the flat image is a view
-    40
-    """
-    seen: dict[object, torch.UntypedStorage] = {}
+    flops: int
+    activation_bytes: int
+
+
+_KNOWN: WeakKeyDictionary[nn.Module, dict[object, _Counts]] = WeakKeyDictionary()
+
+
+def _counts(model: nn.Module, data: Dataset) -> _Counts:
+    """The counts of a model, for which it runs once, for two samples on the meta device."""
+    known = _KNOWN.setdefault(model, {})
+    sample, dtype = data.x.shape[1:], next(p.dtype for p in model.parameters())
+    if (sample, dtype) not in known:
+        two = torch.zeros(2, *sample, device="meta", dtype=data.x.dtype)  # static batch norms refuse one image
+        try:
+            found = _counted(ghost_of(model), data.normalise(two, dtype))
+        except (SurgeryError, RuntimeError, ValueError, AssertionError, TypeError):  # a copy or a pass that is refused
+            found = _Counts(0, 0)
+        known[sample, dtype] = found
+    return known[sample, dtype]
+
+
+def _counted(shadow: nn.Module, two: torch.Tensor) -> _Counts:
+    made_by_layers: dict[object, torch.UntypedStorage] = {}
 
     def note(module: nn.Module, given: tuple, made: object) -> None:
         if not isinstance(made, torch.Tensor):
             return
         # A view of its input, or the input changed in place, takes no memory.
         if storage_of(made) not in [storage_of(x) for x in given if isinstance(x, torch.Tensor)]:
-            seen[storage_of(made)] = made.untyped_storage()
+            made_by_layers[storage_of(made)] = made.untyped_storage()
 
-    return sum(storage.nbytes() for storage in seen.values()) // 2 if _pretended(model, data, note) else 0
-
-
-def _pretended(model: nn.Module, data: Dataset, note: Callable | None = None) -> bool:
-    """Let a copy of the model run for two samples on the meta device; returns whether that is possible.
-
-    Args:
-        note: a forward hook for the modules without children.
-    """
-    try:
-        shadow = copy.deepcopy(model).to("meta").eval().requires_grad_(False)
-    except RuntimeError:  # a model with the older weight_norm cannot be copied
-        return False
-    for module in shadow.modules() if note else ():
+    for module in shadow.eval().modules():
         if not any(module.children()):
             module.register_forward_hook(note)
-    dtype = next(p.dtype for p in shadow.parameters())
-    two = torch.zeros(2, *data.x.shape[1:], device="meta", dtype=data.x.dtype)  # static batch norms refuse one image
-    try:
-        with torch.no_grad():
-            shadow(data.normalise(two, dtype))
-    except (RuntimeError, ValueError, AssertionError, TypeError):
-        return False
-    return True
+    with torch.no_grad(), Operations(), FlopCounterMode(display=False) as counter:  # shapes are worked out only once
+        shadow(two)
+    size = sum(storage.nbytes() for storage in made_by_layers.values())
+    return _Counts(counter.get_total_flops() // 2, size // 2)
 
 
 class Meter:

@@ -131,7 +131,7 @@ def _deeper(root: nn.Module, origins: Mapping[Section, list[int]], ways: Mapping
     more = {section: len(origins[section]) - len(section.blocks) for section in ways}
     recount = {section: origins[section] for section in ways if ways[section].recount}
     changed = renumbered(root, {s: Shift([0] * len(s.blocks), count) for s, count in more.items()})
-    changed |= recounted(root, sections(root), recount)
+    changed |= recounted(root, sections(root), recount) if recount else {}
     undo = [
         {"do": "set", "module": name, "attribute": attribute, "value": attribute_of(root, name, attribute)}
         for name, attribute in changed
@@ -254,7 +254,8 @@ def _without(
     }
     recount = {section: places for section, places in left.items() if ways[section].recount}
     names = {id(module): name for name, module in shallow.named_modules()}
-    for (name, attribute), value in {**renumbered(root, shifts), **recounted(root, sections(root), recount)}.items():
+    changed = renumbered(root, shifts) | (recounted(root, sections(root), recount) if recount else {})
+    for (name, attribute), value in changed.items():
         if (now := names.get(id(modules[name]))) is not None:
             edits.append({"do": "set", "module": now, "attribute": attribute, "value": value})
     return shallow, edits

@@ -15,7 +15,7 @@ import pytest
 import torch
 from ranks import NEED_ADAPTERS, NEED_EXITS, ran, tiny
 from safetensors.torch import load_file
-from selection import METHODS, some
+from selection import METHODS, in_turn, some
 from torch import nn
 
 import fl
@@ -202,6 +202,11 @@ def test_a_round_is_a_function_of_its_arguments_and_changes_none(name):
         assert not differing(round.server, round.copy)
 
 
+def with_one_of(*changes):
+    """Marks a test of every method with one of these settings, in turn."""
+    return pytest.mark.parametrize(("name", "changes"), in_turn(ALGORITHMS, changes, METHODS), scope="module")
+
+
 @pytest.mark.parametrize("changes", [{"backend": "vmap", "max_parallel_clients": 2}, {"backend": "workers"}])
 def test_backends_agree(name, changes):
     """After two rounds, so that what a method keeps has come to matter; in chunks of two clients and of one."""
@@ -227,9 +232,9 @@ def test_a_client_that_diverges_is_dropped_and_the_others_go_on(name):
     assert bad in history[1].clients
 
 
-@pytest.mark.parametrize("participants", [1, 6])
-def test_a_single_client_can_take_part_and_all_of_them(name, participants):
-    fed, algorithm = built(name, participants=participants)
+@with_one_of({"participants": 1}, {"participants": 6})
+def test_a_single_client_can_take_part_and_all_of_them(name, changes):
+    fed, algorithm = built(name, **changes)
     history = play(fed, algorithm, rounds=2)
     for round in history[1:]:
         assert round.trained.metrics["bytes_down"] >= round.trained.metrics["bytes_up"] >= 0
@@ -237,14 +242,11 @@ def test_a_single_client_can_take_part_and_all_of_them(name, participants):
     assert {key for _, key in differing(history[0].server, history[-1].server)} & fed.initial().keys()
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"defence": Defence("median")},
-        {"defence": Defence("krum", malicious=0)},
-        {"defence": Defence(clip=0.01)},
-        {"attack": AttackOptions(share=0.5, amplify=20.0)},
-    ],
+@with_one_of(
+    {"defence": Defence("median")},
+    {"defence": Defence("krum", malicious=0)},
+    {"defence": Defence(clip=0.01)},
+    {"attack": AttackOptions(share=0.5, amplify=20.0)},
 )
 def test_attacks_and_defences_reach_what_is_sent(name, changes):
     method, chooses = ALGORITHMS[name], changes.get("defence", Defence()).chooses
@@ -260,12 +262,9 @@ def test_attacks_and_defences_reach_what_is_sent(name, changes):
     assert not changed & FROZEN
 
 
-@pytest.mark.parametrize(
-    "compression",
-    [Compression("topk", share=0.1), pytest.param(Compression("quantise", bits=4), marks=pytest.mark.slow)],
-)
-def test_compression_reaches_what_is_sent_and_its_traffic(name, compression):
-    method = ALGORITHMS[name]
+@with_one_of({"compression": Compression("topk", share=0.1)}, {"compression": Compression("quantise", bits=4)})
+def test_compression_reaches_what_is_sent_and_its_traffic(name, changes):
+    method, compression = ALGORITHMS[name], changes["compression"]
     feedback = "feedback" not in method.refuses and method.clients != "heterogeneous"
     compression = replace(compression, feedback=feedback)
     refused = "compression" in method.refuses
@@ -355,14 +354,18 @@ def test_a_run_is_resumed_bit_for_bit(name, run, tmp_path):
     assert_same_runs(run(name)[0], tmp_path / name)
 
 
-def simulate_all(rank, folder):
-    for name in ALGORITHMS:
+SPLIT = {2: [*ALGORITHMS][::2], 3: [*ALGORITHMS][1::2]}
+"""The methods that each number of ranks trains."""
+
+
+def simulate_all(rank, folder, size):
+    for name in SPLIT[size]:
         fl.simulate(asking(name), folder / name)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", SPLIT)
 def test_ranks_agree(size, run, tmp_path):
-    assert ran(size, simulate_all, tmp_path) == [0] * size
-    for name in ALGORITHMS:
+    assert ran(size, simulate_all, tmp_path, size) == [0] * size
+    for name in SPLIT[size]:
         assert_same_runs(run(name)[0], tmp_path / name)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
-from itertools import product
+from itertools import cycle, product
 
 import pytest
 import torch
@@ -55,14 +55,21 @@ def assert_close(found, expected, rtol=1e-6, atol=1e-8):
         torch.testing.assert_close(found[name].cpu(), tensor.cpu(), rtol=rtol, atol=atol)
 
 
+QUICK = [
+    *product(["cnn"], ["graphs"], ["fedmr", "femam", "fedfa"]),
+    ("cnn", "loop", "fedavg"),
+    ("cnn", "vmap", "fedavg"),
+]
+PRETENDED = [("cnn", backend, name) for name, backend in zip(ALGORITHMS, cycle(BACKENDS))]  # in place of every pair
+
+
 @pytest.mark.parametrize(
-    ("backend", "name"),
-    some(
-        product(BACKENDS, ALGORITHMS),
-        [*product(["graphs"], ["fedmr", "femam", "fedfa"]), ("loop", "fedavg"), ("vmap", "fedavg")],
-    ),
+    ("model", "backend", "name"),
+    [
+        *some(dict.fromkeys([*QUICK, *PRETENDED]), QUICK),
+        *(pytest.param("resnet20", *pair, marks=pytest.mark.gpu) for pair in product(BACKENDS, ALGORITHMS)),
+    ],
 )
-@pytest.mark.parametrize("model", ["cnn", pytest.param("resnet20", marks=pytest.mark.gpu)])
 def test_rounds_on_the_gpu_are_rounds_on_the_cpu(cuda, make_federation, name, model, backend):
     """Two of them, so that graphs are replayed with other starts and what the server keeps has come to matter."""
     if cuda and model == "resnet20":
@@ -306,11 +313,8 @@ SETTINGS = {
 }
 
 
-QUICK = ("trigger and median", "static batch norm", "secure")
-
-
 @pytest.mark.parametrize("method", some(["fedmr", "heterofl"], ["fedmr"]))
-@pytest.mark.parametrize("case", some(SETTINGS, QUICK))
+@pytest.mark.parametrize("case", some(SETTINGS, ["trigger and median", "static batch norm", "secure"]))
 def test_settings_on_the_gpu(cuda, case, method):
     """The global model after two rounds, and what evaluation says of it, are those of the CPU."""
     if case == "secure":

@@ -6,7 +6,7 @@ import json
 import weakref
 from collections import Counter
 from contextlib import nullcontext
-from itertools import product
+from itertools import cycle, product
 from pathlib import Path
 
 import pytest
@@ -107,15 +107,14 @@ def possible(case):
     )
 
 
-SLOW = product(
-    ("graphs",), ("fedavg", "local", "heterofl"), [what for what in SETTINGS if what not in ("", "samples' privacy")]
-)
+SLOW = [
+    *product(("graphs",), ALGORITHMS, [""]),
+    *((backend, name, "") for name, backend in zip(ALGORITHMS, cycle(("loop", "vmap")))),
+    *filter(possible, product(("graphs",), ("fedavg", "heterofl"), SETTINGS.keys() - {"", "samples' privacy"})),
+]
 
 
-@pytest.mark.parametrize(
-    ("backend", "name", "case"),
-    some([*product(("graphs", "loop", "vmap"), ALGORITHMS, [""]), *filter(possible, SLOW), *CLIPPED], QUICK),
-)
+@pytest.mark.parametrize(("backend", "name", "case"), some(dict.fromkeys([*QUICK, *sorted(SLOW)]), QUICK))
 def test_a_round_waits_only_where_it_is_meant_to(pretended, name, backend, case, tmp_path):
     """... evaluation included, whatever the settings; from the third round on nothing is captured anew.
 

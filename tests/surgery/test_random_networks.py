@@ -179,7 +179,7 @@ def test_a_wrong_rule_is_noticed(name, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["flip", "roll", "sort"])
+@pytest.mark.parametrize("name", ["roll", "sort"])
 def test_a_wrong_rule_is_found_in_random_networks_and_shrunk(name, monkeypatch):
     broken(name, monkeypatch)
 

@@ -8,7 +8,7 @@ import torch
 from fl_flags import OF_METHOD, TINY
 from fleets import IMAGES, assert_close, fleet_federation, shapes, train_each
 from ranks import NEED_ADAPTERS
-from selection import some
+from selection import in_turn, some
 
 import surgery
 from fl import run as cli
@@ -77,12 +77,8 @@ def test_recombination_moves_whole_layers(name):
     assert len(moved) > 1  # layers go their own ways
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ALGORITHMS)
-@pytest.mark.parametrize("name", BASES)
+@pytest.mark.parametrize(("method", "name"), in_turn([name for name in ALGORITHMS if name != "fjord"], [*BASES], []))
 def test_every_method_trains_it(tmp_path, name, method):
-    if method == "fjord":
-        pytest.skip("refuses norms over several channels")
     depth, depths = ("2", "1,2") if name == "vit_tiny" else ("1,1,2,1", "1-1-1-1,1-1-2-1")
     flags = [*TINY, "--model", name, "--depth", depth, "--samples", "200", "--rounds", "2", "--algorithm", method]
     if ALGORITHMS[method].clients == "heterogeneous" and method not in NEED_ADAPTERS:
