@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import tyro
 import yaml
 
 from fl.analysis.groups import Found, common, find_runs, table, write_results
@@ -39,7 +38,7 @@ from fl.runs.many_runs import resumable, train_all
 from fl.settings import Config
 from fl.settings.command_line import parse
 from fl.settings.config import check_renamed, flat
-from fl.settings.help import asked
+from fl.settings.help import asked, parsed
 from fl.settings.recipes import RECIPES
 
 _FILE = "sweep.yaml"
@@ -185,7 +184,7 @@ def _value(option: str, text: str) -> Any:
     said = io.StringIO()
     try:
         with redirect_stdout(said), redirect_stderr(said):
-            config = tyro.cli(Config, args=[flag])
+            config = parsed(Config, [flag])
     except SystemExit:
         kinds = {"int": "a whole number", "float": "a number", "tuple": "numbers"}
         what = kinds.get(type(default).__name__, "such a value")

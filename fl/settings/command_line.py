@@ -6,15 +6,13 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import tyro
-
 from fl.base.console import program
 from fl.base.errors import FLError
 from fl.base.settings import changed, check_read, check_values, flag_in, settings_of, without_unread, written
 from fl.engine.optimizers import SCHEDULES
 from fl.settings import Config
 from fl.settings.config import check_renamed
-from fl.settings.help import asked, settings_page
+from fl.settings.help import asked, parsed, settings_page
 from fl.settings.recipes import RECIPES
 from fl.settings.recipes import describe as describe_recipe
 
@@ -93,4 +91,4 @@ def _cli(argv: Sequence[str], default: Config, command: str, swept: Collection[s
     given = {*swept, *map(flag_in, argv)}
     if "participants" in given and "participation" not in given:  # a number overrides the share of a recipe or a file
         default = replace(default, participation=0.0)
-    return tyro.cli(Config, prog=program(command), args=argv, default=default)
+    return parsed(Config, argv, prog=program(command), default=default)

@@ -58,7 +58,15 @@ def command(kind: type[Kind], name: str, argv: Sequence[str] | None) -> Kind:
         flags = ["[--FLAG VALUE ...]"] * (len(places) < len(sections["arguments"]))
         show(name, " ".join([*places, *flags]), inspect.getdoc(kind), sections)
     check_renamed(map(flag_in, argv))
-    return tyro.cli(kind, prog=program(name), args=argv)
+    return parsed(kind, argv, prog=program(name))
+
+
+def parsed(kind: type[Kind], argv: Sequence[str], **options: Any) -> Kind:
+    """What tyro reads from a command line, whose flags the docstring of `kind` describes.
+
+    tyro would look for comments at its fields, too, and read the source of every class for them.
+    """
+    return tyro.cli(kind, args=argv, config=(tyro.conf.HelptextFromCommentsOff,), **options)
 
 
 def settings_page(argv: list[str], start: Config, name: str, usage: str, about: str) -> NoReturn:
@@ -78,10 +86,10 @@ def settings_page(argv: list[str], start: Config, name: str, usage: str, about: 
     others = [word for word in argv[:at] + argv[at + 1 + everything :] if word not in HELP]
     config = start
     with suppress(SystemExit, FLError):  # whoever asks for help may have made a mistake
-        config = tyro.cli(Config, args=others, default=start, console_outputs=False)
+        config = parsed(Config, others, default=start, console_outputs=False)
         if config.config is not None:
             start = Config.from_file(Path(config.config))
-            config = tyro.cli(Config, args=others, default=start, console_outputs=False)
+            config = parsed(Config, others, default=start, console_outputs=False)
     choice("--algorithm", config.algorithm, ALGORITHMS)
     hidden = {one.flag for one in settings_of(config) if one.unread or marks(one.field, Rare)}
     hidden |= {flag_of(field.name) for field in dataclasses.fields(Config) if marks(field, Rare)}  # groups, too

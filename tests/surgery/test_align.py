@@ -232,7 +232,7 @@ def weight_matching(one, other, widths, seed=0):
     [
         lambda: nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 24), nn.ReLU(), nn.Linear(24, 4)),
         lambda: nn.Sequential(nn.Linear(8, 300), nn.ReLU(), nn.Linear(300, 24), nn.ReLU(), nn.Linear(24, 4)),
-        lambda: zoo.create("vgg11", width=0.0625, num_classes=5),
+        pytest.param(lambda: zoo.create("vgg11", width=0.0625, num_classes=5), marks=pytest.mark.slow),
         lambda: zoo.create("resnet18", width=0.125, num_classes=5),
     ],
     ids=["mlp", "wide-mlp", "vgg11", "resnet18"],

@@ -211,7 +211,7 @@ def one_more(model):
     return {s.name: len(s.blocks) + 1 for s in surgery.sections(model) if surgery.depth.sections.repeatable(model, s)}
 
 
-@pytest.mark.parametrize(("library", "name", "kind"), some(MODELS, [MODELS[0], MODELS[1], MODELS[4]]))
+@pytest.mark.parametrize(("library", "name", "kind"), some(MODELS, [MODELS[0], MODELS[4]]))
 @pytest.mark.parametrize("mode", ["copy", "identity"])
 def test_real_models_grow_and_shrink_back(library, name, kind, mode):
     model = make(library, name)
@@ -235,7 +235,7 @@ def test_real_models_grow_and_shrink_back(library, name, kind, mode):
     assert_equal_modules(surgery.ungraft(full, keep=depths, example=shown)[0], model)
 
 
-@pytest.mark.parametrize("name", ["resnet50", "vit_b_16", "swin_t", "mobilenet_v2", "dla60"])
+@pytest.mark.parametrize("name", some(["resnet50", "vit_b_16", "swin_t", "mobilenet_v2", "dla60"], ["vit_b_16"]))
 def test_meta_models_have_their_structure_changed(name):
     with torch.device("meta"):  # dla's blocks append to a list that they are given
         model = timm.create_model(name) if name == "dla60" else torchvision.models.get_model(name)

@@ -10,7 +10,6 @@ from command_files import NETS, in_folder_with, run, same
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
-from selection import some
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -78,9 +77,15 @@ def convolutional():
 MODELS = [mlp, transformer, convolutional]
 
 
-@pytest.mark.parametrize("made", MODELS)
-@pytest.mark.parametrize("scored", [True, False])
-@pytest.mark.parametrize("share", some([0.8, 0.5], [0.5]))
+@pytest.mark.parametrize(
+    ("made", "scored", "share"),
+    [
+        (mlp, True, 0.5),
+        (transformer, False, 0.5),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in [(mlp, False, 0.8), (transformer, True, 0.8)]),
+        *(pytest.param(convolutional, scored, 0.5, marks=pytest.mark.slow) for scored in (True, False)),
+    ],
+)
 def test_what_is_measured_is_within_the_target_and_close_to_it(made, scored, share):
     model, x = made()
     scores = importance(model, example=x) if scored else None
@@ -165,8 +170,7 @@ def test_more_important_positions_stay_than_of_any_other_sizes_that_are_as_fast(
     assert worth(small[0].out_features, small[2].out_features) >= 0.96 * best
 
 
-@pytest.mark.parametrize("power", [0.7, 1.5])
-@pytest.mark.parametrize("made", MODELS)
+@pytest.mark.parametrize(("made", "power"), [(mlp, 0.7), (transformer, 1.5), (convolutional, 0.7)])
 def test_a_wrong_prediction_is_corrected(made, power):
     """Whole models take another time than their operations alone: less, or more, the smaller they are."""
     model, x = made()

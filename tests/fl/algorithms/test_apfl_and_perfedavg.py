@@ -95,8 +95,7 @@ def test_apfl_is_the_papers_algorithm(federation_of, adaptive):
 OPTIMIZERS = [SGD(ETA, 0.9, clip=0.5), SGD(ETA, 0.0, weight_decay=0.1), Adam(0.01, clip=0.5)]
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("backend", ["loop", "vmap"])
+@pytest.mark.parametrize(("optimizer", "backend"), [*zip(OPTIMIZERS, ("loop", "vmap", "loop"))])
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_apfl_trains_the_global_model_as_fedavg_does(federation_of, backend, optimizer, adaptive):
     """Whatever its own models do: with momentum or moments, clipped gradients, and batch norms."""

@@ -2,6 +2,7 @@
 
 import re
 from functools import cache
+from itertools import cycle, product
 
 import pytest
 import torch
@@ -100,13 +101,14 @@ def oracle(fed, name, own, beta, cohorts):
         yield models
 
 
-CASES = [
-    (name, own, beta) for name in (*DEPTHS, "four") for own in ("top", "classifier", "none") for beta in (0.2, 0.0)
+QUICK = [("batch", "top", 0.2), ("transformer", "classifier", 0.2)]
+CASES = [  # in turn, in place of every pair
+    (name, own, beta)
+    for name, (own, beta) in zip(cycle((*DEPTHS, "four")), product(("top", "classifier", "none"), (0.2, 0.0)))
 ]
-QUICK = [("transformer", "top", 0.2), ("batch", "top", 0.2), ("four", "top", 0.2), ("transformer", "classifier", 0.2)]
 
 
-@pytest.mark.parametrize(("name", "own", "beta"), some(CASES, QUICK))
+@pytest.mark.parametrize(("name", "own", "beta"), some(dict.fromkeys([*QUICK, ("four", "top", 0.2), *CASES]), QUICK))
 def test_rounds_of_three_depths(name, own, beta):
     """Rounds without the largest, without the smallest, and with one depth only."""
     fed = four_deep() if name == "four" else deep(name)
