@@ -19,9 +19,10 @@ def some(cases: Iterable, default: Sequence) -> list:
 
 
 def in_turn(cases: Iterable, others: Sequence, default: Sequence) -> list:
-    """Each case with one of the others, in turn, in place of every pair; those of the default cases are not slow.
+    """Each case with one of the others, in turn, in place of every pair; the default cases are not marked slow.
 
-    For what the cases have from one place: there is hardly more to be seen in all pairs than in these.
+    For behaviour that all cases share (one implementation), where testing every pair would find little more. Which of
+    the others a case gets depends on its place: a case that is added in the middle moves those behind it.
     """
     pairs = [*zip(default, cycle(others)), *zip([case for case in cases if case not in default], cycle(others))]
     return some(pairs, pairs[: len(default)])

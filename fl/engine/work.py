@@ -1,5 +1,7 @@
 """How much a model computes, counted where nothing is computed (the meta device)."""
 
+import copy
+from contextlib import suppress
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -19,7 +21,8 @@ from surgery.torch_private import Operations
 def flops(model: nn.Module, data: Dataset) -> int:
     """Count the floating-point operations of one sample's forward pass: twice its multiply-accumulates.
 
-    0 if the model cannot run on the meta device, because its operations depend on the data.
+    Each model is counted once: one that is changed afterwards is not counted again. 0 if it cannot run on the meta
+    device, because its operations depend on the data.
 
     >>> from fl.data import load
     >>> flops(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), load("digits"))
@@ -30,6 +33,8 @@ def flops(model: nn.Module, data: Dataset) -> int:
 
 def activation_bytes(model: nn.Module, data: Dataset) -> int:
     """Count the bytes that a training step keeps of one sample: about what the layers give; 0 if unknown.
+
+    Each model is counted once, as by `flops`.
 
     >>> from fl.data import load
     >>> activation_bytes(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), load("digits"))  # the flat image is a view
@@ -58,16 +63,19 @@ _KNOWN: WeakKeyDictionary[nn.Module, dict[object, _Counts]] = WeakKeyDictionary(
 
 
 def _counts(model: nn.Module, data: Dataset) -> _Counts:
-    """The counts of a model, for which it runs once, for two samples on the meta device."""
+    """The counts of a model, from one forward pass of two samples on the meta device, kept by sample shape and dtype."""
     known = _KNOWN.setdefault(model, {})
     sample, dtype = data.x.shape[1:], next(p.dtype for p in model.parameters())
     if (sample, dtype) not in known:
         two = torch.zeros(2, *sample, device="meta", dtype=data.x.dtype)  # static batch norms refuse one image
-        try:
-            found = _counted(ghost_of(model), data.normalise(two, dtype))
-        except (SurgeryError, RuntimeError, ValueError, AssertionError, TypeError):  # a copy or a pass that is refused
-            found = _Counts(0, 0)
-        known[sample, dtype] = found
+        known[sample, dtype] = _Counts(0, 0)
+        # `deepcopy` leaves tensors that are plain attributes where they are, so that the model can read their numbers.
+        for ghost in (ghost_of, lambda full: copy.deepcopy(full).to("meta")):
+            with suppress(
+                SurgeryError, RuntimeError, ValueError, AssertionError, TypeError
+            ):  # a copy or pass is refused
+                known[sample, dtype] = _counted(ghost(model), data.normalise(two, dtype))
+                break
     return known[sample, dtype]
 
 
@@ -81,10 +89,15 @@ def _counted(shadow: nn.Module, two: torch.Tensor) -> _Counts:
         if storage_of(made) not in [storage_of(x) for x in given if isinstance(x, torch.Tensor)]:
             made_by_layers[storage_of(made)] = made.untyped_storage()
 
-    for module in shadow.eval().modules():
+    # The counter follows gradients, which views of trainable parameters lack in a pass without any.
+    for module in shadow.eval().requires_grad_(False).modules():
         if not any(module.children()):
             module.register_forward_hook(note)
-    with torch.no_grad(), Operations(), FlopCounterMode(display=False) as counter:  # shapes are worked out only once
+    with (
+        torch.no_grad(),
+        Operations(),
+        FlopCounterMode(display=False) as counter,
+    ):  # a repeated operation's shape is kept
         shadow(two)
     size = sum(storage.nbytes() for storage in made_by_layers.values())
     return _Counts(counter.get_total_flops() // 2, size // 2)

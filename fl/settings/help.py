@@ -62,9 +62,9 @@ def command(kind: type[Kind], name: str, argv: Sequence[str] | None) -> Kind:
 
 
 def parsed(kind: type[Kind], argv: Sequence[str], **options: Any) -> Kind:
-    """What tyro reads from a command line, whose flags the docstring of `kind` describes.
+    """Parse a command line with tyro. Flags are described by docstrings.
 
-    tyro would look for comments at its fields, too, and read the source of every class for them.
+    Comments at fields are not looked for, since tyro would read the source of nearly every class for them.
     """
     return tyro.cli(kind, args=argv, config=(tyro.conf.HelptextFromCommentsOff,), **options)
 

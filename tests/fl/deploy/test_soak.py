@@ -46,4 +46,4 @@ def test_faults_change_nothing_but_who_takes_part(tmp_path):
     assert with_faults["final"]["accuracy"] == without["final"]["accuracy"]
     assert same(tensors(tmp_path / "faults"), tensors(tmp_path / "absent"))
     grown = torch.tensor(sizes[-10:]).float().mean() - torch.tensor(sizes[30:40]).float().mean()
-    assert grown < 2**23, f"server and nodes grew by {grown:,.0f} bytes in 60 rounds"
+    assert grown < 6 * 2**20, f"server and nodes grew by {grown:,.0f} bytes in 60 rounds"
