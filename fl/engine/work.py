@@ -63,7 +63,7 @@ _KNOWN: WeakKeyDictionary[nn.Module, dict[object, _Counts]] = WeakKeyDictionary(
 
 
 def _counts(model: nn.Module, data: Dataset) -> _Counts:
-    """The counts of a model, from one forward pass of two samples on the meta device, kept by sample shape and dtype."""
+    """The counts of a model, from one forward pass of two samples on the meta device; kept by its shape and dtype."""
     known = _KNOWN.setdefault(model, {})
     sample, dtype = data.x.shape[1:], next(p.dtype for p in model.parameters())
     if (sample, dtype) not in known:

@@ -1,4 +1,4 @@
-"""What counts a model's work, on models whose copies on the meta device are easily gone wrong."""
+"""What counts a model's work, on models whose copies on the meta device are easily go wrong."""
 
 import pytest
 import torch
