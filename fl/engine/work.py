@@ -59,6 +59,7 @@ class _Counts(NamedTuple):
     activation_bytes: int
 
 
+_REFUSALS = (SurgeryError, RuntimeError, ValueError, AssertionError, TypeError)  # of a copy, or of a forward pass
 _KNOWN: WeakKeyDictionary[nn.Module, dict[object, _Counts]] = WeakKeyDictionary()
 
 
@@ -71,9 +72,7 @@ def _counts(model: nn.Module, data: Dataset) -> _Counts:
         known[sample, dtype] = _Counts(0, 0)
         # `deepcopy` leaves tensors that are plain attributes where they are, so that the model can read their numbers.
         for ghost in (ghost_of, lambda full: copy.deepcopy(full).to("meta")):
-            with suppress(
-                SurgeryError, RuntimeError, ValueError, AssertionError, TypeError
-            ):  # a copy or pass is refused
+            with suppress(*_REFUSALS):
                 known[sample, dtype] = _counted(ghost(model), data.normalise(two, dtype))
                 break
     return known[sample, dtype]
@@ -93,11 +92,8 @@ def _counted(shadow: nn.Module, two: torch.Tensor) -> _Counts:
     for module in shadow.eval().requires_grad_(False).modules():
         if not any(module.children()):
             module.register_forward_hook(note)
-    with (
-        torch.no_grad(),
-        Operations(),
-        FlopCounterMode(display=False) as counter,
-    ):  # a repeated operation's shape is kept
+    # `Operations` keeps the shapes of operations, which repeated blocks need again.
+    with torch.no_grad(), Operations(), FlopCounterMode(display=False) as counter:
         shadow(two)
     size = sum(storage.nbytes() for storage in made_by_layers.values())
     return _Counts(counter.get_total_flops() // 2, size // 2)

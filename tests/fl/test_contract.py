@@ -207,6 +207,12 @@ def with_one_of(*changes):
     return pytest.mark.parametrize(("name", "changes"), in_turn(ALGORITHMS, changes, METHODS), scope="module")
 
 
+def alone_refused(method, changes):
+    """Whether a method cannot have a rule that chooses among clients, though it can have others."""
+    chooses = changes.get("defence", Defence()).chooses
+    return chooses and ("choosing" in method.refuses or method.clients == "heterogeneous")
+
+
 @pytest.mark.parametrize("changes", [{"backend": "vmap", "max_parallel_clients": 2}, {"backend": "workers"}])
 def test_backends_agree(name, changes):
     """After two rounds, so that what a method keeps has come to matter; in chunks of two clients and of one."""
@@ -242,16 +248,23 @@ def test_a_single_client_can_take_part_and_all_of_them(name, changes):
     assert {key for _, key in differing(history[0].server, history[-1].server)} & fed.initial().keys()
 
 
-@with_one_of(
-    {"defence": Defence("median")},
-    {"defence": Defence("krum", malicious=0)},
-    {"defence": Defence(clip=0.01)},
-    {"attack": AttackOptions(share=0.5, amplify=20.0)},
+KRUM, CLIP = {"defence": Defence("krum", malicious=0)}, {"defence": Defence(clip=0.01)}
+TAMPERED = [{"defence": Defence("median")}, KRUM, CLIP, {"attack": AttackOptions(share=0.5, amplify=20.0)}]
+AND_ACCEPTED = [  # by the methods whose turn is one that they refuse
+    pytest.param(name, CLIP, marks=pytest.mark.slow)
+    for name, changes in (case.values for case in in_turn(ALGORITHMS, TAMPERED, METHODS))
+    if "tampering" not in ALGORITHMS[name].refuses and alone_refused(ALGORITHMS[name], changes)
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [*in_turn(ALGORITHMS, TAMPERED, METHODS), ("femam", KRUM), *AND_ACCEPTED],
+    scope="module",
 )
 def test_attacks_and_defences_reach_what_is_sent(name, changes):
-    method, chooses = ALGORITHMS[name], changes.get("defence", Defence()).chooses
-    alone = chooses and ("choosing" in method.refuses or method.clients == "heterogeneous")
-    if "tampering" in method.refuses or alone:
+    method = ALGORITHMS[name]
+    if "tampering" in method.refuses or alone_refused(method, changes):
         with pytest.raises(FLError, match=f"{name} .*: leave"):
             built(name, **changes)
         return

@@ -102,13 +102,14 @@ def oracle(fed, name, own, beta, cohorts):
 
 
 QUICK = [("batch", "top", 0.2), ("transformer", "classifier", 0.2)]
-CASES = [  # in turn, in place of every pair
+MORE = [("four", "top", 0.2), ("transformer", "none", 0.2), ("batch", "classifier", 0.2)]
+CASES = [  # a network for each (own, beta), in turn
     (name, own, beta)
     for name, (own, beta) in zip(cycle((*DEPTHS, "four")), product(("top", "classifier", "none"), (0.2, 0.0)))
 ]
 
 
-@pytest.mark.parametrize(("name", "own", "beta"), some(dict.fromkeys([*QUICK, ("four", "top", 0.2), *CASES]), QUICK))
+@pytest.mark.parametrize(("name", "own", "beta"), some(dict.fromkeys([*QUICK, *MORE, *CASES]), QUICK))
 def test_rounds_of_three_depths(name, own, beta):
     """Rounds without the largest, without the smallest, and with one depth only."""
     fed = four_deep() if name == "four" else deep(name)
