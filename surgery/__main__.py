@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from surgery import __version__
-from surgery.errors import SurgeryError
+from surgery.errors import SurgeryError, is_out_of_memory
 
 _EXAMPLES = """\
   python -m surgery inspect torchvision:resnet50
@@ -76,7 +76,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (SurgeryError, OSError) as error:
         print(called(f"error: {error}"), file=sys.stderr)
         return 2
-    except MemoryError:
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
         print("error: out of memory: give a smaller model or a smaller --input", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -1,5 +1,7 @@
 """The errors of this package."""
 
+import torch
+
 
 class SurgeryError(ValueError):
     """An operation that cannot be done; the message names the tensor or layer, the shapes and the way out."""
@@ -7,6 +9,18 @@ class SurgeryError(ValueError):
 
 class InternalError(RuntimeError):
     """A mistake in this package, not in what it was given: a rule for an operation is wrong, say."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether there was no memory left, of the processor's or of a GPU's, for which torch has several errors.
+
+    >>> is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory")), is_out_of_memory(KeyError())
+    (True, False)
+    """
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
+        isinstance(error, RuntimeError)
+        and any(words in str(error) for words in ("can't allocate memory", "not enough memory"))
+    )
 
 
 def first_line(error: BaseException) -> str:

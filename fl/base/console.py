@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
-
 from fl.base.errors import Diverged, FLError, Terminated
 from surgery import SurgeryError
+from surgery.errors import is_out_of_memory
 from zoo import ZooError
 
 
@@ -65,9 +64,7 @@ def guarded(command: Callable[[], int], smaller: str = "--batch-size, --width or
     except (FLError, SurgeryError, ZooError) as error:
         reason = str(error)
     except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and not any(
-            words in str(error) for words in ("can't allocate memory", "not enough memory")
-        ):
+        if not is_out_of_memory(error):
             raise
         reason = f"out of memory: use a smaller {smaller}"
     print(as_called(f"error: {reason}"), file=sys.stderr)

@@ -28,7 +28,7 @@ from fl.engine.optimizers import SGD, Adam, Optimizer
 from fl.engine.precision import Precision, arithmetic
 from fl.engine.work import work
 from surgery import broadcast
-from surgery.errors import first_line
+from surgery.errors import first_line, is_out_of_memory
 from surgery.states import owners, stack_size
 
 _log = logging.getLogger("fl")
@@ -131,7 +131,7 @@ def train(groups: Sequence[Group], backend: str = "auto", chosen: dict[str, str]
             except (Refused, RuntimeError) as error:
                 # What the last one cannot do, no backend can. Full memory is no refusal, and neither are other errors
                 # of the model or the objective: another backend would hide them.
-                if name == order[-1] or isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
+                if name == order[-1] or is_out_of_memory(error):
                     raise
                 refused[name] = first_line(error)
     if backend == "auto":

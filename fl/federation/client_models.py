@@ -15,7 +15,7 @@ from fl.base.rng import Rng
 from fl.federation.cohort import States, select
 from fl.federation.inference import lacks_statistics
 from surgery import Stack, State, broadcast
-from surgery.errors import first_line
+from surgery.errors import first_line, is_out_of_memory
 from surgery.transfer import upload
 
 _log = logging.getLogger("fl")
@@ -174,7 +174,7 @@ def _side_by_side(fed: Any, level: Level, groups: Sequence[_Group]) -> Iterator[
             said = fed.predict_each(models, fed.data.samples_at(rows))
         except Exception as error:  # one by one the models may work, or else raise it again
             reason = first_line(error)
-            if not isinstance(error, torch.OutOfMemoryError):
+            if not is_out_of_memory(error):
                 _ALONE.add(fed.model)
         if reason:  # out of the handler, which holds the memory of what failed
             _log.warning("warning: %s predicts for one client after another: %s", type(fed.model).__name__, reason)

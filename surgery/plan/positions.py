@@ -216,9 +216,7 @@ def _select(tensor: Tensor, axis: int, runs: Runs) -> Tensor:
     if len(runs) <= _FEW:
         return torch.cat([tensor.narrow(axis, start, stop - start) for start, stop in runs], axis)
     chosen = upload(torch.tensor(positions(runs)), tensor.device)
-    if (
-        tensor.ndim in (4, 5) and tensor.stride(1) == 1 < tensor.shape[1]
-    ):  # channels last, which a gather would not keep
+    if tensor.ndim in (4, 5) and tensor.stride(1) == 1 < tensor.stride(-1):  # channels last: a gather would not keep it
         moved = {0: 0, 1: tensor.ndim - 1}.get(axis, axis - 1)
         return tensor.movedim(1, -1).index_select(moved, chosen).movedim(-1, 1)
     return tensor.index_select(axis, chosen)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from surgery.copying import clone
-from surgery.errors import SurgeryError, first_line
+from surgery.errors import SurgeryError, first_line, is_out_of_memory
 from surgery.forward import call, copied, in_mode, tensors_in, watching
 from surgery.states import state
 from surgery.torch_private import Watch, tree_map
@@ -143,7 +143,9 @@ def changed(model: nn.Module, wide: nn.Module, solution: Solution, choice: Choic
     try:
         with in_mode(wide, training=False), watching(wide), compare:
             call(wide, copied(example))
-    except Exception:  # it differs, or does not run, which is a difference, too
+    except Exception as error:  # it differs, or does not run, which is a difference, too
+        if is_out_of_memory(error):
+            raise
         return compare.done
     return None
 

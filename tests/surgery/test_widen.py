@@ -16,6 +16,20 @@ def equal(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+def test_too_little_memory_is_not_taken_for_another_computation():
+    """Which once left every width as it was, with a wrong reason."""
+
+    class Hungry(nn.Sequential):
+        def forward(self, x):
+            if self[0].out_features > 3 and not x.is_meta:
+                torch.empty(10**15)
+            return super().forward(x)
+
+    net = Hungry(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    with pytest.raises(RuntimeError, match="allocate memory"):
+        widen(net, rate=2, example=torch.randn(5, 2))
+
+
 @pytest.mark.parametrize("mode", ["copy", "zero"])
 @pytest.mark.parametrize("name", SMALL)
 def test_outputs_stay_and_narrow_undoes_it(name, mode):

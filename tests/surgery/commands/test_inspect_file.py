@@ -65,3 +65,12 @@ def test_what_cannot_be_shown_is_one_line(file, capsys):
     ]:
         said = refused(capsys, "inspect", *arguments)
         assert text in said
+
+
+def test_too_little_memory_is_one_line(file, monkeypatch, capsys):
+    def full(*args):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 TB")
+
+    monkeypatch.setattr("surgery.commands.flags.call", full)
+    assert main(["inspect", file]) == 2
+    assert capsys.readouterr().err.startswith("error: out of memory: give a smaller model")

@@ -184,6 +184,8 @@ def test_long_orders_keep_memory_formats_and_stay_fast():
         ((3, 200, 2, 2), torch.channels_last),
         ((200, 3, 2, 2), torch.channels_last),
         ((2, 200), None),
+        ((200, 70, 1, 1), torch.channels_last),
+        ((200, 70, 1, 1), None),  # its channels are next to each other in this layout, too
     ):
         full = torch.randn(shape, generator=generator)
         full = full if layout is None else full.to(memory_format=layout)
