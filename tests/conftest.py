@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+from collections import defaultdict
 
 # Before torch is imported: the processes of pytest-xdist share the cores, and a thread that waits must not spin.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -32,6 +33,8 @@ from surgery import transfer
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of a shell's background jobs, and so of what tests start
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+CASES = 8  # of a test, by default
+
 hypothesis.settings.register_profile("here", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("here")
 
@@ -41,6 +44,18 @@ with suppress(ImportError, AttributeError):  # tyro reads the settings' docstrin
     from tyro import _docstrings
 
     _docstrings.get_field_docstring = cache(_docstrings.get_field_docstring)
+
+
+@pytest.hookimpl(tryfirst=True)  # before slow tests are left out
+def pytest_collection_modifyitems(items):
+    """By default a test runs with eight of its cases, evenly spaced; the others are slow ones."""
+    cases = defaultdict(list)
+    for item in items:
+        if hasattr(item, "callspec") and not item.get_closest_marker("slow") and not item.get_closest_marker("gpu"):
+            cases[item.path, item.originalname].append(item)
+    for some in cases.values():
+        for item in set(some).difference(some[i * len(some) // CASES] for i in range(CASES)):
+            item.add_marker("slow")
 
 
 def pytest_collection_finish():

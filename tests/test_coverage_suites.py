@@ -146,6 +146,7 @@ def test_a_model_whose_constructor_takes_no_widths_is_restored_by_its_plan():
         support.save(CASE, CASE.build(), CASE.example(None))
 
 
+@pytest.mark.slow
 def test_a_registered_class_is_built_small_from_its_defaults():
     transformers = pytest.importorskip("transformers")
     registry = importlib.import_module("benchmarks.models.registry")
@@ -256,6 +257,7 @@ def test_a_tower_that_the_example_does_not_run_is_not_grafted():
         support.graft(judged, stopped, torch.randn(2, 4))
 
 
+@pytest.mark.slow
 def test_the_reason_for_plan_only_names_the_tensor():
     pytest.importorskip("transformers")
     bit = case("transformers:BitForImageClassification")
@@ -264,6 +266,7 @@ def test_the_reason_for_plan_only_names_the_tensor():
         support.save(bit, model, bit.example(model))
 
 
+@pytest.mark.slow
 def test_quantized_models_are_refused_with_the_reason():
     quantized = case("int8:quantized_resnet18")
     model = quantized.build()
@@ -278,6 +281,7 @@ def test_the_page_of_models_has_the_tables_of_what_is_stored():
     assert coverage_table.support_tables(found, suite("support")) in page.read_text()
 
 
+@pytest.mark.slow
 def test_the_scale_of_attention_follows_queries_and_not_values():
     pytest.importorskip("transformers")
     llama = case("transformers:LlamaForCausalLM")

@@ -196,6 +196,7 @@ def gallery(tmp_path):
     return SimpleNamespace(**runpy.run_path(str(ROOT / "docs/hooks/gallery.py")))
 
 
+@pytest.mark.slow
 def test_the_gallery_shows_what_a_script_draws_and_prints(gallery, tmp_path):
     scripts, cache = tmp_path / "scripts", tmp_path / "cache"
     texts, files = gallery.pages(scripts, cache)
@@ -214,6 +215,7 @@ def test_the_gallery_shows_what_a_script_draws_and_prints(gallery, tmp_path):
     assert [*tmp_path.rglob("left")] == []
 
 
+@pytest.mark.slow
 def test_the_gallery_runs_only_what_has_changed_and_fails_with_the_traceback(gallery, tmp_path):
     scripts, cache = tmp_path / "scripts", tmp_path / "cache"
     kept = gallery.results(scripts, cache)["zoo_bars"]
@@ -232,6 +234,7 @@ def test_the_gallery_runs_only_what_has_changed_and_fails_with_the_traceback(gal
     assert not kept.exists()
 
 
+@pytest.mark.slow
 def test_settings_are_shown_as_help_groups_them(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "docs/hooks")
     page = runpy.run_path(str(ROOT / "docs/hooks/settings.py"))["sections"](tmp_path)

@@ -106,6 +106,7 @@ def test_what_the_gpu_script_does_not_know_is_an_error(arguments, answer):
     assert answer in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_the_gpu_script_names_cells_that_there_are():
     ids = re.findall(r"\b(?:fedmr|femam|fedfa)\.[\w.-]+", GPU.read_text())
     assert len(ids) == 5

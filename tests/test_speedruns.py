@@ -27,6 +27,7 @@ def speedrun(name):
     return module
 
 
+@pytest.mark.slow
 def test_fedmr_is_the_library_bit_for_bit(tmp_path, capsys):
     """Partition, weights, sampling, batches, training, recombination, mean and test of the default run."""
     one_file = speedrun("fedmr")
@@ -59,6 +60,7 @@ def test_femam_has_the_accuracies_of_the_library(tmp_path, capsys):
     assert found[35] > found[29] + 0.1  # cluster models learn what one model for all cannot
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", some([0, 1], [0]))
 def test_fedfa_is_the_library_but_for_rounding(seed, tmp_path):
     """Which part each client gets, its training, grafting, scaling and the mean over those who have a weight."""

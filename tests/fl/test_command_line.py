@@ -181,6 +181,7 @@ def test_runs_are_listed(run_folder, tmp_path, capsys):
     ]
 
 
+@pytest.mark.slow
 def test_settings_come_from_a_file_and_flags_override_them(run_folder, tmp_path):
     config = Config(algorithm="fedprox", lr=0.5, seeds=(3, 4), alpha=0.1)
     path = tmp_path / "mine.yaml"

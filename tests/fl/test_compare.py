@@ -122,6 +122,7 @@ def cells(line):
     return re.split(" {2,}", line)
 
 
+@pytest.mark.slow
 def test_ten_methods_fit_into_160_columns(tmp_path):
     for name, alpha in zip(sorted(ALGORITHMS), (0.125, 0.0625) * 5):
         for seed in (0, 1):

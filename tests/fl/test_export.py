@@ -134,6 +134,7 @@ def test_a_run_of_a_model_and_data_of_one_s_own_is_exported_with_them(tmp_path):
         fl.export(net, tmp_path / "other.pt", model=perceptron)
 
 
+@pytest.mark.slow
 def test_adapters_alone_are_a_folder_of_peft(folder, tmp_path, capsys):
     base = perceptron()
     options = AdapterOptions("lora", rank=2, modules=("1",), train=("3",))

@@ -157,6 +157,7 @@ def extended(tmp_path, monkeypatch):
     sys.modules.update(before)
 
 
+@pytest.mark.slow
 def test_each_is_one_new_file(extended, tmp_path, capsys, monkeypatch):
     """All of them in one run."""
     assert Path(extended.__file__).is_relative_to(tmp_path)
@@ -203,6 +204,7 @@ def test_each_is_one_new_file(extended, tmp_path, capsys, monkeypatch):
     assert (folder / "halfway-seed0/sizes.png").exists()
 
 
+@pytest.mark.slow
 def test_nothing_outside_knows_a_data_set_or_a_partition_by_name():
     names = {"data": LOADERS.keys(), "partition": KINDS.keys() - {"clusters"}}  # FeSEM has an option of that name
     known = set()

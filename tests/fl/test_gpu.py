@@ -115,6 +115,7 @@ def test_dropout_augmentation_and_optimizers_are_those_of_the_cpu(cuda, make_fed
         assert_close(trained.states, expected.states)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", some(BACKENDS, ["vmap", "graphs"]))
 @pytest.mark.parametrize("dtype", some([torch.float32, torch.float64], [torch.float32]))
 def test_a_transformer_trains_on_every_backend(cuda, backend, dtype):
@@ -127,6 +128,7 @@ def test_a_transformer_trains_on_every_backend(cuda, backend, dtype):
     assert_close(trained.states, expected.states, **tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", some(["loop", "graphs"], ["graphs"]))
 def test_several_architectures_on_the_gpu(cuda, make_federation, backend):
     fed = make_federation("cnn", dtype=torch.float64)
@@ -144,6 +146,7 @@ def test_several_architectures_on_the_gpu(cuda, make_federation, backend):
         assert_close(other, state)
 
 
+@pytest.mark.slow
 def test_waves_of_graphs_are_the_loop_and_repeat_themselves(cuda, make_federation):
     """More clients than streams, ragged, several times: a race would show in one of them."""
     sizes = [4 + 3 * (k % 5) for k in range(18)]

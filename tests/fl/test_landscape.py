@@ -113,6 +113,7 @@ def test_what_cannot_be_computed_side_by_side_is_computed_one_by_one():
         assert surface(loss, start, pair, axis, 4).tolist() == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", ["", "--model resnet20 --norm static_batch --width 0.25 --depth 1"])
 def test_the_centre_is_the_loss_that_the_run_measured(tmp_path, flags):
     folder = train(tmp_path, "a", *flags.split(), "--backend", "loop")
@@ -121,6 +122,7 @@ def test_the_centre_is_the_loss_that_the_run_measured(tmp_path, flags):
     assert rows[4]["loss"] == pytest.approx(read(folder / "metrics.csv")[-1]["loss"], rel=1e-12)  # other sums
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", some(["transformer", "transformer_masked"], ["transformer_masked"]))
 def test_text_is_looked_at_as_it_is_asked(tmp_path, model):
     flags = ["--dataset", "text:book.txt", "--data-root", str(tmp_path), "--text.tokens", "byte", "--text.length", "8"]
@@ -152,6 +154,7 @@ def test_several_runs_stand_side_by_side(tmp_path, capsys):
         assert values[1, 1].item() == pytest.approx(nn.functional.cross_entropy(logits, y).item(), rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cnn", "resnet20", "transformer"])
 def test_the_trace_is_that_of_the_whole_hessian(name):
     """Each term v·Hv is that of the Hessian written out, and the trace their mean."""
@@ -185,6 +188,7 @@ def test_the_trace_is_that_of_the_whole_hessian(name):
     assert abs(many - whole.trace()) < 4 * spread
 
 
+@pytest.mark.slow
 def test_a_run_s_trace_is_of_all_its_samples_alike(tmp_path):
     """In parts of 100 samples, of which the last is smaller."""
     folder = train(tmp_path, "a")
@@ -217,6 +221,7 @@ def test_what_cannot_be_looked_at_is_refused(tmp_path, capsys):
     assert not (tmp_path / "figure.png").exists()
 
 
+@pytest.mark.slow
 def test_a_dead_model_is_not_praised_as_flat(tmp_path, capsys):
     folder = train(tmp_path, "dead")
     spec, server = checkpoint.read_parts(folder)
@@ -226,6 +231,7 @@ def test_a_dead_model_is_not_praised_as_flat(tmp_path, capsys):
     assert "fedmr is no better than chance (2.303)" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_every_run_is_measured_on_its_own_data(tmp_path):
     runs = [train(tmp_path, name, "--samples", number) for name, number in (("few", "200"), ("more", "300"))]
 

@@ -149,6 +149,7 @@ def test_a_round_needs_no_float64_on_the_device(pretended_mps, name, case, tmp_p
         assert seen.launches
 
 
+@pytest.mark.slow
 def test_captures_of_a_fleet_come_to_an_end(pretended):
     """Four architectures, other clients in each round: hardly more captures than the most of each that ever meet."""
     fed = fleet_federation(SPECS["cnn"], [(w, None) for w in (1.0, 0.75, 0.5, 0.25)] * 3, [4] * 12, torch.float32)
@@ -271,6 +272,7 @@ def test_clients_with_more_steps_than_a_window(pretended, make_federation, monke
         assert_same(found, expected)
 
 
+@pytest.mark.slow
 def test_a_program_that_nobody_wants_any_more_goes_when_the_device_is_idle(pretended, make_federation):
     """The last four are kept."""
     job, *rest = one_group(make_federation)
@@ -302,6 +304,7 @@ def test_attention_in_one_program_is_plain_products(pretended, backend):
     assert any("scaled_dot_product" in name for name in seen.operations) == (backend != "vmap")
 
 
+@pytest.mark.slow
 def test_a_graph_keeps_the_data_that_it_was_captured_with_and_no_others(pretended, make_federation):
     """Others could come to lie at the same address, which is what they are known by. What stands beside the samples is
     large, and FeMAM has another table for each of its levels.
@@ -319,6 +322,7 @@ def test_a_graph_keeps_the_data_that_it_was_captured_with_and_no_others(pretende
         former.append(kept[1])
 
 
+@pytest.mark.slow
 def test_objectives_made_anew_in_every_round_are_told(pretended, make_federation, caplog, monkeypatch):
     monkeypatch.setattr(graphs, "_PROGRAMS", 1)
     job, *rest = one_group(make_federation)
@@ -328,6 +332,7 @@ def test_objectives_made_anew_in_every_round_are_told(pretended, make_federation
     assert "captured as a graph over and over" in record.getMessage()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", some(CASES, ["lenet"]))
 def test_launches_do_not_creep_up(pretended, case):
     """Those of the stored table are the ceiling; `python benchmarks/launches.py` makes it anew."""

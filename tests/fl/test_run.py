@@ -44,6 +44,7 @@ def test_a_run_leaves_a_folder_with_everything(tmp_path, capsys):
     assert f"{rows[-1]['accuracy']:.2%}" in printed
 
 
+@pytest.mark.slow
 def test_intervals_are_kept(tmp_path, monkeypatch):
     """Evaluations and checkpoints come when they are due, and in the last round."""
     saved, original = [], checkpoint.save
@@ -98,6 +99,7 @@ def test_resume_equals_an_uninterrupted_run_bit_for_bit(tmp_path, monkeypatch, c
     assert results(whole) == results(broken)
 
 
+@pytest.mark.slow
 def test_rounds_can_be_added(tmp_path):
     """The last round of the short run is evaluated, which the long one does not do there: its table has no such row."""
     flags = ("--eval-every", 3, "--eval-client-models-every", 3)
@@ -183,6 +185,7 @@ def test_names_of_earlier_versions_say_what_they_are_now(text, said):
         Config.from_yaml(text)
 
 
+@pytest.mark.slow
 def test_a_renamed_run_of_a_comparison_is_told_when_another_takes_its_place(tmp_path, caplog):
     folder = run(tmp_path, "--algorithm", "fedavg,indep", "--rounds", 1)
     assert cli.main(["--resume", str(folder)]) == 0
@@ -193,6 +196,7 @@ def test_a_renamed_run_of_a_comparison_is_told_when_another_takes_its_place(tmp_
     assert results(folder / "indep-seed0") == results(folder / "mine")
 
 
+@pytest.mark.slow
 def test_runs_of_a_comparison_warn_once_each(tmp_path, caplog):
     few = ["--clients", 20, "--participants", 2, "--alpha", 0.01, "--min-samples", 10, "--samples", 300]
     run(tmp_path, *few, "--algorithm", "fedavg,fedprox", "--rounds", 1)

@@ -72,6 +72,7 @@ def stop_at(monkeypatch, number):
     return calls
 
 
+@pytest.mark.slow
 @pytest.mark.drawn
 def test_every_value_runs_with_every_method_and_seed_and_is_a_plain_run(tmp_path, capsys):
     folder = swept(tmp_path, "participants", "4,1", "--algorithm", "fedavg,indep", "--seeds", "0,1", "--rounds", "1")
@@ -99,6 +100,7 @@ def test_every_value_runs_with_every_method_and_seed_and_is_a_plain_run(tmp_path
         assert (folder / figure).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("option", "values", "sizes"), [("samples", "400,600", [400, 600]), ("pool-test-set", "false,true", [1437, 1797])]
 )
@@ -112,6 +114,7 @@ def test_every_value_has_the_data_that_it_asks_for(tmp_path, option, values, siz
     assert dealt == sizes
 
 
+@pytest.mark.slow
 def test_a_method_that_does_not_read_the_option_runs_once(tmp_path, drawn):
     """And is the dashed line of the figures, whose form follows from what is compared."""
     folder = swept(tmp_path, "fedmr.segment-fraction", "0.02,0.5", "--algorithm", "fedavg,fedmr", "--rounds", "1")
@@ -145,6 +148,7 @@ def test_a_method_that_does_not_read_the_option_runs_once(tmp_path, drawn):
     assert drawn[1].axes[0].get_xscale() == "linear"
 
 
+@pytest.mark.slow
 def test_clients_own_data_are_in_table_file_and_figure(tmp_path, drawn):
     """Of several values of a tuple option, whose long names stand askew below the axis."""
     flags = ["--algorithm", "fedavg", "--lr-schedule", "step", "--local-test", "0.2", "--seeds", "0,1"]
@@ -260,6 +264,7 @@ def test_a_sweep_survives_being_written(tmp_path):
             Sweep.read(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_value_that_diverges_is_left_out_and_the_others_go_on(tmp_path, caplog, capsys):
     folder = swept(tmp_path, "lr", "0.02,1e20,0.05", "--algorithm", "fedavg", code=1)
     assert "lr=1e%2B20" in caplog.text or "lr=1e20" in caplog.text
@@ -331,6 +336,7 @@ def test_every_method_that_reads_the_option_has_all_values(command, runs, check)
             assert not text or str(check(config)).lower() in (text, f"{text}.0")
 
 
+@pytest.mark.slow
 @pytest.mark.drawn
 def test_a_grid_has_a_run_for_each_pair_of_values_that_a_method_reads(tmp_path, capsys, monkeypatch):
     pairs = ["lr", "0.02,0.1", "fedmr.segment-fraction", "0.5,1"]
@@ -468,6 +474,7 @@ def test_heat_maps_of_perplexity(tmp_path, drawn, values, least, most):
     assert image.get_array().mask.any() == math.isinf(values[-1])
 
 
+@pytest.mark.slow
 def test_what_cannot_be_swept_is_told_before_anything_trains(tmp_path, capsys):
     assert sweep.main(["min-samples", "5,900", *TINY, "--out", str(tmp_path), "--name", "a"]) == 2
     assert "900" in capsys.readouterr().err

@@ -197,6 +197,7 @@ def test_class_weights_of_1_and_no_smoothing_are_cross_entropy():
     torch.testing.assert_close(*states)
 
 
+@pytest.mark.slow
 def test_regression_reaches_least_squares(tmp_path):
     data = table("regression")
     config = settings(clients=1, participants=1, rounds=30, local_epochs=4, lr=0.1, momentum=0.5)

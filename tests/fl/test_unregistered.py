@@ -33,6 +33,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "mine"
 
 
+@pytest.mark.slow
 def test_they_are_compared_refused_by_name_and_resumed_where_it_is_registered(folder, monkeypatch, capsys):
     assert compare.main([str(folder.parent), "--out", str(folder.parent / "c.png")]) == 0
     assert "\nmine " in capsys.readouterr().out

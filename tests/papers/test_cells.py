@@ -86,6 +86,7 @@ def test_numbers_are_those_of_the_recipes():
     assert sum(name.startswith(("femam.table1", "femam.tablec")) for name in cells()) == 2 * len(femam.TABLE)
 
 
+@pytest.mark.slow
 def test_what_was_run_before_there_were_cells_is_judged_as_the_pages_show_it():
     smaller = {name: result(cell) for name, cell in cells().items() if cell.place == SMALLER}
     assert all(one.rounds == one.asked for one in smaller.values() if any(arm.tables for arm in one.cell.arms))

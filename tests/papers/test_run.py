@@ -48,6 +48,7 @@ def stopping(rounds):
     return interrupted
 
 
+@pytest.mark.slow
 def test_an_interrupted_cell_goes_on_and_ends_as_an_uninterrupted_one(cell, tmp_path, monkeypatch, capsys):
     part = Part(seeds=(0,), out=tmp_path / "parts", store=tmp_path / "store")
     monkeypatch.setattr(run, "simulate", stopping(2))
@@ -96,6 +97,7 @@ def test_the_attackers_of_a_round_are_those_who_attacked(tmp_path, monkeypatch):
     assert max(counts) > 0
 
 
+@pytest.mark.slow
 def test_runs_of_adapters_have_their_traffic_and_the_digest_of_their_base(tmp_path):
     config = replace(
         TINY, rounds=3, algorithm=("fedavg",),
@@ -119,6 +121,7 @@ def test_runs_of_adapters_have_their_traffic_and_the_digest_of_their_base(tmp_pa
     assert [run.base for run in whole] == ["", ""]
 
 
+@pytest.mark.slow
 def test_the_last_row_of_a_run_has_what_its_cell_asks_of_the_trained_model(tmp_path):
     config = replace(TINY, partition="clusters", clusters=(2,), cluster_classes=(5,), local_valid=0.2, local_test=0.2,
                      clients=8, participants=8, samples=300, algorithm=("femam",),
@@ -189,6 +192,7 @@ def test_the_page_is_what_the_script_makes_of_the_stored_runs():
     assert page.PAGE.read_text() == page.page(), "make it again: python -m benchmarks.papers --page"
 
 
+@pytest.mark.slow
 def test_the_command_lists_runs_and_refuses(cell, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(stored, "STORE", tmp_path / "store")
     monkeypatch.setattr(page, "PAGE", tmp_path / "papers.md")

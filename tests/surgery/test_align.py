@@ -115,6 +115,7 @@ def convolutional():
     return nn.Sequential(*layers, nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
 
 
+@pytest.mark.slow
 def test_without_norms_every_channel_gets_the_statistics_between_those_of_the_ends():
     """Against torch.var_mean, and the loss halfway between two networks trained on digits."""
     from sklearn.datasets import load_digits

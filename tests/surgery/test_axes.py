@@ -272,6 +272,7 @@ def test_unify_does_the_same_either_way_and_twice(seed):
     assert results[0] == results[1]
 
 
+@pytest.mark.slow
 @many
 @given(seeds, seeds)
 def test_fixed_atoms_never_shrink_whatever_is_learned_later(seed, choice):
@@ -302,6 +303,7 @@ def test_segments_divide_the_positions_of_an_axis(seed, choice):
     assert positions(concatenation(parts), keep) == expected
 
 
+@pytest.mark.slow
 @many
 @given(seeds, seeds)
 def test_a_cut_makes_a_boundary_and_keeps_what_is_fixed(seed, choice):

@@ -45,6 +45,7 @@ def test_a_planted_model_is_found(name):
     torch.testing.assert_close(plan.build(shuffled(large, IMAGE, 1))(IMAGE + 1), small(IMAGE + 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heads", ["inside", "drop"])
 def test_a_planted_transformer_is_found_with_its_heads(heads):
     torch.manual_seed(0)
@@ -68,6 +69,7 @@ def apart(one, other):
     return sum((one[name] - tensor).square().sum().item() for name, tensor in other.items())
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(seed=st.integers(0, 10**6), sizes=st.tuples(*[st.integers(1, 6)] * 2))
 def test_what_is_found_matches_at_least_as_well_as_the_corner(seed, sizes):
@@ -103,6 +105,7 @@ def test_what_is_no_smaller_model_is_refused():
         fit(blocks, deeper, example=x)
 
 
+@pytest.mark.slow
 def test_trained_models_of_unequal_width_merge_better_where_they_match():
     from sklearn.datasets import load_digits
 

@@ -139,6 +139,7 @@ def test_ungraft_undoes_graft_and_plans_are_exact(case):
     assert small.entries == plan.entries
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(nets([way for way in WAYS if way != "flat"]))  # a state shows no activation between two sections
 def test_a_state_is_deepened_as_the_module_is(case):
@@ -211,6 +212,7 @@ def one_more(model):
     return {s.name: len(s.blocks) + 1 for s in surgery.sections(model) if surgery.depth.sections.repeatable(model, s)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("library", "name", "kind"), some(MODELS, [MODELS[0], MODELS[4]]))
 @pytest.mark.parametrize("mode", ["copy", "identity"])
 def test_real_models_grow_and_shrink_back(library, name, kind, mode):
@@ -235,6 +237,7 @@ def test_real_models_grow_and_shrink_back(library, name, kind, mode):
     assert_equal_modules(surgery.ungraft(full, keep=depths, example=shown)[0], model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", some(["resnet50", "vit_b_16", "swin_t", "mobilenet_v2", "dla60"], ["vit_b_16"]))
 def test_meta_models_have_their_structure_changed(name):
     with torch.device("meta"):  # dla's blocks append to a list that they are given
@@ -349,6 +352,7 @@ def lists(depth):
     return Made(attend_and_feed, layers=nn.ModuleList(map(nn.ModuleList, pairs)))
 
 
+@pytest.mark.slow
 def test_lists_of_pairs_grow_and_shrink_where_an_example_shows_that_they_run():
     net, x = lists(3), torch.randn(2, 5, 4)
     assert surgery.sections(net) == [surgery.Section("layers", ("layers.0", "layers.1", "layers.2"))]
@@ -500,6 +504,7 @@ def test_only_the_first_output_of_an_identity_block_has_to_be_its_input():
     assert_equal_modules(plan.build(full), net)
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(nets(), st.data())
 def test_blocks_to_keep_leave_the_identity_where_others_were(case, data):
@@ -556,6 +561,7 @@ FAMILIES = {
 }
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(st.sampled_from(sorted(FAMILIES)), st.data())
 def test_grafted_corners_cover_the_width_of_the_client_in_every_block(name, data):

@@ -349,6 +349,7 @@ def test_an_object_that_several_modules_hold_is_edited_once_even_if_it_holds_its
     assert edits == [{"do": "set", "module": "", "attribute": "own.width", "value": 4}]
 
 
+@pytest.mark.slow
 def test_depth_and_width_together(caplog):
     deeper, _ = surgery.graft(net(depth=2), depths=[4], example=EXAMPLE)
     small, _ = surgery.narrow(deeper, rate=0.5, example=EXAMPLE)

@@ -441,6 +441,7 @@ def compared(net, x, places):
                 torch.testing.assert_close(found[name].float() / found[name].mean(), means / means.mean())
 
 
+@pytest.mark.slow
 def test_torch_prunings_classes_say_the_same():
     net = randomized(residual()).float()
     out = tp.prune_conv_out_channels

@@ -56,6 +56,7 @@ def test_json_agrees_with_counting(capsys):
     assert found["sections"] == sections
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "flags"),
     [
@@ -84,6 +85,7 @@ def test_the_shapes_after_add_up_to_the_parameters_after(capsys, model, flags):
     assert found["after"]["fingerprint"] != found["before"]["fingerprint"]
 
 
+@pytest.mark.slow
 def test_the_fingerprint_is_that_of_the_plan(capsys):
     from surgery.width.narrow import narrow
 
@@ -92,6 +94,7 @@ def test_the_fingerprint_is_that_of_the_plan(capsys):
     assert found["before"]["fingerprint"] == plan.fingerprint
 
 
+@pytest.mark.slow
 def test_the_text_tells_sections_widths_and_sizes_within_100_columns(capsys):
     assert main([*RESNET, "--width", "0.5", "--depth", "1,2,3,2"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -105,6 +108,7 @@ def test_the_text_tells_sections_widths_and_sizes_within_100_columns(capsys):
     assert any(line.startswith("parameters   11,689,512") for line in lines)
 
 
+@pytest.mark.slow
 def test_equal_blocks_are_listed_once(capsys):
     assert main(["inspect", "timm:test_vit"]) == 0
     assert "alike" in capsys.readouterr().out
@@ -130,6 +134,7 @@ def test_attention_is_counted_in_both_libraries():
     assert layer.training
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", some(["png", "svg", "pdf"], ["svg"]))
 @pytest.mark.drawn
 def test_pictures_are_written(tmp_path, capsys, suffix):

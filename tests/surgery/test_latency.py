@@ -77,6 +77,7 @@ def convolutional():
 MODELS = [mlp, transformer, convolutional]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("made", "scored", "share"),
     [
@@ -126,6 +127,7 @@ def programs(draw):
     return levels, tables, worth, draw(st.integers(0, 30)) + 0.5
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(programs(), st.booleans())
 def test_the_program_finds_what_trying_all_finds(program, scored):
@@ -154,6 +156,7 @@ def test_the_program_finds_what_trying_all_finds(program, scored):
         assert cost(found) == pytest.approx(min(map(cost, every)))
 
 
+@pytest.mark.slow
 def test_more_important_positions_stay_than_of_any_other_sizes_that_are_as_fast():
     """Of all sizes of both widths that the target allows none keeps more than the program's, but for its steps."""
     model, x = mlp()
@@ -170,6 +173,7 @@ def test_more_important_positions_stay_than_of_any_other_sizes_that_are_as_fast(
     assert worth(small[0].out_features, small[2].out_features) >= 0.96 * best
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("made", "power"), [(mlp, 0.7), (transformer, 1.5), (convolutional, 0.7)])
 def test_a_wrong_prediction_is_corrected(made, power):
     """Whole models take another time than their operations alone: less, or more, the smaller they are."""
@@ -235,6 +239,7 @@ def test_other_targets_have_no_latency():
     assert "latency" not in repr(prune(model, example=x, target=Target(macs=0.5)).sizes)
 
 
+@pytest.mark.slow
 def test_seconds_tell_apart_what_takes_longer():
     a, b = torch.randn(64, 64), torch.randn(640, 640)
     short, long = seconds(lambda: a @ a, lambda: b @ b)

@@ -376,6 +376,7 @@ def test_random_plain_networks_get_exactly_their_share(net, rate, again):
         assert getattr(new, width) == max(1, math.ceil(round(rate * getattr(old, width), 9)))
 
 
+@pytest.mark.slow
 @given(net=image_nets(SAFE), rate=RATES, again=AGAIN)
 @settings(hypothesis_settings, max_examples=25)
 def test_random_networks_compute_what_the_full_one_does_with_zeros(net, rate, again):

@@ -123,6 +123,7 @@ def test_a_planted_rotation_is_found(name):
     assert torch.allclose(outputs(found.models[1], example), outputs(net, example), rtol=0, atol=near)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in LONG if name.values[0] in ("timm", "gpt2", "llama")])
 def test_models_compute_what_they_did_and_come_nearer_than_by_permutations(name):
     (one, example, near), (other, _, _) = model(name), model(name, 1)

@@ -37,6 +37,7 @@ def test_sections_are_the_stages_of_the_papers(name, expected):
         assert surgery.sections(surgery.state(model)) == found
 
 
+@pytest.mark.slow
 def test_blocks_that_widen_are_not_repeatable():
     model = meta("torchvision", "mobilenet_v2")
     found = surgery.sections(model)

@@ -101,6 +101,7 @@ def test_counts_by_hand():
     assert Spec("transformer_masked").count().parameters == by_hand_transformer(words, words + 1, 256, 512, 4, 64)
 
 
+@pytest.mark.slow
 @settings(max_examples=10)
 @given(st.floats(0.05, 2), st.tuples(*[st.integers(1, 4)] * 3), st.integers(2, 20), st.integers(1, 4))
 def test_counts_by_hand_at_any_width_and_depth(width, depth, classes, inputs):
@@ -157,5 +158,6 @@ def test_to_count_builds_nothing_and_draws_nothing():
     assert torch.equal(before, torch.get_rng_state())
 
 
+@pytest.mark.slow
 def test_models_whose_parameters_go_from_module_to_module_are_counted():
     assert zoo.Spec("timm:cait_xxs24_224").count().macs > 2e9

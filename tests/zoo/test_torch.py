@@ -78,6 +78,7 @@ def test_channels_last(name, training):
     assert seen[0].is_contiguous(memory_format=torch.channels_last)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", some(FAMILIES, ["resnet20"]))
 def test_compiled_in_one_graph(name):
     """Training, with gradients and running statistics."""

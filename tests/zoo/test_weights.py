@@ -133,6 +133,7 @@ def pretend(monkeypatch, model, **config):
     monkeypatch.setattr(timm, "create_model", create_model)
 
 
+@pytest.mark.slow
 def test_timm_s_weights_by_name_are_compared(monkeypatch):
     theirs = timm_model(num_classes=7)
     pretend(monkeypatch, theirs)

@@ -31,6 +31,7 @@ def mixed(name, widths=(1.0, 0.5, 0.5, 0.75)):
     return fleet_federation(BASES[name], list(zip(widths, (full, least, full, other))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", some(BASES, ["vit_tiny"]))
 def test_a_round_of_fedfa_is_the_paper_written_out(name):
     """Grafted and scaled: positions, class tokens, layer scales and norms, too."""

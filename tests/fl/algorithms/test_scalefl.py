@@ -81,6 +81,7 @@ def test_without_distillation_and_weights_it_is_heterofl(scaler):
         assert_same(one["global"], other["global"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["vmap", "workers"])
 def test_backends_agree(backend):
     servers = []
@@ -93,6 +94,7 @@ def test_backends_agree(backend):
     torch.testing.assert_close(*servers, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_what_it_is_not_for_is_refused():
     with pytest.raises(FLError, match="scalefl trains a classifier after each section of a model: give --exits"):
         fl.build(replace(CONFIG, exits=False, architectures=fl.ArchitectureOptions()))

@@ -50,6 +50,7 @@ def test_a_run_is_compared_with_the_weights_it_began_with(tmp_path):
     assert not torch.equal(state(load_model(tmp_path / "run"))["stem.conv.weight"], again["stem.conv.weight"])
 
 
+@pytest.mark.slow
 @pytest.mark.drawn
 def test_similarity_of_a_run_and_of_an_untrained_model(make_run, tmp_path, capsys):
     folder, out = make_run(depth=(3, 1, 4)), tmp_path / "a.png"

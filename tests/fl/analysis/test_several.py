@@ -25,6 +25,7 @@ def found(tmp_path_factory):
     return fl.simulate_all(CONFIG, tmp_path_factory.mktemp("several") / "all")
 
 
+@pytest.mark.slow
 def test_all_runs_are_those_of_the_command_and_of_simulate(found, tmp_path, capsys):
     (tmp_path / "settings.yaml").write_text(CONFIG.to_yaml())
     assert cli.main(["--config", str(tmp_path / "settings.yaml"), "--out", str(tmp_path), "--name", "command"]) == 0

@@ -85,6 +85,7 @@ def write_base(path, seed=41):
     return str(path)
 
 
+@pytest.mark.slow
 def test_a_nodes_configuration_names_its_copy_of_the_base(tmp_path, messages):
     from flwr.app import Context, RecordDict
 

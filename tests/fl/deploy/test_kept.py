@@ -43,6 +43,7 @@ def test_what_a_disk_has_altered_is_not_taken(tmp_path):
             call()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm", ["ditto", "fedrep", *(pytest.param(name, marks=slow) for name in ("local", "pfedme"))]
 )
@@ -92,6 +93,7 @@ def newest(nodes):
     return [load_file(files[-1]) if (files := sorted(node.folder.glob("*/*.safetensors"))) else {} for node in nodes]
 
 
+@pytest.mark.slow
 def test_a_round_that_is_done_again_begins_with_the_same_states(prepared, tmp_path):
     """After an interruption in round 2, which no checkpoint knows of, and a restart of the nodes, the result is the
     same: a node takes the version that the server names, not its newest."""

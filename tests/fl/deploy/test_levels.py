@@ -31,6 +31,7 @@ def trained(tmp_path_factory):
     return root, link.requests
 
 
+@pytest.mark.slow
 def test_levels_are_those_of_the_simulator(trained, tmp_path):
     root, _ = trained
     there, here = tensors(root / "remote"), simulated(config(), tmp_path)

@@ -121,6 +121,7 @@ def test_the_result_is_that_without_masks_up_to_their_step(algorithm, tmp_path):
     assert not {"dropped", "models_cosine"} & summary["final"].keys()
 
 
+@pytest.mark.slow
 def test_rounds_follow_each_other_and_batch_norms_are_averaged(tmp_path):
     config = replace(CONFIG, rounds=2, norm="batch", participants=3)
     masked, _, summary = run(config, tmp_path)
@@ -129,6 +130,7 @@ def test_rounds_follow_each_other_and_batch_norms_are_averaged(tmp_path):
     assert summary["final"]["bytes_up"] == 8 * (numbers + 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("learn", ["b", pytest.param("both", marks=SLOW)])
 def test_of_adapters_their_mean_alone_is_seen(learn, tmp_path):
     config = replace(CONFIG, rounds=2, adapters=fl.AdapterOptions("lora", rank=2, train=("fc2",), learn=learn))
@@ -139,6 +141,7 @@ def test_of_adapters_their_mean_alone_is_seen(learn, tmp_path):
     assert summary["final"]["bytes_up"] == 8 * (numbers + 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["setup", "share_keys", "collect_masked_vectors"])
 def test_who_falls_silent_is_left_out(stage, tmp_path, caplog):
     masked, grid, summary = run(CONFIG, tmp_path, lambda c, s, reply: None if (c, s) == (1, stage) else reply)
@@ -153,6 +156,7 @@ def test_who_falls_silent_is_left_out(stage, tmp_path, caplog):
     near(masked, deployed(plain(CONFIG), tmp_path / "bare", silent)[0], step_of(CONFIG))
 
 
+@pytest.mark.slow
 def test_who_falls_silent_after_the_upload_is_in_the_mean(tmp_path):
     masked, _, summary = run(CONFIG, tmp_path, lambda c, s, reply: None if (c, s) == (1, "unmask") else reply)
     assert "dropped" not in summary["final"]

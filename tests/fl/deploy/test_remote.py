@@ -49,6 +49,7 @@ def test_a_model_that_is_its_own_anchor_travels_once(tmp_path):
     assert all(name.startswith("message/model/") for name in link.requests[-1].tensors)
 
 
+@pytest.mark.slow
 def test_nodes_report_what_they_can_afford(tmp_path):
     config = settings("fedfa", **DEEP, architectures=replace(WIDTHS, choose="zico"), rounds=1)
     after, link = deployed(config, tmp_path, budgets=[{"width": w} for w in (0.5, 1.0, 0.5, 0.5)])
@@ -78,6 +79,7 @@ def test_a_client_whose_answer_cannot_be_used_is_left_out_and_named(fault, prepa
     assert summary["final"]["models_up"] == pytest.approx(2 / 3)
 
 
+@pytest.mark.slow
 def test_with_too_few_clients_the_run_stops_and_goes_on_later(prepared, tmp_path):
     config, nodes, test = prepared
     config = replace(config, rounds=3)

@@ -44,6 +44,7 @@ def run(root, spoil=lambda client, round, answer: answer, config=CONFIG):
     return serve(link, config, root / "run", test, Waiting(start=0, nodes=3)), link
 
 
+@pytest.mark.slow
 def test_with_the_choices_of_the_simulator_it_has_its_result(tmp_path, monkeypatch):
     """Choices are drawn one after another: the sources outlive the nodes, which a node's own source has not to."""
     load, sources = Client.load, {}
@@ -62,6 +63,7 @@ def test_with_the_choices_of_the_simulator_it_has_its_result(tmp_path, monkeypat
     assert (link.most, link.files) == (3, {})  # nothing is kept when all have uploaded
 
 
+@pytest.mark.slow
 def test_the_server_cannot_read_what_nodes_send_each_other(tmp_path, monkeypatch):
     """It has all requests and its own keys, and opens none of the frames between nodes; no request has a piece bare."""
     servers, passed, models = [], [], []
@@ -114,6 +116,7 @@ def silent(phase, who=(1,), rounds=(1, 2)):
     return spoil
 
 
+@pytest.mark.slow
 def test_a_node_that_falls_silent_is_left_out_and_the_others_begin_again(tmp_path, caplog):
     summary, link = run(tmp_path, silent(2))
     assert "secure recombination: client 1 is left out (lost in phase 2 of 5)" in caplog.text
@@ -121,6 +124,7 @@ def test_a_node_that_falls_silent_is_left_out_and_the_others_begin_again(tmp_pat
     assert set(link.files) == {1}  # until it is asked again, or greeted by the next run
 
 
+@pytest.mark.slow
 def test_a_round_in_which_an_upload_is_lost_changes_nothing_and_the_next_goes_on(tmp_path, caplog):
     summary, link = run(tmp_path, silent(5, rounds=(1,)))
     assert "client 0 is left out (a client was lost while they uploaded)" in caplog.text

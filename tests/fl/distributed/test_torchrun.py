@@ -13,6 +13,7 @@ from fl.distributed import deal
 FEDAVG = tiny("fedavg", local_valid=0.0, rounds=4)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_in_two_processes(tmp_path):
     config = replace(FEDAVG, rounds=2)
     simulate(config, tmp_path / "whole")

@@ -74,6 +74,7 @@ def test_clients_learn_the_same(make_federation, backend, case):
     assert twice == 2 * len(CALLS) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet20", "mobilenetv2", "vit_tiny"])
 def test_models_of_the_zoo_learn_the_same(make_federation, name):
     fed = make_federation(name, dtype=torch.float64)

@@ -146,6 +146,7 @@ DIGITS = fl.Config(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "survives"),
     [

@@ -211,6 +211,7 @@ def accuracy_on_digits(compression):
     return (algorithm.predict(server, fed.data.test_x).argmax(1) == fed.data.test_y).double().mean().item()
 
 
+@pytest.mark.slow
 def test_few_entries_train_with_feedback_and_hardly_without():
     """Clients of two classes each, whose largest entries pull apart; 1 in 500 is sent. All of it gets beyond 85%."""
     without, with_feedback = (
@@ -268,6 +269,7 @@ def test_clients_of_several_architectures_send_a_share_of_their_own_models():
 # Runs.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compression", KINDS[1:3])
 def test_a_run_goes_on_exactly(compression, tmp_path):
     settings = config(compression=compression)

@@ -53,6 +53,7 @@ def test_backends_agree_where_clients_stop_early(backend):
         torch.testing.assert_close(results[1][name], tensor, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_time_enough_changes_nothing():
     plain, method = built()
     fed, timed = built(Pace(speeds(*[1.0] * 8)))
@@ -109,6 +110,7 @@ def test_speeds_from_a_file(tmp_path):
         make_pace(PaceOptions(file=str(path)), 1, Rng(0))
 
 
+@pytest.mark.slow
 def test_two_gradients_a_step_take_twice_as_long(tmp_path):
     took = []
     for method in ("fedavg", "fedasam"):
@@ -158,6 +160,7 @@ def test_refusals(more, message):
         fl.build(fl.Config(**{**FEW, "clients": 30, "pace": PaceOptions(deadline=1.0), **more}))
 
 
+@pytest.mark.slow
 def test_fedbuff_of_equal_clients_is_fedavg():
     """As many train as the buffer holds, and all take equally long."""
     fed, _ = built(clients=12, samples=960)
@@ -173,6 +176,7 @@ def test_fedbuff_of_equal_clients_is_fedavg():
         torch.testing.assert_close(server["global"], expected, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exponent", [0.0, 0.5])
 def test_fedbuff_is_its_event_loop(exponent):
     """One event after another, with a list of those who train, as a server with a clock would do it."""

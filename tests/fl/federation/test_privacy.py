@@ -103,6 +103,7 @@ def test_the_noise_has_the_deviation_that_it_says(privacy):
     assert not torch.equal(mean["w"], other["w"])
 
 
+@pytest.mark.slow
 def test_the_number_of_short_updates_has_noise_as_well():
     privacy, start = Privacy(1.0, 0.8, quantile=0.5, quantile_noise=2.0), {"w": torch.zeros(4, 1)}
     clips = [privacy.mean(start, start, torch.tensor(1.0), ["w"], generator(seed))[1] for seed in range(3000)]
@@ -189,6 +190,7 @@ def test_what_is_not_private_is_refused(make_federation):
 # Epsilon.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [0.7, 4.0])
 @pytest.mark.parametrize(("clients", "participants", "rounds"), [(20, 5, 10), (1000, 100, 50), (10, 10, 3)])
 def test_epsilon_is_the_librarys(noise, clients, participants, rounds):
@@ -216,6 +218,7 @@ def config(**privacy):
     return tiny("fedavg", rounds=4, privacy=Privacy(**{"clip": 0.5, "noise": 2.0, **privacy}))
 
 
+@pytest.mark.slow
 def test_every_row_has_epsilon_and_runs_resume_exactly(tmp_path):
     pytest.importorskip("dp_accounting")
     settings = config(quantile=0.5, quantile_noise=2.0)
@@ -242,6 +245,7 @@ def test_ranks_draw_the_same_noise(tmp_path):
         assert_equal(tmp_path / "one" / name, tmp_path / "two" / name)
 
 
+@pytest.mark.slow
 def test_clients_on_other_machines_cannot_know_the_noise(tmp_path):
     """They know the seed, and perhaps who takes part; so neither makes epsilon smaller."""
     pytest.importorskip("dp_accounting")
@@ -254,6 +258,7 @@ def test_clients_on_other_machines_cannot_know_the_noise(tmp_path):
     assert nodes.same(nodes.deployed(clipped, tmp_path / "third")[0], nodes.simulated(clipped, tmp_path))
 
 
+@pytest.mark.slow
 def test_training_ends_when_epsilon_is_spent(tmp_path, caplog):
     pytest.importorskip("dp_accounting")
     settings = config()

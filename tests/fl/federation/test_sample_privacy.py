@@ -178,6 +178,7 @@ RANDOM = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", RANDOM)
 def test_steps_are_the_same_in_every_backend(make_federation, case):
     model, settings = RANDOM[case]
@@ -237,6 +238,7 @@ def test_methods_use_samples_in_clipped_steps_alone_or_refuse(name, make_federat
         assert sent.metrics["sample_epsilon"] > 0
 
 
+@pytest.mark.slow
 def test_epsilon_is_of_the_rounds_in_which_a_client_took_part(make_federation):
     pytest.importorskip("dp_accounting")
     privacy = SamplePrivacy(clip=1.0, noise=30.0)
@@ -255,6 +257,7 @@ def config(**privacy):
     return tiny("fedavg", rounds=4, sample_privacy=SamplePrivacy(**{"clip": 0.5, "noise": 2.0, **privacy}))
 
 
+@pytest.mark.slow
 def test_every_row_has_epsilon_and_runs_resume_exactly(tmp_path):
     pytest.importorskip("dp_accounting")
     fl.simulate(config(), tmp_path / "whole")

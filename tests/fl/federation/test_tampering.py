@@ -90,6 +90,7 @@ def test_honest_training_sees_only_the_classes_of_true_samples(make_federation):
         torch.testing.assert_close(got.received[name][1], expected, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_malicious_clients_keep_their_own_architecture_unless_they_are_to_take_the_largest():
     architectures = ArchitectureOptions((0.5, 1.0), ("1", "2"), choose="cycle")
     config = Config(

@@ -255,6 +255,7 @@ CONFIG = fl.Config(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [

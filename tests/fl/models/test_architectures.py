@@ -69,6 +69,7 @@ def test_half_take_the_smallest_and_the_others_what_scores_best_on_their_own_dat
     assert [bad[k] for k in (2, 3, 5)] == [every[3][k] for k in (2, 3, 5)]
 
 
+@pytest.mark.slow
 def test_methods_in_turn_over_seeds_search_once_a_seed(make_federation, monkeypatch):
     fed, asked = make_federation(sizes=(8, 9), participants=1), []
     real = architectures.zico
@@ -110,6 +111,7 @@ def test_in_turn_at_random_and_what_clients_can_afford(make_federation):
         assert mixed == [space[-1], honest[1], space[-1], *honest[3:]]
 
 
+@pytest.mark.slow
 def test_given_architectures_make_the_global_model_their_maximum(tmp_path):
     """Nobody has the global model: one is the widest, others the deepest of each section."""
     path = tmp_path / "fleet.yaml"
@@ -200,6 +202,7 @@ def moved(model):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", some(FAMILIES, [name for name in FAMILIES if ":" not in name]))
 def test_a_client_has_the_zoo_s_model_with_its_part_of_the_global_one(make_federation, family):
     spec, depth = FAMILIES[family]

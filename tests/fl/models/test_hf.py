@@ -109,6 +109,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", some(CASES, ["bert", "llama-lora"]))
 def test_backends_agree_and_an_exported_folder_is_the_librarys(case, folders, tmp_path):
     """Also with dropout in training, which all backends draw alike."""
@@ -158,6 +159,7 @@ def test_peft_loads_an_exported_adapter(case, folders, tmp_path):
     torch.testing.assert_close(fl.load_model(tmp_path / "run")(x), logits, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_adapters_of_a_base_that_no_folder_has_are_not_exported_alone(folders, tmp_path):
     options = {"adapters": AdapterOptions("lora", rank=2, modules=("*.q_proj",))}
     fl.simulate(settings(folders, "llama", "hf-config", **options)[0], tmp_path / "drawn")
@@ -178,6 +180,7 @@ def test_adapters_of_a_base_that_no_folder_has_are_not_exported_alone(folders, t
     torch.testing.assert_close(fl.load_model(tmp_path / "tuned")(x), logits, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", some(["gpt2", "llama", "vit"], ["vit"]))
 def test_adapters_learn_the_same_with_activation_checkpointing_and_nearly_so_in_bf16(name, folders, tmp_path):
     options = AdapterOptions("lora", rank=2, dropout=0.1)
@@ -258,6 +261,7 @@ def test_a_classifier_for_other_classes_is_drawn_and_said(folders, caplog):
     assert [line for line in caplog.messages if "drawn" in line] == []
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_the_same_base_only(folders, tmp_path):
     base = tmp_path / "base"
     base.mkdir()
@@ -299,6 +303,7 @@ def test_bf16(folders, tmp_path):
     assert {p.dtype for p in fl.load_model(tmp_path / "run").parameters()} == {torch.float32}
 
 
+@pytest.mark.slow
 def test_a_cut_model_is_no_folder(folders, tmp_path):
     config, _ = settings(folders, "llama", samples=10, width=0.5)
     fl.simulate(config, tmp_path / "run")
@@ -378,6 +383,7 @@ def test_next_tokens_see_no_later_ones_and_any_earlier_one(tmp_path):
         torch.testing.assert_close(fed.model.eval()(x), model(x).logits, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_what_lies_beside_a_file_of_settings_stays_there(tmp_path):
     transformers.LlamaConfig(vocab_size=320, num_key_value_heads=2, **SIZES).save_pretrained(tmp_path / "llama")
     (tmp_path / "llama/vocabulary_notes.txt").write_text("private")

@@ -234,6 +234,7 @@ def test_methods_begin_there(cnn, name, widths, tmp_path):
     assert all(torch.equal(again[key], state[key]) for key in state)
 
 
+@pytest.mark.slow
 def test_a_run_keeps_what_it_began_with_and_resumes_without_the_file(cnn, tmp_path):
     path, state = cnn
     whole = replace(TINY, algorithm="fedavg", init=str(path))

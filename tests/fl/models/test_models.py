@@ -115,6 +115,7 @@ def test_width_and_depth_may_be_single_numbers():
     assert Config(width=[0.5, 1.0, 1.0]).width == (0.5, 1.0, 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
     some(

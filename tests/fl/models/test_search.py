@@ -59,6 +59,7 @@ def naive(model, batches, deviation="signed"):
     return score
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deviation", ["signed", "absolute"])
 @pytest.mark.parametrize(("norm", "count"), [("static_batch", 2), ("batch", 4)])
 def test_zico_is_the_naive_loop(norm, count, deviation):
@@ -257,6 +258,7 @@ def test_on_a_small_grid_evolution_finds_what_trying_all_finds(space, name):
         assert sorted(asked, key=space.genes) == list(space) if find is evolve else asked == list(space)  # 64 are few
 
 
+@pytest.mark.slow
 def test_evolution_finds_the_best_of_many():
     table = torch.rand(8, 3, generator=seeded()).tolist()
     runs = []

@@ -54,6 +54,7 @@ def test_full_clients_get_no_more():
         assert held[: int(held.nonzero().max())].sum() < 1000
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(st.data(), st.integers(1, 40), st.integers(1, 12), st.floats(0.001, 0.2), st.integers(0, 99))
 def test_whatever_is_possible_is_dealt_out_or_else_refused_at_once(data, clients, minimum, alpha, seed):

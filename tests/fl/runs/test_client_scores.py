@@ -60,6 +60,7 @@ def test_a_row_a_client_and_round_and_the_one_with_the_smallest_validation_loss_
     assert said in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_run_in_pieces_leaves_the_table_of_a_run_in_one(tmp_path, monkeypatch):
     """Stopped by Ctrl-C, with rounds added, and with other evaluations than before."""
     flags = ("--rounds", "6", "--eval-every", "2")

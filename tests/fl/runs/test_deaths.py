@@ -65,6 +65,7 @@ def data():
     return CONFIG.load()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", some(range(8), [1]))
 def test_a_run_that_dies_at_a_write_is_resumed_byte_for_byte(tmp_path, monkeypatch, data, first):
     simulate(CONFIG, tmp_path / "whole", dataset=data)
@@ -115,6 +116,7 @@ def test_runs_that_are_killed_for_good(tmp_path):
     assert found["second process"] == 1  # refused or, where the first had ended already, without anything to do
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_nan_is_told_by_summary_and_exit_code(tmp_path, monkeypatch, capsys):
     original = evaluate.evaluate_global
     monkeypatch.setattr(evaluate, "evaluate_global", lambda *a: original(*a) | {"loss": float("nan")})

@@ -184,6 +184,7 @@ def test_a_function_draws_its_weights_from_the_run_s_seed_alone():
     assert not torch.equal(one["conv.weight"], other["conv.weight"])
 
 
+@pytest.mark.slow
 def test_a_folder_refuses_other_data_and_another_model(digits, tmp_path):
     config, data = fl.Config(**FEW), arrays(digits)
     folder = tmp_path / "run"

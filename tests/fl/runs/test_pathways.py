@@ -31,6 +31,7 @@ def trained(tmp_path_factory):
     return folder, fed, algorithm, server
 
 
+@pytest.mark.slow
 def test_predictions_are_those_of_the_run(trained, tmp_path):
     folder, fed, algorithm, server = trained
     loaded = fl.Pathways.load(folder)

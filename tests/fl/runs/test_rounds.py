@@ -120,6 +120,7 @@ def test_a_second_loop_over_a_run_goes_on(tmp_path, whole):
     assert same(fl.load_model(tmp_path / "run"), fl.load_model(whole))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "fedrep"])
 def test_a_round_has_its_models_and_keeps_them(tmp_path, name):
     config = replace(CONFIG, algorithm=name, local_valid=0.0)

@@ -41,6 +41,7 @@ def model_of(folder, best=False):
     return torch.cat([tensor.flatten() for tensor in fl.load_model(folder, best=best).state_dict().values()])
 
 
+@pytest.mark.slow
 def test_a_function_sees_every_row_and_may_stop_the_run(tmp_path):
     seen = []
 
@@ -60,6 +61,7 @@ def test_a_function_sees_every_row_and_may_stop_the_run(tmp_path):
     assert checkpoint.read_header(tmp_path / "failing")["round"] == 1  # nothing is lost
 
 
+@pytest.mark.slow
 def test_patience_stops_and_a_resumed_run_decides_the_same(tmp_path, monkeypatch, capsys):
     scores(monkeypatch, [0.2, 0.5, 0.4, 0.5, 0.3, 0.6])
     folder, flags = tmp_path / "run", ["--algorithm", "fedavg", *TINY, "--local-valid", "0", "--rounds", "6"]
@@ -149,6 +151,7 @@ def test_evaluations_that_are_compared_stay_as_frequent(tmp_path, monkeypatch, m
             fl.load_model(tmp_path / "run", best=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["local", "fedrep", "fedmr"])
 def test_clients_models_of_the_best_round_are_kept_where_clients_have_some(tmp_path, monkeypatch, name):
     """They predict as the run's clients did after that round; elsewhere with the deployed model."""

@@ -61,6 +61,7 @@ def test_narrow_extract_embed(net):
     same("full.safetensors", plan.embed(surgery.state(small), into=other)[0])
 
 
+@pytest.mark.slow
 def test_prune_keeps_what_matters(net):
     run("prune", "net.safetensors", "--parameters", "0.5", *GIVEN, "--out", "small.safetensors")
     example = torch.zeros(2, 5)
@@ -179,6 +180,7 @@ def test_what_cannot_be_done_is_one_line(net, capsys, tmp_path):
     assert not (tmp_path / "out.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_files_that_are_not_as_they_should_be_are_one_line(net, capsys, tmp_path):
     file, out = "net.safetensors", ("--out", "out.safetensors")
     torch.save(net.state_dict(), "net.pt")
