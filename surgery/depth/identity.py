@@ -1,6 +1,7 @@
 """Make grafted blocks start as the identity: zero the last tensors of their residual branches, and check by running."""
 
 import copy
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -12,11 +13,15 @@ from surgery.depth.check import uncached
 from surgery.depth.splice import runs_nothing
 from surgery.errors import SurgeryError
 from surgery.forward import tensors_in
+from surgery.torch_private import tree_map
 
 Call: TypeAlias = tuple[tuple, dict[str, Any]]  # the arguments of a call
 Runs: TypeAlias = Callable[[], list[Tensor]]  # runs something, for those of its outputs that must not change
 
 _TOLERANCE = 1e-5
+_DRAWS = 4  # random inputs of a block beside what the example gives it
+
+_log = logging.getLogger(__name__)
 
 
 @torch.no_grad()
@@ -25,14 +30,15 @@ def zero_branches(
 ) -> None:
     """Zero parameters of the new blocks of `deeper`, in place, so that its outputs are those of `model`.
 
-    A new block's first output then equals its first input. What else it returns may differ, as long as the model's
-    outputs stay the same.
+    A new block's first output then equals its first input, on the example and on random inputs: activations of zero
+    say nothing. What else it returns may differ, as long as the model's outputs stay the same. Parameters that none of
+    these use (of an expert that gets no token, of an optional input) become zero, too, and a warning names them.
 
     Args:
         model: the model before; not changed.
         deeper: the model with the new blocks.
         grafted: the copies (modules of `deeper`) of each repeated block, by its name in `model`.
-        example: the model's input, see `surgery.forward.arguments`.
+        example: the model's input, see `surgery.forward.arguments`; where all its numbers are equal others are drawn.
 
     Raises:
         SurgeryError: if a block is not the identity when its weights are zero: it has no residual branch, or ends with
@@ -43,6 +49,7 @@ def zero_branches(
         raise SurgeryError(
             "mode='identity' compares outputs, but meta tensors have no values: move the model to another device"
         )
+    args, kwargs = varied((args, kwargs))
     expected = clone(model).eval()(*args, **kwargs)
     names = {id(module): name for name, module in deeper.named_modules()}
     trial = clone(deeper).eval()
@@ -53,23 +60,43 @@ def zero_branches(
     for name, copies in grafted.items():
         blocks = tried[name]
         if runs_nothing(copies[0]):  # such as a list of two modules: only the model's outputs show what it does
-            runs = _model_runs(trial, (args, kwargs), expected)
+            runs = every = _model_runs(trial, (args, kwargs), expected)
         elif id(blocks[0]) in inputs:
-            runs, blocks = _block_runs(blocks[0], *inputs[id(blocks[0])]), blocks[:1]
+            (runs, every), blocks = _block_runs(blocks[0], *inputs[id(blocks[0])]), blocks[:1]
         else:
             raise SurgeryError(
                 f"block {name!r} is not called on the example, so its copies cannot be made the identity"
             )
-        if runs is None:
+        if runs is None or every is None:
             raise SurgeryError(
                 f"block {name!r} is not the identity when its weights are zero (it ends with a norm, or has no "
                 "residual branch): use mode='copy'"
             )
         zero = _to_zero(copies[0], blocks, runs)
+        if unused := _unused(copies[0], blocks, every) - zero:
+            zero |= unused
+            _log.warning(
+                "the example does not use %s of %s, so they are zero in its copies, and may not learn: give an example "
+                "that uses them",
+                ", ".join(sorted(unused)),
+                name,
+            )
         for parameter in (p for block in copies for key, p in block.named_parameters() if key in zero):
             parameter.zero_()
     if not _close(clone(deeper).eval()(*args, **kwargs), expected):
         raise SurgeryError(f"the copies of {', '.join(grafted)} change the model's output: use mode='copy'")
+
+
+def varied(tree: Any, which: int = 0) -> Any:
+    """The same with random numbers in place of floating-point tensors whose numbers are all equal."""
+    generator = torch.Generator().manual_seed(which)
+
+    def drawn(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or not leaf.is_floating_point() or leaf.numel() < 2 or leaf.min() != leaf.max():
+            return leaf
+        return torch.randn(leaf.shape, generator=generator).to(leaf)
+
+    return tree_map(drawn, tree)
 
 
 def _model_runs(model: nn.Module, given: Call, expected: Any) -> Runs | None:
@@ -81,22 +108,43 @@ def _model_runs(model: nn.Module, given: Call, expected: Any) -> Runs | None:
     return run if _close(run(), expected) else None
 
 
-def _block_runs(block: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Runs | None:
-    """Run a block for those of its outputs that equal inputs; None if the first does not."""
+def _block_runs(block: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[Runs | None, Runs]:
+    """Run a block for its outputs that equal inputs (None if the first does not), and for all of its outputs."""
+    first = next(iter(tensors_in((args, kwargs))))
 
-    def outputs() -> Sequence[Any]:
-        given, named = copy.deepcopy((args, kwargs))  # a block may change a list or a cache that it is given
-        output = block(*given, **named)
+    def drawn(which: int) -> Call:
+        """The arguments with random numbers for the first tensor, which goes through all blocks; none below 0 if the
+        example has none (after a ReLU, say).
+        """
+        given = copy.deepcopy((args, kwargs))  # a block may change a list or a cache that it is given
+        if not which:
+            return given
+        numbers = torch.randn(first.shape, generator=torch.Generator().manual_seed(which)).to(first)
+        tensors_in(given)[0].copy_(numbers.abs() if first.min() >= 0 else numbers)
+        return given
+
+    def outputs(given: Call) -> Sequence[Any]:
+        output = block(*given[0], **given[1])
         return output if isinstance(output, tuple) else [output]
 
-    inputs = (args[0] if isinstance(args[0], tuple) else args) if args else tensors_in(kwargs)
-    same = [i for i, (output, given) in enumerate(zip(outputs(), inputs)) if _close(output, given)]
+    draws = range(1 + _DRAWS * first.is_floating_point())
 
-    def run() -> list[Tensor]:
-        found = outputs()
-        return tensors_in([found[i] for i in same])
+    def equal(which: int) -> set[int]:
+        given = drawn(which)
+        before = copy.deepcopy(given)
+        inputs = (before[0][0] if isinstance(before[0][0], tuple) else before[0]) if args else tensors_in(before[1])
+        return {i for i, (output, old) in enumerate(zip(outputs(given), inputs)) if _close(output, old)}
 
-    return run if 0 in same else None
+    same = set.intersection(*map(equal, draws))
+
+    def equal_ones() -> list[Tensor]:
+        found = map(outputs, map(drawn, draws))
+        return [tensor for each in found for tensor in tensors_in([each[i] for i in sorted(same)])]
+
+    def every() -> list[Tensor]:
+        return [tensor for which in draws for tensor in tensors_in(outputs(drawn(which)))]
+
+    return equal_ones if 0 in same else None, every
 
 
 def _to_zero(block: nn.Module, zeroed: Sequence[nn.Module], run: Runs) -> set[str]:
@@ -114,6 +162,28 @@ def _to_zero(block: nn.Module, zeroed: Sequence[nn.Module], run: Runs) -> set[st
             for copied in zeroed:
                 copied.get_parameter(name).zero_()
     return zero
+
+
+def _unused(block: nn.Module, trials: Sequence[nn.Module], run: Runs) -> set[str]:
+    """The parameters of a block, other than zeros, that change nothing of what `run` runs.
+
+    They are zeroed one by one where all weights are a little off, since those that begin at zero would hide much.
+    """
+    generator, before = torch.Generator().manual_seed(0), {}
+    for name, value in block.named_parameters():
+        noise = torch.randn(value.shape, generator=generator).to(value) * value.abs().mean().clamp(min=0.02)
+        before[name] = value + noise
+        for trial in trials:
+            trial.get_parameter(name).copy_(before[name])
+    whole, unused = run(), set()
+    for name, value in block.named_parameters():
+        for trial in trials:
+            trial.get_parameter(name).zero_()
+        if value.any() and all(map(torch.equal, run(), whole)):
+            unused.add(name)
+        for trial in trials:
+            trial.get_parameter(name).copy_(before[name])
+    return unused
 
 
 def _inputs(model: nn.Module, blocks: Sequence[nn.Module], given: Call) -> dict[int, Call]:

@@ -500,7 +500,8 @@ def test_only_the_first_output_of_an_identity_block_has_to_be_its_input():
     full, plan = graft(net, depths=[4], mode="identity", example=example)
     assert torch.equal(full(**example), net(**example))
     new = {name: tensor for name, tensor in state(full).items() if name not in state(net) and "norm" not in name}
-    assert [name for name, t in new.items() if not t.any()] == [f"blocks.{i}.out.weight" for i in (2, 3)]
+    zero = ("bias.weight", "bias.bias", "out.weight")  # the bias, which later blocks do not use, to be safe
+    assert [name for name, t in new.items() if not t.any()] == [f"blocks.{i}.{name}" for i in (2, 3) for name in zero]
     assert_equal_modules(plan.build(full), net)
 
 
@@ -668,3 +669,56 @@ REFUSED = [  # a call, its model, its depths or the blocks to keep, options, wor
 def test_what_cannot_be_done_is_refused_with_the_way_out(change, model, depths, options, words):
     with pytest.raises(SurgeryError, match=words):
         change(model, **{"depths" if change is graft else "keep": depths, **options})
+
+
+class Conditioned(nn.Module):
+    """A residual block with an optional input."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(8, 16), nn.Linear(16, 8), nn.Linear(4, 8)
+
+    def forward(self, x, c=None):
+        x = x if c is None else x + self.c(c)
+        return x + self.b(self.a(x).relu())
+
+
+class Stacked(nn.Module):
+    def __init__(self, block):
+        super().__init__()
+        self.i, self.o = nn.Linear(4, 8, bias=False), nn.Linear(8, 3)
+        self.layers = nn.ModuleList(block() for _ in range(2))
+
+    def forward(self, x, c=None):
+        x = self.i(x)
+        for layer in self.layers:
+            x = layer(x, c)
+        return self.o(x)
+
+
+class Unbiased(nn.Module):
+    def __init__(self, end=nn.Identity):
+        super().__init__()
+        self.norm, self.end = nn.LayerNorm(8, bias=False), end()
+        self.a, self.b = nn.Linear(8, 8, False), nn.Linear(8, 8, False)
+
+    def forward(self, x, c=None):
+        return self.end(x + self.b(self.a(self.norm(x)).relu()))
+
+
+@pytest.mark.parametrize("size", [0, 1e-3, 1])
+def test_an_identity_is_one_for_other_inputs_than_the_example(size, caplog):
+    """With activations of zero nothing had to be zeroed, and grafted models computed something else."""
+    shown = size * torch.randn(3, 4)
+    x = torch.randn(50, 4)
+    for net in (Stacked(Unbiased), Stacked(Conditioned)):
+        full, _ = graft(net, depths=[4], mode="identity", example=shown)
+        assert torch.allclose(full(x), net(x), atol=1e-6)
+        assert torch.allclose(full(x, x), net(x, x), atol=1e-6)
+    assert "does not use c.bias, c.weight of layers.1, so they are zero" in caplog.text
+    images = torch.randn(2, 3, 32, 32)
+    resnet = torchvision.models.resnet.ResNet(torchvision.models.resnet.BasicBlock, [2, 1, 1, 1], num_classes=5).eval()
+    full, _ = graft(resnet, depths=[4, 1, 1, 1], mode="identity", example=images * size)
+    assert torch.allclose(full(images), resnet(images), atol=1e-5)
+    with pytest.raises(SurgeryError, match="is not the identity when its weights are zero"):
+        graft(Stacked(lambda: Unbiased(nn.SiLU)), depths=[4], mode="identity", example=shown)
