@@ -1,10 +1,11 @@
 """Copies of modules, and the exchange of their tensors."""
 
 import copy
+import inspect
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
-from types import MappingProxyType
+from types import FunctionType, MappingProxyType
 from typing import Any
 
 import torch
@@ -53,6 +54,7 @@ def refuse_scripted(model: nn.Module) -> None:
 
 def _copied(model: nn.Module, memo: Mapping[int, Any]) -> nn.Module:
     refuse_scripted(model)
+    _refuse_closures(model)
     # deepcopy refuses tensors that a hook computes from parameters before each pass (weight norm, pruning).
     computed = {
         id(value): value.detach().clone()
@@ -68,6 +70,33 @@ def _copied(model: nn.Module, memo: Mapping[int, Any]) -> nn.Module:
         ) from error
     _drop_caches(twin)
     return twin
+
+
+def _refuse_closures(model: nn.Module) -> None:
+    """SurgeryError where a module has a function of its own (a `forward` that was replaced) that holds modules of the
+    model: deepcopy keeps functions, so that a copy would run, and train, the original's.
+    """
+    inside: set[int] = set()
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if not isinstance(value, FunctionType) or name == _COMPILED:
+                continue
+            inside = inside or {id(part) for m in model.modules() for part in (m, *m._parameters.values())} - {id(None)}
+            if any(id(held) in inside for held in _held_by(value)):
+                raise SurgeryError(
+                    f"{type(module).__name__}.{name} was replaced by a function that holds modules of the model, which "
+                    "a copy would share: replace it by types.MethodType(function, module) or functools.partial, which "
+                    "are copied, or write a subclass"
+                )
+
+
+def _held_by(function: FunctionType, depth: int = 3) -> Iterator[Any]:
+    """What a function takes from around it; of methods the object that they belong to."""
+    around = inspect.getclosurevars(function)
+    for value in (*around.nonlocals.values(), *around.globals.values(), *(function.__defaults__ or ())):
+        yield getattr(value, "__self__", value)
+        if isinstance(value, FunctionType) and depth:
+            yield from _held_by(value, depth - 1)
 
 
 def _drop_caches(model: nn.Module) -> None:
@@ -101,7 +130,9 @@ def _deepcopy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
     twin = memo[id(module)] = kind.__new__(kind)
     state: dict[str, Any] = {}
     for name, value in vars(module).items():
-        if type(value) in _ATOMS or (type(value) is tuple and _ATOMS.issuperset(map(type, value))):
+        if name == _COMPILED:  # by `module.compile()`, for the original alone
+            new = None
+        elif type(value) in _ATOMS or (type(value) is tuple and _ATOMS.issuperset(map(type, value))):
             new = value
         elif id(value) in memo:
             new = memo[id(value)]
@@ -122,6 +153,7 @@ def _is_copied_plainly(kind: type) -> bool:
     return all(getattr(kind, name, None) is plain for name, plain in _PLAIN.items())
 
 
+_COMPILED = "_compiled_call_impl"
 _ATOMS = {type(None), bool, int, float, str}
 _EMPTY = {dict, OrderedDict, list, set}
 _SIMPLE = _ATOMS | _EMPTY | {tuple}  # types of nearly all attributes of a module

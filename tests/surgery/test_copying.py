@@ -3,12 +3,15 @@
 import copy
 import weakref
 from collections import OrderedDict
+from types import MethodType
 
 import pytest
 import timm
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+import surgery
 from surgery.copying import clone
 
 
@@ -105,3 +108,42 @@ def test_a_clone_is_what_deepcopy_makes(make):
     assert same(copy.deepcopy(model), ours, {})
     theirs = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
     assert theirs.isdisjoint(id(tensor) for tensor in ours.state_dict(keep_vars=True).values())
+
+
+def test_a_forward_that_holds_modules_of_the_model_is_refused():
+    """A copy would run, and train, the original's."""
+    x = torch.randn(4, 3)
+
+    def made():
+        return nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 2)).eval()
+
+    def patched(net):
+        old = net[0].forward
+        net[0].forward = lambda x: 2 * old(x)
+
+    def whole(net):
+        net.forward = lambda x: net[2](net[0](x).tanh())
+
+    def compiled(net):
+        net.forward = torch.compile(net.forward, backend="eager")
+
+    for patch in (patched, whole, compiled):
+        patch(net := made())
+        with pytest.raises(surgery.SurgeryError, match=r"forward was replaced by a function that holds modules"):
+            surgery.narrow(net, rate=0.5, example=x)
+    net = made()
+    net[0].forward = MethodType(lambda layer, x: 2 * F.linear(x, layer.weight, layer.bias), net[0])
+    small, _ = surgery.narrow(net, rate=0.5, example=x, strict=True)
+    small(x).sum().backward()
+    assert small[0].weight.grad is not None
+    assert net[0].weight.grad is None
+
+
+def test_a_copy_of_a_module_that_was_compiled_in_place_is_not_compiled():
+    """The compiled call is the original's: an unshrunk model, without a word, was the result."""
+    net, x = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 2)).eval(), torch.randn(4, 3)
+    net.compile(backend="eager")
+    small, _ = surgery.narrow(net, rate=0.5, example=x, strict=True)
+    assert small[0].out_features == 3
+    assert small._compiled_call_impl is None
+    assert net._compiled_call_impl is not None
