@@ -1,5 +1,6 @@
 """Models of one architecture brought into one order: permutations by which their widths match."""
 
+import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
@@ -18,8 +19,11 @@ from surgery.width.likeness import Activations, Weights
 from surgery.width.permute import solved_for
 from surgery.width.plan import plan_of
 from surgery.width.rotate import Rotatable, check_same_outputs, folded, procrustes, rotatable, rotated
+from surgery.width.shortfall import unused_tensors
 from surgery.width.solve import Atom, Solution, atoms, named_widths, solve
 from surgery.width.trace import one_by_one, traced_in_place
+
+_log = logging.getLogger(__name__)
 
 By = Literal["weights", "activations"]
 Maps = Literal["permutations", "orthogonal"]
@@ -137,6 +141,9 @@ class Aligner:
         self._model, self._solution = solved_for(model, example, output, "align")
         self._shapes, self._example, self._output = state(model), example, output
         self._free = {name: a for name, a in named_widths(self._solution).items() if not a.order}
+        any_order = {atom: range(atom.size)[::-1] for atom in self._free.values()}
+        if unused := unused_tensors(self._solution, any_order, model, does="are permuted"):
+            _log.warning(unused)
 
     def by_weights(
         self,

@@ -123,7 +123,7 @@ def finished(found: Attempt) -> nn.Module:
         (equally_long(solution, demand, chosen), strict),
         (too_wide(solution, demand, chosen, small) if strict else "", strict),
         (constants_differ(model, others), strict),
-        (unused_tensors(solution, demand, chosen, small, found.seen.found.untrained), strict),
+        (unused_tensors(solution, chosen.choice, small, demand.keep), strict),
     ):
         if shortfall and refused:
             raise SurgeryError(shortfall)

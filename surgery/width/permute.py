@@ -1,6 +1,7 @@
 """The permutation symmetry of a network: its widths in another order, and its outputs as before."""
 
 import difflib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,8 +14,11 @@ from surgery.plan import Submodel
 from surgery.states import state
 from surgery.width.choose import Scores, checked_scores
 from surgery.width.plan import plan_of
+from surgery.width.shortfall import unused_tensors
 from surgery.width.solve import Atom, Choice, Solution, named_widths, parts_of, solve
 from surgery.width.trace import traced
+
+_log = logging.getLogger(__name__)
 
 
 def permute(
@@ -111,7 +115,12 @@ def solved_for(
 
 
 def permuted(model: nn.Module, twin: nn.Module, solution: Solution, choice: Choice) -> tuple[nn.Module, Submodel]:
-    """The model with the positions of atoms in these orders, and its plan."""
+    """The model with the positions of atoms in these orders, and its plan.
+
+    Where the example leaves tensors unused that are as long as these widths, that is logged as a warning.
+    """
+    if unused := unused_tensors(solution, choice, model, does="are permuted"):
+        _log.warning(unused)
     plan = plan_of(twin, state(model), solution, choice)
     return plan.build(model), plan
 

@@ -12,6 +12,7 @@ from surgery.width.choose import INSIDE, Chosen, Demand
 from surgery.width.solve import (
     Atom,
     Axis,
+    Choice,
     Product,
     Solution,
     Sum,
@@ -178,30 +179,39 @@ def _products(axis: Axis) -> Iterator[Product]:
             yield from _products(part)
 
 
-def unused_tensors(solution: Solution, demand: Demand, chosen: Chosen, small: nn.Module, untrained: str) -> str:
-    """Which tensors of the narrow model no pass has used, as long as a width that shrinks; "" if there are none.
+def unused_tensors(
+    solution: Solution, choice: Choice, model: nn.Module, keep: Sequence[str] = (), does: str = "shrink"
+) -> str:
+    """Which tensors no pass has used, as long as a width that changes; "" if there are none.
 
     Args:
-        untrained: why no pass was in training mode, or "".
+        choice: the positions of the widths that change.
+        model: which has the tensors, before or after.
+        keep: patterns of modules whose tensors are to stay whole.
+        does: what the widths do.
     """
-    cut = {
-        axis.size for found in solution.tensors.values() for axis in found if size_of(axis, chosen.choice) < axis.size
-    }
+    moved = {atom for atom, order in choice.items() if list(order) != [*range(atom.size)]}
+    changed = {axis.size for found in solution.tensors.values() for axis in found if moved.intersection(atoms(axis))}
     unused = [
         f"{joined(*key)} {tuple(tensor.shape)}"
-        for key, tensor in named_tensors(small)
+        for key, tensor in named_tensors(model)
         if key in solution.unused
-        and cut.intersection(tensor.shape)
-        and not any(matches(key[0], pattern) for pattern in demand.keep)
+        and changed.intersection(tensor.shape)
+        and not any(matches(key[0], pattern) for pattern in keep)
     ]
     if not unused:
         return ""
-    which = f"in evaluation mode, and it does not run in training mode ({untrained})" if untrained else "in any mode"
+    why = solution.untrained
+    which = "in evaluation mode" if why or does == "grow" else "in any mode"
+    which += f", and it does not run in training mode ({why})" if why else ""
+    wrong = "compute something else" if does == "are permuted" else "not run"
     return _list(
-        f"tensors of {type(small).__name__} that the example does not use {which}, stay whole, but are as long as "
-        "widths that shrink, so code that uses them may not run:",
+        f"tensors of {type(model).__name__} that the example does not use {which}, stay as they are, but are as long "
+        f"as widths that {does}, so code that uses them may {wrong}:",
         unused,
-        last="give an example that uses them, keep=[...] what makes these widths or the tensors' own modules, or "
+        last="give an example that uses them, or remove them from the model"
+        if does == "are permuted"
+        else "give an example that uses them, keep=[...] what makes these widths or the tensors' own modules, or "
         "remove them from the model",
     )
 

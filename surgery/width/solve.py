@@ -134,6 +134,7 @@ class Solution:
         ordered: (axis, why) for each axis whose kept positions must be 0, 1, 2, ... without a gap.
         written: digits whose sizes the code says where a reshape leaves another one open.
         unused: keys of `tensors` that no operation used, of more than one element.
+        untrained: why no pass was in training mode though the model does something else there, or "".
         members: where each atom lies: keys of `tensors` with the position of the axis.
         axis_of: from an axis of the trace to its solved axis.
     """
@@ -147,6 +148,7 @@ class Solution:
     ordered: Sequence[tuple[Axis, str]]
     written: frozenset[Axis]
     unused: Sequence[tuple[str, str]]
+    untrained: str
     members: Mapping[Atom, Sequence[tuple[tuple[str, str], int]]] = field(repr=False)
     axis_of: Callable[[axes.Axis], Axis] = field(repr=False)
 
@@ -174,6 +176,7 @@ def solve(trace: Trace, whole: Mapping[axes.Axis, Why] = MappingProxyType({})) -
         list(dict.fromkeys((freeze(axis), why) for axis, why in trace.ordered)),
         frozenset(digit for axis in trace.written for digit in digits(freeze(axis))),
         trace.unused,
+        trace.untrained,
         members,
         freeze,
     )

@@ -24,7 +24,7 @@ from surgery.width.choose import Chosen, Demand, Heads, checked, choose
 from surgery.width.plan import plan_of
 from surgery.width.replay import changed, trial, trial_input
 from surgery.width.rules.registry import RULES
-from surgery.width.shortfall import UnshrunkWidth, listed, stayed_whole
+from surgery.width.shortfall import UnshrunkWidth, listed, stayed_whole, unused_tensors
 from surgery.width.solve import SPLITS, SUMS, Atom, Axis, Choice, Solution, Sum, atoms, solve
 from surgery.width.steps import Step, alike, same_code
 from surgery.width.trace import one_by_one, traced_in_place
@@ -74,7 +74,8 @@ def widen(
             width; in mode `copy` they change by that little.
         generator: of the noise, on the CPU.
         output: what of the output has to keep its shape, as for `surgery.narrow`.
-        strict: whether a hidden width that stays as it is is an error; otherwise it is logged with the reason.
+        strict: whether a hidden width that stays as it is is an error, and a tensor as long as one that grows which the
+            example does not use; otherwise they are logged with the reason.
 
     Returns:
         The wide module, and the plan of the old model as a part of it: `plan.extract(state(wide))` are the first
@@ -98,8 +99,11 @@ def widen(
     whole = listed(model, growth.whole, "grow")
     if not growth.choice or (whole and strict):
         raise SurgeryError(whole or f"{type(model).__name__} has no hidden width")
-    if whole:
-        _log.warning(whole)
+    unused = unused_tensors(growth.solution, growth.choice, model, keep, "grow")
+    if unused and strict:
+        raise SurgeryError(unused)
+    for shortfall in filter(None, (whole, unused)):
+        _log.warning(shortfall)
     plan = growth.outcome
     assert isinstance(plan, Submodel)  # of the last attempt, which computes the same
     wide = growth.built(model, plan)

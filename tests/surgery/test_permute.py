@@ -450,3 +450,35 @@ def test_models_of_timm_that_have_run(name):
     with torch.no_grad():
         net(x)
         check(net, x, x, 0)
+
+
+class Optional(nn.Module):
+    """A second input that need not be given."""
+
+    def __init__(self):
+        super().__init__()
+        self.i, self.c, self.o = nn.Linear(4, 8), nn.Linear(3, 8), nn.Linear(8, 3)
+
+    def forward(self, x, c=None):
+        return self.o((self.i(x) if c is None else self.i(x) + self.c(c)).relu())
+
+
+def test_what_the_example_does_not_use_is_told(caplog):
+    net, x = Optional(), torch.randn(5, 4)
+    turned = {"i.weight:0": torch.arange(8).flip(0)}
+    permuted, _ = permute(net, turned, example=x)
+    assert "c.weight (8, 3)" in caplog.text
+    assert "compute something else" in caplog.text
+    assert not torch.allclose(permuted(x, x[:, :3]), net(x, x[:, :3]), atol=1e-3)
+    caplog.clear()
+    align([Optional(), net], example=x)
+    assert "c.weight (8, 3)" in caplog.text
+    caplog.clear()
+    widen(net, rate=2, example=x)
+    assert "c.weight (8, 3)" in caplog.text
+    with pytest.raises(SurgeryError, match=r"(?s)widths that grow.*c.weight"):
+        widen(net, rate=2, example=x, strict=True)
+    caplog.clear()
+    permute(net, {"i.weight:0": torch.arange(8)}, example=x)
+    permute(net, turned, example=(x, x[:, :3]))
+    assert not caplog.text
