@@ -118,6 +118,8 @@ def by_name(
         return cross_entropy
     if smoothing and chosen != "cross_entropy":
         raise FLError(f"--label-smoothing is for cross_entropy, not for {chosen}: leave it out")
+    if weights and not any(weights):
+        raise FLError("--class-weights are all 0, so that nothing would be learnt: give at least one above 0")
     if weights and task == "regression":
         raise FLError("--class-weights are for classes, and the targets are numbers: leave them out")
     return _made(chosen, smoothing, gamma, tuple(weights))

@@ -201,10 +201,13 @@ def _defined(measure: Callable, outputs: np.ndarray, targets: np.ndarray) -> Seq
 
 
 def _per_class(which: int, outputs: np.ndarray, targets: np.ndarray) -> Sequence[float]:
+    """Each class's number; NaN where it is not defined: recall where no sample has the class, precision where none is
+    predicted to, F1 where neither is so. Such a client does not count in the mean over clients.
+    """
     several = targets.ndim > 1
     predicted = (outputs > 0) if several else outputs.argmax(1)
     labels = range(outputs.shape[1])
-    found = precision_recall_fscore_support(targets, predicted, labels=labels, average=None, zero_division=0)
+    found = precision_recall_fscore_support(targets, predicted, labels=labels, average=None, zero_division=math.nan)
     return found[which].tolist()
 
 

@@ -251,6 +251,27 @@ def test_r2_and_macro_f1_of_several_labels_are_scikit_learn_s(seed, outputs, cli
         assert found[owner] == pytest.approx(expected, nan_ok=True)
 
 
+def test_a_client_without_a_class_does_not_count_in_its_mean(tmp_path):
+    """Its recall once counted as 0, and so did F1 and precision of classes that it neither has nor predicts."""
+    outputs, y = np.eye(4)[[0, 0, 1]], np.array([0, 1, 1])
+    known = {"recall": [1, 1 / 2], "precision": [1 / 2, 1], "f1": [2 / 3, 2 / 3]}  # of predictions 0, 0, 1
+    for what, values in known.items():
+        found = metric(f"{what}_per_class", table("classification", outputs=4))(outputs, y)
+        assert list(found.values()) == pytest.approx([*values, np.nan, np.nan], nan_ok=True)
+    config = settings(metrics=["recall_per_class"], local_test=0.3, partition="shards", class_share=0.34, rounds=1)
+    data = table("classification")
+    summary = fl.simulate(config, tmp_path / "run", dataset=data, model=net)
+    fed, _ = fl.build(config, data, net)
+    with open(tmp_path / "run" / "clients.csv") as file:
+        rows = [row for row in csv.DictReader(file) if row["round"] == "1"]
+    for k in range(3):
+        has = [bool((fed.data.y[split.test] == k).any()) for split in fed.clients]
+        assert not all(has)
+        scores = [float(row[f"test_recall_{k}"] or "nan") for row in rows]
+        assert [not np.isnan(score) for score in scores] == has
+        assert summary["final"][f"local_test_recall_{k}"] == pytest.approx(np.nanmean(scores))
+
+
 def test_metrics_are_scikit_learn_s_and_your_own(tmp_path):
     names = ["roc_auc_ovr", "balanced_accuracy", "recall_per_class", margin]
     config = settings(metrics=names, local_test=0.3, best_by="test_roc_auc_ovr", rounds=3, keep_best=True)
@@ -322,6 +343,7 @@ def test_classes_by_name():
         ("regression", {"loss": "cross_entropy"}, "choose mse, mae, huber"),
         ("regression", {"class_weights": (1, 1, 1)}, "--class-weights are for classes"),
         ("regression", {"label_smoothing": 0.1}, "--label-smoothing is for cross_entropy"),
+        ("classification", {"class_weights": (0, 0, 0)}, "--class-weights are all 0"),
         ("classification", {"class_weights": (1, 2)}, "gives 2 weights, and the model has 3 outputs"),
         ("classification", {"loss": "hinge"}, "unknown --loss hinge: there are cross_entropy"),
         ("classification", {"loss": "nowhere:f"}, "--loss nowhere:f: there is no module nowhere"),
