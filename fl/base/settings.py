@@ -13,6 +13,7 @@ from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin
 
+import numpy as np
 from tyro.constructors import PrimitiveConstructorSpec
 
 from fl.base.errors import FLError
@@ -144,6 +145,24 @@ class Flag(PrimitiveConstructorSpec):
 def as_tuple(value: Any) -> tuple:
     """Return a tuple as it is, and any other value as a tuple of one item."""
     return value if isinstance(value, tuple) else (value,)
+
+
+def as_plain(value: Any) -> Any:
+    """Make Python's numbers and tuples of NumPy's, which files cannot hold, also in tuples and in groups of settings.
+
+    >>> as_plain((np.float64(0.5), np.int32(2))), as_plain(np.arange(2)), as_plain("sgd")
+    ((0.5, 2), (0, 1), 'sgd')
+    """
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
+        return tuple(value) if isinstance(value, list) else value
+    if type(value) in (tuple, list):
+        return type(value)(map(as_plain, value))
+    if is_dataclass(value) and not isinstance(value, type):
+        given = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
+        plain = {name: as_plain(one) for name, one in given.items()}
+        return replace(value, **plain) if any(plain[name] is not given[name] for name in given) else value
+    return value
 
 
 def written(value: Any) -> str:

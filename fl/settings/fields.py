@@ -27,6 +27,7 @@ from fl.base.settings import (
     Rates,
     Role,
     Share,
+    as_plain,
     check_values,
     from_yaml,
     number,
@@ -369,6 +370,8 @@ class Fields(DataSettings):
     exponential and no client joins or leaves"""
 
     def __post_init__(self) -> None:
+        for one in fields(self):
+            object.__setattr__(self, one.name, as_plain(getattr(self, one.name)))
         asked = self.metrics if isinstance(self.metrics, tuple | list) else (self.metrics,)
         paths = (path_of("metrics", one) if callable(one) else one for one in asked)
         object.__setattr__(self, "metrics", tuple(paths))

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -75,6 +76,15 @@ def test_a_setting_of_another_type_is_no_setting():
     assert Config.from_yaml("dropout: 0").dropout == 0
     with pytest.raises(FLError, match="dropout cannot be 'abc'"):
         Config.from_yaml("dropout: abc")
+
+
+def test_numbers_of_numpy_become_pythons():
+    group = FedProxOptions(mu=np.float64(0.5))
+    found = Config(lr=np.float32(0.5), clients=np.int64(4), seeds=np.arange(2), width=np.float64(0.5), fedprox=group)
+    plain = Config(lr=0.5, clients=4, seeds=(0, 1), width=0.5, fedprox=FedProxOptions(mu=0.5))
+    assert found == plain
+    assert found.to_yaml() == plain.to_yaml()
+    assert type(group.mu) is np.float64  # what was given is not changed
 
 
 def test_one_config_serves_several_methods_from_python():
