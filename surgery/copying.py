@@ -92,7 +92,10 @@ def _refuse_closures(model: nn.Module) -> None:
 
 def _held_by(function: FunctionType, depth: int = 3) -> Iterator[Any]:
     """What a function takes from around it; of methods the object that they belong to."""
-    around = inspect.getclosurevars(function)
+    try:
+        around = inspect.getclosurevars(function)
+    except ValueError:  # a variable around it has no value yet
+        return
     for value in (*around.nonlocals.values(), *around.globals.values(), *(function.__defaults__ or ())):
         yield getattr(value, "__self__", value)
         if isinstance(value, FunctionType) and depth:

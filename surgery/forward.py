@@ -167,6 +167,26 @@ def copied(example: Any) -> Any:
     return tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, example)
 
 
+def varied(example: Any, dtype: torch.dtype | None = None, seed: int = 0) -> Any:
+    """The example, in this precision if one is given, with random numbers where all of them are equal.
+
+    >>> tree = varied((torch.zeros(2, 3), torch.tensor([1.0, 2.0])))
+    >>> tree[0].unique().numel(), tree[1].tolist()
+    (6, [1.0, 2.0])
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def tried(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
+            return leaf
+        kind = dtype or leaf.dtype
+        if leaf.numel() > 1 and (leaf.is_meta or leaf.max() == leaf.min()):
+            return torch.randn(leaf.shape, generator=generator, dtype=kind).to(leaf.device)
+        return leaf.to(kind)
+
+    return tree_map(tried, dict(example) if hasattr(example, "keys") else example)
+
+
 class Observed(NamedTuple, Generic[T]):
     """What was seen of a model that ran.
 

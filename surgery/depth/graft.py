@@ -45,7 +45,8 @@ def graft(
             that are not named keep theirs.
         mode: `copy` repeats the weights (FedFA, Algorithm 2). `identity` also zeroes the last tensors on the residual
             branches of the new blocks, so that the outputs stay the same (in evaluation mode, to 1e-5) and training can
-            continue from there; it needs a module and an example.
+            continue from there; it needs a module and an example. Weights of the new blocks that the example does
+            not use become zero, too, and a warning names them.
         example: the model's input: a tensor, a tuple of positional arguments or a mapping of keyword arguments. With it
             the deeper model is tried: blocks have to follow each other, the new ones have to run, and the output has to
             keep its shape (on the meta device if the model runs there). A model whose forward takes `use_cache` has to

@@ -12,8 +12,7 @@ from surgery.copying import clone
 from surgery.depth.check import uncached
 from surgery.depth.splice import runs_nothing
 from surgery.errors import SurgeryError
-from surgery.forward import tensors_in
-from surgery.torch_private import tree_map
+from surgery.forward import tensors_in, varied
 
 Call: TypeAlias = tuple[tuple, dict[str, Any]]  # the arguments of a call
 Runs: TypeAlias = Callable[[], list[Tensor]]  # runs something, for those of its outputs that must not change
@@ -81,22 +80,13 @@ def zero_branches(
                 ", ".join(sorted(unused)),
                 name,
             )
+        for key, value in copies[0].named_parameters():
+            for block in blocks:  # of the model that runs for the next ones, too
+                block.get_parameter(key).copy_(value * (key not in zero))
         for parameter in (p for block in copies for key, p in block.named_parameters() if key in zero):
             parameter.zero_()
     if not _close(clone(deeper).eval()(*args, **kwargs), expected):
         raise SurgeryError(f"the copies of {', '.join(grafted)} change the model's output: use mode='copy'")
-
-
-def varied(tree: Any, which: int = 0) -> Any:
-    """The same with random numbers in place of floating-point tensors whose numbers are all equal."""
-    generator = torch.Generator().manual_seed(which)
-
-    def drawn(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor) or not leaf.is_floating_point() or leaf.numel() < 2 or leaf.min() != leaf.max():
-            return leaf
-        return torch.randn(leaf.shape, generator=generator).to(leaf)
-
-    return tree_map(drawn, tree)
 
 
 def _model_runs(model: nn.Module, given: Call, expected: Any) -> Runs | None:

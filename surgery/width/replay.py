@@ -11,7 +11,7 @@ from surgery.copying import clone
 from surgery.errors import SurgeryError, first_line, is_out_of_memory
 from surgery.forward import call, copied, in_mode, tensors_in, watching
 from surgery.states import state
-from surgery.torch_private import Watch, tree_map
+from surgery.torch_private import Watch
 from surgery.width.plan import repeated
 from surgery.width.rules.registry import RULES, is_step, operation_name
 from surgery.width.solve import SUMS, Axes, Choice, Solution
@@ -115,20 +115,6 @@ def trial(model: nn.Module, dtype: torch.dtype = torch.float64, seed: int = 0) -
             noise = torch.empty(tensor.shape).uniform_(-1, 1, generator=generator)
             tensor.add_(noise.to(tensor.device), alpha=0.17 * size)  # of a standard deviation of a tenth
     return twin
-
-
-def trial_input(example: Any, dtype: torch.dtype = torch.float64, seed: int = 0) -> Any:
-    """The example in this precision, with random numbers where all of them are equal."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def tried(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
-            return leaf
-        if leaf.numel() > 1 and (leaf.is_meta or leaf.max() == leaf.min()):
-            return torch.randn(leaf.shape, generator=generator, dtype=dtype).to(leaf.device)
-        return leaf.to(dtype)
-
-    return tree_map(tried, dict(example) if hasattr(example, "keys") else example)
 
 
 def changed(model: nn.Module, wide: nn.Module, solution: Solution, choice: Choice, example: Any) -> int | None:

@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 from surgery.copying import clone
 from surgery.errors import SurgeryError, first_line
-from surgery.forward import call, copied, in_mode, named_tensors, tensors_in
+from surgery.forward import call, copied, in_mode, named_tensors, tensors_in, varied
 from surgery.states import State, load, names_by_id, state
 from surgery.width.permute import solved_for
-from surgery.width.replay import trial_input
 from surgery.width.solve import SUMS, Atom, Axes, Solution, atoms, named_widths
 from surgery.width.steps import Step
 
@@ -366,7 +365,7 @@ def check_same_outputs(
     """
     before = clone(model).double()
     after = load(clone(before), rotated(folded(state(before), widths), widths, matrices))
-    given, results = trial_input(example), []
+    given, results = varied(example, torch.float64), []
     for one in (before, after):
         try:
             with in_mode(one, training=False), torch.no_grad():

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from surgery.errors import SurgeryError
-from surgery.forward import Observed, named_tensors, observed
+from surgery.forward import Observed, named_tensors, observed, varied
 from surgery.names import is_inside, joined
 from surgery.plan import Index, Runs, Source, Submodel, as_runs, structure
 from surgery.plan.edits import attribute_of
@@ -22,7 +22,7 @@ from surgery.width.axes import Why, lost, role
 from surgery.width.check import Divergence, checked_plan, described
 from surgery.width.choose import Chosen, Demand, Heads, checked, choose
 from surgery.width.plan import plan_of
-from surgery.width.replay import changed, trial, trial_input
+from surgery.width.replay import changed, trial
 from surgery.width.rules.registry import RULES
 from surgery.width.shortfall import UnshrunkWidth, listed, stayed_whole, unused_tensors
 from surgery.width.solve import SPLITS, SUMS, Atom, Axis, Choice, Solution, Sum, atoms, solve
@@ -346,11 +346,11 @@ def _grown(
 
     Where it would change, the next attempt leaves as they are the widths that grow at that place of the code.
     """
-    twin, given = trial(model), trial_input(example)
+    twin, given = trial(model), varied(example, torch.float64)
     try:
         trace = traced_in_place(twin, given, output)
     except SurgeryError:  # torch has grouped products, which mixtures of experts use, in float32 only
-        twin, given = trial(model, torch.float32), trial_input(example, torch.float32)
+        twin, given = trial(model, torch.float32), varied(example, torch.float32)
         trace = traced_in_place(twin, given, output)
     example, whole = given, {}
 

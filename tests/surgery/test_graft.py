@@ -369,6 +369,14 @@ def test_lists_of_pairs_grow_and_shrink_where_an_example_shows_that_they_run():
             change()
 
 
+def test_identities_of_two_sections_of_lists():
+    """What is tried for one section once left the model changed in which the next one was tried."""
+    net = Made(lambda net, x: net.two(net.between(net.one(x))), one=lists(2), between=nn.Linear(4, 4), two=lists(2))
+    x = torch.randn(2, 5, 4)
+    full, _ = graft(net, depths=[3, 4], mode="identity", example=x)
+    assert torch.equal(full(x), net(x))
+
+
 class _Counting(nn.Module):
     """Runs as many blocks of a list as a number says."""
 
