@@ -8,6 +8,7 @@ import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import cache
+from numbers import Real
 from typing import Any
 
 import torch
@@ -111,7 +112,7 @@ def trimmed_mean(
 
 def check_trim(trim: float) -> None:
     """SurgeryError unless it is a share that can be left out at each end."""
-    if isinstance(trim, bool) or not isinstance(trim, int | float) or not 0 <= trim <= 0.5:
+    if isinstance(trim, bool) or not isinstance(trim, Real) or not 0 <= trim <= 0.5:
         raise SurgeryError(f"trim is the share to leave out at each end, in [0, 0.5] (0.5 is the median), got {trim!r}")
 
 

@@ -73,20 +73,22 @@ def _copied(model: nn.Module, memo: Mapping[int, Any]) -> nn.Module:
 
 
 def _refuse_closures(model: nn.Module) -> None:
-    """SurgeryError where a module has a function of its own (a `forward` that was replaced) that holds modules of the
-    model: deepcopy keeps functions, so that a copy would run, and train, the original's.
+    """SurgeryError where a function of a module (a hook, a `forward` that was replaced) holds modules of the model:
+    deepcopy keeps functions, so that a copy would run, and train, the original's.
     """
     inside: set[int] = set()
     for module in model.modules():
-        for name, value in vars(module).items():
-            if not isinstance(value, FunctionType) or name == _COMPILED:
+        own = [(f"{name} was replaced by", value) for name, value in vars(module).items() if name != _COMPILED]
+        hooks = [(f"{name[1:-1]} is", hook) for name in _HOOKS for hook in vars(module).get(name, {}).values()]
+        for what, value in own + hooks:
+            if not isinstance(value, FunctionType):
                 continue
             inside = inside or {id(part) for m in model.modules() for part in (m, *m._parameters.values())} - {id(None)}
             if any(id(held) in inside for held in _held_by(value)):
                 raise SurgeryError(
-                    f"{type(module).__name__}.{name} was replaced by a function that holds modules of the model, which "
-                    "a copy would share: replace it by types.MethodType(function, module) or functools.partial, which "
-                    "are copied, or write a subclass"
+                    f"{type(module).__name__}: its {what} a function that holds modules of the model, which a copy "
+                    "would share: give types.MethodType(function, module) or functools.partial, which are copied, or "
+                    "write a subclass"
                 )
 
 
@@ -156,6 +158,7 @@ def _is_copied_plainly(kind: type) -> bool:
     return all(getattr(kind, name, None) is plain for name, plain in _PLAIN.items())
 
 
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _COMPILED = "_compiled_call_impl"
 _ATOMS = {type(None), bool, int, float, str}
 _EMPTY = {dict, OrderedDict, list, set}

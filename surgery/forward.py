@@ -167,6 +167,17 @@ def copied(example: Any) -> Any:
     return tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, example)
 
 
+def in_precision(kind: torch.dtype, real: torch.dtype) -> torch.dtype:
+    """A dtype in the precision of another one: complex numbers stay complex, integers as they are.
+
+    >>> in_precision(torch.complex64, torch.float64), in_precision(torch.int8, torch.float64)
+    (torch.complex128, torch.int8)
+    """
+    if kind.is_complex:
+        return real.to_complex()
+    return real if kind.is_floating_point else kind
+
+
 def varied(example: Any, dtype: torch.dtype | None = None, seed: int = 0) -> Any:
     """The example, in this precision if one is given, with random numbers where all of them are equal.
 
@@ -177,10 +188,10 @@ def varied(example: Any, dtype: torch.dtype | None = None, seed: int = 0) -> Any
     generator = torch.Generator().manual_seed(seed)
 
     def tried(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
+        if not isinstance(leaf, Tensor) or not (leaf.is_floating_point() or leaf.is_complex()):
             return leaf
-        kind = dtype or leaf.dtype
-        if leaf.numel() > 1 and (leaf.is_meta or leaf.max() == leaf.min()):
+        kind = in_precision(leaf.dtype, dtype or leaf.dtype)
+        if leaf.numel() > 1 and (leaf.is_meta or bool((leaf == leaf.flatten()[0]).all())):
             return torch.randn(leaf.shape, generator=generator, dtype=kind).to(leaf.device)
         return leaf.to(kind)
 

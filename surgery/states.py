@@ -94,6 +94,9 @@ def as_state(values: Mapping[str, Tensor] | nn.Module, what: str = "a state") ->
     if odd := [name for name, tensor in values.items() if not isinstance(tensor, Tensor) or not isinstance(name, str)]:
         kind = type(values[odd[0]]).__name__
         raise SurgeryError(f"{odd[0]!r} of {what} is a {kind}: give tensors by name (torch.as_tensor makes them)")
+    for name, tensor in values.items():
+        if tensor.layout is not torch.strided:
+            raise SurgeryError(f"{name!r} of {what} is {tensor.layout}: give dense tensors (to_dense makes them)")
     return values
 
 
@@ -155,6 +158,12 @@ def stack(states: Sequence[Mapping[str, Tensor] | nn.Module]) -> Stack:
     found = [as_state(values, f"state {k}") for k, values in enumerate(states)]
     for k, other in enumerate(found[1:], 1):
         check_same(found[0], other, "state 0", f"state {k}")
+        for name, tensor in found[0].items():
+            if tensor.device != other[name].device:
+                raise SurgeryError(
+                    f"tensor {name!r} is on {tensor.device} in state 0 and on {other[name].device} in state {k}: "
+                    "move them to one device (what is on meta has no data)"
+                )
     return {name: torch.stack([s[name] for s in found]) for name in found[0]}
 
 
@@ -252,14 +261,14 @@ def _flat_pairs(a: Models, b: Models) -> Iterator[tuple[Tensor, Tensor]]:
     k, m = stack_size(a), stack_size(b)
     check_same({n: t[0] for n, t in a.items()}, {n: t[0] for n, t in b.items()}, "the first stack", "the second")
     names = [name for name, tensor in a.items() if tensor.is_floating_point() and tensor[0].numel()]
-    if not names:
-        raise SurgeryError("the stacks hold no floating-point tensor to compare")
     if odd := [
         name for name in a if a[name].is_complex() or a[name].is_floating_point() != b[name].is_floating_point()
     ]:
         raise SurgeryError(
             f"tensor {odd[0]!r} is {a[odd[0]].dtype} and {b[odd[0]].dtype}: only real numbers can be compared"
         )
+    if not names:
+        raise SurgeryError("the stacks hold no floating-point tensor to compare")
     dtype = max((compute_dtype(s[name].dtype) for s in (a, b) for name in names), key=lambda d: d.itemsize)
     for name in names:
         yield a[name].reshape(k, -1).to(dtype), b[name].reshape(m, -1).to(dtype)
@@ -293,6 +302,15 @@ def check_same_shapes(
             raise SurgeryError(
                 f"tensor {name!r} has shape {shape} in {name_a} and {b[name]} in {name_b}: the architectures differ"
             )
+
+
+def as_real(tensor: Tensor) -> Tensor:
+    """A complex tensor as real numbers, pairs along one more axis at the end; a real one as it is.
+
+    >>> as_real(torch.tensor([1 + 2j])).tolist(), as_real(torch.tensor([3])).tolist()
+    ([[1.0, 2.0]], [3])
+    """
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:

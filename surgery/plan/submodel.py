@@ -244,6 +244,11 @@ class Submodel:
                 f"{target!r} is made of {held[0][0]!r} ({like.dtype}) and {odd[0]!r} ({own[odd[0]].dtype}): "
                 "give a full state as `into`, whose dtype is taken"
             )
+        for name, tensor in own.items() if into is not None else ():
+            if not torch.can_cast(tensor.dtype, into[target].dtype):
+                raise SurgeryError(
+                    f"{name!r} is {tensor.dtype}, which {target!r} of `into`, {into[target].dtype}, loses"
+                )
         if len(held) == 1 and is_whole(held[0][1]):
             values = like.clone() if into is None else like.to(into[target], copy=True)
             return values, torch.ones(shape, dtype=torch.bool, device=like.device)

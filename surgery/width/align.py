@@ -13,7 +13,7 @@ from surgery.errors import SurgeryError
 from surgery.forward import named_tensors
 from surgery.names import joined
 from surgery.plan import Submodel
-from surgery.states import State, as_state, check_same, load, names_by_id, state
+from surgery.states import State, as_real, as_state, check_same, load, names_by_id, state
 from surgery.width.assignment import ONCE, PASSES, Progress, Search, best_choice
 from surgery.width.likeness import Activations, Weights
 from surgery.width.permute import solved_for
@@ -269,7 +269,7 @@ class Aligner:
         )
         if any(tensor.is_meta for tensor in values.values()):
             raise SurgeryError(f"{what} has no weights to compare (meta device): load some first")
-        if odd := [n for n, t in values.items() if t.is_floating_point() and not t.isfinite().all()]:
+        if odd := [n for n, t in values.items() if t.dtype.to_real().is_floating_point and not t.isfinite().all()]:
             raise SurgeryError(f"{odd[0]!r} of {what} is not finite: there is no order in which it matches")
         return dict(values)
 
@@ -279,4 +279,5 @@ class Aligner:
 
 
 def _inner(one: State, other: State) -> float:
-    return sum((one[n].double() * other[n].double()).sum().item() for n in one if one[n].is_floating_point())
+    real = {n: (as_real(one[n]), as_real(other[n])) for n in one if one[n].dtype.to_real().is_floating_point}
+    return sum((a.double() * b.double()).sum().item() for a, b in real.values())

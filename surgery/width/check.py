@@ -6,7 +6,7 @@ as the algebra of axes predicts.
 
 import math
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
@@ -20,7 +20,7 @@ from surgery.configuration import is_settings
 from surgery.copying import clone
 from surgery.errors import SurgeryError, first_line
 from surgery.forward import Observed, call, copied, in_mode, tensors_in, watching
-from surgery.names import is_inside, outwards
+from surgery.names import is_inside, joined, outwards
 from surgery.plan import Submodel
 from surgery.plan.edits import apply_edit, set_attribute
 from surgery.states import state
@@ -32,10 +32,10 @@ from surgery.width.constants import (
     Sizes,
     argument_sizes,
     certain_changes,
-    configuration_changes,
     layer_edits,
     new_sizes,
     possible_changes,
+    renewals,
     step_sizes,
     together,
 )
@@ -98,7 +98,9 @@ def checked_plan(
     here = tried(chosen)
     while here is not None:
         options = _options(model, solution.steps[here.step], here.modules, everywhere.numbers, choice, chosen)
-        for option in islice(options, _ATTEMPTS):
+        seen: list[Values] = []
+        for option in islice((option for option in options if option not in seen), _ATTEMPTS):
+            seen.append(option)
             there = tried(option)
             if there is None or there.step > here.step:
                 here, chosen = there, option
@@ -147,6 +149,8 @@ def _no_way_on(model: nn.Module, solution: Solution, choice: Choice, difference:
         )
     if splits_interleaved(step):
         hint = f"What is split there cannot become narrower: {SHUFFLED}. Keep these modules whole with keep=[...]"
+        if (source := step.sources[0]) and isinstance(source[0], str):
+            hint = f"{joined(*source)} holds several weights, one behind the other: make each a parameter of its own"
     return f"{type(model).__name__} does not run with narrow widths: in {where} ({step.name}): {difference}. {hint}"
 
 
@@ -177,28 +181,34 @@ def _options(
 ) -> Iterator[Values]:
     """Other values that may mend a step: attributes of its module, of those around it, of those whose code ran.
 
-    Last those of configurations, which code reads while it runs as an exception, and which say more than that.
+    One attribute alone comes before all of a module, which may mean something else though they are as large. Last come
+    those of configurations, which code reads while it runs as an exception, and which say more than that.
     """
     sizes = argument_sizes(step, choice), step_sizes(step, choice)
     places = [
         *((name, seen) for seen in sizes for name in outwards(step.module)),
         *((name, everything) for name in running),
     ]
+
+    def changes(name: str, found: Mapping[str, list[Any]]) -> Iterator[Values]:
+        yield from (chosen | {(name, key): value} for key, values in found.items() for value in values)
+        if len(found) > 1:
+            yield chosen | {(name, key): values[-1] for key, values in found.items()}
+
     for name, known in places:
-        found = possible_changes(model.get_submodule(name), known)
-        new = {(name, attribute): value for attribute, value in found.items() if chosen.get((name, attribute)) != value}
-        mine = [key for key in chosen if key[0] == name]
-        if new:
-            yield chosen | new
-        if len(new) > 1:
-            yield from (chosen | {key: value} for key, value in new.items())
-        for dropped in mine:
-            yield {key: value for key, value in chosen.items() if key != dropped}
+        mine = {attribute: value for (owner, attribute), value in chosen.items() if owner == name}
+        yield from changes(name, possible_changes(model.get_submodule(name), known, mine))
+        yield from ({key: chosen[key] for key in chosen if key != (name, dropped)} for dropped in mine)
         if len(mine) > 1:
-            yield {key: value for key, value in chosen.items() if key not in mine}
+            yield {key: value for key, value in chosen.items() if key[0] != name}
+    looked_at = set()  # modules share their configuration
     for name, known in places:
-        if found := configuration_changes(model.get_submodule(name), known):
-            yield chosen | {(name, attribute): value for attribute, value in found.items()}
+        for holder, config in vars(model.get_submodule(name)).items():
+            if is_settings(config) and (id(config), id(known)) not in looked_at:
+                looked_at.add((id(config), id(known)))
+                held = {f"{holder}.{key}": value for key, value in vars(config).items()}
+                now = {key: chosen[name, key] for key in held if (name, key) in chosen}
+                yield from changes(name, renewals(held, known, now))
 
 
 _CONTAINERS = {dict, OrderedDict, list, set, tuple, bool, int, float, str, type(None)}  # no configurations

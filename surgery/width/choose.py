@@ -4,6 +4,7 @@ import difflib
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -74,7 +75,7 @@ class Demand:
         """How many of `size` positions stay at this rate, at least one."""
         share = round(rate * size, 9)
         number = self.rounding(share)
-        if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+        if isinstance(number, bool) or not isinstance(number, Real) or not math.isfinite(number):
             raise SurgeryError(f"rounding({share}) gives {number!r}: give a function that returns a whole number")
         if number < 1 <= share:
             raise SurgeryError(f"rounding({share}) gives {number}, and a width keeps at least 1 position: round up")
@@ -107,7 +108,7 @@ def checked(model: nn.Module, demand: Demand) -> Demand:
     for rate in (demand.rate, *demand.rates.values()):
         if isinstance(rate, Mapping):
             raise SurgeryError(f"rate is one number, got {rate}: give rates by the names of modules as rates={{...}}")
-        if isinstance(rate, bool | str) or not isinstance(rate, int | float) or not 0 < rate <= 1:
+        if isinstance(rate, bool) or not isinstance(rate, Real) or not 0 < rate <= 1:
             raise SurgeryError(f"rate is a share of the width in (0, 1], got {rate}")
     if demand.heads not in ("inside", "drop"):
         raise SurgeryError(f"unknown heads={demand.heads!r}: choose inside or drop")

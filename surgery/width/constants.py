@@ -7,7 +7,7 @@ attributes that hold one, and `layer_edits` those of torch's own modules.
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from surgery.configuration import is_settings
 from surgery.errors import SurgeryError
 from surgery.width.axes import Kind
 from surgery.width.solve import Axis, Choice, Solution, Sum, atoms, digits, grouping_of, size_of, terms
@@ -71,7 +70,7 @@ def merged(several: Iterable[Sizes]) -> Sizes:
 
 # Names of attributes that store widths, that count heads or groups, and that are scales computed from widths.
 # Attributes with other names are changed only if the model does not run as predicted otherwise.
-_WIDTH = re.compile(r"dim|channel|chs|feat|width|hidden|planes|embed|inner|d_model|rank")
+_WIDTH = re.compile(r"dim|channel|chs|feat|width|hidden|planes|embed|inner|d_model|head_size|rank")
 COUNT = re.compile(r"heads?$|groups?$")
 _SCALE = re.compile(r"scal|temp|norm|sqrt")
 LEAST = 4  # smaller numbers may well mean something else
@@ -185,28 +184,7 @@ def certain_changes(module: nn.Module, sizes: NewSizes) -> dict[str, Any]:
         certain = {n: news for n, news in named.items() if len(news) == 1 and n >= LEAST}
         return renewed(value, certain) if not name.startswith("_") else None
 
-    return _changes(module, new_value)
-
-
-def possible_changes(module: nn.Module, sizes: Sizes) -> dict[str, Any]:
-    """New values of all attributes whose numbers are sizes that change."""
-    return _changes(module, lambda name, value: renewed(value, sizes) if name != "training" else None)
-
-
-def configuration_changes(module: nn.Module, sizes: Sizes) -> dict[str, Any]:
-    """The same for the configurations that a module holds."""
-    found = {}
-    for holder, config in vars(module).items():
-        for name, value in vars(config).items() if is_settings(config) else ():
-            if (new := renewed(value, sizes)) is not None and new != value:
-                found[f"{holder}.{name}"] = list(new) if isinstance(new, tuple) else new
-    return found
-
-
-def _changes(module: nn.Module, new_value: Callable[[str, Any], Any]) -> dict[str, Any]:
-    """The attributes of a module that get another value."""
-    values = vars(module).items() if _is_custom(module) else ()
-    found = {name: (value, new_value(name, value)) for name, value in values}
+    found = {name: (value, new_value(name, value)) for name, value in _plain(module).items()}
     return {
         name: list(new) if isinstance(new, tuple) else new
         for name, (value, new) in found.items()
@@ -214,8 +192,38 @@ def _changes(module: nn.Module, new_value: Callable[[str, Any], Any]) -> dict[st
     }
 
 
+def possible_changes(module: nn.Module, sizes: Sizes, now: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """New values of all attributes whose numbers are sizes that change, see `renewals`.
+
+    Args:
+        now: values that attributes have got already.
+    """
+    return renewals({name: value for name, value in _plain(module).items() if name != "training"}, sizes, now)
+
+
+def renewals(values: Mapping[str, Any], sizes: Sizes, now: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """By name the new values: of a list those with one more of its numbers replaced, and last with all of them."""
+    found = {}
+    for name, value in values.items():
+        options, every = [], renewed(value, sizes)
+        if isinstance(every, list | tuple):
+            base = now.get(name, value)
+            for place, item in enumerate(base):
+                if (new := renewed(item, sizes)) is not None:
+                    options.append([*base[:place], new, *base[place + 1 :]])
+            every = list(every)
+        if options := [new for new in (*options, every) if new not in (None, now.get(name))]:
+            found[name] = options
+    return found
+
+
+def _plain(module: nn.Module) -> dict[str, Any]:
+    """The attributes of a module that may be changed by what they say; torch's own are set by `layer_edits`."""
+    return vars(module) if _is_custom(module) else {}
+
+
 def _is_custom(module: nn.Module) -> bool:
-    """Whether attributes may be changed by their names; `layer_edits` sets torch's own."""
+    """Whether its attributes may be changed by their names."""
     own = type(module).__module__.startswith("torch.nn.")
     known = isinstance(
         module, _ConvNd | nn.Linear | _NormBase | nn.GroupNorm | nn.LayerNorm | nn.RMSNorm | nn.Embedding

@@ -11,6 +11,7 @@ from surgery.copying import clone
 from surgery.errors import SurgeryError, first_line
 from surgery.forward import named_tensors
 from surgery.names import joined
+from surgery.states import as_real
 from surgery.width.replay import read_batch
 from surgery.width.solve import SUMS, Atom, Axes, Solution, named_widths, occurrences, onto_atoms, solve
 from surgery.width.trace import traced, traced_in_place, unfused
@@ -101,7 +102,7 @@ def _summed(model: nn.Module, solution: Solution, criterion: Criterion) -> dict[
     scores: dict[Atom, Tensor] = {}
     seen: set[int] = set()
     for (module, attribute), tensor in named_tensors(model):
-        if not isinstance(tensor, nn.Parameter) or id(tensor) in seen or not tensor.is_floating_point():
+        if not isinstance(tensor, nn.Parameter) or id(tensor) in seen or not tensor.dtype.to_real().is_floating_point:
             continue
         seen.add(id(tensor))
         name = joined(module, attribute)
@@ -137,7 +138,8 @@ def _criterion(
         def products(name: str, rows: Tensor, axis: int) -> Tensor | None:
             if by == "taylor" and name in vectors:
                 return None
-            gradients = found[name].movedim(axis, 0).reshape(rows.shape)
+            gradients = found[name].movedim(axis, 0).reshape(len(rows), -1)
+            rows = as_real(rows).reshape(len(rows), -1)
             return ((rows * gradients).abs() if by == "taylor" else rows.square() * gradients).sum(1)
 
         return products
@@ -168,6 +170,7 @@ def _gradients(
 ) -> Mapping[str, Tensor]:
     """By name the parameters' gradients of the loss, or their squares: the mean over the batches.
 
+    Those of a complex parameter have one more axis, of the real and the imaginary parts.
     A copy is differentiated in evaluation mode, so that nothing of the model changes.
     """
     try:
@@ -175,7 +178,7 @@ def _gradients(
     except Exception as error:
         raise SurgeryError(f"{type(model).__name__} cannot be copied: {first_line(error)}") from error
     names, parameters = dict(twin.named_parameters()).keys(), list(twin.parameters())
-    total = [torch.zeros_like(p, dtype=torch.float32) for p in parameters]
+    total = [torch.zeros_like(as_real(p), dtype=torch.float32) for p in parameters]
     for number, batch in enumerate(batches):
         with torch.enable_grad():
             try:
@@ -187,7 +190,8 @@ def _gradients(
             found = torch.autograd.grad(value.sum(), parameters, allow_unused=True)
         for sums, gradient in zip(total, found):
             if gradient is not None:
-                sums += gradient.float().square() if squared else gradient.float()
+                single = as_real(gradient).float()
+                sums += single.square() if squared else single
     return {name: sums / len(batches) for name, sums in zip(names, total)}
 
 

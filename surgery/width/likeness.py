@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from surgery.states import State, compute_dtype
+from surgery.states import State, as_real, compute_dtype
 from surgery.width.plan import placed, repeated
 from surgery.width.replay import read_batch
 from surgery.width.solve import Atom, Axes, Axis, Choice, Solution, Sum, atoms, occurrences
@@ -28,8 +28,8 @@ class Weights:
 
     def __init__(self, places: Mapping[str, Axes], reference: State, other: State):
         self.places, self.beside = places, _beside(places.values())
-        self.a = {name: reference[name].detach() for name in places}
-        self.b = {name: other[name].detach() for name in places}
+        self.a = {name: as_real(reference[name].detach()) for name in places}
+        self.b = {name: as_real(other[name].detach()) for name in places}
         self._gains: dict[Atom, tuple[Tensor, dict[Atom, Sequence[int]]]] = {}
         self.along: dict[Atom, list[tuple[str, int]]] = {}
         for name, axes in places.items():
@@ -185,7 +185,7 @@ class Activations:
         def keep(place: tuple[int, int], tensor: Tensor, axes: Axes) -> None:
             for dim, axis in enumerate(axes):
                 if tensor.shape[dim] == axis.size and free & set(atoms(axis)):
-                    rows = tensor.detach().movedim(dim, 0).reshape(axis.size, -1)
+                    rows = as_real(tensor.detach()).movedim(dim, 0).reshape(axis.size, -1)
                     rows = rows[:, :: max(1, rows.shape[1] // _MOST)]
                     found[(*place, dim)] = rows.double().cpu()
                     self.axes[(*place, dim)] = axis

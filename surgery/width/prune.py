@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from numbers import Real
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -173,7 +174,7 @@ def _shares(steps: int | Sequence[float], target: Target) -> Sequence[float]:
     if isinstance(steps, int) and not isinstance(steps, bool) and steps >= 1:
         return [target.share] * steps
     shares = [1.0, *steps] if isinstance(steps, Sequence) and not isinstance(steps, str) else []
-    falls = all(isinstance(b, int | float) and a > b for a, b in pairwise(shares))
+    falls = all(isinstance(b, Real) and a > b for a, b in pairwise(shares))
     if len(shares) < 2 or not falls or shares[-1] != target.share:
         raise SurgeryError(
             f"steps={steps!r}: give how many, at least 1, or the share that is left after each, falling from 1 to the "

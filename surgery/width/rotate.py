@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from surgery.copying import clone
 from surgery.errors import SurgeryError, first_line
 from surgery.forward import call, copied, in_mode, named_tensors, tensors_in, varied
-from surgery.states import State, load, names_by_id, state
+from surgery.states import State, as_real, load, names_by_id, state
 from surgery.width.permute import solved_for
 from surgery.width.solve import SUMS, Atom, Axes, Solution, atoms, named_widths
 from surgery.width.steps import Step
@@ -384,8 +384,7 @@ def _same(one: Tensor, two: Tensor) -> bool:
     """Whether two results are the same but for rounding, of the code in single precision perhaps."""
     if one.shape != two.shape or one.dtype != two.dtype:
         return False
-    if one.is_complex():
-        one, two = torch.view_as_real(one), torch.view_as_real(two)
+    one, two = as_real(one), as_real(two)
     if not one.is_floating_point() or not one.numel():
         return torch.equal(one, two)
     largest = one.abs().nan_to_num(0, 0, 0).max().item()

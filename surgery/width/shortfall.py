@@ -25,6 +25,7 @@ from surgery.width.solve import (
 )
 from surgery.width.target import CLOSE, SLOW, Target
 
+_SHIFTED = lost("the code computes with it and itself, shifted (differences of neighbours, say)")
 _LISTED = 5  # widths that stayed whole are listed up to this number
 
 
@@ -62,11 +63,13 @@ def stayed_whole(solution: Solution, demand: Demand, chosen: Chosen) -> list[Uns
     for module, axis, is_made in made + held:
         for part in _not_shrunk(axis, demand, chosen):
             parts = {a for a in atoms(part) if demand.share(a.size, demand.rate_of(a)) < a.size}
+            shifted = is_made and not parts and isinstance(part, Sum) and len(part.parts) > len(set(part.parts))
+            parts = parts or set(atoms(part) if shifted else ())
             if parts <= known or (demand.numbers and any(atom in chosen.sliced for atom in atoms(part))):
                 continue  # with numbers, what could shrink stays because others are worth less
             if not is_made and not all(map(chosen.why, parts)):
                 continue  # another digit of the width that is made shrinks
-            why = _why_whole(part, [atom for atom in atoms(part) if atom in parts], chosen)
+            why = _SHIFTED if shifted else _why_whole(part, [atom for atom in atoms(part) if atom in parts], chosen)
             if any(atom.makers for atom in parts):
                 hidden = why.kind < Kind.ASKED or (why.kind is Kind.OUTPUT and not parts.isdisjoint(read))
             else:

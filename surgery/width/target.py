@@ -4,6 +4,7 @@ import math
 from bisect import bisect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
@@ -114,7 +115,7 @@ class Target:
             (self.what, given[0], "the full model in (0", 0),
             ("floor", self.floor, "a width in [0", 1),
         ):
-            number = isinstance(share, int | float) and not isinstance(share, bool)
+            number = isinstance(share, Real) and not isinstance(share, bool)
             if not number or not (0 < share <= 1 or (floor and share == 0)):
                 raise SurgeryError(f"Target({what}={share!r}): give a share of {whole}, 1]")
 

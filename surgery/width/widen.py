@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from numbers import Real
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -31,6 +32,7 @@ from surgery.width.trace import one_by_one, traced_in_place
 
 Mode = Literal["copy", "zero"]
 _MOST_LEFT = 12  # operations around which widths are left as they are because they would compute something else
+_MOST_WIDE = 1 << 24  # positions; what is asked for beyond that is a slip of the keyboard
 
 _log = logging.getLogger(__name__)
 
@@ -113,12 +115,12 @@ def widen(
 
 
 def _check(model: Any, rate: Any, mode: Any, noise: Any, example: Any) -> None:
-    number = isinstance(rate, int | float) and not isinstance(rate, bool) and math.isfinite(rate)
-    if not number or rate <= 1:
+    number = isinstance(rate, Real) and not isinstance(rate, bool) and math.isfinite(rate)
+    if not number or float(rate) <= 1:
         raise SurgeryError(f"rate says how many times as wide the model becomes, above 1, got {rate!r}")
     if mode not in get_args(Mode):
         raise SurgeryError(f"unknown mode={mode!r}: choose {' or '.join(get_args(Mode))}")
-    if isinstance(noise, bool) or not isinstance(noise, int | float) or not 0 <= noise < math.inf:
+    if isinstance(noise, bool) or not isinstance(noise, Real) or not 0 <= float(noise) < math.inf:
         raise SurgeryError(f"noise is a share of the weights' standard deviation, 0 or more, got {noise!r}")
     if not isinstance(model, nn.Module):
         raise SurgeryError(f"widen runs the model: give a module, not a {type(model).__name__}")
@@ -351,13 +353,18 @@ def _grown(
         trace = traced_in_place(twin, given, output)
     except SurgeryError:  # torch has grouped products, which mixtures of experts use, in float32 only
         twin, given = trial(model, torch.float32), varied(example, torch.float32)
-        trace = traced_in_place(twin, given, output)
+        try:
+            trace = traced_in_place(twin, given, output)
+        except SurgeryError as error:
+            raise SurgeryError(f"{error} (in float32, and not in float64 either: widen compares in these)") from error
     example, whole = given, {}
 
     def attempt() -> _Growth:
         solution = solve(trace, whole)
         chosen = choose(solution, demand)
         sizes = {atom: math.floor(round(atom.size * rate, 9)) for atom in chosen.sliced if not atom.order}
+        if (most := max(sizes.values(), default=0)) > _MOST_WIDE:
+            raise SurgeryError(f"rate={rate!r} would give a width of {type(model).__name__} {most:,} positions")
         choice = {a: [j % a.size for j in range(n)] for a, n in sizes.items() if n > a.size}
         return _Growth(state(model), twin, example, solution, demand, chosen, choice, readers(solution), rate, mode)
 

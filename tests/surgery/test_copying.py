@@ -147,3 +147,16 @@ def test_a_copy_of_a_module_that_was_compiled_in_place_is_not_compiled():
     assert small[0].out_features == 3
     assert small._compiled_call_impl is None
     assert net._compiled_call_impl is not None
+
+
+def test_a_hook_that_holds_modules_of_the_model_is_refused():
+    """A copy's hook would run the original's layers; one that holds something else is copied as it is."""
+    net, seen = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 2)).eval(), []
+    handle = net[0].register_forward_hook(lambda module, given, result: result + net[0].bias)
+    with pytest.raises(surgery.SurgeryError, match=r"Linear: its forward_hook is a function that holds modules"):
+        surgery.narrow(net, rate=0.5, example=torch.randn(4, 3))
+    handle.remove()
+    net[0].register_forward_hook(lambda module, given, result: seen.append(result.shape))
+    small, _ = surgery.narrow(net, rate=0.5, example=torch.randn(4, 3), strict=True)
+    small(torch.randn(5, 3))
+    assert seen[-1] == (5, 3)

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from functools import partial
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -1191,3 +1192,46 @@ def test_a_width_whose_ends_are_repeated_around_it_stays_whole(mode):
     net = Made(forward, first=nn.Linear(3, 4), last=nn.Linear(6, 2))
     with pytest.raises(SurgeryError, match="positions at its ends are repeated around it"):
         surgery.narrow(net, rate=0.5, example=torch.rand(2, 5, 3))
+
+
+class Shifted(nn.Module):
+    """Its code computes with neighbours of a width."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.made, self.read = nn.Linear(4, 6), nn.Linear(6, 8), nn.Linear(7, 3)
+
+    def forward(self, x):
+        return self.read(self.made(self.first(x).relu()).diff(dim=-1))
+
+
+def test_a_width_that_is_shifted_against_itself_is_told(caplog):
+    """The model came back whole without a word, even with `strict`."""
+    small, _ = narrow(Shifted(), rate=0.5, example=torch.randn(2, 4))
+    assert small.made.weight.shape == (8, 3)
+    assert "axis 0 of made.weight (8, 6) stays whole: the code computes with it and itself, shifted" in caplog.text
+    with pytest.raises(SurgeryError, match="shifted"):
+        narrow(Shifted(), rate=0.5, example=torch.randn(2, 4), strict=True)
+
+
+def test_one_parameter_with_several_weights_is_named():
+    class Flat(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.flat = nn.Parameter(torch.randn(4 * 8 + 8 * 3))
+
+        def forward(self, x):
+            return torch.relu(x @ self.flat[:32].view(4, 8)) @ self.flat[32:].view(8, 3)
+
+    with pytest.raises(SurgeryError, match="flat holds several weights, one behind the other"):
+        narrow(Flat(), rate=0.5, example=torch.randn(2, 4))
+
+
+def test_a_rate_may_be_a_number_of_numpy():
+    net, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), torch.randn(2, 4)
+    assert narrow(net, rate=np.float32(0.5), example=x)[0][0].out_features == 4
+    target = surgery.Target(parameters=np.float32(0.6))
+    assert narrow(net, target=target, example=x)[0][0].out_features == 4
+    assert surgery.widen(net, rate=np.int64(2), example=x)[0][0].out_features == 16
+    with pytest.raises(SurgeryError, match=r"would give a width of Sequential 8,000,000,000,000 positions"):
+        surgery.widen(net, rate=1e12, example=x)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from surgery.width.axes import Axis, fix, picked, role, unify
+from surgery.width.axes import Axis, fix, picked, product, role, unify
 from surgery.width.rules.registry import (
     Learnt,
     broadcast,
@@ -68,8 +68,8 @@ def _weight_norm(view, args, out):
 
 @rule(
     """
-    sum mean amax amin max min var std var_mean std_mean prod norm any all linalg_vector_norm logsumexp argmax
-    argmin median topk nansum count_nonzero aminmax kthvalue mode nanmedian
+    mean amax amin max min var std var_mean std_mean prod any all logsumexp argmax
+    argmin median topk count_nonzero aminmax kthvalue mode nanmedian
     """
 )
 def _reduce(view, args, out):
@@ -86,6 +86,14 @@ def _reduce(view, args, out):
         return [Axis(n, role("a reduction")) if dim in dims else axis for dim, (axis, n) in enumerate(sizes)]
 
     return [reduced(result) for result in results(out)]
+
+
+@rule("sum nansum norm linalg_vector_norm")
+def _sum(view, args, out):
+    """Reductions that grow with the number of positions; code may divide by it."""
+    found = view.axes_of(args["self"])
+    dims = dims_of(args, len(found))
+    return Learnt(_reduce(view, args, out), summed=product([axis for dim, axis in enumerate(found) if dim in dims]))
 
 
 @rule(
