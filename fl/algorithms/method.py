@@ -122,7 +122,7 @@ class Method:
                 "sample_privacy": "has clients of several architectures, whose epsilon is not worked out here",
             }
         if self.clients == "personalized":
-            by_kind["pace"] = "has clients train more than one model a round, and --pace counts the steps of one"
+            by_kind["pace"] = "has models that stay with clients, and --pace counts the steps of one that travels"
             by_kind["sample_privacy"] = "has models that stay with clients, whose epsilon is not worked out here"
         reasons = {**by_kind, **self.refuses}
         if self.sees != "mean":  # which is all that noise and masks leave

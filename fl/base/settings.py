@@ -323,8 +323,6 @@ def check_values(settings: Any, group: str = "") -> None:
         for item in items:
             if isinstance(item, float) and not math.isfinite(item):
                 raise FLError(f"--{flag} must be a finite number, got {written(value)}")
-            if isinstance(item, Integral) and abs(item) >= 2**63:
-                raise FLError(f"--{flag} must be below 2^63, got {item}")
             if isinstance(item, float) and abs(item) > LARGEST:
                 raise FLError(f"--{flag} must be at most {LARGEST:.3g}, which a float32 holds, got {item}")
         for mark in marks(field, Flag):
@@ -333,6 +331,9 @@ def check_values(settings: Any, group: str = "") -> None:
                     raise FLError(f"--{flag} must be {mark.items}, got {written(value)}")
             elif mark.items is not None:
                 choice(f"--{flag}", items, mark.items)
+        for item in items:
+            if isinstance(item, Integral) and abs(item) >= 2**63:
+                raise FLError(f"--{flag} must be below 2^63, got {item}")
 
 
 def check_types(settings: Any) -> None:

@@ -40,7 +40,7 @@ def infer_each(model: nn.Module, models: Stack, data: Dataset, samples: Tensor, 
     model.eval()
     with arithmetic(precision, samples.device), plain_attention:
         x = data.normalise(samples, next(t.dtype for t in models.values() if t.is_floating_point()))
-        return vmap(lambda state, x: functional_call(model, state, (x,)))(models, x)
+        return vmap(lambda state, x: functional_call(model, state, (x,)), randomness="different")(models, x)
 
 
 def lacks_statistics(model: nn.Module, state: State) -> bool:

@@ -240,6 +240,10 @@ def _built(name: str, source: Model | None, generator: torch.Generator | None) -
         raise FLError(f"{said(name)} returns {kind(model)}: let it return an nn.Module")
     if any(nn.parameter.is_lazy(t) for t in (*model.parameters(), *model.buffers())):
         raise FLError(f"{said(name)} has lazy modules, whose sizes are unknown: call it on a batch first")
+    if odd := [place for place, p in model.named_parameters() if p.is_complex()]:
+        raise FLError(
+            f"{said(name)} has complex parameters ({odd[0]}): hold their torch.view_as_real, which is trained"
+        )
     if not any(p.is_floating_point() for p in model.parameters()):
         raise FLError(f"{said(name)}, a {type(model).__name__}, has no parameters to train")
     return model

@@ -229,6 +229,8 @@ def make_algorithm(config: Config, fed: Federation) -> Algorithm:
 def training(config: Config, dataset: data.Dataset) -> tuple[data.Dataset, LocalTraining]:
     """The data as clients train on them, and how these train."""
     augment = Augment(config.crop, config.flip)
+    if config.channels_last and dataset.x.ndim != 4:
+        raise FLError("--channels-last is a layout of images, and the samples are none: leave it out")
     if hf.is_hf(config.model):
         if config.model.startswith("hf:") and data.is_text(config.dataset) and ":" not in config.text.tokens:
             _log.warning(

@@ -278,10 +278,17 @@ def one_round(run: Run, number: int) -> Row:
 
 def measured_round(run: Run, number: int) -> tuple[Server, Row, evaluate.Scores]:
     """Do a round without writing: return the server after it, its row of metrics and the clients' scores."""
+    rng, device = Rng(run.config.seeds[0], number), run.fed.data.device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        # of models that draw numbers in evaluation mode, too; nothing here draws from torch's own generators
+        torch.manual_seed(int(rng.numpy("evaluation").integers(2**63)))
+        return _measured(run, number, rng)
+
+
+def _measured(run: Run, number: int, rng: Rng) -> tuple[Server, Row, evaluate.Scores]:
     fed, algorithm = run.fed, run.algorithm
     fed.meter.read()  # forget what evaluation trained (fine-tuned models), which is not part of a round
     started = time.perf_counter()
-    rng = Rng(run.config.seeds[0], number)
     clients = algorithm.choose(run.server, rng)
     server, update = algorithm.round(run.server, clients, rng)
     kept = torch.tensor([size > 0 for size in update.sizes or [1] * len(clients)])

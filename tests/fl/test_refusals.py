@@ -32,6 +32,8 @@ REFUSED = [
     ("run --architectures.no-mixed", "--architectures.mixed is for "),
     ("run --nesterov --momentum 0", "--nesterov needs a --momentum above 0"),
     ("run --optimizer adam --momentum 0.9", "--momentum is for --optimizer sgd"),  # also with its default
+    (f"run --seeds {2**63}", "--seeds must be at least 0 and below 4294967296"),
+    ("text --channels-last", "--channels-last is a layout of images"),
     ("run --width inf", "--width must be a finite number"),
     ("run --algorithm fedavg --clients 100000000000", "--clients"),
     ("run --algorithm fedavg --pad 10000000", "--pad"),

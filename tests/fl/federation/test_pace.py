@@ -149,7 +149,7 @@ def test_a_run_has_simulated_seconds(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"algorithm": "ditto"}, "ditto has clients train more than one model a round.*: leave --pace out"),
+        ({"algorithm": "ditto"}, "ditto has models that stay with clients.*: leave --pace out"),
         ({"algorithm": "fedbuff"}, "--pace.deadline ends rounds, and fedbuff waits for nobody"),
         ({"pace": PaceOptions(spread=-1.0)}, "--pace.spread"),
         ({"pace": PaceOptions(spread=1.0, file="speeds.txt")}, "--pace.file has the speed of each client"),

@@ -289,3 +289,30 @@ def test_images_that_are_not_square_and_tokens_with_a_label_each_and_with_one_fo
     with pytest.raises(FLError, match="give a function of a row"):
         fl.simulate(config, tmp_path / "run", on_round=3)
     assert not (tmp_path / "run").exists()
+
+
+class Noisy(nn.Linear):
+    """A model that drops numbers in evaluation mode, too."""
+
+    def __init__(self):
+        super().__init__(64, 10)
+
+    def forward(self, x):
+        return super().forward(nn.functional.dropout(x.flatten(1), training=True))
+
+
+@pytest.mark.parametrize("algorithm", ["fedmr", "femam"])
+def test_a_model_that_draws_numbers_in_evaluation_is_measured_the_same_each_time(tmp_path, digits, algorithm):
+    """Its metrics were others in each run of the same settings, and models side by side failed."""
+    config = fl.Config(**FEW | {"algorithm": algorithm, "local_test": 0.2, "eval_every": 1, "clients": 6})
+    torch.manual_seed(0)
+    fl.simulate(config, tmp_path / "one", dataset=digits, model=Noisy)
+    torch.manual_seed(1)
+    fl.simulate(config, tmp_path / "two", dataset=digits, model=Noisy)
+    assert results(tmp_path / "one") == results(tmp_path / "two")
+
+
+def test_complex_parameters_are_refused(tmp_path, digits):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10, dtype=torch.complex64))
+    with pytest.raises(FLError, match=r"has complex parameters \(1.weight\): hold their torch.view_as_real"):
+        fl.simulate(fl.Config(**FEW), tmp_path / "run", dataset=digits, model=net)
