@@ -6,7 +6,7 @@ as the algebra of axes predicts.
 
 import math
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
@@ -22,13 +22,14 @@ from surgery.errors import SurgeryError, first_line
 from surgery.forward import Observed, call, copied, in_mode, tensors_in, watching
 from surgery.names import is_inside, joined, outwards
 from surgery.plan import Submodel
-from surgery.plan.edits import apply_edit, set_attribute
+from surgery.plan.edits import apply_edit, attribute_of, set_attribute
 from surgery.states import state
 from surgery.torch_private import Operations, tree_map
 from surgery.width.axes import SHUFFLED
 from surgery.width.config import config_edits
 from surgery.width.constants import (
     NewSizes,
+    Scales,
     Sizes,
     argument_sizes,
     certain_changes,
@@ -89,11 +90,16 @@ def checked_plan(
         for attribute, value in certain_changes(module, together(inside[name])).items():
             chosen[name, attribute] = value
 
+    scales = Scales(solution, choice)
+
     def tried(values: Values) -> _Diverged | None:
+        before: set[float] = set()
         with _unchanged(small):
             for (name, attribute), value in values.items():
+                if isinstance(value, float):
+                    before.add(attribute_of(small, name, attribute))
                 set_attribute(small, name, attribute, value)
-            return _difference(small, solution, choice, example)
+            return _difference(small, solution, choice, example, scales, before)
 
     here = tried(chosen)
     while here is not None:
@@ -244,9 +250,17 @@ class _Predicted(Operations):
     arguments: those that are sizes of axes change as these do, factors by a power of an axis's share, others stay.
     """
 
-    def __init__(self, small: nn.Module, solution: Solution, choice: Choice):
+    def __init__(
+        self,
+        small: nn.Module,
+        solution: Solution,
+        choice: Choice,
+        scales: Scales | None = None,
+        changed: Collection[float] = (),
+    ):
         super().__init__()
         self.solution, self.choice, self.done, self.origins = solution, choice, 0, Origins(small)
+        self.scales, self.changed = scales, changed
 
     def run(self, func, args, kwargs):
         inputs = tensors_in((args, kwargs))
@@ -304,6 +318,9 @@ class _Predicted(Operations):
             return True
         if not isinstance(old, int | float) or not isinstance(new, int | float) or isinstance(old, bool) or not old:
             return False
+        if self.scales and any(math.isclose(old, value, rel_tol=1e-9) for value in self.changed):
+            known = self.scales.of(self.done)
+            return any(math.isclose(a, old, rel_tol=1e-9) and math.isclose(b, new, rel_tol=1e-9) for a, b in known)
         sizes = step_sizes(step, self.choice)
         sizes |= {
             axis.size: {size_of(axis, self.choice)} | sizes.get(axis.size, set())
@@ -315,9 +332,20 @@ class _Predicted(Operations):
         return any(math.isclose(new / old, s**p, rel_tol=1e-9) for s in shares for p in (-1, -0.5, -0.25, 0.25, 0.5, 1))
 
 
-def _difference(small: nn.Module, solution: Solution, choice: Choice, example: Any) -> _Diverged | None:
-    """The first operation of the narrow model that is not as predicted, or None."""
-    predicted = _Predicted(small, solution, choice)
+def _difference(
+    small: nn.Module,
+    solution: Solution,
+    choice: Choice,
+    example: Any,
+    scales: Scales | None = None,
+    changed: Collection[float] = (),
+) -> _Diverged | None:
+    """The first operation of the narrow model that is not as predicted, or None.
+
+    Args:
+        scales, changed: scales that attributes stored, and how they change where an operation takes one of them.
+    """
+    predicted = _Predicted(small, solution, choice, scales, changed)
     last = len(solution.steps) - 1
     for training, outputs in zip(solution.modes, solution.outputs):
         try:

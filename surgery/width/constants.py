@@ -18,7 +18,22 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from surgery.errors import SurgeryError
 from surgery.width.axes import Kind
-from surgery.width.solve import Axis, Choice, Solution, Sum, atoms, digits, grouping_of, size_of, terms
+from surgery.width.replay import of_weights
+from surgery.width.rules.registry import RULES
+from surgery.width.solve import (
+    SUMS,
+    Atom,
+    Axis,
+    Choice,
+    Solution,
+    Sum,
+    atoms,
+    digits,
+    factors,
+    grouping_of,
+    size_of,
+    terms,
+)
 from surgery.width.steps import Step
 
 Sizes = dict[int, set[int]]  # old size -> what axes of that size become
@@ -72,6 +87,7 @@ def merged(several: Iterable[Sizes]) -> Sizes:
 # Attributes with other names are changed only if the model does not run as predicted otherwise.
 _WIDTH = re.compile(r"dim|channel|chs|feat|width|hidden|planes|embed|inner|d_model|head_size|rank")
 COUNT = re.compile(r"heads?$|groups?$")
+_OTHER = re.compile(r"(im|ima?ge?|video|screen|frame|window|patch|grid|pixel)s?_?width|stride|kernel|max_|min_")
 _SCALE = re.compile(r"scal|temp|norm|sqrt")
 LEAST = 4  # smaller numbers may well mean something else
 
@@ -109,13 +125,14 @@ def new_sizes(solution: Solution, choice: Choice) -> dict[str, NewSizes]:
     for (module, _), tensor_axes in solution.tensors.items():
         for axis in tensor_axes:
             found[module].add(parts_of(axis), only_changes=False)
-    for step in solution.steps:
+    scales = Scales(solution, choice)
+    for place, step in enumerate(solution.steps):
         sizes = found[step.module]
         for axis in step.axes():
             sizes.add(parts_of(axis), only_changes=True)  # numbers of tokens and pixels are no widths
         for number, axis in _numbers(step):
             sizes.counts.setdefault(number, set()).add(size_of(axis, choice))
-        sizes.scales.extend(_scales(step, choice))
+        sizes.scales.extend(scales.of(place))
     return found
 
 
@@ -144,25 +161,88 @@ def _numbers(step: Step[Axis]) -> list[tuple[int, Axis]]:
     return [(a.size, a) for axis in step.numbers.values() for a in (axis if isinstance(axis, list) else [axis])]
 
 
-def _scales(step: Step[Axis], choice: Choice) -> Iterator[tuple[float, float]]:
-    """Numbers that are a power of a width that shrinks, and what they become; attention's default scale is one."""
-    last = [found[-1] for found in step.inputs if found]
-    used = [value for value in step.scalars.values() if isinstance(value, float)]
-    if step.name == "scaled_dot_product_attention":
-        last = last[:2]  # queries and keys are multiplied; values may have a width of their own
-        used.append(last[0].size ** -0.5)
-    for value in used:
-        for widths in (step.summed, last):  # scores are scaled by what was summed, queries by what will be summed
-            found = []
-            for axis in (axis for axis in widths if axis.size > 1):
-                new = size_of(axis, choice)
-                found += [(value, new**p) for p in (-0.5, 0.5) if math.isclose(value, axis.size**p, rel_tol=1e-9)]
-                # torch's own attention scales queries and (transposed) keys by the root of the scale
-                if new < axis.size and math.isclose(value, axis.size**-0.25, rel_tol=1e-9):
-                    found.append((axis.size**-0.5, new**-0.5))
-            if found:
-                yield from found
-                break
+_ATTENTION = "scaled_dot_product_attention"
+_LOOKUPS = {"embedding", "index", "index_select", "gather"}
+_MIXED = {"_softmax", "_log_softmax", "_safe_softmax", "native_layer_norm", "native_group_norm", "cumsum"}
+
+
+class Scales:
+    """Numbers that scale sums, or what will be summed: roots of widths, which become those of the new widths.
+
+    A number that only happens to be such a root (the scaling of an adapter, a temperature, a factor of a residual
+    branch) is none: what counts is what it multiplies. Those are sums that are divided by the root of their length,
+    unless a layer with weights sums; queries and keys, which are multiplied with each other later; weights; and, the
+    other way, embeddings and normalised vectors.
+    """
+
+    def __init__(self, solution: Solution, choice: Choice):
+        self.steps, self.choice = solution.steps, choice
+        self._weights = of_weights(solution.steps)
+        self._compared: list[set[Atom]] = [set() for _ in self.steps]  # by step along what it meets computed numbers
+        for step, after in reversed(list(zip(self.steps, self._compared))):
+            found = list(factors(step))
+            if step.name == _ATTENTION:
+                found = [(which, -1, list(atoms(step.inputs[which][-1]))) for which in (0, 1)]
+            learned = any(self._is_of_weights(step.sources[which]) for which, _, _ in found)
+            summed = {atom for _, _, along in found for atom in along if not learned}
+            for source in step.sources:
+                if isinstance(source, tuple) and not isinstance(source[0], str):
+                    self._compared[source[0]] |= summed if found else set() if step.name in _MIXED else after
+
+    def of(self, number: int) -> Iterator[tuple[float, float]]:
+        """(number, what it becomes) of a step; attention's default scale is one."""
+        step, last = self.steps[number], [found[-1] for found in self.steps[number].inputs if found]
+        used = [value for value in step.scalars.values() if isinstance(value, float)]
+        if step.name == _ATTENTION:
+            for axis in last[:2]:  # queries and keys are multiplied; values may have a width of their own
+                yield from self._renewed([*used, last[0].size ** -0.5], axis, -0.5)
+        elif step.name in SUMS:
+            learned = any(map(self._is_of_weights, step.sources))
+            for axis in () if learned else last:
+                yield from self._renewed(used, axis, -0.5)
+        elif step.name in ("mul", "div"):
+            down, up = (-0.5, 0.5) if step.name == "mul" else (0.5, -0.5)
+            for axis in () if self._by_a_layer(step) else step.summed:
+                yield from self._renewed(used, axis, down)
+            learned = any(map(self._is_of_weights, step.sources))
+            for axis in last:
+                if learned or not self._compared[number].isdisjoint(atoms(axis)):
+                    yield from self._renewed(used, axis, down)
+                    yield from self._renewed_root(used, axis)
+                if self._origin(step) in _LOOKUPS | {"div"}:
+                    yield from self._renewed(used, axis, up)
+
+    def _renewed(self, used: Sequence[float], axis: Axis, power: float) -> Iterator[tuple[float, float]]:
+        new = size_of(axis, self.choice)
+        for value in used if axis.size > 1 else ():
+            if math.isclose(value, axis.size**power, rel_tol=1e-9):
+                yield value, new**power
+
+    def _renewed_root(self, used: Sequence[float], axis: Axis) -> Iterator[tuple[float, float]]:
+        """torch's own attention scales queries and (transposed) keys by the root of the scale."""
+        new = size_of(axis, self.choice)
+        for value in used if new < axis.size else ():
+            if math.isclose(value, axis.size**-0.25, rel_tol=1e-9):
+                yield axis.size**-0.5, new**-0.5
+
+    def _is_of_weights(self, source: Any) -> bool:
+        return source is not None and (isinstance(source[0], str) or self._weights[source[0]])
+
+    def _before(self, step: Step[Axis]) -> Step[Axis] | None:
+        """The step that made what a step scales, other than by putting it elsewhere."""
+        while step.sources and (source := step.sources[0]) is not None and not isinstance(source[0], str):
+            step = self.steps[source[0]]
+            if not ((rule := RULES.get(step.name)) and rule.carries and step.name not in _LOOKUPS):
+                return step
+        return None
+
+    def _origin(self, step: Step[Axis]) -> str:
+        before = self._before(step)
+        return before.name if before else ""
+
+    def _by_a_layer(self, step: Step[Axis]) -> bool:
+        before = self._before(step)
+        return before is not None and before.name in SUMS and any(map(self._is_of_weights, before.sources))
 
 
 def certain_changes(module: nn.Module, sizes: NewSizes) -> dict[str, Any]:
@@ -180,7 +260,8 @@ def certain_changes(module: nn.Module, sizes: NewSizes) -> dict[str, Any]:
                     "compute it from a shape in the forward pass"
                 )
             return next(iter(options), None)
-        named = sizes.counts if COUNT.search(name) else sizes.widths if _WIDTH.search(name) else {}
+        width = _WIDTH.search(name) and not _OTHER.search(name)
+        named = sizes.counts if COUNT.search(name) else sizes.widths if width else {}
         certain = {n: news for n, news in named.items() if len(news) == 1 and n >= LEAST}
         return renewed(value, certain) if not name.startswith("_") else None
 

@@ -187,6 +187,24 @@ SUMS = {
 }  # fmt: skip
 
 
+def factors(step: Step[Axis]) -> Iterator[tuple[int, int, list[Atom]]]:
+    """(input, axis, atoms) of the two axes that a product sums together; nothing for another step."""
+    if step.name not in SUMS:
+        return
+    first = 1 if step.name in ("addmm", "baddbmm", "addmv") else 0
+    x, w = step.inputs[first : first + 2]
+    if "convolution" in step.name:
+        axis, other = (1 if len(x) == len(w) else 0), 0 if step.scalars.get("transposed") else 1
+        own: Any = step.numbers.get("groups")
+        groups = set() if own is None else set(atoms(own))
+        summed = [atom for atom in atoms(w[other]) if atom not in groups]
+    else:
+        axis, other = len(x) - 1, len(w) - 1 if step.name == "linear" or len(w) == 1 else len(w) - 2
+        summed = list(atoms(x[axis]))
+    yield first, axis, summed
+    yield first + 1, other, summed
+
+
 def summed_over(solution: Solution) -> set[Atom]:
     """The atoms that matrix products and convolutions sum over: the widths that layers read."""
     found = set()

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from numbers import Real
@@ -26,7 +26,7 @@ from surgery.width.plan import plan_of
 from surgery.width.replay import changed, trial
 from surgery.width.rules.registry import RULES
 from surgery.width.shortfall import UnshrunkWidth, listed, stayed_whole, unused_tensors
-from surgery.width.solve import SPLITS, SUMS, Atom, Axis, Choice, Solution, Sum, atoms, solve
+from surgery.width.solve import SPLITS, Atom, Axis, Choice, Solution, Sum, atoms, factors, solve
 from surgery.width.steps import Step, alike, same_code
 from surgery.width.trace import one_by_one, traced_in_place
 
@@ -149,7 +149,7 @@ def readers(solution: Solution) -> Readers:
     for number, step in enumerate(solution.steps):
         if step.name == "scaled_dot_product_attention":
             found.computed.extend((number, atom) for atom in atoms(step.inputs[0][-1]))
-        pairs = list(_summed(step))
+        pairs = list(factors(step))
         for atom in dict.fromkeys(atom for _, _, summed in pairs for atom in summed):
             places = [_held(solution, step, which, axis) for which, axis, _ in pairs]
             place = next((place for place in reversed(places) if place and place[1] is not None), None)
@@ -158,24 +158,6 @@ def readers(solution: Solution) -> Readers:
             else:
                 found.of.setdefault(place, set()).add(atom)
     return found
-
-
-def _summed(step: Step[Axis]) -> Iterator[tuple[int, int, list[Atom]]]:
-    """(input, axis, atoms) of the two axes that a step sums together."""
-    if step.name not in SUMS:
-        return
-    first = 1 if step.name in ("addmm", "baddbmm", "addmv") else 0
-    x, w = step.inputs[first : first + 2]
-    if "convolution" in step.name:
-        axis, other = (1 if len(x) == len(w) else 0), 0 if step.scalars.get("transposed") else 1
-        own: Any = step.numbers.get("groups")
-        groups = set() if own is None else set(atoms(own))
-        summed = [atom for atom in atoms(w[other]) if atom not in groups]
-    else:
-        axis, other = len(x) - 1, len(w) - 1 if step.name == "linear" or len(w) == 1 else len(w) - 2
-        summed = list(atoms(x[axis]))
-    yield first, axis, summed
-    yield first + 1, other, summed
 
 
 def _held(
