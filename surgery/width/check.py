@@ -92,14 +92,17 @@ def checked_plan(
 
     scales = Scales(solution, choice)
 
+    old: list[int] = []
+
     def tried(values: Values) -> _Diverged | None:
         before: set[float] = set()
+        old.clear()
         with _unchanged(small):
             for (name, attribute), value in values.items():
                 if isinstance(value, float):
                     before.add(attribute_of(small, name, attribute))
                 set_attribute(small, name, attribute, value)
-            return _difference(small, solution, choice, example, scales, before)
+            return _difference(small, solution, choice, example, scales, before, not values, old)
 
     here = tried(chosen)
     while here is not None:
@@ -113,12 +116,48 @@ def checked_plan(
                 break
         else:
             return Divergence(here.step, str(here), _no_way_on(model, solution, choice, here))
+    chosen = _followed(model, solution, choice, chosen, tried, old)
     for name, module in small.named_modules():
         if isinstance(module, nn.MultiheadAttention):  # it assumes embed_dim = num_heads * head_dim
             heads = chosen.get((name, "num_heads"), module.num_heads)
             chosen[name, "head_dim"] = module.embed_dim // heads
     sets = [{"do": "set", "module": m, "attribute": a, "value": v} for (m, a), v in chosen.items()]
     return replace(plan, edits=(*base, *sets))
+
+
+def _followed(
+    model: nn.Module,
+    solution: Solution,
+    choice: Choice,
+    chosen: Values,
+    tried: Callable[[Values], _Diverged | None],
+    old: list[int],
+) -> Values:
+    """The values with those that divide sums by how many positions there were, as norms written by hand do.
+
+    Without them the narrow model runs, too, but takes a mean over other numbers than there are.
+
+    Args:
+        tried: how far the narrow model runs with some values.
+        old: the steps that still divide so; `tried` changes it.
+    """
+    left = [*old]
+    while left:
+        step = solution.steps[left[0]]
+        sizes = {axis.size: {size_of(axis, choice)} for axis in step.summed}
+        options = (
+            chosen | {(name, key): value}
+            for name in outwards(step.module)
+            for key, values in possible_changes(model.get_submodule(name), sizes, {}).items()
+            for value in values
+        )
+        for option in options:
+            if option != chosen and tried(option) is None and len(old) < len(left):
+                chosen, left = option, [*old]
+                break
+        else:
+            left = left[1:]  # it is a number of the code
+    return chosen
 
 
 def described(model: nn.Module, plan: Submodel, solution: Solution, choice: Choice, example: Any) -> Submodel:
@@ -257,10 +296,12 @@ class _Predicted(Operations):
         choice: Choice,
         scales: Scales | None = None,
         changed: Collection[float] = (),
+        follows: bool = False,
     ):
         super().__init__()
         self.solution, self.choice, self.done, self.origins = solution, choice, 0, Origins(small)
-        self.scales, self.changed = scales, changed
+        self.scales, self.changed, self.follows = scales, changed, follows
+        self.old: list[int] = []  # steps that divide a sum by the number of positions that it had
 
     def run(self, func, args, kwargs):
         inputs = tensors_in((args, kwargs))
@@ -292,6 +333,8 @@ class _Predicted(Operations):
         for key, axis in step.numbers.items():
             self._check_number(key, axis, bound, inputs)
         for key, value in scalars_of(func, bound).items():
+            if name in ("div", "mul") and self.scales and value == step.scalars.get(key) and self._is_old(step, value):
+                self.old.append(self.done)
             if key not in step.numbers and not self._may_become(step, step.scalars.get(key), value):
                 raise _Diverged(self.done, f"{key}={value} instead of {step.scalars.get(key)}")
         self.origins.made(self.done, outputs)
@@ -312,12 +355,19 @@ class _Predicted(Operations):
         if value != expected:
             raise _Diverged(self.done, f"{key}={value} where {expected} was expected")
 
+    def _is_old(self, step: Step[Axis], value: Any) -> bool:
+        """Whether it is the size of an axis that was summed, which has become another one."""
+        assert self.scales
+        return any(axis.size == value != size_of(axis, self.choice) for axis in self.scales.summed(step))
+
     def _may_become(self, step: Step[Axis], old: Any, new: Any) -> bool:
         """Whether a number may change so: as the size of an axis does, or by a power of an axis's share."""
         if old == new:
             return True
         if not isinstance(old, int | float) or not isinstance(new, int | float) or isinstance(old, bool) or not old:
             return False
+        if self.follows:  # no attribute is another one, so it comes from a shape
+            return True
         if self.scales and any(math.isclose(old, value, rel_tol=1e-9) for value in self.changed):
             known = self.scales.of(self.done)
             return any(math.isclose(a, old, rel_tol=1e-9) and math.isclose(b, new, rel_tol=1e-9) for a, b in known)
@@ -339,13 +389,17 @@ def _difference(
     example: Any,
     scales: Scales | None = None,
     changed: Collection[float] = (),
+    follows: bool = False,
+    old: list[int] | None = None,
 ) -> _Diverged | None:
     """The first operation of the narrow model that is not as predicted, or None.
 
     Args:
         scales, changed: scales that attributes stored, and how they change where an operation takes one of them.
+        follows: whether nothing but shapes can have changed a number.
+        old: gets the steps that divide a sum by the number of positions that it had.
     """
-    predicted = _Predicted(small, solution, choice, scales, changed)
+    predicted = _Predicted(small, solution, choice, scales, changed, follows)
     last = len(solution.steps) - 1
     for training, outputs in zip(solution.modes, solution.outputs):
         try:
@@ -359,6 +413,8 @@ def _difference(
         expected = [tuple(size_of(axis, choice) for axis in found) for found in outputs]
         if [tuple(tensor.shape) for tensor in tensors_in(output)] != expected:
             return _Diverged(min(predicted.done, last), "the output has another shape")
+    if old is not None:
+        old += predicted.old
     return None if predicted.done == len(solution.steps) else _Diverged(predicted.done, "the narrow model stops early")
 
 

@@ -170,9 +170,9 @@ class Scales:
     """Numbers that scale sums, or what will be summed: roots of widths, which become those of the new widths.
 
     A number that only happens to be such a root (the scaling of an adapter, a temperature, a factor of a residual
-    branch) is none: what counts is what it multiplies. Those are sums that are divided by the root of their length,
-    unless a layer with weights sums; queries and keys, which are multiplied with each other later; weights; and, the
-    other way, embeddings and normalised vectors.
+    branch) is none: what counts is what it multiplies. Those are sums that are divided by the root of their length;
+    queries and keys, which are multiplied with each other later; weights; and, the other way, embeddings and normalised
+    vectors.
     """
 
     def __init__(self, solution: Solution, choice: Choice):
@@ -202,13 +202,14 @@ class Scales:
                 yield from self._renewed(used, axis, -0.5)
         elif step.name in ("mul", "div"):
             down, up = (-0.5, 0.5) if step.name == "mul" else (0.5, -0.5)
-            for axis in () if self._by_a_layer(step) else step.summed:
+            for axis in step.summed:
                 yield from self._renewed(used, axis, down)
             learned = any(map(self._is_of_weights, step.sources))
             for axis in last:
-                if learned or not self._compared[number].isdisjoint(atoms(axis)):
-                    yield from self._renewed(used, axis, down)
-                    yield from self._renewed_root(used, axis)
+                for part in dict.fromkeys([axis, *digits(axis)]):  # of several heads side by side the width of one
+                    if learned or not self._compared[number].isdisjoint(atoms(part)):
+                        yield from self._renewed(used, part, down)
+                        yield from self._renewed_root(used, part)
                 if self._origin(step) in _LOOKUPS | {"div"}:
                     yield from self._renewed(used, axis, up)
 
@@ -240,9 +241,11 @@ class Scales:
         before = self._before(step)
         return before.name if before else ""
 
-    def _by_a_layer(self, step: Step[Axis]) -> bool:
+    def summed(self, step: Step[Axis]) -> Sequence[Axis]:
+        """The axes that were summed to compute what a step takes, but by layers with weights."""
         before = self._before(step)
-        return before is not None and before.name in SUMS and any(map(self._is_of_weights, before.sources))
+        by_a_layer = before is not None and before.name in SUMS and any(map(self._is_of_weights, before.sources))
+        return () if by_a_layer else step.summed
 
 
 def certain_changes(module: nn.Module, sizes: NewSizes) -> dict[str, Any]:

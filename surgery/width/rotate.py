@@ -102,7 +102,7 @@ def rotatable(
     constant = {
         name
         for name in states[0]
-        if all(bool((values[name] == values[name].flatten()[:1]).all()) for values in states)
+        if all(not values[name].numel() or bool((values[name] == values[name].flatten()[0]).all()) for values in states)
         and states[0][name].is_floating_point()
     }
     found, why = {}, {}

@@ -202,7 +202,7 @@ def numbers_kept(
 
 def floor_of(target: Target, atom: Atom, sizes: Mapping[Atom, int]) -> int:
     """How many positions of a width the target's floor keeps; `sizes` as for `numbers_kept`."""
-    return min(atom.size, max(1, math.ceil(round(target.floor * sizes[atom], 9))))
+    return min(atom.size, max(1, math.ceil(round(target.floor * sizes.get(atom, atom.size), 9))))
 
 
 def _ranked(

@@ -32,6 +32,7 @@ from surgery.width.trace import one_by_one, traced_in_place
 
 Mode = Literal["copy", "zero"]
 _MOST_LEFT = 12  # operations around which widths are left as they are because they would compute something else
+_MEANS = {"mean", "var_mean", "native_layer_norm", "native_group_norm"}
 _MOST_WIDE = 1 << 24  # positions; what is asked for beyond that is a slip of the keyboard
 
 _log = logging.getLogger(__name__)
@@ -273,7 +274,8 @@ class _Growth:
         step = self.solution.steps[number]
         where = f"{step.name} in {step.module or 'the model itself'}"
         why = self.tied(step.module) or f"{where} would compute something else of repeated positions"
-        return number, role(why + (" (a whole number as rate keeps means and variances)" if self.rate % 1 else ""))
+        fraction = self.rate % 1 and step.name in _MEANS
+        return number, role(why + (" (a whole number as rate keeps means and variances)" if fraction else ""))
 
     def _changed(self, plan: Submodel) -> int | None:
         """The first step at which the wide model of a plan computes something else."""
@@ -356,6 +358,9 @@ def _grown(
         return [raw for raw in found if here.solution.axis_of(raw) in which]
 
     here = attempt()
+    for atom in here.chosen.sliced:
+        if atom.order:
+            whole.update(dict.fromkeys(of(trace.steps, {atom}), role(f"its order matters: {atom.order}")))
     multiplied = role("two computed tensors are multiplied and summed along it")
     for number, atom in here.readers.computed:
         if atom in here.choice:

@@ -1,12 +1,15 @@
 """Numbers in attributes and configurations: those that are a width change, those that are only as large stay."""
 
+import copy
+import math
 from types import SimpleNamespace
 
 import pytest
 import torch
+from symmetric import Made
 from torch import nn
 
-from surgery import SurgeryError, narrow, widen
+from surgery import SurgeryError, Target, load, narrow, state, widen
 
 X = torch.randn(5, 4)
 
@@ -111,3 +114,129 @@ def test_a_sum_that_nothing_divides_does_not_grow():
     for kind in (Summed, Twice):
         with pytest.raises(SurgeryError, match="sum in the model itself would compute something else"):
             widen(kind(4, 8), rate=2, example=X)
+
+
+class Lora(nn.Module):
+    """An adapter by hand, whose scaling is the root of its rank by chance."""
+
+    def __init__(self, rank, alpha):
+        super().__init__()
+        self.layer, self.down, self.up = nn.Linear(32, 32), nn.Linear(32, rank), nn.Linear(rank, 32)
+        self.scaling = alpha / rank
+
+    def forward(self, x):
+        return self.layer(x) + self.scaling * self.up(self.down(x))
+
+
+@pytest.mark.parametrize(("rank", "alpha"), [(4, 8), (16, 64), (4, 16)])
+def test_the_scaling_of_an_adapter_is_no_root_of_a_width(rank, alpha):
+    net = nn.Sequential(nn.Linear(4, 32), Lora(rank, alpha), nn.ReLU(), nn.Linear(32, 3))
+    small, plan = narrow(net, rate=0.5, example=X, strict=True)
+    assert small[1].scaling == alpha / rank
+    zeros = load(copy.deepcopy(net), plan.embed(state(small))[0])
+    torch.testing.assert_close(small(X), zeros(X))
+    wide, _ = widen(net, rate=2, example=X, strict=True)
+    torch.testing.assert_close(wide(X), net(X))
+
+
+def scaled(forward, **attributes):
+    """What becomes of one attribute of a model whose hidden width of 16 becomes 8."""
+    net = Made(forward, hidden=nn.Linear(4, 16), last=nn.Linear(16, 3), **attributes)
+    (name,) = attributes
+    return getattr(narrow(net, rate=0.5, example=X)[0], name)
+
+
+@pytest.mark.parametrize(
+    ("forward", "attributes"),
+    [
+        (lambda net, x: net.last((net.hidden(x) / net.temperature).softmax(-1)), {"temperature": 4.0}),
+        (lambda net, x: net.last(net.hidden(x).relu() + net.res_scale * net.hidden(x)), {"res_scale": 0.25}),
+        (lambda net, x: net.last(net.hidden(x)) * (net.hidden(x) * net.logit_scale @ net.hidden(x).T).mean(),
+         {"logit_scale": 4.0}),
+        (lambda net, x: net.last(net.hidden(x) * net.norm_factor), {"norm_factor": 0.25}),
+        (lambda net, x: net.last(net.hidden(x)) / net.image_width, {"image_width": 16}),
+        (lambda net, x: net.last(net.hidden(x).clamp(max=net.max_dim / 10)), {"max_dim": 16}),
+    ],
+)  # fmt: skip
+def test_a_number_that_scales_no_width_stays(forward, attributes):
+    assert {next(iter(attributes)): scaled(forward, **attributes)} == attributes
+
+
+@pytest.mark.parametrize(
+    ("forward", "attributes"),
+    [
+        (lambda net, x: net.last(net.hidden(x)) * (net.hidden(x) @ net.hidden(x).T * net.scale).mean(),
+         {"scale": 0.25}),
+        (lambda net, x: net.last(net.hidden(x)) * (net.hidden(x) / net.temperature @ net.hidden(x).T).mean(),
+         {"temperature": 4.0}),
+        (lambda net, x: net.last(nn.functional.normalize(net.hidden(x), dim=-1) * net.scale), {"scale": 4.0}),
+    ],
+)  # fmt: skip
+def test_a_number_that_scales_a_width_follows_it(forward, attributes):
+    (value,) = attributes.values()
+    new = scaled(forward, **attributes)
+    assert new == pytest.approx(value * 2 ** (0.5 if value < 1 else -0.5))
+
+
+class Centred(nn.Module):
+    """A layer norm by hand, whose count of features has a name that says nothing."""
+
+    def __init__(self, n):
+        super().__init__()
+        self.n, self.weight = n, nn.Parameter(torch.rand(n) + 0.5)
+
+    def forward(self, x):
+        x = x - x.mean(-1, keepdim=True)
+        return x / (x.square().sum(-1, keepdim=True) / self.n + 1e-5).sqrt() * self.weight
+
+
+def test_a_count_that_divides_a_sum_follows_whatever_its_name_is():
+    """The mean was that of the new width, and the variance that of the old one."""
+    net = nn.Sequential(nn.Linear(4, 8), Centred(8), nn.Linear(8, 3))
+    small, _ = narrow(net, rate=0.5, example=X, strict=True)
+    half = nn.Sequential(nn.Linear(4, 4), Centred(4), nn.Linear(4, 3))
+    half.load_state_dict(small.state_dict())
+    assert torch.equal(small(X), half(X))
+    wide, _ = widen(net, rate=2, example=X, strict=True)
+    torch.testing.assert_close(wide(X), net(X))
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda net, x: net.last(h := net.hidden(x)) * h.sum(-1, keepdim=True) / h.shape[-1],
+        lambda net, x: net.last(h := net.hidden(x)) + math.log(h.shape[-1]),
+    ],
+)
+def test_a_number_that_code_reads_from_a_shape_is_what_it_is_there(forward):
+    small, _ = narrow(Made(forward, hidden=nn.Linear(4, 16), last=nn.Linear(16, 3)), rate=0.5, example=X)
+    assert small.last.in_features == 8
+
+
+def test_a_width_along_a_constant_of_the_code_is_told_when_it_does_not_grow(caplog):
+    """It stayed without a word, even with `strict`."""
+    constant = torch.randn(8)
+
+    def forward(net, x):
+        return net.last(net.second((net.first(x) + constant).relu()).relu())
+
+    net = Made(forward, first=nn.Linear(4, 8), second=nn.Linear(8, 8), last=nn.Linear(8, 3))
+    wide, _ = widen(net, rate=2, example=X)
+    assert (wide.first.out_features, wide.second.out_features) == (8, 16)
+    assert "axis 0 of first.weight (8, 4) stays whole: its order matters: a tensor lies along it" in caplog.text
+    with pytest.raises(SurgeryError, match="its order matters"):
+        widen(net, rate=2, example=X, strict=True)
+
+
+def test_a_target_where_a_width_of_one_shrinks_with_another():
+    def forward(net, x):
+        x = net.first(x).view(-1, 4, 4)
+        size = 2 * len(net.angles)
+        one, two = x[..., :size].chunk(2, -1)
+        rotated = torch.cat([one * net.angles - two, two * net.angles + one, x[..., size:]], -1)
+        return net.last(rotated.flatten(1))
+
+    net = Made(forward, first=nn.Linear(4, 16), last=nn.Linear(16, 3))
+    net.register_buffer("angles", torch.rand(1), persistent=False)
+    with pytest.raises(SurgeryError, match="cannot be reached"):  # it was a KeyError
+        narrow(net, target=Target(macs=0.5), example=X)
