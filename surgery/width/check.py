@@ -29,7 +29,6 @@ from surgery.width.axes import SHUFFLED
 from surgery.width.config import config_edits
 from surgery.width.constants import (
     NewSizes,
-    Scales,
     Sizes,
     argument_sizes,
     certain_changes,
@@ -42,6 +41,7 @@ from surgery.width.constants import (
 )
 from surgery.width.plan import repeated
 from surgery.width.rules.registry import is_step, operation_name
+from surgery.width.scales import Scales
 from surgery.width.solve import SPLITS, Atom, Axes, Axis, Choice, Product, Solution, Sum, atoms, named_widths, size_of
 from surgery.width.steps import Step, bind, scalars_of
 from surgery.width.trace import Origins, Trace
@@ -93,6 +93,7 @@ def checked_plan(
     scales = Scales(solution, choice)
 
     old: list[int] = []
+    on_meta = all(tensor.is_meta for tensor in state(model).values())
 
     def tried(values: Values) -> _Diverged | None:
         before: set[float] = set()
@@ -102,7 +103,7 @@ def checked_plan(
                 if isinstance(value, float):
                     before.add(attribute_of(small, name, attribute))
                 set_attribute(small, name, attribute, value)
-            return _difference(small, solution, choice, example, scales, before, not values, old)
+            return _difference(small, solution, choice, example, scales, before, on_meta and not values, old)
 
     here = tried(chosen)
     while here is not None:
@@ -366,7 +367,7 @@ class _Predicted(Operations):
             return True
         if not isinstance(old, int | float) or not isinstance(new, int | float) or isinstance(old, bool) or not old:
             return False
-        if self.follows:  # no attribute is another one, so it comes from a shape
+        if self.follows:  # no attribute is another one, and there are no data, so it comes from a shape
             return True
         if self.scales and any(math.isclose(old, value, rel_tol=1e-9) for value in self.changed):
             known = self.scales.of(self.done)
