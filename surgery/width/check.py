@@ -103,7 +103,8 @@ def checked_plan(
                 if isinstance(value, float):
                     before.add(attribute_of(small, name, attribute))
                 set_attribute(small, name, attribute, value)
-            return _difference(small, solution, choice, example, scales, before, on_meta and not values, old)
+            shapes = everywhere.numbers if on_meta and not values else {}
+            return _difference(small, solution, choice, example, scales, before, shapes, old)
 
     here = tried(chosen)
     while here is not None:
@@ -297,11 +298,11 @@ class _Predicted(Operations):
         choice: Choice,
         scales: Scales | None = None,
         changed: Collection[float] = (),
-        follows: bool = False,
+        shapes: Sizes | None = None,
     ):
         super().__init__()
         self.solution, self.choice, self.done, self.origins = solution, choice, 0, Origins(small)
-        self.scales, self.changed, self.follows = scales, changed, follows
+        self.scales, self.changed, self.shapes = scales, changed, shapes or {}
         self.old: list[int] = []  # steps that divide a sum by the number of positions that it had
 
     def run(self, func, args, kwargs):
@@ -367,7 +368,8 @@ class _Predicted(Operations):
             return True
         if not isinstance(old, int | float) or not isinstance(new, int | float) or isinstance(old, bool) or not old:
             return False
-        if self.follows:  # no attribute is another one, and there are no data, so it comes from a shape
+        pairs = [(size, n) for size, news in self.shapes.items() for n in news if n != size]
+        if any(math.isclose(old - new, d, rel_tol=1e-9) for a, b in pairs for d in (a - b, math.log(a / b))):
             return True
         if self.scales and any(math.isclose(old, value, rel_tol=1e-9) for value in self.changed):
             known = self.scales.of(self.done)
@@ -390,17 +392,17 @@ def _difference(
     example: Any,
     scales: Scales | None = None,
     changed: Collection[float] = (),
-    follows: bool = False,
+    shapes: Sizes | None = None,
     old: list[int] | None = None,
 ) -> _Diverged | None:
     """The first operation of the narrow model that is not as predicted, or None.
 
     Args:
         scales, changed: scales that attributes stored, and how they change where an operation takes one of them.
-        follows: whether nothing but shapes can have changed a number.
+        shapes: the sizes that change, where nothing but shapes can have changed a number.
         old: gets the steps that divide a sum by the number of positions that it had.
     """
-    predicted = _Predicted(small, solution, choice, scales, changed, follows)
+    predicted = _Predicted(small, solution, choice, scales, changed, shapes)
     last = len(solution.steps) - 1
     for training, outputs in zip(solution.modes, solution.outputs):
         try:

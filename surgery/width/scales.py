@@ -6,7 +6,7 @@ from typing import Any
 
 from surgery.width.replay import of_weights
 from surgery.width.rules.registry import RULES
-from surgery.width.solve import SUMS, Atom, Axis, Choice, Solution, atoms, digits, factors, size_of
+from surgery.width.solve import SUMS, Axis, Choice, Solution, digits, factors, size_of
 from surgery.width.steps import Step
 
 _ATTENTION = "scaled_dot_product_attention"
@@ -19,23 +19,22 @@ class Scales:
 
     A number that only happens to be such a root (the scaling of an adapter, a temperature, a factor of a residual
     branch) is none: what counts is what it multiplies. Those are sums that are divided by the root of their length;
-    queries and keys, which are multiplied with each other later; weights; and, the other way, embeddings and normalised
-    vectors.
+    queries and keys, which are multiplied with computed numbers later; weights; and, the other way, embeddings and
+    normalised vectors.
     """
 
     def __init__(self, solution: Solution, choice: Choice):
         self.steps, self.choice = solution.steps, choice
         self._weights = of_weights(solution.steps)
-        self._compared: list[set[Atom]] = [set() for _ in self.steps]  # by step along what it meets computed numbers
-        for step, after in reversed(list(zip(self.steps, self._compared))):
-            found = list(factors(step))
-            if step.name == _ATTENTION:
-                found = [(which, -1, list(atoms(step.inputs[which][-1]))) for which in (0, 1)]
-            learned = any(self._is_of_weights(step.sources[which]) for which, _, _ in found)
-            summed = {atom for _, _, along in found for atom in along if not learned}
-            for source in step.sources:
-                if isinstance(source, tuple) and not isinstance(source[0], str):
-                    self._compared[source[0]] |= summed if found else set() if step.name in _MIXED else after
+        self._compared = [False] * len(self.steps)  # by step whether what it makes is multiplied with computed numbers
+        for number, step in reversed(list(enumerate(self.steps))):
+            after = self._compared[number]
+            taken = (0, 1) if step.name == _ATTENTION else [which for which, _, _ in factors(step)]
+            if taken:
+                after = not any(self._is_of_weights(step.sources[which]) for which in taken)
+            for source in step.sources if after and step.name not in _MIXED else ():
+                if source is not None and not isinstance(source[0], str):
+                    self._compared[source[0]] = True
 
     def of(self, number: int) -> Iterator[tuple[float, float]]:
         """(number, what it becomes) of a step; attention's default scale is one."""
@@ -56,7 +55,7 @@ class Scales:
             made_by = self._made_by(step)
             for axis in last:
                 for part in dict.fromkeys([axis, *digits(axis)]):  # of several heads side by side the width of one
-                    if learned or not self._compared[number].isdisjoint(atoms(part)):
+                    if learned or self._compared[number]:
                         yield from self._renewed(used, part, down)
                         yield from self._renewed_root(used, part)
                 if made_by and made_by.name in _LOOKUPS | {"div"}:
