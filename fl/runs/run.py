@@ -278,9 +278,9 @@ def one_round(run: Run, number: int) -> Row:
 
 def measured_round(run: Run, number: int) -> tuple[Server, Row, evaluate.Scores]:
     """Do a round without writing: return the server after it, its row of metrics and the clients' scores."""
-    rng = Rng(run.config.seeds[0], number)
-    with torch.random.fork_rng(devices=[]):
-        # of models that draw numbers in evaluation mode, too; nothing here draws from torch's own generators
+    rng, device = Rng(run.config.seeds[0], number), run.fed.data.device
+    with torch.random.fork_rng([device] if device.type == "cuda" and torch.cuda.default_generators else []):
+        # Of models that draw numbers in evaluation mode, too. Nothing here draws from torch's own generators.
         torch.manual_seed(int(rng.numpy("evaluation").integers(2**63)))
         return _measured(run, number, rng)
 

@@ -19,17 +19,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from surgery.errors import SurgeryError
 from surgery.width.axes import Kind
 from surgery.width.scales import Scales
-from surgery.width.solve import (
-    Axis,
-    Choice,
-    Solution,
-    Sum,
-    atoms,
-    digits,
-    grouping_of,
-    size_of,
-    terms,
-)
+from surgery.width.solve import Axis, Choice, Solution, Sum, atoms, digits, grouping_of, size_of, terms
 from surgery.width.steps import Step
 
 Sizes = dict[int, set[int]]  # old size -> what axes of that size become

@@ -12,8 +12,8 @@ from surgery.errors import SurgeryError
 from surgery.names import joined
 from surgery.plan import Submodel
 from surgery.width.attempts import Attempt, Request, attempts, final
-from surgery.width.check import other_constants
 from surgery.width.choose import Demand, Heads, Rounding, Scores, checked, choose
+from surgery.width.made_constants import other_constants
 from surgery.width.shortfall import (
     constants_differ,
     equally_long,

@@ -285,3 +285,19 @@ def test_results_of_every_kind_are_compared(beside):
     for rounding in ("floor", "trunc"):
         rounded = Beside(beside, lambda h, rounding=rounding: torch.div(h, 0.1, rounding_mode=rounding))
         assert "div" in align([rounded, rounded], example=x, maps="orthogonal").only_permuted["a.weight:0"]
+
+
+def test_a_tensor_without_numbers_is_in_nobodys_way():
+    """It ended in an error of torch."""
+
+    class Net(nn.Sequential):
+        def __init__(self):
+            super().__init__(nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2))
+            self.register_parameter("none", nn.Parameter(torch.empty(0, 4)))
+
+        def forward(self, x):
+            return super().forward(x) + self.none.sum()
+
+    nets, x = [Net(), Net()], torch.randn(5, 3)
+    found = align(nets, example=x, maps="orthogonal")
+    torch.testing.assert_close(found.models[1](x), nets[1](x), atol=1e-5, rtol=1e-4)
