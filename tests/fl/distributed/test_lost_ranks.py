@@ -157,7 +157,7 @@ def test_torchrun_ends_all_ranks_and_what_was_done_is_saved(tmp_path, how):
     assert how != "a rank is killed" or "Signal 9 (SIGKILL)" in said  # the report of torchrun, which names the rank
     assert "Traceback" not in said.split("torch/distributed")[0], said
     done = checkpoint.read_header(tmp_path / "run")["round"]
-    assert done >= 3
+    assert done >= 2  # of three rows: a signal may come between a row and the end of its round
     assert main(["--resume", str(tmp_path / "run"), "--rounds", str(done + 1)]) == 0
     assert main([*FLAGS, "--rounds", str(done + 1), "--out", str(tmp_path), "--name", "whole"]) == 0
     assert_equal(tmp_path / "whole", tmp_path / "run")
