@@ -1,5 +1,6 @@
 """Running somebody's model to watch it: a copy of it, on the meta device if possible, with its flags put back."""
 
+import gc
 import logging
 import random
 import threading
@@ -122,6 +123,20 @@ def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
         for module, flag in flags.items():
             if module.training is not flag:
                 module.training = flag
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Python's collector of cyclic garbage waits: a trace makes so many objects that it would look at all of torch's
+    again, which takes as long as the rest. It is also a decorator.
+    """
+    on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if on:
+            gc.enable()
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 from torch import nn
 
 from surgery.errors import SurgeryError
-from surgery.forward import Observed
+from surgery.forward import Observed, uncollected
 from surgery.names import is_inside, joined
 from surgery.plan import Submodel
 from surgery.states import state
@@ -109,6 +109,7 @@ class Attempt:
         return stayed_whole(self.solution, self.demand, self.chosen)
 
     @cached_property
+    @uncollected()
     def outcome(self) -> Submodel | Divergence:
         """The plan, if the narrow model runs as predicted; otherwise how far it runs."""
         choice = self.chosen.choice
@@ -210,6 +211,7 @@ def attempts(request: Request, known: Constraints = Constraints()) -> Iterator[A
             raise SurgeryError(message)
 
 
+@uncollected()
 def attempt(request: Request, known: Constraints) -> Attempt:
     """Trace the model, solve the trace with what is known, and choose."""
     seen = traced(request.model, request.example, request.output)

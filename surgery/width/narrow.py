@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from surgery.errors import SurgeryError
+from surgery.forward import uncollected
 from surgery.names import joined
 from surgery.plan import Submodel
 from surgery.width.attempts import Attempt, Request, attempts, final
@@ -110,6 +111,7 @@ def narrow(
     return finished(found), found.plan
 
 
+@uncollected()
 def finished(found: Attempt) -> nn.Module:
     """The narrow model; where it is less than what was asked for, that is logged, or with `strict` an error."""
     wanted = found.request

@@ -1,6 +1,7 @@
 """Models are run to watch them: which module runs, where, and what happens if they cannot."""
 
 import copy
+import gc
 import logging
 import threading
 from collections import UserDict
@@ -12,7 +13,7 @@ from torch import nn
 
 import surgery
 from surgery.errors import InternalError
-from surgery.forward import call, observed, tensors_in, watching
+from surgery.forward import call, observed, tensors_in, uncollected, watching
 from surgery.torch_private import Operations
 from surgery.width.rules.registry import RULES
 from surgery.width.trace import traced
@@ -176,3 +177,21 @@ def test_what_a_module_s_own_hooks_compute_counts_as_the_module_s():
         assert stack == [""]
     assert seen == [("before", "1"), ("after", "1")]
     assert len(net[1]._forward_hooks) == len(net[1]._forward_pre_hooks) == 1
+
+
+def test_the_collector_of_garbage_waits_and_goes_on():
+    def fails():
+        assert not gc.isenabled()
+        raise KeyError
+
+    assert gc.isenabled()
+    with pytest.raises(KeyError):
+        uncollected()(fails)()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with uncollected():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
