@@ -34,7 +34,8 @@ class Arguments:
     own; biases, norm layers and buffers do not move. Distances are in units of these norms: at distance 1 the model
     has moved by as much as its weights are long. The sharpness of a model is the mean rise of the loss over all grid
     points within the radius; beside it stands the trace of the loss's Hessian in all weights (adapters are folded in),
-    estimated with 16 vectors of random signs. The grid is written as a table (.csv) beside the figure.
+    estimated with 16 vectors of random signs, and its standard error. The grid is written as a table (.csv) beside the
+    figure.
     """
 
     folders: tyro.conf.Positional[tuple[Path, ...]]

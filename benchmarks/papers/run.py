@@ -160,7 +160,7 @@ def _around(folder: Path, dataset: Dataset) -> metrics.Row:
     (run,), asked = find_runs([folder]), Arguments((folder,))
     how = asked.part, asked.samples, asked.seed, asked.together, asked.device
     found = landscape(run, folder.name, dataset, grid(asked.points, asked.radius), *how)
-    values = {"rise": found.rise()[0], "trace": found.trace}
+    values = {"rise": found.rise()[0], "trace": found.trace[0]}
     return {name: value for name, value in values.items() if math.isfinite(value)}
 
 

@@ -43,12 +43,23 @@ class Landscape:
     axis: Tensor  # float64 [P]
     values: Tensor  # float64 [P, P], see `surface`
     samples: int
-    trace: float = math.nan  # of the Hessian, see `hessian_trace`
+    traces: Tensor | None = None  # estimates of the Hessian's trace, see `hessian_traces`; None: there are none
 
     @property
     def centre(self) -> float:
         """The loss of the model itself."""
         return self.values[len(self.axis) // 2, len(self.axis) // 2].item()
+
+    @property
+    def trace(self) -> tuple[float, float]:
+        """The trace of the Hessian, and the standard error of this estimate.
+
+        >>> Landscape("fedmr", Path("runs/a"), grid(3, 1.0), torch.zeros(3, 3), 100, torch.tensor([1.0, 3.0])).trace
+        (2.0, 1.0)
+        """
+        if self.traces is None:
+            return math.nan, math.nan
+        return self.traces.mean().item(), self.traces.std().item() / len(self.traces) ** 0.5
 
     def rise(self) -> tuple[float, float]:
         """Measure how sharp the minimum is: how far the loss rises around the centre, as (mean, maximum).
@@ -70,9 +81,10 @@ def table(found: Sequence[Landscape]) -> str:
     """Make a table of the loss of each model and how it rises around it."""
     lines = [["model", "loss", "mean rise", "largest", "trace of H"]]
     lines += [
-        [one.title, *(f"{number:.4f}" for number in (one.centre, *one.rise())), f"{one.trace:.4g}"] for one in found
+        [one.title, *(f"{number:.4f}" for number in (one.centre, *one.rise())), "{:.3g} ± {:.2g}".format(*one.trace)]
+        for one in found
     ]
-    return aligned(lines, [max(len(line[0]) for line in lines), 11, 12, 10, 13])
+    return aligned(lines, [max(len(line[0]) for line in lines), 11, 12, 10, 17])
 
 
 def write_grid(found: Sequence[Landscape], path: Path) -> None:
@@ -110,23 +122,24 @@ def landscape(
         loss = mean_loss(model, fed.data, x, y, together, fed.local.loss)
         values = surface(loss, state(model), directions, axis, together, title)
         try:
-            trace = _trace(model, fed, x, y, rng)
+            traces = _traces(model, fed, x, y, rng)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:  # an operation without a second derivative
             _log.warning("%s: the trace of the Hessian cannot be estimated: %s", title, error)
-            trace = math.nan
-    return Landscape(title, run.folder, axis, values, len(y), trace)
+            traces = None
+    return Landscape(title, run.folder, axis, values, len(y), traces)
 
 
-def _trace(model: nn.Module, fed: Federation, x: Tensor, y: Tensor, rng: Rng) -> float:
+def _traces(model: nn.Module, fed: Federation, x: Tensor, y: Tensor, rng: Rng) -> Tensor:
     """Of the mean loss, some samples at a time: the graph of a derivative is kept."""
     trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-    total = 0.0
-    for some, labels in zip(x.split(_TWICE), y.split(_TWICE)):
+
+    def part(some: Tensor, labels: Tensor) -> Tensor:  # of all with the same signs
         loss = mean_loss(model, fed.data, some, labels, 1, fed.local.loss)
-        total += len(labels) / len(y) * hessian_trace(loss, trained, rng.torch("signs"))
-    return total
+        return len(labels) / len(y) * hessian_traces(loss, trained, rng.torch("signs"))
+
+    return torch.stack([part(*some) for some in zip(x.split(_TWICE), y.split(_TWICE))]).sum(0)
 
 
 def samples(fed: Federation, part: str, number: int, rng: Rng) -> tuple[Tensor, Tensor]:
@@ -166,11 +179,11 @@ def mean_loss(
     return loss
 
 
-def hessian_trace(loss: Callable[[State], Tensor], at: State, generator: torch.Generator, probes: int = 16) -> float:
-    """Estimate the trace of the Hessian of a loss, without the Hessian.
+def hessian_traces(loss: Callable[[State], Tensor], at: State, generator: torch.Generator, probes: int = 16) -> Tensor:
+    """Estimate the trace of the Hessian of a loss, without the Hessian: float64 [probes], whose mean is the estimate.
 
-    It is the mean of v·Hv over vectors v of random signs (Hutchinson, "A stochastic estimator of the trace of the
-    influence matrix", 1989). Unlike `Landscape.rise`, it changes where weights are scaled and a norm layer undoes it.
+    Each is v·Hv for a vector v of random signs (Hutchinson, "A stochastic estimator of the trace of the influence
+    matrix", 1989). Unlike `Landscape.rise`, the trace changes where weights are scaled and a norm layer undoes it.
 
     Args:
         loss: from a state to a scalar that can be differentiated twice.
@@ -179,21 +192,21 @@ def hessian_trace(loss: Callable[[State], Tensor], at: State, generator: torch.G
         probes: how many vectors.
 
     >>> at, signs = {"w": torch.tensor([1.0, 2.0])}, torch.Generator().manual_seed(0)
-    >>> hessian_trace(lambda state: (state["w"] ** 2 * torch.tensor([3.0, 5.0])).sum(), at, signs)
-    16.0
+    >>> hessian_traces(lambda state: (state["w"] ** 2 * torch.tensor([3.0, 5.0])).sum(), at, signs, probes=2)
+    tensor([16., 16.], dtype=torch.float64)
     """
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in at.items()}
     tensors = list(leaves.values())
-    total = tensors[0].new_zeros(())  # stays on the device
+    found = tensors[0].new_zeros(probes)  # stays on the device
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
         first = torch.autograd.grad(loss(leaves), tensors, create_graph=True, materialize_grads=True)
-        for _ in range(probes):
+        for i in range(probes):
             signs = [torch.randint(2, t.shape, generator=generator).mul(2).sub(1).to(t) for t in tensors]
             slope = sum((g * v).sum() for g, v in zip(first, signs))
             if slope.requires_grad:  # else the loss is linear
                 second = torch.autograd.grad(slope, tensors, retain_graph=True, materialize_grads=True)
-                total = total + sum((h * v).sum() for h, v in zip(second, signs)).detach()
-    return total.item() / probes
+                found[i] = sum((h * v).sum() for h, v in zip(second, signs)).detach()
+    return found.cpu().double()
 
 
 def titles(runs: Sequence[Run]) -> list[str]:
