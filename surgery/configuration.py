@@ -261,11 +261,11 @@ def is_plain(value: Any, keys: Any = str) -> bool:
     >>> is_plain((8, 0.5, None)), is_plain(len)
     (True, False)
     """
-    if isinstance(value, list | tuple):
+    if value is None or isinstance(value, (int, float, str)):
+        return True
+    if isinstance(value, (list, tuple)):
         return all(is_plain(item, keys) for item in value)
-    if isinstance(value, dict):
-        return all(isinstance(key, keys) and is_plain(item, keys) for key, item in value.items())
-    return value is None or isinstance(value, int | float | str | bool)
+    return isinstance(value, dict) and all(isinstance(k, keys) and is_plain(item, keys) for k, item in value.items())
 
 
 def is_like(old: Any, value: Any) -> bool:

@@ -78,11 +78,19 @@ def _refuse_closures(model: nn.Module) -> None:
     """
     inside: set[int] = set()
     for module in model.modules():
-        own = [(f"{name} was replaced by", value) for name, value in vars(module).items() if name != _COMPILED]
-        hooks = [(f"{name[1:-1]} is", hook) for name in _HOOKS for hook in vars(module).get(name, {}).values()]
-        for what, value in own + hooks:
-            if not isinstance(value, FunctionType):
-                continue
+        mine = vars(module)
+        own = [
+            (f"{name} was replaced by", value)
+            for name, value in mine.items()
+            if isinstance(value, FunctionType) and name != _COMPILED
+        ]
+        own += [
+            (f"{name[1:-1]} is", hook)
+            for name in _HOOKS
+            for hook in mine.get(name, {}).values()
+            if isinstance(hook, FunctionType)
+        ]
+        for what, value in own:
             inside = inside or {id(part) for m in model.modules() for part in (m, *m._parameters.values())} - {id(None)}
             if any(id(held) in inside for held in _held_by(value)):
                 raise SurgeryError(

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from surgery.configuration import is_settings
+from surgery.configuration import holder_of, is_settings
 from surgery.errors import first_line
 from surgery.forward import call, copied, in_mode, tensors_in, watching
 from surgery.names import is_inside, joined, outwards
@@ -166,6 +166,8 @@ def described(model: nn.Module, plan: Submodel, solution: Solution, choice: Choi
         found = _difference(small, solution, choice, example)
         return None if found is None else (len(solution.steps) - found.step, str(found))
 
+    if holder_of(model) is None:  # as most models: their widths lie in attributes alone
+        return plan
     everywhere = together(new_sizes(solution, choice).values())
     more = config_edits(model, plan, everywhere, difference)
     return replace(plan, edits=(*plan.edits, *more)) if more else plan

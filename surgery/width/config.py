@@ -76,16 +76,13 @@ class _Made(NamedTuple):
 def config_edits(model: nn.Module, plan: Submodel, sizes: NewSizes, difference: Difference) -> Sequence[Edit]:
     """Edits after which a narrow model's configuration says its widths; none, and a warning, if it cannot say them.
 
-    Nothing happens for a model that its class does not make from a configuration that it holds.
-
     Args:
-        model: the full model, or a copy on the meta device.
+        model: the full model, or a copy on the meta device, which its class makes from a configuration that it holds.
         plan: the plan of the narrow model, whose attributes are right.
         sizes: what sizes of axes become.
         difference: where a narrow model does something else than predicted.
     """
-    holder = holder_of(model)
-    if holder is None or plan.small_shapes == dict(plan.shapes):
+    if plan.small_shapes == dict(plan.shapes):
         return []
     unsaved = getattr(model, "_keys_to_ignore_on_save", None) or ()  # as transformers' classes name them
     if cut := sorted(name for name in unsaved if plan.small_shapes.get(name) != plan.shapes.get(name)):
@@ -93,7 +90,7 @@ def config_edits(model: nn.Module, plan: Submodel, sizes: NewSizes, difference: 
         what = f"its class does not save {cut[0]}, and computes another one for another width"
         warn(model, what, f"leave that width as it is with keep={[module]}")
         return []
-    config = getattr(model, holder)
+    config = getattr(model, holder_of(model))
     try:
         full = made_from(type(model), config)
         what = mismatch(model, full)
