@@ -127,8 +127,9 @@ def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Python's collector of cyclic garbage waits: a trace makes so many objects that it would look at all of torch's
-    again, which takes as long as the rest. It is also a decorator.
+    """Python's collector of cyclic garbage waits; also a decorator.
+
+    A trace makes so many objects that it would look at all of torch's again, which takes as long as the rest.
     """
     on = gc.isenabled()
     gc.disable()

@@ -219,6 +219,7 @@ def _numbered(y: Any, test_y: Any, names: Any) -> tuple[Any, Any, Any]:
         return y, test_y, names
     if not all(each.dtype.kind in "SU" and each.ndim == 1 for each in given):
         return y, test_y, names
+    given = [np.char.decode(each, "utf-8") if each.dtype.kind == "S" else each for each in given]
     order = [str(name) for name in (names if len(names) else np.unique(given[0]))]
     places = {name: k for k, name in enumerate(order)}
     for what, each in zip(("y", "test_y"), given):

@@ -146,7 +146,8 @@ def train(groups: Sequence[Group], backend: str = "auto", chosen: dict[str, str]
 @contextmanager
 def _explained(jobs: Sequence[Job]) -> Iterator[None]:
     """Record gradients in the block, whatever surrounds it, and name two faults of models that train in it."""
-    names, before = " or ".join(type(job.model).__name__ for job in jobs), _global_rng(jobs[0].device)
+    names = " or ".join(map(_name, (job.model for job in jobs)))
+    before = _global_rng(jobs[0].device)
     try:
         with torch.inference_mode(False), torch.enable_grad():
             yield
@@ -161,9 +162,16 @@ def _explained(jobs: Sequence[Job]) -> Iterator[None]:
         ) from error
     if not all(map(torch.equal, before, _global_rng(jobs[0].device))):
         raise FLError(
-            f"{names} draws from torch's global generator in training, so that runs could not be repeated: use torch's "
-            "dropout or none"
+            f"{names} draws from torch's global generator in training, so that runs could not be repeated: leave the "
+            "dropout inside of recurrent layers and of attention, AlphaDropout, RReLU and code of your own that draws "
+            "out, and use nn.Dropout beside them"
         )
+
+
+def _name(model: nn.Module) -> str:
+    """The class of a model as its user knows it: some methods train one that holds it."""
+    held = next(model.children(), model)
+    return type(held if type(model).__module__.startswith("fl.algorithms") else model).__name__
 
 
 _ONE_VALUE = "Expected more than 1 value per channel when training"  # torch's batch and instance norms
@@ -216,7 +224,7 @@ def _remember(models: Sequence[nn.Module], backend: str, refused: Mapping[str, s
     for name, reason in refused.items():
         for model in models:
             _REFUSED.setdefault(model, set()).add(name)
-        names = " and ".join(sorted({type(model).__name__ for model in models}))
+        names = " and ".join(sorted(set(map(_name, models))))
         _log.warning("warning: %s trains with --backend %s, since %s refuses: %s", names, backend, name, reason)
 
 

@@ -63,11 +63,12 @@ class SampleClip(NamedTuple):
             with plain_attention:  # see `fl.engine.vmap.train`
                 each, losses = vmap(grad_and_value(of_one), in_dims=(None, 0, 0))(here, batch, keys)
         except RuntimeError as error:
-            if not any(part in str(error) for part in ("vmap", "torch.func", "atching rule")):
+            if not any(part in str(error) for part in ("vmap", "torch.func", "atching rule", "expected scalar type")):
                 raise
+            low = torch.is_autocast_enabled(here[next(iter(here))].device.type)
             raise FLError(
                 f"this model has no gradient for each sample: {first_line(error)}; take another one, or leave "
-                "--sample-privacy.clip out"
+                f"--sample-privacy.clip{' or --precision' * low} out"
             ) from error
         each = {name: torch.nan_to_num(g, nan=0.0, posinf=0.0, neginf=0.0) for name, g in each.items()}
         norms = torch.stack([g.flatten(1).square().sum(1) for g in each.values()]).sum(0).sqrt()

@@ -134,6 +134,9 @@ def _own(name: str, loss: Loss) -> Loss:
                 f"--loss {name} returns {found} for {len(outputs)} samples: let it return the loss of each, "
                 f"[{len(outputs)}], as torch's losses do with reduction='none'"
             )
+        if not each.is_floating_point() or (outputs.requires_grad and not each.requires_grad):
+            why = "has no gradient" if each.is_floating_point() else f"is {each.dtype}"
+            raise FLError(f"--loss {name} {why}, so that nothing can be trained with it: compute it from the outputs")
         return each
 
     return checked

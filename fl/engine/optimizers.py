@@ -130,7 +130,7 @@ def clipped(gradients: Sequence[Tensor], bound: float, lead: int) -> list[Tensor
     """
     squares = [g.reshape(*g.shape[:lead], -1).square().sum(-1) for g in gradients]
     scale = (bound / (torch.stack(squares).sum(0).sqrt() + 1e-6)).clamp(max=1)
-    return [g * scale.view((*scale.shape, *[1] * (g.ndim - lead))) for g in gradients]
+    return [g * scale.view((*scale.shape, *[1] * (g.ndim - lead))).to(g.dtype) for g in gradients]
 
 
 Schedule: TypeAlias = Callable[[int], float]

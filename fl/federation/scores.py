@@ -4,7 +4,9 @@ The scores of every run are computed for all clients at once, since scikit-learn
 them to scikit-learn's. Metrics that are asked for are scikit-learn's own scorers, or functions of yours.
 """
 
+import logging
 import math
+import numbers
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,7 +17,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.metrics import get_scorer, get_scorer_names, precision_recall_fscore_support
 
 from fl.base.errors import FLError
-from fl.base.plugins import failed, find, is_path
+from fl.base.plugins import failed, find, is_path, kind
 from fl.data import Dataset
 
 SCORES = {
@@ -26,6 +28,7 @@ SCORES = {
 }
 """What every evaluation measures, by the task; text is what has a label for each token."""
 
+_log = logging.getLogger("fl")
 _PER_CLASS = {"precision_per_class": 0, "recall_per_class": 1, "f1_per_class": 2}
 _MANY = 200  # classes with a column of their own
 
@@ -142,8 +145,9 @@ def metric(name: str, data: Dataset) -> Metric:
     if data.text:
         raise FLError("--metrics are for a label a sample, and text has one for each token: leave them out")
     if is_path(name):
-        function = find("metrics", name)
-        return Metric((name.rpartition(":")[2].rpartition(".")[2],), partial(_defined, partial(_own, name, function)))
+        measure = partial(_own, name, find("metrics", name))
+        _check_own(name, measure, data)
+        return Metric((name.rpartition(":")[2].rpartition(".")[2],), partial(_defined, measure))
     if name in _PER_CLASS:
         if data.task == "regression" or data.classes > _MANY:
             why = "there are no classes" if data.task == "regression" else f"{data.classes} would be too many columns"
@@ -165,21 +169,13 @@ def _scorer(name: str, data: Dataset) -> Callable[[np.ndarray, np.ndarray], Sequ
     scorer: Any = get_scorer(name)
     estimator: Any = _ESTIMATORS[data.task]()
     estimator.classes_ = np.arange(data.classes)
-    kind = np.float64 if data.task == "regression" else np.int64
-    return lambda outputs, targets: [scorer(estimator, outputs, targets.astype(kind))]
+    type_ = np.float64 if data.task == "regression" else np.int64
+    return lambda outputs, targets: [scorer(estimator, outputs, targets.astype(type_))]
 
 
 def _check_scorer(name: str, data: Dataset) -> None:
     """Raise FLError for a scorer that cannot score outputs of such a task, before anything is trained."""
-    rng = np.random.default_rng(0)
-    outputs = rng.normal(size=(8 * data.classes, data.classes))
-    if data.task == "regression":
-        targets = data.test_y.cpu().numpy()
-        outputs = targets + 0
-    elif data.task == "multilabel":
-        targets = (rng.random(outputs.shape) > 0.5).astype(np.int64)
-    else:
-        targets = np.arange(len(outputs)) % data.classes
+    outputs, targets = _tried(data)
     why = ""
     if data.task != "regression" and "_regression" in get_scorer(name)._score_func.__module__:
         why = "it is for regression"
@@ -193,9 +189,38 @@ def _check_scorer(name: str, data: Dataset) -> None:
         raise FLError(f"--metrics {name} cannot be measured for {data.task} with {data.classes} outputs: {why}")
 
 
+def _check_own(name: str, measure: Callable, data: Dataset) -> None:
+    """Raise FLError for a function of the user's that is no metric, before anything is trained; warn of one that is not
+    defined for such samples at all.
+    """
+    try:
+        measure(*_tried(data))
+    except FLError:
+        raise
+    except ValueError as error:
+        _log.warning(
+            f"warning: --metrics {name} says for random outputs that it is not defined, {failed(error)}: its column is "
+            "empty where it does so in the run"
+        )
+
+
+def _tried(data: Dataset) -> tuple[np.ndarray, np.ndarray]:
+    """Outputs and targets as a metric gets them, of samples of all classes."""
+    rng = np.random.default_rng(0)
+    if data.task == "regression":
+        targets = data.test_y.cpu().numpy().astype(np.float64)
+        return targets.astype(np.float32), targets
+    outputs = rng.normal(size=(8 * data.classes, data.classes)).astype(np.float32)
+    if data.task == "multilabel":
+        return outputs, (rng.random(outputs.shape) > 0.5).astype(np.int64)
+    return outputs, np.arange(len(outputs)) % data.classes
+
+
 def _defined(measure: Callable, outputs: np.ndarray, targets: np.ndarray) -> Sequence[float]:
     try:
         return measure(outputs, targets)
+    except FLError:  # which is a ValueError, too
+        raise
     except ValueError:  # these samples lack a class that it needs
         return [math.nan]
 
@@ -213,11 +238,14 @@ def _per_class(which: int, outputs: np.ndarray, targets: np.ndarray) -> Sequence
 
 def _own(name: str, function: Callable, outputs: np.ndarray, targets: np.ndarray) -> Sequence[float]:
     try:
-        return [float(function(outputs, targets))]
+        value = function(outputs.copy(), targets.copy())  # into which it may write
     except ValueError:  # as scikit-learn's, of samples for which it is not defined
         raise
     except Exception as error:
         raise FLError(f"--metrics {name} fails for {len(targets)} samples: {failed(error)}") from None
+    if np.ndim(value) or not isinstance(np.asarray(value)[()], numbers.Real):
+        raise FLError(f"--metrics {name} returns {kind(value)} for {len(targets)} samples: let it return a number")
+    return [float(value)]
 
 
 class _Classes(ClassifierMixin, BaseEstimator):

@@ -255,42 +255,37 @@ def _whats(data: Dataset) -> str:
 
 
 def _check_takes(name: str, model: nn.Module, data: Dataset) -> None:
-    """Raise FLError unless training mode gives logits for two of the samples."""
+    """Raise FLError unless training and evaluation mode give logits for two of the samples."""
     samples = data.x[:2].expand(2, *data.x.shape[1:]).cpu()
     inputs = data.normalise(samples, _dtype(model))
     shape = "x".join(map(str, samples.shape[1:]))
-    with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+    for training, mode in ((True, "in training"), (False, "in evaluation mode")):
         try:
-            output = copy.deepcopy(model).cpu().train()(inputs)
+            with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+                output = copy.deepcopy(model).cpu().train(training)(inputs)
         except Exception as error:  # it is the user's own code
-            what = "tokens" if data.tokens else "numbers"
+            what = f"{'tokens' if data.tokens else 'numbers'}{'' if training else ' ' + mode}"
             table = "; is this a table? give floats, x.astype('float32')" if data.tokens and not data.text else ""
             hint = hf.way_out(data) if hf.is_hf(name) else table
             raise FLError(f"{said(name)} does not take samples of {shape} {what}: {first_line(error)}{hint}") from None
-    wanted = [2, *data.outputs]
-    if getattr(model, "exits", False) and isinstance(output, Tensor) and output.ndim > 1:
-        wanted.insert(1, output.shape[1])  # of which there may be any number
-    if not isinstance(output, Tensor) or list(output.shape) != wanted:
-        found = list(output.shape) if isinstance(output, Tensor) else kind(output)
-        raise FLError(
-            f"{said(name)} gives {found} for two samples in training, and the data have {_whats(data)}: it has to give "
-            f"{wanted}"
-        )
-    if getattr(model, "exits", False):
-        with torch.no_grad():
-            given = list(copy.deepcopy(model).cpu().eval()(inputs).shape)
-        if given != [2, *data.outputs]:
+        exits, wanted, whole = getattr(model, "exits", False), [2, *data.outputs], ""
+        if exits and training and isinstance(output, Tensor) and output.ndim > 1:
+            wanted.insert(1, output.shape[1])  # of which there may be any number
+        elif exits and not training:
+            whole = " (all exits are for training; here it is their mean, for example)"
+        if not isinstance(output, Tensor) or list(output.shape) != wanted:
+            found = list(output.shape) if isinstance(output, Tensor) else kind(output)
             raise FLError(
-                f"{said(name)} gives {given} for two samples in evaluation mode: all exits are for training, and here "
-                f"it has to give {[2, *data.outputs]}, their mean for example"
+                f"{said(name)} gives {found} for two samples {mode}, and the data have {_whats(data)}: it has to give "
+                f"{wanted}{whole}"
             )
-    if data.task == "regression":
-        return
-    sums = double(output).sum(-1)
-    if (output >= 0).all() and torch.isclose(sums, torch.ones_like(sums), atol=1e-3).all():
-        raise FLError(
-            f"{said(name)} gives probabilities (they sum to 1), and the loss takes logits: leave the Softmax at its "
-            "end out"
-        )
-    if type(output.grad_fn).__name__.startswith("Sigmoid"):
-        raise FLError(f"{said(name)} ends in a Sigmoid, and the loss takes logits: leave the Sigmoid out")
+        if data.task == "regression":
+            continue
+        sums = double(output).sum(-1)
+        if (output >= 0).all() and torch.isclose(sums, torch.ones_like(sums), atol=1e-3).all():
+            raise FLError(
+                f"{said(name)} gives probabilities {mode} (they sum to 1), and the loss takes logits: "
+                "leave the Softmax at its end out"
+            )
+        if type(output.grad_fn).__name__.startswith("Sigmoid"):
+            raise FLError(f"{said(name)} ends in a Sigmoid {mode}, and the loss takes logits: leave the Sigmoid out")

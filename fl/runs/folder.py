@@ -238,6 +238,8 @@ def load_with_adapters(folder: Path, model: Model | None = None, *, best: bool =
         raise FLError(f"{folder} holds several runs: give one of the folders in it")
     if (folder / checkpoint.FILE).exists():
         check_intact(folder, config, table=best)
+        if not checkpoint.read_header(folder)["round"]:
+            _log.warning(f"warning: no round of {folder} was trained: these are its initial weights")
     spec, state = checkpoint.read_model(folder, model, best=best and not is_last_best(folder))
     if config.adapters.on:
         base = maker(spec, load_initial_weights(folder, config))(Rng(config.seeds[0]).torch("weights"))

@@ -45,6 +45,20 @@ def run_file(path, model, x):
 LONG = pytest.mark.slow
 
 
+def test_a_run_of_which_no_round_was_trained_is_exported_with_a_warning(folder, tmp_path, monkeypatch, caplog):
+    def fails(*_):
+        raise RuntimeError
+
+    monkeypatch.setattr("fl.runs.run._measured", fails)
+    with pytest.raises(RuntimeError):
+        fl.simulate(CONFIG, tmp_path / "run")
+    fl.export(tmp_path / "run", tmp_path / "model.pt")
+    assert "no round of" in caplog.text
+    caplog.clear()
+    fl.export(folder, tmp_path / "trained.pt")
+    assert not caplog.text
+
+
 @pytest.mark.parametrize("suffix", ["pt", "safetensors", "pt2", pytest.param("onnx", marks=LONG)])
 def test_the_file_computes_what_the_model_does(folder, tmp_path, suffix, capsys):
     if suffix == "onnx":

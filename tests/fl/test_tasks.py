@@ -50,6 +50,39 @@ def margin(outputs, targets):
     return (outputs[np.arange(len(targets)), targets] - outputs.max(1)).mean()
 
 
+def share(outputs, targets):
+    """A metric that works in place, as many write a softmax: the mean share of the right class."""
+    outputs -= outputs.max(1, keepdims=True)
+    np.exp(outputs, out=outputs)
+    outputs /= outputs.sum(1, keepdims=True)
+    return outputs[np.arange(len(targets)), targets].mean()
+
+
+def fails(outputs, targets):
+    raise KeyError("zzz")
+
+
+def fails_later(outputs, targets):
+    return {24: 0.5}[len(targets)]  # eight samples of three classes, as it is tried on
+
+
+def a_word(outputs, targets):
+    return "0.5"
+
+
+def a_row(outputs, targets):
+    return outputs.max(1)
+
+
+def wrong(outputs, targets):
+    """No loss: a count, without a gradient."""
+    return outputs.argmax(1) != targets
+
+
+def wrong_share(outputs, targets):
+    return wrong(outputs, targets).float()
+
+
 def table(task, n=480, features=6, outputs=3):
     """A table whose targets are linear in it."""
     generator = torch.Generator().manual_seed(0)
@@ -295,6 +328,13 @@ def test_metrics_are_scikit_learn_s_and_your_own(tmp_path):
     assert fl.Config.read(tmp_path / "run").metrics[-1].endswith("test_tasks:margin")
 
 
+def test_a_metric_that_writes_into_what_it_gets_changes_no_other(tmp_path):
+    config = settings(rounds=1, metrics=[share, "neg_log_loss"], local_test=0.2)
+    final = fl.simulate(config, tmp_path / "run", dataset=table("classification"), model=net)["final"]
+    assert final["test_neg_log_loss"] == pytest.approx(-final["loss"], rel=1e-6)
+    assert final["local_test_neg_log_loss"] == pytest.approx(-final["local_test_loss"], rel=1e-6)
+
+
 def test_a_resumed_run_has_the_same_metrics(tmp_path):
     config, data = settings(metrics=["roc_auc_ovr", margin], loss=half_squared, rounds=4), table("classification")
     fl.simulate(config, tmp_path / "whole", dataset=data, model=net)
@@ -328,6 +368,10 @@ def test_classes_by_name():
     other = fl.Dataset.from_arrays(x, ["a", "b", "a", "b"], x, ["a", "b", "a", "b"], names=["b", "a"])
     assert other.y.tolist() == [1, 0, 1, 0]
     assert metric("f1_per_class", data).names == ("f1_cat", "f1_cow", "f1_dog")
+    assert fl.Dataset.from_arrays(x, np.array(["b", "a"] * 2, "S"), x, np.array(["a", "b"] * 2, "S")).names == (
+        "a",
+        "b",
+    )
     with pytest.raises(fl.FLError, match="test_y has a class 'ant', which y does not have"):
         fl.Dataset.from_arrays(x, ["a", "b", "a", "b"], x, ["a", "b", "ant", "b"])
 
@@ -348,6 +392,12 @@ def test_classes_by_name():
         ("classification", {"loss": "hinge"}, "unknown --loss hinge: there are cross_entropy"),
         ("classification", {"loss": "nowhere:f"}, "--loss nowhere:f: there is no module nowhere"),
         ("classification", {"loss": one_number}, r"returns \[\] for 10 samples: let it return the loss of each"),
+        ("classification", {"loss": wrong}, "wrong is torch.bool, so that nothing can be trained with it"),
+        ("classification", {"loss": wrong_share}, "wrong_share has no gradient, so that nothing can be trained"),
+        ("classification", {"metrics": [fails]}, r"fails fails for 24 samples: KeyError: 'zzz' \("),
+        ("classification", {"metrics": [fails_later]}, r"fails_later fails for \d+ samples: KeyError: "),
+        ("classification", {"metrics": [a_word]}, "a_word returns a str for 24 samples: let it return a number"),
+        ("classification", {"metrics": [a_row]}, "a_row returns a ndarray for 24 samples: let it return a number"),
         ("regression", {"partition": "dirichlet"}, "depends on class labels, and these are no classes: choose"),
         ("regression", {"masked_loss": True}, "--masked-loss hides classes"),
         ("multilabel", {"eval_client_models_every": 1}, "--eval-client-models-every counts right classes"),

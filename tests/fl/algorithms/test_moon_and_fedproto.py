@@ -211,3 +211,12 @@ FLAT = [nn.Flatten(), nn.Linear(64, 3)]
 def test_models_without_a_representation_are_refused(make_federation, method, layers, said):
     with pytest.raises(FLError, match=f"{method.name} .*{said}"):
         method(make_federation(nn.Sequential(*copy.deepcopy(layers))))
+
+
+def test_messages_name_the_model_of_the_user(make_federation):
+    """Not what a method puts around it."""
+    fed = make_federation(copy.deepcopy(NET).float(), batch_size=1)
+    for method in (fedproto, moon):
+        algorithm = method(fed)
+        with pytest.raises(FLError, match=r"^Sequential normalises over a batch"):
+            algorithm.round(algorithm.init(), [0, 1], Rng(0, 1))

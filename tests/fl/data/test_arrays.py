@@ -94,7 +94,11 @@ def test_what_is_no_data_set_is_refused_in_one_line(changed, said):
     [
         (TOKENS, (), r"does not take samples of 3 tokens: .*; is this a table\? give floats, x.astype\('float32'\)"),
         (TABLE[:, :3], (nn.Softmax(1),), "gives probabilities .*: leave the Softmax at its end out"),
-        (TABLE[:, :3], (nn.Sigmoid(),), "ends in a Sigmoid, and the loss takes logits: leave the Sigmoid out"),
+        (
+            TABLE[:, :3],
+            (nn.Sigmoid(),),
+            "ends in a Sigmoid in training, and the loss takes logits: leave the Sigmoid out",
+        ),
     ],
 )
 def test_a_model_and_data_that_do_not_fit_each_other(x, last, said):

@@ -415,6 +415,7 @@ NORM = nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.BatchNorm1d(3))
     [
         (Noisy(64, 3), "loop", {}, "Noisy draws from torch's global generator"),
         (Noisy(64, 3), "workers", {}, "Noisy draws from torch's global generator"),
+        (nn.Sequential(nn.Flatten(), nn.AlphaDropout(), nn.Linear(64, 3)), "loop", {}, "leave .*AlphaDropout.* out"),
         (Noisy(64, 3), "vmap", {}, "Noisy cannot train side by side"),
         (COUNTING, "vmap", {}, "cannot train side by side.*--backend loop"),
         (Saving(64, 3), "loop", {}, "activation checkpointing"),

@@ -295,6 +295,13 @@ def test_scalar_parameters_are_clipped_alike():
     torch.testing.assert_close([g[0] for g in two], one)
 
 
+def test_gradients_keep_their_types_where_they_are_clipped():
+    low, high = torch.tensor([[3.0]], dtype=torch.bfloat16), torch.tensor([[4.0]])
+    found = clipped([low, high], 1.0, lead=1)
+    assert [g.dtype for g in found] == [torch.bfloat16, torch.float32]
+    torch.testing.assert_close([g.item() for g in found], [0.6, 0.8], rtol=0, atol=0.004)
+
+
 def test_schedules_end_where_they_should():
     assert [schedule("step", 1)(1), schedule("step", 2)(1)] == [1, 1]  # the first round is never decayed
     assert [schedule("constant", 10)(r) for r in (1, 10)] == [1, 1]

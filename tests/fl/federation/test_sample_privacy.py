@@ -21,6 +21,7 @@ from fl.engine.augment import Augment
 from fl.engine.batches import make_batches
 from fl.engine.clipping import SampleClip
 from fl.engine.objectives import cross_entropy, proximal
+from fl.engine.precision import Precision
 from fl.federation import Federation, LocalTraining
 from fl.federation.local_training import LocalObjective
 from fl.federation.sample_privacy import SamplePrivacy, most_in_a_pass
@@ -330,6 +331,14 @@ def test_a_model_without_gradients_of_samples_is_refused(make_federation, backen
     fed = make_federation(Choosing())
     with pytest.raises(FLError, match=r"no gradient for each sample: .*leave --sample-privacy.clip out"):
         trained(fed, backend, privacy=SamplePrivacy(1.0, 0.0))
+
+
+def test_norms_in_half_precision_are_refused(make_federation):
+    """Autocast has no gradient of a layer norm for each sample."""
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.LayerNorm(8), nn.Linear(8, 3))
+    fed = make_federation(net, precision=Precision("bf16"))
+    with pytest.raises(FLError, match=r"no gradient for each sample: .*leave --sample-privacy.clip or --precision out"):
+        trained(fed, "loop", privacy=SamplePrivacy(1.0, 0.0))
 
 
 # Epsilon.

@@ -238,6 +238,17 @@ class Tuple(Net):
         return (super().forward(x),)
 
 
+class Otherwise(Net):
+    """Does something else with its logits in evaluation mode."""
+
+    def __init__(self, made):
+        super().__init__()
+        self.made = made
+
+    def forward(self, x):
+        return super().forward(x) if self.training else self.made(super().forward(x))
+
+
 def broken():
     raise OSError("no such file")
 
@@ -259,7 +270,16 @@ NEXT = fl.Dataset.from_arrays(*[TEXT[:, :-1], TEXT[:, 1:]] * 2)
         ({"model": nn.Linear(64, 10)}, {}, r"model=Linear does not take samples of 1x8x8 numbers"),
         ({"model": Net(classes=9)}, {}, r"gives \[2, 9\] for two samples in training, and the data have 10 classes"),
         ({"model": Tuple()}, {}, "gives a tuple for two samples"),
-        ({"model": Exits()}, {}, r"gives \[2, 3, 10\] for two samples in evaluation mode: .* has to give \[2, 10\]"),
+        ({"model": Otherwise(nn.Softmax(1))}, {}, "gives probabilities in evaluation mode .they sum to 1"),
+        ({"model": Otherwise(nn.Sigmoid())}, {}, "ends in a Sigmoid in evaluation mode"),
+        ({"model": Otherwise(lambda y: (y, 1))}, {}, "gives a tuple for two samples in evaluation mode"),
+        ({"model": Otherwise(lambda y: y.argmax(1))}, {}, r"gives \[2\] for two samples in evaluation mode"),
+        (
+            {"model": Otherwise(lambda y: y[:, 99])},
+            {},
+            "does not take samples of 1x8x8 numbers in evaluation mode: index",
+        ),
+        ({"model": Exits()}, {}, r"gives \[2, 3, 10\] for two samples in evaluation mode, .* it has to give \[2, 10\]"),
         ({"model": Net}, {"norm": "group"}, "--norm group is for models of the zoo"),
         ({"model": Net}, {"width": 2.0}, "can only be made narrower"),
         ({"model": Net}, {"depth": 2}, "has no sections of blocks"),
