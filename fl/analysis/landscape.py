@@ -54,7 +54,8 @@ class Landscape:
     def trace(self) -> tuple[float, float]:
         """The trace of the Hessian, and the standard error of this estimate.
 
-        >>> Landscape("fedmr", Path("runs/a"), grid(3, 1.0), torch.zeros(3, 3), 100, torch.tensor([1.0, 3.0]).double()).trace
+        >>> traces = torch.tensor([1.0, 3.0]).double()
+        >>> Landscape("fedmr", Path("runs/a"), grid(3, 1.0), torch.zeros(3, 3), 100, traces).trace
         (2.0, 1.0)
         """
         if self.traces is None:
