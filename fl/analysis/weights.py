@@ -52,8 +52,7 @@ def similarity_table(compared: Compared) -> str:
             cells = [f"{value:.4f}" for value in values] + [f"{after - values[0]:+.4f}" for after in values[1:]]
             lines.append([name, layer.removesuffix(".weight") if layer else "all", str(number), *cells])
             name = ""
-    widths = [max(len(line[at]) for line in lines) + 2 for at in (0, 1)]
-    return f"{compared.title}\n{aligned(lines, [*widths, 7, *[12] * len(columns)], left=2)}"
+    return f"{compared.title}\n{aligned(lines, left=2)}"
 
 
 class Member(NamedTuple):
