@@ -12,7 +12,6 @@ from importlib import metadata
 from pathlib import Path
 
 import torch
-import yaml
 from torch import Tensor
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
@@ -41,7 +40,7 @@ from fl.runs.lock import SETTINGS
 from fl.runs.metrics import FILE, ClientTable, Metrics, Row
 from fl.runs.summary import summarise
 from fl.settings import Config
-from fl.settings.config import flat
+from fl.settings.config import plain
 from surgery.transfer import host_copies
 
 _log = logging.getLogger("fl")
@@ -333,9 +332,8 @@ def check_ranks_agree(run: Run) -> None:
     if ranks.size == 1:
         return
     ranks.device = run.fed.data.device
-    settings = flat(yaml.safe_load(run.config.to_yaml()))
     words = {package: _version(package) for package in ("layer-surgery", "torch")}
-    words |= {f"--{flag}": value for flag, value in settings.items() if flag not in _FREE}
+    words |= {f"--{one.flag}": plain(one.value) for one in run.config.settings() if one.flag not in _FREE}
     words |= {f"data {part}": value for part, value in data.fingerprint(run.fed.data).items()}
     model = str({name: list(tensor.shape) for name, tensor in checkpoint.flatten(run.server).items()})
     words |= {"device": ranks.device.type, "model": hashlib.sha256(model.encode()).hexdigest()[:12]}
