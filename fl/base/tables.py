@@ -22,27 +22,6 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]
         writer.writerows(rows)
 
 
-def csv_rows(text: str, key: str) -> list[dict[str, str]]:
-    """Parse a CSV file that grows line by line, without a last line that was cut off, perhaps in a number.
-
-    Args:
-        text: of the file, with the ends of its lines.
-        key: a column that it must have.
-
-    Raises ValueError or csv.Error if the text is no such table.
-
-    >>> csv_rows("round,loss\\n1,0.25\\n2,0.1", "round")
-    [{'round': '1', 'loss': '0.25'}]
-    """
-    lines = text.splitlines(keepends=True)
-    if lines and not lines[-1].endswith("\n"):
-        del lines[-1]
-    table = csv.DictReader(lines)
-    if table.fieldnames and key not in table.fieldnames:
-        raise ValueError(f"there is no column {key}")
-    return [row for row in table if None not in row.values()]
-
-
 def aligned(lines: Sequence[Sequence[str]], left: int = 1) -> str:
     """Lay out cells as text in columns, each as wide as its longest cell and two characters more.
 
