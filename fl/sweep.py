@@ -8,11 +8,9 @@ python -m fl.sweep lr 0.01,0.1 batch-size 10,50                                 
 """
 
 import difflib
-import io
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from itertools import product, takewhile
@@ -182,10 +180,8 @@ def _value(option: str, text: str) -> Any:
         choice(f"value of {option}", [text], ("true", "false"))
         group, dot, name = option.rpartition(".")
         flag = f"--{group}{dot}{'' if text == 'true' else 'no-'}{name}"
-    said = io.StringIO()
     try:
-        with redirect_stdout(said), redirect_stderr(said):
-            config = parsed(Config, [flag])
+        config = parsed(Config, [flag], quiet=True)
     except SystemExit:
         kinds = {"int": "a whole number", "float": "a number", "tuple": "numbers"}
         what = kinds.get(type(default).__name__, "such a value")
