@@ -31,7 +31,7 @@ from fl.data import Dataset
 from fl.engine import SGD, Precision
 from fl.federation import Federation, LocalTraining
 from fl.partition import Split
-from fl.runs.evaluate import score
+from fl.runs.evaluate import evaluate_global
 from surgery.errors import first_line
 
 PRECISIONS = {"cpu": ("float32",), "cuda": ("float32", "tf32", "bf16")}
@@ -99,7 +99,7 @@ def main() -> None:
         for name in PRECISIONS[kind]:
             sides[f"{backend} {name}"] = our_round(fed.with_local(backend=backend, precision=Precision(name)))
     state = fed.initial()
-    sides["evaluation"] = lambda _: score(lambda x: fed.predict(state, x), fed.data.test_x, fed.data.test_y, 10)
+    sides["evaluation"] = lambda _: evaluate_global(fed, lambda x: fed.predict(state, x))
     device = torch.cuda.get_device_name() if kind == "cuda" else f"{torch.get_num_threads()} CPU threads"
     about = {"device": device, "torch": torch.__version__, "model": args.model, "data": source}
     name = f"rounds-{kind}{'-quick' if args.quick else ''}"

@@ -14,7 +14,6 @@ from typing import Annotated
 
 import tyro
 
-from fl.analysis.costs import check_target
 from fl.analysis.groups import AGAINST, along, common, find_runs, group, table, target_table
 from fl.base.console import guarded
 from fl.base.settings import choice
@@ -57,8 +56,6 @@ def compare(
         new: whether the figure must not be there yet.
     """
     choice("--against", [against], AGAINST)
-    if target is not None:
-        check_target(target)
     groups = group(find_runs(folders))
     tables = [table(groups, lay_out)] + ([] if target is None else [target_table(groups, target, lay_out)])
     title = common([run.config for runs in groups.values() for run in runs])

@@ -8,12 +8,10 @@ python -m fl.sweep lr 0.01,0.1 batch-size 10,50                                 
 """
 
 import difflib
-import io
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from itertools import product, takewhile
 from operator import attrgetter
@@ -37,7 +35,7 @@ from fl.runs.folder import new_folder, run_name
 from fl.runs.many_runs import resumable, train_all
 from fl.settings import Config
 from fl.settings.command_line import parse
-from fl.settings.config import check_renamed, flat
+from fl.settings.config import check_renamed
 from fl.settings.help import asked, parsed
 from fl.settings.recipes import RECIPES
 
@@ -75,7 +73,7 @@ class Sweep:
                 raise FLError(f"{option} is swept twice: give all its values at once")
             if option == "participants":  # numbers replace the share that the settings may have
                 config = replace(config, participation=0.0)
-            several = isinstance(_default(option), tuple) and "/" in values
+            several = isinstance(_defaults().get(option), tuple) and "/" in values
             options[option] = tuple(text.strip() for text in values.split("/" if several else ","))
         sweep = cls(options, config)
         sweep.check()
@@ -168,23 +166,22 @@ class Sweep:
         return sweep
 
 
-def _default(option: str) -> Any:
-    """The default of a flag; None for an unknown one."""
-    return flat(asdict(Config())).get(option)
+@cache
+def _defaults() -> dict[str, Any]:
+    """The default of each flag."""
+    return {setting.flag: setting.value for setting in settings_of(Config())}
 
 
 @cache
 def _value(option: str, text: str) -> Any:
     """Read a value as the option's flag does; FLError where it does not take it."""
-    default, flag = _default(option), f"--{option}={text}"
+    default, flag = _defaults()[option], f"--{option}={text}"
     if isinstance(default, bool):
         choice(f"value of {option}", [text], ("true", "false"))
         group, dot, name = option.rpartition(".")
         flag = f"--{group}{dot}{'' if text == 'true' else 'no-'}{name}"
-    said = io.StringIO()
     try:
-        with redirect_stdout(said), redirect_stderr(said):
-            config = parsed(Config, [flag])
+        config = parsed(Config, [flag], quiet=True)
     except SystemExit:
         kinds = {"int": "a whole number", "float": "a number", "tuple": "numbers"}
         what = kinds.get(type(default).__name__, "such a value")
@@ -291,7 +288,7 @@ def _pairs(argv: list[str]) -> tuple[list[list[str]], list[str]]:
     at = 0
     while argv[at:] and not argv[at].startswith("-") and argv[at] not in RECIPES:
         if len(argv) == at + 1 or argv[at + 1].startswith("--"):
-            if at and argv[at].replace("_", "-") in flat(asdict(Config())):
+            if at and argv[at].replace("_", "-") in _defaults():
                 raise FLError(f"{argv[at]} has no values: name them behind it, as in {_USAGE}")
             break  # a recipe that does not exist, or nothing
         at += 2

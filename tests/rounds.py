@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from types import SimpleNamespace
 
 import torch
 from safetensors.torch import load_file
@@ -9,7 +10,9 @@ from safetensors.torch import load_file
 from fl.algorithms import ALGORITHMS, FeMAMOptions, FeSEMOptions, FeSEMPlusOptions, FLTrustOptions
 from fl.base.rng import Rng
 from fl.engine import Results
+from fl.engine.losses import cross_entropy
 from fl.federation import federation as training
+from fl.runs import evaluate
 from fl.runs.metrics import read
 from fl.settings import Config
 
@@ -94,3 +97,10 @@ def pretend(monkeypatch, move):
         return [Results(states, torch.ones(len(job.batches.steps)))]
 
     monkeypatch.setattr(training, "train", train)
+
+
+def scores(predict, x, y, classes):
+    """What a round says of a model: how it does on these samples, or tokens, with the usual loss."""
+    data = SimpleNamespace(test_x=x, test_y=y, classes=classes, text=y.ndim > 1, task="classification")
+    fed = SimpleNamespace(data=data, local=SimpleNamespace(loss=cross_entropy), metrics=())
+    return evaluate.evaluate_global(fed, predict)

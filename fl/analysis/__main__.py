@@ -19,6 +19,7 @@ from fl.figures.style import check_new, save
 from fl.runs import checkpoint
 from fl.runs.assembly import pick_device
 from fl.runs.folder import load_model
+from fl.settings import Config
 from fl.settings.help import HELP, command, show
 from surgery.similarity import block_similarity
 
@@ -57,8 +58,6 @@ class Similarity:
             raise FLError("--width, --depth and --seed are for --model: give one, or leave them out")
         if not 0 <= self.seed < 2**32:
             raise FLError(f"--seed must be at least 0 and below 2^32, got {self.seed}")
-        if not self.width:
-            raise FLError("give at least one --width")
         device = pick_device(self.device)
         models_of = {folder: (initial_model(folder), load_model(folder)) for folder in self.folders}
         check_new(self.out)
@@ -67,8 +66,7 @@ class Similarity:
             pair = [block_similarity(net.to(device), first=self.first) for net in nets]
             found.append(Compared(f"{folder} ({checkpoint.read_model(folder)[0].name})", *pair))
         if self.model is not None:
-            width, depth = (one[0] if len(one) == 1 else one or None for one in (self.width, self.depth))
-            spec = models.make_spec(self.model, width=width, depth=depth)
+            spec = Config(model=self.model, width=self.width, depth=self.depth).spec()
             net = models.create(Rng(self.seed).torch("weights"), spec)
             found.append(Compared(f"{self.model}, untrained", block_similarity(net.to(device), first=self.first)))
         save(heat_maps(found), self.out)

@@ -1,14 +1,10 @@
 """Costs of runs: traffic, multiply-accumulates and time, up to each round and up to a target."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from itertools import accumulate
 
-import numpy as np
-
 from fl.base.columns import Column
-from fl.base.errors import FLError
 from fl.runs.metrics import Row
 from fl.settings import Config
 
@@ -64,12 +60,6 @@ def totals(config: Config, rows: Sequence[Row]) -> dict[str, list[float]]:
     return {key: list(accumulate(values)) for key, values in steps.items()}
 
 
-def check_target(target: float) -> None:
-    """Raise FLError for a number that is neither an accuracy nor a perplexity."""
-    if not 0 < target < math.inf:
-        raise FLError(f"--target {target:g} is neither an accuracy in (0, 1], such as 0.7, nor a perplexity above 1")
-
-
 def up_to(target: float, config: Config, rows: Sequence[Row]) -> dict[str, float]:
     """Find the first evaluated round in which the global model reached the target, and what was spent up to its end.
 
@@ -83,40 +73,3 @@ def up_to(target: float, config: Config, rows: Sequence[Row]) -> dict[str, float
         if row.get("accuracy", -math.inf) >= target if target <= 1 else row.get("perplexity", math.inf) <= target:
             return {"round": row["round"]} | {key: values[k] for key, values in totals(config, rows).items()}
     return {}
-
-
-def target_text(
-    target: float,
-    results: Mapping[str, Sequence[Mapping[str, float]]],
-    lay_out: Callable[[Sequence[Sequence[str]]], str],
-) -> str:
-    """Write the table of costs up to a target, with a line for each label.
-
-    It has means over the runs that reached the target, or "-" if none did. If only some did, the column of seeds says
-    how many.
-
-    Args:
-        results: from a label to what `up_to` says of each of its runs.
-        lay_out: makes the text of the cells, see `fl.base.tables`.
-    """
-    means: dict[str, dict[str, float]] = {}
-    for label, runs in results.items():
-        there = [run for run in runs if run]
-        keys = set.intersection(*map(set, there)) if there else ()
-        means[label] = {key: float(np.mean([run[key] for run in there])) for key in keys}
-    least = min((mean["tmac"] for mean in means.values() if "tmac" in mean), default=math.inf)
-    unit, factor = unit_for("tmac", least, 0.1)
-    columns = COSTS | {"tmac": replace(COSTS["tmac"], heading=unit, factor=factor)}
-    shown = [key for key in columns if key == "elapsed" or any(key in mean for mean in means.values())]
-    lines = [["method", "seeds", "rounds", *(columns[key].heading for key in shown)]]
-    for label, mean in means.items():
-        reached, number = sum(map(bool, results[label])), len(results[label])
-        cells = [f"{round(mean['round'], 1):g}"] if mean else ["-"]
-        cells += [columns[key].number(mean[key]) if key in mean else "-" for key in shown]
-        lines.append([label, f"{reached}" if reached == number else f"{reached} of {number}", *cells])
-    what = f"accuracy of {100 * target:g}% or more" if target <= 1 else f"perplexity of {target:g} or less"
-    return (
-        f"up to the first evaluated round with a global test {what}, mean over the seeds that had one;\n"
-        "MB of a client; MACs of all clients together, forward passes only (a training step costs about three)\n"
-        f"{lay_out(lines)}"
-    )

@@ -1,12 +1,13 @@
 """Runs of folders: groups that differ only in their seed, and tables of their results over seeds."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from fl.analysis.costs import COSTS, target_text, totals, up_to
+from fl.analysis.costs import COSTS, totals, unit_for, up_to
 from fl.base.columns import Column
 from fl.base.errors import FLError
 from fl.base.tables import wrapped, write_csv
@@ -101,10 +102,15 @@ def group(runs: Sequence[Run]) -> dict[str, list[Run]]:
 def target_table(
     groups: dict[str, list[Run]], target: float, lay_out: Callable[[Sequence[Sequence[str]]], str] = wrapped
 ) -> str:
-    """Tabulate the costs of runs up to a target, see `fl.analysis.costs.target_text`: FedFA's Table 2.
+    """Tabulate the costs of runs up to a target, with a line for each label: FedFA's Table 2.
 
-    Raises FLError if the target is a perplexity and a run has none.
+    It has means over the runs that reached the target, or "-" if none did. If only some did, the column of seeds says
+    how many.
+
+    Raises FLError for a number that is neither an accuracy nor a perplexity, and for a run that has no such score.
     """
+    if not 0 < target < math.inf:
+        raise FLError(f"--target {target:g} is neither an accuracy in (0, 1], such as 0.7, nor a perplexity above 1")
     for run in (run for runs in groups.values() for run in runs):
         if target <= 1 and not any("accuracy" in row for row in run.rows):
             raise FLError(f"--target {target:g} is an accuracy, and {run.folder} predicts numbers: leave it out")
@@ -112,8 +118,29 @@ def target_table(
             raise FLError(
                 f"--target {target:g} is a perplexity, and {run.folder} has none: an accuracy is in (0, 1], such as 0.7"
             )
-    results = {label: [up_to(target, run.config, run.rows) for run in runs] for label, runs in groups.items()}
-    return target_text(target, results, lay_out)
+    means: dict[str, dict[str, float]] = {}
+    seeds = {}
+    for label, runs in groups.items():
+        spent = [up_to(target, run.config, run.rows) for run in runs]
+        there = [one for one in spent if one]
+        keys = set.intersection(*map(set, there)) if there else ()
+        means[label] = {key: float(np.mean([one[key] for one in there])) for key in keys}
+        seeds[label] = f"{len(runs)}" if len(there) == len(runs) else f"{len(there)} of {len(runs)}"
+    least = min((mean["tmac"] for mean in means.values() if "tmac" in mean), default=math.inf)
+    unit, factor = unit_for("tmac", least, 0.1)
+    costs = COSTS | {"tmac": replace(COSTS["tmac"], heading=unit, factor=factor)}
+    shown = [key for key in costs if key == "elapsed" or any(key in mean for mean in means.values())]
+    lines = [["method", "seeds", "rounds", *(costs[key].heading for key in shown)]]
+    for label, mean in means.items():
+        cells = [f"{round(mean['round'], 1):g}"] if mean else ["-"]
+        cells += [costs[key].number(mean[key]) if key in mean else "-" for key in shown]
+        lines.append([label, seeds[label], *cells])
+    what = f"accuracy of {100 * target:g}% or more" if target <= 1 else f"perplexity of {target:g} or less"
+    return (
+        f"up to the first evaluated round with a global test {what}, mean over the seeds that had one;\n"
+        "MB of a client; MACs of all clients together, forward passes only (a training step costs about three)\n"
+        f"{lay_out(lines)}"
+    )
 
 
 def along(run: Run, against: str) -> list[Row]:

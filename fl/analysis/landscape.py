@@ -85,7 +85,7 @@ def table(found: Sequence[Landscape]) -> str:
         [one.title, *(f"{number:.4f}" for number in (one.centre, *one.rise())), "{:.3g} ± {:.2g}".format(*one.trace)]
         for one in found
     ]
-    return aligned(lines, [max(len(line[0]) for line in lines), 11, 12, 10, 17])
+    return aligned(lines)
 
 
 def write_grid(found: Sequence[Landscape], path: Path) -> None:

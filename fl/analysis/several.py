@@ -39,12 +39,7 @@ class Results:
 
     def frame(self) -> Any:
         """Return a DataFrame with a row for each run: method, seed, results as in sweep.csv, and folder."""
-        labels = group(self.runs).items()
-        rows = [
-            {"method": label, "seed": run.config.seeds[0], **outcome(run), "folder": str(run.folder)}
-            for label, runs in labels
-            for run in runs
-        ]
+        rows = [{**name, **outcome(run), "folder": str(run.folder)} for name, run in self._named()]
         frame = _pandas().DataFrame(rows)
         return frame[[*(name for name in frame if name != "folder"), "folder"]]
 
@@ -58,9 +53,12 @@ class Results:
 
     def rounds(self) -> Any:
         """Return a DataFrame with a row for each round of each run: method, seed, and the columns of metrics.csv."""
+        return _pandas().DataFrame([{**name, **row} for name, run in self._named() for row in run.rows])
+
+    def _named(self) -> list[tuple[dict[str, Any], Run]]:
+        """The first columns of a run's rows, and the run."""
         labels = group(self.runs).items()
-        named = [({"method": label, "seed": run.config.seeds[0]}, run.rows) for label, runs in labels for run in runs]
-        return _pandas().DataFrame([{**name, **row} for name, rows in named for row in rows])
+        return [({"method": label, "seed": run.config.seeds[0]}, run) for label, runs in labels for run in runs]
 
 
 def results(*folders: str | Path) -> Results:

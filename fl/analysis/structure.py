@@ -178,7 +178,7 @@ def describe(structure: Structure) -> str:
         level = f"{number} {'of ' if row.level.isdecimal() else ''}{row.level}" if row.level != "pathway" else row.level
         indices = ["-" if value is None else f"{value:.2f}" for value in [*row.rand, row.best]]
         lines.append([level, str(row.models), f"{row.kept:.0%}", *indices])
-    table = aligned(lines, [11, 13, *[12] * (len(columns) + 2)])
+    table = aligned(lines)
     return f"{structure.algorithm}, seed {structure.seed}: {levels}\n{table}"
 
 

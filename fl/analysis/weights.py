@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.base.tables import aligned
+from fl.models.fleet import brief
 from fl.models.init import maker
 from fl.runs import checkpoint
 from fl.runs.folder import load_initial_weights, load_model
@@ -52,8 +53,7 @@ def similarity_table(compared: Compared) -> str:
             cells = [f"{value:.4f}" for value in values] + [f"{after - values[0]:+.4f}" for after in values[1:]]
             lines.append([name, layer.removesuffix(".weight") if layer else "all", str(number), *cells])
             name = ""
-    widths = [max(len(line[at]) for line in lines) + 2 for at in (0, 1)]
-    return f"{compared.title}\n{aligned(lines, [*widths, 7, *[12] * len(columns)], left=2)}"
+    return f"{compared.title}\n{aligned(lines, left=2)}"
 
 
 class Member(NamedTuple):
@@ -171,18 +171,9 @@ def scale_table(members: Sequence[Member], variation: Variation) -> str:
     cells = [[f"{variation.magnitude.mean():.4f}", "-", "-"]]
     cells += [["-", f"{row.mean():.4f}", f"{ratio:.3f}"] for row, ratio in zip(variation.distance, variation.ratio)]
     for one, last in zip(members, cells):
-        rows.append([one.name, brief(one.spec.width), brief(one.spec.depth), f"{one.parameters:,}", *last])
+        depth = brief(one.spec.depth) if one.spec.depth else "-"
+        rows.append([one.name, brief(one.spec.width), depth, f"{one.parameters:,}", *last])
     return aligned(rows)
-
-
-def brief(values: Sequence[float] | None) -> str:
-    """Write rates or depths as text: one number if all are the same.
-
-    >>> brief((0.5, 0.5)), brief((1, 2)), brief(None)
-    ('0.5', '1,2', '-')
-    """
-    texts = [f"{value:g}" for value in values or ()]
-    return "-" if not texts else texts[0] if len(set(texts)) == 1 else ",".join(texts)
 
 
 def ends(one: Member) -> dict[str, Tensor]:

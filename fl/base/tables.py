@@ -22,40 +22,18 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]
         writer.writerows(rows)
 
 
-def csv_rows(text: str, key: str) -> list[dict[str, str]]:
-    """Parse a CSV file that grows line by line, without a last line that was cut off, perhaps in a number.
-
-    Args:
-        text: of the file, with the ends of its lines.
-        key: a column that it must have.
-
-    Raises ValueError or csv.Error if the text is no such table.
-
-    >>> csv_rows("round,loss\\n1,0.25\\n2,0.1", "round")
-    [{'round': '1', 'loss': '0.25'}]
-    """
-    lines = text.splitlines(keepends=True)
-    if lines and not lines[-1].endswith("\n"):
-        del lines[-1]
-    table = csv.DictReader(lines)
-    if table.fieldnames and key not in table.fieldnames:
-        raise ValueError(f"there is no column {key}")
-    return [row for row in table if None not in row.values()]
-
-
-def aligned(lines: Sequence[Sequence[str]], widths: Sequence[int] = (), left: int = 1) -> str:
-    """Lay out cells as text in columns.
+def aligned(lines: Sequence[Sequence[str]], left: int = 1) -> str:
+    """Lay out cells as text in columns, each as wide as its longest cell and two characters more.
 
     Args:
         lines: cells, equally many in each line.
-        widths: characters of each column; by default the longest cell and two more.
         left: how many of the columns, from the first, are aligned to the left; the others are aligned to the right.
 
     >>> print(aligned([["method", "seeds"], ["fedavg", "2"]]))
     method    seeds
     fedavg        2
     """
-    widths = widths or _widths(lines)
+    widths = _widths(lines)
     return "\n".join(
         "".join(map(str.ljust, line[:left], widths)) + "".join(map(str.rjust, line[left:], widths[left:]))
         for line in lines
@@ -69,11 +47,10 @@ def wrapped(lines: Sequence[Sequence[str]], width: int = WIDTH) -> str:
     method    seeds
     fedavg        2
     """
-    first, *widths = _widths(lines)
-    fit = max(1, sum(total <= width for total in accumulate(widths, initial=first)) - 1)
-    text = aligned([line[: 1 + fit] for line in lines], [first, *widths[:fit]])
-    rest = [[line[0], *line[1 + fit :]] for line in lines]
-    return text if fit == len(widths) else f"{text}\n\n{wrapped(rest, width)}"
+    fit = max(2, sum(total <= width for total in accumulate(_widths(lines))))
+    text = aligned([line[:fit] for line in lines])
+    rest = [[line[0], *line[fit:]] for line in lines]
+    return text if len(rest[0]) == 1 else f"{text}\n\n{wrapped(rest, width)}"
 
 
 def fitted(lines: Sequence[Sequence[str]]) -> str:

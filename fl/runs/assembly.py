@@ -303,11 +303,9 @@ def model_spec(config: Config, dataset: data.Dataset, model: custom_model.Model 
         model: a model of your own, if the settings do not name it.
     """
     if custom_model.is_custom(config.model):
-        depth = config.depth[0] if len(config.depth) == 1 else config.depth or None
-        width = config.width[0] if len(config.width) == 1 else config.width
         source = custom_model.by_name(config.model) if model is None else model
         try:
-            return custom_model.describe(config.model, source, dataset, width, depth)
+            return custom_model.describe(config.model, source, dataset, config.width, config.depth or None)
         except ZooError as error:
             raise FLError(str(error)) from None
     if dataset.text:

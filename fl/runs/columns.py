@@ -128,12 +128,8 @@ _LAST = {f"local_valid_{name}": replace(column, heading="", label="") for name, 
 _LAST |= {f"local_test_{name}": column for name, column in _CLIENT_SCORES.items()}
 """Means and spreads over clients of the scores on their own samples."""
 
-_ASKED = {
-    "test_": Column(due="global", digits=3),
-    "local_valid_": Column(due="global", digits=3),
-    "local_test_": Column(due="global", digits=3),
-}
-"""The columns of metrics that were asked for (`fl.federation.scores.Metric`), by what their names begin with."""
+_ASKED = ("test_", "local_valid_", "local_test_")
+"""What the names of columns of metrics begin with that were asked for (`fl.federation.scores.Metric`)."""
 
 
 def columns(names: Iterable[str] = ()) -> dict[str, Column]:
@@ -154,14 +150,17 @@ def columns(names: Iterable[str] = ()) -> dict[str, Column]:
             raise FLError(f"{name} names {taken[0]!r} as a column of its own, which every run has: choose another name")
         mine |= {key: Column(column) if isinstance(column, type) else column for key, column in method.columns.items()}
     known = common | mine | _LAST
-    asked = {name: begin for name in names if name not in known for begin in _ASKED if name.startswith(begin)}
-    return known | {
-        name: replace(_ASKED[begin], heading=heading, beside_clients=f"global {heading}", label=heading)
-        if begin == "test_"
-        else replace(_ASKED[begin], heading=f"clients' {heading}" if begin == "local_test_" else "")
-        for name, begin in asked.items()
-        for heading in [name.removeprefix(begin)]
-    }
+    return known | {name: _asked_column(name) for name in names if name not in known and name.startswith(_ASKED)}
+
+
+def _asked_column(name: str) -> Column:
+    column = Column(due="global", digits=3)
+    if name.startswith("test_"):
+        heading = name.removeprefix("test_")
+        return replace(column, heading=heading, beside_clients=f"global {heading}", label=heading)
+    if name.startswith("local_test_"):
+        return replace(column, heading=f"clients' {name.removeprefix('local_test_')}")
+    return column
 
 
 def asked_for(fed: Federation) -> list[str]:

@@ -47,28 +47,6 @@ _Pieces: TypeAlias = Iterator[tuple[Tensor, Tensor]]
 """Outputs and labels of one piece of the samples after another."""
 
 
-def score(
-    predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, classes: int, loss: Loss = cross_entropy
-) -> dict[str, float]:
-    """Measure accuracy, mean loss, and macro-F1 for images (`f1`) or perplexity for text.
-
-    The F1 is scikit-learn's, over the classes in labels or predictions. In text all tokens count alike that count at
-    all (`UNSCORED`), and the perplexity is exp(mean cross entropy).
-
-    Args:
-        predict: samples -> logits [n, classes], of text [n, T, classes]; it is called with so many samples at
-            a time that there are about 16 million logits.
-        x, y: samples and labels, as in `Dataset`.
-
-    >>> score(lambda x: x, torch.tensor([[2.0, 0.0], [2.0, 0.0]]), torch.tensor([0, 1]), 2) | {"loss": 0}
-    {'accuracy': 0.5, 'loss': 0, 'f1': 0.3333333333333333}
-    >>> round(score(lambda x: torch.zeros(*x.shape, 5), torch.ones(2, 3), torch.ones(2, 3).long(), 5)["perplexity"], 9)
-    5.0
-    """
-    task = "text" if y.ndim > 1 else "classification"
-    return _scores([_tally(_pieces(predict, x, y, classes), task, loss, (y.numel(),))], task)[0][0]
-
-
 def _pieces(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, classes: int) -> _Pieces:
     size = max(1, _LOGITS // (classes * (1 if y.is_floating_point() else y[0].numel())))
     for some, labels in zip(x.split(size), y.split(size)):
@@ -144,13 +122,19 @@ def _of_owners(
 
 
 def evaluate_global(fed: Federation, predict: Callable[[Tensor], Tensor]) -> dict[str, float]:
-    """Score the deployed model on the common test set; metrics that were asked for begin with `test_`."""
+    """Score the deployed model on the common test set; metrics that were asked for begin with `test_`.
+
+    The F1 is scikit-learn's, over the classes in labels or predictions. In text all tokens count alike that count at
+    all (`UNSCORED`), and the perplexity is exp(mean cross entropy).
+
+    Args:
+        predict: samples -> logits [n, classes], of text [n, T, classes]; it is called with so many samples at a time
+            that there are about 16 million logits.
+    """
     data, task = fed.data, task_of(fed.data)
     pieces = _pieces(predict, data.test_x, data.test_y, data.classes)
-    tally = _tally(
-        pieces, task, fed.local.loss, (len(data.test_y) if task != "text" else data.test_y.numel(),), bool(fed.metrics)
-    )
-    (row,) = _scores([tally], task, fed.metrics)[0]
+    number = data.test_y.numel() if task == "text" else len(data.test_y)
+    (row,) = _scores([_tally(pieces, task, fed.local.loss, (number,), bool(fed.metrics))], task, fed.metrics)[0]
     return {name if name in SCORES[task] else f"test_{name}": value for name, value in row.items()}
 
 

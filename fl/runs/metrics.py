@@ -13,7 +13,7 @@ from typing import get_args
 from fl.base.columns import Due
 from fl.base.errors import FLError
 from fl.base.files import LARGEST, regular, writing
-from fl.base.tables import csv_rows, write_csv
+from fl.base.tables import write_csv
 from fl.federation import Federation
 from fl.federation.scores import SCORES, task_of
 from fl.runs.columns import columns, first_score
@@ -105,7 +105,7 @@ class ClientTable:
         scores = [f"{part}_{what}" for part in self.parts for what in whats]
         columns = ["client", "round", "train", "valid", "test", *scores]
         try:
-            before = csv_rows(_text(self.path, most=None), "round") if self.path.exists() else []
+            before = _table(self.path, most=None) if self.path.exists() else []
         except (ValueError, csv.Error):
             before = []
         rounds = [str(row["round"]) for row in evaluated(rows)]
@@ -236,14 +236,23 @@ def _names(rows: Sequence[Row]) -> set[str]:
     return set().union(*rows)
 
 
-def _text(path: Path, most: int | None = LARGEST) -> str:
-    return regular(path, most).read_bytes().decode()  # with the ends of lines as they are
+def _table(path: Path, most: int | None = LARGEST) -> list[dict[str, str]]:
+    """Read a table that grows round by round, without a last line that was cut off, perhaps in a number.
+
+    Raises ValueError or csv.Error for a file that is no such table.
+    """
+    lines = regular(path, most).read_bytes().decode().splitlines(keepends=True)
+    if lines and not lines[-1].endswith("\n"):
+        del lines[-1]
+    table = csv.DictReader(lines)
+    if table.fieldnames and "round" not in table.fieldnames:
+        raise ValueError("there is no column round")
+    return [row for row in table if None not in row.values()]
 
 
 def _rows(path: Path) -> list[Row]:
     try:
-        texts = csv_rows(_text(path), "round")
-        rows = [{key: float(value) for key, value in row.items() if value} for row in texts]
+        rows = [{key: float(value) for key, value in row.items() if value} for row in _table(path)]
         kinds = {name: column.kind for name, column in columns(_names(rows)).items()}
         if any(row["round"] < 1 or row["round"] % 1 for row in rows):
             raise ValueError

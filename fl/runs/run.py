@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import platform
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -12,7 +13,6 @@ from importlib import metadata
 from pathlib import Path
 
 import torch
-import yaml
 from torch import Tensor
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
@@ -34,14 +34,14 @@ from fl.federation.cohort import Cohort
 from fl.models.custom_model import Model
 from fl.partition import KINDS
 from fl.runs import checkpoint, evaluate, metrics
-from fl.runs.assembly import build, resolve_inputs
+from fl.runs.assembly import build, pick_device, resolve_inputs
 from fl.runs.columns import RoundContext, asked_for, columns, first_score, measure_columns
 from fl.runs.folder import fixed, load_initial_weights, restore_server, save_architectures, save_initial_weights
 from fl.runs.lock import SETTINGS
 from fl.runs.metrics import FILE, ClientTable, Metrics, Row
-from fl.runs.summary import summarise
+from fl.runs.summary import failure
 from fl.settings import Config
-from fl.settings.config import flat
+from fl.settings.config import plain
 from surgery.transfer import host_copies
 
 _log = logging.getLogger("fl")
@@ -209,9 +209,33 @@ class Run:
             self.save(statistics=False)  # first what cannot be made again
             if self.fed.statistics(self.server["global"]):
                 self.save()
-        summary = summarise(self.config, self.metrics, self.done, self.fed.start, diverged, self.last)
+        summary = self.summarise(diverged)
         write_json(self.folder / "summary.json", summary)
         return summary
+
+    def summarise(self, diverged: str) -> dict:
+        """Make the content of summary.json: settings in brief, results, what the run began from and where it ran."""
+        config, start, rows = self.config, self.fed.start, metrics.evaluated(self.rows)
+        score = first_score(rows[-1]) if rows else "accuracy"
+        chosen = metrics.selected(self.rows)
+        local = [key for key in chosen if key.startswith("local_")] if f"local_test_{score}" in chosen else []
+        best, judged = metrics.best(rows, score), metrics.best(self.rows, config.best_by)
+        early = self.done < config.rounds and self.over
+        return {
+            "algorithm": config.algorithm[0],
+            "seed": config.seeds[0],
+            "rounds": self.done,
+            "complete": self.done == (self.last or config.rounds) or early,
+            **({"stopped": {"patience": config.patience, "best": judged["round"]}} if early else {}),
+            "final": rows[-1] if rows else {},
+            "best": {key: best[key] for key in ("round", score) if key in best},
+            "selected": {key: chosen[key] for key in ("round", *local)} if local else {},
+            **({"init": {"source": start.source, "sha256": start.sha256, "drawn": start.left}} if start else {}),
+            "seconds": sum(row["seconds"] for row in self.rows),
+            "device": str(pick_device(config.device)),
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        } | ({"failed": lost} if (lost := diverged or failure(self.rows)) else {})
 
 
 def check_best_by(config: Config, fed: Federation) -> None:
@@ -333,9 +357,8 @@ def check_ranks_agree(run: Run) -> None:
     if ranks.size == 1:
         return
     ranks.device = run.fed.data.device
-    settings = flat(yaml.safe_load(run.config.to_yaml()))
     words = {package: _version(package) for package in ("layer-surgery", "torch")}
-    words |= {f"--{flag}": value for flag, value in settings.items() if flag not in _FREE}
+    words |= {f"--{one.flag}": plain(one.value) for one in run.config.settings() if one.flag not in _FREE}
     words |= {f"data {part}": value for part, value in data.fingerprint(run.fed.data).items()}
     model = str({name: list(tensor.shape) for name, tensor in checkpoint.flatten(run.server).items()})
     words |= {"device": ranks.device.type, "model": hashlib.sha256(model.encode()).hexdigest()[:12]}

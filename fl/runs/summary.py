@@ -1,24 +1,18 @@
 """The results of a run at a glance."""
 
 import math
-import platform
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from fl.algorithms import methods_of
 from fl.base.console import program
 from fl.base.errors import FLError
 from fl.base.settings import Flag, changed, marks, written
-from fl.models.init import Start
-from fl.runs.assembly import pick_device
 from fl.runs.columns import columns, first_score
 from fl.runs.folder import run_name
-from fl.runs.metrics import FILE, Metrics, Row, evaluated, evaluations_since_best, read, selected
-from fl.runs.metrics import best as judged_best
+from fl.runs.metrics import FILE, Row, evaluations_since_best, read
 from fl.settings import Config
 
 _SECOND = {"f1": "macro-F1", "perplexity": "perplexity", "r2": "R2"}
@@ -26,39 +20,6 @@ _WORDS = {"accuracy": "accuracy", "mae": "mean absolute error"} | _SECOND
 _SPREAD = {"accuracy": "local_test_std", "mae": "local_test_mae_std"}
 """What sentences call the scores of a run; those of `_SECOND` stand beside the first."""
 _LOSSES = ("train_loss", "loss", "local_valid_loss", "local_test_loss")
-
-
-def summarise(
-    config: Config, metrics: Metrics, rounds: int, start: Start | None = None, diverged: str = "", last: int = 0
-) -> dict:
-    """Make the content of summary.json: the run's settings in brief, its results, what it began from and where it ran.
-
-    Args:
-        diverged: why training could not go on, if it could not.
-        last: the last round that privacy has room for, where that is less than --rounds.
-    """
-    rows = evaluated(metrics.rows)
-    score = first_score(rows[-1]) if rows else "accuracy"
-    chosen = selected(metrics.rows)
-    local = [key for key in chosen if key.startswith("local_")] if f"local_test_{score}" in chosen else []
-    best = judged_best(rows, score)
-    judged = judged_best(metrics.rows, config.best_by)
-    early = rounds < config.rounds and 0 < config.patience <= evaluations_since_best(metrics.rows, config.best_by)
-    return {
-        "algorithm": config.algorithm[0],
-        "seed": config.seeds[0],
-        "rounds": rounds,
-        "complete": rounds == (last or config.rounds) or early,
-        **({"stopped": {"patience": config.patience, "best": judged["round"]}} if early else {}),
-        "final": rows[-1] if rows else {},
-        "best": {key: best[key] for key in ("round", score) if key in best},
-        "selected": {key: chosen[key] for key in ("round", *local)} if local else {},
-        **({"init": {"source": start.source, "sha256": start.sha256, "drawn": start.left}} if start else {}),
-        "seconds": sum(row["seconds"] for row in metrics.rows),
-        "device": str(pick_device(config.device)),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    } | ({"failed": lost} if (lost := diverged or failure(metrics.rows)) else {})
 
 
 def failure(rows: Sequence[Row]) -> str:

@@ -284,17 +284,6 @@ def plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def flat(values: dict[str, Any]) -> dict[str, Any]:
-    """Flags and values, those of methods as `method.option`."""
-    result = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            result |= {flag_of(option, name): inner for option, inner in value.items()}
-        else:
-            result[flag_of(name)] = value
-    return result
-
-
 def check_renamed(flags: Iterable[str]) -> None:
     """Raise FLError for the first flag of an earlier version, written without its dashes."""
     for flag in flags:

@@ -3,11 +3,12 @@
 import argparse
 import dataclasses
 import inspect
+import io
 import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args
@@ -61,11 +62,17 @@ def command(kind: type[Kind], name: str, argv: Sequence[str] | None) -> Kind:
     return parsed(kind, argv, prog=program(name))
 
 
-def parsed(kind: type[Kind], argv: Sequence[str], **options: Any) -> Kind:
+def parsed(kind: type[Kind], argv: Sequence[str], quiet: bool = False, **options: Any) -> Kind:
     """Parse a command line with tyro. Flags are described by docstrings.
 
     Comments at fields are not looked for, since tyro would read the source of nearly every class for them.
+
+    Args:
+        quiet: whether nothing is said of a mistake, which ends the program.
     """
+    if quiet:  # tyro's console_outputs=False is not: it still tells of values that a flag does not take
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            return parsed(kind, argv, **options)
     return tyro.cli(kind, args=argv, config=(tyro.conf.HelptextFromCommentsOff,), **options)
 
 
@@ -86,10 +93,10 @@ def settings_page(argv: list[str], start: Config, name: str, usage: str, about: 
     others = [word for word in argv[:at] + argv[at + 1 + everything :] if word not in HELP]
     config = start
     with suppress(SystemExit, FLError):  # whoever asks for help may have made a mistake
-        config = parsed(Config, others, default=start, console_outputs=False)
+        config = parsed(Config, others, default=start, quiet=True)
         if config.config is not None:
             start = Config.from_file(Path(config.config))
-            config = parsed(Config, others, default=start, console_outputs=False)
+            config = parsed(Config, others, default=start, quiet=True)
     choice("--algorithm", config.algorithm, ALGORITHMS)
     hidden = {one.flag for one in settings_of(config) if one.unread or marks(one.field, Rare)}
     hidden |= {flag_of(field.name) for field in dataclasses.fields(Config) if marks(field, Rare)}  # groups, too

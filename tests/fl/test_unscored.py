@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from ranks import NEED_ADAPTERS
+from rounds import scores
 from torch import nn
 
 import fl
@@ -14,7 +15,6 @@ from fl.algorithms import ALGORITHMS
 from fl.data.arrays import UNSCORED
 from fl.engine import losses
 from fl.federation.cohort import classes_held
-from fl.runs.evaluate import score
 
 WORDS, LENGTH = 11, 6
 OTHERS = {"fedgen", "fedproto", "fedbn", "fjord", "depthfl", "inclusivefl", "scalefl", *NEED_ADAPTERS}
@@ -64,7 +64,7 @@ def test_losses_are_those_of_the_tokens_that_count(name, options):
 def test_scores_are_those_of_the_tokens_that_count():
     x, y = draws(7, 3)
     net = network()
-    found = score(net, x, y, WORDS)
+    found = scores(net, x, y, WORDS)
     counts = y != UNSCORED
     logits, labels = net(x)[counts].double(), y[counts]
     assert found["accuracy"] == pytest.approx((logits.argmax(1) == labels).double().mean().item())

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from data_files import complaint
 from hypothesis import given
 from hypothesis import strategies as st
+from rounds import scores
 
 import fl
 import surgery
@@ -220,7 +221,7 @@ def test_scores_of_text_and_of_its_pieces(monkeypatch):
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(11, 4, 7, generator=generator)
     labels = torch.randint(7, (11, 4), generator=generator)
-    whole = evaluate.score(lambda x: x, logits, labels, 7)
+    whole = scores(lambda x: x, logits, labels, 7)
     losses, right = [], 0
     for row, label in zip(logits.flatten(0, 1).tolist(), labels.flatten().tolist()):
         losses.append(math.log(sum(map(math.exp, row))) - row[label])
@@ -230,11 +231,11 @@ def test_scores_of_text_and_of_its_pieces(monkeypatch):
     for limit, pieces in ((3 * 4 * 7, [3, 3, 3, 2]), (1, [1] * 11)):
         seen = []
         monkeypatch.setattr(evaluate, "_LOGITS", limit)
-        found = evaluate.score(lambda x, seen=seen: (seen.append(len(x)), x)[1], logits, labels, 7)
+        found = scores(lambda x, seen=seen: (seen.append(len(x)), x)[1], logits, labels, 7)
         assert seen == pieces
         assert found == pytest.approx(whole, rel=1e-12)
     hopeless = torch.tensor([[[1e4, 0.0]]])
-    assert evaluate.score(lambda x: x, hopeless, torch.tensor([[1]]), 2)["perplexity"] == math.inf
+    assert scores(lambda x: x, hopeless, torch.tensor([[1]]), 2)["perplexity"] == math.inf
 
 
 # Runs

@@ -9,7 +9,7 @@ import pytest
 import torch
 from fleets import mixed
 from ranks import NEED_ADAPTERS, NEED_EXITS
-from rounds import made, play
+from rounds import made, play, scores
 from selection import some
 
 import fl
@@ -35,7 +35,7 @@ def assert_as_one_by_one(fed, algorithm, server):
     for part, rows in evaluate.score_clients(fed, lambda: algorithm.client_models(server)).items():
         for client, (index, found) in enumerate(zip(getattr(fed.clients, part), rows, strict=True)):
             predict = lambda x, client=client: algorithm.predict(server, x, client)  # noqa: E731
-            alone = evaluate.score(predict, fed.data.x[index], fed.data.y[index], fed.data.classes)
+            alone = scores(predict, fed.data.x[index], fed.data.y[index], fed.data.classes)
             assert found == pytest.approx(alone, rel=1e-5)
 
 

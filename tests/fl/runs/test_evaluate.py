@@ -4,6 +4,7 @@ import dataclasses
 import pytest
 import torch
 import torch.nn.functional as F
+from rounds import scores
 from sklearn.metrics import accuracy_score, f1_score, log_loss
 
 import surgery
@@ -17,7 +18,7 @@ from fl.runs import evaluate
 def test_scores_are_scikit_learn_s():
     generator = torch.Generator().manual_seed(0)
     logits, labels = torch.randn(200, 5, generator=generator), torch.randint(5, (200,), generator=generator)
-    result = evaluate.score(lambda x: x, logits, labels, 5)
+    result = scores(lambda x: x, logits, labels, 5)
     probabilities = logits.double().softmax(1).numpy()
     assert result["accuracy"] == pytest.approx(accuracy_score(labels, logits.argmax(1)))
     assert result["loss"] == pytest.approx(log_loss(labels, probabilities, labels=range(5)))
