@@ -34,6 +34,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of a shell's backgro
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 CASES = 8  # of a test, by default
+SLOW = 4  # of a slow one in `.ci/run`
+FURTHER = 2  # slow cases there of a test of which some run by default
 
 hypothesis.settings.register_profile("here", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("here")
@@ -48,14 +50,23 @@ with suppress(ImportError, AttributeError):  # tyro reads the settings' docstrin
 
 @pytest.hookimpl(tryfirst=True)  # before slow tests are left out
 def pytest_collection_modifyitems(items):
-    """By default a test runs with eight of its cases, evenly spaced; the others are slow ones."""
+    """By default a test runs with eight of its cases, evenly spaced, in `.ci/run` with few more; the rest are nightly."""
     cases = defaultdict(list)
     for item in items:
-        if hasattr(item, "callspec") and not item.get_closest_marker("slow") and not item.get_closest_marker("gpu"):
+        if hasattr(item, "callspec") and not any(map(item.get_closest_marker, ("nightly", "gpu"))):
             cases[item.path, item.originalname].append(item)
     for some in cases.values():
-        for item in set(some).difference(some[i * len(some) // CASES] for i in range(CASES)):
+        quick = [item for item in some if not item.get_closest_marker("slow")]
+        for item in without(CASES, quick):
             item.add_marker("slow")
+        slow = [item for item in some if item.get_closest_marker("slow")]
+        for item in without(FURTHER if quick else SLOW, slow):
+            item.add_marker("nightly")
+
+
+def without(number, items):
+    """Those that are left when so many are taken, evenly spaced."""
+    return set(items).difference(items[i * len(items) // number] for i in range(number if items else 0))
 
 
 def pytest_collection_finish():

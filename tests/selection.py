@@ -1,4 +1,6 @@
-"""Which of many cases run by default: those that differ in kind. The rest are slow tests, which `.ci/run` runs too."""
+"""Which of many cases run by default: those that differ in kind. The rest are slow tests, of which
+`.ci/run` runs a few more of each (`tests/conftest.py`), and `.ci/run --all` all.
+"""
 
 from collections.abc import Iterable, Sequence
 from itertools import cycle

@@ -430,7 +430,7 @@ def test_commands_run(page, tmp_path, monkeypatch, capsys):
         assert not line.startswith(SHOWN) or any(words == found[: len(words)] for found in printed), line
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_hospitals_train_and_answer(tmp_path, monkeypatch, capsys):
     """The page's commands, with two rounds each, on the notes that its code writes."""
     monkeypatch.chdir(tmp_path)
@@ -447,7 +447,7 @@ def test_the_hospitals_train_and_answer(tmp_path, monkeypatch, capsys):
     assert isinstance(scope["answer"](fl.load_model("runs/hospitals/flexlora-seed0").eval(), "A rash."), str)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.drawn
 def test_the_tutorials_pair_prints_the_rows_of_the_page(tmp_path, monkeypatch, capsys):
     """As the page trains it, up to what another kind of processor rounds; the last column, seconds, is of a machine."""

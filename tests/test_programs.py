@@ -113,7 +113,7 @@ def test_the_gpu_script_names_cells_that_there_are():
     assert all(find(name).arms for name in ids)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_gpu_scripts_papers_run_and_go_on(tmp_path):
     command = ["bash", GPU, "--device", "cpu", "--quick", "paper"]
     outputs = []
@@ -125,7 +125,7 @@ def test_the_gpu_scripts_papers_run_and_go_on(tmp_path):
     assert (tmp_path / "papers/fedfa.lambda.digits.5/fedfa-seed0.csv").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_plain_loop_of_peers_trains_the_same_model(tmp_path):
     command = ["benchmarks/peers.py", "--quick", "--settings", "B", "--device", "cpu", "--data-root", "none"]
     subprocess.run([sys.executable, *command, "--backend", "loop", "--out", tmp_path], cwd=ROOT, check=True)
@@ -153,7 +153,7 @@ def test_clients_of_mapped_files_are_those_of_memory(tmp_path, monkeypatch):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_memory_of_a_population_is_measured(tmp_path):
     command = ["benchmarks/population.py", "--memory", "--quick", "--out", tmp_path]
     subprocess.run([sys.executable, *command], cwd=ROOT, check=True)

@@ -91,7 +91,7 @@ MANY = int(os.environ.get("FUZZ_COMMANDS", "600"))
 """How many commands the slow tests try, of all kinds together. CONTRIBUTING.md says when to try more."""
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("commands", [runs, sweeps, helps, looks, tables])
 def test_many_commands(folder, commands):
     tried(commands(folder), MANY // 5)

@@ -178,7 +178,7 @@ def test_a_wrong_rule_is_noticed(name, monkeypatch):
         judged(Net(graph, head=3))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["roll", "sort"])
 def test_a_wrong_rule_is_found_in_random_networks_and_shrunk(name, monkeypatch):
     broken(name, monkeypatch)

@@ -90,7 +90,7 @@ def test_compiled_in_one_graph(name):
     assert_equal({k.removeprefix("_orig_mod."): t for k, t in compiled.state_dict().items()}, model.state_dict())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["resnet20", "mobilenetv2", "transformer_masked"])
 def test_compiled_by_inductor(name):
     """Few, for each takes half a minute; the graphs of all kinds are compiled and compared above."""

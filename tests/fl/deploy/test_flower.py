@@ -211,7 +211,7 @@ def test_processes_with_tls_and_authentication_give_the_result_of_the_simulator(
     assert same(tensors(folder / "run"), simulated(settings("fedavg", clients=3), tmp_path))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_adapters_of_several_ranks_go_to_processes_that_read_the_base(running, tmp_path):
     init, options = write_base(tmp_path / "base.pt"), fl.AdapterOptions("lora", ranks=(1, 2, 4))
     folder, run = start(
@@ -222,7 +222,7 @@ def test_adapters_of_several_ranks_go_to_processes_that_read_the_base(running, t
     assert same(tensors(folder / "run"), simulated(config, tmp_path))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_nodes_recombine_in_secret_though_each_message_has_a_process_of_its_own(running):
     pytest.importorskip("nacl", reason="needs the extra `secure`")
     folder, run = start(running, "secret", algorithm="fedmr --fedmr.secure 1", rounds=1)
@@ -234,7 +234,7 @@ def test_nodes_recombine_in_secret_though_each_message_has_a_process_of_its_own(
     assert not list((running.root / "data").rglob("*exchange*"))  # keys are gone with the round
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_nodes_aggregate_in_secret_though_each_message_has_a_process_of_its_own(running, tmp_path):
     folder, run = start(running, "masked", algorithm="fedavg --secure-aggregation 8")
     assert running.wait(run, 900) == "finished:completed", running.log(run)
@@ -243,7 +243,7 @@ def test_nodes_aggregate_in_secret_though_each_message_has_a_process_of_its_own(
         torch.testing.assert_close(tensor, theirs[name], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_node_that_hangs_and_one_that_dies_are_left_out_and_named(running):
     """One SuperNode is stopped as by SIGSTOP, another is killed; the third goes on, and both are named in one line."""
     folder, run = start(running, "faults", rounds=3, **{"round-timeout": 90.0})
@@ -263,7 +263,7 @@ def test_a_node_that_hangs_and_one_that_dies_are_left_out_and_named(running):
     running.start_node(2)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_goes_on_after_its_superlink_was_killed(running):
     folder, _ = start(running, "killed", rounds=3)
     until(lambda: rows(folder) >= 1)

@@ -26,7 +26,7 @@ def absent(client, round, answer):
     return "no answer" if faulty(client, round, answer) is not answer else answer
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_faults_change_nothing_but_who_takes_part(tmp_path):
     config = settings(
         "fedavg", clients=8, participants=8, rounds=100, eval_every=50, checkpoint_every=50, partition="iid"

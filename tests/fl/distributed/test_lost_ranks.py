@@ -137,7 +137,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 FLAGS = ["--clients", "4", "--participants", "3", "--width", "0.1", "--backend", "loop"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("how", ["a rank is killed", "SIGTERM"])
 def test_torchrun_ends_all_ranks_and_what_was_done_is_saved(tmp_path, how):
     flags = [*FLAGS, "--rounds", "100000", "--checkpoint-every", "100000", "--out", str(tmp_path), "--name", "run"]

@@ -104,7 +104,7 @@ def test_a_disk_that_is_full_says_how_to_go_on(tmp_path, monkeypatch, data):
     assert contents(tmp_path / "a") == contents(tmp_path / "whole")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_runs_that_are_killed_for_good(tmp_path):
     """The program that tries 200 kills, here a few."""
     program = Path(__file__).parents[3] / "benchmarks" / "kills.py"

@@ -35,7 +35,7 @@ def test_jobs_leave_what_runs_in_turn_leave(tmp_path, capsys):
     assert "--jobs 2 is for several runs, and this is one" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_and_sigterm_end_all_jobs_and_they_go_on(tmp_path, stop):
     """Of which a terminal sends the first to all processes, and others send the second to the one they know."""
