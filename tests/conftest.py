@@ -33,7 +33,7 @@ from surgery import transfer
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of a shell's background jobs, and so of what tests start
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-CASES = 8  # of a test, by default
+CASES = 4  # of a test, by default
 SLOW = 4  # of a slow one in `.ci/run`
 FURTHER = 2  # slow cases there of a test of which some run by default
 
@@ -50,7 +50,7 @@ with suppress(ImportError, AttributeError):  # tyro reads the settings' docstrin
 
 @pytest.hookimpl(tryfirst=True)  # before slow tests are left out
 def pytest_collection_modifyitems(items):
-    """By default a test runs with eight of its cases, evenly spaced, in `.ci/run` with few more; the rest are nightly."""
+    """By default a test runs with four cases, evenly spaced, in `.ci/run` with a few more; the others are nightly."""
     cases = defaultdict(list)
     for item in items:
         if hasattr(item, "callspec") and not any(map(item.get_closest_marker, ("nightly", "gpu"))):

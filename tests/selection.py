@@ -7,9 +7,9 @@ from itertools import cycle
 
 import pytest
 
-METHODS = ("fedavg", "fedgen", "clusamp", "fedmr", "fedrep", "pfedme", "femam", "fedfa")
-"""One of each kind of what servers keep: a model, a generator, gradients, K models, bodies and heads, personal models
-and envelopes, levels, and clients' plans."""
+METHODS = ("fedavg", "fedgen", "fedmr", "clusamp", "femam", "fedrep", "fedfa", "pfedme")
+"""One of each kind of what servers keep: a model, a generator, K models, gradients, levels, bodies and heads, clients'
+plans, and personal models and envelopes. Of most tests every other one runs by default."""
 
 
 def some(cases: Iterable, default: Sequence) -> list:

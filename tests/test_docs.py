@@ -87,6 +87,7 @@ WITH_PYTHON = [page for page, text in PAGES.items() if blocks(text, "python")]
 LONG = ("docs/guides/surgery.md", "docs/guides/levels.md", "docs/guides/method.md", "docs/guides/architectures.md")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", some(WITH_PYTHON, [page for page in WITH_PYTHON if page not in LONG]))
 def test_python_runs_as_printed(page, registered, capsys, monkeypatch, tmp_path):
     """The blocks of a page share their names, from top to bottom."""

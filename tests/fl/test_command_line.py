@@ -229,6 +229,7 @@ def test_a_plus_is_written_as_in_papers(capsys):
         Config(algorithm="fedmr+").check()
 
 
+@pytest.mark.slow
 def test_samples_are_held_out_for_a_method_that_validates(caplog):
     said = "femam validates on samples that clients hold out: --local-valid 0.1 is taken"
     fed, _ = fl.build(Config(algorithm="femam", width=0.1))

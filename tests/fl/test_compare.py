@@ -186,6 +186,7 @@ def marks(axis):
     return [(line.get_segments()[0][0][0], to_hex(line.get_color()[0][:3])) for line in found]
 
 
+@pytest.mark.slow
 def test_new_levels_are_vertical_lines_and_a_curve_that_ends_upright_has_a_dot(tmp_path, drawn):
     """The last level of femam trains what no one sends."""
     more = [traffic(1e6, 1e6, level) for level in (1, 1, 2, 2)] + [traffic(0.0, 0.0, 3)]
@@ -218,6 +219,7 @@ def mac_run(folder, accuracies, macs=2e12, **settings):
     return left_by(folder, rows, **{"algorithm": ("fedfa",), "clients": 4, "participants": 2} | settings)
 
 
+@pytest.mark.slow
 def test_a_target_tells_what_runs_took_to_it(tmp_path, drawn):
     """Up to the first round that was evaluated and had it, also if it was lost again."""
     compare.compare([mac_run(tmp_path / "a0", [0.1, 0.7, 0.3])], tmp_path / "f.png", "macs")

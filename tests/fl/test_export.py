@@ -45,6 +45,7 @@ def run_file(path, model, x):
 LONG = pytest.mark.slow
 
 
+@pytest.mark.slow
 def test_a_run_of_which_no_round_was_trained_is_exported_with_a_warning(folder, tmp_path, monkeypatch, caplog):
     def fails(*_):
         raise RuntimeError
@@ -114,6 +115,7 @@ def perceptron():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
 
 
+@pytest.mark.slow
 def test_a_run_of_a_model_and_data_of_one_s_own_is_exported_with_them(tmp_path):
     data, folder = fl.data.load("digits"), tmp_path / "run"
     data = fl.Dataset.from_arrays(data.x[:200], data.y[:200], data.test_x[:50], data.test_y[:50], top=16)

@@ -63,6 +63,7 @@ QUICK = [
 PRETENDED = [("cnn", backend, name) for name, backend in zip(ALGORITHMS, cycle(BACKENDS))]  # in place of every pair
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "backend", "name"),
     [
@@ -285,6 +286,7 @@ def test_surgery_stays_on_the_device(cuda):
         assert_close(there, here, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", some(["fedmr", "femam", "fedfa"], ["fedmr"]))
 def test_the_command_line_on_the_gpu(cuda, tmp_path, method):
     flags = [*TINY, "--algorithm", method, "--device", "cuda", "--out", str(tmp_path), "--name", "a"]
@@ -316,6 +318,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", some(["fedmr", "heterofl"], ["fedmr"]))
 @pytest.mark.parametrize("case", some(SETTINGS, ["trigger and median", "static batch norm", "secure"]))
 def test_settings_on_the_gpu(cuda, case, method):

@@ -202,6 +202,7 @@ def test_a_run_s_trace_is_of_all_its_samples_alike(tmp_path):
     assert found.trace == pytest.approx((whole.mean(), whole.std(ddof=1) / 4), rel=1e-4)  # of 16 vectors
 
 
+@pytest.mark.slow
 def test_a_loss_without_a_second_derivative_has_no_trace(tmp_path, caplog, monkeypatch):
     def refuse(*_):
         raise RuntimeError("derivative for aten::thing is not implemented")
@@ -244,6 +245,7 @@ def test_every_run_is_measured_on_its_own_data(tmp_path):
     assert losses(*runs) == pytest.approx(losses(runs[0]) + losses(runs[1]))
 
 
+@pytest.mark.slow
 def test_the_two_directions_differ(tmp_path):
     """Otherwise the loss would depend on a + b alone."""
     rows = look(tmp_path, train(tmp_path, "a"), "--points", 3, "--samples", 20)

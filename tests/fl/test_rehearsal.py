@@ -114,6 +114,7 @@ SLOW = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "name", "case"), some(dict.fromkeys([*QUICK, *sorted(SLOW)]), QUICK))
 def test_a_round_waits_only_where_it_is_meant_to(pretended, name, backend, case, tmp_path):
     """... evaluation included, whatever the settings; from the third round on nothing is captured anew.
@@ -237,6 +238,7 @@ def test_a_step_that_waits_is_noticed(pretended, make_federation, backend):
             train([group], backend)
 
 
+@pytest.mark.slow
 def test_auto_comes_to_the_loop_and_leaves_nothing_captured(pretended, make_federation, caplog):
     group = one_group(make_federation, objective=waiting)
     for _ in range(2):
@@ -260,6 +262,7 @@ def test_a_step_with_tensors_of_two_devices_is_noticed(pretended, make_federatio
         train([one_group(make_federation, objective=objective)], backend)
 
 
+@pytest.mark.slow
 def test_clients_with_more_steps_than_a_window(pretended, make_federation, monkeypatch):
     """Of 6, 2 and 4 steps: less than a window, exactly one, and more."""
     group = one_group(make_federation)

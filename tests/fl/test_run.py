@@ -111,6 +111,7 @@ def test_rounds_can_be_added(tmp_path):
     assert Config.read(short).rounds == 6
 
 
+@pytest.mark.slow
 def test_several_methods_and_seeds_share_splits_and_end_in_a_comparison(tmp_path, capsys):
     folder = run(tmp_path, "--algorithm", "fedavg,fedmr", "--seeds", "0,1")
     runs = {path.name for path in folder.iterdir() if path.is_dir()}
@@ -128,6 +129,7 @@ def test_several_methods_and_seeds_share_splits_and_end_in_a_comparison(tmp_path
     assert not torch.equal(federations["fedmr-seed0"].clients[0].train, federations["fedmr-seed1"].clients[0].train)
 
 
+@pytest.mark.slow
 def test_a_share_of_participants(tmp_path, capsys):
     assert [Config(clients=30, participation=share).cohort() for share in (0.1, 1.0, 0.01)] == [3, 30, 1]
     assert Config(clients=30, participants=1).cohort() == 1
@@ -147,6 +149,7 @@ def snapshot(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_running_out_of_memory_is_a_line(tmp_path, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         Stop(patch, 2, RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 TB"))
@@ -213,6 +216,7 @@ def test_train_loss_is_the_mean_over_the_participants(tmp_path, monkeypatch):
     assert losses[0].loss.std() > 0
 
 
+@pytest.mark.slow
 def test_folders_of_runs_are_not_touched_by_others(tmp_path, capsys):
     """By a run of the same name, by one without a name, and by a resumed one with other settings."""
     title = Config.read(run(tmp_path, "--rounds", 1, name="a")).title()
@@ -242,6 +246,7 @@ def test_folders_of_runs_are_not_touched_by_others(tmp_path, capsys):
     assert {path.name for path in tmp_path.iterdir()} == {"a", "b", "c", title, f"{title}-2"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mine", ["none", "one that notes it", "one that ends", "ignored"])
 def test_sigterm_saves_as_ctrl_c_does_beside_a_handler_of_the_user(tmp_path, monkeypatch, capsys, mine):
     noted = []

@@ -266,6 +266,7 @@ def test_scores_of_each_client_are_scikit_learn_s(task):
         assert row == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**32 - 1), st.integers(1, 4), st.integers(1, 3))
 def test_r2_and_macro_f1_of_several_labels_are_scikit_learn_s(seed, outputs, clients):
     rng = np.random.default_rng(seed)
@@ -335,6 +336,7 @@ def test_a_metric_that_writes_into_what_it_gets_changes_no_other(tmp_path):
     assert final["local_test_neg_log_loss"] == pytest.approx(-final["local_test_loss"], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_same_metrics(tmp_path):
     config, data = settings(metrics=["roc_auc_ovr", margin], loss=half_squared, rounds=4), table("classification")
     fl.simulate(config, tmp_path / "whole", dataset=data, model=net)
@@ -441,6 +443,7 @@ def test_targets_that_are_none(task, y, message):
         fl.Dataset.from_arrays(x, y, x, y, task=task)
 
 
+@pytest.mark.slow
 def test_regression_with_femam_and_figures(tmp_path, capsys):
     """Levels add up for numbers as for logits; compare prints errors and draws them."""
     from fl.compare import main

@@ -188,6 +188,7 @@ def test_fewer_rounds_of_what_depends_on_them_are_stored_apart():
     assert stored.path(falling, 0, 100).name == "b-seed0.csv"
 
 
+@pytest.mark.slow
 def test_the_page_is_what_the_script_makes_of_the_stored_runs():
     assert page.PAGE.read_text() == page.page(), "make it again: python -m benchmarks.papers --page"
 

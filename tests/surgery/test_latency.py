@@ -187,6 +187,7 @@ def test_a_wrong_prediction_is_corrected(made, power):
     assert 0.92 * 0.6 <= (ticks(small, x) / full) ** power <= 0.6  # some widths here have 8 positions
 
 
+@pytest.mark.slow
 def test_what_cannot_be_reached_says_how_far_it_comes():
     model, x = mlp()
     with pytest.raises(
@@ -202,6 +203,7 @@ def test_a_target_between_two_sizes_is_told(caplog):
     assert "is missed by more than 5%" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 3, [0.8, 0.5]])
 def test_steps_fall_to_the_target(steps):
     model, x = mlp()
@@ -215,12 +217,14 @@ def test_steps_fall_to_the_target(steps):
         assert 0.94 * 0.8 * times[0] <= times[1] <= 0.8 * times[0]
 
 
+@pytest.mark.slow
 def test_all_of_the_time_is_the_whole_model():
     model, x = mlp()
     small, _ = narrow(model, example=x, target=Target(latency=1.0, clock=clock))
     assert [*map(str, small)] == [*map(str, model)]
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path, monkeypatch):
     in_folder_with(monkeypatch, tmp_path, "timed_models", NETS)
     import timed_models

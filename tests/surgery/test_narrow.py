@@ -360,6 +360,7 @@ def check_everything(model, x, rate, again):
     return small, plan
 
 
+@pytest.mark.slow
 @given(net=image_nets(PLAIN), rate=RATES, again=AGAIN)
 @settings(hypothesis_settings, max_examples=16)
 def test_random_plain_networks_get_exactly_their_share(net, rate, again):
@@ -584,6 +585,7 @@ def test_models_of_libraries(name):
     assert_true(small)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", some(["mobilevit_xxs", "convnext_atto", "poolformer_s12"], ["convnext_atto"]))
 def test_timm_models_with_norms_over_channels(name):
     model = filled(timm.create_model, name, num_classes=7)

@@ -154,6 +154,7 @@ def test_scores_are_asked_of_the_trained_model():
     same(returned, expected)
 
 
+@pytest.mark.slow
 def test_the_floor_is_a_share_of_the_full_widths():
     net, floor = linear(10), 0.5
     with torch.no_grad():
@@ -174,6 +175,7 @@ def test_batches_of_a_generator_serve_every_step():
     assert len(read) == 2
 
 
+@pytest.mark.slow
 def test_importance_is_a_name_a_class_of_torch_pruning_or_a_function_of_a_model():
     tp = pytest.importorskip("torch_pruning")
     net, options = linear(20), {"example": torch.zeros(1, 4), "target": Target(macs=0.5), "steps": 3}
@@ -259,6 +261,7 @@ class Attention(nn.Module):
         return x + self.o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(*x.shape[:-1], -1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("macs", [0.75, 0.85])
 def test_widths_that_code_needs_equal_are_so_in_all_blocks_of_a_class(caplog, macs):
     torch.manual_seed(0)

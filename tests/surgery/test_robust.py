@@ -37,6 +37,7 @@ def stacks(draw):
     return x, weights, mask, -50 - torch.arange(n, dtype=torch.float64)
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(stacks(), st.sampled_from(TRIMS), st.sampled_from([1, 2, 1 << 18]))
 def test_it_is_the_mean_of_what_a_sorted_list_keeps(case, trim, slab):

@@ -111,6 +111,7 @@ def test_tensors_that_no_state_holds_roll_along():
     assert plan.build(Shifted(5)).shift.tolist() == [0, 1, 4]
 
 
+@pytest.mark.slow
 def test_every_width_is_windowed_once_a_plan_and_models_stay(monkeypatch):
     with torch.device("meta"):
         full, small = (zoo.create("mobilenetv2", width=width) for width in (1.0, 0.5))

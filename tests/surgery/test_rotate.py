@@ -107,6 +107,7 @@ def stream(net, example):
 LONG = [pytest.param(name, marks=[pytest.mark.slow] if name in ("gpt2", "llama", "zoo") else []) for name in MODELS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LONG)
 def test_a_planted_rotation_is_found(name):
     net, example, near = model(name)
@@ -143,6 +144,7 @@ def test_models_compute_what_they_did_and_come_nearer_than_by_permutations(name)
     assert gaps[0] < distance(*permuted) < distance(folded, ours)
 
 
+@pytest.mark.slow
 @settings(max_examples=10)
 @given(seed=st.integers(0, 10**6), layer=st.booleans())
 def test_a_rotation_keeps_outputs_and_its_transpose_undoes_it(seed, layer):

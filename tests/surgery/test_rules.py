@@ -579,6 +579,7 @@ def shuffled(net, x):
     return torch.cat([kept, net.layer(used)], 1).unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
 
 
+@pytest.mark.slow
 def test_what_channel_shuffles_in_a_row_keep_whole_is_said(caplog):
     example = torch.zeros(1, 3, 4, 4)
     unit = lambda: Made(shuffled, layer=nn.Conv2d(12, 12, 1))  # noqa: E731

@@ -35,6 +35,7 @@ def test_percentile_norm_equals_the_sorted_list(n, q, ties, seed):
     torch.testing.assert_close(surgery.scale.percentile_norm(values, q=q), expected, rtol=1e-6, atol=0)
 
 
+@pytest.mark.slow
 def test_percentile_norm_has_no_limit_of_elements_and_sums_exactly():
     n = (1 << 24) + 21  # torch.quantile refuses this many
     values = torch.ones(n)

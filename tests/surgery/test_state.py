@@ -51,6 +51,7 @@ def test_average_equals_the_element_by_element_oracle(k, seed, masked):
     assert_same(result, expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 @given(st.integers(1, 4), counts, seeds)
 def test_rows_of_a_weight_matrix_are_averages_of_their_own(c, k, seed):
     models = surgery.stack(random_states(k, seed))

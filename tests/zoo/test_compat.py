@@ -119,6 +119,7 @@ def test_the_libraries_weights_give_their_logits_and_go_back(case):
         assert_equal(to_torchvision(net.state_dict()), state)
 
 
+@pytest.mark.slow
 def test_timm_s_epsilon_matters():
     theirs = random(CASES["timm efficientnetv2_s"][1]())
     ours = load(Spec("efficientnetv2_s", CLASSES).build(), theirs.state_dict()).eval()

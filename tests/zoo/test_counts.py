@@ -141,6 +141,7 @@ def test_what_counts_as_a_parameter():
     assert Spec("resnet20", norm="group").count().parameters == plain
 
 
+@pytest.mark.slow
 def test_macs_follow_the_size_and_parameters_do_not():
     spec = Spec("resnet20")
     head = 64 * 10

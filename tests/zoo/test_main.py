@@ -14,6 +14,7 @@ def run(capsys, *flags):
     return code, out, err
 
 
+@pytest.mark.slow
 def test_the_table_has_a_row_for_every_model(capsys):
     code, out, _ = run(capsys)
     head, *rows = out.splitlines()

@@ -42,6 +42,7 @@ def specs(draw):
     return Spec(name, **options)
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(specs())
 def test_yaml_round_trip(spec):

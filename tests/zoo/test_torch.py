@@ -152,6 +152,7 @@ def test_symbolic_trace(name, training):
     torch.testing.assert_close(graph(x), model.train(training)(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", some(FAMILIES, ["resnet20", "mobilenetv2"]))
 def test_export(name):
     spec, model = build(name)

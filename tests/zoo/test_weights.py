@@ -33,6 +33,7 @@ def theirs():
     return torchvision.models.resnet18(num_classes=7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", some(["safetensors", "pth", "pt"], ["safetensors"]))
 def test_files_of_the_libraries(tmp_path, suffix, theirs):
     """A safetensors file does not keep the order of the tensors."""
@@ -253,6 +254,7 @@ def test_files_that_hold_no_weights(tmp_path):
             zoo.create("resnet20", weights=tmp_path / "b.pth")
 
 
+@pytest.mark.slow
 def test_weights_of_another_model_are_refused(tmp_path, theirs):
     torch.save(theirs.state_dict(), tmp_path / "net.pth")
     where = re.escape(str(tmp_path / "net.pth"))

@@ -107,6 +107,7 @@ def rolled(full, sizes, by):
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cnn", "static_batch"])
 def test_the_window_moves_on_by_one_channel_each_round(name):
     fed = mixed(name)

@@ -41,6 +41,7 @@ def make_run(tmp_path):
     return make
 
 
+@pytest.mark.slow
 def test_a_run_is_compared_with_the_weights_it_began_with(tmp_path):
     config = replace(CONFIG, rounds=1, clients=2, participants=1, local_epochs=1, batch_size=500)
     began = build(config)[1].init()["global"]
@@ -104,6 +105,7 @@ def test_heat_maps_show_every_section_before_and_after():
         heat_maps([Compared("x", before)] * 7)
 
 
+@pytest.mark.slow
 @pytest.mark.drawn
 def test_scales_of_a_family(make_run, tmp_path, capsys):
     larger = make_run("b", width=(0.5, 0.25, 1.0), depth=(3, 1, 2))
@@ -185,6 +187,7 @@ def by_masks(plans):
     return result
 
 
+@pytest.mark.slow
 def test_coverage_is_that_of_the_masks():
     window = Submodel({"w": (Source("w", (((0, 1), (3, 5)), ((1, 2),), None)),)}, {"w": (5, 4, 2), "v": (2,)})
     for plans in (*fleet(), [window], [window, Submodel({"v": (Source("v", (None,)),)}, window.shapes)]):
@@ -206,6 +209,7 @@ def test_plans_must_be_of_one_model():
         coverage_maps({"a": [one]}, "")
 
 
+@pytest.mark.slow
 def test_coverage_maps_show_shares_of_the_width(monkeypatch):
     without, grafted = fleet()
     figure = coverage_maps({"before": without, "after": grafted}, "")

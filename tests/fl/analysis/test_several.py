@@ -41,6 +41,7 @@ def test_all_runs_are_those_of_the_command_and_of_simulate(found, tmp_path, caps
     assert not found.failed
 
 
+@pytest.mark.slow
 def test_several_are_refused_by_simulate_and_resumed_together(found, tmp_path):
     with pytest.raises(FLError, match=r"fl\.simulate_all trains them all, or take one"):
         fl.simulate(CONFIG, tmp_path / "run")
@@ -51,6 +52,7 @@ def test_several_are_refused_by_simulate_and_resumed_together(found, tmp_path):
     assert [run.rows for run in again.runs] == [run.rows for run in found.runs]
 
 
+@pytest.mark.slow
 def test_data_and_a_model_of_ones_own_and_failures(tmp_path):
     x, y = torch.randn(200, 6, generator=torch.Generator().manual_seed(0)), torch.arange(200) % 3
     data = fl.Dataset.from_arrays(x, y, x, y)

@@ -185,6 +185,7 @@ def runs(tmp_path):
     return tmp_path / "runs"
 
 
+@pytest.mark.slow
 @pytest.mark.drawn
 def test_the_command_draws_and_prints(runs, tmp_path, capsys, monkeypatch):
     out = tmp_path / "map.png"

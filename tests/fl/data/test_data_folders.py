@@ -111,6 +111,7 @@ def tiny(tmp_path_factory):
     return root
 
 
+@pytest.mark.slow
 def test_tiny_imagenet_numbers_sorted_wnids(tiny):
     loaded = data.load("tiny-imagenet", tiny, download=False)
     assert loaded.x.shape == (400, 3, 64, 64)
@@ -127,6 +128,7 @@ def test_tiny_imagenet_numbers_sorted_wnids(tiny):
     assert (loaded.test_x[:, 0, 32, 32] - loaded.test_y).abs().max() <= 3
 
 
+@pytest.mark.slow
 def test_bad_files_of_tiny_imagenet_are_named(tiny):
     folder = tiny / "tiny-imagenet-200"
     train = sorted((folder / "train").glob("*/images/*.JPEG"))
@@ -159,6 +161,7 @@ def test_bad_files_of_tiny_imagenet_are_named(tiny):
     assert "no class" in damage(annotations, b"val_0.JPEG")
 
 
+@pytest.mark.slow
 def test_tiny_imagenet_is_unpacked_from_its_archive(tiny, tmp_path, monkeypatch):
     from fl.data import tiny_imagenet
 

@@ -44,6 +44,7 @@ def own_data(case):
     return Dataset.from_arrays(tokens[:, :-1], tokens[:, 1:], tokens[:9, :-1], tokens[:9, 1:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_results_are_those_of_data_on_the_device(tmp_path, case):
     """Bit for bit."""
@@ -55,6 +56,7 @@ def test_results_are_those_of_data_on_the_device(tmp_path, case):
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "femam", "fedproto"])
 def test_the_cohort_s_samples_alone_go_to_the_device(make_federation, name, monkeypatch):
     """On a pretended GPU, which refuses operations on two devices."""
@@ -118,6 +120,7 @@ def save(where: Path, data: Dataset, **settings) -> Path:
     return where
 
 
+@pytest.mark.slow
 def test_a_folder_holds_the_same_data(tmp_path, monkeypatch):
     monkeypatch.setattr(arrays, "_PIECE", 5000)  # of 64 bytes a sample
     digits = load("digits").sampled(240)
@@ -240,6 +243,7 @@ def test_writing_what_torch_has(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["numbers", "table"]  # and nothing half done
 
 
+@pytest.mark.slow
 def test_writing_what_hugging_face_has(tmp_path):
     hf = pytest.importorskip("datasets")
     rows = {

@@ -251,6 +251,7 @@ def test_who_holds_what_text(capsys):
     ]
 
 
+@pytest.mark.slow
 def test_a_language_model_is_measured_by_perplexity_and_taken_out(tmp_path):
     flags = "--dataset pydoc --model transformer --partition natural --text.vocabulary 50 --text.length 16 --clients 4"
     flags += " --participants 2 --rounds 2 --local-epochs 1 --width 0.125 --depth 1 --batch-size 50 --lr 0.1"

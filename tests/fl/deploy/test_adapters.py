@@ -33,6 +33,7 @@ def adapted(algorithm, base, adapters=LORA, **changes):
     return settings(algorithm, init=str(base), adapters=adapters, **changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "changes"),
     [
@@ -53,6 +54,7 @@ def test_the_result_is_that_of_the_simulator(algorithm, changes, base, tmp_path)
     assert same(deployed(config, tmp_path)[0], simulated(config, tmp_path))
 
 
+@pytest.mark.slow
 def test_clients_keep_their_b_on_their_nodes(base, tmp_path):
     config, sent = adapted("fedsa_lora", base), set()
 
@@ -73,6 +75,7 @@ def test_clients_keep_their_b_on_their_nodes(base, tmp_path):
     assert all(torch.equal(there[name], here[name]) for name in shared)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [LORA, replace(LORA, learn="b"), RANKS], ids=["both", "b", "ranks"])
 def test_messages_have_the_bytes_of_what_is_trained(options, base, tmp_path):
     """By hand: r (in + out) numbers of float32 for each weight, of B alone r out; and what is trained whole."""
@@ -107,6 +110,7 @@ def prepared(config, tmp_path, **inits):
     return Direct(nodes), test, Waiting(start=0, nodes=config.clients)
 
 
+@pytest.mark.slow
 def test_a_node_names_its_own_copy_of_the_base(base, tmp_path, caplog):
     here, there = tmp_path / "here.safetensors", tmp_path / "there.safetensors"
     for copy in (here, there):
@@ -141,6 +145,7 @@ def test_a_node_with_another_base_is_refused_before_the_first_round(base, tmp_pa
     assert {request.header["kind"] for request in link.requests} == {"hello", "base"}
 
 
+@pytest.mark.slow
 def test_a_base_that_changes_in_a_run_leaves_its_node_out(base, tmp_path, caplog):
     config, other = adapted("fedavg", base, participants=4), tmp_path / "other.safetensors"
     save_file({name: tensor + 1 for name, tensor in load_file(base).items()}, other)

@@ -15,6 +15,7 @@ def run_config(folder):
     return tomllib.loads((folder / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
 
 
+@pytest.mark.slow
 def test_it_writes_what_other_machines_need(tmp_path):
     flags = ["--nodes", "2", "--folder", str(tmp_path), "--samples", "50"]
     assert main([*flags, "--only", "data"]) == 0
@@ -29,6 +30,7 @@ def test_it_writes_what_other_machines_need(tmp_path):
     assert run_config(tmp_path)["flags"] == "--samples 50 --participation 1"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["recipe", "file"])
 def test_clients_models_that_only_a_recipe_evaluates_are_not_evaluated(source, tmp_path, capsys):
     (tmp_path / "config.yaml").write_text("samples: 50\neval_client_models_every: 5\n")

@@ -65,6 +65,7 @@ def run_config(folder, algorithm="fedavg", rounds=2, **more):
     return {"flags": flags, "folder": str(folder / "run"), "data": str(folder / "data"), "nodes": 3, **more}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["fedavg", pytest.param("fedmr", marks=pytest.mark.slow)])
 def test_apps_give_the_result_of_the_simulator_and_name_who_answers_twice(algorithm, tmp_path, messages, caplog):
     from flwr.app import Context, RecordDict

@@ -134,6 +134,7 @@ def test_an_answer_that_is_not_used_changes_nothing(prepared, tmp_path):
     assert all(map(same, newest(nodes), newest(absent)))
 
 
+@pytest.mark.slow
 def test_a_node_that_lost_its_state_is_left_out_and_named(prepared, tmp_path, caplog):
     config, nodes, test, waiting = prepared
 

@@ -60,6 +60,7 @@ def test_so_they_are_with_other_options(options, tmp_path):
     assert same(*({name: t for name, t in each.items() if not name.startswith(left)} for each in (there, here)))
 
 
+@pytest.mark.slow
 def test_a_finished_level_travels_once_to_each_client_and_a_personal_one_never(trained):
     root, requests = trained
     came = {}
@@ -97,6 +98,7 @@ def test_a_node_whose_disk_was_lost_gets_its_levels_again(tmp_path):
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"] == 6
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_answer_keeps_the_pathway_that_it_has(tmp_path):
     """At the end of the second level client 1 is not asked: it stays in its cluster."""
     options = FeMAMOptions(levels=("global", "2", "personal"), level_rounds=(1, 1), min_gain=100.0)  # all others leave

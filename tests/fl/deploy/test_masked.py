@@ -110,6 +110,7 @@ def near(a, b, tolerance):
         torch.testing.assert_close(tensor, theirs[name], rtol=1e-6 if atol else 0, atol=atol, msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm", [name if name in ("fedadam", "ditto") else pytest.param(name, marks=SLOW) for name in ABLE]
 )
@@ -187,6 +188,7 @@ BAD = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", BAD)
 def test_an_answer_that_cannot_be_used_is_left_out(what, tmp_path, caplog):
     change, why = BAD[what]
@@ -203,6 +205,7 @@ def test_an_update_beyond_the_range_is_not_cut(tmp_path):
         run(replace(CONFIG, secure_aggregation=1e-6), tmp_path)
 
 
+@pytest.mark.slow
 def test_a_node_sends_nothing_bare(tmp_path):
     _, grid, _ = run(CONFIG, tmp_path)
     (message, *_) = [m for m in grid.sent if CONFIGS in m.content and "message" in m.content]
@@ -267,6 +270,7 @@ def test_one_process_refuses_and_so_do_steps_between_clients_and_server(tmp_path
         run(replace(CONFIG, algorithm=("stepping",)), tmp_path)
 
 
+@pytest.mark.slow
 def test_what_the_server_sees_of_one_client_has_nothing_of_its_update(tmp_path, monkeypatch):
     from flwr.common import bytes_to_ndarray
 

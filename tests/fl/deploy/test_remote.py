@@ -18,6 +18,7 @@ WIDTHS = ArchitectureOptions(widths=(0.5, 1.0), choose="cycle")
 DEPTHS = ArchitectureOptions(depths=("1", "2"), choose="cycle")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "changes"),
     [
@@ -114,6 +115,7 @@ def test_a_node_refuses_letters_that_it_does_not_understand(prepared):
             node.answer(NodeMessage(header, {}))
 
 
+@pytest.mark.slow
 def test_a_node_that_never_answers_is_not_waited_for_while_all_clients_are_there(tmp_path):
     class WithStranger(Direct):
         asked = 0

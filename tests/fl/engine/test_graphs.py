@@ -71,6 +71,7 @@ def test_clients_of_several_architectures_take_turns(make_federation, captures, 
     assert len(captures) > first
 
 
+@pytest.mark.slow
 def test_captures_are_kept_while_the_job_is_the_same_and_go_with_the_model(make_federation, captures):
     fed = make_federation("cnn", optimizer=SGD(0.1))
 

@@ -39,6 +39,7 @@ def assert_as_one_by_one(fed, algorithm, server):
             assert found == pytest.approx(alone, rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", some(STATIC, STATIC[1:3]))
 def test_all_at_once_is_one_after_another_where_statistics_are_collected(make_federation, name):
     """tests/fl/test_contract.py asks it of every method, for a model without them."""
@@ -49,6 +50,7 @@ def test_all_at_once_is_one_after_another_where_statistics_are_collected(make_fe
         assert_as_one_by_one(fed, algorithm, server)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", some(["transformer", "transformer_masked"], ["transformer_masked"]))
 def test_clients_of_text_are_scored_alike(model):
     """What is masked depends on a client alone, not on who else is evaluated."""
@@ -75,6 +77,7 @@ def moved(fed):
     return replace(fed, model=copy.deepcopy(fed.model).to("cuda"), data=fed.data.to("cuda"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", some(ALGORITHMS, ["fedrep", "femam"]))
 def test_launches_of_an_evaluation_do_not_grow_with_the_clients(pretended, make_federation, name):
     """Those of personal models do, by a gather for each: not by a forward pass, which takes some 20 launches here."""
@@ -237,6 +240,7 @@ CACHING = ["fedavg", "fedavg_plus", "fesem_plus", "femam", "fedfa", "nefl"]
 QUICK = [("fedavg", "written to"), ("fedfa", "replaced")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "how"), some(product(CACHING, ["written to", "replaced"]), QUICK))
 def test_predictions_are_those_of_the_server_as_it_is_now(make_federation, name, how):
     """The same dict, asked about again after its tensors have changed; an algorithm that never saw it before knows

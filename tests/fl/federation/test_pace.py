@@ -42,6 +42,7 @@ def test_a_client_stopped_after_two_of_four_epochs_has_trained_for_two():
     assert fed.meter.read() == plain.meter.read()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["vmap", "workers"])
 def test_backends_agree_where_clients_stop_early(backend):
     pace = Pace(speeds(100, 300, 200, 1e9, 100, 100, 100, 100), deadline=1.0)
@@ -63,6 +64,7 @@ def test_time_enough_changes_nothing():
     assert fed.steps(range(8)) == plain.steps(range(8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("partial", "sizes"), [(True, [True, True, False, True]), (False, [True, False, False, True])])
 def test_who_is_late_sends_a_part_or_nothing(partial, sizes):
     """Client 1 makes some steps, client 2 none."""
@@ -134,6 +136,7 @@ def test_a_smaller_model_takes_less_time():
     assert own[1] == pytest.approx(equal[1])
 
 
+@pytest.mark.slow
 def test_a_run_has_simulated_seconds(tmp_path, capsys):
     from fl.compare import main
 

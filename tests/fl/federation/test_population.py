@@ -158,6 +158,7 @@ def test_a_round_costs_the_same_among_a_hundred_thousand_clients():
     assert many[2] == pytest.approx(few[2], rel=0.05)
 
 
+@pytest.mark.slow
 def test_a_million_clients_are_nothing_but_indices_and_dealt_out_at_once():
     """No work is done client by client, which would be a call each at least."""
     y, made = torch.zeros(3 * MILLION), []

@@ -73,6 +73,7 @@ def test_the_mean_is_that_of_the_clipped_updates():
 LENGTHS = st.lists(st.sampled_from([0.0, 1e-20, 0.3, 1.0, 7.0, 1e19, 1e38, math.inf, math.nan]), min_size=2, max_size=5)
 
 
+@pytest.mark.slow
 @given(lengths=LENGTHS, other=st.sampled_from([0.0, 0.3, 1.0, 9.0, 1e38, math.inf, math.nan]), clip=st.floats(0.01, 10))
 def test_no_client_changes_the_sum_by_more_than_two_clips(lengths, other, clip):
     """... whatever it sends, nor by more than one if it stays where it started."""

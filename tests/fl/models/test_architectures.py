@@ -37,6 +37,7 @@ def nothing_known(monkeypatch):
     monkeypatch.setattr(architectures, "_CHOSEN", {})
 
 
+@pytest.mark.slow
 def test_half_take_the_smallest_and_the_others_what_scores_best_on_their_own_data(make_federation, monkeypatch):
     """The score is a stand-in here: client 2k likes the second candidate best, client 2k + 1 the third."""
     fed = make_federation(sizes=(4, 7, 12, 5, 9, 8))

@@ -216,6 +216,7 @@ def _images():
     return x[:30], torch.arange(30) % 5, x[30:], torch.arange(10) % 5
 
 
+@pytest.mark.slow
 def test_a_round_of_one_client_is_sgd_by_hand(folders, tmp_path):
     """The loss is the library's own, of labels that it shifts itself; perplexity is its exponential."""
     model = transformers.LlamaForCausalLM.from_pretrained(folders / "llama", attention_dropout=0.0).train()

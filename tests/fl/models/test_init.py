@@ -82,6 +82,7 @@ def test_another_classifier_stays_as_drawn_and_colours_are_summed(resnet, name):
     assert "summed over its 3 input channels" in start.told()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [(2, 2, 2, 2), (2, 1, 0, 0)])
 def test_exits_stay_as_drawn_where_there_is_one_classifier(resnet, tmp_path, depth):
     """The rest is as in the model with one classifier; weights of a model with exits fit as they are."""

@@ -134,6 +134,7 @@ def test_a_narrow_module_keeps_its_first_channels_and_clients_have_parts_of_it(t
     assert [row[:4] for row in (tmp_path / "mixed/architectures.csv").read_text().splitlines()[1:]] == ["0.5,", "1,fu"]
 
 
+@pytest.mark.slow
 def test_methods_that_start_several_models_need_a_function(tmp_path):
     femam = replace(fl.Config().femam, level_rounds=(1,), levels=("global", "personal"))
     config = fl.Config(algorithm="femam", **FEW, local_valid=0.2, femam=femam)

@@ -80,6 +80,7 @@ def closed_by_with(config, folder):
     assert run.summary["rounds"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("leave", "error"),
     [
@@ -108,6 +109,7 @@ def test_a_loop_may_be_left_and_goes_on_exactly(tmp_path, whole, leave, error):
     assert without_time(read(tmp_path / "run/metrics.csv")) == without_time(read(whole / "metrics.csv"))
 
 
+@pytest.mark.slow
 def test_a_second_loop_over_a_run_goes_on(tmp_path, whole):
     run = fl.Run(CONFIG, tmp_path / "run")
     assert run.summary is None
@@ -145,6 +147,7 @@ def test_a_round_has_its_models_and_keeps_them(tmp_path, name):
         round.client_model(4)
 
 
+@pytest.mark.slow
 def test_two_runs_side_by_side_are_those_alone(tmp_path, whole):
     handler, loggers, other = signal.getsignal(signal.SIGTERM), list(logging.root.handlers), replace(CONFIG, seeds=(1,))
     for one, two in zip(fl.Run(CONFIG, tmp_path / "a"), fl.Run(other, tmp_path / "b")):

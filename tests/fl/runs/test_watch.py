@@ -101,6 +101,7 @@ def models(monkeypatch):
 BEST = replace(CONFIG, keep_best=True, checkpoint_every=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("accuracies", "last"), [([0.2, 0.5, 0.4, 0.4, 0.6, 0.1], 5), ([0.2, 0.5, 0.4, 0, 0, 0], 2)])
 @pytest.mark.parametrize("after", [False, True])
 def test_a_kill_around_a_checkpoint_leaves_the_best_model_of_its_rounds(
@@ -126,6 +127,7 @@ def test_a_kill_around_a_checkpoint_leaves_the_best_model_of_its_rounds(
     assert torch.equal(model_of(folder), models[6])
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_only_ended_a_run_is_forgotten_when_it_goes_on(tmp_path, monkeypatch, models):
     scores(monkeypatch, [0, 0.5, 0.9, 0.4])
     config = replace(CONFIG, keep_best=True, eval_every=2, rounds=4)

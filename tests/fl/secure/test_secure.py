@@ -144,6 +144,7 @@ def test_sizes_tell_nothing_and_only_the_two_ends_read_a_message():
     assert counted == sum(len(e.frame) for _, e in run.seen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", [1, 2, 3, 4])
 def test_the_order_of_messages_does_not_tell_which_pieces_travel(phase):
     up = down = near = expected = 0

@@ -57,6 +57,7 @@ def test_titles_name_the_partition():
     assert spreads == ["clusters2,5", "iid-unequal", "dirichlet0.5"]
 
 
+@pytest.mark.slow
 @pytest.mark.drawn
 def test_the_command_says_and_draws_who_holds_what(tmp_path, capsys):
     path = tmp_path / "split.png"

@@ -282,6 +282,7 @@ def test_scalefls_own():
     assert all(level in space for level in levels)
 
 
+@pytest.mark.slow
 def test_a_row_can_be_run_on_other_data(tmp_path):
     flags = [*TINY, "--dataset", "digits", "--rounds", "1", "--seeds", "0", "--algorithm", "fedgen"]
     assert cli.main(["fedmr-cifar100-cnn-dir0.1", *flags, "--out", str(tmp_path), "--name", "a"]) == 0

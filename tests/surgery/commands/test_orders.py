@@ -179,6 +179,7 @@ def test_merges_that_are_measured(nets, capsys):
         same(f"{k}.safetensors", soup)
 
 
+@pytest.mark.slow
 def test_steps_of_recipes_are_the_commands(nets, tmp_path):
     (tmp_path / "recipe.yaml").write_text(
         "inputs:\n"
