@@ -50,6 +50,7 @@ JUDGED = ("narrow", "prune", "graft", "permute", "align", "widen", "save")
 VERDICTS = {
     "ok": "ok", "nothing to do": "-", "SurgeryError": "refused", "PlanOnly": "plan only", "took too long": "too long",
     "NotBuilt": "not built", "MemoryError": "too large", "Ended": "too large", "not run": "not run",
+    "NotJudged": "not judged",
 }  # fmt: skip
 """By how a result begins. What "ok" means is in what was compared and logged: see `verdict`."""
 WHOLE = re.compile(r"stays whole: (.*)")
@@ -140,7 +141,7 @@ def verdict(row: dict, operation: str) -> str:
     """ok, some whole, not compared, refused, plan only, too long, ...; `error` is an exception that is no refusal."""
     result = row["result"].get(operation, "not run")
     kind = result.partition(":")[0]
-    if result.startswith("RuntimeError") and "memory" in result:
+    if "llocate memory" in result:
         return "too large"
     if kind == "ok":
         compared = str(row.get("compared", {}).get(operation))

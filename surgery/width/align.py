@@ -190,7 +190,7 @@ class Aligner:
 
     def orthogonally(self, models: Sequence[nn.Module], to: int, search: Search) -> Aligned:
         """The models with widths rotated where they may be, and permuted elsewhere; see `align`."""
-        states = [self._checked(model, f"model {number}") for number, model in enumerate(models)]
+        states = [self._checked(model, f"model {number}", all_finite=True) for number, model in enumerate(models)]
         widths, why = rotatable(self._model, self._solution, states)
         states = [folded(values, widths) for values in states]
         result, orders, matrices = [], [], []
@@ -259,7 +259,7 @@ class Aligner:
         names = named_widths(solution)
         return {names[name]: name for name in self._free if name in names and not names[name].order}
 
-    def _checked(self, given: State | nn.Module, what: str) -> State:
+    def _checked(self, given: State | nn.Module, what: str, all_finite: bool = False) -> State:
         values = as_state(given, what)
         check_same(
             {name: tensor.to("meta") for name, tensor in self._shapes.items()},
@@ -269,8 +269,12 @@ class Aligner:
         )
         if any(tensor.is_meta for tensor in values.values()):
             raise SurgeryError(f"{what} has no weights to compare (meta device): load some first")
-        if odd := [n for n, t in values.items() if t.dtype.to_real().is_floating_point and not t.isfinite().all()]:
-            raise SurgeryError(f"{odd[0]!r} of {what} is not finite: there is no order in which it matches")
+        members = self._solution.members  # other tensors may hold infinity, as ranges of clipping do
+        ordered = {joined(*key) for atom in self._free.values() for key, _ in members[atom]}
+        for name, tensor in values.items():
+            real = tensor.dtype.to_real().is_floating_point
+            if (all_finite or name in ordered) and real and not tensor.isfinite().all():
+                raise SurgeryError(f"{name!r} of {what} is not finite: there is no order in which it matches")
         return dict(values)
 
     @staticmethod

@@ -56,6 +56,28 @@ def test_a_permuted_copy_is_found_again(name, by):
     assert all(torch.equal(permutations[1][name], order.argsort()) for name, order in orders.items())
 
 
+class Clipped(nn.Module):
+    """Holds the range that its inputs are clipped to, which is open."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 2)
+        self.register_buffer("least", torch.tensor(-torch.inf))
+
+    def forward(self, x):
+        return self.down(self.up(x.clamp(self.least, None)).relu())
+
+
+def test_what_is_infinite_beside_the_widths_does_not_matter():
+    net, x = Clipped(), torch.randn(3, 4)
+    other, _ = shuffled(net, x)
+    assert equal(align([net, other], example=x).models[1], net)
+    with torch.no_grad():
+        other.up.bias[0] = torch.inf
+    with pytest.raises(SurgeryError, match=r"'up\.bias' of the other model is not finite"):
+        align([net, other], example=x)
+
+
 def test_noise_does_not_hide_the_copy():
     net, x = randomized(SMALL["residual"](c=16, middle=12)), image()
     other, orders = shuffled(net, x)
