@@ -5,7 +5,6 @@ atoms or products, and each atom is one object wherever it lies. A *choice* says
 everything else follows from it.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -207,13 +206,7 @@ def factors(step: Step[Axis]) -> Iterator[tuple[int, int, list[Atom]]]:
 
 def summed_over(solution: Solution) -> set[Atom]:
     """The atoms that matrix products and convolutions sum over: the widths that layers read."""
-    found = set()
-    for step in solution.steps:
-        if step.name in SUMS:
-            count = Counter(atom for tensor in step.inputs for axis in tensor for atom in atoms(axis))
-            count.subtract(atom for tensor in step.outputs for axis in tensor for atom in atoms(axis))
-            found |= {atom for atom, times in count.items() if times > 1}
-    return found
+    return {atom for step in solution.steps for _, _, summed in factors(step) for atom in summed}
 
 
 class Solver:
