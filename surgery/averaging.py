@@ -5,6 +5,8 @@ Trimmed mean and median: Yin et al., "Byzantine-Robust Distributed Learning: Tow
 """
 
 import copy
+import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import cache
@@ -17,9 +19,12 @@ from torch import Tensor, nn
 from surgery.copying import clone
 from surgery.errors import SurgeryError, first_line
 from surgery.forward import call, copied, in_mode
+from surgery.names import joined
 from surgery.states import Models, Stack, State, as_stack, as_state, check_same, compute_dtype, stack_size, state
 from surgery.torch_private import BatchNorm
 from surgery.transfer import upload
+
+_log = logging.getLogger(__name__)
 
 _SLAB = 1 << 14  # elements sorted at once on a CPU, within its cache; on a GPU many more, to save launches
 Moved = Callable[[torch.device, torch.dtype], Tensor]
@@ -297,14 +302,16 @@ def repair(
 
     Args:
         model: with batch norms, or with `ends`; it is not changed.
-        batches: inputs, as the model takes them; their means and (unbiased) variances are averaged. All else, such as
+        batches: inputs, as the model takes them; the means and (unbiased) variances of what each norm gets are averaged
+            over its calls. A norm that none of them reaches keeps its statistics, which is logged. All else, such as
             dropout, runs in evaluation mode.
         ends: the models that were averaged, of the same architecture, where there is no batch norm.
         weights: by which they were averaged; they need not sum to one. None gives all the same.
 
     Raises:
         SurgeryError: for a model without batch norms that keep statistics and without ends, if it does not run on a
-            batch, and for ends with batch norms, or with a layer that has no bias or does not run once in a pass.
+            batch, and for ends with batch norms, or with a layer that has no bias, does not run once in a pass, or has
+            a weight that is shared or computed (weight norm).
 
     >>> net = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1))
     >>> _ = net[0].weight.data.fill_(2), net[0].bias.data.fill_(1)
@@ -328,15 +335,19 @@ def repair(
             f"{type(model).__name__} has no batch norm that keeps statistics: give the averaged models as `ends`"
         )
     before = [(norm.momentum, copy.deepcopy(norm.num_batches_tracked)) for norm in norms]
+    calls: dict[nn.Module, int] = dict.fromkeys(norms, 0)
+
+    def counted(norm: Any, _: Any) -> None:
+        calls[norm] += 1
+        norm.momentum = 1 / calls[norm]  # the mean over all calls; the first replaces what was there
+
+    hooks = [norm.register_forward_pre_hook(counted) for norm in norms]
     number = -1
     with in_mode(twin, training=False):
         for norm in norms:
-            norm.reset_running_stats()
             norm.num_batches_tracked = None
             norm.train()
         for number, batch in enumerate(batches):
-            for norm in norms:
-                norm.momentum = 1 / (number + 1)  # the mean over all batches
             try:
                 call(twin, copied(batch))
             except Exception as error:
@@ -346,8 +357,11 @@ def repair(
                 ) from error
     if number < 0:
         raise SurgeryError("repair needs `batches`, at least one")
-    for norm, (momentum, tracked) in zip(norms, before):
+    for hook, norm, (momentum, tracked) in zip(hooks, norms, before):
+        hook.remove()
         norm.momentum, norm.num_batches_tracked = momentum, tracked
+    if idle := [name for name, module in twin.named_modules() if calls.get(module) == 0]:
+        _log.warning("%s keep their statistics: the batches do not run them", ", ".join(idle))
     return twin
 
 
@@ -355,7 +369,7 @@ class _Moments:
     """The count, the sum and the sum of squares of each channel that a layer gives, and how often it ran."""
 
     def __init__(self, layer: nn.Module):
-        self.runs, self._after = 0, -1 if isinstance(layer, nn.Linear) else 1
+        self.runs, self._after = 0, -1 if isinstance(layer, nn.Linear) else 1  # the axis of channels
         self.sums = [torch.zeros((), dtype=torch.float64)] * 3
 
     def __call__(self, layer: nn.Module, _: Any, result: Tensor) -> None:
@@ -392,14 +406,25 @@ def _moments(model: nn.Module, batches: Sequence[Any], names: Iterable[str]) -> 
     return found
 
 
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_SCALED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
+
+
 def _rescaled(model: nn.Module, batches: list[Any], ends: list[nn.Module], weights: Tensor) -> nn.Module:
     """The model itself, each layer after those before it; a channel that is constant is only shifted."""
     if not batches or weights.ndim != 1:
         raise SurgeryError("repair needs `batches`, at least one, and one weight for each of the ends")
     for number, end in enumerate(ends):
         check_same(state(model), as_state(end, f"ends[{number}]"), "the model", f"ends[{number}]")
-    kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-    names = [name for name, layer in model.named_modules() if isinstance(layer, kinds)]
+    names = [name for name, layer in model.named_modules() if isinstance(layer, _SCALED)]
+    if others := [
+        joined(name, key)
+        for name, module in model.named_modules()
+        for key, p in module._parameters.items()
+        if p is not None and p.ndim > 1 and not isinstance(module, (*_SCALED, nn.Embedding))
+    ]:
+        _log.warning("repair scales linear layers and convolutions alone: what %s gives stays as it is", others[0])
+    shared = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     seen = [_moments(end, batches, names) for end in ends]
     order = list(seen[0])
     for name in names:
@@ -407,6 +432,10 @@ def _rescaled(model: nn.Module, batches: list[Any], ends: list[nn.Module], weigh
             raise SurgeryError(
                 f"{name!r} does not run once in a pass: its statistics cannot be set right by its weights"
             )
+        weight = model.get_submodule(name)._parameters.get("weight")
+        if name != order[-1] and (weight is None or shared[id(weight)] > 1):
+            why = "is computed: remove its parametrization (weight norm, pruning)" if weight is None else "is shared"
+            raise SurgeryError(f"the weight of {name!r} {why}, so that its statistics cannot be set right by it")
         if name != order[-1] and model.get_submodule(name).bias is None:
             raise SurgeryError(f"{name!r} has no bias by which its mean could be set right: give it one of zeros")
     for name in order[:-1]:
@@ -416,6 +445,11 @@ def _rescaled(model: nn.Module, batches: list[Any], ends: list[nn.Module], weigh
         scale = torch.where(deviation > 1e-12, aim[1] / deviation.clamp(min=1e-12), 1)
         with torch.no_grad():
             weight, bias = layer.weight.cpu().double(), layer.bias.cpu().double()
-            layer.weight.copy_(weight * scale.view(-1, *[1] * (weight.ndim - 1)))
+            if isinstance(layer, _TRANSPOSED):  # [inputs, outputs of a group, ...]
+                groups = layer.groups
+                parts = weight.unflatten(0, (groups, -1)) * scale.view(groups, 1, -1, *[1] * (weight.ndim - 2))
+                layer.weight.copy_(parts.flatten(0, 1))
+            else:
+                layer.weight.copy_(weight * scale.view(-1, *[1] * (weight.ndim - 1)))
             layer.bias.copy_((bias - mean) * scale + aim[0])
     return model

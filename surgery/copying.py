@@ -53,6 +53,8 @@ def refuse_scripted(model: nn.Module) -> None:
 
 
 def _copied(model: nn.Module, memo: Mapping[int, Any]) -> nn.Module:
+    if "_orig_mod" in model._modules:
+        raise SurgeryError("this is what torch.compile returned: give the model that was compiled, model._orig_mod")
     refuse_scripted(model)
     _refuse_closures(model)
     # deepcopy refuses tensors that a hook computes from parameters before each pass (weight norm, pruning).

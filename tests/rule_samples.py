@@ -258,6 +258,9 @@ FREE = {
     "max_unpool2d": lambda f, h: channels_last(f(*pooled(h, 2), [5] * 2)),
     "max_unpool3d": lambda f, h: channels_last(f(*pooled(h, 3), [5] * 3, [2] * 3, [0] * 3)),
     "grid_sampler_2d": lambda f, h: channels_last(f(pixels(h), h.new_zeros(2, 3, 3, 2), 0, 0, False)),
+    "affine_grid_generator": lambda f, h: channels_last(
+        torch.ops.aten.grid_sampler_2d(pixels(h), f(h.new_ones(2, 2, 3), [*pixels(h).shape], False), 0, 0, False)
+    ),
     "grid_sampler_3d": lambda f, h: channels_last(f(pixels(h, 3), h.new_zeros(2, 3, 3, 3, 3), 0, 0, False)),
     "pixel_shuffle": lambda f, h: channels_last(f(fourfold(h), 2)),
     "pixel_unshuffle": lambda f, h: channels_last(f(pixels(h)[..., :4, :4], 2)),

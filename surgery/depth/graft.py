@@ -1,5 +1,6 @@
 """`graft` repeats the last blocks of sections, `ungraft` drops blocks; both return the plan, too."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -23,9 +24,12 @@ from surgery.depth.sections import Section, sections
 from surgery.depth.splice import copies_of, drop, insert
 from surgery.depth.tree import tensors
 from surgery.errors import SurgeryError
+from surgery.names import joined, outwards
 from surgery.plan import Source, Submodel, structure
 from surgery.plan.edits import attribute_of, set_attribute
 from surgery.states import State
+
+_log = logging.getLogger(__name__)
 
 StandsFor: TypeAlias = Literal["equal", "corner", "none"]
 
@@ -199,6 +203,7 @@ def ungraft(
     shapes = {name: tuple(tensor.shape) for name, tensor in full.items()}
     dtypes = {name: tensor.dtype for name, tensor in full.items()}
     kept = {section: positions(root, section, depth) for section, depth in depths_by_section(model, keep)}
+    _warn_of_numbered(root, kept)
     standing: dict[str, list[Source]] = {}
     for section, places in kept.items():
         for place, following in zip(places, (*places[1:], len(section.blocks))):
@@ -260,6 +265,25 @@ def _without(
         if (now := names.get(id(modules[name]))) is not None:
             edits.append({"do": "set", "module": now, "attribute": attribute, "value": value})
     return shallow, edits
+
+
+def _warn_of_numbered(root: nn.Module, kept: Mapping[Section, Sequence[int]]) -> None:
+    """Log the tensors beside blocks that have a position for each, where blocks before others are dropped."""
+    for section, places in kept.items():
+        if [*places] == [*range(len(places))]:
+            continue
+        for name in outwards(section.blocks[0]):
+            if name == section.blocks[0]:
+                continue
+            module = root.get_submodule(name)
+            for key, tensor in (*module._parameters.items(), *module._buffers.items()):
+                if tensor is not None and len(section.blocks) in tensor.shape:
+                    _log.warning(
+                        "%s has as many positions as section %r has blocks, and stays as it is: if each block reads "
+                        "its own, blocks that move up read others'",
+                        joined(name, key),
+                        section.name,
+                    )
 
 
 def _stood_for(full: Mapping[str, Tensor], kept: str, dropped: str, stands_for: StandsFor) -> list[tuple[str, Source]]:

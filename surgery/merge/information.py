@@ -31,7 +31,12 @@ def fisher_information(
     >>> fisher_information(net, [(torch.ones(3, 2), torch.tensor([0, 1, 1]))])["bias"].shape
     torch.Size([2])
     """
-    found = {name: p for _, _, own in owners(model) for name, p in own.items() if isinstance(p, nn.Parameter)}
+    found = {
+        name: p
+        for _, _, own in owners(model)
+        for name, p in own.items()
+        if isinstance(p, nn.Parameter) and (p.is_floating_point() or p.is_complex())  # others have no gradient
+    }
     if not found:
         raise SurgeryError(f"{type(model).__name__} has no parameters, so that there is no information about them")
     total, count = {name: torch.zeros_like(p) for name, p in found.items()}, 0
@@ -112,7 +117,13 @@ def input_grams(model: nn.Module, batches: Iterable[Any]) -> State:
         name = names[id(module.weight)]
         result[name] = result.get(name, 0) + rows.T @ rows
 
-    hooks = [module.register_forward_pre_hook(seen) for module in model.modules() if _is_linear(module)]
+    measured = [module for module in model.modules() if _is_linear(module)]
+    if computed := [type(module).__name__ for module in measured if "weight" not in module._parameters]:
+        raise SurgeryError(
+            f"the weight of a {computed[0]} of this {type(model).__name__} is computed from others (weight norm, "
+            "pruning): make it plain first, by torch's remove functions"
+        )
+    hooks = [module.register_forward_pre_hook(seen) for module in measured]
     if not hooks:
         raise SurgeryError(
             f"{type(model).__name__} has no linear layer and no convolution whose inputs could be measured"

@@ -174,10 +174,11 @@ def _gradients(
     A copy is differentiated in evaluation mode, so that nothing of the model changes.
     """
     try:
-        twin = clone(model).eval().requires_grad_(True)
+        twin = clone(model).eval()
     except Exception as error:
         raise SurgeryError(f"{type(model).__name__} cannot be copied: {first_line(error)}") from error
-    names, parameters = dict(twin.named_parameters()).keys(), list(twin.parameters())
+    able = {name: p for name, p in twin.named_parameters() if p.is_floating_point() or p.is_complex()}
+    names, parameters = able.keys(), [p.requires_grad_(True) for p in able.values()]
     total = [torch.zeros_like(as_real(p), dtype=torch.float32) for p in parameters]
     for number, batch in enumerate(batches):
         with torch.enable_grad():

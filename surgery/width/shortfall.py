@@ -57,7 +57,7 @@ def stayed_whole(solution: Solution, demand: Demand, chosen: Chosen) -> list[Uns
     """
     found: list[UnshrunkWidth] = []
     known: set[Atom] = set()  # of what was found
-    read = summed_over(solution)
+    read, by_weights = summed_over(solution), summed_over(solution, learned=True)
     made = [(module, axis, True) for module, axis in solution.made]
     held = [(key[0], axis, False) for key, axes in solution.tensors.items() for axis in axes]
     for module, axis, is_made in made + held:
@@ -73,7 +73,9 @@ def stayed_whole(solution: Solution, demand: Demand, chosen: Chosen) -> list[Uns
             if any(atom.makers for atom in parts):
                 hidden = why.kind < Kind.ASKED or (why.kind is Kind.OUTPUT and not parts.isdisjoint(read))
             else:
-                hidden = why.kind is Kind.LOST and not parts.isdisjoint(read)
+                hidden = (why.kind is Kind.LOST and not parts.isdisjoint(read)) or (
+                    why.kind is Kind.UNMADE and not parts.isdisjoint(by_weights)  # not tokens, which attention sums
+                )
             places = [place for a in atoms(part) if a in parts for place in solution.members.get(a, ())]
             if hidden and places:
                 known |= parts

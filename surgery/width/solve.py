@@ -204,9 +204,27 @@ def factors(step: Step[Axis]) -> Iterator[tuple[int, int, list[Atom]]]:
     yield first + 1, other, summed
 
 
-def summed_over(solution: Solution) -> set[Atom]:
-    """The atoms that matrix products and convolutions sum over: the widths that layers read."""
-    return {atom for step in solution.steps for _, _, summed in factors(step) for atom in summed}
+def summed_over(solution: Solution, learned: bool = False) -> set[Atom]:
+    """The atoms that matrix products and convolutions sum over: the widths that layers read.
+
+    Args:
+        learned: whether only where one of the two factors is a parameter or a buffer.
+    """
+
+    def is_learned(source: Any) -> bool:
+        while source is not None and isinstance(source[0], int) and solution.steps[source[0]].name in _LAYOUTS:
+            source = solution.steps[source[0]].sources[0]
+        return source is not None and isinstance(source[0], str)
+
+    found: set[Atom] = set()
+    for step in solution.steps:
+        for place, _, summed in factors(step):
+            if not learned or is_learned(step.sources[place]):
+                found |= {*summed}
+    return found
+
+
+_LAYOUTS = {"t", "transpose", "permute", "view", "unsqueeze", "squeeze", "expand"}
 
 
 class Solver:
@@ -234,6 +252,17 @@ class Solver:
             for atom in axes.atoms(axis):
                 self._order.setdefault(atom, why)
         self._makers: dict[axes.Axis, dict[str, None]] = {}
+        made = list(made)
+        inside = {
+            atom
+            for axis in (*(axis for _, axis in made), *(axis for found in held for axis in found))
+            for term in axes.terms(axis)
+            if len(parts := axes.digits(term)) > 1
+            for part in parts
+            for atom in axes.atoms(part)
+        }
+        alone = {axes.find(axis) for _, axis in made} - inside
+        self._no_heads = {axis for axis in alone if axis.kind == "atom"}  # channels beside which nothing lies in a head
         for module, axis in made:
             for atom in axes.atoms(axis):
                 self._makers.setdefault(atom, {})[module] = None
@@ -270,7 +299,8 @@ class Solver:
             if why is None and not makers and axis in self._held:
                 why = Why(Kind.UNMADE, "no layer makes it")
             order = why.text if why else self._order.get(axis, "")
-            return Atom(axis.size, why, axis.grouping, order, makers)
+            grouping = "" if axis.grouping == "heads" and axis in self._no_heads else axis.grouping
+            return Atom(axis.size, why, grouping, order, makers)
         if axis.kind == "product":
             parts = tuple(part for digit in axes.digits(axis) for part in digits(self(digit)))
             return parts[0] if len(parts) == 1 else Product(parts)

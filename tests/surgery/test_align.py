@@ -7,7 +7,7 @@ from symmetric import IMAGE, SMALL, image, randomized, same_outputs
 from torch import nn
 
 import zoo
-from surgery import SurgeryError, align, permute, repair, state, widths
+from surgery import SurgeryError, align, average, load, permute, repair, stack, state, widths
 from surgery.names import joined
 from surgery.width.align import Aligner
 from surgery.width.assignment import assignment
@@ -66,6 +66,63 @@ class Clipped(nn.Module):
 
     def forward(self, x):
         return self.down(self.up(x.clamp(self.least, None)).relu())
+
+
+class Domain(nn.Module):
+    """A batch norm for each domain."""
+
+    def __init__(self):
+        super().__init__()
+        self.norms = nn.ModuleDict({"a": nn.BatchNorm1d(1), "b": nn.BatchNorm1d(1)})
+
+    def forward(self, x, y=None):
+        return self.norms["a"](x) if y is None else self.norms["a"](x) - self.norms["a"](y)
+
+
+def test_repair_keeps_norms_that_do_not_run_and_counts_calls(caplog):
+    net = Domain()
+    net.norms["b"].running_mean.fill_(5)
+    x, y = torch.tensor([[0.0], [2.0]]), torch.tensor([[10.0], [14.0]])
+    fixed = repair(net, batches=[x])
+    assert fixed.norms["a"].running_mean == 1
+    assert fixed.norms["b"].running_mean == 5
+    assert "norms.b keep their statistics: the batches do not run them" in caplog.text
+    for times in (1, 2):
+        twice = repair(net, batches=[(x, y)] * times).norms["a"]
+        assert twice.running_mean == 6.5
+        assert twice.running_var == 5
+    assert not any(norm._forward_pre_hooks for norm in fixed.norms.values())
+
+
+def test_repair_scales_transposed_convolutions():
+    def made(seed):
+        torch.manual_seed(seed)
+        first, last = nn.ConvTranspose1d(8, 6, 2, 2, groups=2), nn.ConvTranspose1d(6, 3, 2)
+        return nn.Sequential(nn.Conv1d(4, 8, 1), nn.ReLU(), first, nn.ReLU(), last).double()
+
+    ends, x = [made(1), made(2)], torch.randn(50, 4, 5, dtype=torch.float64)
+    mean = load(made(0), average(stack(ends)))
+    fixed = repair(mean, batches=[x], ends=ends)
+    for depth in (1, 3):
+        found, one, two = (net[:depth](x).movedim(1, 0).flatten(1) for net in (fixed, *ends))
+        torch.testing.assert_close(found.mean(1), (one.mean(1) + two.mean(1)) / 2)
+        torch.testing.assert_close(
+            found.std(1, correction=0), (one.std(1, correction=0) + two.std(1, correction=0)) / 2
+        )
+
+
+def test_repair_refuses_weights_that_are_shared_or_computed():
+    def shared():
+        net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+        net[2].weight = net[0].weight
+        return net
+
+    def computed():
+        return nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.ReLU(), nn.Linear(4, 2))
+
+    for made, said in ((shared, "'0' is shared"), (computed, "'0' is computed: remove its parametrization")):
+        with pytest.raises(SurgeryError, match=f"the weight of {said}"):
+            repair(made(), batches=[torch.randn(8, 4)], ends=[made(), made()])
 
 
 def test_what_is_infinite_beside_the_widths_does_not_matter():

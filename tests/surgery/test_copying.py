@@ -160,3 +160,9 @@ def test_a_hook_that_holds_modules_of_the_model_is_refused():
     small, _ = surgery.narrow(net, rate=0.5, example=torch.randn(4, 3), strict=True)
     small(torch.randn(5, 3))
     assert seen[-1] == (5, 3)
+
+
+def test_a_compiled_model_is_refused_with_the_way_out():
+    compiled = torch.compile(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), backend="eager")
+    with pytest.raises(surgery.SurgeryError, match=r"give the model that was compiled, model\._orig_mod"):
+        surgery.narrow(compiled, rate=0.5, example=torch.zeros(1, 3))

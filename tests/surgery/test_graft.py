@@ -730,3 +730,22 @@ def test_an_identity_is_one_for_other_inputs_than_the_example(size, caplog):
     assert torch.allclose(full(images), resnet(images), atol=1e-5)
     with pytest.raises(SurgeryError, match="is not the identity when its weights are zero"):
         graft(Stacked(lambda: Unbiased(nn.SiLU)), depths=[4], mode="identity", example=shown)
+
+
+def test_parameters_of_blocks_that_lie_beside_them_are_told(caplog):
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)) for _ in range(3))
+            self.scale, self.out = nn.Parameter(torch.tensor([1.0, 10, 100])), nn.Linear(4, 2)
+
+        def forward(self, x):
+            for scale, block in zip(self.scale, self.blocks):
+                x = x + scale * block(x)
+            return self.out(x)
+
+    x = torch.randn(2, 4)
+    ungraft(Scaled(), keep=[2], example=x)
+    assert "scale has as many" not in caplog.text
+    ungraft(Scaled(), keep=[[0, 2]], example=x)
+    assert "scale has as many positions as section 'blocks' has blocks" in caplog.text

@@ -1237,3 +1237,90 @@ def test_a_rate_may_be_a_number_of_numpy():
     assert surgery.widen(net, rate=np.int64(2), example=x)[0][0].out_features == 16
     with pytest.raises(SurgeryError, match=r"would give a width of Sequential 8,000,000,000,000 positions"):
         surgery.widen(net, rate=1e12, example=x)
+
+
+class Table(nn.Module):
+    """Rows of a table that no layer makes, and a layer reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.up, self.out = nn.Parameter(torch.randn(9, 16)), nn.Linear(16, 8), nn.Linear(8, 2)
+
+    def forward(self, tokens):
+        return self.out(self.up(self.table[tokens].relu()))
+
+
+class Registers(nn.Module):
+    """Tokens of the model's own, which attention sums as it does those of the input."""
+
+    def __init__(self):
+        super().__init__()
+        self.own, self.up = nn.Parameter(torch.randn(1, 4, 8)), nn.Linear(3, 8)
+        self.attention, self.out = nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 2)
+
+    def forward(self, x):
+        x = torch.cat([self.own.expand(len(x), -1, -1), self.up(x)], 1)
+        return self.out(self.attention(x, x, x)[0][:, 0])
+
+
+def test_widths_that_layers_read_and_none_makes_are_told(caplog):
+    tokens = torch.tensor([1, 2])
+    small, _ = narrow(Table(), rate=0.5, example=tokens)
+    assert (small.up.in_features, small.up.out_features) == (16, 4)
+    assert "axis 1 of table (9, 16) stays whole: no layer makes it" in caplog.text
+    with pytest.raises(SurgeryError, match="no layer makes it"):
+        narrow(Table(), rate=0.5, example=tokens, strict=True)
+    caplog.clear()
+    narrow(Registers(), rate=0.5, example=torch.randn(2, 5, 3), strict=True)
+    assert not caplog.text
+
+
+def test_channels_that_einsum_computes_side_by_side_are_no_heads():
+    class Depthwise(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.kernel, self.down = nn.Linear(3, 8), nn.Parameter(torch.randn(8, 4)), nn.Linear(8, 2)
+
+        def forward(self, x):
+            x = F.pad(self.up(x).mT, (3, 0)).unfold(2, 4, 1)
+            return self.down(torch.einsum("bdlk,dk->bdl", x, self.kernel).mT)
+
+    x = torch.randn(2, 6, 3)
+    net = Depthwise()
+    small, _ = narrow(net, rate=0.5, example=x, strict=True)
+    assert (small.up.out_features, *small.kernel.shape) == (4, 4, 4)
+    with torch.no_grad():
+        net.down.weight[:, 4:] = 0
+    torch.testing.assert_close(small(x), net(x))
+
+
+def test_a_grid_of_positions_is_computed_from_their_number_alone():
+    class Moved(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.theta, self.down = nn.Conv2d(3, 8, 1), nn.Linear(3, 6), nn.Conv2d(8, 2, 1)
+
+        def forward(self, x):
+            theta, x = self.theta(x.mean((2, 3))).view(-1, 2, 3), self.up(x)
+            return self.down(F.grid_sample(x, F.affine_grid(theta, x.size(), False), align_corners=False))
+
+    small, _ = narrow(Moved(), rate=0.5, example=torch.randn(2, 3, 6, 6))
+    assert (small.up.out_channels, small.theta.out_features) == (4, 6)
+
+
+@pytest.mark.parametrize("name", ["d_k", "d_head", "head_dim"])
+def test_the_size_of_a_head_follows_by_each_of_its_usual_names(name):
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            setattr(self, name, 8)
+            self.q, self.k, self.v, self.out = (nn.Linear(*size) for size in (*[(5, 16)] * 3, (16, 2)))
+
+        def forward(self, x):
+            q, k, v = (layer(x).view(*x.shape[:2], 2, -1).transpose(1, 2) for layer in (self.q, self.k, self.v))
+            weights = (q @ k.mT / math.sqrt(getattr(self, name))).softmax(-1)
+            return self.out((weights @ v).transpose(1, 2).flatten(2))
+
+    small, _ = narrow(Attention(), rate=0.5, example=torch.randn(2, 4, 5))
+    assert small.q.out_features == 8
+    assert getattr(small, name) == 4

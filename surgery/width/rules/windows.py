@@ -43,6 +43,14 @@ def _grid_sample(view, args, out):
     return [*x[:2], *grid[1:-1]]
 
 
+@rule("affine_grid_generator", sizes={"size"})  # of which the number of channels says nothing
+def _affine_grid(view, args, out):
+    batch, *matrix = view.axes_of(args["theta"])
+    for axis in matrix:
+        fix(axis, role("a matrix moves positions"))
+    return [batch, *fresh(out.shape[1:], role("positions are sampled"))]
+
+
 @rule("pixel_shuffle")
 def _pixel_shuffle(view, args, out):
     r = args["upscale_factor"]

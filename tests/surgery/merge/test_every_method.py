@@ -231,3 +231,14 @@ def test_measuring_leaves_every_module_in_its_mode():
     merge.input_grams(model, [torch.randn(2, 4)])
     merge.fisher_information(model, [(torch.randn(2, 4), torch.randn(2, 4))], loss=torch.nn.functional.mse_loss)
     assert [module.training for module in model] == [True, False, True]
+
+
+def test_measures_of_models_with_computed_weights_and_with_integers():
+    normed = torch.nn.Sequential(torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(2, 3)))
+    with pytest.raises(SurgeryError, match="the weight of a ParametrizedLinear of this Sequential is computed"):
+        merge.input_grams(normed, [torch.ones(4, 2)])
+    net = torch.nn.Linear(2, 2)
+    net.codes = torch.nn.Parameter(torch.ones(3, dtype=torch.int8), requires_grad=False)
+    found = merge.fisher_information(net, [(torch.ones(3, 2), torch.tensor([0, 1, 1]))])
+    assert found.keys() == {"weight", "bias"}
+    assert not net.codes.requires_grad
