@@ -96,7 +96,7 @@ def run(arguments: Arguments) -> int:
     chance = math.log(loaded[settings[0].origin()].classes)
     for one in found:
         if plain and not one.centre < 0.99 * chance:
-            print(f"\n{one.title} is no better than chance ({chance:.3f}), so it means nothing that it is flat")
+            print(f"\n{one.title} is no better than chance ({chance:.3f}), so it means nothing how flat it is")
     draw_landscapes(found, common([run.config for run in runs]), f"{arguments.part} loss", arguments.out)
     write_grid(found, grid_file)
     print(f"\nfigure: {arguments.out}\ngrid:   {grid_file}")

@@ -32,7 +32,8 @@ def overview() -> str:
     from surgery.commands import COMMANDS
 
     first = {name: (command.__doc__ or "").splitlines()[0].rstrip(".") for name, command in COMMANDS.items()}
-    lines = [f"  {name:13}{text[0].lower()}{text[1:]}" for name, text in first.items()]
+    wide = max(map(len, first)) + 2
+    lines = [f"  {name:{wide}}{text[0].lower()}{text[1:]}" for name, text in first.items()]
     return "\n".join(
         [
             "usage: python -m surgery COMMAND ...",

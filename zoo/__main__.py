@@ -124,6 +124,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except BrokenPipeError:  # `| head` has read enough; discard what Python still flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:  # the output is full; discard what Python still flushes at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"error: the output cannot be written ({error.strerror})", file=sys.stderr)
+        return 2
     except ZooError as error:
         print(f"error: {error}".replace("python -m zoo", program), file=sys.stderr)
         return 2

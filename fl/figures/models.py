@@ -21,6 +21,7 @@ from fl.figures.style import COLORS, caption, save, shorten
 from fl.models.fleet import brief
 from surgery.similarity import SectionSimilarity
 
+_TITLE = 40  # characters of a line above a panel
 _LEAST = 1.1  # the colours span at least this factor, so that rounding does not fill them
 
 
@@ -49,7 +50,8 @@ def draw_landscapes(found: Sequence[Landscape], title: str, what: str, path: Pat
         for side in (panel.xaxis, panel.yaxis):
             side.set_major_locator(MaxNLocator(nbins=4))
         panel.tick_params(labelsize=8)
-        panel.set_title(f"{one.title}\nloss {one.centre:#.3g}, mean rise {one.rise()[0]:#.3g}", fontsize=9)
+        name = textwrap.fill(shorten(one.title), _TITLE)
+        panel.set_title(f"{name}\nloss {one.centre:#.3g}, mean rise {one.rise()[0]:#.3g}", fontsize=9)
     for panel in panels[len(found) :]:
         panel.set_visible(False)
     figure.supxlabel("first direction (in norms of the filters)", fontsize=9)

@@ -111,6 +111,8 @@ def _read(folder: Path, holds_others: bool) -> Iterator[Listed]:
     errors = [row["mae"] for row in rows if "mae" in row]
     place = folder / "summary.json"
     summary = _values(place, "JSON", json.loads) if place.exists() else {}  # none where the process was killed
+    if len(rows) < summary.get("rounds", 0):
+        raise FLError(f"{FILE} has {len(rows)} rounds, and summary.json has {summary['rounds']}")
     ended = len(rows) >= rounds or summary.get("complete") is True
     state = "failed" if summary.get("failed") else "finished" if ended else "interrupted"
     yield Listed(

@@ -160,6 +160,9 @@ def test_runs_are_listed(run_folder, tmp_path, capsys):
     run_folder("b/group/fedavg-seed0", rounds=9, algorithm="fedavg", dataset="pydoc", model="transformer")
     run_folder("b/damaged")  # which damage is told, tests/fl/runs/test_damage.py says
     (tmp_path / "b/damaged/config.yaml").write_text("seeds: 3")
+    less = run_folder("b/less")
+    (less / "summary.json").write_text(json.dumps({"complete": True, "rounds": 3}))
+    (less / "metrics.csv").write_text("round,accuracy\n1,0.5\n")
     run_folder("b/early", rounds=9, complete=True, accuracies=("", ""))
     (tmp_path / "b/group/metrics.csv").unlink()
     failed = {"complete": True, "failed": "the loss is nan in round 3"}
@@ -169,6 +172,7 @@ def test_runs_are_listed(run_folder, tmp_path, capsys):
         assert cli.main(["runs", str(tmp_path / "b")]) == 0
     said, warnings = capsys.readouterr()
     assert f"warning: {tmp_path}/b/damaged is left out: " in warnings
+    assert "b/less is left out: metrics.csv has 1 rounds, and summary.json has 3" in warnings
     rows = [re.split(r" {2,}", line) for line in said.replace(str(tmp_path / "b"), "").splitlines()]
     assert rows == [
         ["folder", "method", "data", "model", "rounds", "accuracy", "state"],
