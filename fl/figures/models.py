@@ -21,7 +21,7 @@ from fl.figures.style import COLORS, caption, save, shorten
 from fl.models.fleet import brief
 from surgery.similarity import SectionSimilarity
 
-_TITLE = 40  # characters of a line above a panel
+_TITLE = 30  # characters of a line above a panel
 _LEAST = 1.1  # the colours span at least this factor, so that rounding does not fill them
 
 
