@@ -338,8 +338,11 @@ def repair(
     calls: dict[nn.Module, int] = dict.fromkeys(norms, 0)
 
     def counted(norm: Any, _: Any) -> None:
+        if not calls[norm]:  # what was there may be NaN, which no momentum takes away
+            norm.running_mean.zero_()
+            norm.running_var.fill_(1)
         calls[norm] += 1
-        norm.momentum = 1 / calls[norm]  # the mean over all calls; the first replaces what was there
+        norm.momentum = 1 / calls[norm]  # the mean over all calls
 
     hooks = [norm.register_forward_pre_hook(counted) for norm in norms]
     number = -1

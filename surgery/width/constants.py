@@ -71,7 +71,9 @@ def merged(several: Iterable[Sizes]) -> Sizes:
 
 # Names of attributes that store widths, that count heads or groups, and that are scales computed from widths.
 # Attributes with other names are changed only if the model does not run as predicted otherwise.
-_WIDTH = re.compile(r"dim|channel|chs|feat|width|hidden|planes|embed|inner|d_model|d_k|d_v|d_head|head_size|rank")
+_WIDTH = re.compile(
+    r"dim|channel|chs|feat|width|hidden|planes|embed|inner|d_model|(?<![a-z])d_(?:k|v|head)(?![a-z])|head_size|rank"
+)
 COUNT = re.compile(r"(?<!d_)heads?$|groups?$")
 _OTHER = re.compile(r"(im|ima?ge?|video|screen|frame|window|patch|grid|pixel)s?_?width|stride|kernel|max_|min_")
 _SCALE = re.compile(r"scal|temp|norm|sqrt")
