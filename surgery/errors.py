@@ -26,7 +26,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or the name of its type if it has none.
 
-    >>> first_line(ValueError("no.\\n(more)")), first_line(KeyError())
-    ('no', 'KeyError')
+    >>> first_line(ValueError("no.\\n(more)")), first_line(KeyError()), first_line(KeyError(3))
+    ('no', 'KeyError', 'no key 3')
     """
-    return next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".!")
+    line = next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".!")
+    return f"no key {line}" if isinstance(error, KeyError) and error.args else line

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from surgery.copying import clone
 from surgery.depth.sections import Section
-from surgery.depth.tree import Skip
 from surgery.errors import SurgeryError, first_line
 from surgery.forward import arguments, in_mode, observed, tensors_in
 from surgery.names import is_inside
@@ -21,7 +20,7 @@ class Pass(NamedTuple):
 
     Attributes:
         shapes: of the outputs.
-        calls: how often each module without children ran, by name.
+        calls: how often each module with tensors of its own ran, by name.
         inputs: the first input of each block's first call.
         computed: whether numbers were computed: these may decide how many of something (boxes) there are.
     """
@@ -43,7 +42,8 @@ def watched(model: nn.Module, example: Any, changing: Iterable[Section] = ()) ->
             inputs.setdefault(name, args[0] if args else None)
 
         for name, module in copy.named_modules():
-            if not any(module.children()) and not isinstance(module, Skip):
+            # Activations are left out: blocks may share one, which then has the name of the first.
+            if (module._parameters or module._buffers) and not any(module.children()):
                 module.register_forward_hook(lambda *_, name=name: calls.update([name]))
             if name in blocks:
                 module.register_forward_pre_hook(lambda _, args, name=name: note(name, args))

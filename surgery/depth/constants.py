@@ -13,6 +13,7 @@ from torch import nn
 
 from surgery.configuration import is_settings
 from surgery.depth.sections import Section
+from surgery.depth.splice import is_list
 from surgery.names import is_inside, joined
 
 Key = tuple[str, str]  # a module's name, and an attribute of it or of an object that it holds: "config.num_layers"
@@ -25,8 +26,8 @@ def recounted(model: nn.Module, found: Sequence[Section], kept: Mapping[Section,
 
     Such an attribute belongs to a module around the section, or to an object that modules hold, such as a
     configuration. Its name says so (`n_layer`, `num_hidden_layers`, `decoder_layers` if the section is in a `decoder`,
-    `layer_types`), and its value is the section's depth, or a list of that length. Where it may be another section's it
-    is left alone.
+    `layer_types`), and its value is the section's depth, or a list of that length; or that of the whole list of modules
+    of which the section is a part. Where it may be another section's it is left alone.
 
     Args:
         found: all sections of the model.
@@ -38,46 +39,88 @@ def recounted(model: nn.Module, found: Sequence[Section], kept: Mapping[Section,
     >>> recounted(Net(), [section], {section: [0, 0, 0]})
     {('', 'n_layer'): 3}
     """
+    lists = _whole_lists(model, found, kept)
+    holders = list(_holders(model, [*found, *lists]))
     changes: dict[Key, Any] = {}
-    for (module, path), holder, served in _holders(model, found):
+    for (module, path), holder, about in holders:
+        nearer = [one for one in holders if len(one[2]) < len(about) and not isinstance(one[1], nn.Module)]
+        elsewhere = [section for _, other, its in nearer for section in its if _is_counted(section, other)]
+        served = [section for section in about if section not in elsewhere] or about
+        depths = [len(section.blocks) for section in served if section not in lists]
         for attribute, value in vars(holder).items():
-            new = _new_value(attribute, value, holder, served, kept)
-            if new is not None and new != value:
+            if not _words(attribute) & _COUNTED:
+                continue
+            if isinstance(value, list | tuple) and list(value) == depths:
+                new: Any = [len(kept.get(section, section.blocks)) for section in served if section not in lists]
+            elif len(mine := _counted(attribute, value, holder, served)) == 1 and mine[0] in {**kept, **lists}:
+                places = {**kept, **lists}[mine[0]]
+                new = len(places) if isinstance(value, int) else [value[place] for place in places]
+            else:
+                continue
+            new = new if isinstance(value, int) else type(value)(new)
+            if new != value:
                 changes[module, joined(path, attribute)] = new
     return changes
 
 
-def _new_value(
-    attribute: str, value: Any, holder: Any, served: Sequence[Section], kept: Mapping[Section, Sequence[int]]
-) -> Any:
-    words = _words(attribute)
-    if not words & _COUNTED:
-        return None
-    if isinstance(value, list | tuple) and list(value) == [len(section.blocks) for section in served]:
-        return type(value)(len(kept.get(section, section.blocks)) for section in served)
-    mine = [section for section in served if _counts(attribute, value, section) and words - _COUNTING - _COUNTED]
-    if not mine and not words - _COUNTING - _COUNTED - {"types", "type"}:
-        others = {s for s in served for name, v in vars(holder).items() if _names(name, s) and _counts(name, v, s)}
-        mine = [section for section in served if len(served) == 1 or section not in others]
-    if len(mine) != 1 or mine[0] not in kept or not _counts(attribute, value, mine[0]):
-        return None
-    positions = kept[mine[0]]
-    return len(positions) if isinstance(value, int) else type(value)(value[p] for p in positions)
+def _whole_lists(
+    model: nn.Module, found: Sequence[Section], kept: Mapping[Section, Sequence[int]]
+) -> dict[Section, list[int]]:
+    """The entries of each list that has blocks of a section that changes among others, and which of them stay."""
+    whole = {}
+    for parent in dict.fromkeys(block.rpartition(".")[0] for section in kept for block in section.blocks):
+        entries = tuple(joined(parent, name) for name in model.get_submodule(parent)._modules)
+        inside = [section for section in found if {*section.blocks} < {*entries}]
+        often = {b: list(kept[s]).count(i) for s in inside if s in kept for i, b in enumerate(s.blocks)}
+        if often and is_list(model.get_submodule(parent)):
+            whole[Section(parent, entries)] = [i for i, e in enumerate(entries) for _ in range(often.get(e, 1))]
+    return whole
 
 
-def _counts(attribute: str, value: Any, section: Section) -> bool:
-    """Whether a value may be the depth of a section, or have an entry for each of its blocks."""
-    if not _words(attribute) - _COUNTING - _COUNTED - {"types", "type"} <= _words(section.name):
-        return False
+def _is_counted(section: Section, settings: Any) -> bool:
+    """Whether a configuration, such as that of a vision tower, counts a section under a name of no other's."""
+    return any(
+        _words(attribute) & _COUNTED and not _special(attribute) and _fits(value, section)
+        for attribute, value in vars(settings).items()
+    )
+
+
+def _counted(attribute: str, value: Any, holder: Any, served: Sequence[Section]) -> list[Section]:
+    """The sections that an attribute may count, or have an entry for each block of."""
+    fitting = [section for section in served if _fits(value, section)]
+    if special := _special(attribute):
+        named = [section for section in fitting if special <= _words(section.name)]
+        if named or any(special & _words(section.name) for section in served):
+            return named
+        # The configuration may have that name for its plain number, and lists may be of whatever there is of a layer,
+        # such as `mlp_layer_types`; those of integers may be the numbers of some.
+        plain = attribute in {name for alias, name in _aliases(holder) if not _special(alias)}
+        return fitting if plain or (isinstance(value, list | tuple) and int not in map(type, value)) else []
+    others = {s for s in fitting for name, v in vars(holder).items() if _names(name, s) and _fits(v, s)}
+    return [section for section in fitting if len(served) == 1 or section not in others]
+
+
+def _fits(value: Any, section: Section) -> bool:
+    """Whether a value is the depth of a section, or has an entry for each of its blocks."""
     if type(value) in (list, tuple):
-        plain = all(isinstance(item, str | int | float) for item in value)
-        return plain and len(value) == len(section.blocks)
+        return len(value) == len(section.blocks) and all(isinstance(item, str | int | float) for item in value)
     return type(value) is int and value == len(section.blocks)
+
+
+def _aliases(holder: Any) -> Iterator[tuple[str, str]]:
+    """Other names of a configuration's attributes, as HuggingFace's have them: (other name, name)."""
+    found = getattr(holder, "attribute_map", None)
+    yield from found.items() if isinstance(found, Mapping) else ()
+
+
+def _special(attribute: str) -> set[str]:
+    """The words of a name that say whose layers, or what of them, it counts."""
+    return _words(attribute) - _COUNTING - _COUNTED - {"types", "type"}
 
 
 def _names(attribute: str, section: Section) -> bool:
     """Whether the name of an attribute has a word of the section's own name, such as `decoder`."""
-    return bool((_words(attribute) - _COUNTING - _COUNTED) & _words(section.name))
+    return bool(_words(attribute) & _COUNTED and _special(attribute) & _words(section.name))
 
 
 def _words(name: str) -> set[str]:
@@ -117,33 +160,49 @@ class Shift(NamedTuple):
     later: int
 
 
-def numbers(model: nn.Module, section: Section) -> list[tuple[str, str]]:
-    """(module inside the block, attribute) of each integer that numbers the section's blocks.
+def numbers(model: nn.Module, section: Section) -> dict[str, list[list[str]]]:
+    """By attribute that numbers the section's blocks, the modules of each block that have it.
 
     It goes up by one from block to block, and is not called what sizes are called. Numbers may begin anywhere. With
-    fewer than three blocks it must also be called what numbers are called (`layer_idx`, `block_id`, `index`, ...); a
-    single block's must also be its position.
+    fewer than three blocks, or where it belongs to other modules in each block (an attention here, a convolution
+    there), it must also be called what numbers are called (`layer_idx`, `block_id`, `index`, ...); a single block's
+    must also be its position.
 
     >>> class Block(nn.Linear):
     ...     def __init__(self, i): super().__init__(2, 2); self.layer_idx, self.groups = i, 1
     >>> numbers(nn.ModuleList([Block(0), Block(1)]), Section("", ("0", "1")))
-    [('', 'layer_idx')]
+    {'layer_idx': [['0'], ['1']]}
     """
-    first, *rest = (model.get_submodule(block) for block in section.blocks)
-    others = [dict(block.named_modules()) for block in rest]
-    found = []
-    for path, module in first.named_modules():
-        if type(module).__module__.startswith("torch.nn."):
-            continue  # their integers are sizes
-        for attribute, value in vars(module).items():
-            values = [value, *(vars(modules[path]).get(attribute) for modules in others if path in modules)]
-            if all(type(v) is int for v in values) and values == [*range(value, value + len(section.blocks))]:
-                named = _NUMBER.match(attribute) is not None
-                if (len(values) > 2 and not _SIZE.search(attribute)) or (
-                    named and (len(values) == 2 or _is_position(model, section, value))
-                ):
-                    found.append((path, attribute))
-    return found
+    found: dict[str, list[dict[str, int]]] = {}  # by attribute, for each block by path what it is
+    for place, block in enumerate(section.blocks):
+        for path, module in model.get_submodule(block).named_modules():
+            if type(module).__module__.startswith("torch.nn."):
+                continue  # their integers are sizes
+            for attribute, value in vars(module).items():
+                if type(value) is int:
+                    found.setdefault(attribute, [{} for _ in section.blocks])[place][path] = value
+    numbered = {}
+    for attribute, values in found.items():
+        named = _NUMBER.match(attribute) is not None
+        if named and len(values) > 1 and all(len({*one.values()}) == 1 for one in values):
+            paths = [[*one] for one in values] if _ascend([next(iter(one.values())) for one in values]) else []
+        elif (len(values) > 2 and not _SIZE.search(attribute)) or (named and len(values) < 3):
+            same = [path for path in values[0] if _ascend([one.get(path) for one in values])]
+            if len(values) == 1:
+                same = [path for path in same if _is_position(model, section, values[0][path])]
+            paths = [same for _ in values] if same else []
+        else:
+            paths = []
+        if paths:
+            numbered[attribute] = [
+                [joined(b, path) if path else b for path in those] for b, those in zip(section.blocks, paths)
+            ]
+    return numbered
+
+
+def _ascend(values: Sequence[int | None]) -> bool:
+    first = values[0]
+    return first is not None and [*values] == [*range(first, first + len(values))]
 
 
 def renumbered(model: nn.Module, shifts: Mapping[Section, Shift]) -> dict[tuple[str, str], int]:
@@ -153,18 +212,16 @@ def renumbered(model: nn.Module, shifts: Mapping[Section, Shift]) -> dict[tuple[
     """
     moves: Counter = Counter()
     for section, shift in shifts.items():
-        found = numbers(model, section)
-        for path, attribute in found:
-            moves.update({(_inside(b, path), attribute): by for b, by in zip(section.blocks, shift.blocks)})
-        for attribute in {attribute: None for _, attribute in found}:
-            moves.update({(name, attribute): shift.later for name in _numbered_on(model, section, found, attribute)})
+        for attribute, modules in numbers(model, section).items():
+            for names, by in zip(modules, shift.blocks):
+                moves.update({(name, attribute): by for name in names})
+            moves.update({(n, attribute): shift.later for n in _numbered_on(model, section, modules[-1][0], attribute)})
     return {(name, key): getattr(model.get_submodule(name), key) + by for (name, key), by in moves.items() if by}
 
 
-def _numbered_on(model: nn.Module, section: Section, found: list, attribute: str) -> Iterator[str]:
-    """The modules after the section whose numbers go on from those of the section."""
-    path = next(path for path, other in found if other == attribute)
-    value = last = getattr(model.get_submodule(_inside(section.blocks[-1], path)), attribute)
+def _numbered_on(model: nn.Module, section: Section, last_module: str, attribute: str) -> Iterator[str]:
+    """The modules after the section whose numbers go on from that of one in its last block."""
+    value = last = getattr(model.get_submodule(last_module), attribute)
     passed = False
     for name, module in model.named_modules():
         if any(is_inside(name, block) for block in section.blocks):
@@ -174,10 +231,6 @@ def _numbered_on(model: nn.Module, section: Section, found: list, attribute: str
                 return
             yield name
             value = number
-
-
-def _inside(block: str, path: str) -> str:
-    return joined(block, path) if path else block
 
 
 def _is_position(model: nn.Module, section: Section, value: int) -> bool:

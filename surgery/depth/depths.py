@@ -147,7 +147,12 @@ def first_that_runs(
     def attempt(ways: Mapping[Section, Way]) -> Changed:
         made = make(ways)
         if before is not None:
-            check_depth(before, watched(made[0], example), {section: kept[section] for section in ways})
+            try:
+                after = watched(made[0], example)
+            except SurgeryError as error:
+                changed = ", ".join(repr(section.name) for section in ways)
+                raise SurgeryError(f"another number of blocks in {changed}: {error}; leave them as they are") from error
+            check_depth(before, after, {section: kept[section] for section in ways})
             check_cached(root, made[0], example)
         return made
 

@@ -149,8 +149,9 @@ def _deeper(root: nn.Module, origins: Mapping[Section, list[int]], ways: Mapping
         last = section.blocks[-1]
         copies[last] = copies_of(deeper, last, more[section], origin)
         for by, block in enumerate(copies[last], 1):
-            for path, attribute in numbers(root, section):
-                set_attribute(block, path, attribute, attribute_of(block, path, attribute) + by)
+            for attribute, modules in numbers(root, section).items():
+                for path in (name[len(last) + 1 :] for name in modules[-1]):
+                    set_attribute(block, path, attribute, attribute_of(block, path, attribute) + by)
         undo.insert(0, insert(deeper, last, copies[last], ways[section].resize))
     return _Deeper(deeper, shared, copies, origin, undo)
 
@@ -249,8 +250,8 @@ def _without(
         left[section] = [i for i, block in enumerate(section.blocks) if block in skipped or block not in dropped]
         if section.blocks[0] in skipped and example is None and (found := numbers(root, section)):
             raise SurgeryError(
-                f"the blocks of section {section.name!r} are numbered ({found[0][1]}), and code that looks up the "
-                "first number (a cache) would find nothing: give the model's input as example=..., or keep block 0"
+                f"the blocks of section {section.name!r} are numbered ({next(iter(found))}), and code that looks up "
+                "the first number (a cache) would find nothing: give the model's input as example=..., or keep block 0"
             )
     shifts = {
         section: Shift(

@@ -187,8 +187,9 @@ def test_numbers_go_on_through_sections_and_begin_anywhere():
     for key, values in {"enc": (1, 2), "dec": (3, 4, 5), "other": (0, 1)}.items():
         net[key].extend(Numbered(layer_idx=i, width=2, depth=7 + i, drop_size=i) for i in values)
     first, second, third = surgery.sections(net)
-    assert numbers(net, first) == [("", "layer_idx")]  # two blocks: a name has to say that it is a number
-    assert numbers(net, second) == [("", "layer_idx"), ("", "depth")]
+    assert [*numbers(net, first)] == ["layer_idx"]  # two blocks: a name has to say that it is a number
+    modules = [["dec.0"], ["dec.1"], ["dec.2"]]
+    assert numbers(net, second) == {"layer_idx": modules, "depth": modules}
     moved = renumbered(net, {first: Shift([0, 0], 2)})
     assert moved == {(f"dec.{i}", "layer_idx"): 5 + i for i in range(3)}
     moved = renumbered(net, {first: Shift([0, -1], -1), third: Shift([0, 0], 9)})
@@ -200,8 +201,19 @@ def test_numbers_go_on_through_sections_and_begin_anywhere():
 
 def test_the_number_of_a_single_block_is_its_position():
     single = Section("", ("0",))
-    assert numbers(nn.ModuleList([Numbered(layer_idx=0, padding_idx=0)]), single) == [("", "layer_idx")]
-    assert numbers(nn.ModuleList([Numbered(layer_idx=5)]), single) == []
+    assert numbers(nn.ModuleList([Numbered(layer_idx=0, padding_idx=0)]), single) == {"layer_idx": [["0"]]}
+    assert numbers(nn.ModuleList([Numbered(layer_idx=5)]), single) == {}
+
+
+def test_numbers_may_belong_to_an_attention_here_and_to_a_convolution_there():
+    def block(i, part):
+        return nn.ModuleDict({part: Numbered(layer_idx=i, index=i), "mlp": nn.ModuleDict({"inner": Numbered(index=1)})})
+
+    net = nn.ModuleList([block(0, "conv"), block(1, "attention"), block(2, "attention")])
+    found = numbers(net, Section("", ("0", "1", "2")))
+    assert found == {"layer_idx": [["0.conv"], ["1.attention"], ["2.attention"]]}  # an index of 1 is in all of them
+    moved = renumbered(net, {Section("", ("0", "1", "2")): Shift([0, -1, -1], -1)})
+    assert moved == {("1.attention", "layer_idx"): 0, ("2.attention", "layer_idx"): 1}
 
 
 def test_counts_are_those_of_the_section_they_are_named_for():
@@ -239,3 +251,44 @@ def test_numbers_may_decide_how_many_outputs_there_are():
     deeper, _ = graft(net, depths=[4], example=x)
     assert deeper(x).shape[0] != net(x).shape[0]
     assert len(deeper.blocks) == 4
+
+
+def stack(n, kind=Numbered):
+    return nn.ModuleDict({"layers": nn.ModuleList(kind() for _ in range(n))})
+
+
+def test_a_count_is_that_of_the_section_of_which_no_nearer_configuration_says_it():
+    net = nn.ModuleDict({"vision": stack(3), "text": stack(3)})
+    net.config, net["vision"].config = SimpleNamespace(num_layers=3), SimpleNamespace(num_layers=3)
+    vision, text = surgery.sections(net)
+    assert recounted(net, [vision, text], {text: [0, 1, 2, 2]}) == {("", "config.num_layers"): 4}
+    assert recounted(net, [vision, text], {vision: [0, 1, 2, 2]}) == {("vision", "config.num_layers"): 4}
+
+
+def test_a_decoder_whose_configuration_takes_the_layers_of_an_encoder_for_its_number():
+    net = nn.ModuleDict({"decoder": stack(3)})
+    net.config = SimpleNamespace(encoder_layers=3, decoder_layers=3, attribute_map={"num_layers": "encoder_layers"})
+    (section,) = surgery.sections(net)
+    assert recounted(net, [section], {section: [0, 2]}) == {
+        ("", "config.encoder_layers"): 2,
+        ("", "config.decoder_layers"): 2,
+    }
+
+
+def test_a_configuration_counts_and_lists_all_entries_of_a_list_of_several_sections():
+    class Wide(Numbered):
+        def __init__(self):
+            super().__init__()
+            self.c = nn.Linear(2, 2)
+
+    net = stack(2)
+    net["layers"].extend([Wide(), Wide()])
+    net.config = SimpleNamespace(
+        num_layers=4, layer_types=[*"aabc"], mlp_layer_types=[*"xxyy"], only_layers=[0, 1], all_layers=[0, 1, 2, 3]
+    )
+    first, second = surgery.sections(net)
+    assert recounted(net, [first, second], {first: [0, 1, 1], second: [1]}) == {
+        ("", "config.layer_types"): [*"aaac"],
+        ("", "config.mlp_layer_types"): [*"xxxy"],
+    }
+    assert recounted(net, [first, second], {second: [0]})["", "config.num_layers"] == 3
