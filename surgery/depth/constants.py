@@ -6,7 +6,7 @@ and a block finds its slot by its number. Both stay true when the depth changes.
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -40,21 +40,25 @@ def recounted(model: nn.Module, found: Sequence[Section], kept: Mapping[Section,
     {('', 'n_layer'): 3}
     """
     lists = _whole_lists(model, found, kept)
+    kept = {**kept, **lists}
+    parts = {part for name, _ in model.named_modules() for part in name.split(".")}
     holders = list(_holders(model, [*found, *lists]))
+    counted_in: dict[Section, list[int]] = {}  # of how many sections each configuration is that counts a section
+    for _, holder, about in holders:
+        for section in [] if isinstance(holder, nn.Module) else about:
+            if _is_counted(section, vars(holder)):
+                counted_in.setdefault(section, []).append(len(about))
     changes: dict[Key, Any] = {}
     for (module, path), holder, about in holders:
-        nearer = [one for one in holders if len(one[2]) < len(about) and not isinstance(one[1], nn.Module)]
-        elsewhere = [section for _, other, its in nearer for section in its if _is_counted(section, other)]
-        served = [section for section in about if section not in elsewhere] or about
-        depths = [len(section.blocks) for section in served if section not in lists]
+        served = [one for one in about if min(counted_in.get(one, [len(about)])) >= len(about)] or about
+        depths = [section for section in served if section not in lists]
         for attribute, value in vars(holder).items():
             if not _words(attribute) & _COUNTED:
                 continue
-            if isinstance(value, list | tuple) and list(value) == depths:
-                new: Any = [len(kept.get(section, section.blocks)) for section in served if section not in lists]
-            elif len(mine := _counted(attribute, value, holder, served)) == 1 and mine[0] in {**kept, **lists}:
-                places = {**kept, **lists}[mine[0]]
-                new = len(places) if isinstance(value, int) else [value[place] for place in places]
+            if isinstance(value, list | tuple) and list(value) == [len(section.blocks) for section in depths]:
+                new: Any = [len(kept.get(section, section.blocks)) for section in depths]
+            elif len(mine := _counted(attribute, value, holder, served, lists, parts)) == 1 and mine[0] in kept:
+                new = len(kept[mine[0]]) if isinstance(value, int) else [value[place] for place in kept[mine[0]]]
             else:
                 continue
             new = new if isinstance(value, int) else type(value)(new)
@@ -77,27 +81,36 @@ def _whole_lists(
     return whole
 
 
-def _is_counted(section: Section, settings: Any) -> bool:
+def _is_counted(section: Section, settings: Mapping[str, Any]) -> bool:
     """Whether a configuration, such as that of a vision tower, counts a section under a name of no other's."""
     return any(
         _words(attribute) & _COUNTED and not _special(attribute) and _fits(value, section)
-        for attribute, value in vars(settings).items()
+        for attribute, value in settings.items()
     )
 
 
-def _counted(attribute: str, value: Any, holder: Any, served: Sequence[Section]) -> list[Section]:
-    """The sections that an attribute may count, or have an entry for each block of."""
-    fitting = [section for section in served if _fits(value, section)]
+def _counted(
+    attribute: str, value: Any, holder: Any, served: Sequence[Section], lists: Iterable[Section], parts: set[str]
+) -> list[Section]:
+    """The sections that an attribute counts, or has an entry for each block of; more than one if that is not known.
+
+    Args:
+        lists: those that are whole lists, which stand for the sections in them.
+        parts: what modules of the model are called.
+    """
+    units = [one for one in served if not any({*one.blocks} < {*other.blocks} for other in lists)]
+    fitting = [one for one in units if _fits(value, one)]
     if special := _special(attribute):
-        named = [section for section in fitting if special <= _words(section.name)]
-        if named or any(special & _words(section.name) for section in served):
+        named = [one for one in served if special <= _words(one.name) and _fits(value, one)]
+        if named or any(special & _words(one.name) for one in served):
             return named
-        # The configuration may have that name for its plain number, and lists may be of whatever there is of a layer,
-        # such as `mlp_layer_types`; those of integers may be the numbers of some.
-        plain = attribute in {name for alias, name in _aliases(holder) if not _special(alias)}
-        return fitting if plain or (isinstance(value, list | tuple) and int not in map(type, value)) else []
-    others = {s for s in fitting for name, v in vars(holder).items() if _names(name, s) and _fits(v, s)}
-    return [section for section in fitting if len(served) == 1 or section not in others]
+        if isinstance(value, list | tuple):  # whatever there is of a layer; integers may be the numbers of some
+            return [] if int in map(type, value) else fitting
+        if special & parts or not any(name == attribute and not _special(alias) for alias, name in _aliases(holder)):
+            return []
+    others = {one for one in units for name, v in vars(holder).items() if _names(name, one) and _fits(v, one)}
+    mine = [one for one in units if len(units) == 1 or one not in others]
+    return mine if len(mine) == 1 and mine[0] in fitting else []
 
 
 def _fits(value: Any, section: Section) -> bool:
