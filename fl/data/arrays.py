@@ -214,7 +214,9 @@ def _names(names: Any, count: int) -> tuple[str, ...]:
 def _numbered(y: Any, test_y: Any, names: Any) -> tuple[Any, Any, Any]:
     """Number classes that are given by name, in alphabetical order or that of `names`; others stay as they are."""
     try:
-        given = [np.asarray(values) for values in (y, test_y)]
+        given = [_with_strings(name, values) for name, values in (("y", y), ("test_y", test_y))]
+    except FLError:
+        raise
     except Exception:  # which `tensor` explains
         return y, test_y, names
     if not all(each.dtype.kind in "SU" and each.ndim == 1 for each in given):
@@ -227,6 +229,17 @@ def _numbered(y: Any, test_y: Any, names: Any) -> tuple[Any, Any, Any]:
             known = "names" if len(names) else "y"
             raise FLError(f"{what} has a class {strange[0]!r}, which {known} does not have: leave its samples out")
     return *([places[str(name)] for name in each.tolist()] for each in given), order
+
+
+def _with_strings(name: str, values: Any) -> np.ndarray:
+    """Convert values to an array, whose names are strings also where they are objects, as in pandas."""
+    array = np.asarray(values)
+    if array.dtype.kind not in "OU" or array.ndim != 1:
+        return array
+    others = [(k, each) for k, each in enumerate(values) if not isinstance(each, str)]
+    if others and len(others) < len(array):
+        raise FLError(f"{name}[{others[0][0]}] is {others[0][1]!r} among names: give a name, or leave the sample out")
+    return array if others else array.astype(str)
 
 
 def targets(name: str, value: Any, x: Tensor, task: str) -> Tensor:
@@ -361,7 +374,7 @@ def _owners(owners: Any, test_owners: Any, n: int, test_n: int) -> dict[str, Ten
     for name, values, count in (("owners", owners, n), ("test_owners", test_owners, test_n)):
         if values is None:
             continue
-        parts[name] = array = np.asarray(values.cpu() if isinstance(values, Tensor) else values)
+        parts[name] = array = _with_strings(name, values.cpu() if isinstance(values, Tensor) else values)
         if array.shape != (count,) or array.dtype.kind not in "iuSU":
             raise FLError(f"{name} is {array.dtype} {list(array.shape)}: give a number or a name for each of {count:,}")
     if len({array.dtype.kind in "iu" for array in parts.values()}) > 1:

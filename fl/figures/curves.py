@@ -242,7 +242,8 @@ def run_figure(rows: Sequence[Row], title: str, path: Path, what: str = "cross e
     for axis in axes:
         mark_levels(axis, rows, COLORS[0], named=True)
     for axis in (accuracy, loss):
-        axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False, fontsize=8)
+        if axis.get_legend_handles_labels()[0]:  # before the first evaluation there may be none
+            axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False, fontsize=8)
     figure.suptitle(shorten(title), fontsize=11)
     save(figure, path)
 

@@ -103,6 +103,7 @@ MEASURED = {
         heading="attack %",
         factor=100,
         label="images with the trigger\ntaken for its class",
+        falls=True,
         measure=_attack_success,
     ),
 }
@@ -112,14 +113,14 @@ _CLIENT_SCORES = {
     "accuracy": Column(
         due="global", heading="clients' acc. %", factor=100, label="mean test accuracy\non clients' own data"
     ),
-    "std": Column(due="global", factor=100),
+    "std": Column(due="global", factor=100, falls=True),
     "worst_tenth": Column(due="global", heading="worst tenth %", factor=100),
     "loss": Column(due="global", digits=3, falls=True),
     "f1": Column(due="global", heading="clients' F1 %", factor=100),
-    "f1_std": Column(due="global", factor=100),
+    "f1_std": Column(due="global", factor=100, falls=True),
     "perplexity": Column(due="global", heading="clients' perplexity", falls=True),
     "mae": Column(due="global", heading="clients' abs. error", digits=3, falls=True),
-    "mae_std": Column(due="global", digits=3),
+    "mae_std": Column(due="global", digits=3, falls=True),
     "mae_worst_tenth": Column(due="global", heading="worst tenth's error", digits=3, falls=True),
     "r2": Column(due="global", heading="clients' R2", digits=3),
 }

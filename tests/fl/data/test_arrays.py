@@ -270,6 +270,24 @@ def test_hugging_face_data_sets():
         Dataset.from_huggingface(*parts)
 
 
+@pytest.mark.parametrize("kind", ["str", "object", "category"])
+def test_names_may_be_columns_of_pandas(kind):
+    pd = pytest.importorskip("pandas")
+    x, kinds = np.zeros((4, 2)), pd.Series(["dog", "cat", "cat", "dog"], index=[3, 5, 7, 9]).astype(kind)
+    data = Dataset.from_arrays(x, kinds, x, kinds, owners=kinds)
+    assert (data.names, data.y.tolist(), data.owners.tolist()) == (("cat", "dog"), [1, 0, 0, 1], [1, 0, 0, 1])
+
+
+@pytest.mark.parametrize("name", ["y", "owners"])
+@pytest.mark.parametrize("missing", [float("nan"), None])
+def test_a_missing_name_does_not_become_one(name, missing):
+    x, names = np.zeros((4, 2)), ["a", "b", "a", "b"]
+    for kind in (list, lambda values: np.array(values, dtype=object)):
+        given = {"y": names, "owners": names} | {name: kind(["a", "b", missing, "b"])}
+        with pytest.raises(FLError, match=rf"{name}\[2\] is (nan|None) among names: give a name, or leave"):
+            Dataset.from_arrays(x, given["y"], x, names, owners=given["owners"])
+
+
 def test_test_samples_of_unknown_owners_are_not_pooled():
     data = Dataset.from_arrays(TABLE, LABELS, TABLE[:2], LABELS[:2], list("bacb"))
     with pytest.raises(fl.FLError, match=r"--pool-test-set: .* does not say who owns its test samples"):

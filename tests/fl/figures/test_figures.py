@@ -164,6 +164,11 @@ def test_a_runs_curves_say_what_they_are(monkeypatch, tmp_path):
     assert accuracy.collections[0].get_paths()[0].vertices[:, 1].max() == 1
 
 
+def test_curves_of_a_run_before_its_first_evaluation_warn_of_nothing(recwarn, tmp_path):
+    curves.run_figure([{"round": 1, "seconds": 1.0, "train_loss": 2.0}], "a run", tmp_path / "f.png")
+    assert not recwarn.list
+
+
 def test_the_partition_says_its_colours_and_has_whole_numbers():
     y = torch.arange(1000) % 10
     partition = deal(y, "clusters", 10, np.random.default_rng(0), clusters=(2, 5), cluster_classes=(2, 1))

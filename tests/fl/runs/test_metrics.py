@@ -3,7 +3,7 @@ import pytest
 from fl import FLError
 from fl.algorithms import ALGORITHMS, fedavg
 from fl.algorithms.method import Method
-from fl.runs.metrics import Metrics, evaluations_since_best, read
+from fl.runs.metrics import Metrics, best, evaluations_since_best, read
 
 
 def test_a_metric_without_a_column_is_refused_before_its_row_is_written(tmp_path):
@@ -59,3 +59,9 @@ def test_rounds_of_two_processes_are_refused(tmp_path, rounds, message):
 def test_before_the_first_evaluation_none_was_in_vain():
     assert evaluations_since_best([]) == 0
     assert evaluations_since_best([{"round": 1}]) == 0
+
+
+@pytest.mark.parametrize("by", ["local_test_std", "local_valid_f1_std", "local_test_mae_std", "attack_success"])
+def test_the_best_round_is_that_of_the_most_equal_clients_and_the_weakest_attack(by):
+    rows = [{"round": r, "accuracy": 0.5, by: value} for r, value in ((1, 0.2), (2, 0.1), (3, 0.3))]
+    assert best(rows, by)["round"] == 2
