@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from surgery.errors import SurgeryError
 from surgery.forward import call
-from surgery.states import State, owners
+from surgery.states import State, names_by_id, owners
 
 
 def fisher_information(
@@ -108,7 +108,7 @@ def input_grams(model: nn.Module, batches: Iterable[Any]) -> State:
     {'0.weight': tensor([[1., 2.],
             [2., 4.]])}
     """
-    names = {id(p): name for _, _, own in owners(model) for name, p in own.items()}
+    names = names_by_id(model)
     result: State = {}
 
     def seen(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:

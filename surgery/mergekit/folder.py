@@ -124,15 +124,9 @@ def _open(path: str) -> Checkpoint:
 
 def _described(checkpoint: Checkpoint) -> dict[str, Any] | None:
     """What config.json says; None if there is none."""
-    file = checkpoint.path / "config.json"
-    if not file.is_file():
-        return None
-    try:
-        found = json.loads(file.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise SurgeryError(f"{file} is no JSON ({first_line(error)}): mend it, or fetch it again") from None
-    if not isinstance(found, dict):
-        raise SurgeryError(f"{file} is no configuration: fetch it again")
+    found = checkpoint.config
+    if not isinstance(found, dict | None):
+        raise SurgeryError(f"config.json of {checkpoint.path} is no configuration: fetch it again")
     return found
 
 

@@ -8,14 +8,14 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 
-from surgery.configuration import first_difference, holder_of, made_from, reread, shapes_of
+from surgery.configuration import first_difference, holder_of, made_from, reread
 from surgery.errors import SurgeryError, first_line
 from surgery.files import Checkpoint, open_state
 from surgery.lazy import LazyState, pieces_of
 from surgery.libraries import example_input, named
 from surgery.operations.arguments import own, value_of
 from surgery.plan.submodel import Submodel
-from surgery.states import load, owners, state
+from surgery.states import load, owners, shapes_of, state
 
 _FORMS = "timm:NAME, torchvision:NAME, or module:factory of your own, each with arguments if needed (,num_classes=10)"
 
@@ -173,13 +173,10 @@ def build(name: str | None, checkpoint: Checkpoint | None = None) -> nn.Module:
 
 
 def _described(checkpoint: Checkpoint | None) -> nn.Module:
-    file = checkpoint.path / "config.json" if checkpoint is not None and checkpoint.is_folder else None
-    if file is None or not file.is_file():
+    found = None if checkpoint is None else checkpoint.config
+    if found is None:
         raise SurgeryError(f"this needs the model, of which the checkpoint holds tensors only: give --model {_FORMS}")
-    try:
-        found = json.loads(file.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise SurgeryError(f"{file} is no JSON ({first_line(error)}): mend it, or fetch it again") from None
+    file = checkpoint.path / "config.json"
     try:
         import transformers
 

@@ -37,7 +37,7 @@ from surgery.plan.positions import (
     selected,
     take,
 )
-from surgery.states import Stack, State, as_state, check_same_shapes, owners, state
+from surgery.states import Stack, State, as_state, check_same_shapes, owners, shapes_of, state
 
 _FORMAT, _VERSION = "layer-surgery submodel", 2
 Edit: TypeAlias = Mapping[str, Any]  # what `surgery.plan.edits` does to a module, as a JSON object
@@ -330,8 +330,7 @@ class Submodel:
             apply_edit(small, edit)
         names = {name: tensor for _, _, own in owners(small) for name, tensor in own.items()}
         expected = {name: self.small_shapes.get(name, ()) for name in names}
-        found = {name: tuple(tensor.shape) for name, tensor in values.items()}
-        check_same_shapes(expected, found, "the edited module", "the plan")
+        check_same_shapes(expected, shapes_of(values), "the edited module", "the plan")
         replace_tensors(small, {id(tensor): values[name] for name, tensor in names.items()}, originals)
         return small
 

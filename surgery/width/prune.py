@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from surgery.configuration import shapes_of
 from surgery.errors import SurgeryError, first_line
 from surgery.plan import Submodel
+from surgery.states import shapes_of
 from surgery.width import importance as criteria
 from surgery.width.attempts import Attempt, Request, attempt, final
 from surgery.width.choose import Demand, Heads, Rounding, Scores, checked
