@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from surgery.copying import clone
 from surgery.errors import SurgeryError, first_line
-from surgery.forward import named_tensors
+from surgery.forward import check_runs, named_tensors
 from surgery.names import joined
 from surgery.states import as_real
 from surgery.width.replay import read_batch
@@ -73,10 +73,7 @@ def importance(
     """
     if not callable(by) and by not in get_args(Name):
         raise SurgeryError(f"unknown criterion by={by!r}: choose {', '.join(get_args(Name))} or give a function")
-    if not isinstance(model, nn.Module):
-        raise SurgeryError(f"importance runs the model: give a module, not a {type(model).__name__}")
-    if example is None:
-        raise SurgeryError("importance runs one forward pass: give an input as `example`")
+    check_runs(model, example, "importance")
     if isinstance(by, type):
         raise SurgeryError(f"by={by.__name__} is a class: give an object of it, {by.__name__}()")
     if any(tensor.is_meta for tensor in model.parameters()):

@@ -36,19 +36,8 @@ def runs_of(axis: Axis, choice: Choice) -> Runs:
     return merged(result)
 
 
-def positions(axis: Axis, choice: Choice) -> list[int]:
-    """The positions that stay.
-
-    >>> from surgery.width.solve import Product
-    >>> heads, width = Atom(2), Atom(4)
-    >>> positions(Product((heads, width)), {width: (0, 2)})
-    [0, 2, 4, 6]
-    """
-    return [position for start, stop in runs_of(axis, choice) for position in range(start, stop)]
-
-
 def placed(axis: Axis, choice: Choice) -> Tensor:
-    """`positions` as a tensor, for widths of which a choice says an order.
+    """The positions that stay, in the order in which a choice has them.
 
     >>> from surgery.width.solve import Product
     >>> heads, width = Atom(2), Atom(4)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from surgery.errors import SurgeryError, first_line
+from surgery.forward import check_runs
 from surgery.plan import Submodel
 from surgery.states import shapes_of
 from surgery.width import importance as criteria
@@ -109,12 +110,9 @@ def prune(
     >>> sizes
     (Size(macs=800, parameters=904), Size(macs=600, parameters=679), Size(macs=400, parameters=454))
     """
-    if not isinstance(model, nn.Module):
-        raise SurgeryError(f"prune runs the model: give a module, not a {type(model).__name__}")
+    check_runs(model, example, "prune")
     if not isinstance(target, Target):
         raise SurgeryError(f"target is a surgery.Target of macs, parameters, positions or latency, got {target!r}")
-    if example is None:
-        raise SurgeryError("prune runs one forward pass: give an input as `example`")
     if finetune is not None and not callable(finetune):
         raise SurgeryError(f"finetune is a function of a model and the number of a step, got {finetune!r}")
     if criteria.is_pruner(importance):  # its class has divided the scores itself, and LAMP's not by a mean
