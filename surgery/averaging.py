@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from surgery.copying import clone
-from surgery.errors import SurgeryError, first_line
+from surgery.errors import SurgeryError, explained
 from surgery.forward import call, copied, in_mode
 from surgery.names import joined
 from surgery.states import Models, Stack, State, as_stack, as_state, check_same, compute_dtype, stack_size, state
@@ -362,13 +362,9 @@ def _run(model: nn.Module, batches: Iterable[Any]) -> None:
     """Run a model on each batch; SurgeryError if there is none, or if it does not run on one."""
     number = -1
     for number, batch in enumerate(batches):
-        try:
+        what = f"{type(model).__name__} does not run on batches[{number}]"
+        with explained(what, "; give inputs without labels, two or more in a batch"):
             call(model, copied(batch))
-        except Exception as error:
-            raise SurgeryError(
-                f"{type(model).__name__} does not run on batches[{number}]: {first_line(error)}; give inputs without "
-                "labels, two or more in a batch"
-            ) from error
     if number < 0:
         raise SurgeryError("repair needs `batches`, at least one")
 

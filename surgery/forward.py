@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from surgery.copying import clone, like, plain_tensors
-from surgery.errors import InternalError, SurgeryError, first_line
+from surgery.errors import SurgeryError, explained, first_line
 from surgery.torch_private import BatchNorm, Dropout, tree_leaves, tree_map
 
 T = TypeVar("T")
@@ -260,12 +260,8 @@ def observed(model: nn.Module, example: Any, watch: Callable[[nn.Module, Any], T
     name = type(model).__name__
     _log.info("%s cannot run on the meta device, so it runs where it is: %s", name, why_not)
     alone = clone(model)
-    try:
+    with explained(f"{name} does not run on the example"):
         return Observed(watch(alone, copied(example)), model, example, False, why_not)
-    except (SurgeryError, InternalError):
-        raise
-    except Exception as error:
-        raise SurgeryError(f"{name} does not run on the example: {first_line(error)}") from error
 
 
 def ghost_of(model: nn.Module) -> nn.Module:

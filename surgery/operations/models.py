@@ -4,7 +4,6 @@ The docstring of an operation is what --help prints. `Returns` says first what -
 """
 
 import logging
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +14,7 @@ from tqdm import tqdm
 
 import surgery
 from surgery.copying import clone
-from surgery.errors import SurgeryError
+from surgery.errors import SurgeryError, about
 from surgery.files.reading import read_json
 from surgery.lazy import metas
 from surgery.operations.arguments import (
@@ -202,11 +201,9 @@ def permute(
         if model.described:
             model.built()  # brings tied tensors under one name
         return model.alike(found.embed(model.values)[0] if inverse else found.extract(model.values), found)
-    try:
+    with about(str(permutations)):
         orders = {name: _inverse(order) if inverse else order for name, order in found.items()}
         return _ordered(model, *surgery.permute(model.built(), orders, example=model.example()))
-    except SurgeryError as error:
-        raise SurgeryError(f"{permutations}: {error}") from None
 
 
 def align(
@@ -238,13 +235,11 @@ def align(
         raise SurgeryError(f"to align by {by} {need}")
     net = model.loaded()
     other = dict(state_for(net, to.values, to.what))
-    try:
+    with about(f"{to.what} is no model of the same architecture as {model.what}"):
         reference = surgery.load(clone(net), other)
-    except SurgeryError as error:
-        raise SurgeryError(f"{to.what} is no model of the same architecture as {model.what}: {error}") from None
     example = model.example()
     aligner = Aligner(reference, example=example)
-    with tqdm(desc="align", unit="width", delay=2, leave=False, disable=not sys.stderr.isatty()) as bar:
+    with tqdm(desc="align", unit="width", delay=2, leave=False, disable=None) as bar:
 
         def progress(done: int, of: int) -> None:
             bar.total = of

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from surgery.copying import clone
-from surgery.errors import SurgeryError, first_line, is_out_of_memory
+from surgery.errors import SurgeryError, explained, is_out_of_memory
 from surgery.forward import call, copied, in_mode, in_precision, tensors_in, watching
 from surgery.states import as_real, state
 from surgery.torch_private import Watch
@@ -94,16 +94,10 @@ def read_batch(
     Raises:
         SurgeryError: if the model does not run, or computes something else than on the example.
     """
-    try:
-        with in_mode(model, training=False), watching(model), _Reads(solution, names, or_constants, read):
-            call(model, copied(batch))
-    except SurgeryError:
-        raise
-    except Exception as error:
-        raise SurgeryError(
-            f"{type(model).__name__} does not run on {where}: {first_line(error)}; by={by!r} takes batches of inputs, "
-            "without labels"
-        ) from error
+    reads, what = _Reads(solution, names, or_constants, read), f"{type(model).__name__} does not run on {where}"
+    hint = f"; by={by!r} takes batches of inputs, without labels"
+    with explained(what, hint), in_mode(model, training=False), watching(model), reads:
+        call(model, copied(batch))
 
 
 def trial(model: nn.Module, dtype: torch.dtype = torch.float64) -> nn.Module:
@@ -125,11 +119,8 @@ def changed(model: nn.Module, wide: nn.Module, solution: Solution, choice: Choic
     A sum over repeated positions counts only if what is computed of it differs, too: it may be divided by their number.
     """
     keep = _Keep(solution)
-    try:
-        with in_mode(model, training=False), watching(model), keep:
-            before = tensors_in(call(model, copied(example)))
-    except Exception as error:
-        raise SurgeryError(f"{type(model).__name__} does not run again: {first_line(error)}") from error
+    with explained(f"{type(model).__name__} does not run again"), in_mode(model, training=False), watching(model), keep:
+        before = tensors_in(call(model, copied(example)))
     compare = _Compare(keep.kept, solution, choice)
     try:
         with in_mode(wide, training=False), watching(wide), compare:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from surgery.copying import clone
-from surgery.errors import SurgeryError, first_line
+from surgery.errors import SurgeryError, explained
 from surgery.forward import call, copied, in_mode, named_tensors, tensors_in, varied
 from surgery.states import State, as_real, load, names_by_id, state
 from surgery.width.permute import solved_for
@@ -367,11 +367,8 @@ def check_same_outputs(
     after = load(clone(before), rotated(folded(state(before), widths), widths, matrices))
     given, results = varied(example, torch.float64), []
     for one in (before, after):
-        try:
-            with in_mode(one, training=False), torch.no_grad():
-                found = call(one, copied(given))
-        except Exception as error:
-            raise SurgeryError(f"{type(model).__name__} does not run in float64: {first_line(error)}") from error
+        with explained(f"{type(model).__name__} does not run in float64"), in_mode(one, training=False):
+            found = call(one, copied(given))
         results.append(tensors_in(output(found) if output else found))
     if not all(map(_same, *results)):
         raise SurgeryError(
