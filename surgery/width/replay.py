@@ -129,8 +129,8 @@ def changed(model: nn.Module, wide: nn.Module, solution: Solution, choice: Choic
         if is_out_of_memory(error):
             raise
         return compare.done if compare.summed is None else compare.summed
-    same = all(_same(repeated(old, axes, choice), new) for old, axes, new in zip(before, solution.outputs[0], after))
-    return None if same else compare.summed
+    alike = all(same(repeated(old, axes, choice), new) for old, axes, new in zip(before, solution.outputs[0], after))
+    return None if alike else compare.summed
 
 
 class _Differs(Exception):
@@ -178,7 +178,7 @@ class _Compare(_Replay):
     def returns(self, name: str, tensors: list[Tensor]) -> None:
         step, before = self.steps[self.done], self.kept[self.done]
         if step.name != name or not all(
-            _same(repeated(old, axes, self.choice), new)
+            same(repeated(old, axes, self.choice), new)
             for old, axes, new in zip(before, step.outputs, tensors)
             if not self.no_numbers[self.done]
             and [axis.size for axis in axes] == list(old.shape)  # some kernels leave statistics empty
@@ -189,20 +189,21 @@ class _Compare(_Replay):
         self.kept[self.done] = []
 
 
-def _same(expected: Tensor, found: Tensor) -> bool:
+def same(expected: Tensor, found: Tensor, near: float | None = None) -> bool:
+    """Whether two tensors are the same but for rounding, which is less than `near` times the largest number."""
     if expected.shape != found.shape:
         return False
     if found._is_zerotensor():  # one without memory, which must not be read
         return True
     if found.is_complex() and expected.is_complex():
-        return _same(as_real(expected), as_real(found))
+        return same(as_real(expected), as_real(found), near)
     if not found.is_floating_point() or not found.numel():
         return found.dtype != expected.dtype or bool((found == expected).all())
     low, high = expected.aminmax()
     size = max(-low.item(), high.item())
     if not math.isfinite(size):
         size = expected.abs().nan_to_num(0, 0, 0).max().item()
-    near = _NEAR if found.dtype == torch.float64 else 1e-3
+    near = near or (_NEAR if found.dtype == torch.float64 else 1e-3)
     atol = near * max(size, 1e-30)
     low, high = (found - expected).aminmax()
     if max(-low.item(), high.item()) <= atol:  # several times as fast as `allclose`; False where there are NaNs
