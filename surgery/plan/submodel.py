@@ -360,11 +360,11 @@ class Submodel:
                     "another version of this package may read it"
                 )
             shapes = {name: tuple(map(operator.index, shape)) for name, shape in data["full"].items()}
-            entries = {n: tuple(Source(str(s), as_index(i)) for s, i in own) for n, own in data["entries"].items()}
+            entries = {n: tuple(Source(_text(s), as_index(i)) for s, i in own) for n, own in data["entries"].items()}
             edits = tuple(dict(edit) for edit in data["edits"])
             dtypes = {name: _dtype(kind) for name, kind in data["dtypes"].items()}
             same = fingerprint(shapes) == data["fingerprint"]
-            hashed = str(data["structure"])
+            hashed = _text(data["structure"])
         except SurgeryError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -461,8 +461,14 @@ def _index_text(index: Index) -> str:
     return f"[{', '.join(texts)}]"
 
 
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not a string")
+    return value
+
+
 def _dtype(name: Any) -> torch.dtype:
-    dtype = getattr(torch, str(name), None)
+    dtype = getattr(torch, _text(name), None)
     if not isinstance(dtype, torch.dtype):
         raise SurgeryError(f"the plan names the dtype {name!r}, which this version of torch does not have: update it")
     return dtype
