@@ -87,7 +87,7 @@ def read_json(path: Path) -> Any:
     except OSError as error:
         raise SurgeryError(f"{path} cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
-        raise SurgeryError(f"{path} is damaged or no JSON ({first_line(error)}): fetch or save it again") from None
+        raise SurgeryError(f"{path} is no JSON ({first_line(error)}): mend it, or fetch it again") from None
 
 
 def open_state(path: str | Path) -> Checkpoint:
