@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from surgery.copying import clone
-from surgery.errors import SurgeryError, first_line
+from surgery.errors import SurgeryError, explained
 from surgery.forward import call, copied, in_mode
 from surgery.names import joined
 from surgery.states import Models, Stack, State, as_stack, as_state, check_same, compute_dtype, stack_size, state
@@ -345,27 +345,28 @@ def repair(
         norm.momentum = 1 / calls[norm]  # the mean over all calls
 
     hooks = [norm.register_forward_pre_hook(counted) for norm in norms]
-    number = -1
     with in_mode(twin, training=False):
         for norm in norms:
             norm.num_batches_tracked = None
             norm.train()
-        for number, batch in enumerate(batches):
-            try:
-                call(twin, copied(batch))
-            except Exception as error:
-                raise SurgeryError(
-                    f"{type(model).__name__} does not run on batches[{number}]: {first_line(error)}; give inputs "
-                    "without labels, two or more in a batch"
-                ) from error
-    if number < 0:
-        raise SurgeryError("repair needs `batches`, at least one")
+        _run(twin, batches)
     for hook, norm, (momentum, tracked) in zip(hooks, norms, before):
         hook.remove()
         norm.momentum, norm.num_batches_tracked = momentum, tracked
     if idle := [name for name, module in twin.named_modules() if calls.get(module) == 0]:
         _log.warning("%s keep their statistics: the batches do not run them", ", ".join(idle))
     return twin
+
+
+def _run(model: nn.Module, batches: Iterable[Any]) -> None:
+    """Run a model on each batch; SurgeryError if there is none, or if it does not run on one."""
+    number = -1
+    for number, batch in enumerate(batches):
+        what = f"{type(model).__name__} does not run on batches[{number}]"
+        with explained(what, "; give inputs without labels, two or more in a batch"):
+            call(model, copied(batch))
+    if number < 0:
+        raise SurgeryError("repair needs `batches`, at least one")
 
 
 class _Moments:
@@ -396,13 +397,8 @@ def _moments(model: nn.Module, batches: Sequence[Any], names: Iterable[str]) -> 
 
     hooks = [layer.register_forward_hook(kept(name)) for name, layer in layers.items()]
     try:
-        with in_mode(model, training=False), torch.no_grad():
-            for number, batch in enumerate(batches):
-                try:
-                    call(model, copied(batch))
-                except Exception as error:
-                    why = f"does not run on batches[{number}]: {first_line(error)}; give inputs without labels"
-                    raise SurgeryError(f"{type(model).__name__} {why}") from error
+        with in_mode(model, training=False):
+            _run(model, batches)
     finally:
         for hook in hooks:
             hook.remove()
@@ -415,8 +411,8 @@ _SCALED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
 
 def _rescaled(model: nn.Module, batches: list[Any], ends: list[nn.Module], weights: Tensor) -> nn.Module:
     """The model itself, each layer after those before it; a channel that is constant is only shifted."""
-    if not batches or weights.ndim != 1:
-        raise SurgeryError("repair needs `batches`, at least one, and one weight for each of the ends")
+    if weights.ndim != 1:
+        raise SurgeryError("repair needs one weight for each of the ends")
     for number, end in enumerate(ends):
         check_same(state(model), as_state(end, f"ends[{number}]"), "the model", f"ends[{number}]")
     names = [name for name, layer in model.named_modules() if isinstance(layer, _SCALED)]

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from surgery.errors import first_line
 from surgery.names import joined
-from surgery.states import state
+from surgery.states import shapes_of
 
 Fields = tuple[str, ...]  # where a value lies in a configuration: names of attributes, and keys of dicts
 _log = logging.getLogger(__name__)
@@ -97,11 +97,6 @@ def _parameters_on_meta() -> Iterator[None]:
         yield
     finally:
         hook.remove()
-
-
-def shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """The shapes of a model's state by name."""
-    return {name: tuple(tensor.shape) for name, tensor in state(model).items()}
 
 
 def mismatch(model: nn.Module, made: nn.Module) -> str:

@@ -11,7 +11,7 @@ from surgery.depth.tree import as_module
 from surgery.errors import SurgeryError
 from surgery.forward import call, in_mode, observed, tensors_in
 from surgery.names import is_inside
-from surgery.states import State, as_state, owners, state
+from surgery.states import State, as_state, names_by_id, owners, state
 from surgery.torch_private import Watch
 
 Unit: TypeAlias = Literal["layer", "block", "tensor"]
@@ -100,7 +100,7 @@ def _first_use(model: nn.Module, example: Any) -> dict[str, int]:
     """By state name the rank of each tensor's first use in a forward pass; unused tensors are left out."""
 
     def watch(copy: nn.Module, given: Any) -> dict[str, int]:
-        mode = _Uses({id(tensor): name for _, _, own in owners(copy) for name, tensor in own.items()})
+        mode = _Uses(names_by_id(copy))
         with in_mode(copy, training=False), mode:
             call(copy, given)
         return mode.order

@@ -1,5 +1,8 @@
 """The errors of this package."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 
@@ -9,6 +12,38 @@ class SurgeryError(ValueError):
 
 class InternalError(RuntimeError):
     """A mistake in this package, not in what it was given: a rule for an operation is wrong, say."""
+
+
+@contextmanager
+def explained(what: str, hint: str = "") -> Iterator[None]:
+    """Whatever somebody's code raises here becomes a SurgeryError that says `what` failed; this package's errors pass.
+
+    >>> with explained("loss(model, batch) fails", "; give floats"): raise TypeError("int")
+    Traceback (most recent call last):
+    ...
+    surgery.errors.SurgeryError: loss(model, batch) fails: int; give floats
+    """
+    try:
+        yield
+    except (SurgeryError, InternalError):
+        raise
+    except Exception as error:
+        raise SurgeryError(f"{what}: {first_line(error)}{hint}") from error
+
+
+@contextmanager
+def about(what: str) -> Iterator[None]:
+    """A SurgeryError that is raised here begins with what it is about.
+
+    >>> with about("plan.json"): raise SurgeryError("no plan")
+    Traceback (most recent call last):
+    ...
+    surgery.errors.SurgeryError: plan.json: no plan
+    """
+    try:
+        yield
+    except SurgeryError as error:
+        raise SurgeryError(f"{what}: {error}") from None
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from surgery.copying import clone, like, plain_tensors
-from surgery.errors import InternalError, SurgeryError, first_line
+from surgery.errors import SurgeryError, explained, first_line
 from surgery.torch_private import BatchNorm, Dropout, tree_leaves, tree_map
 
 T = TypeVar("T")
@@ -156,6 +156,14 @@ def _own_draws() -> Iterator[None]:
             np.random.set_state(numpy)  # noqa: NPY002
 
 
+def check_runs(model: Any, example: Any, who: str) -> None:
+    """SurgeryError unless there is a module to run and an input to run it on; `who` is the function that runs it."""
+    if not isinstance(model, nn.Module):
+        raise SurgeryError(f"{who} runs the model: give a module, not a {type(model).__name__}")
+    if example is None:
+        raise SurgeryError(f"{who} runs one forward pass: give an input as `example`")
+
+
 def call(model: nn.Module, example: Any) -> Any:
     """Call a model with an example, see `arguments`."""
     args, kwargs = arguments(example)
@@ -194,14 +202,14 @@ def in_precision(kind: torch.dtype, real: torch.dtype) -> torch.dtype:
     return real if kind.is_floating_point else kind
 
 
-def varied(example: Any, dtype: torch.dtype | None = None, seed: int = 0) -> Any:
+def varied(example: Any, dtype: torch.dtype | None = None) -> Any:
     """The example, in this precision if one is given, with random numbers where all of them are equal.
 
     >>> tree = varied((torch.zeros(2, 3), torch.tensor([1.0, 2.0])))
     >>> tree[0].unique().numel(), tree[1].tolist()
     (6, [1.0, 2.0])
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
 
     def tried(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor) or not (leaf.is_floating_point() or leaf.is_complex()):
@@ -252,12 +260,8 @@ def observed(model: nn.Module, example: Any, watch: Callable[[nn.Module, Any], T
     name = type(model).__name__
     _log.info("%s cannot run on the meta device, so it runs where it is: %s", name, why_not)
     alone = clone(model)
-    try:
+    with explained(f"{name} does not run on the example"):
         return Observed(watch(alone, copied(example)), model, example, False, why_not)
-    except (SurgeryError, InternalError):
-        raise
-    except Exception as error:
-        raise SurgeryError(f"{name} does not run on the example: {first_line(error)}") from error
 
 
 def ghost_of(model: nn.Module) -> nn.Module:

@@ -75,9 +75,9 @@ class Pieces:
         """The number of bytes of the whole tensor."""
         return self.size * self.dtype.itemsize
 
-    def slabs(self, length: int | None = None) -> Iterator[Tensor]:
-        """All elements in order, so many at a time."""
-        for start, stop in spans(self.size, length):
+    def slabs(self) -> Iterator[Tensor]:
+        """All elements in order, a slab at a time."""
+        for start, stop in spans(self.size):
             yield self.read(start, stop)
 
     def whole(self) -> Tensor:
@@ -86,6 +86,12 @@ class Pieces:
         for start, stop in spans(self.size):
             result[start:stop] = self.read(start, stop)
         return result.view(self.shape)
+
+    def cast(self, dtype: torch.dtype) -> "Pieces":
+        """The tensor in another dtype if it holds floating-point numbers."""
+        if not self.dtype.is_floating_point or self.dtype is dtype:
+            return self
+        return Pieces(self.shape, dtype, lambda start, stop: self.read(start, stop).to(dtype), self.device)
 
     def meta(self) -> Tensor:
         """A tensor of the same shape and dtype without data."""
@@ -146,14 +152,7 @@ def cast(values: Mapping[str, Tensor], dtype: torch.dtype) -> LazyState:
     >>> cast({"w": torch.ones(2), "n": torch.tensor(3)}, torch.bfloat16)["w"].dtype
     torch.bfloat16
     """
-    entries = {}
-    for name in values:
-        one = pieces_of(values, name)
-        if one.dtype.is_floating_point and one.dtype is not dtype:
-            read = lambda start, stop, read=one.read: read(start, stop).to(dtype)  # noqa: E731
-            one = Pieces(one.shape, dtype, read, one.device)
-        entries[name] = one
-    return LazyState(entries)
+    return LazyState({name: pieces_of(values, name).cast(dtype) for name in values})
 
 
 def spans(size: int, length: int | None = None) -> Iterator[tuple[int, int]]:

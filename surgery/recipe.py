@@ -5,15 +5,14 @@ What needs no weights is planned before anything is read: its results are lazy s
 
 import inspect
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from surgery.errors import SurgeryError, first_line
+from surgery.errors import SurgeryError, about, first_line
 from surgery.operations import OPERATIONS, carry_out, check_arguments, checkpoints
 from surgery.operations.arguments import shown, type_and_kind
 from surgery.operations.checkpoint import Model
@@ -149,7 +148,7 @@ def planned(recipe: Recipe, folder: Path, before: Callable[[], None]) -> tuple[d
     """
     names = list(recipe.inputs)
     for name, step in recipe.steps.items():
-        with _naming(name):
+        with about(f"step {name!r}"):
             _arguments(step, dict.fromkeys(names), folder)
         names += _results(name, step)
     for path, name in recipe.outputs.items():
@@ -162,20 +161,12 @@ def planned(recipe: Recipe, folder: Path, before: Callable[[], None]) -> tuple[d
         one.before = before
     results: dict[str, Model] = {}
     for name, step in recipe.steps.items():
-        with _naming(name):
+        with about(f"step {name!r}"):
             made = carry_out(step["do"], _arguments(step, {**inputs, **results}, folder))
         for place, one in zip(_results(name, step), made if isinstance(made, list) else [made]):
             one.what = f"{place!r}"
             results[place] = one
     return inputs, results
-
-
-@contextmanager
-def _naming(step: str) -> Iterator[None]:
-    try:
-        yield
-    except SurgeryError as error:
-        raise SurgeryError(f"step {step!r}: {error}") from None
 
 
 def _results(name: str, step: Mapping[str, Any]) -> list[str]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from surgery.copying import copy_sharing, replace_tensors
 from surgery.decomposition import Layer, checked_segments
 from surgery.errors import SurgeryError
-from surgery.states import Stack, State, as_state, check_same, owners, stack_size, state
+from surgery.states import Stack, State, as_state, check_same, names_by_id, stack_size, state
 from surgery.transfer import upload
 
 Segment: TypeAlias = tuple[str, ...]
@@ -213,15 +213,14 @@ def _shuffle_modules(models, segments, permutations) -> list[nn.Module]:
     result = []
     for model, values in zip(models, _shuffle_states([state(model) for model in models], segments, permutations)):
         copy, originals = copy_sharing(model)
-        names = {id(tensor): name for _, _, own in owners(copy) for name, tensor in own.items()}
-        replace_tensors(copy, {key: values[name] for key, name in names.items()}, originals)
+        replace_tensors(copy, {key: values[name] for key, name in names_by_id(copy).items()}, originals)
         result.append(copy)
     return result
 
 
 def _ties(model: nn.Module) -> dict[str, str]:
     """For every name of a tensor the name that it has in the state."""
-    names = {id(tensor): name for _, _, own in owners(model) for name, tensor in own.items()}
+    names = names_by_id(model)
     every = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
     return {name: names[id(tensor)] for name, tensor in every if id(tensor) in names}
 

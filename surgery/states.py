@@ -274,6 +274,12 @@ def _flat_pairs(a: Models, b: Models) -> Iterator[tuple[Tensor, Tensor]]:
         yield a[name].reshape(k, -1).to(dtype), b[name].reshape(m, -1).to(dtype)
 
 
+def shapes_of(values: Mapping[str, Tensor] | nn.Module) -> dict[str, tuple[int, ...]]:
+    """The shapes of the tensors of a state, or of a model's, by name."""
+    values = state(values) if isinstance(values, nn.Module) else values
+    return {name: tuple(tensor.shape) for name, tensor in values.items()}
+
+
 def check_same(a: Mapping[str, Tensor], b: Mapping[str, Tensor], name_a: str, name_b: str) -> None:
     """Raise SurgeryError unless two states have the same names and shapes; the message shows the first difference.
 
@@ -282,8 +288,7 @@ def check_same(a: Mapping[str, Tensor], b: Mapping[str, Tensor], name_a: str, na
     surgery.errors.SurgeryError: tensor 'w' has shape (2,) in a and (3,) in b: the architectures differ
     """
     a, b = as_state(a, name_a), as_state(b, name_b)
-    first, second = ({name: tuple(tensor.shape) for name, tensor in one.items()} for one in (a, b))
-    check_same_shapes(first, second, name_a, name_b)
+    check_same_shapes(shapes_of(a), shapes_of(b), name_a, name_b)
 
 
 def check_same_shapes(

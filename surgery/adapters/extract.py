@@ -78,7 +78,7 @@ def extract(
     best, error = resize(changes, rank)
     whole = {name: after[name].to(before[name]) for name in factors(taken)[1]}
     covered = {*whole, *(joined(name, "weight") for name in error)}
-    left = tuple(name for name in before if name not in covered and not _equal(before[name], after[name]))
+    left = tuple(n for n, t in before.items() if n not in covered and not torch.equal(t, after[n].to(t.device)))
     if left:
         more = f" and {len(left) - 1} more" if len(left) > 1 else ""
         _log.warning("changed by fine-tuning, and in no adapter: %s%s; name their modules in train", left[0], more)
@@ -94,7 +94,3 @@ def _exact(name: str, layer: nn.Module, change: Tensor) -> Factors:
     if kernel:
         a, b = a.unflatten(1, (-1, *kernel)), b.view(*b.shape, *(1 for _ in kernel))
     return named(name, layer, a, b)
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    return torch.equal(one, other.to(one.device))

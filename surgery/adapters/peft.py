@@ -16,7 +16,7 @@ from surgery.adapters.layer import LowRank
 from surgery.adapters.model import adapted_layers, attach, scales, state
 from surgery.adapters.rank import MAGNITUDE, factors, rank_of
 from surgery.errors import SurgeryError
-from surgery.files.reading import open_state
+from surgery.files.reading import open_state, read_json
 from surgery.files.whole import check_absent, replacing
 from surgery.files.writing import write
 from surgery.names import joined
@@ -194,7 +194,7 @@ def read_files(folder: str | Path) -> tuple[dict[str, Any], State]:
     folder = Path(folder)
     if not (folder / CONFIG).is_file():
         raise SurgeryError(f"{folder} has no {CONFIG}: give a folder that peft's save_pretrained wrote")
-    config = json.loads((folder / CONFIG).read_text())
+    config = read_json(folder / CONFIG)
     if config.get("peft_type") != "LORA":
         raise SurgeryError(f"{folder}: peft_type {config.get('peft_type')} is not read, only LORA")
     for key, why in REFUSED.items():

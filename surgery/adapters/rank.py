@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from surgery.averaging import average
 from surgery.errors import SurgeryError
 from surgery.names import joined
-from surgery.states import State, as_state, check_same, compute_dtype
+from surgery.states import State, as_state, check_same_shapes, compute_dtype
 from surgery.transfer import upload
 
 MAGNITUDE = "lora_magnitude_vector"
@@ -215,12 +215,8 @@ def stack(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | Non
     if len(shares) != len(states) or not 0 < sum(shares) < math.inf or min(shares) < 0:
         raise SurgeryError(f"weights {shares} for {len(states)} states: give each one, none below 0 and one above 0")
     shares = [share / sum(shares) for share in shares]
-    first = {name: tensor[:, :0] for one in split[0][0].values() for name, tensor in _rankless(one).items()}
     for k, (found, _) in enumerate(split[1:], 1):
-        check_same(
-            first, {name: tensor[:, :0] for one in found.values() for name, tensor in _rankless(one).items()},
-            "state 0", f"state {k}",
-        )  # fmt: skip
+        check_same_shapes(_rankless(split[0][0]), _rankless(found), "state 0", f"state {k}")
     result: State = average([rest for _, rest in split], weights=shares) if split[0][1] else {}
     for module, one in split[0][0].items():
         every = [found[module] for found, _ in split]
@@ -230,6 +226,10 @@ def stack(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | Non
     return {name: result[name] for name in states[0]}
 
 
-def _rankless(one: Factors) -> State:
-    """The factors with the axis of the rank moved where it can be left out."""
-    return {one.names[0]: one.a.transpose(0, 1), one.names[1]: one.b}
+def _rankless(found: Mapping[str, Factors]) -> dict[str, tuple[int, ...]]:
+    """The shapes of all factors without the axis of the rank."""
+    shapes = {}
+    for one in found.values():
+        shapes[one.names[0]] = tuple(one.a.shape[1:])
+        shapes[one.names[1]] = (len(one.b), *one.b.shape[2:])
+    return shapes

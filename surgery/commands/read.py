@@ -12,7 +12,7 @@ import surgery
 from surgery.commands.contents import contents, contents_text
 from surgery.commands.shared import File, ModelName, NewFile
 from surgery.depth.sections import repeatable
-from surgery.errors import SurgeryError, first_line
+from surgery.errors import SurgeryError, explained
 from surgery.files import check_absent, open_state
 from surgery.forward import call
 from surgery.inspect.describe import describe
@@ -206,13 +206,8 @@ def check(
 
 
 def _runs(model: nn.Module, example: Any) -> str:
-    try:
+    with explained("the model does not run on its example", "; give the shape of one input as --input"):
         call(model, example)
-    except Exception as error:  # the user's model
-        raise SurgeryError(
-            f"the model does not run on its example ({type(error).__name__}: {first_line(error)}): give the shape of "
-            "one input as --input"
-        ) from None
     return "it runs on its example"
 
 

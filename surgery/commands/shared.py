@@ -1,7 +1,6 @@
 """What commands share: files as arguments, sizes, and how a result is written."""
 
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -71,15 +70,7 @@ def save(
         made: how it was made, which the file's metadata tell.
     """
     config = None if path.suffix else config or model.config()
-    bar = tqdm(
-        total=total(model.values),
-        desc=path.name,
-        unit="B",
-        unit_scale=True,
-        leave=False,
-        disable=not sys.stderr.isatty(),
-    )
-    with bar:
+    with tqdm(total=total(model.values), desc=path.name, unit="B", unit_scale=True, leave=False, disable=None) as bar:
         write(
             path,
             model.values,

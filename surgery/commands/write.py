@@ -12,7 +12,7 @@ from surgery import adapters
 from surgery import merge as merging
 from surgery.commands.flags import texts_of
 from surgery.commands.shared import File, Files, ModelName, NewFile, save, source, summary
-from surgery.errors import SurgeryError
+from surgery.errors import SurgeryError, about
 from surgery.files import check_absent, check_new
 from surgery.merge import METHODS
 from surgery.mergekit import merge_folders, read_config
@@ -392,10 +392,8 @@ def apply(
         for path in found.outputs:
             check_new(path)
 
-    try:
+    with about(str(recipe)):
         inputs, results = planned(found, recipe.parent, check)
-    except SurgeryError as error:
-        raise SurgeryError(f"{recipe}: {error}") from None
     check()
     known = {**inputs, **results}
     print(_listed(found, known))

@@ -96,15 +96,6 @@ _TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4}  # half precision: 0.05
 _TOKENS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
 
 
-def offers_cache(model: nn.Module) -> bool:
-    """Whether the model's forward takes `use_cache`, as HuggingFace's decoders do.
-
-    >>> offers_cache(nn.Linear(2, 2))
-    False
-    """
-    return "use_cache" in _parameters(model)
-
-
 def uncached(model: nn.Module, example: Any) -> tuple[tuple, dict[str, Any]]:
     """What to call a model with for an example so that it does not cache: a deeper model's cache has more tensors."""
     args, kwargs = arguments(example)
@@ -122,7 +113,7 @@ def check_cached(before: nn.Module, after: nn.Module, example: Any) -> None:
         SurgeryError: if outputs differ: two blocks share a slot of the cache, or a block has none.
     """
     tensors = (*after.parameters(), *tensors_in(arguments(example)))
-    if not offers_cache(after) or any(tensor.is_meta for tensor in tensors):
+    if "use_cache" not in _parameters(after) or any(tensor.is_meta for tensor in tensors):
         return
     why = _difference(after, example)
     if why and not _difference(before, example):

@@ -10,7 +10,7 @@ from surgery.copying import refuse_scripted
 from surgery.depth.check import check_cached, check_depth, watched
 from surgery.depth.constants import numbers, recounted
 from surgery.depth.sections import Section, changes_shape, repeatable, sections, shared_places
-from surgery.depth.splice import is_list, is_sequential, may_append
+from surgery.depth.splice import is_list, is_sequential, prefix_of
 from surgery.depth.tree import as_module, tensors
 from surgery.errors import SurgeryError
 from surgery.states import State, state
@@ -122,7 +122,7 @@ def ways_to(
     counted = bool(recounted(model, found, {section: kept}))
     sequential, fewer = is_sequential(holder), len(kept) < len(section.blocks)
     last = bool(holder._modules) and section.blocks[-1].rpartition(".")[2] == list(holder._modules)[-1]
-    resizable = is_list(holder) or (sequential and fewer) or (last and may_append(holder))
+    resizable = is_list(holder) or (sequential and (fewer or (last and bool(prefix_of(holder)))))
     if example is None:
         return [Way(resizable and sequential, counted and bool(numbers(model, section)))]
     ways = product([True, False] if resizable else [False], [True, False] if counted else [False])

@@ -27,7 +27,7 @@ from surgery.errors import SurgeryError
 from surgery.names import joined, outwards
 from surgery.plan import Source, Submodel, structure
 from surgery.plan.edits import attribute_of, set_attribute
-from surgery.states import State
+from surgery.states import State, shapes_of
 
 _log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ def graft(
     for name, tensor in tensors(made.model).items():
         if mode == "copy" or id(tensor) not in new:
             entries[made.origin[id(tensor)]].append(_whole(name, tensor))
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors(made.model).items()}
+    shapes = shapes_of(tensors(made.model))
     dtypes = {name: tensor.dtype for name, tensor in tensors(made.model).items()}
     replace_tensors(made.model, {key: tensor.detach().clone() for key, tensor in made.shared.items()}, made.shared)
     if mode == "identity":
@@ -201,7 +201,7 @@ def ungraft(
         raise SurgeryError(f"unknown stands_for={stands_for!r}: choose equal, corner or none")
     root = checked(model, example)
     full = tensors(root)
-    shapes = {name: tuple(tensor.shape) for name, tensor in full.items()}
+    shapes = shapes_of(full)
     dtypes = {name: tensor.dtype for name, tensor in full.items()}
     kept = {section: positions(root, section, depth) for section, depth in depths_by_section(model, keep)}
     _warn_of_numbered(root, kept)

@@ -42,21 +42,16 @@ def is_list(holder: nn.Module) -> bool:
     >>> is_list(nn.ModuleList()), is_list(nn.ModuleDict())
     (True, False)
     """
-    return isinstance(holder, nn.ModuleList) or (is_sequential(holder) and _prefix(holder) == "")
+    return isinstance(holder, nn.ModuleList) or (is_sequential(holder) and prefix_of(holder) == "")
 
 
-def may_append(holder: nn.Module) -> bool:
-    """Whether a module is a Sequential whose children are `layer_0`, `layer_1`, ..., so that the next name is known.
+def prefix_of(holder: nn.Module) -> str | None:
+    """What comes before the numbers 0, 1, ... in the names of all children; None if they are not called so.
 
     >>> from collections import OrderedDict
-    >>> may_append(nn.Sequential()), may_append(nn.Sequential(OrderedDict(a_0=nn.ReLU(), a_1=nn.ReLU())))
-    (False, True)
+    >>> prefix_of(nn.Sequential(nn.ReLU())), prefix_of(nn.Sequential(OrderedDict(a_0=nn.ReLU(), a_1=nn.ReLU())))
+    ('', 'a_')
     """
-    return is_sequential(holder) and bool(_prefix(holder))
-
-
-def _prefix(holder: nn.Module) -> str | None:
-    """What comes before the numbers 0, 1, ... in the names of all children; None if they are not called so."""
     names = list(holder._modules)
     prefix = names[0].rstrip("0123456789") if names else ""
     return prefix if names == [f"{prefix}{i}" for i in range(len(names))] else None
@@ -167,7 +162,7 @@ def _is_numbered_part(owner: nn.Module) -> bool:
 def _splice(owner: nn.Module, position: int, count: int, new: list[nn.Module]) -> None:
     """Replace `count` numbered children by new ones, and renumber those behind; numbers may have gaps (activations)."""
     children = list(owner._modules.items())
-    prefix = _prefix(owner) or ""
+    prefix = prefix_of(owner) or ""
     first = int(children[position - 1][0].removeprefix(prefix)) + 1 if position else 0
     later = [(str(int(n) + len(new) - count), child) for n, child in children[position + count :]]
     owner._modules.clear()

@@ -42,7 +42,7 @@ TORCH = (".pt", ".pth", ".bin", ".ckpt")
 INDEX = "model.safetensors.index.json"
 _WHOLE = ("model.safetensors", "pytorch_model.bin")
 _INDICES = (INDEX, "pytorch_model.bin.index.json")
-_LARGEST = 2**28  # bytes of an index
+_LARGEST = 2**28  # bytes of a file of JSON
 _WRAPPERS = ("state_dict", "model_state_dict", "model")  # under which a state dict may lie in a file of torch.save
 _PREFIXES = ("module.", "_orig_mod.", "module.")  # of DistributedDataParallel and torch.compile
 _AT_A_TIME = 2**20  # bytes
@@ -68,8 +68,26 @@ class Checkpoint(LazyState):
         """Whether it is a folder, with files beside the weights."""
         return self.path.is_dir()
 
+    @property
+    def config(self) -> Any:
+        """What config.json beside the weights says; None if there is none."""
+        file = self.path / "config.json"
+        return read_json(file) if file.is_file() else None
+
     def __repr__(self) -> str:
         return super().__repr__().replace("Checkpoint:", f"Checkpoint {self.path}:")
+
+
+def read_json(path: Path) -> Any:
+    """What a file of JSON says; SurgeryError that names a file that cannot be read, or is none."""
+    try:
+        if path.stat().st_size > _LARGEST:
+            raise SurgeryError(f"{path} is too large for a file of JSON")
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise SurgeryError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise SurgeryError(f"{path} is no JSON ({first_line(error)}): mend it, or fetch it again") from None
 
 
 def open_state(path: str | Path) -> Checkpoint:
@@ -119,12 +137,10 @@ def _folder(path: Path) -> Checkpoint:
 
 
 def _sharded(index: Path, path: Path) -> Checkpoint:
-    try:
-        if index.stat().st_size > _LARGEST:
-            raise ValueError("it is too large for an index")
-        places = dict(json.loads(index.read_text())["weight_map"])
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise SurgeryError(f"{index} is damaged or no index of shards: {first_line(error)}") from None
+    found = read_json(index)
+    places = found.get("weight_map") if isinstance(found, dict) else None
+    if not isinstance(places, dict):
+        raise SurgeryError(f"{index} is damaged or no index of shards: it has no entries under weight_map")
     shards: dict[str, Checkpoint] = {}
     entries = {}
     for name, file in places.items():

@@ -21,7 +21,7 @@ from surgery.libraries import example_input
 from surgery.memory import shortage
 from surgery.names import is_inside
 from surgery.plan import fingerprint
-from surgery.states import state
+from surgery.states import shapes_of, state
 from surgery.width.narrow import Width, narrow, widths
 
 T = TypeVar("T")
@@ -275,9 +275,8 @@ def _measured(model: nn.Module, example: Tensor, steps: Steps) -> tuple[str, Siz
     except Exception as error:  # a forward pass may raise anything
         size, reason = "x".join(map(str, example.shape[1:])), first_line(error.__cause__ or error)
         problem = f"does not run on {size}: {reason}; give the shape that it takes (--input)"
-    shapes = {key: tuple(tensor.shape) for key, tensor in values.items()}
     total = sum(tensor.numel() * tensor.element_size() for tensor in values.values())
-    return problem, Size(sum(p.numel() for p in model.parameters()), macs, total, fingerprint(shapes))
+    return problem, Size(sum(p.numel() for p in model.parameters()), macs, total, fingerprint(shapes_of(values)))
 
 
 def _at_depth(
@@ -295,7 +294,7 @@ def _at_depth(
 
 
 def _rows(model: nn.Module, changed: nn.Module, found, places: Mapping[str, list[str]]):
-    old, new = ({k: tuple(t.shape) for k, t in state(m).items()} for m in (model, changed))
+    old, new = shapes_of(model), shapes_of(changed)
     home = {block: section.name for section in found for block in section.blocks}
     for layer in layers(model):
         block = next((b for b in home if is_inside(layer.name, b)), None)

@@ -1,7 +1,6 @@
 """What Fisher- and regression-weighted merging need to know of each model, measured on some of its data."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -9,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from surgery.errors import SurgeryError
-from surgery.forward import call
-from surgery.states import State, owners
+from surgery.forward import call, in_mode
+from surgery.states import State, names_by_id, owners
 
 
 def fisher_information(
@@ -41,7 +40,7 @@ def fisher_information(
         raise SurgeryError(f"{type(model).__name__} has no parameters, so that there is no information about them")
     total, count = {name: torch.zeros_like(p) for name, p in found.items()}, 0
     needs = {name: p.requires_grad for name, p in found.items()}
-    with _evaluating(model):
+    with in_mode(model, training=False):
         try:
             for p in found.values():
                 p.requires_grad_(True)
@@ -93,7 +92,6 @@ def _sample(values: Any, i: int) -> Any:
     return values[i : i + 1] if (isinstance(values, Tensor) and values.ndim) or isinstance(values, list) else values
 
 
-@torch.no_grad()
 def input_grams(model: nn.Module, batches: Iterable[Any]) -> State:
     """The inner products X^T X of the inputs of every linear layer and every convolution without groups, [I, I].
 
@@ -108,7 +106,7 @@ def input_grams(model: nn.Module, batches: Iterable[Any]) -> State:
     {'0.weight': tensor([[1., 2.],
             [2., 4.]])}
     """
-    names = {id(p): name for _, _, own in owners(model) for name, p in own.items()}
+    names = names_by_id(model)
     result: State = {}
 
     def seen(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -129,7 +127,7 @@ def input_grams(model: nn.Module, batches: Iterable[Any]) -> State:
             f"{type(model).__name__} has no linear layer and no convolution whose inputs could be measured"
         )
     try:
-        with _evaluating(model):
+        with in_mode(model, training=False):
             for batch in batches:
                 call(model, batch)
     finally:
@@ -138,18 +136,6 @@ def input_grams(model: nn.Module, batches: Iterable[Any]) -> State:
     if not result:
         raise SurgeryError("no layer was run: give at least one batch of inputs")
     return result
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode; afterwards every module is in the mode that it was in (some may be frozen)."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
 
 
 def _is_linear(module: nn.Module) -> bool:

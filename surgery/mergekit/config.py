@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from surgery.errors import SurgeryError
+from surgery.errors import SurgeryError, about
 from surgery.mergekit.methods import METHODS, NEEDED, Method
 from surgery.operations.arguments import shown
 from surgery.recipe import read_yaml
@@ -131,10 +131,8 @@ def value_of(setting: Any, name: str, t: float) -> Any:
 def read_config(path: Path) -> Config:
     """The configuration of a YAML file; SurgeryError that names the file and the key for one that is none."""
     text, found = read_yaml(path)
-    try:
+    with about(str(path)):
         return _config(found, text)
-    except SurgeryError as error:
-        raise SurgeryError(f"{path}: {error}") from None
 
 
 def _config(found: Any, text: str) -> Config:

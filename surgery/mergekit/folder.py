@@ -124,15 +124,9 @@ def _open(path: str) -> Checkpoint:
 
 def _described(checkpoint: Checkpoint) -> dict[str, Any] | None:
     """What config.json says; None if there is none."""
-    file = checkpoint.path / "config.json"
-    if not file.is_file():
-        return None
-    try:
-        found = json.loads(file.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise SurgeryError(f"{file} is no JSON ({first_line(error)}): mend it, or fetch it again") from None
-    if not isinstance(found, dict):
-        raise SurgeryError(f"{file} is no configuration: fetch it again")
+    found = checkpoint.config
+    if not isinstance(found, dict | None):
+        raise SurgeryError(f"config.json of {checkpoint.path} is no configuration: fetch it again")
     return found
 
 
@@ -282,7 +276,7 @@ def _pieces(config: Config, one: _Tensor, opened: Mapping[str, Checkpoint], voca
             raise SurgeryError(f"{path} has no tensor {name!r}, which {every[0]} has: merge models of one architecture")
         found[path] = opened[path].pieces(name)
         if config.dtype is not None:
-            found[path] = _cast(found[path], config.dtype)
+            found[path] = found[path].cast(config.dtype)
     if vocabulary is not None:
         found = vocabulary.permuted(one.name, found, base)
     dtype = found[shared_base].dtype if shared_base else reduce(torch.promote_types, (p.dtype for p in found.values()))
@@ -293,15 +287,11 @@ def _pieces(config: Config, one: _Tensor, opened: Mapping[str, Checkpoint], voca
                 f"{one.name!r} is {like} in {every[0]} and {pieces.shape} in {path}: where vocabularies differ give "
                 "tokenizer_source"
             )
-    states = {path: LazyState({one.name: _cast(pieces, dtype)}, path) for path, pieces in found.items()}
+    states = {path: LazyState({one.name: pieces.cast(dtype)}, path) for path, pieces in found.items()}
     shared = config.shared(one.name, one.slice, one.t)
     own = [config.own(one.names[path], one.slice, listed.get(path, Source(path)), one.t) for path in merged]
     result = method.call([states[path] for path in merged], states.get(shared_base or ""), shared, own)
     return lazy.pieces_of(result, one.name)
-
-
-def _cast(pieces: Pieces, dtype: torch.dtype) -> Pieces:
-    return lazy.cast(LazyState({"": pieces}), dtype).pieces("")
 
 
 def _rewritten(

@@ -76,10 +76,6 @@ def _linear(models: list[LazyState], base: LazyState | None, shared: Mapping[str
     return merge.linear(models, weights=_of(own, "weight"), normalize=_switch("normalize", shared["normalize"]))
 
 
-def _slerp(models: list[LazyState], base: LazyState | None, shared: Mapping[str, Any], own: Own) -> Mapping:
-    return merge.slerp(models, t=float(shared["t"]), straight=_STRAIGHT)
-
-
 def _nuslerp(models: list[LazyState], base: LazyState | None, shared: Mapping[str, Any], own: Own) -> Mapping:
     first, second = _of(own, "weight")
     t = second / (first + second) if abs(first + second) >= 1e-6 else 0.5
@@ -132,7 +128,7 @@ def _arithmetic(method: Callable[..., Any], *own: str, normalize: bool = False, 
 
 
 def _based(method: Callable[..., Any], renamed: Mapping[str, str] | None = None) -> Callable[..., Mapping]:
-    """A method that takes models, a base and numbers for all, which have other names here."""
+    """A method that takes models, perhaps a base, and numbers for all, which may have other names here."""
 
     def call(models: list[LazyState], base: LazyState | None, shared: Mapping[str, Any], own: Own) -> Mapping:
         settings = {(renamed or {}).get(key, key): float(value) for key, value in shared.items()}
@@ -145,19 +141,15 @@ def _multislerp(models: list[LazyState], base: LazyState | None, shared: Mapping
     return merge.multislerp(models, weights=_of(own, "weight"), base=base)
 
 
-def _karcher(models: list[LazyState], base: LazyState | None, shared: Mapping[str, Any], own: Own) -> Mapping:
-    return merge.karcher(models)
-
-
 _STRAIGHT = math.acos(0.9995)  # the angle below which mergekit takes a straight line
 METHODS: dict[str, Method] = {
     "linear": Method(_linear, {"normalize": True}, {"weight": NEEDED}),
-    "slerp": Method(_slerp, {"t": NEEDED}, base="model", count=2),
+    "slerp": Method(_based(partial(merge.slerp, straight=_STRAIGHT)), {"t": NEEDED}, base="model", count=2),
     "nuslerp": Method(
         _nuslerp, {}, {"weight": NEEDED}, {"nuslerp_flatten": True, "nuslerp_row_wise": False}, "possible", 2
     ),
     "multislerp": Method(_multislerp, {}, {"weight": NEEDED}, {"normalize_weights": True}, "possible"),
-    "karcher": Method(_karcher),
+    "karcher": Method(_based(merge.karcher)),
     "task_arithmetic": _arithmetic(merge.task_arithmetic),
     "ties": _arithmetic(merge.ties, "density", normalize=True),
     "dare_linear": _arithmetic(merge.dare, "density"),

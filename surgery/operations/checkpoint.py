@@ -2,24 +2,26 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
-from surgery.configuration import first_difference, holder_of, made_from, reread, shapes_of
-from surgery.errors import SurgeryError, first_line
+from surgery.configuration import first_difference, holder_of, made_from, reread
+from surgery.errors import SurgeryError, about, first_line
 from surgery.files import Checkpoint, open_state
 from surgery.lazy import LazyState, pieces_of
 from surgery.libraries import example_input, named
 from surgery.operations.arguments import own, value_of
 from surgery.plan.submodel import Submodel
-from surgery.states import load, owners, state
+from surgery.states import load, owners, shapes_of, state
 
 _FORMS = "timm:NAME, torchvision:NAME, or module:factory of your own, each with arguments if needed (,num_classes=10)"
 
 
+@dataclass(eq=False, repr=False)
 class Model:
     """What an operation works on, and what it gives: tensors, and the model to which they belong, if it is known.
 
@@ -37,24 +39,20 @@ class Model:
     False
     """
 
-    def __init__(
-        self,
-        values: Mapping[str, Tensor],
-        what: str,
-        *,
-        folder: Checkpoint | None = None,
-        name: str | None = None,
-        shape: Sequence[int] | None = None,
-        module: nn.Module | None = None,
-        plan: Submodel | None = None,
-    ) -> None:
-        if not isinstance(values, LazyState):
-            values = LazyState({key: pieces_of(values, key) for key in values})
-        self.values = values
-        self.what, self.folder, self.name, self.shape = what, folder, name, shape
-        self.module, self.plan = module, plan
-        self.checkpoint: Checkpoint | None = None  # as it was opened
-        self.before: Callable[[], None] = lambda: None  # called once the model is built, before what takes long
+    values: Any
+    what: str
+    _: KW_ONLY
+    folder: Checkpoint | None = None
+    name: str | None = None
+    shape: Sequence[int] | None = None
+    module: nn.Module | None = None
+    plan: Submodel | None = None
+    checkpoint: Checkpoint | None = None  # as it was opened
+    before: Callable[[], None] = lambda: None  # called once the model is built, before what takes long
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.values, LazyState):
+            self.values = LazyState({key: pieces_of(self.values, key) for key in self.values})
 
     @classmethod
     def open(cls, path: Path, name: str | None = None, shape: Sequence[int] | None = None) -> "Model":
@@ -63,9 +61,7 @@ class Model:
         if shape is not None and any(size < 1 for size in shape):
             raise SurgeryError(f"an input of the sizes {','.join(map(str, shape))}: give sizes of 1 or more")
         folder = checkpoint if checkpoint.is_folder else None
-        model = cls(checkpoint, str(path), folder=folder, name=name, shape=shape)
-        model.checkpoint = checkpoint
-        return model
+        return cls(checkpoint, str(path), folder=folder, name=name, shape=shape, checkpoint=checkpoint)
 
     @property
     def described(self) -> bool:
@@ -85,10 +81,8 @@ class Model:
     def loaded(self) -> nn.Module:
         """The model with these weights, all of which are read."""
         net = self.built()
-        try:
+        with about(self.what):
             return load(net, dict(self.values))
-        except SurgeryError as error:
-            raise SurgeryError(f"{self.what}: {error}") from None
 
     def example(self) -> Any:
         """An input of the model."""
@@ -173,13 +167,10 @@ def build(name: str | None, checkpoint: Checkpoint | None = None) -> nn.Module:
 
 
 def _described(checkpoint: Checkpoint | None) -> nn.Module:
-    file = checkpoint.path / "config.json" if checkpoint is not None and checkpoint.is_folder else None
-    if file is None or not file.is_file():
+    found = None if checkpoint is None else checkpoint.config
+    if found is None:
         raise SurgeryError(f"this needs the model, of which the checkpoint holds tensors only: give --model {_FORMS}")
-    try:
-        found = json.loads(file.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise SurgeryError(f"{file} is no JSON ({first_line(error)}): mend it, or fetch it again") from None
+    file = checkpoint.path / "config.json"
     try:
         import transformers
 

@@ -3,6 +3,7 @@
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Literal, cast
 
 import torch
@@ -11,7 +12,7 @@ from torch.nn import functional as F
 
 import surgery
 from surgery import merge
-from surgery.errors import SurgeryError, first_line
+from surgery.errors import SurgeryError, explained
 from surgery.lazy import LazyState, metas
 from surgery.merge.driver import check_patterns
 from surgery.operations.arguments import Blocks, Function, Outside, Whole, batches_of, function_of, shown
@@ -134,10 +135,8 @@ def fisher(models: Sequence[Built], *, data: Function, loss: Function | None = N
     batches = batches_of(data)
     if odd := [one for one in batches if not isinstance(one, list | tuple) or len(one) != 2]:
         raise SurgeryError(f"data {data} gives a {type(odd[0]).__name__}: give pairs of inputs and targets")
-    known = [
-        _measured("fisher", data, lambda m=m: merge.fisher_information(m.loaded(), batches, loss=measure))
-        for m in models
-    ]
+    with _measuring("fisher", data):
+        known = [merge.fisher_information(model.loaded(), batches, loss=measure) for model in models]
     return models[0].alike(merge.fisher([model.values for model in models], fishers=known, weights=weights))
 
 
@@ -149,7 +148,8 @@ def regmean(models: Sequence[Built], *, data: Function, alpha: Any = 0.9, weight
         alpha, weights: as for `surgery.merge.regmean`
     """
     batches = batches_of(data)
-    known = [_measured("regmean", data, lambda m=m: merge.input_grams(m.loaded(), batches)) for m in models]
+    with _measuring("regmean", data):
+        known = [merge.input_grams(model.loaded(), batches) for model in models]
     values = [model.values for model in models]
     return models[0].alike(merge.regmean(values, grams=known, weights=weights, alpha=alpha))
 
@@ -178,13 +178,6 @@ def greedy_soup(models: Sequence[Built], *, score: Function) -> Model:
     return models[0].alike(merge.greedy_soup([model.values for model in models], score=scored).state)
 
 
-def _measured(method: str, data: str, measure) -> Any:
-    try:
-        return measure()
-    except SurgeryError:
-        raise
-    except Exception as error:  # of the user's model on the user's data
-        raise SurgeryError(
-            f"{method} cannot be measured on data {data} ({type(error).__name__}: {first_line(error)}): give batches "
-            "that the model takes, and for models that return more than logits a loss"
-        ) from None
+def _measuring(method: str, data: str) -> AbstractContextManager[None]:
+    hint = "; give batches that the model takes, and for models that return more than logits a loss"
+    return explained(f"{method} cannot be measured on data {data}", hint)

@@ -3,9 +3,7 @@
 The docstring of an operation is what --help prints. `Returns` says first what --out gets, then what its --plan is.
 """
 
-import json
 import logging
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +14,8 @@ from tqdm import tqdm
 
 import surgery
 from surgery.copying import clone
-from surgery.errors import SurgeryError, first_line
+from surgery.errors import SurgeryError, about
+from surgery.files.reading import read_json
 from surgery.lazy import metas
 from surgery.operations.arguments import (
     Counts,
@@ -38,7 +37,6 @@ from surgery.width.align import Aligner
 from surgery.width.assignment import Search
 
 _log = logging.getLogger(__name__)
-_LARGEST = 2**28  # bytes of a file of permutations
 
 
 def narrow(
@@ -128,16 +126,9 @@ def widen(
     Returns:
         the new checkpoint, of a model built that wide; the plan, by which the given model lies in the wide one
     """
-    settings: dict[str, Any] = {
-        "rate": rate,
-        "mode": mode,
-        "noise": noise,
-        "keep": keep,
-        "heads": heads,
-        "strict": strict,
-    }
-    draw = torch.Generator().manual_seed(seed)
-    wide, plan = surgery.widen(model.loaded(), example=model.example(), generator=draw, **settings)
+    settings: dict[str, Any] = {"rate": rate, "mode": mode, "keep": keep, "heads": heads, "strict": strict}
+    settings |= {"noise": noise, "generator": torch.Generator().manual_seed(seed)}
+    wide, plan = surgery.widen(model.loaded(), example=model.example(), **settings)
     dtypes = metas(model.values)
     values = {name: tensor.to(dtypes[name].dtype) for name, tensor in surgery.state(wide).items()}
     return model.becomes(values, wide, plan)
@@ -210,11 +201,9 @@ def permute(
         if model.described:
             model.built()  # brings tied tensors under one name
         return model.alike(found.embed(model.values)[0] if inverse else found.extract(model.values), found)
-    try:
+    with about(str(permutations)):
         orders = {name: _inverse(order) if inverse else order for name, order in found.items()}
         return _ordered(model, *surgery.permute(model.built(), orders, example=model.example()))
-    except SurgeryError as error:
-        raise SurgeryError(f"{permutations}: {error}") from None
 
 
 def align(
@@ -246,13 +235,11 @@ def align(
         raise SurgeryError(f"to align by {by} {need}")
     net = model.loaded()
     other = dict(state_for(net, to.values, to.what))
-    try:
+    with about(f"{to.what} is no model of the same architecture as {model.what}"):
         reference = surgery.load(clone(net), other)
-    except SurgeryError as error:
-        raise SurgeryError(f"{to.what} is no model of the same architecture as {model.what}: {error}") from None
     example = model.example()
     aligner = Aligner(reference, example=example)
-    with tqdm(desc="align", unit="width", delay=2, leave=False, disable=not sys.stderr.isatty()) as bar:
+    with tqdm(desc="align", unit="width", delay=2, leave=False, disable=None) as bar:
 
         def progress(done: int, of: int) -> None:
             bar.total = of
@@ -316,14 +303,7 @@ def _ordered(model: Model, module: Any, plan: Submodel) -> Model:
 
 def _read(path: Path) -> Submodel | dict[str, Any]:
     """A plan that permutes, or orders by width."""
-    try:
-        if path.stat().st_size > _LARGEST:
-            raise SurgeryError(f"{path} is too large for a file of permutations")
-        found = json.loads(path.read_text())
-    except OSError as error:
-        raise SurgeryError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
-        raise SurgeryError(f"{path} is no JSON: {first_line(error)}") from None
+    found = read_json(path)
     if not isinstance(found, dict):
         raise SurgeryError(f'{path} holds no permutations by width, such as {{"fc1.weight:0": [2, 0, 1]}}')
     if "format" not in found and "entries" not in found:

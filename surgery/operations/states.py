@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from surgery import adapters, lazy
-from surgery.errors import SurgeryError
+from surgery.errors import SurgeryError, about
 from surgery.lazy import LazyState, pieces_of
 from surgery.merge.driver import check_patterns
 from surgery.names import matches
@@ -91,8 +91,7 @@ def fold(model: Model, *, adapter: AdapterFolder, subtract: bool = False) -> Mod
 def plan_of(path: str | Path) -> Submodel:
     """The plan of a file; SurgeryError that names the file if it holds none."""
     try:
-        return Submodel.load(path)
+        with about(str(path)):
+            return Submodel.load(path)
     except OSError as error:
         raise SurgeryError(f"{path} cannot be read: {error.strerror or error}") from None
-    except SurgeryError as error:
-        raise SurgeryError(f"{path}: {error}") from None

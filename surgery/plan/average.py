@@ -18,7 +18,7 @@ from surgery.errors import SurgeryError
 from surgery.plan.positions import Index, Runs, ascending, grid, pieces, put, repeats, scattered
 from surgery.plan.submodel import Submodel
 from surgery.scale import checked_groups, joint_norms, matching_factors
-from surgery.states import State, as_state, check_same, compute_dtype
+from surgery.states import State, as_state, check_same_shapes, compute_dtype, shapes_of
 from surgery.threads import in_threads
 from surgery.transfer import upload
 
@@ -216,23 +216,16 @@ def _check_clients(
         raise SurgeryError(
             f"{len(states)} states and {len(plans)} plans: give one plan for each state, and at least one state"
         )
-    first, expected = plans[0].fingerprint, {}
+    first = plans[0].fingerprint
     for k, (values, plan) in enumerate(zip(states, plans)):
         if plan.fingerprint != first:
             raise SurgeryError(
                 f"plan {k} is of the full model {plan.fingerprint}, plan 0 of {first}: "
                 "only submodels of one full model can be averaged"
             )
-        if id(plan) not in expected:  # clients often share a plan
-            expected[id(plan)] = _empty(plan.small_shapes)
-        check_same(expected[id(plan)], values, f"plan {k}", f"state {k}")
+        check_same_shapes(plan.small_shapes, shapes_of(values), f"plan {k}", f"state {k}")
     if fallback is not None:
-        check_same(_empty(plans[0].shapes), fallback, "the plans' full model", "the fallback")
-
-
-def _empty(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """Tensors without data, for `check_same`."""
-    return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+        check_same_shapes(plans[0].shapes, shapes_of(fallback), "the plans' full model", "the fallback")
 
 
 def _client_weights(weights: Tensor | Sequence[float] | None, k: int) -> Tensor:

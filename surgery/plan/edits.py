@@ -101,7 +101,7 @@ def remove(model: nn.Module, module: str, first: int, count: int) -> None:
 
 def skip(model: nn.Module, module: str) -> None:
     """Replace a module by `Skip`."""
-    _replace(model, module, Skip())
+    model.set_submodule(module, Skip(), strict=True)
 
 
 def unchain(model: nn.Module, module: str, keep: int) -> None:
@@ -112,7 +112,7 @@ def unchain(model: nn.Module, module: str, keep: int) -> None:
     kept = chain[0] if keep == 1 else chain[:keep]
     if keep > 1:
         kept.training = chain.training
-    _replace(model, module, kept)
+    model.set_submodule(module, kept, strict=True)
 
 
 _EDITS: dict[str, Callable[..., None]] = {
@@ -122,14 +122,6 @@ _EDITS: dict[str, Callable[..., None]] = {
     "skip": skip,
     "unchain": unchain,
 }
-
-
-def _replace(model: nn.Module, name: str, new: nn.Module) -> None:
-    parent, _, child = name.rpartition(".")
-    owner = model.get_submodule(parent)
-    if child not in owner._modules:
-        raise KeyError(name)
-    owner._modules[child] = new
 
 
 def _like(old: Any, value: Any) -> Any:

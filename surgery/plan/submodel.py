@@ -37,7 +37,7 @@ from surgery.plan.positions import (
     selected,
     take,
 )
-from surgery.states import Stack, State, as_state, check_same_shapes, owners, state
+from surgery.states import Stack, State, as_state, check_same_shapes, owners, shapes_of, state
 
 _FORMAT, _VERSION = "layer-surgery submodel", 2
 Edit: TypeAlias = Mapping[str, Any]  # what `surgery.plan.edits` does to a module, as a JSON object
@@ -330,8 +330,7 @@ class Submodel:
             apply_edit(small, edit)
         names = {name: tensor for _, _, own in owners(small) for name, tensor in own.items()}
         expected = {name: self.small_shapes.get(name, ()) for name in names}
-        found = {name: tuple(tensor.shape) for name, tensor in values.items()}
-        check_same_shapes(expected, found, "the edited module", "the plan")
+        check_same_shapes(expected, shapes_of(values), "the edited module", "the plan")
         replace_tensors(small, {id(tensor): values[name] for name, tensor in names.items()}, originals)
         return small
 
@@ -360,12 +359,12 @@ class Submodel:
                     f"this is {data['format']!r} version {data['version']!r}: expected {_FORMAT!r} version {_VERSION}; "
                     "another version of this package may read it"
                 )
-            shapes = {name: tuple(_typed(int, n) for n in shape) for name, shape in data["full"].items()}
-            entries = {name: tuple(_source(*s) for s in sources) for name, sources in data["entries"].items()}
+            shapes = {name: tuple(map(operator.index, shape)) for name, shape in data["full"].items()}
+            entries = {n: tuple(Source(_text(s), as_index(i)) for s, i in own) for n, own in data["entries"].items()}
             edits = tuple(dict(edit) for edit in data["edits"])
             dtypes = {name: _dtype(kind) for name, kind in data["dtypes"].items()}
             same = fingerprint(shapes) == data["fingerprint"]
-            hashed = _typed(str, data["structure"])
+            hashed = _text(data["structure"])
         except SurgeryError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -462,19 +461,14 @@ def _index_text(index: Index) -> str:
     return f"[{', '.join(texts)}]"
 
 
-def _source(name: Any, index: list) -> Source:
-    ranges = (None if runs is None else tuple((_typed(int, a), _typed(int, b)) for a, b in runs) for runs in index)
-    return Source(_typed(str, name), tuple(ranges))
-
-
-def _typed(kind: type, value: Any) -> Any:
-    if type(value) is not kind:
-        raise TypeError(f"{value!r} is not a {'whole number' if kind is int else 'string'}")
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not a string")
     return value
 
 
 def _dtype(name: Any) -> torch.dtype:
-    dtype = getattr(torch, _typed(str, name), None)
+    dtype = getattr(torch, _text(name), None)
     if not isinstance(dtype, torch.dtype):
         raise SurgeryError(f"the plan names the dtype {name!r}, which this version of torch does not have: update it")
     return dtype

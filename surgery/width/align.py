@@ -172,7 +172,7 @@ class Aligner:
             other = {**other, **{f"{n} squared": -other[n].double().square() / 2 for n in places}}
             places |= {f"{n} squared": axes for n, axes in places.items()}
         likeness = Weights(places, reference, other)
-        return self._named(best_choice(likeness, [a for a in free if a in likeness.along], search), free)
+        return _best(likeness, free, search)
 
     def by_activations(
         self, reference: nn.Module, other: nn.Module, batches: Sequence[Any], search: Search = ONCE
@@ -186,7 +186,7 @@ class Aligner:
             solution = solve(traced_in_place(reference, self._example, self._output))
             free = self._in(solution)
             likeness = Activations(solution, (one, two), batches, set(free))
-        return self._named(best_choice(likeness, [a for a in free if a in likeness.along], search), free)
+        return _best(likeness, free, search)
 
     def orthogonally(self, models: Sequence[nn.Module], to: int, search: Search) -> Aligned:
         """The models with widths rotated where they may be, and permuted elsewhere; see `align`."""
@@ -261,12 +261,7 @@ class Aligner:
 
     def _checked(self, given: State | nn.Module, what: str, all_finite: bool = False) -> State:
         values = as_state(given, what)
-        check_same(
-            {name: tensor.to("meta") for name, tensor in self._shapes.items()},
-            {name: tensor.to("meta") for name, tensor in values.items()},
-            "the model that was traced",
-            what,
-        )
+        check_same(self._shapes, values, "the model that was traced", what)
         if any(tensor.is_meta for tensor in values.values()):
             raise SurgeryError(f"{what} has no weights to compare (meta device): load some first")
         members = self._solution.members  # other tensors may hold infinity, as ranges of clipping do
@@ -277,9 +272,11 @@ class Aligner:
                 raise SurgeryError(f"{name!r} of {what} is not finite: there is no order in which it matches")
         return dict(values)
 
-    @staticmethod
-    def _named(choice: Mapping[Atom, list[int]], names: Mapping[Atom, str]) -> dict[str, Tensor]:
-        return {names[atom]: torch.tensor(order) for atom, order in choice.items()}
+
+def _best(likeness: Weights | Activations, free: Mapping[Atom, str], search: Search) -> dict[str, Tensor]:
+    """The best orders by the names of their widths, of those along which something is compared."""
+    choice = best_choice(likeness, [atom for atom in free if atom in likeness.along], search)
+    return {free[atom]: torch.tensor(order) for atom, order in choice.items()}
 
 
 def _inner(one: State, other: State) -> float:

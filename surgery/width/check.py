@@ -100,7 +100,10 @@ def checked_plan(
                     before.add(attribute_of(small, name, attribute))
                 set_attribute(small, name, attribute, value)
             shapes = everywhere.numbers if on_meta and not values else {}
-            return _difference(small, solution, choice, example, scales, before, shapes, old)
+            predicted = _Predicted(small, solution, choice, scales, before, shapes)
+            found = predicted.difference(example)
+            old.extend(predicted.old)
+            return found
 
     here = tried(chosen)
     while here is not None:
@@ -162,7 +165,7 @@ def described(model: nn.Module, plan: Submodel, solution: Solution, choice: Choi
     """A checked plan after which the configuration says the new widths, see `config_edits`."""
 
     def difference(small: nn.Module) -> tuple[int, str] | None:
-        found = _difference(small, solution, choice, example)
+        found = _Predicted(small, solution, choice).difference(example)
         return None if found is None else (len(solution.steps) - found.step, str(found))
 
     if holder_of(model) is None:  # as most models: their widths lie in attributes alone
@@ -287,6 +290,10 @@ class _Predicted(Operations):
 
     Operations, the tensors that they take and the shapes of results must be as predicted, and so must numbers among the
     arguments: those that are sizes of axes change as these do, factors by a power of an axis's share, others stay.
+
+    Args:
+        scales, changed: scales that attributes stored, and how they change where an operation takes one of them.
+        shapes: the sizes that change, where nothing but shapes can have changed a number.
     """
 
     def __init__(
@@ -302,6 +309,24 @@ class _Predicted(Operations):
         self.solution, self.choice, self.done, self.origins = solution, choice, 0, Origins(small)
         self.scales, self.changed, self.shapes = scales, changed, shapes or {}
         self.old: list[int] = []  # steps that divide a sum by the number of positions that it had
+        self.small = small
+
+    def difference(self, example: Any) -> _Diverged | None:
+        """The first operation of the narrow model that is not as predicted, or None."""
+        last = len(self.solution.steps) - 1
+        for training, outputs in zip(self.solution.modes, self.solution.outputs):
+            try:
+                # Watched like the full model: without hooks torch's own layers may use other, fused operations.
+                with in_mode(self.small, training), watching(self.small), self:
+                    output = call(self.small, copied(example))
+            except Exception as error:
+                found = error if isinstance(error, _Diverged) else _Diverged(min(self.done, last), first_line(error))
+                found.modules = _running(self.small, error)
+                return found
+            expected = [tuple(size_of(axis, self.choice) for axis in found) for found in outputs]
+            if [tuple(tensor.shape) for tensor in tensors_in(output)] != expected:
+                return _Diverged(min(self.done, last), "the output has another shape")
+        return None if self.done > last else _Diverged(self.done, "the narrow model stops early")
 
     def run(self, func, args, kwargs):
         inputs = tensors_in((args, kwargs))
@@ -381,42 +406,6 @@ class _Predicted(Operations):
             return new in sizes.get(old, ())
         shares = [n / size for size, news in sizes.items() for n in news if size]
         return any(math.isclose(new / old, s**p, rel_tol=1e-9) for s in shares for p in (-1, -0.5, -0.25, 0.25, 0.5, 1))
-
-
-def _difference(
-    small: nn.Module,
-    solution: Solution,
-    choice: Choice,
-    example: Any,
-    scales: Scales | None = None,
-    changed: Collection[float] = (),
-    shapes: Sizes | None = None,
-    old: list[int] | None = None,
-) -> _Diverged | None:
-    """The first operation of the narrow model that is not as predicted, or None.
-
-    Args:
-        scales, changed: scales that attributes stored, and how they change where an operation takes one of them.
-        shapes: the sizes that change, where nothing but shapes can have changed a number.
-        old: gets the steps that divide a sum by the number of positions that it had.
-    """
-    predicted = _Predicted(small, solution, choice, scales, changed, shapes)
-    last = len(solution.steps) - 1
-    for training, outputs in zip(solution.modes, solution.outputs):
-        try:
-            # Watched like the full model: without hooks torch's own layers may use other, fused operations.
-            with in_mode(small, training), watching(small), predicted:
-                output = call(small, copied(example))
-        except Exception as error:
-            found = error if isinstance(error, _Diverged) else _Diverged(min(predicted.done, last), first_line(error))
-            found.modules = _running(small, error)
-            return found
-        expected = [tuple(size_of(axis, choice) for axis in found) for found in outputs]
-        if [tuple(tensor.shape) for tensor in tensors_in(output)] != expected:
-            return _Diverged(min(predicted.done, last), "the output has another shape")
-    if old is not None:
-        old += predicted.old
-    return None if predicted.done == len(solution.steps) else _Diverged(predicted.done, "the narrow model stops early")
 
 
 def _running(model: nn.Module, error: Exception) -> list[str]:

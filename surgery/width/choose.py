@@ -14,7 +14,7 @@ from surgery.errors import SurgeryError, first_line
 from surgery.names import hint, matches
 from surgery.width import axes
 from surgery.width.axes import Kind, Why, lost, role
-from surgery.width.plan import positions
+from surgery.width.plan import runs_of
 from surgery.width.solve import (
     Atom,
     Axis,
@@ -101,8 +101,6 @@ class Demand:
 
 def checked(model: nn.Module, demand: Demand) -> Demand:
     """The demand; SurgeryError if a rate is no share, or a pattern matches no module of the model."""
-    if not isinstance(model, nn.Module):
-        raise SurgeryError(f"narrow runs the model: give a module, not a {type(model).__name__}")
     if not isinstance(demand.rates, Mapping):
         raise SurgeryError(f"rates gives a rate for each pattern, {{'layer1': 0.5}}, got {demand.rates!r}")
     for rate in (demand.rate, *demand.rates.values()):
@@ -313,8 +311,8 @@ def _neighbours(axis: Axis, choice: Choice) -> bool:
     """Whether the positions that stay are the first ones."""
     if is_whole(axis) or not any(atom in choice for atom in atoms(axis)):
         return True
-    kept = positions(axis, choice)
-    return kept == list(range(len(kept)))
+    runs = runs_of(axis, choice)
+    return len(runs) == 1 and runs[0][0] == 0
 
 
 def _sliced(solution: Solution, demand: Demand, reasons: dict[Atom, Why]) -> list[Atom]:

@@ -23,14 +23,13 @@ from surgery.configuration import (
     mismatch,
     reread,
     set_field,
-    shapes_of,
     warn,
 )
 from surgery.errors import first_line
 from surgery.forward import named_tensors
 from surgery.names import joined
 from surgery.plan import Edit, Submodel
-from surgery.states import names_by_id
+from surgery.states import names_by_id, shapes_of
 from surgery.width.constants import COUNT, LEAST, NewSizes, Sizes, merged, renewed
 
 Difference = Callable[[nn.Module], tuple[int, str] | None]

@@ -23,7 +23,7 @@ from surgery.errors import SurgeryError
 from surgery.forward import named_tensors
 from surgery.names import joined
 from surgery.plan import Index, Source, Submodel, structure
-from surgery.states import State, as_state, load, names_by_id, state
+from surgery.states import State, as_state, load, names_by_id, shapes_of, state
 from surgery.width.align import Aligner
 from surgery.width.assignment import Search
 from surgery.width.plan import plan_of
@@ -55,7 +55,7 @@ def corner(model: nn.Module, small: nn.Module) -> tuple[nn.Module, Submodel]:
     full, values = state(model), state(small)
     _check_names(full, values)
     entries = {name: (Source(name, _leading(name, tensor, full[name])),) for name, tensor in values.items()}
-    shapes = {name: tuple(tensor.shape) for name, tensor in full.items()}
+    shapes = shapes_of(full)
     dtypes = {name: tensor.dtype for name, tensor in full.items()}
     plan = Submodel(entries, shapes, (*_attributes(model, small), *_slices(model, small)), structure(model), dtypes)
     result = copy.deepcopy(small)

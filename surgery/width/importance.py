@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from surgery.copying import clone
-from surgery.errors import SurgeryError, first_line
-from surgery.forward import named_tensors
+from surgery.errors import SurgeryError, explained
+from surgery.forward import check_runs, named_tensors
 from surgery.names import joined
 from surgery.states import as_real
 from surgery.width.replay import read_batch
@@ -73,10 +73,7 @@ def importance(
     """
     if not callable(by) and by not in get_args(Name):
         raise SurgeryError(f"unknown criterion by={by!r}: choose {', '.join(get_args(Name))} or give a function")
-    if not isinstance(model, nn.Module):
-        raise SurgeryError(f"importance runs the model: give a module, not a {type(model).__name__}")
-    if example is None:
-        raise SurgeryError("importance runs one forward pass: give an input as `example`")
+    check_runs(model, example, "importance")
     if isinstance(by, type):
         raise SurgeryError(f"by={by.__name__} is a class: give an object of it, {by.__name__}()")
     if any(tensor.is_meta for tensor in model.parameters()):
@@ -107,11 +104,8 @@ def _summed(model: nn.Module, solution: Solution, criterion: Criterion) -> dict[
         seen.add(id(tensor))
         name = joined(module, attribute)
         for position, axis in enumerate(solution.tensors[module, attribute]):
-            try:
-                with torch.no_grad():
-                    values = criterion(name, tensor.movedim(position, 0).reshape(axis.size, -1), position)
-            except Exception as error:
-                raise SurgeryError(f"by fails for axis {position} of {name!r}: {first_line(error)}") from error
+            with explained(f"by fails for axis {position} of {name!r}"), torch.no_grad():
+                values = criterion(name, tensor.movedim(position, 0).reshape(axis.size, -1), position)
             if values is None:
                 continue
             if not isinstance(values, Tensor) or tuple(values.shape) != (axis.size,):
@@ -173,19 +167,14 @@ def _gradients(
     Those of a complex parameter have one more axis, of the real and the imaginary parts.
     A copy is differentiated in evaluation mode, so that nothing of the model changes.
     """
-    try:
-        twin = clone(model).eval()
-    except Exception as error:
-        raise SurgeryError(f"{type(model).__name__} cannot be copied: {first_line(error)}") from error
+    twin = clone(model).eval()
     able = {name: p for name, p in twin.named_parameters() if p.is_floating_point() or p.is_complex()}
     names, parameters = able.keys(), [p.requires_grad_(True) for p in able.values()]
     total = [torch.zeros_like(as_real(p), dtype=torch.float32) for p in parameters]
     for number, batch in enumerate(batches):
         with torch.enable_grad():
-            try:
+            with explained(f"loss(model, batches[{number}]) fails"):
                 value = loss(twin, batch)
-            except Exception as error:
-                raise SurgeryError(f"loss(model, batches[{number}]) fails: {first_line(error)}") from error
             if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
                 raise SurgeryError(f"loss(model, batch) gives {value!r}: a number that depends on the model is needed")
             found = torch.autograd.grad(value.sum(), parameters, allow_unused=True)
@@ -252,13 +241,10 @@ def pruner_scores(model: nn.Module, solution: Solution, by: Any) -> dict[Atom, T
                 group[-1].root_idxs = list(range(atom.size))
         if atom.why or atom.size == 1 or not len(group):
             continue
-        try:
+        layer = group[0].dep.target.module
+        hint = "; it may need gradients in p.grad" if any(p.grad is None for p in layer.parameters()) else ""
+        with explained(f"{type(by).__name__} fails for a width of {layer}", hint):
             values = by(group)
-        except Exception as error:
-            layer = group[0].dep.target.module
-            hint = "; it may need gradients in p.grad" if any(p.grad is None for p in layer.parameters()) else ""
-            why = f"{first_line(error)}{hint}"
-            raise SurgeryError(f"{type(by).__name__} fails for a width of {layer}: {why}") from error
         if values is not None:
             scores[atom] = torch.as_tensor(values).detach().cpu().double()
     return scores

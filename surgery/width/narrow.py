@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from surgery.errors import SurgeryError
-from surgery.forward import uncollected
+from surgery.forward import check_runs, uncollected
 from surgery.names import joined
 from surgery.plan import Submodel
 from surgery.width.attempts import Attempt, Request, attempts, final
@@ -103,8 +103,7 @@ def narrow(
         raise SurgeryError(f"target is a surgery.Target of macs, parameters, positions or latency, got {target!r}")
     if target is not None:
         rate = target.rate
-    if example is None:
-        raise SurgeryError("narrow runs one forward pass: give an input as `example`")
+    check_runs(model, example, "narrow")
     demand = checked(model, Demand(1.0 if rate is None else rate, rates or {}, keep, heads, rounding))
     request = Request(model, example, demand, output, strict, target, keep_top)
     found = final(request)
@@ -180,6 +179,7 @@ def widths(
     >>> [width.name for width in widths(net, example=torch.zeros(1, 4)) if not width.order]
     ['0.weight:0']
     """
+    check_runs(model, example, "widths")
     demand = checked(model, Demand(rate, heads=heads, rounding=rounding))
     if rate == 1:
         solution = solve(traced(model, example, output).found)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from surgery.errors import SurgeryError, first_line
+from surgery.forward import check_runs
 from surgery.names import joined
 from surgery.plan import Submodel
 from surgery.states import state
@@ -106,10 +107,7 @@ def solved_for(
     model: nn.Module, example: Any, output: Callable[[Any], Any] | None, who: str
 ) -> tuple[nn.Module, Solution]:
     """The model as it was traced, on the meta device if it can run there, and what the trace shows."""
-    if not isinstance(model, nn.Module):
-        raise SurgeryError(f"{who} runs the model: give a module, not a {type(model).__name__}")
-    if example is None:
-        raise SurgeryError(f"{who} runs one forward pass: give an input as `example`")
+    check_runs(model, example, who)
     seen = traced(model, example, output)
     return seen.model, solve(seen.found)
 

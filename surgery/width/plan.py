@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from surgery.forward import named_tensors
 from surgery.plan import Runs, Source, Submodel, as_runs, structure
 from surgery.plan.positions import merged
-from surgery.states import names_by_id
+from surgery.states import names_by_id, shapes_of
 from surgery.width.solve import Atom, Axes, Axis, Choice, Solution, Sum
 
 
@@ -36,19 +36,8 @@ def runs_of(axis: Axis, choice: Choice) -> Runs:
     return merged(result)
 
 
-def positions(axis: Axis, choice: Choice) -> list[int]:
-    """The positions that stay.
-
-    >>> from surgery.width.solve import Product
-    >>> heads, width = Atom(2), Atom(4)
-    >>> positions(Product((heads, width)), {width: (0, 2)})
-    [0, 2, 4, 6]
-    """
-    return [position for start, stop in runs_of(axis, choice) for position in range(start, stop)]
-
-
 def placed(axis: Axis, choice: Choice) -> Tensor:
-    """`positions` as a tensor, for widths of which a choice says an order.
+    """The positions that stay, in the order in which a choice has them.
 
     >>> from surgery.width.solve import Product
     >>> heads, width = Atom(2), Atom(4)
@@ -105,6 +94,6 @@ def plan_of(model: nn.Module, values: Mapping[str, Tensor], solution: Solution, 
         ):
             done.add((owner, attribute))  # a module may be registered under several names
             slices.append({"do": "slice", "module": module, "attribute": attribute, "index": where})
-    shapes = {name: tuple(tensor.shape) for name, tensor in values.items()}
+    shapes = shapes_of(values)
     dtypes = {name: tensor.dtype for name, tensor in values.items()}
     return Submodel({name: entries[name] for name in values}, shapes, tuple(slices), structure(model), dtypes)

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from surgery.configuration import shapes_of
-from surgery.errors import SurgeryError, first_line
+from surgery.errors import SurgeryError, explained
+from surgery.forward import check_runs
 from surgery.plan import Submodel
+from surgery.states import check_same_shapes, shapes_of
 from surgery.width import importance as criteria
 from surgery.width.attempts import Attempt, Request, attempt, final
 from surgery.width.choose import Demand, Heads, Rounding, Scores, checked
@@ -109,12 +110,9 @@ def prune(
     >>> sizes
     (Size(macs=800, parameters=904), Size(macs=600, parameters=679), Size(macs=400, parameters=454))
     """
-    if not isinstance(model, nn.Module):
-        raise SurgeryError(f"prune runs the model: give a module, not a {type(model).__name__}")
+    check_runs(model, example, "prune")
     if not isinstance(target, Target):
         raise SurgeryError(f"target is a surgery.Target of macs, parameters, positions or latency, got {target!r}")
-    if example is None:
-        raise SurgeryError("prune runs one forward pass: give an input as `example`")
     if finetune is not None and not callable(finetune):
         raise SurgeryError(f"finetune is a function of a model and the number of a step, got {finetune!r}")
     if criteria.is_pruner(importance):  # its class has divided the scores itself, and LAMP's not by a mean
@@ -126,7 +124,9 @@ def prune(
         if isinstance(importance, str) or not callable(importance) or criteria.is_pruner(importance):
             given = {"example": example, "by": importance, "batches": batches, "loss": loss, "output": output}
             return criteria.importance(net, **given)
-        return _asked(importance, net)
+        hint = "; give the name of a criterion or a function of a model, lambda net: surgery.importance(net, ...)"
+        with explained("importance(model) fails", hint):
+            return importance(net)
 
     demand = checked(model, Demand(target.rate, {}, keep, heads, rounding))
     timing = Timing(model, example, target.clock or seconds) if target.what == "latency" else None
@@ -183,19 +183,6 @@ def _shares(steps: int | Sequence[float], target: Target) -> Sequence[float]:
     return shares[1:]
 
 
-def _asked(importance: Any, net: nn.Module) -> Scores:
-    """The scores that a function gives."""
-    try:
-        return importance(net)
-    except SurgeryError:
-        raise
-    except TypeError as error:
-        raise SurgeryError(
-            f"importance(model) fails: {first_line(error)}: give the name of a criterion or a function of a model, "
-            "lambda net: surgery.importance(net, example=x, by=...)"
-        ) from error
-
-
 def _trained(net: nn.Module, finetune: Callable[[nn.Module, int], nn.Module | None] | None, number: int) -> nn.Module:
     """The model after a step's training; SurgeryError if it has other tensors than before."""
     if finetune is None:
@@ -205,13 +192,7 @@ def _trained(net: nn.Module, finetune: Callable[[nn.Module, int], nn.Module | No
     made = net if made is None else made
     if not isinstance(made, nn.Module):
         raise SurgeryError(f"finetune(model, {number}) gives {type(made).__name__}: give the trained model, or None")
-    after = shapes_of(made)
-    for name in (*before, *after):
-        if before.get(name) != after.get(name):
-            raise SurgeryError(
-                f"finetune(model, {number}) gives a model of other tensors than it was given: {name} was "
-                f"{before.get(name, 'missing')} and is {after.get(name, 'missing')}"
-            )
+    check_same_shapes(before, shapes_of(made), "the narrow model", f"what finetune(model, {number}) gives")
     return made
 
 

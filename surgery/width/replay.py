@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from surgery.copying import clone
-from surgery.errors import SurgeryError, first_line, is_out_of_memory
+from surgery.errors import SurgeryError, explained, is_out_of_memory
 from surgery.forward import call, copied, in_mode, in_precision, tensors_in, watching
 from surgery.states import as_real, state
 from surgery.torch_private import Watch
@@ -94,21 +94,15 @@ def read_batch(
     Raises:
         SurgeryError: if the model does not run, or computes something else than on the example.
     """
-    try:
-        with in_mode(model, training=False), watching(model), _Reads(solution, names, or_constants, read):
-            call(model, copied(batch))
-    except SurgeryError:
-        raise
-    except Exception as error:
-        raise SurgeryError(
-            f"{type(model).__name__} does not run on {where}: {first_line(error)}; by={by!r} takes batches of inputs, "
-            "without labels"
-        ) from error
+    reads, what = _Reads(solution, names, or_constants, read), f"{type(model).__name__} does not run on {where}"
+    hint = f"; by={by!r} takes batches of inputs, without labels"
+    with explained(what, hint), in_mode(model, training=False), watching(model), reads:
+        call(model, copied(batch))
 
 
-def trial(model: nn.Module, dtype: torch.dtype = torch.float64, seed: int = 0) -> nn.Module:
+def trial(model: nn.Module, dtype: torch.dtype = torch.float64) -> nn.Module:
     """A copy of this precision for evaluation, its weights a little off: those that begin at zero would hide much."""
-    twin, generator = clone(model).eval(), torch.Generator().manual_seed(seed)
+    twin, generator = clone(model).eval(), torch.Generator().manual_seed(0)
     twin._apply(lambda tensor: tensor.to(in_precision(tensor.dtype, dtype)))
     for name, tensor in state(twin).items():
         tensor = as_real(tensor)
@@ -125,11 +119,8 @@ def changed(model: nn.Module, wide: nn.Module, solution: Solution, choice: Choic
     A sum over repeated positions counts only if what is computed of it differs, too: it may be divided by their number.
     """
     keep = _Keep(solution)
-    try:
-        with in_mode(model, training=False), watching(model), keep:
-            before = tensors_in(call(model, copied(example)))
-    except Exception as error:
-        raise SurgeryError(f"{type(model).__name__} does not run again: {first_line(error)}") from error
+    with explained(f"{type(model).__name__} does not run again"), in_mode(model, training=False), watching(model), keep:
+        before = tensors_in(call(model, copied(example)))
     compare = _Compare(keep.kept, solution, choice)
     try:
         with in_mode(wide, training=False), watching(wide), compare:
@@ -138,8 +129,8 @@ def changed(model: nn.Module, wide: nn.Module, solution: Solution, choice: Choic
         if is_out_of_memory(error):
             raise
         return compare.done if compare.summed is None else compare.summed
-    same = all(_same(repeated(old, axes, choice), new) for old, axes, new in zip(before, solution.outputs[0], after))
-    return None if same else compare.summed
+    alike = all(same(repeated(old, axes, choice), new) for old, axes, new in zip(before, solution.outputs[0], after))
+    return None if alike else compare.summed
 
 
 class _Differs(Exception):
@@ -187,7 +178,7 @@ class _Compare(_Replay):
     def returns(self, name: str, tensors: list[Tensor]) -> None:
         step, before = self.steps[self.done], self.kept[self.done]
         if step.name != name or not all(
-            _same(repeated(old, axes, self.choice), new)
+            same(repeated(old, axes, self.choice), new)
             for old, axes, new in zip(before, step.outputs, tensors)
             if not self.no_numbers[self.done]
             and [axis.size for axis in axes] == list(old.shape)  # some kernels leave statistics empty
@@ -198,20 +189,21 @@ class _Compare(_Replay):
         self.kept[self.done] = []
 
 
-def _same(expected: Tensor, found: Tensor) -> bool:
+def same(expected: Tensor, found: Tensor, near: float | None = None) -> bool:
+    """Whether two tensors are the same but for rounding, which is less than `near` times the largest number."""
     if expected.shape != found.shape:
         return False
     if found._is_zerotensor():  # one without memory, which must not be read
         return True
     if found.is_complex() and expected.is_complex():
-        return _same(as_real(expected), as_real(found))
+        return same(as_real(expected), as_real(found), near)
     if not found.is_floating_point() or not found.numel():
         return found.dtype != expected.dtype or bool((found == expected).all())
     low, high = expected.aminmax()
     size = max(-low.item(), high.item())
     if not math.isfinite(size):
         size = expected.abs().nan_to_num(0, 0, 0).max().item()
-    near = _NEAR if found.dtype == torch.float64 else 1e-3
+    near = near or (_NEAR if found.dtype == torch.float64 else 1e-3)
     atol = near * max(size, 1e-30)
     low, high = (found - expected).aminmax()
     if max(-low.item(), high.item()) <= atol:  # several times as fast as `allclose`; False where there are NaNs

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from surgery.copying import clone
-from surgery.errors import SurgeryError, first_line
+from surgery.errors import SurgeryError, explained
 from surgery.forward import call, copied, in_mode, named_tensors, tensors_in, varied
-from surgery.states import State, as_real, load, names_by_id, state
+from surgery.states import State, load, names_by_id, state
 from surgery.width.permute import solved_for
+from surgery.width.replay import same
 from surgery.width.solve import SUMS, Atom, Axes, Solution, atoms, named_widths
 from surgery.width.steps import Step
 
@@ -367,28 +368,14 @@ def check_same_outputs(
     after = load(clone(before), rotated(folded(state(before), widths), widths, matrices))
     given, results = varied(example, torch.float64), []
     for one in (before, after):
-        try:
-            with in_mode(one, training=False), torch.no_grad():
-                found = call(one, copied(given))
-        except Exception as error:
-            raise SurgeryError(f"{type(model).__name__} does not run in float64: {first_line(error)}") from error
+        with explained(f"{type(model).__name__} does not run in float64"), in_mode(one, training=False):
+            found = call(one, copied(given))
         results.append(tensors_in(output(found) if output else found))
-    if not all(map(_same, *results)):
+    if not all(one.dtype == two.dtype and same(one, two, near=1e-5) for one, two in zip(*results)):
         raise SurgeryError(
             f"{type(model).__name__} computes something else after {', '.join(map(repr, matrices))} was rotated: "
             "align with maps='permutations'"
         )
-
-
-def _same(one: Tensor, two: Tensor) -> bool:
-    """Whether two results are the same but for rounding, of the code in single precision perhaps."""
-    if one.shape != two.shape or one.dtype != two.dtype:
-        return False
-    one, two = as_real(one), as_real(two)
-    if not one.is_floating_point() or not one.numel():
-        return torch.equal(one, two)
-    largest = one.abs().nan_to_num(0, 0, 0).max().item()
-    return torch.allclose(one.double(), two.double(), rtol=0, atol=1e-5 * max(1e-30, largest), equal_nan=True)
 
 
 def _check_orthogonal(name: str, width: Rotatable, matrix: Any) -> None:

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from surgery.copying import clone
-from surgery.errors import InternalError, SurgeryError, first_line
+from surgery.errors import InternalError, SurgeryError, explained, first_line
 from surgery.forward import (
     Observed,
     call,
@@ -407,12 +407,8 @@ def traced(model: nn.Module, example: Any, output: Callable[[Any], Any] | None =
 def traced_in_place(model: nn.Module, example: Any, output: Callable[[Any], Any] | None = None) -> Trace:
     """Trace a forward pass in evaluation mode where the model is: on the meta device other operations might run."""
     twin = clone(model)
-    try:
+    with explained(f"{type(model).__name__} does not run on the example"):
         return Trace(twin, copied(example), output=output)
-    except (SurgeryError, InternalError):
-        raise
-    except Exception as error:
-        raise SurgeryError(f"{type(model).__name__} does not run on the example: {first_line(error)}") from error
 
 
 def _follow_copies(model: nn.Module, trace: Trace) -> None:

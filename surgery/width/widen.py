@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from surgery.errors import SurgeryError
-from surgery.forward import Observed, named_tensors, observed, varied
+from surgery.forward import Observed, check_runs, named_tensors, observed, varied
 from surgery.names import is_inside, joined
 from surgery.plan import Index, Runs, Source, Submodel, as_runs, structure
 from surgery.plan.edits import attribute_of
@@ -123,12 +123,9 @@ def _check(model: Any, rate: Any, mode: Any, noise: Any, example: Any) -> None:
         raise SurgeryError(f"unknown mode={mode!r}: choose {' or '.join(get_args(Mode))}")
     if isinstance(noise, bool) or not isinstance(noise, Real) or not 0 <= float(noise) < math.inf:
         raise SurgeryError(f"noise is a share of the weights' standard deviation, 0 or more, got {noise!r}")
-    if not isinstance(model, nn.Module):
-        raise SurgeryError(f"widen runs the model: give a module, not a {type(model).__name__}")
+    check_runs(model, example, "widen")
     if any(tensor.is_meta for tensor in model.parameters()):
         raise SurgeryError(f"{type(model).__name__} has no weights to repeat (meta device): load some first")
-    if example is None:
-        raise SurgeryError("widen runs the model: give an input as `example`")
 
 
 class Readers(NamedTuple):

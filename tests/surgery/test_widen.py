@@ -8,7 +8,7 @@ from symmetric import IMAGE, SMALL, Made, image, randomized, same_outputs
 from torch import nn
 
 from surgery import SurgeryError, narrow, state, widen
-from surgery.width.replay import _same
+from surgery.width.replay import same
 
 
 def equal(one, other):
@@ -257,8 +257,8 @@ def test_complex_numbers_are_compared_up_to_rounding():
     wide, _ = widen(net, rate=2, example=x)
     assert wide.plain.out_features == 10
     assert same_outputs(net, wide, x)
-    assert _same(net.phase, net.phase * (1 + 1e-9))
-    assert not _same(net.phase, net.phase.conj())
+    assert same(net.phase, net.phase * (1 + 1e-9))
+    assert not same(net.phase, net.phase.conj())
 
 
 def test_what_is_tied_keeps_no_other_layer_of_its_class():
