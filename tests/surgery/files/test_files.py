@@ -103,6 +103,20 @@ def test_shards_and_the_files_beside_them(tmp_path):
     same(load_file(tmp_path / "pair" / "model.safetensors"), pair)
 
 
+def test_a_folder_has_the_file_that_transformers_reads(tmp_path):
+    old, new = {"w": torch.zeros(2)}, {"w": torch.ones(2)}
+    torch.save(old, tmp_path / "pytorch_model-00001-of-00001.bin")
+    for name, shard in (
+        ("pytorch_model.bin.index.json", "pytorch_model-00001-of-00001.bin"),
+        ("model.safetensors.index.json", "model-00001-of-00001.safetensors"),
+    ):
+        (tmp_path / name).write_text(json.dumps({"weight_map": {"w": shard}}))
+    save_file(old, tmp_path / "model-00001-of-00001.safetensors")
+    save_file(new, tmp_path / "model.safetensors")
+    same(open_state(tmp_path), new)
+    assert open_state(tmp_path).files == (tmp_path / "model.safetensors",)
+
+
 @pytest.mark.slow
 def test_transformers_reads_what_is_written(tmp_path):
     transformers = pytest.importorskip("transformers")
