@@ -97,6 +97,8 @@ def as_state(values: Mapping[str, Tensor] | nn.Module, what: str = "a state") ->
     for name, tensor in values.items():
         if tensor.layout is not torch.strided:
             raise SurgeryError(f"{name!r} of {what} is {tensor.layout}: give dense tensors (to_dense makes them)")
+        if tensor.is_quantized:
+            raise SurgeryError(f"{name!r} of {what} is {tensor.dtype}: give plain tensors (dequantize makes them)")
     return values
 
 
