@@ -160,7 +160,7 @@ def merged(
     names, settings = list(states[0]), settings or {}
     if len(states) < least or (exactly and len(states) != exactly):
         raise SurgeryError(f"{method} merges {exactly or f'at least {least}'} models, got {len(states)}")
-    rows = _rows(weights, len(states), names)
+    rows = rows_of(weights, len(states), names)
     for setting, (value, _) in settings.items():
         check_patterns(setting, value, names)
         for one in value.values() if isinstance(value, Mapping) else [value]:
@@ -300,7 +300,7 @@ def check_patterns(setting: str, value: Any, names: Iterable[str]) -> None:
             raise SurgeryError(f"{setting}: no tensor matches {pattern!r}: {hint}")
 
 
-def _rows(weights: Weights, k: int, names: Iterable[str]) -> list[float] | dict[str, list[float]]:
+def rows_of(weights: Weights, k: int, names: Iterable[str]) -> list[float] | dict[str, list[float]]:
     """Weights as lists of k floats, one for all tensors or by pattern; SurgeryError if they are no k finite numbers."""
 
     def numbers(row: Any, where: str) -> list[float]:
