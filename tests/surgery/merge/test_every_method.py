@@ -90,6 +90,16 @@ def test_a_weight_for_one_model_gives_that_model_bit_for_bit(name, dtype):
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("name", METHODS)
+def test_eight_bits_are_merged_in_32_and_rounded(name, dtype):
+    states = [{n: t.to(dtype) if t.is_floating_point() else t for n, t in state.items()} for state in models(4)]
+    wide = [{n: t.float() if t.is_floating_point() else t for n, t in state.items()} for state in states]
+    base, wide_base = (every[3] if name in NEED_BASE else None for every in (states, wide))
+    exact = call(name, wide[:3], wide_base)
+    same(call(name, states[:3], base), {n: t.to(states[0][n].dtype) for n, t in exact.items()})
+
+
 @pytest.mark.parametrize("name", SYMMETRIC)
 def test_the_order_of_models_does_not_matter(name):
     (a, b, c), base = models(), models(1, seed=7)[0]
