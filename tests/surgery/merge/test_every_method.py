@@ -198,6 +198,7 @@ REFUSED = [
       for name in NEED_BASE),
     ("fisher", [TWO], {"fishers": 3}, "fishers is a list with the Fisher information of each model"),
     ("fisher", [TWO], {"fishers": [ONE]}, "1 models have Fisher information, and model 1 has none"),
+    ("fisher", [TWO], {"fishers": [ONE] * 3}, "3 models have Fisher information, and 2 are merged"),
     ("fisher", [TWO], {"fishers": [ONE, {}]}, "model 1 has no Fisher information of 'w'"),
     ("fisher", [TWO], {"fishers": [ONE, {"w": -ONE["w"]}]}, "'w' is negative, NaN or infinite in model 1"),
     ("fisher", [TWO], {"fishers": [ONE, {"w": ONE["w"] / 0}]}, "'w' is negative, NaN or infinite in model 1"),
