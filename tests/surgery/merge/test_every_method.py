@@ -244,6 +244,19 @@ def test_measuring_leaves_every_module_in_its_mode():
     assert [module.training for module in model] == [True, False, True]
 
 
+def test_inputs_that_are_given_by_name_are_measured():
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(2, 3)
+
+        def forward(self, x):
+            return self.layer(input=x)
+
+    x = torch.randn(4, 2)
+    assert torch.equal(merge.input_grams(Net(), [x])["layer.weight"], x.T @ x)
+
+
 def test_measures_of_models_with_computed_weights_and_with_integers():
     normed = torch.nn.Sequential(torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(2, 3)))
     with pytest.raises(SurgeryError, match="the weight of a ParametrizedLinear of this Sequential is computed"):
