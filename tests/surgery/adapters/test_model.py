@@ -351,3 +351,11 @@ def test_the_row_of_padding_has_no_gradient():
     adapted(torch.tensor([[2, 1, 4]])).sum().backward()
     found = adapted[0].lora_embedding_A.grad
     assert found.any(0).tolist() == [False, True, False, False, True]
+
+
+def test_whole_numbers_stay_untrained_when_adapters_are_merged():
+    net = nn.Sequential(nn.Linear(3, 3))
+    net.codes = nn.Parameter(torch.ones(3, dtype=torch.int8), requires_grad=False)
+    merged = adapters.merge(adapters.add(net, 1))
+    assert merged[0].weight.requires_grad
+    assert not merged.codes.requires_grad
