@@ -119,6 +119,10 @@ def test_diff_says_what_differs(files, capsys):
     assert "2 of 30 elements differ, by at most 0.25; relative distance 0.0" in text
     save_file({"head.b": torch.tensor([float("nan")] * 3)}, "nan.safetensors")
     assert main(["diff", "nan.safetensors", "nan.safetensors"]) == 0
+    for k in range(2):
+        save_file({"n": torch.tensor([2**53 + k, 7])}, f"n{k}.safetensors")
+    assert main(["diff", "n0.safetensors", "n1.safetensors"]) == 1
+    assert "1 of 2 elements differ, by at most 1;" in capsys.readouterr().out
 
 
 def test_what_cannot_be_done_is_one_line(files, capsys):
