@@ -135,6 +135,8 @@ def test_what_cannot_be_done_is_one_line(files, capsys):
         (("merge", "linear", a, a, "--base", a, *out), "linear takes no --base"),
         (("merge", "slerp", a, a, "--weights", "1,2", *out), "slerp takes no --weights"),
         (("merge", "slerp", a, a, "--set", "x=2", *out), "NAME is one of t"),
+        (("merge", "slerp", a, a, "--set", "t=0.1", "--set", "t=0.9", *out), "--set t=0.9: t is there twice"),
+        (("merge", "slerp", a, a, "--set", "n:t=1", "--set", "n:t=0", *out), "--set n:t=0: n:t is there twice"),
         (("merge", "karcher", a, a, "--set", "x=2", *out), "has no settings"),
         (("merge", "nearswap", a, "--base", a, *out), "nearswap needs --set t=VALUE"),
         (("merge", "linear", a, "small.safetensors", *out), "of model 0 is missing in model 1"),
