@@ -33,7 +33,7 @@ class Pieces:
     @classmethod
     def of(cls, tensor: Tensor) -> "Pieces":
         """The pieces of a tensor in memory, as views where the tensor is contiguous."""
-        tensor = tensor.detach()
+        tensor = tensor.detach().resolve_conj()
         kept: list[Tensor] = []
 
         def read(start: int, stop: int) -> Tensor:

@@ -97,6 +97,8 @@ def as_state(values: Mapping[str, Tensor] | nn.Module, what: str = "a state") ->
     for name, tensor in values.items():
         if tensor.layout is not torch.strided:
             raise SurgeryError(f"{name!r} of {what} is {tensor.layout}: give dense tensors (to_dense makes them)")
+        if tensor.is_quantized:
+            raise SurgeryError(f"{name!r} of {what} is {tensor.dtype}: give plain tensors (dequantize makes them)")
     return values
 
 
@@ -136,6 +138,9 @@ def load(model: nn.Module, values: Mapping[str, Tensor] | nn.Module) -> nn.Modul
             raise SurgeryError(f"tensor {name!r} has no data (meta device): call model.to_empty(device=...) first")
         if not torch.can_cast(values[name].dtype, tensor.dtype):
             raise SurgeryError(f"tensor {name!r} is {tensor.dtype} in the model and {values[name].dtype} in the state")
+    # Views of the model's own memory, of layers that change places say, are read before any of it is written.
+    memory = {tensor.untyped_storage().data_ptr() for tensor in own.values()}
+    values = {n: t.clone() if t.untyped_storage().data_ptr() in memory else t for n, t in values.items()}
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(values[name])

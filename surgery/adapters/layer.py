@@ -82,7 +82,8 @@ class LowRank(nn.Module):
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         result = self.base_layer(x, *args, **kwargs)
         if isinstance(self.base_layer, nn.Embedding):
-            added = F.linear(F.embedding(x, self.lora_embedding_A.T), self.lora_embedding_B)
+            rows = F.embedding(x, self.lora_embedding_A.T, self.base_layer.padding_idx)
+            added = F.linear(rows, self.lora_embedding_B)
         else:
             added = self.lora_B(self.lora_A(self.lora_dropout(x.to(self.lora_A.weight.dtype))))
         added = (self.multiplier * added).to(result.dtype)

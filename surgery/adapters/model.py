@@ -363,4 +363,6 @@ def _replaced(model: nn.Module, merged: bool) -> nn.Module:
             result = plain
         else:
             result.set_submodule(name, plain)
-    return result.requires_grad_() if merged else result
+    for parameter in result.parameters() if merged else ():
+        parameter.requires_grad_(parameter.is_floating_point() or parameter.is_complex())  # others cannot be trained
+    return result

@@ -144,7 +144,10 @@ def resize(
         if new > len(one.a) or (how == "truncate" and new == len(one.a)):
             a, b = _grown(one, new, generator)
         else:
-            a, b, lost[module] = _shrunk(one, new, how)
+            try:
+                a, b, lost[module] = _shrunk(one, new, how)
+            except torch.linalg.LinAlgError:
+                raise SurgeryError(f"the adapter of {module!r} holds NaN or infinity: leave it out") from None
         result |= one._replace(a=a, b=b).state
     if lost:  # one wait for the device, not one for each module
         error |= zip(lost, torch.stack([*lost.values()]).tolist())

@@ -135,13 +135,15 @@ def compared(a: Pieces, b: Pieces) -> dict[str, Any]:
     count, most, apart, size = 0, 0.0, 0.0, 0.0
     for x, y in zip(a.slabs(), b.slabs()):
         dtype = torch.complex128 if x.is_complex() or y.is_complex() else torch.float64
+        if not any(one.is_floating_point() or one.is_complex() for one in (x, y)):
+            dtype = torch.int64  # float64 does not hold all of them
         x, y = x.to(dtype), y.to(dtype)
         unlike = (x != y) & ~(x.isnan() & y.isnan())
         if here := int(unlike.sum()):
             count += here
-            gap = torch.where(unlike, x - y, 0).abs().nan_to_num(torch.inf)
+            gap = torch.where(unlike, x - y, 0).abs().double().nan_to_num(torch.inf)
             most, apart = max(most, gap.max().item()), apart + gap.square().sum().item()
-        size += x.abs().nan_to_num(0).square().sum().item()
+        size += x.abs().double().nan_to_num(0).square().sum().item()
     found |= {"elements": a.size, "different": count, "largest": most}
     found["relative"] = (apart / size) ** 0.5 if size else (0.0 if not apart else float("inf"))
     found["equal"] = count == 0 and a.dtype == b.dtype

@@ -362,6 +362,8 @@ def settings(texts: Sequence[str], known: Sequence[str]) -> dict[str, Any]:
         if not equals or name not in known:
             choice = f"one of {', '.join(known)}" if known else "none, as this method has no settings"
             raise SurgeryError(f"--set {text}: write NAME=VALUE or PATTERN:NAME=VALUE, where NAME is {choice}")
+        if name in everywhere if not pattern else pattern in found.get(name, {}):
+            raise SurgeryError(f"--set {text}: {left} is there twice, give it once")
         if pattern:
             found.setdefault(name, {})[pattern] = value_of(right)
         else:

@@ -40,8 +40,8 @@ DTYPES = {
 TORCH = (".pt", ".pth", ".bin", ".ckpt")
 """Suffixes of files of torch.save."""
 INDEX = "model.safetensors.index.json"
-_WHOLE = ("model.safetensors", "pytorch_model.bin")
-_INDICES = (INDEX, "pytorch_model.bin.index.json")
+_IN_FOLDERS = ("model.safetensors", INDEX, "pytorch_model.bin", "pytorch_model.bin.index.json")
+"""Of which a folder has the first that is there, as for transformers: older ones may be left beside it."""
 _LARGEST = 2**28  # bytes of a file of JSON
 _WRAPPERS = ("state_dict", "model_state_dict", "model")  # under which a state dict may lie in a file of torch.save
 _PREFIXES = ("module.", "_orig_mod.", "module.")  # of DistributedDataParallel and torch.compile
@@ -95,7 +95,8 @@ def open_state(path: str | Path) -> Checkpoint:
 
     Args:
         path: a .safetensors file; a .pt, .pth, .bin or .ckpt file of torch.save; the index of a sharded checkpoint; or
-            a folder with model.safetensors, pytorch_model.bin, an index of shards, or a single .safetensors file.
+            a folder with model.safetensors, an index of shards, pytorch_model.bin (the first of these, as transformers
+            takes it), or a single .safetensors file.
 
     Raises:
         SurgeryError: that begins with the path, for what is missing, damaged or no checkpoint.
@@ -124,14 +125,13 @@ def open_state(path: str | Path) -> Checkpoint:
 
 
 def _folder(path: Path) -> Checkpoint:
-    for name in _INDICES:
-        if (path / name).is_file():
-            return _sharded(path / name, path)
-    found = [path / name for name in _WHOLE if (path / name).is_file()] or sorted(path.glob("*.safetensors"))
+    found = [path / name for name in _IN_FOLDERS if (path / name).is_file()][:1] or sorted(path.glob("*.safetensors"))
     if not found:
-        raise SurgeryError(f"{path} holds no {', '.join((*_WHOLE, *_INDICES))}")
-    if len(found) > 1 and found[0].name not in _WHOLE:
+        raise SurgeryError(f"{path} holds no {', '.join(_IN_FOLDERS)}")
+    if len(found) > 1:
         raise SurgeryError(f"{path} holds {len(found)} .safetensors files and no {INDEX}: give one of the files")
+    if found[0].name.endswith(".index.json"):
+        return _sharded(found[0], path)
     inside = open_state(found[0])
     return Checkpoint({name: inside.pieces(name) for name in inside}, path, inside.metadata, (found[0],))
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from surgery.errors import SurgeryError
 from surgery.files.reading import DTYPES, INDEX, TORCH, Checkpoint
 from surgery.files.whole import check_absent, replacing
-from surgery.lazy import Pieces, pieces_of, spans
+from surgery.lazy import LazyState, Pieces, pieces_of, spans
+from surgery.states import as_state
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _FORMAT = {"format": "pt"}  # transformers refuses files without it
@@ -67,7 +68,10 @@ def write(
     path = Path(path)
     check_new(path)
     texts = {**_FORMAT, **(metadata or {})}
+    values = values if isinstance(values, LazyState) else as_state(values, "what is written")
     pieces = {name: pieces_of(values, name) for name in values}
+    if odd := [name for name, one in pieces.items() if one.device.type == "meta"]:
+        raise SurgeryError(f"tensor {odd[0]!r} has no data (meta device): give the model its weights first")
     with replacing(path, folder=path.suffix == "") as temporary:
         needed, free = sum(one.nbytes for one in pieces.values()), shutil.disk_usage(temporary.parent).free
         if needed and not free:

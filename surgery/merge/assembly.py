@@ -10,6 +10,7 @@ from surgery.depth.graft import graft, ungraft
 from surgery.depth.sections import sections
 from surgery.errors import SurgeryError
 from surgery.lazy import LazyState, Pieces, metas, pieces_of
+from surgery.merge.driver import check_patterns
 from surgery.names import is_inside, joined, matches
 from surgery.plan import Source, Submodel
 from surgery.states import State, as_state, load
@@ -92,6 +93,8 @@ def passthrough(
     shapes = metas(resized) if not isinstance(resized, nn.Module) else metas(as_state(resized))
     now = {name: _first(names, places[0][name][0]) for name in blocks}  # a single block is no section
     now |= {section.name: section.blocks for section in sections(resized)}
+    inside = {block for name in blocks for block in now[name]}
+    check_patterns("outside", outside, [name for name in shapes if not any(is_inside(name, one) for one in inside)])
     whole = union(models)
     entries = {}
     for name, like in shapes.items():

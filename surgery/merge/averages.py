@@ -10,7 +10,7 @@ from surgery.errors import SurgeryError
 from surgery.lazy import LazyState, Pieces, Reader, pieces_of
 from surgery.merge.driver import ByName, Group, Kernel, Weights, checked, merged, switch, within
 from surgery.merge.parts import combination
-from surgery.states import Models, State
+from surgery.states import Models, State, stack_size
 
 
 def linear(models: Models, *, weights: Weights = None, normalize: bool = True) -> State | LazyState:
@@ -212,6 +212,9 @@ def _by_measures(
         return kernel(group, [pieces_of(measures[k], group.name) for k in group.places], **own)
 
     result = merged(mean, models, weights=weights, settings=settings)
+    count = stack_size(models) if isinstance(models, Mapping) else len(models)
+    if len(measures) > count:
+        raise SurgeryError(f"{len(measures)} models have {what}, and {count} are merged: give each one its own")
     if unknown := names - set(result):
         raise SurgeryError(f"{argument} name {min(unknown)!r}, but the models have no such tensor")
     return result

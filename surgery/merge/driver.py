@@ -75,8 +75,8 @@ class Group:
         if bool(values.sum().isfinite()) or bool(values.isfinite().all()):
             return values
         infinite = values.isinf()
-        others = (pieces.read(start, stop) for pieces in self._every())
-        same = all(torch.equal(x.where(x.isinf(), 0), values.where(infinite, 0).to(x.dtype)) for x in others)
+        others = (pieces.read(start, stop).to(self.dtype) for pieces in self._every())
+        same = all(torch.equal(x.where(x.isinf(), 0), values.where(infinite, 0)) for x in others)
         if bool(values.isnan().any()) or not same:
             raise SurgeryError(
                 f"{self.name!r} of {self.whose[i]} holds NaN or infinity, and so would the result: mend that model, or "
@@ -115,15 +115,15 @@ class Group:
                         prepared.append(kernel(self, **settings))
                 exact = prepared[0](start, stop)
                 result = exact.to(like.dtype)
-                if result.dtype != exact.dtype and bool((exact.isfinite() & result.isinf()).any()):
+                if result.dtype != exact.dtype and bool((exact.isfinite() & ~result.to(exact.dtype).isfinite()).any()):
                     raise SurgeryError(
                         f"the merged {self.name!r} does not fit into {like.dtype} (its largest number is "
                         f"{exact[exact.isfinite()].abs().max():.3g}): take a smaller scale, or convert the models first"
                     )
                 if not self.shared:
                     return result
-                first = self.tensors[0].read(start, stop)
-                return first.to(result.dtype).where(first.isinf(), result)
+                first = self.tensors[0].read(start, stop).to(exact.dtype)
+                return torch.where(first.isinf(), first, exact).to(like.dtype)
 
         def largest(start: int, stop: int) -> Tensor:
             values = [tensor.read(start, stop) for tensor in self.tensors]
@@ -160,7 +160,7 @@ def merged(
     names, settings = list(states[0]), settings or {}
     if len(states) < least or (exactly and len(states) != exactly):
         raise SurgeryError(f"{method} merges {exactly or f'at least {least}'} models, got {len(states)}")
-    rows = _rows(weights, len(states), names)
+    rows = rows_of(weights, len(states), names)
     for setting, (value, _) in settings.items():
         check_patterns(setting, value, names)
         for one in value.values() if isinstance(value, Mapping) else [value]:
@@ -300,7 +300,7 @@ def check_patterns(setting: str, value: Any, names: Iterable[str]) -> None:
             raise SurgeryError(f"{setting}: no tensor matches {pattern!r}: {hint}")
 
 
-def _rows(weights: Weights, k: int, names: Iterable[str]) -> list[float] | dict[str, list[float]]:
+def rows_of(weights: Weights, k: int, names: Iterable[str]) -> list[float] | dict[str, list[float]]:
     """Weights as lists of k floats, one for all tensors or by pattern; SurgeryError if they are no k finite numbers."""
 
     def numbers(row: Any, where: str) -> list[float]:

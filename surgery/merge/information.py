@@ -109,8 +109,8 @@ def input_grams(model: nn.Module, batches: Iterable[Any]) -> State:
     names = names_by_id(model)
     result: State = {}
 
-    def seen(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        rows = _rows(module, inputs[0])
+    def seen(module: nn.Module, inputs: tuple[Tensor, ...], named: Mapping[str, Tensor]) -> None:
+        rows = _rows(module, inputs[0] if inputs else named["input"])
         rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
         name = names[id(module.weight)]
         result[name] = result.get(name, 0) + rows.T @ rows
@@ -121,7 +121,7 @@ def input_grams(model: nn.Module, batches: Iterable[Any]) -> State:
             f"the weight of a {computed[0]} of this {type(model).__name__} is computed from others (weight norm, "
             "pruning): make it plain first, by torch's remove functions"
         )
-    hooks = [module.register_forward_pre_hook(seen) for module in measured]
+    hooks = [module.register_forward_pre_hook(seen, with_kwargs=True) for module in measured]
     if not hooks:
         raise SurgeryError(
             f"{type(model).__name__} has no linear layer and no convolution whose inputs could be measured"

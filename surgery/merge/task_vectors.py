@@ -24,6 +24,7 @@ from surgery.merge.driver import (
     group_of,
     merged,
     needed,
+    rows_of,
     switch,
     within,
 )
@@ -147,7 +148,7 @@ def ties(
         return _task_vectors(_largest, models, base, weights, scale, normalize, elect=True, density=(density, 1.0))
     if across != "model" or not isinstance(density, int | float):
         raise SurgeryError(f"across={across!r} with density={density!r}: give across='tensor', or 'model' and a number")
-    limits = _limits(models, base, density)
+    limits = _limits(models, base, weights, density)
     return _task_vectors(
         lambda group, i: _above(limits[group.places[i]], group, i), models, base, weights, scale, normalize, elect=True
     )
@@ -166,17 +167,20 @@ def _above(limit: Tensor | float, group: Group, i: int) -> Reader:
     return read
 
 
-def _limits(models: Models, base: Base, density: float) -> list[Tensor | float]:
-    """For each model the smallest magnitude that is kept of its whole task vector."""
+def _limits(models: Models, base: Base, weights: Weights, density: float) -> dict[int, Tensor | float]:
+    """For each model that counts the smallest magnitude that is kept of its whole task vector."""
     states, base = checked(models, needed(base))
-    result: list[Tensor | float] = []
+    rows = rows_of(weights, len(states), states[0])
+    result: dict[int, Tensor | float] = {}
     for k in range(len(states)):
+        if not isinstance(rows, dict) and not rows[k]:
+            continue
         alone = [float(j == k) for j in range(len(states))]
         groups = [group_of(name, states, base, alone) for name in states[0]]
         groups = [group for group in groups if group.tensors[0].dtype.is_floating_point]
         size = sum(group.size for group in groups)
         slabs = lambda g=groups: (slab.double() for group in g for slab in magnitudes(group, 0))  # noqa: E731
-        result.append(of_rank(slabs, size, size - max(1, int(density * size))) if size else 0)
+        result[k] = of_rank(slabs, size, size - max(1, int(density * size))) if size else 0
     return result
 
 

@@ -87,7 +87,10 @@ def _passthrough(models: list[LazyState], base: LazyState | None, shared: Mappin
     if scale is None:
         return state
     every = {name: state.pieces(name) for name in state}
-    return LazyState({name: replace(one, read=partial(_scaled, one, float(scale))) for name, one in every.items()})
+    scaled = {
+        n: replace(p, read=partial(_scaled, p, float(scale))) for n, p in every.items() if p.dtype.is_floating_point
+    }
+    return LazyState(every | scaled)
 
 
 def _scaled(pieces: Pieces, scale: float, start: int, stop: int) -> Tensor:

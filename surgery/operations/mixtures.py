@@ -14,7 +14,6 @@ import surgery
 from surgery import merge
 from surgery.errors import SurgeryError, explained
 from surgery.lazy import LazyState, metas
-from surgery.merge.driver import check_patterns
 from surgery.operations.arguments import Blocks, Function, Outside, Whole, batches_of, function_of, shown
 from surgery.operations.checkpoint import Built, InBlocks, Model
 from surgery.states import check_same
@@ -71,7 +70,6 @@ def passthrough(models: Sequence[InBlocks], *, blocks: Blocks, outside: Outside 
     for pattern, k in (outside or {}).items():
         if type(k) is not int or not 0 <= k < len(models):
             raise SurgeryError(f"outside has {shown(k)} for {pattern!r}: give the number of a model, from 0")
-        check_patterns("outside", {pattern: k}, models[0].values)
     nets = [model.built() if model.described else model.values for model in models]
     example = models[0].example() if models[0].described else None
     net, plan = merge.passthrough(nets, blocks=chosen, outside=outside, example=example)

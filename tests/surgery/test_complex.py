@@ -79,5 +79,14 @@ def test_states_that_cannot_be_averaged_are_named():
     one = {"w": torch.ones(2)}
     with pytest.raises(SurgeryError, match=r"'w' is on cpu in state 0 and on meta in state 1"):
         average([one, {"w": torch.ones(2, device="meta")}])
+    packed = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
+    for operation in (
+        surgery.stack,
+        surgery.average,
+        surgery.merge.linear,
+        lambda models: surgery.distance(models, models),
+    ):
+        with pytest.raises(SurgeryError, match=r"'w' of \w+ 0 is torch.qint8: give plain tensors"):
+            operation([{"w": packed}, {"w": packed}])
     with pytest.raises(SurgeryError, match=r"'w' of state 0 is torch.sparse_coo: give dense tensors"):
         average([{"w": torch.ones(2).to_sparse()}, one])

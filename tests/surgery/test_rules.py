@@ -529,7 +529,7 @@ def test_a_wrong_rule_is_named(library, told):
     def misspelt(view, args, out):
         return view.axes_of(args["y"])
 
-    with pytest.raises(InternalError, match=r"misspelt\) is wrong: 'y'"):
+    with pytest.raises(InternalError, match=r"misspelt\) is wrong: no key 'y'"):
         narrow(scaled(library), rate=0.5, example=floats(2, 6))
 
     @surgery.register_rule("testlib::norm", replace=True)

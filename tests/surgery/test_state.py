@@ -204,6 +204,15 @@ def test_state_names_tied_tensors_once_and_load_fills_both():
     assert target.head.weight is target.embed.weight
 
 
+def test_load_takes_a_models_own_tensors_in_other_places():
+    net = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+    first, second = (layer.weight.detach().clone() for layer in net)
+    own = surgery.state(net)
+    surgery.load(net, {"0.weight": own["1.weight"], "1.weight": own["0.weight"].T})
+    assert torch.equal(net[0].weight, second)
+    assert torch.equal(net[1].weight, first.T)
+
+
 def test_what_would_be_lost_or_cannot_be_filled_is_refused():
     class Extra(nn.Linear):
         def get_extra_state(self):

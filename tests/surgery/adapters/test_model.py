@@ -343,3 +343,19 @@ def test_layers_of_other_kinds_are_left_with_a_word(caplog):
     caplog.clear()
     adapters.add(net, 1, modules=["fc"])
     assert caplog.messages == []
+
+
+def test_the_row_of_padding_has_no_gradient():
+    """As that of the embedding itself has none."""
+    adapted = adapters.add(nn.Sequential(nn.Embedding(5, 4, padding_idx=2)), 3, modules=["0"])
+    adapted(torch.tensor([[2, 1, 4]])).sum().backward()
+    found = adapted[0].lora_embedding_A.grad
+    assert found.any(0).tolist() == [False, True, False, False, True]
+
+
+def test_whole_numbers_stay_untrained_when_adapters_are_merged():
+    net = nn.Sequential(nn.Linear(3, 3))
+    net.codes = nn.Parameter(torch.ones(3, dtype=torch.int8), requires_grad=False)
+    merged = adapters.merge(adapters.add(net, 1))
+    assert merged[0].weight.requires_grad
+    assert not merged.codes.requires_grad

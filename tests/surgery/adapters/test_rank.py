@@ -95,6 +95,7 @@ OTHER = {"x.lora_A.weight": torch.ones(2, 5), "x.lora_B.weight": torch.ones(3, 2
         (lambda: adapters.resize(ONE, 0), "rank=0"),
         (lambda: adapters.resize(ONE, {"z": 1}), "rank is given for"),
         (lambda: adapters.resize(ONE, 1, how="half"), "give svd or truncate"),
+        (lambda: adapters.resize(ONE | {"x.lora_B.weight": torch.full((3, 2), torch.nan)}, 1), "'x' holds NaN"),
         (lambda: adapters.stack([]), "no adapters to stack"),
         (lambda: adapters.stack([ONE, ONE], [1]), r"weights \[1.0\] for 2 states"),
         (lambda: adapters.stack([ONE, ONE], [0, 0]), "one above 0"),

@@ -119,6 +119,10 @@ def test_diff_says_what_differs(files, capsys):
     assert "2 of 30 elements differ, by at most 0.25; relative distance 0.0" in text
     save_file({"head.b": torch.tensor([float("nan")] * 3)}, "nan.safetensors")
     assert main(["diff", "nan.safetensors", "nan.safetensors"]) == 0
+    for k in range(2):
+        save_file({"n": torch.tensor([2**53 + k, 7])}, f"n{k}.safetensors")
+    assert main(["diff", "n0.safetensors", "n1.safetensors"]) == 1
+    assert "1 of 2 elements differ, by at most 1;" in capsys.readouterr().out
 
 
 def test_what_cannot_be_done_is_one_line(files, capsys):
@@ -131,6 +135,8 @@ def test_what_cannot_be_done_is_one_line(files, capsys):
         (("merge", "linear", a, a, "--base", a, *out), "linear takes no --base"),
         (("merge", "slerp", a, a, "--weights", "1,2", *out), "slerp takes no --weights"),
         (("merge", "slerp", a, a, "--set", "x=2", *out), "NAME is one of t"),
+        (("merge", "slerp", a, a, "--set", "t=0.1", "--set", "t=0.9", *out), "--set t=0.9: t is there twice"),
+        (("merge", "slerp", a, a, "--set", "n:t=1", "--set", "n:t=0", *out), "--set n:t=0: n:t is there twice"),
         (("merge", "karcher", a, a, "--set", "x=2", *out), "has no settings"),
         (("merge", "nearswap", a, "--base", a, *out), "nearswap needs --set t=VALUE"),
         (("merge", "linear", a, "small.safetensors", *out), "of model 0 is missing in model 1"),

@@ -159,7 +159,7 @@ def test_what_cannot_be_done_is_one_line(net, capsys, tmp_path):
     for arguments, text in [
         (("narrow", file, "--rate", "0.5", *other, *out), "of the plan"),
         (("narrow", file, "--rate", "0.5", "--model", "their_models:number", *out), "gives a int"),
-        (("narrow", file, "--rate", "0.5", "--model", "their_models:broken", *out), "KeyError: 'missing'"),
+        (("narrow", file, "--rate", "0.5", "--model", "their_models:broken", *out), "KeyError: no key 'missing'"),
         (("narrow", file, "--rate", "0.5", "--model", "their_models:Odd", "--input", "5", *out), "has no 'one.weight'"),
         (("narrow", file, "--rate", "0.5", "--model", "their_models:net,3", *out), "write arguments as NAME=VALUE"),
         (("narrow", file, "--rate", "0.5", "--model", "net", *out), "--model net: give timm:NAME"),

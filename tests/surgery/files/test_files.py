@@ -103,6 +103,20 @@ def test_shards_and_the_files_beside_them(tmp_path):
     same(load_file(tmp_path / "pair" / "model.safetensors"), pair)
 
 
+def test_a_folder_has_the_file_that_transformers_reads(tmp_path):
+    old, new = {"w": torch.zeros(2)}, {"w": torch.ones(2)}
+    torch.save(old, tmp_path / "pytorch_model-00001-of-00001.bin")
+    for name, shard in (
+        ("pytorch_model.bin.index.json", "pytorch_model-00001-of-00001.bin"),
+        ("model.safetensors.index.json", "model-00001-of-00001.safetensors"),
+    ):
+        (tmp_path / name).write_text(json.dumps({"weight_map": {"w": shard}}))
+    save_file(old, tmp_path / "model-00001-of-00001.safetensors")
+    save_file(new, tmp_path / "model.safetensors")
+    same(open_state(tmp_path), new)
+    assert open_state(tmp_path).files == (tmp_path / "model.safetensors",)
+
+
 @pytest.mark.slow
 def test_transformers_reads_what_is_written(tmp_path):
     transformers = pytest.importorskip("transformers")
@@ -232,12 +246,23 @@ def test_where_nothing_can_be_written(tmp_path, monkeypatch):
     ]:
         with pytest.raises(SurgeryError, match=text):
             write(tmp_path / name, one)
+    sparse, meta = torch.eye(2).to_sparse(), torch.ones(2, device="meta")
+    for name in ("d.pt", "d.safetensors", "d"):
+        for tensor, text in ((sparse, "'w' of what is written is torch.sparse_coo"), (meta, "'w' has no data")):
+            with pytest.raises(SurgeryError, match=text):
+                write(tmp_path / name, {"w": tensor})
     with pytest.raises(SurgeryError, match="float8_e8m0fnu, which safetensors files cannot hold"):
         write(tmp_path / "c.safetensors", {"w": torch.ones(1).to(torch.float8_e8m0fnu)})
     monkeypatch.setattr("shutil.disk_usage", lambda path: types.SimpleNamespace(free=3))
     with pytest.raises(SurgeryError, match="would take 4 bytes, and 3 bytes of the disk are free"):
         write(tmp_path / "full.pt", one)
     assert [path.name for path in tmp_path.iterdir()] == ["there.pt"]
+
+
+def test_a_conjugate_view_is_written_as_its_values(tmp_path):
+    values = {"w": torch.tensor([1 + 2j, 3 - 4j]).conj()}
+    write(tmp_path / "a.safetensors", values)
+    same(load_file(tmp_path / "a.safetensors"), {"w": torch.tensor([1 - 2j, 3 + 4j])})
 
 
 def test_a_file_that_shrinks_is_named(tmp_path):

@@ -90,6 +90,16 @@ def test_a_weight_for_one_model_gives_that_model_bit_for_bit(name, dtype):
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("name", METHODS)
+def test_eight_bits_are_merged_in_32_and_rounded(name, dtype):
+    states = [{n: t.to(dtype) if t.is_floating_point() else t for n, t in state.items()} for state in models(4)]
+    wide = [{n: t.float() if t.is_floating_point() else t for n, t in state.items()} for state in states]
+    base, wide_base = (every[3] if name in NEED_BASE else None for every in (states, wide))
+    exact = call(name, wide[:3], wide_base)
+    same(call(name, states[:3], base), {n: t.to(states[0][n].dtype) for n, t in exact.items()})
+
+
 @pytest.mark.parametrize("name", SYMMETRIC)
 def test_the_order_of_models_does_not_matter(name):
     (a, b, c), base = models(), models(1, seed=7)[0]
@@ -188,6 +198,7 @@ REFUSED = [
       for name in NEED_BASE),
     ("fisher", [TWO], {"fishers": 3}, "fishers is a list with the Fisher information of each model"),
     ("fisher", [TWO], {"fishers": [ONE]}, "1 models have Fisher information, and model 1 has none"),
+    ("fisher", [TWO], {"fishers": [ONE] * 3}, "3 models have Fisher information, and 2 are merged"),
     ("fisher", [TWO], {"fishers": [ONE, {}]}, "model 1 has no Fisher information of 'w'"),
     ("fisher", [TWO], {"fishers": [ONE, {"w": -ONE["w"]}]}, "'w' is negative, NaN or infinite in model 1"),
     ("fisher", [TWO], {"fishers": [ONE, {"w": ONE["w"] / 0}]}, "'w' is negative, NaN or infinite in model 1"),
@@ -231,6 +242,19 @@ def test_measuring_leaves_every_module_in_its_mode():
     merge.input_grams(model, [torch.randn(2, 4)])
     merge.fisher_information(model, [(torch.randn(2, 4), torch.randn(2, 4))], loss=torch.nn.functional.mse_loss)
     assert [module.training for module in model] == [True, False, True]
+
+
+def test_inputs_that_are_given_by_name_are_measured():
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(2, 3)
+
+        def forward(self, x):
+            return self.layer(input=x)
+
+    x = torch.randn(4, 2)
+    assert torch.equal(merge.input_grams(Net(), [x])["layer.weight"], x.T @ x)
 
 
 def test_measures_of_models_with_computed_weights_and_with_integers():

@@ -204,6 +204,9 @@ def test_ties_over_the_whole_model():
     close(found, slowly(states, sparse, [1.0] * 3, 1.0, **BOTH))
     counters = [{STEPS: torch.tensor(k)} for k in range(3)]
     same(merge.ties(counters, base=counters[0], across="model"), counters[2])
+    spoilt = [states[0], states[1] | {"a.weight": states[1]["a.weight"] * torch.nan}]
+    alone = merge.ties(states[:1], base=BASE, density=0.4, across="model")
+    same(merge.ties(spoilt, base=BASE, weights=[1, 0], density=0.4, across="model"), alone)
 
 
 @pytest.mark.parametrize("select", [1.0, 0.5, 0.001])

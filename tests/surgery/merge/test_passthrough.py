@@ -61,6 +61,8 @@ def test_what_is_not_there_is_named():
         (lambda: merge.passthrough([a, b], blocks={"1": [(2, 0)]}), "no block 0 of model 2"),
         (lambda: merge.passthrough([a, b], blocks={"1": [(0, 0), (0, 0)]}), "repeats a block: list its model twice"),
         (lambda: merge.passthrough([a, wide], blocks={"1": [(0, 0)]}, outside={"2": 1}), "'2.weight' of shape"),
+        (lambda: merge.passthrough([a, b], blocks={"1": [(0, 0)]}, outside={"tail": 1}), "no tensor matches 'tail'"),
+        (lambda: merge.passthrough([a, b], blocks={"1": [(0, 0)]}, outside={"1": 1}), "no tensor matches '1'"),
         (lambda: merge.passthrough(a, blocks={}), "a list of states or modules"),
     ]:
         with pytest.raises(SurgeryError, match=text):

@@ -9,7 +9,7 @@ import yaml
 from command_files import refused
 
 from surgery.__main__ import main
-from surgery.files import open_state
+from surgery.files import open_state, write
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.slow  # transformers takes seconds to import
@@ -230,6 +230,17 @@ def test_gpt2_whose_layers_have_another_name(merged, made):
         np.testing.assert_array_equal(found[f"transformer.{name}"], y[f"transformer.{other}"])
     np.testing.assert_array_equal(found["transformer.wpe.weight"], x["transformer.wpe.weight"])
     transformers.AutoModelForCausalLM.from_pretrained(out)
+
+
+def test_a_scale_leaves_whole_numbers(merged, made):
+    values = {"w": torch.tensor([1.0, 3.0]).bfloat16(), "position_ids": torch.arange(4), "mask": torch.tensor([True])}
+    write(made / "whole.safetensors", values)
+    out = open_state(
+        merged(merge_method="passthrough", models=[{"model": "whole.safetensors"}], parameters={"scale": 0.5})
+    )
+    assert out["w"].tolist() == [0.5, 1.5]
+    assert torch.equal(out["position_ids"], values["position_ids"])
+    assert torch.equal(out["mask"], values["mask"])
 
 
 def test_lists_with_an_entry_for_each_layer_follow(merged, made):
