@@ -55,12 +55,13 @@ def refuse_scripted(model: nn.Module) -> None:
 def _copied(model: nn.Module, memo: Mapping[int, Any]) -> nn.Module:
     if "_orig_mod" in model._modules:
         raise SurgeryError("this is what torch.compile returned: give the model that was compiled, model._orig_mod")
+    modules = list(model.modules())
     refuse_scripted(model)
-    _refuse_closures(model)
+    _refuse_closures(modules)
     # deepcopy refuses tensors that a hook computes from parameters before each pass (weight norm, pruning).
     computed = {
         id(value): value.detach().clone()
-        for module in model.modules()
+        for module in modules
         for value in (*plain_tensors(module).values(), *_cached(module))
         if value.grad_fn is not None
     }
@@ -70,17 +71,20 @@ def _copied(model: nn.Module, memo: Mapping[int, Any]) -> nn.Module:
         raise SurgeryError(
             f"{type(model).__name__} cannot be copied ({first_line(error)}): give a model that copy.deepcopy can copy"
         ) from error
-    _drop_caches(twin)
+    if any(_drops_caches(type(module)) for module in modules):
+        _drop_caches(twin)
     return twin
 
 
-def _refuse_closures(model: nn.Module) -> None:
+def _refuse_closures(modules: list[nn.Module]) -> None:
     """SurgeryError where a function of a module (a hook, a `forward` that was replaced) holds modules of the model:
     deepcopy keeps functions, so that a copy would run, and train, the original's.
     """
     inside: set[int] = set()
-    for module in model.modules():
+    for module in modules:
         mine = vars(module)
+        if _SIMPLE.issuperset(map(type, mine.values())) and not any(map(mine.get, _HOOKS)):
+            continue
         own = [
             (f"{name} was replaced by", value)
             for name, value in mine.items()
@@ -93,7 +97,7 @@ def _refuse_closures(model: nn.Module) -> None:
             if isinstance(hook, FunctionType)
         ]
         for what, value in own:
-            inside = inside or {id(part) for m in model.modules() for part in (m, *m._parameters.values())} - {id(None)}
+            inside = inside or {id(part) for m in modules for part in (m, *m._parameters.values())} - {id(None)}
             if any(id(held) in inside for held in _held_by(value)):
                 raise SurgeryError(
                     f"{type(module).__name__}: its {what} a function that holds modules of the model, which a copy "
@@ -145,21 +149,25 @@ def _deepcopy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
     twin = memo[id(module)] = kind.__new__(kind)
     state: dict[str, Any] = {}
     for name, value in vars(module).items():
-        if name == _COMPILED:  # by `module.compile()`, for the original alone
-            new = None
-        elif type(value) in _ATOMS or (type(value) is tuple and _ATOMS.issuperset(map(type, value))):
+        kind = type(value)
+        if kind in _ATOMS or (kind is tuple and _ATOMS.issuperset(map(type, value))):
             new = value
+        elif name == _COMPILED:  # by `module.compile()`, for the original alone
+            new = None
         elif id(value) in memo:
             new = memo[id(value)]
-        elif type(value) in _EMPTY and not value and (name in _OWN or not getattr(value, "__dict__", None)):
-            new = memo[id(value)] = type(value)()
-        elif name in _HELD and type(value) is dict:
+        elif kind in _EMPTY and not value and (name in _OWN or not getattr(value, "__dict__", None)):
+            new = memo[id(value)] = kind()
+        elif name in _HELD and kind is dict:
             new, copied = memo.setdefault(id(value), {}), _deepcopy if name == "_modules" else copy.deepcopy
             new.update((key, None if part is None else copied(part, memo)) for key, part in value.items())
         else:
             new = copy.deepcopy(value, memo)
         state[name] = new
-    twin.__setstate__(state)
+    if type(module).__setstate__ is nn.Module.__setstate__:
+        vars(twin).update(state)  # which that does, after adding what old files lack
+    else:
+        twin.__setstate__(state)
     return twin
 
 

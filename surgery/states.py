@@ -65,10 +65,10 @@ def state(model: nn.Module) -> State:
         raise SurgeryError(f"state takes the state of a module, not of a {type(model).__name__}: {hint}")
     registered = set()
     for name, module in model.named_modules(remove_duplicate=False):
-        tensors = {**module._parameters, **module._buffers}
-        if any(is_lazy(tensor) for tensor in tensors.values()):
-            raise SurgeryError(f"module {name!r} is lazy and has no weights yet: run one forward pass first")
-        registered |= {joined(name, n) for n in tensors}
+        for attribute, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if is_lazy(tensor):
+                raise SurgeryError(f"module {name!r} is lazy and has no weights yet: run one forward pass first")
+            registered.add(joined(name, attribute))
     if lost := [key for key in model.state_dict(keep_vars=True) if key not in registered]:
         raise SurgeryError(
             f"{lost[0]!r} of the state dict is neither a parameter nor a buffer (extra state, quantised weights), so "

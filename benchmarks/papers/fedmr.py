@@ -155,6 +155,13 @@ def _smaller() -> Iterator[Cell]:
             f"fedmr.smaller.loss.cifar10-{spread}", SMALLER, "FedMR's test loss is lower than FedAvg's on CIFAR-10 "
             "(the runs of Table 1)", lines, (_LOSS,), "fedmr.smaller.loss.SETTING", said,
         )  # fmt: skip
+    for number in (5, 20):
+        config = replace(_short("dir0.1"), participation=0.0, participants=number, seeds=(0,))
+        yield Cell(
+            f"fedmr.smaller.clients.k{number}", SMALLER, f"FedMR is ahead of FedAvg with {number} clients a round",
+            arms(f"fedmr.smaller.clients.k{number}", config, both), (Comparison(_LATE, "late", "first", both),),
+            "fedmr.smaller.clients.kK", "CIFAR-10, Dirichlet 0.1, LeNet, momentum 0.5, 500 rounds",
+        )  # fmt: skip
     folder = "fedmr.table1.cifar10.lenet.dir1.0"
     yield Cell(
         "fedmr.smaller.indep.cifar10", SMALLER, "Indep, which shuffles whole models, stays far behind FedAvg on "

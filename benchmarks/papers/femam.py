@@ -49,17 +49,11 @@ def _column(data: str, split: str, ending: str, config: Config, said: str, numbe
 def _figures() -> Iterator[Cell]:
     table, _ = _place("cifar100", "levels3-6-11")
     config = replace(row("cifar100", "levels3-6-11"), algorithm=("femam",))
-    levels = config.femam.levels
-    lines = {"femam": Arm(f"{table}/femam", config)}
-    for left, name in enumerate(levels, 1):
-        options = replace(config.femam, levels=tuple(one for k, one in enumerate(levels, 1) if k != left))
-        if name == "global":  # which is the only one that can come first: the clusters then begin
-            options = replace(options, level_rounds=(50,))
-        lines[f"without{left}"] = Arm(f"femam.table2/without{left}", replace(config, femam=options))
+    lines = (Arm(f"{table}/femam", config), *_shorter(config, "femam.table2"))
     yield Cell(
         "femam.table2", "Table 2", "every level that is left out costs accuracy (0.82 to 11.87 points; which level "
-        "costs which is lost in the text)", tuple(lines.values()),
-        (Comparison(_OWN, "own", "first", tuple(lines)),),
+        "costs which is lost in the text)", lines,
+        (Comparison(_OWN, "own", "first", tuple(one.name for one in lines)),),
     )  # fmt: skip
     short = replace(row("cifar100", "dir0.1"), rounds=_SECONDS)
     short = replace(short, eval_every=_SECONDS, femam=replace(short.femam, level_rounds=(_SECONDS // 5,)))
@@ -87,12 +81,30 @@ def _figures() -> Iterator[Cell]:
     )  # fmt: skip
 
 
+def _shorter(config: Config, folder: str) -> tuple[Arm, ...]:
+    """FeMAM without its global level, without a level of clusters (any: they are alike), without all of these, and
+    without the personal one; the table has as many lines.
+    """
+    first, *clusters, last = config.femam.levels
+    kinds = {
+        "global": (*clusters, last), "cluster": (first, *clusters[1:], last), "clusters": (first, last),
+        "personal": (first, *clusters),
+    }  # fmt: skip
+    found = []
+    for name, levels in kinds.items():
+        options = replace(config.femam, levels=levels)
+        if name == "global":  # which is the only one that can come first: the clusters then begin
+            options = replace(options, level_rounds=(50,))
+        found.append(Arm(f"{folder}/without-{name}", replace(config, algorithm=("femam",), femam=options)))
+    return tuple(found)
+
+
 def _smaller() -> Iterator[Cell]:
     """Half a LeNet, 100 rounds, as docs/results/femam.md shows them."""
     base, plain = fashion_mnist(), Config()
     spread = replace(base, clusters=plain.clusters, cluster_classes=plain.cluster_classes, partition="dirichlet")
     kinds = {
-        "clusters": base,
+        "clusters": replace(base, seeds=(0, 1, 2)),
         "levels": replace(base, clusters=(2, 3), cluster_classes=(2, 2)),
         "dirichlet": replace(spread, alpha=0.1, lr=0.1),
         "femnist": femnist(),
@@ -104,8 +116,8 @@ def _smaller() -> Iterator[Cell]:
             (Comparison(_OWN, "own", "first", _ORDER),), "femam.smaller.SETTING", "half a LeNet, 100 rounds",
         )  # fmt: skip
         if config.partition == "clusters":
-            tables = f"femam/{name}/{{}}-seed*.csv"
-            yield _planted(f"fashion-mnist-{name}", config, "half a LeNet, 100 rounds", tables)
+            femam = arms(f"femam.smaller.{name}", config, ("femam",), f"femam/{name}/{{}}-seed*.csv")
+            yield _planted(f"fashion-mnist-{name}", femam, "half a LeNet, 100 rounds")
     for name, (config, order, said) in _long().items():
         yield Cell(
             f"femam.smaller.{name}", SMALLER, f"FeMAM has the highest accuracy ({said})",
@@ -114,8 +126,17 @@ def _smaller() -> Iterator[Cell]:
             "femam.smaller.SETTING",
         )  # fmt: skip
     few, (many, _, said) = replace(digits(), seeds=(0, 1, 2)), _long()["digits"]
-    yield _planted("digits-clusters", few, "20 clients in 4 clusters of 3 classes, 80 rounds")
-    yield _planted("digits-clusters-long", many, said)
+    for name, config, kind in (
+        ("digits-clusters", few, "20 clients in 4 clusters of 3 classes, 80 rounds"),
+        ("digits-clusters-long", many, said),
+    ):
+        yield _planted(name, arms(f"femam.smaller-structure.{name}", config, ("femam",)), kind)
+    whole = arms("femam.smaller.digits", many, ("femam",))
+    lines = whole + _shorter(many, "femam.smaller-levels.digits")
+    yield Cell(
+        "femam.smaller-levels.digits", SMALLER, "every level that is left out costs accuracy", lines,
+        (Comparison(_OWN, "own", "first", tuple(one.name for one in lines)),), settings=said,
+    )  # fmt: skip
 
 
 def _long() -> dict[str, tuple[Config, tuple[str, ...], str]]:
@@ -140,11 +161,10 @@ def _long() -> dict[str, tuple[Config, tuple[str, ...], str]]:
     }  # fmt: skip
 
 
-def _planted(name: str, config: Config, said: str, tables: str = "") -> Cell:
+def _planted(name: str, lines: tuple[Arm, ...], said: str) -> Cell:
     """Clusters that were dealt out, and are to be found again."""
     return Cell(
-        f"femam.smaller-structure.{name}", SMALLER, "FeMAM finds the clusters that clients were dealt out in",
-        arms(f"femam.smaller-structure.{name}", config, ("femam",), tables),
+        f"femam.smaller-structure.{name}", SMALLER, "FeMAM finds the clusters that clients were dealt out in", lines,
         (Comparison("adjusted Rand index of the best level against the planted clusters, 0.9 (excellent, Steinley "
                     "2004) or more", "rand", "above", ("femam",), band=(0.9, 1.0)),),
         "femam.smaller-structure.SETTING", said,

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 import fl
+from benchmarks.papers import cells
 from benchmarks.papers.cell import Arm, Cell
 from benchmarks.papers.stored import (
     COLUMNS,
@@ -65,7 +66,7 @@ class Part:
     store: Path = STORE
 
 
-def play(cells: Sequence[Cell], part: Part) -> bool:
+def play(chosen: Sequence[Cell], part: Part) -> bool:
     """Run cells one after another, seed by seed, each seed with all arms, and store each run as far as it got. Finished
     runs are kept, interrupted ones are resumed. Returns whether all of the part is done.
 
@@ -74,7 +75,7 @@ def play(cells: Sequence[Cell], part: Part) -> bool:
         KeyboardInterrupt: on Ctrl-C, after what is done was stored.
     """
     end = time.monotonic() + 60 * part.minutes if part.minutes else float("inf")
-    todo = [(cell, arm, seed) for cell in cells for arm, seed in _order(cell, part)]
+    todo = [(cell, arm, seed) for cell in chosen for arm, seed in _order(cell, part)]
     loaded: dict[tuple, Dataset] = {}
     for cell, arm, seed in todo:
         config = replace(shortened(arm.config, part.rounds or arm.config.rounds), seeds=(seed,), device=part.device)
@@ -120,11 +121,18 @@ def _run(cell: Cell, arm: Arm, config: Config, file: Path, part: Part, end: floa
     finally:
         stored = _stored(cell, arm, config, folder, failed, part)
         if stored.done == config.rounds and not stored.failed:
-            for probe in {PROBES[one.measure] for one in cell.comparisons if one.measure in PROBES}:
+            for probe in {PROBES[one] for one in _measures(cell, arm) if one in PROBES}:
                 stored.rows[-1].update(probe(folder, dataset))
         if stored.rows and not (file.exists() and read(file).done > stored.done):  # whose run folder is gone
             write(file, stored)
     return stored
+
+
+def _measures(cell: Cell, arm: Arm) -> Iterator[str]:
+    """What a cell compares, and others of which the arm is one, too."""
+    for one in (cell, *cells().values()):
+        if arm.run in {other.run for other in one.arms}:
+            yield from (comparison.measure for comparison in one.comparisons)
 
 
 def _stored(cell: Cell, arm: Arm, config: Config, folder: Path, failed: str, part: Part) -> Stored:

@@ -133,7 +133,7 @@ def read(file: Path) -> Stored:
 
 
 def runs(arm: Arm, store: Path = STORE) -> list[Stored]:
-    """All stored runs of an arm, by seed; where there is none, those from before there were cells.
+    """All stored runs of an arm, by seed; of seeds that have none, those from before there were cells.
 
     Raises FLError for a file that is damaged, or is of other settings than the arm's.
     """
@@ -143,7 +143,8 @@ def runs(arm: Arm, store: Path = STORE) -> list[Stored]:
         if pattern.fullmatch(file.name):
             found.append(read(file))
             _check(found[-1], arm, file, store)
-    return sorted(found, key=lambda one: (one.seed, one.rounds)) or list(_earlier(arm))
+    found += [one for one in _earlier(arm) if one.seed not in {other.seed for other in found}]
+    return sorted(found, key=lambda one: (one.seed, one.rounds))
 
 
 def _check(stored: Stored, arm: Arm, file: Path, store: Path) -> None:

@@ -17,11 +17,10 @@ from torch import Tensor, nn
 
 from surgery.configuration import holder_of, is_settings
 from surgery.errors import first_line
-from surgery.forward import call, copied, in_mode, tensors_in, watching
+from surgery.forward import call, copied, in_mode, named_tensors, tensors_in, watching
 from surgery.names import is_inside, joined, outwards
 from surgery.plan import Submodel
 from surgery.plan.edits import apply_edit, attribute_of, set_attribute
-from surgery.states import state
 from surgery.torch_private import Operations, tree_map
 from surgery.width.axes import SHUFFLED
 from surgery.width.config import config_edits
@@ -73,7 +72,7 @@ def checked_plan(
     """
     sizes = new_sizes(solution, choice)
     everywhere = together(sizes.values())
-    small = plan.build(model)
+    small = plan.built(model)
     edits = list(layer_edits(small, solution, choice))
     for edit in edits:
         apply_edit(small, edit)
@@ -90,7 +89,7 @@ def checked_plan(
     scales = Scales(solution, choice)
 
     old: list[int] = []
-    on_meta = all(tensor.is_meta for tensor in state(model).values())
+    on_meta = all(tensor.is_meta for _, tensor in named_tensors(model))
 
     def tried(values: Values) -> _Diverged | None:
         before: set[float] = set()

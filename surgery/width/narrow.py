@@ -118,7 +118,7 @@ def finished(found: Attempt) -> nn.Module:
     model, strict = wanted.model, wanted.strict
     solution, demand, chosen, plan = found.solution, found.demand, found.chosen, found.plan
     others = other_constants(model, wanted.example, wanted.output, found.seen, solution, chosen.choice, plan)
-    small = plan.build(model)
+    small = plan.built(model)
     for shortfall, refused in (
         (target_missed(wanted.target, found.cost.share(chosen.choice)) if wanted.target and found.cost else "", strict),
         (listed(model, found.whole), strict or not chosen.choice),

@@ -439,6 +439,15 @@ def test_build_refuses_other_models_and_edits_that_leave_other_tensors():
         Submodel({"weight": (Source("weight", (None, None)),)}, {"weight": (1, 1)}).build(Stubborn(1, 1, bias=False))
 
 
+def test_build_names_a_tensor_of_another_shape_before_it_speaks_of_settings():
+    net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+    _, plan = surgery.narrow(net, rate=0.5, example=torch.zeros(1, 3))
+    with pytest.raises(surgery.SurgeryError, match=r"'0.weight' has shape .* \(6, 3\) in what was given"):
+        plan.build(nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 2)))
+    with pytest.raises(surgery.SurgeryError, match="modules of other classes or settings"):
+        plan.build(nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)))
+
+
 def block():
     return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
 
