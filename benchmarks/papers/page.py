@@ -171,10 +171,17 @@ def _rows(one: Result) -> list[tuple[str, ...]]:
 
 
 def _made(runs: Sequence[Stored]) -> str:
-    """When, and on what."""
-    dates = sorted({run.date for run in runs})
-    devices = ", ".join(sorted({run.device for run in runs}))
-    return f"{dates[0]}{f' to {dates[-1]}' if len(dates) > 1 else ''}, {devices}"
+    """When, and on what.
+
+    >>> from dataclasses import replace
+    >>> run = Stored("", 0, 0, 0, "", "CPU", "", "", "earlier", {}, "", ())
+    >>> _made([replace(run, date="2026-11-28", device="CPU (x86_64, 1 thread)"), run])
+    'earlier to 2026-11-28, CPU (x86_64, 1 thread)'
+    """
+    dates = sorted({run.date for run in runs}, key=lambda date: (date[:1].isdigit(), date))
+    devices = sorted({run.device for run in runs})
+    told = [one for one in devices if not any(other.startswith(f"{one} ") for other in devices)]
+    return f"{dates[0]}{f' to {dates[-1]}' if len(dates) > 1 else ''}, {', '.join(told)}"
 
 
 def _published(comparison: Comparison, values: dict[str, list[float]]) -> str:
