@@ -131,6 +131,11 @@ class LazyState(Mapping[str, Tensor]):
         """A tensor by pieces."""
         return self._entries[name]
 
+    def first_names(self) -> dict[str, str]:
+        """By name the first one under which the same tensor lies: its own but for tied tensors of a torch.save file."""
+        firsts: dict[int, str] = {}
+        return {name: firsts.setdefault(id(pieces), name) for name, pieces in self._entries.items()}
+
     def __repr__(self) -> str:
         size = sum(pieces.nbytes for pieces in self._entries.values())
         return f"{type(self).__name__}: {len(self)} tensors, {size / 1e6:,.1f} MB"

@@ -218,7 +218,9 @@ def _torch(path: Path) -> dict[str, Pieces]:
             found = {name.removeprefix(prefix): tensor for name, tensor in found.items()}
     if odd := [name for name, tensor in found.items() if tensor.layout is not torch.strided or tensor.is_quantized]:
         raise SurgeryError(f"{path}: tensor {odd[0]!r} is sparse or quantised: save it as a plain tensor")
-    return {name: Pieces.of(tensor) for name, tensor in found.items()}
+    pieces: dict[tuple, Pieces] = {}  # tied tensors, which lie in the same memory, are one
+    same = {name: (t.data_ptr() or id(t), t.dtype, t.shape, t.stride()) for name, t in found.items()}
+    return {name: pieces.setdefault(same[name], Pieces.of(tensor)) for name, tensor in found.items()}
 
 
 def _loaded(path: Path) -> Any:

@@ -39,15 +39,19 @@ def shuffle(
     """
     if len(models) < 2:
         raise SurgeryError("shuffle exchanges layers between models: give at least two checkpoints")
+    firsts = models[0].values.first_names()
     for other in models[1:]:
         check_same(metas(models[0].values), metas(other.values), models[0].what, other.what)
-    parts = surgery.segments(surgery.layers(metas(models[0].values), unit=unit))
+        if other.values.first_names() != firsts:
+            raise SurgeryError(f"{models[0].what} and {other.what} tie different tensors: save both in one format")
+    tensors = {name: tensor for name, tensor in metas(models[0].values).items() if firsts[name] == name}
+    parts = surgery.segments(surgery.layers(tensors, unit=unit))
     draw = torch.Generator().manual_seed(seed)
     swaps = surgery.permutations(len(parts), k=len(models), generator=draw, derange=derange).tolist()
     mixed = []
     for k, model in enumerate(models):
         places = {name: models[swaps[i][k]].values for i, names in enumerate(parts) for name in names}
-        mixed.append(model.alike(LazyState({n: places[n].pieces(n) for n in models[0].values})))
+        mixed.append(model.alike(LazyState({n: places[firsts[n]].pieces(n) for n in models[0].values})))
     return mixed
 
 

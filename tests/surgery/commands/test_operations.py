@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import surgery
 from surgery.__main__ import main
+from surgery.files import open_state
 
 MODULE = """
 class Odd(nn.Module):
@@ -108,6 +109,22 @@ def test_shuffle_uses_every_layer_once(net):
         same(f"mixed/{k}.safetensors", expected[k])
     run("shuffle", "net.safetensors", "other.safetensors", "--derange", "--out", "swapped")
     same("swapped/0.safetensors", other)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_shuffle_keeps_tied_tensors_of_torch_files_together(net, seed):
+    """Such files hold a tied tensor under both names."""
+    for name in ("one.pt", "two.pt"):
+        body, table = torch.nn.Linear(4, 4), torch.nn.Embedding(9, 4)
+        head = torch.nn.Linear(4, 9)
+        head.weight = table.weight
+        torch.save(torch.nn.ModuleDict({"table": table, "body": body, "head": head}).state_dict(), name)
+    run("shuffle", "one.pt", "two.pt", "--seed", str(seed), "--out", "mixed")
+    before = [open_state(name)["table.weight"] for name in ("one.pt", "two.pt")]
+    after = [open_state(f"mixed/{k}.safetensors") for k in range(2)]
+    for values in after:
+        assert torch.equal(values["table.weight"], values["head.weight"])
+    assert any(torch.equal(after[0]["table.weight"], one) for one in before)
 
 
 def test_check_says_what_works_and_why_not(net, capsys):
