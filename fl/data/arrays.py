@@ -400,7 +400,7 @@ def _in_memory(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 def of_torch(train: Any, test: Any, task: str, room: Room = _in_memory) -> dict[str, Any]:
     """Read two data sets whose items are (sample, label) into x, y, test_x and test_y, see `Dataset.from_torch`."""
-    numbered = [getattr(part, "class_to_idx", None) for part in (train, test)]
+    numbered = [_numbering(part) for part in (train, test)]
     _check_classes(*numbered)
     names = sorted(numbered[0], key=numbered[0].get) if isinstance(numbered[0], dict) else ()
     for name, part in (("train", train), ("test", test)):
@@ -429,6 +429,13 @@ def of_huggingface(
     train_names, test_names = (getattr(part.features.get(label), "names", None) for part in (train, test))
     _check_classes(train_names, test_names)
     return {"names": train_names or (), **found}
+
+
+def _numbering(part: Any) -> Any:
+    """The numbers of classes by name, of a part of a data set (`random_split`) those of the whole; None without."""
+    while isinstance(part, torch.utils.data.Subset):
+        part = part.dataset
+    return getattr(part, "class_to_idx", None)
 
 
 def _check_classes(train: Any, test: Any) -> None:

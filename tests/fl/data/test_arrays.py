@@ -211,6 +211,8 @@ def test_an_image_folder(tmp_path):
 
     train = ImageFolder(folder(tmp_path / "train"))
     data = Dataset.from_torch(train, train, owners=[0, 0, 1, 1])
+    halves = torch.utils.data.random_split(train, [2, 2])
+    assert Dataset.from_torch(*halves).names == data.names != ()
     assert data.owners.tolist() == [0, 0, 1, 1]
     assert (data.x.dtype, data.x.shape[1:], data.y.tolist()) == (torch.uint8, (3, 6, 8), [0, 0, 1, 1])
     assert data.x[:, 0, 0, 0].tolist() == [0, 40, 20, 60]
