@@ -5,11 +5,12 @@ HeteroFL, FlexiFed, NeFL, FedRolex and FedFA differ only in their plans: which t
 `narrow`, `corner`, `graft` and `ungraft` make plans; this file applies them.
 """
 
+import copy
 import json
 import math
 import operator
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import combinations
@@ -121,7 +122,7 @@ class Submodel:
                     n: tuple(Source(s.name, as_index(s.index)) for s in own) for n, own in self.entries.items()
                 },
                 "shapes": {name: tuple(map(operator.index, shape)) for name, shape in self.shapes.items()},
-                "edits": tuple(json.loads(json.dumps([dict(edit) for edit in self.edits]))),
+                "edits": _plain(self.edits),
                 "dtypes": dict(self.dtypes),
             }
         except (AttributeError, TypeError, ValueError, RecursionError) as error:
@@ -134,6 +135,12 @@ class Submodel:
                 raise SurgeryError(f"{name!r} of the full model cannot have the shape {shape}")
         for name, value in fields.items():
             object.__setattr__(self, name, value)
+
+    def with_edits(self, edits: Sequence[Edit]) -> "Submodel":
+        """The same with other edits."""
+        other = copy.copy(self)
+        object.__setattr__(other, "edits", _plain(edits))
+        return other
 
     @cached_property
     def small_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -425,6 +432,11 @@ class Submodel:
             text = f"{where}{_index_text(first.index)}" + (f" and {', '.join(more)}" if more else "")
             lines.append(f"  {name:{width}}  {list(self.small_shapes[name])!s:18} = {text}")
         return "\n".join([*lines, *(f"  {dict(edit)}" for edit in self.edits)])
+
+
+def _plain(edits: Sequence[Edit]) -> tuple[dict[str, Any], ...]:
+    """Edits as they are when they are read from a file."""
+    return tuple(json.loads(json.dumps([dict(edit) for edit in edits])))
 
 
 def _fitted(

@@ -8,7 +8,6 @@ import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import islice
 from traceback import walk_tb
 from typing import Any, NamedTuple
@@ -123,7 +122,7 @@ def checked_plan(
             heads = chosen.get((name, "num_heads"), module.num_heads)
             chosen[name, "head_dim"] = module.embed_dim // heads
     sets = [{"do": "set", "module": m, "attribute": a, "value": v} for (m, a), v in chosen.items()]
-    return replace(plan, edits=(*base, *sets))
+    return plan.with_edits((*base, *sets))
 
 
 def _followed(
@@ -172,7 +171,7 @@ def described(model: nn.Module, plan: Submodel, solution: Solution, choice: Choi
         return plan
     everywhere = together(new_sizes(solution, choice).values())
     more = config_edits(model, plan, everywhere, difference)
-    return replace(plan, edits=(*plan.edits, *more)) if more else plan
+    return plan.with_edits((*plan.edits, *more)) if more else plan
 
 
 def _no_way_on(model: nn.Module, solution: Solution, choice: Choice, difference: _Diverged) -> str:

@@ -220,7 +220,7 @@ class _Search:
             if own.shape != made_so.shape:  # no operation uses it, so that it stayed whole
                 index = [None if old == new else [[0, new]] for old, new in zip(own.shape, made_so.shape)]
                 edits.append({"do": "slice", "module": module, "attribute": name, "index": index})
-        adopted = Submodel(self.plan.entries, self.plan.shapes, (*self.plan.edits, *edits), self.plan.structure)
+        adopted = self.plan.with_edits((*self.plan.edits, *edits))
         steps, why = self.difference(adopted.build(self.model)) or (0, "")
         return _Made(_Score(0, 0, steps), config, why, edits)
 

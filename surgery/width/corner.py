@@ -8,7 +8,6 @@ channel was trained as often as any other.
 import copy
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from math import prod
 from types import MappingProxyType
 from typing import Any
@@ -150,7 +149,7 @@ def rolling(model: nn.Module, small: nn.Module, *, example: Any) -> Callable[[in
         starts = {atom: 0 if atom.order else by for atom in kept}
         choice = {a: sorted((starts[a] + i) % a.size for i in range(n)) for a, n in kept.items() if n < a.size}
         found = plan_of(seen.model, full, solution, choice)
-        return Submodel(found.entries, found.shapes, (*sets, *found.edits), found.structure, found.dtypes)
+        return found.with_edits((*sets, *found.edits))
 
     for name, sources in plan(0).entries.items():
         if sources != base.entries[name]:
@@ -266,7 +265,7 @@ def _first_positions(
                 "it: give a narrower model of the family, with heads as many or fewer"
             )
     plan = plan_of(seen.model, state(model), solution, positions)
-    return replace(plan, edits=(*_attributes(model, small), *plan.edits))
+    return plan.with_edits((*_attributes(model, small), *plan.edits))
 
 
 def _solved(
