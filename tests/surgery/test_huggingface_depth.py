@@ -124,6 +124,16 @@ MODELS = {
         {**TOKENS, **PIXELS},
         False,
     ),
+    # The decoder has a copy of the configuration, and the number of its blocks is in the whole one.
+    "mae": (
+        "ViTMAEForPreTraining",
+        {
+            **{**SIZES, **IMAGE, "decoder_num_hidden_layers": 3, "decoder_hidden_size": 16},
+            **{"decoder_num_attention_heads": 2, "decoder_intermediate_size": 32},
+        },
+        {**PIXELS, "noise": torch.rand(2, 16, generator=torch.Generator().manual_seed(0))},
+        True,
+    ),
     "bert": ("BertForMaskedLM", TEXT, TOKENS, False),
     "wav2vec2": ("Wav2Vec2ForCTC", {**TEXT, **WAV2VEC2}, {"input_values": torch.randn(2, 400)}, False),
     "deberta": (
