@@ -214,6 +214,16 @@ def test_new_blocks_start_as_the_identity_or_are_refused(family):
         torch.testing.assert_close(outputs(full, example), outputs(model, example))
 
 
+def test_blocks_keep_their_numbers_where_the_cache_has_other_slots_for_fewer():
+    config = transformers.BambaConfig(
+        **{**DECODER, "num_hidden_layers": 4}, attn_layer_indices=[1], mamba_n_heads=4, mamba_d_head=8,
+        mamba_n_groups=1, mamba_d_state=8, mamba_chunk_size=4,
+    )  # fmt: skip
+    small, _ = ungraft(transformers.BambaForCausalLM(config).eval(), keep=[(0, 2, 3)], example=TOKENS)
+    assert [layer.mamba.layer_idx for layer in small.model.layers] == [0, 2, 3]
+    generates(small, TOKENS)
+
+
 @pytest.mark.parametrize("family", ["llama", "gpt2", "whisper", "mamba", "t5"])
 def test_without_an_example_the_cache_is_right_too(family):
     model, example, _ = make(family)
