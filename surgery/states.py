@@ -139,12 +139,20 @@ def load(model: nn.Module, values: Mapping[str, Tensor] | nn.Module) -> nn.Modul
         if not torch.can_cast(values[name].dtype, tensor.dtype):
             raise SurgeryError(f"tensor {name!r} is {tensor.dtype} in the model and {values[name].dtype} in the state")
     # Views of the model's own memory, of layers that change places say, are read before any of it is written.
-    memory = {tensor.untyped_storage().data_ptr() for tensor in own.values()}
-    values = {n: t.clone() if t.untyped_storage().data_ptr() in memory else t for n, t in values.items()}
+    memory = {_memory(tensor) for tensor in own.values()}
+    values = {n: t.clone() if _memory(t) in memory else t for n, t in values.items()}
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(values[name])
     return model
+
+
+def _memory(tensor: Tensor) -> int | None:
+    """Where a tensor's numbers lie; None for one around others (a DTensor), which does not say."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except RuntimeError:
+        return None
 
 
 def stack(states: Sequence[Mapping[str, Tensor] | nn.Module]) -> Stack:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import surgery
 from surgery.commands.contents import contents, contents_text
@@ -135,19 +135,27 @@ def compared(a: Pieces, b: Pieces) -> dict[str, Any]:
     count, most, apart, size = 0, 0.0, 0.0, 0.0
     for x, y in zip(a.slabs(), b.slabs()):
         dtype = torch.complex128 if x.is_complex() or y.is_complex() else torch.float64
-        if not any(one.is_floating_point() or one.is_complex() for one in (x, y)):
+        if not any(one.is_floating_point() or one.is_complex() or one.dtype is torch.uint64 for one in (x, y)):
             dtype = torch.int64  # float64 does not hold all of them
         x, y = x.to(dtype), y.to(dtype)
         unlike = (x != y) & ~(x.isnan() & y.isnan())
         if here := int(unlike.sum()):
             count += here
-            gap = torch.where(unlike, x - y, 0).abs().double().nan_to_num(torch.inf)
+            gap = torch.where(unlike, _gap(x, y), 0).nan_to_num(torch.inf)
             most, apart = max(most, gap.max().item()), apart + gap.square().sum().item()
         size += x.abs().double().nan_to_num(0).square().sum().item()
     found |= {"elements": a.size, "different": count, "largest": most}
     found["relative"] = (apart / size) ** 0.5 if size else (0.0 if not apart else float("inf"))
     found["equal"] = count == 0 and a.dtype == b.dtype
     return found
+
+
+def _gap(x: Tensor, y: Tensor) -> Tensor:
+    """How far apart elements are, of integers exactly where they are near; int64 does not hold all that are far."""
+    if x.is_floating_point() or x.is_complex():
+        return (x - y).abs()
+    far = (x.double() - y.double()).abs()
+    return far.where(far > 2**53, (x - y).abs().double())
 
 
 def _differences(only: dict[str, list[str]], differ: list[dict[str, Any]], both: int) -> str:

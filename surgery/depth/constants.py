@@ -57,7 +57,7 @@ def recounted(model: nn.Module, found: Sequence[Section], kept: Mapping[Section,
                 continue
             if isinstance(value, list | tuple) and list(value) == [len(section.blocks) for section in depths]:
                 new: Any = [len(kept.get(section, section.blocks)) for section in depths]
-            elif len(mine := _counted(attribute, value, holder, served, lists, parts)) == 1 and mine[0] in kept:
+            elif len(mine := _counted(attribute, value, holder, served, about, lists, parts)) == 1 and mine[0] in kept:
                 new = len(kept[mine[0]]) if isinstance(value, int) else [value[place] for place in kept[mine[0]]]
             else:
                 continue
@@ -90,19 +90,27 @@ def _is_counted(section: Section, settings: Mapping[str, Any]) -> bool:
 
 
 def _counted(
-    attribute: str, value: Any, holder: Any, served: Sequence[Section], lists: Iterable[Section], parts: set[str]
+    attribute: str,
+    value: Any,
+    holder: Any,
+    served: Sequence[Section],
+    about: Sequence[Section],
+    lists: Iterable[Section],
+    parts: set[str],
 ) -> list[Section]:
     """The sections that an attribute counts, or has an entry for each block of; more than one if that is not known.
 
     Args:
+        served: the sections that the holder may count.
+        about: those and others, which a nearer configuration counts, and which the holder counts only by their names.
         lists: those that are whole lists, which stand for the sections in them.
         parts: what modules of the model are called.
     """
     units = [one for one in served if not any({*one.blocks} < {*other.blocks} for other in lists)]
     fitting = [one for one in units if _fits(value, one)]
     if special := _special(attribute):
-        named = [one for one in served if special <= _words(one.name) and _fits(value, one)]
-        if named or any(special & _words(one.name) for one in served):
+        named = [one for one in about if special <= _words(one.name) and _fits(value, one)]
+        if named or any(special & _words(one.name) for one in about):
             return named
         if isinstance(value, list | tuple):  # whatever there is of a layer; integers may be the numbers of some
             return [] if int in map(type, value) else fitting

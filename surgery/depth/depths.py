@@ -104,10 +104,12 @@ class Way(NamedTuple):
         resize: whether the list that holds the blocks changes its length. Otherwise it keeps it: new blocks are chained
             to the last one, and a `Skip` takes the place of a dropped one.
         recount: whether attributes that count the blocks (`config.num_hidden_layers`) follow.
+        renumber: whether those that number them do. Otherwise blocks keep the slots that they have in a cache.
     """
 
     resize: bool
     recount: bool
+    renumber: bool = True
 
 
 def ways_to(
@@ -126,7 +128,8 @@ def ways_to(
     if example is None:
         return [Way(resizable and sequential, counted and bool(numbers(model, section)))]
     ways = product([True, False] if resizable else [False], [True, False] if counted else [False])
-    return [Way(resize, recount) for resize, recount in ways]
+    same = [Way(True, False, renumber=False)] if resizable and fewer and numbers(model, section) else []
+    return [*(Way(resize, recount) for resize, recount in ways), *same]
 
 
 def first_that_runs(

@@ -258,6 +258,7 @@ def _without(
             [sum(i < j for i in places) - j for j in range(len(section.blocks))], len(places) - len(section.blocks)
         )
         for section, places in left.items()
+        if ways[section].renumber
     }
     recount = {section: places for section, places in left.items() if ways[section].recount}
     names = {id(module): name for name, module in shallow.named_modules()}

@@ -321,8 +321,8 @@ class Submodel:
         (including meta); it is not changed. No forward pass is run. To restore a saved small model, load its state
         afterwards: `load(plan.build(make_full_model()), safetensors.torch.load_file(path))`.
         """
+        _fitted(state(full), self.shapes, "the full model")  # names the tensors, if they differ as well
         if self.structure and self.structure != structure(full):
-            _fitted(full, self.shapes, "the full model")  # names the tensors, if they differ as well
             raise SurgeryError(
                 f"this {type(full).__name__} has the tensors of the plan's full model, but modules of other classes or "
                 "settings (heads, groups, strides, ...): give one from the same constructor"

@@ -124,6 +124,16 @@ MODELS = {
         {**TOKENS, **PIXELS},
         False,
     ),
+    # The decoder has a copy of the configuration, and the number of its blocks is in the whole one.
+    "mae": (
+        "ViTMAEForPreTraining",
+        {
+            **{**SIZES, **IMAGE, "decoder_num_hidden_layers": 3, "decoder_hidden_size": 16},
+            **{"decoder_num_attention_heads": 2, "decoder_intermediate_size": 32},
+        },
+        {**PIXELS, "noise": torch.rand(2, 16, generator=torch.Generator().manual_seed(0))},
+        True,
+    ),
     "bert": ("BertForMaskedLM", TEXT, TOKENS, False),
     "wav2vec2": ("Wav2Vec2ForCTC", {**TEXT, **WAV2VEC2}, {"input_values": torch.randn(2, 400)}, False),
     "deberta": (
@@ -202,6 +212,16 @@ def test_new_blocks_start_as_the_identity_or_are_refused(family):
             continue
         full, _ = graft(model, depths=depths, mode="identity", example=example)
         torch.testing.assert_close(outputs(full, example), outputs(model, example))
+
+
+def test_blocks_keep_their_numbers_where_the_cache_has_other_slots_for_fewer():
+    config = transformers.BambaConfig(
+        **{**DECODER, "num_hidden_layers": 4}, attn_layer_indices=[1], mamba_n_heads=4, mamba_d_head=8,
+        mamba_n_groups=1, mamba_d_state=8, mamba_chunk_size=4,
+    )  # fmt: skip
+    small, _ = ungraft(transformers.BambaForCausalLM(config).eval(), keep=[(0, 2, 3)], example=TOKENS)
+    assert [layer.mamba.layer_idx for layer in small.model.layers] == [0, 2, 3]
+    generates(small, TOKENS)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "whisper", "mamba", "t5"])

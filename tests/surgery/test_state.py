@@ -213,6 +213,17 @@ def test_load_takes_a_models_own_tensors_in_other_places():
     assert torch.equal(net[1].weight, first.T)
 
 
+def test_load_takes_tensors_that_wrap_others():
+    pair = pytest.importorskip(
+        "torch.testing._internal.two_tensor"
+    ).TwoTensor  # as a DTensor, without memory of its own
+    nets = [nn.Linear(2, 2, bias=False) for _ in range(2)]
+    for net in nets:
+        net.weight = nn.Parameter(pair(torch.randn(2, 2), torch.randn(2, 2)))
+    surgery.load(nets[0], nets[1])
+    assert torch.equal(nets[0].weight.b, nets[1].weight.b)
+
+
 def test_what_would_be_lost_or_cannot_be_filled_is_refused():
     class Extra(nn.Linear):
         def get_extra_state(self):

@@ -123,6 +123,10 @@ def test_diff_says_what_differs(files, capsys):
         save_file({"n": torch.tensor([2**53 + k, 7])}, f"n{k}.safetensors")
     assert main(["diff", "n0.safetensors", "n1.safetensors"]) == 1
     assert "1 of 2 elements differ, by at most 1;" in capsys.readouterr().out
+    for k, number in enumerate((-(2**63), 2**63 - 1)):
+        save_file({"n": torch.tensor([number])}, f"n{k}.safetensors")
+    assert main(["diff", "n0.safetensors", "n1.safetensors"]) == 1
+    assert "by at most 1.84e+19" in capsys.readouterr().out
 
 
 def test_what_cannot_be_done_is_one_line(files, capsys):

@@ -446,6 +446,8 @@ def test_build_names_a_tensor_of_another_shape_before_it_speaks_of_settings():
         plan.build(nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 2)))
     with pytest.raises(surgery.SurgeryError, match="modules of other classes or settings"):
         plan.build(nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)))
+    with pytest.raises(surgery.SurgeryError, match="the state of a module, not of a dict"):
+        plan.build(surgery.state(net))
 
 
 def block():
