@@ -253,6 +253,7 @@ def guessed(config: Any, widths: Sizes, counts: Sizes) -> Iterator[tuple[Fields,
     [(('hidden_size',), 6), (('num_heads',), 2)]
     """
     widths = {size: news for size, news in widths.items() if size >= LEAST}
+    counts = {size: news for size, news in counts.items() if size not in news}  # elsewhere it stays, so it may here
     for path, value in fields(config):
         sizes = counts if COUNT.search(path[-1]) else widths if _WIDTH.search(path[-1]) else {}
         if (new := renewed(value, sizes)) is not None:

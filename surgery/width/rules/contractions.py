@@ -182,12 +182,23 @@ def _convolved(view: View, x: Axes, weight: Tensor, bias: Tensor | None, groups:
 @rule(
     """
     linalg_inv_ex linalg_qr _linalg_svd _linalg_eigh linalg_eig linalg_cholesky_ex cholesky _linalg_det
-    _linalg_slogdet linalg_lu linalg_lu_factor_ex _linalg_solve_ex linalg_solve_triangular linalg_householder_product
+    _linalg_slogdet linalg_lu linalg_lu_factor_ex _linalg_solve_ex linalg_householder_product
     linalg_matrix_exp linalg_pinv linalg_lstsq cholesky_solve cholesky_inverse geqrf linalg_ldl_factor_ex
     """
 )
 def _factor(view, args, out):
-    why = role("a matrix is factored or inverted as a whole")
     for axis in (axis for tensor in tensors(args) for axis in view.axes_of(tensor)):
-        fix(axis, why)
-    return [fresh(result.shape, why) for result in results(out)]
+        fix(axis, _AS_A_WHOLE)
+    return [fresh(result.shape, _AS_A_WHOLE) for result in results(out)]
+
+
+@rule("linalg_solve_triangular")
+def _solved(view, args, out):
+    """Matrices side by side, each column of the right side by itself, as in the chunks of a gated delta rule."""
+    matrix, given = view.axes_of(args["self"]), view.axes_of(args["B"])
+    for axis in (*matrix[-2:], given[-2 if args["left"] else -1]):
+        fix(axis, _AS_A_WHOLE)
+    return [*broadcast_axes([matrix[:-2], given[:-2]], out.shape[:-2]), *given[-2:]]
+
+
+_AS_A_WHOLE = role("a matrix is factored or inverted as a whole")
