@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from surgery.errors import SurgeryError
+from surgery.lazy import LazyState, metas
 from surgery.names import joined
 
 State: TypeAlias = dict[str, Tensor]
@@ -132,15 +133,18 @@ def load(model: nn.Module, values: Mapping[str, Tensor] | nn.Module) -> nn.Modul
             f"load copies a state into a module, not into a {type(model).__name__}: give the module first"
         )
     own, values = state(model), as_state(values, "what is loaded")
-    check_same(own, values, "the model", "the given state")
+    is_lazy_state = isinstance(values, LazyState)
+    known = metas(values) if is_lazy_state else values
+    check_same(own, known, "the model", "the given state")
     for name, tensor in own.items():
-        if tensor.is_meta or values[name].is_meta:
+        if tensor.is_meta or (known[name].is_meta and not is_lazy_state):
             raise SurgeryError(f"tensor {name!r} has no data (meta device): call model.to_empty(device=...) first")
-        if not torch.can_cast(values[name].dtype, tensor.dtype):
-            raise SurgeryError(f"tensor {name!r} is {tensor.dtype} in the model and {values[name].dtype} in the state")
-    # Views of the model's own memory, of layers that change places say, are read before any of it is written.
-    memory = {_memory(tensor) for tensor in own.values()}
-    values = {n: t.clone() if _memory(t) in memory else t for n, t in values.items()}
+        if not torch.can_cast(known[name].dtype, tensor.dtype):
+            raise SurgeryError(f"tensor {name!r} is {tensor.dtype} in the model and {known[name].dtype} in the state")
+    if not is_lazy_state:  # of which one tensor at a time is read
+        # Views of the model's own memory, of layers that change places say, are read before any of it is written.
+        memory = {_memory(tensor) for tensor in own.values()}
+        values = {n: t.clone() if _memory(t) in memory else t for n, t in values.items()}
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(values[name])
