@@ -113,7 +113,8 @@ def _counted(
         if named or any(special & _words(one.name) for one in about):
             return named
         if isinstance(value, list | tuple):  # whatever there is of a layer; integers may be the numbers of some
-            return [] if int in map(type, value) else fitting
+            known = hasattr(holder, "attribute_map") or _words(attribute) & {"type", "types"}
+            return fitting if known and int not in map(type, value) else []
         if special & parts or not any(name == attribute and not _special(alias) for alias, name in _aliases(holder)):
             return []
     others = {one for one in units for name, v in vars(holder).items() if _names(name, one) and _fits(v, one)}

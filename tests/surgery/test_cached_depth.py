@@ -284,7 +284,12 @@ def test_a_configuration_counts_and_lists_all_entries_of_a_list_of_several_secti
     net = stack(2)
     net["layers"].extend([Wide(), Wide()])
     net.config = SimpleNamespace(
-        num_layers=4, layer_types=[*"aabc"], mlp_layer_types=[*"xxyy"], only_layers=[0, 1], all_layers=[0, 1, 2, 3]
+        num_layers=4,
+        layer_types=[*"aabc"],
+        mlp_layer_types=[*"xxyy"],
+        only_layers=[0, 1],
+        all_layers=[0, 1, 2, 3],
+        layer_names=[*"qkvo"],
     )
     first, second = surgery.sections(net)
     assert recounted(net, [first, second], {first: [0, 1, 1], second: [1]}) == {
