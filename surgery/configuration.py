@@ -9,7 +9,7 @@ import functools
 import inspect
 import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -99,13 +99,20 @@ def _parameters_on_meta() -> Iterator[None]:
         hook.remove()
 
 
-def mismatch(model: nn.Module, made: nn.Module) -> str:
+def mismatch(model: nn.Module, made: nn.Module, but: Collection[str] = ()) -> str:
     """The first difference between a model and the one that its class makes from its configuration; "" if none.
 
     What counts are the names and shapes of their states, and the numbers that their modules hold, but for dropout.
+
+    Args:
+        but: the names of attributes whose numbers do not count.
     """
-    if what := first_difference(shapes_of(model), shapes_of(made)):
-        return what
+    differences = (what for key, what in _other_numbers(model, made) if key not in but)
+    return first_difference(shapes_of(model), shapes_of(made)) or next(differences, "")
+
+
+def _other_numbers(model: nn.Module, made: nn.Module) -> Iterator[tuple[str, str]]:
+    """(name of the attribute, the difference in words) of the numbers in which the modules of two models differ."""
     others = dict(made.named_modules())
     for name, module in model.named_modules():
         if "drop" in type(module).__name__.lower():
@@ -113,8 +120,7 @@ def mismatch(model: nn.Module, made: nn.Module) -> str:
         for key, value in vars(module).items():
             other = getattr(others.get(name), key, value)
             if not key.startswith("_") and _is_number(value) and _is_number(other) and value != other:
-                return f"{joined(name, key)} is {value} here and {other} in a model made from it"
-    return ""
+                yield key, f"{joined(name, key)} is {value} here and {other} in a model made from it"
 
 
 def first_difference(mine: Mapping[str, tuple[int, ...]], made: Mapping[str, tuple[int, ...]]) -> str:
@@ -127,17 +133,22 @@ def first_difference(mine: Mapping[str, tuple[int, ...]], made: Mapping[str, tup
 
 
 def warn_if_lost(before: nn.Module, after: nn.Module) -> None:
-    """Log a warning if its configuration described a model before its depth changed, and does not afterwards."""
+    """Log a warning if its configuration, saved and read, described a model before its depth changed, and does not now.
+
+    Numbers that differed before, as those do that a forward pass sets, may differ now.
+    """
     holder = holder_of(after)
     if holder is None:
         return
     try:
-        if mismatch(before, made_from(type(before), getattr(before, holder))):
-            return
+        made = made_from(type(before), reread(getattr(before, holder)))
     except Exception:  # it was not made so: whatever its constructor raises
         return
+    if first_difference(shapes_of(before), shapes_of(made)):
+        return
+    known = {key for key, _ in _other_numbers(before, made)}
     try:
-        what = mismatch(after, made_from(type(after), getattr(after, holder)))
+        what = mismatch(after, made_from(type(after), reread(getattr(after, holder))), but=known)
     except Exception as error:
         what = f"its class raises {type(error).__name__} for it: {first_line(error)}"
     if what:

@@ -377,6 +377,29 @@ def test_a_depth_that_the_configuration_cannot_say_is_logged(caplog):
     assert "give example=" in caplog.text
 
 
+def test_a_configuration_that_is_lost_is_logged_though_a_number_differed_before(caplog):
+    model = net(depth=3)
+    model.blocks[0].num_heads = 2
+    surgery.ungraft(model, keep=[2])
+    assert "blocks.2.qkv.weight is missing here" in caplog.text
+
+
+class Named(Config):
+    """A configuration that names blocks, and does not read names of blocks that there are not."""
+
+    def __init__(self, depth=1, used="block0", **others):
+        super().__init__(depth=depth, **others)
+        self.used = used
+        if int(used.removeprefix("block")) >= depth:
+            raise ValueError(f"{used} is not one of {depth} blocks")
+
+
+def test_a_configuration_that_cannot_be_read_again_is_logged(caplog):
+    model = Net(Named(depth=3, used="block2")).eval()
+    surgery.ungraft(model, keep=[2], example=EXAMPLE)
+    assert "its class raises ValueError for it: block2 is not one of 2 blocks" in caplog.text
+
+
 WORDS = torch.arange(14).reshape(2, 7) + 3
 
 
