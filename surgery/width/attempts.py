@@ -178,7 +178,7 @@ def _within_time(request: Request, target: Target) -> Attempt:
     if within is None:
         whole = stayed_whole(here.solution, request.demand, choose(here.solution, request.demand))
         reasons = f"; {listed(request.model, whole)}" if whole else ""
-        raise SurgeryError(
+        raise _Unreachable(
             f"{target} cannot be reached: {share:.1%} of the time, measured, are left of the fastest model that was "
             f"found: take a lower floor, a larger share, or an example on which more is computed{reasons}"
         )
@@ -243,11 +243,15 @@ def attempt(request: Request, known: Constraints) -> Attempt:
     if isinstance(cost, Cost) and target and (share := cost.share(chosen.choice)) > target.share:
         whole = stayed_whole(solution, request.demand, choose(solution, request.demand))
         reasons = f"; {listed(request.model, whole)}" if whole else ""
-        raise SurgeryError(
+        raise _Unreachable(
             f"{target} cannot be reached: {share:.1%} of the {target.what} are left where every width that can shrink "
             f"is at its floor: take a lower floor, another rounding or a larger share{reasons}"
         )
     return Attempt(request, known, seen, solution, demand, chosen, cost)
+
+
+class _Unreachable(SurgeryError):
+    """A target below what the floors leave."""
 
 
 def _first_further(here: Attempt, stuck: Divergence) -> Attempt | None:
@@ -262,7 +266,10 @@ def _first_further(here: Attempt, stuck: Divergence) -> Attempt | None:
         *(replace(known, couplings=(*known.couplings, coupling)) for coupling in couplings),
         *(replace(known, equal=(*known.equal, one)) for one in _torn(here, stuck.step)),
     ):
-        there = attempt(here.request, further)
+        try:
+            there = attempt(here.request, further)
+        except _Unreachable:  # with these widths as one; another way may still reach it
+            continue
         if there.is_further_than(here):
             return there
     step, choice = here.solution.steps[stuck.step], here.chosen.choice

@@ -199,7 +199,9 @@ def best(score: Callable[[Atom], Tensor]) -> Callable[[Atom, int], Sequence[int]
 
 
 def scores_of(atom: Atom, scores: Mapping[Atom, Tensor], solution: Solution) -> Tensor:
-    """The scores of an atom; SurgeryError if there are none."""
+    """The scores of an atom; SurgeryError if there are none. What has one position stays, and needs none."""
+    if atom.size == 1:
+        return torch.zeros(1)
     if atom not in scores:
         name = next(name for name, other in named_widths(solution).items() if other is atom)
         raise SurgeryError(
