@@ -15,7 +15,7 @@ from fl.base.errors import Diverged, FLError
 from fl.base.rng import Rng
 from fl.base.torch_private import tree_map
 from fl.data import Dataset
-from fl.deploy.messages import InvalidMessage, NodeMessage, are_counts, fields, flat, nested
+from fl.deploy.messages import InvalidMessage, NodeMessage, are_counts, fields, flat, form_of, nested
 from fl.deploy.secret import as_frames, as_tensors
 from fl.deploy.store import Store
 from fl.engine.constants import digest as base_digest
@@ -76,10 +76,7 @@ class Node:
             "kind": "hello",
             "client": self.number,
             "sizes": [len(train), len(valid), len(test)],
-            "sample": [str(data.x.dtype).removeprefix("torch."), *data.x.shape[1:]],
-            "target": list(data.y.shape[1:]),
-            "classes": data.classes,
-            "top": data.top,
+            **form_of(data),
             "budget": dict(self.budget),
         }
         if request.header.get("labels"):  # only methods whose server has to know them ask
