@@ -1,7 +1,7 @@
 """The gradient of a step in which no sample counts for more than a bound: DP-SGD.
 
 Abadi et al., "Deep Learning with Differential Privacy" (CCS 2016), algorithm 1. What epsilon that is depends on how
-batches are drawn, see `fl.federation.sample_privacy`.
+batches are drawn, see `fl.federation.privacy`.
 """
 
 from collections.abc import Callable
