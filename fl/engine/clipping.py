@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 
 from fl.base.errors import FLError
-from fl.engine.attention import plain_attention
 from fl.engine.draws import Draws
 from fl.engine.objectives import Batch
+from fl.engine.precision import plain_attention
 from surgery import State
 from surgery.errors import first_line
 
