@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from torch import Tensor
 
@@ -182,7 +182,7 @@ class Algorithm:
     ) -> dict[str, float]:
         """What went over the network, see `fl.federation.traffic`."""
         fed, known = self.fed, {}
-        models: list[Any] = [fed.fleet[client].model if fed.fleet else fed.model for client in clients]
+        models = fed.models_of(clients)
         for model in models:
             known[id(model)] = known.get(id(model)) or sum(tensor.nbytes for tensor in state(model).values())
         received = [tensor for name, part in message.items() if name != "levels" for tensor in tree_leaves(part)]

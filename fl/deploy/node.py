@@ -180,8 +180,7 @@ class Node:
         elif client_states:
             states.append({name: tensor[0] for name, tensor in client_states.items()})
         fed = self._fed
-        model = fed.fleet[self.number].model if fed.fleet else fed.model
-        alone = Federation(model, fed.data, [self.split], 1, fed.local)
+        alone = Federation(*fed.models_of([self.number]), fed.data, [self.split], 1, fed.local)
         levels = [Level([state], torch.zeros(1, dtype=torch.int64)) for state in states]
         scores = score_clients(alone, lambda: ClientModels(levels, asked["mean"]))
         return self._answer(asked, {}, scores={part: scores[part][0] for part in asked["parts"]})
