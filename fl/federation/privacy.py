@@ -13,7 +13,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, sqrt
-from types import ModuleType
 from typing import Annotated
 
 import torch
@@ -21,11 +20,13 @@ from torch import Tensor
 
 from fl.base.console import quiet
 from fl.base.errors import FLError
+from fl.base.plugins import needed
 from fl.base.settings import Above0, AtLeast0, Limits, OnlyWith, number, one_of
 from fl.engine.clipping import SampleClip
 from surgery import Stack, State
 from surgery.transfer import double, upload
 
+_LIBRARY = ("privacy", "dp_accounting", "dp_accounting.rdp")
 _ON = OnlyWith("clip", Limits(above=0))
 _NOISY = OnlyWith("noise", Limits(above=0))
 _ADAPTIVE = OnlyWith("quantile", Limits(above=0))
@@ -124,7 +125,7 @@ class Privacy:
 
 @lru_cache(maxsize=4096)
 def _spent(noise: float, delta: float, accounting: str, rounds: int, clients: int, participants: int) -> float:
-    dp = _library("--privacy.noise")
+    dp = needed("--privacy.noise", *_LIBRARY)
     if accounting == "fixed":
         relation = dp.NeighboringRelation.REPLACE_ONE
         event = dp.SampledWithoutReplacementDpEvent(clients, participants, dp.GaussianDpEvent(noise / 2))
@@ -204,21 +205,12 @@ def most_in_a_pass(samples: int, size: int, last: str) -> int:
 
 @lru_cache(maxsize=4096)
 def _of_passes(noise: float, delta: float, steps: int) -> float:
-    return float(_library("--sample-privacy.noise").get_epsilon_gaussian(noise / (2 * sqrt(steps)), delta))
+    return float(needed("--sample-privacy.noise", *_LIBRARY).get_epsilon_gaussian(noise / (2 * sqrt(steps)), delta))
 
 
 @lru_cache(maxsize=4096)
 def _of_poisson(noise: float, delta: float, share: float, steps: int) -> float:
-    dp = _library("--sample-privacy.noise")
+    dp = needed("--sample-privacy.noise", *_LIBRARY)
     event = dp.PoissonSampledDpEvent(share, dp.GaussianDpEvent(noise))
     with quiet("absl"):  # it names orders of which it makes no use
         return float(dp.rdp.RdpAccountant().compose(event, steps).get_epsilon(delta))
-
-
-def _library(flag: str) -> ModuleType:
-    try:
-        import dp_accounting
-        import dp_accounting.rdp
-    except ImportError:
-        raise FLError(f"{flag} needs a package that is missing: pip install 'layer-surgery[privacy]'") from None
-    return dp_accounting
