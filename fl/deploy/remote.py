@@ -1,7 +1,6 @@
 """Clients on other machines, for a federation: a method's client function is a request to each node and its answer."""
 
 import dataclasses
-import hashlib
 import math
 import secrets
 from collections.abc import Collection, Sequence
@@ -17,10 +16,11 @@ from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.parts.secure_round import SecureRecombination
 from fl.base.errors import FLError
 from fl.base.rng import Rng
+from fl.base.tensors import sha256_of
 from fl.base.torch_private import tree_map
 from fl.data import Dataset
 from fl.deploy.masked import LEAST
-from fl.deploy.messages import DTYPES, InvalidMessage, NodeMessage, check_tensors, fields, flat, raw
+from fl.deploy.messages import DTYPES, InvalidMessage, NodeMessage, check_tensors, fields, flat
 from fl.deploy.nodes import Link, Nodes, Waiting
 from fl.deploy.secret import SecretExchange, take_key
 from fl.engine.constants import digest as base_digest
@@ -474,9 +474,5 @@ def _digest(state: State, seen: dict) -> str:
     """Of the names and numbers of a model. `seen` remembers those of one round, in which nothing changes."""
     key = tuple((tensor.data_ptr(), tuple(tensor.shape)) for tensor in state.values())
     if key not in seen:
-        hashed = hashlib.sha256()
-        for name, tensor in state.items():
-            hashed.update(f"{name} {tensor.dtype} {list(tensor.shape)} ".encode())
-            hashed.update(raw(tensor))
-        seen[key] = hashed.hexdigest()
+        seen[key] = sha256_of(state)
     return seen[key]
