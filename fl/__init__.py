@@ -19,8 +19,7 @@ from fl.federation import Federation, LocalTraining
 from fl.federation.attack import AttackOptions
 from fl.federation.compression import Compression
 from fl.federation.defence import Defence
-from fl.federation.privacy import Privacy
-from fl.federation.sample_privacy import SamplePrivacy
+from fl.federation.privacy import Privacy, SamplePrivacy
 from fl.models.adapted import AdapterOptions
 from fl.models.architectures import ArchitectureOptions
 from fl.runs.assembly import build

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from torch import Tensor
 
@@ -117,13 +117,20 @@ class Algorithm:
             update = step(update, message, clients, rng)
         if not any(update.sizes) and not self.fed.privacy.clip:  # which hides who did not send anything
             return server, update
-        result = self.server({**server, CLIENTS: client_states} if keeps else server, clients, update, rng)
-        server, metrics = result if isinstance(result, tuple) else (result, {})
+        server = {**server, CLIENTS: client_states} if keeps else server
+        server, metrics = self.served(server, clients, update, rng)
         if keeps:
             server = {**server, CLIENTS: server.get(CLIENTS, client_states)}
         if unsent:
             server = {**server, UNSENT: unsent}
         return server, update._replace(metrics={**update.metrics, **metrics})
+
+    def served(
+        self, server: Server, clients: Sequence[int], update: ClientUpdate, rng: Rng
+    ) -> tuple[Server, dict[str, float]]:
+        """What the server's rule makes of an update, and its metrics, if it has some."""
+        result = self.server(server, clients, update, rng)
+        return result if isinstance(result, tuple) else (result, {})
 
     def client_models(self, server: Server) -> ClientModels:
         """The models that clients predict with. Clients on other machines make theirs themselves."""
@@ -175,7 +182,7 @@ class Algorithm:
     ) -> dict[str, float]:
         """What went over the network, see `fl.federation.traffic`."""
         fed, known = self.fed, {}
-        models: list[Any] = [fed.fleet[client].model if fed.fleet else fed.model for client in clients]
+        models = fed.models_of(clients)
         for model in models:
             known[id(model)] = known.get(id(model)) or sum(tensor.nbytes for tensor in state(model).values())
         received = [tensor for name, part in message.items() if name != "levels" for tensor in tree_leaves(part)]

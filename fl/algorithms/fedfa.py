@@ -2,13 +2,12 @@
 (Two other methods are called FedFA: feature anchors, and feature augmentation.)
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated
 
 from fl.algorithms.algorithm import Algorithm
-from fl.algorithms.fedavg import fedavg
 from fl.algorithms.method import Method
-from fl.algorithms.parts.submodels import extract_all, models_of
+from fl.algorithms.parts.submodels import of_parts
 from fl.base.settings import OnlyWith, number, one_of
 from fl.federation import Federation
 from fl.models.fleet import ungrafted
@@ -56,9 +55,6 @@ def fedfa(fed: Federation, options: FedFAOptions = FedFAOptions()) -> Algorithm:
     def plan(client):
         return kinds[fleet.owned[client]]
 
-    def send(state, clients, rng):  # line 6
-        return {"model": extract_all(state["global"], [plan(client) for client in clients])}
-
     def server(state, clients, update, rng):
         plans, factors = [plan(client) for client in clients], None
         if options.scale != "none":  # lines 12 and 18
@@ -69,7 +65,7 @@ def fedfa(fed: Federation, options: FedFAOptions = FedFAOptions()) -> Algorithm:
             "global": fed.average_submodels(update.received, plans, state["global"], update.sizes, factors)
         }  # 14-24
 
-    return replace(fedavg(fed), send=send, server=server, models=models_of(fed, plan), plan=plan)
+    return of_parts(fed, plan, server)  # line 6
 
 
 METHOD = Method(fedfa, FedFAOptions(), clients="heterogeneous")

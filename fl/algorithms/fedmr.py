@@ -2,18 +2,19 @@
 (KDD 2024), algorithm 1.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
 from fl.algorithms.algorithm import Algorithm, Step
 from fl.algorithms.fedavg import fedavg
 from fl.algorithms.method import Method
-from fl.algorithms.parts.alignment import alignment_steps
 from fl.algorithms.parts.secure_round import secure_steps
 from fl.base.errors import naming
 from fl.base.settings import Natural, Share, number, one_of
 from fl.federation import Federation
-from surgery import broadcast, layers, permutations, segments, shuffle
+from surgery import Stack, broadcast, layers, permutations, segments, shuffle, stack, unstack
+from surgery.width.align import Aligner
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,30 @@ def fedmr(fed: Federation, options: FedMROptions = FedMROptions()) -> Algorithm:
 
     steps: list[Step] = [
         *secure_steps(fed, pieces, options.secure, options.align),
-        *alignment_steps(fed, options.align),
+        *_alignment_steps(fed, options.align),
     ]
     return replace(fedavg(fed), init=init, send=send, server=server, steps=steps)
+
+
+def _alignment_steps(fed: Federation, align: bool) -> list[Step]:
+    """The step that permutes hidden widths so that the clients' models match; none without `align`."""
+    if not align:
+        return []
+    with naming("--fedmr.align"):  # a model whose widths cannot be followed
+        aligner = Aligner(fed.model, example=fed.data.normalise(fed.data.x[:2]).cpu())
+    return [lambda update, *_: update._replace(received=_aligned(update.received, update.sizes, aligner))]
+
+
+def _aligned(models: Stack, sizes: Sequence[int], aligner: Aligner) -> Stack:
+    """The models in the order of the first that arrived, each permuted so that its weights match that one's best.
+
+    A client of size 0 was dropped: its model stays.
+    """
+    arrived = [k for k, size in enumerate(sizes) if size]
+    states = unstack(models)
+    for k in arrived[1:]:
+        states[k] = aligner.plan(aligner.by_weights(states[arrived[0]], states[k])).extract(states[k])
+    return stack(states)
 
 
 METHOD = Method(

@@ -9,9 +9,8 @@ from typing import Annotated, TypeAlias
 from torch import nn
 
 from fl.algorithms.algorithm import Algorithm
-from fl.algorithms.fedavg import fedavg
 from fl.algorithms.method import Method
-from fl.algorithms.parts.submodels import extract_all, models_of
+from fl.algorithms.parts.submodels import of_parts
 from fl.base.errors import FLError
 from fl.base.settings import one_of
 from fl.federation import Federation
@@ -59,16 +58,13 @@ def flexifed(fed: Federation, options: FlexiFedOptions = FlexiFedOptions()) -> A
                 kept |= {mine.entries[name][0].name: small[name] for name in missing}
         return {"global": deployed.extract(kept), "tree": kept}
 
-    def send(state, clients, rng):
-        return {"model": extract_all(state["tree"], [plans[client] for client in clients])}
-
     def server(state, clients, update, rng):
         each = [plans[client] for client in clients]
         after = fed.average_submodels(update.received, each, state["tree"], update.sizes)
         return {"global": deployed.extract(after), "tree": after}
 
-    models = models_of(fed, lambda client: plans[client], lambda state: state["tree"])
-    return replace(fedavg(fed), init=init, send=send, server=server, models=models)
+    parts = of_parts(fed, lambda client: plans[client], server, lambda state: state["tree"])
+    return replace(parts, init=init, plan=None)  # whose place is in the tree, not in the global model
 
 
 def _largest(fed: Federation, fleet: Fleet) -> int:

@@ -7,8 +7,7 @@ from typing import Any, Literal
 import torch
 
 from fl.algorithms.algorithm import Algorithm, Server
-from fl.algorithms.parts.private import private
-from fl.algorithms.parts.sample_private import sample_private
+from fl.algorithms.parts.private import private, sample_private
 from fl.base.columns import Column
 from fl.base.errors import FLError
 from fl.base.settings import check_types, check_values

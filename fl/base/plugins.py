@@ -103,6 +103,15 @@ def find(what: str, name: str) -> Callable[..., Any]:
     return found
 
 
+def needed(what: str, extra: str, *modules: str) -> ModuleType:
+    """Import modules of a package that an extra installs; return the first. FLError for what needs it, without it."""
+    try:
+        first, *_ = map(import_module, modules)
+    except ImportError:
+        raise FLError(f"{what} needs a package that is missing: pip install 'layer-surgery[{extra}]'") from None
+    return first
+
+
 def path_of(flag: str, function: Callable[..., Any]) -> str:
     """Write the import path of a function, by which a run folder names it.
 
@@ -150,10 +159,7 @@ def transformers(flag: str, path: Path) -> Iterator[ModuleType]:
     """
     if not path.exists():
         raise FLError(f"{flag}: {path} is no folder here, and nothing is fetched: give one that save_pretrained wrote")
-    try:
-        import transformers as library
-    except ImportError:
-        raise FLError(f"{flag} needs a package that is missing: pip install 'layer-surgery[hf]'") from None
+    library = needed(flag, "hf", "transformers")
     log = library.utils.logging
     verbosity, bar = log.get_verbosity(), log.is_progress_bar_enabled()
     log.set_verbosity_error()

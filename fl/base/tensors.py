@@ -1,5 +1,6 @@
 """Files of tensors: safetensors with a header of plain values, whole or not there, which say so if they are damaged."""
 
+import hashlib
 import json
 import zlib
 from collections.abc import Iterator, Mapping
@@ -89,6 +90,15 @@ def _values(path: Path, format: str, metadata: Mapping[str, str] | None) -> dict
 
 def _damaged(path: Path, how: str) -> FLError:
     return FLError(f"{path} is damaged ({how}): put back a copy of the file, or start a new run under another --name")
+
+
+def sha256_of(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of the names and numbers of tensors, whatever their order and device."""
+    total = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        total.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        total.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return total.hexdigest()
 
 
 def _crc(text: str) -> str:

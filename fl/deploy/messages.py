@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fl.base.errors import FLError
+from fl.data import Dataset
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -102,6 +103,12 @@ def fields(header: Any, wanted: Mapping[str, type | tuple[type, ...]]) -> dict[s
         if not isinstance(header[name], kind) or (isinstance(header[name], bool) and kind is int):
             raise InvalidMessage(f"its header's {name} is a {type(header[name]).__name__}")
     return header
+
+
+def form_of(data: Dataset) -> dict[str, Any]:
+    """What server and node have to agree on: the shapes of a sample and its label, and their largest numbers."""
+    sample = [str(data.x.dtype).removeprefix("torch."), *data.x.shape[1:]]
+    return {"sample": sample, "target": list(data.y.shape[1:]), "classes": data.classes, "top": data.top}
 
 
 def are_counts(values: Any) -> bool:

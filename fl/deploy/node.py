@@ -15,7 +15,7 @@ from fl.base.errors import Diverged, FLError
 from fl.base.rng import Rng
 from fl.base.torch_private import tree_map
 from fl.data import Dataset
-from fl.deploy.messages import InvalidMessage, NodeMessage, are_counts, fields, flat, nested
+from fl.deploy.messages import InvalidMessage, NodeMessage, are_counts, fields, flat, form_of, nested
 from fl.deploy.secret import as_frames, as_tensors
 from fl.deploy.store import Store
 from fl.engine.constants import digest as base_digest
@@ -76,10 +76,7 @@ class Node:
             "kind": "hello",
             "client": self.number,
             "sizes": [len(train), len(valid), len(test)],
-            "sample": [str(data.x.dtype).removeprefix("torch."), *data.x.shape[1:]],
-            "target": list(data.y.shape[1:]),
-            "classes": data.classes,
-            "top": data.top,
+            **form_of(data),
             "budget": dict(self.budget),
         }
         if request.header.get("labels"):  # only methods whose server has to know them ask
@@ -183,8 +180,7 @@ class Node:
         elif client_states:
             states.append({name: tensor[0] for name, tensor in client_states.items()})
         fed = self._fed
-        model = fed.fleet[self.number].model if fed.fleet else fed.model
-        alone = Federation(model, fed.data, [self.split], 1, fed.local)
+        alone = Federation(*fed.models_of([self.number]), fed.data, [self.split], 1, fed.local)
         levels = [Level([state], torch.zeros(1, dtype=torch.int64)) for state in states]
         scores = score_clients(alone, lambda: ClientModels(levels, asked["mean"]))
         return self._answer(asked, {}, scores={part: scores[part][0] for part in asked["parts"]})

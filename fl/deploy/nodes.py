@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fl.base.errors import FLError
 from fl.data import Dataset
-from fl.deploy.messages import InvalidMessage, NodeMessage, are_counts, fields
+from fl.deploy.messages import InvalidMessage, NodeMessage, are_counts, fields, form_of
 
 _log = logging.getLogger("fl")
 
@@ -84,12 +84,7 @@ class Nodes:
         self._places: dict[int, Address] = {}
         self._refused: dict[Address, str] = {}
         self._complete = False
-        self._data = {
-            "sample": [str(test.test_x.dtype).removeprefix("torch."), *test.test_x.shape[1:]],
-            "target": list(test.test_y.shape[1:]),
-            "classes": test.classes,
-            "top": test.top,
-        }
+        self._data = form_of(test)
         self.reported: dict[int, dict[str, Any]] = {}
         self._wait()
         self._complete = True
@@ -118,9 +113,7 @@ class Nodes:
         Raises:
             FLError: if fewer than the quorum are left, or than all where all have to answer.
         """
-        self._look_around(clients)
-        known = [k for k, client in enumerate(clients) if client in self._places]
-        sendable = [(self._places[clients[k]], requests[k]) for k in known]
+        known, sendable = self._addressed(clients, requests)
         answers, notes = self._link.ask(sendable, self._waiting.round, HEADER + limit) if known else ([], [])
         came, lost = {}, {k: "its node is not connected" for k in range(len(clients)) if k not in known}
         for k, answer in zip(known, answers):
@@ -139,10 +132,7 @@ class Nodes:
         reasons += [f"client {names.get(place, '?')}: {note}" for place, note in notes]
         if round is not None:
             self.require_quorum(len(came), len(clients), "answered", round, reasons)
-        if reasons:
-            _log.warning(
-                "warning: %s: %d of %d clients answered: %s", what, len(came), len(clients), "; ".join(reasons)
-            )
+        _warn(what, len(came), len(clients), reasons)
         return came
 
     def mean(
@@ -155,10 +145,8 @@ class Nodes:
         Raises:
             FLError: if fewer than the quorum, or than the masks need, are left.
         """
-        self._look_around(clients)
-        known = [k for k, client in enumerate(clients) if client in self._places]
+        known, sendable = self._addressed(clients, requests)
         most = max((self.reported[clients[k]]["sizes"][0] for k in known), default=1)
-        sendable = [(self._places[clients[k]], requests[k]) for k in known]
         mean, said, lost = None, {}, {}
         if known:
             mean, said, lost = self._link.mean(sendable, most, span, length, self._check, self._waiting.round)
@@ -170,11 +158,7 @@ class Nodes:
             if k not in came
         ]
         self.require_quorum(len(came), len(clients), "took part in secure aggregation to its end", round, reasons)
-        if reasons:
-            what = f"round {round}, secure aggregation"
-            _log.warning(
-                "warning: %s: %d of %d clients answered: %s", what, len(came), len(clients), "; ".join(reasons)
-            )
+        _warn(f"round {round}, secure aggregation", len(came), len(clients), reasons)
         return mean, came
 
     def require_quorum(self, left: int, of: int, did: str, round: int, reasons: Sequence[str]) -> None:
@@ -219,12 +203,19 @@ class Nodes:
                 )
             time.sleep(0.2)
 
-    def _look_around(self, clients: Sequence[int]) -> None:
-        """Greet nodes that were started since, if some clients' nodes are gone."""
+    def _addressed(
+        self, clients: Sequence[int], requests: Sequence[NodeMessage]
+    ) -> tuple[list[int], list[tuple[Address, NodeMessage]]]:
+        """The positions of the clients whose nodes are there, and their requests with the place of each.
+
+        If some are gone, nodes that were started since are greeted first.
+        """
         there = set(self._link.nodes())
         self._places = {client: place for client, place in self._places.items() if place in there}
         if any(client not in self._places for client in clients):
             self._greet(min(30.0, self._waiting.round))
+        known = [k for k, client in enumerate(clients) if client in self._places]
+        return known, [(self._places[clients[k]], requests[k]) for k in known]
 
     def _greet(self, timeout: float) -> None:
         """Ask the nodes that are not known yet what they have."""
@@ -271,3 +262,8 @@ class Nodes:
         if not all(isinstance(value, int | float | list) for value in said["budget"].values()):
             raise InvalidMessage(f"client {client}'s budget is {said['budget']}")
         return said
+
+
+def _warn(what: str, came: int, of: int, reasons: Sequence[str]) -> None:
+    if reasons:
+        _log.warning("warning: %s: %d of %d clients answered: %s", what, came, of, "; ".join(reasons))

@@ -1,7 +1,6 @@
 """Clients on other machines, for a federation: a method's client function is a request to each node and its answer."""
 
 import dataclasses
-import hashlib
 import math
 import secrets
 from collections.abc import Collection, Sequence
@@ -17,10 +16,11 @@ from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.parts.secure_round import SecureRecombination
 from fl.base.errors import FLError
 from fl.base.rng import Rng
+from fl.base.tensors import sha256_of
 from fl.base.torch_private import tree_map
 from fl.data import Dataset
 from fl.deploy.masked import LEAST
-from fl.deploy.messages import DTYPES, InvalidMessage, NodeMessage, check_tensors, fields, flat, raw
+from fl.deploy.messages import DTYPES, InvalidMessage, NodeMessage, check_tensors, fields, flat
 from fl.deploy.nodes import Link, Nodes, Waiting
 from fl.deploy.secret import SecretExchange, take_key
 from fl.engine.constants import digest as base_digest
@@ -247,7 +247,7 @@ class Remote:
         mean, came = self.nodes.mean(clients, requests, self.masked, sum(lengths) + 1, rng.round)
         for answer in came.values():
             self._count(answer)
-        sizes = tuple(len(self.splits.train[client]) if k in came else 0 for k, client in enumerate(clients))
+        sizes = self._sizes(clients, came)
         weights = torch.tensor(sizes, dtype=torch.float64, device=fed.data.device) / sum(sizes)
         *steps, loss = mean.to(fed.data.device).split([*lengths, 1])
         model = {name: tensor[0] for name, tensor in starts.items()}
@@ -272,10 +272,14 @@ class Remote:
         lost = torch.full((), torch.nan, dtype=dtype, device=fed.data.device)
         loss = torch.stack([came[k][1].to(dtype) if k in came else lost for k in range(len(clients))])
         states = [came[k][0] if k in came and not self._secret else model for k, model in enumerate(models)]
-        sizes = tuple(len(self.splits.train[client]) if k in came else 0 for k, client in enumerate(clients))
+        sizes = self._sizes(clients, came)
         start = message.get("model", {})
         trained = states if isinstance(start, list) else stack(states) if start else {}
         return ClientUpdate(trained, loss, sizes, fed.clipped(trained, start, sizes))
+
+    def _sizes(self, clients: Sequence[int], came: Collection[int]) -> tuple[int, ...]:
+        """The numbers of samples of clients, 0 for those at other positions than these."""
+        return tuple(len(self.splits.train[client]) if k in came else 0 for k, client in enumerate(clients))
 
     def _trained(self, tensors: dict[str, Tensor], start: State) -> tuple[State, Tensor]:
         """(state, loss) of an answer. Raises InvalidMessage unless the state is one like the start."""
@@ -442,13 +446,9 @@ def _stand_in(test: Dataset, reported: Sequence[dict[str, Any]], labels: bool) -
 
 def _splits(sizes: Sequence[Sequence[int]]) -> Splits:
     """Parts of these sizes, [clients][3]: first the training samples of all clients, one after another, and so on."""
-    parts, begin = [], 0
-    for each in zip(*sizes):
-        offsets = torch.tensor([0, *each]).cumsum(0)
-        end = begin + int(offsets[-1])
-        parts.append(Parts(torch.arange(begin, end), offsets))
-        begin = end
-    return Splits(*parts)
+    columns = [list(each) for each in zip(*sizes)]
+    parts = torch.arange(sum(map(sum, columns))).split([sum(each) for each in columns])
+    return Splits(*(Parts.of(part.split(each)) for part, each in zip(parts, columns)))
 
 
 def _row(part: Any, k: int) -> Any:
@@ -474,9 +474,5 @@ def _digest(state: State, seen: dict) -> str:
     """Of the names and numbers of a model. `seen` remembers those of one round, in which nothing changes."""
     key = tuple((tensor.data_ptr(), tuple(tensor.shape)) for tensor in state.values())
     if key not in seen:
-        hashed = hashlib.sha256()
-        for name, tensor in state.items():
-            hashed.update(f"{name} {tensor.dtype} {list(tensor.shape)} ".encode())
-            hashed.update(raw(tensor))
-        seen[key] = hashed.hexdigest()
+        seen[key] = sha256_of(state)
     return seen[key]

@@ -1,7 +1,7 @@
 """The gradient of a step in which no sample counts for more than a bound: DP-SGD.
 
 Abadi et al., "Deep Learning with Differential Privacy" (CCS 2016), algorithm 1. What epsilon that is depends on how
-batches are drawn, see `fl.federation.sample_privacy`.
+batches are drawn, see `fl.federation.privacy`.
 """
 
 from collections.abc import Callable
@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 
 from fl.base.errors import FLError
-from fl.engine.attention import plain_attention
 from fl.engine.draws import Draws
 from fl.engine.objectives import Batch
+from fl.engine.precision import plain_attention
 from surgery import State
 from surgery.errors import first_line
 

@@ -12,10 +12,10 @@ from torch.overrides import TorchFunctionMode
 
 from fl.base.errors import Refused
 from fl.base.torch_private import tree_map
-from fl.engine.attention import plain_attention
 from fl.engine.draws import Draws
 from fl.engine.job import Group, Job, Results
 from fl.engine.objectives import Ascent, Batch
+from fl.engine.precision import plain_attention
 from fl.engine.progress import count
 from surgery import State
 

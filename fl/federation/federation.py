@@ -158,6 +158,10 @@ class Federation:
         """Each client's architecture; without a fleet it is the model's for all clients."""
         return self.fleet or uniform(self.model, len(self.clients))
 
+    def models_of(self, clients: Sequence[int]) -> list[nn.Module]:
+        """The architecture of each of some clients, a module whose weights do not matter."""
+        return [self.fleet[client].model if self.fleet else self.model for client in clients]
+
     def initial(self, generator: torch.Generator | None = None) -> State:
         """The state that training starts from, or another one whose weights are drawn from the generator."""
         model = self.model
@@ -293,15 +297,14 @@ class Federation:
         if given != k or (mixed and not len(models or clients) == len(context or clients) == k):
             raise FLError(f"{given} starting states for {k} clients: give one each, and as many models and contexts")
         if models is None:
-            models = [self.fleet[client].model if mixed and self.fleet else self.model for client in clients]
+            models = self.models_of(clients) if mixed else [self.model] * k
         cohort = Cohort(clients, models, starts)
         context = list(context or [{}] * k) if mixed else context or {}
         each = LocalObjective(objective or self.local.objective, context, ascent, per_sample)
         passes = self.local.epochs * self.local.repeats * (2 if ascent else 1)
         wanted, done = self._all_steps(clients), self.steps(clients, models, bool(ascent))
         if self.pace:
-            cost = self._samples_of_a_step(clients, models, bool(ascent))
-            ends = [self.pace.seconds(client, n, one) for client, n, one in zip(clients, wanted, cost)]
+            ends = self.seconds(clients, models, bool(ascent))
             self.meter.seconds = max(self.meter.seconds, *(min(end, self.pace.deadline or end) for end in ends))
         for client, model, all_steps, made in zip(clients, models, wanted, done):
             samples = self.local.samples_of_epoch(len(parts[client]), parts)
@@ -336,21 +339,20 @@ class Federation:
         cost = self._samples_of_a_step(clients, models, ascent)
         return [self.pace.steps_done(client, n, one) for client, n, one in zip(clients, every, cost)]
 
-    def seconds(self, clients: Sequence[int]) -> list[float]:
-        """How long clients would take for a round, in simulated seconds, if nobody stops them."""
+    def seconds(
+        self, clients: Sequence[int], models: Sequence[nn.Module] | None = None, ascent: bool = False
+    ) -> list[float]:
+        """How long clients would take for a round, in simulated seconds, if nobody stops them; see `steps`."""
         pace = self.pace or Pace(torch.full((len(self.clients),), PaceOptions().speed, dtype=torch.float64))
-        every, cost = self._all_steps(clients), self._samples_of_a_step(clients)
+        every, cost = self._all_steps(clients), self._samples_of_a_step(clients, models, ascent)
         return [pace.seconds(client, n, one) for client, n, one in zip(clients, every, cost)]
 
     def _samples_of_a_step(
         self, clients: Sequence[int], models: Sequence[nn.Module] | None = None, ascent: bool = False
     ) -> list[float]:
         """Samples of the global model that take as long as one step of each client."""
-        models = models or [self.fleet[client].model if self.fleet else self.model for client in clients]
-        samples, whole = (
-            self.local.size_of_batches(self.clients.train) * (2 if ascent else 1),
-            flops(self.model, self.data),
-        )
+        samples = self.local.size_of_batches(self.clients.train) * (2 if ascent else 1)
+        models, whole = models or self.models_of(clients), flops(self.model, self.data)
         return [samples * (flops(model, self.data) / whole if whole else 1.0) for model in models]
 
     def clipped(self, states: States, starts: States, sizes: Sequence[int]) -> States:

@@ -9,8 +9,7 @@ from torch.func import functional_call, vmap
 
 from fl.data import Dataset
 from fl.engine import Precision
-from fl.engine.attention import plain_attention
-from fl.engine.precision import arithmetic
+from fl.engine.precision import arithmetic, plain_attention
 from surgery import Stack, State
 from surgery.transfer import upload
 from zoo.norms import StaticBatchNorm2d, collect_statistics

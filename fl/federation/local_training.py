@@ -16,7 +16,7 @@ from fl.engine.losses import Loss
 from fl.engine.objectives import Ascent, Objective, cross_entropy, mean_of
 from fl.engine.optimizers import Schedule
 from fl.federation.cohort import select
-from fl.federation.sample_privacy import SamplePrivacy
+from fl.federation.privacy import SamplePrivacy
 from fl.partition.split import Parts
 
 

@@ -14,9 +14,8 @@ from torch import nn
 from fl.base.errors import FLError
 from fl.base.settings import Natural, OnlyWith, number, one_of, several
 from fl.engine.constants import as_constants, as_parameters
-from fl.models.fleet import Architecture, Fleet
-from surgery import Submodel, SurgeryError, adapters, state
-from surgery.plan import Source
+from fl.models.fleet import Architecture, Fleet, leading_plan
+from surgery import SurgeryError, adapters
 
 _ON = OnlyWith("kind", "lora", "dora")
 
@@ -85,7 +84,7 @@ def adapted(
 
     >>> net = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     >>> small = adapted(net, AdapterOptions("lora", rank=2, train=("2",)), torch.Generator())
-    >>> list(state(small))
+    >>> list(small.state_dict())
     ['0.lora_A.weight', '0.lora_B.weight', '2.weight', '2.bias']
     """
     try:
@@ -130,10 +129,4 @@ def fleet_of_ranks(create: Callable[[int], nn.Module], ranks: Sequence[int], cli
     kinds, device = list(dict.fromkeys(ranks)), next(model.parameters()).device
     made = [model if rank == max(kinds) else create(rank).to(device) for rank in kinds]
     owned = tuple(kinds.index(ranks[client % len(ranks)]) for client in range(clients))
-    return Fleet(tuple(Architecture(one, _leading(model, one)) for one in made), owned)
-
-
-def _leading(model: nn.Module, small: nn.Module) -> Submodel:
-    full, sizes = ({n: tuple(tensor.shape) for n, tensor in state(one).items()} for one in (model, small))
-    first = {n: tuple(None if s == f else ((0, s),) for s, f in zip(sizes[n], full[n])) for n in full}
-    return Submodel({name: (Source(name, index),) for name, index in first.items()}, full)
+    return Fleet(tuple(Architecture(one, leading_plan(model, one)) for one in made), owned)

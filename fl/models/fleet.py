@@ -64,8 +64,14 @@ def uniform(model: nn.Module, clients: int) -> Fleet:
 
 def identity_plan(model: nn.Module) -> Submodel:
     """Make the plan of a model within itself."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in surgery.state(model).items()}
-    return Submodel({name: (Source(name, (None,) * len(shape)),) for name, shape in shapes.items()}, shapes)
+    return leading_plan(model, model)
+
+
+def leading_plan(full: nn.Module, small: nn.Module) -> Submodel:
+    """Plan a model with the tensors of a full one, on some axes fewer, within it: the first entries of each axis."""
+    shapes, sizes = ({n: tuple(tensor.shape) for n, tensor in surgery.state(one).items()} for one in (full, small))
+    first = {n: tuple(None if s == f else ((0, s),) for s, f in zip(sizes[n], shapes[n])) for n in shapes}
+    return Submodel({name: (Source(name, index),) for name, index in first.items()}, shapes)
 
 
 def ungrafted(plan: Submodel) -> Submodel:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import surgery
 import zoo
 from fl.base.errors import FLError
+from fl.base.tensors import sha256_of
 from fl.models.create import create, cut
 from fl.models.custom_model import LIBRARIES, CustomSpec, is_custom, said
 from fl.models.fleet import plan_within
@@ -56,7 +57,7 @@ def _read(init: str, spec: zoo.Spec) -> tuple[dict[str, Tensor], str, str]:
             tensors = fetch(init, name).state_dict()
         except zoo.ZooError as error:
             raise FLError(f"--init {init}: {error} (--init FILE.safetensors, .pt or .pth)") from None
-        return tensors, f"{init}:{name}", _hash(tensors)
+        return tensors, f"{init}:{name}", sha256_of(tensors)
     try:
         tensors = weights.read(init)
     except zoo.ZooError as error:
@@ -65,14 +66,6 @@ def _read(init: str, spec: zoo.Spec) -> tuple[dict[str, Tensor], str, str]:
         raise FLError(f"--init {init} is a checkpoint: give the file that `python -m fl.export RUN FILE` makes of it")
     with open(init, "rb") as file:
         return tensors, init, hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _hash(tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        digest.update(tensor.detach().contiguous().flatten().view(torch.uint8).numpy())
-    return digest.hexdigest()
 
 
 class Start(NamedTuple):

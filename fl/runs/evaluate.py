@@ -145,8 +145,7 @@ def honest_cohort(fed: Federation, states: States, clients: Sequence[int], kept:
         states: the trained models of all participants, a stack or a list.
     """
     bad = fed.attack.malicious if fed.attack else ()
-    models = [fed.fleet[client].model if fed.fleet else fed.model for client in clients]
-    return Cohort(clients, models, states).select(
+    return Cohort(clients, fed.models_of(clients), states).select(
         [row for row, keep in enumerate(kept) if keep and clients[row] not in bad]
     )
 

@@ -5,6 +5,7 @@ from struct import Struct, error
 from typing import Any, NamedTuple
 
 from fl.base.errors import FLError
+from fl.base.plugins import needed
 
 SERVER = 2**32 - 1
 """The server's address. Clients have smaller ones."""
@@ -19,12 +20,7 @@ LOCKED_EXTRA = 4 + 40 + _HEADER.size
 
 def require() -> Any:
     """The module nacl.public; FLError that says what to install if PyNaCl is missing."""
-    try:
-        import nacl.exceptions
-        import nacl.public
-    except ImportError:
-        raise FLError("secure recombination needs PyNaCl: pip install -e '.[secure]'") from None
-    return nacl.public
+    return needed("secure recombination", "secure", "nacl.public")
 
 
 class Message(NamedTuple):

@@ -47,9 +47,8 @@ from fl.federation.attack import AttackOptions
 from fl.federation.compression import Compression
 from fl.federation.defence import Defence
 from fl.federation.pace import PaceOptions
-from fl.federation.privacy import Privacy
+from fl.federation.privacy import Privacy, SamplePrivacy
 from fl.federation.requirements import REQUIREMENTS
-from fl.federation.sample_privacy import SamplePrivacy
 from fl.models.adapted import AdapterOptions
 from fl.models.architectures import ArchitectureOptions
 from fl.partition import KINDS, Partition, check_text_kind, deal

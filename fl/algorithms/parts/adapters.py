@@ -1,11 +1,9 @@
 """What methods share whose server joins adapters of low rank."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from fl.algorithms.algorithm import Algorithm
-from fl.algorithms.fedavg import fedavg
-from fl.algorithms.parts.submodels import extract_all, models_of
+from fl.algorithms.parts.submodels import of_parts
 from fl.base.errors import FLError
 from fl.federation import Federation
 from fl.federation.update import ClientUpdate
@@ -36,14 +34,7 @@ def global_ranks(fed: Federation, does: str) -> dict[str, int]:
 def of_ranks(fed: Federation, server: Callable) -> Algorithm:
     """FedAvg with another server, whose clients get as many first rows of A and columns of B as their rank says."""
     fleet = fed.fleet_or_uniform
-
-    def plan(client):
-        return fleet[client].plan
-
-    def send(state, clients, rng):
-        return {"model": extract_all(state["global"], [plan(client) for client in clients])}
-
-    return replace(fedavg(fed), send=send, server=server, models=models_of(fed, plan), plan=plan)
+    return of_parts(fed, lambda client: fleet[client].plan, server)
 
 
 def arrived(update: ClientUpdate) -> tuple[list[State], list[int]]:

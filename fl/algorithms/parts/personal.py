@@ -129,8 +129,7 @@ def adapted(algorithm: Algorithm, adapt: Callable[[Stack, Sequence[int], Rng], S
         return {**algorithm.init(), "rng": _marked(Rng(0))}
 
     def server(state, clients, update, rng):
-        result = algorithm.server(state, clients, update, rng)
-        after, metrics = result if isinstance(result, tuple) else (result, {})
+        after, metrics = algorithm.served(state, clients, update, rng)
         return {**after, "rng": _marked(rng)}, metrics
 
     def models(state):

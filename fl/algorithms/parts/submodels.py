@@ -61,6 +61,24 @@ def models_of(
     return models
 
 
+def of_parts(
+    fed: Federation,
+    plan: Callable[[int], Submodel],
+    server: Callable,
+    source: Callable[[Server], Mapping[str, Tensor]] = lambda server: server["global"],
+) -> Algorithm:
+    """FedAvg with another server, whose clients are sent parts of the global model, and predict with these.
+
+    Args:
+        plan, source: see `models_of`.
+    """
+
+    def send(state, clients, rng):
+        return {"model": extract_all(source(state), [plan(client) for client in clients])}
+
+    return replace(fedavg(fed), send=send, server=server, models=models_of(fed, plan, source), plan=plan)
+
+
 def with_own_tensors(fed: Federation, plans: Sequence[Submodel], own: Sequence[Collection[str]]) -> Algorithm:
     """FedAvg of parts of the global model, in which each architecture has some tensors for itself.
 
@@ -99,16 +117,12 @@ def with_own_tensors(fed: Federation, plans: Sequence[Submodel], own: Sequence[C
             kept |= {mine: small[name] for name, mine in names.items()}
         return {"global": start, "own": kept}
 
-    def send(state, clients, rng):
-        return {"model": extract_all(everything(state), [plan(client) for client in clients])}
-
     def server(state, clients, update, rng):
         each = [plan(client) for client in clients]
         after = fed.average_submodels(update.received, each, everything(state), update.sizes)
         return {part: {name: after[name] for name in state[part]} for part in ("global", "own")}
 
-    models = models_of(fed, plan, everything)
-    return replace(fedavg(fed), init=init, send=send, server=server, models=models, plan=within)
+    return replace(of_parts(fed, plan, server, everything), init=init, plan=within)
 
 
 def _joint(plan: Submodel, own: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], shared: bool) -> Submodel:

@@ -23,9 +23,8 @@ from fl.federation.compression import Compression
 from fl.federation.defence import Defence
 from fl.federation.pace import Pace, PaceOptions
 from fl.federation.presence import Presence
-from fl.federation.privacy import Privacy
+from fl.federation.privacy import Privacy, SamplePrivacy
 from fl.federation.requirements import REQUIREMENTS
-from fl.federation.sample_privacy import SamplePrivacy
 from fl.models.adapted import AdapterOptions, adapted
 
 ROOT = Path(__file__).parents[3]

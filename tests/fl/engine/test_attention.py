@@ -2,7 +2,7 @@
 
 import torch
 
-from fl.engine.attention import plain_attention
+from fl.engine.precision import plain_attention
 
 
 def test_the_last_to_leave_puts_the_switch_back():

@@ -11,7 +11,7 @@ from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.engine import Precision
 from fl.engine.objectives import cross_entropy
-from fl.federation.sample_privacy import SamplePrivacy
+from fl.federation.privacy import SamplePrivacy
 from fl.models.adapted import AdapterOptions
 
 RECOMPUTED = Precision(recompute=True)

@@ -14,8 +14,7 @@ from fl.algorithms import FLTrustOptions, fedavg, fedmr, fedrep, fltrust
 from fl.base.errors import FLError
 from fl.base.rng import Rng, draw
 from fl.federation.attack import Attack
-from fl.federation.defence import Defence
-from fl.federation.krum import krum_order, squared_distances
+from fl.federation.defence import Defence, krum_order, squared_distances
 from fl.partition import Split
 from surgery import broadcast
 

@@ -24,7 +24,7 @@ from fl.engine.objectives import cross_entropy, proximal
 from fl.engine.precision import Precision
 from fl.federation import Federation, LocalTraining
 from fl.federation.local_training import LocalObjective
-from fl.federation.sample_privacy import SamplePrivacy, most_in_a_pass
+from fl.federation.privacy import SamplePrivacy, most_in_a_pass
 from fl.partition import Split
 from surgery import broadcast
 

@@ -427,5 +427,5 @@ def test_absurd_settings_are_refused(call, reason, make_federation):
 def test_a_missing_library_is_named_where_it_is_needed(make_federation, monkeypatch):
     monkeypatch.setitem(sys.modules, "nacl.public", None)
     fedmr(make_federation("cnn"))
-    with pytest.raises(FLError, match=r"pip install -e '\.\[secure\]'"):
+    with pytest.raises(FLError, match=r"pip install 'layer-surgery\[secure\]'"):
         fedmr(make_federation("cnn"), FedMROptions(secure=1))
