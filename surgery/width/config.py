@@ -126,9 +126,19 @@ class _Search:
         self.sizes = sizes
 
     def best(self) -> _Made:
-        """The best values that were found."""
+        """The best values found from all counts that change somewhere, or else from those that nowhere stay."""
+        counts = self.sizes.counts
+        sure = {size: news for size, news in counts.items() if size not in news}
+        found = self.found(counts)
+        if any(found.score) and sure != counts:
+            self.tries = _MOST_MADE
+            found = min(found, self.found(sure), key=lambda made: made.score)
+        return found
+
+    def found(self, counts: Sizes) -> _Made:
+        """The best values that were found when numbers of heads and groups become these in the beginning."""
         here, values, sizes = self.judged(self.config, self.full), {}, self.sizes.numbers
-        guess = dict(guessed(self.config, self.sizes.widths, self.sizes.counts))
+        guess = dict(guessed(self.config, self.sizes.widths, counts))
         made = self.made(guess)
         if made is None or made.score.shapes:
             guess = {path: new for path, new in guess.items() if not self.contradicts(path, new)}
@@ -253,7 +263,6 @@ def guessed(config: Any, widths: Sizes, counts: Sizes) -> Iterator[tuple[Fields,
     [(('hidden_size',), 6), (('num_heads',), 2)]
     """
     widths = {size: news for size, news in widths.items() if size >= LEAST}
-    counts = {size: news for size, news in counts.items() if size not in news}  # elsewhere it stays, so it may here
     for path, value in fields(config):
         sizes = counts if COUNT.search(path[-1]) else widths if _WIDTH.search(path[-1]) else {}
         if (new := renewed(value, sizes)) is not None:
