@@ -92,9 +92,9 @@ def _shorter(config: Config, folder: str) -> tuple[Arm, ...]:
     }  # fmt: skip
     found = []
     for name, levels in kinds.items():
-        options = replace(config.femam, levels=levels)
-        if name == "global":  # which is the only one that can come first: the clusters then begin
-            options = replace(options, level_rounds=(50,))
+        # Without the global level, the only one that can come first, the clusters begin.
+        lengths = (50,) if name == "global" else config.femam.level_rounds[: len(levels) - 1]
+        options = replace(config.femam, levels=levels, level_rounds=lengths)
         found.append(Arm(f"{folder}/without-{name}", replace(config, algorithm=("femam",), femam=options)))
     return tuple(found)
 
