@@ -23,6 +23,7 @@ from benchmarks import judges, zeros
 from benchmarks.calls import outputs, tensors
 from benchmarks.judges import NothingToDo
 from benchmarks.models.case import Case
+from surgery.errors import first_line
 
 LARGE = 70_000_000  # parameters
 MACS = 0.6
@@ -149,13 +150,16 @@ def save(case: Case, model: nn.Module, example: Any) -> str:
             try:
                 again = type(small).from_pretrained(folder)
             except RuntimeError:  # sizes that its class does not make
-                again, report = type(small).from_pretrained(
-                    folder, ignore_mismatched_sizes=True, output_loading_info=True
-                )
-                why = "; ".join(
-                    f"{name} is {tuple(saved)}, and {tuple(made)} in a model made from its configuration"
-                    for name, saved, made in sorted(report["mismatched_keys"])[:1]
-                )
+                try:
+                    again, report = type(small).from_pretrained(
+                        folder, ignore_mismatched_sizes=True, output_loading_info=True
+                    )
+                    why = "; ".join(
+                        f"{name} is {tuple(saved)}, and {tuple(made)} in a model made from its configuration"
+                        for name, saved, made in sorted(report["mismatched_keys"])[:1]
+                    )
+                except RuntimeError as error:
+                    why = f"from_pretrained refuses it: {first_line(error)}"
             else:
                 if restored(again.eval(), small, example, case):
                     return "from_pretrained"

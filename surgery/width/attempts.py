@@ -142,7 +142,10 @@ def final(request: Request) -> Attempt:
     """The attempt whose narrow model runs as predicted; SurgeryError as for `attempts`."""
     if request.target and request.target.what == "latency":
         return _within_time(request, request.target)
-    return deque(attempts(request), maxlen=1).pop()
+    try:
+        return deque(attempts(request), maxlen=1).pop()
+    except _Unreachable as error:
+        raise SurgeryError(str(error)) from None
 
 
 def _within_time(request: Request, target: Target) -> Attempt:
