@@ -297,3 +297,10 @@ def test_a_configuration_counts_and_lists_all_entries_of_a_list_of_several_secti
         ("", "config.mlp_layer_types"): [*"xxxy"],
     }
     assert recounted(net, [first, second], {second: [0]})["", "config.num_layers"] == 3
+
+
+def test_a_decoder_beside_an_encoder_without_sections_leaves_the_encoders_number_alone():
+    net = nn.ModuleDict({"encoder": nn.Linear(2, 2), "decoder": stack(3)})
+    net.config = SimpleNamespace(encoder_layers=3, decoder_layers=3, attribute_map={"num_layers": "encoder_layers"})
+    (section,) = surgery.sections(net)
+    assert recounted(net, [section], {section: [0, 2]}) == {("", "config.decoder_layers"): 2}

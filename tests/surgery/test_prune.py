@@ -272,3 +272,48 @@ def test_widths_that_code_needs_equal_are_so_in_all_blocks_of_a_class(caplog, ma
     for block in small[1:-1]:
         q, v = block.q.out_features, block.v.out_features
         assert q == v == 4 * block.head_dim
+
+
+class Mixed(nn.Module):
+    """Takes the width of its values for that of the stream."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.qkv, self.out = nn.Linear(6, 12), nn.Linear(12, 36), nn.Linear(12, 12)
+        self.up, self.down, self.head = nn.Linear(12, 24), nn.Linear(24, 12), nn.Linear(12, 4)
+
+    def forward(self, x):
+        x = self.embed(x)
+        b, n, d = x.shape
+        q, k, v = self.qkv(x).reshape(b, n, 3, 3, d // 3).permute(2, 0, 3, 1, 4)
+        mixed = (q @ k.transpose(-1, -2)).softmax(-1) @ v
+        x = x + self.out(mixed.transpose(1, 2).reshape(b, n, d))
+        return self.head(x + self.down(self.up(x).relu()))
+
+
+def test_a_coupling_with_which_a_target_is_out_of_reach_is_not_the_last_one(monkeypatch):
+    from surgery.width import attempts
+
+    torch.manual_seed(0)
+    net, example, asked = Mixed(), torch.randn(2, 5, 6), []
+    real, couplings = attempts.attempt, attempts._couplings
+
+    def attempt(request, known):
+        asked.append(known)
+        if len([one for one in asked if one.couplings]) == 1 and known.couplings:
+            raise attempts._Unreachable("out of reach")
+        return real(request, known)
+
+    monkeypatch.setattr(attempts, "attempt", attempt)
+    monkeypatch.setattr(attempts, "_couplings", lambda *given: (one for one in couplings(*given) for _ in range(2)))
+    scores = surgery.importance(net, example=example, by="l1")
+    small, _ = surgery.narrow(net, target=surgery.Target(macs=0.5), keep_top=scores, example=example)
+    assert len(asked) > 2, "no coupling was tried a second time"
+    assert small(example).shape == (2, 5, 4)
+
+
+def test_a_width_of_one_position_needs_no_scores():
+    from surgery.width.choose import scores_of
+    from surgery.width.solve import Atom
+
+    assert scores_of(Atom(1), {}, None).tolist() == [0]
