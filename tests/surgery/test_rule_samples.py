@@ -99,3 +99,14 @@ def test_a_rule_keeps_what_is_computed(name):
 def test_every_rule_has_samples():
     assert SAMPLES.keys() | KIN.keys() | APART == RULES.keys()
     assert all(RULES[name].function is RULES[other].function for name, other in KIN.items())
+
+
+def test_the_axes_of_a_triangular_matrix_stay_whole():
+    def forward(net, x):
+        h = net.body(net.front(x))
+        return net.head(torch.linalg.solve_triangular(9 + h.mT @ h, h.mT, upper=True).mT)
+
+    net = randomized(Made(forward, front=nn.Linear(4, 6), body=nn.Linear(6, 8), head=nn.Linear(8, 3)).double()).eval()
+    small, plan = surgery.narrow(net, rate=0.5, example=EXAMPLE)
+    assert (small.front.out_features, small.body.out_features) == (3, 8)
+    assert_zero_oracle(net, small, plan, EXAMPLE)
