@@ -15,6 +15,7 @@ comparable is installed beside, so their rows are seconds. Times are those of th
 
 import argparse
 import copy
+import gc
 import json
 import os
 import platform
@@ -62,7 +63,12 @@ def prune(model: nn.Module, image: torch.Tensor) -> nn.Module:
 
 
 def timed(call: Callable, *given: object) -> tuple[float, nn.Module]:
-    """The seconds of the process, and the result."""
+    """The seconds of the process, and the result.
+
+    Garbage of earlier turns is collected before: otherwise a full collection falls on one side or the other by chance,
+    and takes as long as the smallest of these calls.
+    """
+    gc.collect()
     begin = time.process_time()
     result = call(*given)
     return time.process_time() - begin, result
