@@ -28,6 +28,7 @@ def cells() -> Iterator[Cell]:
     yield from _smaller()
     yield from _smaller_attacked()
     yield from _long()
+    yield from _cifar10()
     for mode in RIVALS:
         yield _text(mode)
     yield from _ablation()
@@ -165,6 +166,39 @@ def _smaller_attacked() -> Iterator[Cell]:
             replace(config, attack=replace(_ATTACK, amplify=float(amplify))), mode, spread,
             "fedfa.smaller-attacked.LAMBDA.DATA.SPREAD.MODE", f"{_NARROW}, 15 rounds",
         )  # fmt: skip
+
+
+def _cifar10() -> Iterator[Cell]:
+    """CIFAR-10 with two or three blocks a section: without and with the attack, and beside the smallest model."""
+    for spread, mode in product(("iid", "noniid"), RIVALS):
+        config = replace(SMALL["cifar10"], eval_every=2, seeds=(0,))
+        config = _differing(replace(config, **_IID, unequal=True) if spread == "iid" else config, mode, ("2", "3"))
+        title, *ratios = RIVALS[mode]
+        place, pair, said = f"cifar10-deep.{spread}.{mode}", ("fedfa", title.lower()), "narrow Pre-ResNet-18, 24 rounds"
+        clean = arms(f"fedfa.smaller.{place}", config, pair)
+        yield Cell(
+            f"fedfa.smaller.{place}", SMALLER, f"FedFA's accuracy by {title}'s", clean,
+            (*_ratios("ratio", f"{{}}, FedFA by {title}", pair, ratios[:3], spread),),
+            pattern=f"fedfa.smaller.{_PLACE}", settings=said,
+        )  # fmt: skip
+        yield _drops(
+            f"fedfa.smaller-attacked.lambda20.{place}", SMALLER, clean, replace(config, attack=_ATTACK), mode, spread,
+            "fedfa.smaller-attacked.LAMBDA.DATA.SPREAD.MODE", said,
+        )  # fmt: skip
+        if mode == "both":
+            smallest = replace(
+                config, algorithm=("fedavg",), depth=(2,), width=(config.width[0] / 2,),
+                architectures=ArchitectureOptions(),
+            )  # fmt: skip
+            yield Cell(
+                f"fedfa.smallest.cifar10-deep.{spread}", OWN,
+                "whether FedFA's model of all architectures is better than FedAvg's of everybody's smallest "
+                f"(CIFAR-10, {said}; widths and depths differ)",
+                (*clean, Arm(f"fedfa.smallest.cifar10-deep.{spread}/fedavg", smallest)),
+                (Comparison(_GLOBAL, "end", "first", ("fedfa", "fedavg")),
+                 Comparison(_LOCAL, "local", "first", ("fedfa", "fedavg"))),
+                pattern="fedfa.smallest.DATA.SPREAD", settings="IID" if spread == "iid" else "non-IID",
+            )  # fmt: skip
 
 
 def _text(mode: str) -> Cell:
