@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import math
 import platform
 import sys
 import time
@@ -220,6 +221,8 @@ class Run:
         chosen = metrics.selected(self.rows)
         local = [key for key in chosen if key.startswith("local_")] if f"local_test_{score}" in chosen else []
         best, judged = metrics.best(rows, score), metrics.best(self.rows, config.best_by)
+        if math.isnan(judged.get(config.best_by, 0)):
+            _log.warning("--best-by %s was nan in every evaluation: no round is best, the first counts", config.best_by)
         early = self.done < config.rounds and self.over
         return {
             "algorithm": config.algorithm[0],

@@ -84,6 +84,16 @@ def test_clients_validation_decides_where_there_is_one(tmp_path, monkeypatch):
     assert (summary["rounds"], summary["stopped"]["best"]) == (4, 2)
 
 
+def test_a_column_that_is_never_a_number_has_no_best_round(tmp_path, caplog):
+    asked = replace(CONFIG, metrics=(f"{__name__}:undefined",), best_by="test_undefined")
+    fl.simulate(asked, tmp_path / "run")
+    assert "--best-by test_undefined was nan in every evaluation" in caplog.text
+
+
+def undefined(outputs, targets):
+    return float("nan")
+
+
 @pytest.fixture
 def models(monkeypatch):
     """From the number of each round to its global model."""
