@@ -9,6 +9,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from surgery.errors import SurgeryError
+
 SLAB = 1 << 18
 """Elements that are computed at a time: as many as fit into a CPU's cache together with their copies."""
 
@@ -87,11 +89,26 @@ class Pieces:
             result[start:stop] = self.read(start, stop)
         return result.view(self.shape)
 
-    def cast(self, dtype: torch.dtype) -> "Pieces":
-        """The tensor in another dtype if it holds floating-point numbers."""
+    def cast(self, dtype: torch.dtype, name: str) -> "Pieces":
+        """The tensor in another dtype if it holds floating-point numbers.
+
+        Reading it raises SurgeryError, which calls it by its name, if a number is too large for the dtype.
+        """
         if not self.dtype.is_floating_point or self.dtype is dtype:
             return self
-        return Pieces(self.shape, dtype, lambda start, stop: self.read(start, stop).to(dtype), self.device)
+        limit = torch.finfo(dtype).max
+
+        def read(start: int, stop: int) -> Tensor:
+            numbers = self.read(start, stop)
+            found = numbers.to(dtype)
+            if len(numbers) and not max(abs(end).item() for end in torch.aminmax(numbers.float())) <= limit:
+                # An infinity or nan that stays one is not lost; some types have none.
+                lost = numbers[(numbers.float().abs() > limit) & (found.float() != numbers.float())]
+                if len(lost):
+                    raise SurgeryError(f"{name!r} holds {lost[0].item():g}, too large for {dtype}: give a wider type")
+            return found
+
+        return Pieces(self.shape, dtype, read, self.device)
 
     def meta(self) -> Tensor:
         """A tensor of the same shape and dtype without data."""
@@ -157,7 +174,7 @@ def cast(values: Mapping[str, Tensor], dtype: torch.dtype) -> LazyState:
     >>> cast({"w": torch.ones(2), "n": torch.tensor(3)}, torch.bfloat16)["w"].dtype
     torch.bfloat16
     """
-    return LazyState({name: pieces_of(values, name).cast(dtype) for name in values})
+    return LazyState({name: pieces_of(values, name).cast(dtype, name) for name in values})
 
 
 def spans(size: int, length: int | None = None) -> Iterator[tuple[int, int]]:

@@ -276,7 +276,7 @@ def _pieces(config: Config, one: _Tensor, opened: Mapping[str, Checkpoint], voca
             raise SurgeryError(f"{path} has no tensor {name!r}, which {every[0]} has: merge models of one architecture")
         found[path] = opened[path].pieces(name)
         if config.dtype is not None:
-            found[path] = found[path].cast(config.dtype)
+            found[path] = found[path].cast(config.dtype, name)
     if vocabulary is not None:
         found = vocabulary.permuted(one.name, found, base)
     dtype = found[shared_base].dtype if shared_base else reduce(torch.promote_types, (p.dtype for p in found.values()))
@@ -287,7 +287,7 @@ def _pieces(config: Config, one: _Tensor, opened: Mapping[str, Checkpoint], voca
                 f"{one.name!r} is {like} in {every[0]} and {pieces.shape} in {path}: where vocabularies differ give "
                 "tokenizer_source"
             )
-    states = {path: LazyState({one.name: pieces.cast(dtype)}, path) for path, pieces in found.items()}
+    states = {path: LazyState({one.name: pieces.cast(dtype, one.name)}, path) for path, pieces in found.items()}
     shared = config.shared(one.name, one.slice, one.t)
     own = [config.own(one.names[path], one.slice, listed.get(path, Source(path)), one.t) for path in merged]
     result = method.call([states[path] for path in merged], states.get(shared_base or ""), shared, own)
