@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from surgery.copying import clone
 from surgery.depth.sections import Section
@@ -22,21 +23,52 @@ class Pass(NamedTuple):
         shapes: of the outputs.
         calls: how often each module with tensors of its own ran, by name.
         inputs: the first input of each block's first call.
+        skips: of each use of a block's output after a later block of its section has run (skip connections, as of a
+            U-Net), the block and how many blocks of each section had run.
         computed: whether numbers were computed: these may decide how many of something (boxes) there are.
     """
 
     shapes: list[tuple[int, ...]]
     calls: Counter
     inputs: dict[str, Tensor]
+    skips: set[tuple[str, tuple[int, ...]]]
     computed: bool
 
 
-def watched(model: nn.Module, example: Any, changing: Iterable[Section] = ()) -> Pass:
-    """Run a model once in evaluation mode and without a cache, on the meta device if it can run there."""
-    blocks = [block for section in changing for block in section.blocks]
+class _Skips(TorchFunctionMode):
+    """Notes `Pass.skips`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[tuple[str, tuple[int, ...]]] = set()
+        self._runs: Counter[Section] = Counter()
+        self._outputs: dict[int, tuple[Tensor, Section, str, int]] = {}  # by id, with block and number of its run
+
+    def note(self, section: Section, block: str, output: Any) -> None:
+        self._runs[section] += 1
+        self._outputs |= {id(tensor): (tensor, section, block, self._runs[section]) for tensor in tensors_in(output)}
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        result = function(*args, **kwargs)
+        if self._outputs and tensors_in(result):  # a shape or a device is no use
+            for tensor in tensors_in((args, kwargs)):
+                if (held := self._outputs.get(id(tensor))) and self._runs[held[1]] > held[3]:
+                    self.found.add((held[2], tuple(self._runs.values())))
+        return result
+
+
+def watched(model: nn.Module, example: Any, changing: Iterable[Section] = (), skipping: Iterable[Section] = ()) -> Pass:
+    """Run a model once in evaluation mode and without a cache, on the meta device if it can run there.
+
+    Args:
+        changing, skipping: the sections of which inputs and skip connections are noted.
+    """
+    blocks = {block for section in changing for block in section.blocks}
+    place = {block: section for section in skipping for block in section.blocks}
 
     def watch(copy: nn.Module, given: Any) -> Pass:
-        calls, inputs = Counter(), {}
+        calls, inputs, skips = Counter(), {}, _Skips()
 
         def note(name: str, args: tuple) -> None:
             inputs.setdefault(name, args[0] if args else None)
@@ -47,11 +79,13 @@ def watched(model: nn.Module, example: Any, changing: Iterable[Section] = ()) ->
                 module.register_forward_hook(lambda *_, name=name: calls.update([name]))
             if name in blocks:
                 module.register_forward_pre_hook(lambda _, args, name=name: note(name, args))
+            if name in place:
+                module.register_forward_hook(lambda _, args, out, name=name: skips.note(place[name], name, out))
         args, kwargs = uncached(copy, given)
-        with in_mode(copy, training=False):
+        with in_mode(copy, training=False), skips:
             outputs = tensors_in(copy(*args, **kwargs))
         computed = not all(tensor.is_meta for tensor in outputs)
-        return Pass([tuple(tensor.shape) for tensor in outputs], calls, inputs, computed)
+        return Pass([tuple(tensor.shape) for tensor in outputs], calls, inputs, skips.found, computed)
 
     return observed(model, example, watch).found
 
@@ -90,6 +124,13 @@ def check_depth(before: Pass, after: Pass, kept: Mapping[Section, Sequence[int]]
         raise SurgeryError(
             f"the output would be {after.shapes} instead of {before.shapes}: leave the sections as they are"
         )
+
+
+def check_skips(before: Pass, after: Pass) -> None:
+    """SurgeryError if skip connections lead to other blocks, as where outputs are put on a list and taken off it."""
+    if before.skips != after.skips:
+        block = min(before.skips ^ after.skips)[0]
+        raise SurgeryError(f"a skip connection from {block!r} would lead elsewhere: leave the sections as they are")
 
 
 _TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4}  # half precision: 0.05

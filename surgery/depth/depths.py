@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from torch import nn
 
 from surgery.copying import refuse_scripted
-from surgery.depth.check import check_cached, check_depth, watched
+from surgery.depth.check import check_cached, check_depth, check_skips, watched
 from surgery.depth.constants import numbers, recounted
 from surgery.depth.sections import Section, changes_shape, repeatable, sections, shared_places
 from surgery.depth.splice import is_list, is_sequential, prefix_of
@@ -120,16 +120,25 @@ def ways_to(
     That one leaves the length of a ModuleList alone, since the code that runs its entries is not known: it may index
     them. Counts then follow where blocks are numbered, since what a block looks up by its number has to be there.
     """
-    holder = model.get_submodule(section.name.partition("#")[0])
+    holder = _holder(model, section)
     counted = bool(recounted(model, found, {section: kept}))
     sequential, fewer = is_sequential(holder), len(kept) < len(section.blocks)
-    last = bool(holder._modules) and section.blocks[-1].rpartition(".")[2] == list(holder._modules)[-1]
+    last = _is_last(holder, section)
     resizable = is_list(holder) or (sequential and (fewer or (last and bool(prefix_of(holder)))))
     if example is None:
         return [Way(resizable and sequential, counted and bool(numbers(model, section)))]
     ways = product([True, False] if resizable else [False], [True, False] if counted else [False])
     same = [Way(True, False, renumber=False)] if resizable and fewer and numbers(model, section) else []
     return [*(Way(resize, recount) for resize, recount in ways), *same]
+
+
+def _holder(model: nn.Module, section: Section) -> nn.Module:
+    return model.get_submodule(section.name.partition("#")[0])
+
+
+def _is_last(holder: nn.Module, section: Section) -> bool:
+    """Whether nothing follows the section's blocks in what holds them."""
+    return bool(holder._modules) and section.blocks[-1].rpartition(".")[2] == list(holder._modules)[-1]
 
 
 def first_that_runs(
@@ -145,17 +154,20 @@ def first_that_runs(
     Args:
         kept: for each section that changes, the block that each of its new blocks is or repeats, by position.
     """
-    before = watched(root, example, kept) if example is not None else None
+    # The blocks of those that grow at the end of their list have the same names afterwards.
+    grown = [s for s, places in kept.items() if len(places) > len(s.blocks) and _is_last(_holder(root, s), s)]
+    before = watched(root, example, kept, grown) if example is not None else None
 
     def attempt(ways: Mapping[Section, Way]) -> Changed:
         made = make(ways)
         if before is not None:
             try:
-                after = watched(made[0], example)
+                after = watched(made[0], example, skipping=grown)
             except SurgeryError as error:
                 changed = ", ".join(repr(section.name) for section in ways)
                 raise SurgeryError(f"another number of blocks in {changed}: {error}; leave them as they are") from error
             check_depth(before, after, {section: kept[section] for section in ways})
+            check_skips(before, after)
             check_cached(root, made[0], example)
         return made
 

@@ -749,3 +749,46 @@ def test_parameters_of_blocks_that_lie_beside_them_are_told(caplog):
     assert "scale has as many" not in caplog.text
     ungraft(Scaled(), keep=[[0, 2]], example=x)
     assert "scale has as many positions as section 'blocks' has blocks" in caplog.text
+
+
+class UNet(nn.Module):
+    """Outputs of the blocks on the way down are put on a list, and taken off it on the way up."""
+
+    def __init__(self):
+        super().__init__()
+        self.down = nn.ModuleList(Block(3, 3, False) for _ in range(3))
+        self.up = nn.ModuleList(Block(3, 3, False) for _ in range(3))
+
+    def forward(self, x):
+        skips = []
+        for block in self.down:
+            x = block(x)
+            skips.append(x)
+        for block in self.up:
+            x = block(x + skips.pop())
+        return x
+
+
+@pytest.mark.parametrize("depths", [{"down": 4}, {"up": 4}, {"down": 4, "up": 5}])
+def test_skip_connections_of_a_stack_lead_to_the_same_blocks_as_before(depths):
+    net, x = UNet().eval(), torch.randn(2, 3)
+    same, _ = graft(net, depths=depths, mode="identity", example=x)
+    torch.testing.assert_close(same(x), net(x))
+    deeper, plan = graft(net, depths=depths, example=x)
+    assert [len(deeper.down), len(deeper.up)] == [3, 3]  # a longer list would pair the others anew
+    torch.testing.assert_close(plan.build(deeper)(x), net(x))
+
+
+def test_outputs_that_are_collected_do_not_keep_a_list_from_growing():
+    """Their places are fixed, so that more blocks at the end change nothing about them."""
+
+    class Tapped(UNet):
+        def forward(self, x):
+            found = []
+            for block in self.down:
+                x = block(x)
+                found.append(x)
+            return x + sum(block(one) for block, one in zip(self.up, found))
+
+    net, x = Tapped().eval(), torch.randn(2, 3)
+    assert len(graft(net, depths={"down": 5}, example=x)[0].down) == 5
