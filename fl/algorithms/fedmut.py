@@ -31,6 +31,8 @@ class FedMutOptions:
     ResNet-18)"""
     beta_rounds: AtLeast1 = 100
     """rounds in which beta falls to 0 (FedMut's code: 50; FedMR's: 100)"""
+    weighted: bool = True
+    """whether clients count by their numbers of samples, or alike, as in the released code, where mutations cancel"""
 
 
 def fedmut(fed: Federation, options: FedMutOptions = FedMutOptions()) -> Algorithm:
@@ -38,8 +40,8 @@ def fedmut(fed: Federation, options: FedMutOptions = FedMutOptions()) -> Algorit
 
     The i-th mutant goes to the i-th drawn client. Only trained parameters mutate: a shifted running variance could
     become negative (the released code shifts these too). There are no mutants before the second round, since the global
-    model has to take a step first. The average is weighted by the number of samples, as in FedAvg (in the released code
-    it is not).
+    model has to take a step first. The average is weighted by the number of samples, as in FedAvg: where clients differ
+    much in size mutations then do not cancel, and training may diverge.
     """
     learnt = fed.trainable
     with naming("--fedmut.unit"):
@@ -63,7 +65,8 @@ def fedmut(fed: Federation, options: FedMutOptions = FedMutOptions()) -> Algorit
         return {"model": starts}
 
     def server(state, clients, update, rng):
-        return {"global": fed.average(update.received, update.sizes), "previous": state["global"]}
+        weights = update.sizes if options.weighted else [float(size > 0) for size in update.sizes]
+        return {"global": fed.average(update.received, weights), "previous": state["global"]}
 
     return replace(fedavg(fed), init=init, send=send, server=server)
 

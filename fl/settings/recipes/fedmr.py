@@ -106,7 +106,7 @@ def released(data: str, model: str, spread: str) -> Config:
     eps = config.cohort() / 10
     config = replace(
         config, momentum=0.5, eval_every=10, fedmr=replace(config.fedmr, unit="tensor"),
-        fedmut=replace(config.fedmut, unit="tensor"), fedexp=replace(config.fedexp, eps=eps),
+        fedmut=replace(config.fedmut, unit="tensor", weighted=False), fedexp=replace(config.fedexp, eps=eps),
     )  # fmt: skip
     if data == "cifar100":
         config = replace(config, dataset="cifar100-coarse")
@@ -120,7 +120,7 @@ def _name(data: str, model: str, spread: str) -> str:
 def _about(data: str, model: str, spread: str) -> str:
     numbers = NUMBERS[data, model, spread]
     flags = [
-        "--momentum 0.5", "--fedmr.unit tensor", "--fedmut.unit tensor",
+        "--momentum 0.5", "--fedmr.unit tensor", "--fedmut.unit tensor", "--fedmut.no-weighted",
         f"--fedexp.eps {1.8 if data == 'femnist' else 1}",  # a tenth of the participants
         _FEMNIST_CNN if (data, model) == ("femnist", "cnn") else _RELEASED.get(model),
         _RELEASED.get(data), "CluSamp by L1 distances (not offered)",
