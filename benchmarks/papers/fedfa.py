@@ -156,13 +156,20 @@ def _long() -> Iterator[Cell]:
 
 
 def _smaller_attacked() -> Iterator[Cell]:
-    """Digits with the paper's attack, and with a weaker one, which leaves more than chance."""
+    """Digits without an attack, with the paper's, and with a weaker one, which leaves more than chance."""
     for amplify, spread, mode in product((20, 5), ("iid", "noniid"), RIVALS):
         config = _differing(replace(_DIGITS, **_IID) if spread == "iid" else _DIGITS, mode, ("2", "3"))
-        place = f"digits.{spread}.{mode}"
+        title, *ratios = RIVALS[mode]
+        place, pair = f"digits.{spread}.{mode}", ("fedfa", title.lower())
+        clean = arms(f"fedfa.smaller-attacked.clean.{place}", config, pair)
+        if amplify == 20:  # once
+            yield Cell(
+                f"fedfa.smaller.{place}", SMALLER, f"FedFA's accuracy by {title}'s", clean,
+                (*_ratios("ratio", f"{{}}, FedFA by {title}", pair, ratios[:3], spread),),
+                pattern=f"fedfa.smaller.{_PLACE}", settings=f"{_NARROW}, 15 rounds",
+            )  # fmt: skip
         yield _drops(
-            f"fedfa.smaller-attacked.lambda{amplify}.{place}", SMALLER,
-            arms(f"fedfa.smaller-attacked.clean.{place}", config, ("fedfa", RIVALS[mode][0].lower())),
+            f"fedfa.smaller-attacked.lambda{amplify}.{place}", SMALLER, clean,
             replace(config, attack=replace(_ATTACK, amplify=float(amplify))), mode, spread,
             "fedfa.smaller-attacked.LAMBDA.DATA.SPREAD.MODE", f"{_NARROW}, 15 rounds",
         )  # fmt: skip

@@ -61,10 +61,9 @@ def _short(spread: str, data: str = "cifar10", model: str = "cnn") -> Config:
 
 def _figures() -> Iterator[Cell]:
     both = ("fedmr", "fedavg")
-    first = _plain("resnet20", "dir1.0")
     yield Cell(
         "fedmr.figure5", "Fig. 5", "Indep, which shuffles whole models, stays far behind FedAvg",
-        arms("fedmr.figure5", first, ("fedavg", "indep")),
+        arms("fedmr.figure5", _plain("resnet20", "dir0.5"), ("fedavg", "indep")),
         (Comparison(_LATE, "late", "first", ("fedavg", "indep")),),
     )  # fmt: skip
     for spread in _SPREADS:

@@ -155,8 +155,8 @@ def _long() -> dict[str, tuple[Config, tuple[str, ...], str]]:
         "cifar100": (
             part, ("femam", "fedavg", "ditto", "fesem", "fedavg_plus"),
             "CIFAR-100, levels of 3, 6 and 11 clusters, ResNet-9 of an eighth of its width, 35 of the paper's 700 "
-            "rounds, levels shorter in proportion, learning rate 0.1 and momentum 0.9, without which so few show "
-            "nothing",
+            "rounds, levels shorter in proportion, learning rate 0.1 and momentum 0.9 for the paper's 0.01 and the "
+            "released code's 0",
         ),
     }  # fmt: skip
 

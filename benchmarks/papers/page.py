@@ -28,16 +28,20 @@ A verdict is one of these, decided by numbers alone:
 - **reproduced**: the paper's method and at least one other were run, and every one of them is within one point of the
   paper's number, or within the sum of both standard deviations if that is more; a ratio is within the range of the
   paper's text, give or take 0.01.
-- **ordering reproduced**: the paper's method is ahead of the others, or behind them, as in the paper.
+- **ordering reproduced**: the paper's method is ahead of the others that were run, or behind them, as in the paper.
 - **not reproduced**: neither.
 - **not run**: not yet, or with fewer rounds than the paper's; what fewer rounds show stands beside it.
 - **cannot be known**: the paper has an image there, and no number in its text.
 
-A claim of an abstract is judged by its cells, each in the settings that come nearest, and has the worst verdict of
-these. `(other settings)` are runs on smaller data, with fewer rounds or with another model than the paper's; where some
-have its data and its rounds, only these count for the claim. Those "made earlier" are from before there were cells; the
-pages of [FedMR](fedmr.md), [FeMAM](femam.md) and [FedFA](fedfa.md) say more of them. They do not decide about the
-paper's.
+A claim of an abstract has the worst verdict of its cells. Where the paper leaves settings open and a cell was run in
+several, the best of these verdicts counts; the line says which settings those are, and which rivals were run.
+
+`(other settings)` are runs on smaller data, with fewer rounds or with another model than the paper's. They speak for a
+claim only while none of the paper's own cells has been run. Of those about FedMR's directions and flatness only the
+ones with CIFAR-10 and 500 rounds count. The pages of [FedMR](fedmr.md), [FeMAM](femam.md) and [FedFA](fedfa.md) say
+more; runs "made earlier" are from before there were cells. In brackets behind a number: how many seeds.
+
+In each paper's tables the first column has the `ID` that `python -m benchmarks.papers ID` runs.
 """
 _LEGEND = {
     "fedmr": "Settings in question: without a word those of the paper's text (momentum 0.9, McMahan's CNN, layers as "
@@ -46,8 +50,9 @@ _LEGEND = {
     "femam": "`-released` are the released code's options. With fewer rounds than 700 its levels become shorter in "
     "proportion, and all methods have as many.",
     "fedfa": "Numbers, networks and training settings of the paper are images: all settings here are a "
-    "reconstruction, and ranges are those of the text over all models and data sets. A ratio of drops says "
-    "little where an attack leaves both methods nothing but chance, or costs both next to nothing.",
+    "reconstruction, and ranges are those of the text over all models and data sets. Lambda 20 is the paper's, 5 is "
+    "ours. A ratio of drops says little where an attack leaves both methods nothing but chance, or costs both next to "
+    "nothing.",
     "heterofl": "The numbers are those of Flower's baseline, one run each, in whose README some settings contradict "
     "one another (see the recipe `heterofl-cifar10-a-e`); there clients draw their width anew in every round.",
     "depthfl": "The numbers are those of Flower's baseline, one run each, of the mean of all exits (table 2): DepthFL, "
@@ -105,10 +110,13 @@ def _judged(claim: Claim, results: dict[str, Result]) -> tuple[str, str]:
     for smaller in (False, True):
         rows: dict[str, list[str]] = {}
         seeds: set[int] = set()
+        best: dict[str, Result] = {}
         for name, one in results.items():
             if claim.bears(name, smaller):
-                words = rows.setdefault(one.cell.row or name, [])
+                words = rows.setdefault(row := one.cell.row or name, [])
                 if not one.short and one.verdicts[claim.at] != NOT_RUN:
+                    if not words or VERDICTS.index(one.verdicts[claim.at]) < min(map(VERDICTS.index, words)):
+                        best[row] = one
                     words.append(one.verdicts[claim.at])
                     seeds.update(map(len, one.values[claim.at].values()))
         if known := [min(words, key=VERDICTS.index) for words in rows.values() if words]:
@@ -116,18 +124,37 @@ def _judged(claim: Claim, results: dict[str, Result]) -> tuple[str, str]:
             cells = f"{len(rows)} cells in other settings" if smaller else f"the paper's {len(rows)} cells"
             each = " to ".join(map(str, sorted({min(seeds), max(seeds)}))) + " seed" + "s" * (max(seeds) > 1)
             word = max(known, key=VERDICTS.index)
-            return word + f" ({SMALLER})" * smaller, f"{len(known)} of {cells} were run, {each} each: {counts}"
+            conditions = "" if smaller else f" ({_conditions(claim, list(best.values()))})"
+            return (
+                word + f" ({SMALLER})" * smaller,
+                f"{len(known)} of {cells} were run, {each} each{conditions}: {counts}",
+            )
     return claim.word, claim.elsewhere
+
+
+def _conditions(claim: Claim, deciding: Sequence[Result]) -> str:
+    """In which settings a claim's cells were run, and beside which others, each with its number of cells."""
+    settings = dict.fromkeys(one.cell.settings for one in deciding if one.cell.settings)
+    others = [
+        name for one in deciding for name in one.cell.comparisons[claim.at].arms[1:] if one.values[claim.at].get(name)
+    ]
+    beside = ", ".join(f"{name} in {others.count(name)}" for name in dict.fromkeys(others))
+    return "; ".join([*settings, f"beside {beside}"])
 
 
 def _paper(title: str, paper: str, results: Sequence[Result]) -> str:
     begun = [one for one in results if one.begun and one.rounds]
     own = [one for one in begun if one.cell.place == OWN]
     parts = [f"## {title}\n\n{_LEGEND[paper]}\n"]
-    if shown := [one for one in begun if one.cell.place != OWN]:
-        rows = [row for one in shown for row in _rows(one)]
-        heads = ("where", "claim, settings", "paper", "ours", "rounds", "made", "verdict")
-        parts.append(_table(heads, rows))
+    smaller = [one for one in begun if one.cell.place == SMALLER]
+    theirs = [one for one in begun if one.cell.place not in (SMALLER, OWN)]
+    heads = ("where", "claim, settings", "paper", "ours", "rounds", "made", "verdict")
+    for name, shown in (("the paper's cells", theirs), ("other settings", smaller)):
+        if shown:
+            rows = [row for one in shown for row in _rows(one)]
+            parts.append(f"### {title}: {name}\n\n{_table(heads, rows)}")
+    if own:
+        parts.append(f"### {title}: our own questions\n")
     for pattern in dict.fromkeys(one.cell.pattern for one in own):
         parts.append(_own([one for one in own if one.cell.pattern == pattern]))
     groups: dict[tuple[str, ...], list[Cell]] = {}
@@ -137,7 +164,9 @@ def _paper(title: str, paper: str, results: Sequence[Result]) -> str:
             groups.setdefault((cell.pattern or cell.command or cell.id, said(one)), []).append(cell)
     rows = [_group(members, pattern, word) for (pattern, word), members in groups.items()]
     if rows:
-        parts.append(_table(("where", "claim", "cells", "command", "verdict"), rows))
+        parts.append(
+            f"### {title}: not run, or an image\n\n{_table(('where', 'claim', 'cells', 'command', 'verdict'), rows)}"
+        )
     return "\n".join(parts)
 
 
@@ -157,7 +186,7 @@ def _group(members: Sequence[Cell], pattern: str, word: str) -> tuple[str, ...]:
 def _rows(one: Result) -> list[tuple[str, ...]]:
     """A line for each comparison of a cell."""
     cell, rows = one.cell, []
-    where = f"{cell.place}<br>`python -m benchmarks.papers {cell.id}`"
+    where = f"`{cell.id}`" if cell.place == SMALLER else f"{cell.place}<br>`{cell.id}`"
     claim = f"{cell.claim} ({cell.settings})" if cell.settings else cell.claim
     rounds = f"{one.rounds} of {one.asked}" if one.short else str(one.rounds)
     failed = [run for run in one.stored if run.failed]
