@@ -148,11 +148,12 @@ def _paper(title: str, paper: str, results: Sequence[Result]) -> str:
     parts = [f"## {title}\n\n{_LEGEND[paper]}\n"]
     smaller = [one for one in begun if one.cell.place == SMALLER]
     theirs = [one for one in begun if one.cell.place not in (SMALLER, OWN)]
-    heads = ("where", "claim, settings", "paper", "ours", "rounds", "made", "verdict")
+    heads = ("where", "claim, settings", "paper", "ours", "rounds", "verdict")
     for name, shown in (("the paper's cells", theirs), ("other settings", smaller)):
         if shown:
             rows = [row for one in shown for row in _rows(one)]
-            parts.append(f"### {title}: {name}\n\n{_table(heads, rows)}")
+            made = _made([run for one in shown for run in one.stored])
+            parts.append(f"### {title}: {name}\n\nMade {made}.\n\n{_table(heads, rows)}")
     if own:
         parts.append(f"### {title}: our own questions\n")
     for pattern in dict.fromkeys(one.cell.pattern for one in own):
@@ -184,7 +185,7 @@ def _group(members: Sequence[Cell], pattern: str, word: str) -> tuple[str, ...]:
 
 
 def _rows(one: Result) -> list[tuple[str, ...]]:
-    """A line for each comparison of a cell."""
+    """A line for each comparison of a cell, of which the first says what the cell is."""
     cell, rows = one.cell, []
     where = f"`{cell.id}`" if cell.place == SMALLER else f"{cell.place}<br>`{cell.id}`"
     claim = f"{cell.claim} ({cell.settings})" if cell.settings else cell.claim
@@ -193,9 +194,9 @@ def _rows(one: Result) -> list[tuple[str, ...]]:
     note = f"; {len(failed)} of the runs diverged" if failed else ""
     for comparison, values, word in zip(cell.comparisons, one.values, one.verdicts):
         if values:
-            what, shown = f"{claim}: {comparison.what}", f"{NOT_RUN} ({word} at {rounds} rounds)" if one.short else word
-            numbers = (_published(comparison, values), _ours(comparison, values))
-            rows.append((where, what, *numbers, rounds, _made(one.stored), shown + note))
+            shown = f"{NOT_RUN} ({word} at {rounds} rounds)" if one.short else word
+            first = ("", comparison.what) if rows else (where, f"{claim}: {comparison.what}")
+            rows.append((*first, _published(comparison, values), _ours(comparison, values), rounds, shown + note))
     return rows
 
 
@@ -205,12 +206,15 @@ def _made(runs: Sequence[Stored]) -> str:
     >>> from dataclasses import replace
     >>> run = Stored("", 0, 0, 0, "", "CPU", "", "", "earlier", {}, "", ())
     >>> _made([replace(run, date="2026-11-28", device="CPU (x86_64, 1 thread)"), run])
-    'earlier to 2026-11-28, CPU (x86_64, 1 thread)'
+    'up to 2026-11-28, some before there were cells, CPU (x86_64, 1 thread)'
     """
     dates = sorted({run.date for run in runs}, key=lambda date: (date[:1].isdigit(), date))
     devices = sorted({run.device for run in runs})
     told = [one for one in devices if not any(other.startswith(f"{one} ") for other in devices)]
-    return f"{dates[0]}{f' to {dates[-1]}' if len(dates) > 1 else ''}, {', '.join(told)}"
+    when = f"{dates[0]} to {dates[-1]}" if len(dates) > 1 else dates[0]
+    if dates[0] == "earlier":
+        when = f"up to {dates[-1]}, some before there were cells" if len(dates) > 1 else "before there were cells"
+    return f"{when}, {', '.join(told)}"
 
 
 def _published(comparison: Comparison, values: dict[str, list[float]]) -> str:
