@@ -269,6 +269,16 @@ def test_why_its_class_refuses_the_widths_is_told(caplog):
     assert "its class raises ValueError: 10 channels do not divide into 4 heads" in caplog.text
 
 
+def test_the_field_that_its_class_refuses_is_told_from_the_second_line(caplog):
+    """transformers' configurations say which one only there."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "intermediate_size": 16, "num_attention_heads": 4}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=20, num_hidden_layers=1, **sizes)).eval()
+    words = {"input_ids": torch.zeros(1, 4, dtype=torch.long)}
+    surgery.narrow(model, rate=0.8, example=words, output=lambda y: y.logits)
+    assert "The hidden size (26) is not a multiple of the number of attention heads (4)" in caplog.text
+
+
 def test_a_model_that_its_configuration_did_not_describe_is_named(caplog):
     model = net()
     model.last = nn.Linear(12, 7)
