@@ -243,6 +243,16 @@ def test_a_configuration_whose_guessed_widths_make_other_modules_is_logged(caplo
     assert "does not describe it" in caplog.text
 
 
+def test_a_target_without_scores_keeps_one_share_which_the_class_can_say(caplog):
+    """With scores the blocks get widths of their own, which it cannot."""
+    model, target = net(inner=40), surgery.Target(macs=0.6)
+    small, _ = surgery.narrow(model, target=target, example=EXAMPLE, heads="drop")
+    check_same(small)
+    assert not caplog.records
+    surgery.prune(model, target=target, example=EXAMPLE)
+    assert "does not describe it" in caplog.text
+
+
 def test_what_its_class_cannot_say_is_logged_and_the_configuration_stays(caplog):
     model = net()
     small, _ = surgery.narrow(model, rate=0.5, example=EXAMPLE, keep=["stem"])
