@@ -59,10 +59,13 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or the name of its type if it has none.
+    """The first line of an error's message, with the second if it ends in a colon, or its type's name if it has none.
 
     >>> first_line(ValueError("no.\\n(more)")), first_line(KeyError()), first_line(KeyError(3))
     ('no', 'KeyError', 'no key 3')
+    >>> first_line(ValueError("not valid:\\n    3 is odd.\\n(more)"))
+    'not valid: 3 is odd'
     """
-    line = next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".!")
+    line, *more = str(error).strip().splitlines() or [type(error).__name__]
+    line = (f"{line} {more[0].strip()}" if more and line.endswith(":") else line).rstrip(".!")
     return f"no key {line}" if isinstance(error, KeyError) and error.args else line

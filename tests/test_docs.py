@@ -508,6 +508,13 @@ def test_the_readmes_results_are_those_of_the_pages():
             assert value in papers or value in rounded or page.endswith(("surgery.md", "engine.md")), (page, value)
 
 
+def test_the_times_of_widths(monkeypatch, capsys):
+    pytest.importorskip("torch_pruning")
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    runpy.run_path(str(ROOT / "benchmarks/width_speed.py"))["table"]()
+    assert capsys.readouterr().out in PAGES["docs/results/surgery.md"]
+
+
 @pytest.mark.slow
 def test_the_barriers(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")

@@ -285,7 +285,8 @@ def _pieces(config: Config, one: _Tensor, opened: Mapping[str, Checkpoint], voca
         if pieces.shape != like:
             raise SurgeryError(
                 f"{one.name!r} is {like} in {every[0]} and {pieces.shape} in {path}: where vocabularies differ give "
-                "tokenizer_source"
+                "tokenizer_source, where widths differ lay the smaller model into the larger first: "
+                "python -m surgery fit LARGE --small SMALL --out LAID"
             )
     states = {path: LazyState({one.name: pieces.cast(dtype, one.name)}, path) for path, pieces in found.items()}
     shared = config.shared(one.name, one.slice, one.t)

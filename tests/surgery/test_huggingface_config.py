@@ -243,6 +243,16 @@ def test_a_configuration_whose_guessed_widths_make_other_modules_is_logged(caplo
     assert "does not describe it" in caplog.text
 
 
+def test_a_target_without_scores_keeps_one_share_which_the_class_can_say(caplog):
+    """With scores the blocks get widths of their own, which it cannot."""
+    model, target = net(inner=40), surgery.Target(macs=0.6)
+    small, _ = surgery.narrow(model, target=target, example=EXAMPLE, heads="drop")
+    check_same(small)
+    assert not caplog.records
+    surgery.prune(model, target=target, example=EXAMPLE)
+    assert "does not describe it" in caplog.text
+
+
 def test_what_its_class_cannot_say_is_logged_and_the_configuration_stays(caplog):
     model = net()
     small, _ = surgery.narrow(model, rate=0.5, example=EXAMPLE, keep=["stem"])
@@ -267,6 +277,16 @@ def test_a_cut_tensor_that_its_class_does_not_save_is_named(caplog):
 def test_why_its_class_refuses_the_widths_is_told(caplog):
     surgery.narrow(net(), rate=0.3, example=EXAMPLE)
     assert "its class raises ValueError: 10 channels do not divide into 4 heads" in caplog.text
+
+
+def test_the_field_that_its_class_refuses_is_told_from_the_second_line(caplog):
+    """transformers' configurations say which one only there."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "intermediate_size": 16, "num_attention_heads": 4}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=20, num_hidden_layers=1, **sizes)).eval()
+    words = {"input_ids": torch.zeros(1, 4, dtype=torch.long)}
+    surgery.narrow(model, rate=0.8, example=words, output=lambda y: y.logits)
+    assert "The hidden size (26) is not a multiple of the number of attention heads (4)" in caplog.text
 
 
 def test_a_model_that_its_configuration_did_not_describe_is_named(caplog):

@@ -261,6 +261,7 @@ def test_what_does_not_fit_is_refused(made, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(made)
     llama(made / "wide", 0, vocab_size=40)
     llama(made / "tied", 0, tie_word_embeddings=True)
+    llama(made / "unequal", 0, hidden_size=32)
     capsys.readouterr()
 
     def models(*names):
@@ -271,7 +272,8 @@ def test_what_does_not_fit_is_refused(made, tmp_path, monkeypatch, capsys):
 
     told = {
         "there is no file or folder 'nowhere'": models("a", "nowhere"),
-        "give tokenizer_source": models("a", "wide"),
+        "where vocabularies differ give tokenizer_source": models("a", "wide"),
+        "python -m surgery fit LARGE --small SMALL": models("a", "unequal"),
         "tied has no tensor 'lm_head.weight'": models("a", "tied"),
         "a has 4 layers, not 5": slices(2, 5),
         "list the base_model o": {"merge_method": "ties", "base_model": "o", **slices(0, 2)},
