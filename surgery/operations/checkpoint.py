@@ -119,7 +119,8 @@ class Model:
             if what:
                 raise SurgeryError(
                     f"no config.json describes {self.what} ({what}), so that from_pretrained would refuse it: give a "
-                    "file, --out NAME.safetensors, and a --plan, by which Submodel.build makes the model"
+                    "file, --out NAME.safetensors, and a --plan, by which Submodel.build makes the model; or choose "
+                    "what it can say: prune has --even, --heads and --rounding, which keep layers alike"
                 )
         return known
 

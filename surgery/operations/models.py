@@ -45,6 +45,7 @@ def narrow(
     rate: Share,
     keep: Patterns = (),
     heads: Literal["inside", "drop"] = "inside",
+    rounding: Whole = 1,
     strict: bool = False,
 ) -> Model:
     """Keep the first positions of every hidden width.
@@ -54,13 +55,15 @@ def narrow(
         rate: share of every hidden width to keep, in (0, 1]
         keep: modules whose tensors stay whole, such as layer1 or '*.downsample'; may be given several times
         heads: what is done to attention: slice inside every head, or drop heads
+        rounding: widths become multiples of this number, upwards
         strict: end with an error if a width that was to shrink stays whole
 
     Returns:
         the new checkpoint; the plan, by which the narrow model lies in the given one
     """
-    module, example = model.built(), model.example()
-    small, plan = surgery.narrow(module, rate=rate, keep=keep, heads=heads, strict=strict, example=example)
+    small, plan = surgery.narrow(
+        model.built(), rate=rate, keep=keep, heads=heads, rounding=rounding, strict=strict, example=model.example()
+    )
     return model.becomes(plan.extract(model.values), small, plan)
 
 
@@ -73,6 +76,9 @@ def prune(
     latency: Share | None = None,
     by: Score = "l1",
     steps: Steps = 1,
+    even: bool = False,
+    heads: Literal["inside", "drop"] = "inside",
+    rounding: Whole = 1,
 ) -> Model:
     """Keep the most important positions of all widths, down to a given size.
 
@@ -84,6 +90,9 @@ def prune(
         latency: the share of the time of a forward pass on this machine to keep, in (0, 1]; it is measured
         by: how important a position is: by the norm of its weights, or by batch norms' scales
         steps: in how many steps, each of which scores anew what is left
+        even: keep the same share of all widths, so that layers stay alike, as a folder of transformers' model asks
+        heads: what is done to attention: cut inside every head, or drop heads
+        rounding: widths become multiples of this number, upwards, such as of how many heads there are
 
     Returns:
         the new checkpoint; the plan, by which the narrow model lies in the given one
@@ -92,9 +101,11 @@ def prune(
         raise SurgeryError(
             "prune needs a size: give the share of macs, parameters, positions or latency to keep, one of them"
         )
-    target = surgery.Target(macs=macs, parameters=parameters, positions=positions, latency=latency)
+    target = surgery.Target(macs=macs, parameters=parameters, positions=positions, latency=latency, even=even)
     net, example = model.loaded(), model.example()
-    small, plan, _ = surgery.prune(net, target=target, importance=by, steps=steps, example=example)
+    small, plan, _ = surgery.prune(
+        net, target=target, importance=by, steps=steps, heads=heads, rounding=rounding, example=example
+    )
     return model.becomes(plan.extract(model.values), small, plan)
 
 

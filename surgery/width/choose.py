@@ -33,7 +33,7 @@ from surgery.width.solve import (
 )
 from surgery.width.trace import Trace
 
-Rounding: TypeAlias = Callable[[float], int]
+Rounding: TypeAlias = Callable[[float], int] | int
 Heads: TypeAlias = Literal["inside", "drop"]
 Pick: TypeAlias = Callable[[Atom, int], Sequence[int]]
 """Which n positions of a width stay, ascending."""
@@ -53,7 +53,7 @@ class Demand:
         rates: other shares for widths that modules of these names make; the first pattern that matches counts.
         keep: names of modules whose tensors stay whole.
         heads: whether attention shrinks inside of its heads, or loses heads.
-        rounding: from a share to the number of positions that stay.
+        rounding: from a share to the number of positions that stay; or what that number is a multiple of.
         pick: which ones stay.
         numbers: how many positions of each of some widths stay, if that is not their share.
         equal: axes that have to become equally long: the shorter ones keep more than their share.
@@ -74,7 +74,8 @@ class Demand:
     def share(self, size: int, rate: float) -> int:
         """How many of `size` positions stay at this rate, at least one."""
         share = round(rate * size, 9)
-        number = self.rounding(share)
+        by = self.rounding
+        number = by(share) if callable(by) else by * math.ceil(share / by)
         if isinstance(number, bool) or not isinstance(number, Real) or not math.isfinite(number):
             raise SurgeryError(f"rounding({share}) gives {number!r}: give a function that returns a whole number")
         if number < 1 <= share:
@@ -110,8 +111,8 @@ def checked(model: nn.Module, demand: Demand) -> Demand:
             raise SurgeryError(f"rate is a share of the width in (0, 1], got {rate}")
     if demand.heads not in ("inside", "drop"):
         raise SurgeryError(f"unknown heads={demand.heads!r}: choose inside or drop")
-    if not callable(demand.rounding):
-        raise SurgeryError(f"rounding is a function such as math.ceil, got {demand.rounding!r}")
+    if not (callable(demand.rounding) or (type(demand.rounding) is int and demand.rounding > 0)):
+        raise SurgeryError(f"rounding is a function such as math.ceil or a whole number, got {demand.rounding!r}")
     if isinstance(demand.keep, str) or not all(isinstance(pattern, str) for pattern in demand.keep):
         raise SurgeryError(f"keep is a list of names of modules, got {demand.keep!r}")
     if odd := [pattern for pattern in demand.rates if not isinstance(pattern, str)]:

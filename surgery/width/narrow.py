@@ -70,8 +70,8 @@ def narrow(
             13 stay, and 52 of another width of 100 if the code reads the one size from the other); `drop` keeps the
             first heads, and is refused where constants and scales that the code makes for heads are others with fewer
             of them (BLOOM's).
-        rounding: from rate * C to the number of positions kept, which is at least one and at most C. `zoo.divisor8`
-            gives multiples of 8.
+        rounding: from rate * C to the number of positions kept, which is at least one and at most C; or a whole number
+            of which it is a multiple, upwards. `zoo.divisor8` gives the multiples of 8 that MobileNets have.
         strict: whether a hidden width that stays whole, although it was to shrink, is an error, and a tensor that no
             pass has used although it is as long as a width that shrinks, and a constant of the code along a width whose
             order matters that is not the first positions of the full model's. Otherwise such widths are logged as a

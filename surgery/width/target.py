@@ -77,9 +77,9 @@ class Target:
     """How large the narrow model may be: the largest one that is not larger is made.
 
     Without scores all widths keep the same share of their positions, as nearly as whole positions allow. With scores
-    the positions of all widths compete: each width's scores are divided by their mean, so that widths that lie along
-    more or larger tensors do not win for that, and the highest of all widths stay. Where the next one is too much, a
-    lower one of another width may still fit.
+    (but for `even`) the positions of all widths compete: each width's scores are divided by their mean, so that widths
+    that lie along more or larger tensors do not win for that, and the highest of all widths stay. Where the next one is
+    too much, a lower one of another width may still fit.
 
     Attributes:
         macs: the share of the full model's multiply-accumulates, as torch.utils.flop_counter counts them; or
@@ -92,6 +92,8 @@ class Target:
         floor: the share of its positions that every width keeps whatever the scores say, so that no layer dies.
         normalise: whether scores are divided by their width's mean. Not where they are comparable over widths as they
             stand: LAMP's, whose highest is 1 in every width, and all that torch-pruning's classes have normalised.
+        even: whether all widths keep one share, as with `narrow(rate=...)`, and scores choose positions within each
+            alone. Layers that were alike stay so, as the configurations of transformers' models ask. Not for latency.
         clock: what times, for `latency`: from functions without arguments to the seconds of each, run in turns. None
             for `surgery.width.latency.seconds`.
 
@@ -105,6 +107,7 @@ class Target:
     latency: float | None = None
     floor: float = 0.1
     normalise: bool = True
+    even: bool = False
     clock: Callable[..., Sequence[float]] | None = None
 
     def __post_init__(self):
@@ -119,9 +122,15 @@ class Target:
             if not number or not (0 < share <= 1 or (floor and share == 0)):
                 raise SurgeryError(f"Target({what}={share!r}): give a share of {whole}, 1]")
 
+        if self.even and self.latency is not None:
+            raise SurgeryError(
+                "even widths have no fastest sizes: give macs, parameters or positions, or leave even out"
+            )
+
     def __repr__(self) -> str:
         floor = "" if self.floor == 0.1 else f", floor={self.floor}"
-        return f"Target({self.what}={self.share}{floor}{'' if self.normalise else ', normalise=False'})"
+        normalise = "" if self.normalise else ", normalise=False"
+        return f"Target({self.what}={self.share}{floor}{normalise}{', even=True' if self.even else ''})"
 
     @property
     def what(self) -> What:
@@ -160,6 +169,7 @@ def numbers_kept(
         scores: of a width; None for one share of all widths.
         sizes: how many positions the widths had in the beginning, of which the target's floor is a share.
     """
+    scores = None if target.even else scores
     floors = [floor_of(target, atom, sizes) for atom in widths]
     owner, value = _ranked(floors, widths, scores, target.normalise)
     order = value.argsort(descending=True, stable=True)
@@ -184,6 +194,8 @@ def numbers_kept(
     fitting = bisect(ends, target.share, key=lambda count: share(best(count)))
     low = ends[fitting - 1]
     counts, full = best(low), set()
+    if target.even:
+        return kept(counts)
     if scores is None:
         for size in sorted({atom.size for atom in widths}):  # one step more of all widths of one size may still fit
             more = [n + (atom.size == size and n < size) for n, atom in zip(counts, widths)]

@@ -75,7 +75,7 @@ def test_patterns_that_match_nothing_and_shares_that_are_none_are_refused():
         *(({"rate": rate}, rf"rate is a share.* in \(0, 1\], got {rate}") for rate in (0, -0.5, 1.5, math.nan, "half")),
         ({"rate": {"layer1": 0.5}}, "rates={...}"),
         ({"rate": None, "rates": {"layer1": 0}}, "got 0"),
-        ({"rounding": 8}, "rounding is a function"),
+        ({"rounding": "8"}, "rounding is a function"),
         ({"rounding": lambda share: 0}, "a width keeps at least 1 position: round up"),
         ({"rounding": lambda share: None}, "give a function that returns a whole number"),
         ({"heads": "outside"}, "choose inside or drop"),

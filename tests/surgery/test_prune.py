@@ -89,6 +89,29 @@ def test_one_step_is_narrow(by):
     same(small, ours)
 
 
+@pytest.mark.parametrize("what", ["macs", "parameters", "positions"])
+def test_even_widths_keep_one_share_and_the_best_positions_of_each(what):
+    net, target = convolutions(), Target(**{what: 0.5}, even=True)
+    scores = importance(net, example=X[:1])
+    small, plan, _ = prune(net, example=X[:1], target=target, rounding=2)
+    rates = [rate / 48 for rate in range(1, 49)]
+    same_rate = [narrow(net, example=X[:1], rate=rate, keep_top=scores, rounding=2) for rate in rates]
+    assert plan in [other for _, other in same_rate]
+    assert small[1].conv1.out_channels == small[3].conv1.out_channels
+    assert small[1].conv1.out_channels % 2 == small[0].out_channels % 2 == 0
+    with pytest.raises(SurgeryError, match="even widths have no fastest sizes"):
+        Target(latency=0.5, even=True)
+
+
+def test_a_rounding_that_is_a_number_gives_its_multiples():
+    net = linear()
+    small, _ = narrow(net, example=torch.zeros(1, 4), rate=0.5, rounding=16)
+    assert [small[0].out_features, small[2].out_features] == [64, 64]
+    for wrong in (0, -1, 1.5, True, "8"):
+        with pytest.raises(SurgeryError, match=r"rounding is a function such as math\.ceil or a whole number"):
+            narrow(net, example=torch.zeros(1, 4), rate=0.5, rounding=wrong)
+
+
 @pytest.mark.parametrize("by", ["l1", "l2", "taylor"])
 @pytest.mark.parametrize("what", ["positions", "macs"])
 def test_steps_are_torch_prunings(by, what):

@@ -155,12 +155,15 @@ def test_a_folder_of_transformers_is_a_model_with_its_configuration(tmp_path, mo
     error = refused(capsys, "prune", "full", "--parameters", "0.6", "--out", "pruned")
     assert "no config.json describes the result" in error
     assert "so that from_pretrained would refuse it: give a file, --out NAME.safetensors" in error
+    assert "prune has --even, --heads and --rounding" in error
+    run("prune", "full", "--parameters", "0.6", "--even", "--heads", "drop", "--rounding", "2", "--out", "even")
     run("prune", "full", "--parameters", "0.6", "--out", "pruned.safetensors")
     full = transformers.LlamaForCausalLM.from_pretrained("full")
-    example = {"input_ids": torch.ones(2, 8, dtype=torch.long)}
+    example, target = {"input_ids": torch.ones(2, 8, dtype=torch.long)}, surgery.Target(parameters=0.6, even=True)
     for folder, expected in [
         ("shallow", surgery.ungraft(full, keep=[2], example=example)[0]),
         ("small", surgery.narrow(full, rate=0.5, example=example)[0]),
+        ("even", surgery.prune(full, target=target, heads="drop", rounding=2, example=example)[0]),
     ]:
         found = transformers.LlamaForCausalLM.from_pretrained(folder)
         assert found.config.num_hidden_layers == expected.config.num_hidden_layers
