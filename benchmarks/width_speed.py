@@ -24,6 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import timm
@@ -157,6 +158,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--models", nargs="*", default=NARROWED, help="that are narrowed by both")
     parser.add_argument("--alone", nargs="*", default=ALONE, help="that are widened and aligned")
+    parser.add_argument("--out", type=Path, default=OUT, help="the folder of the stored result")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--before", metavar="FOLDER", help="a checkout of an earlier commit")
     parser.add_argument("--once", metavar="MODEL", help=argparse.SUPPRESS)
@@ -172,15 +174,15 @@ def main() -> None:
         table()
         return
     rows = []
-    about = {"torch": torch.__version__, "torch_pruning": tp.__version__, "machine": platform.machine()}
+    about = {"torch": torch.__version__, "torch_pruning": version("torch-pruning"), "machine": platform.machine()}
     about["threads"] = torch.get_num_threads()
     calls = [(beside, (name,)) for name in args.models]
     calls += [(alone, (operation, name)) for name in args.alone for operation in ("widen", "align")]
     for row_of, about_it in calls:
         rows.append(row_of(*about_it, args.repetitions))
         print(json.dumps(rows[-1]), flush=True)
-        write({**about, "repetitions": args.repetitions, "rows": rows}, OUT, "width-cpu", done=False)
-    write({**about, "repetitions": args.repetitions, "rows": rows}, OUT, "width-cpu")
+        write({**about, "repetitions": args.repetitions, "rows": rows}, args.out, "width-cpu", done=False)
+    write({**about, "repetitions": args.repetitions, "rows": rows}, args.out, "width-cpu")
 
 
 if __name__ == "__main__":
