@@ -288,7 +288,11 @@ def explained(first: str) -> str | None:
     """What `merge FIRST --help` prints, unless it is what `merge --help` does."""
     if Path(first).suffix in _CONFIGURATIONS:
         return settings_in_files()
-    return settings_of(first) if first in MERGES else None
+    if first in MERGES:
+        return settings_of(first)
+    if first.startswith("-") or Path(first).suffix or Path(first).exists():
+        return None
+    return f"{first} is no method: there are {', '.join(MERGES)}"
 
 
 def _entry(name: str, parameter: inspect.Parameter, text: str) -> str:

@@ -66,6 +66,12 @@ def test_help_of_a_file_lists_keys_and_parameters(capsys):
     assert "weight*, density*, normalize" in found
 
 
+def test_help_of_what_is_no_method_lists_them(capsys):
+    with pytest.raises(SystemExit):
+        main(["merge", "lineer", "--help"])
+    assert "lineer is no method: there are linear, slerp" in capsys.readouterr().out
+
+
 def test_help_of_a_method_lists_its_settings(capsys):
     for name, method in MERGES.items():
         with pytest.raises(SystemExit) as ended:
