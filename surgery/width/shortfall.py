@@ -228,9 +228,10 @@ def target_missed(target: Target, share: float) -> str:
         return ""
     if timed:
         return f"{target} is missed by more than {SLOW:.0%}: {share:.1%} of the time, measured, are left"
+    more = "one more position of a width, or one more step of `rounding`,"
     return (
         f"{target} is missed by more than {CLOSE:.0%}: {share:.1%} of the {target.what} are left, and "
-        "one more position of a width, or one more step of `rounding`, would be too much"
+        f"{'the next larger share of all widths' if target.even else more} would be too much"
     )
 
 
