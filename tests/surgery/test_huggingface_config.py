@@ -1,6 +1,7 @@
 """A model that its class makes from a configuration: after surgery the configuration says what the model is."""
 
 import copy
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -251,6 +252,25 @@ def test_a_target_without_scores_keeps_one_share_which_the_class_can_say(caplog)
     assert not caplog.records
     surgery.prune(model, target=target, example=EXAMPLE)
     assert "does not describe it" in caplog.text
+
+
+@pytest.mark.parametrize("share", [0.4, 0.6, 0.8])
+def test_roundings_of_the_guide_make_pruned_widths_that_classes_can_say(share, caplog):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 30, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    target, words = surgery.Target(parameters=share, even=True), {"input_ids": torch.ones(2, 8, dtype=torch.long)}
+    bert = transformers.BertForMaskedLM(transformers.BertConfig(intermediate_size=256, **sizes))
+    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(intermediate_size=96, **sizes))
+
+    def in_heads(n):
+        return 8 * math.ceil(n / 8) if n > 16 else 2 * math.ceil(n / 2)
+
+    for net, asked in [(bert, {"rounding": in_heads}), (llama, {"rounding": 4, "heads": "drop"})]:
+        for parameter in net.parameters():
+            nn.init.normal_(parameter, 0, 0.3)
+        small, _, _ = surgery.prune(net.eval(), target=target, example=words, **asked)
+        assert small.config.hidden_size == small.get_input_embeddings().weight.shape[1] < 64
+    assert "does not describe it" not in caplog.text
 
 
 def test_what_its_class_cannot_say_is_logged_and_the_configuration_stays(caplog):
