@@ -95,9 +95,10 @@ def input_size(model: nn.Module) -> tuple[int, ...]:
     config = getattr(model, "config", None)  # of transformers' models
     side = getattr(config, "image_size", None) or getattr(model, "image_size", 224)
     side = 299 if type(model).__name__ == "Inception3" else side
-    height, width = side if isinstance(side, list | tuple) and len(side) == 2 else (side, side)
-    whole = isinstance(height, int) and isinstance(width, int)
-    return (getattr(config, "num_channels", 3), height, width) if whole else (3, 224, 224)
+    sides = tuple(side) if isinstance(side, list | tuple) else (side, side)
+    if len(sides) != 2 or not all(isinstance(one, int) for one in sides):
+        return (3, 224, 224)
+    return (getattr(config, "num_channels", 3), *sides)
 
 
 def _own_size(model: nn.Module, size: tuple[int, ...]) -> tuple[int, ...]:

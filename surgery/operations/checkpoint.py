@@ -196,7 +196,8 @@ def _converted(model: nn.Module, folder: Checkpoint) -> State | None:
     """
     try:
         given = {"local_files_only": True, "dtype": "auto", "output_loading_info": True}
-        loaded, report = type(model).from_pretrained(folder.path, **given)
+        kind: Any = type(model)
+        loaded, report = kind.from_pretrained(folder.path, **given)
     except Exception:  # transformers' own, of all kinds, or a class without it
         return None
     return None if any(report[f"{what}_keys"] for what in ("missing", "unexpected", "mismatched")) else state(loaded)
