@@ -101,9 +101,10 @@ class Pieces:
         def read(start: int, stop: int) -> Tensor:
             numbers = self.read(start, stop)
             found = numbers.to(dtype)
-            if len(numbers) and not max(abs(end).item() for end in torch.aminmax(numbers.float())) <= limit:
+            wide = numbers.to(torch.float64 if self.dtype is torch.float64 else torch.float32)
+            if len(wide) and not wide.is_meta and not max(abs(end).item() for end in torch.aminmax(wide)) <= limit:
                 # An infinity or nan that stays one is not lost; some types have none.
-                lost = numbers[(numbers.float().abs() > limit) & (found.float() != numbers.float())]
+                lost = numbers[(wide.abs() > limit) & (found.to(wide.dtype) != wide)]
                 if len(lost):
                     raise SurgeryError(f"{name!r} holds {lost[0].item():g}, too large for {dtype}: give a wider type")
             return found

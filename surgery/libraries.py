@@ -66,8 +66,8 @@ def check_named(name: str) -> tuple[str, str]:
 def example_input(model: nn.Module, *, batch: int = 2) -> Tensor:
     """Zeros [batch, channels, height, width] of the size that a model was made for, or [batch, channels, frames, ...].
 
-    The size is that of timm's metadata if the model has any, otherwise the one that torchvision's class takes,
-    otherwise 224 x 224.
+    The size is that of timm's metadata if the model has any, otherwise the one that torchvision's class takes or a
+    configuration of transformers names, otherwise 224 x 224.
 
     >>> example_input(named("torchvision:resnet18")).shape
     torch.Size([2, 3, 224, 224])
@@ -92,8 +92,13 @@ def input_size(model: nn.Module) -> tuple[int, ...]:
             return _own_size(model, tuple(size))
     if type(model).__module__.startswith("torchvision.models.video"):
         return (3, 16, 112, 112) if type(model).__name__ == "VideoResNet" else (3, 16, 224, 224)
-    side = 299 if type(model).__name__ == "Inception3" else getattr(model, "image_size", 224)
-    return (3, side, side) if isinstance(side, int) else (3, 224, 224)
+    config = getattr(model, "config", None)  # of transformers' models
+    side = getattr(config, "image_size", None) or getattr(model, "image_size", 224)
+    side = 299 if type(model).__name__ == "Inception3" else side
+    sides = tuple(side) if isinstance(side, list | tuple) else (side, side)
+    if len(sides) != 2 or not all(isinstance(one, int) for one in sides):
+        return (3, 224, 224)
+    return (getattr(config, "num_channels", 3), *sides)
 
 
 def _own_size(model: nn.Module, size: tuple[int, ...]) -> tuple[int, ...]:

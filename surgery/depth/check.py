@@ -51,11 +51,18 @@ class _Skips(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
-        if self._outputs and tensors_in(result):  # a shape or a device is no use
-            for tensor in tensors_in((args, kwargs)):
-                if (held := self._outputs.get(id(tensor))) and self._runs[held[1]] > held[3]:
-                    self.found.add((held[2], tuple(self._runs.values())))
+        results = tensors_in(result) if self._outputs else []  # a shape or a device is no use
+        for tensor in tensors_in((args, kwargs)) if results else ():
+            if held := self._outputs.get(id(tensor)):
+                _, section, block, run = held
+                if self._runs[section] > run:  # the first use is that of the next block, or of what follows
+                    self.found.add((block, tuple(self._runs.values())))
+                if function.__name__ in _SAME:
+                    self._outputs |= {id(one): (one, section, block, run) for one in results}
         return result
+
+
+_SAME = ("clone", "contiguous", "detach", "reshape", "view")  # functions whose results stand for what they take
 
 
 def watched(model: nn.Module, example: Any, changing: Iterable[Section] = (), skipping: Iterable[Section] = ()) -> Pass:

@@ -120,25 +120,16 @@ def ways_to(
     That one leaves the length of a ModuleList alone, since the code that runs its entries is not known: it may index
     them. Counts then follow where blocks are numbered, since what a block looks up by its number has to be there.
     """
-    holder = _holder(model, section)
+    holder = model.get_submodule(section.name.partition("#")[0])
     counted = bool(recounted(model, found, {section: kept}))
     sequential, fewer = is_sequential(holder), len(kept) < len(section.blocks)
-    last = _is_last(holder, section)
+    last = bool(holder._modules) and section.blocks[-1].rpartition(".")[2] == list(holder._modules)[-1]
     resizable = is_list(holder) or (sequential and (fewer or (last and bool(prefix_of(holder)))))
     if example is None:
         return [Way(resizable and sequential, counted and bool(numbers(model, section)))]
     ways = product([True, False] if resizable else [False], [True, False] if counted else [False])
     same = [Way(True, False, renumber=False)] if resizable and fewer and numbers(model, section) else []
     return [*(Way(resize, recount) for resize, recount in ways), *same]
-
-
-def _holder(model: nn.Module, section: Section) -> nn.Module:
-    return model.get_submodule(section.name.partition("#")[0])
-
-
-def _is_last(holder: nn.Module, section: Section) -> bool:
-    """Whether nothing follows the section's blocks in what holds them."""
-    return bool(holder._modules) and section.blocks[-1].rpartition(".")[2] == list(holder._modules)[-1]
 
 
 def first_that_runs(
@@ -154,8 +145,7 @@ def first_that_runs(
     Args:
         kept: for each section that changes, the block that each of its new blocks is or repeats, by position.
     """
-    # The blocks of those that grow at the end of their list have the same names afterwards.
-    grown = [s for s, places in kept.items() if len(places) > len(s.blocks) and _is_last(_holder(root, s), s)]
+    grown = [section for section, places in kept.items() if len(places) > len(section.blocks)]
     before = watched(root, example, kept, grown) if example is not None else None
 
     def attempt(ways: Mapping[Section, Way]) -> Changed:

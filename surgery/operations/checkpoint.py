@@ -16,7 +16,7 @@ from surgery.lazy import LazyState, pieces_of
 from surgery.libraries import example_input, named
 from surgery.operations.arguments import own, value_of
 from surgery.plan.submodel import Submodel
-from surgery.states import load, owners, shapes_of, state
+from surgery.states import State, load, owners, shapes_of, state
 
 _FORMS = "timm:NAME, torchvision:NAME, or module:factory of your own, each with arguments if needed (,num_classes=10)"
 
@@ -73,7 +73,13 @@ class Model:
         """The model, whose weights mean nothing; from now on `values` have the names of `surgery.state(model)`."""
         if self.module is None:
             module = build(self.name, self.folder).eval()
-            self.values = state_for(module, self.values, self.what)
+            try:
+                self.values = state_for(module, self.values, self.what)
+            except SurgeryError:
+                converted = None if self.name or self.folder is None else _converted(module, self.folder)
+                if converted is None:
+                    raise
+                self.values = LazyState({key: pieces_of(converted, key) for key in converted}, self.what)
             self.module = module
             self.before()
         return self.module
@@ -182,6 +188,19 @@ def _described(checkpoint: Checkpoint | None) -> nn.Module:
         raise SurgeryError(f"{file} describes a model of transformers, which is not installed: give --model") from None
     except Exception as error:  # transformers' own, of all kinds
         raise SurgeryError(f"{file} describes no model that can be built ({first_line(error)}): give --model") from None
+
+
+def _converted(model: nn.Module, folder: Checkpoint) -> State | None:
+    """The state of a folder as transformers reads it, which renames and joins the tensors of many classes' files; they
+    are all read. None if some tensor is missing or unknown to it, too.
+    """
+    try:
+        given = {"local_files_only": True, "dtype": "auto", "output_loading_info": True}
+        kind: Any = type(model)
+        loaded, report = kind.from_pretrained(folder.path, **given)
+    except Exception:  # transformers' own, of all kinds, or a class without it
+        return None
+    return None if any(report[f"{what}_keys"] for what in ("missing", "unexpected", "mismatched")) else state(loaded)
 
 
 def state_for(model: nn.Module, values: LazyState, what: str) -> LazyState:

@@ -169,7 +169,8 @@ def numbers_kept(
         scores: of a width; None for one share of all widths.
         sizes: how many positions the widths had in the beginning, of which the target's floor is a share.
     """
-    scores = None if target.even else scores
+    if target.even:
+        return _even(target, cost, widths, rounded, sizes)
     floors = [floor_of(target, atom, sizes) for atom in widths]
     owner, value = _ranked(floors, widths, scores, target.normalise)
     order = value.argsort(descending=True, stable=True)
@@ -194,8 +195,6 @@ def numbers_kept(
     fitting = bisect(ends, target.share, key=lambda count: share(best(count)))
     low = ends[fitting - 1]
     counts, full = best(low), set()
-    if target.even:
-        return kept(counts)
     if scores is None:
         for size in sorted({atom.size for atom in widths}):  # one step more of all widths of one size may still fit
             more = [n + (atom.size == size and n < size) for n, atom in zip(counts, widths)]
@@ -210,6 +209,33 @@ def numbers_kept(
                 counts[number] -= 1
                 full.add(number)
     return kept(counts)
+
+
+_SHARES = 4  # with fewer a target is missed by too much
+
+
+def _even(
+    target: Target,
+    cost: Cost,
+    widths: Collection[Atom],
+    rounded: Callable[[int, float], int],
+    sizes: Mapping[Atom, int],
+) -> dict[Atom, int]:
+    """`numbers_kept` with the largest share of all widths that fits.
+
+    If their sizes have a common divisor of some shares, it is one that is a whole number of positions everywhere: what
+    is a product of other widths, as a hidden width is of heads and their size, is that of the narrow ones then.
+    """
+    every = [atom.size for atom in widths]
+    parts = common if (common := math.gcd(*every)) >= _SHARES else max(every, default=1)
+
+    def kept(part: int) -> dict[Atom, int]:
+        return {atom: max(floor_of(target, atom, sizes), rounded(atom.size, part / parts)) for atom in widths}
+
+    def share(part: int) -> float:
+        return cost.share({atom: range(n) for atom, n in kept(part).items() if n < atom.size})
+
+    return kept(max(1, bisect(range(1, parts + 1), target.share, key=share)))
 
 
 def floor_of(target: Target, atom: Atom, sizes: Mapping[Atom, int]) -> int:

@@ -763,15 +763,24 @@ class UNet(nn.Module):
         skips = []
         for block in self.down:
             x = block(x)
-            skips.append(x)
+            skips.append(self.put(x))
         for block in self.up:
             x = block(x + skips.pop())
         return x
 
+    def put(self, x):
+        return x
 
+
+class Cloned(UNet):
+    def put(self, x):
+        return x.clone().view(len(x), -1)
+
+
+@pytest.mark.parametrize("kind", [UNet, Cloned])
 @pytest.mark.parametrize("depths", [{"down": 4}, {"up": 4}, {"down": 4, "up": 5}])
-def test_skip_connections_of_a_stack_lead_to_the_same_blocks_as_before(depths):
-    net, x = UNet().eval(), torch.randn(2, 3)
+def test_skip_connections_of_a_stack_lead_to_the_same_blocks_as_before(depths, kind):
+    net, x = kind().eval(), torch.randn(2, 3)
     same, _ = graft(net, depths=depths, mode="identity", example=x)
     torch.testing.assert_close(same(x), net(x))
     deeper, plan = graft(net, depths=depths, example=x)
@@ -790,5 +799,34 @@ def test_outputs_that_are_collected_do_not_keep_a_list_from_growing():
                 found.append(x)
             return x + sum(block(one) for block, one in zip(self.up, found))
 
-    net, x = Tapped().eval(), torch.randn(2, 3)
-    assert len(graft(net, depths={"down": 5}, example=x)[0].down) == 5
+    class Bare(UNet):
+        def forward(self, x):
+            for block in self.down:
+                x = block(x)
+            return x
+
+    for net in (Tapped().eval(), Bare().eval()):
+        assert len(graft(net, depths={"down": 5}, example=torch.randn(2, 3))[0].down) == 5
+
+
+def test_a_section_before_others_of_its_list_grows_in_it():
+    class Listed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            blocks = [
+                Block(3, 3, False),
+                Block(3, 3, False),
+                Block(3, 5, False),
+                Block(5, 5, False),
+                Block(5, 5, False),
+            ]
+            self.blocks = nn.ModuleList(blocks)
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    net = Listed().eval()
+    first, *_ = surgery.sections(net)
+    assert len(graft(net, depths={first.name: len(first.blocks) + 2}, example=torch.randn(2, 3))[0].blocks) == 7

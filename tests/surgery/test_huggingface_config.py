@@ -253,6 +253,23 @@ def test_a_target_without_scores_keeps_one_share_which_the_class_can_say(caplog)
     assert "does not describe it" in caplog.text
 
 
+@pytest.mark.parametrize("share", [0.4, 0.6, 0.8])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_even_widths_are_what_the_class_can_say(share, steps, caplog):
+    """A hidden width that is heads times their size is that of the narrow ones, too."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 30, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 8}
+    target, words = surgery.Target(parameters=share, even=True), {"input_ids": torch.ones(2, 8, dtype=torch.long)}
+    bert = transformers.BertForMaskedLM(transformers.BertConfig(intermediate_size=256, **sizes))
+    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(intermediate_size=96, **sizes))
+    for net, heads in [(bert, "inside"), (bert, "drop"), (llama, "drop")]:
+        for parameter in net.parameters():
+            nn.init.normal_(parameter, 0, 0.3)
+        small, _, _ = surgery.prune(net.eval(), target=target, example=words, heads=heads, steps=steps)
+        assert small.config.hidden_size == small.get_input_embeddings().weight.shape[1] < 64
+    assert "does not describe it" not in caplog.text
+
+
 def test_what_its_class_cannot_say_is_logged_and_the_configuration_stays(caplog):
     model = net()
     small, _ = surgery.narrow(model, rate=0.5, example=EXAMPLE, keep=["stem"])

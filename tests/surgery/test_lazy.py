@@ -20,3 +20,11 @@ def test_a_number_that_a_type_cannot_hold_is_refused_and_infinities_stay(dtype):
             narrow["d"]
     else:
         assert narrow["d"].float().isneginf()
+
+
+def test_double_precision_is_judged_as_it_is_and_no_data_not_at_all():
+    large = {"a": torch.tensor([1.0, 1e300], dtype=torch.float64)}
+    for dtype in (torch.float32, torch.float16):
+        with pytest.raises(SurgeryError, match=r"'a' holds 1e\+300, too large for"):
+            lazy.cast(large, dtype)["a"]
+    assert lazy.cast({"a": torch.ones(2, device="meta")}, torch.float16)["a"].dtype is torch.float16

@@ -91,7 +91,7 @@ def test_one_step_is_narrow(by):
 
 @pytest.mark.parametrize("what", ["macs", "parameters", "positions"])
 def test_even_widths_keep_one_share_and_the_best_positions_of_each(what):
-    net, target = convolutions(), Target(**{what: 0.5}, even=True)
+    net, target = convolutions(), Target(**{what: 0.3}, even=True)
     scores = importance(net, example=X[:1])
     small, plan, _ = prune(net, example=X[:1], target=target, rounding=2)
     rates = [rate / 48 for rate in range(1, 49)]

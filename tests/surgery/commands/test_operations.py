@@ -170,6 +170,32 @@ def test_a_folder_of_transformers_is_a_model_with_its_configuration(tmp_path, mo
         torch.testing.assert_close(found.eval()(**example).logits, expected.eval()(**example).logits)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["Mixtral", "ViT"])
+def test_files_whose_tensors_transformers_renames_or_joins_are_read_as_it_does(kind, tmp_path, monkeypatch):
+    """On disk there is a tensor for each expert, or the names of earlier versions."""
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    if kind == "ViT":
+        config = transformers.ViTConfig(image_size=16, patch_size=4, **sizes)
+        build, example = transformers.ViTForImageClassification, {"pixel_values": torch.randn(2, 3, 16, 16)}
+    else:
+        config = transformers.MixtralConfig(vocab_size=30, num_key_value_heads=2, num_local_experts=4, **sizes)
+        build, example = transformers.MixtralForCausalLM, {"input_ids": torch.arange(16).view(2, 8)}
+    full = build(config).eval()
+    full.save_pretrained("full")
+    run("narrow", "full", "--rate", "0.5", "--out", "small")
+    run("ungraft", "full", "--keep", "1", "--out", "shallow")
+    for folder, expected in [
+        ("small", surgery.narrow(full, rate=0.5, example=example)[0]),
+        ("shallow", surgery.ungraft(full, keep=[1], example=example)[0]),
+    ]:
+        found = build.from_pretrained(folder).eval()
+        torch.testing.assert_close(found(**example).logits, expected.eval()(**example).logits)
+
+
 def test_what_cannot_be_done_is_one_line(net, capsys, tmp_path):
     file, out = "net.safetensors", ("--out", "out.safetensors")
     (tmp_path / "bad.json").write_text("{}")
