@@ -3,7 +3,7 @@
 import difflib
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -121,7 +121,7 @@ def checked(model: nn.Module, demand: Demand) -> Demand:
     for pattern in (*demand.keep, *demand.rates):
         if not any(matches(name, pattern) for name in names):
             raise SurgeryError(f"no module of {type(model).__name__} matches {pattern!r}: {hint(pattern, names)}")
-    return demand
+    return replace(demand, rounding=math.ceil) if demand.rounding == 1 else demand
 
 
 Scores: TypeAlias = Mapping[str, Tensor]

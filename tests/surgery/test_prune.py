@@ -1,6 +1,7 @@
 """Pruning in steps: against torch-pruning's own steps, a loop by hand, and counts of torch."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import surgery
 from surgery import SurgeryError, Target, importance, narrow, prune, state
+from surgery.width.choose import Demand, checked
 
 X, Y = torch.randn(32, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(32) % 4
 
@@ -107,6 +109,7 @@ def test_a_rounding_that_is_a_number_gives_its_multiples():
     net = linear()
     small, _ = narrow(net, example=torch.zeros(1, 4), rate=0.5, rounding=16)
     assert [small[0].out_features, small[2].out_features] == [64, 64]
+    assert checked(net, Demand(0.5, rounding=1)).rounding is math.ceil  # with which more positions may be tried
     for wrong in (0, -1, 1.5, True, "8"):
         with pytest.raises(SurgeryError, match=r"rounding is a function such as math\.ceil or a whole number"):
             narrow(net, example=torch.zeros(1, 4), rate=0.5, rounding=wrong)
