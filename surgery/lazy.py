@@ -97,6 +97,8 @@ class Pieces:
         if not self.dtype.is_floating_point or self.dtype is dtype:
             return self
         limit = torch.finfo(dtype).max
+        if limit >= torch.finfo(self.dtype).max:
+            return Pieces(self.shape, dtype, lambda start, stop: self.read(start, stop).to(dtype), self.device)
 
         def read(start: int, stop: int) -> Tensor:
             numbers = self.read(start, stop)

@@ -135,44 +135,41 @@ _DIGITS = replace(
 _NARROW = "digits, narrow Pre-ResNet-20"
 
 
+def _both(
+    data: str, config: Config, mode: str, spread: str, said: str, stored: str = "", amplify: int = 20
+) -> Iterator[Cell]:
+    """A comparison with a mode's rival in settings of ours without an attack, whose runs are `stored`, and with one."""
+    title, *ratios = RIVALS[mode]
+    place, pair = f"{data}.{spread}.{mode}", ("fedfa", title.lower())
+    clean = arms(stored or f"fedfa.smaller.{place}", config, pair)
+    yield Cell(
+        f"fedfa.smaller.{place}", SMALLER, f"FedFA's accuracy by {title}'s", clean,
+        (*_ratios("ratio", f"{{}}, FedFA by {title}", pair, ratios[:3], spread),),
+        pattern=f"fedfa.smaller.{_PLACE}", settings=said,
+    )  # fmt: skip
+    attacked = replace(config, attack=replace(_ATTACK, amplify=float(amplify)))
+    yield _drops(
+        f"fedfa.smaller-attacked.lambda{amplify}.{place}", SMALLER, clean, attacked, mode, spread,
+        "fedfa.smaller-attacked.LAMBDA.DATA.SPREAD.MODE", said,
+    )  # fmt: skip
+
+
 def _long() -> Iterator[Cell]:
     """Digits with as many rounds as Table 1's reconstruction, without and with the attack."""
     for spread, mode in product(("iid", "noniid"), RIVALS):
         rounds = row("cifar10", "preresnet", mode, spread).rounds
         config = replace(_DIGITS, rounds=rounds, eval_every=rounds // 20, eval_client_models_every=rounds, seeds=(0,))
         config = _differing(replace(config, **_IID) if spread == "iid" else config, mode, ("2", "3"))
-        title, *ratios = RIVALS[mode]
-        place, pair, said = f"digits-long.{spread}.{mode}", ("fedfa", title.lower()), f"{_NARROW}, {rounds} rounds"
-        clean = arms(f"fedfa.smaller.{place}", config, pair)
-        yield Cell(
-            f"fedfa.smaller.{place}", SMALLER, f"FedFA's accuracy by {title}'s", clean,
-            (*_ratios("ratio", f"{{}}, FedFA by {title}", pair, ratios[:3], spread),),
-            pattern=f"fedfa.smaller.{_PLACE}", settings=said,
-        )  # fmt: skip
-        yield _drops(
-            f"fedfa.smaller-attacked.lambda20.{place}", SMALLER, clean, replace(config, attack=_ATTACK), mode, spread,
-            "fedfa.smaller-attacked.LAMBDA.DATA.SPREAD.MODE", said,
-        )  # fmt: skip
+        yield from _both("digits-long", config, mode, spread, f"{_NARROW}, {rounds} rounds")
 
 
 def _smaller_attacked() -> Iterator[Cell]:
     """Digits without an attack, with the paper's, and with a weaker one, which leaves more than chance."""
     for amplify, spread, mode in product((20, 5), ("iid", "noniid"), RIVALS):
         config = _differing(replace(_DIGITS, **_IID) if spread == "iid" else _DIGITS, mode, ("2", "3"))
-        title, *ratios = RIVALS[mode]
-        place, pair = f"digits.{spread}.{mode}", ("fedfa", title.lower())
-        clean = arms(f"fedfa.smaller-attacked.clean.{place}", config, pair)
-        if amplify == 20:  # once
-            yield Cell(
-                f"fedfa.smaller.{place}", SMALLER, f"FedFA's accuracy by {title}'s", clean,
-                (*_ratios("ratio", f"{{}}, FedFA by {title}", pair, ratios[:3], spread),),
-                pattern=f"fedfa.smaller.{_PLACE}", settings=f"{_NARROW}, 15 rounds",
-            )  # fmt: skip
-        yield _drops(
-            f"fedfa.smaller-attacked.lambda{amplify}.{place}", SMALLER, clean,
-            replace(config, attack=replace(_ATTACK, amplify=float(amplify))), mode, spread,
-            "fedfa.smaller-attacked.LAMBDA.DATA.SPREAD.MODE", f"{_NARROW}, 15 rounds",
-        )  # fmt: skip
+        said, kept = f"{_NARROW}, 15 rounds", f"fedfa.smaller-attacked.clean.digits.{spread}.{mode}"
+        clean, attacked = _both("digits", config, mode, spread, said, kept, amplify)
+        yield from (clean, attacked) if amplify == 20 else (attacked,)
 
 
 def _cifar10() -> Iterator[Cell]:
@@ -180,18 +177,8 @@ def _cifar10() -> Iterator[Cell]:
     for spread, mode in product(("iid", "noniid"), RIVALS):
         config = replace(SMALL["cifar10"], eval_every=2, seeds=(0,))
         config = _differing(replace(config, **_IID, unequal=True) if spread == "iid" else config, mode, ("2", "3"))
-        title, *ratios = RIVALS[mode]
-        place, pair, said = f"cifar10-deep.{spread}.{mode}", ("fedfa", title.lower()), "narrow Pre-ResNet-18, 24 rounds"
-        clean = arms(f"fedfa.smaller.{place}", config, pair)
-        yield Cell(
-            f"fedfa.smaller.{place}", SMALLER, f"FedFA's accuracy by {title}'s", clean,
-            (*_ratios("ratio", f"{{}}, FedFA by {title}", pair, ratios[:3], spread),),
-            pattern=f"fedfa.smaller.{_PLACE}", settings=said,
-        )  # fmt: skip
-        yield _drops(
-            f"fedfa.smaller-attacked.lambda20.{place}", SMALLER, clean, replace(config, attack=_ATTACK), mode, spread,
-            "fedfa.smaller-attacked.LAMBDA.DATA.SPREAD.MODE", said,
-        )  # fmt: skip
+        said = "narrow Pre-ResNet-18, 24 rounds"
+        yield from (both := list(_both("cifar10-deep", config, mode, spread, said)))
         if mode == "both":
             smallest = replace(
                 config, algorithm=("fedavg",), depth=(2,), width=(config.width[0] / 2,),
@@ -201,7 +188,7 @@ def _cifar10() -> Iterator[Cell]:
                 f"fedfa.smallest.cifar10-deep.{spread}", OWN,
                 "whether FedFA's model of all architectures is better than FedAvg's of everybody's smallest "
                 f"(CIFAR-10, {said}; widths and depths differ)",
-                (*clean, Arm(f"fedfa.smallest.cifar10-deep.{spread}/fedavg", smallest)),
+                (*both[0].arms, Arm(f"fedfa.smallest.cifar10-deep.{spread}/fedavg", smallest)),
                 (Comparison(_GLOBAL, "end", "first", ("fedfa", "fedavg")),
                  Comparison(_LOCAL, "local", "first", ("fedfa", "fedavg"))),
                 pattern="fedfa.smallest.DATA.SPREAD", settings="IID" if spread == "iid" else "non-IID",
