@@ -124,10 +124,12 @@ class SideError(Exception):
 
 
 class Side:
-    """A worker process, and what it said when it was ready."""
+    """A worker process, and what it said when it was ready. "ours vmap" is ours with that backend."""
 
     def __init__(self, name: str, python: str, job: dict, folder: Path) -> None:
         self.name, self.log = name, folder / f"{name}.log"
+        module, _, backend = name.partition(" ")
+        job = job | ({"backend": backend} if backend else {})
         threads = 1 if name == "flower" else job["threads"]
         paths = [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH")]
         env = os.environ | {
@@ -136,7 +138,7 @@ class Side:
         }  # fmt: skip
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                [python, "-m", "sides.worker", name], cwd=folder, env=env, text=True, start_new_session=True,
+                [python, "-m", "sides.worker", module], cwd=folder, env=env, text=True, start_new_session=True,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
             )  # fmt: skip
         begin = time.perf_counter()
@@ -202,7 +204,7 @@ def start(sides: dict[str, str], setting: Setting, shared: dict, data, folder: P
     started = {}
     for name, python in sides.items():
         try:
-            mine = folder / ("data.pt" if name == "ours" else "ordered.pt")
+            mine = folder / ("data.pt" if name.startswith("ours") else "ordered.pt")
             started[name] = Side(name, python, job | {"data": str(mine)}, folder)
         except SideError as error:
             error.report()
@@ -277,13 +279,13 @@ def run(setting: Setting, sides: dict[str, str], shared: dict, rounds: int, root
             for side in running.values():
                 side.close()
     rows = []
-    print(f"  {'side':8}{'seconds a round':>24}{'peer / ours':>24}   check")
+    print(f"  {'side':12}{'seconds a round':>24}{'peer / ours':>24}   check")
     for name, times in seconds.items():
         ratios = [theirs / mine for theirs, mine in zip(times, seconds["ours"])]
         check = distances.get(name, {})
         spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if name != "ours" else ""
         took = f"{statistics.median(times):.3f} ({min(times):.3f} to {max(times):.3f})"
-        print(f"  {name:8}{took:>24}{spread:>24}   {', '.join(f'{kind} {d:.0e}' for kind, d in check.items())}")
+        print(f"  {name:12}{took:>24}{spread:>24}   {', '.join(f'{kind} {d:.0e}' for kind, d in check.items())}")
         rows.append({
             "side": name, **running[name].facts, "seconds": [round(t, 5) for t in times],
             "ratio": round(statistics.median(ratios), 3), "low": round(min(ratios), 3), "high": round(max(ratios), 3),
@@ -315,7 +317,7 @@ def main() -> None:
     parser.add_argument("--flower-actors", type=int, help="default: one a core, on a GPU at most 4")
     parser.add_argument("--threads", type=int, default=cores)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--backend", default="auto", help="of our engine")
+    parser.add_argument("--backend", default="auto", help="of our engine; further ones, after commas, are sides as well")
     parser.add_argument("--data-root", type=Path, help="default: $FL_DATA_ROOT; random pixels where files are missing")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--out", type=Path, default=HERE / "results")
@@ -329,13 +331,15 @@ def main() -> None:
     if "C" in chosen and SETTINGS["C"].parameters != zoo.Spec("cnn").count().parameters:
         raise AssertionError("McMahan's CNN is not the zoo's")
     python = sys.executable
-    sides = {"ours": python, "plain": python, "pfl": args.pfl, "flower": args.flower}
+    backend, *others = args.backend.split(",")
+    ours = {name: python for name in ("ours", *(f"ours {other}" for other in others))}
+    sides = {**ours, "plain": python, "pfl": args.pfl, "flower": args.flower}
     if left_out := [name for name, path in sides.items() if not path]:
         print(f"left out, for want of an interpreter: {', '.join(left_out)}")
     sides = {name: str(Path(path).absolute()) for name, path in sides.items() if path}
     gpu = args.device == "cuda"
     shared = {
-        "device": args.device, "threads": args.threads, "backend": args.backend,
+        "device": args.device, "threads": args.threads, "backend": backend,
         "actors": args.flower_actors or (min(4, cores) if gpu else cores),
     }  # fmt: skip
     machine = torch.cuda.get_device_name() if gpu else f"{args.threads} CPU threads"

@@ -17,7 +17,6 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from benchmarks.papers import find
 from fl.algorithms import ALGORITHMS
 from fl.data import load
 
@@ -92,37 +91,45 @@ def test_images(run, tmp_path):
     assert scope["summary"]["final"]["accuracy"] > 0.3
 
 
-@pytest.mark.parametrize(
-    ("arguments", "answer"),
-    [
-        (["tset"], "unknown part tset: there are tests, engine, rounds, step, peers, paper, all and wheels"),
-        (["--device", "tpu", "tests"], "--device tpu: there are cuda and cpu"),
-        (["--quick"], "What waits for a GPU"),
-    ],
-)
-def test_what_the_gpu_script_does_not_know_is_an_error(arguments, answer):
+@pytest.mark.parametrize("arguments", [["tset"], []])
+def test_what_the_gpu_script_does_not_know_is_an_error(arguments):
     done = subprocess.run(["bash", GPU, *arguments], capture_output=True, text=True)
-    assert done.returncode
-    assert answer in done.stdout + done.stderr
+    assert done.returncode == 2
+    assert "What waits for a GPU" in done.stdout
+
+
+def test_steps_that_take_too_long_are_ended_and_the_others_go_on(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    gpu = importlib.import_module("gpu")
+    commands = {"sleeps": "import time; time.sleep(60)", "tests": "print('3 passed, 1 failed in 2s'); exit(1)"}
+    steps = [gpu.Step(name, [sys.executable, "-c", code], 2) for name, code in commands.items()]
+    late, failed = gpu.run(steps, scale=1)
+    assert (late["in_time"], failed["in_time"], failed["status"]) == (False, True, 1)
+    assert late["seconds"] < 30
+    assert failed["tests"] == {"passed": 3, "failed": 1}
+
+
+def test_a_backend_is_admitted_by_its_first_round(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    gpu = importlib.import_module("gpu")
+    assert gpu.admitted_backend(tmp_path, "cuda") == "loop"
+    seconds = {"loop float32": [3, 2, 2], "vmap float32": [1, 1, 1], "graphs float32": [0.5] * 3, "graphs bf16": [0.1]}
+    distances = {"loop float32": 0.0, "vmap float32": 1e-5, "graphs float32": 0.3, "graphs bf16": 1e-5}
+    known = {"seconds": seconds, "distance": distances}
+    (tmp_path / "rounds-cuda.json").write_text(json.dumps(known))
+    assert gpu.admitted_backend(tmp_path, "cuda") == "vmap"
 
 
 @pytest.mark.slow
-def test_the_gpu_script_names_cells_that_there_are():
-    ids = re.findall(r"\b(?:fedmr|femam|fedfa)\.[\w.-]+", GPU.read_text())
-    assert len(ids) == 5
-    assert all(find(name).arms for name in ids)
-
-
-@pytest.mark.nightly
-def test_the_gpu_scripts_papers_run_and_go_on(tmp_path):
-    command = ["bash", GPU, "--device", "cpu", "--quick", "paper"]
-    outputs = []
-    for _ in range(2):
-        done = subprocess.run(command, env={**os.environ, "OUT": str(tmp_path)}, capture_output=True, text=True)
-        assert not done.returncode, done.stdout + done.stderr
-        outputs.append(done.stdout)
-    assert ["fedfa.lambda.digits.0/fedavg seed 0: 1 of 1 rounds" in text for text in outputs] == [True, False]
-    assert (tmp_path / "papers/fedfa.lambda.digits.5/fedfa-seed0.csv").exists()
+def test_the_gpu_scripts_first_tests_are_there(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    gpu = importlib.import_module("gpu")
+    command = gpu.pytest_command("cuda", "--collect-only", "-q", "-p", "no:xdist")
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    ids = re.findall(r"test_gpu\.py::(\S+)", done.stdout)
+    for chosen in gpu.TESTS.values():
+        words = chosen.split(" and ")
+        assert 1 <= sum(all(word in name for word in words) for name in ids) <= 6, chosen
 
 
 @pytest.mark.nightly

@@ -184,36 +184,32 @@ _SMALL = 2 * 10**6  # a client's work in a step for each layer, see `fl.engine.w
 
 
 def ranked(groups: Sequence[Group]) -> list[str]:
-    """Return the backends that can train these groups, the fastest by a rule first, and last the loop, which can all.
+    """Return the backends that `auto` tries for these groups, the fastest by a rule first, and last the loop.
 
-    Small steps of several clients train as one program; others as graphs on CUDA, and in threads on the CPU. Two
-    clients leave threads idle. (`docs/results/engine.md` says what this was measured to be worth.)
+    On the CPU small steps of several clients train as one program, others in threads; two clients leave threads idle.
+    (`docs/results/engine.md` says what this was measured to be worth.) On any other device it is the loop: no other
+    backend has been compared with it there.
     """
     job, clients = groups[0][0], sum(len(job.batches.steps) for job, _, _ in groups)
-    partial, cuda, cpu = job.batches.real is not None, job.device.type == "cuda", job.device.type == "cpu"
-    recompute = job.precision.recompute
+    if job.device.type != "cpu" or clients < 3:
+        return ["loop"]
+    partial, recompute = job.batches.real is not None, job.precision.recompute
     stackable = len(groups) == 1 and not job.precision.channels_last and not partial and not recompute
-    if stackable and clients > 2 and 0 < work(job) <= _SMALL:
-        order = ["vmap", *["graphs"] * cuda, *["workers"] * cpu]
-    elif cuda:
-        order = ["graphs", *["vmap"] * stackable] if not partial and not recompute else []
-    else:
-        order = ["workers"] * (cpu and clients > 2 and torch.get_num_threads() > 1)
-    # They read samples from fixed places, and those on the host are new in each round.
-    if (job.data.on_host or job.sample_clip) and "graphs" in order:
-        order.remove("graphs")
-    return [*order, "loop"]
+    threads = ["workers"] if torch.get_num_threads() > 1 else []
+    if stackable and 0 < work(job) <= _SMALL:
+        return ["vmap", *threads, "loop"]
+    return [*threads, "loop"]
 
 
 def _order(name: str | None, groups: Sequence[Group]) -> list[str]:
     """Return the backends in the order in which they are tried, without those that have refused one of the models.
 
-    An earlier choice comes first if it is possible here.
+    An earlier choice comes first if it is possible here, and if this is a CPU: see `ranked`.
     """
     job, order = groups[0][0], ranked(groups)
     with suppress(FLError):
         check(name or "", job.device, job.precision, job.batches.real is not None, job.sample_clip is not None)
-        if name != "vmap" or len(groups) == 1:
+        if job.device.type == "cpu" and (name != "vmap" or len(groups) == 1):
             order = [name, *(other for other in order if other != name)]
     refused = set().union(*(_REFUSED.get(job.model, ()) for job, _, _ in groups))
     return [name for name in order if name not in refused]

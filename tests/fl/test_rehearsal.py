@@ -19,6 +19,7 @@ from rounds import on_gpu
 from selection import some
 
 import surgery
+from fl import engine
 from fl.algorithms import ALGORITHMS
 from fl.base.errors import FLError
 from fl.base.rng import Rng
@@ -239,7 +240,8 @@ def test_a_step_that_waits_is_noticed(pretended, make_federation, backend):
 
 
 @pytest.mark.slow
-def test_auto_comes_to_the_loop_and_leaves_nothing_captured(pretended, make_federation, caplog):
+def test_auto_comes_to_the_loop_and_leaves_nothing_captured(pretended, make_federation, monkeypatch, caplog):
+    monkeypatch.setattr(engine, "ranked", lambda groups: ["vmap", "graphs", "loop"])
     group = one_group(make_federation, objective=waiting)
     for _ in range(2):
         (found,) = train([group], "auto")

@@ -16,7 +16,6 @@ import fl
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.data import Dataset, arrays, fingerprint, folder, load
-from fl.engine import ranked
 from fl.federation.local_training import LocalObjective
 from fl.runs import evaluate
 from surgery import broadcast
@@ -88,12 +87,8 @@ def test_the_cohort_s_samples_alone_go_to_the_device(make_federation, name, monk
 
 def test_graphs_do_not_read_samples_that_change_place(make_federation):
     with PretendGPU():
-        resident = on_gpu(make_federation("cnn"), backend="auto")
-        for where, graphs in (("device", True), ("host", False)):
-            fed = replace(resident, data=resident.data.to("cpu").to("cuda", where))
-            each = LocalObjective(fed.local.objective, {})
-            job = fed.group(fed.model, broadcast(fed.initial(), 2), [0, 2], each, Rng(0, 1))
-            assert ("graphs" in ranked([job])) == graphs
+        fed = on_gpu(make_federation("cnn"), backend="auto")
+        fed = replace(fed, data=fed.data.to("cpu").to("cuda", "host"))
         with pytest.raises(FLError, match=r"--backend graphs reads .* use vmap or loop"):
             fed.with_local(backend="graphs")
 

@@ -340,14 +340,13 @@ def refuse(error):
         ("cpu", 2, "cnn", (1, 28, 28), ["workers", "loop"]),
         ("cpu", 1, "cnn", (1, 28, 28), ["loop"]),
         ("cpu", 2, "resnet20", (3, 8, 8), ["vmap", "workers", "loop"]),
-        ("cuda", 2, "cnn", (1, 28, 28), ["graphs", "vmap", "loop"]),
-        ("cuda", 2, "resnet20", (3, 8, 8), ["vmap", "graphs", "loop"]),
-        ("mps", 2, "cnn", (1, 28, 28), ["loop"]),
-        ("mps", 2, "resnet20", (3, 8, 8), ["vmap", "loop"]),
+        ("cuda", 2, "cnn", (1, 28, 28), ["loop"]),
+        ("cuda", 2, "resnet20", (3, 8, 8), ["loop"]),
+        ("mps", 2, "resnet20", (3, 8, 8), ["loop"]),
     ],
 )
 def test_the_order_in_which_auto_tries_backends(monkeypatch, device, threads, model, shape, expected):
-    """Small steps of several clients as one program, the others as graphs or in threads."""
+    """On the CPU small steps of several clients as one program, others in threads; elsewhere one after another."""
     monkeypatch.setattr(Job, "device", torch.device(device))
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     x, y = torch.zeros(4, *shape, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64)
@@ -358,11 +357,11 @@ def test_the_order_in_which_auto_tries_backends(monkeypatch, device, threads, mo
         job = Job(model, Dataset("zeros", x, y, x, y, 10), batches, SGD(), cross_entropy, **settings)
         return engine.ranked([(job, {}, {})] * groups)
 
-    others = {"cuda": ["graphs"], "cpu": ["workers"] * (threads > 1), "mps": []}[device]
+    others = ["workers"] * (threads > 1 and device == "cpu")
     assert found(3) == expected
     assert found(2, groups=2) == found(3, precision=Precision(channels_last=True)) == [*others, "loop"]
-    assert found(3, last="partial") == (["loop"] if device == "cuda" else [*others, "loop"])
-    assert found(2) == (["graphs", "vmap", "loop"] if device == "cuda" else ["loop"])
+    assert found(3, last="partial") == [*others, "loop"]
+    assert found(2) == ["loop"]
 
 
 @pytest.mark.parametrize(
