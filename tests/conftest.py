@@ -3,7 +3,6 @@
 import gc
 import os
 import signal
-from collections import defaultdict
 
 # Before torch is imported: the processes of pytest-xdist share the cores, and a thread that waits must not spin.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -33,10 +32,6 @@ from surgery import transfer
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of a shell's background jobs, and so of what tests start
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-CASES = 4  # of a test, by default
-SLOW = 4  # of a slow one in `.ci/run`
-FURTHER = 2  # slow cases there of a test of which some run by default
-
 hypothesis.settings.register_profile("here", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("here")
 
@@ -46,27 +41,6 @@ with suppress(ImportError, AttributeError):  # tyro reads the settings' docstrin
     from tyro import _docstrings
 
     _docstrings.get_field_docstring = cache(_docstrings.get_field_docstring)
-
-
-@pytest.hookimpl(tryfirst=True)  # before slow tests are left out
-def pytest_collection_modifyitems(items):
-    """By default a test runs with four cases, evenly spaced, in `.ci/run` with a few more; the others are nightly."""
-    cases = defaultdict(list)
-    for item in items:
-        if hasattr(item, "callspec") and not any(map(item.get_closest_marker, ("nightly", "gpu"))):
-            cases[item.path, item.originalname].append(item)
-    for some in cases.values():
-        quick = [item for item in some if not item.get_closest_marker("slow")]
-        for item in without(CASES, quick):
-            item.add_marker("slow")
-        slow = [item for item in some if item.get_closest_marker("slow")]
-        for item in without(FURTHER if quick else SLOW, slow):
-            item.add_marker("nightly")
-
-
-def without(number, items):
-    """Those that are left when so many are taken, evenly spaced."""
-    return set(items).difference(items[i * len(items) // number] for i in range(number if items else 0))
 
 
 def pytest_collection_finish():

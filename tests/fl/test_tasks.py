@@ -354,11 +354,12 @@ def test_a_metric_that_is_not_defined_is_left_out_of_clients_means():
     assert np.isnan(one_class["roc_auc_ovr"])
 
 
-def test_the_worst_tenth_of_clients():
-    rows = [{"accuracy": k / 20, "loss": 0.0, "f1": 0.0} for k in range(20)]
-    assert evaluate.summarise_clients({"test": rows})["local_test_worst_tenth"] == pytest.approx(0.5 / 20)
-    errors = [{"mae": float(k), "loss": 0.0, "r2": 0.0} for k in range(20)]
-    assert evaluate.summarise_clients({"test": errors})["local_test_mae_worst_tenth"] == 18.5
+@pytest.mark.parametrize(("clients", "tenth"), [(20, 0.5), (19, 0.0), (3, 0.0)])
+def test_the_worst_tenth_of_clients_is_rounded_down_and_at_least_one(clients, tenth):
+    rows = [{"accuracy": k / 20, "loss": 0.0, "f1": 0.0} for k in range(clients)]
+    assert evaluate.summarise_clients({"test": rows})["local_test_worst_tenth"] == pytest.approx(tenth / 20)
+    errors = [{"mae": float(k), "loss": 0.0, "r2": 0.0} for k in range(clients)]
+    assert evaluate.summarise_clients({"test": errors})["local_test_mae_worst_tenth"] == clients - 1 - tenth
 
 
 def test_classes_by_name():

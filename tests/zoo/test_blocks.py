@@ -40,6 +40,21 @@ def test_gradients_of_residual_blocks(block, shortcut, stride):
     check_gradients(block(2, 2, stride, Kit(step_size=True, rate=0.5, scaling=True), shortcut), 3, 2, 4, 4)
 
 
+@pytest.mark.parametrize("name", ["resnet18", "preresnet18"])
+@pytest.mark.parametrize(("stem", "stride"), [("imagenet", 4), ("cifar", 1)])
+def test_the_stem_of_large_images_pools(name, stem, stride):
+    """A convolution of 7x7 and stride 2, and a pool of 3x3 and stride 2, or a convolution of 3x3 alone."""
+    net = Spec(name, 10, width=0.1, depth=1, stem=stem, image_size=32).build()
+    x = torch.randn(2, 3, 32, 32)
+    expected = net.stem.conv(x)
+    if name == "resnet18":
+        expected = net.stem.norm(expected).relu()
+    if stem == "imagenet":
+        expected = torch.nn.functional.max_pool2d(expected, 3, 2, 1)
+    torch.testing.assert_close(net.stem(x), expected)
+    assert net.stem(x).shape[-1] == 32 // stride
+
+
 @pytest.mark.parametrize(
     ("name", "section"), [("mobilenetv2", 2), ("efficientnetv2_cifar", 2), ("efficientnetv2_cifar", 4)]
 )

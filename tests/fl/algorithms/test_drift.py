@@ -23,8 +23,8 @@ def plain(make_federation, model="cnn", momentum=0.0, **settings):
     return make_federation(model, dtype=torch.float64, optimizer=SGD(lr=0.1, momentum=momentum), **settings)
 
 
-def descended(fed, start, client, rng, gradient):
-    """A client's model after its steps, written out: w ← w - 0.1 gradient(loss's gradient, w)."""
+def descended(fed, start, client, rng, gradient, lr=0.1):
+    """A client's model after its steps, written out: w ← w - lr gradient(loss's gradient, w)."""
     size = fed.local.size_of_batches(fed.clients.train)
     batches = make_batches([fed.clients.train[client]], [client], fed.local.epochs, size, rng, "cpu")
     weights, steps = {name: tensor.clone() for name, tensor in start.items()}, batches.steps[0]
@@ -34,7 +34,7 @@ def descended(fed, start, client, rng, gradient):
         logits = torch.func.functional_call(fed.model, leaves, (fed.data.normalise(fed.data.x[index], torch.float64),))
         loss = torch.nn.functional.cross_entropy(logits, fed.data.y[index])
         found = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values()))))
-        weights = {n: (t - 0.1 * gradient(n, found[n], t)).detach() for n, t in leaves.items()}
+        weights = {n: (t - lr * gradient(n, found[n], t)).detach() for n, t in leaves.items()}
     return weights, steps
 
 
@@ -43,18 +43,19 @@ def assert_close(found, expected):
         torch.testing.assert_close(found[name], tensor.to(found[name]), **EXACT)
 
 
-def test_scaffold_is_the_papers_algorithm(make_federation):
-    """Three rounds of two of four clients, line by line, with option II."""
-    fed = plain(make_federation, participants=2)
+@pytest.mark.parametrize("decay", [1.0, 0.5])
+def test_scaffold_is_the_papers_algorithm(make_federation, decay):
+    """Three rounds of two of four clients, line by line, with option II, and a learning rate that falls."""
+    fed = plain(make_federation, participants=2, schedule=lambda number: decay ** (number - 1))
     algorithm = scaffold(fed, ScaffoldOptions(lr=0.8))
     server = algorithm.init()
     x = fed.initial()
     c, own = {n: 0 * t for n, t in x.items()}, [{n: 0 * t for n, t in x.items()} for _ in range(4)]
     for number, clients in enumerate(([1, 3], [3, 0], [1, 0]), 1):
-        models, changes = [], []
+        models, changes, lr = [], [], 0.1 * decay ** (number - 1)
         for i in clients:
-            y, steps = descended(fed, x, i, Rng(0, number), lambda n, g, w, i=i: g - own[i][n] + c[n])  # noqa: B023
-            new = {n: own[i][n] - c[n] + (x[n] - y[n]) / (steps * 0.1) for n in x}
+            y, steps = descended(fed, x, i, Rng(0, number), lambda n, g, w, i=i: g - own[i][n] + c[n], lr)  # noqa: B023
+            new = {n: own[i][n] - c[n] + (x[n] - y[n]) / (steps * lr) for n in x}
             changes.append({n: new[n] - own[i][n] for n in x})
             models.append(y)
             own[i] = new

@@ -37,6 +37,18 @@ def whole(tmp_path_factory):
     return folder
 
 
+def test_checkpoints_are_written_after_every_second_round_and_the_last(tmp_path, monkeypatch):
+    done, save = [], checkpoint.save
+
+    def noting(folder, server, number, *rest, **options):
+        done.append(number)
+        return save(folder, server, number, *rest, **options)
+
+    monkeypatch.setattr("fl.runs.run.checkpoint.save", noting)
+    fl.simulate(replace(CONFIG, rounds=5, checkpoint_every=2), tmp_path / "run")
+    assert done == [2, 4, 5]
+
+
 def left_at_break(config, folder):
     for round in fl.Run(config, folder):
         if round.number == 2:
