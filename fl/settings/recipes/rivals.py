@@ -19,9 +19,7 @@ from fl.settings import Config
 
 _CIFAR = Config(dataset="cifar10", model="cnn", momentum=0.0, eval_every=10)
 _HSU = replace(_CIFAR, partition="dirichlet_mixture", clients=100)  # all clients equally large
-_REDDI = replace(
-    _HSU, participants=10, alpha=0.1, local_epochs=1, batch_size=20, lr=0.03, rounds=4000, eval_every=50
-)
+_REDDI = replace(_HSU, participants=10, alpha=0.1, local_epochs=1, batch_size=20, lr=0.03, rounds=4000, eval_every=50)
 _ACAR = replace(_HSU, participants=10, alpha=0.6, batch_size=50, lr=0.1, rounds=1000)
 _OWN = {"local_test": 0.2, "eval_client_models_every": 10, "eval_every": 10}
 
