@@ -61,7 +61,7 @@ REFUSED = [
     ("run --fedmr.unit block", "no residual blocks"),
     ("run --resume /nowhere", "no config.yaml"),
     *((f"{command} {flags}", message) for command in ("run", "data") for flags, message in (
-        ("--partition iid --alpha 0.1", "--alpha is for --partition dirichlet or dirichlet_mixture or dirichlet_sizes, not for iid"),
+        ("--partition iid --alpha 0.1", "or dirichlet_mixture or dirichlet_sizes, not for iid"),
         ("--partition dirichlet --unequal", "--unequal is for --partition iid, not for dirichlet"),
         ("--partition iid --cluster-classes 2", "--cluster-classes is for --partition clusters"),
     )),

@@ -93,11 +93,14 @@ def test_mixtures_are_those_of_plain_loops(y, alpha):
 
 
 def test_a_mixture_is_drawn_for_a_client_and_shares_of_a_class_for_all():
-    """The first client's share of a class is Dirichlet-multinomial; by class sizes differ, and more classes are rare."""
+    """The first client's share of a class is Dirichlet-multinomial; by class, sizes differ."""
     shares = np.array(
-        [np.bincount(balanced(1000)[dealt(balanced(1000), "dirichlet_mixture", 10, seed=seed)[0]], minlength=10) / 100
-         for seed in range(100)]
-    )  # fmt: skip
+        [
+            np.bincount(balanced(1000)[dealt(balanced(1000), "dirichlet_mixture", 10, seed=seed)[0]], minlength=10)
+            for seed in range(100)
+        ]
+    )
+    shares = shares / 100
     assert shares.mean(0) == pytest.approx(0.1, abs=0.06)
     expected = 0.1 * 0.9 * (100 + 5) / (100 * (1 + 5))  # n = 100, alpha 0.5 of each of ten classes
     assert shares.var(0).mean() == pytest.approx(expected, rel=0.15)
