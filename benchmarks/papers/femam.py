@@ -144,11 +144,12 @@ def _long() -> dict[str, tuple[Config, tuple[str, ...], str]]:
     the settings, the methods, and what there is to say.
     """
     paper = row("cifar100", "levels3-6-11")
-    few = replace(digits(), rounds=paper.rounds, eval_every=10, seeds=(0, 1), femam=paper.femam)
-    few = replace(few, femam=replace(few.femam, levels=("global", "4", "4", "4", "personal")))
+    few = replace(digits(), rounds=paper.rounds, eval_every=10, seeds=(0, 1))
+    plain = replace(paper.femam, share_gradients=False, window=10)  # as the stored runs were made
+    few = replace(few, femam=replace(plain, levels=("global", "4", "4", "4", "personal")))
     part = replace(
         paper, width=(0.125,), lr=0.1, momentum=0.9, rounds=paper.rounds // 20, eval_every=5, seeds=(0,),
-        femam=replace(paper.femam, level_rounds=(20, 3)),
+        femam=replace(plain, level_rounds=(20, 3)),
     )  # fmt: skip
     return {
         "digits": (few, _ORDER, "digits, 20 clients in 4 clusters of 3 classes, the paper's 700 rounds and 5 levels"),

@@ -22,9 +22,9 @@ STORE = RESULTS / "papers"
 """Where a checkout keeps the runs of all cells."""
 
 SUMS = ("seconds", "tmac", "megabytes", "bytes_up", "bytes_down")
-COLUMNS = ("round", *SUMS, "accuracy", "loss", "models_cosine", "models_own_accuracy", "models_perplexity",
-           "local_valid_loss", "local_test_accuracy", "local_test_f1", "attackers", "rise", "trace",
-           "rand")  # fmt: skip
+COLUMNS = ("round", *SUMS, "accuracy", "loss", "models_cosine", "models_cosine_released", "models_own_accuracy",
+           "models_perplexity", "local_valid_loss", "local_test_accuracy", "local_test_f1", "attackers", "rise",
+           "trace", "rand")  # fmt: skip
 """SUMS are from the first round on (of bytes a mean over a round's participants, of megabytes over all clients),
 attackers how many of the round's participants are malicious; the last three are of the last round alone, see
 `benchmarks.papers.run.PROBES`. A column that a run does not have is left out."""

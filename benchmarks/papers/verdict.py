@@ -215,12 +215,16 @@ def _own(column: str) -> Callable[[Sequence[Row]], float]:
     return lambda rows: 100 * selected(rows)[column]
 
 
-def _cosine_rise(rows: Sequence[Row]) -> float:
-    """Mean cosine of the last tenth of the rows less that of the lowest tenth in a row before it."""
-    values = [row["models_cosine"] for row in rows if "models_cosine" in row]
-    count = max(1, len(values) // 10)
-    means = [sum(values[at : at + count]) / count for at in range(len(values) - count + 1)]
-    return means[-1] - min(means)
+def _rise(column: str) -> Callable[[Sequence[Row]], float]:
+    """The mean of the last tenth of the rows less that of the lowest tenth in a row before it."""
+
+    def rise(rows: Sequence[Row]) -> float:
+        values = [row[column] for row in rows if column in row]
+        count = max(1, len(values) // 10)
+        means = [sum(values[at : at + count]) / count for at in range(len(values) - count + 1)]
+        return means[-1] - min(means)
+
+    return rise
 
 
 def _roughness(rows: Sequence[Row]) -> float:
@@ -250,7 +254,8 @@ MEASURES: dict[str, Callable[[Sequence[Row]], float]] = {
     "kilobytes_up": lambda rows: rows[-1]["bytes_up"] / rows[-1]["round"] / 1e3,
     "kilobytes_down": lambda rows: rows[-1]["bytes_down"] / rows[-1]["round"] / 1e3,
     "seconds": lambda rows: rows[-1]["seconds"] / rows[-1]["round"],
-    "cosine_rise": _cosine_rise,
+    "cosine_rise": _rise("models_cosine"),
+    "released_cosine_rise": _rise("models_cosine_released"),
     "roughness": _roughness,
     "rise": _tail("rise", factor=1),
     "trace": _tail("trace", factor=1),

@@ -41,12 +41,13 @@ def adaptive(
 ) -> Algorithm:
     """FedAvg whose server takes the clients' mean update for a gradient, and divides by the root of its squares.
 
-    As in the paper the moments have no bias correction, and the squares begin at tau^2. Buffers (batch-norm statistics)
-    are averaged as in FedAvg.
+    The squares are of the mean update, as in the paper's fifth version on arXiv, in Flower and in FL-bench, not of the
+    momentum. As in the paper the moments have no bias correction, and the squares begin at tau^2. Buffers (batch-norm
+    statistics) are averaged as in FedAvg.
 
     Args:
-        squares: (the squares so far, the square of the momentum) -> the new ones: what FedAdagrad, FedAdam and FedYogi
-            differ in.
+        squares: (the squares so far, the square of the mean update) -> the new ones: what FedAdagrad, FedAdam and
+            FedYogi differ in.
     """
 
     def init():
@@ -56,8 +57,9 @@ def adaptive(
 
     def server(state, clients, update, rng):
         old, mean = state["global"], fed.average(update.received, update.sizes)
-        momentum = {name: beta1 * m + (1 - beta1) * (mean[name] - old[name]) for name, m in state["momentum"].items()}
-        seconds = {name: squares(v, momentum[name].square()) for name, v in state["squares"].items()}
+        step = {name: mean[name] - old[name] for name in state["momentum"]}
+        momentum = {name: beta1 * m + (1 - beta1) * step[name] for name, m in state["momentum"].items()}
+        seconds = {name: squares(v, step[name].square()) for name, v in state["squares"].items()}
         moved = {name: old[name] + lr * m / (seconds[name].sqrt() + tau) for name, m in momentum.items()}
         return {"global": mean | moved, "momentum": momentum, "squares": seconds}
 

@@ -31,8 +31,8 @@ class FedMutOptions:
     ResNet-18)"""
     beta_rounds: AtLeast1 = 100
     """rounds in which beta falls to 0 (FedMut's code: 50; FedMR's: 100)"""
-    weighted: bool = True
-    """whether clients count by their numbers of samples, or alike, as in the released code, where mutations cancel"""
+    weighted: bool = False
+    """whether clients count by their numbers of samples; alike, as in the released code, mutations cancel"""
 
 
 def fedmut(fed: Federation, options: FedMutOptions = FedMutOptions()) -> Algorithm:
@@ -40,8 +40,8 @@ def fedmut(fed: Federation, options: FedMutOptions = FedMutOptions()) -> Algorit
 
     The i-th mutant goes to the i-th drawn client. Only trained parameters mutate: a shifted running variance could
     become negative (the released code shifts these too). There are no mutants before the second round, since the global
-    model has to take a step first. The average is weighted by the number of samples, as in FedAvg: where clients differ
-    much in size mutations then do not cancel, and training may diverge.
+    model has to take a step first. Clients count alike, as in the released code, so that mutations cancel in the mean;
+    weighted by the number of samples they do not, and training may diverge where clients differ much in size.
     """
     learnt = fed.trainable
     with naming("--fedmut.unit"):

@@ -27,7 +27,7 @@ def declared(package: str, name: str, kind: type) -> dict[str, Any]:
         FLError: for a value that is not of this kind, and for a name that occurs twice; it names the file.
 
     >>> list(declared("fl.partition", "KIND", object))
-    ['clusters', 'contiguous', 'dirichlet', 'iid', 'natural', 'shards']
+    ['clusters', 'contiguous', 'dirichlet', 'dirichlet_mixture', 'dirichlet_sizes', 'iid', 'natural', 'shards']
     """
     result: dict[str, Any] = {}
     for file in iter_modules(import_module(package).__path__):

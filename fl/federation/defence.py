@@ -3,9 +3,9 @@
 Krum and Multi-Krum: Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent" (NeurIPS
 2017). Bulyan: El Mhamdi et al., "The Hidden Vulnerability of Distributed Learning in Byzantium" (ICML 2018).
 
-The released code differs from the paper in Krum (n - f - 1 neighbours, lengths that are not squared); here it is as in
-the paper. Where it makes Bulyan's selection two models shorter than n - 2f, Krum always has the 2f + 3 models that it
-needs; here it is as in that code, but with Krum's model in each step, as in the paper, where the code takes means.
+The released code differs from the papers in Krum (n - f - 1 neighbours, lengths that are not squared) and in Bulyan (it
+selects n - 2f - 2 models, and means of several in each step); here both are as in the papers. For the last models that
+Bulyan selects, Krum has fewer than the 2f + 3 that it asks for: a model then has one neighbour at least, as in Flower.
 
 None of these rules waits for the device.
 """
@@ -171,20 +171,19 @@ def squared_distances(models: Stack) -> Tensor:
     return far.fill_diagonal_(torch.inf)
 
 
-def krum_order(distances: Tensor, f: int, left: int | None = None) -> Tensor:
+def krum_order(distances: Tensor, f: int) -> Tensor:
     """The models by their scores, the best first; of equal scores that of the first model: int64 [n].
 
-    A model's score is the sum of its squared distances to its n - f - 2 nearest neighbours.
+    A model's score is the sum of its squared distances to its n - f - 2 nearest neighbours, or to the nearest one.
 
     Args:
-        distances: as `squared_distances` gives them; those of models that do not count are infinite.
+        distances: as `squared_distances` gives them.
         f: how many may be malicious.
-        left: n, if some of them do not count.
 
     >>> krum_order(squared_distances({"w": torch.tensor([[9.0], [1.0], [0.0], [2.0], [1.5]])}), f=1).tolist()
     [4, 1, 3, 2, 0]
     """
-    neighbours = (left or len(distances)) - f - 2
+    neighbours = max(1, len(distances) - f - 2)
     return distances.sort(1).values[:, :neighbours].sum(1).sort(stable=True).indices
 
 
@@ -199,7 +198,7 @@ def multi_krum(models: Stack, compared: Stack, f: int, m: int) -> State:
 
 
 def bulyan(models: Stack, compared: Stack, f: int) -> State:
-    """Choose n - 2f - 2 models by Krum, one after another; then the mean of the 2f fewer numbers nearest to the median.
+    """Choose n - 2f models by Krum, one after another; then the mean of the n - 4f numbers nearest to their median.
 
     The second step is made number by number. Integers are the maximum over the chosen models.
 
@@ -207,11 +206,11 @@ def bulyan(models: Stack, compared: Stack, f: int) -> State:
         models, compared: as for `multi_krum`.
     """
     distances, chosen = squared_distances(compared), []
-    n = len(distances)
-    for left in range(n, 2 * f + 2, -1):
-        best = krum_order(distances, f, left)[:1]
-        chosen.append(best)
-        distances = distances.index_fill(0, best, torch.inf).index_fill(1, best, torch.inf)
+    left = torch.arange(len(distances), device=distances.device)
+    while len(left) > 2 * f:
+        order = krum_order(distances.index_select(0, left).index_select(1, left), f)
+        chosen.append(left[order[:1]])
+        left = left[order[1:].sort().values]
     models = _chosen(models, torch.cat(chosen))
     result = average(models)
     medians = trimmed_mean(models, trim=0.5)

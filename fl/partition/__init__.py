@@ -1,10 +1,12 @@
 """Who holds which samples: all ways of dealing them out, by name.
 
-kind.py         Kind, what is said of one, its Task, and Partition, what it gives
-split.py        Parts and Splits: the samples of many clients in a few tensors
-unlabelled.py   iid, contiguous, natural
-classes.py      shards, clusters
-dirichlet.py    dirichlet
+kind.py                Kind, what is said of one, its Task, and Partition, what it gives
+split.py               Parts and Splits: the samples of many clients in a few tensors
+unlabelled.py          iid, contiguous, natural
+classes.py             shards, clusters
+dirichlet.py           dirichlet: shares of the clients, class by class
+dirichlet_mixture.py   dirichlet_mixture: shares of the classes, client by client
+dirichlet_sizes.py     dirichlet_sizes: shares of all samples
 """
 
 from dataclasses import replace
@@ -87,7 +89,7 @@ def overview() -> str:
     """List the names of all partitions with a few words on each, for --help.
 
     >>> overview().split("; ")[-1]
-    'text allows contiguous, iid and natural only'
+    'text allows contiguous, dirichlet_sizes, iid and natural only'
     """
     every = ", ".join(f"{name} ({kind.about})" if kind.about else name for name, kind in KINDS.items())
     *first, last = (name for name, kind in KINDS.items() if kind.text)

@@ -1,8 +1,9 @@
-"""Label skew by a Dirichlet distribution: every client has a mixture of classes of its own."""
+"""Label skew by a Dirichlet distribution: each class is shared out in its own way, so that clients differ in size."""
 
 import heapq
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,42 +20,63 @@ _log = logging.getLogger("fl")
 
 @dataclass(frozen=True)
 class DirichletOptions:
-    """Mixtures of classes."""
+    """Shares from a Dirichlet distribution."""
 
     alpha: Above0 = 0.5
-    """dirichlet: concentration of the classes' shares; smaller is more heterogeneous (FedMR: 0.1, 0.5 and 1)"""
+    """dirichlet, dirichlet_mixture, dirichlet_sizes: concentration of the shares; smaller is more heterogeneous (FedMR:
+    0.1, 0.5 and 1)"""
 
 
 def dirichlet(task: Task, options: DirichletOptions) -> Partition:
-    """Deal classes out by a Dirichlet distribution (Hsu et al. 2019), with FedMR's balance rule.
+    """Deal each class out by a Dirichlet distribution over the clients (Yurochkin et al. 2019), with a balance rule.
 
     Each class is dealt out in shares p ~ Dir(alpha) over the clients. Clients that already have N / clients samples or
-    more get none; the other shares are renormalised, and the class is cut at their cumulative sum. The whole draw is
-    repeated until every client has the minimum. If none of 200 draws gives them that, as with a small alpha and many
-    clients, single samples of the last one move from the largest clients to those that lack some, and a warning says
-    how many.
+    more get none; the other shares are renormalised, and the class is cut at their cumulative sum. So FedMR's released
+    code, PFLlib and NIID-Bench do it. Sizes differ widely; `dirichlet_mixture` draws a mixture of classes for each
+    client, as Hsu et al. (2019) do, whom FedMR's paper cites. At alpha 0.1 the two are far apart.
     """
-    alpha, clients, minimum = options.alpha, task.clients, task.minimum
+    y = task.labels.cpu().numpy()
+    parts = draw_until(task, "dirichlet", options.alpha, lambda: _draw(y, task.clients, options.alpha, task.rng))
+    return Partition(parts, alone(task.clients))
+
+
+def check_alpha(alpha: float) -> None:
+    """Raise FLError for what is no concentration."""
     if not 0 < alpha < math.inf:
         raise FLError(f"--alpha is a concentration above 0, got {alpha}")
-    y = task.labels.cpu().numpy()
-    if len(y) < clients * minimum:
+
+
+def draw_until(task: Task, name: str, alpha: float, draw: Callable[[], tuple[np.ndarray, np.ndarray]]) -> Parts:
+    """Draw until every client has the minimum.
+
+    If none of 200 draws gives them that, as with a small alpha and many clients, single samples of the last one move
+    from the largest clients to those that lack some, and a warning says how many.
+
+    Args:
+        name: of the partition.
+        draw: () -> the client of each sample [N], and the samples of each client [clients].
+
+    Raises:
+        FLError: for what is no concentration, and for fewer samples than all clients need.
+    """
+    check_alpha(alpha)
+    n, clients, minimum = len(task.labels), task.clients, task.minimum
+    if n < clients * minimum:
         raise FLError(
-            f"{len(y)} samples cannot give {clients} clients {minimum} each: use fewer clients or a smaller "
-            "--min-samples"
+            f"{n} samples cannot give {clients} clients {minimum} each: use fewer clients or a smaller --min-samples"
         )
     moved = 0
     for _ in range(_TRIES):
-        owners, sizes = _draw(y, clients, alpha, task.rng)
+        owners, sizes = draw()
         if sizes.min() >= minimum:
             break
     else:
         moved = _fill(owners, sizes, minimum, task.rng)
         _log.warning(
-            f"warning: dirichlet{alpha:g} gives {clients:,} clients {minimum} samples each in none of {_TRIES} draws: "
-            f"{moved:,} of {len(y):,} samples were moved to those that had fewer, from the largest"
+            f"warning: {name}{alpha:g} gives {clients:,} clients {minimum} samples each in none of {_TRIES} draws: "
+            f"{moved:,} of {n:,} samples were moved to those that had fewer, from the largest"
         )
-    return Partition(replace(Parts.owned(owners, clients), moved=moved), alone(clients))
+    return replace(Parts.owned(owners, clients), moved=moved)
 
 
 def _fill(owners: np.ndarray, sizes: np.ndarray, minimum: int, rng: np.random.Generator) -> int:
@@ -93,6 +115,6 @@ def _draw(y: np.ndarray, clients: int, alpha: float, rng: np.random.Generator) -
 KIND = Kind(
     dirichlet,
     DirichletOptions(),
-    about="each client has a mixture of classes of its own",
+    about="each class in shares of its own, so that sizes differ",
     word=lambda options: f"{options.alpha:g}",
 )

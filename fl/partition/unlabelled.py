@@ -24,7 +24,7 @@ def iid(task: Task, options: IIDOptions) -> Partition:
     """
     n = len(task.labels)
     sizes = _unequal(n, task.clients, task.rng) if options.unequal else even(n, task.clients)
-    _check_sizes(sizes, task.minimum)
+    check_sizes(sizes, task.minimum)
     owners = np.empty(n, dtype=np.int64)
     owners[task.rng.permutation(n)] = np.repeat(np.arange(task.clients), sizes)
     return Partition(Parts.owned(owners, task.clients), together(task.clients))
@@ -33,7 +33,7 @@ def iid(task: Task, options: IIDOptions) -> Partition:
 def contiguous(task: Task, options: None = None) -> Partition:
     """Cut the samples, in their order, into pieces of equal size: each client has the next part of a text."""
     sizes = even(len(task.labels), task.clients)
-    _check_sizes(sizes, task.minimum)
+    check_sizes(sizes, task.minimum)
     return Partition(Parts.owned(np.repeat(np.arange(task.clients), sizes), task.clients), alone(task.clients))
 
 
@@ -60,7 +60,7 @@ def natural(task: Task, options: None = None) -> Partition:
     return Partition(Parts.owned(client[names], task.clients), alone(task.clients))
 
 
-def _check_sizes(sizes: np.ndarray, minimum: int) -> None:
+def check_sizes(sizes: np.ndarray, minimum: int) -> None:
     """Raise FLError if a client would have fewer samples than the minimum."""
     if sizes.min() < minimum:
         raise FLError(

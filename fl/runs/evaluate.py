@@ -19,7 +19,7 @@ from fl.federation.client_models import ClientModels, predict, predict_all
 from fl.federation.cohort import Cohort, States, per_client
 from fl.federation.scores import SCORES, Metric, macro_f1, r2, task_of
 from fl.partition import Parts
-from surgery import cosine
+from surgery import Stack, cosine
 from surgery.transfer import double, download, upload, widest
 
 Scores: TypeAlias = dict[str, list[dict[str, float]]]
@@ -201,19 +201,46 @@ def attack_success(
 
 
 def mean_cosine(fed: Federation, cohort: Cohort) -> dict[str, float]:
-    """Mean cosine similarity over the pairs of the trained models' parameters (FedMR's Fig. 6).
+    """Mean cosine similarity over the pairs of the trained models' parameters.
 
     Buffers are left out: running variances would outweigh the weights. Empty for a single model, and where
     architectures differ or the server has only the models' mean.
     """
+    states = _comparable(fed, cohort, [name for name, _ in fed.model.named_parameters()])
+    return {"models_cosine": _over_pairs(cosine(states)).item()} if states else {}
+
+
+def released_cosine(fed: Federation, cohort: Cohort) -> dict[str, float]:
+    """Mean cosine similarity of the trained models as FedMR's released code measures it (its Fig. 6).
+
+    The entries of the state, in its order and with batch norms' statistics and step counters, are cut into chunks of
+    five; the measure is the mean of the chunks' cosines. If no entries are left over the last chunk counts twice. Step
+    counters are large and nearly the same in all models, so that it is near 1 for models with batch norms. Empty where
+    `mean_cosine` is.
+    """
+    states = _comparable(fed, cohort, list(fed.model.state_dict()))
+    if not states:
+        return {}
+    names = list(states)
+    chunks = [names[at : at + 5] for at in range(0, len(names), 5)] + ([] if len(names) % 5 else [names[-5:]])
+    means = [_over_pairs(cosine({name: double(states[name]) for name in chunk})) for chunk in chunks]
+    return {"models_cosine_released": torch.stack(means).mean().item()}
+
+
+def _comparable(fed: Federation, cohort: Cohort, names: Sequence[str]) -> Stack:
+    """The tensors of these names of two or more models with one architecture, if the server has them; else none."""
     hidden = fed.remote is not None and fed.remote.masked
     if len(cohort.clients) < 2 or isinstance(cohort.states, list) or hidden:
         return {}
-    k, parameters = len(cohort.clients), dict(fed.model.named_parameters())
-    if not cohort.states.keys() >= parameters.keys():  # clients on other machines have kept some of it
+    if not cohort.states.keys() >= {*names}:  # clients on other machines have kept some of it
         return {}
-    similarity = cosine({name: cohort.states[name] for name in parameters})
-    return {"models_cosine": ((similarity.sum() - similarity.trace()) / (k * (k - 1))).item()}
+    return {name: cohort.states[name] for name in names}
+
+
+def _over_pairs(similarity: Tensor) -> Tensor:
+    """The mean of [K, K] without its diagonal."""
+    k = len(similarity)
+    return (similarity.sum() - similarity.trace()) / (k * (k - 1))
 
 
 def held_out(fed: Federation) -> list[str]:

@@ -343,6 +343,7 @@ def evaluate_round(run: Run, server: Server, cohort: Cohort, number: int) -> tup
     participants = evaluate.evaluate_models(fed, cohort) if "models" in wanted else {}
     row |= measure_columns(RoundContext(run.config, fed, algorithm, server, cohort), wanted)
     if "global" in wanted:
+        row |= evaluate.released_cosine(fed, cohort)
         scores = evaluate.score_clients(fed, lambda: algorithm.client_models(server))
         row |= evaluate.summarise_clients(scores, fed.attack.malicious if fed.attack else evaluate.silent(scores))
         # last, so that a checkpoint finds the global model's statistics as they were just collected

@@ -75,15 +75,15 @@ def _hides_no_option(cls: type, **_: object) -> None:
     """A partition's option must not have the name of a setting, which would take its place."""
     for kind in KINDS:
         for name in KINDS[kind].reads:
-            others = [other for other in KINDS if other != kind and name in KINDS[other].reads]
-            if others or hasattr(Who, name) or name in vars(cls):
+            others = {type(other.options) for other in KINDS.values() if name in other.reads}
+            if len(others) > 1 or hasattr(Who, name) or name in vars(cls):
                 raise FLError(f"--partition {kind} cannot have an option {name!r}: that is another setting, rename it")
 
 
 PartitionOptions = make_dataclass(
     "PartitionOptions",
     [],
-    bases=tuple(type(kind.options) for kind in reversed(KINDS.values()) if kind.options is not None),
+    bases=tuple({type(kind.options): None for kind in reversed(KINDS.values()) if kind.options is not None}),
     namespace={"__init_subclass__": classmethod(_hides_no_option)},
     frozen=True,
 )
@@ -110,7 +110,9 @@ class DataSettings(PartitionOptions, Who):
     text: Annotated[TextOptions, _LOADED] = TextOptions()
 
     needs: ClassVar[dict[str, OnlyWith]] = {
-        option: OnlyWith("partition", name) for name, kind in KINDS.items() for option in kind.reads
+        option: OnlyWith("partition", *(name for name, other in KINDS.items() if option in other.reads))
+        for kind in KINDS.values()
+        for option in kind.reads
     }
     """What an option of a partition is read with, which its own file does not say."""
 

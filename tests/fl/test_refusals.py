@@ -61,7 +61,7 @@ REFUSED = [
     ("run --fedmr.unit block", "no residual blocks"),
     ("run --resume /nowhere", "no config.yaml"),
     *((f"{command} {flags}", message) for command in ("run", "data") for flags, message in (
-        ("--partition iid --alpha 0.1", "--alpha is for --partition dirichlet, not for iid"),
+        ("--partition iid --alpha 0.1", "or dirichlet_mixture or dirichlet_sizes, not for iid"),
         ("--partition dirichlet --unequal", "--unequal is for --partition iid, not for dirichlet"),
         ("--partition iid --cluster-classes 2", "--cluster-classes is for --partition clusters"),
     )),
@@ -86,7 +86,7 @@ REFUSED = [
     ("recipe digit", "did you mean 'digits'?"),
     ("text --model cnn", "--model cnn is made for images"),
     ("text --dataset digits", "--text.vocabulary is for data sets of text"),
-    ("text --partition dirichlet", "text has none: choose contiguous, iid, natural"),
+    ("text --partition dirichlet", "text has none: choose contiguous, dirichlet_sizes, iid, natural"),
     ("text --dataset text:a.txt", "there is no file a.txt"),
     ("text --norm batch", "transformer takes no norm"),
     ("sweep", "name the option to sweep and its values first"),

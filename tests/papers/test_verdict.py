@@ -84,6 +84,8 @@ def test_measures():
     assert measure("late", rows) == pytest.approx(15.5)
     assert measure("end", rows) == pytest.approx(19)
     assert measure("seconds", rows) == 3
+    with pytest.raises(FLError, match="run that cell again"):  # stored before there was the column
+        measure("released_cosine_rise", rows)
     assert measure("cosine_rise", rows) == pytest.approx(0.095 - 0.005)  # windows of two evaluations
     assert measure("roughness", rows) == pytest.approx(1)
     own = [{"round": r, "accuracy": 0.5, "local_valid_loss": loss, "local_test_accuracy": a}

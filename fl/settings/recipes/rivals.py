@@ -18,25 +18,25 @@ from fl.algorithms.perfedavg import PerFedAvgOptions
 from fl.settings import Config
 
 _CIFAR = Config(dataset="cifar10", model="cnn", momentum=0.0, eval_every=10)
-_REDDI = replace(
-    _CIFAR, clients=100, participants=10, alpha=0.1, local_epochs=1, batch_size=20, lr=0.03, rounds=4000, eval_every=50
-)
-_ACAR = replace(_CIFAR, clients=100, participants=10, alpha=0.6, batch_size=50, lr=0.1, rounds=1000)
+_HSU = replace(_CIFAR, partition="dirichlet_mixture", clients=100)  # all clients equally large
+_REDDI = replace(_HSU, participants=10, alpha=0.1, local_epochs=1, batch_size=20, lr=0.03, rounds=4000, eval_every=50)
+_ACAR = replace(_HSU, participants=10, alpha=0.6, batch_size=50, lr=0.1, rounds=1000)
 _OWN = {"local_test": 0.2, "eval_client_models_every": 10, "eval_every": 10}
 
 
 def fedavgm() -> Config:
-    """FedAvgM on CIFAR-10, after figure 5 of Hsu et al. (2019): 100 clients, Dirichlet 0.1, 5 a round.
+    """FedAvgM on CIFAR-10, after figure 5 of Hsu et al. (2019): 100 clients of 500 images, Dirichlet 0.1, 5 a round.
 
     python -m fl.run fedavgm-cifar10
     python -m fl.run fedavgm-cifar10 --alpha 10
 
-    From Flower's baseline, which repeats the figure: one epoch, batches of 64, momentum 0.9 on the server, 1,000
-    rounds; the paper has 10,000. Ours are the clients' learning rate and the network, McMahan's for MNIST with three
-    channels. The abstract has an accuracy that rises from 30.1% to 76.9% where clients differ most.
+    From Flower's baseline, which repeats the figure: a mixture of classes for each client, one epoch, batches of 64,
+    momentum 0.9 on the server, 1,000 rounds; the paper has 10,000. Ours are the clients' learning rate and the network,
+    McMahan's for MNIST with three channels. The abstract has an accuracy that rises from 30.1% to 76.9% where clients
+    differ most.
     """
     return replace(
-        _CIFAR, algorithm=("fedavg", "fedavgm"), clients=100, participants=5, alpha=0.1, local_epochs=1, batch_size=64,
+        _HSU, algorithm=("fedavg", "fedavgm"), participants=5, alpha=0.1, local_epochs=1, batch_size=64,
         lr=0.03, rounds=1000,
     )  # fmt: skip
 
@@ -73,9 +73,9 @@ def scaffold() -> Config:
 
     python -m fl.run scaffold-cifar10
 
-    From that code's example: 100 clients, five epochs, batches of 50, learning rate 0.1, 1,000 rounds. There all
-    clients take part, with weight decay 0.001, which SCAFFOLD refuses here; the network is ours. Not a table of
-    SCAFFOLD's own paper, whose experiments are on EMNIST.
+    From that code's example: 100 clients of 500 images with a mixture of classes each, five epochs, batches of 50,
+    learning rate 0.1, 1,000 rounds. There all clients take part, with weight decay 0.001, which SCAFFOLD refuses here;
+    the network is ours. Not a table of SCAFFOLD's own paper, whose experiments are on EMNIST.
     """
     return replace(_ACAR, algorithm=("fedavg", "scaffold"))
 
@@ -86,7 +86,8 @@ def feddyn() -> Config:
     python -m fl.run feddyn-cifar10
     python -m fl.run feddyn-cifar10 --partition iid --participants 100
 
-    The second is the example: all clients take part, and their data are alike; the split of the first is in its README.
+    The second is the example: all clients take part, and their data are alike; the split of the first, a mixture of
+    classes for each client, is in its README.
     alpha 0.01, FedProx's mu 0.0001, weight decay 0.001 and the rest are the example's. The network is ours.
     """
     return replace(

@@ -50,7 +50,7 @@ SQUARES = {
 
 @pytest.mark.parametrize("name", SQUARES)
 def test_adaptive_servers_are_the_papers_lines_number_by_number(make_federation, name):
-    """Algorithm 2, lines 11 to 14, with Python's numbers."""
+    """Algorithm 2, lines 10 to 14, with Python's numbers: the squares are of the mean update, not of the momentum."""
     fed = make_federation("cnn", dtype=torch.float64, epochs=1)
     options = {"lr": 0.05, "beta1": 0.5, "tau": 0.001}  # so small that squares also grow
     algorithm = {
@@ -63,7 +63,7 @@ def test_adaptive_servers_are_the_papers_lines_number_by_number(make_federation,
     for before, mean, after in means(algorithm, fed, rounds=6):
         x, delta = before[layer].tolist(), (mean[layer] - before[layer]).tolist()
         momentum = [0.5 * m + 0.5 * d for m, d in zip(momentum, delta)]
-        old, squares = squares, [SQUARES[name](v, m) for v, m in zip(squares, momentum)]
+        old, squares = squares, [SQUARES[name](v, d) for v, d in zip(squares, delta)]
         grown |= {new > v for v, new in zip(old, squares)}
         expected = [w + 0.05 * m / (v**0.5 + 0.001) for w, m, v in zip(x, momentum, squares)]
         assert after[layer].tolist() == pytest.approx(expected, rel=1e-9)

@@ -54,6 +54,93 @@ def test_full_clients_get_no_more():
         assert held[: int(held.nonzero().max())].sum() < 1000
 
 
+def mixtures_one_by_one(y, clients, alpha, rng):
+    """Hsu et al.'s clients in plain loops, a sample at a time from the classes that are left: counts [clients, C]."""
+    classes = range(int(y.max()) + 1)
+    left = [int((y == c).sum()) for c in classes]
+    concentrations = [alpha * n * len(classes) / len(y) for n in left]
+    table = np.zeros((clients, len(left)))
+    for client in range(clients):
+        mixture = rng.dirichlet(concentrations)
+        for _ in range(len(y) // clients):
+            weights = [q if n else 0.0 for q, n in zip(mixture, left)]
+            chosen = rng.choice(classes, p=np.array(weights) / sum(weights))
+            left[chosen] -= 1
+            table[client, chosen] += 1
+    return table
+
+
+def skew(tables):
+    """Mean over clients of the sum of their squared class shares, of each table; and over the later half of them."""
+    squares = [((table / table.sum(1, keepdims=True)) ** 2).sum(1) for table in tables]
+    return np.array([[each.mean(), each[len(each) // 2 :].mean()] for each in squares])
+
+
+@pytest.mark.parametrize("alpha", [0.1, 1.0])
+@pytest.mark.parametrize("y", [balanced(200, 4), torch.arange(20).repeat_interleave(torch.arange(1, 21)) % 4])
+def test_mixtures_are_those_of_plain_loops(y, alpha):
+    """All clients equally large; their skew is the loops' within four standard errors, also where classes run out."""
+    ours, loops = [], []
+    for seed in range(40):
+        parts = dealt(y, "dirichlet_mixture", 10, seed=seed, alpha=alpha)
+        assert_partition(parts, len(y))
+        assert parts.sizes.tolist() == [len(y) // 10] * 10
+        ours.append(np.stack([np.bincount(y[part], minlength=4) for part in parts]))
+        loops.append(mixtures_one_by_one(y, 10, alpha, np.random.default_rng(1000 + seed)))
+    ours, loops = skew(ours), skew(loops)
+    error = np.sqrt((ours.var(0) + loops.var(0)) / 40)
+    assert (abs(ours.mean(0) - loops.mean(0)) < 4 * error).all()
+
+
+def test_a_mixture_is_drawn_for_a_client_and_shares_of_a_class_for_all():
+    """The first client's share of a class is Dirichlet-multinomial; by class, sizes differ."""
+    shares = np.array(
+        [
+            np.bincount(balanced(1000)[dealt(balanced(1000), "dirichlet_mixture", 10, seed=seed)[0]], minlength=10)
+            for seed in range(100)
+        ]
+    )
+    shares = shares / 100
+    assert shares.mean(0) == pytest.approx(0.1, abs=0.06)
+    expected = 0.1 * 0.9 * (100 + 5) / (100 * (1 + 5))  # n = 100, alpha 0.5 of each of ten classes
+    assert shares.var(0).mean() == pytest.approx(expected, rel=0.15)
+    sizes = {kind: dealt(balanced(5000), kind, 50, alpha=0.1).sizes for kind in ("dirichlet", "dirichlet_mixture")}
+    assert set(sizes["dirichlet_mixture"].tolist()) == {100}
+    assert sizes["dirichlet"].float().std() > 50
+
+
+@pytest.mark.parametrize("alpha", [1e-300, 1e-9, 1e9])
+def test_mixtures_of_extreme_concentrations(alpha):
+    parts = dealt(balanced(1003), "dirichlet_mixture", 10, alpha=alpha)
+    assert_partition(parts, 1003)
+    assert sorted(parts.sizes.tolist()) == [100] * 7 + [101] * 3
+    classes = [len(balanced(1003)[part].unique()) for part in parts]
+    assert sum(classes) >= 95 if alpha > 1 else sum(classes) <= 30
+
+
+def test_sizes_from_a_dirichlet_distribution_are_of_random_samples():
+    """Sizes have the distribution's variance; classes are alike; text can be dealt out so."""
+    y, alpha = balanced(20_000), 0.5
+    draws = [dealt(y, "dirichlet_sizes", 10, 1, seed, alpha=alpha) for seed in range(150)]
+    shares = np.stack([parts.sizes.numpy() for parts in draws]) / len(y)
+    assert shares.var(0).mean() == pytest.approx(0.1 * 0.9 / (10 * alpha + 1), rel=0.15)
+    for parts in draws[:3]:
+        assert_partition(parts, len(y))
+        large = [part for part in parts if len(part) > 1000]
+        assert max(abs(torch.bincount(y[part]) / len(part) - 0.1).max() for part in large) < 0.06
+    text, structure = deal(torch.zeros(400, 3).long(), "dirichlet_sizes", 4, np.random.default_rng(0))
+    assert_partition(text, 400)
+    assert structure.tolist() == [[0] * 4]
+
+
+def test_small_clients_of_a_dirichlet_size_are_filled_up(caplog):
+    parts = dealt(balanced(1000), "dirichlet_sizes", 50, 10, alpha=0.01)
+    assert "dirichlet_sizes0.01 gives 50 clients 10 samples each in none of 200 draws" in caplog.text
+    assert_partition(parts, 1000)
+    assert parts.sizes.min() == 10
+    assert parts.moved
+
+
 @pytest.mark.slow
 @settings(max_examples=25)
 @given(st.data(), st.integers(1, 40), st.integers(1, 12), st.floats(0.001, 0.2), st.integers(0, 99))
@@ -196,6 +283,10 @@ def test_a_partition_is_a_function_of_its_seed(kind):
         ({"kind": "iid", "clients": 80, "unequal": True}, "fewer than 10 each"),
         ({"kind": "contiguous", "clients": 101}, "fewer than 10 each"),
         ({"kind": "dirichlet", "alpha": 0.0}, "--alpha is a concentration above 0"),
+        ({"kind": "dirichlet_mixture", "alpha": float("inf")}, "--alpha is a concentration above 0"),
+        ({"kind": "dirichlet_mixture", "clients": 101}, "fewer than 10 each"),
+        ({"kind": "dirichlet_sizes", "alpha": -1.0}, "--alpha is a concentration above 0"),
+        ({"kind": "dirichlet_sizes", "clients": 101}, "1000 samples cannot give 101 clients 10 each"),
         ({"kind": "natural"}, "whose samples have owners, such as femnist"),
         ({"kind": "natural", "owners": torch.zeros(1000).long()}, "1 of 1 owners have 10 samples or more"),
         ({"kind": "shards", "class_share": 0}, "--class-share is a share of the classes"),

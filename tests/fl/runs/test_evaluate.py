@@ -85,6 +85,31 @@ def test_similarity_is_that_of_the_parameters_of_two_or_more(make_federation):
     assert evaluate.mean_cosine(fed, evaluate.honest_cohort(fed, models, [0, 1, 2], [True, False, False])) == {}
 
 
+@pytest.mark.parametrize(("model", "left"), [("resnet20", 2), ("cnn", 3), ("ten entries", 0)])
+def test_the_released_similarity_is_the_mean_over_chunks_of_five_entries(make_federation, model, left):
+    """Counters and statistics are in it; if no entry is left over, the last chunk counts twice."""
+    fed = make_federation(model if left else "cnn")
+    if not left:  # 8 and 2
+        fed.model.register_buffer("more", torch.ones(3))
+        fed.model.register_buffer("steps", torch.tensor(7))
+    models = fed.train(surgery.broadcast(fed.initial(), 3), [0, 1, 2], Rng(0, 1)).states
+    states = [{name: state[name].double() for name in fed.model.state_dict()} for state in surgery.unstack(models)]
+    assert len(states[0]) % 5 == left
+    total = 0.0
+    for i in range(3):
+        for j in range(i):
+            chunks, chunk = [], []
+            for at, name in enumerate(states[0]):
+                chunk = [] if at % 5 == 0 else chunk
+                chunk.append((states[i][name].flatten(), states[j][name].flatten()))
+                if at % 5 == 4 or at == len(states[0]) - 1:
+                    chunks.append(F.cosine_similarity(*map(torch.cat, zip(*chunk)), dim=0).item())
+            chunks += [chunks[-1]] * (len(states[0]) % 5 == 0)
+            total += sum(chunks) / (len(states[0]) // 5 + 1)
+    cohort = evaluate.honest_cohort(fed, models, [0, 1, 2], [True] * 3)
+    assert evaluate.released_cosine(fed, cohort)["models_cosine_released"] == pytest.approx(total / 3, rel=1e-6)
+
+
 def test_clients_own_data(make_federation):
     parts = [Split(torch.arange(2), torch.tensor([2]), torch.arange(3, 6)), Split(*torch.arange(6, 12).chunk(3))]
     fed = dataclasses.replace(make_federation("cnn", sizes=(6, 8), participants=1), clients=parts)

@@ -155,6 +155,7 @@ def test_femams_settings_are_the_papers_and_the_samples_can_be_dealt_out(name):
     assert (config.lr, config.momentum, config.batch_size, config.model) == (0.01, 0, 32, "resnet9")
     assert (config.fedprox.mu, config.pfedme.lam, config.pfedme.mu, config.ditto.lam) == (0.1, 0.1, 0.01, 0.1)
     assert config.pool_test_set
+    assert (config.femam.share_gradients, config.femam.window) == (True, 50)
     labels = torch.arange(sum(SIZES[data])) % CLASSES[data]
     pooled = Dataset(data, torch.empty(0), labels, torch.empty(0), labels[:0], CLASSES[data])
     for seed in config.seeds:
@@ -172,6 +173,21 @@ def test_femams_settings_are_the_papers_and_the_samples_can_be_dealt_out(name):
             assert min(known) >= 0.98 * CLASSES[data]
         else:
             assert min(known) <= CLASSES[data] / 3  # very different mixtures
+
+
+def test_each_dirichlet_split_is_that_of_its_paper_or_code():
+    """Hsu et al.'s mixtures for 100 clients of 500 images; by class what FedMR's and others' released code has."""
+    labels = torch.arange(50_000) % 10
+    data = Dataset("cifar10", torch.empty(0), labels, torch.empty(0), labels[:0], 10)
+    mixed = ("fedavgm", "fedadagrad", "fedadam", "fedyogi", "scaffold", "feddyn")
+    for method in mixed:
+        config = RECIPES[f"{method}-cifar10"]()
+        assert config.spread().startswith("dirichlet_mixture0.")
+        parts = config.deal(data, Rng(0).numpy("partition")).parts
+        assert len(parts) == 100
+        assert parts.sizes.max() - parts.sizes.min() <= 1
+    for name in ("moon-cifar10", "fednova-cifar10", "fedmr-cifar10-cnn-dir0.1", "femam-cifar100-dir0.1"):
+        assert RECIPES[name]().partition == "dirichlet"
 
 
 def test_femams_released_code_differs_by_the_flags_that_are_told():
