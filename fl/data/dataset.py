@@ -14,7 +14,7 @@ from fl.base.errors import FLError, ask_memory
 from fl.base.rng import Rng
 from fl.data import arrays
 from fl.data.arrays import UNSCORED
-from surgery.transfer import upload
+from surgery.transfer import as_bytes, upload
 
 GIVEN = "given"
 """The name of a data set that was not loaded by name."""
@@ -372,7 +372,7 @@ def fingerprint(data: Dataset) -> dict[str, Any]:
             said[part] = arrays.form(values)
             digest.update(f"{part} {said[part]}".encode())
             for piece in arrays.pieces(values):
-                digest.update(piece.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+                digest.update(as_bytes(piece.cpu()).numpy().data)
     if data.task != "classification":
         said["task"] = data.task
     return {**said, "classes": data.classes, "top": data.top, "sha256": digest.hexdigest()}

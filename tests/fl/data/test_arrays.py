@@ -7,8 +7,11 @@ from PIL import Image
 from torch import nn
 
 import fl
+import surgery.files
 from fl.base.errors import FLError
+from fl.base.tensors import read, sha256_of, write
 from fl.data import Dataset, fingerprint, load
+from fl.deploy.messages import raw
 from fl.federation import Federation, LocalTraining
 from fl.partition import Split
 
@@ -87,6 +90,46 @@ def test_what_is_no_data_set_is_refused_in_one_line(changed, said):
     with pytest.raises(FLError, match=said) as error:
         Dataset.from_arrays(**arrays)
     assert "\n" not in str(error.value)
+
+
+STRIDES = {  # each is contiguous to torch, which still cannot view its numbers as bytes
+    "column": torch.from_numpy(np.arange(4.0)[:, None]),
+    "series": torch.from_numpy(np.arange(8.0).reshape(4, 2)[..., None]),
+    "single": torch.from_numpy(np.array(3.0)[None]),
+    "expanded": torch.tensor(3.0, dtype=torch.bfloat16).expand(1, 1),
+    "strided": torch.arange(4.0).as_strided((1,), (3,)),
+    "empty": torch.empty(6, 6)[:0, ::2],
+    "scalar": torch.tensor(7),
+}
+
+
+@pytest.mark.parametrize("tensor", STRIDES.values(), ids=STRIDES)
+def test_bytes_of_tensors_whose_last_stride_is_not_1(tensor, tmp_path):
+    plain = tensor.clone(memory_format=torch.contiguous_format)
+    data = Dataset("a", tensor, tensor, tensor, tensor, 2)
+    assert fingerprint(data) == fingerprint(Dataset("a", plain, plain, plain, plain, 2))
+    assert raw(tensor) == raw(plain)
+    assert sha256_of({"a": tensor}) == sha256_of({"a": plain})
+    write(tmp_path / "a.safetensors", "test-1", {"a": tensor}, {})
+    assert torch.equal(read(tmp_path / "a.safetensors", "test-1")[0]["a"], tensor)
+    surgery.files.write(tmp_path / "b.safetensors", {"a": tensor})
+    assert torch.equal(surgery.files.open_state(tmp_path / "b.safetensors")["a"], tensor)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "task", "net"),
+    [
+        (TABLE, TABLE.sum(1)[:, None], "regression", nn.Linear(5, 1)),
+        (TABLE[..., None], LABELS, "classification", nn.Sequential(nn.Flatten(), nn.Linear(5, 3))),
+        (TABLE[:, 0].copy()[:, None], LABELS, "classification", nn.Linear(1, 3)),
+        (torch.tensor(TABLE).unsqueeze(-1), LABELS, "classification", nn.Sequential(nn.Flatten(), nn.Linear(5, 3))),
+    ],
+)
+def test_a_run_on_arrays_with_a_new_last_axis(x, y, task, net, tmp_path, monkeypatch):
+    monkeypatch.setattr("fl.figures.curves.run_figure", lambda *_: None)
+    data = Dataset.from_arrays(x, y, x, y, owners=[0, 0, 1, 1], task=task)
+    config = fl.Config(algorithm="fedavg", partition="natural", clients=2, participants=2, rounds=1, min_samples=1)
+    assert fl.simulate(config, tmp_path / "run", dataset=data, model=net)["final"]["round"] == 1
 
 
 @pytest.mark.parametrize(
