@@ -58,6 +58,7 @@ class Dataset:
             FedMR's released code has it for CIFAR-10.
         owners, test_owners: the natural owner (e.g. writer) of each training and each test sample, int64 [N], on the
             CPU; None if the data set does not say.
+        owner_names: the name of each owner, in the order of their numbers; empty: they go by their numbers.
         vocabulary: the word of each token, for `fl.data.text.decode`; empty for bytes and images.
         names: of the classes (of several labels, or of the numbers), for tables; empty: they have none.
         task: "classification"; "regression", where y are numbers, float32 [N, D]; or "multilabel", where y are float32
@@ -78,6 +79,7 @@ class Dataset:
     top: int = 255
     owners: Tensor | None = None
     test_owners: Tensor | None = None
+    owner_names: tuple[str, ...] = ()
     vocabulary: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     task: str = "classification"
@@ -179,7 +181,9 @@ class Dataset:
             owners, classes, test_owners, task: see `from_arrays`.
 
         Raises:
-            FLError: as `from_arrays`, for samples of different sizes, and for parts that number classes differently.
+            FLError: as `from_arrays`, for samples of different sizes, and for data sets that number classes
+                differently, also within a `Subset` or a `ConcatDataset`. A `target_transform` can give all the same
+                numbers.
 
         >>> part = torch.utils.data.TensorDataset(torch.rand(4, 3), torch.tensor([0, 1, 0, 1]))
         >>> Dataset.from_torch(part, part).x.shape
@@ -192,7 +196,7 @@ class Dataset:
     def from_huggingface(
         cls,
         train: Any,
-        test: Any,
+        test: Any = None,
         image: str = "image",
         label: str = "label",
         owner: str | None = None,
@@ -201,6 +205,7 @@ class Dataset:
         """Make a data set of two `datasets.Dataset`, such as `load_dataset(...)["train"]` and `["test"]`.
 
         Args:
+            train, test: the two splits; or, as `train` alone, a `datasets.DatasetDict` whose splits have these names.
             image: the column of the samples: images, or lists of numbers of one length.
             label: the column of the labels, whole numbers.
             owner: the column of the samples' natural owners, if they have some.
