@@ -7,6 +7,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +22,9 @@ GIVEN = "given"
 
 PLACES = ("auto", "device", "host")
 """Where samples can lie, see `Dataset.to`."""
+
+_MOST_NAMES = 8
+"""Owners whose names a client has; of further ones it has the number."""
 
 
 class Origin(NamedTuple):
@@ -215,6 +219,34 @@ class Dataset:
             FLError: as `from_torch`, and for columns that are not there.
         """
         return cls.from_arrays(**arrays.of_huggingface(train, test, image, label, owner, task), task=task)
+
+    def names_of_clients(self, samples: Tensor, clients: Tensor) -> list[str]:
+        """Name clients by the owners of their samples; none where samples of one owner lie with several clients.
+
+        Args:
+            samples: indices of training samples, int64 [M], on the CPU.
+            clients: the client of each, int64 [M]; each client from 0 on has one.
+
+        >>> table, y, owners = torch.rand(4, 2), [0, 1, 0, 1], ["oslo", "lima", "oslo", "bern"]
+        >>> data = Dataset.from_arrays(table, y, table, y, owners)
+        >>> data.names_of_clients(torch.arange(4), torch.tensor([1, 0, 1, 0]))
+        ['bern + lima', 'oslo']
+        >>> data.names_of_clients(torch.arange(4), torch.tensor([0, 1, 2, 3]))
+        []
+        """
+        if self.owners is None:
+            return []
+        owners, places = np.unique(self.owners[samples].numpy(), return_inverse=True)
+        pairs = np.unique(clients.numpy() * len(owners) + places)
+        if len(pairs) > len(owners):
+            return []
+        names: list[list[str]] = [[] for _ in range(int(clients.max()) + 1)]
+        for client, place in zip(*np.divmod(pairs, len(owners))):
+            names[client].append(self.owner_names[owners[place]] if self.owner_names else str(owners[place]))
+        few = (
+            [*own[:_MOST_NAMES], f"{len(own) - _MOST_NAMES} more"] if len(own) > _MOST_NAMES else own for own in names
+        )
+        return list(map(" + ".join, few))
 
     @property
     def outputs(self) -> tuple[int, ...]:

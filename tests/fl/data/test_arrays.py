@@ -204,6 +204,29 @@ def test_owners_may_have_names_and_a_data_set_prints_as_a_few_lines():
     )
 
 
+@pytest.mark.parametrize(
+    ("owners", "names", "said"),
+    [
+        (list("bacb"), ("a", "b", "c"), ["a", "b", "c"]),
+        (np.array([b"\xc3\xa9", b"a", b"z", b"\xc3\xa9"]), ("a", "z", "é"), ["a", "z", "é"]),
+        ([7, -3, 10**15, 7], (), ["-3", "7", "1000000000000000"]),
+    ],
+)
+def test_clients_are_named_by_their_owners(owners, names, said):
+    data = Dataset.from_arrays(TABLE, LABELS, TABLE, LABELS, owners)
+    config = fl.Config(algorithm="fedavg", partition="natural", clients=3, participants=1, min_samples=1)
+    fed, _ = fl.build(config, dataset=data, model=nn.Linear(5, 3))
+    assert (data.owner_names, fed.client_names) == (names, said)
+    pooled = data.sampled(3)
+    assert pooled.owner_names == names
+    merged = [Split(torch.tensor(part), torch.empty(0).long(), torch.empty(0).long()) for part in ([0, 3, 1], [2])]
+    both = Federation(nn.Linear(5, 3), data, merged, 1).client_names
+    first = [str(owners[k]) if not names else names[int(data.owners[k])] for k in (0, 1, 2)]
+    assert both == [" + ".join(sorted(first[:2], key=lambda one: int(one) if not names else one)), first[2]]
+    torn = [Split(torch.tensor(part), torch.empty(0).long(), torch.empty(0).long()) for part in ([0, 1], [2, 3])]
+    assert Federation(nn.Linear(5, 3), data, torn, 1).client_names == []
+
+
 def test_classes_that_no_sample_has_are_told(caplog):
     Dataset.from_arrays(TABLE, 5 * LABELS, TABLE, 5 * LABELS)
     assert "8 of these 11 classes have no training sample" in caplog.text
