@@ -70,6 +70,18 @@ def host_copies(tensors: Sequence[Tensor]) -> list[Tensor]:
     return result
 
 
+def as_bytes(tensor: Tensor) -> Tensor:
+    """View the numbers of a tensor as bytes, uint8 [n], on its device; they are copied unless they are contiguous.
+
+    `Tensor.view` alone refuses axes of size 1 whose stride is not 1, as `array[:, None]` of NumPy leaves them.
+
+    >>> as_bytes(torch.tensor(1, dtype=torch.int16).expand(1, 1))
+    tensor([1, 0], dtype=torch.uint8)
+    """
+    whole = tensor.detach().contiguous()
+    return whole.as_strided((whole.numel(),), (1,)).view(torch.uint8)
+
+
 def download(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The tensors on the host, in float64 (exact for integers up to 2^53); each device is waited for once.
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,6 +35,8 @@ class Structure:
     """how many levels have been trained, from the first on"""
     seed: int
     title: str
+    names: list[str] = field(default_factory=list)
+    """the owner of each client's samples; none where clients are no owners"""
 
     def __post_init__(self) -> None:
         if wrong := self._wrong():
@@ -57,6 +59,10 @@ class Structure:
             return f"{len(self.levels)} levels, but models on {len(self.found)}"
         if len(sizes := {len(row) for row in self.truth + self.found}) > 1 or 0 in sizes:
             return "each level must have as many clients, one or more"
+        if type(self.names) is not list or any(type(name) is not str for name in self.names):
+            return "names must be a list of texts"
+        if len(self.names) not in (0, self.clients):
+            return f"{len(self.names)} names for {self.clients} clients"
         if type(self.trained) is not int or not 0 <= self.trained <= len(self.levels):
             return f"trained must be from 0 to {len(self.levels)}, got {self.trained!r}"
         return None
@@ -75,7 +81,8 @@ class Structure:
         if not run.algorithm.levels or run.fed.truth is None:
             return None
         (name,), (seed,), levels = run.config.algorithm, run.config.seeds, run.algorithm.levels(run.server)
-        return cls(name, levels.names, run.fed.truth.tolist(), levels.models, levels.trained, seed, run.config.title())
+        truth, title, names = run.fed.truth.tolist(), run.config.title(), run.fed.client_names
+        return cls(name, levels.names, truth, levels.models, levels.trained, seed, title, names)
 
     def save(self, folder: Path) -> None:
         """Write structure.json into a run folder, atomically."""

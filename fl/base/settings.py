@@ -116,6 +116,10 @@ class Rare:
     """Says that a setting is seldom needed, so that only `--help all` shows it."""
 
 
+class Default(int):
+    """A number that nobody set, so that it may follow other settings; it equals the plain one."""
+
+
 class Flag(PrimitiveConstructorSpec):
     """How a setting is written, with the values that it may have.
 

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -16,7 +15,7 @@ from torch import Tensor
 from fl.base.errors import FLError
 from fl.base.files import regular, replacing
 from surgery.errors import first_line
-from surgery.transfer import host_copies
+from surgery.transfer import as_bytes, host_copies
 
 _ENTRY = "layer-surgery"
 
@@ -97,7 +96,7 @@ def sha256_of(tensors: Mapping[str, Tensor]) -> str:
     total = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         total.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        total.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        total.update(as_bytes(tensor.cpu()).numpy().data)
     return total.hexdigest()
 
 
@@ -110,5 +109,5 @@ def _checksum(tensors: Mapping[str, Tensor]) -> str:
     found = 0
     for name, tensor in sorted(tensors.items()):
         found = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), found)
-        found = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, found)
+        found = zlib.crc32(as_bytes(tensor).numpy().data, found)
     return f"{found:08x}"

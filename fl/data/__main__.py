@@ -30,7 +30,8 @@ class Look(DataSettings):
     seed: Annotated[int, number(int, "INT", least=0, below=2**32)] = 0
     """of the split; `fl.run --seeds` gives the same split"""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """print one JSON object instead: samples of each client and class (text has one class), and the true clusters"""
+    """print one JSON object instead: samples of each client and class (text has one class), the true clusters, and
+    the owners of clients' samples by name"""
     plot: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """draw clients x classes into a .png, .svg or .pdf; must be new"""
 
@@ -48,16 +49,19 @@ class Look(DataSettings):
         partition = self.deal(dataset, Rng(self.seed).numpy("partition"))
         labels, classes = (dataset.y, dataset.classes) if counted else (torch.zeros(len(dataset.y)).long(), 1)
         table = counts(partition, labels, classes)
+        samples, sizes = partition.parts.samples, partition.parts.sizes
+        names = dataset.names_of_clients(samples, torch.arange(len(sizes)).repeat_interleave(sizes))
         if self.plot is not None:
             title = f"{dataset.name}, {self.spread()}, {self.clients} clients, seed {self.seed}"
-            save(partition_map(partition, labels, classes, title), self.plot)
+            save(partition_map(partition, labels, classes, title, names), self.plot)
         if self.json:
-            print(json.dumps({"counts": table.tolist(), "structure": partition.structure.tolist()}))
+            owners = {"owners": names} if names else {}
+            print(json.dumps({"counts": table.tolist(), "structure": partition.structure.tolist(), **owners}))
         else:
-            print(self.describe(dataset, partition, table))
+            print(self.describe(dataset, partition, table, names))
         return 0
 
-    def describe(self, dataset: Dataset, partition: Partition, table: np.ndarray) -> str:
+    def describe(self, dataset: Dataset, partition: Partition, table: np.ndarray, names: Sequence[str] = ()) -> str:
         """Say in a few lines what each client got."""
         counted = table.shape[1] > 1
         lines = [
@@ -72,6 +76,7 @@ class Look(DataSettings):
                 if partition.parts.moved
                 else []
             ),
+            *([f"owners            {_some(names)}"] if names else []),
             f"true clusters     {_clusters(partition.structure.numpy())}",
         ]
         return "\n".join([*lines, f"drawn in          {self.plot}"] if self.plot is not None else lines)
@@ -85,6 +90,15 @@ def _range(values: np.ndarray) -> str:
     """
     low, high = values.min(), values.max()
     return f"{low:,} to {high:,}, median {np.median(values):,.0f}" if low < high else f"{low:,}"
+
+
+def _some(names: Sequence[str]) -> str:
+    """List the first names.
+
+    >>> _some(["oslo", "lima"]), _some(list("abcdefghijkl"))
+    ('oslo, lima', 'a, b, c, d, e, f, g, h, i, j and 2 more')
+    """
+    return ", ".join(names[:10]) + f" and {len(names) - 10:,} more" * (len(names) > 10)
 
 
 def _clusters(structure: np.ndarray) -> str:

@@ -6,9 +6,9 @@ import json
 import logging
 import mmap
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -154,7 +154,7 @@ def checked(
     ends = [_range_of_labels(name, each, tokens) for name, each in (("y", y), ("test_y", test_y))]
     ends += map(_range, (x, test_x) if tokens else ())  # every token of a text is a class
     least, most = int(min(least for least, _ in ends)), int(max(most for _, most in ends))
-    count = most + 1 if classes is None else classes
+    count = max(most + 1, len(names)) if classes is None else classes
     if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 2:
         raise FLError(f"classes must be a whole number from 2 on, got {count!r}")
     what = "tokens" if tokens else "labels"
@@ -168,8 +168,8 @@ def checked(
         raise FLError(f"{what} go from {least} to {most}, and with {count} classes they go from 0 to {count - 1}")
     if classes is None and not tokens and (absent := count - len(y.unique())):
         _log.warning(
-            f"warning: labels go from 0 to {most}, and {absent} of these {count} classes have no training sample: "
-            "give classes, or count labels from 0 without gaps"
+            f"warning: labels go from 0 to {most}, and {absent} of these {count} classes have no training sample"
+            + ": give classes, or count labels from 0 without gaps" * (not len(names))
         )
     return fields | {"y": y, "test_y": test_y, "classes": int(count), "names": _names(names, int(count))}
 
@@ -233,6 +233,7 @@ def _numbered(y: Any, test_y: Any, names: Any) -> tuple[Any, Any, Any]:
 
 def _with_strings(name: str, values: Any) -> np.ndarray:
     """Convert values to an array, whose names are strings also where they are objects, as in pandas."""
+    _check_mask(name, values)
     array = np.asarray(values)
     if array.dtype.kind not in "OU" or array.ndim != 1:
         return array
@@ -246,7 +247,8 @@ def targets(name: str, value: Any, x: Tensor, task: str) -> Tensor:
     """Convert what is to be predicted to float32: numbers [N, D], or 0 and 1 [N, labels]."""
     y = tensor(name, value)
     if len(y.shape) not in (1, 2) or len(y) != len(x) or not y.numel():
-        raise FLError(f"{name} is {form(y)}, and there are {len(x):,} samples: give [{len(x)}, D] for {task}")
+        way = f", as in {name}.reshape({len(x)}, -1)" * (y.ndim > 2 and len(y) == len(x))
+        raise FLError(f"{name} is {form(y)}, and there are {len(x):,} samples: give [{len(x)}, D] for {task}{way}")
     if not (y if y.is_floating_point() else y.float()).isfinite().all():
         raise FLError(f"{name} has a value that is not finite: leave such samples out")
     if task == "multilabel":
@@ -260,20 +262,18 @@ def targets(name: str, value: Any, x: Tensor, task: str) -> Tensor:
 def samples(name: str, value: Any) -> Tensor:
     """Convert samples to what a data set holds: uint8 images, float32 of any shape, or int32 tokens."""
     x = tensor(name, value)
+    given = f"{str(getattr(value, 'dtype', x.dtype)).removeprefix('torch.')} {list(x.shape)}"  # x may be wider
     if x.ndim == 0 or not len(x):
-        raise FLError(f"{name} has no samples: it is {form(x)}")
+        raise FLError(f"{name} has no samples: it is {given}")
     if 0 in x.shape:
-        raise FLError(f"{name} is {form(x)}: its samples are empty")
+        raise FLError(f"{name} is {given}: its samples are empty")
     if x.ndim == 4 and x.shape[3] in _CHANNELS and x.shape[1] not in _CHANNELS and x.shape[2] > 4:
-        raise FLError(f"{name} is {form(x)}: channels come first, as in {name}.transpose(0, 3, 1, 2) of NumPy")
-    if x.dtype == torch.uint8:
-        if x.ndim == 4:
-            return x
-        grey, others = f"add the axis of channels, {name}[:, None]", "images are [N, C, H, W], tables are floats"
-        raise FLError(f"{name} is {form(x)}: {grey if x.ndim == 3 else others}")
+        raise FLError(f"{name} is {given}: channels come first, as in {name}.transpose(0, 3, 1, 2) of NumPy")
+    if x.dtype == torch.uint8 and x.ndim == 4:
+        return x
     if x.is_floating_point():
         if x.ndim == 1:
-            raise FLError(f"{name} is {form(x)}: samples need an axis of their own, as in {name}[:, None]")
+            raise FLError(f"{name} is {given}: samples need an axis of their own, as in {name}[:, None]")
         single, before = x.float(), 0
         for piece in pieces(single):
             if not (finite := piece.isfinite()).all():
@@ -283,8 +283,8 @@ def samples(name: str, value: Any) -> Tensor:
                 )
             before += len(piece)
         return single
-    if x.dtype == torch.bool or x.ndim != 2:
-        raise FLError(f"{name} is {form(x)}: images are uint8 or floats, tables are floats, and tokens are [N, T]")
+    if x.dtype in (torch.bool, torch.uint8) or x.ndim != 2:
+        raise FLError(f"{name} is {given}: {_as_samples(name, value, x)}")
     least, most = map(int, _range(x))  # as Python's numbers: torch wraps 2**31 where tokens are int32
     if least < 0 or most >= 2**31:
         raise FLError(
@@ -294,10 +294,31 @@ def samples(name: str, value: Any) -> Tensor:
     return x.int()
 
 
+def _as_samples(name: str, value: Any, x: Tensor) -> str:
+    """Say how whole numbers and truth values become samples."""
+    floats = ".float()" if isinstance(value, Tensor) else ".astype('float32')"
+    if x.dtype == torch.uint8 and x.ndim == 3:
+        return f"add the axis of channels, {name}[:, None]"
+    if x.ndim == 1:
+        return f"samples need an axis of their own, as in {name}[:, None]{floats}"
+    if x.dtype == torch.bool or x.ndim == 2:
+        tokens = f", and tokens are int32 [N, T], {name}.astype('int32')" * (x.dtype == torch.uint8)
+        return f"images are [N, C, H, W], tables are floats, {name}{floats}{tokens}"
+    least, most = map(int, _range(x))
+    if x.ndim == 4 and x.dtype != torch.uint8 and least >= 0 and most <= 255:
+        return f"images are uint8 or floats, as in {name}{'.byte()' if floats == '.float()' else '.astype(np.uint8)'}"
+    top = 255 if most <= 255 else 65535 if most <= 65535 else most
+    what = {4: "images are uint8 or floats", 5: "volumes are floats"}.get(x.ndim, "samples of this shape are floats")
+    scaled = f"({name} / {top})" if least >= 0 else name
+    return f"{what}, as in {scaled}{floats}, of a scale of about 1 and the same for x and test_x"
+
+
 def labels(name: str, value: Any, x: Tensor) -> Tensor:
     """Convert the labels of samples to int64 [N], or [N, T] for tokens."""
     way = f"number the names, as in names, {_NUMBERED.format('names')}"
     y, other = tensor(name, value, way), name.replace("y", "x")
+    if y.ndim > 2:
+        raise FLError(f"{name} is {form(y)}: labels are [N], one class a sample{_as_masks(name, y)}")
     if y.is_floating_point():
         if (unknown := y.isnan()).any():
             raise FLError(
@@ -306,14 +327,27 @@ def labels(name: str, value: Any, x: Tensor) -> Tensor:
         raise FLError(f"{name} is {form(y)}: {_whole(name, y)}")
     tokens = not x.is_floating_point() and x.ndim == 2
     if y.ndim == 2 and not (tokens and y.shape == x.shape):
-        way = f"{name}.ravel()" if y.shape[1] == 1 else f"{name}.argmax(1), if this is one-hot"
         also = f", or {list(x.shape)} with a label a token" if tokens else ""
-        raise FLError(f"{name} is {form(y)}: labels are [N]{also}; give {way}")
-    if y.ndim not in (1, 2):
+        if y.shape[1] == 1:
+            way = f"; give {name}.ravel()"
+        elif bool(((y == 0) | (y == 1)).all() and (y.sum(1) == 1).all()):
+            way = f"; give {name}.argmax(1), if this is one-hot"
+        else:
+            way = _as_masks(name, y)
+        raise FLError(f"{name} is {form(y)}: labels are [N], one class a sample{also}{way}")
+    if y.ndim == 0:
         raise FLError(f"{name} is {form(y)}: labels are [N]")
     if len(y) != len(x):
         raise FLError(f"{name} has {len(y):,} labels and {other} {len(x):,} samples: give one label a sample")
     return y.long()
+
+
+def _as_masks(name: str, y: Tensor) -> str:
+    """Say what becomes of labels that are several a sample, as those of each pixel or step are."""
+    if bool(((y == 0) | (y == 1)).all()):
+        flat = f", as {name}.reshape(len({name}), -1), for a model that gives as many outputs" * (y.ndim > 2)
+        return f"; several a sample, each 0 or 1, are for task='multilabel'{flat}"
+    return "; a class for each pixel or step is learned for tokens alone"
 
 
 def _whole(name: str, y: Tensor) -> str:
@@ -335,10 +369,12 @@ def tensor(name: str, value: Any, way: str = "give numbers, in equal rows") -> T
     Args:
         way: the way out where it holds something else than numbers.
     """
+    _check_mask(name, value)
     if isinstance(value, Tensor):
         if value.layout != torch.strided or value.is_complex() or value.is_quantized:
             raise FLError(f"{name} is a tensor of {value.dtype}, {value.layout}: give a plain one of numbers")
-        return value.detach().cpu()
+        value = value.detach().cpu()
+        return value.long() if value.dtype in (torch.uint16, torch.uint32, torch.uint64) else value
     try:
         array = np.asarray(value)
     except Exception as error:  # a sequence of unequal lengths, or an object of its own kind
@@ -359,6 +395,17 @@ def tensor(name: str, value: Any, way: str = "give numbers, in equal rows") -> T
     return found
 
 
+def _check_mask(name: str, value: Any) -> None:
+    """Raise FLError for values that a masked array of NumPy hides, since nothing here would know of the mask."""
+    for k, each in enumerate(value if isinstance(value, list | tuple) else [value]):
+        if isinstance(each, np.ma.MaskedArray) and each.mask.any():
+            row = k if each is not value else int(each.mask.nonzero()[0][0]) if each.ndim else 0
+            raise FLError(
+                f"{name}[{row}] is masked, and there are no masks here: leave such samples out, or give values in the "
+                f"place of what is masked, as in {name}.filled(0)"
+            )
+
+
 def _mapping(array: Any) -> mmap.mmap | None:
     """The memory map that an array is a view of."""
     while isinstance(array, np.ndarray):
@@ -366,8 +413,8 @@ def _mapping(array: Any) -> mmap.mmap | None:
     return array if isinstance(array, mmap.mmap) else None
 
 
-def _owners(owners: Any, test_owners: Any, n: int, test_n: int) -> dict[str, Tensor]:
-    """Convert the owners of both parts to int64; names become numbers in alphabetical order."""
+def _owners(owners: Any, test_owners: Any, n: int, test_n: int) -> dict[str, Any]:
+    """Convert the owners of both parts to int64; names become numbers in alphabetical order, and are kept."""
     if owners is None and test_owners is not None:
         raise FLError("test_owners need owners=, those of the training samples")
     parts = {}
@@ -379,10 +426,15 @@ def _owners(owners: Any, test_owners: Any, n: int, test_n: int) -> dict[str, Ten
             raise FLError(f"{name} is {array.dtype} {list(array.shape)}: give a number or a name for each of {count:,}")
     if len({array.dtype.kind in "iu" for array in parts.values()}) > 1:
         raise FLError("owners and test_owners: give numbers for both, or names for both")
+    names = np.empty(0, str)
     if parts and parts["owners"].dtype.kind in "SU":
+        parts = {k: np.char.decode(one, "utf-8") if one.dtype.kind == "S" else one for k, one in parts.items()}
         names = np.unique(np.concatenate(list(parts.values())))
         parts = {name: np.searchsorted(names, array) for name, array in parts.items()}
-    return {name: torch.from_numpy(array.astype(np.int64)) for name, array in parts.items()}
+    if large := [name for name, array in parts.items() if int(array.max()) >= 2**63]:
+        raise FLError(f"{large[0]} has the number {parts[large[0]].max()}, above 2^63 - 1: give names, as strings")
+    numbers = {name: torch.from_numpy(array.astype(np.int64)) for name, array in parts.items()}
+    return {**numbers, "owner_names": tuple(names.tolist())}
 
 
 def form(value: Tensor) -> str:
@@ -400,9 +452,11 @@ def _in_memory(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 def of_torch(train: Any, test: Any, task: str, room: Room = _in_memory) -> dict[str, Any]:
     """Read two data sets whose items are (sample, label) into x, y, test_x and test_y, see `Dataset.from_torch`."""
-    numbered = [_numbering(part) for part in (train, test)]
-    _check_classes(*numbered)
-    names = sorted(numbered[0], key=numbered[0].get) if isinstance(numbered[0], dict) else ()
+    numbered, more = _numberings("train", train), _numberings("test", test)
+    names: list[str] = []
+    if task == "classification":
+        _check_classes([*numbered, *more], _RENUMBER)
+        names = [] if None in numbered else _class_names([*numbered, *more])
     for name, part in (("train", train), ("test", test)):
         if not (hasattr(part, "__len__") and hasattr(part, "__getitem__")):
             raise FLError(f"{name} is {kind(part)}: give a data set with len() and items (sample, label)")
@@ -414,38 +468,136 @@ def of_huggingface(
 ) -> dict[str, Any]:
     """Read two `datasets.Dataset` into x, y, test_x, test_y and owners, see `Dataset.from_huggingface`."""
     found: dict[str, Any] = {}
+    if test is None and isinstance(train, dict) and {"train", "test"} <= train.keys():
+        train, test = train["train"], train["test"]
     for name, part in (("train", train), ("test", test)):
-        if isinstance(part, dict):
-            raise FLError(f"{name} is {kind(part)} of {', '.join(map(str, part))}: give one, as data['train']")
-        if not hasattr(part, "column_names") or not hasattr(part, "__len__"):
-            raise FLError(f"{name} is {kind(part)}: give a datasets.Dataset, which is not streamed")
+        _check_split(name, part)
         for column in filter(None, (image, label, owner)):
             if column not in part.column_names:
                 raise FLError(f"{name} has no column {column!r}: there are {', '.join(part.column_names)}")
         only = part.select_columns([image, label])  # others need not be decoded
         found |= _stacked(name, only, task, room, keys=(image, label))
         if owner:
-            found["owners" if name == "train" else "test_owners"] = np.asarray(part[owner][:])
-    train_names, test_names = (getattr(part.features.get(label), "names", None) for part in (train, test))
-    _check_classes(train_names, test_names)
-    return {"names": train_names or (), **found}
+            values, names = part[owner][:], _feature_names(part, owner)
+            if names is not None:  # -1 and None stand for a missing one
+                values = [None if k is None or k < 0 else names[k] for k in values]
+            found["owners" if name == "train" else "test_owners"] = np.asarray(values)
+    numbered = []
+    for name, part in (("train", train), ("test", test)):
+        names = _feature_names(part, label)
+        numbered.append(names and _Numbering(name, {one: k for k, one in enumerate(names)}, chosen=False))
+    if task == "classification":
+        _check_classes(numbered, _REALIGN.format(label=label))
+    return {"names": _class_names(numbered) if numbered[0] and task == "classification" else (), **found}
 
 
-def _numbering(part: Any) -> Any:
-    """The numbers of classes by name, of a part of a data set (`random_split`) those of the whole; None without."""
-    while isinstance(part, torch.utils.data.Subset):
-        part = part.dataset
-    return getattr(part, "class_to_idx", None)
+def _feature_names(part: Any, column: str) -> list[str] | None:
+    return getattr((part.features or {}).get(column), "names", None)
 
 
-def _check_classes(train: Any, test: Any) -> None:
-    """Raise FLError if the two parts name classes and number them differently."""
-    if train is not None and test is not None and train != test:
-        few, other = (", ".join(list(map(str, names))[:5]) + ", ..." * (len(names) > 5) for names in (train, test))
+def _check_split(name: str, part: Any) -> None:
+    """Raise FLError for what is no `datasets.Dataset`, such as all splits of one, one that is streamed, or a name."""
+    if isinstance(part, dict):
+        splits = list(map(str, part))
+        first = "train" if "train" in splits else (splits or ["train"])[0]
+        others = [split for split in ("test", "validation", *splits) if split in splits and split != first]
+        two = f"data[{first!r}], data[{others[0]!r}]" if others else f"data[{first!r}].train_test_split(0.2)"
+        raise FLError(f"{name} is {kind(part)} of {', '.join(splits)}: give two splits, as in {two}")
+    if part is None:
+        raise FLError(f"{name} is missing: give a split of its own, or what train.train_test_split(0.2) returns")
+    if isinstance(part, str):
+        raise FLError(f"{name} is the text {part!r}: give the split, as load_dataset(..., split={part!r}) returns it")
+    if not hasattr(part, "column_names"):
+        raise FLError(f"{name} is {kind(part)}: give a datasets.Dataset")
+    if not hasattr(part, "__len__"):
         raise FLError(
-            f"train and test name different classes, or in another order ({few}; {other}): a label would mean "
-            "two things"
+            f"{name} is {kind(part)}, which is streamed: load it without streaming=True, or give "
+            f"datasets.Dataset.from_list(list({name}), features={name}.features)"
         )
+
+
+class _Numbering(NamedTuple):
+    """The numbers that a data set gives its classes.
+
+    Attributes:
+        where: what the data set is called in messages.
+        numbers: by the name of the class; in some data sets a class has several names.
+        chosen: whether a function of the user's chose them, which may give several classes one number.
+    """
+
+    where: str
+    numbers: dict[str, int]
+    chosen: bool
+
+
+_RENUMBER = (
+    "number all folders alike, with names = sorted({c for d in folders for c in d.classes}), and for each d of folders "
+    "d.target_transform = lambda k, own=d.classes: names.index(own[k])"
+)
+_REALIGN = (
+    "number both alike, with names = sorted({{*train.features['{label}'].names, *test.features['{label}'].names}}), "
+    "and for both part = part.align_labels_with_mapping({{c: k for k, c in enumerate(names)}}, '{label}')"
+)
+
+
+def _numberings(name: str, part: Any) -> list[_Numbering | None]:
+    """List how each data set numbers classes that is within one: None for those that do not say.
+
+    It looks into a `Subset`, such as those of `random_split`, and a `ConcatDataset`.
+    """
+    if isinstance(part, torch.utils.data.Subset):
+        return _numberings(name, part.dataset)
+    if isinstance(part, torch.utils.data.ConcatDataset):
+        return [one for each in part.datasets for one in _numberings(name, each)]
+    numbers, transform = getattr(part, "class_to_idx", None), getattr(part, "target_transform", None)
+    where = f"{name} ({part.root})" if hasattr(part, "root") else name
+    if not isinstance(numbers, dict):
+        return [None]
+    if transform is None:
+        return [_Numbering(where, numbers, chosen=False)]
+    try:  # the user's own code, of which the labels show whether they are numbers
+        return [_Numbering(where, {one: int(transform(k)) for one, k in numbers.items()}, chosen=True)]
+    except Exception:
+        return [None]
+
+
+def _check_classes(every: Sequence[_Numbering | None], way: str) -> None:
+    """Raise FLError if data sets give a class several numbers, or a number to different classes.
+
+    Args:
+        way: how all can have the same numbers.
+    """
+    by_name: dict[str, tuple[str, int]] = {}
+    by_number: dict[int, tuple[str, set[str]]] = {}
+    for one in filter(None, every):
+        names: dict[int, set[str]] = {}
+        for name, number in one.numbers.items():
+            names.setdefault(number, set()).add(name)
+            where, before = by_name.setdefault(name, (one.where, number))
+            if before != number:
+                raise FLError(
+                    f"the class {name!r} is {number} in {one.where} and {before} in {where}, so a label would mean two "
+                    f"things: {way}"
+                )
+        for number, own in {} if one.chosen else names.items():
+            where, others = by_number.setdefault(number, (one.where, set(own)))
+            if not own & others:
+                raise FLError(
+                    f"the class {number} is {min(own)!r} in {one.where} and {min(others)!r} in {where}, so a label "
+                    f"would mean two things: {way}"
+                )
+            others |= own
+
+
+def _class_names(every: Sequence[_Numbering | None]) -> list[str]:
+    """List the names of classes in the order of their numbers; none if a number has no name, or stands for several."""
+    known = [one for one in every if one]
+    names: dict[int, list[str]] = {}
+    for one in known:
+        for name, number in one.numbers.items():
+            names.setdefault(number, []).append(name)
+    merged = any(one.chosen for one in known) and any(len(set(some)) > 1 for some in names.values())
+    return [] if merged or sorted(names) != [*range(len(names))] else [names[number][0] for number in range(len(names))]
 
 
 def _stacked(name: str, part: Any, task: str, room: Room, keys: tuple[str, str] | None = None) -> dict[str, Tensor]:
@@ -489,7 +641,8 @@ def _pixels(where: str, sample: Any) -> Any:
         return sample
     if sample.mode.partition(";")[0] in ("I", "F"):
         raise FLError(
-            f"{where} is an image of Pillow's mode {sample.mode}, whose range is unknown: convert it to floats"
+            f"{where} is an image of Pillow's mode {sample.mode}, whose range is unknown: give a transform, "
+            "such as lambda image: np.asarray(image, 'float32')[None] / 65535"
         )
     array = np.asarray(sample.convert("L" if sample.mode in _GREY else "RGB"))
     return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)

@@ -7,6 +7,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,13 +15,16 @@ from fl.base.errors import FLError, ask_memory
 from fl.base.rng import Rng
 from fl.data import arrays
 from fl.data.arrays import UNSCORED
-from surgery.transfer import upload
+from surgery.transfer import as_bytes, upload
 
 GIVEN = "given"
 """The name of a data set that was not loaded by name."""
 
 PLACES = ("auto", "device", "host")
 """Where samples can lie, see `Dataset.to`."""
+
+_MOST_NAMES = 8
+"""Owners whose names a client has; of further ones it has the number."""
 
 
 class Origin(NamedTuple):
@@ -58,6 +62,7 @@ class Dataset:
             FedMR's released code has it for CIFAR-10.
         owners, test_owners: the natural owner (e.g. writer) of each training and each test sample, int64 [N], on the
             CPU; None if the data set does not say.
+        owner_names: the name of each owner, in the order of their numbers; empty: they go by their numbers.
         vocabulary: the word of each token, for `fl.data.text.decode`; empty for bytes and images.
         names: of the classes (of several labels, or of the numbers), for tables; empty: they have none.
         task: "classification"; "regression", where y are numbers, float32 [N, D]; or "multilabel", where y are float32
@@ -78,6 +83,7 @@ class Dataset:
     top: int = 255
     owners: Tensor | None = None
     test_owners: Tensor | None = None
+    owner_names: tuple[str, ...] = ()
     vocabulary: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     task: str = "classification"
@@ -179,7 +185,9 @@ class Dataset:
             owners, classes, test_owners, task: see `from_arrays`.
 
         Raises:
-            FLError: as `from_arrays`, for samples of different sizes, and for parts that number classes differently.
+            FLError: as `from_arrays`, for samples of different sizes, and for data sets that number classes
+                differently, also within a `Subset` or a `ConcatDataset`. A `target_transform` can give all the same
+                numbers.
 
         >>> part = torch.utils.data.TensorDataset(torch.rand(4, 3), torch.tensor([0, 1, 0, 1]))
         >>> Dataset.from_torch(part, part).x.shape
@@ -192,7 +200,7 @@ class Dataset:
     def from_huggingface(
         cls,
         train: Any,
-        test: Any,
+        test: Any = None,
         image: str = "image",
         label: str = "label",
         owner: str | None = None,
@@ -201,6 +209,7 @@ class Dataset:
         """Make a data set of two `datasets.Dataset`, such as `load_dataset(...)["train"]` and `["test"]`.
 
         Args:
+            train, test: the two splits; or, as `train` alone, a `datasets.DatasetDict` whose splits have these names.
             image: the column of the samples: images, or lists of numbers of one length.
             label: the column of the labels, whole numbers.
             owner: the column of the samples' natural owners, if they have some.
@@ -210,6 +219,34 @@ class Dataset:
             FLError: as `from_torch`, and for columns that are not there.
         """
         return cls.from_arrays(**arrays.of_huggingface(train, test, image, label, owner, task), task=task)
+
+    def names_of_clients(self, samples: Tensor, clients: Tensor) -> list[str]:
+        """Name clients by the owners of their samples; none where samples of one owner lie with several clients.
+
+        Args:
+            samples: indices of training samples, int64 [M], on the CPU.
+            clients: the client of each, int64 [M]; each client from 0 on has one.
+
+        >>> table, y, owners = torch.rand(4, 2), [0, 1, 0, 1], ["oslo", "lima", "oslo", "bern"]
+        >>> data = Dataset.from_arrays(table, y, table, y, owners)
+        >>> data.names_of_clients(torch.arange(4), torch.tensor([1, 0, 1, 0]))
+        ['bern + lima', 'oslo']
+        >>> data.names_of_clients(torch.arange(4), torch.tensor([0, 1, 2, 3]))
+        []
+        """
+        if self.owners is None:
+            return []
+        owners, places = np.unique(self.owners[samples].numpy(), return_inverse=True)
+        pairs = np.unique(clients.numpy() * len(owners) + places)
+        if len(pairs) > len(owners):
+            return []
+        names: list[list[str]] = [[] for _ in range(int(clients.max()) + 1)]
+        for client, place in zip(*np.divmod(pairs, len(owners))):
+            names[client].append(self.owner_names[owners[place]] if self.owner_names else str(owners[place]))
+        few = (
+            [*own[:_MOST_NAMES], f"{len(own) - _MOST_NAMES} more"] if len(own) > _MOST_NAMES else own for own in names
+        )
+        return list(map(" + ".join, few))
 
     @property
     def outputs(self) -> tuple[int, ...]:
@@ -372,7 +409,7 @@ def fingerprint(data: Dataset) -> dict[str, Any]:
             said[part] = arrays.form(values)
             digest.update(f"{part} {said[part]}".encode())
             for piece in arrays.pieces(values):
-                digest.update(piece.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+                digest.update(as_bytes(piece.cpu()).numpy().data)
     if data.task != "classification":
         said["task"] = data.task
     return {**said, "classes": data.classes, "top": data.top, "sha256": digest.hexdigest()}

@@ -28,7 +28,7 @@ def load(root: Path, download: bool) -> Dataset:
 
     Returns:
         x uint8 [N, 1, 28, 28], round(255 * LEAF's floats), in the order of writers; 62 classes (0-9, A-Z, a-z);
-        owners number the writers of both parts together, sorted by name.
+        owners number the writers of both parts together, sorted by name; owner_names are these.
     """
     del download
     origin = (
@@ -41,7 +41,9 @@ def load(root: Path, download: bool) -> Dataset:
     numbers = {writer: i for i, writer in enumerate(sorted({*train, *test}))}
     x, y, owners = _stack(train, numbers)
     test_x, test_y, test_owners = _stack(test, numbers)
-    return Dataset("femnist", x, y, test_x, test_y, CLASSES, owners=owners, test_owners=test_owners)
+    return Dataset(
+        "femnist", x, y, test_x, test_y, CLASSES, owners=owners, test_owners=test_owners, owner_names=tuple(numbers)
+    )
 
 
 def _read_part(source: Source, folder: Path) -> dict[str, Samples]:

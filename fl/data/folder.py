@@ -22,7 +22,7 @@ _KEPT = {torch.int64: torch.int32, torch.float64: torch.float32, torch.float16: 
 def write(
     folder: str | Path,
     train: Any,
-    test: Any,
+    test: Any = None,
     image: str = "image",
     label: str = "label",
     owner: str | None = None,
@@ -35,7 +35,8 @@ def write(
     Args:
         folder: must not be there yet; it is there as soon as all of it is.
         train, test: data sets of torch or torchvision, whose items are (sample, label), as `Dataset.from_torch` takes
-            them; or two `datasets.Dataset` of Hugging Face, such as `datasets.load_from_disk(path)["train"]`.
+            them; or two `datasets.Dataset` of Hugging Face, such as `datasets.load_from_disk(path)["train"]`, or a
+            `datasets.DatasetDict` with splits of these names.
         image, label, owner: the columns of these, see `Dataset.from_huggingface`.
 
     Returns:
@@ -55,7 +56,7 @@ def write(
         return torch.from_numpy(np.lib.format.open_memmap(part / f"{name}.npy", "w+", kind, shape))
 
     try:
-        if hasattr(train, "column_names"):
+        if hasattr(train, "column_names") or isinstance(train, dict):
             found = arrays.of_huggingface(train, test, image, label, owner, task, room)
         else:
             found = arrays.of_torch(train, test, task, room)

@@ -49,7 +49,7 @@ def dataset(name: str, rows: Sequence[Mapping[str, Any]], options: TextOptions) 
     options.check()
     template = _parts_of(options.template)
     pairs = [_filled(template, row, number) for number, row in enumerate(rows)]
-    owners = _owners(rows)
+    owners, names = _owners(rows)
     train, test = _parts(np.zeros(len(rows), np.int64) if owners is None else owners)
     if not len(test):
         raise FLError(
@@ -66,7 +66,7 @@ def dataset(name: str, rows: Sequence[Mapping[str, Any]], options: TextOptions) 
     )
     return Dataset(
         name, x, y, test_x, test_y, len(vocabulary) or 256, vocabulary=vocabulary,
-        owners=None if owners is None else torch.from_numpy(owners[train]),
+        owners=None if owners is None else torch.from_numpy(owners[train]), owner_names=names,
     )  # fmt: skip
 
 
@@ -103,13 +103,15 @@ def _filled(parts: Sequence[tuple[str, str | None]], row: Mapping[str, Any], num
     return context, answer
 
 
-def _owners(rows: Sequence[Mapping[str, Any]]) -> np.ndarray | None:
+def _owners(rows: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray | None, tuple[str, ...]]:
+    """Number the owners of samples, if they have some, and list their names."""
     have = [row.get("owner") is not None for row in rows]
     if not any(have):
-        return None
+        return None, ()
     if not all(have):
         raise FLError(f"sample {have.index(False)} has no owner, and others have: give all of them one, or none")
-    return np.unique([str(row["owner"]) for row in rows], return_inverse=True)[1].astype(np.int64)
+    names, owners = np.unique([str(row["owner"]) for row in rows], return_inverse=True)
+    return owners.astype(np.int64), tuple(names.tolist())
 
 
 def _parts(owners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -92,6 +92,7 @@ def dataset(
     test: Sequence[str] | None = None,
     owned: bool = True,
     spaced: bool = False,
+    owner_names: Iterable[str] = (),
 ) -> Dataset:
     """Make a data set of documents: sequences of tokens, whose labels are the tokens that come next.
 
@@ -105,6 +106,7 @@ def dataset(
         test: test documents; if None, the last tenth of the tokens of each training document is for testing.
         owned: if False, the data has no owners.
         spaced: see `words`.
+        owner_names: of the training documents.
 
     Returns:
         x int32 [N, T], y int64 [N, T] with y[:, :-1] = x[:, 1:]. Classes are the words of the vocabulary, which is made
@@ -138,7 +140,10 @@ def dataset(
     x, y = (torch.cat(part) for part in zip(*pieces))
     owners = torch.repeat_interleave(torch.tensor([len(x) for x, _ in pieces])) if owned else None
     classes = len(vocabulary) or 256
-    return Dataset(name, x, y, *windows(stream, options.length), classes, owners=owners, vocabulary=vocabulary)
+    return Dataset(
+        name, x, y, *windows(stream, options.length), classes,
+        owners=owners, owner_names=tuple(owner_names), vocabulary=vocabulary,
+    )  # fmt: skip
 
 
 def check_without_template(name: str, options: TextOptions) -> None:
@@ -247,7 +252,8 @@ def pydoc(root: Path, download: bool, options: TextOptions = TextOptions()) -> D
     del root, download
     from pydoc_data.topics import topics
 
-    return dataset("pydoc", list(_unrepeated(topics).values()), options)
+    kept = _unrepeated(topics)
+    return dataset("pydoc", list(kept.values()), options, owner_names=kept)
 
 
 def wikitext2(root: Path, download: bool, options: TextOptions = TextOptions(), training: str = "train") -> Dataset:
@@ -281,7 +287,8 @@ def wikitext2(root: Path, download: bool, options: TextOptions = TextOptions(), 
     source().require(download, fetch, hint)
     train, test = (_articles(_read(source(), file)) for file in source().files)
     name = "wikitext-2" if training == "train" else f"wikitext-2-{training}"
-    return dataset(name, train, options, test=test, spaced=True)
+    titles = [article.strip().partition("\n")[0].strip(" =") for article in train]
+    return dataset(name, train, options, test=test, spaced=True, owner_names=titles)
 
 
 def shakespeare(root: Path, download: bool, options: TextOptions = TextOptions()) -> Dataset:
@@ -299,7 +306,8 @@ def shakespeare(root: Path, download: bool, options: TextOptions = TextOptions()
         if not name.endswith(":"):
             raise source.damaged(file, f"{name[:40]!r} where a speaker's name and a colon should be")
         speeches.setdefault(name, []).append(speech + "\n")
-    return dataset("shakespeare", ["\n".join(said) for said in speeches.values()], options)
+    names = [name.removesuffix(":") for name in speeches]
+    return dataset("shakespeare", ["\n".join(said) for said in speeches.values()], options, owner_names=names)
 
 
 def plain(root: Path, path: str, options: TextOptions = TextOptions()) -> Dataset:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fl.base.errors import FLError
 from fl.data import Dataset
+from surgery.transfer import as_bytes
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -120,7 +121,7 @@ def raw(tensor: Tensor) -> bytes:
     """A tensor's numbers, as they lie in memory."""
     if (name := str(tensor.dtype).removeprefix("torch.")) not in DTYPES:
         raise FLError(f"a tensor of {name} cannot be sent to other machines: there are {', '.join(DTYPES)}")
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return as_bytes(tensor.cpu()).numpy().tobytes()
 
 
 def from_raw(data: bytes, dtype: str, shape: Sequence[int]) -> Tensor:

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from fl.base.console import stopped
 from fl.base.errors import FLError, Terminated
 from fl.base.torch_private import tree_flatten, tree_unflatten
+from surgery.transfer import as_bytes
 
 TIMEOUT = timedelta(hours=2)
 """How long a rank waits for the others, who may have more to train, before it counts them as lost."""
@@ -93,7 +94,7 @@ class Ranks:
             lengths = [dtype.itemsize * math.prod(shape) for dtype, shape in kinds]
             data = torch.empty(sum(lengths), dtype=torch.uint8, device=self.device)
             if rank == self.rank and tensors:
-                torch.cat([t.detach().to(self.device).reshape(-1).view(torch.uint8) for t in tensors], out=data)
+                torch.cat([as_bytes(t.to(self.device)) for t in tensors], out=data)
             if len(data):
                 with _reaching():
                     dist.broadcast(data, rank)

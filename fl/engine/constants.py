@@ -7,8 +7,9 @@ K times what they train.
 import hashlib
 from collections.abc import Collection
 
-import torch
 from torch import Tensor, nn
+
+from surgery.transfer import as_bytes
 
 _CONSTANTS = "constants"  # the attribute of a module that has their names
 
@@ -49,7 +50,7 @@ def digest(model: nn.Module) -> str | None:
     total = hashlib.sha256()
     for tensor in found.values():
         total.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
-        total.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        total.update(as_bytes(tensor.cpu()).numpy().data)
     return total.hexdigest()
 
 

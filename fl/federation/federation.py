@@ -138,6 +138,14 @@ class Federation:
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     @property
+    def client_names(self) -> list[str]:
+        """The owner of each client's samples, by name; empty unless clients are whole owners, as with "natural"."""
+        parts = (self.clients.train, self.clients.valid, self.clients.test)
+        rows = torch.arange(len(self.clients))
+        clients = torch.cat([rows.repeat_interleave(part.sizes) for part in parts])
+        return self.data.names_of_clients(torch.cat([part.samples for part in parts]), clients)
+
+    @property
     def frozen(self) -> set[str]:
         """The names of the model's parameters that are not trained."""
         return {name for name, p in self.model.named_parameters() if not p.requires_grad}

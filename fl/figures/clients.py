@@ -66,13 +66,16 @@ def _draw_truth(axis: Axes, one: Structure) -> None:
     axis.set_xlabel("level, clusters", fontsize=8)
     axis.yaxis.label.set_size(8)
     axis.tick_params(axis="y", labelsize=7)
-    _number_clients(axis, one.clients)
+    _label_clients(axis, one.clients, one.names)
 
 
-def _number_clients(axis: Axes, clients: int) -> None:
-    """Number the clients, which are the rows, from the top to the bottom."""
+def _label_clients(axis: Axes, clients: int, names: Sequence[str]) -> None:
+    """Name the clients, which are the rows, from the top to the bottom; or number them, if they are many."""
     axis.set_ylabel("client")
-    axis.yaxis.set_major_locator(MaxNLocator(nbins=10, integer=True, min_n_ticks=1))
+    if names and clients <= _MOST_NAMES:
+        axis.set_yticks(range(clients), [name if len(name) <= 24 else f"{name[:23]}…" for name in names], fontsize=7)
+    else:
+        axis.yaxis.set_major_locator(MaxNLocator(nbins=10, integer=True, min_n_ticks=1))
     axis.set_ylim(clients - 0.5, -0.5)
 
 
@@ -130,13 +133,14 @@ def leave_structure(run: Run) -> None:
         save(structure_maps([structure]), run.folder / "structure.png")
 
 
+_MOST_NAMES = 50  # clients that are named in a figure
 _NEAREST = 0.09  # share of the colour bar between two ticks
 
 
-def partition_map(partition: Partition, labels: Tensor, classes: int, title: str) -> Figure:
+def partition_map(partition: Partition, labels: Tensor, classes: int, title: str, names: Sequence[str] = ()) -> Figure:
     """Draw clients x classes, coloured by the number of samples.
 
-    Beside it are the clients' sizes, and the clusters if there are any.
+    Beside it are the clients' sizes, and the clusters if there are any. Clients may have names.
     """
     table, structure = counts(partition, labels, classes), partition.structure.numpy()
     clients, levels = len(table), len(structure)
@@ -169,7 +173,7 @@ def partition_map(partition: Partition, labels: Tensor, classes: int, title: str
     right.set_xlabel("samples in all")
     right.xaxis.set_major_locator(MaxNLocator(nbins=3, integer=True, steps=[1, 2, 5, 10]))
     right.spines[["top", "right"]].set_visible(False)
-    _number_clients([*left, middle][0], clients)
+    _label_clients([*left, middle][0], clients, names)
     figure.suptitle(shorten(title), fontsize=11)
     return figure
 

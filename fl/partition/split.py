@@ -131,6 +131,18 @@ class Splits(Sequence[Split]):
         return map(Split, self.train, self.valid, self.test)
 
 
+def _enough(valid: float, test: float) -> int:
+    """Return how many samples are enough for shares of any client that has at least as many; 0 if a thousand are not.
+
+    >>> _enough(0, 0.01), _enough(0.1, 0.1), _enough(0.5, 0.49), _enough(0.5, 0.4999)
+    (2, 3, 100, 0)
+    """
+    sizes = np.arange(1, 1001)
+    held = sum(np.maximum(np.rint(share * sizes), share > 0) for share in (valid, test))
+    enough = int(np.flatnonzero(held >= sizes).max(initial=-1)) + 2
+    return enough if enough <= len(sizes) else 0
+
+
 def hold_out(parts: Sequence[Tensor], valid: float, test: float, rng: np.random.Generator) -> Splits:
     """Split each client's samples at random into training, validation and test samples.
 
@@ -151,9 +163,15 @@ def hold_out(parts: Sequence[Tensor], valid: float, test: float, rng: np.random.
     if valid or test:
         v, t = (np.maximum(np.rint(share * sizes), share > 0).astype(np.int64) for share in (valid, test))
         if len(few := np.flatnonzero(v + t >= sizes)):
+            size = int(sizes[few[0]])
+            ways = (
+                [f"give clients {enough} or more (--min-samples {enough})"] if (enough := _enough(valid, test)) else []
+            )
+            if not ways or size > (valid > 0) + (test > 0):
+                ways.append("use smaller shares")
             raise FLError(
-                f"client {few[0]} has {sizes[few[0]]} samples, too few to split off validation and test data: use "
-                "smaller shares or fewer clients"
+                f"client {few[0]} has {size} sample{'s' * (size > 1)}, too few to train on and to hold out "
+                f"--local-valid {valid} and --local-test {test} of: {', or '.join(ways)}"
             )
         order = np.concatenate([start + rng.permutation(n) for start, n in zip(starts, sizes)])
         left = np.repeat(starts + sizes, sizes) - np.arange(len(samples))  # from each position to the client's end

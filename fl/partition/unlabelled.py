@@ -47,17 +47,16 @@ def natural(task: Task, options: None = None) -> Partition:
             "--partition natural needs data whose samples have owners, such as femnist, pydoc or shakespeare: choose "
             "another"
         )
-    names = task.owners.cpu().numpy()
-    sizes = np.bincount(names)
+    _, places, sizes = np.unique(task.owners.cpu().numpy(), return_inverse=True, return_counts=True)
     able = np.flatnonzero(sizes >= max(1, task.minimum))
     if len(able) < task.clients:
         raise FLError(
-            f"{len(able)} of {np.count_nonzero(sizes)} owners have {task.minimum} samples or more, fewer than "
+            f"{len(able)} of {len(sizes)} owners have {task.minimum} samples or more, fewer than "
             f"--clients {task.clients}: use fewer clients or a smaller --min-samples"
         )
     client = np.full(len(sizes), -1)
     client[np.sort(task.rng.choice(able, task.clients, replace=False))] = np.arange(task.clients)
-    return Partition(Parts.owned(client[names], task.clients), alone(task.clients))
+    return Partition(Parts.owned(client[places], task.clients), alone(task.clients))
 
 
 def check_sizes(sizes: np.ndarray, minimum: int) -> None:

@@ -87,7 +87,7 @@ def kept(path: Path, done: int, wanted: Callable[[Row], set[str]]) -> list[Row]:
 class ClientTable:
     """The table clients.csv: the scores of every client on its own held-out samples, in every evaluated round.
 
-    It is not written if clients hold nothing out.
+    It is not written if clients hold nothing out. Where clients are owners (hospitals, writers), it has their names.
 
     Args:
         rows: those of metrics.csv of an earlier, interrupted run. Other rounds are dropped.
@@ -103,15 +103,23 @@ class ClientTable:
         self.sizes = list(zip(*(getattr(fed.clients, part).sizes.tolist() for part in ("train", "valid", "test"))))
         whats = (*SCORES[task_of(fed.data)], *(name for metric in fed.metrics for name in metric.names))
         scores = [f"{part}_{what}" for part in self.parts for what in whats]
-        columns = ["client", "round", "train", "valid", "test", *scores]
+        self.names = [[name] for name in fed.client_names]
+        columns = ["client", *["owner"] * bool(self.names), "round", "train", "valid", "test", *scores]
         try:
             before = _table(self.path, most=None) if self.path.exists() else []
         except (ValueError, csv.Error):
             before = []
         rounds = [str(row["round"]) for row in evaluated(rows)]
         kept = [row for row in before if row["round"] in rounds]
-        wanted = [(number, str(client)) for number in rounds for client in range(len(self.sizes))]
-        if [(row["round"], row.get("client")) for row in kept] != wanted or any([*row] != columns for row in kept[:1]):
+        names = self.names or [[None]] * len(self.sizes)
+        if self.names and all("owner" not in row for row in kept):  # as earlier versions wrote it
+            kept = [
+                {"client": row.pop("client"), "owner": names[k % len(names)][0], **row} for k, row in enumerate(kept)
+            ]
+        wanted = [(number, str(client), *name) for number in rounds for client, name in enumerate(names)]
+        if [(row["round"], row.get("client"), row.get("owner")) for row in kept] != wanted or any(
+            [*row] != columns for row in kept[:1]
+        ):
             raise FLError(f"{self.path} does not hold the clients of all evaluated rounds: put the table back")
         write_csv(self.path, columns, ([*row.values()] for row in kept))
 
@@ -119,8 +127,12 @@ class ClientTable:
         """Append the scores of a round; they are empty if it was not evaluated."""
         if scores:
             values = zip(*(map(dict.values, scores[part]) for part in self.parts))
-            lines = zip(range(len(self.sizes)), self.sizes, values, strict=True)
-            _append(self.path, [[k, number, *sizes, *itertools.chain(*parts)] for k, sizes, parts in lines])
+            names = self.names or [[]] * len(self.sizes)
+            lines = zip(names, self.sizes, values, strict=True)
+            _append(
+                self.path,
+                [[k, *name, number, *sizes, *itertools.chain(*parts)] for k, (name, sizes, parts) in enumerate(lines)],
+            )
 
 
 def _append(path: Path, lines: Sequence[Sequence[object]]) -> None:

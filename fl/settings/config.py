@@ -14,6 +14,7 @@ from fl.algorithms.method import Method
 from fl.base.errors import FLError
 from fl.base.files import regular
 from fl.base.settings import (
+    Default,
     Kind,
     Setting,
     changed,
@@ -280,8 +281,8 @@ class Config(MethodOptions, Fields):
 
 
 def plain(value: Any) -> Any:
-    """A list in the place of a tuple, which YAML does not know."""
-    return list(value) if isinstance(value, tuple) else value
+    """A list in the place of a tuple, and a number in that of a default, which YAML does not know."""
+    return list(value) if isinstance(value, tuple) else int(value) if isinstance(value, Default) else value
 
 
 def check_renamed(flags: Iterable[str]) -> None:

@@ -18,6 +18,7 @@ from fl.base.settings import (
     Above0,
     AtLeast0,
     AtLeast1,
+    Default,
     Depths,
     Flag,
     Limits,
@@ -64,8 +65,8 @@ class Who:
     """Which data set is dealt out, to how many clients, and how."""
 
     dataset: Annotated[str, _LOADED, tyro.conf.arg(help=data_sets())] = "digits"
-    clients: AtLeast1 = 20
-    """number of clients that share out the training data"""
+    clients: AtLeast1 = Default(20)
+    """number of clients that share out the training data; without this flag at least --participants"""
     partition: Annotated[str, one_of(*KINDS), tyro.conf.arg(help=f"how samples are dealt out: {partitions()}")] = (
         "dirichlet"
     )
@@ -98,8 +99,8 @@ class DataSettings(PartitionOptions, Who):
     """share out only this many samples, drawn at random; 0 is all"""
     pool_test_set: Annotated[bool, _LOADED, _RARE] = False
     """share out the test set as well; models are then tested only on what clients hold out (--local-test) (FeMAM)"""
-    min_samples: Annotated[AtLeast1, _RARE] = 10
-    """least number of samples of a client"""
+    min_samples: Annotated[AtLeast1, _RARE] = Default(10)
+    """least number of samples of a client; without this flag fewer than 10 where --samples are too few for that"""
     data_root: Annotated[str | None, _WHERE, tyro.conf.arg(metavar="FOLDER")] = None
     """folder of the data sets [$FL_DATA_ROOT, else ~/.cache/layer-surgery]"""
     download: Annotated[bool, _WHERE, _RARE] = True
@@ -115,6 +116,16 @@ class DataSettings(PartitionOptions, Who):
         for option in kind.reads
     }
     """What an option of a partition is read with, which its own file does not say."""
+
+    def __post_init__(self) -> None:
+        with suppress(TypeError, ZeroDivisionError):  # of wrong values, which `check` explains
+            self._follow("min_samples", most=self.samples // self.clients if self.samples else None)
+
+    def _follow(self, name: str, least: int = 1, most: int | None = None) -> None:
+        """Move a number that nobody set into the limits that other settings leave it."""
+        if isinstance(getattr(self, name), Default):
+            usual = getattr(type(self), name)
+            object.__setattr__(self, name, Default(max(least, usual if most is None else min(usual, most))))
 
     def check_data(self) -> None:
         """Raise FLError for settings of the data that cannot be, without looking at the data."""
@@ -240,8 +251,8 @@ class Fields(DataSettings):
 
     participation: Share = 0.0
     """share of the clients that train in a round, in place of --participants; 0 goes by --participants"""
-    participants: Annotated[int, Flag(_count, "INT>=1", Limits(least=1)), OnlyWith("participation", 0)] = 5
-    """how many clients train in a round"""
+    participants: Annotated[int, Flag(_count, "INT>=1", Limits(least=1)), OnlyWith("participation", 0)] = Default(5)
+    """how many clients train in a round; without this flag all clients where there are fewer than 5"""
     joining: Annotated[Share, _RARE] = 0.0
     """share of the clients who join late, after a round that is drawn for each of them"""
     leaving: Annotated[Share, _RARE] = 0.0
@@ -388,6 +399,13 @@ class Fields(DataSettings):
                 f"{name[:-1]}_plus" if isinstance(name, str) and name.endswith("+") else name for name in self.algorithm
             )
             object.__setattr__(self, "algorithm", tuple(names))
+        with suppress(TypeError):  # of wrong types, which `check` explains
+            free = bool(self.participation)
+            most = None if free or isinstance(self.clients, Default) else self.clients
+            least = 1 if free or isinstance(self.participants, Default) else self.participants
+            self._follow("clients", least=least)
+            self._follow("participants", most=most)
+        super().__post_init__()
 
     def local_optimizer(self) -> Optimizer:
         """The clients' optimizer."""

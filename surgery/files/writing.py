@@ -17,6 +17,7 @@ from surgery.files.reading import DTYPES, INDEX, TORCH, Checkpoint
 from surgery.files.whole import check_absent, replacing
 from surgery.lazy import LazyState, Pieces, pieces_of, spans
 from surgery.states import as_state
+from surgery.transfer import as_bytes
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _FORMAT = {"format": "pt"}  # transformers refuses files without it
@@ -102,7 +103,7 @@ def _safetensors(path: Path, pieces: Mapping[str, Pieces], metadata: Mapping[str
     with open(path, "wb", buffering=0) as file:
         _all(file, memoryview(len(text).to_bytes(8, "little") + text))
         for slab in _computed(pieces[name] for name in order):
-            _all(file, slab.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+            _all(file, as_bytes(slab.cpu()).numpy().data)
             progress(slab.nbytes)
 
 

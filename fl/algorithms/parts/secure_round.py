@@ -1,7 +1,6 @@
 """Secure recombination of trained models, between local training and the server's own rule."""
 
 import logging
-import math
 import random
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -17,6 +16,7 @@ from fl.federation.update import ClientUpdate
 from fl.secure import SERVER, Outcome, exchange, require
 from surgery import Stack
 from surgery.recombine import Segment
+from surgery.transfer import as_bytes
 
 _log = logging.getLogger("fl")
 
@@ -123,8 +123,8 @@ def to_bytes(models: Stack, pieces: Sequence[Segment]) -> list[list[bytes]]:
     """
     columns = []
     for names in pieces:
-        flat = [models[name].detach().reshape(len(models[name]), math.prod(models[name].shape[1:])) for name in names]
-        rows = torch.cat([tensor.contiguous().view(torch.uint8) for tensor in flat], 1).cpu().numpy()
+        flat = [as_bytes(models[name]).view(len(models[name]), models[name][0].nbytes) for name in names]
+        rows = torch.cat(flat, 1).cpu().numpy()
         columns.append([row.tobytes() for row in rows])
     return [list(model) for model in zip(*columns)]
 

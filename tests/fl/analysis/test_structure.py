@@ -30,6 +30,21 @@ def test_rand_index_is_that_of_scikit_learn_over_the_clients_that_kept_a_model()
     assert rand_index([1, 1, 0, 0, 2, -1], [0, 0, 1, 1, 2, 2]) == 1  # another numbering, and one pruned
 
 
+def test_names_of_clients_are_drawn_and_read(tmp_path):
+    names = ["oslo", "lima", "bern", "riga", "rome", "cairo"]
+    make(names=names).save(tmp_path)
+    read = Structure.read(tmp_path)
+    labels = structure_maps([read]).subfigs[0].axes[0].get_yticklabels()
+    assert [label.get_text() for label in labels] == read.names == names
+    for wrong in (names[1:], [*names[1:], 3]):
+        with pytest.raises(FLError, match="names"):
+            make(names=wrong)
+    text = json.loads((tmp_path / FILE).read_text())
+    del text["names"]  # as earlier versions wrote it
+    (tmp_path / FILE).write_text(json.dumps(text))
+    assert Structure.read(tmp_path).names == []
+
+
 def test_rand_index_is_none_where_the_truth_says_nothing():
     for found, truth in (
         ([0, 0, 1, 1], [0, 0, 0, 0]),

@@ -7,8 +7,11 @@ from PIL import Image
 from torch import nn
 
 import fl
+import surgery.files
 from fl.base.errors import FLError
+from fl.base.tensors import read, sha256_of, write
 from fl.data import Dataset, fingerprint, load
+from fl.deploy.messages import raw
 from fl.federation import Federation, LocalTraining
 from fl.partition import Split
 
@@ -58,6 +61,24 @@ def test_arrays_become_tensors_with_their_values(given, dtype):
         ({"x": IMAGES[:, 0, 0]}, r"x is uint8 \[4, 8\]: images are \[N, C, H, W\], tables are floats"),
         ({"x": IMAGES.transpose(0, 2, 3, 1)}, r"channels come first, as in x.transpose\(0, 3, 1, 2\)"),
         ({"x": IMAGES.astype(int)}, "images are uint8 or floats"),
+        ({"x": IMAGES.astype(np.uint16) + 300}, r"x is uint16 \[4, .*\(x / 65535\).astype\('float32'\)"),
+        ({"x": torch.tensor(IMAGES).to(torch.uint16)}, r"x is uint16 \[4, 3, 6, 8\]: images .* x.byte\(\)"),
+        ({"x": IMAGES.astype(np.int16) - 9}, r"x is int16 .*as in x.astype\('float32'\), of a scale of about 1"),
+        ({"x": IMAGES[:, None]}, r"x is uint8 \[4, 1, 3, 6, 8\]: volumes are floats, as in \(x / 255\).astype"),
+        ({"x": IMAGES[:, None] > 9}, r"x is bool \[4, 1, .*x.astype\('float32'\)"),
+        ({"x": IMAGES[:, 0, 0, 0]}, r"x is uint8 \[4\]: .* axis of their own, as in x\[:, None\].astype"),
+        ({"x": np.ma.masked_less(TABLE, 0)}, r"x\[0\] is masked, .* x.filled\(0\)"),
+        ({"x": [*TABLE[:3], np.ma.masked_greater(TABLE[3], 2)]}, r"x\[3\] is masked"),
+        ({"test_y": np.ma.masked_equal(LABELS, 2)}, r"test_y\[2\] is masked"),
+        ({"owners": np.ma.array(list("abca"), mask=[0, 1, 0, 0])}, r"owners\[1\] is masked"),
+        ({"owners": np.array([1, 2, 3, 2**63], np.uint64)}, "owners has the number 9223372036854775808.*: give names"),
+        ({"y": np.zeros((4, 6, 8), int)}, r"y is int64 \[4, 6, 8\]: .*task='multilabel', as y.reshape\(len\(y\), -1"),
+        (
+            {"y": np.full((4, 6, 8), 2.0)},
+            r"y is float64 \[4, 6, 8\]: .* each pixel or step is learned for tokens alone",
+        ),
+        ({"y": np.full((4, 7), 2)}, r"y is int64 \[4, 7\]: .* each pixel or step is learned for tokens alone"),
+        ({"y": np.zeros((4, 2, 3)), "task": "multilabel"}, r"give \[4, D\] for multilabel, as in y.reshape\(4, -1\)"),
         ({"x": -TOKENS}, "x goes from -11 to 0: tokens go from 0"),
         ({"y": LABELS / 1}, r"y is float64 \[4\]: labels are whole numbers, as in y.astype\(int\)"),
         ({"y": torch.tensor(LABELS).float()[:, None]}, r"labels are whole numbers, as in y.ravel\(\).astype\(int\)"),
@@ -67,7 +88,7 @@ def test_arrays_become_tensors_with_their_values(given, dtype):
         ({"y": ["a", "b", "c", "a"]}, r"y holds <U1 .*: number the names, as in names, y = np.unique"),
         ({"y": 2 * (LABELS > 0) - 1, "test_y": [1, 1, 1, -1]}, r"labels are -1 and 1.*: give \(y > 0\).astype\(int\)"),
         ({"x": -TABLE.astype(int)}, r"tables are floats, x.astype\('float32'\)"),
-        ({"y": LABELS[:, None]}, r"y is int64 \[4, 1\]: labels are \[N\]; give y.ravel\(\)"),
+        ({"y": LABELS[:, None]}, r"y is int64 \[4, 1\]: labels are \[N\].*; give y.ravel\(\)"),
         ({"y": np.eye(4, dtype=int)}, r"give y.argmax\(1\), if this is one-hot"),
         ({"y": LABELS - 1}, "labels go from -1 to 2, and they begin at 0: add 1 to y and test_y, the same to all"),
         ({"y": LABELS - 1, "test_y": LABELS - 3}, "labels go from -3 to 1, .*: add 3 to y and test_y, the same to all"),
@@ -87,6 +108,46 @@ def test_what_is_no_data_set_is_refused_in_one_line(changed, said):
     with pytest.raises(FLError, match=said) as error:
         Dataset.from_arrays(**arrays)
     assert "\n" not in str(error.value)
+
+
+STRIDES = {  # each is contiguous to torch, which still cannot view its numbers as bytes
+    "column": torch.from_numpy(np.arange(4.0)[:, None]),
+    "series": torch.from_numpy(np.arange(8.0).reshape(4, 2)[..., None]),
+    "single": torch.from_numpy(np.array(3.0)[None]),
+    "expanded": torch.tensor(3.0, dtype=torch.bfloat16).expand(1, 1),
+    "strided": torch.arange(4.0).as_strided((1,), (3,)),
+    "empty": torch.empty(6, 6)[:0, ::2],
+    "scalar": torch.tensor(7),
+}
+
+
+@pytest.mark.parametrize("tensor", STRIDES.values(), ids=STRIDES)
+def test_bytes_of_tensors_whose_last_stride_is_not_1(tensor, tmp_path):
+    plain = tensor.clone(memory_format=torch.contiguous_format)
+    data = Dataset("a", tensor, tensor, tensor, tensor, 2)
+    assert fingerprint(data) == fingerprint(Dataset("a", plain, plain, plain, plain, 2))
+    assert raw(tensor) == raw(plain)
+    assert sha256_of({"a": tensor}) == sha256_of({"a": plain})
+    write(tmp_path / "a.safetensors", "test-1", {"a": tensor}, {})
+    assert torch.equal(read(tmp_path / "a.safetensors", "test-1")[0]["a"], tensor)
+    surgery.files.write(tmp_path / "b.safetensors", {"a": tensor})
+    assert torch.equal(surgery.files.open_state(tmp_path / "b.safetensors")["a"], tensor)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "task", "net"),
+    [
+        (TABLE, TABLE.sum(1)[:, None], "regression", nn.Linear(5, 1)),
+        (TABLE[..., None], LABELS, "classification", nn.Sequential(nn.Flatten(), nn.Linear(5, 3))),
+        (TABLE[:, 0].copy()[:, None], LABELS, "classification", nn.Linear(1, 3)),
+        (torch.tensor(TABLE).unsqueeze(-1), LABELS, "classification", nn.Sequential(nn.Flatten(), nn.Linear(5, 3))),
+    ],
+)
+def test_a_run_on_arrays_with_a_new_last_axis(x, y, task, net, tmp_path, monkeypatch):
+    monkeypatch.setattr("fl.figures.curves.run_figure", lambda *_: None)
+    data = Dataset.from_arrays(x, y, x, y, owners=[0, 0, 1, 1], task=task)
+    config = fl.Config(algorithm="fedavg", partition="natural", clients=2, participants=2, rounds=1, min_samples=1)
+    assert fl.simulate(config, tmp_path / "run", dataset=data, model=net)["final"]["round"] == 1
 
 
 @pytest.mark.parametrize(
@@ -110,6 +171,18 @@ def test_a_model_and_data_that_do_not_fit_each_other(x, last, said):
         fl.build(config, data, nn.Sequential(nn.Linear(3, 4), *last, nn.Linear(4, 3)))  # within a model it is no end
 
 
+def test_masked_arrays_without_a_masked_value_are_taken():
+    data = Dataset.from_arrays(np.ma.array(TABLE), np.ma.array(LABELS, mask=False), TABLE, LABELS)
+    assert np.allclose(data.x, TABLE)
+
+
+def test_types_of_torch_without_arithmetic_are_taken():
+    data = Dataset.from_arrays(
+        torch.tensor(TOKENS).to(torch.uint16), torch.tensor(LABELS).to(torch.uint32), TOKENS, LABELS
+    )
+    assert (data.x.tolist(), data.y.tolist()) == (TOKENS.tolist(), LABELS.tolist())
+
+
 def test_floats_that_are_pixels_are_told(caplog):
     bright = IMAGES.astype(np.float32)
     for x in (IMAGES / 255, IMAGES - 128.0, IMAGES, TABLE * 50 + 150, bright.reshape(4, -1) * 2, bright[:, 0] / 2):
@@ -129,6 +202,29 @@ def test_owners_may_have_names_and_a_data_set_prints_as_a_few_lines():
         "given: 4 training and 2 test samples of 5, 3 classes\n"
         "owned by nature: 3 owners have the training samples, and 2 the test samples"
     )
+
+
+@pytest.mark.parametrize(
+    ("owners", "names", "said"),
+    [
+        (list("bacb"), ("a", "b", "c"), ["a", "b", "c"]),
+        (np.array([b"\xc3\xa9", b"a", b"z", b"\xc3\xa9"]), ("a", "z", "é"), ["a", "z", "é"]),
+        ([7, -3, 10**15, 7], (), ["-3", "7", "1000000000000000"]),
+    ],
+)
+def test_clients_are_named_by_their_owners(owners, names, said):
+    data = Dataset.from_arrays(TABLE, LABELS, TABLE, LABELS, owners)
+    config = fl.Config(algorithm="fedavg", partition="natural", clients=3, participants=1, min_samples=1)
+    fed, _ = fl.build(config, dataset=data, model=nn.Linear(5, 3))
+    assert (data.owner_names, fed.client_names) == (names, said)
+    pooled = data.sampled(3)
+    assert pooled.owner_names == names
+    merged = [Split(torch.tensor(part), torch.empty(0).long(), torch.empty(0).long()) for part in ([0, 3, 1], [2])]
+    both = Federation(nn.Linear(5, 3), data, merged, 1).client_names
+    first = [str(owners[k]) if not names else names[int(data.owners[k])] for k in (0, 1, 2)]
+    assert both == [" + ".join(sorted(first[:2], key=lambda one: int(one) if not names else one)), first[2]]
+    torn = [Split(torch.tensor(part), torch.empty(0).long(), torch.empty(0).long()) for part in ([0, 1], [2, 3])]
+    assert Federation(nn.Linear(5, 3), data, torn, 1).client_names == []
 
 
 def test_classes_that_no_sample_has_are_told(caplog):
@@ -224,12 +320,76 @@ def test_an_image_folder(tmp_path):
         Dataset.from_torch(ImageFolder(sizes), train)
     assert Dataset.from_torch(*[ImageFolder(sizes, Resize((5, 5)))] * 2).x.shape[1:] == (3, 5, 5)
 
-    other = ImageFolder(folder(tmp_path / "other", classes="ac"))
-    with pytest.raises(FLError, match="train and test name different classes"):
-        Dataset.from_torch(train, other)
     (tmp_path / "train/a/0.png").write_bytes(b"no image")
     with pytest.raises(FLError, match=r"train\[0\] cannot be read: UnidentifiedImageError"):
         Dataset.from_torch(train, train)
+
+
+def image_folders(root, **classes):
+    """Of each name an ImageFolder with three pictures a class; the letter of the class is their brightness."""
+    from torchvision.datasets import ImageFolder
+
+    for name, letters in classes.items():
+        for letter in letters:
+            (root / name / letter).mkdir(parents=True)
+            for k in range(3):
+                Image.new("L", (4, 4), ord(letter)).save(root / name / letter / f"{k}.png")
+    return [ImageFolder(root / name) for name in classes]
+
+
+def brightness(x):
+    return "".join(sorted({chr(pixel) for pixel in x[:, 0, 0, 0].tolist()}))
+
+
+NESTED = {
+    "alone": lambda a, b: b,
+    "concat": lambda a, b: torch.utils.data.ConcatDataset([a, b]),
+    "sum": lambda a, b: a + b,
+    "subset of concat": lambda a, b: torch.utils.data.Subset(a + b, range(len(a), len(a) + len(b))),
+    "concat of subsets": lambda a, b: torch.utils.data.ConcatDataset(
+        [torch.utils.data.Subset(a, [0]), torch.utils.data.Subset(b, range(len(b)))]
+    ),
+    "random split": lambda a, b: torch.utils.data.random_split(torch.utils.data.ConcatDataset([a, b]), [0.5, 0.5])[0],
+    "nested": lambda a, b: a + (a + torch.utils.data.Subset(b, [0, 3])),
+}
+
+
+@pytest.mark.parametrize("join", NESTED.values(), ids=NESTED)
+@pytest.mark.parametrize("letters", ["ce", "ae", "xyz"])
+def test_folders_that_number_classes_differently(join, letters, tmp_path):
+    """The refusal names class and folder, and what it says makes them agree."""
+    a, b = folders = image_folders(tmp_path, a="ace", b=letters)
+    with pytest.raises(FLError, match=rf"{tmp_path}/[ab].*, and for each d of folders d.target_transform = lambda"):
+        Dataset.from_torch(join(a, b), a)
+    with pytest.raises(FLError, match=rf"{tmp_path}/[ab]"):
+        Dataset.from_torch(a, join(a, b))
+    names = sorted({c for d in folders for c in d.classes})
+    for d in folders:
+        d.target_transform = lambda k, own=d.classes: names.index(own[k])
+    data = Dataset.from_torch(join(a, b), a)
+    assert data.names == tuple(names)
+    for x, y in ((data.x, data.y), (data.test_x, data.test_y)):
+        assert all(brightness(x[y == k]) == names[k] for k in y.unique().tolist())
+
+
+def test_folders_that_agree(tmp_path):
+    a, same, first = image_folders(tmp_path, a="ace", same="ace", first="ac")
+    assert Dataset.from_torch(a + same, a).names == ("a", "c", "e")
+    assert Dataset.from_torch(a, first).names == ("a", "c", "e")
+    few = Dataset.from_torch(torch.utils.data.Subset(a, [0, 3]), first)  # no sample of the last class
+    assert (few.names, few.classes) == (("a", "c", "e"), 3)
+    a.target_transform = same.target_transform = [0, 1, 0].__getitem__  # two classes become one
+    merged = Dataset.from_torch(a, same)
+    assert (merged.names, merged.classes) == ((), 2)
+    a.target_transform = torch.tensor([2, 1, 0]).__getitem__
+    with pytest.raises(FLError, match="a label would mean two things"):
+        Dataset.from_torch(a, same)
+    same.target_transform = a.target_transform
+    assert Dataset.from_torch(a, same).names == ("e", "c", "a")
+    synonyms = [(torch.zeros(3), 0), (torch.zeros(3), 1)]
+    part = torch.utils.data.Subset(synonyms, [0, 1])
+    part.dataset = type("Kinds", (list,), {"class_to_idx": {"crane": 0, "bird": 0, "car": 1}})(synonyms)
+    assert Dataset.from_torch(part, part).names == ("crane", "car")
 
 
 @pytest.mark.parametrize(
@@ -262,14 +422,41 @@ def test_hugging_face_data_sets():
         Dataset.from_huggingface(train, train)
     with pytest.raises(FLError, match=r"the label of train\[0\] is 'w'"):
         Dataset.from_huggingface(train, train, image="pixels", label="note")
-    with pytest.raises(FLError, match=r"train is a DatasetDict of train: give one, as data\['train'\]"):
+    with pytest.raises(FLError, match=r"train is a DatasetDict of train: give two splits, as in data\['tr"):
         Dataset.from_huggingface(datasets.DatasetDict(train=train), train)
+    both = datasets.DatasetDict(train=train, test=train.select([2, 0]))
+    data = Dataset.from_huggingface(both, image="pixels")
+    assert (data.y.tolist(), data.test_y.tolist()) == ([0, 1, 2, 0], [2, 0])
+    halves = Dataset.from_huggingface(train.train_test_split(0.5), image="pixels", owner="who")  # what a message says
+    assert len(halves.y) == len(halves.test_owners) == 2
+    streamed = train.to_iterable_dataset()
+    for wrong, said in (
+        ((datasets.DatasetDict(train=train, validation=train),), r"as in data\['train'\], data\['validation'\]"),
+        (
+            (both, both),
+            r"train is a DatasetDict of train, test: give two splits, as in data\['train'\], data\['test'\]",
+        ),
+        ((train,), "test is missing"),
+        ((train, "test"), r"test is the text 'test': .*split='test'"),
+        ((streamed, train), r"which is streamed: .*from_list\(list\(train\), features=train.features\)"),
+    ):
+        with pytest.raises(FLError, match=said):
+            Dataset.from_huggingface(*wrong, image="pixels")
+    kept = datasets.Dataset.from_list(list(streamed), features=streamed.features)
+    assert torch.equal(Dataset.from_huggingface(kept, kept, image="pixels").x, data.x)
     images = {"image": [Image.new("L", (4, 3), k) for k in (3, 5)], "label": [0, 1]}
     kinds = [{"image": datasets.Image(), "label": datasets.ClassLabel(names=names)} for names in ("ab", "ba")]
     parts = [datasets.Dataset.from_dict(images, features=datasets.Features(kind)) for kind in kinds]
     assert Dataset.from_huggingface(parts[0], parts[0]).x[:, 0, 0, 0].tolist() == [3, 5]
-    with pytest.raises(FLError, match=r"name different classes, or in another order \(a, b; b, a\)"):
+    with pytest.raises(FLError, match=r"the class 'b' is 0 in test and 1 in train"):
         Dataset.from_huggingface(*parts)
+    numbers = {name: k for k, name in enumerate("ab")}
+    data = Dataset.from_huggingface(parts[0], parts[1].align_labels_with_mapping(numbers, "label"))
+    assert (data.names, data.test_y.tolist()) == (("a", "b"), [1, 0])
+    kind = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=list("abc"))})
+    more = datasets.Dataset.from_dict(images, features=kind)
+    assert Dataset.from_huggingface(more, parts[0], owner="label").names == ("a", "b", "c")
+    assert Dataset.from_huggingface(more, parts[0], owner="label").owner_names == ("a", "b")
 
 
 @pytest.mark.parametrize("kind", ["str", "object", "category"])

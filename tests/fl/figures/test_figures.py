@@ -180,6 +180,13 @@ def test_the_partition_says_its_colours_and_has_whole_numbers():
     assert figure.get_suptitle() == "title x/y"
 
 
+def test_the_partition_names_its_clients():
+    y = torch.arange(1000) % 10
+    partition = deal(y, "iid", 3, np.random.default_rng(0))
+    labels = partition_map(partition, y, 10, "title", ["oslo", "lima", "x" * 40]).axes[0].get_yticklabels()
+    assert [label.get_text() for label in labels] == ["oslo", "lima", "x" * 23 + "…"]
+
+
 def test_recombination_numbers_its_cells_and_explains_them(monkeypatch, tmp_path):
     figures = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))

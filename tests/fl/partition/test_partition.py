@@ -358,3 +358,32 @@ def test_classes_of_nested_clusters_fit(total, counts):
     assert sorted(classes, reverse=True) == list(classes)
     used = sum(c * k for c, k in zip(classes, counts, strict=True))
     assert total - counts[0] < used <= total
+
+
+@pytest.mark.parametrize(
+    ("sizes", "valid", "test", "said"),
+    [
+        ([5, 1], 0, 0.01, r"client 1 has 1 sample, .*: give clients 2 or more \(--min-samples 2\)$"),
+        ([2], 0.1, 0.1, r"2 samples, .* 3 or more \(--min-samples 3\)$"),
+        ([3], 0.5, 0.49, r"--min-samples 100\), or use smaller shares$"),
+        ([1], 0.5, 0.4999, "use smaller shares$"),
+    ],
+)
+def test_too_few_samples_to_hold_out_are_told_how_many_are_enough(sizes, valid, test, said):
+    with pytest.raises(FLError, match=said):
+        hold_out(list(torch.arange(sum(sizes)).split(sizes)), valid, test, np.random.default_rng(0))
+    if "--min-samples" in said:
+        least = int(said.split("--min-samples ")[1].split("\\")[0])
+        parts = list(torch.arange(sum(range(least, least + 9))).split(list(range(least, least + 9))))
+        assert len(hold_out(parts, valid, test, np.random.default_rng(0))) == 9
+
+
+@pytest.mark.parametrize("owners", [[-5, 10**15, -5, 10**15, 2], [2**62, 7, 2**62, 7, 9]])
+def test_owners_may_have_any_number(owners):
+    given, small = torch.tensor(owners), torch.tensor(np.unique(owners, return_inverse=True)[1])
+    for seed in range(3):
+        parts = [
+            deal(torch.zeros(5), "natural", 2, np.random.default_rng(seed), minimum=1, owners=each).parts
+            for each in (given, small)
+        ]
+        assert [part.tolist() for part in parts[0]] == [part.tolist() for part in parts[1]]

@@ -4,11 +4,14 @@ import csv
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 import torch
 from fl_flags import TINY
 
+import fl
 from fl import run as cli
+from fl.base.errors import FLError
 from fl.federation import Federation
 from fl.partition import Split
 from fl.runs.assembly import build
@@ -58,6 +61,29 @@ def test_a_row_a_client_and_round_and_the_one_with_the_smallest_validation_loss_
     said += f"accuracy {best['local_test_accuracy']:.2%} ± {best['local_test_std']:.2%}, "
     said += f"macro-F1 {best['local_test_f1']:.2%} ± {best['local_test_f1_std']:.2%} (± over clients)\n"
     assert said in capsys.readouterr().out
+
+
+def test_owners_have_a_column(tmp_path):
+    """Which owners are drawn depends on the seed; a run of an earlier version lacks the column and goes on."""
+    names = np.repeat(["zurich", "berlin", "oslo", "athens", "lima"], [14, 10, 12, 11, 3])
+    x, y = torch.rand(len(names), 4), torch.arange(len(names)) % 3
+    data, net = fl.Dataset.from_arrays(x, y, x, y, owners=names), torch.nn.Linear(4, 3)
+    for seed, expected in ((0, ["athens", "oslo", "zurich"]), (1, ["athens", "berlin", "oslo"])):
+        given = {"partition": "natural", "participants": 2, "rounds": 2, "local_test": 0.3, "min_samples": 5}
+        config, folder = Config(algorithm="fedavg", clients=3, seeds=(seed,), **given), tmp_path / str(seed)
+        fl.simulate(config, folder, dataset=data, model=net)
+        table = (folder / FILE).read_text()
+        rows = rows_of(folder, 1) + rows_of(folder, 2)
+        assert [row["owner"] for row in rows] == 2 * expected
+        fed, _ = build(config, dataset=data, model=net)
+        assert fed.client_names == expected == [names[int(split.train[0])] for split in fed.clients]
+    lines = [line.split(",") for line in table.splitlines()]
+    (folder / FILE).write_text("".join(f"{','.join(line[:1] + line[2:])}\n" for line in lines))
+    fl.simulate(config, folder, resume=True, dataset=data, model=net)
+    assert (folder / FILE).read_text() == table
+    (folder / FILE).write_text(table.replace("oslo", "osla"))
+    with pytest.raises(FLError, match="put the table back"):
+        fl.simulate(config, folder, resume=True, dataset=data, model=net)
 
 
 @pytest.mark.slow

@@ -327,11 +327,12 @@ def test_tensors_become_bytes_and_tensors_again(dtype, device):
         "odd": torch.randn(3, 3, generator=generator).half(),  # 6 bytes: what follows is not aligned
         "b": torch.full((1, 4), torch.nan).expand(3, 4),
         "none": torch.empty(3, 0),
+        "column": torch.arange(3.0).as_strided((3, 1), (1, 0)),  # contiguous, with a last stride that is not 1
     }
     stack = {name: tensor.to(device) for name, tensor in stack.items()}
-    pieces = [("odd", "a"), ("none",), ("b", "count")]
+    pieces = [("odd", "a"), ("none",), ("b", "count", "column")]
     models = to_bytes(stack, pieces)
-    assert [len(piece) for piece in models[0]] == [6 + 10 * stack["a"].itemsize, 0, 24]
+    assert [len(piece) for piece in models[0]] == [6 + 10 * stack["a"].itemsize, 0, 28]
     back = from_bytes([models[2], models[0]], pieces, stack)
     assert list(back) == list(stack)
     alone = from_bytes([models[1]], pieces, stack)

@@ -134,3 +134,38 @@ def test_a_folder_of_settings_that_meant_another_model_is_not_resumed(tmp_path):
     checkpoint.save(tmp_path, algorithm.init(), 1, dataclasses.replace(spec, dropout=0.0), {})
     with pytest.raises(FLError, match=r"another model: dropout was 0\.0, the settings now mean 0\.2"):
         restore_server(config, tmp_path, algorithm, spec)
+
+
+@pytest.mark.parametrize(
+    ("given", "clients", "participants", "least"),
+    [
+        ({}, 20, 5, 10),
+        ({"clients": 3}, 3, 3, 10),
+        ({"clients": 1}, 1, 1, 10),
+        ({"participants": 30}, 30, 30, 10),
+        ({"clients": 3, "participation": 0.5}, 3, 5, 10),
+        ({"samples": 100}, 20, 5, 5),
+        ({"samples": 12, "clients": 3}, 3, 3, 4),
+        ({"samples": 100, "clients": 3}, 3, 3, 10),
+    ],
+)
+def test_defaults_follow_what_was_set(given, clients, participants, least):
+    """From Python, from YAML, which records what is taken, and on the command line; also what is set later."""
+    expected = (clients, participants, least)
+    flags = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    text = "\n".join(f"{name}: {value}" for name, value in given.items())
+    made = (Config(**given), dataclasses.replace(Config(), **given), Config.from_yaml(text or "{}"))
+    for config in (*made, command_line.parse(flags)[0]):
+        config.check()
+        assert (config.clients, config.participants, config.min_samples) == expected
+        assert Config.from_yaml(config.to_yaml()) == config
+    assert dataclasses.replace(Config(clients=2), clients=40).participants == 5
+    assert (f"participants: {participants}\n" in config.to_yaml()) == ("participation" not in given)
+
+
+@pytest.mark.parametrize("given", [{"clients": 3, "participants": 5}, {"clients": 20, "participants": 21}])
+def test_what_was_set_is_not_changed(given):
+    with pytest.raises(FLError, match=r"--participants \d+ of --clients \d+"):
+        Config(**given).check()
+    with pytest.raises(FLError, match=r"--participants \d+ of --clients \d+"):
+        Config.from_yaml("\n".join(f"{k}: {v}" for k, v in given.items())).check()
