@@ -278,7 +278,9 @@ def comparison_figure(
             `fl.runs.metrics.selected`.
         chosen: from a label to these rounds, where settings such as --best-by choose them.
     """
-    lines = [Line(label, runs, label.split()[0], chosen=(chosen or {}).get(label, ())) for label, runs in groups.items()]
+    lines = [
+        Line(label, runs, label.split()[0], chosen=(chosen or {}).get(label, ())) for label, runs in groups.items()
+    ]
     together = parts(lines)
     keys = panels([set().union(*rows) for line in lines for rows in line.runs])
     shown = [Panel(key, part, [line for line in lines if line not in part]) for key in keys for part in together]

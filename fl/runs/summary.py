@@ -60,7 +60,9 @@ def describe(summary: dict) -> str:
         other += f"; the trigger turns {final['attack_success']} of the images"
     more = ""
     judged = [name for name in summary["best"] if name not in ("round", score)]
-    top = f"best{f' by {judged[0]}' if judged else ''} {best[score]} in round {best['round']}" if best else "none is best"
+    top = (
+        f"best{f' by {judged[0]}' if judged else ''} {best[score]} in round {best['round']}" if best else "none is best"
+    )
     if f"local_test_{score}" in chosen:
         which = f", the best by {judged[0]}" if judged else ""
         which = ", of the smallest validation loss" if judged == ["local_valid_loss"] else which
