@@ -14,7 +14,7 @@ from typing import Annotated
 
 import tyro
 
-from fl.analysis.groups import AGAINST, along, common, find_runs, group, table, target_table
+from fl.analysis.groups import AGAINST, along, common, find_runs, group, selection, table, target_table
 from fl.base.console import guarded
 from fl.base.settings import choice
 from fl.base.tables import fitted, wrapped
@@ -62,7 +62,8 @@ def compare(
     rows = {label: [along(run, against) for run in runs] for label, runs in groups.items()}
     if new:
         check_new(out)
-    comparison_figure(rows, title, out, AGAINST[against])
+    chosen = {label: [selection(run) for run in runs] for label, runs in groups.items()}
+    comparison_figure(rows, title, out, AGAINST[against], chosen)
     return "\n\n".join(tables)
 
 

@@ -10,9 +10,11 @@ import numbers
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
+from inspect import signature
 from typing import Any, NamedTuple
 
 import numpy as np
+from sklearn import metrics as sklearn_metrics
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.metrics import get_scorer, get_scorer_names, precision_recall_fscore_support
 
@@ -30,6 +32,11 @@ SCORES = {
 
 _log = logging.getLogger("fl")
 _PER_CLASS = {"precision_per_class": 0, "recall_per_class": 1, "f1_per_class": 2}
+_RATIOS = ("precision", "recall", "f1", "jaccard")
+"""Ratios of counts, alone for two classes and with an average behind them, as in recall_macro."""
+_OF_TWO = ("matthews_corrcoef", "d2_log_loss_score", "d2_brier_score")
+_OF_TWO += ("positive_likelihood_ratio", "neg_negative_likelihood_ratio")
+"""What compares classes, so that samples of one class do not define it."""
 _MANY = 200  # classes with a column of their own
 
 
@@ -47,7 +54,7 @@ def macro_f1(predicted: np.ndarray, labels: np.ndarray, owners: np.ndarray) -> n
     """Compute scikit-learn's macro-F1 of each owner's samples, float64 [owners].
 
     That is the mean of 2 TP / (labels + predictions) over the classes in labels or predictions; of several labels a
-    sample, over all labels, where one that nobody has or predicts counts as 0.
+    sample, over the labels that a sample has or is predicted to have, NaN for an owner without any.
 
     Args:
         predicted, labels: integers [N], or of several labels 0 and 1 [N, labels].
@@ -59,15 +66,15 @@ def macro_f1(predicted: np.ndarray, labels: np.ndarray, owners: np.ndarray) -> n
     n = owners.max() + 1
     if labels.ndim > 1:
         said, true, hit = (_sums(values, owners) for values in (predicted, labels, predicted * labels))
-        return np.divide(2 * hit, true + said, out=np.zeros(true.shape), where=true + said > 0).mean(1)
-    classes = max(predicted.max(), labels.max()) + 1
-    true, said, hit = (
-        np.bincount((owners * classes + column)[chosen], minlength=n * classes).reshape(n, classes)
-        for column, chosen in ((labels, ...), (predicted, ...), (labels, predicted == labels))
-    )
+    else:
+        classes = max(predicted.max(), labels.max()) + 1
+        true, said, hit = (
+            np.bincount((owners * classes + column)[chosen], minlength=n * classes).reshape(n, classes)
+            for column, chosen in ((labels, ...), (predicted, ...), (labels, predicted == labels))
+        )
     known = true + said > 0
     each = np.divide(2 * hit, true + said, out=np.zeros(known.shape), where=known)
-    return each.sum(1) / known.sum(1)
+    return np.divide(each.sum(1), known.sum(1), out=np.full(n, np.nan), where=known.any(1))
 
 
 def r2(predicted: np.ndarray, targets: np.ndarray, owners: np.ndarray) -> np.ndarray:
@@ -165,12 +172,73 @@ def metric(name: str, data: Dataset) -> Metric:
 
 
 def _scorer(name: str, data: Dataset) -> Callable[[np.ndarray, np.ndarray], Sequence[float]]:
-    """Make a function of outputs and targets of one of scikit-learn's scorers."""
+    """Make a function of outputs and targets of one of scikit-learn's scorers, NaN where samples do not define it.
+
+    There scikit-learn warns and returns 0, or another number that would count in the mean over clients.
+    """
+    what, _, average = name.partition("_")
+    if what in _RATIOS:
+        return lambda outputs, targets: [_ratio(what, average or "binary", outputs, targets.astype(np.int64))]
+    if name == "average_precision" and data.task == "multilabel":
+        return lambda outputs, targets: [_average_precision(outputs, targets.astype(np.int64))]
     scorer: Any = get_scorer(name)
     estimator: Any = _ESTIMATORS[data.task]()
     estimator.classes_ = np.arange(data.classes)
+    known = signature(scorer._score_func).parameters
+    if data.task == "classification" and "labels" in known and "multi_class" not in known:
+        scorer._kwargs["labels"] = estimator.classes_  # it would take a client's classes for all that there are
     type_ = np.float64 if data.task == "regression" else np.int64
-    return lambda outputs, targets: [scorer(estimator, outputs, targets.astype(type_))]
+
+    def measure(outputs: np.ndarray, targets: np.ndarray) -> Sequence[float]:
+        if not _has_what_it_needs(name, targets):
+            return [math.nan]
+        return [scorer(estimator, outputs, targets.astype(type_))]
+
+    return measure
+
+
+def _has_what_it_needs(name: str, targets: np.ndarray) -> bool:
+    """Say whether samples have what a scorer needs that returns a number even where they do not."""
+    if name in _OF_TWO:
+        return len(np.unique(targets, axis=0)) > 1
+    if name == "average_precision" or (name.startswith("roc_auc") and targets.ndim > 1):
+        return bool(targets.any())
+    return name != "explained_variance" or len(targets) > 1
+
+
+def _ratio(what: str, average: str, outputs: np.ndarray, targets: np.ndarray) -> float:
+    """Compute scikit-learn's precision, recall, F1 or Jaccard score; NaN where it is 0 divided by 0.
+
+    An average over classes (or samples) is over those for which the score is defined, and over those that are there but
+    never predicted, whose precision is 0 as in scikit-learn: else a model that predicts a single class would look good.
+    """
+    several, options = targets.ndim > 1, {}
+    predicted = (outputs > 0).astype(np.int64) if several else outputs.argmax(1)
+    if several:
+        true, said = (column.sum(1 if average == "samples" else 0) for column in (targets, predicted))
+    else:
+        true, said = (np.bincount(column, minlength=outputs.shape[1]) for column in (targets, predicted))
+    if average in ("binary", "micro"):
+        true, said = (counts[1] if average == "binary" else counts.sum() for counts in (true, said))
+        defined = {"recall": true, "precision": said}.get(what, true + said) > 0
+    else:
+        there = np.flatnonzero(true if what == "recall" or average == "weighted" else true + said)
+        defined = len(there) > 0
+        if average == "samples":
+            targets, predicted = targets[there], predicted[there]
+        else:
+            options["labels"] = there
+    if not defined:
+        return math.nan
+    score = getattr(sklearn_metrics, f"{what}_score")
+    return score(targets, predicted, average=average, zero_division=0, **options)
+
+
+def _average_precision(outputs: np.ndarray, targets: np.ndarray) -> float:
+    """Compute scikit-learn's average precision, the mean over the labels that a sample has; NaN if none has any."""
+    there = np.flatnonzero(targets.any(0))
+    each = [sklearn_metrics.average_precision_score(targets[:, label], outputs[:, label]) for label in there]
+    return float(np.mean(each)) if each else math.nan
 
 
 def _check_scorer(name: str, data: Dataset) -> None:

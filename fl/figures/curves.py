@@ -31,12 +31,16 @@ Look = Mapping[str, Any]
 
 
 class Line(NamedTuple):
-    """The runs of one line, one a seed. A reference does not read the swept option; it is grey and in every panel."""
+    """The runs of one line, one a seed, and the rounds that they are judged by (as `selected` gives them by default).
+
+    A reference does not read the swept option; it is grey and in every panel.
+    """
 
     label: str
     runs: Sequence[Sequence[Row]]
     method: str
     reference: bool = False
+    chosen: Sequence[Row] = ()
 
 
 class Panel(NamedTuple):
@@ -137,7 +141,7 @@ def _draw(axis: Axes, panel: Panel, looks: Mapping[str, Look], along: str) -> No
         if not _still(line, along):
             curve(axis, line.runs, panel.key, line.label, look, along)
             mark_levels(axis, line.runs[0], look["color"], along)
-        elif values := [row[panel.key] for row in map(selected, line.runs) if panel.key in row]:
+        elif values := [row[panel.key] for row in line.chosen or map(selected, line.runs) if panel.key in row]:
             draw_level(axis, line.label, look, *mean_and_spread(values), columns([panel.key])[panel.key].ends)
 
 
@@ -256,7 +260,11 @@ def leave_curves(run: Run) -> None:
 
 
 def comparison_figure(
-    groups: Mapping[str, Sequence[Sequence[Row]]], title: str, path: Path, along: str = "round"
+    groups: Mapping[str, Sequence[Sequence[Row]]],
+    title: str,
+    path: Path,
+    along: str = "round",
+    chosen: Mapping[str, Sequence[Row]] | None = None,
 ) -> None:
     """Draw curves of several methods: mean and one standard deviation over their runs.
 
@@ -268,8 +276,11 @@ def comparison_figure(
         along: the column that curves are drawn against. If it stays 0, such as the traffic of a method that sends
             nothing, the method is a dashed horizontal line with the value of its selected round, see
             `fl.runs.metrics.selected`.
+        chosen: from a label to these rounds, where settings such as --best-by choose them.
     """
-    lines = [Line(label, runs, label.split()[0]) for label, runs in groups.items()]
+    lines = [
+        Line(label, runs, label.split()[0], chosen=(chosen or {}).get(label, ())) for label, runs in groups.items()
+    ]
     together = parts(lines)
     keys = panels([set().union(*rows) for line in lines for rows in line.runs])
     shown = [Panel(key, part, [line for line in lines if line not in part]) for key in keys for part in together]

@@ -114,6 +114,7 @@ _CLIENT_SCORES = {
     "accuracy": Column(
         due="global", heading="clients' acc. %", factor=100, label="mean test accuracy\non clients' own data"
     ),
+    "accuracy_by_samples": Column(due="global", factor=100),
     "std": Column(due="global", factor=100, falls=True),
     "worst_tenth": Column(due="global", heading="worst tenth %", factor=100),
     "loss": Column(due="global", digits=3, falls=True),
@@ -121,6 +122,7 @@ _CLIENT_SCORES = {
     "f1_std": Column(due="global", factor=100, falls=True),
     "perplexity": Column(due="global", heading="clients' perplexity", falls=True),
     "mae": Column(due="global", heading="clients' abs. error", digits=3, falls=True),
+    "mae_by_samples": Column(due="global", digits=3, falls=True),
     "mae_std": Column(due="global", digits=3, falls=True),
     "mae_worst_tenth": Column(due="global", heading="worst tenth's error", digits=3, falls=True),
     "r2": Column(due="global", heading="clients' R2", digits=3),
@@ -128,7 +130,8 @@ _CLIENT_SCORES = {
 
 _LAST = {f"local_valid_{name}": replace(column, heading="", label="") for name, column in _CLIENT_SCORES.items()}
 _LAST |= {f"local_test_{name}": column for name, column in _CLIENT_SCORES.items()}
-"""Means and spreads over clients of the scores on their own samples."""
+"""Means and spreads over clients of the scores on their own samples. All clients count alike, but in those that end in
+`_by_samples`, where they count by how many samples of the part they have."""
 
 _ASKED = ("test_", "local_valid_", "local_test_")
 """What the names of columns of metrics begin with that were asked for (`fl.federation.scores.Metric`)."""

@@ -1,7 +1,7 @@
 """The measurements after a round."""
 
 import math
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
 from math import prod
 from typing import NamedTuple, TypeAlias
@@ -25,7 +25,7 @@ from surgery.transfer import double, download, upload, widest
 Scores: TypeAlias = dict[str, list[dict[str, float]]]
 """Part ("valid", "test") -> the scores of each client on its own samples of it."""
 
-_ALWAYS = ("accuracy", "loss", "mae", "f1", "perplexity")
+_ALWAYS = ("accuracy", "loss", "mae", "perplexity")
 """Scores that are numbers unless a model has failed, which the mean then shows."""
 _LOGITS = 2**24  # of one piece of the samples: a whole test set of text has far too many for memory
 _SAMPLES = 2**14  # in one piece of the clients' samples
@@ -297,7 +297,9 @@ def silent(scores: Scores) -> set[int]:
     return {client for rows in scores.values() for client, row in enumerate(rows) if all(map(math.isnan, row.values()))}
 
 
-def summarise_clients(scores: Scores, left_out: Container[int] = ()) -> dict[str, float]:
+def summarise_clients(
+    scores: Scores, left_out: Container[int] = (), sizes: Mapping[str, Sequence[int]] | None = None
+) -> dict[str, float]:
     """Average scores over clients, which all count alike, with how unequal they are.
 
     Of the first score (accuracy; of numbers the mean absolute error) also the standard deviation (`std`, `mae_std`) and
@@ -306,24 +308,32 @@ def summarise_clients(scores: Scores, left_out: Container[int] = ()) -> dict[str
 
     Args:
         left_out: clients that do not count, such as malicious ones.
+        sizes: how many samples of each part each client has. With them also the mean of the first score in which a
+            client counts by its samples (`accuracy_by_samples`): of accuracies the share of all samples that are right.
 
     >>> rows = [{"accuracy": 0.5, "loss": 1.0, "f1": 0.25}, {"accuracy": 1.0, "loss": 2.0, "f1": 0.75}]
     >>> summarise_clients({"test": rows})  # doctest: +NORMALIZE_WHITESPACE
     {'local_test_accuracy': 0.75, 'local_test_loss': 1.5, 'local_test_f1': 0.5,
      'local_test_std': 0.25, 'local_test_worst_tenth': 0.5, 'local_test_f1_std': 0.25}
+    >>> summarise_clients({"test": rows}, sizes={"test": [30, 10]})["local_test_accuracy_by_samples"]
+    0.625
     """
     result = {}
     for part, every in scores.items():
-        if not (rows := [row for client, row in enumerate(every) if client not in left_out]):
+        counted = [client for client in range(len(every)) if client not in left_out]
+        if not (rows := [every[client] for client in counted]):
             continue
         columns = {key: torch.tensor([row[key] for row in rows], dtype=torch.float64) for key in rows[0]}
         means = {key: column.mean() if key in _ALWAYS else column.nanmean() for key, column in columns.items()}
         result |= {f"local_{part}_{key}": mean.item() for key, mean in means.items()}
         first = next(iter(columns))  # as in SCORES
+        if sizes:
+            weights = torch.tensor([sizes[part][client] for client in counted], dtype=torch.float64)
+            result[f"local_{part}_{first}_by_samples"] = ((weights * columns[first]).sum() / weights.sum()).item()
         of = "" if first == "accuracy" else f"{first}_"
         result[f"local_{part}_{of}std"] = columns[first].std(correction=0).item()
         worst = columns[first].sort(descending=first == "mae").values[: max(1, len(rows) // 10)]
         result[f"local_{part}_{of}worst_tenth"] = worst.mean().item()
         if "f1" in columns:
-            result[f"local_{part}_f1_std"] = columns["f1"].std(correction=0).item()
+            result[f"local_{part}_f1_std"] = columns["f1"][~columns["f1"].isnan()].std(correction=0).item()
     return result

@@ -267,7 +267,10 @@ def is_last_best(folder: Path) -> bool:
     rows = [row for row in metrics.read(folder / metrics.FILE) if row["round"] <= header["round"]]
     best = metrics.best(rows, Config.read(folder).best_by)
     if not best:
-        raise FLError(f"{folder} has no best round: none was evaluated before its checkpoint")
+        why = "none was evaluated before its checkpoint"
+        if metrics.evaluated(rows):
+            why = f"{metrics.judged_by(rows, Config.read(folder).best_by)} was nan in every evaluation"
+        raise FLError(f"{folder} has no best round: {why}; best=False gives the model of the last one")
     if best["round"] not in (header["round"], header["best"]):
         raise FLError(f"{folder} has not kept the model of its best round, {best['round']}: train with --keep-best")
     return best["round"] == header["round"]

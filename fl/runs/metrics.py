@@ -172,21 +172,19 @@ def check_rows(path: Path, done: int, known: Sequence[str] | None) -> list[Row]:
     return rows
 
 
-def selected(rows: Sequence[Row]) -> Row:
+def selected(rows: Sequence[Row], by: str = "auto", keep_best: bool = False) -> Row:
     """Find the round that a run is judged by on clients' own data.
 
-    It is the evaluated round with the smallest mean validation loss (the first one in case of a tie), or the last
-    evaluated round if clients do not validate. Empty if no round was evaluated.
+    It is the `best` one where something says which is: a column, `keep_best`, or clients that validate; else, or if
+    no round is best, the last evaluated round. Empty if no round was evaluated.
 
     >>> rows = [{"round": r, "accuracy": 0.5, "local_valid_loss": loss} for r, loss in ((1, 2.0), (2, 1.0), (3, 3.0))]
     >>> selected(rows)["round"]
     2
     """
     measured = evaluated(rows)
-    validated = [row for row in measured if "local_valid_loss" in row]
-    if not validated:
-        return measured[-1] if measured else {}
-    return min(validated, key=lambda row: (math.isnan(row["local_valid_loss"]), row["local_valid_loss"]))
+    chosen = by != "auto" or keep_best or any("local_valid_loss" in row for row in measured)
+    return (best(measured, by) if chosen else {}) or (measured[-1] if measured else {})
 
 
 def evaluated(rows: Sequence[Row]) -> list[Row]:
@@ -194,11 +192,18 @@ def evaluated(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if first_score(row) in row]
 
 
+def judged_by(rows: Sequence[Row], by: str = "auto") -> str:
+    """Return the column that --best-by judges rounds by; auto is the validation loss, or else the first score."""
+    if by != "auto":
+        return by
+    return "local_valid_loss" if any("local_valid_loss" in row for row in rows) else first_score(_names(rows))
+
+
 def best(rows: Sequence[Row], by: str = "auto") -> Row:
-    """Find the best evaluated round, the first of equal ones.
+    """Find the best evaluated round, the first of equal ones, whose model --keep-best keeps.
 
     It is that of the smallest mean validation loss where clients validate, else that of the highest test accuracy (of
-    numbers: the least error). Empty if no round was evaluated.
+    numbers: the least error). Empty if no round was evaluated, or none had a number there.
 
     Args:
         by: the column that is judged by instead.
@@ -206,19 +211,18 @@ def best(rows: Sequence[Row], by: str = "auto") -> Row:
     >>> rows = [{"round": r, "accuracy": a, "loss": 1 - a / r} for r, a in ((1, 0.5), (2, 0.75), (3, 0.75))]
     >>> best(rows)["round"], best(rows, by="loss")["round"]
     (2, 1)
+    >>> best([{"round": 1, "accuracy": math.nan}])
+    {}
     """
     measured = evaluated(rows)
-    if by == "auto":
-        if any("local_valid_loss" in row for row in measured):
-            return selected(measured)
-        by = first_score(_names(measured))
-    measured = [row for row in measured if by in row]
-    sign = -1 if measured and columns([by])[by].falls else 1
-    return max(measured, key=lambda row: (not math.isnan(row[by]), sign * row[by]), default={})
+    by = judged_by(measured, by)
+    sign = -1 if columns([by])[by].falls else 1
+    measured = [row for row in measured if not math.isnan(row.get(by, math.nan))]
+    return max(measured, key=lambda row: sign * row[by], default={})
 
 
 def evaluations_since_best(rows: Sequence[Row], by: str = "auto") -> int:
-    """Count the evaluations after the best one.
+    """Count the evaluations after the best one; all of them if none is best.
 
     >>> scores = (0.5, 0.75, 0.5, 0.75)
     >>> evaluations_since_best([{"round": r, "accuracy": a} for r, a in enumerate(scores, start=1)])

@@ -2,7 +2,6 @@
 
 import hashlib
 import logging
-import math
 import platform
 import sys
 import time
@@ -172,7 +171,7 @@ class Run:
         """Go on to the server after a round whose row is in the table."""
         self.server, self.done = server, number
         regular = number % self.config.eval_every == 0  # not only since the run ends here, perhaps to be trained on
-        if self.config.keep_best and regular and metrics.best(self.rows, self.config.best_by)["round"] == number:
+        if self.config.keep_best and regular and metrics.best(self.rows, self.config.best_by).get("round") == number:
             personal = ALGORITHMS[self.config.algorithm[0]].clients == "personalized"
             parts = server if personal else {"global": server["global"]}
             named = checkpoint.flatten({**parts, "statistics": self.fed.statistics(server["global"])})
@@ -218,20 +217,21 @@ class Run:
         """Make the content of summary.json: settings in brief, results, what the run began from and where it ran."""
         config, start, rows = self.config, self.fed.start, metrics.evaluated(self.rows)
         score = first_score(rows[-1]) if rows else "accuracy"
-        chosen = metrics.selected(self.rows)
-        local = [key for key in chosen if key.startswith("local_")] if f"local_test_{score}" in chosen else []
-        best, judged = metrics.best(rows, score), metrics.best(self.rows, config.best_by)
-        if math.isnan(judged.get(config.best_by, 0)):
-            _log.warning("--best-by %s was nan in every evaluation: no round is best, the first counts", config.best_by)
+        best, by = metrics.best(rows, config.best_by), metrics.judged_by(rows, config.best_by)
+        chosen = metrics.selected(rows, config.best_by, config.keep_best)
+        local = [key for key in chosen if key.startswith("local_")]
+        if rows and not best:
+            asked, kept = "--best-by " * (config.best_by != "auto"), ", and no model is kept as such" * config.keep_best
+            _log.warning(f"warning: {asked}{by} was nan in every evaluation: no round is best{kept}")
         early = self.done < config.rounds and self.over
         return {
             "algorithm": config.algorithm[0],
             "seed": config.seeds[0],
             "rounds": self.done,
             "complete": self.done == (self.last or config.rounds) or early,
-            **({"stopped": {"patience": config.patience, "best": judged["round"]}} if early else {}),
+            **({"stopped": {"patience": config.patience, "best": best.get("round")}} if early else {}),
             "final": rows[-1] if rows else {},
-            "best": {key: best[key] for key in ("round", score) if key in best},
+            "best": {key: best[key] for key in dict.fromkeys(("round", score, by)) if key in best},
             "selected": {key: chosen[key] for key in ("round", *local)} if local else {},
             **({"init": {"source": start.source, "sha256": start.sha256, "drawn": start.left}} if start else {}),
             "seconds": sum(row["seconds"] for row in self.rows),
@@ -345,7 +345,9 @@ def evaluate_round(run: Run, server: Server, cohort: Cohort, number: int) -> tup
     if "global" in wanted:
         row |= evaluate.released_cosine(fed, cohort)
         scores = evaluate.score_clients(fed, lambda: algorithm.client_models(server))
-        row |= evaluate.summarise_clients(scores, fed.attack.malicious if fed.attack else evaluate.silent(scores))
+        sizes = {part: getattr(fed.clients, part).sizes.tolist() for part in scores}
+        left_out = fed.attack.malicious if fed.attack else evaluate.silent(scores)
+        row |= evaluate.summarise_clients(scores, left_out, sizes)
         # last, so that a checkpoint finds the global model's statistics as they were just collected
         row |= evaluate.evaluate_global(fed, lambda images: algorithm.predict(server, images, None))
     return row | participants, scores

@@ -44,7 +44,7 @@ def describe(summary: dict) -> str:
 
     There is a third one if clients have test data of their own, and one if it failed.
     """
-    known = columns({**summary["final"], **summary["selected"]})
+    known = columns({**summary["final"], **summary["best"], **summary["selected"]})
     final, best, chosen = (
         {name: known[name].text(value) for name, value in summary[part].items() if name in known}
         for part in ("final", "best", "selected")
@@ -59,8 +59,13 @@ def describe(summary: dict) -> str:
     if "attack_success" in final:
         other += f"; the trigger turns {final['attack_success']} of the images"
     more = ""
-    if chosen:
-        which = ", of the smallest validation loss" if "local_valid_loss" in chosen else ""
+    judged = [name for name in summary["best"] if name not in ("round", score)]
+    top = (
+        f"best{f' by {judged[0]}' if judged else ''} {best[score]} in round {best['round']}" if best else "none is best"
+    )
+    if f"local_test_{score}" in chosen:
+        which = f", the best by {judged[0]}" if judged else ""
+        which = ", of the smallest validation loss" if judged == ["local_valid_loss"] else which
         scores = f"{what} {chosen[f'local_test_{score}']} ± {chosen[_SPREAD[score]]}"
         for name in (name for name in _SECOND if f"local_test_{name}" in chosen):
             spread = f" ± {chosen['local_test_f1_std']}" if name == "f1" else ""
@@ -72,10 +77,11 @@ def describe(summary: dict) -> str:
         )
     if stopped := summary.get("stopped"):
         times = "evaluation" if stopped["patience"] == 1 else f"{stopped['patience']} evaluations"
-        more += f"\nstopped early: the last {times} brought nothing better than round {stopped['best']}"
+        better = "no number to judge by" if stopped["best"] is None else f"nothing better than round {stopped['best']}"
+        more += f"\nstopped early: the last {times} brought {better}"
     return (
-        f"{head} test {what} {final[score]} in round {final['round']}, best {best[score]} in round "
-        f"{best['round']}; loss {final['loss']}, {other}{more}\n{summary['seconds']:.0f} s of training"
+        f"{head} test {what} {final[score]} in round {final['round']}, {top}; "
+        f"loss {final['loss']}, {other}{more}\n{summary['seconds']:.0f} s of training"
     )
 
 

@@ -329,7 +329,7 @@ class Fields(DataSettings):
     balanced_accuracy; precision_per_class, recall_per_class or f1_per_class; your own: module:function from (outputs,
     targets) to a number"""
     best_by: Annotated[str, Role(compared=False), _RARE, tyro.conf.arg(metavar="COLUMN")] = "auto"
-    """column of metrics.csv by which --patience and --keep-best find the best round, such as f1, loss or
+    """column of metrics.csv by which --patience, --keep-best and the summary find the best round, such as f1, loss or
     test_roc_auc_ovr; auto is the mean validation loss where clients validate, else the test accuracy"""
 
     seeds: Annotated[tuple[int, ...], several(int, "INT,...", least=0, below=2**32), Role(compared=False)] = (0,)

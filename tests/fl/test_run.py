@@ -36,7 +36,8 @@ def test_a_run_leaves_a_folder_with_everything(tmp_path, capsys):
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["complete"] is True
     assert summary["final"]["accuracy"] == rows[-1]["accuracy"]
-    assert summary["best"]["accuracy"] == max(row["accuracy"] for row in rows)
+    best = min(rows, key=lambda row: row["local_valid_loss"])
+    assert summary["best"] == {name: best[name] for name in ("round", "accuracy", "local_valid_loss")}
     assert Config.read(folder).rounds == 4
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     printed = capsys.readouterr().out

@@ -54,6 +54,9 @@ def test_a_row_a_client_and_round_and_the_one_with_the_smallest_validation_loss_
         column = torch.tensor([float(row[name]) for row in rows], dtype=torch.float64)
         assert column.mean().item() == pytest.approx(best[f"local_{name}"], abs=1e-12)
         assert column.std() > 0
+        if name.endswith("accuracy"):
+            sizes = torch.tensor([float(row[name.partition("_")[0]]) for row in rows], dtype=torch.float64)
+            assert best[f"local_{name}_by_samples"] == pytest.approx((sizes @ column / sizes.sum()).item())
 
     chosen = json.loads((folder / "summary.json").read_text())["selected"]
     assert chosen == {key: value for key, value in best.items() if key == "round" or key.startswith("local_")}

@@ -131,6 +131,10 @@ def test_clients_own_data(make_federation):
         assert result[f"local_test_{spread}"] == pytest.approx(abs(one - other) / 2)
     rows = {"test": scores["test"]}
     assert evaluate.summarise_clients(rows, left_out={0, 1}) == {}
+    by_samples = evaluate.summarise_clients(rows, sizes={"test": [3, 2]})["local_test_accuracy_by_samples"]
+    assert by_samples == pytest.approx((3 * accuracy[0] + 2 * accuracy[1]) / 5)
+    alone = evaluate.summarise_clients(rows, left_out={0}, sizes={"test": [3, 2]})
+    assert alone["local_test_accuracy_by_samples"] == pytest.approx(accuracy[1])
     assert evaluate.summarise_clients(rows, left_out={1})["local_test_loss"] == scores["test"][0]["loss"]
 
 

@@ -19,6 +19,7 @@ from fl.runs import checkpoint, logs
 from fl.runs import run as rounds
 from fl.runs.export import client_model
 from fl.runs.metrics import read
+from fl.runs.summary import describe
 from fl.settings.fields import LOGS
 from surgery import broadcast
 
@@ -88,6 +89,48 @@ def test_a_column_that_is_never_a_number_has_no_best_round(tmp_path, caplog):
     asked = replace(CONFIG, metrics=(f"{__name__}:undefined",), best_by="test_undefined")
     fl.simulate(asked, tmp_path / "run")
     assert "--best-by test_undefined was nan in every evaluation" in caplog.text
+
+
+def test_where_no_round_has_a_number_none_is_kept_as_the_best(tmp_path):
+    asked = replace(CONFIG, metrics=(f"{__name__}:undefined",), best_by="test_undefined", rounds=2, keep_best=True)
+    summary = fl.simulate(replace(asked, patience=2), tmp_path / "run")
+    assert summary["best"] == {}
+    assert checkpoint.read_header(tmp_path / "run")["best"] is None
+    assert "none is best" in describe(summary)
+    with pytest.raises(FLError, match="has no best round: test_undefined was nan in every evaluation"):
+        fl.load_model(tmp_path / "run", best=True)
+    more = fl.simulate(replace(asked, rounds=3, patience=2), tmp_path / "run", resume=True)
+    assert (more["rounds"], more["stopped"]) == (2, {"patience": 2, "best": None})
+    assert "brought no number to judge by" in describe(more)
+
+
+@pytest.mark.parametrize(
+    ("settings", "column"),
+    [
+        ({"best_by": "loss"}, "loss"),
+        ({"local_valid": 0.2}, "local_valid_loss"),
+        ({"local_valid": 0.2, "local_test": 0.2, "best_by": "local_test_std"}, "local_test_std"),
+        ({"local_test": 0.2}, None),
+    ],
+)
+def test_the_best_round_of_the_summary_is_the_one_whose_model_is_kept(tmp_path, monkeypatch, settings, column):
+    scores(monkeypatch, [0.3, 0.2, 0.1], [3.0, 1.0, 2.0] if "local_valid" in settings else ())
+    real = rounds.evaluate_round
+
+    def others(run, server, cohort, number):
+        row, scores = real(run, server, cohort, number)
+        judged = {"loss": abs(number - 2) + 1.0, "local_test_std": abs(number - 2) + 0.5}
+        return row | {name: value for name, value in judged.items() if name in row}, scores
+
+    monkeypatch.setattr(rounds, "evaluate_round", others)
+    best, folder = 2 if column else 1, tmp_path / "run"
+    summary = fl.simulate(replace(CONFIG, rounds=3, keep_best=True, **settings), folder)
+    assert summary["best"]["round"] == checkpoint.read_header(folder)["best"] == best
+    assert summary["best"].keys() == {"round", "accuracy", *filter(None, [column])}
+    assert summary["selected"].get("round", best) == best
+    assert f"best{f' by {column}' if column else ''} {summary['best']['accuracy']:.2%} in round {best};" in describe(
+        summary
+    )
 
 
 def undefined(outputs, targets):
