@@ -1,12 +1,14 @@
 """Clients on other machines train as those here, and what they send is checked before it is used."""
 
+import json
 from dataclasses import replace
 
 import pytest
+import torch
 from fl_nodes import FAULTS, Direct, dealt, deployed, same, settings, simulated, tensors
 
 from fl.algorithms.fesem import FeSEMOptions
-from fl.base.errors import FLError
+from fl.base.errors import Diverged, FLError
 from fl.deploy.messages import NodeMessage
 from fl.deploy.nodes import Waiting
 from fl.deploy.remote import serve
@@ -134,3 +136,20 @@ def test_a_node_that_never_answers_is_not_waited_for_while_all_clients_are_there
     link = WithStranger(nodes)
     serve(link, config, tmp_path / "remote", test, Waiting(start=0, nodes=4))
     assert link.asked == 1  # when the server met its nodes
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["fedadam", *(pytest.param(one, marks=slow) for one in ("fedyogi", "fedadagrad"))]
+)
+def test_an_update_whose_square_is_infinite_ends_the_run_as_diverged(algorithm, tmp_path):
+    def huge(client, round, answer):
+        if (client, round) != (1, 2):
+            return answer
+        large = {k: torch.full_like(t, 3e38) for k, t in answer.tensors.items() if k != "loss"}
+        return answer._replace(tensors={**answer.tensors, **large})
+
+    with pytest.raises(Diverged, match=r"in round 2 the server's \w+/conv1.weight became infinite .* is saved"):
+        deployed(settings(algorithm, participants=4), tmp_path, huge)
+    after = tensors(tmp_path / "remote")
+    assert all(t.isfinite().all() for t in after.values())
+    assert json.loads((tmp_path / "remote" / "summary.json").read_text())["rounds"] == 1
