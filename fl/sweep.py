@@ -38,6 +38,8 @@ from fl.settings.command_line import parse
 from fl.settings.config import check_renamed
 from fl.settings.help import asked, parsed
 from fl.settings.recipes import RECIPES
+from zoo import ZooError
+from zoo.plain_yaml import read_yaml
 
 _FILE = "sweep.yaml"
 _USAGE = "OPTION VALUE,VALUE,... [OPTION VALUE,VALUE,...] [RECIPE]"
@@ -149,14 +151,14 @@ class Sweep:
         """Read the sweep of a folder; FLError if it holds none."""
         path = folder / _FILE
         try:
-            saved = yaml.safe_load(path.read_text())
+            saved = read_yaml(path.read_text())
             options = saved["options"] if "options" in saved else {saved["option"]: saved["values"]}
             options = {option: tuple(map(str, texts)) for option, texts in options.items()}
             settings = saved["settings"]
         except (OSError, UnicodeDecodeError):
             way = f"; it holds a run: `python -m fl.run --resume {folder}`" * (folder / "config.yaml").is_file()
             raise FLError(f"{folder} is not the folder of a sweep: it has no {_FILE} that can be read{way}") from None
-        except (yaml.YAMLError, KeyError, TypeError, AttributeError):
+        except (ZooError, KeyError, TypeError, AttributeError):
             raise FLError(f"{path} is not a sweep: put back the file that fl.sweep wrote") from None
         try:
             sweep = cls(options, Config.from_yaml(yaml.safe_dump(settings)))

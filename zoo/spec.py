@@ -18,6 +18,7 @@ from zoo import library
 from zoo.errors import ZooError
 from zoo.layers import Kit, Rounding, initialise
 from zoo.norms import Norm
+from zoo.plain_yaml import read_yaml
 
 FAMILIES = ("cnn", "resnet", "mobilenet", "vgg", "convnext", "vit", "transformer")
 """The files of the zoo with a table MEMBERS of architectures by name."""
@@ -291,9 +292,9 @@ class Spec:
         True
         """
         try:
-            values = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise ZooError(f"not a model's spec: not YAML ({' '.join(str(error).split())})") from None
+            values = read_yaml(text)
+        except ZooError as error:
+            raise ZooError(f"not a model's spec: {error}") from None
         if not isinstance(values, Mapping) or "name" not in values:
             raise ZooError("not a model's spec: not a mapping with a name")
         return cls.from_dict({key: value if key == "name" else _number(value) for key, value in values.items()})

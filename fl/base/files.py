@@ -3,6 +3,7 @@
 import errno
 import json
 import logging
+import os
 import re
 import stat
 from collections.abc import Iterator, Mapping
@@ -81,6 +82,27 @@ def regular(path: Path, most: int | None = LARGEST) -> Path:
     if most is not None and found.st_size > most:
         raise FLError(f"{path} has {found.st_size:,} bytes, more than a file of a run ever has: put the file back")
     return path
+
+
+@contextmanager
+def private(folder: Path | None = None) -> Iterator[None]:
+    """Within the block, let nobody else read what this process makes, or one that it starts; nor a folder, if given.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp()) / "keys"
+    >>> with private(folder):
+    ...     (folder / "key").touch()
+    >>> oct(folder.stat().st_mode & 0o777), oct((folder / "key").stat().st_mode & 0o777)
+    ('0o700', '0o600')
+    """
+    before = os.umask(0o077)
+    try:
+        if folder:
+            folder.mkdir(parents=True, exist_ok=True)
+            folder.chmod(0o700)
+        yield
+    finally:
+        os.umask(before)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -47,7 +47,7 @@ class RunSettings:
     server_data: str = ""
     """the server's data folder [data/server]"""
     nodes: int = 1
-    """nodes that have to be there before the first round"""
+    """nodes of the run, numbered from 0 on, which have to be there before the first round"""
     quorum: int = 1
     """clients of a round that have to answer; with fewer the run stops, and can be gone on with"""
     round_timeout: float = 600.0

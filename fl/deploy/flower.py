@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from fl.base.errors import FLError
-from fl.deploy.messages import InvalidMessage, NodeMessage, from_raw, raw
+from fl.deploy.messages import InvalidMessage, NodeMessage, from_raw, printable, raw
 
 Message: TypeAlias = Any
 """`flwr.app.Message`. Flower is imported where it is used, so that everything else works without it."""
@@ -158,8 +158,7 @@ def bounded(grid: Grid, limit: int) -> Iterator[None]:
 
 def reason(reply: Message) -> str:
     """Why a message has no answer, in one line."""
-    said = " ".join((reply.error.reason or f"code {reply.error.code}").split())
-    return f"Flower has no answer of it: {said}"
+    return printable(f"Flower has no answer of it: {reply.error.reason or f'code {reply.error.code}'}")
 
 
 def _read(reply: Message | str, limit: int) -> NodeMessage | str:
@@ -172,7 +171,7 @@ def _read(reply: Message | str, limit: int) -> NodeMessage | str:
     except InvalidMessage as error:
         return str(error)
     if isinstance(answer.header, dict) and set(answer.header) == {"kind", "refused"}:
-        return str(answer.header["refused"])[:300]
+        return printable(answer.header["refused"])
     return answer
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from fl import data
 from fl.base import tensors as files
 from fl.base.errors import FLError
+from fl.base.files import private
 from fl.base.rng import Rng
 from fl.data import Dataset
 from fl.partition import Split, hold_out
@@ -78,10 +79,9 @@ def deal_out(config: Config, root: Path) -> None:
 def _write(folder: Path, dataset: Dataset, x: Tensor, y: Tensor, sizes: list[int]) -> None:
     if not len(y):
         raise FLError(f"{folder} would get no samples: give it some, or leave it out")
-    folder.mkdir(parents=True, exist_ok=True)
-    files.write(
-        folder / FILE, _FORMAT, {"x": x, "y": y}, {"sizes": sizes, "classes": dataset.classes, "top": dataset.top}
-    )
+    header = {"sizes": sizes, "classes": dataset.classes, "top": dataset.top}
+    with private(folder):
+        files.write(folder / FILE, _FORMAT, {"x": x, "y": y}, header)
 
 
 def _read(folder: Path) -> tuple[Tensor, Tensor, dict]:

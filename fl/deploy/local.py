@@ -23,7 +23,7 @@ from typing import Any
 from tqdm import tqdm
 
 from fl.base.errors import FLError
-from fl.base.files import write_text
+from fl.base.files import private, write_text
 from fl.deploy.folders import node_folder
 from fl.runs.metrics import FILE, read
 
@@ -55,6 +55,9 @@ clientapp = "surgery_app:client"
 [tool.flwr.app.config]
 {config}
 """
+_MARK = "LAYER_SURGERY_PROCESS"
+"""The variable by which what a process of a deployment has started is found."""
+_GRACE = 5.0  # seconds for what is about to end to do so by itself
 _QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -97,7 +100,8 @@ def write_keys(folder: Path, nodes: int, hosts: Sequence[str] = ("127.0.0.1", "l
         (folder / name).touch(mode=0o600)
         (folder / name).write_bytes(content)
 
-    folder.mkdir(parents=True, exist_ok=True)
+    with private(folder):
+        pass
     key, now, day = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC), datetime.timedelta(1)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, hosts[0])])
     certificate = (
@@ -162,11 +166,10 @@ class Deployment:
         """
         end = time.monotonic() + timeout
         while time.monotonic() < end:
-            if self.processes["superlink"].poll() is not None:
-                raise FLError(f"the SuperLink has stopped: see {self.root / 'superlink.log'}")
-            answer = json.loads(self.flwr("ls", "here", "--run-id", run, "--format", "json"))
+            self._check_superlink()
+            found = self._ask("ls", "here", "--run-id", run)
             meanwhile()
-            if (status := str(answer["runs"][0]["status"])).startswith("finished"):
+            if (status := str(found["status"])).startswith("finished"):
                 return status
             time.sleep(0.5)
         raise FLError(f"the run is not over after {timeout:g} s: see `flwr log {run}`")
@@ -211,12 +214,54 @@ class Deployment:
         with suppress(ProcessLookupError):  # all have ended
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        # Flower starts apps in sessions of their own: they may outlive it, and hold the run folder
+        end = time.monotonic() + (0 if kill else _GRACE)
+        while left := _marked(self._mark(name)):
+            for number in left if time.monotonic() >= end else ():
+                with suppress(ProcessLookupError):
+                    os.kill(number, signal.SIGKILL)
+            time.sleep(0.05)
 
     def _start(self, name: str, *words: object) -> None:
-        with open(self.root / f"{name}.log", "ab") as log:
+        with private(), open(self.root / f"{name}.log", "ab") as log:
             self.processes[name] = subprocess.Popen(
-                [str(word) for word in words], env=self.env, stdout=log, stderr=log, start_new_session=True
+                [str(word) for word in words],
+                env={**self.env, _MARK: self._mark(name)},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
+
+    def _mark(self, name: str) -> str:
+        return f"{self.root.resolve()}:{name}"
+
+    def _ask(self, *words: str) -> dict[str, Any]:
+        """Return what `flwr` says of a run. Raises FLError if it says something else, or the SuperLink has stopped."""
+        try:
+            answer = json.loads(self.flwr(*words, "--format", "json"))
+            if isinstance(answer, dict) and answer.get("runs"):
+                return answer["runs"][0]
+            reason = f"`flwr {words[0]}` says {str(answer)[:300]}"
+        except (FLError, ValueError, subprocess.TimeoutExpired) as error:
+            reason = " ".join(str(error).split())
+        with suppress(subprocess.TimeoutExpired):  # it may be about to end
+            self.processes["superlink"].wait(timeout=_GRACE)
+        self._check_superlink()
+        raise FLError(f"{reason}: see {self.root / 'superlink.log'}")
+
+    def _check_superlink(self) -> None:
+        if self.processes["superlink"].poll() is not None:
+            raise FLError(f"the SuperLink has stopped: see {self.root / 'superlink.log'}")
+
+
+def _marked(mark: str) -> list[int]:
+    """The processes that were started with a mark, zombies left out; none where the system does not tell."""
+    found = []
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # another user's, or one that has ended
+            if f"{_MARK}={mark}".encode() in environment.read_bytes().split(b"\0"):
+                found.append(int(environment.parent.name))
+    return found
 
 
 @contextmanager
@@ -227,6 +272,8 @@ def deployment(root: Path, nodes: int, threads: int = 0) -> Iterator[Deployment]
         threads: of the CPU for each process; 0: as many as PyTorch takes.
     """
     write_keys(root / "keys", nodes)
+    for earlier in filter(Path.exists, (root / "data", root / "run", root / "superlink.db")):
+        earlier.chmod(0o700 if earlier.is_dir() else 0o600)
     with processes(root, f"root-certificates = {json.dumps(str(root / 'keys' / 'ca.crt'))}") as running:
         running.env |= {"OMP_NUM_THREADS": str(threads)} if threads else {}
         running.start_superlink()
@@ -244,11 +291,11 @@ def processes(root: Path, connection: str) -> Iterator[Deployment]:
         connection: how `flwr` reaches the SuperLink, a line of its configuration.
     """
     home, port = root / "flwr-home", free_port()
-    home.mkdir(parents=True, exist_ok=True)
-    write_text(
-        home / "config.toml",
-        f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{port}"\n{connection}\n',
-    )
+    with private(home):
+        write_text(
+            home / "config.toml",
+            f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{port}"\n{connection}\n',
+        )
     path = os.pathsep.join([str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
     programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     env = {**os.environ, **_QUIET, "FLWR_HOME": str(home), "PYTHONPATH": path, "PATH": programs}

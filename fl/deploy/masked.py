@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fl.base.errors import FLError
 from fl.deploy.flower import Grid, GridLink, Message, RecordDict, TooLong, bounded, packed, reason, unpacked
-from fl.deploy.messages import InvalidMessage, NodeMessage
+from fl.deploy.messages import InvalidMessage, NodeMessage, printable
 
 LEAST = 3
 """Clients of a round at least: of two, each knows the other's update from the mean and its own."""
@@ -125,7 +125,7 @@ class MaskedLink(GridLink):
                     workflow.unmask_stage(carrier, context, state)
                 break
         except (*_BROKEN, TooLong) as error:
-            raise FLError(f"secure aggregation: what a node sent cannot be used: {error}") from error
+            raise FLError(f"secure aggregation: what a node sent cannot be used: {printable(error)}") from error
         if not results:
             return None, {}, carrier.lost
         (mean,) = parameters_to_ndarrays(results[0][1].parameters)
@@ -156,7 +156,7 @@ class _Carrier:
             try:
                 self._read(node, reply)
             except _BROKEN as error:
-                self.lost[node] = str(error)
+                self.lost[node] = printable(error)
             else:
                 fine.append(reply)
                 self.lost.pop(node, None)

@@ -19,10 +19,28 @@ DTYPES = {
     )
 }
 """Those that travel, by name."""
+_LONGEST = 300
+"""Characters of a text of another machine that are printed."""
 
 
 class InvalidMessage(FLError):
-    """A request or an answer that cannot be used; the text says why, to follow "client 3: "."""
+    """A request or an answer that cannot be used; the text says why, to follow "client 3: ".
+
+    The text may quote what another machine sent: it is `printable`.
+    """
+
+    def __init__(self, text: object) -> None:
+        super().__init__(printable(text))
+
+
+def printable(text: object) -> str:
+    """Return what another machine wrote as one line without control characters, of 300 characters at most.
+
+    >>> printable("a\\x1b[31m b\\nerror: c")
+    'a\\\\x1b[31m b error: c'
+    """
+    line = " ".join(str(text)[:_LONGEST].split())
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in line)[:_LONGEST]
 
 
 class NodeMessage(NamedTuple):

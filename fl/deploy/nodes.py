@@ -17,6 +17,8 @@ Address: TypeAlias = Any
 """Where a node is, as the link knows it."""
 
 HEADER = 1 << 20  # bytes that an answer may have beside its tensors
+MOST_SAMPLES = 10**8
+"""Samples that a client may say it has, for each of training, validation and test: the server numbers all of them."""
 
 
 class Link(Protocol):
@@ -57,7 +59,7 @@ class Waiting(NamedTuple):
     Attributes:
         round: seconds for the answers of a round.
         quorum: how many of a round's clients have to answer.
-        nodes: how many nodes there have to be before the first round.
+        nodes: how many nodes the run has, numbered from 0 on, all of which have to be there before the first round.
         start: seconds to wait for these.
     """
 
@@ -192,7 +194,7 @@ class Nodes:
         wanted, end = self._waiting.nodes, time.monotonic() + self._waiting.start
         while True:
             self._greet(min(self._waiting.start, self._waiting.round))
-            if len(self.reported) >= wanted and set(self.reported) == set(range(len(self.reported))):
+            if len(self.reported) == wanted:  # numbered from 0 on
                 return
             if time.monotonic() > end:
                 refused = "".join(f"; a node was refused: {reason}" for reason in self._refused.values())
@@ -243,6 +245,12 @@ class Nodes:
         client = said["client"]
         if said["kind"] != "hello" or client < 0 or not are_counts(said["sizes"]) or len(said["sizes"]) != 3:
             raise InvalidMessage("it did not say which client it is and what it has")
+        if client >= (count := self._waiting.nodes):
+            raise InvalidMessage(
+                f"a node says that it is client {client}, and with --nodes {count} they are numbered up to {count - 1}"
+            )
+        if (most := max(said["sizes"])) > MOST_SAMPLES:
+            raise InvalidMessage(f"client {client} says that it has {most:,} samples, and {MOST_SAMPLES:,} is the most")
         if not said["sizes"][0]:
             raise InvalidMessage(f"client {client} has no training samples")
         if client in self._places:
@@ -259,7 +267,12 @@ class Nodes:
                 raise InvalidMessage(f"client {client} did not say how many samples of each class it has")
         if self._complete and (client not in self.reported or said["sizes"] != self.reported[client]["sizes"]):
             raise InvalidMessage(f"client {client} is no client of this run, or has other data than at the start")
-        if not all(isinstance(value, int | float | list) for value in said["budget"].values()):
+        flat = [one for value in said["budget"].values() for one in (value if isinstance(value, list) else [value])]
+        if (
+            said["budget"].keys() - {"width", "depth", "budget"}
+            or isinstance(said["budget"].get("budget"), list)
+            or not all(type(one) in (int, float) and abs(one) < 1 << 63 for one in flat)
+        ):
             raise InvalidMessage(f"client {client}'s budget is {said['budget']}")
         return said
 

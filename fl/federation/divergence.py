@@ -1,7 +1,7 @@
-"""Clients that diverge are dropped from the round, so that the run goes on without them."""
+"""Clients that diverge are dropped from the round, so that the run goes on without them; a server that does ends it."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fl.base.errors import Diverged
 from fl.federation.cohort import States, replace_rows, select, stacks
-from surgery import Stack
+from surgery import Stack, State
 
 _log = logging.getLogger("fl")
 
@@ -41,15 +41,62 @@ def drop_failed(
     if all(kept):
         return states, tuple(sizes)
     if not any(kept):
-        saved = " What came before is saved." if round > 1 else ""
-        raise Diverged(
-            f"training diverged: in round {round} loss or weights of every client ({len(kept)}) became infinite "
-            f"or not a number.{saved} Start a new run with a smaller --lr, or a --clip such as 1"
-        )
+        raise _diverged(round, f"loss or weights of every client ({len(kept)})", "or a --clip such as 1")
     lost = [str(client) for client, keep in zip(clients, kept) if not keep]
     who = f"client{'s' * (len(lost) > 1)} {', '.join(lost)}"
     _log.warning("warning: round %d: %s dropped: loss or weights became infinite or not a number", round, who)
     return restored(states, starts, kept), tuple(size if keep else 0 for size, keep in zip(sizes, kept))
+
+
+def check_finite(server: Mapping[str, State], before: Mapping[str, State], loss: Tensor, round: int) -> Tensor:
+    """Return the clients' losses [K] on the CPU, after a check that the server's tensors are still finite.
+
+    A number that was infinite or not a number before the round may stay so: a mask of -inf, for example. Waits for the
+    device once, for the losses and what they are checked with.
+
+    Args:
+        before: what the server kept before the round.
+
+    Raises:
+        Diverged: naming the first tensor that is no longer finite.
+
+    >>> before = {"momentum": {"w": torch.zeros(2)}}
+    >>> check_finite({"momentum": {"w": torch.ones(2)}}, before, torch.tensor([0.5, 0.25]), 1)
+    tensor([0.5000, 0.2500])
+    """
+    named = [(part, name, tensor) for part, state in server.items() for name, tensor in state.items()]
+    named = [(part, name, tensor) for part, name, tensor in named if tensor.is_floating_point() and tensor.numel()]
+    sums: dict[torch.device, list[Tensor]] = {loss.device: [loss.new_zeros(())]}
+    for part, name, tensor in named:
+        if tensor is not before.get(part, {}).get(name):
+            one = tensor[:1] if tensor.ndim and not tensor.stride(0) else tensor  # of a stack of one model
+            sums.setdefault(tensor.device, []).append(one.sum(dtype=torch.float32))
+    fine = {device: torch.stack(some).isfinite().all() for device, some in sums.items()}
+    said = torch.cat([loss, fine.pop(loss.device)[None].to(loss)]).cpu()
+    if not (said[-1] and all(fine.values())):
+        for part, name, tensor in named:
+            if not _stays_finite(tensor, [before.get(some, {}).get(name) for some in (part, "global")]):
+                more = "a --clip such as 1, or a --defence.clip if single clients send huge updates"
+                raise _diverged(round, f"the server's {part}/{name}", more)
+    return said[:-1]
+
+
+def _stays_finite(tensor: Tensor, before: Sequence[Tensor | None]) -> bool:
+    """Whether a tensor is finite where it was before, or, if it is a new stack of models, where the one model was."""
+    fine = tensor.isfinite()
+    for old in before:
+        if old is not None and old.shape in (tensor.shape, tensor.shape[1:]):
+            fine = fine | ~old.isfinite()
+            break
+    return bool(fine.all())
+
+
+def _diverged(round: int, what: str, more: str) -> Diverged:
+    saved = " What came before is saved." if round > 1 else ""
+    return Diverged(
+        f"training diverged: in round {round} {what} became infinite or not a number.{saved} Start a new run with a "
+        f"smaller --lr, {more}"
+    )
 
 
 def restored(states: States, starts: States, kept: Sequence[Any]) -> States:

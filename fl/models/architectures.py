@@ -9,7 +9,6 @@ from typing import Annotated
 
 import torch
 import tyro
-import yaml
 
 from fl.base.errors import FLError
 from fl.base.rng import Rng, draw
@@ -19,7 +18,8 @@ from fl.models.create import create
 from fl.models.search import FEW, Space, largest_within, search
 from fl.models.zico import zico
 from fl.partition import Splits
-from zoo import Spec
+from zoo import Spec, ZooError
+from zoo.plain_yaml import read_yaml
 
 _BATCHES = 2  # of a score
 _CHOSEN: dict[tuple, list[Spec | None]] = {}  # ZiCo's choices: every method with the same seed needs them again
@@ -185,8 +185,8 @@ def read_given(path: Path, space: Space, clients: int) -> list[Spec]:
         FLError: for a file with other content or of another length, and for architectures that were not announced.
     """
     try:
-        rows = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        rows = read_yaml(path.read_text())
+    except (OSError, UnicodeDecodeError, ZooError) as error:
         raise FLError(f"--architectures.file {path} cannot be read: {' '.join(str(error).split())}") from None
     if not isinstance(rows, list) or not all(
         isinstance(row, dict) and row.keys() <= {"width", "depth"} for row in rows

@@ -1,5 +1,6 @@
 """Several runs, one after another or in processes side by side, each in its folder."""
 
+import json
 import logging
 import shlex
 import signal
@@ -16,7 +17,7 @@ from tqdm import tqdm
 
 from fl import data
 from fl.base.console import program, quiet
-from fl.base.errors import Diverged, FLError
+from fl.base.errors import Diverged, FLError, Terminated
 from fl.base.files import write_text
 from fl.distributed import current
 from fl.models.custom_model import Model
@@ -31,12 +32,17 @@ _log = logging.getLogger("fl")
 
 @contextmanager
 def resumable(folder: Path, command: str) -> Iterator[None]:
-    """On Ctrl-C or SIGTERM inside this block, say where the results are and how to continue."""
+    """On Ctrl-C or SIGTERM inside this block, say where the results are and how to continue, if rounds are left."""
+    summary = folder / "summary.json"
+    before = summary.stat().st_mtime_ns if summary.exists() else 0
     try:
         yield
-    except KeyboardInterrupt:
-        if not is_unused(folder):
-            where = shlex.quote(str(folder))
+    except KeyboardInterrupt as error:
+        where = shlex.quote(str(folder))
+        new = summary.exists() and summary.stat().st_mtime_ns != before
+        if isinstance(error, Terminated) and new and json.loads(summary.read_text())["complete"]:
+            print(f"\nstopped after the last round; the results are in {where}")
+        elif not is_unused(folder):
             print(f"\nstopped; results so far are in {where}\ncontinue with:  {program(command)} --resume {where}")
         raise
 

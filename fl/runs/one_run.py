@@ -2,6 +2,7 @@
 
 import atexit
 import signal
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -65,6 +66,22 @@ def _close_all() -> None:
     """Close what a program still holds when it ends, while there are modules to do that with."""
     for one in [*_OPEN]:
         one.close()
+
+
+class Ending:
+    """Whether SIGTERM has come, and when it ends a run.
+
+    Attributes:
+        told: whether it has come.
+        saving: whether the run saves, so that it ends afterwards.
+    """
+
+    told = saving = False
+
+    def look(self) -> None:
+        """Raise `Terminated` if SIGTERM has come: Python drops what is raised in a callback or in `__del__`."""
+        if self.told:
+            raise Terminated
 
 
 class Round:
@@ -139,6 +156,7 @@ class Run:
         self.config, self.folder, self.resume = config, Path(folder), resume
         self.dataset, self.model, self.remote = dataset, model, remote
         self.summary: dict | None = None
+        self._ending = Ending()
         self._kept: Generator[Round] | None = None
 
     def __enter__(self) -> "Run":
@@ -164,7 +182,7 @@ class Run:
         config, folder, resume = self.config, self.folder, self.resume
         require(config.log)
         try:
-            with open_run_folder(folder, resume), terminable() as saving:
+            with open_run_folder(folder, resume), terminable() as self._ending:
                 run = OpenRun.begin(config, folder, resume, self.dataset, self.model, self.remote)
                 try:
                     check_ranks_agree(run)
@@ -185,11 +203,12 @@ class Run:
                                 run.save()
                             log(run.rows[-1])
                             yield Round(run)
+                            self._ending.look()
                 except Diverged as error:
                     diverged = str(error)
                     raise
                 finally:
-                    saving()
+                    self._ending.saving = True
                     self.summary = run.close(diverged)
                     for write in AT_END:
                         write(run)
@@ -253,6 +272,7 @@ def simulate(
                 said = on_round(round.row) if on_round else False
                 if isinstance(said, bool | np.bool_) and said:  # and not for whatever else it may return
                     break
+        run._ending.look()  # where it came while the run was left
         tell_end(run.summary)
         return run.summary
 
@@ -271,31 +291,32 @@ def _follow(config: Config, folder: Path, resume: bool, dataset: data.Dataset | 
 
 
 @contextmanager
-def terminable() -> Iterator[Callable[[], None]]:
-    """Raise `Terminated` in the block on SIGTERM, after a handler of the user's was called; a second one is ignored.
+def terminable() -> Iterator[Ending]:
+    """Raise `Terminated` in the block on SIGTERM, after a handler of the user's was called.
 
-    Once what is yielded was called it does so only at the end: torchrun sends it where another rank has died, and then
-    this one has to save. It does so in the main thread alone, which is the one that signals reach, and where SIGTERM is
-    not ignored. Of several runs that go on side by side the first does it for all.
+    It comes at once; where Python drops it, at the next `Ending.look`, at another SIGTERM or at the end of the block,
+    whichever is first. Once the block is `saving` it comes only at the end: torchrun sends SIGTERM where another rank
+    has died, and then this one has to save. It comes in the main thread alone, which is the one that signals reach, and
+    where SIGTERM is not ignored. Of several runs that go on side by side the first does it for all.
     """
+    ending = Ending()
     main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM) if main else None
     if before in (None, signal.SIG_IGN) or getattr(before, "__module__", "") == __name__:
-        yield lambda: None
+        yield ending
         return
-    told, saving = [], []
 
     def ended(number: int, frame: FrameType | None) -> None:
-        told.append(number)
+        ending.told = True
         if callable(before):
             before(number, frame)
-        if len(told) == 1 and not saving:
+        # not again while the first one is on its way out
+        if not ending.saving and not isinstance(sys.exception(), Terminated | GeneratorExit):
             raise Terminated
 
     signal.signal(signal.SIGTERM, ended)
     try:
-        yield lambda: saving.append(True)
+        yield ending
     finally:
         signal.signal(signal.SIGTERM, before)
-    if told:
-        raise Terminated
+    ending.look()

@@ -31,6 +31,7 @@ from fl.engine import progress
 from fl.federation import Federation
 from fl.federation.clients import RemoteClients
 from fl.federation.cohort import Cohort
+from fl.federation.divergence import check_finite
 from fl.models.custom_model import Model
 from fl.partition import KINDS
 from fl.runs import checkpoint, evaluate, metrics
@@ -321,7 +322,8 @@ def _measured(run: Run, number: int, rng: Rng) -> tuple[Server, Row, evaluate.Sc
     kept = torch.tensor([size > 0 for size in update.sizes or [1] * len(clients)])
     if (dropped := int((~kept).sum())) == len(kept):
         kept = ~kept  # nobody's model arrived: what is measured is what they started from
-    loss = update.loss.cpu()[kept].mean().item()  # waits for the device, so that the time below is the round's
+    # waits for the device, so that the time below is the round's
+    loss = check_finite(server, run.server, update.loss, number)[kept].mean().item()
     took = time.perf_counter() - started
     row = {"round": number, "seconds": took, "train_loss": loss, **update.metrics}
     if fed.pace and "simulated_seconds" not in row:

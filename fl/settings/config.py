@@ -4,6 +4,7 @@ import logging
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
+from reprlib import repr as short
 from typing import Any
 
 import yaml
@@ -29,6 +30,8 @@ from fl.data import GIVEN
 from fl.models.architectures import ArchitectureOptions
 from fl.models.init import check_init
 from fl.settings.fields import Fields, MethodOptions
+from zoo import ZooError
+from zoo.plain_yaml import read_yaml
 
 _SOURCES = ("config", "resume")
 """Settings that say where the others come from."""
@@ -211,16 +214,15 @@ class Config(MethodOptions, Fields):
         A section that is not known here, or has something in it that is not, is ignored with a warning if these
         settings do not read it: a method's file may be gone or have other options by now.
 
-        Raises FLError for text that is not YAML, unknown settings that are read and values of a wrong type.
+        Raises FLError for text that is not YAML, a setting that is there twice, unknown settings that are read and
+        values of a wrong type.
 
         >>> Config.from_yaml(Config(lr=0.5).to_yaml()) == Config(lr=0.5)
         True
         """
         try:
-            return cls._from_values(yaml.safe_load(text))
-        except (yaml.YAMLError, RecursionError) as error:
-            raise FLError(f"not the settings of a run: this is not YAML ({' '.join(str(error).split())})") from None
-        except FLError as error:
+            return cls._from_values(read_yaml(text))
+        except (FLError, ZooError) as error:
             raise FLError(f"not the settings of a run: {error}") from None
 
     @classmethod
@@ -308,7 +310,7 @@ def _filled(default: Kind, values: dict[str, Any], group: str = "") -> Kind:
             result[name] = from_yaml(types[name], value)
         except TypeError:
             share = "; a share of the clients is participation" if name == "participants" else ""
-            raise FLError(f"{where}{name} cannot be {value!r}{share}") from None
+            raise FLError(f"{where}{name} cannot be {short(value)}{share}") from None
     return replace(default, **result)
 
 

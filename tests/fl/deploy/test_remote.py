@@ -1,12 +1,15 @@
 """Clients on other machines train as those here, and what they send is checked before it is used."""
 
+import json
 from dataclasses import replace
 
 import pytest
-from fl_nodes import FAULTS, Direct, dealt, deployed, same, settings, simulated, tensors
+import torch
+from fl_nodes import FAULTS, Direct, dealt, deployed, said, same, settings, simulated, tensors
 
+import fl
 from fl.algorithms.fesem import FeSEMOptions
-from fl.base.errors import FLError
+from fl.base.errors import Diverged, FLError
 from fl.deploy.messages import NodeMessage
 from fl.deploy.nodes import Waiting
 from fl.deploy.remote import serve
@@ -134,3 +137,91 @@ def test_a_node_that_never_answers_is_not_waited_for_while_all_clients_are_there
     link = WithStranger(nodes)
     serve(link, config, tmp_path / "remote", test, Waiting(start=0, nodes=4))
     assert link.asked == 1  # when the server met its nodes
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["fedadam", *(pytest.param(one, marks=slow) for one in ("fedyogi", "fedadagrad"))]
+)
+def test_an_update_whose_square_is_infinite_ends_the_run_as_diverged(algorithm, tmp_path):
+    def huge(client, round, answer):
+        if (client, round) != (1, 2):
+            return answer
+        large = {k: torch.full_like(t, 3e38) for k, t in answer.tensors.items() if k != "loss"}
+        return answer._replace(tensors={**answer.tensors, **large})
+
+    with pytest.raises(Diverged, match=r"in round 2 the server's \w+/conv1.weight became infinite .* is saved"):
+        deployed(settings(algorithm, participants=4), tmp_path, huge)
+    after = tensors(tmp_path / "remote")
+    assert all(t.isfinite().all() for t in after.values())
+    assert json.loads((tmp_path / "remote" / "summary.json").read_text())["rounds"] == 1
+
+
+def greeted(tmp_path, **header):
+    """The text of the error where the node of client 1 says something else of itself."""
+    config = settings("fedavg", clients=3)
+    nodes, test = dealt(config, tmp_path / "data")
+    link = Direct(nodes, lambda client, round, answer: said(**header)(answer) if client == 1 else answer)
+    with pytest.raises(FLError) as error:
+        serve(link, config, tmp_path / "run", test, Waiting(start=0, nodes=3))
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("header", "why"),
+    [
+        ({"sizes": [10**13, 0, 0]}, "client 1 says that it has"),
+        ({"sizes": [1, 1 << 63, 0]}, "client 1 says that it has"),
+        ({"sizes": [10**400, 0, 0]}, "client 1 says that it has"),
+        ({"sizes": [1, 0, 10**8 + 1]}, "client 1 says that it has 100,000,001 samples"),
+        *(({"client": client}, f"says that it is client {client}") for client in (3, 10**6, 2**70)),
+        *(({"budget": {"width": width}}, "client 1's budget") for width in ("1", [[1]], float("nan"), 10**400, True)),
+        *(({"budget": budget}, "client 1's budget") for budget in ({"budget": [1]}, {"\x1b[2J": 1})),
+        ({"sample": ["\x1b[2J\nerror: x"]}, "client 1's data have sample"),
+    ],
+)  # fmt: skip
+def test_a_node_that_says_what_cannot_be_is_refused_and_named(header, why, tmp_path, caplog):
+    text = greeted(tmp_path, **header)
+    assert "the nodes of clients 0, 2, and 3 are needed" in text
+    assert "a node was refused: " in text
+    assert why in text
+    assert text.isprintable()
+    assert len(text) < 600
+    assert caplog.messages[0].isprintable()
+
+
+def test_a_node_with_too_high_a_number_keeps_nobody_from_starting(tmp_path, caplog):
+    config = settings("fedavg", clients=4, rounds=1)
+    nodes, test = dealt(config, tmp_path / "data")
+    serve(Direct(nodes), replace(config, clients=3), tmp_path / "run", test, Waiting(start=0, nodes=3))
+    assert "a node is refused: a node says that it is client 3" in caplog.text
+
+
+def test_many_samples_elsewhere_take_no_memory_here():
+    count = 10**7
+    x, y = torch.zeros(1, 3, 32, 32, dtype=torch.uint8).expand(count, 3, 32, 32), torch.zeros(1).long().expand(count)
+    some = fl.data.Dataset("given", x, y, x[:2].clone(), y[:2].clone(), 10, 255)
+    assert fl.data.fingerprint(some)["x"] == "uint8 [10000000, 3, 32, 32]"
+    assert fl.data.fingerprint(some) != fl.data.fingerprint(replace(some, x=x[1:], y=y[1:]))
+
+
+@pytest.mark.parametrize(
+    "text", ["\x1b[2J\x1b[31mline1\nerror: fine\n", "a\r\u202eb\x00\x9b31m\ud800", 10**400, "x" * 9999]
+)
+def test_what_a_node_writes_reaches_the_log_in_one_plain_line(text, tmp_path, caplog):
+    config = settings("fedavg", rounds=1, participants=4)
+    nodes, test = dealt(config, tmp_path / "data")
+
+    def spoil(client, round, answer):
+        faults = {1: str(text), 2: lambda: said(ticket=str(text))(answer)}
+        fault = faults.get(client) if round else None
+        return answer if fault is None else fault if isinstance(fault, str) else fault()
+
+    def odd(client, round, answer):
+        if client == 3 and round:
+            return answer._replace(tensors={**answer.tensors, str(text): torch.zeros(1)})
+        return spoil(client, round, answer)
+
+    serve(Direct(nodes, odd), config, tmp_path / "run", test, Waiting(start=0, nodes=4))
+    (line,) = [message for message in caplog.messages if "1 of 4 clients answered" in message]
+    assert line.isprintable()
+    assert len(line) < 1200

@@ -17,13 +17,13 @@ import surgery
 import zoo
 from fl import run as cli
 from fl.algorithms import fedavg
-from fl.base.errors import FLError
+from fl.base.errors import Diverged, FLError
 from fl.base.rng import Rng
 from fl.engine import Results
 from fl.engine.objectives import cross_entropy, proximal
 from fl.federation import Federation, LocalTraining, cohort
 from fl.federation.defence import Defence
-from fl.federation.divergence import drop_failed
+from fl.federation.divergence import check_finite, drop_failed
 from fl.runs.assembly import build
 from fl.runs.metrics import read
 from fl.settings import Config
@@ -234,3 +234,26 @@ def test_a_run_goes_on_without_the_client(tmp_path, monkeypatch, capsys):
     client = build(Config.read(tmp_path / "a"))[0].sample(Rng(0, 2))[0]
     assert f"round 2: client {client} dropped" in capsys.readouterr().err
     assert all(t.isfinite().all() for t in load_file(tmp_path / "a" / "checkpoint.safetensors").values())
+
+
+# Servers that diverge
+
+
+@pytest.mark.parametrize("lost", [torch.inf, -torch.inf, torch.nan])
+@pytest.mark.parametrize("part", ["global", "squares", "new"])
+def test_a_server_that_is_no_longer_finite_is_named(part, lost):
+    before = {"global": {"w": torch.zeros(2, 3)}, "squares": {"w": torch.ones(2, 3, dtype=torch.float64)}}
+    after = {**before, "new": {"n": torch.ones(2, dtype=torch.int64), "w": torch.ones(4, 2, 3).half()}}
+    assert check_finite(after, before, torch.tensor([1.0, 2.0]), 3).tolist() == [1, 2]
+    ill = after[part]["w"].clone()
+    ill[-1, -1, ...] = lost
+    with pytest.raises(Diverged, match=f"in round 3 the server's {part}/w became"):
+        check_finite({**after, part: {**after[part], "w": ill}}, before, torch.ones(2), 3)
+
+
+def test_sums_that_overflow_masks_and_losses_of_nobody_are_no_failure_of_a_server():
+    mask = torch.tensor([0.0, -torch.inf])
+    before = {"global": {"w": torch.zeros(2), "mask": mask}, "level": {"mask": mask.expand(2, 2)}}
+    after = {"global": {"w": torch.full((2,), 3e38), "mask": mask.clone()}, "level": {"mask": mask.expand(3, 2)}}
+    loss = check_finite(after, before, torch.tensor([1.0, torch.nan]), 1)
+    torch.testing.assert_close(loss, torch.tensor([1.0, torch.nan]), equal_nan=True)

@@ -5,14 +5,16 @@ import logging
 import signal
 import subprocess
 import sys
-from contextlib import nullcontext
+import weakref
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 
 import pytest
 import torch
 
 import fl
-from fl.base.errors import Diverged, FLError
+from fl import run as cli
+from fl.base.errors import Diverged, FLError, Terminated
 from fl.runs import checkpoint
 from fl.runs.export import client_model
 from fl.runs.lock import is_locked
@@ -157,6 +159,92 @@ def test_a_round_has_its_models_and_keeps_them(tmp_path, name):
     assert same(kept[0][0].client_model(0), round.client_model(0)) is False
     with pytest.raises(FLError, match="client 4: there are clients 0 to 3"):
         round.client_model(4)
+
+
+class Told:
+    """It sends SIGTERM when it is deleted, where Python drops what a handler raises."""
+
+    def __del__(self):
+        signal.raise_signal(signal.SIGTERM)
+
+
+def dropped_by_del():
+    Told()
+
+
+def dropped_by_a_callback():
+    one = Told.__new__(type("Plain", (), {}))
+    weakref.finalize(one, signal.raise_signal, signal.SIGTERM)
+    reference = weakref.ref(one, lambda _: signal.raise_signal(signal.SIGTERM))
+    del one, reference
+
+
+def dropped_by_the_user():
+    with suppress(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("last", [2, 4])
+@pytest.mark.parametrize(
+    "drop",
+    [
+        dropped_by_del,
+        pytest.param(dropped_by_a_callback, marks=pytest.mark.slow),
+        pytest.param(dropped_by_the_user, marks=pytest.mark.slow),
+    ],
+)
+def test_a_sigterm_that_python_drops_ends_the_run_after_the_round(tmp_path, whole, drop, last):
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    rows = []
+
+    def on_round(row):
+        rows.append(row)
+        if row["round"] == last:
+            drop()
+
+    with pytest.raises(Terminated):
+        fl.simulate(CONFIG, tmp_path / "run", on_round=on_round)
+    assert len(rows) == last == checkpoint.read_header(tmp_path / "run")["round"]
+    fl.simulate(CONFIG, tmp_path / "run", resume=True)
+    losses = [[row["train_loss"] for row in read(folder / "metrics.csv")] for folder in (tmp_path / "run", whole)]
+    assert losses[0] == pytest.approx(losses[1])
+    after, expected = (fl.load_model(folder).state_dict() for folder in (tmp_path / "run", whole))
+    torch.testing.assert_close(after, expected)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("leave", [lambda: True, lambda: signal.raise_signal(signal.SIGTERM)])
+def test_a_second_sigterm_ends_at_once_and_one_while_the_run_is_left_is_not_lost(tmp_path, leave):
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def on_round(row):
+        dropped_by_del()
+        left = leave()
+        assert left, "it goes on"
+        return left
+
+    with pytest.raises(Terminated):
+        fl.simulate(CONFIG, tmp_path / "run", on_round=on_round)
+    assert checkpoint.read_header(tmp_path / "run")["round"] == 1
+
+
+@pytest.mark.parametrize("last", [1, 2])
+def test_a_command_that_is_stopped_says_whether_rounds_are_left(tmp_path, monkeypatch, capsys, last):
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    saves = fl.runs.run.Run.advance
+
+    def advance(run, server, number):
+        saves(run, server, number)
+        if number == last:
+            dropped_by_del() if last == 1 else signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr("fl.runs.run.Run.advance", advance)
+    flags = ["--algorithm", "fedavg", "--rounds", "2", "--clients", "4", "--participants", "2", "--width", "0.1"]
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    assert cli.main([*flags, "--local-epochs", "1", "--samples", "80", "--out", str(tmp_path), "--name", "a"]) == 143
+    said = capsys.readouterr().out
+    assert ("continue with" in said, "stopped after the last round" in said) == (last == 1, last == 2)
 
 
 @pytest.mark.slow

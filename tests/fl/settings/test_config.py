@@ -1,6 +1,7 @@
 """The settings of the data, and `python -m fl.data`."""
 
 import dataclasses
+import itertools
 import json
 import re
 
@@ -169,3 +170,39 @@ def test_what_was_set_is_not_changed(given):
         Config(**given).check()
     with pytest.raises(FLError, match=r"--participants \d+ of --clients \d+"):
         Config.from_yaml("\n".join(f"{k}: {v}" for k, v in given.items())).check()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("rounds: 1\nrounds: 9", "'rounds' is there twice"),
+        ("fedmr:\n  unit: tensor\n  unit: block", "'unit' is there twice"),
+        ("rounds: 1:30", "rounds cannot be '1:30'"),
+        ("lr: 1:30.5", "lr cannot be '1:30.5'"),
+        ("clients: 010", "clients cannot be '010'"),
+        ("flip: yes", "flip cannot be 'yes'"),
+        ("seeds: [1, 0o17]", "seeds cannot be"),
+        ("rounds: " + 5000 * "9", "a number of 5,000 digits"),
+        ("fedprox: {mu: " + 5000 * "9" + "}", "a number of 5,000 digits"),
+        ("seeds: " + "[" * 50 + "1" + "]" * 50, "seeds cannot be"),
+        ("name: " + "a " * 5000 + "\nrounds: x", "rounds cannot be 'x'"),
+    ],
+)
+def test_a_file_of_settings_that_reads_as_something_else_is_refused_in_a_short_line(text, why, tmp_path):
+    (tmp_path / "config.yaml").write_text(text)
+    for read in (Config.from_file, lambda path: Config.read(path.parent)):
+        with pytest.raises(FLError) as error:
+            read(tmp_path / "config.yaml")
+        assert why in str(error.value)
+        assert "config.yaml" in str(error.value)
+        assert len(str(error.value)) < 400 + len(str(tmp_path))
+
+
+def test_an_alias_bomb_is_named_in_a_short_line():
+    rows = [
+        "&a [1, 1]",
+        *(f"&{b} [*{a}, *{a}]" for a, b in itertools.pairwise("abcdefghijklmnopqrstuvwxyzABCDEFGHIJK")),
+    ]
+    with pytest.raises(FLError, match="seeds cannot be") as error:
+        Config.from_yaml(f"seeds: [{', '.join(rows)}]")
+    assert len(str(error.value)) < 1000
