@@ -74,11 +74,11 @@ def as_parameters(layer: nn.Module, name: str, weights: Computed) -> Any:
     if not values:
         return layer
     layer = clone(layer)
+    if parametrize.is_parametrized(layer):  # torch's function to remove them changes the class, which copies share
+        del layer._modules["parametrizations"]
+        layer.__class__ = type(layer).__base__
     for attribute, value in values.items():
-        if parametrize.is_parametrized(layer, attribute):
-            parametrize.remove_parametrizations(layer, attribute, leave_parametrized=True)
-        elif attribute not in layer._parameters:
-            delattr(layer, attribute)
+        layer.__dict__.pop(attribute, None)
         setattr(layer, attribute, nn.Parameter(value, requires_grad=False))
     return layer
 
