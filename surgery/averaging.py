@@ -20,7 +20,18 @@ from surgery.copying import clone
 from surgery.errors import SurgeryError, explained
 from surgery.forward import call, copied, in_mode
 from surgery.names import joined
-from surgery.states import Models, Stack, State, as_stack, as_state, check_same, compute_dtype, stack_size, state
+from surgery.states import (
+    Models,
+    Stack,
+    State,
+    as_stack,
+    as_state,
+    check_same,
+    compute_dtype,
+    is_pruning_mask,
+    stack_size,
+    state,
+)
 from surgery.torch_private import BatchNorm
 from surgery.transfer import upload
 
@@ -55,10 +66,11 @@ def average(
     Returns:
         Tensors [*S], or [C, *S] for two-dimensional weights, of the models' dtype; half precision is accumulated in
         float32. Integer and boolean tensors are never averaged: the result is the maximum over the models with weight.
+        Neither are masks of torch.nn.utils.prune (`weight_mask` beside `weight_orig`), which have to be the same.
 
     Raises:
         SurgeryError: for weights that are negative or of a wrong shape; for weights that sum to zero, or a mask,
-            without a fallback; for masks and fallbacks that do not fit.
+            without a fallback; for masks and fallbacks that do not fit; for models that were pruned differently.
 
     >>> average({"w": torch.tensor([[0.0], [4.0]])}, weights=[3, 1])
     {'w': tensor([1.])}
@@ -152,7 +164,12 @@ def _by_rows(
                 chosen = tensor.index_select(0, places(tensor.device))
                 covered = None if covered is None else covered.index_select(0, places(tensor.device))
             old = None if keep is None else keep[name]
-            result[name] = value(name, chosen, covered, shares, old) if len(members) else old.clone()
+            if not len(members):
+                result[name] = old.clone()
+            elif is_pruning_mask(name, models):
+                result[name] = same_mask(name, chosen, covered, old)
+            else:
+                result[name] = value(name, chosen, covered, shares, old)
         results.append(result)
     return {name: torch.stack([r[name] for r in results]) for name in models} if rows.ndim == 2 else results[0]
 
@@ -212,6 +229,27 @@ def _mean(x: Tensor, weights: Tensor, covered: Tensor | None) -> Tensor:
             weights = weights.clamp(min=1e-30)  # a weight that is 0 in float32 still counts more than the fallback
         mean = (weights @ values.masked_fill(~inside, 0)) / (weights @ inside.to(weights.dtype))
     return mean.reshape(x.shape[1:]).to(x.dtype)
+
+
+def same_mask(name: str, masks: Tensor, covered: Tensor | None, keep: Tensor | None) -> Tensor:
+    """Return the mask that all have in [K, *S], or `keep` where nobody covers. Raises SurgeryError where two differ."""
+    if covered is None:
+        first, equal = masks[0], masks == masks[0]
+    else:
+        first = torch.where(covered.any(0), masks.gather(0, covered.int().argmax(0)[None])[0], keep.to(masks))
+        equal = (masks == first) | ~covered
+    if not masks.is_meta and not bool(equal.all()):
+        raise differing_masks(name)
+    return first.clone()
+
+
+def differing_masks(name: str) -> SurgeryError:
+    """Make the error for models that were pruned differently."""
+    module, _, mask = name.rpartition(".")
+    return SurgeryError(
+        f"{name!r} is a mask of torch.nn.utils.prune, and the models have different ones, of which there is no mean: "
+        f"make each permanent first, torch.nn.utils.prune.remove({module or 'model'}, {mask.removesuffix('_mask')!r})"
+    )
 
 
 def _maximum(x: Tensor, covered: Tensor | None) -> Tensor:

@@ -5,7 +5,7 @@ the first is kept. A *stack* is the same with a leading axis K, one entry for ea
 input, except `load`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from numbers import Integral
 from typing import TypeAlias
 
@@ -333,6 +333,15 @@ def as_real(tensor: Tensor) -> Tensor:
     ([[1.0, 2.0]], [3])
     """
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def is_pruning_mask(name: str, names: Container[str]) -> bool:
+    """Return whether this is torch.nn.utils.prune's mask of another tensor of a state.
+
+    >>> is_pruning_mask("fc.weight_mask", {"fc.weight_orig", "fc.weight_mask"}), is_pruning_mask("mask", {"mask"})
+    (True, False)
+    """
+    return name.endswith("_mask") and f"{name.removesuffix('_mask')}_orig" in names
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:

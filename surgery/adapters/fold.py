@@ -10,7 +10,7 @@ from torch import Tensor
 
 from surgery.adapters.layer import changed, product
 from surgery.adapters.peft import check_tied, read_files, scales_of, without_base
-from surgery.adapters.rank import SUFFIXES, Factors, factors
+from surgery.adapters.rank import Factors, factors
 from surgery.errors import SurgeryError
 from surgery.lazy import LazyState, Pieces, pieces_of
 from surgery.names import joined
@@ -78,7 +78,7 @@ def _turned(
     for module, one in found.items():
         base = _of(folder, joined(module, "weight"), one.names[0], entries)
         shape = (len(one.b), *one.a.shape[1:])
-        table = one.names[0].endswith(SUFFIXES[1][0])
+        table = "lora_embedding_A" in one.names[0]
         if not base.dtype.is_floating_point or base.shape not in ((shape[::-1],) if table else _ways(shape)):
             raise SurgeryError(
                 f"{folder}: {one.names[0]!r} and {one.names[1]!r} make {shape}, and the weight of {module!r} is "

@@ -22,7 +22,7 @@ from surgery.adapters.layer import (
     shapes,
     why_not,
 )
-from surgery.adapters.rank import factors, named
+from surgery.adapters.rank import check_unscaled, factors, named
 from surgery.copying import copy_sharing, replace_tensors
 from surgery.errors import SurgeryError
 from surgery.names import hint, joined, matches
@@ -117,6 +117,7 @@ def attach(
         raise SurgeryError(f"{has[0] or 'the model'} has an adapter already: take them off first, with remove or merge")
     own = _tensors(model)
     found, rest = factors(tensors)
+    check_unscaled(found)
     if odd := [name for name in rest if name not in own or own[name].shape != rest[name].shape]:
         raise SurgeryError(f"{odd[0]!r} of the adapters is no tensor of the model, or has another shape there")
     trained = _trained(model, train) | rest.keys()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from surgery.adapters.layer import LowRank
 from surgery.adapters.model import adapted_layers, attach, scales, state
-from surgery.adapters.rank import MAGNITUDE, factors, rank_of
+from surgery.adapters.rank import MAGNITUDE, check_unscaled, factors, rank_of
 from surgery.errors import SurgeryError
 from surgery.files.reading import open_state, read_json
 from surgery.files.whole import check_absent, replacing
@@ -230,6 +230,7 @@ def without_base(folder: str | Path, tensors: State, values: Mapping[str, Tensor
 
 def scales_of(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, float]:
     """lora_alpha / r of each adapter, or with rslora lora_alpha / sqrt(r)."""
+    check_unscaled(factors(tensors)[0])
     result = {}
     for module, rank in rank_of(tensors).items():
         alphas = config.get("alpha_pattern") or {}

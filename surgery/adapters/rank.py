@@ -2,10 +2,12 @@
 
 The rank is the one axis that A [rank, in] and B [out, rank] share, and an adapter's sense is the product B A alone. Of
 every function here it is known whether it keeps the products exactly, or how far off they are. The scale that
-multiplies them is left as it is.
+multiplies them is left as it is. Where a state holds it, as kohya's `alpha` for alpha / rank, alpha follows the rank.
+What a configuration says (peft's lora_alpha / r) is not in a state: whoever writes one keeps the quotient.
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
@@ -19,74 +21,172 @@ from surgery.states import State, as_state, check_same_shapes, compute_dtype
 from surgery.transfer import upload
 
 MAGNITUDE = "lora_magnitude_vector"
-SUFFIXES = ("lora_A.weight", "lora_B.weight"), ("lora_embedding_A", "lora_embedding_B")
+OURS = ("lora_A.weight", "lora_B.weight"), ("lora_embedding_A", "lora_embedding_B")
+SPELLINGS = (
+    *OURS,  # peft's files, and diffusers' of today
+    ("lora_A.*.weight", "lora_B.*.weight"),  # the state_dict of a PeftModel
+    ("lora_embedding_A.*", "lora_embedding_B.*"),
+    ("lora_down.weight", "lora_up.weight"),  # kohya's scripts, LyCORIS
+    ("lora.down.weight", "lora.up.weight"),  # diffusers' UNets before peft
+    ("lora_linear_layer.down.weight", "lora_linear_layer.up.weight"),  # its text encoders
+    ("down.weight", "up.weight"),  # its attention processors, `to_q_lora`
+    ("lora_a.weight", "lora_b.weight"),  # torchtune
+    ("lora_A", "lora_B"),  # loralib
+)
+"""How the names of A and B end after the name of the module; * is the name of the adapter."""
+MAGNITUDES = MAGNITUDE, f"{MAGNITUDE}.weight", f"{MAGNITUDE}.*.weight", "dora_scale", "magnitude"
+"""How those of DoRA's magnitudes end."""
+
+
+def _pattern(end: str) -> re.Pattern[str]:
+    module = r".*_lora\d*" if end == "down.weight" else ".*"  # a word that any model may have, too
+    return re.compile(rf"(?:({module})\.)" + "?" * (module == ".*") + re.escape(end).replace(r"\*", r"([^.]+)"))
+
+
+_FIRST = [(_pattern(first), second) for first, second in SPELLINGS]
+_PART = re.compile(
+    r"(?:.*\.)?(?:lora_[ABEab]|lora_embedding_[AB]|lora_(?:down|up|mid)|lora_magnitude_vector|dora_scale|"
+    r"(?:hada|lokr|oft|boft|vera)_\w+|(?:lora|lora_linear_layer|\w+_lora\d*)\.(?:down|up|alpha))(?:\..*)?"
+)
+"""The names of parts of adapters, of any kind and spelling."""
 
 
 class Factors(NamedTuple):
-    """An adapter: the names of A and B in a state, and the tensors; of DoRA with the magnitude."""
+    """An adapter: its tensors, with their names in a state.
+
+    Attributes:
+        names: of A and B.
+        a, b: the factors.
+        magnitude: None but for DoRA.
+        alpha: one number, the rank times what the product is multiplied by; None where the state does not say it.
+        others: the names that the magnitude and alpha have, or would have.
+    """
 
     names: tuple[str, str]
     a: Tensor
     b: Tensor
     magnitude: Tensor | None = None
+    alpha: Tensor | None = None
+    others: tuple[str, str] = (MAGNITUDE, "alpha")
 
     @property
     def state(self) -> State:
         """All by name."""
-        own = {} if self.magnitude is None else {self.names[0].rpartition("lora_")[0] + MAGNITUDE: self.magnitude}
-        return own | {self.names[0]: self.a, self.names[1]: self.b}
+        every = zip((self.others[0], *self.names, self.others[1]), (self.magnitude, self.a, self.b, self.alpha))
+        return {name: tensor for name, tensor in every if tensor is not None}
+
+    @property
+    def scale(self) -> float:
+        """What the state multiplies the product by: alpha / rank. Raises SurgeryError for an alpha without a value."""
+        if self.alpha is None:
+            return 1.0
+        if self.alpha.is_meta or not math.isfinite(alpha := self.alpha.item()):
+            raise SurgeryError(f"{self.others[1]!r} is no finite number, and the product is multiplied by it: set it")
+        return alpha / max(len(self.a), 1)
+
+    def with_factors(self, a: Tensor, b: Tensor, scale: float) -> "Factors":
+        """Replace A and B, whose product is to be multiplied by this scale."""
+        if self.alpha is None:
+            return self._replace(a=a, b=b)
+        wanted = scale * len(a)
+        for dtype in (self.alpha.dtype, torch.float32):
+            alpha = torch.full_like(self.alpha, wanted, dtype=dtype)
+            held = alpha.item()
+            if held == wanted or (held and math.isfinite(held)):
+                break
+        return self._replace(a=a, b=b if held == wanted else wanted / held * b, alpha=alpha)  # B has what alpha cannot
 
 
 def factors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Factors], State]:
     """The adapters of a state by the names of their modules, and all other tensors.
 
-    Raises SurgeryError for a factor without the other one, and for two of unequal rank.
+    Raises SurgeryError for a factor without the other one, for two of unequal rank, for several adapters, and for parts
+    of adapters that are no product B A.
     """
     found: dict[str, Factors] = {}
     rest = dict(as_state(tensors, "the adapters"))
-    for name in list(rest):
-        for ends in SUFFIXES:
-            module, _, last = name.rpartition(ends[0])
-            if last or (module and module[-1] != ".") or not name.endswith(ends[0]):
-                continue
-            names = name, module + ends[1]
-            if names[1] not in rest:
-                raise SurgeryError(f"{names[0]!r} is there without {names[1]!r}: an adapter has both")
-            one = Factors(names, rest.pop(names[0]), rest.pop(names[1]), rest.pop(module + MAGNITUDE, None))
-            if one.b.ndim < 2 or len(one.a) != one.b.shape[1]:
-                raise SurgeryError(
-                    f"{names[0]!r} {tuple(one.a.shape)} and {names[1]!r} {tuple(one.b.shape)} are of unequal rank"
-                )
-            found[module.removesuffix(".")] = one
-    if odd := [name for name in rest if name.endswith((MAGNITUDE, *(end for ends in SUFFIXES for end in ends)))]:
-        raise SurgeryError(f"{odd[0]!r} is there without its other factor: an adapter has both")
+    adapters: dict[str | None, str] = {}  # by an adapter's name a tensor of it
+    for name in [name for name in rest if "lora" in name]:
+        match, end = next(((m, end) for pattern, end in _FIRST if (m := pattern.fullmatch(name))), (None, ""))
+        if match is None:
+            continue
+        module, *adapter = [group or "" for group in match.groups()]
+        second, *magnitudes = [
+            joined(module, e.replace("*", adapter[0] if adapter else "")) for e in (end, *MAGNITUDES)
+        ]
+        if second not in rest:
+            raise SurgeryError(f"{name!r} is there without {second!r}: an adapter has both")
+        adapters.setdefault(adapter[0] if adapter else None, name)
+        if len(adapters) > 1 or module in found:
+            other = found[module].names[0] if module in found else next(iter(adapters.values()))
+            raise SurgeryError(f"{other!r} and {name!r} are of two adapters: give the tensors of one")
+        others = next((other for other in magnitudes if other in rest), magnitudes[0]), joined(module, "alpha")
+        alpha = rest.pop(others[1]) if others[1] in rest and rest[others[1]].numel() == 1 else None
+        one = Factors((name, second), rest.pop(name), rest.pop(second), rest.pop(others[0], None), alpha, others)
+        a, b = one.a, one.b
+        if min(a.ndim, b.ndim) < 2 or len(a) != b.shape[1] or b.shape[2:].numel() != 1:
+            raise SurgeryError(
+                f"{name!r} {tuple(a.shape)} and {second!r} {tuple(b.shape)} are of unequal rank, or no factors"
+            )
+        found[module] = one
+    biases = {one.names[1].removesuffix("weight") + "bias" for one in found.values() if one.alpha is None}
+    scalars = {joined(module, "scalar") for module in found}
+    if odd := [name for name in rest if name in scalars or (_PART.fullmatch(name) and name not in biases)]:
+        raise SurgeryError(
+            f"{odd[0]!r} is there without its other factor, or is a part of an adapter that is no product of two: give "
+            "adapters of two factors, with both"
+        )
     return found, rest
+
+
+def found_factors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Factors], State]:
+    """`factors` of a state that has adapters. Raises SurgeryError for one without."""
+    found, rest = factors(tensors)
+    if not found:
+        some = f", such as {next(iter(rest))!r}," if rest else ""
+        raise SurgeryError(
+            f"none of the {len(rest)} tensors{some} is an adapter's factor: names of factors end in "
+            f"{', '.join(dict.fromkeys(first for first, _ in SPELLINGS))}"
+        )
+    return found, rest
+
+
+def check_unscaled(found: Mapping[str, Factors]) -> None:
+    """Raise SurgeryError for an adapter with an alpha, where another number multiplies the product."""
+    if one := next((one for one in found.values() if one.alpha is not None), None):
+        raise SurgeryError(
+            f"{one.others[1]!r} multiplies the product, too, by alpha / rank: multiply {one.names[1]!r} by that, and "
+            "leave alpha out"
+        )
 
 
 def named(module: str, layer: nn.Module, a: Tensor, b: Tensor) -> Factors:
     """The factors beside a layer, under the names that peft gives them."""
-    first, second = SUFFIXES[isinstance(layer, nn.Embedding)]
-    return Factors((joined(module, first), joined(module, second)), a, b)
+    first, second = OURS[isinstance(layer, nn.Embedding)]
+    others = joined(module, MAGNITUDE), joined(module, "alpha")
+    return Factors((joined(module, first), joined(module, second)), a, b, others=others)
 
 
 def rank_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """The rank of each adapter, by the name of its module.
+    """The rank of each adapter, by the name of its module. Raises SurgeryError for a state without adapters.
 
     >>> rank_of({"fc.lora_A.weight": torch.zeros(3, 4), "fc.lora_B.weight": torch.zeros(2, 3)})
     {'fc': 3}
     """
-    return {module: len(one.a) for module, one in factors(tensors)[0].items()}
+    return {module: len(one.a) for module, one in found_factors(tensors)[0].items()}
 
 
 def products(tensors: Mapping[str, Tensor]) -> State:
     """B A of each adapter, [out, in] or for convolutions [out, in, *kernel], by the name of its module.
 
+    Where the state holds alpha, it is multiplied by alpha / rank.
+
     >>> products({"fc.lora_A.weight": torch.ones(1, 3), "fc.lora_B.weight": torch.full((2, 1), 2.0)})["fc"].tolist()
     [[2.0, 2.0, 2.0], [2.0, 2.0, 2.0]]
     """
     return {
-        module: (one.b.flatten(1) @ one.a.flatten(1)).unflatten(1, one.a.shape[1:])
-        for module, one in factors(tensors)[0].items()
+        module: (one.scale * one.b.flatten(1) @ one.a.flatten(1)).unflatten(1, one.a.shape[1:])
+        for module, one in found_factors(tensors)[0].items()
     }
 
 
@@ -112,10 +212,12 @@ def resize(
     """Change the rank of adapters.
 
     A rank that grows is exact: B gets columns of zeros, and A rows that are drawn as those of a new adapter. One that
-    shrinks loses something, as little as possible with `svd`. DoRA's magnitudes stay as they are.
+    shrinks loses something, as little as possible with `svd`. DoRA's magnitudes stay as they are. So does the scale: an
+    alpha in the state is multiplied as the rank is.
 
     Args:
-        tensors: a state with adapters, as `surgery.adapters.state(model)` gives it.
+        tensors: a state with adapters, as `surgery.adapters.state(model)` gives it, or under the names of a PeftModel's
+            state_dict, of peft's files, kohya's scripts or diffusers. The result has the same names.
         rank: the new one, of all adapters or for each module.
         how: svd: the best product of that rank, or of the same (Eckart and Young), with its singular values in equal
             parts in A and B, the largest first; it takes the decomposition of a matrix of the old rank, never of the
@@ -130,7 +232,7 @@ def resize(
     """
     if how not in ("svd", "truncate"):
         raise SurgeryError(f"how={how!r}: give svd or truncate")
-    found, rest = factors(tensors)
+    found, rest = found_factors(tensors)
     if isinstance(rank, Mapping) and (odd := [*(found.keys() ^ rank.keys())]):
         raise SurgeryError(
             f"rank is given for {sorted(rank)}, and the adapters are {sorted(found)}: {odd[0]!r} differs"
@@ -148,7 +250,7 @@ def resize(
                 a, b, lost[module] = _shrunk(one, new, how)
             except torch.linalg.LinAlgError:
                 raise SurgeryError(f"the adapter of {module!r} holds NaN or infinity: leave it out") from None
-        result |= one._replace(a=a, b=b).state
+        result |= one.with_factors(a, b, one.scale).state
     if lost:  # one wait for the device, not one for each module
         error |= zip(lost, torch.stack([*lost.values()]).tolist())
     return Resized({name: result[name] for name in tensors}, error)
@@ -196,12 +298,17 @@ def stack(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | Non
     in contrast, has a product that is no mean of products.
 
     Args:
-        states: adapters of the same modules, of any ranks, whose products are multiplied by the same scales. All other
-            tensors are averaged.
+        states: adapters of the same modules under the same names, as for `resize`, of any ranks, whose products are
+            multiplied by the same scales, or by those that the states hold (alpha / rank). All other tensors are
+            averaged.
         weights: of each; they are divided by their sum. None: equal ones.
 
     Returns:
-        Adapters whose ranks are the sums of the given ones. The weights are in B.
+        Adapters whose ranks are the sums of the given ones. The weights are in B. With alpha the scale is that of the
+        first state.
+
+    Raises:
+        SurgeryError: for a state without adapters, for other names or shapes, and for DoRA.
 
     >>> one = {"fc.lora_A.weight": torch.ones(1, 2), "fc.lora_B.weight": torch.ones(2, 1)}
     >>> two = {"fc.lora_A.weight": torch.eye(2), "fc.lora_B.weight": torch.eye(2)}
@@ -211,7 +318,7 @@ def stack(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | Non
     """
     if not states:
         raise SurgeryError("there are no adapters to stack: give at least one state")
-    split = [factors(tensors) for tensors in states]
+    split = [found_factors(tensors) for tensors in states]
     if dora := [name for found, _ in split for name, one in found.items() if one.magnitude is not None]:
         raise SurgeryError(f"the adapter of {dora[0]!r} is DoRA's, whose magnitudes have no stack: merge and average")
     shares = [1.0] * len(states) if weights is None else [float(weight) for weight in weights]
@@ -224,15 +331,18 @@ def stack(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | Non
     for module, one in split[0][0].items():
         every = [found[module] for found, _ in split]
         a = torch.cat([each.a for each in every])
-        b = torch.cat([share * each.b for share, each in zip(shares, every)], 1)
-        result |= one._replace(a=a, b=b).state
+        scale = one.scale or 1.0
+        b = torch.cat([share * (each.scale / scale) * each.b for share, each in zip(shares, every)], 1)
+        result |= one.with_factors(a, b, scale).state
     return {name: result[name] for name in states[0]}
 
 
 def _rankless(found: Mapping[str, Factors]) -> dict[str, tuple[int, ...]]:
-    """The shapes of all factors without the axis of the rank."""
+    """The shapes of all factors without the axis of the rank, and of alpha."""
     shapes = {}
     for one in found.values():
         shapes[one.names[0]] = tuple(one.a.shape[1:])
         shapes[one.names[1]] = (len(one.b), *one.b.shape[2:])
+        if one.alpha is not None:
+            shapes[one.others[1]] = ()
     return shapes

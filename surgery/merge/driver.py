@@ -15,10 +15,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from surgery.averaging import differing_masks
 from surgery.errors import SurgeryError
 from surgery.lazy import LazyState, Pieces, Reader, metas, pieces_of
 from surgery.names import matches
-from surgery.states import Models, State, as_state, check_same, compute_dtype, unstack
+from surgery.states import Models, State, as_state, check_same, compute_dtype, is_pruning_mask, unstack
 
 Base: TypeAlias = Mapping[str, Tensor] | nn.Module
 ByName: TypeAlias = float | Mapping[str, float]
@@ -131,6 +132,17 @@ class Group:
 
         return Pieces(like.shape, like.dtype, read if like.dtype.is_floating_point else largest, like.device)
 
+    def same_mask(self, like: Pieces) -> Pieces:
+        """The mask that all have; reading it raises SurgeryError where two differ."""
+
+        def read(start: int, stop: int) -> Tensor:
+            first, *others = (pieces.read(start, stop) for pieces in self._every())
+            if not all(torch.equal(first, other.to(first.dtype)) for other in others):
+                raise differing_masks(self.name)
+            return first.to(like.dtype)
+
+        return Pieces(like.shape, like.dtype, read, like.device)
+
 
 def merged(
     kernel: Kernel,
@@ -170,7 +182,9 @@ def merged(
     for name in names:
         group = group_of(name, states, base, of_tensor(name, rows, [1.0] * len(states)))
         own = {setting: of_tensor(name, *value) for setting, value in settings.items()}
-        entries[name] = group.merged(kernel, own, pieces_of(states[0], name))
+        first = pieces_of(states[0], name)
+        is_mask = is_pruning_mask(name, states[0])
+        entries[name] = group.same_mask(first) if is_mask else group.merged(kernel, own, first)
     result = LazyState(entries)
     lazy = any(isinstance(values, LazyState) for values in (*states, base))
     return result if lazy else {name: result[name] for name in names}

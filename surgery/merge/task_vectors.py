@@ -29,7 +29,7 @@ from surgery.merge.driver import (
     within,
 )
 from surgery.merge.parts import combination, of_rank, uniform
-from surgery.states import Models, State
+from surgery.states import Models, State, is_pruning_mask
 
 
 def task_arithmetic(
@@ -176,7 +176,8 @@ def _limits(models: Models, base: Base, weights: Weights, density: float) -> dic
         if not isinstance(rows, dict) and not rows[k]:
             continue
         alone = [float(j == k) for j in range(len(states))]
-        groups = [group_of(name, states, base, alone) for name in states[0]]
+        names = [name for name in states[0] if not is_pruning_mask(name, states[0])]
+        groups = [group_of(name, states, base, alone) for name in names]
         groups = [group for group in groups if group.tensors[0].dtype.is_floating_point]
         size = sum(group.size for group in groups)
         slabs = lambda g=groups: (slab.double() for group in g for slab in magnitudes(group, 0))  # noqa: E731

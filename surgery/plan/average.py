@@ -13,12 +13,12 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from surgery.averaging import trimmed_mean, weight_rows
+from surgery.averaging import same_mask, trimmed_mean, weight_rows
 from surgery.errors import SurgeryError
 from surgery.plan.positions import Index, Runs, ascending, grid, pieces, put, repeats, scattered
 from surgery.plan.submodel import Submodel
 from surgery.scale import checked_groups, joint_norms, matching_factors
-from surgery.states import State, as_state, check_same_shapes, compute_dtype, shapes_of
+from surgery.states import State, as_state, check_same_shapes, compute_dtype, is_pruning_mask, shapes_of
 from surgery.threads import in_threads
 from surgery.transfer import upload
 
@@ -69,7 +69,8 @@ def average_submodels(
 
     Returns:
         A state of the full model with the fallback's dtypes and devices. Integer and boolean tensors are never
-        averaged: the result is the maximum over the clients that cover the element.
+        averaged: the result is the maximum over the clients that cover the element. Neither are masks of
+        torch.nn.utils.prune, which have to be the same where several clients cover an element.
 
     Raises:
         SurgeryError: for different numbers of states and plans, plans of different full models, states that do not
@@ -109,6 +110,8 @@ def average_submodels(
                     f"tensor {name!r} is {keep.dtype} in the fallback and {part.values.dtype} in a state"
                 )
         with torch.no_grad():  # threads do not inherit it from the caller
+            if is_pruning_mask(name, fallback):
+                return same_mask(name, *_embedded(keep, [part._replace(factor=1) for part in parts[name]]), keep)
             return _mean(keep, parts[name], dtype) if trim is None else _trimmed(name, keep, parts[name], trim)
 
     if trim is not None:
@@ -259,6 +262,12 @@ def _scales(
 
 def _trimmed(name: str, keep: Tensor, parts: list[_Part], trim: float) -> Tensor:
     """One tensor of the trimmed mean, of the clients' values embedded."""
+    values, covered = _embedded(keep, parts)
+    return trimmed_mean({name: values}, trim=trim, mask={name: covered}, fallback={name: keep})[name]
+
+
+def _embedded(keep: Tensor, parts: list[_Part]) -> tuple[Tensor, Tensor]:
+    """The clients' values in the full tensor, [clients, *S], and where they are."""
     rows = {client: row for row, client in enumerate(dict.fromkeys(part.client for part in parts))}
     values = keep.new_zeros(max(1, len(rows)), *keep.shape)
     covered = torch.zeros_like(values, dtype=torch.bool)
@@ -266,7 +275,7 @@ def _trimmed(name: str, keep: Tensor, parts: list[_Part], trim: float) -> Tensor
         scaled = part.values * part.factor if part.factor != 1 and keep.is_floating_point() else part.values
         put(values[rows[part.client]], part.index, scaled)
         put(covered[rows[part.client]], part.index, covered.new_ones(part.values.shape))
-    return trimmed_mean({name: values}, trim=trim, mask={name: covered}, fallback={name: keep})[name]
+    return values, covered
 
 
 def _mean(keep: Tensor, parts: list[_Part], dtype: torch.dtype | None) -> Tensor:

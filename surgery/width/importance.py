@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
@@ -12,8 +13,9 @@ from surgery.errors import SurgeryError, explained
 from surgery.forward import check_runs, named_tensors
 from surgery.names import joined
 from surgery.states import as_real
+from surgery.width.computed import Computed, Key, as_parameters, computed
 from surgery.width.replay import read_batch
-from surgery.width.solve import SUMS, Atom, Axes, Solution, named_widths, occurrences, onto_atoms, solve
+from surgery.width.solve import SUMS, Atom, Axes, Solution, atoms, named_widths, occurrences, onto_atoms, solve
 from surgery.width.trace import traced, traced_in_place, unfused
 
 Name: TypeAlias = Literal["l1", "l2", "bn_scale", "taylor", "fisher", "activation"]
@@ -39,7 +41,9 @@ def importance(
     Args:
         model: any module; it is not changed.
         example, output: as for `surgery.narrow`.
-        by: the score of a position, from the elements w that parameters have there:
+        by: the score of a position, from the elements w that parameters have there. Of a weight that is computed (masks
+            of torch.nn.utils.prune, weight_norm, spectral_norm and other parametrizations, adapters) they are the
+            weight's, as the forward pass uses it, and so are gradients:
             `l1`: the sum of |w| (Li et al., "Pruning Filters", ICLR 2017). Biases do not count;
             `l2`: the sum of w^2, likewise;
             `bn_scale`: |weight| of batch norms (Liu et al., "Network Slimming", ICCV 2017). Widths without a batch norm
@@ -80,30 +84,36 @@ def importance(
         raise SurgeryError(f"{type(model).__name__} has no weights to score (meta device): load some first")
     if by == "activation":
         solution, found = read_activations(model, example, _all(batches, by), output)
+        names = named_widths(solution)
     else:
-        solution = solve(traced(model, example, output).found)
+        weights = computed(model, example)
+        solution = solve(traced(weights.model, example, output).found)
+        names = weights.names(solution)
         if is_pruner(by):
-            found = pruner_scores(model, solution, by)
+            found = pruner_scores(model, weights.solution(solution), by, weights)
         else:
-            criterion = by if callable(by) else _criterion(model, by, batches, loss)
-            found = _summed(model, solution, criterion)
-    scores = {name: found[atom] for name, atom in named_widths(solution).items() if not atom.why and atom in found}
+            criterion = by if callable(by) else _criterion(weights, by, batches, loss)
+            found = _summed(weights, solution, criterion)
+    scores = {name: found[atom] for name, atom in names.items() if not atom.why and atom in found}
     for name, values in scores.items():
         if not values.isfinite().all():
             raise SurgeryError(f"{by!r} gives {name!r} scores that are not finite: are its weights, or is the loss?")
     return scores
 
 
-def _summed(model: nn.Module, solution: Solution, criterion: Criterion) -> dict[Atom, Tensor]:
-    """The sum over all axes of all parameters of the scores along them; tied parameters count once."""
+def _summed(weights: Computed, solution: Solution, criterion: Criterion) -> dict[Atom, Tensor]:
+    """The sum over all axes of all parameters of the scores along them; tied parameters count once.
+
+    Of parameters that a weight is computed of only widths count that the weight does not have: an adapter's rank.
+    """
     scores: dict[Atom, Tensor] = {}
-    seen: set[int] = set()
-    for (module, attribute), tensor in named_tensors(model):
-        if not isinstance(tensor, nn.Parameter) or id(tensor) in seen or not tensor.dtype.to_real().is_floating_point:
-            continue
-        seen.add(id(tensor))
-        name = joined(module, attribute)
-        for position, axis in enumerate(solution.tensors[module, attribute]):
+    for key, tensor in _scored(weights):
+        name, tensor_axes = joined(*key), solution.tensors[weights.keys.get(key, key)]
+        whole = solution.tensors[weights.keys[weights.parts[key]]] if key in weights.parts else ()
+        counted = {atom for axis in whole for atom in atoms(axis)}
+        for position, axis in enumerate(tensor_axes):
+            if counted and counted.issuperset(atoms(axis)):
+                continue
             with explained(f"by fails for axis {position} of {name!r}"), torch.no_grad():
                 values = criterion(name, tensor.movedim(position, 0).reshape(axis.size, -1), position)
             if values is None:
@@ -115,19 +125,36 @@ def _summed(model: nn.Module, solution: Solution, criterion: Criterion) -> dict[
                     f"{axis.size} positions is needed, or None"
                 )
             for atom, part in onto_atoms(axis, values.detach().cpu().double()).items():
-                scores[atom] = scores.get(atom, 0) + part
+                if atom not in counted:
+                    scores[atom] = scores.get(atom, 0) + part
     return scores
 
 
+def _scored(weights: Computed) -> Iterator[tuple[Key, Tensor]]:
+    """The parameters and computed weights of a model by (module name, attribute name), tied parameters once."""
+    seen, added = set(), weights.added
+    for key, tensor in named_tensors(weights.model):
+        real = tensor.dtype.to_real().is_floating_point
+        if isinstance(tensor, nn.Parameter) and real and id(tensor) not in seen and key not in added:
+            seen.add(id(tensor))
+            if key not in weights.values:
+                yield key, tensor
+    yield from weights.values.items()
+
+
 def _criterion(
-    model: nn.Module, by: str, batches: Iterable[Any], loss: Callable[[nn.Module, Any], Tensor] | None
+    weights: Computed, by: str, batches: Iterable[Any], loss: Callable[[nn.Module, Any], Tensor] | None
 ) -> Criterion:
     """The function that a criterion's name stands for."""
-    vectors = {name for name, p in model.named_parameters(remove_duplicate=False) if p.ndim == 1}
+    model, shapes = weights.model, {joined(*key): tensor.shape for key, tensor in _scored(weights)}
+    vectors = {name for name, shape in shapes.items() if len(shape) == 1}
     if by in ("taylor", "fisher"):
         if loss is None:
             raise SurgeryError(f"by={by!r} needs `loss`, a function of a model and a batch")
-        found = _gradients(model, _all(batches, by), loss, squared=by == "fisher")
+        found = dict(_gradients(model, _all(batches, by), loss, squared=by == "fisher"))
+        found |= {joined(*key): found[joined(*tensor)] for key, tensor in weights.keys.items()}
+        for key, ratio in weights.ratios.items():
+            found[joined(*key)] *= ratio if by == "taylor" else ratio.square()
 
         def products(name: str, rows: Tensor, axis: int) -> Tensor | None:
             if by == "taylor" and name in vectors:
@@ -140,7 +167,7 @@ def _criterion(
     if by == "bn_scale":
         norms = [name for name, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         scales = {joined(name, "weight") for name in norms}
-        if not scales & {name for name, _ in model.named_parameters()}:
+        if not scales & shapes.keys():
             raise SurgeryError(
                 f"{type(model).__name__} has no batch norm with weights: take another criterion than {by}"
             )
@@ -220,7 +247,7 @@ def is_pruner(by: Any) -> bool:
     return module is not None and isinstance(by, module.Importance)
 
 
-def pruner_scores(model: nn.Module, solution: Solution, by: Any) -> dict[Atom, Tensor]:
+def pruner_scores(model: nn.Module, solution: Solution, by: Any, weights: Computed) -> dict[Atom, Tensor]:
     """What torch-pruning's class says of each width; a width of which it says nothing is left out.
 
     torch-pruning's group lists every layer that has a width with the positions in the layer, and for each the position
@@ -231,10 +258,11 @@ def pruner_scores(model: nn.Module, solution: Solution, by: Any) -> dict[Atom, T
     """
     from torch_pruning.dependency import Dependency, Group, Node
 
+    layer_of = cache(lambda name: as_parameters(model.get_submodule(name), name, weights))
     scores = {}
     for atom in solution.members:
         group = Group()
-        for name, layer, handler, rows in _items(model, solution, atom):
+        for name, layer, handler, rows in _items(layer_of, solution, atom):
             node = Node(layer, None, name)
             for row in rows:
                 group.add_dep(Dependency(handler, handler, node, node), row)
@@ -250,14 +278,16 @@ def pruner_scores(model: nn.Module, solution: Solution, by: Any) -> dict[Atom, T
     return scores
 
 
-def _items(model: nn.Module, solution: Solution, atom: Atom) -> Iterator[tuple[str, nn.Module, Any, list[list[int]]]]:
+def _items(
+    layer_of: Callable[[str], Any], solution: Solution, atom: Atom
+) -> Iterator[tuple[str, nn.Module, Any, list[list[int]]]]:
     """(tensor name, layer, torch-pruning's function that cuts it there, positions for each time the atom occurs)."""
     from torch_pruning import ops
     from torch_pruning.pruner.function import PrunerBox
 
     seen: set[tuple[int, int]] = set()
     for (name, attribute), position in solution.members[atom]:
-        layer = model.get_submodule(name)
+        layer = layer_of(name)
         kind = ops.module2type(layer)
         if attribute != "weight" or kind not in PrunerBox or (id(layer), position) in seen:
             continue

@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from symmetric import Made
 from torch import nn
+from torch.nn.utils import parametrizations, parametrize, prune
 
-from surgery import SurgeryError, Target, importance, load, narrow, state
+from surgery import SurgeryError, Target, adapters, importance, load, narrow, state
 from surgery.inspect.report import count_macs
 from surgery.width.axes import Axis, product, unify
 from surgery.width.choose import Demand, TracedScores, choose
@@ -509,3 +510,126 @@ def test_what_experts_behind_a_grouped_product_read_counts():
     scores = importance(net, example=x, by="activation", batches=[x])
     assert {name: len(score) for name, score in scores.items()} == {"up:1": 16, "up:2": 32, "down:2": 16}
     torch.testing.assert_close(scores["up:1"].float(), net.body(x).abs().mean(0).detach())
+
+
+class Added(nn.Module):
+    """A parametrization of low rank."""
+
+    def __init__(self, out, into):
+        super().__init__()
+        self.left, self.right = nn.Parameter(torch.rand(out, 2)), nn.Parameter(torch.rand(2, into))
+
+    def forward(self, weight):
+        return weight + self.left @ self.right
+
+
+class Turned(nn.Module):
+    def forward(self, weight):
+        return weight.T
+
+
+def masked(layer):
+    prune.custom_from_mask(layer, "weight", (torch.arange(layer.weight.numel()) % 3 > 0).view_as(layer.weight))
+    prune.random_unstructured(layer, "bias", 2)
+
+
+def turned(layer):
+    parametrize.register_parametrization(layer, "weight", Turned(), unsafe=True)
+
+
+COMPUTED = {
+    "mask": masked,
+    "old weight_norm": nn.utils.weight_norm,
+    "weight_norm": parametrizations.weight_norm,
+    "old spectral_norm": nn.utils.spectral_norm,
+    "spectral_norm": parametrizations.spectral_norm,
+    "low rank": lambda layer: parametrize.register_parametrization(layer, "weight", Added(*layer.weight.shape)),
+    "turned": turned,
+}
+
+
+def plain_of(net, layers):
+    """The same function with parameters."""
+    with torch.no_grad():
+        for index in layers:
+            old = net[index]
+            new = nn.Linear(old.in_features, old.out_features)
+            new.weight.copy_(old.weight)
+            new.bias.copy_(old.bias)
+            net[index] = new
+    return net
+
+
+def a_loss(model, batch):
+    return model(batch).square().sum()
+
+
+def same_scores(model, plain, x):
+    """Compare scores of widths that both have, by the order of hidden widths."""
+    batches = [torch.randn(3, x.shape[1], generator=torch.Generator().manual_seed(k)).to(x) for k in range(2)]
+    for by in ("l1", "l2", "taylor", "fisher", lambda name, rows, axis: rows.abs().amax(1), "pruner"):
+        given = {"batches": batches, "loss": a_loss} if by in ("taylor", "fisher") else {}
+        by = tp.importance.GroupMagnitudeImportance(p=2, normalizer=None) if by == "pruner" else by
+        found, expected = (importance(one, example=x, by=by, **given) for one in (model, plain))
+        ours = [scores for name, scores in found.items() if ".lora_A." not in name and "weight.0." not in name]
+        assert len(ours) == len(expected) == 2
+        for one, other in zip(ours, expected.values()):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("kind", COMPUTED)
+def test_scores_are_of_the_weights_that_the_forward_pass_uses(kind):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 2)).double()
+    for index in (0, 2):
+        COMPUTED[kind](net[index])
+    net.double().eval()
+    x = torch.randn(3, 6, dtype=torch.float64)
+    with torch.no_grad():
+        before = net(x)
+    plain = plain_of(copy.deepcopy(net), (0, 2)).double().eval()
+    torch.testing.assert_close(plain(x), before)
+    names = [*state(net)]
+    same_scores(net, plain, x)
+    assert [*state(net)] == names
+    assert torch.equal(net(x), before)
+    narrow(net, rate=0.5, example=x, keep_top=importance(net, example=x))
+
+
+def test_channels_that_are_masked_score_nothing_and_are_cut():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 2, 3)).eval()
+    mask = torch.ones_like(net[0].weight)
+    mask[:4] = 0
+    prune.custom_from_mask(net[0], "weight", mask)
+    x = torch.rand(2, 3, 7, 7)
+    scores = importance(net, example=x, by=lambda name, rows, axis: rows.abs().sum(1) if name == "0.weight" else None)
+    (found,) = scores.values()
+    assert (found == 0).tolist() == [True] * 4 + [False] * 4
+    assert narrow(net, rate=0.5, example=x, keep_top=scores)[1].entries["0.weight_orig"][0].index[0] == ((4, 8),)
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora", "peft", "peft dora"])
+def test_scores_of_adapted_layers_are_those_of_merged_ones(kind):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2)).eval()
+    if "peft" in kind:
+        peft = pytest.importorskip("peft")
+        config = peft.LoraConfig(r=2, target_modules=["0", "2"], init_lora_weights=False, use_dora="dora" in kind)
+        model = peft.inject_adapter_in_model(config, copy.deepcopy(net)).eval()
+        merged = peft.PeftModel(copy.deepcopy(net), config)
+        merged.load_state_dict({f"base_model.model.{name}": tensor for name, tensor in model.state_dict().items()})
+        plain = merged.merge_and_unload().eval()
+    else:
+        model = adapters.add(net, 2, modules=["0", "2"], scale=0.7, kind=kind).eval()
+        for name, parameter in model.named_parameters():
+            if "lora" in name:
+                parameter.data += torch.rand_like(parameter)
+        plain = adapters.merge(model).eval()
+    same_scores(model, plain, torch.randn(3, 4))
+    if kind == "lora":
+        scores = importance(model, example=torch.randn(3, 4), by="l1")
+        a, b = model[0].factors
+        expected = (a.abs().sum(1) + b.abs().sum(0)).double()
+        torch.testing.assert_close(scores["0.lora_A.weight:0"], expected)

@@ -6,9 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.utils import prune
 
 import surgery.averaging as module
-from surgery import SurgeryError, average, trimmed_mean
+from surgery import SurgeryError, average, state, trimmed_mean
 
 TRIMS = [0, 0.1, 0.2, 0.29, 0.3, 1 / 3, 0.4, 0.499, 0.5]
 
@@ -135,3 +136,29 @@ def test_on_a_gpu_it_is_the_same():
         )["w"]
         assert gpu.is_cuda
         torch.testing.assert_close(gpu.cpu(), cpu, equal_nan=True)
+
+
+def test_masks_of_pruning_are_not_averaged():
+    def model(amount):
+        torch.manual_seed(0)
+        net = torch.nn.Linear(6, 4)
+        prune.l1_unstructured(net, "weight", amount)
+        return state(net) | {"weight_orig": torch.randn(4, 6)}
+
+    one, two, other = model(12), model(12), model(5)
+    for mean in (average, lambda *given, **settings: trimmed_mean(*given, trim=0.1, **settings)):
+        result = mean([one, two, two])
+        assert torch.equal(result["weight_mask"], one["weight_mask"])
+        torch.testing.assert_close(result["weight_orig"], (one["weight_orig"] + 2 * two["weight_orig"]) / 3)
+        with pytest.raises(SurgeryError):
+            mean([one, other])
+        assert torch.equal(mean([one, other], weights=[0, 2])["weight_mask"], other["weight_mask"])
+        both = mean([one, other], weights=[[1, 0], [0, 1]])["weight_mask"]
+        assert torch.equal(both, torch.stack([one["weight_mask"], other["weight_mask"]]))
+        alone = {name: tensor[None] for name, tensor in one.items()}
+        covered = {"weight_mask": torch.zeros(1, 4, 6, dtype=torch.bool)}
+        covered["weight_mask"][:, 0] = True
+        zeros = {name: torch.zeros_like(tensor) for name, tensor in one.items()}
+        found = mean(alone, mask=covered, fallback=zeros)["weight_mask"]
+        assert torch.equal(found[0], one["weight_mask"][0])
+        assert not found[1:].any()

@@ -1,5 +1,7 @@
 """Adapters of other ranks: what is exact, and how far off the rest is."""
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given
@@ -84,14 +86,130 @@ def test_half_precision_is_decomposed_in_single():
     assert {tensor.dtype for tensor in small.values()} == {torch.bfloat16}
 
 
+NAMES = [
+    ("x", "x.lora_A.weight", "x.lora_B.weight"),
+    ("x", "x.lora_embedding_A", "x.lora_embedding_B"),
+    ("base_model.model.x", "base_model.model.x.lora_A.default.weight", "base_model.model.x.lora_B.default.weight"),
+    ("x", "x.lora_embedding_A.mine", "x.lora_embedding_B.mine"),
+    ("lora_unet_x", "lora_unet_x.lora_down.weight", "lora_unet_x.lora_up.weight"),
+    ("unet.x.to_q", "unet.x.to_q.lora.down.weight", "unet.x.to_q.lora.up.weight"),
+    ("te.x.q_proj", "te.x.q_proj.lora_linear_layer.down.weight", "te.x.q_proj.lora_linear_layer.up.weight"),
+    ("x.processor.to_q_lora", "x.processor.to_q_lora.down.weight", "x.processor.to_q_lora.up.weight"),
+    ("x", "x.lora_a.weight", "x.lora_b.weight"),
+    ("x", "x.lora_A", "x.lora_B"),
+    ("", "lora_A.weight", "lora_B.weight"),
+]
+
+
+def test_every_spelling_is_resized_and_stacked_under_its_own_names():
+    rng = torch.Generator().manual_seed(0)
+    for (module, first, second), kernel in itertools.product(NAMES, [(), (3, 3)]):
+        one, two = (
+            {first: torch.randn(r, 7, *kernel, generator=rng), second: torch.randn(5, r, *(1 for _ in kernel))}
+            for r in (4, 3)
+        )
+        assert adapters.rank_of(one) == {module: 4}
+        small, error = adapters.resize(one, 2)
+        assert list(small) == list(one)
+        assert (len(small[first]), small[second].shape[1]) == (2, 2)
+        assert error[module] > 0
+        both = adapters.stack([one, two], [3, 1])
+        assert list(both) == list(one)
+        expected = (3 * adapters.products(one)[module] + adapters.products(two)[module]) / 4
+        torch.testing.assert_close(adapters.products(both)[module], expected)
+        left = (one[second].flatten(1) @ one[first].flatten(1)).view_as(expected)
+        torch.testing.assert_close(adapters.products(one)[module], left)
+
+
+@pytest.mark.parametrize("alpha", [torch.tensor(2.0), torch.tensor(1), torch.tensor([3.0]).bfloat16()])
+def test_alpha_follows_the_rank(alpha):
+    rng = torch.Generator().manual_seed(0)
+    one, two = (
+        {
+            "x.alpha": k * alpha,
+            "x.lora_down.weight": torch.randn(r, 7, generator=rng),
+            "x.lora_up.weight": torch.randn(5, r),
+        }
+        for k, r in ((1, 4), (3, 3))
+    )
+    whole = alpha.item() / 4 * one["x.lora_up.weight"] @ one["x.lora_down.weight"]
+    torch.testing.assert_close(product(one), whole)
+    for rank in (6, 7):
+        torch.testing.assert_close(product(adapters.resize(one, rank).state), whole)
+    small, error = adapters.resize(one, 3)
+    assert float((whole - product(small)).norm() / whole.norm()) == pytest.approx(error["x"], abs=1e-6)
+    assert small["x.alpha"].item() == pytest.approx(0.75 * alpha.item(), abs=1)
+    both = adapters.stack([one, two], [1, 3])
+    torch.testing.assert_close(product(both), (whole + 3 * product(two)) / 4)
+    assert adapters.rank_of(both) == {"x": 7}
+
+
+def test_the_state_of_a_peft_model_is_resized():
+    peft = pytest.importorskip("peft")
+    net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    config = peft.LoraConfig(r=4, target_modules=["0", "2"], init_lora_weights=False, use_dora=True)
+    whole = peft.get_peft_model(net, config).state_dict()
+    result = adapters.resize(whole, 2)
+    assert list(result.state) == list(whole)
+    assert adapters.rank_of(result.state) == dict.fromkeys(["base_model.model.0", "base_model.model.2"], 2)
+    same = [name for name in whole if "lora_A" not in name and "lora_B" not in name]
+    assert any("magnitude" in name for name in same)
+    assert all(torch.equal(result.state[name], whole[name]) for name in same)
+    with pytest.raises(SurgeryError, match="DoRA"):
+        adapters.stack([whole, whole])
+
+
 ONE = {"x.lora_A.weight": torch.ones(2, 4), "x.lora_B.weight": torch.ones(3, 2)}
 UNEQUAL = {"x.lora_A.weight": torch.ones(2, 4), "x.lora_B.weight": torch.ones(3, 1)}
 OTHER = {"x.lora_A.weight": torch.ones(2, 5), "x.lora_B.weight": torch.ones(3, 2)}
 
 
+KOHYA = {"x.lora_down.weight": torch.ones(2, 4), "x.lora_up.weight": torch.ones(3, 2)}
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {},
+        {"x.weight": torch.ones(2, 2)},
+        {"x.lora_down.weight": torch.ones(2, 4)},
+        {"x.lora_B.default.weight": torch.ones(3, 2)},
+        ONE | KOHYA,
+        ONE | {"y.lora_up.weight": torch.ones(3, 2)},
+        ONE | {"x.lora_A.other.weight": torch.ones(2, 4), "x.lora_B.other.weight": torch.ones(3, 2)},
+        {f"{x}.lora_{y}.{x}.weight": torch.ones(2, 2) for x in "xy" for y in "AB"},
+        ONE | {"x.lora_E": torch.ones(2, 1)},
+        KOHYA | {"x.lora_mid.weight": torch.ones(2, 2, 3, 3)},
+        KOHYA | {"x.scalar": torch.ones(())},
+        KOHYA | {"y.hada_w1_a": torch.ones(2, 2)},
+        {"x.lora_A.default": torch.ones(2, 4), "x.lora_B.default": torch.ones(3, 2)},
+        KOHYA | {"x.lora_up.weight": torch.ones(3, 2, 3, 3)},
+    ],
+)
+def test_a_state_without_whole_adapters_of_one_name_is_refused(tensors):
+    for call in (
+        adapters.rank_of,
+        adapters.products,
+        lambda one: adapters.resize(one, 1),
+        lambda one: adapters.stack([one]),
+    ):
+        with pytest.raises(SurgeryError):
+            call(tensors)
+
+
+def test_an_alpha_beside_another_scale_is_refused():
+    net = torch.nn.Sequential(torch.nn.Linear(4, 3))
+    tensors = {name.replace("x", "0"): tensor for name, tensor in ONE.items()}
+    adapters.attach(net, tensors)
+    with pytest.raises(SurgeryError):
+        adapters.attach(net, tensors | {"0.alpha": torch.tensor(1.0)})
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (lambda: adapters.resize(KOHYA | {"x.alpha": torch.tensor(torch.nan)}, 1), "'x.alpha' is no finite number"),
+        (lambda: adapters.stack([KOHYA, KOHYA | {"x.alpha": torch.tensor(2.0)}]), "'x.alpha' of state 1 is unknown"),
         (lambda: adapters.resize(ONE, 0), "rank=0"),
         (lambda: adapters.resize(ONE, {"z": 1}), "rank is given for"),
         (lambda: adapters.resize(ONE, 1, how="half"), "give svd or truncate"),

@@ -266,3 +266,22 @@ def test_measures_of_models_with_computed_weights_and_with_integers():
     found = merge.fisher_information(net, [(torch.ones(3, 2), torch.tensor([0, 1, 1]))])
     assert found.keys() == {"weight", "bias"}
     assert not net.codes.requires_grad
+
+
+@pytest.mark.parametrize("name", merge.METHODS)
+def test_equal_masks_of_pruning_stay_and_different_ones_are_refused(name, tmp_path):
+    states, base = models(), models(1, seed=9)[0]
+    for state in (*states, base):
+        state["a.weight_orig"] = state.pop("a.weight")
+        state["a.weight_mask"] = (torch.arange(24.0) % 3 > 0).double().view(4, 3, 2)
+    result = call(name, states, base)
+    assert torch.equal(result["a.weight_mask"], base["a.weight_mask"])
+    assert not torch.equal(result["a.weight_orig"], states[0]["a.weight_orig"])
+    states[0]["a.weight_mask"] = 1 - states[0]["a.weight_mask"]
+    with pytest.raises(SurgeryError):
+        call(name, states, base)
+    for k, state in enumerate(states):
+        save_file(state, tmp_path / f"{k}.safetensors")
+    lazily = call(name, [open_state(tmp_path / f"{k}.safetensors") for k in range(3)], base)
+    with pytest.raises(SurgeryError):
+        dict(lazily)

@@ -242,3 +242,21 @@ def test_cuda_gives_what_the_cpu_gives():
     mean = surgery.average_submodels(there, [NARROW, WIDE], fallback={"w": old["w"].cuda()}, factors=factors)
     slow = surgery.average_submodels(PAIR, [NARROW, WIDE], fallback=old, factors=expected)
     torch.testing.assert_close(mean["w"].cpu(), slow["w"], rtol=1e-5, atol=1e-6)
+
+
+def test_masks_of_pruning_are_not_averaged():
+    full = {"w_mask": (3,), "w_orig": (3,)}
+    plans = [Submodel({name: (Source(name, (((0, n),),)),) for name in full}, full) for n in (2, 3)]
+    states = [{"w_mask": torch.tensor([1.0, 0.0, 1.0][:n]), "w_orig": torch.full((n,), float(n))} for n in (2, 3)]
+    fallback = {name: torch.zeros(3) for name in full}
+    factors = {"w_mask": torch.tensor([0.5, 2.0])}
+    for trim in (None, 0.0):
+        given = {"fallback": fallback, "factors": factors, "trim": trim}
+        mean = surgery.average_submodels(states, plans, **given)
+        assert mean["w_mask"].tolist() == [1, 0, 1]
+        assert mean["w_orig"].tolist() == [2.5, 2.5, 3]
+        states[0]["w_mask"][0] = 0
+        with pytest.raises(surgery.SurgeryError):
+            surgery.average_submodels(states, plans, **given)
+        assert surgery.average_submodels(states, plans, weights=[0, 1], **given)["w_mask"].tolist() == [1, 0, 1]
+        states[0]["w_mask"][0] = 1

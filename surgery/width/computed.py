@@ -1,0 +1,194 @@
+"""Weights that are computed of parameters: by masks, norms and other parametrizations, or with an adapter beside them.
+
+A copy of the model adds a tensor of zeros to each such weight. Its axes are those of the weight, and so is its
+gradient; what computes the weight does not matter.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from surgery.copying import clone, plain_tensors
+from surgery.errors import explained
+from surgery.forward import call, copied, in_mode
+from surgery.names import is_inside, joined
+from surgery.width.solve import Atom, Solution, atoms, named_widths
+
+Key = tuple[str, str]
+_ADDED = "_zeros_added"
+
+
+class Computed(NamedTuple):
+    """A model whose weights can be read as its forward pass uses them.
+
+    Attributes:
+        model: the model, or a copy with zeros added to what is computed.
+        keys: of each computed weight (module name, attribute name), the key of the tensor in `model` with its axes and
+            gradient: the zeros, or of a layer with an adapter the base's weight.
+        values: of each computed weight its value.
+        ratios: by computed weight what its tensor's gradient is multiplied by to be the weight's, where that is not 1.
+        parts: by (module name, attribute name) of a parameter the computed weight that it is a part of.
+    """
+
+    model: nn.Module
+    keys: dict[Key, Key]
+    values: dict[Key, Tensor]
+    ratios: dict[Key, Tensor]
+    parts: dict[Key, Key]
+
+    @property
+    def added(self) -> set[Key]:
+        """The keys of the zeros."""
+        return {tensor for key, tensor in self.keys.items() if tensor != key}
+
+    def names(self, solution: Solution) -> dict[str, Atom]:
+        """Name the widths of the model, as `named_widths` does without zeros."""
+        own = {
+            atom: [place for place in places if place[0] not in self.added] for atom, places in solution.members.items()
+        }
+        return named_widths(replace(solution, members={atom: places for atom, places in own.items() if places}))
+
+    def solution(self, solution: Solution) -> Solution:
+        """Put computed weights in the place of the zeros and of the parameters that they are computed of."""
+        tensors, members = {}, {}
+        for key, axes in solution.tensors.items():
+            if key in self.keys or key not in self.added | self.parts.keys():
+                tensors[key] = axes
+            elif key in self.parts:
+                tensors[self.parts[key]] = ()
+        tensors |= {key: solution.tensors[tensor] for key, tensor in self.keys.items()}
+        for key, axes in tensors.items():
+            for position, axis in enumerate(axes):
+                for atom in dict.fromkeys(atoms(axis)):
+                    members.setdefault(atom, []).append((key, position))
+        return replace(solution, tensors=tensors, members=members)
+
+
+def as_parameters(layer: nn.Module, name: str, weights: Computed) -> Any:
+    """Return a layer, or a copy that holds its computed weights as parameters."""
+    values = {attribute: value for (module, attribute), value in weights.values.items() if module == name}
+    if not values:
+        return layer
+    layer = clone(layer)
+    if parametrize.is_parametrized(layer):  # torch's function to remove them changes the class, which copies share
+        del layer._modules["parametrizations"]
+        layer.__class__ = type(layer).__base__
+    for attribute, value in values.items():
+        layer.__dict__.pop(attribute, None)
+        setattr(layer, attribute, nn.Parameter(value, requires_grad=False))
+    return layer
+
+
+class _Zeros(nn.Module):
+    """A parametrization that adds zeros."""
+
+    def __init__(self, weight: Tensor):
+        super().__init__()
+        self.zeros = nn.Parameter(torch.zeros_like(weight))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + self.zeros
+
+
+class _Add:
+    """A hook that adds zeros to what other hooks have computed."""
+
+    def __init__(self, attribute: str):
+        self.attribute = attribute
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        zeros = module._parameters[self.attribute + _ADDED]
+        setattr(module, self.attribute, getattr(module, self.attribute) + zeros)
+
+
+def computed(model: nn.Module, example: Any) -> Computed:
+    """Find the weights of a model that are computed of parameters. A model without any is returned as it is."""
+    hooked, parametrized = dict(_hooked(model)), dict(_parametrized(model))
+    adapters = [(name, module) for name, module in model.named_modules() if _is_adapted(module)]
+    result = Computed(model, {}, {}, {}, {})
+    if not hooked and not parametrized and not adapters:
+        return result
+    twin = clone(model)
+    for (name, attribute), parts in hooked.items():
+        layer = twin.get_submodule(name)
+        layer.register_parameter(attribute + _ADDED, nn.Parameter(torch.zeros_like(getattr(layer, attribute))))
+        layer.register_forward_pre_hook(_Add(attribute))
+        result.keys[name, attribute] = name, attribute + _ADDED
+        result.parts.update(dict.fromkeys(parts, (name, attribute)))
+    for (name, attribute), parts in parametrized.items():
+        layer = twin.get_submodule(name)
+        with torch.no_grad():
+            zeros = _Zeros(getattr(layer, attribute))
+        parametrize.register_parametrization(layer, attribute, zeros, unsafe=True)
+        last = len(layer.parametrizations[attribute]) - 1
+        result.keys[name, attribute] = joined(name, f"parametrizations.{attribute}.{last}"), "zeros"
+        result.parts.update(dict.fromkeys(parts, (name, attribute)))
+    with in_mode(twin, training=False):
+        if hooked:  # until then an old weight lies there
+            with explained(f"{type(model).__name__} does not run on the example"):
+                call(twin, copied(example))
+        for name, attribute in result.keys:
+            result.values[name, attribute] = getattr(twin.get_submodule(name), attribute).detach()
+        for name, _ in adapters:
+            key = joined(name, "base_layer"), "weight"
+            total, weight = _with_adapter(twin.get_submodule(name))
+            result.keys.setdefault(key, key)  # a base may be parametrized itself
+            result.values[key] = weight.detach()
+            if total is not weight:
+                result.ratios[key] = (total / weight).nan_to_num(0, 0, 0).detach()
+            inner = (n for n, _ in model.get_submodule(name).named_parameters() if not is_inside(n, "base_layer"))
+            keys = (joined(name, n).rpartition(".") for n in inner)
+            result.parts.update({(module, attribute): key for module, _, attribute in keys})
+    return result._replace(model=twin)
+
+
+def _hooked(model: nn.Module) -> Iterator[tuple[Key, list[Key]]]:
+    """The weights that hooks compute (prune's masks, the old weight_norm and spectral_norm), and the parameters."""
+    for name, module in model.named_modules():
+        for attribute, tensor in plain_tensors(module).items():
+            parts = {n: p for n, p in module._parameters.items() if p is not None and n.startswith(f"{attribute}_")}
+            if any(p.shape == tensor.shape for p in parts.values()):
+                yield (name, attribute), [(name, part) for part in parts]
+
+
+def _parametrized(model: nn.Module) -> Iterator[tuple[Key, list[Key]]]:
+    """The weights that parametrizations compute, and their parameters."""
+    for name, module in model.named_modules():
+        for attribute in module.parametrizations if parametrize.is_parametrized(module) else ():
+            inside = joined(name, f"parametrizations.{attribute}")
+            inner = (
+                joined(inside, n).rpartition(".") for n, _ in module.parametrizations[attribute].named_parameters()
+            )
+            yield (name, attribute), [(owner, part) for owner, _, part in inner]
+
+
+def _is_adapted(module: Any) -> bool:
+    """Whether this is a layer with an adapter beside it, of surgery.adapters or of peft."""
+    if not isinstance(getattr(module, "base_layer", None), nn.Module):
+        return False
+    weight = getattr(module.base_layer, "weight", None)
+    if not isinstance(weight, Tensor) or not weight.is_floating_point():
+        return False
+    return hasattr(module, "change") or (hasattr(module, "lora_A") and not (module.merged or module.disable_adapters))
+
+
+def _with_adapter(layer: Any) -> tuple[Tensor, Tensor]:
+    """The sum of a layer's weight and its adapter's product, and the weight that the two compute with."""
+    before = layer.base_layer.weight
+    if hasattr(layer, "change"):
+        from surgery.adapters.layer import changed, is_transposed  # a model that has such a layer has imported it
+
+        total = changed(before, layer.change())
+        magnitude, turned = layer.lora_magnitude_vector, is_transposed(layer.base_layer)
+        return total, total if magnitude is None else changed(before, layer.change(), magnitude, turned)
+    used = [name for name in layer.active_adapters if name in layer.lora_A or name in layer.lora_embedding_A]
+    total = before + sum(layer.get_delta_weight(name) for name in used)
+    if not any(getattr(layer, "use_dora", {}).get(name) for name in used):
+        return total, total
+    merged = clone(layer)
+    merged.merge()
+    return total, merged.base_layer.weight
