@@ -58,8 +58,8 @@ def graft(
             takes `use_cache` has to give the same outputs with its cache as without (not on the meta device).
             `identity` needs an example.
             Without one, blocks can be repeated whose structure shows their order: entries of a Sequential, and blocks
-            that are declared (`register_block`, timm's metadata, this project's zoo). In a state only the root is known
-            to be a Sequential; to name another section says that its blocks run one after another.
+            that are declared (`register_block`, timm's metadata, this project's zoo). Of a state only a root of
+            numbers, and what it holds, is known to be a Sequential; to name another section says that it is one.
 
     Returns:
         The deeper model, and the plan in which the given model is the small one and the deeper one the full one:

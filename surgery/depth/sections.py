@@ -10,7 +10,7 @@ from torch import nn
 from surgery.depth.order import follow
 from surgery.depth.tree import Chain, Part, Skip, as_module, is_sequential, shapes
 from surgery.errors import SurgeryError
-from surgery.names import is_inside, joined
+from surgery.names import is_inside, joined, outwards
 from surgery.states import State, owners
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -156,7 +156,8 @@ class _Search:
         entries = [h if isinstance(self.modules[h], Chain) else block for h, block in zip(holders, section.blocks)]
         if is_sequential(self.modules[parent]) or declared >= {*entries}:
             return True
-        return isinstance(self.model, Part) and not parent and self.container(parent)  # no list is called itself
+        # In a state: a ModuleList is never called itself, so the root is none, nor is what a Sequential calls.
+        return isinstance(self.model, Part) and all(map(self.container, outwards(parent)))
 
     def parent(self, name: str) -> str:
         """The module that holds a block; chains are looked through."""

@@ -211,4 +211,5 @@ def test_a_state_shows_no_order_so_its_caller_names_the_section():
     assert len(ungraft(values, keep={"blocks": 1})[0]) == len(values) / 2
     with pytest.raises(SurgeryError, match="a state cannot be run"):
         surgery.sections(values, example=X)
-    assert len(graft(surgery.state(nn.Sequential(part(), part())), depths=[3])[0]) == len(values) * 3 / 2
+    for net in (nn.Sequential(part(), part()), nn.Sequential(nn.Linear(6, 6), nn.Sequential(part(), part()))):
+        assert len(graft(surgery.state(net), depths=[3])[0]) == len(surgery.state(net)) + len(values) / 2
