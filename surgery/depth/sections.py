@@ -152,9 +152,10 @@ class _Search:
     def follow(self, section: Section, declared: Set[str]) -> bool:
         """Whether blocks are known to run one after another without running them."""
         parent = self.parent(section.blocks[0])
-        holders = [block.rpartition(".")[0] for block in section.blocks]
-        entries = [h if isinstance(self.modules[h], Chain) else block for h, block in zip(holders, section.blocks)]
-        if is_sequential(self.modules[parent]) or declared >= {*entries}:
+        chains = {name for name in declared if isinstance(self.modules.get(name), Chain)}
+        if is_sequential(self.modules[parent]) or all(
+            block in declared or block.rpartition(".")[0] in chains for block in section.blocks
+        ):
             return True
         # In a state: a ModuleList is never called itself, so the root is none, nor is what a Sequential calls.
         return isinstance(self.model, Part) and all(map(self.container, outwards(parent)))
@@ -279,7 +280,7 @@ class _Search:
         names = [name for name in names if name in self.modules]
         groups: dict[str, list[str]] = {}
         for name in names:
-            group = groups.setdefault(name.rpartition(".")[0], [])
+            group = groups.setdefault(self.parent(name), [])
             blocks = list(self.children(name)) if isinstance(self.modules[name], Chain) else [name]
             group += [block for block in blocks if self.composite(block) and block not in self.beside]
         return [group for group in groups.values() if group]
