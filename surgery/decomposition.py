@@ -9,10 +9,9 @@ from torch.nn.utils.parametrize import is_parametrized
 from surgery.depth.sections import sections
 from surgery.depth.tree import as_module
 from surgery.errors import SurgeryError
-from surgery.forward import call, in_mode, observed, tensors_in
+from surgery.forward import Uses, call, in_mode, observed
 from surgery.names import is_inside
 from surgery.states import State, as_state, names_by_id, owners, state
-from surgery.torch_private import Watch
 
 Unit: TypeAlias = Literal["layer", "block", "tensor"]
 
@@ -100,25 +99,12 @@ def _first_use(model: nn.Module, example: Any) -> dict[str, int]:
     """By state name the rank of each tensor's first use in a forward pass; unused tensors are left out."""
 
     def watch(copy: nn.Module, given: Any) -> dict[str, int]:
-        mode = _Uses(names_by_id(copy))
+        mode = Uses(names_by_id(copy))
         with in_mode(copy, training=False), mode:
             call(copy, given)
         return mode.order
 
     return observed(model, example, watch).found
-
-
-class _Uses(Watch):
-    """The tensors with names, in the order in which operations first take them."""
-
-    def __init__(self, names: dict[int, str]):
-        super().__init__()
-        self.names, self.order = names, {}
-
-    def before(self, operation, args, kwargs):
-        for tensor in tensors_in((args, kwargs)):
-            if id(tensor) in self.names:
-                self.order.setdefault(self.names[id(tensor)], len(self.order))
 
 
 def _parametrized(name: str, modules: dict[str, nn.Module]) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from surgery.copying import clone, like, plain_tensors
 from surgery.errors import SurgeryError, explained, first_line
-from surgery.torch_private import BatchNorm, Dropout, tree_leaves, tree_map
+from surgery.torch_private import BatchNorm, Dropout, Watch, tree_leaves, tree_map
 
 T = TypeVar("T")
 
@@ -78,6 +78,25 @@ def watching(model: nn.Module) -> Iterator[list[str]]:
     finally:
         for held in hooks:
             held.pop(key, None)
+
+
+class Uses(Watch):
+    """Notes the order in which operations first take tensors, of which the names are given by id.
+
+    >>> late, early = torch.ones(2), torch.ones(2)
+    >>> with Uses({id(late): "late", id(early): "early"}) as uses: _ = (3 * early) * late
+    >>> uses.order
+    {'early': 0, 'late': 1}
+    """
+
+    def __init__(self, names: Mapping[int, str]):
+        super().__init__()
+        self.names, self.order = names, {}
+
+    def before(self, operation, args, kwargs):
+        for tensor in tensors_in((args, kwargs)):
+            if id(tensor) in self.names:
+                self.order.setdefault(self.names[id(tensor)], len(self.order))
 
 
 class _Unfused:

@@ -59,8 +59,8 @@ class Operations(TorchDispatchMode):
             if result is args[0] and _asked(func, args, kwargs) == key:
                 self.forms[key] = None
         elif all(type(p) is Tensor and p.is_meta and p.layout is torch.strided for p in parts):
-            given = {_memory(part) for part in tree_leaves((args, kwargs)) if isinstance(part, Tensor)}
-            if given.isdisjoint(map(_memory, parts)):  # no view, whatever its schema says
+            given = {memory(part) for part in tree_leaves((args, kwargs)) if isinstance(part, Tensor)}
+            if given.isdisjoint(map(memory, parts)):  # no view, whatever its schema says
                 forms = [(part.shape, part.stride(), part.dtype) for part in parts]
                 self.forms[key] = forms, isinstance(result, tuple)
         return result
@@ -85,7 +85,7 @@ def _makes(func: Any) -> str:
     return "the first argument" if in_place else ""
 
 
-def _memory(tensor: Tensor) -> int:
+def memory(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 

@@ -29,9 +29,9 @@ def fedrolex(fed: Federation, options: HeteroFLOptions = HeteroFLOptions()) -> A
 
     @lru_cache(maxsize=len(fleet.architectures))
     def moves(kind: int):
-        model = fleet.architectures[kind].model
+        model, _, spec = fleet.architectures[kind]
         try:
-            shallow, depth = as_shallow(fed.model, model, stand="none")
+            shallow, depth = as_shallow(fed.model, model, stand="none", spec=spec)
             return depth, rolling(shallow, model, example=example)
         except SurgeryError as error:
             raise FLError(f"FedRolex cannot move the channels of {type(model).__name__}: {error}") from None

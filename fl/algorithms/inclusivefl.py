@@ -53,7 +53,7 @@ def inclusivefl(fed: Federation, options: InclusiveFLOptions = InclusiveFLOption
             if nobody has the global model's depth.
     """
     fleet = fed.fleet_or_uniform
-    stands = [plan_within(fed.model, kind.model, "equal") for kind in fleet.architectures]
+    stands = [plan_within(fed.model, kind.model, "equal", spec=kind.spec) for kind in fleet.architectures]
     plans = [ungrafted(plan) for plan in stands]
     depths = [kept_blocks(fed.model, kind.model) for kind in fleet.architectures]
     order = _from_small_to_large(plans, depths)

@@ -48,7 +48,7 @@ def nefl(fed: Federation, options: NeFLOptions = NeFLOptions()) -> Algorithm:
     if strange := [pattern for pattern in options.keep if len(pattern) not in depths]:
         raise FLError(f"--nefl.keep {strange[0]}: no section has {len(strange[0])} blocks; they have {sorted(depths)}")
     try:
-        plans = [plan_within(fed.model, kind.model, "none", choose) for kind in fleet.architectures]
+        plans = [plan_within(fed.model, kind.model, "none", choose, kind.spec) for kind in fleet.architectures]
     except SurgeryError as error:
         raise FLError(f"--nefl.keep {','.join(options.keep)}: {error}") from None
     return with_own_tensors(fed, plans, [_apart(kind.model, plan) for kind, plan in zip(fleet.architectures, plans)])

@@ -133,7 +133,7 @@ def cut(spec: zoo.Spec, model: nn.Module) -> nn.Module:
     Raises SurgeryError for a model that cannot be cut like this.
     """
     if spec.depth is not None:
-        found = sections(model)
+        found = sections(model, example=spec.example(2))
         if not found:
             raise FLError(f"{spec.name} has no sections of blocks, so that no depth can be chosen")
         depth = spec.depth * len(found) if len(spec.depth) == 1 else spec.depth  # one number is meant for all

@@ -100,7 +100,7 @@ def _architecture(full: nn.Module, spec: zoo.Spec, small: zoo.Spec) -> Architect
         if isinstance(module, Scaler):  # it divides by the client's rate relative to the server's
             module.rate /= full.get_submodule(name).rate
     try:
-        return Architecture(model, plan_within(full, model, stand="corner"), small)
+        return Architecture(model, plan_within(full, model, stand="corner", spec=small), small)
     except SurgeryError as error:
         raise FLError(
             f"{small.name} of width {brief(small.width)} and depth {brief(small.depth)} is no part of the global model "
@@ -109,22 +109,30 @@ def _architecture(full: nn.Module, spec: zoo.Spec, small: zoo.Spec) -> Architect
 
 
 def plan_within(
-    full: nn.Module, small: nn.Module, stand: str, choose: Callable[[int, int], Sequence[int]] | None = None
+    full: nn.Module,
+    small: nn.Module,
+    stand: str,
+    choose: Callable[[int, int], Sequence[int]] | None = None,
+    spec: zoo.Spec | None = None,
 ) -> Submodel:
     """Plan where a smaller model of the same family lies in a full one: first the blocks, then the leading channels.
 
     Args:
-        stand, choose: see `as_shallow`.
+        stand, choose, spec: see `as_shallow`.
 
     Raises:
         SurgeryError: if the smaller model is no part of the full one.
     """
-    shallow, depth = as_shallow(full, small, stand, choose)
+    shallow, depth = as_shallow(full, small, stand, choose, spec)
     return depth.compose(corner(shallow, small)[1])
 
 
 def as_shallow(
-    full: nn.Module, small: nn.Module, stand: str, choose: Callable[[int, int], Sequence[int]] | None = None
+    full: nn.Module,
+    small: nn.Module,
+    stand: str,
+    choose: Callable[[int, int], Sequence[int]] | None = None,
+    spec: zoo.Spec | None = None,
 ) -> tuple[nn.Module, Submodel]:
     """Cut a full model to the depth of a smaller one of the same family: the model, as wide as before, and the plan.
 
@@ -134,11 +142,16 @@ def as_shallow(
         stand: which other blocks a block stands for, see `surgery.ungraft`.
         choose: (blocks of a section, how many of them the small model has) -> the positions of those that it has.
             None: the first ones.
+        spec: what makes the small model. A library's or a user's runs on an example, which shows which blocks follow
+            each other; the zoo's models declare theirs.
 
     Raises:
         SurgeryError: if there is no such part of the full model.
     """
-    shallow, depth = ungraft(full, keep=kept_blocks(full, small, choose), stands_for=stand)
+    declared = spec is None or spec.member.depth is not None
+    example = None if declared else spec.example(2, device=next(full.parameters()).device)
+    keep = kept_blocks(full, small, choose, example)
+    shallow, depth = ungraft(full, keep=keep, stands_for=stand, example=example)
     if not isinstance(full, MultiExitResNet) or len(small) == len(full):
         return shallow, depth
     end = {"do": "remove", "module": "", "first": len(small), "count": len(full) - len(small)}
@@ -148,7 +161,10 @@ def as_shallow(
 
 
 def kept_blocks(
-    full: nn.Module, small: nn.Module, choose: Callable[[int, int], Sequence[int]] | None = None
+    full: nn.Module,
+    small: nn.Module,
+    choose: Callable[[int, int], Sequence[int]] | None = None,
+    example: torch.Tensor | None = None,
 ) -> dict[str, int | Sequence[int]]:
     """Find which blocks of each of the full model's sections the small one has, in the form that `ungraft` takes.
 
@@ -156,7 +172,7 @@ def kept_blocks(
     """
     names = list(surgery.state(small))
     kept = {}
-    for section in sections(full):
+    for section in sections(full, example=example):
         count = sum(any(name.startswith(f"{block}.") for name in names) for block in section.blocks)
         count = max(1, count)  # what follows the last section of a model with exits is cut off later
         kept[section.name] = choose(len(section.blocks), count) if choose else count

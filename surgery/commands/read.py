@@ -245,7 +245,7 @@ def _narrows(model: nn.Module, example: Any, rate: float) -> str:
 
 
 def _deepens(model: nn.Module, example: Any) -> str:
-    found = [section for section in surgery.sections(model) if repeatable(model, section)]
+    found = [section for section in surgery.sections(model, example=example) if repeatable(model, section)]
     if not found:
         return "nothing to do: the model has no section whose last block could be repeated"
     deeper, _ = surgery.graft(model, depths={s.name: len(s.blocks) + 1 for s in found}, example=example)

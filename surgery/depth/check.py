@@ -22,7 +22,6 @@ class Pass(NamedTuple):
     Attributes:
         shapes: of the outputs.
         calls: how often each module with tensors of its own ran, by name.
-        inputs: the first input of each block's first call.
         skips: of each use of a block's output after a later block of its section has run (skip connections, as of a
             U-Net), the block and how many blocks of each section had run.
         computed: whether numbers were computed: these may decide how many of something (boxes) there are.
@@ -30,7 +29,6 @@ class Pass(NamedTuple):
 
     shapes: list[tuple[int, ...]]
     calls: Counter
-    inputs: dict[str, Tensor]
     skips: set[tuple[str, tuple[int, ...]]]
     computed: bool
 
@@ -65,57 +63,42 @@ class _Skips(TorchFunctionMode):
 _SAME = ("clone", "contiguous", "detach", "reshape", "view")  # functions whose results stand for what they take
 
 
-def watched(model: nn.Module, example: Any, changing: Iterable[Section] = (), skipping: Iterable[Section] = ()) -> Pass:
+def watched(model: nn.Module, example: Any, skipping: Iterable[Section] = ()) -> Pass:
     """Run a model once in evaluation mode and without a cache, on the meta device if it can run there.
 
     Args:
-        changing, skipping: the sections of which inputs and skip connections are noted.
+        skipping: the sections of which skip connections are noted.
     """
-    blocks = {block for section in changing for block in section.blocks}
     place = {block: section for section in skipping for block in section.blocks}
 
     def watch(copy: nn.Module, given: Any) -> Pass:
-        calls, inputs, skips = Counter(), {}, _Skips()
-
-        def note(name: str, args: tuple) -> None:
-            inputs.setdefault(name, args[0] if args else None)
+        calls, skips = Counter(), _Skips()
 
         for name, module in copy.named_modules():
             # Activations are left out: blocks may share one, which then has the name of the first.
             if (module._parameters or module._buffers) and not any(module.children()):
                 module.register_forward_hook(lambda *_, name=name: calls.update([name]))
-            if name in blocks:
-                module.register_forward_pre_hook(lambda _, args, name=name: note(name, args))
             if name in place:
                 module.register_forward_hook(lambda _, args, out, name=name: skips.note(place[name], name, out))
         args, kwargs = uncached(copy, given)
         with in_mode(copy, training=False), skips:
             outputs = tensors_in(copy(*args, **kwargs))
         computed = not all(tensor.is_meta for tensor in outputs)
-        return Pass([tuple(tensor.shape) for tensor in outputs], calls, inputs, skips.found, computed)
+        return Pass([tuple(tensor.shape) for tensor in outputs], calls, skips.found, computed)
 
     return observed(model, example, watch).found
 
 
 def check_depth(before: Pass, after: Pass, kept: Mapping[Section, Sequence[int]]) -> None:
-    """Check that blocks follow each other, and that the forward pass calls the new blocks and no dropped ones.
+    """Check that the forward pass calls the new blocks and no dropped ones.
 
     Args:
         before, after: how the model, and the deeper or shallower one, ran.
         kept: by section that changes, the block that each of its new blocks is or repeats, by position.
 
     Raises:
-        SurgeryError: if blocks of a section run side by side, if another number of modules is called than the changes
-            imply, or if the output changes its shape.
+        SurgeryError: if another number of modules is called than the changes imply, or if the output changes its shape.
     """
-    for section in kept:
-        for block, following in zip(section.blocks, section.blocks[1:]):
-            a, b = before.inputs.get(block), before.inputs.get(following)
-            if a is not None and a is b:
-                raise SurgeryError(
-                    f"{block!r} and {following!r} of section {section.name!r} run side by side on one input, so they "
-                    "are not blocks of a section: leave it as it is"
-                )
     expected = before.calls.total()
     for section, places in kept.items():
         for position, block in enumerate(section.blocks):

@@ -1,6 +1,6 @@
 """Which depths are asked for, and the ways in which a section may reach them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -10,8 +10,8 @@ from surgery.copying import refuse_scripted
 from surgery.depth.check import check_cached, check_depth, check_skips, watched
 from surgery.depth.constants import numbers, recounted
 from surgery.depth.sections import Section, changes_shape, repeatable, sections, shared_places
-from surgery.depth.splice import is_list, is_sequential, prefix_of
-from surgery.depth.tree import as_module, tensors
+from surgery.depth.splice import is_list, prefix_of
+from surgery.depth.tree import as_module, is_sequential, tensors
 from surgery.errors import SurgeryError
 from surgery.states import State, state
 
@@ -19,20 +19,21 @@ Depths: TypeAlias = Sequence[int] | Mapping[str, int]
 Kept: TypeAlias = Sequence[int | Sequence[int]] | Mapping[str, int | Sequence[int]]  # how many blocks, or which
 
 
-def checked(model: nn.Module | State, example: Any) -> nn.Module:
+def checked(model: nn.Module | State) -> nn.Module:
     """The model as a module. SurgeryError for models that cannot be taken apart: scripted, lazy or quantised ones."""
     if isinstance(model, nn.Module):
         refuse_scripted(model)
         state(model)
-    elif example is not None:
-        raise SurgeryError("a state cannot be run on an example: give the module, or leave the example out")
     return as_module(model)
 
 
-def depths_by_section(model: nn.Module | State, depths: Depths | Kept, lists: bool = True) -> list[tuple[Section, Any]]:
+def depths_by_section(
+    model: nn.Module | State, found: Sequence[Section], depths: Depths | Kept, lists: bool = True
+) -> list[tuple[Section, Any]]:
     """The sections with the depths given for them, which may be lists of positions."""
-    found = sections(model)
     have = f"has {len(found)}: {', '.join(f'{s.name!r} of {len(s.blocks)}' for s in found)}" if found else "has none"
+    if beside := [section.name for section in sections(model) if section not in found]:
+        have += f" (modules of {', '.join(map(repr, beside))} run side by side on the example: they are no section)"
     given = list(depths.values() if isinstance(depths, Mapping) else depths if isinstance(depths, Sequence) else [None])
     single = [n for d in given for n in (d if lists and isinstance(d, Sequence) and not isinstance(d, str) else [d])]
     if isinstance(depths, str) or not all(type(n) is int for n in single):
@@ -54,6 +55,29 @@ def depths_by_section(model: nn.Module | State, depths: Depths | Kept, lists: bo
                 "block that is registered twice counts once; give depths by section name and leave this one out"
             )
     return wanted
+
+
+def check_order(
+    model: nn.Module | State, known: Mapping[Section, bool], changing: Iterable[Section], depths: Any, example: Any
+) -> None:
+    """SurgeryError if the blocks of a section that changes are not known to run one after another.
+
+    Of a state only its caller can know that, who says so by naming the section.
+    """
+    for section in changing:
+        name = section.name
+        if known[section] or (not isinstance(model, nn.Module) and isinstance(depths, Mapping) and name in depths):
+            continue
+        if example is not None:
+            raise SurgeryError(
+                f"the example does not run the blocks of section {name!r}: give one that does, or leave it as it is"
+            )
+        what = "a state does not show" if not isinstance(model, nn.Module) else "without an example it is not known"
+        raise SurgeryError(
+            f"{what} whether the blocks of section {name!r} run one after another, or beside each other, as experts "
+            "do: give the module and its input as example=..."
+            + ("" if isinstance(model, nn.Module) else f", or name the section if they do ({{{name!r}: ...}})")
+        )
 
 
 def positions(root: nn.Module, section: Section, depth: int | Sequence[int]) -> Sequence[int]:
@@ -134,6 +158,7 @@ def ways_to(
 
 def first_that_runs(
     root: nn.Module,
+    found: Sequence[Section],
     kept: Mapping[Section, Sequence[int]],
     example: Any,
     make: Callable[[Mapping[Section, Way]], Changed],
@@ -143,16 +168,17 @@ def first_that_runs(
     If the first ways of all do not work together, each section's is found with the other sections left as they are.
 
     Args:
+        found: all sections of the model.
         kept: for each section that changes, the block that each of its new blocks is or repeats, by position.
     """
     grown = [section for section, places in kept.items() if len(places) > len(section.blocks)]
-    before = watched(root, example, kept, grown) if example is not None else None
+    before = watched(root, example, grown) if example is not None else None
 
     def attempt(ways: Mapping[Section, Way]) -> Changed:
         made = make(ways)
         if before is not None:
             try:
-                after = watched(made[0], example, skipping=grown)
+                after = watched(made[0], example, grown)
             except SurgeryError as error:
                 changed = ", ".join(repr(section.name) for section in ways)
                 raise SurgeryError(f"another number of blocks in {changed}: {error}; leave them as they are") from error
@@ -161,7 +187,6 @@ def first_that_runs(
             check_cached(root, made[0], example)
         return made
 
-    found = sections(root)
     every = {section: ways_to(root, found, section, places, example) for section, places in kept.items()}
     try:
         return attempt({section: options[0] for section, options in every.items()})

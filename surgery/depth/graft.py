@@ -13,6 +13,7 @@ from surgery.depth.depths import (
     Depths,
     Kept,
     Way,
+    check_order,
     check_repeatable,
     checked,
     depths_by_section,
@@ -20,7 +21,7 @@ from surgery.depth.depths import (
     positions,
 )
 from surgery.depth.identity import zero_branches
-from surgery.depth.sections import Section, sections
+from surgery.depth.sections import Section, ordered_sections
 from surgery.depth.splice import copies_of, drop, insert
 from surgery.depth.tree import tensors
 from surgery.errors import SurgeryError
@@ -45,17 +46,20 @@ def graft(
 
     Args:
         model: a module or a state; it is not changed and shares no memory with the result.
-        depths: the number of blocks of each section, in the order of `sections(model)` or by section name; sections
-            that are not named keep theirs.
-        mode: `copy` repeats the weights (FedFA, Algorithm 2). `identity` also zeroes the last tensors on the residual
-            branches of the new blocks, so that the outputs stay the same (in evaluation mode, to 1e-5) and training can
-            continue from there; it needs a module and an example. Weights of the new blocks that the example does
-            not use become zero, too, and a warning names them.
-        example: the model's input: a tensor, a tuple of positional arguments or a mapping of keyword arguments. With it
-            the deeper model is tried: blocks have to follow each other, the new ones have to run, and the output has to
-            keep its shape (on the meta device if the model runs there). A model whose forward takes `use_cache` has to
-            give the same outputs with its cache as without (not on the meta device). `identity` needs an example.
-            Without one, whatever looks like a section is taken for one.
+        depths: the number of blocks of each section, in the order of `sections(model, example=example)` or by section
+            name; sections that are not named keep theirs.
+        mode: `copy` repeats the weights (FedFA, Algorithm 2). `identity` also zeroes the tensors that the residual
+            branches of the new blocks use last, so that the outputs stay the same (in evaluation mode, to 1e-5) and
+            training can continue from there; it needs a module and an example. Weights of the new blocks that the
+            example does not use become zero, too, and a warning names them.
+        example: the model's input: a tensor, a tuple of positional arguments or a mapping of keyword arguments. It
+            shows which blocks run one after another, and with it the deeper model is tried: the new blocks have to run,
+            and the output has to keep its shape (on the meta device if the model runs there). A model whose forward
+            takes `use_cache` has to give the same outputs with its cache as without (not on the meta device).
+            `identity` needs an example.
+            Without one, blocks can be repeated whose structure shows their order: entries of a Sequential, and blocks
+            that are declared (`register_block`, timm's metadata, this project's zoo). Of a state only a root of
+            numbers, and what it holds, is known to be a Sequential; to name another section says that it is one.
 
     Returns:
         The deeper model, and the plan in which the given model is the small one and the deeper one the full one:
@@ -66,17 +70,18 @@ def graft(
     The new blocks become entries of the list that holds the last one, and later entries move up: in a plain numbered
     Sequential, and in a ModuleList if the example shows that the model then runs them. Elsewhere the last block is
     replaced by a `Chain` of itself and its copies, so that the forward that calls it need not change: in a ModuleList
-    without an example, since the code that runs its entries is not known and may index them, and in any list for which
-    the example shows that it does. A state does not show which is the case: numbered siblings are then taken for a
-    Sequential, and the plan cannot `build`.
+    of declared blocks without an example, since the code that runs its entries may index them, and in any list for
+    which the example shows that it does. A state does not show which is the case: numbered siblings are then taken for
+    a Sequential, and the plan cannot `build`.
 
     Integers that number the blocks (`layer_idx`, by which a block finds its slot in a cache) go on through the new
     blocks. Attributes that count them (`config.num_hidden_layers`) follow where an example shows that the model runs
     so; without an example, where the blocks are numbered. The given model's configuration is not changed.
 
     Raises:
-        SurgeryError: for a section that is deeper already, or whose last block cannot be repeated; for a deeper model
-            that does not run as it should; for scripted, lazy and quantised models.
+        SurgeryError: for a section that is deeper already, whose last block cannot be repeated, or whose blocks are not
+            known to run one after another; for a deeper model that does not run as it should; for scripted, lazy and
+            quantised models.
 
     >>> block = lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     >>> deeper, plan = graft(nn.Sequential(nn.Linear(2, 4), block(), block(), nn.Linear(4, 2)), depths=[3])
@@ -87,14 +92,16 @@ def graft(
         raise SurgeryError(f"unknown mode {mode!r}: choose copy or identity")
     if mode == "identity" and (example is None or not isinstance(model, nn.Module)):
         raise SurgeryError("mode='identity' runs the model: give a module, and its input as example=...")
-    root = checked(model, example)
+    root = checked(model)
+    known = ordered_sections(model, example)
     origins: dict[Section, list[int]] = {}  # by position in a deeper section, the block that it is or repeats
-    for section, depth in depths_by_section(model, depths, lists=False):
+    for section, depth in depths_by_section(model, [*known], depths, lists=False):
         check_repeatable(root, section, depth)
         last = len(section.blocks) - 1
         if depth > last + 1:
             origins[section] = [min(position, last) for position in range(depth)]
-    made = first_that_runs(root, origins, example, lambda ways: _deeper(root, origins, ways))
+    check_order(model, known, origins, depths, example)
+    made = first_that_runs(root, [*known], origins, example, lambda ways: _deeper(root, [*known], origins, ways))
     entries: dict[str, list[Source]] = {name: [] for name in tensors(root)}
     new = {id(tensor) for copies in made.copies.values() for block in copies for tensor in tensors(block).values()}
     new -= set(made.shared)
@@ -130,13 +137,15 @@ class _Deeper(NamedTuple):
     undo: list[dict[str, Any]]
 
 
-def _deeper(root: nn.Module, origins: Mapping[Section, list[int]], ways: Mapping[Section, Way]) -> _Deeper:
+def _deeper(
+    root: nn.Module, found: Sequence[Section], origins: Mapping[Section, list[int]], ways: Mapping[Section, Way]
+) -> _Deeper:
     deeper, shared = copy_sharing(root)
     origin = {id(tensor): name for name, tensor in tensors(root).items()}
     more = {section: len(origins[section]) - len(section.blocks) for section in ways}
     recount = {section: origins[section] for section in ways if ways[section].recount}
     changed = renumbered(root, {s: Shift([0] * len(s.blocks), count) for s, count in more.items()})
-    changed |= recounted(root, sections(root), recount) if recount else {}
+    changed |= recounted(root, found, recount) if recount else {}
     undo = [
         {"do": "set", "module": name, "attribute": attribute, "value": attribute_of(root, name, attribute)}
         for name, attribute in changed
@@ -167,15 +176,15 @@ def ungraft(
 
     Args:
         model: a module or a state; it is not changed and shares no memory with the result.
-        keep: for each section, in the order of `sections(model)` or by section name, how many blocks to keep (the first
-            ones, at least 1), or which ones: ascending positions, as in NeFL's submodels. Sections that are not named
-            keep all.
+        keep: for each section, in the order of `sections(model, example=example)` or by section name, how many blocks
+            to keep (the first ones, at least 1), or which ones: ascending positions, as in NeFL's submodels. Sections
+            that are not named keep all.
         stands_for: which of the dropped blocks between it and the next kept one a kept block stands for besides itself.
             `equal`: those whose tensors all have its shapes. `corner`: all of them, tensor by tensor with the leading
             corner [:C_o, :C_i, ...] of the tensor of the same name, if that is at least as large along every axis. So
             the first block of a section, whose input is narrower, covers what it can of the deeper ones (FedFA,
             Algorithm 1, lines 17-20, for a model that Algorithm 2 grafted). `none`: none (HeteroFL, NeFL).
-        example: the model's input, for a check as in `graft`. Without it nothing is run.
+        example: the model's input, for a check as in `graft`, and needed where it is there. Without it nothing is run.
 
     Returns:
         The shallow model, and the plan in which it is the small one and the given model the full one. Blocks dropped
@@ -199,11 +208,13 @@ def ungraft(
     """
     if stands_for not in ("equal", "corner", "none"):
         raise SurgeryError(f"unknown stands_for={stands_for!r}: choose equal, corner or none")
-    root = checked(model, example)
+    root = checked(model)
+    known = ordered_sections(model, example)
     full = tensors(root)
     shapes = shapes_of(full)
     dtypes = {name: tensor.dtype for name, tensor in full.items()}
-    kept = {section: positions(root, section, depth) for section, depth in depths_by_section(model, keep)}
+    asked = depths_by_section(model, [*known], keep)
+    kept = {section: positions(root, section, depth) for section, depth in asked}
     _warn_of_numbered(root, kept)
     standing: dict[str, list[Source]] = {}
     for section, places in kept.items():
@@ -212,6 +223,7 @@ def ungraft(
                 for name, source in _stood_for(full, section.blocks[place], block, stands_for):
                     standing.setdefault(name, []).append(source)
     kept = {section: places for section, places in kept.items() if len(places) < len(section.blocks)}
+    check_order(model, known, kept, keep, example)
 
     def entries(shallow: nn.Module) -> dict[str, tuple[Source, ...]]:
         name_of = {id(tensor): name for name, tensor in full.items()}
@@ -221,22 +233,26 @@ def ungraft(
         return {name: (_whole(source, full[source]), *more[source]) for name, source in left.items()}
 
     if not isinstance(model, nn.Module):
-        shallow, _ = _without(root, kept, dict.fromkeys(kept, Way(False, False)), example)
+        shallow, _ = _without(root, [*known], kept, dict.fromkeys(kept, Way(False, False)), example)
         plan = Submodel(entries(shallow), shapes, dtypes=dtypes)
         return plan.extract(model), plan
 
     def attempt(ways: Mapping[Section, Way]) -> tuple[nn.Module, Submodel]:
-        shallow, edits = _without(root, kept, ways, example)
+        shallow, edits = _without(root, [*known], kept, ways, example)
         plan = Submodel(entries(shallow), shapes, tuple(edits), structure(root), dtypes)
         return plan.build(root), plan
 
-    small, plan = first_that_runs(root, kept, example, attempt)
+    small, plan = first_that_runs(root, [*known], kept, example, attempt)
     warn_if_lost(model, small)
     return small, plan
 
 
 def _without(
-    root: nn.Module, kept: Mapping[Section, Sequence[int]], ways: Mapping[Section, Way], example: Any
+    root: nn.Module,
+    found: Sequence[Section],
+    kept: Mapping[Section, Sequence[int]],
+    ways: Mapping[Section, Way],
+    example: Any,
 ) -> tuple[nn.Module, list[dict[str, Any]]]:
     """A copy of the model without some blocks, which shares its tensors; and the edits that make it."""
     shallow, _ = copy_sharing(root)
@@ -248,9 +264,9 @@ def _without(
         more, skipped = drop(shallow, dropped, ways[section].resize)
         edits += more
         left[section] = [i for i, block in enumerate(section.blocks) if block in skipped or block not in dropped]
-        if section.blocks[0] in skipped and example is None and (found := numbers(root, section)):
+        if section.blocks[0] in skipped and example is None and (numbered := numbers(root, section)):
             raise SurgeryError(
-                f"the blocks of section {section.name!r} are numbered ({next(iter(found))}), and code that looks up "
+                f"the blocks of section {section.name!r} are numbered ({next(iter(numbered))}), and code that looks up "
                 "the first number (a cache) would find nothing: give the model's input as example=..., or keep block 0"
             )
     shifts = {
@@ -262,7 +278,7 @@ def _without(
     }
     recount = {section: places for section, places in left.items() if ways[section].recount}
     names = {id(module): name for name, module in shallow.named_modules()}
-    changed = renumbered(root, shifts) | (recounted(root, sections(root), recount) if recount else {})
+    changed = renumbered(root, shifts) | (recounted(root, found, recount) if recount else {})
     for (name, attribute), value in changed.items():
         if (now := names.get(id(modules[name]))) is not None:
             edits.append({"do": "set", "module": now, "attribute": attribute, "value": value})

@@ -2,7 +2,7 @@
 
 import copy
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -12,7 +12,7 @@ from surgery.copying import clone
 from surgery.depth.check import uncached
 from surgery.depth.splice import runs_nothing
 from surgery.errors import SurgeryError
-from surgery.forward import tensors_in, varied
+from surgery.forward import Uses, tensors_in, varied
 
 Call: TypeAlias = tuple[tuple, dict[str, Any]]  # the arguments of a call
 Runs: TypeAlias = Callable[[], list[Tensor]]  # runs something, for those of its outputs that must not change
@@ -30,8 +30,10 @@ def zero_branches(
     """Zero parameters of the new blocks of `deeper`, in place, so that its outputs are those of `model`.
 
     A new block's first output then equals its first input, on the example and on random inputs: activations of zero
-    say nothing. What else it returns may differ, as long as the model's outputs stay the same. Parameters that none of
-    these use (of an expert that gets no token, of an optional input) become zero, too, and a warning names them.
+    say nothing. What else it returns may differ, as long as the model's outputs stay the same. The parameters that a
+    branch uses last become zero, since only these then have a gradient: behind a norm of zeros a gated feed-forward
+    part would have none, for ever. Parameters that none of these use (of an expert that gets no token, of an optional
+    input) become zero, too, and a warning names them.
 
     Args:
         model: the model before; not changed.
@@ -41,7 +43,7 @@ def zero_branches(
 
     Raises:
         SurgeryError: if a block is not the identity when its weights are zero: it has no residual branch, or ends with
-            a norm, as in post-norm transformers.
+            a norm, as in post-norm transformers; if its zeros have no gradient, as before a ReLU that ends a branch.
     """
     args, kwargs = uncached(model, example)
     if any(tensor.is_meta for tensor in (*model.parameters(), *tensors_in((args, kwargs)))):
@@ -72,6 +74,11 @@ def zero_branches(
                 "residual branch): use mode='copy'"
             )
         zero = _to_zero(copies[0], blocks, runs)
+        if still := zero & _without_gradient(blocks, zero, runs):
+            raise SurgeryError(
+                f"copies of {name!r} that begin as the identity could not learn: with zeros for {min(still)!r} its "
+                "residual branch has no gradient (it ends with a ReLU, or multiplies that by itself): use mode='copy'"
+            )
         if unused := _unused(copies[0], blocks, every) - zero:
             zero |= unused
             _log.warning(
@@ -138,20 +145,45 @@ def _block_runs(block: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[
 
 
 def _to_zero(block: nn.Module, zeroed: Sequence[nn.Module], run: Runs) -> set[str]:
-    """The parameters of a block that must be zero, as few and as late ones as possible.
+    """The parameters of a block that must be zero, as few as possible, and of each branch those that are used last.
 
     `zeroed` are copies of it that `run` runs, with zeros for parameters; the values of the others are put back.
     """
-    silent, zero = run(), set()
-    for name, value in block.named_parameters():
+    # The code may use a tensor after others that were registered behind it, such as a norm before what it norms.
+    with Uses({id(p): name for copied in zeroed for name, p in copied.named_parameters()}) as uses:
+        silent = run()
+    zero, values = set(), dict(block.named_parameters())
+    for name in sorted(values, key=lambda name: uses.order.get(name, len(values))):
         for copied in zeroed:
-            copied.get_parameter(name).copy_(value)
+            copied.get_parameter(name).copy_(values[name])
         # If it is still multiplied by a zero later on, it changes nothing at all, so equality is exact.
         if not all(map(torch.equal, run(), silent)):
             zero.add(name)
             for copied in zeroed:
                 copied.get_parameter(name).zero_()
     return zero
+
+
+def _without_gradient(blocks: Sequence[nn.Module], names: Iterable[str], run: Runs) -> set[str]:
+    """Those of the named parameters on which the outputs of `run` do not depend to first order; none if unknown."""
+    places = [(name, block.get_parameter(name)) for name in sorted(names) for block in blocks]
+    required = [parameter.requires_grad for _, parameter in places]
+    generator = torch.Generator().manual_seed(0)
+    try:
+        with torch.enable_grad():
+            for _, parameter in places:
+                parameter.requires_grad_(True)
+            outputs = [one for one in run() if one.requires_grad]
+            along = [torch.randn(one.shape, generator=generator).to(one) for one in outputs]
+            wanted = [parameter for _, parameter in places]
+            found = torch.autograd.grad(outputs, wanted, along, allow_unused=True) if outputs else ()
+    except RuntimeError:  # code may have no derivative in evaluation mode, such as cuDNN's recurrent layers
+        return set()
+    finally:
+        for (_, parameter), before in zip(places, required):
+            parameter.requires_grad_(before)
+    moving = {name for (name, _), gradient in zip(places, found) if gradient is not None and gradient.any()}
+    return set(names) - moving if found else set()
 
 
 def _unused(block: nn.Module, trials: Sequence[nn.Module], run: Runs) -> set[str]:

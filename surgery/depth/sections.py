@@ -1,15 +1,16 @@
-"""Sections: consecutive residual blocks with one interface, found in any module or state dict without running it."""
+"""Sections: consecutive residual blocks with one interface, found in any module or state dict."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
 from torch import nn
 
-from surgery.depth.tree import Chain, Part, Skip, as_module, shapes
+from surgery.depth.order import follow
+from surgery.depth.tree import Chain, Part, Skip, as_module, is_sequential, shapes
 from surgery.errors import SurgeryError
-from surgery.names import is_inside, joined
+from surgery.names import is_inside, joined, outwards
 from surgery.states import State, owners
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -27,7 +28,7 @@ class Section(NamedTuple):
     blocks: tuple[str, ...]
 
 
-def sections(model: nn.Module | State) -> list[Section]:
+def sections(model: nn.Module | State, *, example: Any = None) -> list[Section]:
     """Find the sections of a model, in registration order.
 
     A block is a module that owns several layers and has siblings of the same class and shapes, or that timm's metadata
@@ -37,24 +38,42 @@ def sections(model: nn.Module | State) -> list[Section]:
     `ungraft` refuse to change such a section.
     In a state dict, numbered siblings are assumed to be modules of one class, and strides are not known.
 
+    Blocks of a section run one after another, each on the output of the one before. An example shows whether they do:
+    experts, branches and heads in a list are then no section. Without one the model does not run, and whatever looks
+    like a section is listed.
+
+    Args:
+        example: the model's input, see `graft`; the model runs once on the meta device, if it can.
+
     Raises:
-        SurgeryError: for what is neither a module nor a state, and for lazy modules, whose shapes are not known yet.
+        SurgeryError: for what is neither a module nor a state, and for lazy modules, whose shapes are not known yet;
+            for a model that does not run on the example.
 
     >>> block = lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     >>> sections(nn.Sequential(nn.Linear(2, 4), block(), block(), nn.Linear(4, 2)))
     [Section(name='', blocks=('1', '2'))]
     """
-    model = as_module(model)
-    search = _Search(model)
-    found = search.found()
-    order = {name: i for i, name in enumerate(search.modules)}
-    found.sort(key=lambda blocks: order[blocks[0]])
-    parents = [search.parent(blocks[0]) for blocks in found]
-    result = []
-    for i, (parent, blocks) in enumerate(zip(parents, found)):
-        suffix = f"#{parents[:i].count(parent)}" if parents.count(parent) > 1 else ""
-        result.append(Section(parent + suffix, tuple(blocks)))
-    return result
+    return list(ordered_sections(model, example))
+
+
+def ordered_sections(model: nn.Module | State, example: Any = None) -> dict[Section, bool]:
+    """Find the sections as `sections` does, and whether each is known to run one block after another.
+
+    That is known where the example shows it, of entries of a Sequential, and of blocks that are declared to be blocks.
+    """
+    if example is not None and not isinstance(model, nn.Module):
+        raise SurgeryError("a state cannot be run on an example: give the module, or leave the example out")
+    root = as_module(model)
+    beside: set[str] = set()
+    while True:
+        search = _Search(root, beside)
+        found = search.sections()
+        shown = [None for _ in found] if example is None else follow(root, [s.blocks for s in found], example)
+        if False not in shown:
+            known = {*declared_blocks(root)}
+            return {section: bool(seen) or search.follow(section, known) for section, seen in zip(found, shown)}
+        # What lies beside others is no block, but may hold some.
+        beside |= {block for section, seen in zip(found, shown) if seen is False for block in section.blocks}
 
 
 def repeatable(model: nn.Module | State, section: Section) -> bool:
@@ -111,13 +130,35 @@ def changes_shape(model: nn.Module | State, section: Section) -> bool:
 
 
 class _Search:
-    """Questions about the modules of a model, with caches."""
+    """Questions about the modules of a model, with caches. Those `beside` others are no blocks."""
 
-    def __init__(self, model: nn.Module):
-        self.model = model
+    def __init__(self, model: nn.Module, beside: Iterable[str] = ()):
+        self.model, self.beside = model, {*beside}
         self.modules = dict(model.named_modules())
         self._signatures: dict[str, Any] = {}
         self._sizes: dict[str, int] = {}
+
+    def sections(self) -> list[Section]:
+        found = self.found()
+        order = {name: i for i, name in enumerate(self.modules)}
+        found.sort(key=lambda blocks: order[blocks[0]])
+        parents = [self.parent(blocks[0]) for blocks in found]
+        result = []
+        for i, (parent, blocks) in enumerate(zip(parents, found)):
+            suffix = f"#{parents[:i].count(parent)}" if parents.count(parent) > 1 else ""
+            result.append(Section(parent + suffix, tuple(blocks)))
+        return result
+
+    def follow(self, section: Section, declared: Set[str]) -> bool:
+        """Whether blocks are known to run one after another without running them."""
+        parent = self.parent(section.blocks[0])
+        chains = {name for name in declared if isinstance(self.modules.get(name), Chain)}
+        if is_sequential(self.modules[parent]) or all(
+            block in declared or block.rpartition(".")[0] in chains for block in section.blocks
+        ):
+            return True
+        # In a state: a ModuleList is never called itself, so the root is none, nor is what a Sequential calls.
+        return isinstance(self.model, Part) and all(map(self.container, outwards(parent)))
 
     def parent(self, name: str) -> str:
         """The module that holds a block; chains are looked through."""
@@ -140,7 +181,7 @@ class _Search:
         for child in self.children(parent):
             if isinstance(self.modules[child], Skip):
                 continue
-            fits = self.composite(child)
+            fits = self.composite(child) and child not in self.beside
             if group and not (fits and self.kind(child) == self.kind(group[-1]) and self._numbered(group[-1], child)):
                 yield group
                 group = []
@@ -239,9 +280,9 @@ class _Search:
         names = [name for name in names if name in self.modules]
         groups: dict[str, list[str]] = {}
         for name in names:
-            group = groups.setdefault(name.rpartition(".")[0], [])
+            group = groups.setdefault(self.parent(name), [])
             blocks = list(self.children(name)) if isinstance(self.modules[name], Chain) else [name]
-            group += filter(self.composite, blocks)
+            group += [block for block in blocks if self.composite(block) and block not in self.beside]
         return [group for group in groups.values() if group]
 
     def has_twins(self, group: list[str]) -> bool:

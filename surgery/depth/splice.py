@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from surgery.configuration import is_settings
 from surgery.copying import copy_sharing, replace_tensors
-from surgery.depth.tree import Chain, Part, returns_several
+from surgery.depth.tree import Chain, Part, is_sequential, returns_several
 from surgery.errors import SurgeryError
 from surgery.names import joined
 from surgery.plan.edits import apply_edit
@@ -55,15 +55,6 @@ def prefix_of(holder: nn.Module) -> str | None:
     names = list(holder._modules)
     prefix = names[0].rstrip("0123456789") if names else ""
     return prefix if names == [f"{prefix}{i}" for i in range(len(names))] else None
-
-
-def is_sequential(holder: nn.Module) -> bool:
-    """Whether a module is a Sequential that only runs its children one after the other.
-
-    >>> is_sequential(nn.Sequential()), is_sequential(nn.ModuleList())
-    (True, False)
-    """
-    return isinstance(holder, nn.Sequential) and type(holder).forward is nn.Sequential.forward
 
 
 def insert(model: nn.Module, name: str, copies: list[nn.Module], grow: bool) -> dict[str, Any]:

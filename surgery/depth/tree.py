@@ -62,6 +62,15 @@ def shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for _, _, own in owners(module) for name, tensor in own.items()}
 
 
+def is_sequential(holder: nn.Module) -> bool:
+    """Whether a module is a Sequential that only runs its children one after the other.
+
+    >>> is_sequential(nn.Sequential()), is_sequential(nn.ModuleList())
+    (True, False)
+    """
+    return isinstance(holder, nn.Sequential) and type(holder).forward is nn.Sequential.forward
+
+
 def returns_several(block: nn.Module) -> bool:
     """Whether a block's forward has a statement `return a, b`; False if its source cannot be read.
 

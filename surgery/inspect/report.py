@@ -180,7 +180,7 @@ def inspect(
 
     Args:
         width: the `rate` for `surgery.narrow`, which is applied after the depths.
-        depth: the number of blocks for each of `sections(model)`, which `graft` and `ungraft` bring about.
+        depth: the number of blocks for each of the report's sections, which `graft` and `ungraft` bring about.
         heads: as for `surgery.narrow`.
         shape: of one input, without the batch; by default the one that the model was made for.
         steps: shows the steps and limits their time; by default they are not shown and take as long as they need.
@@ -199,7 +199,7 @@ def inspect(
     problem, before = _measured(model, example, steps)
     if problem and width is not None:
         raise SurgeryError(f"{name or type(model).__name__} {problem}")
-    found = sections(model)
+    found = sections(model, example=None if problem else example)
     places = {key: [key] for key in state(model)}
     changed = model
     if depth is not None:

@@ -133,7 +133,9 @@ class Model:
 
 Built = Annotated[Model, "folders of transformers' models need none"]
 """A checkpoint whose model is run; what --help says of its --model."""
-InBlocks = Annotated[Model, "needed where blocks are no entries of a Sequential [the tensors' names show the blocks]"]
+InBlocks = Annotated[
+    Model, "needed unless the tensors' names show a Sequential's blocks, or those of a model of the zoo"
+]
 """A checkpoint whose blocks the names of its tensors show, or else its model."""
 
 

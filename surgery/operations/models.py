@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 import surgery
 from surgery.copying import clone
+from surgery.depth.sections import ordered_sections
 from surgery.errors import SurgeryError, about
 from surgery.files.reading import read_json
 from surgery.lazy import metas
@@ -176,7 +177,13 @@ def _at_depth(model: Model, change: Callable, by_plan: Callable, **depths: Any) 
     if model.described:
         changed, plan = change(model.built(), example=model.example(), **depths)
     else:
-        (_, plan), changed = change(metas(model.values), **depths), None
+        shapes = metas(model.values)
+        if hidden := [section.name for section, known in ordered_sections(shapes).items() if not known]:
+            raise SurgeryError(
+                f"{model.what} does not show whether the blocks of {', '.join(map(repr, hidden))} run one after "
+                "another, or beside each other, as experts do: give the model (--model)"
+            )
+        (_, plan), changed = change(shapes, **depths), None
     return model.becomes(by_plan(plan, model.values), changed, plan)
 
 

@@ -219,7 +219,7 @@ def _as_deep(model: nn.Module, small: nn.Module | State, example: Any) -> tuple[
     """The model with as many blocks in each section as the small one has, and its plan if it has more."""
     if set(state(model)) == set(as_state(small)):
         return model, None
-    ours = sections(model)
+    ours = sections(model, example=example)
     blocks = {section.name: len(section.blocks) for section in sections(small)}
     keep = {section.name: blocks.get(section.name, len(section.blocks)) for section in ours}
     if longer := [section.name for section in ours if keep[section.name] > len(section.blocks)]:

@@ -13,6 +13,7 @@ import surgery
 from surgery import Section, SurgeryError, graft, ungraft
 from surgery.depth.check import check_cached
 from surgery.depth.constants import Shift, numbers, recounted, renumbered
+from surgery.depth.sections import BLOCKS
 from surgery.depth.tree import Chain, Skip
 from surgery.plan import Submodel
 
@@ -116,7 +117,8 @@ def test_a_shallower_decoder_numbers_its_blocks_anew(net, kept):
     torch.testing.assert_close(*continued(small))
 
 
-def test_without_an_example_lists_keep_their_length_and_caches_are_right(net):
+def test_without_an_example_lists_keep_their_length_and_caches_are_right(net, monkeypatch):
+    monkeypatch.setitem(BLOCKS, Block, None)
     full, plan = graft(net, depths=[5])
     assert isinstance(full.blocks[2], Chain)
     assert settings(full)[0] == [0, 1, 2, 3, 4]
@@ -182,7 +184,8 @@ class Numbered(nn.Module):
         return self.b(self.a(x))
 
 
-def test_numbers_go_on_through_sections_and_begin_anywhere():
+def test_numbers_go_on_through_sections_and_begin_anywhere(monkeypatch):
+    monkeypatch.setitem(BLOCKS, Numbered, None)
     net = nn.ModuleDict({"enc": nn.ModuleList(), "dec": nn.ModuleList(), "other": nn.ModuleList()})
     for key, values in {"enc": (1, 2), "dec": (3, 4, 5), "other": (0, 1)}.items():
         net[key].extend(Numbered(layer_idx=i, width=2, depth=7 + i, drop_size=i) for i in values)

@@ -398,7 +398,7 @@ def test_depth_and_width_together(caplog):
     assert not caplog.records
 
 
-def test_a_depth_that_the_configuration_cannot_say_is_logged(caplog):
+def test_a_depth_that_the_configuration_cannot_say_is_logged(caplog, monkeypatch):
     class Alternating(Net):
         def __init__(self, config):
             super().__init__(config)
@@ -409,13 +409,15 @@ def test_a_depth_that_the_configuration_cannot_say_is_logged(caplog):
     surgery.graft(Alternating(Config(depth=2)).eval(), depths=[3], example=EXAMPLE)
     assert "blocks.2.shift is 1 here and 0" in caplog.text
     caplog.clear()
+    monkeypatch.setitem(surgery.depth.sections.BLOCKS, type(net().blocks[0]), None)
     surgery.graft(net(depth=2), depths=[3])
     assert "blocks.1.0.qkv.weight" in caplog.text
     assert "give example=" in caplog.text
 
 
-def test_a_configuration_that_is_lost_is_logged_though_a_number_differed_before(caplog):
+def test_a_configuration_that_is_lost_is_logged_though_a_number_differed_before(caplog, monkeypatch):
     model = net(depth=3)
+    monkeypatch.setitem(surgery.depth.sections.BLOCKS, type(model.blocks[0]), None)
     model.blocks[0].num_heads = 2
     surgery.ungraft(model, keep=[2])
     assert "blocks.2.qkv.weight is missing here" in caplog.text

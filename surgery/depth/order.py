@@ -1,0 +1,102 @@
+"""Whether modules run one after another on an example, each on what the one before gave."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+from torch import Tensor, nn
+
+from surgery.forward import call, in_mode, observed, tensors_in
+from surgery.torch_private import Watch, memory, tree_leaves
+
+
+def follow(model: nn.Module, rows: Sequence[Sequence[str]], example: Any) -> list[bool | None]:
+    """Say of rows of modules, by name, whether each module runs on what comes of the output of the one before.
+
+    None for a row of which no module runs on the example, or one alone of several; modules that do not run are passed
+    over. A row may run backwards. What counts is the first call of each.
+
+    >>> class Sum(nn.ModuleList):
+    ...     def forward(self, x): return sum(module(x) for module in self)
+    >>> row, beside = (nn.Linear(2, 2), nn.Linear(2, 2)), Sum([nn.Linear(2, 2), nn.Linear(2, 2)])
+    >>> follow(nn.Sequential(*row, beside), [["0", "1"], ["2.0", "2.1"]], Tensor([[1.0, 2.0]]))
+    [True, False]
+    """
+
+    def watch(copy: nn.Module, given: Any) -> list[bool | None]:
+        flow = _Flow(copy, [name for row in rows for name in row])
+        with in_mode(copy, training=False), flow:
+            call(copy, given)
+        return [flow.in_order(row) for row in rows]
+
+    return observed(model, example, watch).found if rows else []
+
+
+class _Flow(Watch):
+    """Notes from which blocks the numbers come that each block is called with first."""
+
+    def __init__(self, model: nn.Module, blocks: Sequence[str]) -> None:
+        super().__init__()
+        self._entries: dict[str, set[str] | None] = {}  # None: no tensors
+        self._held: dict[int, tuple[Tensor, set[str]]] = {}  # by the memory that a tensor shares with its views
+        inside = {name: set(model.get_submodule(name).modules()) for name in blocks}
+        for name, modules in inside.items():
+            shared = set().union(*(others for other, others in inside.items() if other != name))
+            # Code may call what is inside of a block, such as a list of two modules, instead of the block.
+            for module in modules - shared:
+                module.register_forward_pre_hook(self._entering(name), with_kwargs=True)
+                module.register_forward_hook(self._leaving(name), with_kwargs=True)
+
+    def _entering(self, name: str) -> Any:
+        def enter(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+            if name not in self._entries:
+                given = list(_tensors(args[:1])) or list(_tensors((args, kwargs)))
+                self._entries[name] = self._sources(given) if given else None
+
+        return enter
+
+    def _leaving(self, name: str) -> Any:
+        def leave(module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
+            before = {_place(tensor) for tensor in _tensors((args, kwargs))}
+            # What it was given, as it is or changed in place, is no output: others may run on that beside it.
+            self._mark((one for one in _tensors(output) if _place(one) not in before), {name})
+
+        return leave
+
+    def after(self, operation: Any, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
+        if sources := self._sources(tensors_in((args, kwargs))):
+            self._mark(tensors_in(result), sources)
+
+    def in_order(self, row: Sequence[str]) -> bool | None:
+        run = [name for name in row if name in self._entries]
+        if not run or (len(run) == 1 and len(row) > 1):
+            return None
+        return all(self._joined(a, b) or self._joined(b, a) for a, b in pairwise(run))
+
+    def _joined(self, before: str, block: str) -> bool:
+        sources = self._entries[block]
+        return sources is None or before in sources
+
+    def _sources(self, tensors: Iterable[Tensor]) -> set[str]:
+        return set().union(*(self._held[place][1] for place in map(_place, tensors) if place in self._held))
+
+    def _mark(self, tensors: Iterable[Tensor], sources: set[str]) -> None:
+        for tensor in tensors:
+            held, known = self._held.get(_place(tensor), (tensor, set()))
+            self._held[_place(tensor)] = held, known | sources
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    """The tensors of a tree, and those that other objects in it hold as attributes."""
+    yield from tensors_in(tree)
+    for leaf in tree_leaves(tree):
+        if not isinstance(leaf, Tensor) and hasattr(leaf, "__dict__") and not hasattr(leaf, "__dataclass_fields__"):
+            yield from tensors_in(dict(vars(leaf)))
+
+
+def _place(tensor: Tensor) -> int:
+    """What a tensor shares with its views; itself where it has no memory of its own."""
+    try:
+        return memory(tensor)
+    except (NotImplementedError, RuntimeError):  # sparse and nested tensors, and those inside of vmap
+        return id(tensor)
