@@ -34,8 +34,10 @@ _log = logging.getLogger("fl")
 _PER_CLASS = {"precision_per_class": 0, "recall_per_class": 1, "f1_per_class": 2}
 _RATIOS = ("precision", "recall", "f1", "jaccard")
 """Ratios of counts, alone for two classes and with an average behind them, as in recall_macro."""
-_OF_TWO = ("matthews_corrcoef", "d2_log_loss_score", "d2_brier_score")
-_OF_TWO += ("positive_likelihood_ratio", "neg_negative_likelihood_ratio")
+_OF_TWO = (
+    *("matthews_corrcoef", "d2_log_loss_score", "d2_brier_score"),
+    *("positive_likelihood_ratio", "neg_negative_likelihood_ratio"),
+)
 """What compares classes, so that samples of one class do not define it."""
 _MANY = 200  # classes with a column of their own
 
