@@ -262,7 +262,7 @@ def _loaded(path: Path) -> Any:
         before = isinstance(error, OSError) and error.errno == errno.EINVAL  # a seek to a place before the beginning
         if isinstance(error, OSError) and not before:
             raise
-        # Other kinds of error say nothing to a user, and PytorchStreamReader's are about archives and several lines long.
+        # Errors of other kinds say nothing to a user, and those of PytorchStreamReader are about archives.
         cut = before or not isinstance(error, RuntimeError) or "PytorchStreamReader" in str(error)
         why = "it is damaged or cut short; fetch or save it again" if cut else first_line(error)
         raise SurgeryError(f"{path} cannot be read as a file of torch.save: {why}") from None

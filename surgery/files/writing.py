@@ -138,8 +138,9 @@ def _torch(path: Path, pieces: Mapping[str, Pieces], progress: Progress) -> None
         with open(path, "wb") as file:  # a path's name would be in the file, and its errors are torch's own
             torch.save(state, file)
     except RuntimeError as error:  # about the archive that torch could not end after a failure to write
-        failure = error.__context__
-        raise failure if isinstance(failure, OSError) else error
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
 
 
 def _shards(folder: Path, pieces: Mapping[str, Pieces], metadata, shard_bytes: int | None, progress: Progress) -> None:

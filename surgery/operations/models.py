@@ -245,7 +245,7 @@ def align(
         need = "needs data, module:function that gives batches of inputs" if data is None else "takes no data"
         raise SurgeryError(f"to align by {by} {need}")
     net = model.loaded()
-    other = dict(state_for(net, to.values, to.what))
+    other = dict(state_for(net, to.values, to.what, model.name))
     with about(f"{to.what} is no model of the same architecture as {model.what}"):
         reference = surgery.load(clone(net), other)
     example = model.example()

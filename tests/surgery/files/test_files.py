@@ -289,8 +289,8 @@ def test_a_folder_that_is_closed_is_one_line(tmp_path, monkeypatch, name):
     def closed(path, *args, **kwargs):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
-    with monkeypatch.context() as patch, pytest.raises(SurgeryError, match=f"{name} cannot be written: Perm[^\n]*$"):
-        patch.setattr("builtins.open", closed)
+    monkeypatch.setattr("builtins.open", closed)
+    with pytest.raises(SurgeryError, match=f"{name} cannot be written: Perm[^\n]*$"):
         write(tmp_path / name, {"w": torch.ones(3)})
 
 
