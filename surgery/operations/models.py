@@ -261,6 +261,7 @@ def align(
             orders = aligner.by_weights(reference, net, search)
         else:
             orders = aligner.by_activations(reference, net, batches_of(data), search)
+    aligner.unaligned([orders])
     moved = {name: order for name, order in orders.items() if order.tolist() != list(range(len(order)))}
     plan = aligner.plan(_in_checkpoints(net, example, moved))
     return _ordered(model, plan.build(net), plan)
