@@ -21,7 +21,7 @@ from surgery.inspect.report import inspect as report_of
 from surgery.lazy import Pieces
 from surgery.libraries import named
 from surgery.operations.arguments import Counts, Kind, PlanFile, Shape
-from surgery.operations.checkpoint import Model, build, check_runs, example_for
+from surgery.operations.checkpoint import Model, build, check_runs, example_for, output_for
 from surgery.operations.states import plan_of
 from surgery.recombine import inverse
 
@@ -247,7 +247,7 @@ def _shuffles(model: nn.Module) -> str:
 
 
 def _narrows(model: nn.Module, example: Any, rate: float) -> str:
-    small, _ = surgery.narrow(model, rate=rate, example=example, strict=True)
+    small, _ = surgery.narrow(model, rate=rate, example=example, output=output_for(model), strict=True)
     before, after = (sum(p.numel() for p in m.parameters()) for m in (model, small))
     return f"every hidden width shrinks to {rate:g}; {before:,} parameters become {after:,}"
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from inspect import signature
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -97,6 +98,10 @@ class Model:
         example = example_for(self.built(), self.shape)
         check_runs(self.built(), example, self.shape)
         return example
+
+    def run_arguments(self) -> dict[str, Any]:
+        """What functions that follow the model are given: an example, and what of its output counts."""
+        return {"example": self.example(), "output": output_for(self.built())}
 
     def becomes(
         self, values: Mapping[str, Tensor], module: nn.Module | None = None, plan: Submodel | None = None
@@ -256,7 +261,7 @@ def _classes(model: nn.Module, odd: Mapping[str, tuple[tuple[int, ...], tuple[in
 
 def check_runs(model: nn.Module, example: Any, shape: Sequence[int] | None) -> None:
     """SurgeryError, which says what to do on the command line, unless a model runs on an example of `example_for`."""
-    hint = "; give the shape of one input, without the batch, as --input"
+    hint = "; give the shape of one input as --input, without the batch"
     if shape is not None:
         given, seen = (",".join(map(str, sizes)) for sizes in (shape, (2, *shape)))
         hint = f"; --input {given} is one input without the batch, so that the model got {seen}"
@@ -266,6 +271,14 @@ def check_runs(model: nn.Module, example: Any, shape: Sequence[int] | None) -> N
             call(net, given)
 
     observed(model, example, run, hint)
+
+
+def output_for(model: nn.Module) -> Callable[[Any], Any] | None:
+    """What of a model's output counts; None: all of it.
+
+    Of an encoder with a decoder it is the decoder's result: the encoder's is returned beside it, and is a hidden one.
+    """
+    return itemgetter(0) if getattr(getattr(model, "config", None), "is_encoder_decoder", False) else None
 
 
 def example_for(model: nn.Module, shape: Sequence[int] | None) -> Any:
