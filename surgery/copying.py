@@ -53,8 +53,11 @@ def refuse_scripted(model: nn.Module) -> None:
 
 
 def _copied(model: nn.Module, memo: Mapping[int, Any]) -> nn.Module:
-    if "_orig_mod" in model._modules:
-        raise SurgeryError("this is what torch.compile returned: give the model that was compiled, model._orig_mod")
+    for name, module in model.named_modules():
+        if "_orig_mod" in module._modules:
+            what = f"module {name!r} is" if name else "this is"
+            way_out = f"put {name}._orig_mod in its place" if name else "give model._orig_mod"
+            raise SurgeryError(f"{what} what torch.compile returned: {way_out}, the module that was compiled")
     modules = list(model.modules())
     refuse_scripted(model)
     _refuse_closures(modules)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from surgery.copying import clone, like, plain_tensors
-from surgery.errors import SurgeryError, explained, first_line
+from surgery.errors import InternalError, SurgeryError, explained, first_line
 from surgery.torch_private import BatchNorm, Dropout, Watch, tree_leaves, tree_map
 
 T = TypeVar("T")
@@ -259,14 +259,17 @@ class Observed(NamedTuple, Generic[T]):
     why_not: str
 
 
-def observed(model: nn.Module, example: Any, watch: Callable[[nn.Module, Any], T]) -> Observed[T]:
+def observed(model: nn.Module, example: Any, watch: Callable[[nn.Module, Any], T], hint: str = "") -> Observed[T]:
     """Let `watch` run a copy of the model on an example, if possible on the meta device, where nothing is computed.
 
     Models that look at numbers while they run (`item`, NumPy) cannot run on the meta device. They run where they are;
     why is kept in the result and logged. What runs is a copy, since a forward pass may leave things behind.
 
+    Args:
+        hint: what the error says at its end if the model does not run on the example.
+
     Raises:
-        SurgeryError: if the model cannot be copied, or does not run on the example.
+        SurgeryError: if the model cannot be copied, does not run on the example, or does so only while nobody watches.
     """
     if isinstance(example, Mapping):
         example = dict(example)  # torch looks into plain dicts, but not into every mapping
@@ -279,8 +282,18 @@ def observed(model: nn.Module, example: Any, watch: Callable[[nn.Module, Any], T
     name = type(model).__name__
     _log.info("%s cannot run on the meta device, so it runs where it is: %s", name, why_not)
     alone = clone(model)
-    with explained(f"{name} does not run on the example"):
+    try:
         return Observed(watch(alone, copied(example)), model, example, False, why_not)
+    except (SurgeryError, InternalError):
+        raise
+    except Exception as error:
+        twin = clone(model)
+        with explained(f"{name} does not run on the example", hint), in_mode(twin, training=False):
+            call(twin, copied(example))
+        raise SurgeryError(
+            f"{name} runs on the example, but its computation cannot be followed ({first_line(error)}): let it compute "
+            "with plain tensors, such as padded ones in the place of nested ones"
+        ) from error
 
 
 def ghost_of(model: nn.Module) -> nn.Module:

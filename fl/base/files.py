@@ -15,6 +15,7 @@ from surgery.files.whole import in_one_step, leftovers
 
 _log = logging.getLogger("fl")
 _FULL = "make room on that disk"
+_SHUT = (errno.EACCES, errno.EPERM)
 _CLOSED = "change its permissions, or work on a copy of the folder in a place where you may write"
 _WAYS_OUT = {
     errno.ENOSPC: _FULL,
@@ -37,6 +38,19 @@ def writing(path: Path) -> Iterator[None]:
         raise Unwritable(
             f"{path} cannot be written ({error.strerror or error})" + (way_out and f": {way_out}")
         ) from None
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn an OSError within the block into an FLError that says whether the file is missing or why it is not read."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise FLError(f"{path.parent} has no {path.name}") from None
+    except OSError as error:
+        way_out = f"make {path} readable, or work on a copy of the folder that is" * (error.errno in _SHUT)
+        way_out = way_out or "put back a copy of the file, or start a new run"
+        raise FLError(f"{path} cannot be read ({error.strerror or error}): {way_out}") from None
 
 
 @contextmanager

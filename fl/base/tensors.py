@@ -13,7 +13,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fl.base.errors import FLError
-from fl.base.files import regular, replacing
+from fl.base.files import reading, regular, replacing
 from surgery.errors import first_line
 from surgery.transfer import as_bytes, host_copies
 
@@ -60,11 +60,11 @@ def read_header(path: Path, format: str) -> dict[str, Any]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
+    with reading(path):
+        open(regular(path, most=None), "rb").close()  # the library calls every file missing that it cannot open
     try:
-        with safe_open(regular(path, most=None), framework="pt") as file:
+        with safe_open(path, framework="pt") as file:
             yield file
-    except FileNotFoundError:
-        raise FLError(f"{path.parent} has no {path.name}") from None
     except (SafetensorError, OSError) as error:
         raise FLError(
             f"{path} cannot be read ({first_line(error)}): put back a copy of the file, or start a new run"

@@ -18,6 +18,7 @@ from fl import models
 from fl.algorithms.algorithm import Algorithm, Server
 from fl.base import tensors
 from fl.base.errors import FLError
+from fl.base.files import reading
 from fl.base.rng import Rng
 from fl.base.settings import written
 from fl.base.tables import write_csv
@@ -30,6 +31,7 @@ from fl.models.init import Start, maker
 from fl.runs import checkpoint, metrics
 from fl.settings import Config
 from fl.settings.config import plain
+from surgery.files.whole import is_plain
 from zoo import Spec
 
 INITIAL, ARCHITECTURES = "start.safetensors", "architectures.csv"
@@ -96,7 +98,7 @@ def new_folder(config: Config, title: str) -> Path:
     if config.name is not None:
         if not config.name:
             raise FLError("--name is empty: give the run folder a name, or leave the flag out")
-        if Path(config.name).name != config.name:
+        if not is_plain(config.name):
             raise FLError(f"--name {config.name} is not a plain name: give the folder that it lies in with --out")
         return Path(config.out, config.name)
     path, number = Path(config.out, title), itertools.count(2)
@@ -203,7 +205,7 @@ def save_architectures(fed: Federation, folder: Path) -> None:
     if not path.exists():
         write_csv(path, list(rows[0]), (list(row.values()) for row in rows))
         return
-    with open(path, newline="") as file:
+    with reading(path), open(path, newline="") as file:
         before = list(csv.DictReader(file))
     if before != [{key: str(value) for key, value in row.items()} for row in rows]:
         raise FLError(

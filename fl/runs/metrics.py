@@ -12,7 +12,7 @@ from typing import get_args
 
 from fl.base.columns import Due
 from fl.base.errors import FLError
-from fl.base.files import LARGEST, regular, writing
+from fl.base.files import LARGEST, reading, regular, writing
 from fl.base.tables import write_csv
 from fl.federation import Federation
 from fl.federation.scores import SCORES, task_of
@@ -107,6 +107,8 @@ class ClientTable:
         columns = ["client", *["owner"] * bool(self.names), "round", "train", "valid", "test", *scores]
         try:
             before = _table(self.path, most=None) if self.path.exists() else []
+        except FLError:
+            raise
         except (ValueError, csv.Error):
             before = []
         rounds = [str(row["round"]) for row in evaluated(rows)]
@@ -257,7 +259,8 @@ def _table(path: Path, most: int | None = LARGEST) -> list[dict[str, str]]:
 
     Raises ValueError or csv.Error for a file that is no such table.
     """
-    lines = regular(path, most).read_bytes().decode().splitlines(keepends=True)
+    with reading(path):
+        lines = regular(path, most).read_bytes().decode().splitlines(keepends=True)
     if lines and not lines[-1].endswith("\n"):
         del lines[-1]
     table = csv.DictReader(lines)
@@ -276,7 +279,5 @@ def _rows(path: Path) -> list[Row]:
         return [{key: kinds.get(key, float)(value) for key, value in row.items()} for row in rows]
     except FLError:
         raise
-    except OSError as error:
-        raise FLError(f"{path} cannot be read: {error.strerror}") from None
     except (KeyError, ValueError, TypeError, OverflowError, csv.Error):
         raise FLError(f"{path} cannot be read: it is not a table of rounds") from None

@@ -39,7 +39,7 @@ def contents(model: Model) -> dict[str, Any]:
         "tensors": tensors,
     }
     if model.name is not None:
-        found["widths"] = [one._asdict() for one in surgery.widths(model.built(), example=model.example())]
+        found["widths"] = [one._asdict() for one in surgery.widths(model.built(), **model.run_arguments())]
     return found
 
 

@@ -12,9 +12,8 @@ import surgery
 from surgery.commands.contents import contents, contents_text
 from surgery.commands.shared import File, ModelName, NewFile
 from surgery.depth.sections import repeatable
-from surgery.errors import SurgeryError, explained
+from surgery.errors import SurgeryError
 from surgery.files import check_absent, open_state
-from surgery.forward import call
 from surgery.inspect.describe import describe
 from surgery.inspect.draw import check_picture, draw
 from surgery.inspect.report import Steps
@@ -22,7 +21,7 @@ from surgery.inspect.report import inspect as report_of
 from surgery.lazy import Pieces
 from surgery.libraries import named
 from surgery.operations.arguments import Counts, Kind, PlanFile, Shape
-from surgery.operations.checkpoint import Model, build, example_for
+from surgery.operations.checkpoint import Model, build, check_runs, example_for, output_for
 from surgery.operations.states import plan_of
 from surgery.recombine import inverse
 
@@ -174,7 +173,7 @@ def _differences(only: dict[str, list[str]], differ: list[dict[str, Any]], both:
 
 
 def check(
-    model: Annotated[str, Kind("MODEL", positional=True)],
+    model: Annotated[str, Kind("MODEL|FOLDER", positional=True)],
     *,
     rate: Annotated[float, Kind("RATE")] = 0.5,
     input: Shape | None = None,
@@ -186,17 +185,27 @@ def check(
     the model has a use for fails.
 
     Args:
-        model: timm:NAME, torchvision:NAME or module:factory, with arguments if needed: my_models:Net,classes=10
+        model: timm:NAME, torchvision:NAME or module:factory, with arguments if needed: my_models:Net,classes=10; or a
+            folder of a transformers' model
         rate: share of every hidden width that the narrow model keeps
         input: shape of one input [the one that the model was made for]
         seconds: limit of each operation
     """
     if not 0 < rate <= 1:
         raise SurgeryError(f"--rate {rate:g}: give a share of the widths, above 0 and at most 1")
-    net = build(model).eval()
+    if is_checkpoint(model):
+        opened = Model.open(Path(model), shape=input)
+        if not opened.described:
+            raise SurgeryError(
+                f"check runs the model, of which {model} holds tensors only: give timm:NAME, torchvision:NAME, "
+                "module:factory, or a folder with its config.json"
+            )
+        net = opened.loaded()
+    else:
+        net = build(model).eval()
     example = example_for(net, input)
     tries = {
-        "run": lambda: _runs(net, example),
+        "run": lambda: _runs(net, example, input),
         "layers": lambda: _decomposes(net, example),
         "shuffle": lambda: _shuffles(net),
         "narrow": lambda: _narrows(net, example, rate),
@@ -215,9 +224,8 @@ def check(
     return int(failed > 0)
 
 
-def _runs(model: nn.Module, example: Any) -> str:
-    with explained("the model does not run on its example", "; give the shape of one input as --input"):
-        call(model, example)
+def _runs(model: nn.Module, example: Any, shape: Shape | None) -> str:
+    check_runs(model, example, shape)
     return "it runs on its example"
 
 
@@ -239,7 +247,7 @@ def _shuffles(model: nn.Module) -> str:
 
 
 def _narrows(model: nn.Module, example: Any, rate: float) -> str:
-    small, _ = surgery.narrow(model, rate=rate, example=example, strict=True)
+    small, _ = surgery.narrow(model, rate=rate, example=example, output=output_for(model), strict=True)
     before, after = (sum(p.numel() for p in m.parameters()) for m in (model, small))
     return f"every hidden width shrinks to {rate:g}; {before:,} parameters become {after:,}"
 

@@ -3,19 +3,20 @@
 import errno
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from io import FileIO
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
-from zipfile import BadZipFile, ZipFile, is_zipfile
+from zipfile import ZIP_STORED, BadZipFile, ZipFile, is_zipfile
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from surgery.errors import SurgeryError, first_line
+from surgery.files.whole import is_plain
 from surgery.lazy import LazyState, Pieces
 
 DTYPES = {
@@ -43,6 +44,8 @@ INDEX = "model.safetensors.index.json"
 _IN_FOLDERS = ("model.safetensors", INDEX, "pytorch_model.bin", "pytorch_model.bin.index.json")
 """Of which a folder has the first that is there, as for transformers: older ones may be left beside it."""
 _LARGEST = 2**28  # bytes of a file of JSON
+_REPEATED = 2**30  # bytes that tensors may claim beyond those that a file of torch.save holds for them
+_BEGINNINGS = (b"PK", b"\x80")  # of files of torch.save: a zip file, and before PyTorch 1.6 a pickle
 _WRAPPERS = ("state_dict", "model_state_dict", "model")  # under which a state dict may lie in a file of torch.save
 _PREFIXES = ("module.", "_orig_mod.", "module.")  # of DistributedDataParallel and torch.compile
 _AT_A_TIME = 2**20  # bytes
@@ -108,11 +111,11 @@ def open_state(path: str | Path) -> Checkpoint:
     tensor([1., 1.])
     """
     path = Path(path)
-    if path.is_dir():
-        return _folder(path)
-    if not path.is_file():
-        raise SurgeryError(f"{path}: there is no such file or folder")
     try:
+        if path.is_dir():
+            return _folder(path)
+        if not path.is_file():
+            raise SurgeryError(f"{path}: there is no such file or folder")
         if path.name.endswith(".index.json"):
             return _sharded(path, path)
         if path.suffix == ".safetensors":
@@ -144,9 +147,10 @@ def _sharded(index: Path, path: Path) -> Checkpoint:
     shards: dict[str, Checkpoint] = {}
     entries = {}
     for name, file in places.items():
-        if not isinstance(file, str) or Path(file).name != file or file.endswith(".json"):
-            raise SurgeryError(f"{index}: {name!r} is in {str(file)[:60]!r}, which is no file beside the index")
-        if file not in shards:
+        if not isinstance(file, str) or file not in shards:
+            plain = isinstance(file, str) and is_plain(file) and not file.endswith(".json")
+            if not plain or not index.with_name(file).is_file():
+                raise SurgeryError(f"{index}: {name!r} is in {str(file)[:60]!r}, which is no file beside the index")
             shards[file] = open_state(index.with_name(file))
         if name not in shards[file]:
             raise SurgeryError(f"{index}: {name!r} is not in {file}")
@@ -220,13 +224,33 @@ def _torch(path: Path) -> dict[str, Pieces]:
         raise SurgeryError(f"{path}: tensor {odd[0]!r} is sparse or quantised: save it as a plain tensor")
     pieces: dict[tuple, Pieces] = {}  # tied tensors, which lie in the same memory, are one
     same = {name: (t.data_ptr() or id(t), t.dtype, t.shape, t.stride()) for name, t in found.items()}
+    _check_claims(path, {same[name]: (name, tensor) for name, tensor in found.items()}.values())
     return {name: pieces.setdefault(same[name], Pieces.of(tensor)) for name, tensor in found.items()}
+
+
+def _check_claims(path: Path, tensors: Collection[tuple[str, Tensor]]) -> None:
+    """SurgeryError for tensors that repeat what the file holds (by a stride of 0, say) until it fills a memory."""
+    storages = [tensor.untyped_storage() for _, tensor in tensors]
+    held = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+    claimed = sum(tensor.nbytes for _, tensor in tensors)
+    if claimed - held > _REPEATED:
+        name, most = max(tensors, key=lambda one: one[1].nbytes - one[1].untyped_storage().nbytes())
+        raise SurgeryError(
+            f"{path}: its tensors claim {claimed:,} bytes, and it holds {held:,} of them; {name!r} alone, "
+            f"{tuple(most.shape)}, repeats {most.untyped_storage().nbytes():,}: save tensors as they were before expand"
+        )
 
 
 def _loaded(path: Path) -> Any:
     """What torch.load gives, mapped into memory where the format allows it; nothing in the file is run."""
+    with open(path, "rb") as file:
+        beginning = file.read(2)
+    if not beginning:
+        raise SurgeryError(f"{path} is empty: fetch or save it again")
+    if not beginning.startswith(_BEGINNINGS):
+        raise SurgeryError(f"{path} is no file of torch.save: fetch it again, or save model.state_dict()")
     try:
-        _check_sums(path)
+        _check_records(path)
         mapped = is_zipfile(path)  # not what was written before PyTorch 1.6
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except BadZipFile as error:
@@ -238,19 +262,26 @@ def _loaded(path: Path) -> Any:
         before = isinstance(error, OSError) and error.errno == errno.EINVAL  # a seek to a place before the beginning
         if isinstance(error, OSError) and not before:
             raise
-        cut = before or "PytorchStreamReader" in str(error)  # whose messages are about archives, and several lines long
+        # Errors of other kinds say nothing to a user, and those of PytorchStreamReader are about archives.
+        cut = before or not isinstance(error, RuntimeError) or "PytorchStreamReader" in str(error)
         why = "it is damaged or cut short; fetch or save it again" if cut else first_line(error)
         raise SurgeryError(f"{path} cannot be read as a file of torch.save: {why}") from None
 
 
-def _check_sums(path: Path) -> None:
+def _check_records(path: Path) -> None:
     """BadZipFile if what is in a file is not what was saved: torch.load takes it as it is. It reads the file once.
 
-    Files from before PyTorch 1.6 are no zip files, and have no checksums.
+    torch.save compresses nothing, so that records that unpack to more than the file has are not its own. Files from
+    before PyTorch 1.6 are no zip files, and have no checksums.
     """
     if is_zipfile(path):
         with ZipFile(path) as archive:
-            for record in archive.infolist():
+            records = archive.infolist()
+            if odd := [record.filename for record in records if record.compress_type != ZIP_STORED]:
+                raise BadZipFile(f"record {odd[0]!r} is compressed, which torch.save never does")
+            if sum(record.file_size for record in records) > path.stat().st_size:
+                raise BadZipFile("its records claim more bytes than it has")
+            for record in records:
                 if record.CRC:  # torch.save writes 0 where it is told not to compute them
                     with archive.open(record) as data:
                         while data.read(_AT_A_TIME):

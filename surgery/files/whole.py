@@ -65,6 +65,15 @@ def check_absent(path: Path, *, folder: bool = False) -> None:
         raise SurgeryError(f"{path}: there is no folder {path.parent}")
 
 
+def is_plain(name: str) -> bool:
+    """Say whether a text names a file or folder in the folder that it is looked for in, and nothing outside of it.
+
+    >>> is_plain("net.pt"), is_plain("a/net.pt"), is_plain(".."), is_plain("")
+    (True, False, False, False)
+    """
+    return name not in ("", "..") and Path(name).name == name
+
+
 def leftovers(folder: Path, name: str | None = None) -> list[Path]:
     """What processes of this host that are no more have left in a folder, where they wrote a file of this name, or any.
 

@@ -135,7 +135,13 @@ def _torch(path: Path, pieces: Mapping[str, Pieces], progress: Progress) -> None
     for name, one in pieces.items():
         state[name] = one.whole()
         progress(one.nbytes)
-    torch.save(state, path)
+    try:
+        with open(path, "wb") as file:  # a path's name would be in the file, and its errors are torch's own
+            torch.save(state, file)
+    except RuntimeError as error:  # about the archive that torch could not end after a failure to write
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
 
 
 def _shards(folder: Path, pieces: Mapping[str, Pieces], metadata, shard_bytes: int | None, progress: Progress) -> None:

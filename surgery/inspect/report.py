@@ -274,7 +274,7 @@ def _measured(model: nn.Module, example: Tensor, steps: Steps) -> tuple[str, Siz
         macs = seen.found if seen else None
     except Exception as error:  # a forward pass may raise anything
         size, reason = "x".join(map(str, example.shape[1:])), first_line(error.__cause__ or error)
-        problem = f"does not run on {size}: {reason}; give the shape that it takes (--input)"
+        problem = f"does not run on {size}: {reason}; give the shape of one input, without the batch (--input)"
     total = sum(tensor.numel() * tensor.element_size() for tensor in values.values())
     return problem, Size(sum(p.numel() for p in model.parameters()), macs, total, fingerprint(shapes_of(values)))
 

@@ -3,6 +3,8 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
+from inspect import signature
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 from surgery.configuration import first_difference, holder_of, made_from, reread
 from surgery.errors import SurgeryError, about, first_line
 from surgery.files import Checkpoint, open_state
+from surgery.forward import call, in_mode, observed
 from surgery.lazy import LazyState, pieces_of
 from surgery.libraries import example_input, named
 from surgery.operations.arguments import own, value_of
@@ -74,7 +77,7 @@ class Model:
         if self.module is None:
             module = build(self.name, self.folder).eval()
             try:
-                self.values = state_for(module, self.values, self.what)
+                self.values = state_for(module, self.values, self.what, self.name)
             except SurgeryError:
                 converted = None if self.name or self.folder is None else _converted(module, self.folder)
                 if converted is None:
@@ -91,8 +94,14 @@ class Model:
             return load(net, dict(self.values))
 
     def example(self) -> Any:
-        """An input of the model."""
-        return example_for(self.built(), self.shape)
+        """An input of the model, on which it runs."""
+        example = example_for(self.built(), self.shape)
+        check_runs(self.built(), example, self.shape)
+        return example
+
+    def run_arguments(self) -> dict[str, Any]:
+        """What functions that follow the model are given: an example, and what of its output counts."""
+        return {"example": self.example(), "output": output_for(self.built())}
 
     def becomes(
         self, values: Mapping[str, Tensor], module: nn.Module | None = None, plan: Submodel | None = None
@@ -205,11 +214,15 @@ def _converted(model: nn.Module, folder: Checkpoint) -> State | None:
     return None if any(report[f"{what}_keys"] for what in ("missing", "unexpected", "mismatched")) else state(loaded)
 
 
-def state_for(model: nn.Module, values: LazyState, what: str) -> LazyState:
+def state_for(model: nn.Module, values: LazyState, what: str, called: str | None = None) -> LazyState:
     """The values under the names of `surgery.state(model)`; of tied tensors the first name that is there is taken.
 
+    Args:
+        called: the model as --model names it.
+
     Raises:
-        SurgeryError: that begins with `what`, if a tensor of the model is missing, or one of the values unknown.
+        SurgeryError: that begins with `what`, if a tensor of the model is missing or has another shape, or one of the
+            values is unknown.
     """
     first_names = {tensor.data_ptr() if tensor.numel() else id(tensor): name for name, tensor in state(model).items()}
     places = {name: name for name in state(model)}
@@ -218,20 +231,75 @@ def state_for(model: nn.Module, values: LazyState, what: str) -> LazyState:
         first = first_names.get(tensor.data_ptr())
         if name not in places and first and first not in values and name in values:
             places[first] = name
-    kind, way_out = type(model).__name__, "give the --model that it was saved from, with its arguments"
+    kind, way_out = called or type(model).__name__, "give the --model that it was saved from, with its arguments"
     if missing := [name for name, place in places.items() if place not in values]:
         many = f" and {len(missing) - 1} more tensors" if len(missing) > 1 else ""
         raise SurgeryError(f"{what} has no {missing[0]!r}{many}, which {kind} has: {way_out}")
     if extra := [name for name in values if name not in places.values() and name not in tied]:
         many = f" and {len(extra) - 1} more tensors" if len(extra) > 1 else ""
         raise SurgeryError(f"{what} has {extra[0]!r}{many}, which {kind} does not have: {way_out}")
-    return LazyState({name: values.pieces(place) for name, place in places.items()}, what)
+    found = LazyState({name: values.pieces(place) for name, place in places.items()}, what)
+    sizes, has = shapes_of(model), {name: found.pieces(name).shape for name in places}
+    if odd := [name for name in places if has[name] != sizes[name]]:
+        if classes := _classes(model, {name: (has[name], sizes[name]) for name in odd}):
+            there, here = classes
+            said = f"{what} has {there} classes, and {kind} has {here}"
+            way_out = f"give a --model with {there} classes"
+            if (called or "").startswith(("timm:", "torchvision:")):
+                rest = [part for part in called.split(",") if not part.startswith("num_classes")]
+                way_out = f"give --model {','.join(rest)},num_classes={there}"
+            raise SurgeryError(f"{said} ({odd[-1]!r}): {way_out}")
+        raise SurgeryError(f"{what} has {odd[0]!r} of shape {has[odd[0]]}, and {kind} of {sizes[odd[0]]}: {way_out}")
+    return found
+
+
+def _classes(model: nn.Module, odd: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]) -> tuple[int, int] | None:
+    """The numbers of classes of a checkpoint and a model, if that is what all shapes that differ differ in."""
+    tables = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
+    pairs = {(a[0], b[0]) for a, b in odd.values() if a and b and a[1:] == b[1:]}
+    alike = all(a[:1] and b[:1] and a[1:] == b[1:] for a, b in odd.values())
+    return pairs.pop() if alike and len(pairs) == 1 and not tables & odd.keys() else None
+
+
+def check_runs(model: nn.Module, example: Any, shape: Sequence[int] | None) -> None:
+    """SurgeryError, which says what to do on the command line, unless a model runs on an example of `example_for`."""
+    hint = "; give the shape of one input as --input, without the batch"
+    if shape is not None:
+        given, seen = (",".join(map(str, sizes)) for sizes in (shape, (2, *shape)))
+        hint = f"; --input {given} is one input without the batch, so that the model got {seen}"
+
+    def run(net: nn.Module, given: Any) -> None:
+        with in_mode(net, training=False):
+            call(net, given)
+
+    observed(model, example, run, hint)
+
+
+def output_for(model: nn.Module) -> Callable[[Any], Any] | None:
+    """What of a model's output counts; None: all of it.
+
+    Of an encoder with a decoder it is the decoder's result: the encoder's is returned beside it, and is a hidden one.
+    """
+    return itemgetter(0) if getattr(getattr(model, "config", None), "is_encoder_decoder", False) else None
 
 
 def example_for(model: nn.Module, shape: Sequence[int] | None) -> Any:
-    """An input of a model: zeros of the given shape (without the batch), tokens for models that begin with a table."""
-    if getattr(model, "main_input_name", None) == "input_ids":
-        return {"input_ids": torch.ones(2, *(shape or (8,)), dtype=torch.long)}
+    """An input of a model: zeros of the given shape (without the batch), tokens for models that begin with a table.
+
+    One for an encoder and a decoder also has tokens that the decoder reads.
+    """
+    main, config = getattr(model, "main_input_name", None), getattr(model, "config", None)
+    tokens = torch.ones(2, *(shape or (8,)), dtype=torch.long)
+    if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in signature(model.forward).parameters:
+        if main == "input_ids":
+            first = tokens
+            if isinstance(end := getattr(config, "eos_token_id", None), int):
+                first[..., -1] = end  # after which classifiers look
+        else:
+            first = torch.zeros(2, *shape) if shape else example_input(model.get_encoder())
+        return {main: first, "decoder_input_ids": torch.ones(2, 8, dtype=torch.long)}
+    if main == "input_ids":
+        return {"input_ids": tokens}
     first = next((module for _, module, _ in owners(model)), None)
     if isinstance(first, nn.Embedding) and len(shape or (8,)) == 1:
         return torch.zeros(2, *(shape or (8,)), dtype=torch.long)

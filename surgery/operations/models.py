@@ -63,7 +63,7 @@ def narrow(
         the new checkpoint; the plan, by which the narrow model lies in the given one
     """
     small, plan = surgery.narrow(
-        model.built(), rate=rate, keep=keep, heads=heads, rounding=rounding, strict=strict, example=model.example()
+        model.built(), rate=rate, keep=keep, heads=heads, rounding=rounding, strict=strict, **model.run_arguments()
     )
     return model.becomes(plan.extract(model.values), small, plan)
 
@@ -103,9 +103,9 @@ def prune(
             "prune needs a size: give the share of macs, parameters, positions or latency to keep, one of them"
         )
     target = surgery.Target(macs=macs, parameters=parameters, positions=positions, latency=latency, even=even)
-    net, example = model.loaded(), model.example()
+    net = model.loaded()
     small, plan, _ = surgery.prune(
-        net, target=target, importance=by, steps=steps, heads=heads, rounding=rounding, example=example
+        net, target=target, importance=by, steps=steps, heads=heads, rounding=rounding, **model.run_arguments()
     )
     return model.becomes(plan.extract(model.values), small, plan)
 
@@ -140,7 +140,7 @@ def widen(
     """
     settings: dict[str, Any] = {"rate": rate, "mode": mode, "keep": keep, "heads": heads, "strict": strict}
     settings |= {"noise": noise, "generator": torch.Generator().manual_seed(seed)}
-    wide, plan = surgery.widen(model.loaded(), example=model.example(), **settings)
+    wide, plan = surgery.widen(model.loaded(), **model.run_arguments(), **settings)
     dtypes = metas(model.values)
     values = {name: tensor.to(dtypes[name].dtype) for name, tensor in surgery.state(wide).items()}
     return model.becomes(values, wide, plan)
@@ -211,9 +211,9 @@ def permute(
     if inverse and sort_by is not None:
         raise SurgeryError("inverse undoes the permutations of a file: give the plan that was saved when sorting")
     if sort_by is not None:
-        net, example = model.loaded(), model.example()
-        scores = surgery.importance(net, example=example, by=sort_by)
-        return _ordered(model, *surgery.sort_by(net, _in_checkpoints(net, example, scores), example=example))
+        net, run = model.loaded(), model.run_arguments()
+        scores = surgery.importance(net, by=sort_by, **run)
+        return _ordered(model, *surgery.sort_by(net, _in_checkpoints(net, run, scores), **run))
     found = _read(permutations)
     if isinstance(found, Submodel):
         if model.described:
@@ -221,7 +221,7 @@ def permute(
         return model.alike(found.embed(model.values)[0] if inverse else found.extract(model.values), found)
     with about(str(permutations)):
         orders = {name: _inverse(order) if inverse else order for name, order in found.items()}
-        return _ordered(model, *surgery.permute(model.built(), orders, example=model.example()))
+        return _ordered(model, *surgery.permute(model.built(), orders, **model.run_arguments()))
 
 
 def align(
@@ -252,11 +252,11 @@ def align(
         need = "needs data, module:function that gives batches of inputs" if data is None else "takes no data"
         raise SurgeryError(f"to align by {by} {need}")
     net = model.loaded()
-    other = dict(state_for(net, to.values, to.what))
+    other = dict(state_for(net, to.values, to.what, model.name))
     with about(f"{to.what} is no model of the same architecture as {model.what}"):
         reference = surgery.load(clone(net), other)
-    example = model.example()
-    aligner = Aligner(reference, example=example)
+    run = model.run_arguments()
+    aligner = Aligner(reference, **run)
     with tqdm(desc="align", unit="width", delay=2, leave=False, disable=None) as bar:
 
         def progress(done: int, of: int) -> None:
@@ -268,8 +268,9 @@ def align(
             orders = aligner.by_weights(reference, net, search)
         else:
             orders = aligner.by_activations(reference, net, batches_of(data), search)
+    aligner.unaligned([orders])
     moved = {name: order for name, order in orders.items() if order.tolist() != list(range(len(order)))}
-    plan = aligner.plan(_in_checkpoints(net, example, moved))
+    plan = aligner.plan(_in_checkpoints(net, run, moved))
     return _ordered(model, plan.build(net), plan)
 
 
@@ -286,12 +287,12 @@ def fit(model: Built, *, small: Model) -> Model:
         the new checkpoint of the large model, whose values stay where the small one has none; the plan, by which the
         small model lies in it
     """
-    net, example = model.loaded(), model.example()
-    plan = surgery.fit(net, small.loaded() if small.described else dict(small.values), example=example)
+    net = model.loaded()
+    plan = surgery.fit(net, small.loaded() if small.described else dict(small.values), **model.run_arguments())
     return model.alike(plan.embed(small.values, into=model.values)[0], plan)
 
 
-def _in_checkpoints(model: nn.Module, example: Any, orders: Mapping[str, Any]) -> dict[str, Any]:
+def _in_checkpoints(model: nn.Module, run: Mapping[str, Any], orders: Mapping[str, Any]) -> dict[str, Any]:
     """The orders, or scores, of widths along which checkpoints hold all tensors; the others are logged.
 
     The model's class would make a tensor that no checkpoint holds anew, in the old order (the frequencies of rotary
@@ -299,7 +300,7 @@ def _in_checkpoints(model: nn.Module, example: Any, orders: Mapping[str, Any]) -
     """
     held = model.state_dict()
     outside = {}
-    for width in surgery.widths(model, example=example):
+    for width in surgery.widths(model, **run):
         if missing := [name for name, _ in width.members if name not in held]:
             outside[width.name] = missing[0]
     if left := [name for name in orders if name in outside]:

@@ -24,6 +24,7 @@ from surgery.width.solve import Atom, Solution, atoms, named_widths, solve
 from surgery.width.trace import one_by_one, traced_in_place
 
 _log = logging.getLogger(__name__)
+_LISTED = 5  # widths that keep their order are named up to this number
 
 By = Literal["weights", "activations"]
 Maps = Literal["permutations", "orthogonal"]
@@ -38,12 +39,15 @@ class Aligned(NamedTuple):
         rotations: the orthogonal matrices of the other widths, as `surgery.width.rotate.rotate` takes them; they are
             empty for the reference, and without maps="orthogonal".
         only_permuted: by width why it was not rotated; empty without maps="orthogonal".
+        unaligned: the widths that could be permuted and keep their order, since nothing that is compared lies along
+            them: with by="activations" those that no layer reads, such as positions within heads.
     """
 
     models: list[nn.Module]
     permutations: list[dict[str, Tensor]]
     rotations: list[dict[str, Tensor]]
     only_permuted: dict[str, str]
+    unaligned: list[str]
 
 
 def align(
@@ -84,7 +88,8 @@ def align(
         progress: told how many widths have their best order for the present, and of how many.
 
     Returns:
-        The models in the reference's order, and the permutations.
+        The models in the reference's order, the permutations, and the widths that keep their order, which a warning
+        names as well.
 
     Raises:
         SurgeryError: for models of different architectures, for `activations` without batches or with orthogonal maps,
@@ -121,7 +126,8 @@ def align(
         else:
             found.append(aligner.by_activations(models[to], model, given, search))
     ordered = [aligner.plan(orders).build(model) for orders, model in zip(found, models)]
-    return Aligned(ordered, found, [{} for _ in models], {})
+    unaligned = aligner.unaligned([orders for number, orders in enumerate(found) if number != to])
+    return Aligned(ordered, found, [{} for _ in models], {}, unaligned)
 
 
 class Aligner:
@@ -203,7 +209,8 @@ class Aligner:
             result.append(self.plan(found[0]).build(load(clone(model), values)))
             orders.append(found[0])
             matrices.append(found[1])
-        return Aligned(result, orders, matrices, {name: why[name] for name in self._free if name not in widths})
+        only_permuted = {name: why[name] for name in self._free if name not in widths}
+        return Aligned(result, orders, matrices, only_permuted, [])
 
     def _by_maps(
         self, reference: State, other: State, widths: Mapping[str, Rotatable], search: Search
@@ -243,6 +250,21 @@ class Aligner:
             if value > most:
                 best, most = (orders, present), value
         return best
+
+    def unaligned(self, orders: Sequence[Mapping[str, Any]]) -> list[str]:
+        """The widths that permutations leave as they are, since nothing along them was compared; a warning says so."""
+        found = [name for name in self._free if orders and not any(name in order for order in orders)]
+        if found:
+            more = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
+            _log.warning(
+                "align leaves %d of %d widths in their order, along which it compares nothing: %s%s; by='weights' "
+                "compares all that parameters lie along",
+                len(found),
+                len(self._free),
+                ", ".join(found[:_LISTED]),
+                more,
+            )
+        return found
 
     def outside_of_states(self) -> set[str]:
         """The widths along which a tensor lies that no state holds, which would stay in the old order beside it."""

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from surgery.states import State, as_real, compute_dtype
 from surgery.width.plan import placed, repeated
 from surgery.width.replay import read_batch
-from surgery.width.solve import Atom, Axes, Axis, Choice, Solution, Sum, atoms, occurrences
+from surgery.width.solve import Atom, Axes, Axis, Choice, Product, Solution, Sum, atoms, occurrences
 
 _MOST = 4096  # samples of a batch and layer whose activations are compared
+_JOINT = 4096  # positions of several axes of one tensor that are compared as those of one axis
 
 
 class Weights:
@@ -134,8 +135,9 @@ class Activations:
     def __init__(
         self, solution: Solution, models: tuple[nn.Module, nn.Module], batches: Sequence[Any], free: set[Atom]
     ):
-        moments: dict[tuple[int, int, int], list[Tensor]] = {}
-        self.axes: dict[tuple[int, int, int], Axis] = {}
+        moments: dict[tuple[int, int], list[Tensor]] = {}
+        self.axes: dict[tuple[int, int], Axis] = {}
+        self._joints: dict[Axes, Axis] = {}
         for number, batch in enumerate(batches):
             seen = [self._read(solution, model, batch, free, number) for model in models]
             for key, one in seen[0].items():
@@ -178,20 +180,31 @@ class Activations:
         axes = self.of if atom is None else self.along.get(atom, ())
         return sum(self.of[axis][range(axis.size), placed(axis, choice)].sum().item() for axis in axes)
 
-    def _read(self, solution, model, batch, free, number) -> dict[tuple[int, int, int], Tensor]:
+    def _read(self, solution, model, batch, free, number) -> dict[tuple[int, int], Tensor]:
         """What matrix products and convolutions read along free widths, as [positions, samples]."""
-        found: dict[tuple[int, int, int], Tensor] = {}
+        found: dict[tuple[int, int], Tensor] = {}
 
         def keep(place: tuple[int, int], tensor: Tensor, axes: Axes) -> None:
-            for dim, axis in enumerate(axes):
-                if tensor.shape[dim] == axis.size and free & set(atoms(axis)):
-                    rows = as_real(tensor.detach()).movedim(dim, 0).reshape(axis.size, -1)
-                    rows = rows[:, :: max(1, rows.shape[1] // _MOST)]
-                    found[(*place, dim)] = rows.double().cpu()
-                    self.axes[(*place, dim)] = axis
+            dims = [dim for dim, axis in enumerate(axes) if free & set(atoms(axis))]
+            if not dims or any(tensor.shape[dim] != axes[dim].size for dim in dims):
+                return  # samples would lie along heads, which the other model has in another order
+            axis = self._joint(tuple(axes[dim] for dim in dims))
+            if len(dims) > 1 and axis.size > _JOINT:
+                return
+            rows = as_real(tensor.detach()).movedim(dims, [*range(len(dims))]).reshape(axis.size, -1)
+            rows = rows[:, :: max(1, rows.shape[1] // _MOST)]
+            found[place] = rows.double().cpu()
+            self.axes[place] = axis
 
         read_batch(model, batch, solution, keep, where=f"batches[{number}]", by="activations")
         return found
+
+    def _joint(self, axes: Axes) -> Axis:
+        """One axis for some: always the same one for the same axes."""
+        if len(axes) == 1:
+            return axes[0]
+        digits = [part for axis in axes for part in (axis.parts if isinstance(axis, Product) else (axis,))]
+        return self._joints.setdefault(axes, Product(tuple(digits)))
 
 
 def _beside(places: Iterable[Axes]) -> dict[Atom, set[Atom]]:

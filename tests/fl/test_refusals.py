@@ -58,6 +58,7 @@ REFUSED = [
     ("run --clients 1000 --samples 0", "use fewer clients"),
     ("run --name 'a\0b'", "cannot be made"),
     ("run --name /tmp/x", "is not a plain name"),
+    ("run --name ..", "is not a plain name"),
     ("run --fedmr.unit block", "no residual blocks"),
     ("run --resume /nowhere", "no config.yaml"),
     *((f"{command} {flags}", message) for command in ("run", "data") for flags, message in (

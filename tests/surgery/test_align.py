@@ -56,6 +56,35 @@ def test_a_permuted_copy_is_found_again(name, by):
     assert all(torch.equal(permutations[1][name], order.argsort()) for name, order in orders.items())
 
 
+class Attention(nn.Module):
+    """Attention as operations of its own, whose queries and keys meet in no layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.head = nn.Linear(5, 8), nn.Linear(8, 3)
+        self.q, self.k, self.v, self.o = (nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x):
+        x = self.up(x)
+        q, k, v = (part(x).unflatten(-1, (2, 4)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        return self.head(x + self.o(((q @ k.mT / 2).softmax(-1) @ v).transpose(1, 2).flatten(2)))
+
+
+@pytest.mark.parametrize(
+    ("by", "batch", "left"), [("weights", 4, []), ("activations", 4, []), ("activations", 8, ["q.weight:0:1"])]
+)
+def test_widths_that_nothing_compares_are_named_and_stay(by, batch, left, caplog):
+    net, x = randomized(Attention()), image((4, 6, 5))
+    other, orders = shuffled(net, x, seed=1)
+    found = align([net, other], example=x, by=by, batches=[image((batch, 6, 5), seed=2)])
+    assert found.unaligned == left
+    assert found.permutations[1].keys() == orders.keys() - set(left)
+    assert all(torch.equal(order, orders[name].argsort()) for name, order in found.permutations[1].items())
+    assert all(name in caplog.text for name in left)
+    assert bool(caplog.text) == bool(left)
+    assert same_outputs(found.models[1], net, x)
+
+
 class Clipped(nn.Module):
     """Holds the range that its inputs are clipped to, which is open."""
 

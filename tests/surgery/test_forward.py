@@ -195,3 +195,23 @@ def test_the_collector_of_garbage_waits_and_goes_on():
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+class Nested(nn.Module):
+    """Computes with nested tensors on the way."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        rows = torch.nested.nested_tensor(list(self.a(x)))
+        return self.b(torch.nested.to_padded_tensor(rows, 0.0))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_model_that_runs_but_cannot_be_followed_is_not_said_not_to_run():
+    with pytest.raises(surgery.SurgeryError, match="runs on the example, but"):
+        surgery.narrow(Nested(), rate=0.5, example=torch.zeros(2, 3, 4))
+    with pytest.raises(surgery.SurgeryError, match="does not run on the example"):
+        surgery.narrow(Nested(), rate=0.5, example=torch.zeros(2, 3, 5))

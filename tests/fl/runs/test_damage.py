@@ -1,6 +1,8 @@
 """Files of a run that were damaged, edited or lost: a line each that names the file, and nothing is overwritten."""
 
 import csv
+import errno
+import io
 import os
 import re
 import shutil
@@ -159,22 +161,21 @@ DAMAGE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("file", "what"), DAMAGE, ids=[f"{file}: {what}" for file, what in DAMAGE])
-def test_whoever_reads_a_damaged_file_says_so(runs, tmp_path, data, file, what):
-    """Resuming (r), comparing (c), exporting the best (b) or the last model (e), and listing (l)."""
-    damage, subject, told = DAMAGE[file, what]
-    folder = shutil.copytree(runs[""], tmp_path / "runs" / "a")
-    damage(folder / file, runs)
-    before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file() and path.stat().st_size < 2**28}
+def said_by_readers(folder, place, data, told):
+    """What the readers of a run folder say that is wrong with it.
+
+    Resuming (r), which is tried if it is among those `told`, comparing (c), exporting the best (b) or the last model
+    (e), and listing (l).
+    """
 
     def listed():
-        for wrong, said in listing(tmp_path / "runs")[1].items():
+        for wrong, said in listing(place / "runs")[1].items():
             raise fl.FLError(f"{wrong}: {said}")
 
     calls = {
         "r": lambda: simulate(Config.read(folder), folder, resume=True, dataset=data),
-        "b": lambda: fl.export(folder, tmp_path / "b.pt", best=True),
-        "e": lambda: fl.export(folder, tmp_path / "e.pt"),
+        "b": lambda: fl.export(folder, place / "b.pt", best=True),
+        "e": lambda: fl.export(folder, place / "e.pt"),
         "c": lambda: find_runs([folder]),
         "l": listed,
     }
@@ -184,12 +185,41 @@ def test_whoever_reads_a_damaged_file_says_so(runs, tmp_path, data, file, what):
             call() if reader != "r" or "r" in told else None
         except fl.FLError as error:
             found[reader] = str(error)
+    return found
+
+
+@pytest.mark.parametrize(("file", "what"), DAMAGE, ids=[f"{file}: {what}" for file, what in DAMAGE])
+def test_whoever_reads_a_damaged_file_says_so(runs, tmp_path, data, file, what):
+    damage, subject, told = DAMAGE[file, what]
+    folder = shutil.copytree(runs[""], tmp_path / "runs" / "a")
+    damage(folder / file, runs)
+    before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file() and path.stat().st_size < 2**28}
+
+    found = said_by_readers(folder, tmp_path, data, told)
     assert found.keys() == set(told), found
     for reader, said in found.items():
         assert re.search(file if reader == "l" else subject, said)
         assert str(folder) in said
         assert "\n" not in said
     assert {path: path.read_bytes() for path in before} == before
+
+
+@pytest.mark.parametrize(("file", "told"), [(POINT, "rbec"), (TABLE, "rbcl"), (CLIENTS, "r"), (START, "r")])
+def test_a_file_that_may_not_be_read_is_not_called_missing(runs, tmp_path, data, monkeypatch, file, told):
+    folder = shutil.copytree(runs[""], tmp_path / "runs" / "a")
+
+    def closed(path, *args, opened=io.open, **kwargs):
+        if path == folder / file:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return opened(path, *args, **kwargs)
+
+    monkeypatch.setattr("io.open", closed)
+    monkeypatch.setattr("builtins.open", closed)
+    said = said_by_readers(folder, tmp_path, data, told)
+    assert said.keys() == set(told)
+    for text in said.values():
+        assert re.search(rf"{file}.*Permission denied.*readable", text)
+        assert "\n" not in text
 
 
 def test_the_same_content_is_the_same_file_and_shared_memory_is_no_matter(tmp_path):

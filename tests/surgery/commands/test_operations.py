@@ -145,6 +145,67 @@ def test_check_says_what_works_and_why_not(net, capsys):
     assert "give the shape of one input as --input" in capsys.readouterr().out
 
 
+def test_a_wrong_input_or_number_of_classes_says_what_to_give(net, capsys):
+    def said(*arguments):
+        return refused(capsys, "narrow", "two.safetensors", "--rate", "0.5", "--out", "o.safetensors", *arguments)
+
+    import their_models
+
+    surgery.files.write("two.safetensors", surgery.state(their_models.net(classes=2)))
+    text = said("--model", "their_models:net", "--input", "5")
+    assert "two.safetensors has 2 classes, and their_models:net has 3" in text
+    assert "a --model with 2 classes" in text
+    model = "their_models:net,classes=2"
+    assert "--input" in said("--model", model)
+    assert "--input 1,3,64 is one input without the batch" in said("--model", model, "--input", "1,3,64")
+    torch.save(surgery.state(surgery.libraries.named("torchvision:squeezenet1_1", num_classes=7)), "s.pt")
+    text = refused(capsys, "narrow", "s.pt", "--rate", "0.5", "--out", "o.pt", "--model", "torchvision:squeezenet1_1")
+    assert "7 classes" in text
+    assert "--model torchvision:squeezenet1_1,num_classes=7" in text
+    text = said("--model", "their_models:net,width=6")
+    assert "'0.weight' of shape (8, 5), and their_models:net,width=6 of (6, 5)" in text
+
+
+BART = {"layers": 1, "attention_heads": 2, "ffn_dim": 12}
+
+
+@pytest.mark.parametrize("kind", ["T5", "Bart"])
+def test_folders_of_encoders_with_decoders_need_no_input(kind, tmp_path, monkeypatch, capsys):
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    sizes = {
+        "T5": {"d_kv": 4, "d_ff": 12, "num_layers": 1, "num_heads": 2},
+        "Bart": {
+            **{f"{part}_{what}": size for part in ("encoder", "decoder") for what, size in BART.items()},
+            "max_position_embeddings": 16,
+        },
+    }[kind]
+    config = getattr(transformers, f"{kind}Config")(vocab_size=20, d_model=8, **sizes)
+    model = getattr(transformers, f"{kind}ForConditionalGeneration")(config).eval()
+    model.save_pretrained("big")
+    run("narrow", "big", "--rate", "0.5", "--out", "small")
+    small = type(model).from_pretrained("small")
+    assert small.config.d_model == 4
+    ids = torch.tensor([[3, 5, 1]])
+    example = {"input_ids": ids, "decoder_input_ids": ids}
+    expected, _ = surgery.narrow(model, rate=0.5, example=example, output=lambda found: found.logits)
+    assert torch.allclose(small(**example).logits, expected(**example).logits, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_folder_of_transformers_is_checked(tmp_path, monkeypatch, capsys):
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    config = transformers.BertConfig(
+        vocab_size=20, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=12
+    )
+    transformers.BertForSequenceClassification(config).save_pretrained("net")
+    main(["check", "net"])
+    assert "yes run: it runs on its example" in capsys.readouterr().out
+    torch.save({"w": torch.ones(2)}, "w.pt")
+    assert "holds tensors only" in refused(capsys, "check", "w.pt")
+
+
 @pytest.mark.slow
 def test_a_folder_of_transformers_is_a_model_with_its_configuration(tmp_path, monkeypatch, capsys):
     transformers = pytest.importorskip("transformers")
@@ -207,7 +268,7 @@ def test_what_cannot_be_done_is_one_line(net, capsys, tmp_path):
     capsys.readouterr()
     other = ("--model", "their_models:net,width=4", "--input", "5")
     for arguments, text in [
-        (("narrow", file, "--rate", "0.5", *other, *out), "of the plan"),
+        (("narrow", file, "--rate", "0.5", *other, *out), "of shape"),
         (("narrow", file, "--rate", "0.5", "--model", "their_models:number", *out), "gives a int"),
         (("narrow", file, "--rate", "0.5", "--model", "their_models:broken", *out), "KeyError: no key 'missing'"),
         (("narrow", file, "--rate", "0.5", "--model", "their_models:Odd", "--input", "5", *out), "has no 'one.weight'"),

@@ -1,10 +1,15 @@
 """States in files: what is read and written is what the safetensors library and torch.load read and write."""
 
 import contextlib
+import errno
 import json
+import os
 import random
+import resource
+import socket
 import struct
 import types
+import zipfile
 
 import pytest
 import torch
@@ -204,11 +209,18 @@ def index(**places):
         ("none.pt", None, "there is no such file"),
         (".", None, "holds no model.safetensors"),
         ("net.onnx", b"", r"give a file \*\.safetensors"),
-        ("text.pt", b"no zip file", "damaged|cannot be read"),
+        ("text.pt", b"no zip file", "text.pt is no file of torch.save"),
+        ("empty.pth", b"", "empty.pth is empty"),
+        ("half.bin", b"\x80\x02", "damaged or cut short"),
+        ("junk.pt", b"\x80\x02e.", "damaged or cut short"),
         ("mixed.pt", {"w": torch.ones(3), "epoch": 2}, "holds a int as 'epoch'"),
         ("list.pt", [1], "holds no state dict"),
         ("sparse.pt", {"w": torch.eye(2).to_sparse()}, "'w' is sparse or quantised"),
         ("a.index.json", index(w="../a.safetensors"), "no file beside the index"),
+        ("e.index.json", index(w=""), "'w' is in '', which is no file beside the index"),
+        ("f.index.json", index(w=".."), "'w' is in '..', which is no file beside the index"),
+        ("g.index.json", index(w="."), "no file beside the index"),
+        ("h.index.json", index(w="none.pt"), "no file beside the index"),
         ("b.index.json", b'{"weights": 3}', "no index of shards"),
         ("c.index.json", index(w="good.pt"), "'w' is not in good.pt"),
     ],
@@ -259,6 +271,40 @@ def test_where_nothing_can_be_written(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["there.pt"]
 
 
+@pytest.mark.parametrize("name", ["net.pt", "net.bin", "net.safetensors", "net"])
+@pytest.mark.parametrize("room", [100, 2000, 100_000, 399_900])
+def test_a_disk_that_becomes_full_is_one_line_and_leaves_nothing(tmp_path, name, room):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+    try:
+        with pytest.raises(SurgeryError, match=f"{name} cannot be written: [^\n]*$"):
+            write(tmp_path / name, {"v": torch.ones(5), "w": torch.ones(10**5)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("name", ["net.pt", "net.safetensors"])
+def test_a_folder_that_is_closed_is_one_line(tmp_path, monkeypatch, name):
+    def closed(path, *args, **kwargs):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr("builtins.open", closed)
+    with pytest.raises(SurgeryError, match=f"{name} cannot be written: Perm[^\n]*$"):
+        write(tmp_path / name, {"w": torch.ones(3)})
+
+
+@pytest.mark.parametrize("name", ["net.pt", "net.safetensors"])
+def test_the_same_state_is_the_same_file(tmp_path, name):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+    write(tmp_path / "a" / name, state())
+    write(tmp_path / "b" / f"other{name}", state())
+    content = (tmp_path / "a" / name).read_bytes()
+    assert content == (tmp_path / "b" / f"other{name}").read_bytes()
+    assert not any(text.encode() in content for text in (f".{os.getpid()}@", f"@{socket.gethostname()}"))
+
+
 def test_a_conjugate_view_is_written_as_its_values(tmp_path):
     values = {"w": torch.tensor([1 + 2j, 3 - 4j]).conj()}
     write(tmp_path / "a.safetensors", values)
@@ -287,6 +333,45 @@ def test_a_damaged_file_of_torch_save_is_one_plain_line(tmp_path, where):
     text = "it is damaged or cut short; fetch or save it again$" if where == "end" else text
     with pytest.raises(SurgeryError, match=rf"net\.pt.* {text}"):
         open_state(path)
+
+
+@pytest.mark.parametrize("kind", [zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA])
+def test_a_compressed_record_is_refused_before_it_is_unpacked(tmp_path, monkeypatch, kind):
+    torch.save({"w": torch.ones(3)}, tmp_path / "net.pt")
+    with zipfile.ZipFile(tmp_path / "net.pt", "a") as archive:
+        archive.writestr("net/more", bytes(10**6), compress_type=kind)
+    monkeypatch.setattr(zipfile.ZipFile, "open", lambda *_: pytest.fail("a record is read"))
+    with pytest.raises(SurgeryError, match="record 'net/more' is compressed"):
+        open_state(tmp_path / "net.pt")
+
+
+def test_records_that_lie_in_the_same_bytes_are_refused(tmp_path):
+    torch.save({"w": torch.ones(3)}, tmp_path / "net.pt")
+    with zipfile.ZipFile(tmp_path / "net.pt", "a") as archive:
+        archive.writestr("net/more", bytes(10**4))
+        archive.filelist += [archive.getinfo("net/more")] * 9
+    with pytest.raises(SurgeryError, match="more bytes than it has"):
+        open_state(tmp_path / "net.pt")
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.zeros(1).expand(2**40),
+        torch.zeros(2**8).expand(2**30, 2**8),
+        torch.zeros(2**16).as_strided((2**15, 2**15), (1, 1)),
+        torch.zeros(1, dtype=torch.bool).expand(2**20, 2**20),
+    ],
+    ids=["one number", "a row", "windows", "bool"],
+)
+def test_a_tensor_that_claims_more_than_its_file_holds_is_named(tmp_path, tensor, zipped):
+    torch.save({"v": torch.ones(3), "w": tensor}, tmp_path / "net.pt", _use_new_zipfile_serialization=zipped)
+    with pytest.raises(SurgeryError, match=f"net.pt: .*{tensor.nbytes + 12:,} bytes.*'w'"):
+        open_state(tmp_path / "net.pt")
+    small = {"w": torch.arange(3.0).expand(5, 3)}
+    torch.save(small, tmp_path / "net.pt", _use_new_zipfile_serialization=zipped)
+    same(open_state(tmp_path / "net.pt"), small)
 
 
 def test_a_file_that_was_saved_without_checksums_is_read(tmp_path):
