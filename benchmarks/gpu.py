@@ -1,13 +1,13 @@
 """Run what waits for a GPU under time limits, the most telling first; `benchmarks/gpu.sh` prepares the machine for it.
 
     python benchmarks/gpu.py first      # 150 seconds: some tests, each in a process of its own; rounds of every backend
-    python benchmarks/gpu.py rest       # six minutes: all tests; rounds by backend and precision, peers; FedMR on CIFAR-10
+    python benchmarks/gpu.py rest       # six minutes: rounds by backend and precision; peers; CIFAR-10; all tests
     python benchmarks/gpu.py pack       # write .gpu/cifar10, which `rest` trains on, from the files in $FL_DATA_ROOT
     python benchmarks/gpu.py cifar10    # the last step of `rest` alone
 
-A step that takes longer than its limit is interrupted, and killed ten seconds later; the next one begins. gpu-first.json
-or gpu-rest.json says after each step what became of it and how its output ends. The programs that measure write JSON of
-their own beside it.
+A step that takes longer than its limit is interrupted, and killed ten seconds later; the next one begins.
+gpu-first.json or gpu-rest.json says after each step what became of it and how its output ends. The programs that
+measure write JSON of their own beside it.
 """
 
 import argparse
@@ -184,7 +184,9 @@ def train_cifar10(args: argparse.Namespace) -> None:
     def on_round(row: dict) -> bool:
         rows.append({key: value for key, value in row.items() if value == value})
         elapsed = time.perf_counter() - begin
-        write({**about, "elapsed": round(elapsed, 1), "rows": rows}, args.out, "gpu-cifar10", done=elapsed > args.seconds)
+        write(
+            {**about, "elapsed": round(elapsed, 1), "rows": rows}, args.out, "gpu-cifar10", done=elapsed > args.seconds
+        )
         return elapsed > args.seconds
 
     with tempfile.TemporaryDirectory() as folder:
@@ -218,7 +220,9 @@ def main() -> None:
     for result in results:
         tests = ", ".join(f"{n} {word}" for word, n in result["tests"].items())
         state = "ended" if not result["status"] else f"failed ({result['status']})"
-        print(f"{result['name']:32}{result['seconds']:7.1f} s  {state if result['in_time'] else 'out of time'}  {tests}")
+        print(
+            f"{result['name']:32}{result['seconds']:7.1f} s  {state if result['in_time'] else 'out of time'}  {tests}"
+        )
     if any(result["status"] for result in results):
         sys.exit(1)
 

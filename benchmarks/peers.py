@@ -317,7 +317,9 @@ def main() -> None:
     parser.add_argument("--flower-actors", type=int, help="default: one a core, on a GPU at most 4")
     parser.add_argument("--threads", type=int, default=cores)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--backend", default="auto", help="of our engine; further ones, after commas, are sides as well")
+    parser.add_argument(
+        "--backend", default="auto", help="of our engine; further ones, after commas, are sides as well"
+    )
     parser.add_argument("--data-root", type=Path, help="default: $FL_DATA_ROOT; random pixels where files are missing")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--out", type=Path, default=HERE / "results")
@@ -332,7 +334,7 @@ def main() -> None:
         raise AssertionError("McMahan's CNN is not the zoo's")
     python = sys.executable
     backend, *others = args.backend.split(",")
-    ours = {name: python for name in ("ours", *(f"ours {other}" for other in others))}
+    ours = dict.fromkeys(("ours", *(f"ours {other}" for other in others)), python)
     sides = {**ours, "plain": python, "pfl": args.pfl, "flower": args.flower}
     if left_out := [name for name, path in sides.items() if not path]:
         print(f"left out, for want of an interpreter: {', '.join(left_out)}")

@@ -184,7 +184,10 @@ def main() -> None:
             break
     write(result, args.out, name, done=True)
     print(f"{device}, torch {torch.__version__}; {args.setting}, {setting.model}, {source}, {setting.clients} clients")
-    print(f"{'':18}{'seconds a round':>28}{'rounds a second':>17}{'plain / side':>26}{'distance':>10}{f'{ROUNDS} rounds':>14}")
+    print(
+        f"{'':18}{'seconds a round':>28}{'rounds a second':>17}{'plain / side':>26}{'distance':>10}"
+        f"{f'{ROUNDS} rounds':>14}"
+    )
     for side, values in times.items():
         if not values:
             print(f"{side:18}{'no time was left':>28}")
@@ -195,7 +198,9 @@ def main() -> None:
         distance = f"{distances[side]:.0e}" if side in distances else "-"
         whole = f"{ROUNDS * statistics.median(values) / 60:.1f} min"
         rate = f"{1 / statistics.median(values):.2f}"
-        print(f"{side:18}{took:>28}" + (f"{rate:>17}{ratio:>26}{distance:>10}{whole:>14}" if side != "evaluation" else ""))
+        print(
+            f"{side:18}{took:>28}" + (f"{rate:>17}{ratio:>26}{distance:>10}{whole:>14}" if side != "evaluation" else "")
+        )
 
 
 if __name__ == "__main__":

@@ -380,7 +380,11 @@ def test_commands_are_there_and_take_their_arguments(words, tmp_path, monkeypatc
         case ("benchmarks/gpu.sh", *parts):
             source = (ROOT / words[0]).read_text()
             for part in parts:
-                assert part.startswith("--") or part == "cpu" or re.search(rf"^ +(.* \| )?{re.escape(part)}( \| .*)?\)", source, re.MULTILINE)
+                assert (
+                    part.startswith("--")
+                    or part == "cpu"
+                    or re.search(rf"^ +(.* \| )?{re.escape(part)}( \| .*)?\)", source, re.MULTILINE)
+                )
         case (tool, *_):
             assert tool in TOOLS
 

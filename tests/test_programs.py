@@ -3,7 +3,6 @@
 import csv
 import importlib
 import json
-import os
 import re
 import runpy
 import subprocess

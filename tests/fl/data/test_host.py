@@ -18,7 +18,6 @@ from fl.base.rng import Rng
 from fl.data import Dataset, arrays, fingerprint, folder, load
 from fl.federation.local_training import LocalObjective
 from fl.runs import evaluate
-from surgery import broadcast
 
 TINY = fl.Config(
     algorithm=("fedavg",), samples=240, clients=6, participants=3, rounds=2, local_epochs=1, width=0.1, device="cpu"
