@@ -196,7 +196,7 @@ def test_features_whose_order_nothing_reads_shrink(case):
 @pytest.mark.parametrize(("read", "size"), [("topk", 3), ("sort", 8)])
 @torch.no_grad()
 def test_ranks_keep_their_order(read, size):
-    """A layer that reads the largest features in order has a weight for each rank; of fewer features the first ranks."""
+    """A layer that reads the largest features in order has a weight for each rank; the first ranks stay."""
     function = {"topk": lambda h: h.topk(3)[0], "sort": lambda h: h.sort(descending=True)[0]}[read]
     model = Made(lambda net, x: net.head(function(net.body(x))), body=nn.Linear(4, 8), head=nn.Linear(size, 3))
     model = randomized(model.double()).eval()
