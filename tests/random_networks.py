@@ -98,7 +98,7 @@ def along(dim, fill):
     def rule(step, nets, values, masks):
         found = step.function(None, values[0].masked_fill(masks[0] == 0, fill))
         mask = masks[0] if found.shape == masks[0].shape else masks[0].amax(dim, keepdim=found.ndim == masks[0].ndim)
-        return found.nan_to_num(0, 0, 0), mask
+        return found.nan_to_num(0, 0, 0), mask.expand_as(found)
 
     return rule
 
@@ -456,8 +456,8 @@ OPERATIONS = {
     "normalize": along_axis(lambda dim, keep, b: (lambda x: F.normalize(x, dim=dim), as_first)),
     "cumsum": along_axis(lambda dim, keep, b: (lambda x: x.cumsum(dim), as_first)),
     "cumprod": along_axis(lambda dim, keep, b: (lambda x: x.cumprod(dim), along(dim, 1.0))),
-    "sort": along_axis(lambda dim, keep, b: (lambda x: x.sort(dim)[0], compared(dim))),
-    "topk": along_axis(lambda dim, keep, b: (lambda x: x.topk(2, dim)[0], compared(dim))),
+    "sort": along_axis(lambda dim, keep, b: (lambda x: x.sort(dim)[0], along(dim, math.inf))),
+    "topk": along_axis(lambda dim, keep, b: (lambda x: x.topk(2, dim)[0], along(dim, -math.inf))),
     "argsort": along_axis(lambda dim, keep, b: (lambda x: x.gather(dim, x.argsort(dim)), compared(dim))),
     "one_hot": along_axis(lambda dim, keep, b: (
         lambda x: x * F.one_hot(x.argmax(dim), x.shape[dim]).movedim(-1, dim), compared(dim))),

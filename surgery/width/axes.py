@@ -223,7 +223,11 @@ def segment(axis: Axis, start: int, stop: int) -> Axis:
 
 
 def unify(a: Axis, b: Axis) -> None:
-    """Note that these two axes are the same, position by position. InternalError if they differ in size."""
+    """Note that these two axes are the same, position by position, whichever comes first.
+
+    Raises:
+        InternalError: if they differ in size.
+    """
     a, b = find(a), find(b)
     if a is b:
         return
@@ -236,8 +240,8 @@ def unify(a: Axis, b: Axis) -> None:
             return  # what they consist of makes no difference any more
         {("product", "product"): _align_digits, ("sum", "sum"): _align_terms}.get((a.kind, b.kind), _align_mixed)(a, b)
         a, b = find(a), find(b)
-        if a is b:
-            return
+        if a is b or (is_fixed(a) and is_fixed(b)):
+            return  # those that do not fit together keep the parts that they have, so that none takes the other's
     if a.why:
         fix(b, a.why)
     b.grouping = b.grouping or a.grouping

@@ -333,12 +333,13 @@ def _sliced(solution: Solution, demand: Demand, reasons: dict[Atom, Why]) -> lis
             for digit in free:
                 if isinstance(digit, Sum):
                     visit(digit)
-            if len(free) > 1:
+            if demand.heads == "inside" and all(grouping_of(digit) == "heads" for digit in free):
+                # A number for each head (an attention's sinks), perhaps as (head of keys, query of its group).
+                reasons.update({atom: INSIDE for digit in free for atom in atoms(digit)})
+            elif len(free) > 1:
                 products[tuple(free)] = None
                 bound.update(atom for digit in free if isinstance(digit, Sum) for atom in atoms(digit))
             elif free and isinstance(free[0], Atom):
-                if free[0].grouping == "heads" and demand.heads == "inside":
-                    reasons[free[0]] = INSIDE
                 lone[free[0]] = None
 
     for found in solution.tensors.values():

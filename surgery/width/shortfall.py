@@ -103,6 +103,8 @@ def _not_shrunk(axis: Axis, demand: Demand, chosen: Chosen) -> Iterator[Axis]:
 def _why_whole(axis: Axis, parts: Sequence[Atom], chosen: Chosen) -> Why:
     """Why no part of it shrinks: the firmest reason, but what the caller asked of one part is none for another."""
     reasons = [chosen.why(atom) for atom in parts]
+    if all(why is INSIDE for why in reasons) and set(parts) == set(atoms(axis)):  # a number for each head
+        return INSIDE
     several = sum(any(chosen.why(atom) is INSIDE for atom in atoms(digit)) for digit in digits(axis)) > 1
     if several or any(why is None or why.kind <= Kind.PICKED for why in reasons):
         own = firmest(*(why for why in reasons if why and why.kind < Kind.ASKED))

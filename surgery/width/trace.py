@@ -302,7 +302,7 @@ class _Follow(Operations):
         if seeded:
             trace.keep_order(outputs, "random numbers of a seed lie along it, in their order")
         trace.written += learnt.written
-        trace.fix_if_used(outputs, learnt.fixed_if_used)
+        trace.fix_if_used(outputs[-1:], learnt.fixed_if_used)
         if learnt.learned:
             trace.learn(outputs)
         else:

@@ -251,6 +251,20 @@ def test_unified_axes_keep_the_same_positions_and_lose_no_constraint(seed, choic
         assert is_fixed(b)
 
 
+def assert_same_either_way(made):
+    """Unifying the axes (a, b), then (c, d), of `made()` keeps the same positions whichever of a pair comes first."""
+    results = []
+    for orders in itertools.product((1, -1), repeat=2):
+        a, b, c, d = made()
+        for _ in range(2):
+            for pair, order in zip([(a, b), (c, d)], orders):
+                unify(*pair[::order])
+        results.append([positions(axis, half) for axis in (a, b, c, d)])
+    assert results == results[:1] * 4
+    assert results[0][0] == results[0][1]
+    assert results[0][2] == results[0][3]
+
+
 @many
 @given(seeds)
 def test_unify_does_the_same_either_way_and_twice(seed):
@@ -258,18 +272,27 @@ def test_unify_does_the_same_either_way_and_twice(seed):
         generator = random.Random(seed)
         a, c = random_axis(generator), random_axis(generator)
         # A part of `c` that a third axis shares shows what unify does to others.
-        whole = concatenation([a, c])
+        whole = generator.choice([concatenation, product])([a, c])
         return a, random_axis(generator, size=a.size), whole, random_axis(generator, size=whole.size)
 
-    results = []
-    for flipped in (False, True):
-        a, b, shared, other = made()
-        pairs = [(a, b), (shared, other)]
-        for _ in range(2):
-            for x, y in pairs:
-                unify(*((y, x) if flipped else (x, y)))
-        results.append([positions(axis, half) for axis in (a, b, shared, other)])
-    assert results[0] == results[1]
+    assert_same_either_way(made)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "around", "other"),
+    [  # digits that do not fit together; what is learned afterwards of an axis that one of them is a part of
+        (lambda: product([Axis(2, WHOLE), Axis(3)]), lambda: product([sum_of(1, 2), Axis(2)]),
+         lambda a: concatenation([a, Axis(12)]), lambda: concatenation([Axis(2), product_of(8, 2)])),
+        (lambda: product([sum_of(1, 1), Axis(3)]), lambda: product([Axis(3, WHOLE), Axis(2)]),
+         lambda a: product([a, Axis(2)]), lambda: product_of(3, 4)),
+    ],
+)  # fmt: skip
+def test_axes_that_do_not_fit_together_leave_the_same_to_others_either_way(a, b, around, other):
+    def made():
+        first = a()
+        return first, b(), around(first), other()
+
+    assert_same_either_way(made)
 
 
 @pytest.mark.slow

@@ -232,6 +232,47 @@ def test_dropped_heads_keep_their_dimension():
         assert (small.angles.shape[1], small.heads, small.qkv.out_features) == (angles, left, 48)
 
 
+class Sinks(nn.Module):
+    """Grouped queries with numbers for each head: a logit beside the scores, a gate, or a temperature."""
+
+    def __init__(self, per_head, groups=2, dim=8):
+        super().__init__()
+        self.per_head, self.dim, self.groups = per_head, dim, groups
+        self.q, self.k, self.v = (nn.Linear(12, heads * dim) for heads in (4, groups, groups))
+        self.sinks, self.gate = nn.Parameter(torch.randn(4)), nn.Linear(12, 4)
+        self.out = nn.Linear(4 * dim, 5)
+
+    def forward(self, x):
+        q, k, v = (made(x).unflatten(-1, (-1, self.dim)).transpose(1, 2) for made in (self.q, self.k, self.v))
+        k, v = (found.repeat_interleave(q.shape[1] // k.shape[1], 1) for found in (k, v))
+        scores = q @ k.mT / self.dim**0.5
+        if self.per_head == "sinks":
+            sinks = self.sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+            scores = torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
+        elif self.per_head == "temperature":
+            scores = (scores * self.sinks[:, None, None]).softmax(-1)
+        y = scores @ v
+        if self.per_head == "gate":
+            y = y * self.gate(x).sigmoid().transpose(1, 2)[..., None]
+        return self.out(y.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("per_head", ["sinks", "gate", "temperature"])
+@torch.no_grad()
+def test_a_number_for_each_head_stays_where_heads_shrink_inside(per_head, groups):
+    x = torch.randn(2, 3, 12)
+    net = Sinks(per_head, groups).eval()
+    delattr(net, "sinks" if per_head == "gate" else "gate")
+    small, plan = narrow(net, rate=0.5, example=x, strict=True)
+    assert (small.dim, small.q.out_features, small.k.out_features) == (4, 16, groups * 4)
+    half = Sinks(per_head, groups, dim=4).eval()
+    half.load_state_dict(plan.extract(state(net)), strict=False)
+    torch.testing.assert_close(small(x), half(x))
+    few, _ = narrow(net, rate=0.5, example=x, heads="drop")
+    assert (few.dim, few.q.out_features, few.out.in_features) == (8, 16, 16)
+
+
 class SharedHeadDimension(nn.Module):
     """Rotary attention, as wide as the model, that takes queries and values apart by one number."""
 
@@ -381,7 +422,7 @@ def test_a_pass_in_training_mode_that_fails_is_named_where_it_might_have_used_th
 
 def test_a_part_that_stays_whole_is_named_though_the_rest_of_its_axis_shrinks():
     half = Made(
-        lambda net, x: net.c(torch.cat([net.a(x), net.b(x).sort(-1).values], -1)),
+        lambda net, x: net.c(torch.cat([net.a(x), net.b(x).cumsum(-1)], -1)),
         a=nn.Linear(6, 8), b=nn.Linear(6, 12), c=nn.Linear(20, 3),
     )  # fmt: skip
     with pytest.raises(SurgeryError, match=r"axis 0 of b.weight \(12, 6\) stays whole"):

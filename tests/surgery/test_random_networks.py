@@ -159,7 +159,7 @@ def backwards(view, args, out):
 WRONG = {
     "flip": (unchanged, [Node("flip", a=1)], narrow),
     "roll": (unchanged, [Node("roll", a=1)], keep_top),
-    "sort": (unchanged, [Node("sort", a=1)], narrow),
+    "sort": (unchanged, [Node("sort", a=1)], permute),
     "cat": (backwards, [Node("linear", (2,), 2), Node("cat", (0, 1), 1)], permute),
 }
 

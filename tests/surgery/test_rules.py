@@ -134,11 +134,14 @@ def test_two_tensors_become_one_width(case):
 # Functions of tokens of which the features must stay whole; the layer in front shrinks nevertheless
 FEATURES_STAY = {
     "cumsum": lambda h: h.cumsum(-1),
-    "sort": lambda h: h.sort(-1).values,
-    "topk": lambda h: h + h.topk(2, dim=-1).values.sum(-1, keepdim=True),
-    "max": lambda h: h + h.max(-1, keepdim=True).values,
+    "cummax": lambda h: h.cummax(-1).values,
+    "argsort": lambda h: h + h.argsort(-1),
+    "sort, all of it": lambda h: (lambda found: found.values + found.indices)(h.sort(-1)),
+    "topk, indices": lambda h: h + h.topk(2, dim=-1).indices.sum(-1, keepdim=True),
+    "topk of more than are left": lambda h: h + h.topk(6, dim=-1).values.sum(-1, keepdim=True),
+    "max, indices": lambda h: h + h.gather(-1, h.max(-1, keepdim=True)[1]),
     "argmax": lambda h: h + h.argmax(-1, keepdim=True),
-    "kthvalue": lambda h: h + h.kthvalue(3, dim=-1, keepdim=True).values,
+    "kthvalue of more than are left": lambda h: h + h.kthvalue(6, dim=-1, keepdim=True).values,
     "unique": lambda h: h + h.unique().sum(),
     "nonzero": lambda h: h + h.nonzero().sum(),
     "crop": lambda h: F.pad(h, (-1, 1)),
@@ -149,6 +152,60 @@ FEATURES_STAY = {
 @pytest.mark.parametrize("case", FEATURES_STAY)
 def test_features_stay_whole_where_positions_are_told_apart(case):
     assert_narrows(tokens(FEATURES_STAY[case]), floats(2, 5, 4), **WHOLE, front__weight=(3, 4))
+
+
+# Reductions of features that return indices too, which nothing reads here, and others that know no order
+FEATURES_REDUCED = {
+    "max": lambda h: h.max(-1, keepdim=True)[0],
+    "torch.max": lambda h: torch.max(h, 2).values[..., None],
+    "min": lambda h: torch.min(h, -1, True)[0],
+    "median": lambda h: h.median(-1, keepdim=True).values,
+    "nanmedian": lambda h: torch.nanmedian(h, 2, True)[0],
+    "mode": lambda h: h.round().mode(-1, keepdim=True)[0],
+    "kthvalue": lambda h: h.kthvalue(2, dim=-1, keepdim=True).values,
+    "kthvalue, the last": lambda h: h.kthvalue(h.shape[-1], keepdim=True).values,
+    "topk": lambda h: h.topk(2, dim=-1)[0].sum(-1, keepdim=True),
+    "sort": lambda h: h.sort(-1)[0].square().mean(-1, keepdim=True),
+    "whole numbers": lambda h: (10 * h).int().max(-1, keepdim=True)[0].to(h.dtype),
+    "any": lambda h: (h > 0.5).any(-1, keepdim=True).to(h.dtype),
+    "argmax, unused": lambda h: (h.argmax(-1), h.amax(-1, keepdim=True))[1],
+}
+
+
+@pytest.mark.parametrize("case", FEATURES_REDUCED)
+@torch.no_grad()
+def test_features_whose_order_nothing_reads_shrink(case):
+    function, x = FEATURES_REDUCED[case], floats(2, 5, 4)
+
+    def made(hidden):
+        model = Made(lambda net, x: net.head(net.body(x) + function(net.body(x))), body=nn.Linear(4, hidden))
+        model.head = nn.Linear(hidden, 3)
+        return model.double().eval()
+
+    model = randomized(made(8))
+    small, plan = narrow(model, rate=0.5, example=x, strict=True)
+    half = made(4)
+    half.load_state_dict(plan.extract(model.state_dict()))
+    assert torch.equal(small(x), half(x))
+    if case != "sort":
+        order = [3, 0, 1, 2, 7, 5, 6, 4]
+        permuted, _ = surgery.permute(model, {"body.weight:0": order}, example=x)
+        torch.testing.assert_close(permuted(x), model(x))
+
+
+@pytest.mark.parametrize(("read", "size"), [("topk", 3), ("sort", 8)])
+@torch.no_grad()
+def test_ranks_keep_their_order(read, size):
+    """A layer that reads the largest features in order has a weight for each rank; the first ranks stay."""
+    function = {"topk": lambda h: h.topk(3)[0], "sort": lambda h: h.sort(descending=True)[0]}[read]
+    model = Made(lambda net, x: net.head(function(net.body(x))), body=nn.Linear(4, 8), head=nn.Linear(size, 3))
+    model = randomized(model.double()).eval()
+    x = floats(2, 5, 4)
+    small, _ = narrow(model, rate=0.5, example=x)
+    ranks = min(size, 4)
+    assert small.head.weight.equal(model.head.weight[:, :ranks])
+    expected = function(F.linear(x, model.body.weight[:4], model.body.bias[:4]))
+    torch.testing.assert_close(small(x), F.linear(expected, model.head.weight[:, :ranks], model.head.bias))
 
 
 # Functions of tokens along whose features a window slides: they shrink to the first ones

@@ -3,7 +3,7 @@
 import torch
 
 from surgery.width.axes import Axis, find, fix, picked, role, segment, unify
-from surgery.width.rules.registry import Learnt, broadcast, dims_of, fresh, results, rule, tensors
+from surgery.width.rules.registry import INDICES, Learnt, broadcast, dims_of, fresh, results, rule, tensors
 
 
 @rule("copy", layout=True)
@@ -33,7 +33,7 @@ def _same(view, args, out):
     return view.axes_of([*tensors(args), out][0])
 
 
-@rule("cumsum cumprod cummax cummin flip roll rot90 sort tril triu _fft_r2c _fft_c2r _fft_c2c logcumsumexp")
+@rule("cumsum cumprod cummax cummin flip roll rot90 tril triu _fft_r2c _fft_c2r _fft_c2c logcumsumexp")
 def _order_matters(view, args, out):
     """The shape stays the same, but along some axes the order of positions matters."""
     found = view.axes_of(args["self"])
@@ -44,6 +44,14 @@ def _order_matters(view, args, out):
         [x if x.size == size else Axis(size, role("a transform")) for x, size in zip(found, result.shape)]
         for result in results(out)
     ]
+
+
+@rule("sort")
+def _sort(view, args, out):
+    """Ranks take the place of positions: of fewer positions there are the first ranks."""
+    found = view.axes_of(args["self"])
+    along = [found[dim] for dim in dims_of(args, len(found)) if found]
+    return Learnt(found, ordered=along, fixed_if_used=[(axis, INDICES) for axis in along])
 
 
 @rule("eye", sizes={"n", "m"})

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from surgery.width.axes import Axis, fix, picked, product, role, unify
 from surgery.width.rules.registry import (
+    INDICES,
     Learnt,
     broadcast,
     broadcast_axes,
@@ -66,18 +67,10 @@ def _weight_norm(view, args, out):
     return [v, *(fitting(g, other.shape) for other in norms)]
 
 
-@rule(
-    """
-    mean amax amin max min var std var_mean std_mean prod any all logsumexp argmax
-    argmin median topk count_nonzero aminmax kthvalue mode nanmedian
-    """
-)
+@rule("mean amax amin var std var_mean std_mean prod any all logsumexp count_nonzero aminmax")
 def _reduce(view, args, out):
     found = view.axes_of(args["self"])
     dims = dims_of(args, len(found))
-    if "k" in args or any(not result.is_floating_point() for result in results(out)):
-        for axis in (axis for dim, axis in enumerate(found) if dim in dims):
-            fix(axis, picked("the order of its positions matters"))
 
     def reduced(result: Tensor) -> list[Axis]:
         if result.ndim < len(found):
@@ -86,6 +79,14 @@ def _reduce(view, args, out):
         return [Axis(n, role("a reduction")) if dim in dims else axis for dim, (axis, n) in enumerate(sizes)]
 
     return [reduced(result) for result in results(out)]
+
+
+@rule("max min median nanmedian mode kthvalue topk argmax argmin")
+def _reduce_with_indices(view, args, out):
+    """The numbers do not depend on the order of positions, the indices do: the last result, unless all are reduced."""
+    found = view.axes_of(args["self"])
+    along = [found[dim] for dim in dims_of(args, len(found)) if found] if "dim" in args else []
+    return Learnt(_reduce(view, args, out), fixed_if_used=[(axis, INDICES) for axis in along])
 
 
 @rule("sum nansum norm linalg_vector_norm")

@@ -35,8 +35,8 @@ class Learnt(NamedTuple):
         summed: the axis that was summed to compute the result.
         learned: whether the result consists of weights, although data picked them.
         written: axes of the result whose sizes the call says, where it leaves another one open (-1).
-        fixed_if_used: axes that stay whole, and why, should a later operation use the result: code may want no more
-            than its shape.
+        fixed_if_used: axes that stay whole, and why, should a later operation use the last result: code may want no
+            more than its shape, or than the numbers that come before indices.
     """
 
     axes: Sequence[Axis] | Sequence[Sequence[Axis]]
@@ -179,6 +179,8 @@ def is_step(func: Any) -> bool:
 
 COUNTED = picked("data decide how many positions it has")
 """The reason of axes whose size may be another one in a narrow model."""
+INDICES = picked("the order of its positions matters")
+"""The reason of axes of which an operation returns positions."""
 
 
 def first(args: dict[str, Any], names: str) -> Any:
