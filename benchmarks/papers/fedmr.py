@@ -201,8 +201,8 @@ def _plain_cosine(name: str, settings: str, lines: tuple[Arm, ...]) -> Cell:
     """How the cosine over all parameters changes, which is not what Fig. 6 shows."""
     return Cell(
         f"fedmr.plain-cosine.{name}", OWN, "whether the plain cosine of FedMR's models, over all parameters, rises "
-        "again (LeNet). Fig. 6 shows another measure, the released code's: a mean over chunks of five entries of the state, "
-        "with the step counters of batch norms", lines, (_PLAIN_RISE,), "fedmr.plain-cosine.SETTING", settings,
+        "again (LeNet). Fig. 6 shows another measure, the released code's: a mean over chunks of five entries of the "
+        "state, with the step counters of batch norms", lines, (_PLAIN_RISE,), "fedmr.plain-cosine.SETTING", settings,
     )  # fmt: skip
 
 
