@@ -291,13 +291,13 @@ def example_for(model: nn.Module, shape: Sequence[int] | None) -> Any:
     main, config = getattr(model, "main_input_name", None), getattr(model, "config", None)
     tokens = torch.ones(2, *(shape or (8,)), dtype=torch.long)
     if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in signature(model.forward).parameters:
-        if main == "input_ids":
-            first = tokens
-            if isinstance(end := getattr(config, "eos_token_id", None), int):
-                first[..., -1] = end  # after which classifiers look
-        else:
-            first = torch.zeros(2, *shape) if shape else example_input(model.get_encoder())
-        return {main: first, "decoder_input_ids": torch.ones(2, 8, dtype=torch.long)}
+        given = tokens
+        if main != "input_ids":
+            encoder: Any = model
+            given = torch.zeros(2, *shape) if shape else example_input(encoder.get_encoder())
+        elif isinstance(end := getattr(config, "eos_token_id", None), int):
+            tokens[..., -1] = end  # after which classifiers look
+        return {main: given, "decoder_input_ids": torch.ones(2, 8, dtype=torch.long)}
     if main == "input_ids":
         return {"input_ids": tokens}
     first = next((module for _, module, _ in owners(model)), None)
