@@ -28,7 +28,7 @@ from surgery.width.choose import Chosen, Demand, Scores, TracedScores, best, cho
 from surgery.width.latency import Latency, Timing, device_of, seconds
 from surgery.width.plan import plan_of
 from surgery.width.shortfall import UnshrunkWidth, listed, stayed_whole
-from surgery.width.solve import Atom, Axis, Solution, digits, is_whole, named_widths, size_of, solve
+from surgery.width.solve import Atom, Axis, Solution, digits, is_whole, named_widths, size_of, solve, terms
 from surgery.width.steps import alike, numbered, same_code
 from surgery.width.target import SLOW, Cost, Target, What, numbers_kept
 from surgery.width.trace import Trace, traced
@@ -289,20 +289,22 @@ def _first_further(here: Attempt, stuck: Divergence) -> Attempt | None:
 
 
 def _of_size(solution: Solution, module: str, size: int) -> list[Axis]:
-    """The axes of this size in a module that may shrink."""
+    """The axes of this size in a module that may shrink, and the parts that are concatenated to axes there."""
     inside = [axis for step in solution.steps if is_inside(step.module, module) for axis in step.axes()]
+    inside += [term for axis in inside for term in terms(axis)]
     return list(dict.fromkeys(axis for axis in inside if axis.size == size and not is_whole(axis)))
 
 
 def _torn(here: Attempt, number: int) -> list[tuple[str, int]]:
-    """The module of a step, with each size of its axes there of which some shrink more than others.
+    """The module of a step, with each size of axes there, and of their parts, of which some shrink more than others.
 
-    None where more positions must not stay: with a target, and where a rounding says which numbers there are.
+    None where a rounding says which numbers there are.
     """
-    if here.request.target or here.request.demand.rounding is not math.ceil:
+    if here.request.demand.rounding is not math.ceil:
         return []
     step, choice = here.solution.steps[number], here.chosen.choice
-    new = {a.size: {size_of(b, choice) for b in _of_size(here.solution, step.module, a.size)} for a in step.axes()}
+    sizes = {part.size for axis in step.axes() for part in (axis, *terms(axis))}
+    new = {size: {size_of(b, choice) for b in _of_size(here.solution, step.module, size)} for size in sizes}
     return [(step.module, size) for size in sorted(new) if len(new[size]) > 1]
 
 

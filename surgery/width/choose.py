@@ -56,7 +56,8 @@ class Demand:
         rounding: from a share to the number of positions that stay; or what that number is a multiple of.
         pick: which ones stay.
         numbers: how many positions of each of some widths stay, if that is not their share.
-        equal: axes that have to become equally long: the shorter ones keep more than their share.
+        equal: axes that have to become equally long: the shorter ones keep more than their share, or with `numbers` the
+            longer ones less.
 
     Patterns are names of modules, with `*`, `?` and `[...]` as in file names. What is inside of a module that matches
     matches, too.
@@ -244,11 +245,11 @@ def choose(solution: Solution, demand: Demand) -> Chosen:
     reasons = _asked_to_stay(solution, demand)
     while True:
         sliced = _sliced(solution, demand, reasons)
-        if demand.numbers:
-            numbers = demand.numbers(sliced)
+        if demand.numbers:  # of a target, which a longer axis could miss
+            numbers = shortened(demand.numbers(sliced), demand.equal)
         else:
             numbers = {atom: demand.share(atom.size, demand.rate_of(atom)) for atom in sliced}
-        numbers = evened(numbers, demand.equal)
+            numbers = evened(numbers, demand.equal)
         choice = {atom: demand.pick(atom, n) for atom, n in numbers.items() if n < atom.size}
         torn = [(axis, why) for axis, why in solution.ordered if not _neighbours(axis, choice)]
         if not torn:
@@ -280,6 +281,33 @@ def evened(numbers: Mapping[Atom, int], equal: Sequence[Sequence[Axis]]) -> dict
                     if numbers[atom] < atom.size and before < size(axis) <= wanted:
                         break
                     numbers[atom] -= 1
+                else:
+                    break
+    return numbers
+
+
+def shortened(numbers: Mapping[Atom, int], equal: Sequence[Sequence[Axis]]) -> dict[Atom, int]:
+    """The numbers of positions that stay, fewer of them where an axis has to be as short as another one.
+
+    >>> a, b, dim = Atom(34), Atom(32), Atom(25)
+    >>> shortened({a: 17, b: 16, dim: 12}, [(Sum((a, a, b)), Sum((dim,) * 4))])
+    {34: 16, 32: 16, 25: 12}
+    """
+    numbers = dict(numbers)
+
+    def size(axis: Axis) -> int:
+        return size_of(axis, {atom: range(n) for atom, n in numbers.items()})
+
+    for several in equal:
+        wanted = min(map(size, several))
+        for axis in several:
+            within = [atom for atom in dict.fromkeys(atoms(axis)) if atom in numbers]
+            while (before := size(axis)) > wanted:
+                for atom in sorted(within, key=lambda atom: -numbers[atom] / atom.size):
+                    numbers[atom] -= 1
+                    if numbers[atom] and wanted <= size(axis) < before:
+                        break
+                    numbers[atom] += 1
                 else:
                     break
     return numbers

@@ -343,3 +343,47 @@ def test_a_width_of_one_position_needs_no_scores():
     from surgery.width.solve import Atom
 
     assert scores_of(Atom(1), {}, None).tolist() == [0]
+
+
+class Padded(nn.Module):
+    """Option A of He et al. 2016: channels of zeros beside the shortcut, as many on either side."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.conv1 = nn.Conv2d(1, 16, 3, padding=1), nn.Conv2d(16, 32, 3, 2, padding=1)
+        self.conv2, self.head = nn.Conv2d(32, 32, 3, padding=1), nn.Linear(32, 4)
+
+    def forward(self, x):
+        x = F.relu(self.stem(x))
+        y = self.conv2(F.relu(self.conv1(x)))
+        more = (y.shape[1] - x.shape[1]) // 2
+        return self.head((y + F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, more, more))).mean((2, 3)))
+
+
+class Chunked(nn.Module):
+    """Three parts, of which the last is shorter."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.parts, self.last = nn.Linear(64, 30), nn.Linear(30, 50), nn.Linear(50, 4)
+
+    def forward(self, x):
+        parts = self.parts(self.first(x.flatten(1)).relu()).chunk(3, -1)
+        return self.last(torch.cat([part.sigmoid() for part in parts], -1))
+
+
+@pytest.mark.parametrize("net", [Padded, Chunked])
+@pytest.mark.parametrize(
+    "target", [Target(macs=0.5), Target(macs=0.3), Target(parameters=0.5), Target(macs=0.6, even=True)]
+)
+def test_parts_that_the_code_makes_equal_reach_a_target(net, target):
+    torch.manual_seed(0)
+    model = net().eval()
+    small, plan, sizes = prune(model, example=X[:2], target=target)
+    share = (
+        sizes[-1].parameters / sizes[0].parameters if target.what == "parameters" else sizes[-1].macs / sizes[0].macs
+    )
+    assert 0.75 * target.share < share <= target.share
+    if net is Padded:
+        full = surgery.load(model, plan.embed(state(small))[0])
+        torch.testing.assert_close(small(X), full.eval()(X), atol=1e-6, rtol=1e-5)
