@@ -358,6 +358,8 @@ def test_commands_are_there_and_take_their_arguments(words, tmp_path, monkeypatc
             parse(list(given.training_script_args), read=lambda _: Config())[0].check()
         case ("python", "-m", "fl", *arguments):
             assert not arguments or arguments[0] in COMMANDS
+        case ("python", "-m", module):
+            main_of(module)
         case ("python", "-m", module, *arguments):
             main = main_of(module)
             monkeypatch.setattr(tyro, "cli", ending(tyro.cli))

@@ -73,5 +73,5 @@ def read_yaml(text: str) -> Any:
         reason = "too many lists or mappings inside each other"
     except yaml.YAMLError as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-        reason = f"line {mark.line + 1}: " * bool(mark) + " ".join(str(problem or error).split())
+        reason = (f"line {mark.line + 1}: " if mark else "") + " ".join(str(problem or error).split())
     raise ZooError(f"this is not YAML: {reason}")

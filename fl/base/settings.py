@@ -188,8 +188,9 @@ def number(kind: type, metavar: str = "", **limits: Any) -> Flag:
 
 
 def one_of(*names: str) -> Flag:
-    """Make the flag of one of several names."""
-    return Flag(str, "{" + ",".join(names) + "}", names)
+    """Make the flag of one of several names. If they take more than a line of the help, its text has to list them."""
+    every = "{" + ",".join(names) + "}"
+    return Flag(str, every if len(every) < 60 else "NAME", names)
 
 
 def several(kind: type, metavar: str, empty: str = "", items: Any = None, **limits: Any) -> Flag:

@@ -407,7 +407,7 @@ def fingerprint(data: Dataset) -> dict[str, Any]:
     for part in ("x", "y", "test_x", "test_y", "owners", "test_owners"):
         if (values := getattr(data, part)) is not None:
             said[part] = arrays.form(values)
-            if len(values) > 1 and not values.stride(0):
+            if values.ndim and len(values) > 1 and not values.stride(0):
                 values = values[0][None]  # of data that are elsewhere: all rows are this one, in the memory of one
             digest.update(f"{part} {said[part]}".encode())
             for piece in arrays.pieces(values):

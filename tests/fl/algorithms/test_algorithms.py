@@ -35,7 +35,7 @@ WITHOUT = {
     "fedasam": lambda fed: fedasam(fed, FedASAMOptions(rho=0.0)),
     "fedexp": lambda fed: fedexp(fed, FedExPOptions(eps=0.0, max_step=1.0, last_two=False)),
     "fedgen": lambda fed: fedgen(fed, FedGenOptions(alpha=0.0, beta=0.0, noise=5, hidden=8, steps=3, batch=6)),
-    "fedmut": lambda fed: fedmut(fed, FedMutOptions(radius=0.0)),
+    "fedmut": lambda fed: fedmut(fed, FedMutOptions(radius=0.0, weighted=True)),
 }
 CASES = list(product(WITHOUT, ("loop", "workers", "vmap"), ("cnn", "resnet20")))
 QUICK = [*product(WITHOUT, ["loop"], ["resnet20"]), *product(("fedasam", "fedgen"), ["vmap"], ["cnn"])]
