@@ -1,10 +1,12 @@
 """A model that its class makes from a configuration: after surgery the configuration says what the model is."""
 
 import copy
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
 import torch
+from selection import some
 from torch import nn
 
 import surgery
@@ -253,8 +255,7 @@ def test_a_target_without_scores_keeps_one_share_which_the_class_can_say(caplog)
     assert "does not describe it" in caplog.text
 
 
-@pytest.mark.parametrize("share", [0.4, 0.6, 0.8])
-@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize(("steps", "share"), some(product([1, 3], [0.4, 0.6, 0.8]), [(1, 0.6)]))
 def test_even_widths_are_what_the_class_can_say(share, steps, caplog):
     """A hidden width that is heads times their size is that of the narrow ones, too."""
     transformers = pytest.importorskip("transformers")

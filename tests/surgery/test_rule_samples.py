@@ -77,7 +77,6 @@ def test_a_rule(name, monkeypatch):
     assert_zero_oracle(net, small, plan, EXAMPLE)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLES)
 @torch.no_grad()
 def test_a_rule_keeps_what_is_computed(name):

@@ -165,6 +165,12 @@ def test_searching_a_large_tensor_equals_the_sorted_list(name, q, monkeypatch):
     assert all(map(torch.equal, tensors, before))
 
 
+@pytest.mark.parametrize("q", [0.07, 0.14, 0.29, 0.57, 0.58])  # of which 100 times is less in floating point
+def test_a_percentile_of_101_magnitudes_is_the_one_of_that_number(q):
+    expected = math.sqrt(sum(i * i for i in range(round(100 * q) + 1)))
+    assert surgery.scale.percentile_norm(torch.arange(101.0), q=q).item() == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("at", [0, 1, 2879])
 def test_searching_finds_what_is_not_finite(bad, at):

@@ -136,6 +136,21 @@ def test_too_many_places_are_named_with_a_way_out(monkeypatch):
     assert wide.plain.out_features == 12
 
 
+@pytest.mark.parametrize(("keep", "sizes"), [([], (3, 10, 30)), (["b"], (6, 5, 30))])
+def test_a_product_of_two_widths_grows_by_one_of_them(keep, sizes):
+    def forward(net, x):
+        pairs = net.a(x).relu()[:, :, None] * net.b(x)[:, None, :]
+        return net.head(pairs.flatten(1))
+
+    net = Made(forward, a=nn.Linear(4, 3), b=nn.Linear(4, 5), head=nn.Linear(15, 2))
+    net, x = randomized(net), torch.randn(3, 4, dtype=torch.float64)
+    for mode in ("copy", "zero"):
+        wide, plan = widen(net, rate=2, example=x, mode=mode, keep=keep)
+        assert (wide.a.out_features, wide.b.out_features, wide.head.in_features) == sizes
+        assert same_outputs(net, wide, x)
+        assert equal(plan.build(wide), net) == (mode == "zero")
+
+
 def test_tied_weights_stay():
     def forward(net, x):
         x = net.embed(x)

@@ -169,7 +169,6 @@ def test_perfedavg_is_the_papers_algorithm(federation_of, size):
         assert_close(found, w)
 
 
-@pytest.mark.slow
 def test_perfedavg_without_its_step_is_fedavg_on_the_second_halves(federation_of):
     """Of single samples, that is FedAvg; and a client that adapts by no step predicts with the global model."""
     fed = federation_of(batch_size=1, optimizer=SGD(ETA, 0.9, clip=1.0))
@@ -180,7 +179,6 @@ def test_perfedavg_without_its_step_is_fedavg_on_the_second_halves(federation_of
         assert_same(algorithm.client_models(one).levels[0].state(0), one["global"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_perfedavg_trains_alike_in_both_backends(federation_of, optimizer):
     """Whatever the optimizer does with the gradient of 0 of the number that tells the halves apart."""

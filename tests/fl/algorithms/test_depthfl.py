@@ -37,7 +37,6 @@ def loss_of(logits, y, weight):
     return total
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("number", "options"), [(3, DepthFLOptions(ramp=4)), (9, DepthFLOptions(0.5, 4)),
                                                  (1, DepthFLOptions(2.0, 0))])  # fmt: skip
 def test_a_round_as_the_paper_writes_it(number, options):
@@ -63,7 +62,6 @@ def test_a_round_as_the_paper_writes_it(number, options):
         torch.testing.assert_close(tensor, sum(held) / len(held), atol=1e-5, rtol=1e-4, msg=name)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["vmap", "workers"])
 def test_backends_agree(backend):
     servers = []
@@ -75,7 +73,6 @@ def test_backends_agree(backend):
     torch.testing.assert_close(*servers, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.slow
 def test_without_distillation_it_is_heterofl_and_of_one_architecture_fedavg():
     fed, _ = fl.build(CONFIG)
     others = heterofl(fed, HeteroFLOptions(scaler=False, own_rows=False))
@@ -107,7 +104,6 @@ def test_clients_predict_with_the_mean_of_their_own_exits():
         torch.testing.assert_close(algorithm.predict(server, x, client), logits.detach().mean(1))
 
 
-@pytest.mark.slow
 def test_what_it_is_not_for_is_refused():
     with pytest.raises(FLError, match="after each section of a model: give --exits, and --model resnet18"):
         fl.build(replace(CONFIG, exits=False, architectures=fl.ArchitectureOptions()))

@@ -60,7 +60,6 @@ FAMILIES = {  # with two blocks or more in a section, where that is what may be 
 }
 
 
-@pytest.mark.slow
 @settings(max_examples=6)
 @given(strategies.sampled_from(sorted(FAMILIES)), strategies.floats(0.05, 1.0), strategies.data())
 def test_every_client_contributes_to_all_of_its_width(name, width, data):
@@ -86,7 +85,6 @@ def test_a_round_is_the_paper_written_out(name):
     check_rounds(mixed(name), FedFAOptions(), oracles.fedfa)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", some(SPECS, ["cnn", "batch", "transformer"]))
 def test_every_option_is_the_paper_with_that_step_left_out(monkeypatch, name):
     """All from the same trained models."""
@@ -100,7 +98,6 @@ def test_every_option_is_the_paper_with_that_step_left_out(monkeypatch, name):
         assert_close(after["global"], oracles.fedfa(old, trained.states, trained.sizes, graft, scale))
 
 
-@pytest.mark.slow
 def test_another_quantile_and_float32():
     fed = fleet_federation(SPECS["static_batch"], choices("static_batch"), dtype=torch.float32)
     oracle = partial(oracles.fedfa, percent=60)

@@ -66,7 +66,6 @@ def keeping(fed, below, newest, mean=False):
     return torch.where(gain > 0, newest.used, -1)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "model"), some(product(("loop", "vmap"), ("cnn", "resnet20")), [("loop", "resnet20")])
 )
@@ -173,7 +172,6 @@ def test_rounds_are_those_written_out(make_federation, model, released):
         before = after
 
 
-@pytest.mark.slow
 def test_remembered_logits_are_those_computed_anew(make_federation):
     fed = make_federation("resnet20", participants=4)
     options = FeMAMOptions(("global", "2", "3", "personal"), level_rounds=(1, 1, 1))
@@ -202,7 +200,6 @@ def test_remembered_logits_are_those_computed_anew(make_federation):
     assert torch.equal(grown.table(levels), anew(levels))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("combine", ["sum", "mean"])
 def test_clients_keep_the_models_that_lower_their_validation_loss(make_federation, combine):
     fed = make_federation("cnn", sizes=(9, 7, 12, 5, 8, 10), participants=6, optimizer=SGD(0.1, 0.0))
@@ -341,7 +338,6 @@ def test_a_client_without_any_model_predicts_with_the_global_one(make_federation
     assert expected.any()
 
 
-@pytest.mark.slow
 def test_the_end_of_a_level_sends_its_models(make_federation):
     """Counted client by client: its model, for who missed the level all that are used, and the cluster's new mean where
     somebody left it.

@@ -58,7 +58,6 @@ def step_by_step(fed, client, start, rng, distil=False, frozen=()):
     return w, drawn
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "distil"),
     [("vmap", True), pytest.param("loop", False, marks=slow), pytest.param("vmap", False, marks=slow)],
@@ -81,7 +80,6 @@ def test_a_step_is_that_of_a_narrow_model(backend, distil):
     assert_close(after["global"], mean)
 
 
-@pytest.mark.slow
 def test_frozen_layers_read_no_dropped_channels_either():
     fed, rng = federation(), Rng(0, 1)
     frozen = ["section1.0.conv2.weight", "section3.0.conv1.weight", "head.weight"]
@@ -111,7 +109,6 @@ def test_of_one_width_and_architecture_it_is_fedavg(name):
         assert_close(a["global"], b["global"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["group", pytest.param("transformer", marks=slow)])
 def test_norms_over_several_channels_are_refused(name):
     with pytest.raises(FLError, match=r"FjORD drops channels of .*, and its layers look at several channels at once"):

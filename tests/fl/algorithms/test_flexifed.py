@@ -36,7 +36,6 @@ def sharing(strategy, name, client):
     return {0, 3} if client in (0, 3) else {client}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["basic", "clustered", "max"])
 @pytest.mark.parametrize("name", some(DEPTHS, list(DEPTHS)[:1]))
 def test_three_rounds_of_three_architectures(name, strategy):

@@ -55,7 +55,6 @@ def test_a_round_is_the_mean_over_those_who_hold_the_element_and_have_the_label(
         assert len(rows) < len(stay)
 
 
-@pytest.mark.slow
 def test_weighted_with_all_rows_it_is_fedfa_without_grafting_and_scaling():
     fed = mixed("static_batch")
     rivals = heterofl(fed, PLAIN), fedfa(fed, FedFAOptions(graft=False, scale="none"))
@@ -63,7 +62,6 @@ def test_weighted_with_all_rows_it_is_fedfa_without_grafting_and_scaling():
         assert_same(a["global"], b["global"])
 
 
-@pytest.mark.slow
 def test_scalers_divide_by_the_rate_over_the_servers():
     """Whatever the width of the server's model: a client that is as wide as it is has rate 1."""
     spec = Spec("preresnet18", **IMAGES, width=(0.1, 0.1, 0.1, 0.05), depth=1, scaler=True)
@@ -107,7 +105,6 @@ def rolled(full, sizes, by):
     return result
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cnn", "static_batch"])
 def test_the_window_moves_on_by_one_channel_each_round(name):
     fed = mixed(name)
@@ -121,7 +118,6 @@ def test_the_window_moves_on_by_one_channel_each_round(name):
         assert moved <= sum(tensor.numel() for tensor in state.values())
 
 
-@pytest.mark.slow
 def test_in_full_width_it_is_heterofl():
     base = SPECS["static_batch"]
     fed = fleet_federation(base, [(1.0, base.depth), (1.0, 1)], sizes=(3, 5))
@@ -129,7 +125,6 @@ def test_in_full_width_it_is_heterofl():
         assert_same(a["global"], b["global"])
 
 
-@pytest.mark.slow
 def test_channels_that_cannot_be_followed_are_refused_before_the_first_round():
     base = Spec("preresnet18", **IMAGES, width=0.25, depth=1, norm="group")
     with pytest.raises(FLError, match=r"FedRolex cannot move the channels of ResNet: .*cannot roll"):

@@ -109,7 +109,6 @@ CASES = [  # a network for each (own, beta), in turn
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "own", "beta"), some(dict.fromkeys([*QUICK, *MORE, *CASES]), QUICK))
 def test_rounds_of_three_depths(name, own, beta):
     """Rounds without the largest, without the smallest, and with one depth only."""
@@ -127,7 +126,6 @@ def test_rounds_of_three_depths(name, own, beta):
             torch.testing.assert_close(algorithm.predict(server, fed.data.test_x, client), expected)
 
 
-@pytest.mark.slow
 def test_without_anything_of_their_own_it_is_heterofl_by_samples():
     """Bit for bit, and without a momentum to keep."""
     fed = deep("transformer")
@@ -138,7 +136,6 @@ def test_without_anything_of_their_own_it_is_heterofl_by_samples():
         assert all(torch.equal(a["global"][name], tensor) for name, tensor in b["global"].items())
 
 
-@pytest.mark.slow
 def test_frozen_blocks_are_not_moved():
     """Neither by their own clients nor by the larger model's."""
     fed = fleet_federation(SPECS["transformer"], [(1.0, 3), (1.0, 1), (1.0, 2)], sizes=(3, 7, 12))
@@ -154,7 +151,6 @@ def test_frozen_blocks_are_not_moved():
         assert still == {name for name in sent if not name.startswith(("head.", "section1.1."))}
 
 
-@pytest.mark.slow
 def test_what_cannot_be_shared_is_refused():
     with pytest.raises(FLError, match=r"differ in depth only: give one --architectures.widths"):
         inclusivefl(mixed("transformer"))

@@ -62,7 +62,6 @@ def floats(state):
     return {name: tensor for name, tensor in state.items() if tensor.is_floating_point()}
 
 
-@pytest.mark.slow
 def test_moon_is_the_papers_algorithm(federation_of):
     """Client 3 takes part in rounds 1 and 2, client 0 first in the second: its last model is the received one."""
     fed = federation_of()
@@ -89,7 +88,6 @@ def test_moon_is_the_papers_algorithm(federation_of):
         assert update.metrics["models_down"] == update.metrics["models_up"] == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
 @pytest.mark.parametrize("settings", [{}, {"model": "resnet20", "norm": "static_batch", "epochs": 1}])
 def test_moon_without_its_loss_is_fedavg(federation_of, make_federation, backend, settings):

@@ -76,7 +76,6 @@ def check_round(fed, options, patterns, everybody_apart=False):
     return server
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("keep", "patterns"),
     [pytest.param((), {}, marks=pytest.mark.slow), (("101", "10"), {(3, 2): [0, 2]})],
@@ -85,20 +84,17 @@ def test_norms_and_steps_are_averaged_in_a_submodel_and_the_rest_among_all_holde
     check_round(stepping(), NeFLOptions(keep=keep), patterns)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["batch", pytest.param("transformer", marks=pytest.mark.slow)])
 def test_statistics_and_layer_norms_are_a_submodels_own(name):
     check_round(mixed(name), NeFLOptions(step_sizes=False), {})
 
 
-@pytest.mark.slow
 def test_where_nobody_has_the_global_model_its_norms_are_the_mean_of_the_others():
     base = replace(STEPS, depth=(2, 1, 1, 1))
     fed = fleet_federation(base, [(1.0, 1), (0.5, (2, 1, 1, 1)), (1.0, 1), (0.75, 1)])
     check_round(fed, NeFLOptions(), {}, everybody_apart=True)
 
 
-@pytest.mark.slow
 def test_step_sizes_are_trained_and_differ_between_submodels():
     server, _ = play(nefl(stepping()), stepping(), 2)[-1]
     steps = [server["global"]["section1.0.add.step"], *(server["own"][f"{k}:section1.0.add.step"] for k in (1, 2, 3))]
@@ -113,7 +109,6 @@ def test_adapt_gives_residual_branches_step_sizes_where_the_zoo_knows_them():
     assert any(isinstance(m, Residual) and m.step is not None for m in adapted.build().modules())
 
 
-@pytest.mark.slow
 def test_clients_predict_with_their_own_norms():
     fed = stepping()
     algorithm = nefl(fed)

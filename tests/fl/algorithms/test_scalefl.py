@@ -40,7 +40,6 @@ def loss_of(logits, y, options, distils):
     return total / (weights or 1)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("number", "options"), [
     (1, ScaleFLOptions(distil=0.7)), (3, ScaleFLOptions(distil=2.0, temperature=1.5, start=2, exits="equal")),
     (2, ScaleFLOptions(distil=2.0, start=2)), (1, ScaleFLOptions(distil=0.0)),
@@ -72,7 +71,6 @@ def test_a_round_as_the_authors_write_it(number, options):
         torch.testing.assert_close(tensor, mean, atol=1e-5, rtol=1e-4, msg=name)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("scaler", [True, False])
 def test_without_distillation_and_weights_it_is_heterofl(scaler):
     options = ScaleFLOptions(distil=0.0, exits="equal", scaler=scaler)
@@ -83,7 +81,6 @@ def test_without_distillation_and_weights_it_is_heterofl(scaler):
         assert_same(one["global"], other["global"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["vmap", "workers"])
 def test_backends_agree(backend):
     servers = []
@@ -96,7 +93,6 @@ def test_backends_agree(backend):
     torch.testing.assert_close(*servers, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.slow
 def test_what_it_is_not_for_is_refused():
     with pytest.raises(FLError, match="scalefl trains a classifier after each section of a model: give --exits"):
         fl.build(replace(CONFIG, exits=False, architectures=fl.ArchitectureOptions()))

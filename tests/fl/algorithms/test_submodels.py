@@ -27,7 +27,6 @@ def test_methods_whose_clients_keep_their_part_of_the_global_model_say_where_it_
             assert plan(client).shapes == {key: tuple(tensor.shape) for key, tensor in fed.initial().items()}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedfa", "heterofl", "fedrolex"])
 def test_a_client_predicts_with_its_part_of_the_server_that_is_asked_about(name):
     fed, algorithm = fleet_for(name), ALGORITHMS[name](fleet_for(name))

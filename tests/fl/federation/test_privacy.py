@@ -73,7 +73,6 @@ def test_the_mean_is_that_of_the_clipped_updates():
 LENGTHS = st.lists(st.sampled_from([0.0, 1e-20, 0.3, 1.0, 7.0, 1e19, 1e38, math.inf, math.nan]), min_size=2, max_size=5)
 
 
-@pytest.mark.slow
 @given(lengths=LENGTHS, other=st.sampled_from([0.0, 0.3, 1.0, 9.0, 1e38, math.inf, math.nan]), clip=st.floats(0.01, 10))
 def test_no_client_changes_the_sum_by_more_than_two_clips(lengths, other, clip):
     """... whatever it sends, nor by more than one if it stays where it started."""
@@ -104,7 +103,6 @@ def test_the_noise_has_the_deviation_that_it_says(privacy):
     assert not torch.equal(mean["w"], other["w"])
 
 
-@pytest.mark.slow
 def test_the_number_of_short_updates_has_noise_as_well():
     privacy, start = Privacy(1.0, 0.8, quantile=0.5, quantile_noise=2.0), {"w": torch.zeros(4, 1)}
     clips = [privacy.mean(start, start, torch.tensor(1.0), ["w"], generator(seed))[1] for seed in range(3000)]
@@ -191,7 +189,6 @@ def test_what_is_not_private_is_refused(make_federation):
 # Epsilon.
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("noise", [0.7, 4.0])
 @pytest.mark.parametrize(("clients", "participants", "rounds"), [(20, 5, 10), (1000, 100, 50), (10, 10, 3)])
 def test_epsilon_is_the_librarys(noise, clients, participants, rounds):
@@ -219,7 +216,6 @@ def config(**privacy):
     return tiny("fedavg", rounds=4, privacy=Privacy(**{"clip": 0.5, "noise": 2.0, **privacy}))
 
 
-@pytest.mark.slow
 def test_every_row_has_epsilon_and_runs_resume_exactly(tmp_path):
     pytest.importorskip("dp_accounting")
     settings = config(quantile=0.5, quantile_noise=2.0)
@@ -236,7 +232,6 @@ def test_every_row_has_epsilon_and_runs_resume_exactly(tmp_path):
     assert len(set(clips)) == 4
 
 
-@pytest.mark.slow
 def test_ranks_draw_the_same_noise(tmp_path):
     pytest.importorskip("dp_accounting")
     configs = {"fixed": config(), "adaptive": config(quantile=0.5, quantile_noise=2.0)}
@@ -246,7 +241,6 @@ def test_ranks_draw_the_same_noise(tmp_path):
         assert_equal(tmp_path / "one" / name, tmp_path / "two" / name)
 
 
-@pytest.mark.slow
 def test_clients_on_other_machines_cannot_know_the_noise(tmp_path):
     """They know the seed, and perhaps who takes part; so neither makes epsilon smaller."""
     pytest.importorskip("dp_accounting")
@@ -259,7 +253,6 @@ def test_clients_on_other_machines_cannot_know_the_noise(tmp_path):
     assert nodes.same(nodes.deployed(clipped, tmp_path / "third")[0], nodes.simulated(clipped, tmp_path))
 
 
-@pytest.mark.slow
 def test_training_ends_when_epsilon_is_spent(tmp_path, caplog):
     pytest.importorskip("dp_accounting")
     settings = config()

@@ -57,7 +57,6 @@ def test_truncating_keeps_the_first_and_its_error_is_told(tensors, rank):
     assert float((whole - product(small)).norm() / whole.norm()) == pytest.approx(error["x"], abs=1e-10)
 
 
-@pytest.mark.slow
 @given(st.data(), SIZES, SIZES, st.integers(1, 4))
 def test_stacking_is_the_mean_of_products(data, out, into, count):
     every = [data.draw(states(out, into)) for _ in range(count)]

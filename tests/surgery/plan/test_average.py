@@ -41,7 +41,6 @@ def embedded(states, plans, fallback):
     return surgery.stack(list(full)), surgery.stack(list(masks))
 
 
-@pytest.mark.slow
 @few
 @given(cohorts(), st.sampled_from([1, 7, 1 << 18]), st.sampled_from([0, 2, 32]), st.sampled_from([0.0, 0.3, 0.4, 0.5]))
 def test_means_are_those_of_the_embedded_models(case, slab, regions, trim):
@@ -78,7 +77,6 @@ def test_means_are_those_of_the_embedded_models(case, slab, regions, trim):
     assert all(torch.equal(t, models[n]) for n, t in embedded(states, plans, fallback)[0].items())  # inputs unchanged
 
 
-@pytest.mark.slow
 @few
 @given(cohorts(), st.sampled_from([0.5, 0.8, 1.0]), st.sampled_from(["each", "some", "kinds"]))
 def test_factors_and_scaled_means_are_those_of_the_embedded_models(case, q, kind):
