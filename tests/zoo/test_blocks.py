@@ -30,6 +30,16 @@ def check_gradients(module, *shape):
     assert torch.autograd.gradcheck(run, (x, *parameters), fast_mode=True)
 
 
+def test_resolutions_of_small_images():
+    """A stride of 1 in the stem and in the first stage of two strides, as usual on CIFAR."""
+    net, found = Spec("mobilenetv2", 10, width=0.1, depth=1, stem="cifar").build().eval(), []
+    for part, module in net.named_children():
+        if part.startswith("section"):
+            module.register_forward_hook(lambda module, given, out: found.append(out.shape[-1]))
+    net(torch.randn(1, 3, 32, 32))
+    assert found == [32, 32, 16, 8, 8, 4, 4]
+
+
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize(
     ("block", "shortcut"),

@@ -25,6 +25,14 @@ def populations(draw):
     return np.array(sizes), np.array(merges, dtype=np.int64).reshape(-1, 2), draw(st.integers(1, len(sizes)))
 
 
+def test_the_tree_is_wards():
+    """Clusters of three at 0 and 0.5, and one client at 1.05, which by mean angles would come last."""
+    angles = torch.tensor([0.0, 0.01, 0.02, 0.5, 0.51, 0.52, 1.05])
+    merges = similarity_tree({"w": torch.stack([angles.cos(), angles.sin()], 1)})
+    assert {6} < {*merges[4].tolist()}
+    assert 6 not in merges[5]
+
+
 @given(populations())
 def test_every_client_has_its_share_and_every_row_is_full(population):
     sizes, merges, k = population

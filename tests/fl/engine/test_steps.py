@@ -304,6 +304,9 @@ def test_gradients_keep_their_types_where_they_are_clipped():
 
 def test_schedules_end_where_they_should():
     assert [schedule("step", 1)(1), schedule("step", 2)(1)] == [1, 1]  # the first round is never decayed
+    assert [schedule("step", 7)(r) for r in range(1, 8)] == pytest.approx(
+        [1, 1, 1, 0.1, 0.1, 0.01, 0.01]
+    )  # rounded down
     assert [schedule("constant", 10)(r) for r in (1, 10)] == [1, 1]
     assert [schedule("step", 400, 0.1, (0.375, 0.625))(r) for r in (150, 151, 250, 251)] == pytest.approx(
         [1, 0.1, 0.1, 0.01]  # HeteroFL's CIFAR setting: x0.1 at 150 and 250

@@ -42,7 +42,6 @@ def test_a_client_stopped_after_two_of_four_epochs_has_trained_for_two():
     assert fed.meter.read() == plain.meter.read()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["vmap", "workers"])
 def test_backends_agree_where_clients_stop_early(backend):
     pace = Pace(speeds(100, 300, 200, 1e9, 100, 100, 100, 100), deadline=1.0)
@@ -54,7 +53,6 @@ def test_backends_agree_where_clients_stop_early(backend):
         torch.testing.assert_close(results[1][name], tensor, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.slow
 def test_time_enough_changes_nothing():
     plain, method = built()
     fed, timed = built(Pace(speeds(*[1.0] * 8)))
@@ -64,7 +62,6 @@ def test_time_enough_changes_nothing():
     assert fed.steps(range(8)) == plain.steps(range(8))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("partial", "sizes"), [(True, [True, True, False, True]), (False, [True, False, False, True])])
 def test_who_is_late_sends_a_part_or_nothing(partial, sizes):
     """Client 1 makes some steps, client 2 none."""
@@ -75,6 +72,13 @@ def test_who_is_late_sends_a_part_or_nothing(partial, sizes):
     expected = average(update.received, weights=update.sizes)
     torch.testing.assert_close(after["global"], expected)
     assert all(torch.equal(update.states[n][2], t) for n, t in server["global"].items())
+
+
+@pytest.mark.parametrize(
+    ("deadline", "samples", "steps"), [(2.0, 7.0, 2), (0.3, 1.0, 3), (0.39, 1.0, 3), (9.0, 1.0, 5)]
+)
+def test_a_step_that_has_not_quite_ended_by_the_deadline_does_not_count(deadline, samples, steps):
+    assert Pace(speeds(10), deadline=deadline).steps_done(0, 5, samples) == steps
 
 
 def test_a_round_in_which_all_are_late_leaves_the_model():
@@ -112,7 +116,6 @@ def test_speeds_from_a_file(tmp_path):
         make_pace(PaceOptions(file=str(path)), 1, Rng(0))
 
 
-@pytest.mark.slow
 def test_two_gradients_a_step_take_twice_as_long(tmp_path):
     took = []
     for method in ("fedavg", "fedasam"):
@@ -136,7 +139,6 @@ def test_a_smaller_model_takes_less_time():
     assert own[1] == pytest.approx(equal[1])
 
 
-@pytest.mark.slow
 def test_a_run_has_simulated_seconds(tmp_path, capsys):
     from fl.compare import main
 
@@ -163,7 +165,6 @@ def test_refusals(more, message):
         fl.build(fl.Config(**{**FEW, "clients": 30, "pace": PaceOptions(deadline=1.0), **more}))
 
 
-@pytest.mark.slow
 def test_fedbuff_of_equal_clients_is_fedavg():
     """As many train as the buffer holds, and all take equally long."""
     fed, _ = built(clients=12, samples=960)
@@ -179,7 +180,6 @@ def test_fedbuff_of_equal_clients_is_fedavg():
         torch.testing.assert_close(server["global"], expected, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("exponent", [0.0, 0.5])
 def test_fedbuff_is_its_event_loop(exponent):
     """One event after another, with a list of those who train, as a server with a clock would do it."""

@@ -51,6 +51,12 @@ def test_checkpoints_are_written_after_every_second_round_and_the_last(tmp_path,
     assert done == [2, 4, 5]
 
 
+def test_clients_models_are_evaluated_in_every_second_round_and_the_last(tmp_path):
+    fl.simulate(replace(CONFIG, rounds=3, eval_client_models_every=2), tmp_path / "run")
+    rows = read(tmp_path / "run" / "metrics.csv")
+    assert [row["round"] for row in rows if row["models_accuracy"] == row["models_accuracy"]] == [2, 3]
+
+
 def left_at_break(config, folder):
     for round in fl.Run(config, folder):
         if round.number == 2:

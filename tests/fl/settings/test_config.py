@@ -206,3 +206,10 @@ def test_an_alias_bomb_is_named_in_a_short_line():
     with pytest.raises(FLError, match="seeds cannot be") as error:
         Config.from_yaml(f"seeds: [{', '.join(rows)}]")
     assert len(str(error.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("share", "clients", "expected"), [(0.29, 100, 29), (0.07, 100, 7), (0.58, 50, 29), (0.01, 20, 1)]
+)
+def test_a_share_of_the_clients_is_rounded_to_the_nearest_and_at_least_one(share, clients, expected):
+    assert Config(clients=clients, participation=share).cohort() == expected
