@@ -246,9 +246,10 @@ def same_mask(name: str, masks: Tensor, covered: Tensor | None, keep: Tensor | N
 def differing_masks(name: str) -> SurgeryError:
     """Make the error for models that were pruned differently."""
     module, _, mask = name.rpartition(".")
+    owner = f"model.get_submodule({module!r})" if module else "model"
     return SurgeryError(
         f"{name!r} is a mask of torch.nn.utils.prune, and the models have different ones, of which there is no mean: "
-        f"make each permanent first, torch.nn.utils.prune.remove({module or 'model'}, {mask.removesuffix('_mask')!r})"
+        f"make each permanent first, torch.nn.utils.prune.remove({owner}, {mask.removesuffix('_mask')!r})"
     )
 
 

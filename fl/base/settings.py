@@ -7,6 +7,7 @@ momentum: Annotated[AtLeast0, OnlyWith("optimizer", "sgd")] = 0.9
 """
 
 import math
+import re
 from collections.abc import Callable, Collection, Container, Iterable
 from dataclasses import Field, dataclass, fields, is_dataclass, replace
 from numbers import Integral, Real
@@ -267,6 +268,9 @@ def fits(kind: Any, value: Any) -> bool:
     return all(isinstance(item, kinds) and (bool in kinds or not isinstance(item, bool)) for item in items)
 
 
+_POWER = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
+
+
 def from_yaml(kind: Any, value: Any) -> Any:
     """Convert a value of YAML to one of a type: a list stands for a tuple, and so does a single value.
 
@@ -274,9 +278,14 @@ def from_yaml(kind: Any, value: Any) -> Any:
 
     >>> from_yaml(tuple[float, ...], [1, 0.5]), from_yaml(int | float, 3), from_yaml(float | None, 3)
     ((1.0, 0.5), 3, 3.0)
+    >>> from_yaml(float, "1e-3")
+    0.001
     """
     kinds, many = types_of(kind)
     items = tuple(value) if many and isinstance(value, list) else (value,)
+    if float in kinds and str not in kinds:  # YAML 1.1 takes 1e-3 for text, since it has no point
+        items = tuple(float(one) if isinstance(one, str) and _POWER.fullmatch(one) else one for one in items)
+        value = value if many else items[0]
     if not fits(kind, items if many else value):
         raise TypeError
     if float in kinds and int not in kinds:

@@ -401,8 +401,8 @@ def _check_mask(name: str, value: Any) -> None:
         if isinstance(each, np.ma.MaskedArray) and each.mask.any():
             row = k if each is not value else int(each.mask.nonzero()[0][0]) if each.ndim else 0
             raise FLError(
-                f"{name}[{row}] is masked, and there are no masks here: leave such samples out, or give values in the "
-                f"place of what is masked, as in {name}.filled(0)"
+                f"{name}[{row}] is masked, and there are no masks here: leave such samples out, or give numbers of "
+                "your own for what is masked, with numpy's filled"
             )
 
 
@@ -428,7 +428,10 @@ def _owners(owners: Any, test_owners: Any, n: int, test_n: int) -> dict[str, Any
         raise FLError("owners and test_owners: give numbers for both, or names for both")
     names = np.empty(0, str)
     if parts and parts["owners"].dtype.kind in "SU":
-        parts = {k: np.char.decode(one, "utf-8") if one.dtype.kind == "S" else one for k, one in parts.items()}
+        parts = {
+            k: np.char.decode(one, "utf-8", "backslashreplace") if one.dtype.kind == "S" else one
+            for k, one in parts.items()
+        }
         names = np.unique(np.concatenate(list(parts.values())))
         parts = {name: np.searchsorted(names, array) for name, array in parts.items()}
     if large := [name for name, array in parts.items() if int(array.max()) >= 2**63]:

@@ -111,6 +111,11 @@ def factors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Factors], State]:
         if match is None:
             continue
         module, *adapter = [group or "" for group in match.groups()]
+        if "base_layer" in module.split("."):
+            raise SurgeryError(
+                f"{name!r} belongs to one of several adapters around each other, as peft has them for parameters of "
+                "experts (target_parameters), whose rows are not one rank: merge them into the base instead"
+            )
         second, *magnitudes = [
             joined(module, e.replace("*", adapter[0] if adapter else "")) for e in (end, *MAGNITUDES)
         ]

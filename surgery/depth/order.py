@@ -64,7 +64,12 @@ class _Flow(Watch):
         return leave
 
     def after(self, operation: Any, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
-        if sources := self._sources(tensors_in((args, kwargs))):
+        # What is written into a part of a tensor is not known to be what others read of it: experts write their rows.
+        if writes_part(operation, args):
+            return
+        given = tensors_in((args, kwargs))
+        numbers = [tensor for tensor in given if tensor.is_floating_point() or tensor.is_complex()]
+        if sources := self._sources(numbers or given):  # an index says where, not what
             self._mark(tensors_in(result), sources)
 
     def in_order(self, row: Sequence[str]) -> bool | None:
@@ -84,6 +89,21 @@ class _Flow(Watch):
         for tensor in tensors:
             held, known = self._held.get(_place(tensor), (tensor, set()))
             self._held[_place(tensor)] = held, known | sources
+
+
+_SCATTERED = ("index_put_", "index_add_", "index_copy_", "index_fill_", "masked_scatter_", "masked_fill_", "scatter")
+
+
+def writes_part(operation: Any, args: tuple) -> bool:
+    """Whether an operation changes its first tensor in place, and only a part of what the tensor's memory holds."""
+    name = operation._schema.name.rpartition("::")[2]
+    if not name.endswith("_") or not args or not isinstance(args[0], Tensor):
+        return False
+    try:
+        whole = args[0].nbytes >= args[0].untyped_storage().nbytes()
+    except (NotImplementedError, RuntimeError):  # of sparse and nested tensors
+        return False
+    return not whole or name.startswith(_SCATTERED)
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:

@@ -130,7 +130,12 @@ def _list(first: str, items: Sequence[Any], more: str = "", last: str = "") -> s
 
 
 def equally_long(solution: Solution, demand: Demand, chosen: Chosen) -> str:
-    """Which widths keep more than their share since the code takes them for as long as another; "" if none does."""
+    """Which widths keep more than their share since the code takes them for as long as another; "" if none does.
+
+    With a target a width has no share of its own.
+    """
+    if demand.numbers:
+        return ""
     kept = {
         name: (len(chosen.choice[atom]), atom.size, demand.share(atom.size, demand.rate_of(atom)))
         for name, atom in named_widths(solution).items()

@@ -161,7 +161,7 @@ def models_of_clients(fed, algorithm, server, samples, owners):
 def moves(name, part):
     """Whether a part of the server holds no models, but changes of models or gradients, under the same names."""
     of_clients = part == "clients" and name in ("scaffold", "feddyn")
-    return of_clients or part in ("gradients", "momentum", "squares", "velocity", "control", "h")
+    return of_clients or part in ("gradients", "momentum", "variance", "velocity", "control", "h")
 
 
 def test_every_model_begins_with_the_module_and_what_is_frozen_stays(name):

@@ -29,6 +29,30 @@ class Experts(nn.Module):
         return x + y
 
 
+class Written(Experts):
+    """A mixture of experts that write into the rows of one tensor, which they also read."""
+
+    def forward(self, x):
+        x, chosen = x.clone(), self.gate(x).argmax(-1)
+        for i, expert in enumerate(self.experts):
+            x[chosen == i] = expert(x[chosen == i])
+        return x
+
+
+class Thirds(nn.Module):
+    """Branches, each of which changes its own channels in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.branches = nn.ModuleList(part(width=2) for _ in range(3))
+
+    def forward(self, x):
+        x = x.clone()
+        for k, branch in enumerate(self.branches):
+            x[:, 2 * k : 2 * k + 2] += branch(x[:, 2 * k : 2 * k + 2])
+        return x
+
+
 class Branches(nn.Module):
     """Modules that all run on one input, which the first of each may change in place or pass on."""
 
@@ -96,6 +120,8 @@ X = torch.randn(9, 6, generator=torch.Generator().manual_seed(0))
 BESIDE = {
     "experts": lambda: Experts(),
     "experts behind a dropout": lambda: Experts(nn.Dropout(0.1)),
+    "experts that write rows": Written,
+    "thirds in place": Thirds,
     "inception": lambda: Branches(lambda found: torch.cat(found, -1)),
     "ensemble": lambda: Branches(lambda found: torch.stack(found).mean(0), nn.ReLU(inplace=True)),
     "classifiers": lambda: Branches(tuple),

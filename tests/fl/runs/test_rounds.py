@@ -54,7 +54,7 @@ def test_checkpoints_are_written_after_every_second_round_and_the_last(tmp_path,
 def test_clients_models_are_evaluated_in_every_second_round_and_the_last(tmp_path):
     fl.simulate(replace(CONFIG, rounds=3, eval_client_models_every=2), tmp_path / "run")
     rows = read(tmp_path / "run" / "metrics.csv")
-    assert [row["round"] for row in rows if row["models_accuracy"] == row["models_accuracy"]] == [2, 3]
+    assert [row["round"] for row in rows if "models_accuracy" in row] == [2, 3]
 
 
 def left_at_break(config, folder):

@@ -213,3 +213,8 @@ def test_an_alias_bomb_is_named_in_a_short_line():
 )
 def test_a_share_of_the_clients_is_rounded_to_the_nearest_and_at_least_one(share, clients, expected):
     assert Config(clients=clients, participation=share).cohort() == expected
+
+
+def test_a_power_of_ten_without_a_point_is_a_number_where_one_is_asked_for():
+    config = Config.from_yaml("lr: 1e-3\nname: 1e5\nfedmr: {segment_fraction: 5e-1}")
+    assert (config.lr, config.name, config.fedmr.segment_fraction) == (0.001, "1e5", 0.5)
