@@ -856,7 +856,6 @@ ADVERSARIAL = {
     "cummax": case(lambda s, y: y.cummax(1)[0], refuses=ORDER),
     "diff": case(lambda s, y: F.pad(torch.diff(y, dim=1), (0, 0, 0, 0, 1, 0)), elements=271),
     "fft": case(lambda s, y: torch.fft.fft(y, dim=1).real, refuses=ORDER),
-    "median": case(lambda s, y: y * y.median(1, keepdim=True)[0], elements=147),
     "take_along": case(lambda s, y: torch.take_along_dim(y, y.argsort(1), 1), refuses=CHOICE),
     "index_shuffle": case(lambda s, y: y[:, s.perm], refuses=INDEX, perm=torch.tensor([3, 1, 4, 0, 5, 2, 7, 6])),
     "eca": case(lambda s, y: s.e(y), elements=150, e=Eca()),
