@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+from collections import defaultdict
 
 # Before torch is imported: the processes of pytest-xdist share the cores, and a thread that waits must not spin.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -32,6 +33,9 @@ from surgery import transfer
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of a shell's background jobs, and so of what tests start
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+SLOW = 4  # cases of a slow test in `.ci/run`
+FURTHER = 2  # slow cases there of a test of which some run by default
+
 hypothesis.settings.register_profile("here", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("here")
 
@@ -41,6 +45,22 @@ with suppress(ImportError, AttributeError):  # tyro reads the settings' docstrin
     from tyro import _docstrings
 
     _docstrings.get_field_docstring = cache(_docstrings.get_field_docstring)
+
+
+@pytest.hookimpl(tryfirst=True)  # before nightly tests are left out
+def pytest_collection_modifyitems(items):
+    """By default a test runs with all cases that are not marked slow; `.ci/run` adds a few slow ones, evenly spaced."""
+    cases = defaultdict(list)
+    for item in items:
+        if hasattr(item, "callspec") and not any(map(item.get_closest_marker, ("nightly", "gpu"))):
+            cases[item.path, item.originalname].append(item)
+    for each in cases.values():
+        slow = [item for item in each if item.get_closest_marker("slow")]
+        number = SLOW if len(slow) == len(each) else FURTHER
+        run = {slow[i * len(slow) // number] for i in range(number)} if slow else set()
+        for item in slow:
+            if item not in run:
+                item.add_marker("nightly")
 
 
 def pytest_collection_finish():
