@@ -329,7 +329,13 @@ def main_of(name):
     return module.main if hasattr(module, "main") else importlib.import_module(f"{name}.__main__").main
 
 
-@pytest.mark.parametrize("words", EVERY, ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(w, id=" ".join(w), marks=[] if page == "README.md" else pytest.mark.slow)
+        for w, page in EVERY.items()
+    ],
+)
 def test_commands_are_there_and_take_their_arguments(words, tmp_path, monkeypatch):
     """Settings of runs pass their checks; other commands end when their arguments are parsed."""
 

@@ -82,6 +82,7 @@ def tried(commands, number):
     ends_well()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("commands", "number"), [(runs, 8), (sweeps, 13), (helps, 13), (looks, 13), (tables, 13)])
 def test_some_commands(folder, commands, number):
     tried(commands(folder), number)

@@ -31,6 +31,7 @@ def mixed(name, widths=(1.0, 0.5, 0.5, 0.75)):
     return fleet_federation(BASES[name], list(zip(widths, (full, least, full, other))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", some(BASES, ["vit_tiny"]))
 def test_a_round_of_fedfa_is_the_paper_written_out(name):
     """Grafted and scaled: positions, class tokens, layer scales and norms, too."""
@@ -43,6 +44,7 @@ def test_a_round_of_fedfa_is_the_paper_written_out(name):
     assert_close(after["global"], oracles.fedfa(old, states, sizes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [heterofl, nefl, flexifed])
 @pytest.mark.parametrize("name", BASES)
 def test_rounds_of_the_other_methods_change_every_part_of_the_model(name, method):

@@ -62,6 +62,7 @@ def test_a_round_as_the_paper_writes_it(number, options):
         torch.testing.assert_close(tensor, sum(held) / len(held), atol=1e-5, rtol=1e-4, msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["vmap", "workers"])
 def test_backends_agree(backend):
     servers = []

@@ -81,6 +81,7 @@ def test_without_distillation_and_weights_it_is_heterofl(scaler):
         assert_same(one["global"], other["global"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["vmap", "workers"])
 def test_backends_agree(backend):
     servers = []

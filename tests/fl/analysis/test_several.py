@@ -74,6 +74,7 @@ def test_data_and_a_model_of_ones_own_and_failures(tmp_path):
     assert "fedavg-seed0: " in str(found)
 
 
+@pytest.mark.slow
 def test_tables_of_pandas(found):
     pytest.importorskip("pandas", reason="pandas, an extra, is not installed")
     frame, means, rounds = found.frame(), found.means(), found.rounds()

@@ -42,6 +42,7 @@ def test_a_client_stopped_after_two_of_four_epochs_has_trained_for_two():
     assert fed.meter.read() == plain.meter.read()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["vmap", "workers"])
 def test_backends_agree_where_clients_stop_early(backend):
     pace = Pace(speeds(100, 300, 200, 1e9, 100, 100, 100, 100), deadline=1.0)
@@ -53,6 +54,7 @@ def test_backends_agree_where_clients_stop_early(backend):
         torch.testing.assert_close(results[1][name], tensor, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_time_enough_changes_nothing():
     plain, method = built()
     fed, timed = built(Pace(speeds(*[1.0] * 8)))
@@ -116,6 +118,7 @@ def test_speeds_from_a_file(tmp_path):
         make_pace(PaceOptions(file=str(path)), 1, Rng(0))
 
 
+@pytest.mark.slow
 def test_two_gradients_a_step_take_twice_as_long(tmp_path):
     took = []
     for method in ("fedavg", "fedasam"):
@@ -139,6 +142,7 @@ def test_a_smaller_model_takes_less_time():
     assert own[1] == pytest.approx(equal[1])
 
 
+@pytest.mark.slow
 def test_a_run_has_simulated_seconds(tmp_path, capsys):
     from fl.compare import main
 
@@ -165,6 +169,7 @@ def test_refusals(more, message):
         fl.build(fl.Config(**{**FEW, "clients": 30, "pace": PaceOptions(deadline=1.0), **more}))
 
 
+@pytest.mark.slow
 def test_fedbuff_of_equal_clients_is_fedavg():
     """As many train as the buffer holds, and all take equally long."""
     fed, _ = built(clients=12, samples=960)
@@ -180,6 +185,7 @@ def test_fedbuff_of_equal_clients_is_fedavg():
         torch.testing.assert_close(server["global"], expected, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exponent", [0.0, 0.5])
 def test_fedbuff_is_its_event_loop(exponent):
     """One event after another, with a list of those who train, as a server with a clock would do it."""

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ranks import assert_equal, left, ran, simulate_all, tiny
 from rounds import assert_same, made, play
+from selection import METHODS, some
 
 import fl
 from fl.algorithms import ALGORITHMS, fedavg
@@ -103,6 +104,7 @@ def test_the_noise_has_the_deviation_that_it_says(privacy):
     assert not torch.equal(mean["w"], other["w"])
 
 
+@pytest.mark.slow
 def test_the_number_of_short_updates_has_noise_as_well():
     privacy, start = Privacy(1.0, 0.8, quantile=0.5, quantile_noise=2.0), {"w": torch.zeros(4, 1)}
     clips = [privacy.mean(start, start, torch.tensor(1.0), ["w"], generator(seed))[1] for seed in range(3000)]
@@ -144,7 +146,7 @@ def test_how_many_samples_a_client_has_does_not_count(make_federation):
     assert update.sizes == (3, 40, 12)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", some(ALGORITHMS, METHODS))
 def test_methods_see_only_the_private_mean_or_refuse(name, make_federation):
     """With updates that are cut to nothing, what clients have does not reach what the server stores."""
     pytest.importorskip("dp_accounting")
@@ -232,6 +234,7 @@ def test_every_row_has_epsilon_and_runs_resume_exactly(tmp_path):
     assert len(set(clips)) == 4
 
 
+@pytest.mark.slow
 def test_ranks_draw_the_same_noise(tmp_path):
     pytest.importorskip("dp_accounting")
     configs = {"fixed": config(), "adaptive": config(quantile=0.5, quantile_noise=2.0)}
@@ -241,6 +244,7 @@ def test_ranks_draw_the_same_noise(tmp_path):
         assert_equal(tmp_path / "one" / name, tmp_path / "two" / name)
 
 
+@pytest.mark.slow
 def test_clients_on_other_machines_cannot_know_the_noise(tmp_path):
     """They know the seed, and perhaps who takes part; so neither makes epsilon smaller."""
     pytest.importorskip("dp_accounting")

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from ranks import NEED_ADAPTERS, assert_equal, left, tiny
 from rounds import assert_same, made, play, played
+from selection import METHODS, some
 from torch import nn
 
 import fl
@@ -215,7 +216,7 @@ def test_a_sample_of_text_is_a_sequence():
 
 
 # B of an adapter begins at 0, to which even steps that are cut to nothing add something.
-@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in ABLE.intersection(NEED_ADAPTERS)])
+@pytest.mark.parametrize("name", some([n for n in ALGORITHMS if n not in ABLE.intersection(NEED_ADAPTERS)], METHODS))
 def test_methods_use_samples_in_clipped_steps_alone_or_refuse(name, make_federation):
     """With gradients that are cut to nothing, what samples are does not reach what clients send and keep."""
     pytest.importorskip("dp_accounting")

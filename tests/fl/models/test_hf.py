@@ -135,6 +135,7 @@ def test_backends_agree_and_an_exported_folder_is_the_librarys(case, folders, tm
     assert (name == "gpt2") == ("tokenizer.json" in there)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in CASES if case.endswith("lora")])
 def test_peft_loads_an_exported_adapter(case, folders, tmp_path):
     peft = pytest.importorskip("peft")

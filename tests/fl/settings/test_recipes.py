@@ -60,7 +60,7 @@ def blank(data):
     return Dataset("zeros", x, y, x, y, classes)
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", some(RECIPES, [name for name in RECIPES if name.endswith(("digits", "-cifar10"))]))
 def test_every_recipe_can_be_run_and_says_how(name):
     config, text = RECIPES[name](), describe(name)
     config.check()
