@@ -113,6 +113,7 @@ def computed(model: nn.Module, example: Any) -> Computed:
     if not hooked and not parametrized and not adapters:
         return result
     twin = clone(model)
+    layer: Any
     for (name, attribute), parts in hooked.items():
         layer = twin.get_submodule(name)
         layer.register_parameter(attribute + _ADDED, nn.Parameter(torch.zeros_like(getattr(layer, attribute))))
@@ -189,6 +190,6 @@ def _with_adapter(layer: Any) -> tuple[Tensor, Tensor]:
     total = before + sum(layer.get_delta_weight(name) for name in used)
     if not any(getattr(layer, "use_dora", {}).get(name) for name in used):
         return total, total
-    merged = clone(layer)
+    merged: Any = clone(layer)
     merged.merge()
     return total, merged.base_layer.weight
