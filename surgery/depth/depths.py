@@ -46,7 +46,7 @@ def depths_by_section(
     else:
         if len(depths) != len(found):
             raise SurgeryError(f"{len(depths)} depths were given, but one is needed for each section; the model {have}")
-        wanted, asked = list(zip(found, depths)), found
+        wanted, asked = list(zip(found, depths)), [*found]
     for section in asked:
         if isinstance(model, nn.Module) and (again := shared_places(model, section)):
             place, block = again[0]
