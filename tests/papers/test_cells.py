@@ -89,7 +89,11 @@ def test_numbers_are_those_of_the_recipes():
 @pytest.mark.slow
 def test_what_was_run_before_there_were_cells_is_judged_as_the_pages_show_it():
     smaller = {name: result(cell) for name, cell in cells().items() if cell.place == SMALLER}
-    assert all(one.rounds == one.asked for one in smaller.values() if any(arm.tables for arm in one.cell.arms))
+    # These have no column with Fig. 6's own measure of the similarity.
+    older = {name for name in smaller if name.startswith("fedmr.smaller.cosine.")}
+    assert {smaller[name].rounds for name in older} == {0}
+    whole = [one for name, one in smaller.items() if name not in older and any(arm.tables for arm in one.cell.arms)]
+    assert all(one.rounds == one.asked for one in whole)
     for method, mean, seeds in (("fedmr", 83.49, 2), ("clusamp", 86.66, 2), ("fedasam", 86.41, 1)):
         values = smaller["fedmr.smaller.accuracy.dir0.5"].values[0][method]
         assert (sum(values) / len(values), len(values)) == (pytest.approx(mean, abs=0.005), seeds)
