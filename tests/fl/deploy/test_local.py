@@ -39,17 +39,25 @@ def marked(running):
     return local._marked(running._mark("superlink"))
 
 
-def test_what_clients_have_and_keys_are_for_their_owner_alone(tmp_path):
+def deal(folder):
+    deal_out(settings("fedavg", clients=2), folder)
+
+
+def keys(folder):
+    pytest.importorskip("cryptography", reason="the extra flower is not installed")
+    folder.mkdir(mode=0o755)
+    write_keys(folder, 1)
+
+
+@pytest.mark.parametrize("write", [deal, keys])
+def test_what_clients_have_and_keys_are_for_their_owner_alone(write, tmp_path):
     before = os.umask(0o022)
     try:
-        (tmp_path / "keys").mkdir(mode=0o755)
-        deal_out(settings("fedavg", clients=2), tmp_path / "data")
-        write_keys(tmp_path / "keys", 1)
+        write(tmp_path / "folder")
         assert os.umask(0o022) == 0o022
     finally:
         os.umask(before)
-    for folder in ("data", "keys"):
-        assert modes(tmp_path / folder) == {(True, "0o700"), (False, "0o600")}
+    assert modes(tmp_path / "folder") == {(True, "0o700"), (False, "0o600")}
 
 
 def test_what_a_process_of_a_deployment_writes_is_for_its_owner_alone(tmp_path):
