@@ -13,7 +13,7 @@ from fl.algorithms.parts.clustering import ASSIGNMENTS, COMPARED, Clustering, ag
 from fl.algorithms.parts.levels import ClusterLevel, GlobalLevel, Kind, PersonalLevel, handed_out
 from fl.base.errors import FLError
 from fl.base.rng import Rng
-from fl.base.settings import AtLeast0, Lengths, Names, number, one_of
+from fl.base.settings import AtLeast0, Defaults, Lengths, Names, number, one_of
 from fl.engine.objectives import with_logits
 from fl.federation import Federation
 from fl.federation.client_models import ClientModels, Level, count
@@ -27,9 +27,9 @@ from zoo.norms import StaticBatchNorm2d
 class FeMAMOptions:
     """FeMAM."""
 
-    levels: Names = ("global", "5", "5", "5", "personal")
+    levels: Names = Defaults(("global", "5", "5", "5", "personal"))
     """levels of models: global (one model, only as the first), a number of cluster models, personal (only as the
-    last); the default is the paper's"""
+    last); the default is the paper's, with no more clusters than clients"""
     level_rounds: Lengths = ()
     """rounds of each level (the paper: 400,50, where the last number is for all further levels), or converged: until
     its accuracy varies little; the last level trains to the end"""

@@ -10,7 +10,7 @@ from fl.algorithms.fedavg import fedavg
 from fl.algorithms.method import Method
 from fl.algorithms.parts.clustering import ASSIGNMENTS, COMPARED, Clustering, centre, starts_of
 from fl.base.errors import FLError
-from fl.base.settings import AtLeast1, one_of
+from fl.base.settings import AtLeast1, Default, one_of
 from fl.federation import Federation
 from fl.federation.client_models import ClientModels, Level
 from surgery import broadcast, unstack
@@ -20,8 +20,8 @@ from surgery import broadcast, unstack
 class FeSEMOptions:
     """FeSEM."""
 
-    clusters: AtLeast1 = 5
-    """number of cluster models"""
+    clusters: AtLeast1 = Default(5)
+    """number of cluster models; without this flag no more than clients"""
     clustering: Annotated[str, one_of(*ASSIGNMENTS)] = "nearest"
     """how clients are assigned: nearest (to the cluster models, after K-means in the first round) or kmeans (afresh in
     every round)"""

@@ -120,6 +120,23 @@ class Rare:
 class Default(int):
     """A number that nobody set, so that it may follow other settings; it equals the plain one."""
 
+    def at_most(self, number: int) -> "Default":
+        """Lower it to a number.
+
+        >>> Default(5).at_most(3), Defaults(("global", "5")).at_most(3)
+        (3, ('global', '3'))
+        """
+        return Default(min(self, number))
+
+
+class Defaults(tuple):
+    """Several values that nobody set, some of them numbers, or words for these."""
+
+    def at_most(self, number: int) -> "Defaults":
+        """Lower each of its numbers to a number."""
+        counts = (isinstance(value, int) or value.isdecimal() for value in self)
+        return Defaults(type(v)(min(int(v), number)) if is_count else v for v, is_count in zip(self, counts))
+
 
 class Flag(PrimitiveConstructorSpec):
     """How a setting is written, with the values that it may have.
@@ -168,6 +185,12 @@ def as_plain(value: Any) -> Any:
         plain = {name: as_plain(one) for name, one in given.items()}
         return replace(value, **plain) if any(plain[name] is not given[name] for name in given) else value
     return value
+
+
+def lowered_defaults(settings: Any, names: Iterable[str], number: int) -> dict[str, Any]:
+    """Lower those of the named settings that nobody set from what they usually are to a number."""
+    unset = (name for name in names if isinstance(getattr(settings, name), Default | Defaults))
+    return {name: getattr(type(settings), name).at_most(number) for name in unset}
 
 
 def written(value: Any) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from fl.base.errors import FLError
-from fl.base.settings import Integers, Sizes, number, written
+from fl.base.settings import Defaults, Integers, Sizes, number, written
 from fl.partition.kind import Kind, Partition, Task, alone
 from fl.partition.split import Parts
 from fl.partition.unlabelled import even
@@ -33,8 +33,8 @@ class ShardsOptions:
 class ClustersOptions:
     """Clusters of clients."""
 
-    clusters: Integers = (5,)
-    """clusters: number of clusters; several numbers are levels from coarse to fine (FeMAM: 5, and levels as 2,5,9)"""
+    clusters: Integers = Defaults((5,))
+    """clusters: number of clusters, without this flag no more than clients; several numbers are levels from coarse to fine (FeMAM: 5, and levels as 2,5,9)"""
     cluster_classes: Sizes = ()
     """clusters: number of classes of each cluster, one for each level; auto is FeMAM's number where it has one, else an
     equal share"""

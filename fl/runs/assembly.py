@@ -216,7 +216,7 @@ def resolve_inputs(config: Config, dataset: data.Dataset | None, model: custom_m
             "makes of it"
         )
     if dataset is not None and not config.names(dataset):
-        config = replace(config, dataset=data.GIVEN)
+        config = replace(config, dataset=data.GIVEN).fitted(dataset)
     return (config if model is None else replace(config, model=custom_model.GIVEN)).holding_out()
 
 

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from reprlib import repr as short
@@ -23,6 +24,7 @@ from fl.base.settings import (
     check_values,
     flag_of,
     from_yaml,
+    lowered_defaults,
     settings_of,
     without_unread,
 )
@@ -53,6 +55,15 @@ _log = logging.getLogger("fl")
 @dataclass(frozen=True)
 class Config(MethodOptions, Fields):
     """Federated training of models that are cut and sewn, with FedMR on real digits as the default."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        with suppress(TypeError):  # of wrong types, which `check` explains
+            for name in OPTIONS.keys() & set(self.algorithm):
+                options = self.options_of(name)
+                lowered = lowered_defaults(options, [one.name for one in fields(options)], self.clients)
+                if lowered:
+                    object.__setattr__(self, name, replace(options, **lowered))
 
     def check(self) -> None:
         """Raise FLError for settings that do not go together, and values that a setting cannot have.

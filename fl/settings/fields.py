@@ -2,8 +2,8 @@
 
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, make_dataclass
-from typing import Annotated, ClassVar, get_args
+from dataclasses import dataclass, field, fields, make_dataclass, replace
+from typing import Annotated, ClassVar, Self, get_args
 
 import numpy as np
 import tyro
@@ -31,6 +31,7 @@ from fl.base.settings import (
     as_plain,
     check_values,
     from_yaml,
+    lowered_defaults,
     number,
     one_of,
     several,
@@ -120,12 +121,27 @@ class DataSettings(PartitionOptions, Who):
     def __post_init__(self) -> None:
         with suppress(TypeError, ZeroDivisionError):  # of wrong values, which `check` explains
             self._follow("min_samples", most=self.samples // self.clients if self.samples else None)
+            if self.partition in KINDS:
+                lowered = lowered_defaults(self, KINDS[self.partition].reads, self.clients)
+                for name, value in lowered.items():
+                    object.__setattr__(self, name, value)
 
     def _follow(self, name: str, least: int = 1, most: int | None = None) -> None:
         """Move a number that nobody set into the limits that other settings leave it."""
         if isinstance(getattr(self, name), Default):
             usual = getattr(type(self), name)
             object.__setattr__(self, name, Default(max(least, usual if most is None else min(usual, most))))
+
+    def fitted(self, dataset: Dataset) -> Self:
+        """Move numbers that nobody set into the limits that given data leave them."""
+        clients, least, count = self.clients, self.min_samples, len(dataset.y)
+        if self.partition == "natural" and dataset.owners is not None and isinstance(clients, Default):
+            able = int((dataset.owners.unique(return_counts=True)[1] >= least).sum())
+            clients = min(clients, able) or clients
+        elif isinstance(least, Default) and not self.samples:
+            least = min(least, max(1, count // clients))
+        same = (clients, least) == (self.clients, self.min_samples)
+        return self if same else replace(self, clients=clients, min_samples=least)
 
     def check_data(self) -> None:
         """Raise FLError for settings of the data that cannot be, without looking at the data."""

@@ -12,13 +12,13 @@ import yaml
 
 import fl
 from fl import Config, FLError
-from fl.algorithms import OPTIONS, FedProxOptions
+from fl.algorithms import OPTIONS, FedProxOptions, FeSEMOptions
 from fl.base.rng import Rng
-from fl.data import TextOptions
+from fl.data import Dataset, TextOptions
 from fl.data.__main__ import main
 from fl.partition import deal
 from fl.runs import checkpoint
-from fl.runs.assembly import build, model_spec
+from fl.runs.assembly import build, model_spec, resolve_inputs
 from fl.runs.folder import restore_server
 from fl.settings import command_line
 from fl.settings.fields import DataSettings
@@ -162,6 +162,43 @@ def test_defaults_follow_what_was_set(given, clients, participants, least):
         assert Config.from_yaml(config.to_yaml()) == config
     assert dataclasses.replace(Config(clients=2), clients=40).participants == 5
     assert (f"participants: {participants}\n" in config.to_yaml()) == ("participation" not in given)
+
+
+@pytest.mark.parametrize(
+    ("given", "read", "value"),
+    [
+        ({"algorithm": "fesem"}, lambda config: config.fesem.clusters, 3),
+        ({"algorithm": "fesem_plus"}, lambda config: config.fesem_plus.clusters, 3),
+        ({"algorithm": "femam"}, lambda config: config.femam.levels, ("global", "3", "3", "3", "personal")),
+        ({"partition": "clusters"}, lambda config: config.clusters, (3,)),
+    ],
+)
+def test_groups_of_clients_that_nobody_set_are_no_more_than_clients(given, read, value):
+    flags = [word for name, one in given.items() for word in (f"--{name}", one)]
+    for config in (Config(**given, clients=3), command_line.parse([*flags, "--clients", "3"])[0]):
+        config.check()
+        assert read(config) == value
+        assert Config.from_yaml(config.to_yaml()) == config
+        assert read(dataclasses.replace(config, clients=30)) == read(Config(**given))
+    build(Config(**given, clients=3, samples=200))
+
+
+def test_groups_of_clients_that_were_set_are_not_changed():
+    assert Config(algorithm="fesem", clients=3, fesem=FeSEMOptions(clusters=5)).fesem.clusters == 5
+    assert Config(partition="clusters", clients=3, clusters=(5,)).clusters == (5,)
+    assert Config.from_yaml("clients: 3\nalgorithm: [fesem]\nfesem: {clusters: 5}").fesem.clusters == 5
+
+
+def test_defaults_follow_data_that_were_given():
+    x, y = np.eye(30, dtype="float32"), np.arange(30) % 3
+    data = Dataset.from_arrays(x, y, x[:6], y[:6], owners=np.arange(30) % 4)
+    config = resolve_inputs(Config(), data, None)
+    assert (config.clients, config.min_samples) == (20, 1)
+    config = resolve_inputs(Config(partition="natural", min_samples=2), data, None)
+    assert (config.clients, config.participants) == (4, 4)
+    assert len(config.deal(data, np.random.default_rng(0)).parts) == 4
+    set_clients = Config(partition="natural", clients=5, min_samples=2)
+    assert resolve_inputs(set_clients, data, None).clients == 5
 
 
 @pytest.mark.parametrize("given", [{"clients": 3, "participants": 5}, {"clients": 20, "participants": 21}])
