@@ -87,7 +87,7 @@ _FIRST = {
     "models_own_accuracy": Column(due="models", heading="local acc. %", factor=100),
     "models_perplexity": Column(due="models", heading="local perplexity"),
     "models_cosine": Column(label="mean pairwise cosine\nof the models", span=0.01, limits=(-1, 1)),
-    "models_cosine_released": Column(due="global", limits=(-1, 1)),
+    "models_cosine_released": Column(due="models", limits=(-1, 1)),
     **dict.fromkeys(traffic.COLUMNS, Column()),
     "macs": Column(),
     "simulated_seconds": Column(),

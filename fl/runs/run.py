@@ -342,10 +342,11 @@ def evaluate_round(run: Run, server: Server, cohort: Cohort, number: int) -> tup
     fed, algorithm, wanted = run.fed, run.algorithm, run.due(number)
     scores: evaluate.Scores = {}
     row = evaluate.mean_cosine(fed, cohort)
+    if "models" in wanted:
+        row |= evaluate.released_cosine(fed, cohort)
     participants = evaluate.evaluate_models(fed, cohort) if "models" in wanted else {}
     row |= measure_columns(RoundContext(run.config, fed, algorithm, server, cohort), wanted)
     if "global" in wanted:
-        row |= evaluate.released_cosine(fed, cohort)
         scores = evaluate.score_clients(fed, lambda: algorithm.client_models(server))
         sizes = {part: getattr(fed.clients, part).sizes.tolist() for part in scores}
         left_out = fed.attack.malicious if fed.attack else evaluate.silent(scores)

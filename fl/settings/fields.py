@@ -354,7 +354,7 @@ class Fields(DataSettings):
     """evaluate the global model (and clients on the samples that they hold out) every so many rounds"""
     eval_client_models_every: Annotated[Natural, _FREE, _RARE] = 0
     """evaluate the model of each client of a round on the test set every so many rounds, which takes as long as so many
-    evaluations; 0 is never (their similarity is always measured)"""
+    evaluations, and their similarity as FedMR's released code does; 0 is never (their cosine is always measured)"""
     patience: Annotated[Natural, Role(resumable=True)] = 0
     """stop when so many evaluations have brought nothing better: a smaller mean validation loss where clients validate
     (--local-valid), else a higher test accuracy; 0 is never"""
