@@ -39,6 +39,8 @@ _OF_TWO = (
     *("positive_likelihood_ratio", "neg_negative_likelihood_ratio"),
 )
 """What compares classes, so that samples of one class do not define it."""
+_OF_SPREAD = ("r2", "explained_variance", "d2_absolute_error_score")
+"""What divides by how much the numbers to predict differ, so that one that is always the same does not define it."""
 _MANY = 200  # classes with a column of their own
 
 
@@ -80,9 +82,10 @@ def macro_f1(predicted: np.ndarray, labels: np.ndarray, owners: np.ndarray) -> n
 
 
 def r2(predicted: np.ndarray, targets: np.ndarray, owners: np.ndarray) -> np.ndarray:
-    """Compute scikit-learn's R2 of each owner's samples, the mean over the numbers to predict: float64 [owners].
+    """Compute R2 of each owner's samples, the mean over the numbers to predict: float64 [owners].
 
-    Where targets do not differ it is 1 if all are met and 0 otherwise; it is NaN for an owner of a single sample.
+    A number that is the same in all samples of an owner is left out, since its R2 is a division by 0, for which
+    scikit-learn returns 0 or 1; NaN if no number differs.
 
     Args:
         predicted, targets: [N, D]. owners: integers [N]; each owner from 0 on has a sample.
@@ -90,11 +93,13 @@ def r2(predicted: np.ndarray, targets: np.ndarray, owners: np.ndarray) -> np.nda
     >>> r2(np.array([[1.0], [2.0], [2.0]]), np.array([[1.0], [2.0], [3.0]]), np.array([0, 0, 0]))
     array([0.5])
     """
-    counts = np.bincount(owners)
+    _, first, counts = np.unique(owners, return_index=True, return_counts=True)
+    differs = _sums(targets != targets[first][owners], owners) > 0
     means = _sums(targets, owners) / counts[:, None]
     missed, spread = _sums((targets - predicted) ** 2, owners), _sums((targets - means[owners]) ** 2, owners)
-    ratio = np.divide(missed, spread, out=(missed > 0).astype(np.float64), where=spread > 0)
-    return np.where(counts > 1, 1 - ratio.mean(1), np.nan)
+    scores = 1 - np.divide(missed, spread, out=np.zeros(missed.shape), where=differs)
+    number = differs.sum(1)
+    return np.divide(scores.sum(1, where=differs), number, out=np.full(len(counts), np.nan), where=number > 0)
 
 
 def _sums(values: np.ndarray, owners: np.ndarray) -> np.ndarray:
@@ -183,6 +188,9 @@ def _scorer(name: str, data: Dataset) -> Callable[[np.ndarray, np.ndarray], Sequ
         return lambda outputs, targets: [_ratio(what, average or "binary", outputs, targets.astype(np.int64))]
     if name == "average_precision" and data.task == "multilabel":
         return lambda outputs, targets: [_average_precision(outputs, targets.astype(np.int64))]
+    if name == "average_precision" and data.classes > 2:
+        every = np.arange(data.classes)
+        return lambda outputs, targets: [_average_precision(outputs, (targets[:, None] == every).astype(np.int64))]
     scorer: Any = get_scorer(name)
     estimator: Any = _ESTIMATORS[data.task]()
     estimator.classes_ = np.arange(data.classes)
@@ -192,7 +200,10 @@ def _scorer(name: str, data: Dataset) -> Callable[[np.ndarray, np.ndarray], Sequ
     type_ = np.float64 if data.task == "regression" else np.int64
 
     def measure(outputs: np.ndarray, targets: np.ndarray) -> Sequence[float]:
-        if not _has_what_it_needs(name, targets):
+        if name in _OF_SPREAD:
+            differs = (targets != targets[0]).any(0)
+            outputs, targets = outputs[:, differs], targets[:, differs]
+        if not targets.size or not _has_what_it_needs(name, targets):
             return [math.nan]
         return [scorer(estimator, outputs, targets.astype(type_))]
 
@@ -205,7 +216,7 @@ def _has_what_it_needs(name: str, targets: np.ndarray) -> bool:
         return len(np.unique(targets, axis=0)) > 1
     if name == "average_precision" or (name.startswith("roc_auc") and targets.ndim > 1):
         return bool(targets.any())
-    return name != "explained_variance" or len(targets) > 1
+    return True
 
 
 def _ratio(what: str, average: str, outputs: np.ndarray, targets: np.ndarray) -> float:

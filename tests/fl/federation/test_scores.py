@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import fl
-from fl.federation.scores import macro_f1, metric
+from fl.federation.scores import macro_f1, metric, r2
 from fl.runs.evaluate import summarise_clients
 
 
@@ -62,6 +62,8 @@ def test_a_score_that_samples_do_not_define_is_nan(name, predicted, targets, exp
         ("precision_micro", [[0, 0], [0, 0]], [[0, 1], [0, 0]], math.nan),
         ("average_precision", [[1, 0, 0], [0, 1, 0]], [[1, 0, 0], [0, 1, 0]], 1),
         ("average_precision", [[1, 0], [0, 1]], [[0, 0], [0, 0]], math.nan),
+        ("average_precision", [0, 1, 0], [0, 1, 0], 1),  # no sample has class 2
+        ("average_precision", [0, 0, 1], [0, 1, 1], (1 / 2 + 5 / 6) / 2),
         ("roc_auc_ovr_weighted", [[1, 0, 0], [0, 1, 0]], [[0, 0, 0], [0, 0, 0]], math.nan),
     ],
 )
@@ -73,6 +75,19 @@ def test_an_average_is_over_the_classes_that_samples_have(name, predicted, targe
 def test_a_score_that_needs_no_class_is_of_samples_of_one_class_too(name):
     expected = {"neg_log_loss": math.log(math.e / (math.e + 2)), "top_k_accuracy": 1.0}
     assert score(name, [1, 1], [1, 1], outputs=3) == pytest.approx(expected[name])
+
+
+def test_numbers_that_are_always_the_same_define_no_share_of_their_spread():
+    targets = np.array([[1.0, 0.1], [2.0, 0.1], [3.0, 0.1]])
+    outputs = np.array([[1.0, 0.0], [2.0, 0.0], [2.0, 0.0]])
+    data = fl.Dataset.from_arrays(targets, targets, targets, targets, task="regression")
+    for name, one in (("explained_variance", 2 / 3), ("d2_absolute_error_score", 1 / 2)):
+        measured = metric(name, data)
+        assert measured(outputs, targets)[name] == pytest.approx(one)
+        assert math.isnan(measured(outputs[:, 1:], targets[:, 1:])[name])
+    owners = np.array([0, 0, 0, 1, 1, 1])
+    found = r2(np.concatenate([outputs, outputs]), np.concatenate([targets, 0 * targets + 0.1]), owners)
+    assert found.tolist() == pytest.approx([1 / 2, math.nan], nan_ok=True)
 
 
 def test_macro_f1_leaves_out_labels_that_nobody_has_or_predicts():
