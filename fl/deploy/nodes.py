@@ -10,6 +10,7 @@ from torch import Tensor
 from fl.base.errors import FLError
 from fl.data import Dataset
 from fl.deploy.messages import InvalidMessage, NodeMessage, are_counts, fields, form_of
+from surgery.memory import shortage
 
 _log = logging.getLogger("fl")
 
@@ -19,6 +20,7 @@ Address: TypeAlias = Any
 HEADER = 1 << 20  # bytes that an answer may have beside its tensors
 MOST_SAMPLES = 10**8
 """Samples that a client may say it has, for each of training, validation and test: the server numbers all of them."""
+_SAMPLE_BYTES = 24  # a sample's number, and copies of it while samples are dealt out
 
 
 class Link(Protocol):
@@ -251,6 +253,11 @@ class Nodes:
             )
         if (most := max(said["sizes"])) > MOST_SAMPLES:
             raise InvalidMessage(f"client {client} says that it has {most:,} samples, and {MOST_SAMPLES:,} is the most")
+        total = sum(sum(sizes) for sizes in (said["sizes"], *(known["sizes"] for known in self.reported.values())))
+        if not self._complete and (lack := shortage(_SAMPLE_BYTES * total)):
+            raise InvalidMessage(
+                f"client {client} says that it has {sum(said['sizes']):,} samples, and the numbers of {total:,} {lack}"
+            )
         if not said["sizes"][0]:
             raise InvalidMessage(f"client {client} has no training samples")
         if client in self._places:

@@ -14,7 +14,7 @@ from fl import data
 from fl.algorithms import ALGORITHMS
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.parts.secure_round import SecureRecombination
-from fl.base.errors import FLError, ask_memory
+from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.base.tensors import sha256_of
 from fl.base.torch_private import tree_map
@@ -119,8 +119,6 @@ class Remote:
         self.labels = ALGORITHMS[name].labels(config.options_of(name))
         self.nodes = Nodes(link, waiting, test, self.labels)
         here = [said for _, said in sorted(self.nodes.reported.items())]
-        total = sum(sum(said["sizes"]) for said in here)
-        ask_memory(24 * total, f"the numbers of {total:,} samples that clients say they have", "see to their data")
         self._budgets = [said["budget"] for said in here]
         self.splits = _splits([said["sizes"] for said in here])
         self.dataset = _stand_in(test, here, self.labels)

@@ -34,7 +34,8 @@ class ClustersOptions:
     """Clusters of clients."""
 
     clusters: Integers = Defaults((5,))
-    """clusters: number of clusters, without this flag no more than clients; several numbers are levels from coarse to fine (FeMAM: 5, and levels as 2,5,9)"""
+    """clusters: number of clusters, without this flag no more than clients; several numbers are levels from coarse to
+    fine (FeMAM: 5, and levels as 2,5,9)"""
     cluster_classes: Sizes = ()
     """clusters: number of classes of each cluster, one for each level; auto is FeMAM's number where it has one, else an
     equal share"""

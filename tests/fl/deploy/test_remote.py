@@ -14,6 +14,7 @@ from fl.deploy.messages import NodeMessage
 from fl.deploy.nodes import Waiting
 from fl.deploy.remote import serve
 from fl.models.architectures import ArchitectureOptions
+from surgery import memory
 
 slow = pytest.mark.slow
 DEEP = {"model": "resnet20", "width": 0.25, "depth": 2}
@@ -187,6 +188,11 @@ def test_a_node_that_says_what_cannot_be_is_refused_and_named(header, why, tmp_p
     assert text.isprintable()
     assert len(text) < 600
     assert caplog.messages[0].isprintable()
+
+
+def test_a_node_with_more_samples_than_can_be_numbered_here_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "free_memory", lambda: 10**9)
+    assert "client 1 says that it has 100,000,000 samples" in greeted(tmp_path, sizes=[10**8, 0, 0])
 
 
 def test_a_node_with_too_high_a_number_keeps_nobody_from_starting(tmp_path, caplog):
