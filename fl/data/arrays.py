@@ -480,6 +480,12 @@ def of_huggingface(
                 raise FLError(f"{name} has no column {column!r}: there are {', '.join(part.column_names)}")
         only = part.select_columns([image, label])  # others need not be decoded
         found |= _stacked(name, only, task, room, keys=(image, label))
+        given = found["y" if name == "train" else "test_y"]
+        if _feature_names(part, label) is not None and (missing := int((torch.as_tensor(given) < 0).sum())):
+            raise FLError(
+                f"{missing:,} of {len(given):,} samples of {name} have no {label} (-1), as in test sets whose labels are "
+                f"kept back: give another split, or {name}.filter(lambda row: row[{label!r}] >= 0)"
+            )
         if owner:
             values, names = part[owner][:], _feature_names(part, owner)
             if names is not None:  # -1 and None stand for a missing one
@@ -502,7 +508,9 @@ def _check_split(name: str, part: Any) -> None:
     """Raise FLError for what is no `datasets.Dataset`, such as all splits of one, one that is streamed, or a name."""
     if isinstance(part, dict):
         splits = list(map(str, part))
-        first = "train" if "train" in splits else (splits or ["train"])[0]
+        if not splits:
+            raise FLError(f"{name} is {kind(part)} without a split: give two splits, as load_dataset returns them")
+        first = "train" if "train" in splits else splits[0]
         others = [split for split in ("test", "validation", *splits) if split in splits and split != first]
         two = f"data[{first!r}], data[{others[0]!r}]" if others else f"data[{first!r}].train_test_split(0.2)"
         raise FLError(f"{name} is {kind(part)} of {', '.join(splits)}: give two splits, as in {two}")

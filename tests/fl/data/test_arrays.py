@@ -437,6 +437,7 @@ def test_hugging_face_data_sets():
             r"train is a DatasetDict of train, test: give two splits, as in data\['train'\], data\['test'\]",
         ),
         ((train,), "test is missing"),
+        ((datasets.DatasetDict(),), "without a split"),
         ((train, "test"), r"test is the text 'test': .*split='test'"),
         ((streamed, train), r"which is streamed: .*from_list\(list\(train\), features=train.features\)"),
     ):
@@ -457,6 +458,9 @@ def test_hugging_face_data_sets():
     more = datasets.Dataset.from_dict(images, features=kind)
     assert Dataset.from_huggingface(more, parts[0], owner="label").names == ("a", "b", "c")
     assert Dataset.from_huggingface(more, parts[0], owner="label").owner_names == ("a", "b")
+    hidden = datasets.Dataset.from_dict(images | {"label": [-1, 0]}, features=kind)
+    with pytest.raises(FLError, match=r"1 of 2 samples of test have no label \(-1\)"):
+        Dataset.from_huggingface(more, hidden)
 
 
 @pytest.mark.parametrize("kind", ["str", "object", "category"])
