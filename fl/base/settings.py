@@ -341,6 +341,16 @@ def flag_in(word: str) -> str:
     return name[2:].removeprefix("no-").replace(".no-", ".") if name.startswith("--") else ""
 
 
+def described(kind: Any) -> str:
+    """Say what a value of a type is.
+
+    >>> described(int), described(tuple[int, ...])
+    ('a whole number', 'a list, each item a whole number')
+    """
+    kinds, many = types_of(kind)
+    return "a list, each item " * many + " or ".join(_WORDS[one] for one in kinds)
+
+
 def check_values(settings: Any, group: str = "") -> None:
     """Raise FLError for the first value that its setting cannot have.
 
@@ -352,10 +362,9 @@ def check_values(settings: Any, group: str = "") -> None:
             check_values(value, field.name)
             continue
         flag = flag_of(field.name, group)
-        kinds, many = types_of(field.type)
+        kinds, _ = types_of(field.type)
         if kinds and not fits(field.type, value):
-            words = "a tuple, each item " * many + " or ".join(_WORDS[one] for one in kinds)
-            raise FLError(f"--{flag} must be {words}, got {value!r}")
+            raise FLError(f"--{flag} must be {described(field.type)}, got {value!r}")
         items = as_tuple(value)
         for item in items:
             if isinstance(item, float) and not math.isfinite(item):

@@ -22,6 +22,7 @@ from fl.base.settings import (
     changed,
     check_read,
     check_values,
+    described,
     flag_of,
     from_yaml,
     lowered_defaults,
@@ -321,7 +322,8 @@ def _filled(default: Kind, values: dict[str, Any], group: str = "") -> Kind:
             result[name] = from_yaml(types[name], value)
         except TypeError:
             share = "; a share of the clients is participation" if name == "participants" else ""
-            raise FLError(f"{where}{name} cannot be {short(value)}{share}") from None
+            wanted = described(types[name])
+            raise FLError(f"{where}{name} cannot be {short(value)}: give {wanted}{share}") from None
     return replace(default, **result)
 
 

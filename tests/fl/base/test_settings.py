@@ -178,8 +178,8 @@ def test_roles():
         ({"rounds": True}, "--rounds must be a whole number, got True"),
         ({"flip": "no"}, "--flip must be true or false, got 'no'"),
         ({"model": 3}, "--model must be text, got 3"),
-        ({"seeds": ("a",)}, r"--seeds must be a tuple, each item a whole number, got \('a',\)"),
-        ({"algorithm": 5}, "--algorithm must be a tuple, each item text, got 5"),
+        ({"seeds": ("a",)}, r"--seeds must be a list, each item a whole number, got \('a',\)"),
+        ({"algorithm": 5}, "--algorithm must be a list, each item text, got 5"),
         ({"fedprox": FedProxOptions("much")}, "--fedprox.mu must be a number, got 'much'"),
     ],
 )
