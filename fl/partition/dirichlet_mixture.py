@@ -41,9 +41,7 @@ def _draw(mixture: np.ndarray, size: int, left: np.ndarray, rng: np.random.Gener
     taken = np.zeros_like(left)
     while missing := size - taken.sum():  # numbers above what is left are drawn again, from the other classes
         share, rest = mixture * (taken < left), left - taken
-        if (
-            share.sum() == 0
-        ):  # a tiny alpha can put all of the mass on classes that have run out: then one of the others
+        if share.sum() == 0:  # a tiny alpha puts all of the mass on classes that have run out: one of the others
             share = rng.multinomial(1, rest / rest.sum())
         taken = np.minimum(taken + rng.multinomial(missing, share / share.sum()), left)
     return taken
