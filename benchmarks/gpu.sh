@@ -8,8 +8,8 @@
 #     --device cpu [--quick] [--scale 2]    a rehearsal without a GPU; limits in seconds are multiplied by the scale
 #
 # The machine needs python3 with torch, torchvision, timm, scikit-learn, matplotlib, tqdm, safetensors, PyYAML, pytest,
-# pytest-xdist and hypothesis; what else is imported comes from .gpu, in wheels for Python 3.12 ($PYTHON_VERSION). The
-# project and .gpu have less than 64 MiB.
+# pytest-xdist and hypothesis; what else is imported comes from .gpu, in wheels for Python 3.12 ($PYTHON_VERSION). Git
+# ignores .gpu: copy it along by its name. The project and .gpu have less than 64 MiB.
 # JSON goes to $OUT, else to benchmarks/results, as soon as it is known. A step that fails does not stop the next; the
 # script then ends with an error.
 set -euo pipefail
