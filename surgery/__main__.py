@@ -15,8 +15,7 @@ _EXAMPLES = """\
   python -m surgery inspect torchvision:resnet50
   python -m surgery inspect torchvision:resnet50 --width 0.5 --depth 2,2,4,2 --plot resnet50.png
   python -m surgery inspect timm:vit_tiny_patch16_224 --width 0.5 --heads drop --json
-  python -m surgery merge ties a.safetensors b.safetensors --base base.safetensors --set density=0.3 --out c.safetensors
-  python -m surgery diff a.safetensors c.safetensors"""
+  python -m surgery merge ties a.safetensors b.safetensors --base base.safetensors --out c.safetensors"""
 
 
 _MODULE, _SCRIPT = "python -m surgery", "layer-surgery surgery"

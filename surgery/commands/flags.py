@@ -4,15 +4,14 @@ import inspect
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import docstring_parser
 import tyro
 
-from surgery.errors import SurgeryError
-from surgery.operations.arguments import type_and_kind, value_of
+from surgery.operations.arguments import type_and_kind
 
 
 def call(command: Callable[..., Any], prog: str, argv: Sequence[str]) -> Any:
@@ -27,7 +26,6 @@ def call(command: Callable[..., Any], prog: str, argv: Sequence[str]) -> Any:
         raise SystemExit(0)
     texts = texts_of(command)
     parameters = inspect.signature(command).parameters
-    repeated = [name for name, p in parameters.items() if get_origin(type_and_kind(p.annotation)[0]) is Mapping]
 
     def read(**given: Any) -> dict[str, Any]:
         return given
@@ -37,7 +35,7 @@ def call(command: Callable[..., Any], prog: str, argv: Sequence[str]) -> Any:
         inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=() if name in repeated and p.default is None else p.default,
+            default=p.default,
             annotation=read.__annotations__[name],
         )
         for name, p in parameters.items()
@@ -47,8 +45,7 @@ def call(command: Callable[..., Any], prog: str, argv: Sequence[str]) -> Any:
     description = "\n\n".join(filter(None, (about.short_description, about.long_description)))
     with redirect_stdout(_Wrapped(sys.stdout)):
         given = tyro.cli(read, prog=prog, description=description, args=argv)
-    mappings = {name: entries(name, given.pop(name)) for name in repeated}
-    return command(**given, **mappings)
+    return command(**given)
 
 
 class _Wrapped:
@@ -106,19 +103,3 @@ def _as_tyro_reads(parameter: inspect.Parameter, text: str) -> Any:
     read = kind if parameter.default is not None or known.repeated else kind | None
     settings = tyro.conf.arg(metavar=metavar, help=text, help_behavior_hint=hint)
     return Annotated[read, settings, *markers]
-
-
-def entries(flag: str, texts: Sequence[str]) -> dict[str, Any]:
-    """NAME=VALUE as a dict; the name may be "", which is the section of a model that is one.
-
-    >>> entries("outside", ["fc=1", "layer1=0:0-1"])
-    {'fc': 1, 'layer1': '0:0-1'}
-    """
-    found: dict[str, Any] = {}
-    for text in texts or ():
-        name, equals, value = text.rpartition("=")
-        if not equals or name in found:
-            what = "is there twice" if equals else "has no ="
-            raise SurgeryError(f"--{flag} {text} {what}: write NAME=VALUE, each name once")
-        found[name] = value_of(value)
-    return found

@@ -6,23 +6,20 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import surgery
 from surgery.commands.contents import contents, contents_text
-from surgery.commands.shared import File, ModelName, NewFile
+from surgery.commands.shared import ModelName, NewFile
 from surgery.depth.sections import repeatable
 from surgery.errors import SurgeryError
-from surgery.files import check_absent, open_state
 from surgery.inspect.describe import describe
 from surgery.inspect.draw import check_picture, draw
 from surgery.inspect.report import Steps
 from surgery.inspect.report import inspect as report_of
-from surgery.lazy import Pieces
 from surgery.libraries import named
-from surgery.operations.arguments import Counts, Kind, PlanFile, Shape
+from surgery.operations.arguments import Counts, Kind, Shape
 from surgery.operations.checkpoint import Model, build, check_runs, example_for, output_for
-from surgery.operations.states import plan_of
 from surgery.recombine import inverse
 
 _DEEPEST = 500  # blocks of a section; more than any published network has, and few enough to be copied in a minute
@@ -97,79 +94,6 @@ def is_checkpoint(text: str) -> bool:
     """
     endings = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".json")
     return text.endswith(endings) or (":" not in text and ("/" in text or Path(text).exists()))
-
-
-def diff(a: File, b: File, *, json: bool = False) -> int:
-    """Say which tensors of two checkpoints differ, and by how much.
-
-    The exit code is 1 if any differs.
-
-    Args:
-        a: a .safetensors or .pt file, or a folder
-        b: another one
-        json: print one JSON object instead
-    """
-    one, two = open_state(a), open_state(b)
-    rows = [{"name": name, **compared(one.pieces(name), two.pieces(name))} for name in one if name in two]
-    only = {"a": [name for name in one if name not in two], "b": [name for name in two if name not in one]}
-    differ = [row for row in rows if not row["equal"]]
-    if json:
-        print(dumps({"only": only, "differ": differ, "equal": len(rows) - len(differ)}))
-    else:
-        print(_differences(only, differ, len(rows)))
-    return int(bool(differ or only["a"] or only["b"]))
-
-
-def compared(a: Pieces, b: Pieces) -> dict[str, Any]:
-    """How two tensors differ: in shape and dtype, in how many elements, by how much at most, and ||a - b|| / ||a||.
-
-    Elements that are NaN in both are equal.
-    """
-    found: dict[str, Any] = {"equal": False}
-    if a.shape != b.shape or a.dtype != b.dtype:
-        found["shapes"] = [list(a.shape), list(b.shape)]
-        found["dtypes"] = [str(a.dtype).removeprefix("torch."), str(b.dtype).removeprefix("torch.")]
-    if a.shape != b.shape:
-        return found
-    count, most, apart, size = 0, 0.0, 0.0, 0.0
-    for x, y in zip(a.slabs(), b.slabs()):
-        dtype = torch.complex128 if x.is_complex() or y.is_complex() else torch.float64
-        if not any(one.is_floating_point() or one.is_complex() or one.dtype is torch.uint64 for one in (x, y)):
-            dtype = torch.int64  # float64 does not hold all of them
-        x, y = x.to(dtype), y.to(dtype)
-        unlike = (x != y) & ~(x.isnan() & y.isnan())
-        if here := int(unlike.sum()):
-            count += here
-            gap = torch.where(unlike, _gap(x, y), 0).nan_to_num(torch.inf)
-            most, apart = max(most, gap.max().item()), apart + gap.square().sum().item()
-        size += x.abs().double().nan_to_num(0).square().sum().item()
-    found |= {"elements": a.size, "different": count, "largest": most}
-    found["relative"] = (apart / size) ** 0.5 if size else (0.0 if not apart else float("inf"))
-    found["equal"] = count == 0 and a.dtype == b.dtype
-    return found
-
-
-def _gap(x: Tensor, y: Tensor) -> Tensor:
-    """How far apart elements are, of integers exactly where they are near; int64 does not hold all that are far."""
-    if x.is_floating_point() or x.is_complex():
-        return (x - y).abs()
-    far = (x.double() - y.double()).abs()
-    return far.where(far > 2**53, (x - y).abs().double())
-
-
-def _differences(only: dict[str, list[str]], differ: list[dict[str, Any]], both: int) -> str:
-    lines = [f"only in {side}: {name}" for side, names in (("A", only["a"]), ("B", only["b"])) for name in names]
-    width = max([len(row["name"]) for row in differ], default=0)
-    for row in sorted(differ, key=lambda row: -row.get("relative", float("inf"))):
-        what = []
-        if "shapes" in row:
-            (a, b), (one, two) = row["shapes"], row["dtypes"]
-            what.append(f"{one} {a} and {two} {b}")
-        if "different" in row:
-            what.append(f"{row['different']:,} of {row['elements']:,} elements differ, by at most {row['largest']:.3g}")
-            what.append(f"relative distance {row['relative']:.3g}")
-        lines.append(f"{row['name']:{width}}  {'; '.join(what)}")
-    return "\n".join([*lines, f"{both - len(differ)} of {both} tensors with the same name are equal"])
 
 
 def check(
@@ -261,34 +185,3 @@ def _deepens(model: nn.Module, example: Any) -> str:
     if len(found) == 1:
         return "1 section gets a block more, and loses it again"
     return f"{len(found)} sections get a block more, and lose it again"
-
-
-def plan(
-    do: Annotated[Literal["show", "compose"], Kind(positional=True)],
-    plans: Annotated[tuple[Path, ...], Kind("PLAN.json...", positional=True)],
-    *,
-    out: PlanFile | None = None,
-) -> None:
-    """Print a plan, or compose several.
-
-    To compose two, the small model of the first has to be the full model of the second.
-
-    Args:
-        do: what to do
-        plans: one plan to show, or two or more to compose
-        out: where the composed plan goes
-    """
-    found = [plan_of(path) for path in plans]
-    if do == "show":
-        if len(found) != 1 or out is not None:
-            raise SurgeryError("plan show prints one plan: give one file, and no --out")
-        print(found[0].describe())
-        return
-    if len(found) < 2 or out is None:
-        raise SurgeryError("plan compose takes two or more plans, from the outside in, and --out PLAN.json")
-    composed = found[0]
-    for one in found[1:]:
-        composed = composed.compose(one)
-    check_absent(out)
-    composed.save(out)
-    print(f"{out}: {str(composed).splitlines()[0]}")

@@ -8,33 +8,24 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
-from surgery import adapters
 from surgery import merge as merging
 from surgery.commands.flags import texts_of
 from surgery.commands.shared import File, Files, ModelName, NewFile, save, source, summary
-from surgery.errors import SurgeryError, about
+from surgery.errors import SurgeryError
 from surgery.files import check_absent, check_new
 from surgery.merge import METHODS
-from surgery.mergekit import merge_folders, read_config
-from surgery.mergekit.config import KEYS
-from surgery.mergekit.methods import METHODS as MERGEKITS
 from surgery.operations import MERGES, OPERATIONS, carry_out, checkpoints
 from surgery.operations.arguments import (
-    AdapterFolder,
     Floats,
     Function,
     Kind,
-    Patterns,
     PlanFile,
     Shape,
-    Whole,
     shown,
     value_of,
 )
 from surgery.operations.checkpoint import Model
-from surgery.recipe import Recipe, planned, read_recipe
 
-_CONFIGURATIONS = (".yml", ".yaml")
 Size = Annotated[str, Kind("SIZE")]
 Settings = Annotated[tuple[str, ...], Kind("[PATTERN:]NAME=VALUE", repeated=True)]
 
@@ -127,26 +118,18 @@ def carry_out_on(
     for one in inputs:
         one.before = check
     (first, kind), *_ = checkpoints(do).items()
-    found = carry_out(do, {first: inputs if kind is list else inputs[0], **beside, **settings})
-    if isinstance(found, list):
-        check_absent(out, folder=True)
-        results = {out / f"{k}.safetensors": one for k, one in enumerate(found)}
-    else:
-        check()
-        results = {out: found}
+    result = carry_out(do, {first: inputs if kind is list else inputs[0], **beside, **settings})
+    check()
     if dry_run:
-        print("\n".join(f"would write {path}: {summary(one.values)}" for path, one in results.items()))
+        print(f"would write {out}: {summary(result.values)}")
         return
     made = {called: do} | {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
     made["inputs"] = [source(one.checkpoint) for one in inputs]
     made |= {name: source(one.checkpoint) for name, one in beside.items()}
-    if isinstance(found, list):
-        out.mkdir(exist_ok=True)
-    for k, (path, one) in enumerate(results.items()):
-        save(path, one, made={**made, "model": k} if isinstance(found, list) else made, shard_bytes=shard_bytes)
+    save(out, result, made=made, shard_bytes=shard_bytes)
     if plan is not None:
-        found.plan.save(plan)
-        print(f"{plan}: {str(found.plan).splitlines()[0]}")
+        result.plan.save(plan)
+        print(f"{plan}: {str(result.plan).splitlines()[0]}")
 
 
 _NEEDS = {
@@ -161,7 +144,7 @@ def merge(
     method: Annotated[str, Kind("METHOD", positional=True)],
     files: Files,
     *,
-    out: NewFile | None = None,
+    out: NewFile,
     base: NewFile | None = None,
     weights: Floats | None = None,
     set: Settings = (),
@@ -176,7 +159,7 @@ def merge(
     """Merge checkpoints by one of {count} methods.
 
     The checkpoints have one architecture; they are merged tensor by tensor, without holding them in memory. `merge
-    METHOD --help` lists the settings of a method. `merge CONFIG.yml OUT` does what a configuration of mergekit says.
+    METHOD --help` lists the settings of a method.
 
     Args:
         method: {by_numbers}; with a --model and --data also fisher and regmean, with a --score greedy_soup
@@ -196,13 +179,6 @@ def merge(
         shard_size: in a folder: the size above which the result is split into several files, such as 5GB
         dry_run: check everything and print what would be written
     """
-    if Path(method).suffix in _CONFIGURATIONS:
-        beside = {"base": base, "weights": weights, "set": set, "data": data, "loss": loss, "score": score}
-        beside |= {"model": model, "input": input}
-        _merge_by_config(Path(method), [*files, *([] if out is None else [out])], beside, shard_size, dry_run)
-        return
-    if out is None:
-        raise SurgeryError("there is nowhere to write to: give --out FILE")
     if method not in MERGES:
         near = difflib.get_close_matches(method, MERGES, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(MERGES)}"
@@ -227,27 +203,6 @@ def merge(
     carry_out_on(method, files, given, others, called="method", **where)
 
 
-def _merge_by_config(
-    path: Path, places: Sequence[Path], others: Mapping[str, Any], shard_size: str | None, dry_run: bool
-) -> None:
-    """Merge as a configuration of mergekit says."""
-    if odd := [name for name, value in others.items() if value]:
-        raise SurgeryError(f"{path} says how models are merged: leave --{odd[0]} out")
-    if len(places) != 1:
-        raise SurgeryError(f"give {path} and the new folder, `merge {path} OUT`")
-    shard_bytes, (place,) = size_in_bytes(shard_size), places
-    check_new(place)
-    config = read_config(path)
-    found = merge_folders(config)
-    if dry_run:
-        print(f"would write {place}: {summary(found.values)}")
-        return
-    folder = found.donor if found.donor.is_folder else None
-    made = {"method": config.method, "config": config.text}
-    model = Model(found.values, "the result", folder=folder)
-    save(place, model, made=made, shard_bytes=shard_bytes, config=found.config, beside=found.beside)
-
-
 def settings_of(method: str) -> str:
     """What `merge METHOD --help` prints: what the method does, its settings with their defaults, and its flags."""
     function = getattr(merging, method) if method in METHODS else MERGES[method]
@@ -269,25 +224,8 @@ def settings_of(method: str) -> str:
 _FLAGS = ("base", "weights", "data", "loss", "score")
 
 
-def settings_in_files() -> str:
-    """What `merge CONFIG.yml --help` prints: the keys of mergekit's files, and the parameters of its methods."""
-    lines = ["What a configuration of mergekit says.", "", "usage: {module} merge CONFIG.yml OUT [--dry-run]", ""]
-    lines += [
-        textwrap.fill(f"keys: {', '.join(KEYS)}", 80, subsequent_indent="  "),
-        "",
-        "merge_method, its parameters:",
-    ]
-    for name, method in MERGEKITS.items():
-        what = ", ".join([*(f"{key}*" for key in method.own), *method.shared]) or "none"
-        base = {"none": "", "possible": "; base_model possible"}.get(method.base, "; needs a base_model")
-        lines.append(textwrap.fill(f"{name:16} {what}{base}", 80, initial_indent="  ", subsequent_indent=" " * 19))
-    return "\n".join([*lines, "", "* also of each model by itself. Other keys and methods are refused by their names."])
-
-
 def explained(first: str) -> str | None:
     """What `merge FIRST --help` prints, unless it is what `merge --help` does."""
-    if Path(first).suffix in _CONFIGURATIONS:
-        return settings_in_files()
     if first in MERGES:
         return settings_of(first)
     if first.startswith("-") or Path(first).suffix or Path(first).exists():
@@ -318,40 +256,6 @@ def average(files: Files, *, out: NewFile, weights: Floats | None = None) -> Non
     merge("linear", files, out=out, weights=weights)
 
 
-def extract_adapter(
-    file: File,
-    *,
-    base: NewFile,
-    rank: Whole,
-    out: AdapterFolder,
-    modules: Patterns = (),
-    train: Patterns = (),
-    model: ModelName | None = None,
-) -> None:
-    """Take an adapter of low rank (LoRA) out of a fine-tuned checkpoint, into a folder of peft's.
-
-    Args:
-        file: the fine-tuned checkpoint
-        base: the checkpoint that it was fine-tuned from
-        rank: of the adapters, which are the best of that rank
-        out: the new folder, which PeftModel.from_pretrained and `fold` read
-        modules: a layer that gets an adapter, or a pattern of names; can be repeated [linear layers and convolutions]
-        train: a module whose tensors are taken whole, such as a norm or a classifier; can be repeated
-        model: timm:NAME, torchvision:NAME or module:factory; folders of transformers' models need none
-    """
-    check_absent(out, folder=True)
-    before, after = Model.open(base, model), Model.open(file, model)
-    net = before.loaded()
-    after.built()
-    found, error, left = adapters.extract(net, dict(after.values), rank, modules=modules or None, train=train)
-    adapters.write_peft(found, out, base_model_name_or_path=str(base))
-    worst = max(error, key=error.__getitem__)
-    print(f"{out}: {len(error)} adapters of rank {rank}, {summary(adapters.state(found))}")
-    print(f"of what fine-tuning changed is missing: at most {error[worst]:.1%} of a layer ({worst})")
-    for name in left:
-        print(f"not in the adapter: {name}")
-
-
 def settings(texts: Sequence[str], known: Sequence[str]) -> dict[str, Any]:
     """Settings of a method from texts NAME=VALUE or PATTERN:NAME=VALUE; patterns keep their order.
 
@@ -375,54 +279,6 @@ def settings(texts: Sequence[str], known: Sequence[str]) -> dict[str, Any]:
     for name, value in everywhere.items():
         found[name] = {**found[name], "*": value} if name in found else value
     return found
-
-
-def apply(
-    recipe: Annotated[Path, Kind("RECIPE.yaml", positional=True)],
-    *,
-    shard_size: Size | None = None,
-    dry_run: bool = False,
-) -> None:
-    """Carry out the steps of a recipe.
-
-    It is printed and checked as a whole before anything is written.
-
-    Args:
-        recipe: inputs, steps and outputs; docs/guides/merge.md shows some
-        shard_size: in folders: the size above which a result is split into several files, such as 5GB
-        dry_run: check everything, print the steps with sizes, and write nothing
-    """
-    shard_bytes, found = size_in_bytes(shard_size), read_recipe(recipe)
-
-    def check() -> None:
-        for path in found.outputs:
-            check_new(path)
-
-    with about(str(recipe)):
-        inputs, results = planned(found, recipe.parent, check)
-    check()
-    known = {**inputs, **results}
-    print(_listed(found, known))
-    if dry_run:
-        return
-    made = {"recipe": found.text, "inputs": {name: source(one.checkpoint) for name, one in inputs.items()}}
-    for path, name in found.outputs.items():
-        save(path, known[name], made={**made, "output": name}, shard_bytes=shard_bytes)
-
-
-def _listed(recipe: Recipe, known: Mapping[str, Model]) -> str:
-    """Inputs, steps and outputs, one a line, with their sizes."""
-    lines = []
-    for name, one in recipe.inputs.items():
-        model = f" of {one.model}" if one.model else ""
-        lines.append(f"input   {name} = {one.path}{model}: {summary(known[name].values)}")
-    for name, step in recipe.steps.items():
-        said = ", ".join(
-            f"{key}={value if isinstance(value, str) else shown(value)}" for key, value in step.items() if key != "do"
-        )
-        results = [one for one in known if one == name or (one not in recipe.steps and one.startswith(f"{name}."))]
-        lines += [f"step    {one} = {step['do']}({said}): {summary(known[one].values)}" for one in results]
-    return "\n".join([*lines, *(f"output  {path} = {name}" for path, name in recipe.outputs.items())])
 
 
 def size_in_bytes(text: str | None) -> int | None:

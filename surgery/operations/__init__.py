@@ -1,15 +1,13 @@
-"""What the commands and the steps of recipes do with checkpoints: each operation once, for both.
+"""What the commands do with checkpoints.
 
-An operation is a function whose signature says all that a command line or a recipe has to know: which arguments are
+An operation is a function whose signature says all that a command line has to know: which arguments are
 checkpoints, how the others are written, and what they may be.
 """
 
-import difflib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, get_args, get_origin
+from collections.abc import Callable, Mapping
+from typing import Any, get_args
 
-from surgery.errors import SurgeryError
 from surgery.merge import METHODS
 from surgery.operations import mixtures, models, states
 from surgery.operations.arguments import type_and_kind
@@ -25,23 +23,17 @@ MERGES: dict[str, Callable[..., Model]] = {
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
     **MERGES,
-    "passthrough": mixtures.passthrough,
     "narrow": models.narrow,
     "prune": models.prune,
     "graft": models.graft,
     "ungraft": models.ungraft,
     "permute": models.permute,
     "align": models.align,
-    "fit": models.fit,
     "widen": models.widen,
-    "shuffle": mixtures.shuffle,
     "extract": states.extract,
     "embed": states.embed,
-    "replace": states.replace,
-    "cast": states.cast,
-    "fold": states.fold,
 }
-"""By name; each gives a model, `shuffle` a list of them."""
+"""By name."""
 
 
 def carry_out(do: str, given: Mapping[str, Any]) -> Any:
@@ -54,10 +46,10 @@ def carry_out(do: str, given: Mapping[str, Any]) -> Any:
 
 
 def checkpoints(do: str) -> dict[str, type]:
-    """The arguments of an operation that are checkpoints, with what holds them: a Model, a list or a dict of them.
+    """The arguments of an operation that are checkpoints, with what holds them: a Model, or a list of them.
 
-    >>> {name: kind.__name__ for name, kind in checkpoints("embed").items()}, checkpoints("shuffle")
-    ({'model': 'Model', 'into': 'Model'}, {'models': <class 'list'>})
+    >>> {name: kind.__name__ for name, kind in checkpoints("embed").items()}, checkpoints("ties")["models"]
+    ({'model': 'Model', 'into': 'Model'}, <class 'list'>)
     """
     found: dict[str, type] = {}
     for name, parameter in inspect.signature(OPERATIONS[do]).parameters.items():
@@ -66,18 +58,5 @@ def checkpoints(do: str) -> dict[str, type]:
         if kind is Model:
             found[name] = Model
         elif Model in inside:
-            found[name] = list if get_origin(kind) is Sequence else dict
+            found[name] = list
     return found
-
-
-def check_arguments(do: str, given: Mapping[str, Any]) -> None:
-    """SurgeryError unless there is such an operation, and it takes these arguments."""
-    if do not in OPERATIONS:
-        near = difflib.get_close_matches(do, OPERATIONS, n=3)
-        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"choose one of {', '.join(OPERATIONS)}"
-        raise SurgeryError(f"unknown operation {do!r}: {hint}")
-    takes = inspect.signature(OPERATIONS[do]).parameters
-    if odd := [name for name in given if name not in takes]:
-        raise SurgeryError(f"{do} takes no {odd[0]!r}, but {', '.join(takes)}")
-    if lacking := [name for name, p in takes.items() if p.default is p.empty and name not in given]:
-        raise SurgeryError(f"{do} needs {lacking[0]!r}")

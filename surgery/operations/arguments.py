@@ -123,8 +123,6 @@ _counts = needs(
     lambda v: isinstance(v, list | tuple | dict),
     lambda name, value: list(value) if isinstance(value, tuple) else value,
 )
-_blocks = needs("give entries SECTION: BLOCKS, such as layer1: 0:0-1,1:1", lambda v: isinstance(v, Mapping))
-_outside = needs("give entries PATTERN: MODEL, such as fc: 1", lambda v: isinstance(v, Mapping))
 
 Number = Annotated[float, Kind("NUMBER", number)]
 Share = Annotated[float, Kind("SHARE", partial(number, low=0, high=1, open_low=True))]
@@ -137,11 +135,8 @@ Shape = Annotated[tuple[int, ...], Kind("INT,...", by=listed(int, "3,224,224"))]
 Floats = Annotated[tuple[float, ...], Kind("FLOAT,...", by=listed(float, "1,0.5"))]
 Function = Annotated[str, Kind("MODULE:FUNCTION")]
 """A function of the user's own."""
-AdapterFolder = Annotated[Path, Kind("FOLDER")]
 PlanFile = Annotated[Path, Kind("PLAN.json")]
 OrdersFile = Annotated[Path, Kind("FILE.json")]
-Blocks = Annotated[Mapping[str, Any], Kind("SECTION=BLOCKS", _blocks, repeated=True)]
-Outside = Annotated[Mapping[str, int], Kind("PATTERN=MODEL", _outside, repeated=True)]
 Score = Literal["l1", "l2", "bn_scale"]
 """How important a position is: by the norm of its weights, or by batch norms' scales."""
 

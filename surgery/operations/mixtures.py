@@ -1,106 +1,18 @@
 """Operations on several checkpoints: merges, and blocks and layers of several models put together."""
 
 import inspect
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal, cast
+from typing import Any
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 import surgery
 from surgery import merge
 from surgery.errors import SurgeryError, explained
-from surgery.lazy import LazyState, metas
-from surgery.operations.arguments import Blocks, Function, Outside, Whole, batches_of, function_of, shown
-from surgery.operations.checkpoint import Built, InBlocks, Model
-from surgery.states import check_same
-
-
-def shuffle(
-    models: Sequence[Model],
-    *,
-    unit: Literal["layer", "block", "tensor"] = "layer",
-    seed: Whole = 0,
-    derange: bool = False,
-) -> list[Model]:
-    """Exchange layers between checkpoints: every layer of every one is used exactly once, in a new one.
-
-    Args:
-        models: at least two checkpoints of one architecture
-        unit: what moves as one piece
-        seed: of the draw
-        derange: no piece stays in its place
-
-    Returns:
-        a new folder, which gets 0.safetensors, 1.safetensors, ...
-    """
-    if len(models) < 2:
-        raise SurgeryError("shuffle exchanges layers between models: give at least two checkpoints")
-    firsts = models[0].values.first_names()
-    for other in models[1:]:
-        check_same(metas(models[0].values), metas(other.values), models[0].what, other.what)
-        if other.values.first_names() != firsts:
-            raise SurgeryError(f"{models[0].what} and {other.what} tie different tensors: save both in one format")
-    tensors = {name: tensor for name, tensor in metas(models[0].values).items() if firsts[name] == name}
-    parts = surgery.segments(surgery.layers(tensors, unit=unit))
-    draw = torch.Generator().manual_seed(seed)
-    swaps = surgery.permutations(len(parts), k=len(models), generator=draw, derange=derange).tolist()
-    mixed = []
-    for k, model in enumerate(models):
-        places = {name: models[swaps[i][k]].values for i, names in enumerate(parts) for name in names}
-        mixed.append(model.alike(LazyState({n: places[firsts[n]].pieces(n) for n in models[0].values})))
-    return mixed
-
-
-def passthrough(models: Sequence[InBlocks], *, blocks: Blocks, outside: Outside | None = None) -> Model:
-    """Put a network together from blocks of several, as mergekit's passthrough does; models count from 0.
-
-    Args:
-        models: the checkpoints; the first says what all looks like that is not named. To repeat a block, give a file
-            twice
-        blocks: a section of the first model and its new blocks, MODEL:BLOCK or MODEL:FIRST-LAST, such as
-            layer3=0:0-4,1:3-5; may be given for several sections
-        outside: tensors outside of these sections that another model gives, by name or pattern, such as fc=1
-
-    Returns:
-        the new checkpoint; the plan, which cuts the network out of all tensors, those of model K under K.NAME
-    """
-    if not models or not blocks:
-        raise SurgeryError("passthrough needs checkpoints and the new blocks: give --blocks layer3=0:0-4,1:3-5")
-    chosen = {str(name): _blocks(str(name), value) for name, value in blocks.items()}
-    for pattern, k in (outside or {}).items():
-        if type(k) is not int or not 0 <= k < len(models):
-            raise SurgeryError(f"outside has {shown(k)} for {pattern!r}: give the number of a model, from 0")
-    nets = [model.built() if model.described else model.values for model in models]
-    example = models[0].example() if models[0].described else None
-    net, plan = merge.passthrough(nets, blocks=chosen, outside=outside, example=example)
-    values = plan.extract(merge.union([model.values for model in models]))
-    return models[0].becomes(values, cast(nn.Module, net) if models[0].described else None, plan)
-
-
-def _blocks(section: str, value: Any) -> list[tuple[int, int]]:
-    """(model, block) of each.
-
-    >>> _blocks("layer1", "0:0-1,1:1")
-    [(0, 0), (0, 1), (1, 1)]
-    """
-    found: list[tuple[int, int]] = []
-    for one in value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]:
-        match = re.fullmatch(r"(\d{1,9}):(\d{1,9})(?:-(\d{1,9}))?", one.strip()) if isinstance(one, str) else None
-        if match:
-            first, last = int(match[2]), int(match[3] or match[2])
-            found += [(int(match[1]), block) for block in range(first, min(last, first + 10**5) + 1)]
-        elif isinstance(one, list | tuple) and len(one) == 2 and all(type(n) is int for n in one):
-            found.append((one[0], one[1]))
-        else:
-            raise SurgeryError(
-                f"the blocks of {section!r} are {shown(value)}: give MODEL:BLOCK or MODEL:FIRST-LAST, several with "
-                "commas, such as 0:0-3,1:2"
-            )
-    return found
+from surgery.operations.arguments import Function, batches_of, function_of
+from surgery.operations.checkpoint import Built, Model
 
 
 def by_numbers(name: str) -> Callable[..., Model]:

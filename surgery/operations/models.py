@@ -274,24 +274,6 @@ def align(
     return _ordered(model, plan.build(net), plan)
 
 
-def fit(model: Built, *, small: Model) -> Model:
-    """Lay a smaller model of the family into a checkpoint where it matches best.
-
-    After that models of unequal width and depth are merged.
-
-    Args:
-        model: the large model's checkpoint
-        small: the small model's, with fewer positions in some widths and fewer blocks perhaps
-
-    Returns:
-        the new checkpoint of the large model, whose values stay where the small one has none; the plan, by which the
-        small model lies in it
-    """
-    net = model.loaded()
-    plan = surgery.fit(net, small.loaded() if small.described else dict(small.values), **model.run_arguments())
-    return model.alike(plan.embed(small.values, into=model.values)[0], plan)
-
-
 def _in_checkpoints(model: nn.Module, run: Mapping[str, Any], orders: Mapping[str, Any]) -> dict[str, Any]:
     """The orders, or scores, of widths along which checkpoints hold all tensors; the others are logged.
 
