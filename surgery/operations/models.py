@@ -74,7 +74,6 @@ def prune(
     macs: Share | None = None,
     parameters: Share | None = None,
     positions: Share | None = None,
-    latency: Share | None = None,
     by: Score = "l1",
     steps: Steps = 1,
     even: bool = False,
@@ -88,7 +87,6 @@ def prune(
         macs: the share of multiply-accumulates to keep, in (0, 1]
         parameters: the share of parameters to keep, in (0, 1]
         positions: the share of the positions of all widths to keep, in (0, 1]: 1 - torch-pruning's pruning_ratio
-        latency: the share of the time of a forward pass on this machine to keep, in (0, 1]; it is measured
         by: how important a position is: by the norm of its weights, or by batch norms' scales
         steps: in how many steps, each of which scores anew what is left
         even: keep the same share of all widths, so that layers stay alike, as a folder of transformers' model asks
@@ -98,11 +96,9 @@ def prune(
     Returns:
         the new checkpoint; the plan, by which the narrow model lies in the given one
     """
-    if [macs, parameters, positions, latency].count(None) != 3:
-        raise SurgeryError(
-            "prune needs a size: give the share of macs, parameters, positions or latency to keep, one of them"
-        )
-    target = surgery.Target(macs=macs, parameters=parameters, positions=positions, latency=latency, even=even)
+    if [macs, parameters, positions].count(None) != 2:
+        raise SurgeryError("prune needs a size: give the share of macs, parameters or positions to keep, one of them")
+    target = surgery.Target(macs=macs, parameters=parameters, positions=positions, even=even)
     net = model.loaded()
     small, plan, _ = surgery.prune(
         net, target=target, importance=by, steps=steps, heads=heads, rounding=rounding, **model.run_arguments()

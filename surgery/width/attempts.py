@@ -25,16 +25,14 @@ from surgery.width import axes
 from surgery.width.axes import SHUFFLED, Why, fix, lost, role
 from surgery.width.check import Divergence, checked_plan, described, splits_interleaved
 from surgery.width.choose import Chosen, Demand, Scores, TracedScores, best, choose, scores_of
-from surgery.width.latency import Latency, Timing, device_of, seconds
 from surgery.width.plan import plan_of
 from surgery.width.shortfall import UnshrunkWidth, listed, stayed_whole
-from surgery.width.solve import Atom, Axis, Solution, digits, is_whole, named_widths, size_of, solve, terms
+from surgery.width.solve import Axis, Solution, digits, is_whole, named_widths, size_of, solve, terms
 from surgery.width.steps import alike, numbered, same_code
-from surgery.width.target import SLOW, Cost, Target, What, numbers_kept
+from surgery.width.target import Cost, Target, What, numbers_kept
 from surgery.width.trace import Trace, traced
 
 _COUPLINGS = 6  # that are tried to bring the narrow model further
-_ROUNDS = 8  # in which the predicted time is corrected by the measured one
 _MOST_WHOLE = 8  # operations around which widths stay whole because the narrow model does not run
 
 
@@ -55,7 +53,6 @@ class Request:
     Attributes:
         sizes: by name how many positions widths had before the model was cut for the first time, of which the target's
             floor is a share.
-        timing: what is measured, if the target is one of latency.
     """
 
     model: nn.Module
@@ -66,7 +63,6 @@ class Request:
     target: Target | None = None
     scores: Scores | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
-    timing: Timing | None = None
 
 
 @dataclass(frozen=True)
@@ -101,7 +97,7 @@ class Attempt:
     solution: Solution
     demand: Demand
     chosen: Chosen
-    cost: Cost | Latency | None
+    cost: Cost | None
 
     @cached_property
     def whole(self) -> list[UnshrunkWidth]:
@@ -140,52 +136,10 @@ class Attempt:
 
 def final(request: Request) -> Attempt:
     """The attempt whose narrow model runs as predicted; SurgeryError as for `attempts`."""
-    if request.target and request.target.what == "latency":
-        return _within_time(request, request.target)
     try:
         return deque(attempts(request), maxlen=1).pop()
     except _Unreachable as error:
         raise SurgeryError(str(error)) from None
-
-
-def _within_time(request: Request, target: Target) -> Attempt:
-    """The slowest attempt that was measured to be within a target of latency: the predicted time is corrected.
-
-    By regula falsi, until the time that is measured is within the target and close to it.
-    """
-    timing = request.timing or Timing(request.model, request.example, target.clock or seconds)
-    known, within, low, high = Constraints(), None, 0.0, (timing.left, timing.left)
-    aim, budget = (1 - SLOW / 2) * target.share, target.share
-    under: tuple[float, float] | None = None
-    for number in range(_ROUNDS):
-        asked = replace(request, timing=replace(timing, budget=budget))
-        here = deque(attempts(asked, known), maxlen=1).pop()
-        cost, choice, known = here.cost, here.chosen.choice, here.known
-        assert isinstance(cost, Latency)
-        share = cost.measure(choice, here.checked.build(request.model))
-        if share <= target.share:
-            if within is None or share > low:
-                within, low = here, share
-            under = budget, share
-            if share >= (1 - SLOW) * target.share or not choice:
-                break
-        else:
-            high = budget, share
-            if not budget:
-                break
-        if under:
-            slope = (high[0] - under[0]) / max(high[1] - under[1], 1e-9)
-            budget = under[0] + slope * (aim - under[1])
-        else:  # within no time the fastest sizes are tried
-            budget = budget * aim / share if number < _ROUNDS // 2 else 0.0
-    if within is None:
-        whole = stayed_whole(here.solution, request.demand, choose(here.solution, request.demand))
-        reasons = f"; {listed(request.model, whole)}" if whole else ""
-        raise _Unreachable(
-            f"{target} cannot be reached: {share:.1%} of the time, measured, are left of the fastest model that was "
-            f"found: take a lower floor, a larger share, or an example on which more is computed{reasons}"
-        )
-    return within
 
 
 def attempts(request: Request, known: Constraints = Constraints()) -> Iterator[Attempt]:
@@ -228,22 +182,18 @@ def attempt(request: Request, known: Constraints) -> Attempt:
         axes.unify(*(trace.steps[place.step].axes()[place.position] for place in (a, b)))
     solution = solve(trace)
     demand, score = request.demand, None
-    cost: Cost | Latency | None = None
+    cost: Cost | None = None
     if traced_scores:
         score = partial(scores_of, scores=traced_scores(solution), solution=solution)
         demand = replace(demand, pick=best(score))
     if target:
         sizes = {atom: request.sizes.get(name, atom.size) for name, atom in named_widths(solution).items()}
-        if request.timing and target.what == "latency":
-            cost = Latency(seen, solution, request.timing, device_of(request.model, request.example))
-            number: Callable[..., Mapping[Atom, int]] = partial(cost.numbers_kept, target)
-        else:
-            cost = Cost(seen.model, solution, target.what, trace.lengths[0])
-            number = partial(numbers_kept, target, cost)
-        demand = replace(demand, numbers=partial(number, rounded=demand.share, scores=score, sizes=sizes))
+        cost = Cost(seen.model, solution, target.what, trace.lengths[0])
+        numbers = partial(numbers_kept, target, cost, rounded=demand.share, scores=score, sizes=sizes)
+        demand = replace(demand, numbers=numbers)
     demand = replace(demand, equal=[_of_size(solution, *one) for one in known.equal])
     chosen = choose(solution, demand)
-    if isinstance(cost, Cost) and target and (share := cost.share(chosen.choice)) > target.share:
+    if cost and target and (share := cost.share(chosen.choice)) > target.share:
         whole = stayed_whole(solution, request.demand, choose(solution, request.demand))
         reasons = f"; {listed(request.model, whole)}" if whole else ""
         raise _Unreachable(

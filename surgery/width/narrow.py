@@ -60,7 +60,7 @@ def narrow(
             pattern matches a module's name or that of one around it; `*`, `?` and `[...]` are as in file names. The
             first pattern that matches counts.
         target: how large the narrow model may be, `Target(macs=0.5)`, in place of rates. With `keep_top` the positions
-            of all widths compete for staying. A target of latency times the model, which takes some seconds.
+            of all widths compete for staying.
         keep_top: scores by width, as `surgery.importance` gives them: those with the highest stay, in their order; of
             equal ones the first. A width whose order matters (`widths` says why) keeps its first positions even so.
         keep: such patterns of modules whose tensors stay whole.
@@ -83,9 +83,9 @@ def narrow(
     Raises:
         SurgeryError: if no hidden width can shrink, or with `strict` not all of them (a model that has none is copied);
             if a pattern matches no module, or decides nothing; if modules that make one width are to have different
-            rates; if the target cannot be reached, with `strict` also if whole positions miss it by more than 2 % (a
-            time by 5 %), which otherwise is logged as a warning; for scores of another model, and if there are none for
-            a width that is to shrink.
+            rates; if the target cannot be reached, with `strict` also if whole positions miss it by more than 2 %,
+            which otherwise is logged as a warning; for scores of another model, and if there are none for a width that
+            is to shrink.
 
     >>> import torch
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(32, 5))
@@ -100,7 +100,7 @@ def narrow(
     if target is not None and (rate is not None or rates):
         raise SurgeryError("a target says how large the model is, so it replaces rate and rates: give one of them")
     if target is not None and not isinstance(target, Target):
-        raise SurgeryError(f"target is a surgery.Target of macs, parameters, positions or latency, got {target!r}")
+        raise SurgeryError(f"target is a surgery.Target of macs, parameters or positions, got {target!r}")
     if target is not None:
         rate = target.rate
     check_runs(model, example, "narrow")

@@ -17,7 +17,6 @@ from surgery.states import check_same_shapes, shapes_of
 from surgery.width import importance as criteria
 from surgery.width.attempts import Attempt, Request, attempt, final
 from surgery.width.choose import Demand, Heads, Rounding, Scores, checked
-from surgery.width.latency import Latency, Timing, seconds
 from surgery.width.narrow import finished
 from surgery.width.shortfall import listed, target_missed
 from surgery.width.solve import Choice, named_widths
@@ -32,15 +31,10 @@ class Size(NamedTuple):
     Attributes:
         macs: the multiply-accumulates of one forward pass on the example.
         parameters: how many it has.
-        latency: the seconds of that pass, measured, if the target is one of latency; else None.
     """
 
     macs: int
     parameters: int
-    latency: float | None = None
-
-    def __repr__(self) -> str:
-        return f"Size({', '.join(f'{name}={value}' for name, value in self._asdict().items() if value is not None)})"
 
 
 class Pruned(NamedTuple):
@@ -112,7 +106,7 @@ def prune(
     """
     check_runs(model, example, "prune")
     if not isinstance(target, Target):
-        raise SurgeryError(f"target is a surgery.Target of macs, parameters, positions or latency, got {target!r}")
+        raise SurgeryError(f"target is a surgery.Target of macs, parameters or positions, got {target!r}")
     if finetune is not None and not callable(finetune):
         raise SurgeryError(f"finetune is a function of a model and the number of a step, got {finetune!r}")
     if criteria.is_pruner(importance):  # its class has divided the scores itself, and LAMP's not by a mean
@@ -129,24 +123,21 @@ def prune(
             return importance(net)
 
     demand = checked(model, Demand(target.rate, {}, keep, heads, rounding))
-    timing = Timing(model, example, target.clock or seconds) if target.what == "latency" else None
-    asked = Request(model, example, demand, output, strict, target, scores(model), timing=timing)
+    asked = Request(model, example, demand, output, strict, target, scores(model))
     found = final(asked)  # what has to be refused is refused now, and what is less than asked for is told once
     finished(found)
     asked = replace(asked, strict=False, sizes={name: a.size for name, a in named_widths(found.solution).items()})
     told = {(one.tensor, one.axis) for one in found.whole}
-    left = full = timing.full if timing else found.count(target.what).full
-    net, plan, sizes = model, None, [_size(found, {}, full if timing else None)]
+    left = full = found.count(target.what).full
+    net, plan, sizes = model, None, [_size(found, {})]
     for number, share in enumerate(shares, 1):
         if len(shares) > 1:
             known = asked.scores if number == 1 else scores(net)
             try:
-                part = target.of(share if timing else min(1.0, share * full / left))
-                if timing and number > 1:
-                    timing = replace(timing, left=left / full, measured={})
-                wanted = replace(asked, model=net, target=part, scores=known, timing=timing)
+                part = target.of(min(1.0, share * full / left))
+                wanted = replace(asked, model=net, target=part, scores=known)
                 if isinstance(steps, int) and number < steps:  # of the rest of the way an equal part
-                    ahead = final(wanted) if timing else attempt(wanted, found.known)
+                    ahead = attempt(wanted, found.known)
                     count = ahead.count("positions")
                     stay = count.full - (count.full - count(ahead.chosen.choice)) / (steps - number + 1)
                     wanted = replace(wanted, target=target.of(stay / count.full, "positions"))
@@ -157,12 +148,9 @@ def prune(
                 _log.warning(listed(net, fresh))
                 told |= {(one.tensor, one.axis) for one in fresh}
         net, choice = found.plan.build(net), found.chosen.choice
-        if timing is None:
-            left = found.count(target.what)(choice)
-        else:
-            left = found.cost(choice) if isinstance(found.cost, Latency) else timing.compared(net)[0] * full
+        left = found.count(target.what)(choice)
         plan = plan.compose(found.plan) if plan else found.plan
-        sizes.append(_size(found, choice, left if timing else None))
+        sizes.append(_size(found, choice))
         net = _trained(net, finetune, number)
     if len(shares) > 1 and (missed := target_missed(target, left / full)):
         _log.warning(missed)
@@ -196,5 +184,5 @@ def _trained(net: nn.Module, finetune: Callable[[nn.Module, int], nn.Module | No
     return made
 
 
-def _size(found: Attempt, choice: Choice, latency: float | None) -> Size:
-    return Size(found.count("macs")(choice), found.count("parameters")(choice), latency)
+def _size(found: Attempt, choice: Choice) -> Size:
+    return Size(found.count("macs")(choice), found.count("parameters")(choice))

@@ -23,7 +23,7 @@ from surgery.width.solve import (
     summed_over,
     terms,
 )
-from surgery.width.target import CLOSE, SLOW, Target
+from surgery.width.target import CLOSE, Target
 
 _SHIFTED = lost("the code computes with it and itself, shifted (differences of neighbours, say)")
 _LISTED = 5  # widths that stayed whole are listed up to this number
@@ -230,11 +230,8 @@ def unused_tensors(
 
 def target_missed(target: Target, share: float) -> str:
     """How far a target was missed with this share of the full model; "" if it was not."""
-    timed = target.what == "latency"
-    if abs(share - target.share) <= (SLOW if timed else CLOSE) * target.share:
+    if abs(share - target.share) <= CLOSE * target.share:
         return ""
-    if timed:
-        return f"{target} is missed by more than {SLOW:.0%}: {share:.1%} of the time, measured, are left"
     more = "one more position of a width, or one more step of `rounding`,"
     return (
         f"{target} is missed by more than {CLOSE:.0%}: {share:.1%} of the {target.what} are left, and "

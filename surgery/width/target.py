@@ -14,7 +14,7 @@ from surgery.errors import SurgeryError
 from surgery.width.solve import Atom, Axes, Axis, Choice, Solution, size_of
 from surgery.width.steps import Step
 
-What: TypeAlias = Literal["parameters", "macs", "positions", "latency"]
+What: TypeAlias = Literal["parameters", "macs", "positions"]
 
 
 class Cost:
@@ -69,7 +69,6 @@ def multiplied(step: Step[Axis]) -> Iterator[Axes]:
 
 
 CLOSE = 0.02  # a model is as large as was asked for if it misses by less than this share of it
-SLOW = 0.05  # the same for a time, which is measured
 
 
 @dataclass(frozen=True)
@@ -84,18 +83,12 @@ class Target:
     Attributes:
         macs: the share of the full model's multiply-accumulates, as torch.utils.flop_counter counts them; or
         parameters: the share of its parameters; or
-        positions: the share of the positions of all widths that may shrink: 1 - torch-pruning's `pruning_ratio`; or
-        latency: the share of the time of a forward pass on the example, in evaluation mode on its device with torch's
-            present number of threads. Operations are timed alone at some sizes of each width, an integer program picks
-            sizes whose scores are the highest within a predicted time, and that time is corrected until the time that
-            is measured of the narrow model is at most this share of the full one's.
+        positions: the share of the positions of all widths that may shrink: 1 - torch-pruning's `pruning_ratio`.
         floor: the share of its positions that every width keeps whatever the scores say, so that no layer dies.
         normalise: whether scores are divided by their width's mean. Not where they are comparable over widths as they
             stand: LAMP's, whose highest is 1 in every width, and all that torch-pruning's classes have normalised.
         even: whether all widths keep one share, as with `narrow(rate=...)`, and scores choose positions within each
-            alone. Layers that were alike stay so, as the configurations of transformers' models ask. Not for latency.
-        clock: what times, for `latency`: from functions without arguments to the seconds of each, run in turns. None
-            for `surgery.width.latency.seconds`.
+            alone. Layers that were alike stay so, as the configurations of transformers' models ask.
 
     >>> Target(macs=0.5)
     Target(macs=0.5)
@@ -104,11 +97,9 @@ class Target:
     macs: float | None = None
     parameters: float | None = None
     positions: float | None = None
-    latency: float | None = None
     floor: float = 0.1
     normalise: bool = True
     even: bool = False
-    clock: Callable[..., Sequence[float]] | None = None
 
     def __post_init__(self):
         given = [share for what in get_args(What) if (share := getattr(self, what)) is not None]
@@ -121,11 +112,6 @@ class Target:
             number = isinstance(share, Real) and not isinstance(share, bool)
             if not number or not (0 < share <= 1 or (floor and share == 0)):
                 raise SurgeryError(f"Target({what}={share!r}): give a share of {whole}, 1]")
-
-        if self.even and self.latency is not None:
-            raise SurgeryError(
-                "even widths have no fastest sizes: give macs, parameters or positions, or leave even out"
-            )
 
     def __repr__(self) -> str:
         floor = "" if self.floor == 0.1 else f", floor={self.floor}"
