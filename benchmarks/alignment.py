@@ -7,9 +7,8 @@
 
 Two networks with seeds 2s and 2s + 1 see the same data in another order. The barrier is the largest loss on the line
 (11 points) over the straight line between the losses at its ends, on training and on test data: Frankle et al.
-(ICML 2020). `weights` and `activations` are `surgery.align`'s; the latter compares the first 512 training samples;
-`orthogonal` is by weights, too, with residual streams rotated (`maps="orthogonal"`). Networks with batch norm have
-their statistics repaired (Jordan et al., 2023) by the first 2,048 training samples at each point of the line but the
+(ICML 2020). `weights` and `activations` are `surgery.align`'s; the latter compares the first 512 training samples.
+Networks with batch norm have their statistics repaired (Jordan et al., 2023) by the first 2,048 training samples at each point of the line but the
 ends, for every row named `repaired`; those without any norm have each channel rescaled to statistics between those of
 the ends. Losses are those of the first `--judged` samples.
 
@@ -92,7 +91,7 @@ def measured(settings: dict, kept: Path, stored: list[dict]) -> Iterator[dict]:
     case, samples, epochs = CASES[name], settings["samples"], settings["epochs"]
     kinds = [
         (by, fix)
-        for by in ("", "weights", "orthogonal" if case.model == "pre-norm" else "activations")
+        for by in ("", "weights", *["activations"] * (case.model != "pre-norm"))
         for fix in ((False, True) if case.norm in ("batch", "none") else (False,))
     ]
     todo = [{**settings, "by": by or "as trained", "repaired": fix} for by, fix in kinds]
@@ -110,8 +109,7 @@ def measured(settings: dict, kept: Path, stored: list[dict]) -> Iterator[dict]:
     for row, by in todo:
         if by not in found:
             begin = time.process_time()
-            how = {"maps": by} if by == "orthogonal" else {"by": by, "batches": [images]}
-            models = align(nets, example=images[:2], **how).models
+            models = align(nets, example=images[:2], by=by, batches=[images]).models
             found[by] = models, time.process_time() - begin
         (one, other), seconds = found[by]
         curves = line(one, other, data, settings["judged"], row["repaired"], case.norm)
@@ -152,7 +150,7 @@ def draw(rows: list[dict], path: Path) -> None:
         panels.setdefault((row["case"], row["width"], row["epochs"]), []).append(row)
     several = Counter(case for case, _, _ in panels)
     figure = Figure(figsize=(13, 3.3 * math.ceil(len(panels) / 4)), layout="constrained")
-    colours = {"as trained": "#6b7280", "weights": "#3b6fb6", "activations": "#d9822b", "orthogonal": "#3f9c5a"}
+    colours = {"as trained": "#6b7280", "weights": "#3b6fb6", "activations": "#d9822b"}
     for number, ((case, width, epochs), same) in enumerate(panels.items()):
         axes = figure.add_subplot(math.ceil(len(panels) / 4), 4, number + 1)
         shown = set()

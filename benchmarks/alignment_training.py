@@ -22,7 +22,7 @@ class Case(NamedTuple):
     Attributes:
         data: the data set's name.
         model: of the zoo; empty for a perceptron with three hidden layers; `pre-norm` for timm's Vision Transformer on
-            images and for `CharGPT` on text, whose residual streams may be rotated.
+            images and for `CharGPT` on text.
         norm: the zoo model's, `layer`, `batch` or `none`.
         samples: the first ones of the training data are learned from, this many; 0 for all.
         epochs: how often each is seen.

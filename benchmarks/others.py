@@ -191,50 +191,6 @@ def mergekit_merge() -> None:
     assert refused
 
 
-def ours_files() -> None:
-    """`surgery merge FILE OUT` reads mergekit's files and adapters; methods and keys that it lacks are refused."""
-    from surgery.__main__ import main
-    from surgery.errors import SurgeryError
-    from surgery.files import open_state, write
-    from surgery.mergekit import read_config
-
-    with tempfile.TemporaryDirectory() as folder:
-        for k, name in enumerate("ab"):
-            write(
-                Path(folder, f"{name}.safetensors"),
-                {f"h.{i}.{w}": torch.full((2,), 1.0 + k) for i in (0, 1) for w in "xy"},
-            )
-        models = [
-            {"model": f"{folder}/{name}.safetensors", "parameters": {"weight": w}}
-            for name, w in (("a", 1), ("b", [0, 1]))
-        ]
-        said = {"merge_method": "linear", "models": models}
-        Path(folder, "c.yml").write_text(json.dumps(said))
-        assert main(["merge", f"{folder}/c.yml", f"{folder}/c.safetensors"]) == 0
-        found = open_state(f"{folder}/c.safetensors")
-        assert [found[f"h.{i}.x"][0].item() for i in (0, 1)] == [1.0, 1.5]
-        for word, odd in {
-            "ram": {"merge_method": "ram"},
-            "modules": {"modules": {}},
-        }.items():
-            Path(folder, "c.yml").write_text(json.dumps(said | odd))
-            why = ""
-            try:
-                read_config(Path(folder, "c.yml"))
-            except SurgeryError as error:
-                why = str(error)
-            assert word in why.partition("c.yml")[2]
-
-
-def mergekit_files() -> None:
-    """Its files also have `modules`, and tokens with values of their own."""
-    from mergekit.config import MergeConfiguration
-    from mergekit.tokenizer.config import TokenizerConfig
-
-    assert "modules" in MergeConfiguration.model_fields
-    assert "tokens" in TokenizerConfig.model_fields
-
-
 def ours_informed() -> None:
     """`fisher`, `regmean` and `greedy_soup`, whose weights come from data, are there."""
     from surgery import merge
@@ -275,39 +231,6 @@ def llamas(folder: str, widths: dict[str, int]) -> None:
             vocab_size=64, hidden_size=width, intermediate_size=2 * width, num_hidden_layers=2, num_attention_heads=4
         )
         transformers.LlamaForCausalLM(config).save_pretrained(Path(folder, name))
-
-
-def ours_unequal() -> None:
-    """Language models of unequal width are merged: `fit` lays the smaller into the larger, where it matches best."""
-    import transformers
-
-    from surgery.__main__ import main
-
-    with tempfile.TemporaryDirectory() as folder:
-        large, small, laid, out = (f"{folder}/{name}" for name in ("large", "small", "laid", "out"))
-        llamas(folder, {"large": 64, "small": 32})
-        assert main(["fit", large, "--small", small, "--out", laid]) == 0
-        assert main(["merge", "slerp", large, laid, "--set", "t=0.3", "--out", out]) == 0
-        merged = transformers.AutoModelForCausalLM.from_pretrained(out)
-        assert merged(torch.arange(5)[None]).logits.shape == (1, 5, 64)
-
-
-def mergekit_unequal() -> None:
-    """mergekit refuses to merge language models of unequal width."""
-    from mergekit.config import MergeConfiguration
-    from mergekit.merge import MergeOptions, run_merge
-
-    with tempfile.TemporaryDirectory() as folder:
-        llamas(folder, {"large": 64, "small": 32})
-        models = [{"model": f"{folder}/{name}"} for name in ("large", "small")]
-        said = {"merge_method": "linear", "dtype": "float32", "parameters": {"weight": 1}, "models": models}
-        try:
-            run_merge(MergeConfiguration.model_validate(said), f"{folder}/out", MergeOptions(copy_tokenizer=False))
-        except Exception as error:
-            refused = "size" in str(error).lower()
-        else:
-            refused = False
-    assert refused
 
 
 def numbered() -> list[nn.Module]:
@@ -364,8 +287,6 @@ ROWS: dict[str, dict[str, Callable[[], None] | str]] = {
         "Net2Net": f"[a layer]({NET2NET}) after a named one",
     },
     "merge any two states": {"surgery": ours_merge, "mergekit": mergekit_merge},
-    "merge by mergekit's files": {"surgery": ours_files, "mergekit": mergekit_files},
-    "merge models of unequal width": {"surgery": ours_unequal, "mergekit": mergekit_unequal},
     "recombine layers of models": {"surgery": ours_recombine, "FusionBench": fusionbench_recombine},
     "merge by data": {"surgery": ours_informed, "mergekit": mergekit_informed},
     "merge by Arcee fusion, RAM": {"mergekit": mergekit_more},

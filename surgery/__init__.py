@@ -36,7 +36,6 @@ from surgery.states import state as state
 from surgery.states import unstack as unstack
 from surgery.width.align import align as align
 from surgery.width.corner import corner as corner
-from surgery.width.corner import fit as fit
 from surgery.width.importance import importance as importance
 from surgery.width.narrow import narrow as narrow
 from surgery.width.narrow import widths as widths

@@ -1,8 +1,7 @@
 """Models of one architecture brought into one order: permutations by which their widths match."""
 
 import logging
-import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -13,12 +12,11 @@ from surgery.errors import SurgeryError
 from surgery.forward import named_tensors
 from surgery.names import joined
 from surgery.plan import Submodel
-from surgery.states import State, as_real, as_state, check_same, load, names_by_id, state
-from surgery.width.assignment import ONCE, PASSES, Progress, Search, best_choice
+from surgery.states import State, as_state, check_same, names_by_id, state
+from surgery.width.assignment import ONCE, Progress, Search, best_choice
 from surgery.width.likeness import Activations, Weights
 from surgery.width.permute import solved_for
 from surgery.width.plan import plan_of
-from surgery.width.rotate import Rotatable, check_same_outputs, folded, procrustes, rotatable, rotated
 from surgery.width.shortfall import unused_tensors
 from surgery.width.solve import Atom, Solution, atoms, named_widths, solve
 from surgery.width.trace import one_by_one, traced_in_place
@@ -27,7 +25,6 @@ _log = logging.getLogger(__name__)
 _LISTED = 5  # widths that keep their order are named up to this number
 
 By = Literal["weights", "activations"]
-Maps = Literal["permutations", "orthogonal"]
 
 
 class Aligned(NamedTuple):
@@ -36,17 +33,12 @@ class Aligned(NamedTuple):
     Attributes:
         models: each computes what it did.
         permutations: by which each was permuted, as `surgery.permute` takes them; they are empty for the reference.
-        rotations: the orthogonal matrices of the other widths, as `surgery.width.rotate.rotate` takes them; they are
-            empty for the reference, and without maps="orthogonal".
-        only_permuted: by width why it was not rotated; empty without maps="orthogonal".
         unaligned: the widths that could be permuted and keep their order, since nothing that is compared lies along
             them: with by="activations" those that no layer reads, such as positions within heads.
     """
 
     models: list[nn.Module]
     permutations: list[dict[str, Tensor]]
-    rotations: list[dict[str, Tensor]]
-    only_permuted: dict[str, str]
     unaligned: list[str]
 
 
@@ -57,7 +49,6 @@ def align(
     to: int = 0,
     by: By = "weights",
     batches: Iterable[Any] = (),
-    maps: Maps = "permutations",
     output: Callable[[Any], Any] | None = None,
     starts: int = 1,
     generator: torch.Generator | None = None,
@@ -76,10 +67,6 @@ def align(
         by: `weights` maximises the inner product of all parameters (Ainsworth et al., "Git Re-Basin", ICLR 2023,
             section 3.2), `activations` the correlation of what layers read (section 3.1; Li et al., 2016).
         batches: inputs like the example, for `activations`.
-        maps: `orthogonal` rotates residual streams instead of permuting them, by weights only, where all that touches
-            them is linear but for RMS and layer norms (Theus et al., "Generalized Linear Mode Connectivity for
-            Transformers", 2025). Weights of these norms are folded into what reads them, those of the reference too,
-            so that it has other weights and computes what it did. Other widths are permuted as ever.
         output: as for `surgery.narrow`.
         starts: the first looks for the best match from the order as it is, and from one that does not depend on it (to
             the end from the better of both where a width is above 256); each further one from a drawn order. The best
@@ -92,8 +79,7 @@ def align(
         names as well.
 
     Raises:
-        SurgeryError: for models of different architectures, for `activations` without batches or with orthogonal maps,
-            for a norm whose weight cannot be folded since it is 0 where its bias is not, and for no start.
+        SurgeryError: for models of different architectures, for `activations` without batches, and for no start.
 
     >>> net, x = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1)), torch.zeros(1, 2)
     >>> from surgery import permute
@@ -109,14 +95,8 @@ def align(
         raise SurgeryError(f"to is the number of one of {len(models)} models, from 0 on, got {to!r}")
     if by not in get_args(By):
         raise SurgeryError(f"unknown by={by!r}: choose {' or '.join(get_args(By))}")
-    if maps not in get_args(Maps):
-        raise SurgeryError(f"unknown maps={maps!r}: choose {' or '.join(get_args(Maps))}")
-    if maps == "orthogonal" and by != "weights":
-        raise SurgeryError("orthogonal maps are found by weights: give by='weights', or maps='permutations'")
     aligner, given = Aligner(models[to], example=example, output=output), list(batches)
     search = Search(starts, generator or torch.Generator().manual_seed(0), progress)
-    if maps == "orthogonal":
-        return aligner.orthogonally(models, to, search)
     found: list[dict[str, Tensor]] = []
     for number, model in enumerate(models):
         if number == to:
@@ -127,7 +107,7 @@ def align(
             found.append(aligner.by_activations(models[to], model, given, search))
     ordered = [aligner.plan(orders).build(model) for orders, model in zip(found, models)]
     unaligned = aligner.unaligned([orders for number, orders in enumerate(found) if number != to])
-    return Aligned(ordered, found, [{} for _ in models], {}, unaligned)
+    return Aligned(ordered, found, unaligned)
 
 
 class Aligner:
@@ -152,31 +132,17 @@ class Aligner:
             _log.warning(unused)
 
     def by_weights(
-        self,
-        reference: State | nn.Module,
-        other: State | nn.Module,
-        search: Search = ONCE,
-        without: Collection[str] = (),
-        mask: State | None = None,
+        self, reference: State | nn.Module, other: State | nn.Module, search: Search = ONCE
     ) -> dict[str, Tensor]:
-        """The permutations of the other model's widths with which its parameters match the reference's best.
-
-        Args:
-            without: widths that stay as they are.
-            mask: where the reference has values. The other model's are to be near to these, and elsewhere do not count.
-        """
+        """The permutations of the other model's widths with which its parameters match the reference's best."""
         reference, other = self._checked(reference, "the reference"), self._checked(other, "the other model")
         held = names_by_id(self._model)
         places = {}
         for key, tensor in named_tensors(self._model):
             if id(tensor) in held and isinstance(tensor, nn.Parameter):
                 places.setdefault(held[id(tensor)], self._solution.tensors[key])
-        free = {a: name for name, a in self._free.items() if name not in without}
+        free = {a: name for name, a in self._free.items()}
         places = {n: axes for n, axes in places.items() if any(a in free for axis in axes for a in atoms(axis))}
-        if mask is not None:  # x y - y^2 / 2 is largest where (x - y)^2 is least
-            reference = {**reference, **{f"{n} squared": mask[n].double() for n in places}}
-            other = {**other, **{f"{n} squared": -other[n].double().square() / 2 for n in places}}
-            places |= {f"{n} squared": axes for n, axes in places.items()}
         likeness = Weights(places, reference, other)
         return _best(likeness, free, search)
 
@@ -194,63 +160,6 @@ class Aligner:
             likeness = Activations(solution, (one, two), batches, set(free))
         return _best(likeness, free, search)
 
-    def orthogonally(self, models: Sequence[nn.Module], to: int, search: Search) -> Aligned:
-        """The models with widths rotated where they may be, and permuted elsewhere; see `align`."""
-        states = [self._checked(model, f"model {number}", all_finite=True) for number, model in enumerate(models)]
-        widths, why = rotatable(self._model, self._solution, states)
-        states = [folded(values, widths) for values in states]
-        result, orders, matrices = [], [], []
-        for number, (model, values) in enumerate(zip(models, states)):
-            found: tuple[dict[str, Tensor], dict[str, Tensor]] = {}, {}
-            if number != to:
-                found = self._by_maps(states[to], values, widths, search)
-                check_same_outputs(model, widths, found[1], self._example, self._output)
-                values = rotated(values, widths, found[1])
-            result.append(self.plan(found[0]).build(load(clone(model), values)))
-            orders.append(found[0])
-            matrices.append(found[1])
-        only_permuted = {name: why[name] for name in self._free if name not in widths}
-        return Aligned(result, orders, matrices, only_permuted, [])
-
-    def _by_maps(
-        self, reference: State, other: State, widths: Mapping[str, Rotatable], search: Search
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Permutations and rotations of a folded state, in turn the one with the other held, until neither helps.
-
-        It starts from no rotation, and from the best one by the tensors along which no other free width lies, as
-        embeddings and biases, which finds a rotated and permuted copy at once. The better end counts.
-        """
-        free = {atom: name for name, atom in self._free.items()}
-        along: dict[str, set[str]] = {}
-        for name, atom in self._free.items():
-            for key, _ in self._solution.members[atom]:
-                along.setdefault(joined(*key), set()).add(name)
-        best: tuple[dict[str, Tensor], dict[str, Tensor]] = {}, {}
-        most = -math.inf
-        for anchored in (False, True) if widths else (False,):
-            present = {name: torch.eye(width.size, dtype=torch.float64) for name, width in widths.items()}
-            if anchored:
-                for name, width in widths.items():
-                    fixed = [tensor for tensor in width.turned if along.get(tensor) == {name}]
-                    present[name] = procrustes(reference, other, width, present[name], fixed)
-            orders = {name: torch.arange(a.size) for a, name in free.items() if name not in widths}
-            value = -math.inf
-            for _ in range(PASSES):
-                ordered = self.plan(orders).extract(other)
-                found = self.by_weights(reference, rotated(ordered, widths, present), search, widths)
-                orders |= {name: orders[name][order] for name, order in found.items()}
-                ordered = self.plan(orders).extract(other)
-                for name, width in widths.items():
-                    others = {n: w for n, w in widths.items() if n != name}
-                    seen = rotated(ordered, others, present)
-                    present[name] = procrustes(reference, seen, width, present[name], width.turned)
-                before, value = value, _inner(reference, rotated(ordered, widths, present))
-                if not widths or value <= before + 1e-9 * abs(before):
-                    break
-            if value > most:
-                best, most = (orders, present), value
-        return best
-
     def unaligned(self, orders: Sequence[Mapping[str, Any]]) -> list[str]:
         """The widths that permutations leave as they are, since nothing along them was compared; a warning says so."""
         found = [name for name in self._free if orders and not any(name in order for order in orders)]
@@ -266,11 +175,6 @@ class Aligner:
             )
         return found
 
-    def outside_of_states(self) -> set[str]:
-        """The widths along which a tensor lies that no state holds, which would stay in the old order beside it."""
-        held, members = self._model.state_dict(), self._solution.members
-        return {n for n, atom in self._free.items() if any(joined(*key) not in held for key, _ in members[atom])}
-
     def plan(self, permutations: Mapping[str, Sequence[int] | Tensor]) -> Submodel:
         """The plan that permutes a state or a model: `plan.extract(state)`, `plan.build(model)`."""
         choice = {self._free[name]: torch.as_tensor(order).tolist() for name, order in permutations.items()}
@@ -281,7 +185,7 @@ class Aligner:
         names = named_widths(solution)
         return {names[name]: name for name in self._free if name in names and not names[name].order}
 
-    def _checked(self, given: State | nn.Module, what: str, all_finite: bool = False) -> State:
+    def _checked(self, given: State | nn.Module, what: str) -> State:
         values = as_state(given, what)
         check_same(self._shapes, values, "the model that was traced", what)
         if any(tensor.is_meta for tensor in values.values()):
@@ -290,7 +194,7 @@ class Aligner:
         ordered = {joined(*key) for atom in self._free.values() for key, _ in members[atom]}
         for name, tensor in values.items():
             real = tensor.dtype.to_real().is_floating_point
-            if (all_finite or name in ordered) and real and not tensor.isfinite().all():
+            if name in ordered and real and not tensor.isfinite().all():
                 raise SurgeryError(f"{name!r} of {what} is not finite: there is no order in which it matches")
         return dict(values)
 
@@ -299,8 +203,3 @@ def _best(likeness: Weights | Activations, free: Mapping[Atom, str], search: Sea
     """The best orders by the names of their widths, of those along which something is compared."""
     choice = best_choice(likeness, [atom for atom in free if atom in likeness.along], search)
     return {free[atom]: torch.tensor(order) for atom, order in choice.items()}
-
-
-def _inner(one: State, other: State) -> float:
-    real = {n: (as_real(one[n]), as_real(other[n])) for n in one if one[n].dtype.to_real().is_floating_point}
-    return sum((a.double() * b.double()).sum().item() for a, b in real.values())

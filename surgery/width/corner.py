@@ -12,21 +12,16 @@ from math import prod
 from types import MappingProxyType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from surgery.configuration import is_plain
-from surgery.depth.graft import ungraft
-from surgery.depth.sections import sections
 from surgery.errors import SurgeryError
 from surgery.forward import named_tensors
 from surgery.names import joined
 from surgery.plan import Index, Source, Submodel, structure
-from surgery.states import State, as_state, load, names_by_id, shapes_of, state
-from surgery.width.align import Aligner
-from surgery.width.assignment import Search
+from surgery.states import State, load, names_by_id, shapes_of, state
 from surgery.width.plan import plan_of
-from surgery.width.solve import Atom, Axis, Product, Sum, atoms, digits, grouping_of, named_widths, size_of, solve
+from surgery.width.solve import Atom, Axis, Product, Sum, atoms, digits, grouping_of, size_of, solve
 from surgery.width.trace import traced
 
 _log = logging.getLogger(__name__)
@@ -159,113 +154,6 @@ def rolling(model: nn.Module, small: nn.Module, *, example: Any) -> Callable[[in
                 "roll; take models whose narrow versions are their leading corners (another norm or shortcut may do)"
             )
     return plan
-
-
-def fit(
-    model: nn.Module,
-    small: nn.Module | State,
-    *,
-    example: Any,
-    output: Callable[[Any], Any] | None = None,
-    starts: int = 1,
-    generator: torch.Generator | None = None,
-) -> Submodel:
-    """Where in a larger model of its family a smaller one matches best, found by weights.
-
-    Of each width the positions are chosen whose parameters are nearest to the small model's, as `surgery.align` chooses
-    an order (Ainsworth et al., "Git Re-Basin", ICLR 2023, section 3.2); so are heads. Of a section in which the small
-    model has fewer blocks the first ones are taken. A width along which a tensor lies that the state does not hold (the
-    frequencies of rotary positions) keeps its first positions, as does one whose order matters. With the plan models of
-    unequal width and depth are merged: `merged = merge.slerp([plan.extract(large), small], t=0.5)`,
-    `plan.embed(merged, into=large)[0]`.
-
-    Args:
-        model: any module; it is not changed.
-        small: a smaller model of the same family, with the same names of tensors but for blocks that it lacks. A state
-            does not tell heads: all stay, each narrower, which is logged.
-        example: the model's input, as for `surgery.narrow`; it has to be one of a small module, too.
-        output: as for `surgery.narrow`.
-        starts, generator: as for `surgery.align`.
-
-    Returns:
-        The plan by which the small model lies in the model. It builds a model of the small one's sizes.
-
-    Raises:
-        SurgeryError: for a small model that is larger somewhere, whose tensors have other names, or which is no
-            narrower model of the family.
-
-    >>> net = nn.Sequential(nn.Linear(2, 6), nn.ReLU(), nn.Linear(6, 1))
-    >>> small = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
-    >>> _ = small[0].load_state_dict({"weight": net[0].weight[[4, 0, 3]], "bias": net[0].bias[[4, 0, 3]]})
-    >>> _ = small[2].load_state_dict({"weight": net[2].weight[:, [4, 0, 3]], "bias": net[2].bias})
-    >>> fit(net, small, example=torch.zeros(1, 2)).entries["0.bias"][0].index
-    (((4, 5), (0, 1), (3, 4)),)
-    """
-    values = dict(as_state(small, "the small model"))
-    if any(tensor.is_meta for tensor in values.values()):
-        raise SurgeryError("the small model has no weights to compare (meta device): load some first")
-    shallow, depth = _as_deep(model, small, example)
-    narrow = _first_positions(shallow, small, values, example, output)
-    aligner = Aligner(shallow, example=example, output=output)
-    search = Search(starts, generator or torch.Generator().manual_seed(0))
-    zeros = {name: torch.zeros_like(tensor) for name, tensor in state(shallow).items()}
-    padded, mask = narrow.embed(values, into=zeros)
-    orders = aligner.by_weights(padded, shallow, search, aligner.outside_of_states(), mask)
-    plan = aligner.plan(orders).compose(narrow)
-    return plan if depth is None else depth.compose(plan)
-
-
-def _as_deep(model: nn.Module, small: nn.Module | State, example: Any) -> tuple[nn.Module, Submodel | None]:
-    """The model with as many blocks in each section as the small one has, and its plan if it has more."""
-    if set(state(model)) == set(as_state(small)):
-        return model, None
-    ours = sections(model, example=example)
-    blocks = {section.name: len(section.blocks) for section in sections(small)}
-    keep = {section.name: blocks.get(section.name, len(section.blocks)) for section in ours}
-    if longer := [section.name for section in ours if keep[section.name] > len(section.blocks)]:
-        raise SurgeryError(f"the small model has more blocks in {longer[0]!r} than the large one: graft blocks first")
-    shallow, plan = ungraft(model, keep=keep, stands_for="none", example=example)
-    assert isinstance(shallow, nn.Module)  # as the model is
-    return shallow, plan
-
-
-def _first_positions(
-    model: nn.Module, small: nn.Module | State, values: State, example: Any, output: Callable[[Any], Any] | None
-) -> Submodel:
-    """The plan of a model of the small one's sizes, of the first positions of each width."""
-    _check_names(state(model), values)
-    seen = traced(model, example, output)
-    solution = solve(seen.found)
-    where = {joined(*key): found for key, found in solution.tensors.items()}
-    for name, tensor in values.items():
-        if any(n > axis.size for axis, n in zip(where[name], tensor.shape)):
-            sizes = tuple(axis.size for axis in where[name])
-            raise SurgeryError(
-                f"{name!r} is {tuple(tensor.shape)} in the small model, more than {sizes} in the large one"
-            )
-    ours, theirs = named_widths(solution), {}
-    if isinstance(small, nn.Module):
-        theirs = named_widths(solve(traced(small, example, output).found))
-    known = {atom: theirs[name].size for name, atom in ours.items() if name in theirs}
-    kept = _solved([(name, a, n) for name, t in values.items() for a, n in zip(where[name], t.shape)], known)
-    positions = {a: range(n) for a, n in kept.items() if n < a.size}
-    if not isinstance(small, nn.Module):
-        along = {axis: [*atoms(axis)] for found in solution.tensors.values() for axis in found}
-        heads = [a for axis, parts in along.items() for a in parts if a.grouping and _new_size(axis, kept) < axis.size]
-        if heads:
-            name = next((name for name, atom in ours.items() if atom is heads[0]), "a width")
-            _log.warning("a state does not tell %s: all %d of %s stay", heads[0].grouping, heads[0].size, name)
-        return plan_of(seen.model, state(model), solution, positions)
-    stay = {name: kept.get(atom, atom.size) for name, atom in ours.items()}
-    for name in (*ours, *theirs):  # a width of 1 is no width
-        wanted, have = theirs[name].size if name in theirs else 1, ours[name].size if name in ours else 1
-        if wanted > have or stay.get(name) != wanted:
-            raise SurgeryError(
-                f"the width {name!r} is {have} in the large model and {wanted} in the small one, which is no part of "
-                "it: give a narrower model of the family, with heads as many or fewer"
-            )
-    plan = plan_of(seen.model, state(model), solution, positions)
-    return plan.with_edits((*_attributes(model, small), *plan.edits))
 
 
 def _solved(
