@@ -6,11 +6,11 @@
     python benchmarks/alignment.py mlp-digits --quick        # few samples and one epoch, to see that it runs
 
 Two networks with seeds 2s and 2s + 1 see the same data in another order. The barrier is the largest loss on the line
-(11 points) over the straight line between the losses at its ends, on training and on test data: Frankle et al.
-(ICML 2020). `weights` and `activations` are `surgery.align`'s; the latter compares the first 512 training samples.
-Networks with batch norm have their statistics repaired (Jordan et al., 2023) by the first 2,048 training samples at each point of the line but the
-ends, for every row named `repaired`; those without any norm have each channel rescaled to statistics between those of
-the ends. Losses are those of the first `--judged` samples.
+(11 points) over the straight line between the losses at its ends, on training and on test data: Frankle et al. (ICML
+2020). `weights` and `activations` are `surgery.align`'s; the latter compares the first 512 training samples. Networks
+with batch norm have their statistics repaired (Jordan et al., 2023) by the first 2,048 training samples at each point
+of the line but the ends, for every row named `repaired`; those without any norm have each channel rescaled to
+statistics between those of the ends. Losses are those of the first `--judged` samples.
 
 One CPU thread does all of it, and `seconds` is the processor's time for `align` alone. Trainings are kept in
 `--kept` after every epoch, and rows are written as they come: run the same command again to go on.

@@ -1,4 +1,4 @@
-"""A smaller model of a family in a larger one: its corner, a window that rolls, or the places that match it best.
+"""A smaller model of a family in a larger one: its corner, or a window that rolls.
 
 Alam et al., "FedRolex: Model-Heterogeneous Federated Learning with Rolling Sub-Model Extraction" (NeurIPS 2022),
 section 3.2: in round j a client that holds n of C channels holds (j + i) mod C, i < n, so that after C rounds every
@@ -6,10 +6,8 @@ channel was trained as often as any other.
 """
 
 import copy
-import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from math import prod
-from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor, nn
@@ -24,7 +22,6 @@ from surgery.width.plan import plan_of
 from surgery.width.solve import Atom, Axis, Product, Sum, atoms, digits, grouping_of, size_of, solve
 from surgery.width.trace import traced
 
-_log = logging.getLogger(__name__)
 _OWN = vars(nn.Module()).keys() - {"training"}  # what every module keeps for itself
 
 
@@ -122,6 +119,7 @@ def rolling(model: nn.Module, small: nn.Module, *, example: Any) -> Callable[[in
         SurgeryError: if the leading corner that `corner(model, small)` takes is not the first channels of every width:
             a rolled one would not be a narrower model.
 
+    >>> import torch
     >>> net, small = (nn.Sequential(nn.Conv2d(1, c, 1), nn.Flatten(), nn.Linear(2 * c, 3)) for c in (4, 3))
     >>> plan = rolling(net, small, example=torch.zeros(1, 1, 1, 2))(2)
     >>> plan.entries["0.bias"][0].index, plan.entries["2.weight"][0].index
@@ -156,15 +154,12 @@ def rolling(model: nn.Module, small: nn.Module, *, example: Any) -> Callable[[in
     return plan
 
 
-def _solved(
-    equations: list[tuple[str, Axis, int]], known: Mapping[Atom, int] = MappingProxyType({})
-) -> dict[Atom, int]:
+def _solved(equations: list[tuple[str, Axis, int]]) -> dict[Atom, int]:
     """How many positions of each atom stay, given for axes of tensors how many of theirs do: (tensor, axis, number).
 
-    Of some atoms it may be `known`. If a width is a product of several digits that may shrink, heads and groups are
-    kept whole.
+    If a width is a product of several digits that may shrink, heads and groups are kept whole.
     """
-    kept = dict(known)
+    kept: dict[Atom, int] = {}
     for _, axis, n in equations:
         kept.update({atom: atom.size for atom in atoms(axis) if atom.why or n == axis.size})
     unknown = [equation for equation in equations if not _known(equation[1], kept)]

@@ -9,8 +9,6 @@ from torch import nn
 
 import surgery
 from surgery import SurgeryError, adapters
-from surgery.__main__ import main
-from surgery.files import write
 from tests.surgery.adapters.test_fold import tables
 from tests.surgery.adapters.test_model import drawn, network
 
@@ -75,22 +73,6 @@ def test_layers_that_are_equal_get_no_adapter():
 def test_models_of_other_tensors_are_refused():
     with pytest.raises(SurgeryError, match="missing in the tuned model"):
         adapters.extract(nn.Sequential(nn.Linear(2, 3)), nn.Sequential(nn.Linear(2, 3, bias=False)), 1)
-
-
-def test_the_command_writes_a_folder_that_fold_reads(tmp_path, capsys):
-    net = plain()
-    tuned = fine_tuned(net)
-    for name, one in (("base", net), ("tuned", tuned)):
-        write(tmp_path / f"{name}.safetensors", surgery.state(one))
-    given = [str(tmp_path / "tuned.safetensors"), "--base", str(tmp_path / "base.safetensors")]
-    given += ["--out", str(tmp_path / "adapter"), "--model", f"{__name__}:plain", "--rank", "5"]
-    assert main(["extract-adapter", *given]) == 0
-    assert "2 adapters of rank 5" in capsys.readouterr().out
-    again = adapters.fold(surgery.state(net), tmp_path / "adapter")
-    for name, tensor in surgery.state(tuned).items():
-        torch.testing.assert_close(again[name], tensor)
-    assert main(["extract-adapter", *given]) == 2
-    assert "adapter" in capsys.readouterr().err
 
 
 def plain():

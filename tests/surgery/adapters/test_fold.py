@@ -4,12 +4,10 @@ import json
 
 import pytest
 import torch
-import yaml
 from torch import nn
 
 import surgery
 from surgery import SurgeryError, adapters
-from surgery.__main__ import main
 from surgery.files import open_state, write
 from tests.surgery.adapters.test_model import drawn, network
 
@@ -44,46 +42,6 @@ def equal(found, expected):
     assert list(found) == list(expected)
     for name, tensor in expected.items():
         assert torch.equal(found[name], tensor), name
-
-
-@pytest.mark.parametrize(
-    ("make", "settings"),
-    [(network, {}), (network, {"modules": ["0"], "train": ["4"]}), (tables, {"modules": ["0", "1", "2"]})],
-)
-def test_it_is_what_merge_makes_bit_for_bit(tmp_path, make, settings):
-    adapted = written(make(), tmp_path, **settings)
-    base = open_state(tmp_path / "net.safetensors")
-    found, expected = adapters.fold(base, tmp_path / "adapter"), surgery.state(adapters.merge(adapted))
-    equal(dict(found), {name: expected[name] for name in base})
-    assert any(not torch.equal(base[name], expected[name]) for name in base)
-
-
-@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
-def test_the_command_folds_and_takes_out_again(tmp_path, monkeypatch, suffix):
-    adapted = written(network(), tmp_path)
-    monkeypatch.chdir(tmp_path)
-    torch.save(surgery.state(adapters.remove(adapted)), "net.pt")
-    assert main(["fold", f"net{suffix}", "--adapter", "adapter", "--out", f"merged{suffix}"]) == 0
-    merged = surgery.state(adapters.merge(adapted))
-    assert all(torch.equal(tensor, merged[name]) for name, tensor in open_state(f"merged{suffix}").items())
-    out = f"again{suffix}"
-    assert main(["fold", f"merged{suffix}", "--adapter", "adapter", "--subtract", "--out", out]) == 0
-    expected = surgery.state(adapters.remove(adapters.unmerge(adapters.merge(adapted), adapted)))
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in open_state(out).items())
-
-
-def test_it_is_a_step_of_recipes(tmp_path):
-    adapted = written(network(), tmp_path)
-    said = {
-        "inputs": {"base": "net.safetensors"},
-        "steps": {"merged": {"do": "fold", "model": "base", "adapter": "adapter"}},
-        "outputs": {"merged.safetensors": "merged"},
-    }
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(said))
-    assert main(["apply", str(tmp_path / "recipe.yaml")]) == 0
-    expected = surgery.state(adapters.merge(adapted))
-    found = open_state(tmp_path / "merged.safetensors")
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
 
 
 def test_sums_are_computed_in_float32(tmp_path):
@@ -125,16 +83,3 @@ def test_square_weights_among_both_kinds_are_refused(tmp_path):
     (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps({**config, "fan_in_fan_out": False}))
     with pytest.raises(SurgeryError, match="whether the square weight of '1'"):
         adapters.fold(open_state(tmp_path / "net.safetensors"), tmp_path / "adapter")
-
-
-@pytest.mark.parametrize("form", ["net.safetensors+adapter", {"model": {"path": "net.safetensors"}, "lora": "adapter"}])
-def test_a_file_of_mergekit_names_a_model_with_its_adapter(tmp_path, monkeypatch, form):
-    adapted = written(network(), tmp_path)
-    monkeypatch.chdir(tmp_path)
-    models = [{"model": one, "parameters": {"weight": w}} for one, w in (("./net.safetensors", 1), (form, 3))]
-    (tmp_path / "c.yml").write_text(yaml.safe_dump({"merge_method": "linear", "models": models}))
-    assert main(["merge", "c.yml", "c.safetensors"]) == 0
-    plain, merged = surgery.state(adapters.remove(adapted)), surgery.state(adapters.merge(adapted))
-    for name, tensor in open_state("c.safetensors").items():
-        if tensor.is_floating_point():
-            torch.testing.assert_close(tensor, 0.25 * plain[name] + 0.75 * merged[name])

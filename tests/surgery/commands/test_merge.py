@@ -58,14 +58,6 @@ def test_help_is_wrapped_and_lists_every_method(capsys, monkeypatch):
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_help_of_a_file_lists_keys_and_parameters(capsys):
-    with pytest.raises(SystemExit):
-        main(["merge", "c.yml", "--help"])
-    found = capsys.readouterr().out
-    assert "keys: merge_method, models, slices" in found
-    assert "weight*, density*, normalize" in found
-
-
 def test_help_of_what_is_no_method_lists_them(capsys):
     with pytest.raises(SystemExit):
         main(["merge", "lineer", "--help"])
@@ -104,37 +96,6 @@ def test_an_average_of_files_of_two_kinds(files):
     assert found["n"] == 2
 
 
-def test_diff_says_what_differs(files, capsys):
-    assert main(["diff", "a.safetensors", "a.safetensors"]) == 0
-    assert capsys.readouterr().out == "3 of 3 tensors with the same name are equal\n"
-    other = {"body.w": files["a"]["body.w"].clone(), "head.b": files["a"]["head.b"].half(), "more": torch.zeros(1)}
-    other["body.w"][0, :2] += 0.25
-    save_file(other, "other.safetensors")
-    assert main(["diff", "a.safetensors", "other.safetensors", "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert found["only"] == {"a": ["n"], "b": ["more"]}
-    rows = {row["name"]: row for row in found["differ"]}
-    assert set(rows) == {"body.w", "head.b"}
-    assert rows["body.w"]["different"] == 2
-    assert rows["body.w"]["largest"] == pytest.approx(0.25, rel=1e-5)
-    assert rows["body.w"]["relative"] == pytest.approx(0.125**0.5 / files["a"]["body.w"].norm().item(), rel=1e-5)
-    assert rows["head.b"]["dtypes"] == ["float32", "float16"]
-    assert main(["diff", "a.safetensors", "other.safetensors"]) == 1
-    text = capsys.readouterr().out
-    assert "only in A: n\nonly in B: more\n" in text
-    assert "2 of 30 elements differ, by at most 0.25; relative distance 0.0" in text
-    save_file({"head.b": torch.tensor([float("nan")] * 3)}, "nan.safetensors")
-    assert main(["diff", "nan.safetensors", "nan.safetensors"]) == 0
-    for k in range(2):
-        save_file({"n": torch.tensor([2**53 + k, 7])}, f"n{k}.safetensors")
-    assert main(["diff", "n0.safetensors", "n1.safetensors"]) == 1
-    assert "1 of 2 elements differ, by at most 1;" in capsys.readouterr().out
-    for k, number in enumerate((-(2**63), 2**63 - 1)):
-        save_file({"n": torch.tensor([number])}, f"n{k}.safetensors")
-    assert main(["diff", "n0.safetensors", "n1.safetensors"]) == 1
-    assert "by at most 1.84e+19" in capsys.readouterr().out
-
-
 def test_what_cannot_be_done_is_one_line(files, capsys):
     a, out = "a.safetensors", ("--out", "c.safetensors")
     save_file({"body.w": torch.zeros(6, 4)}, "small.safetensors")
@@ -155,7 +116,7 @@ def test_what_cannot_be_done_is_one_line(files, capsys):
         (("merge", "linear", a, "nan.safetensors", *out), "'head.b' of nan.safetensors holds NaN or infinity"),
         (("merge", "ties", a, a, "--base", "nan.safetensors", *out), "'head.b' of nan.safetensors holds NaN"),
         (("average", a, "nan.safetensors", *out), "'head.b' of nan.safetensors holds NaN or infinity"),
-        (("diff", a, "none.pt"), "none.pt: there is no such file"),
+        (("average", a, "none.pt", *out), "none.pt: there is no such file"),
         (("blend",), "unknown command 'blend': there are inspect, merge"),
     ]:  # fmt: skip
         assert text in refused(capsys, *arguments)

@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 
 import surgery
 from surgery.__main__ import main
-from surgery.files import open_state
 
 MODULE = """
 class Odd(nn.Module):
@@ -90,45 +89,10 @@ def test_graft_and_ungraft(net, model):
     same("deep.safetensors", surgery.state(surgery.graft(net, depths=[5], example=torch.zeros(2, 5))[0]))
     run("ungraft", "net.safetensors", "--keep", "2", *model, "--out", "shallow.safetensors", "--plan", "shallow.json")
     same("shallow.safetensors", surgery.state(surgery.ungraft(net, keep=[2], example=torch.zeros(2, 5))[0]))
-    run("plan", "compose", "deep.json", "shallow.json", "--out", "both.json")
+    both = surgery.Submodel.load("deep.json").compose(surgery.Submodel.load("shallow.json"))
+    both.save("both.json")
     run("extract", "deep.safetensors", "--plan", "both.json", "--out", "both.safetensors")
     same("both.safetensors", load_file("shallow.safetensors"))
-
-
-def test_plan_show(net, capsys):
-    run("ungraft", "net.safetensors", "--keep", "2", "--out", "shallow.safetensors", "--plan", "plan.json")
-    capsys.readouterr()
-    run("plan", "show", "plan.json")
-    assert capsys.readouterr().out == surgery.Submodel.load("plan.json").describe() + "\n"
-
-
-def test_shuffle_uses_every_layer_once(net):
-    other = {name: tensor + 1 for name, tensor in net.state_dict().items()}
-    save_file(other, "other.safetensors")
-    run("shuffle", "net.safetensors", "other.safetensors", "--seed", "3", "--out", "mixed")
-    parts = surgery.segments(surgery.layers(surgery.state(net)))
-    swaps = surgery.permutations(len(parts), 2, generator=torch.Generator().manual_seed(3))
-    expected = surgery.shuffle([surgery.state(net), other], segments=parts, permutations=swaps)
-    for k in range(2):
-        same(f"mixed/{k}.safetensors", expected[k])
-    run("shuffle", "net.safetensors", "other.safetensors", "--derange", "--out", "swapped")
-    same("swapped/0.safetensors", other)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_shuffle_keeps_tied_tensors_of_torch_files_together(net, seed):
-    """Such files hold a tied tensor under both names."""
-    for name in ("one.pt", "two.pt"):
-        body, table = torch.nn.Linear(4, 4), torch.nn.Embedding(9, 4)
-        head = torch.nn.Linear(4, 9)
-        head.weight = table.weight
-        torch.save(torch.nn.ModuleDict({"table": table, "body": body, "head": head}).state_dict(), name)
-    run("shuffle", "one.pt", "two.pt", "--seed", str(seed), "--out", "mixed")
-    before = [open_state(name)["table.weight"] for name in ("one.pt", "two.pt")]
-    after = [open_state(f"mixed/{k}.safetensors") for k in range(2)]
-    for values in after:
-        assert torch.equal(values["table.weight"], values["head.weight"])
-    assert any(torch.equal(after[0]["table.weight"], one) for one in before)
 
 
 def test_check_says_what_works_and_why_not(net, capsys):
@@ -279,11 +243,6 @@ def test_what_cannot_be_done_is_one_line(net, capsys, tmp_path):
         (("ungraft", file, "--keep", "1,2", *out), "2 depths were given"),
         (("extract", "shallow.safetensors", "--plan", "plan.json", *out), "give the model that the plan was made for"),
         (("extract", file, "--plan", "bad.json", *out), "bad.json: "),
-        (("plan", "compose", "plan.json", "plan.json", "--out", "new.json"), "do not fit"),
-        (("plan", "compose", "plan.json"), "two or more plans"),
-        (("plan", "show", "plan.json", "plan.json"), "one file"),
-        (("shuffle", file, "--out", "mixed"), "at least two"),
-        (("shuffle", file, "shallow.safetensors", "--out", "mixed"), "missing"),
         (("check", "their_models:net", "--rate", "2"), "--rate 2"),
     ]:  # fmt: skip
         assert text in refused(capsys, *arguments), arguments
@@ -315,17 +274,12 @@ def test_files_that_are_not_as_they_should_be_are_one_line(net, capsys, tmp_path
     before = sorted(tmp_path.rglob("*"))
     cases = [(("merge", "linear", file, "inf.safetensors", *out), "'0.bias' of inf.safetensors holds NaN or infinity")]
     merges = ("merge", "ties", file, file, "--base", "flipped.pt"), ("average", "flipped.pt", file)
-    shuffle = ("shuffle", file, "flipped.pt", "--out", "new")
-    passthrough = ("passthrough", file, "flipped.pt", "--blocks", "1=0:0,1:1", *out)
     narrow, graft = ("narrow", "flipped.pt", "--rate", "0.5", *GIVEN), ("graft", "flipped.pt", "--depths", "4")
     for command in (
         *((*one, *out) for one in (*merges, narrow, graft)),
-        shuffle,
-        passthrough,
         ("inspect", "flipped.pt"),
     ):
         cases.append((command, "flipped.pt is damaged (Bad CRC-32 for file"))
-    cases.append((("diff", file, "flipped.pt"), "flipped.pt is damaged (Bad CRC-32 for file"))
     cases.append((("narrow", "bad", "--rate", "0.5", *out), "bad/config.json is no JSON (Expecting value"))
     graft, pictures = ("graft", file, "--depths", "4"), ("inspect", "torchvision:resnet18", "--plot")
     for name in irregular:
@@ -357,7 +311,6 @@ def test_an_existing_file_is_the_last_mistake_to_be_told_and_told_before_the_wor
         (("widen", file, "--rate", "2", "--seed", "-1", *GIVEN), "seed=-1"),
         (("graft", file, "--depths", "1"), "use ungraft"),
         (("align", file, "--to", file, "--by", "activations", *GIVEN), "needs data"),
-        (("passthrough", file, "--blocks", "1=0:7"), "no block 7 of model 0"),
         (("extract", file, "--plan", "none.json"), "none.json cannot be read"),
     ]:
         assert text in refused(capsys, *arguments, *there)
@@ -375,11 +328,8 @@ def test_an_existing_file_is_the_last_mistake_to_be_told_and_told_before_the_wor
 
 def test_an_empty_folder_is_written_to(net, tmp_path):
     (tmp_path / "empty").mkdir()
-    (tmp_path / "mixed").mkdir()
     run("average", "net.safetensors", "net.safetensors", "--out", "empty")
     same("empty/model.safetensors", net.state_dict())
-    run("shuffle", "net.safetensors", "net.safetensors", "--out", "mixed")
-    assert len([*(tmp_path / "mixed").iterdir()]) == 2
 
 
 SLOW = """

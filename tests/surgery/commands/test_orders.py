@@ -10,7 +10,6 @@ from safetensors.torch import load_file, save_file
 
 import surgery
 from surgery import merge
-from surgery.__main__ import main
 
 MODULE = """
 class Kept(nn.Module):
@@ -100,28 +99,6 @@ def test_align_finds_a_permuted_copy(nets, tmp_path):
     same("other.safetensors", surgery.state(surgery.align(nets, example=X).models[1]))
 
 
-def test_a_smaller_model_is_laid_where_it_matches(nets, tmp_path):
-    orders = {"0.weight:0": [2, 0, 1, 3, 7, 5, 6, 4], "1.1.a.weight:0": [*range(1, 12), 0]}
-    other, _ = surgery.permute(nets[0], orders, example=X)
-    small, _ = surgery.narrow(nets[0], rate=0.5, example=X)
-    save_file(other.state_dict(), "other.safetensors")
-    save_file(small.state_dict(), "small.safetensors")
-    run(
-        "fit",
-        "other.safetensors",
-        "--small",
-        "small.safetensors",
-        *MODEL,
-        "--out",
-        "laid.safetensors",
-        "--plan",
-        "l.json",
-    )
-    same("laid.safetensors", surgery.state(other))  # it lies where it was cut out
-    run("extract", "laid.safetensors", "--plan", "l.json", "--out", "again.safetensors")
-    same("again.safetensors", surgery.state(small))
-
-
 def test_a_width_that_a_checkpoint_does_not_hold_whole_keeps_its_order(nets, caplog):
     import their_orders
 
@@ -148,20 +125,6 @@ def test_widen_and_the_old_model_in_it(nets):
     same("old.safetensors", half)
 
 
-def test_passthrough(nets, capsys):
-    blocks = ("--blocks", "1=0:0-1,1:1", "--outside", "2=1")
-    assert (
-        main(
-            ["passthrough", "a.safetensors", "b.safetensors", *blocks, "--out", "d.safetensors", "--plan", "no/p.json"]
-        )
-        == 2
-    )
-    assert "no/p.json: there is no folder" in capsys.readouterr().err
-    run("passthrough", "a.safetensors", "b.safetensors", *blocks, "--out", "c.safetensors")
-    expected, _ = merge.passthrough(nets, blocks={"1": [(0, 0), (0, 1), (1, 1)]}, outside={"2": 1})
-    same("c.safetensors", surgery.state(expected))
-
-
 def test_merges_that_are_measured(nets, capsys):
     import their_orders
 
@@ -177,71 +140,6 @@ def test_merges_that_are_measured(nets, capsys):
     for k, model in enumerate([MODEL, ()]):
         run("merge", "greedy_soup", *files, *model, "--score", "their_orders:near_two", "--out", f"{k}.safetensors")
         same(f"{k}.safetensors", soup)
-
-
-@pytest.mark.slow
-def test_steps_of_recipes_are_the_commands(nets, tmp_path):
-    (tmp_path / "recipe.yaml").write_text(
-        "inputs:\n"
-        "  a: {file: a.safetensors, model: 'their_orders:net,blocks=2', input: [5]}\n"
-        "  b: {file: b.safetensors, model: 'their_orders:net,blocks=2', input: [5]}\n"
-        "steps:\n"
-        "  near: {do: align, model: b, to: a}\n"
-        "  mean: {do: linear, models: [a, near]}\n"
-        "  small: {do: narrow, model: mean, rate: 0.5}\n"
-        "  less: {do: prune, model: small, parameters: 0.8}\n"
-        "  wide: {do: widen, model: small, rate: 2}\n"
-        "  deep: {do: graft, model: a, depths: [3]}\n"
-        "  flat: {do: ungraft, model: deep, keep: [1]}\n"
-        "  tall: {do: passthrough, models: [a, b], blocks: {'1': '0:0-1,1:1'}}\n"
-        "  mixed: {do: shuffle, models: [a, b], seed: 3}\n"
-        "  best: {do: permute, model: mixed.1, sort_by: l1}\n"
-        "outputs: {small.safetensors: small, less.safetensors: less, wide.safetensors: wide, tall.safetensors: tall,"
-        " mixed.safetensors: mixed.1, best.safetensors: best, deep.safetensors: deep, flat.safetensors: flat}"
-    )
-    run("apply", "recipe.yaml")
-    _, near = surgery.align(nets, example=X).models
-    mean = surgery.load(surgery.copying.clone(near), merge.linear([nets[0], near]))
-    small, _ = surgery.narrow(mean, rate=0.5, example=X)
-    same("small.safetensors", surgery.state(small))
-    scores = surgery.importance(small, example=X, by="l1")
-    less, _ = surgery.narrow(small, target=surgery.Target(parameters=0.8), keep_top=scores, example=X)
-    same("less.safetensors", surgery.state(less))
-    same("wide.safetensors", surgery.state(surgery.widen(small, rate=2, example=X)[0]))
-    deep, _ = surgery.graft(nets[0], depths=[3], example=X)
-    same("deep.safetensors", surgery.state(deep))
-    same("flat.safetensors", surgery.state(surgery.ungraft(deep, keep=[1], example=X)[0]))
-    assert len(load_file("tall.safetensors")) == len(load_file("a.safetensors")) + 4
-    run("shuffle", "a.safetensors", "b.safetensors", "--seed", "3", "--out", "folder")
-    same("mixed.safetensors", load_file("folder/1.safetensors"))
-    run("permute", "mixed.safetensors", "--sort-by", "l1", *MODEL, "--out", "sorted.safetensors")
-    same("best.safetensors", load_file("sorted.safetensors"))
-
-
-def test_tied_tensors_merge_with_what_was_made_of_them(nets, tmp_path):
-    import their_orders
-
-    for k, name in enumerate("ab"):
-        torch.manual_seed(k)
-        torch.save(their_orders.tied().state_dict(), f"tied-{name}.pt")
-    (tmp_path / "tied.yaml").write_text(
-        "inputs:\n"
-        "  a: {file: tied-a.pt, model: 'their_orders:tied', input: [5]}\n"
-        "  b: {file: tied-b.pt, model: 'their_orders:tied', input: [5]}\n"
-        "steps:\n"
-        "  near: {do: align, model: b, to: a}\n"
-        "  mean: {do: linear, models: [a, near]}\n"
-        "outputs: {tied.safetensors: mean}"
-    )
-    run("apply", "tied.yaml")
-    torch.manual_seed(0)
-    a = their_orders.tied()
-    torch.manual_seed(1)
-    near = surgery.align([a, their_orders.tied()], example=X).models[1]
-    expected = merge.linear([surgery.state(a), surgery.state(near)])
-    found = load_file("tied.safetensors")
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
 def test_what_cannot_be_done_is_one_line(nets, capsys, tmp_path):
@@ -267,9 +165,6 @@ def test_what_cannot_be_done_is_one_line(nets, capsys, tmp_path):
         (("align", a, "--to", "small.safetensors", *MODEL, *out), "small.safetensors"),
         (("align", a, "--to", a, "--by", "activations", "--data", "their_orders:nothing", *MODEL, *out), "gives a int"),
         (("widen", a, "--rate", "1", *MODEL, *out), "above 1"),
-        (("passthrough", a, a, *out), "give --blocks"),
-        (("passthrough", a, a, "--blocks", "1=0:0,2", *out), "give MODEL:BLOCK"),
-        (("passthrough", a, a, "--blocks", "1=0:0", "--outside", "2=5", *out), "the number of a model"),
         (("merge", "fisher", a, a, *MODEL, *out), "give --data"),
         (("merge", "fisher", a, a, "--data", "their_orders:pairs", *out), "give --model"),
         (("merge", "fisher", a, a, "--data", "their_orders:batches", *MODEL, *out), "give pairs"),
