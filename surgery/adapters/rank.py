@@ -40,7 +40,7 @@ MAGNITUDES = MAGNITUDE, f"{MAGNITUDE}.weight", f"{MAGNITUDE}.*.weight", "dora_sc
 
 def _pattern(end: str) -> re.Pattern[str]:
     module = r".*_lora\d*" if end == "down.weight" else ".*"  # a word that any model may have, too
-    return re.compile(rf"(?:({module})\.)" + "?" * (module == ".*") + re.escape(end).replace(r"\*", r"([^.]+)"))
+    return re.compile(rf"(?:({module})\.)" + "?" * (module == ".*") + re.escape(end).replace(r"\*", r"(.+)"))
 
 
 _FIRST = [(_pattern(first), second) for first, second in SPELLINGS]
