@@ -175,6 +175,46 @@ def test_blocks_of_a_list_are_a_section_where_an_example_shows_that_they_follow_
     assert graft(net, depths=[3])[1].entries  # nothing changes
 
 
+class Hidden(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        return x + self.b(self.a(x).relu())
+
+
+class HiddenRow(nn.Module):
+    """Blocks that `run` calls in a way that operations do not show."""
+
+    def __init__(self, run):
+        super().__init__()
+        self.run, self.blocks = run, nn.ModuleList(Hidden() for _ in range(3))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = self.run(block, x)
+        return x
+
+
+HIDDEN = {
+    "vmap": lambda block, x: torch.vmap(block)(x),
+    "NumPy": lambda block, x: block(torch.from_numpy(x.numpy())),
+    "numbers": lambda block, x: block(torch.tensor(x.tolist())),
+}
+
+
+@pytest.mark.parametrize("way", HIDDEN)
+def test_blocks_whose_order_is_not_seen_are_a_section_once_they_are_registered(way, monkeypatch):
+    net = HiddenRow(HIDDEN[way]).eval()
+    with torch.no_grad(), pytest.raises(SurgeryError, match=r"vmap or NumPy.*register_block"):
+        graft(net, depths=[4], example=X)
+    monkeypatch.setattr("surgery.depth.sections.BLOCKS", {Hidden: None})
+    deep, _ = graft(net, depths=[4])
+    with torch.no_grad():
+        torch.testing.assert_close(deep(X), net.blocks[-1](net(X)))
+
+
 def test_blocks_within_modules_beside_each_other_are_found():
     class Towers(nn.Module):
         def __init__(self):
