@@ -34,9 +34,9 @@ def depths_by_section(
     have = f"has {len(found)}: {', '.join(f'{s.name!r} of {len(s.blocks)}' for s in found)}" if found else "has none"
     if beside := [section.name for section in sections(model) if section not in found]:
         have += (
-            f" (modules of {', '.join(map(repr, beside))} are no section: on the example none is seen to run on what the "
-            "one before gave; they run side by side, or by way of vmap or NumPy, which cannot be followed: if they do "
-            "follow each other, register their class by surgery.register_block, and leave the example out)"
+            f" (modules of {', '.join(map(repr, beside))} are no section: on the example none is seen to run on what "
+            "the one before gave; they run side by side, or by way of vmap or NumPy, which cannot be followed: if they "
+            "do follow each other, register their class by surgery.register_block, and leave the example out)"
         )
     given = list(depths.values() if isinstance(depths, Mapping) else depths if isinstance(depths, Sequence) else [None])
     single = [n for d in given for n in (d if lists and isinstance(d, Sequence) and not isinstance(d, str) else [d])]

@@ -6,6 +6,7 @@ from torch import nn
 
 import surgery
 from surgery import SurgeryError, graft, ungraft
+from surgery.similarity import block_similarity
 from zoo import Spec
 
 
@@ -228,6 +229,17 @@ def test_blocks_within_modules_beside_each_other_are_found():
     assert [section.name for section in surgery.sections(net, example=X)] == ["towers.0", "towers.1"]
     deep, _ = graft(net, depths={"towers.1": 3}, example=X)
     assert list(map(len, deep.towers)) == [2, 3]
+
+
+def test_what_takes_blocks_for_pieces_leaves_out_modules_beside_each_other_where_an_example_shows_them():
+    net = nn.Sequential(Row(part(), part(), part()), Branches(sum))
+    rows, beside = [f"0.blocks.{i}" for i in range(3)], [f"1.branches.{i}" for i in range(3)]
+    pieces = [{piece.name for piece in surgery.layers(net, unit="block", example=x)} for x in (None, X)]
+    assert pieces[0] >= {*rows, *beside}
+    assert pieces[1] >= {*rows}
+    assert pieces[1].isdisjoint(beside)
+    assert [found.name for found in block_similarity(net)] == ["0.blocks", "1.branches"]
+    assert [found.name for found in block_similarity(net, example=X)] == ["0.blocks"]
 
 
 def test_a_section_beside_heads_changes_and_the_heads_do_not():
