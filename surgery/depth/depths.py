@@ -76,9 +76,9 @@ def check_order(
             raise SurgeryError(
                 f"the example does not run the blocks of section {name!r}: give one that does, or leave it as it is"
             )
-        what = "a state does not show" if not isinstance(model, nn.Module) else "without an example it is not known"
+        reason = "a state does not show" if not isinstance(model, nn.Module) else "without an example it is not known"
         raise SurgeryError(
-            f"{what} whether the blocks of section {name!r} run one after another, or beside each other, as experts "
+            f"{reason} whether the blocks of section {name!r} run one after another, or beside each other, as experts "
             "do: give the module and its input as example=..."
             + ("" if isinstance(model, nn.Module) else f", or name the section if they do ({{{name!r}: ...}})")
         )

@@ -210,17 +210,17 @@ def _without_gradient(blocks: Sequence[nn.Module], names: Iterable[str], run: Ru
         with torch.enable_grad():
             for _, parameter in places:
                 parameter.requires_grad_(True)
-            outputs = [one for one in run() if one.requires_grad]
-            along = [torch.randn(one.shape, generator=generator).to(one) for one in outputs]
+            outputs = [output for output in run() if output.requires_grad]
+            along = [torch.randn(output.shape, generator=generator).to(output) for output in outputs]
             wanted = [parameter for _, parameter in places]
-            found = torch.autograd.grad(outputs, wanted, along, allow_unused=True) if outputs else ()
+            gradients = torch.autograd.grad(outputs, wanted, along, allow_unused=True) if outputs else ()
     except RuntimeError:  # code may have no derivative in evaluation mode, such as cuDNN's recurrent layers
         return set()
     finally:
         for (_, parameter), before in zip(places, required):
             parameter.requires_grad_(before)
-    moving = {name for (name, _), gradient in zip(places, found) if gradient is not None and gradient.any()}
-    return set(names) - moving if found else set()
+    moving = {name for (name, _), gradient in zip(places, gradients) if gradient is not None and gradient.any()}
+    return set(names) - moving if gradients else set()
 
 
 def _unused(block: nn.Module, trials: Sequence[nn.Module], run: Runs) -> set[str]:
