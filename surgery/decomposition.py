@@ -52,23 +52,25 @@ def layers(model: nn.Module | State, *, example: Any = None, unit: Unit = "layer
     1 BatchNorm1d 5
     3 Linear 2
     """
-    pieces = _pieces(model if isinstance(model, nn.Module) else as_module(as_state(model, "what has layers")), unit)
+    if example is not None and not isinstance(model, nn.Module):
+        raise SurgeryError("a state cannot run on an example: give the module, or leave the example out")
+    root = model if isinstance(model, nn.Module) else as_module(as_state(model, "what has layers"))
+    pieces = _pieces(root, unit, example)
     if example is None:
         return pieces
-    if not isinstance(model, nn.Module):
-        raise SurgeryError("a state cannot run on an example: give the module, or leave the example out")
     order = _first_use(model, example)
     return sorted(pieces, key=lambda piece: min(order.get(name, len(order)) for name in piece.tensors))
 
 
-def _pieces(model: nn.Module, unit: Unit) -> list[Layer]:
+def _pieces(model: nn.Module, unit: Unit, example: Any) -> list[Layer]:
     """The layers in registration order."""
     values = state(model)
     if not isinstance(unit, str) or unit not in ("layer", "block", "tensor"):
         raise SurgeryError(f"unknown unit {str(unit)[:40]!r}: choose layer, block or tensor")
     if unit == "tensor":
         return [Layer(name, "tensor", (name,)) for name in values]
-    blocks = [block for section in sections(model) for block in section.blocks] if unit == "block" else []
+    known = sections(model, example=example) if unit == "block" else []
+    blocks = [block for section in known for block in section.blocks]
     if unit == "block" and not blocks:
         raise SurgeryError(f"{type(model).__name__} has no residual blocks: use unit='layer'")
     modules = dict(model.named_modules())

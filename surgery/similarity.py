@@ -6,7 +6,7 @@ last block stand for deeper ones because blocks are alike.
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -119,13 +119,15 @@ class SectionSimilarity(NamedTuple):
         return torch.stack(chosen)[:, i, j].nanmean().item()
 
 
-def block_similarity(model: nn.Module | State, *, first: bool = False) -> list[SectionSimilarity]:
+def block_similarity(model: nn.Module | State, *, first: bool = False, example: Any = None) -> list[SectionSimilarity]:
     """How alike the blocks of each section are (FedFA, Tables 7-9): every pair, convolution by convolution.
 
     Args:
-        model: a module or a state; no forward pass is run.
+        model: a module or a state; without an example no forward pass is run.
         first: also compare the first block of each section, in which some convolutions often have other shapes. The
             paper leaves it out.
+        example: the module's input, which shows what is a section, see `surgery.sections`; without one modules beside
+            each other, such as experts, may be compared as well.
 
     Returns:
         One entry for each section that has at least two blocks to compare.
@@ -142,7 +144,7 @@ def block_similarity(model: nn.Module | State, *, first: bool = False) -> list[S
     values = dict(as_state(model, "the model"))
     names = convolutions(values)
     result = []
-    for section in sections(model):
+    for section in sections(model, example=example):
         blocks = section.blocks if first else section.blocks[1:]
         inside = {name.removeprefix(f"{b}."): None for b in blocks for name in names if name.startswith(f"{b}.")}
         if len(blocks) < 2 or not inside:

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Annotated, Any
 
 import torch
+from torch import nn
 
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.method import Method
@@ -15,8 +16,8 @@ from fl.algorithms.parts.submodels import with_own_tensors
 from fl.base.errors import FLError
 from fl.base.settings import OnlyWith, number, one_of
 from fl.federation import Federation
-from fl.models.fleet import identity_plan, kept_blocks, plan_within, ungrafted
-from surgery import Submodel, layers, sections, state
+from fl.models.fleet import identity_plan, kept_blocks, make_example, plan_within, ungrafted
+from surgery import Section, Submodel, layers, sections, state
 
 
 @dataclass(frozen=True)
@@ -55,10 +56,12 @@ def inclusivefl(fed: Federation, options: InclusiveFLOptions = InclusiveFLOption
     fleet = fed.fleet_or_uniform
     stands = [plan_within(fed.model, kind.model, "equal", spec=kind.spec) for kind in fleet.architectures]
     plans = [ungrafted(plan) for plan in stands]
-    depths = [kept_blocks(fed.model, kind.model) for kind in fleet.architectures]
+    example = make_example(fed.model, fed.spec or fleet.architectures[0].spec)
+    depths = [kept_blocks(fed.model, kind.model, example=example) for kind in fleet.architectures]
     order = _from_small_to_large(plans, depths)
-    behind = _behind_blocks(fed) if options.own != "none" else set()
-    last = [_last_blocks(fed, depth) if options.own == "top" else set() for depth in depths]
+    known = sections(fed.model, example=example)
+    behind = _behind_blocks(fed.model, known) if options.own != "none" else set()
+    last = [_last_blocks(fed.model, known, depth) if options.own == "top" else set() for depth in depths]
     own = [_read_from(plan, behind | blocks) for plan, blocks in zip(plans, last)]
     average = with_own_tensors(fed, plans, own)
     if options.own != "top" or not options.beta:
@@ -122,17 +125,17 @@ def _from_small_to_large(plans: Sequence[Submodel], depths: Sequence[Mapping[str
     return order
 
 
-def _last_blocks(fed: Federation, depth: Mapping[str, Any]) -> set[str]:
-    """The global model's tensors in the last blocks that are left of the sections that this depth cuts."""
-    cut = [section for section in sections(fed.model) if depth[section.name] < len(section.blocks)]
+def _last_blocks(model: nn.Module, known: Sequence[Section], depth: Mapping[str, Any]) -> set[str]:
+    """The global model's tensors in the last blocks that are left of those of its sections that this depth cuts."""
+    cut = [section for section in known if depth[section.name] < len(section.blocks)]
     ends = tuple(f"{section.blocks[depth[section.name] - 1]}." for section in cut)
-    return {name for name in state(fed.model) if name.startswith(ends)}
+    return {name for name in state(model) if name.startswith(ends)}
 
 
-def _behind_blocks(fed: Federation) -> set[str]:
+def _behind_blocks(model: nn.Module, known: Sequence[Section]) -> set[str]:
     """The global model's tensors in the layers that are registered after the last block."""
-    blocks = tuple(f"{block}." for section in sections(fed.model) for block in section.blocks)
-    names = [name for layer in layers(fed.model) for name in layer.tensors]
+    blocks = tuple(f"{block}." for section in known for block in section.blocks)
+    names = [name for layer in layers(model) for name in layer.tensors]
     last = max((i for i, name in enumerate(names) if name.startswith(blocks)), default=len(names))
     return set(names[last + 1 :])
 

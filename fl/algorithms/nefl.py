@@ -11,7 +11,7 @@ from fl.base.errors import FLError
 from fl.base.settings import Names
 from fl.base.torch_private import BatchOrInstanceNorm
 from fl.federation import Federation
-from fl.models.fleet import plan_within
+from fl.models.fleet import make_example, plan_within
 from surgery import Submodel, SurgeryError, layers, sections
 from zoo import Spec
 
@@ -44,7 +44,8 @@ def nefl(fed: Federation, options: NeFLOptions = NeFLOptions()) -> Algorithm:
     """
     fleet = fed.fleet_or_uniform
     choose = _chooser(options.keep)
-    depths = {len(section.blocks) for section in sections(fed.model)}
+    example = make_example(fed.model, fed.spec or fleet.architectures[0].spec)
+    depths = {len(section.blocks) for section in sections(fed.model, example=example)}
     if strange := [pattern for pattern in options.keep if len(pattern) not in depths]:
         raise FLError(f"--nefl.keep {strange[0]}: no section has {len(strange[0])} blocks; they have {sorted(depths)}")
     try:

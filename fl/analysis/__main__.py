@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
+from torch import nn
 
 from fl import models
 from fl.analysis.weights import Compared, initial_model, measure, read, scale_table, similarity_table
@@ -16,12 +17,14 @@ from fl.base.rng import Rng
 from fl.base.settings import Depths, Rates
 from fl.figures.models import heat_maps, histograms
 from fl.figures.style import check_new, save
+from fl.models.fleet import make_example
 from fl.runs import checkpoint
 from fl.runs.assembly import pick_device
 from fl.runs.folder import load_model
 from fl.settings import Config
 from fl.settings.help import HELP, command, show
-from surgery.similarity import block_similarity
+from surgery.similarity import SectionSimilarity, block_similarity
+from zoo import Spec
 
 
 @dataclass(frozen=True)
@@ -63,15 +66,19 @@ class Similarity:
         check_new(self.out)
         found = []
         for folder, nets in models_of.items():
-            pair = [block_similarity(net.to(device), first=self.first) for net in nets]
-            found.append(Compared(f"{folder} ({checkpoint.read_model(folder)[0].name})", *pair))
+            spec, _ = checkpoint.read_model(folder)
+            found.append(Compared(f"{folder} ({spec.name})", *(self._measure(net.to(device), spec) for net in nets)))
         if self.model is not None:
             spec = Config(model=self.model, width=self.width, depth=self.depth).spec()
             net = models.create(Rng(self.seed).torch("weights"), spec)
-            found.append(Compared(f"{self.model}, untrained", block_similarity(net.to(device), first=self.first)))
+            found.append(Compared(f"{self.model}, untrained", self._measure(net.to(device), spec)))
         save(heat_maps(found), self.out)
         print("\n\n".join(map(similarity_table, found)), f"figure: {self.out}", sep="\n\n")
         return 0
+
+    def _measure(self, net: nn.Module, spec: Spec) -> list[SectionSimilarity]:
+        """Compare the blocks of each section."""
+        return block_similarity(net, first=self.first, example=make_example(net, spec))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.base.tables import aligned
-from fl.models.fleet import brief
+from fl.models.fleet import brief, make_example
 from fl.models.init import maker
 from fl.runs import checkpoint
 from fl.runs.folder import load_initial_weights, load_model
@@ -89,15 +89,19 @@ def read(folders: Sequence[Path]) -> list[Member]:
     return found
 
 
-def place(small: nn.Module, large: nn.Module) -> Submodel:
+def place(small: nn.Module, large: nn.Module, spec: Spec | None = None) -> Submodel:
     """Plan a model within a wider and deeper one of its family: leading channels of the first blocks.
+
+    Args:
+        spec: what makes the larger one, see `fl.models.fleet.make_example`.
 
     Raises FLError or SurgeryError if it does not fit into it.
     """
-    depths = [len(section.blocks) for section in sections(small)]
-    if len(depths) != (number := len(sections(large))):
+    example = make_example(large, spec)
+    depths = [len(section.blocks) for section in sections(small, example=example)]
+    if len(depths) != (number := len(sections(large, example=example))):
         raise FLError(f"the smaller model has {len(depths)} sections and the larger one {number}")
-    shallow, dropped = ungraft(large, keep=depths)
+    shallow, dropped = ungraft(large, keep=depths, example=example)
     return dropped.compose(corner(shallow, small)[1])
 
 
@@ -159,7 +163,7 @@ def measure(members: Sequence[Member]) -> Variation:
     plans = []
     for one in larger:
         try:
-            plans.append(place(smallest.model, one.model))
+            plans.append(place(smallest.model, one.model, one.spec))
         except (FLError, SurgeryError) as error:
             raise FLError(f"{smallest.name} does not fit into {one.name}: {error}") from None
     return variation_of(state(smallest.model), [state(one.model) for one in larger], plans)

@@ -483,8 +483,8 @@ def of_huggingface(
         given = found["y" if name == "train" else "test_y"]
         if _feature_names(part, label) is not None and (missing := int((torch.as_tensor(given) < 0).sum())):
             raise FLError(
-                f"{missing:,} of {len(given):,} samples of {name} have no {label} (-1), as in test sets whose labels are "
-                f"kept back: give another split, or {name}.filter(lambda row: row[{label!r}] >= 0)"
+                f"{missing:,} of {len(given):,} samples of {name} have no {label} (-1), as in test sets whose labels "
+                f"are kept back: give another split, or {name}.filter(lambda row: row[{label!r}] >= 0)"
             )
         if owner:
             values, names = part[owner][:], _feature_names(part, owner)

@@ -142,14 +142,12 @@ def as_shallow(
         stand: which other blocks a block stands for, see `surgery.ungraft`.
         choose: (blocks of a section, how many of them the small model has) -> the positions of those that it has.
             None: the first ones.
-        spec: what makes the small model. A library's or a user's runs on an example, which shows which blocks follow
-            each other; the zoo's models declare theirs.
+        spec: what makes the small model, see `make_example`.
 
     Raises:
         SurgeryError: if there is no such part of the full model.
     """
-    declared = spec is None or spec.member.depth is not None
-    example = None if declared else spec.example(2, device=next(full.parameters()).device)
+    example = make_example(full, spec)
     keep = kept_blocks(full, small, choose, example)
     shallow, depth = ungraft(full, keep=keep, stands_for=stand, example=example)
     if not isinstance(full, MultiExitResNet) or len(small) == len(full):
@@ -158,6 +156,15 @@ def as_shallow(
     kept = {name: sources for name, sources in depth.entries.items() if name in surgery.state(shallow[: len(small)])}
     plan = replace(depth, entries=kept, edits=(*depth.edits, end))
     return plan.build(full), plan
+
+
+def make_example(model: nn.Module, spec: zoo.Spec | None) -> torch.Tensor | None:
+    """Make an input on which a library's or a user's model shows which of its blocks follow each other.
+
+    None for the zoo's models, which declare their blocks, and where it is not known what makes the model.
+    """
+    declared = spec is None or spec.member.depth is not None
+    return None if declared else spec.example(2, device=next(model.parameters()).device)
 
 
 def kept_blocks(

@@ -40,7 +40,7 @@ MAGNITUDES = MAGNITUDE, f"{MAGNITUDE}.weight", f"{MAGNITUDE}.*.weight", "dora_sc
 
 def _pattern(end: str) -> re.Pattern[str]:
     module = r".*_lora\d*" if end == "down.weight" else ".*"  # a word that any model may have, too
-    return re.compile(rf"(?:({module})\.)" + "?" * (module == ".*") + re.escape(end).replace(r"\*", r"([^.]+)"))
+    return re.compile(rf"(?:({module})\.)" + "?" * (module == ".*") + re.escape(end).replace(r"\*", r"(.+)"))
 
 
 _FIRST = [(_pattern(first), second) for first, second in SPELLINGS]
@@ -127,14 +127,14 @@ def factors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Factors], State]:
             raise SurgeryError(f"{other!r} and {name!r} are of two adapters: give the tensors of one")
         others = next((other for other in magnitudes if other in rest), magnitudes[0]), joined(module, "alpha")
         alpha = rest.pop(others[1]) if others[1] in rest and rest[others[1]].numel() == 1 else None
-        one = Factors((name, second), rest.pop(name), rest.pop(second), rest.pop(others[0], None), alpha, others)
-        a, b = one.a, one.b
+        pair = Factors((name, second), rest.pop(name), rest.pop(second), rest.pop(others[0], None), alpha, others)
+        a, b = pair.a, pair.b
         if min(a.ndim, b.ndim) < 2 or len(a) != b.shape[1] or b.shape[2:].numel() != 1:
             raise SurgeryError(
                 f"{name!r} {tuple(a.shape)} and {second!r} {tuple(b.shape)} are of unequal rank, or no factors"
             )
-        found[module] = one
-    biases = {one.names[1].removesuffix("weight") + "bias" for one in found.values() if one.alpha is None}
+        found[module] = pair
+    biases = {pair.names[1].removesuffix("weight") + "bias" for pair in found.values() if pair.alpha is None}
     scalars = {joined(module, "scalar") for module in found}
     if odd := [name for name in rest if name in scalars or (_PART.fullmatch(name) and name not in biases)]:
         raise SurgeryError(
@@ -158,9 +158,9 @@ def found_factors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Factors], St
 
 def check_unscaled(found: Mapping[str, Factors]) -> None:
     """Raise SurgeryError for an adapter with an alpha, where another number multiplies the product."""
-    if one := next((one for one in found.values() if one.alpha is not None), None):
+    if pair := next((pair for pair in found.values() if pair.alpha is not None), None):
         raise SurgeryError(
-            f"{one.others[1]!r} multiplies the product, too, by alpha / rank: multiply {one.names[1]!r} by that, and "
+            f"{pair.others[1]!r} multiplies the product, too, by alpha / rank: multiply {pair.names[1]!r} by that, and "
             "leave alpha out"
         )
 
@@ -178,7 +178,7 @@ def rank_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     >>> rank_of({"fc.lora_A.weight": torch.zeros(3, 4), "fc.lora_B.weight": torch.zeros(2, 3)})
     {'fc': 3}
     """
-    return {module: len(one.a) for module, one in found_factors(tensors)[0].items()}
+    return {module: len(pair.a) for module, pair in found_factors(tensors)[0].items()}
 
 
 def products(tensors: Mapping[str, Tensor]) -> State:
@@ -190,8 +190,8 @@ def products(tensors: Mapping[str, Tensor]) -> State:
     [[2.0, 2.0, 2.0], [2.0, 2.0, 2.0]]
     """
     return {
-        module: (one.scale * one.b.flatten(1) @ one.a.flatten(1)).unflatten(1, one.a.shape[1:])
-        for module, one in found_factors(tensors)[0].items()
+        module: (pair.scale * pair.b.flatten(1) @ pair.a.flatten(1)).unflatten(1, pair.a.shape[1:])
+        for module, pair in found_factors(tensors)[0].items()
     }
 
 
@@ -324,7 +324,7 @@ def stack(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | Non
     if not states:
         raise SurgeryError("there are no adapters to stack: give at least one state")
     split = [found_factors(tensors) for tensors in states]
-    if dora := [name for found, _ in split for name, one in found.items() if one.magnitude is not None]:
+    if dora := [name for found, _ in split for name, pair in found.items() if pair.magnitude is not None]:
         raise SurgeryError(f"the adapter of {dora[0]!r} is DoRA's, whose magnitudes have no stack: merge and average")
     shares = [1.0] * len(states) if weights is None else [float(weight) for weight in weights]
     if len(shares) != len(states) or not 0 < sum(shares) < math.inf or min(shares) < 0:
@@ -333,12 +333,12 @@ def stack(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | Non
     for k, (found, _) in enumerate(split[1:], 1):
         check_same_shapes(_rankless(split[0][0]), _rankless(found), "state 0", f"state {k}")
     result: State = average([rest for _, rest in split], weights=shares) if split[0][1] else {}
-    for module, one in split[0][0].items():
+    for module, pair in split[0][0].items():
         every = [found[module] for found, _ in split]
-        a = torch.cat([each.a for each in every])
-        scale = one.scale or 1.0
-        b = torch.cat([share * (each.scale / scale) * each.b for share, each in zip(shares, every)], 1)
-        result |= one.with_factors(a, b, scale).state
+        a = torch.cat([other.a for other in every])
+        scale = pair.scale or 1.0
+        b = torch.cat([share * (other.scale / scale) * other.b for share, other in zip(shares, every)], 1)
+        result |= pair.with_factors(a, b, scale).state
     return {name: result[name] for name in states[0]}
 
 

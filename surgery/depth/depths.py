@@ -33,7 +33,11 @@ def depths_by_section(
     """The sections with the depths given for them, which may be lists of positions."""
     have = f"has {len(found)}: {', '.join(f'{s.name!r} of {len(s.blocks)}' for s in found)}" if found else "has none"
     if beside := [section.name for section in sections(model) if section not in found]:
-        have += f" (modules of {', '.join(map(repr, beside))} run side by side on the example: they are no section)"
+        have += (
+            f" (modules of {', '.join(map(repr, beside))} are no section: on the example none is seen to run on what "
+            "the one before gave; they run side by side, or by way of vmap or NumPy, which cannot be followed: if they "
+            "do follow each other, register their class by surgery.register_block, and leave the example out)"
+        )
     given = list(depths.values() if isinstance(depths, Mapping) else depths if isinstance(depths, Sequence) else [None])
     single = [n for d in given for n in (d if lists and isinstance(d, Sequence) and not isinstance(d, str) else [d])]
     if isinstance(depths, str) or not all(type(n) is int for n in single):
@@ -72,9 +76,9 @@ def check_order(
             raise SurgeryError(
                 f"the example does not run the blocks of section {name!r}: give one that does, or leave it as it is"
             )
-        what = "a state does not show" if not isinstance(model, nn.Module) else "without an example it is not known"
+        reason = "a state does not show" if not isinstance(model, nn.Module) else "without an example it is not known"
         raise SurgeryError(
-            f"{what} whether the blocks of section {name!r} run one after another, or beside each other, as experts "
+            f"{reason} whether the blocks of section {name!r} run one after another, or beside each other, as experts "
             "do: give the module and its input as example=..."
             + ("" if isinstance(model, nn.Module) else f", or name the section if they do ({{{name!r}: ...}})")
         )

@@ -49,9 +49,9 @@ def graft(
         depths: the number of blocks of each section, in the order of `sections(model, example=example)` or by section
             name; sections that are not named keep theirs.
         mode: `copy` repeats the weights (FedFA, Algorithm 2). `identity` also zeroes the tensors that the residual
-            branches of the new blocks use last, so that the outputs stay the same (in evaluation mode, to 1e-5) and
-            training can continue from there; it needs a module and an example. Weights of the new blocks that the
-            example does not use become zero, too, and a warning names them.
+            branches of the new blocks use last (under weight_norm the magnitudes), so that the outputs stay the same
+            (in evaluation mode, to 1e-5) and training can continue from there; it needs a module and an example.
+            Weights of the new blocks that the example does not use become zero, too, and a warning names them.
         example: the model's input: a tensor, a tuple of positional arguments or a mapping of keyword arguments. It
             shows which blocks run one after another, and with it the deeper model is tried: the new blocks have to run,
             and the output has to keep its shape (on the meta device if the model runs there). A model whose forward

@@ -2,17 +2,19 @@
 
 import copy
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
-from surgery.copying import clone
+from surgery.copying import clone, plain_tensors
 from surgery.depth.check import uncached
 from surgery.depth.splice import runs_nothing
 from surgery.errors import SurgeryError
 from surgery.forward import Uses, tensors_in, varied
+from surgery.names import joined
 
 Call: TypeAlias = tuple[tuple, dict[str, Any]]  # the arguments of a call
 Runs: TypeAlias = Callable[[], list[Tensor]]  # runs something, for those of its outputs that must not change
@@ -43,7 +45,8 @@ def zero_branches(
 
     Raises:
         SurgeryError: if a block is not the identity when its weights are zero: it has no residual branch, or ends with
-            a norm, as in post-norm transformers; if its zeros have no gradient, as before a ReLU that ends a branch.
+            a norm, as in post-norm transformers, or with a weight that is never zero, as under spectral_norm; if its
+            zeros have no gradient, as before a ReLU that ends a branch.
     """
     args, kwargs = uncached(model, example)
     if any(tensor.is_meta for tensor in (*model.parameters(), *tensors_in((args, kwargs)))):
@@ -56,10 +59,14 @@ def zero_branches(
     trial = clone(deeper).eval()
     tried = {name: [trial.get_submodule(names[id(block)]) for block in copies] for name, copies in grafted.items()}
     inputs = _inputs(trial, [blocks[0] for blocks in tried.values()], (args, kwargs))
-    for parameter in (p for blocks in tried.values() for block in blocks for p in block.parameters()):
-        parameter.zero_()
+    for name, blocks in tried.items():
+        called, given = (blocks[0], inputs[id(blocks[0])]) if id(blocks[0]) in inputs else (trial, (args, kwargs))
+        _zero(grafted[name][0], blocks, called, given)
     for name, copies in grafted.items():
-        blocks = tried[name]
+        blocks, way = tried[name], "use mode='copy'"
+        if computed := _never_zero(blocks[0]):
+            way += f", or first remove what makes {', '.join(map(repr, computed))}, which can never be zero (by "
+            way += "torch.nn.utils.parametrize.remove_parametrizations or remove_spectral_norm)"
         if runs_nothing(copies[0]):  # such as a list of two modules: only the model's outputs show what it does
             runs = every = _model_runs(trial, (args, kwargs), expected)
         elif id(blocks[0]) in inputs:
@@ -71,13 +78,13 @@ def zero_branches(
         if runs is None or every is None:
             raise SurgeryError(
                 f"block {name!r} is not the identity when its weights are zero (it ends with a norm, or has no "
-                "residual branch): use mode='copy'"
+                f"residual branch): {way}"
             )
         zero = _to_zero(copies[0], blocks, runs)
         if still := zero & _without_gradient(blocks, zero, runs):
             raise SurgeryError(
                 f"copies of {name!r} that begin as the identity could not learn: with zeros for {min(still)!r} its "
-                "residual branch has no gradient (it ends with a ReLU, or multiplies that by itself): use mode='copy'"
+                f"residual branch has no gradient (it ends with a ReLU, or multiplies that by itself): {way}"
             )
         if unused := _unused(copies[0], blocks, every) - zero:
             zero |= unused
@@ -94,6 +101,36 @@ def zero_branches(
             parameter.zero_()
     if not _close(clone(deeper).eval()(*args, **kwargs), expected):
         raise SurgeryError(f"the copies of {', '.join(grafted)} change the model's output: use mode='copy'")
+
+
+def _zero(block: nn.Module, trials: Sequence[nn.Module], called: nn.Module, given: Call) -> None:
+    """Zero the parameters of copies of a block, in place, but for those whose zeros give no numbers.
+
+    These are divided by a norm of themselves, as the direction under weight_norm and all of spectral_norm's.
+    """
+    values = dict(block.named_parameters())
+
+    def breaks(zero: Collection[str]) -> bool:
+        for trial in trials:
+            for name, value in values.items():
+                trial.get_parameter(name).copy_(value * (name not in zero))
+        args, kwargs = copy.deepcopy(given)  # a block may change a list or a cache that it is given
+        return any(tensor.isnan().any() for tensor in tensors_in(called(*args, **kwargs)))
+
+    if breaks(values):
+        breaks([name for name in values if not breaks([name])])
+
+
+def _never_zero(block: nn.Module) -> list[str]:
+    """The computed weights of a block that are not zero although its parameters are, as far as they can be."""
+    weights = []
+    for path, module in block.named_modules():
+        hooked = [
+            key for key in plain_tensors(module) if any(part.startswith(f"{key}_") for part in module._parameters)
+        ]
+        computed = module.parametrizations if parametrize.is_parametrized(module) else hooked
+        weights += [joined(path, key) for key in computed if getattr(module, key).any()]
+    return weights
 
 
 def _model_runs(model: nn.Module, given: Call, expected: Any) -> Runs | None:
@@ -173,17 +210,17 @@ def _without_gradient(blocks: Sequence[nn.Module], names: Iterable[str], run: Ru
         with torch.enable_grad():
             for _, parameter in places:
                 parameter.requires_grad_(True)
-            outputs = [one for one in run() if one.requires_grad]
-            along = [torch.randn(one.shape, generator=generator).to(one) for one in outputs]
+            outputs = [output for output in run() if output.requires_grad]
+            along = [torch.randn(output.shape, generator=generator).to(output) for output in outputs]
             wanted = [parameter for _, parameter in places]
-            found = torch.autograd.grad(outputs, wanted, along, allow_unused=True) if outputs else ()
+            gradients = torch.autograd.grad(outputs, wanted, along, allow_unused=True) if outputs else ()
     except RuntimeError:  # code may have no derivative in evaluation mode, such as cuDNN's recurrent layers
         return set()
     finally:
         for (_, parameter), before in zip(places, required):
             parameter.requires_grad_(before)
-    moving = {name for (name, _), gradient in zip(places, found) if gradient is not None and gradient.any()}
-    return set(names) - moving if found else set()
+    moving = {name for (name, _), gradient in zip(places, gradients) if gradient is not None and gradient.any()}
+    return set(names) - moving if gradients else set()
 
 
 def _unused(block: nn.Module, trials: Sequence[nn.Module], run: Runs) -> set[str]:

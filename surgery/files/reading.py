@@ -2,6 +2,7 @@
 
 import errno
 import json
+import re
 import threading
 from collections.abc import Collection, Mapping
 from functools import partial
@@ -255,6 +256,8 @@ def _loaded(path: Path) -> Any:
         _check_records(path)
         mapped = is_zipfile(path)  # not what was written before PyTorch 1.6
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except SurgeryError:
+        raise
     except BadZipFile as error:
         raise SurgeryError(f"{path} is damaged ({first_line(error)}): fetch or save it again") from None
     except UnpicklingError:
@@ -265,22 +268,29 @@ def _loaded(path: Path) -> Any:
         if isinstance(error, OSError) and not before:
             raise
         # Errors of other kinds say nothing to a user, and those of PytorchStreamReader are about archives.
-        cut = before or not isinstance(error, RuntimeError) or "PytorchStreamReader" in str(error)
-        why = "it is damaged or cut short; fetch or save it again" if cut else first_line(error)
+        cut = before or not isinstance(error, RuntimeError) or re.search("PytorchStreamReader|magic number", str(error))
+        why = "it is none, damaged or cut short; fetch or save it again" if cut else first_line(error)
         raise SurgeryError(f"{path} cannot be read as a file of torch.save: {why}") from None
 
 
 def _check_records(path: Path) -> None:
-    """BadZipFile if what is in a file is not what was saved: torch.load takes it as it is. It reads the file once.
+    """Raise BadZipFile if what is in a file is not what was saved, which torch.load takes as it is; read it once.
 
     torch.save compresses nothing, so that records that unpack to more than the file has are not its own. Files from
-    before PyTorch 1.6 are no zip files, and have no checksums.
+    before PyTorch 1.6 are no zip files, and have no checksums. SurgeryError for a zip file of something else.
     """
     if is_zipfile(path):
         with ZipFile(path) as archive:
             records = archive.infolist()
-            if any("/code/" in record.filename for record in records):  # which torch.load names
-                return
+            names = [record.filename for record in records]
+            if any("/code/" in name for name in names):
+                raise SurgeryError(f"{path} holds a TorchScript model, which is no checkpoint: save model.state_dict()")
+            folder = names[0].partition("/")[0] if names else ""
+            if not {f"{folder}/data.pkl", f"{folder}/version"} <= {*names}:
+                raise SurgeryError(
+                    f"{path} is a zip file, but no checkpoint: it lacks the data.pkl and the version that torch.save "
+                    "writes into the one folder of it; give the file that was saved, or save model.state_dict()"
+                )
             if odd := [record.filename for record in records if record.compress_type != ZIP_STORED]:
                 raise BadZipFile(f"record {odd[0]!r} is compressed, which torch.save never does")
             if sum(record.file_size for record in records) > path.stat().st_size:

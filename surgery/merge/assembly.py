@@ -6,8 +6,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from surgery.depth.depths import check_order
 from surgery.depth.graft import graft, ungraft
-from surgery.depth.sections import sections
+from surgery.depth.sections import ordered_sections, sections
 from surgery.errors import SurgeryError
 from surgery.lazy import LazyState, Pieces, metas, pieces_of
 from surgery.merge.driver import check_patterns
@@ -58,14 +59,15 @@ def passthrough(
             Sections that are not named stay. A block is used once; to repeat one, list its model twice.
         outside: for tensors outside of these sections by patterns of their names the model that they are taken from,
             such as {"lm_head": 1}; the first pattern that matches counts.
-        example: an input for the first model, a module, by which the deeper or shallower network is tried.
+        example: an input of the models, of which the first is a module. It shows which blocks run one after another,
+            as for `surgery.graft`, and the deeper or shallower network is tried on it.
 
     Returns:
         The network, a module if the first model is one, and the plan that cuts its state out of `union(models)`.
 
     Raises:
-        SurgeryError: for sections, models and blocks that are not there, for tensors of other shapes, and for NaN in
-            those that are taken.
+        SurgeryError: for sections, models and blocks that are not there, for modules that are not known to run one
+            after another, for tensors of other shapes, and for NaN in those that are taken.
 
     >>> import torch
     >>> one = {f"{i}.{part}.weight": torch.full((2, 2), float(i)) for i in range(3) for part in "ab"}
@@ -78,8 +80,12 @@ def passthrough(
         raise SurgeryError("passthrough takes a list of states or modules")
     first = models[0]
     skeleton = first if isinstance(first, nn.Module) else metas(first)
-    own = [sections(one if isinstance(one, nn.Module) else metas(one)) for one in models]
-    places = [{section.name: section.blocks for section in found} for found in own]
+    known = ordered_sections(skeleton, example)
+    places = [{section.name: section.blocks for section in known}]
+    for other in models[1:]:
+        runs = isinstance(other, nn.Module)
+        inside = sections(other if runs else metas(other), example=example if runs else None)
+        places.append({section.name: section.blocks for section in inside})
     for name, chosen in blocks.items():
         if name not in places[0]:
             found = ", ".join(map(repr, places[0])) or "none"
@@ -89,10 +95,11 @@ def passthrough(
                 raise SurgeryError(f"section {name!r}: there is no block {i} of model {k}")
         if len(set(chosen)) < len(chosen):
             raise SurgeryError(f"section {name!r} repeats a block: list its model twice, and take the second's")
+    check_order(skeleton, known, [section for section in known if section.name in blocks], blocks, example)
     resized, names = _resized(skeleton, {s: len(b) for s, b in blocks.items()}, places[0], example)
     shapes = metas(resized) if not isinstance(resized, nn.Module) else metas(as_state(resized))
     now = {name: _first(names, places[0][name][0]) for name in blocks}  # a single block is no section
-    now |= {section.name: section.blocks for section in sections(resized)}
+    now |= {section.name: section.blocks for section in sections(resized, example=example)}
     inside = {block for name in blocks for block in now[name]}
     check_patterns("outside", outside, [name for name in shapes if not any(is_inside(name, one) for one in inside)])
     whole = union(models)

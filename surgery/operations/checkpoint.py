@@ -243,12 +243,12 @@ def state_for(model: nn.Module, values: LazyState, what: str, called: str | None
     if odd := [name for name in places if has[name] != sizes[name]]:
         if classes := _classes(model, {name: (has[name], sizes[name]) for name in odd}):
             there, here = classes
-            said = f"{what} has {there} classes, and {kind} has {here}"
+            reason = f"{what} has {there} classes, and {kind} has {here}"
             way_out = f"give a --model with {there} classes"
             if (called or "").startswith(("timm:", "torchvision:")):
                 rest = [part for part in called.split(",") if not part.startswith("num_classes")]
                 way_out = f"give --model {','.join(rest)},num_classes={there}"
-            raise SurgeryError(f"{said} ({odd[-1]!r}): {way_out}")
+            raise SurgeryError(f"{reason} ({odd[-1]!r}): {way_out}")
         raise SurgeryError(f"{what} has {odd[0]!r} of shape {has[odd[0]]}, and {kind} of {sizes[odd[0]]}: {way_out}")
     return found
 

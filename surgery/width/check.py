@@ -54,11 +54,11 @@ class Divergence(NamedTuple):
 
 
 class _Diverged(Exception):
-    """At this step the narrow model does something else than predicted."""
+    """At this step the narrow model does something else than predicted; `computed`: it computes with another number."""
 
-    def __init__(self, step: int, message: str):
+    def __init__(self, step: int, message: str, computed: bool = False):
         super().__init__(message)
-        self.step = step
+        self.step, self.computed = step, computed
         self.modules: list[str] = []
 
 
@@ -193,6 +193,11 @@ def _no_way_on(model: nn.Module, solution: Solution, choice: Choice, difference:
             "No width lies there: its size follows from numbers that the code computes (a padding to a multiple, boxes "
             "that it finds), and the narrow model computes others. Narrow the part in front of it (a backbone) as a "
             "model of its own, or give an example with which nothing is found"
+        )
+    elif difference.computed:
+        hint = (
+            "The code computes that number of a width (a share of it, say), and which one is right for fewer positions "
+            "is not known: write it as a plain number, or keep the width whole with keep=[...]"
         )
     if splits_interleaved(step):
         hint = f"What is split there cannot become narrower: {SHUFFLED}. Keep these modules whole with keep=[...]"
@@ -346,21 +351,28 @@ class _Predicted(Operations):
                 lambda old, new: new if old is None else old, step.decided, result, is_leaf=lambda part: part is None
             )
             outputs = tensors_in(result)
+        bound = bind(func, args, kwargs)
+        scalars = scalars_of(func, bound)
+        computed = ", ".join(
+            f"{key}={value} instead of {step.scalars.get(key)}"
+            for key, value in scalars.items()
+            if key not in step.numbers and not self._may_become(step, step.scalars.get(key), value)
+        )
         for found, tensor in zip(step.outputs, outputs):
             expected = [size_of(axis, self.choice) for axis in found]
             left_empty = tensor.is_meta and 0 in expected  # statistics that some kernels do not compute
             if expected != list(tensor.shape) and not left_empty:
-                raise _Diverged(self.done, f"a result of shape {list(tensor.shape)} where {expected} was expected")
+                message = f"a result of shape {list(tensor.shape)} where {expected} was expected"
+                raise _Diverged(self.done, message + (computed and f" ({computed})"), bool(computed))
         if sources != step.sources:
             raise _Diverged(self.done, f"{name} of other tensors")
-        bound = bind(func, args, kwargs)
         for key, axis in step.numbers.items():
             self._check_number(key, axis, bound, inputs)
-        for key, value in scalars_of(func, bound).items():
+        for key, value in scalars.items():
             if name in ("div", "mul") and self.scales and value == step.scalars.get(key) and self._is_old(step, value):
                 self.old.append(self.done)
-            if key not in step.numbers and not self._may_become(step, step.scalars.get(key), value):
-                raise _Diverged(self.done, f"{key}={value} instead of {step.scalars.get(key)}")
+        if computed:
+            raise _Diverged(self.done, computed, computed=True)
         self.origins.made(self.done, outputs)
         self.done += 1
         return result

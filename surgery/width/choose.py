@@ -246,7 +246,7 @@ def choose(solution: Solution, demand: Demand) -> Chosen:
     while True:
         sliced = _sliced(solution, demand, reasons)
         if demand.numbers:  # of a target, which a longer axis could miss
-            numbers = shortened(demand.numbers(sliced), demand.equal)
+            numbers = evened(demand.numbers(sliced), demand.equal, step=-1)
         else:
             numbers = {atom: demand.share(atom.size, demand.rate_of(atom)) for atom in sliced}
             numbers = evened(numbers, demand.equal)
@@ -259,38 +259,18 @@ def choose(solution: Solution, demand: Demand) -> Chosen:
             reasons.update({atom: why for atom in atoms(axis) if atom not in reasons})
 
 
-def evened(numbers: Mapping[Atom, int], equal: Sequence[Sequence[Axis]]) -> dict[Atom, int]:
-    """The numbers of positions that stay, more of them, but never all, where an axis has to be as long as another one.
+def evened(numbers: Mapping[Atom, int], equal: Sequence[Sequence[Axis]], step: Literal[1, -1] = 1) -> dict[Atom, int]:
+    """Even out axes that have to be equally long, by the numbers of positions that stay.
+
+    Args:
+        numbers: for each atom how many stay.
+        equal: the axes that have to be as long as one another.
+        step: 1: more positions stay of the shorter axes, but never all of an atom; -1: fewer of the longer ones.
 
     >>> a, b, dim = Atom(34), Atom(32), Atom(25)
     >>> evened({a: 17, b: 16, dim: 13}, [(Sum((a, a, b)), Sum((dim,) * 4))])
     {34: 18, 32: 16, 25: 13}
-    """
-    numbers = dict(numbers)
-
-    def size(axis: Axis) -> int:
-        return size_of(axis, {atom: range(n) for atom, n in numbers.items()})
-
-    for several in equal:
-        wanted = max(map(size, several))
-        for axis in several:
-            within = [atom for atom in dict.fromkeys(atoms(axis)) if atom in numbers]
-            while (before := size(axis)) < wanted:
-                for atom in sorted(within, key=lambda atom: numbers[atom] / atom.size):  # shares stay alike
-                    numbers[atom] += 1
-                    if numbers[atom] < atom.size and before < size(axis) <= wanted:
-                        break
-                    numbers[atom] -= 1
-                else:
-                    break
-    return numbers
-
-
-def shortened(numbers: Mapping[Atom, int], equal: Sequence[Sequence[Axis]]) -> dict[Atom, int]:
-    """The numbers of positions that stay, fewer of them where an axis has to be as short as another one.
-
-    >>> a, b, dim = Atom(34), Atom(32), Atom(25)
-    >>> shortened({a: 17, b: 16, dim: 12}, [(Sum((a, a, b)), Sum((dim,) * 4))])
+    >>> evened({a: 17, b: 16, dim: 12}, [(Sum((a, a, b)), Sum((dim,) * 4))], step=-1)
     {34: 16, 32: 16, 25: 12}
     """
     numbers = dict(numbers)
@@ -299,15 +279,16 @@ def shortened(numbers: Mapping[Atom, int], equal: Sequence[Sequence[Axis]]) -> d
         return size_of(axis, {atom: range(n) for atom, n in numbers.items()})
 
     for several in equal:
-        wanted = min(map(size, several))
+        wanted = (max if step > 0 else min)(map(size, several))
         for axis in several:
             within = [atom for atom in dict.fromkeys(atoms(axis)) if atom in numbers]
-            while (before := size(axis)) > wanted:
-                for atom in sorted(within, key=lambda atom: -numbers[atom] / atom.size):
-                    numbers[atom] -= 1
-                    if numbers[atom] and wanted <= size(axis) < before:
+            while (before := size(axis)) != wanted:
+                for atom in sorted(within, key=lambda atom: step * numbers[atom] / atom.size):  # shares stay alike
+                    numbers[atom] += step
+                    nearer = step * before < step * size(axis) <= step * wanted
+                    if nearer and 0 < numbers[atom] < atom.size:
                         break
-                    numbers[atom] += 1
+                    numbers[atom] -= step
                 else:
                     break
     return numbers

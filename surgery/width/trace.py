@@ -37,7 +37,6 @@ from surgery.width.rules.registry import Learnt, Rule, View, is_step, operation_
 from surgery.width.steps import Step, bind, scalars_of
 
 _FOREIGN = "a tensor lies along it that the model does not hold: register it as a buffer of its module"
-RANGE = "a window or a range runs over it, so that the order of its positions matters"
 _LEAVES = {"numpy", "tolist", "__array__", "__dlpack__", "storage", "untyped_storage", "apply_", "map_"}
 _log = logging.getLogger(__name__)
 
@@ -298,7 +297,7 @@ class _Follow(Operations):
         except (InternalError, LookupError, TypeError, ValueError, AttributeError) as error:
             raise InternalError(f"{_described(func, rule)} is wrong: {first_line(error)}") from error
         trace.made += [(self.where[-1], axis) for axis in learnt.made]
-        trace.ordered += [(axis, RANGE) for axis in learnt.ordered]
+        trace.ordered += [(axis, learnt.order) for axis in learnt.ordered]
         if seeded:
             trace.keep_order(outputs, "random numbers of a seed lie along it, in their order")
         trace.written += learnt.written

@@ -6,6 +6,8 @@ import torch
 import torchvision
 from torch import nn
 from torch.nn import functional as F
+from torch.nn import utils
+from torch.nn.utils import parametrizations, parametrize, prune
 
 import surgery
 from surgery import SurgeryError, graft
@@ -141,6 +143,69 @@ def test_a_block_that_could_not_learn_from_the_identity_is_refused(block):
     with pytest.raises(SurgeryError, match=r"'b\.\w+'.*mode='copy'"):
         graft(net, depths=[3], mode="identity", example=torch.randn(5, 4))
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+class Normed(nn.Module):
+    """A branch of two layers whose weights are computed; the first one's may be in another way than the last one's."""
+
+    def __init__(self, first, last):
+        super().__init__()
+        self.b, self.a = last(nn.Linear(6, 6)), first(nn.Linear(6, 6))
+
+    def forward(self, x):
+        return x + self.b(self.a(x).tanh())
+
+
+class OwnNorm(nn.Module):
+    """A layer that divides its weight by the norm itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.v, self.g, self.a = nn.Parameter(torch.randn(6, 6)), nn.Parameter(torch.rand(6)), nn.Linear(6, 6)
+
+    def forward(self, x):
+        return x + self.g * (self.a(x).tanh() @ (self.v / self.v.norm(dim=0)))
+
+
+class Halved(nn.Module):
+    def forward(self, weight):
+        return weight / 2
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "zero"),
+    [
+        (parametrizations.weight_norm, parametrizations.weight_norm, "b.parametrizations.weight.original0"),
+        (utils.weight_norm, utils.weight_norm, "b.weight_g"),
+        (parametrizations.spectral_norm, lambda layer: layer, "b.weight"),
+        (utils.spectral_norm, lambda layer: utils.weight_norm(layer, dim=None), "b.weight_g"),
+        (parametrizations.orthogonal, lambda layer: prune.l1_unstructured(layer, "weight", 0.5), "b.weight_orig"),
+        (
+            parametrizations.weight_norm,
+            lambda layer: parametrize.register_parametrization(layer, "weight", Halved()),
+            "b.parametrizations.weight.original",
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated")
+def test_of_computed_weights_what_makes_them_zero_is_zero(first, last, zero):
+    net = stacked(lambda: Normed(first, last))
+    assert check_learns(net, torch.randn(5, 4)) == {f"3.{zero}", "3.b.bias"}
+
+
+def test_where_the_last_weight_cannot_be_zero_those_before_it_are():
+    net = stacked(lambda: Normed(lambda layer: layer, parametrizations.spectral_norm))
+    assert check_learns(net, torch.randn(5, 4)) == {"3.a.weight", "3.a.bias", "3.b.bias"}
+
+
+def test_a_norm_in_the_code_is_not_made_zero():
+    assert check_learns(stacked(OwnNorm), torch.randn(5, 4)) == {"3.g"}
+
+
+@pytest.mark.parametrize("norm", [parametrizations.spectral_norm, utils.spectral_norm, parametrizations.orthogonal])
+def test_weights_that_cannot_be_zero_are_named(norm):
+    with pytest.raises(SurgeryError, match=r"'b.weight'.*remove_parametrizations"):
+        graft(stacked(lambda: Normed(norm, norm)), depths=[3], mode="identity", example=torch.randn(5, 4))
 
 
 IDS = torch.randint(3, 60, (3, 7), generator=torch.Generator().manual_seed(0))

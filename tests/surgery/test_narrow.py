@@ -854,6 +854,17 @@ ADVERSARIAL = {
     "roll_flat": case(lambda s, y: torch.roll(y, 36), refuses=ORDER),
     "flip": case(lambda s, y: y.flip(1), refuses=ORDER),
     "cummax": case(lambda s, y: y.cummax(1)[0], refuses=ORDER),
+    "sort_first": case(
+        lambda s, y: y * y.sort(1)[0][:, :3].mean(1, keepdim=True), refuses="a.weight {shape} stays whole: it is sorted"
+    ),
+    "kth_of_half": case(
+        lambda s, y: y * y.kthvalue(y.shape[1] // 2, 1, keepdim=True)[0],
+        refuses="k=2 instead of 4. The code computes that number",
+    ),
+    "topk_of_half": case(
+        lambda s, y: y * y.topk(y.shape[1] // 2, 1)[0].mean(1, keepdim=True),
+        refuses="(k=2 instead of 4). The code computes that number",
+    ),
     "diff": case(lambda s, y: F.pad(torch.diff(y, dim=1), (0, 0, 0, 0, 1, 0)), elements=271),
     "fft": case(lambda s, y: torch.fft.fft(y, dim=1).real, refuses=ORDER),
     "take_along": case(lambda s, y: torch.take_along_dim(y, y.argsort(1), 1), refuses=CHOICE),

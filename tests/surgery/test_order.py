@@ -6,6 +6,7 @@ from torch import nn
 
 import surgery
 from surgery import SurgeryError, graft, ungraft
+from surgery.similarity import block_similarity
 from zoo import Spec
 
 
@@ -175,6 +176,46 @@ def test_blocks_of_a_list_are_a_section_where_an_example_shows_that_they_follow_
     assert graft(net, depths=[3])[1].entries  # nothing changes
 
 
+class Hidden(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        return x + self.b(self.a(x).relu())
+
+
+class HiddenRow(nn.Module):
+    """Blocks that `run` calls in a way that operations do not show."""
+
+    def __init__(self, run):
+        super().__init__()
+        self.run, self.blocks = run, nn.ModuleList(Hidden() for _ in range(3))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = self.run(block, x)
+        return x
+
+
+HIDDEN = {
+    "vmap": lambda block, x: torch.vmap(block)(x),
+    "NumPy": lambda block, x: block(torch.from_numpy(x.numpy())),
+    "numbers": lambda block, x: block(torch.tensor(x.tolist())),
+}
+
+
+@pytest.mark.parametrize("way", HIDDEN)
+def test_blocks_whose_order_is_not_seen_are_a_section_once_they_are_registered(way, monkeypatch):
+    net = HiddenRow(HIDDEN[way]).eval()
+    with torch.no_grad(), pytest.raises(SurgeryError, match=r"vmap or NumPy.*register_block"):
+        graft(net, depths=[4], example=X)
+    monkeypatch.setattr("surgery.depth.sections.BLOCKS", {Hidden: None})
+    deep, _ = graft(net, depths=[4])
+    with torch.no_grad():
+        torch.testing.assert_close(deep(X), net.blocks[-1](net(X)))
+
+
 def test_blocks_within_modules_beside_each_other_are_found():
     class Towers(nn.Module):
         def __init__(self):
@@ -188,6 +229,17 @@ def test_blocks_within_modules_beside_each_other_are_found():
     assert [section.name for section in surgery.sections(net, example=X)] == ["towers.0", "towers.1"]
     deep, _ = graft(net, depths={"towers.1": 3}, example=X)
     assert list(map(len, deep.towers)) == [2, 3]
+
+
+def test_what_takes_blocks_for_pieces_leaves_out_modules_beside_each_other_where_an_example_shows_them():
+    net = nn.Sequential(Row(part(), part(), part()), Branches(sum))
+    rows, beside = [f"0.blocks.{i}" for i in range(3)], [f"1.branches.{i}" for i in range(3)]
+    pieces = [{piece.name for piece in surgery.layers(net, unit="block", example=x)} for x in (None, X)]
+    assert pieces[0] >= {*rows, *beside}
+    assert pieces[1] >= {*rows}
+    assert pieces[1].isdisjoint(beside)
+    assert [found.name for found in block_similarity(net)] == ["0.blocks", "1.branches"]
+    assert [found.name for found in block_similarity(net, example=X)] == ["0.blocks"]
 
 
 def test_a_section_beside_heads_changes_and_the_heads_do_not():

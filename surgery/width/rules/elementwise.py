@@ -51,7 +51,8 @@ def _sort(view, args, out):
     """Ranks take the place of positions: of fewer positions there are the first ranks."""
     found = view.axes_of(args["self"])
     along = [found[dim] for dim in dims_of(args, len(found)) if found]
-    return Learnt(found, ordered=along, fixed_if_used=[(axis, INDICES) for axis in along])
+    why = "it is sorted, so that its positions are ranks (of which the code may take the first k)"
+    return Learnt(found, ordered=along, order=why, fixed_if_used=[(axis, INDICES) for axis in along])
 
 
 @rule("eye", sizes={"n", "m"})

@@ -24,6 +24,9 @@ class View(NamedTuple):
     learned: Callable[[Tensor], bool]
 
 
+RANGE = "a window or a range runs over it, so that the order of its positions matters"
+
+
 class Learnt(NamedTuple):
     """What a rule has learnt about a call.
 
@@ -32,6 +35,7 @@ class Learnt(NamedTuple):
         sizes: arguments of the call, or attributes of torch's own modules, that are sizes of these axes.
         made: axes along which a layer with weights makes features.
         ordered: axes whose kept positions must be 0, 1, 2, ... without a gap.
+        order: why they must.
         summed: the axis that was summed to compute the result.
         learned: whether the result consists of weights, although data picked them.
         written: axes of the result whose sizes the call says, where it leaves another one open (-1).
@@ -43,6 +47,7 @@ class Learnt(NamedTuple):
     sizes: Mapping[str, Axis | list[Axis]] = {}
     made: Sequence[Axis] = ()
     ordered: Sequence[Axis] = ()
+    order: str = RANGE
     summed: Axis | None = None
     learned: bool = False
     written: Sequence[Axis] = ()

@@ -3,16 +3,23 @@
 import re
 from functools import cache
 from itertools import cycle, product
+from types import SimpleNamespace
 
 import pytest
 import torch
 from fleets import SPECS, assert_close, fleet_federation, mixed, shapes, train_each
 from rounds import play
 from selection import some
+from torch import nn
 
-from fl.algorithms import HeteroFLOptions, InclusiveFLOptions, heterofl, inclusivefl
+from fl.algorithms import HeteroFLOptions, InclusiveFLOptions, NeFLOptions, heterofl, inclusivefl, nefl
 from fl.base.errors import FLError
 from fl.base.rng import Rng
+from fl.data import load
+from fl.federation import Federation
+from fl.models.fleet import Architecture, Fleet, plan_within
+from fl.partition import Split
+from surgery import state, ungraft
 
 DEPTHS = {"transformer": (3, 1, 2, 2), "batch": ((3, 1, 2, 1), 1, (2, 1, 2, 1), (2, 1, 2, 1))}
 COHORTS = [0, 1, 2], [2, 3], [1], [3, 1, 0], [1, 2]
@@ -161,3 +168,37 @@ def test_what_cannot_be_shared_is_refused():
     shallow = fleet_federation(base, [(1.0, 1), (1.0, (2, 1, 1, 1))], sizes=(2, 2))
     with pytest.raises(FLError, match=r"no client has the global model's depth: use --architectures.choose cycle"):
         inclusivefl(shallow)
+
+
+class Headed(nn.Module):
+    """Blocks that run one after another, and heads beside each other."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks, self.heads = (
+            nn.ModuleList(nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, out)) for _ in range(number))
+            for out, number in ((64, 2), (10, 3))
+        )
+
+    def forward(self, x):
+        x = x.flatten(1)
+        for block in self.blocks:
+            x = x + block(x)
+        return sum(head(x) for head in self.heads)
+
+
+def test_modules_beside_each_other_are_no_blocks():
+    spec = SimpleNamespace(  # as a user's model has it, whose blocks are not declared
+        member=SimpleNamespace(depth=None), example=lambda number, device: torch.zeros(number, 64, device=device)
+    )
+    data = load("digits")
+    own = [Split(part, part[:0], part[:0]) for part in torch.arange(40).split(20)]
+    full = Headed()
+    small, _ = ungraft(full, keep={"blocks": 1}, example=torch.zeros(1, 64))
+    kinds = [Architecture(net, plan_within(full, net, "none", spec=spec), spec) for net in (full, small)]
+    fed = Federation(full, data, own, participants=2, fleet=Fleet(tuple(kinds), (0, 1)))
+    server = inclusivefl(fed, InclusiveFLOptions(own="classifier")).init()
+    assert {name.partition(":")[2] for name in server["own"]} == {n for n in state(full) if n.startswith("heads")}
+    nefl(fed, NeFLOptions(keep=("01",)))
+    with pytest.raises(FLError, match="no section has 3 blocks"):
+        nefl(fed, NeFLOptions(keep=("101",)))

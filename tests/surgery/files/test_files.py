@@ -213,6 +213,7 @@ def index(**places):
         ("empty.pth", b"", "empty.pth is empty"),
         ("half.bin", b"\x80\x02", "damaged or cut short"),
         ("junk.pt", b"\x80\x02e.", "damaged or cut short"),
+        ("pickle.pt", b"\x80\x02K\x01.", "it is none, damaged"),
         ("mixed.pt", {"w": torch.ones(3), "epoch": 2}, "holds a int as 'epoch'"),
         ("list.pt", [1], "holds no state dict"),
         ("sparse.pt", {"w": torch.eye(2).to_sparse()}, "'w' is sparse or quantised"),
@@ -234,6 +235,25 @@ def test_what_is_no_checkpoint_is_named(tmp_path, name, content, text):
         torch.save({"v": torch.ones(1)}, tmp_path / "good.pt")
     with pytest.raises(SurgeryError, match=text):
         open_state(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [],
+        ["read.me"],
+        ["a/b", "c/d"],
+        ["net/version"],
+        ["net/data.pkl", "net/data/0"],
+        ["up/net/data.pkl", "up/version"],
+    ],
+)
+def test_a_zip_file_without_the_records_of_torch_save_is_no_checkpoint(tmp_path, records):
+    with zipfile.ZipFile(tmp_path / "net.pt", "w") as archive:
+        for record in records:
+            archive.writestr(record, b"5")
+    with pytest.raises(SurgeryError, match=r"net\.pt is a zip file, but no checkpoint"):
+        open_state(tmp_path / "net.pt")
 
 
 @pytest.mark.parametrize("name", ["a.safetensors", "a.pt", "a"])
@@ -330,7 +350,7 @@ def test_a_damaged_file_of_torch_save_is_one_plain_line(tmp_path, where):
     flipped = good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :]
     path.write_bytes(good[:-500] if where == "end" else flipped)
     text = r"is damaged \(Bad CRC-32 for file 'net/data.*'\): fetch or save it again$"
-    text = "it is damaged or cut short; fetch or save it again$" if where == "end" else text
+    text = "damaged or cut short; fetch or save it again$" if where == "end" else text
     with pytest.raises(SurgeryError, match=rf"net\.pt.* {text}"):
         open_state(path)
 

@@ -69,6 +69,39 @@ def test_what_is_not_there_is_named():
             call()
 
 
+class Mixture(nn.Module):
+    """Blocks that run one after another, or beside each other."""
+
+    def __init__(self, beside):
+        super().__init__()
+        self.beside, self.blocks = beside, nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x):
+        if self.beside:
+            return sum(block(x) for block in self.blocks)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+@pytest.mark.parametrize("order", [[(0, 0), (1, 1), (0, 2)], [(0, 0), (1, 1)]])
+def test_modules_beside_each_other_are_no_blocks(order):
+    x = torch.ones(5, 4)
+    for beside, example, text in [
+        (True, x, "no section 'blocks'"),
+        (True, None, "example="),
+        (False, None, "example="),
+    ]:
+        with pytest.raises(SurgeryError, match=text):
+            merge.passthrough([Mixture(beside), Mixture(beside)], blocks={"blocks": order}, example=example)
+    models = [Mixture(beside=False) for _ in range(2)]
+    net, _ = merge.passthrough(models, blocks={"blocks": order}, example=x)
+    expected = x
+    for k, i in order:
+        expected = models[k].blocks[i](expected)
+    torch.testing.assert_close(net(x), expected)
+
+
 def test_nan_is_an_error_of_the_tensors_that_are_taken():
     one = {f"{i}.{part}.weight": torch.full((2, 2), float(i)) for i in range(3) for part in "ab"}
     one["0.a.weight"][0] = -torch.inf
