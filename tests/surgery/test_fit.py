@@ -12,6 +12,7 @@ from torch import nn
 
 from surgery import SurgeryError, average, corner, fit, graft, load, narrow, permute, state, ungraft, widths
 
+pytestmark = pytest.mark.slow
 IMAGE = torch.zeros(1, 3, 32, 32)
 
 

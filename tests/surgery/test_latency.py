@@ -20,6 +20,7 @@ from surgery.width.choose import Demand
 from surgery.width.latency import Latency, Timing, best_levels, seconds
 from surgery.width.solve import Atom
 
+pytestmark = pytest.mark.slow
 OVERHEAD = 100  # of an operation, in the time of a multiply-accumulate
 
 

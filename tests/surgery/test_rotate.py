@@ -15,6 +15,7 @@ import zoo
 from surgery import SurgeryError, align, permute, state
 from surgery.width.rotate import rotate
 
+pytestmark = pytest.mark.slow
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
 
 
