@@ -40,7 +40,7 @@ class Operations(TorchDispatchMode):
         """What an operation returns.
 
         On the meta device a tensor is no more than its form, which torch works out in Python (a batch norm's in twenty
-        operations). What was worked out once is not worked out again, for the next block of the same sizes or in another
+        operations). What was worked out once is not worked out again, for the next block of the same sizes or another
         model. An operation in place, which keeps the form, has nothing left to do then.
         """
         makes = _makes(func)
