@@ -41,10 +41,30 @@ hypothesis.settings.load_profile("here")
 
 gc.disable()  # until all test files are imported, see below
 
-with suppress(ImportError, AttributeError):  # tyro reads the settings' docstrings anew for each command line
-    from tyro import _docstrings
+
+def once_for_equal_defaults(make):
+    """Make the parser of a class and a default only once, and keep the last few: nothing changes them."""
+    parsers = {}
+
+    def remembered(kind, **options):
+        if options["intern_prefix"]:  # a part of one
+            return make(kind, **options)
+        key = kind, repr(options)
+        if key not in parsers:
+            parsers[key] = make(kind, **options)
+            if len(parsers) > 8:
+                del parsers[next(iter(parsers))]
+        return parsers[key]
+
+    return remembered
+
+
+with suppress(ImportError, AttributeError):  # tyro reads the settings and their docstrings anew for each command line
+    from tyro import _docstrings, _parsers
 
     _docstrings.get_field_docstring = cache(_docstrings.get_field_docstring)
+    of_class = _parsers.ParserSpecification
+    of_class.from_callable_or_type = staticmethod(once_for_equal_defaults(of_class.from_callable_or_type))
 
 
 @pytest.hookimpl(tryfirst=True)  # before nightly tests are left out
