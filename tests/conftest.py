@@ -114,13 +114,22 @@ def threads(monkeypatch):
     torch.set_num_threads(before)
 
 
+DRAW = Figure.savefig
+
+
+@pytest.fixture(autouse=True, scope="module")
+def figures_are_not_drawn():
+    """Drawing takes longer than most of what it shows: files with other content stand for figures."""
+    with pytest.MonkeyPatch.context() as patch:  # also for runs that the tests of a file share
+        patch.setattr(Figure, "savefig", lambda self, path, **_: Path(path).write_bytes(b"a figure"))
+        yield
+
+
 @pytest.fixture(autouse=True)
-def figures_are_not_drawn(request, monkeypatch):
-    """Drawing takes longer than most of what it shows: files with other content stand for figures, but in tests that
-    are marked `drawn`.
-    """
-    if not request.node.get_closest_marker("drawn"):
-        monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: Path(path).write_bytes(b"a figure"))
+def figures_are_drawn(request, monkeypatch):
+    """In tests that are marked `drawn`."""
+    if request.node.get_closest_marker("drawn"):
+        monkeypatch.setattr(Figure, "savefig", DRAW)
 
 
 @pytest.fixture

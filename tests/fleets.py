@@ -77,7 +77,7 @@ def fleet_federation(base, chosen, sizes=SIZES, dtype=torch.float64, **settings)
     """
     data, model, fleet = _fleet(base, tuple(chosen), tuple(sizes), dtype)
     clients = [Split(part, part[:2], part[:2]) for part in torch.arange(sum(sizes)).split(list(sizes))]
-    settings = {"epochs": 1, "batch_size": 4, "optimizer": SGD(0.05, 0.9, 0.01), "backend": "loop", **settings}
+    settings = {"epochs": 1, "batch_size": 6, "optimizer": SGD(0.05, 0.9, 0.01), "backend": "loop", **settings}
     participants = settings.pop("participants", len(sizes))
     return Federation(model, data, clients, participants, *local(settings), spec=base, fleet=fleet, **settings)
 
