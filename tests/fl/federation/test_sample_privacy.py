@@ -372,7 +372,6 @@ def test_epsilon_is_the_librarys(noise, passes, samples):
     assert found < bound.get_epsilon(1e-6)
 
 
-@pytest.mark.slow
 def test_what_papers_report_is_the_librarys():
     dp = pytest.importorskip("dp_accounting")
     each = []
