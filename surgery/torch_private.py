@@ -17,13 +17,13 @@ from torch.utils._pytree import tree_map as tree_map
 BatchNorm, Dropout = _BatchNorm, _DropoutNd
 
 
+_FORMS: dict[Any, Any] = {}
+"""The forms of results on the meta device, by what operations were given."""
+_MOST_FORMS = 50_000  # some 50 MB
+
+
 class Operations(TorchDispatchMode):
     """`run` gets each operation, as outside of inference mode, where torch takes composite ones (softmax) apart."""
-
-    def __init__(self, forms: dict[Any, Any] | None = None) -> None:
-        super().__init__()
-        # Of results on the meta device, by what the operations were given; of an earlier pass of the same model, say.
-        self.forms = {} if forms is None else forms
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
@@ -40,15 +40,15 @@ class Operations(TorchDispatchMode):
         """What an operation returns.
 
         On the meta device a tensor is no more than its form, which torch works out in Python (a batch norm's in twenty
-        operations). What was worked out once is not worked out again for the next block of the same sizes. An operation
-        in place, which keeps the form, has nothing left to do then.
+        operations). What was worked out once is not worked out again, for the next block of the same sizes or another
+        model. An operation in place, which keeps the form, has nothing left to do then.
         """
         makes = _makes(func)
         key = _asked(func, args, kwargs) if makes else None
-        if key in self.forms:
+        if key and (known := _FORMS.get(key)) is not None:
             if makes == "the first argument":
                 return args[0]
-            forms, several = self.forms[key]
+            forms, several = known
             made = [torch.empty_strided(size, step, dtype=dtype, device="meta") for size, step, dtype in forms]
             return tuple(made) if several else made[0]
         result = func(*args, **kwargs)
@@ -57,13 +57,19 @@ class Operations(TorchDispatchMode):
             return result
         if makes == "the first argument":
             if result is args[0] and _asked(func, args, kwargs) == key:
-                self.forms[key] = None
+                _remember(key, ())
         elif all(type(p) is Tensor and p.is_meta and p.layout is torch.strided for p in parts):
             given = {memory(part) for part in tree_leaves((args, kwargs)) if isinstance(part, Tensor)}
             if given.isdisjoint(map(memory, parts)):  # no view, whatever its schema says
                 forms = [(part.shape, part.stride(), part.dtype) for part in parts]
-                self.forms[key] = forms, isinstance(result, tuple)
+                _remember(key, (forms, isinstance(result, tuple)))
         return result
+
+
+def _remember(key: Any, form: Any) -> None:
+    if len(_FORMS) >= _MOST_FORMS:
+        _FORMS.clear()
+    _FORMS[key] = form
 
 
 @cache

@@ -41,10 +41,30 @@ hypothesis.settings.load_profile("here")
 
 gc.disable()  # until all test files are imported, see below
 
-with suppress(ImportError, AttributeError):  # tyro reads the settings' docstrings anew for each command line
-    from tyro import _docstrings
+
+def once_for_equal_defaults(make):
+    """Make the parser of a class and a default only once, and keep the last few: nothing changes them."""
+    parsers = {}
+
+    def remembered(kind, **options):
+        if options["intern_prefix"]:  # a part of one
+            return make(kind, **options)
+        key = kind, repr(options)
+        if key not in parsers:
+            parsers[key] = make(kind, **options)
+            if len(parsers) > 8:
+                del parsers[next(iter(parsers))]
+        return parsers[key]
+
+    return remembered
+
+
+with suppress(ImportError, AttributeError):  # tyro reads the settings and their docstrings anew for each command line
+    from tyro import _docstrings, _parsers
 
     _docstrings.get_field_docstring = cache(_docstrings.get_field_docstring)
+    of_class = _parsers.ParserSpecification
+    of_class.from_callable_or_type = staticmethod(once_for_equal_defaults(of_class.from_callable_or_type))
 
 
 @pytest.hookimpl(tryfirst=True)  # before nightly tests are left out
@@ -94,13 +114,22 @@ def threads(monkeypatch):
     torch.set_num_threads(before)
 
 
+DRAW = Figure.savefig
+
+
+@pytest.fixture(autouse=True, scope="module")
+def figures_are_not_drawn():
+    """Drawing takes longer than most of what it shows: files with other content stand for figures."""
+    with pytest.MonkeyPatch.context() as patch:  # also for runs that the tests of a file share
+        patch.setattr(Figure, "savefig", lambda self, path, **_: Path(path).write_bytes(b"a figure"))
+        yield
+
+
 @pytest.fixture(autouse=True)
-def figures_are_not_drawn(request, monkeypatch):
-    """Drawing takes longer than most of what it shows: files with other content stand for figures, but in tests that
-    are marked `drawn`.
-    """
-    if not request.node.get_closest_marker("drawn"):
-        monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: Path(path).write_bytes(b"a figure"))
+def figures_are_drawn(request, monkeypatch):
+    """In tests that are marked `drawn`."""
+    if request.node.get_closest_marker("drawn"):
+        monkeypatch.setattr(Figure, "savefig", DRAW)
 
 
 @pytest.fixture

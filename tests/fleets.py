@@ -75,6 +75,16 @@ def fleet_federation(base, chosen, sizes=SIZES, dtype=torch.float64, **settings)
     Args:
         base: what makes the global model.
     """
+    data, model, fleet = _fleet(base, tuple(chosen), tuple(sizes), dtype)
+    clients = [Split(part, part[:2], part[:2]) for part in torch.arange(sum(sizes)).split(list(sizes))]
+    settings = {"epochs": 1, "batch_size": 6, "optimizer": SGD(0.05, 0.9, 0.01), "backend": "loop", **settings}
+    participants = settings.pop("participants", len(sizes))
+    return Federation(model, data, clients, participants, *local(settings), spec=base, fleet=fleet, **settings)
+
+
+@cache
+def _fleet(base, chosen, sizes, dtype):
+    """The data and models of such a federation, made once: nothing changes them."""
     generator, n = torch.Generator().manual_seed(0), sum(sizes)
     owner = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
     if base.tokens:
@@ -88,11 +98,7 @@ def fleet_federation(base, chosen, sizes=SIZES, dtype=torch.float64, **settings)
     fleet = make_fleet(model, base, [base.scaled(width, depth) for width, depth in chosen])
     for kind in fleet.architectures:
         kind.model.to(dtype)
-    clients = [Split(part, part[:2], part[:2]) for part in torch.arange(n).split(list(sizes))]
-    settings = {"epochs": 1, "batch_size": 4, "optimizer": SGD(0.05, 0.9, 0.01), "backend": "loop", **settings}
-    data = Dataset("random", x, y, x, y, base.num_classes)
-    participants = settings.pop("participants", len(sizes))
-    return Federation(model, data, clients, participants, *local(settings), spec=base, fleet=fleet, **settings)
+    return Dataset("random", x, y, x, y, base.num_classes), model, fleet
 
 
 def local(settings):

@@ -3,6 +3,7 @@
 import ast
 import re
 import subprocess
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -33,10 +34,20 @@ def is_declared(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "declared"
 
 
+def statements(node: ast.AST):
+    """All statements in a node, however deep."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+            yield child
+            yield from statements(child)
+
+
+@cache
 def imported(name: str) -> list[tuple[str, int]]:
     """(module, line) of everything of these packages that a module imports, wherever and whatever for."""
-    found, tree = [], ast.parse(FILES[name].read_text())
-    for node in ast.walk(tree):
+    text = FILES[name].read_text()
+    found, tree = [], ast.parse(text)
+    for node in statements(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -46,7 +57,8 @@ def imported(name: str) -> list[tuple[str, int]]:
         else:
             continue
         found += [(one, node.lineno) for one in names if one.split(".")[0] in PACKAGES]
-    for package in [node.args[0].value for node in ast.walk(tree) if is_declared(node)]:  # it imports all files there
+    calls = filter(is_declared, ast.walk(tree)) if "declared(" in text else ()
+    for package in [node.args[0].value for node in calls]:  # it imports all files there
         inside = [one for one in FILES if one.rpartition(".")[0] == package and not FILES[one].stem.startswith("__")]
         found += [(one, 0) for one in inside if one != name]
     return found
@@ -107,7 +119,8 @@ def test_what_torch_keeps_private_is_taken_in_one_place():
         for node in ast.walk(ast.parse(FILES[name].read_text())):
             words = []
             if isinstance(node, ast.Attribute) and node.attr != "__version__":
-                words = [node.attr] * (node.attr in PRIVATE or ast.unparse(node).startswith("torch._"))
+                of_torch = isinstance(node.value, ast.Name) and node.value.id == "torch"
+                words = [node.attr] * (of_torch or node.attr in PRIVATE)
             elif isinstance(node, ast.ImportFrom) and node.module.split(".")[0] == "torch":
                 words = [*node.module.split("."), *(alias.name for alias in node.names)]
             private = [word for word in words if word.startswith("_")]

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Container, Iterable
 from dataclasses import Field, dataclass, fields, is_dataclass, replace
+from functools import cache
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin
@@ -266,8 +267,11 @@ def types_of(kind: Any) -> tuple[tuple[Any, ...], bool]:
     >>> types_of(Annotated[float | None, "a note"]), types_of(tuple[str, ...]), types_of("float")
     (((<class 'float'>, <class 'NoneType'>), False), ((<class 'str'>,), True), ((), False))
     """
-    if get_origin(kind) is Annotated:
-        return types_of(get_args(kind)[0])
+    return _types_of(get_args(kind)[0] if get_origin(kind) is Annotated else kind)
+
+
+@cache
+def _types_of(kind: Any) -> tuple[tuple[Any, ...], bool]:
     many = get_origin(kind) is tuple
     if many:
         kind, *rest = get_args(kind)

@@ -86,7 +86,6 @@ class Trace:
         self.empty: dict[str, list[Axis]] = {}
         self._fixed_if_used = WeakIdKeyDictionary()  # by tensor the axes that stay whole if it is used, and why
         self.modes = modes
-        self.forms: dict[Any, Any] = {}
         self.tensors: dict[tuple[str, str], Axes] = {}
         self.steps: list[Step[Axis]] = []
         for key, tensor in named_tensors(model):
@@ -268,7 +267,7 @@ class _Leaving(TorchFunctionMode):
 
 class _Follow(Operations):
     def __init__(self, trace: Trace, where: list[str], origins: Origins):
-        super().__init__(trace.forms)
+        super().__init__()
         self.trace, self.where, self.origins = trace, where, origins
         self.random, self.seeded = torch.get_rng_state(), False  # the state that the last draw has left
 
@@ -451,7 +450,7 @@ def _fix_without_rows(trace: Trace) -> None:
 def _trains_otherwise(model: nn.Module, example: Any, trace: Trace) -> bool:
     """Whether a pass in training mode has operations that the traced one in evaluation mode has not."""
     known = Counter((step.module, step.name) for step in trace.steps)
-    with in_mode(model, training=True), watching(model) as where, _Count(where, trace.forms) as count:
+    with in_mode(model, training=True), watching(model) as where, _Count(where) as count:
         call(model, example)
     return bool(count.found - known)
 
@@ -459,8 +458,8 @@ def _trains_otherwise(model: nn.Module, example: Any, trace: Trace) -> bool:
 class _Count(Watch):
     """Counts the operations that are steps, by module and name."""
 
-    def __init__(self, where: list[str], forms: dict[Any, Any]):
-        super().__init__(forms)
+    def __init__(self, where: list[str]):
+        super().__init__()
         self.where, self.found = where, Counter()
 
     def before(self, operation: Any, args: tuple, kwargs: dict[str, Any]) -> None:

@@ -97,10 +97,10 @@ def net(name):
 
 def settings(name, **changes):
     """Of six clients, three of whom take part in a round."""
-    config = tiny(name, **{"rounds": 3, "participants": 3, "local_valid": 0.2, "local_test": 0.2, **changes})
-    config = replace(
-        config, fltrust=replace(config.fltrust, root=20)
-    )  # no sample that nobody can train on is among them
+    few = {"rounds": 3, "participants": 3, "local_valid": 0.2, "local_test": 0.2, "batch_size": 16}
+    config = tiny(name, **{**few, **changes})
+    fltrust = replace(config.fltrust, root=20)  # no sample that nobody can train on is among them
+    config = replace(config, fltrust=fltrust, pfedme=replace(config.pfedme, inner_steps=2))
     return replace(config, femam=replace(config.femam, start="global"))  # as one module has to, not at random
 
 

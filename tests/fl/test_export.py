@@ -60,7 +60,10 @@ def test_a_run_of_which_no_round_was_trained_is_exported_with_a_warning(folder, 
     assert not caplog.text
 
 
-@pytest.mark.parametrize("suffix", ["pt", "safetensors", "pt2", pytest.param("onnx", marks=LONG)])
+@pytest.mark.parametrize(
+    "suffix",
+    ["pt", "safetensors", pytest.param("pt2", marks=pytest.mark.slow), pytest.param("onnx", marks=LONG)],
+)
 def test_the_file_computes_what_the_model_does(folder, tmp_path, suffix, capsys):
     if suffix == "onnx":
         pytest.importorskip("onnxscript")

@@ -98,7 +98,7 @@ def test_rounds_on_the_gpu_are_rounds_on_the_cpu(cuda, make_federation, name, mo
         torch.testing.assert_close(there.predict(server, x.to("cuda"), client).cpu(), logits, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", some(BACKENDS, ["vmap", "graphs"]))
 @pytest.mark.parametrize(
     "optimizer", [pytest.param(SGD(0.05, 0.9, 1e-2, nesterov=True, clip=1.0), marks=pytest.mark.slow), Adam(0.01)]
 )

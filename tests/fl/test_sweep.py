@@ -25,6 +25,8 @@ from fl.runs.metrics import read, selected
 from fl.settings import Config
 from fl.sweep import Sweep
 
+pytestmark = pytest.mark.slow
+
 
 def names(folder):
     return {str(path.parent.relative_to(folder)) for path in folder.rglob("metrics.csv")}

@@ -1,4 +1,5 @@
 import copy
+import itertools
 from collections import Counter, OrderedDict
 
 import pytest
@@ -121,7 +122,7 @@ def runs(model, x, kind):
     return out, count[kind]
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(nets())
 def test_ungraft_undoes_graft_and_plans_are_exact(case):
     net, depths, deeper = case
@@ -722,7 +723,7 @@ class Unbiased(nn.Module):
         return self.end(x + self.b(self.a(self.norm(x)).relu()))
 
 
-@pytest.mark.parametrize("size", [0, 1e-3, 1])
+@pytest.mark.parametrize("size", some([0, 1e-3, 1], [0, 1e-3]))
 def test_an_identity_is_one_for_other_inputs_than_the_example(size, caplog):
     """With activations of zero nothing had to be zeroed, and grafted models computed something else."""
     shown = size * torch.randn(3, 4)
@@ -785,8 +786,13 @@ class Cloned(UNet):
         return x.clone().view(len(x), -1)
 
 
-@pytest.mark.parametrize("kind", [UNet, Cloned])
-@pytest.mark.parametrize("depths", [{"down": 4}, {"up": 4}, {"down": 4, "up": 5}])
+DEEPER = [{"down": 4}, {"up": 4}, {"down": 4, "up": 5}]
+
+
+@pytest.mark.parametrize(
+    ("depths", "kind"),
+    some(itertools.product(DEEPER, [UNet, Cloned]), [*zip(DEEPER, [Cloned, Cloned, UNet])]),
+)
 def test_skip_connections_of_a_stack_lead_to_the_same_blocks_as_before(depths, kind):
     net, x = kind().eval(), torch.randn(2, 3)
     same, _ = graft(net, depths=depths, mode="identity", example=x)

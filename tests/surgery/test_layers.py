@@ -6,6 +6,7 @@ import torch
 import torchvision
 from hypothesis import given
 from hypothesis import strategies as st
+from selection import some
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
@@ -53,7 +54,11 @@ MODELS = """torchvision:resnet50 torchvision:mobilenet_v2 torchvision:efficientn
     timm:mobilenetv3_small_050 timm:beit_base_patch16_224"""
 
 
-@pytest.mark.parametrize("name", MODELS.split())
+QUICK = """torchvision:resnet50 torchvision:vit_b_16 torchvision:convnext_tiny torchvision:swin_t
+    timm:mobilenetv3_small_050 timm:beit_base_patch16_224"""
+
+
+@pytest.mark.parametrize("name", some(MODELS.split(), QUICK.split()))
 def test_layers_cover_models_of_libraries_without_data(name):
     with torch.device("meta"):
         model = surgery.named(name)

@@ -97,9 +97,8 @@ def test_even_widths_keep_one_share_and_the_best_positions_of_each(what):
     net, target = convolutions(), Target(**{what: 0.3}, even=True)
     scores = importance(net, example=X[:1])
     small, plan, _ = prune(net, example=X[:1], target=target, rounding=2)
-    rates = [rate / 48 for rate in range(1, 49)]
-    same_rate = [narrow(net, example=X[:1], rate=rate, keep_top=scores, rounding=2) for rate in rates]
-    assert plan in [other for _, other in same_rate]
+    rates = sorted((rate / 48 for rate in range(1, 49)), key=lambda rate: abs(rate - 0.5))  # it is near there
+    assert any(plan == narrow(net, example=X[:1], rate=rate, keep_top=scores, rounding=2)[1] for rate in rates)
     assert small[1].conv1.out_channels == small[3].conv1.out_channels
     assert small[1].conv1.out_channels % 2 == small[0].out_channels % 2 == 0
 

@@ -9,6 +9,7 @@ import torch
 from hypothesis import HealthCheck, find, given, settings
 from hypothesis import strategies as st
 from random_networks import OPERATIONS, Net, Node, graphs, inputs, live
+from selection import some
 
 import surgery
 from surgery.width.axes import concatenation
@@ -131,7 +132,7 @@ def test_how_many_operations_random_networks_have():
     assert len(OPERATIONS) == 99
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", some(OPERATIONS, [*OPERATIONS][::2]))  # each rule has samples beside these
 def test_random_networks(name):
     there, _ = zip(*judge_many(name, 2))
     assert any(there)

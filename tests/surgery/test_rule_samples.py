@@ -4,6 +4,7 @@ import pytest
 import torch
 import torchvision  # noqa: F401, its operations
 from rule_samples import APART, FREE, KIN, WHOLE
+from selection import some
 from symmetric import Made
 from torch import nn
 
@@ -11,18 +12,23 @@ import surgery
 from surgery import SurgeryError
 from surgery.forward import tensors_in
 from surgery.width import trace
+from surgery.width.permute import permuted, solved_for
 from surgery.width.rules.registry import RULES, canonical
+from surgery.width.solve import named_widths
 from tests.surgery.test_narrow import assert_plan, assert_zero_oracle, randomized
 
 LEFT = {name: left for table, left in ((FREE, 4), (WHOLE, 8)) for names in table for name in names.split()}
 SAMPLES = {name: call for table in (FREE, WHOLE) for names, call in table.items() for name in names.split()}
 EXAMPLE = torch.rand(2, 5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-ORDERS = torch.Generator().manual_seed(1)
 # What is drawn for a repeated position is another number; a matrix with repeated rows has another factor.
 NOT_WIDENED = (
     "rand_like randn_like bernoulli randint_like native_dropout normal uniform cauchy log_normal exponential geometric "
     "random rand randn randint randperm multinomial _efficientzerotensor "
     "linalg_eig _linalg_svd _linalg_eigh"
+)
+WIDENED = (  # by default: widths of several factors, in groups, joined, summed along, whole, and some that cannot grow
+    "channel_shuffle pixel_shuffle pixel_unshuffle im2col native_group_norm native_layer_norm bmm _cdist_forward eye "
+    "var sum cat glu cumsum tril rand_like _linalg_svd"
 )
 
 
@@ -41,10 +47,10 @@ def network(name, looks=False):
         found = (t.double() for t in tensors_in(call(called, net.body(net.front(x)))))
         return [t for t in found if t.ndim]
 
-    net = Made(None, front=nn.Linear(4, 6), body=nn.Linear(6, 8))
+    net = Made(None, front=nn.Linear(4, 6, bias=False), body=nn.Linear(6, 8))
     randomized(net.double())
     with torch.no_grad():
-        heads = [nn.Linear(found.shape[-1], 3) for found in results(net, EXAMPLE)]
+        heads = [nn.Linear(found.shape[-1], 3, bias=False) for found in results(net, EXAMPLE)]
     net.heads = randomized(nn.ModuleList(heads).double())
 
     def forward(net, x):
@@ -55,38 +61,49 @@ def network(name, looks=False):
     return net.eval()
 
 
-def operations(net, monkeypatch):
-    """The names of operations that a trace sees."""
+def halved(net, monkeypatch):
+    """The network at half its widths and its plan, and the names of the operations that were seen meanwhile."""
     used, known = set(), trace.rule_for
     with monkeypatch.context() as patch:
         patch.setattr(trace, "rule_for", lambda func: used.add(canonical(func._schema.name)) or known(func))
-        trace.traced(net, EXAMPLE)
-    return used
+        return *surgery.narrow(net, rate=0.5, example=EXAMPLE), used
 
 
 @pytest.mark.parametrize("name", SAMPLES)
 @torch.no_grad()
 def test_a_rule(name, monkeypatch):
     net = network(name)
-    if name not in operations(net, monkeypatch):
+    small, plan, used = halved(net, monkeypatch)
+    if name not in used:
         net = network(name, looks=True)
-        assert name in operations(net, monkeypatch)
-    small, plan = surgery.narrow(net, rate=0.5, example=EXAMPLE)
+        small, plan, used = halved(net, monkeypatch)
+        assert name in used
     assert (small.front.out_features, small.body.out_features) == (3, LEFT[name])
     assert_plan(net, small, plan)
     assert_zero_oracle(net, small, plan, EXAMPLE)
 
 
-@pytest.mark.parametrize("name", SAMPLES)
+ONE_OF_EACH = {(RULES[name].function, call): name for name, call in SAMPLES.items() if name in RULES}.values()
+
+
+@pytest.mark.parametrize("name", some(SAMPLES, [*ONE_OF_EACH]))
 @torch.no_grad()
-def test_a_rule_keeps_what_is_computed(name):
+def test_a_rule_keeps_what_is_computed_in_any_order(name):
+    net, draw = network(name), torch.Generator().manual_seed(1)
+    twin, solution = solved_for(net, EXAMPLE, None, "permute")
+    free = [width for width in named_widths(solution).values() if not width.order]
+    assert free
+    orders = {width: torch.randperm(width.size, generator=draw).tolist() for width in free}
+    torch.testing.assert_close(permuted(net, twin, solution, orders)[0](EXAMPLE), net(EXAMPLE))
+
+
+GROWING = [name for name in SAMPLES if "empty" not in name]  # whether what lies there is equal is left to chance
+
+
+@pytest.mark.parametrize("name", some(GROWING, WIDENED.split()))
+@torch.no_grad()
+def test_a_rule_keeps_what_is_computed_of_repeated_positions(name):
     net = network(name)
-    free = [width for width in surgery.widths(net, example=EXAMPLE) if not width.order]
-    orders = {width.name: torch.randperm(width.size, generator=ORDERS) for width in free}
-    permuted, _ = surgery.permute(net, orders, example=EXAMPLE)
-    torch.testing.assert_close(permuted(EXAMPLE), net(EXAMPLE))
-    if "empty" in name:
-        return  # whether what lies there is equal is left to chance
     if name in NOT_WIDENED.split():
         with pytest.raises(SurgeryError, match=r"cannot grow: .* would compute something else"):
             surgery.widen(net, rate=2, example=EXAMPLE)

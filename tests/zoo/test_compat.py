@@ -33,6 +33,17 @@ def torchvision_convnext():
     return ConvNeXt(sections, num_classes=CLASSES)
 
 
+def unfilled(make):
+    """A model on the CPU without the time that its initialisation takes: all that it holds is in its state."""
+    with torch.device("meta"):
+        model = make()
+    assert model.state_dict().keys() >= {name for name, _ in model.named_buffers()}
+    model = model.to_empty(device="cpu")
+    for buffer in model.buffers():
+        buffer.zero_()
+    return model
+
+
 def from_library(name, library="torchvision", classes=CLASSES):
     make = torchvision.models.get_model if library == "torchvision" else timm.create_model
     return make(name, num_classes=classes)
@@ -62,7 +73,7 @@ def cases():
 CASES = cases()
 QUICK = [
     *(case for case in CASES if case.startswith("small")), "torchvision resnet18", "torchvision resnet50",
-    "torchvision efficientnetv2_s", "torchvision mobilenetv2", "timm resnet18", "timm resnet34", "timm resnet50",
+    "torchvision efficientnetv2_s", "torchvision mobilenetv2", "timm resnet18", "timm resnet50",
     "timm mobilenetv2", "timm efficientnetv2_s",
 ]  # fmt: skip
 
@@ -96,10 +107,10 @@ def assert_equal(a, b):
 @pytest.mark.parametrize("case", some(CASES, QUICK))
 def test_the_libraries_weights_give_their_logits_and_go_back(case):
     spec, make = CASES[case]
-    theirs = random(make())
+    theirs = random(unfilled(make))
     state = theirs.state_dict()
     before = copy.deepcopy(state)
-    net = load(spec.build(), state).eval()
+    net = load(unfilled(spec.build), state).eval()
     x = images(2, spec.image_size)
     with torch.no_grad():
         a, b = net(x), theirs(x)
@@ -133,7 +144,7 @@ def test_timm_s_epsilon_matters():
     some(
         [f"torchvision resnet{depth}" for depth in (18, 34, 50)]
         + ["timm resnet18", "small torchvision vit", "small torchvision convnext"],
-        ["torchvision resnet18", "timm resnet18", "small torchvision vit", "small torchvision convnext"],
+        ["torchvision resnet18", "small torchvision vit"],
     ),
 )
 def test_training_is_the_same(case):
@@ -227,7 +238,10 @@ def test_another_model_s_state_is_refused(spec, state, message):
 )
 def test_what_torchvision_has_not_does_not_go_there(name, options):
     with pytest.raises(zoo.ZooError, match="torchvision has no model with these"):
-        to_torchvision(Spec(name, **options).build(device="meta").state_dict())
+        to_torchvision(Spec(name, CLASSES, **options).build(device="meta").state_dict())
+
+
+def test_no_tensors_are_no_model():
     with pytest.raises(zoo.ZooError, match="these 0 tensors"):
         to_torchvision({})
 

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from selection import some
 from torch import nn
 from zoo_models import able, inputs, quiet, takes
 
@@ -21,8 +22,8 @@ def test_a_scaler_divides_in_training_only():
     assert torch.equal(Scaler(0.25).eval()(x), x)
 
 
-@pytest.mark.parametrize("name", takes("scaler"))
-def test_scalers_leave_names_evaluation_and_full_models_alone(name):
+@pytest.mark.parametrize("name", some(takes("scaler"), [name for name in takes("scaler") if name != "convnext_tiny"]))
+def test_scalers_leave_names_and_evaluation_alone(name):
     plain, scaling = (quiet(name, scaler=s, **able(name, norm="batch")) for s in (False, True))
     models = [spec.build(torch.Generator().manual_seed(0)) for spec in (plain, scaling)]
     assert list(models[0].state_dict()) == list(models[1].state_dict())
@@ -32,8 +33,13 @@ def test_scalers_leave_names_evaluation_and_full_models_alone(name):
     with torch.no_grad():
         assert torch.equal(*(copy.deepcopy(m).eval()(x) for m in models))
         assert not torch.equal(*(m(x) for m in models))  # batch norm's epsilon is seen at least
-        full = [s.scaled(4).build(torch.Generator().manual_seed(0)) for s in (plain, scaling)]
-        assert torch.equal(*(m(x) for m in full))
+
+
+@pytest.mark.parametrize("name", some(takes("scaler"), ["cnn", "resnet20", "mobilenetv2", "transformer"]))
+def test_scalers_leave_full_models_alone(name):
+    specs = [quiet(name, scaler=s, **able(name, norm="batch")).scaled(4) for s in (False, True)]
+    with torch.no_grad():
+        assert torch.equal(*(s.build(torch.Generator().manual_seed(0))(inputs(s)) for s in specs))
 
 
 @pytest.mark.parametrize("name", [name for name in takes("norm") if name not in ("cnn", "lenet")])

@@ -12,6 +12,7 @@ import zoo
 from zoo import Spec, ZooError
 from zoo.library import defaults
 
+pytestmark = pytest.mark.slow  # most of the time goes to the libraries' own initialisation
 SMALL = {"num_classes": 7, "image_size": 32}
 
 

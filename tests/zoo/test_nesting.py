@@ -76,7 +76,7 @@ NESTED = [
 
 @pytest.mark.parametrize("name", some(zoo.names(), NESTED))
 def test_smaller_models_lie_in_larger_ones(name):
-    @settings(max_examples=8)
+    @settings(max_examples=4)
     @given(nested_pairs(name))
     def check(pair):
         small, large = (spec.build(device="meta") for spec in pair)
@@ -221,7 +221,7 @@ def test_a_narrow_transformer_has_the_leading_channels_of_every_head(rate, causa
 EXITS = [name for name in zoo.names() if "exits" in Spec(name).member.defaults]
 
 
-@pytest.mark.parametrize("name", some(EXITS, ["resnet18", "resnet50", "preresnet20", "resnet20_fedmr"]))
+@pytest.mark.parametrize("name", some(EXITS, ["resnet18", "preresnet20", "resnet20_fedmr"]))
 def test_a_model_with_exits_classifies_after_each_section(name):
     """... as the models that end there do, and predicts with the mean."""
     spec = Spec(name, **shapes(name) | {"width": 0.1, "exits": True, "norm": "group"})

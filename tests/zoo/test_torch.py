@@ -11,9 +11,17 @@ from torch.func import functional_call, stack_module_state, vmap
 from zoo_models import FAMILIES, IMAGES, able, inputs, quiet, sized
 
 NEW = ("convnext_tiny", "vit_tiny")  # their parts are those of other families
-every_family = pytest.mark.parametrize("name", some(FAMILIES, [name for name in FAMILIES if name not in NEW]))
+OLD = [name for name in FAMILIES if name not in NEW]
+every_family = pytest.mark.parametrize("name", some(FAMILIES, OLD))
 IN_PLANES = [name for name in IMAGES if name != "vit_tiny"]  # whose tokens have one axis
-every_mode = pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+FEW = ("cnn", "resnet20", "mobilenetv2", "transformer")  # whose evaluation shows what that of the others would
+
+
+def in_modes(names):
+    """Every family in training and, by default few of them, in evaluation mode."""
+    cases = [(name, training) for name in names for training in (False, True)]
+    quick = [(name, training) for name, training in cases if name in OLD and (training or name in FEW)]
+    return pytest.mark.parametrize(("name", "training"), some(cases, quick))
 
 
 def small(name, **options):
@@ -49,8 +57,7 @@ def assert_equal(a, b):
         torch.testing.assert_close(a[name], b[name], msg=lambda text, name=name: f"{name}: {text}")
 
 
-@every_family
-@every_mode
+@in_modes(FAMILIES)
 def test_bfloat16_autocast(name, training):
     spec, model = build(name)
     x = inputs(spec)
@@ -64,8 +71,7 @@ def test_bfloat16_autocast(name, training):
     assert all(p.grad.isfinite().all() and p.grad.dtype == torch.float32 for p in used)
 
 
-@pytest.mark.parametrize("name", some(IN_PLANES, [name for name in IN_PLANES if name not in NEW]))
-@every_mode
+@in_modes(IN_PLANES)
 def test_channels_last(name, training):
     spec, model = build(name)
     x = inputs(spec)
@@ -105,8 +111,8 @@ def test_compiled_by_inductor(name):
 @pytest.mark.parametrize(
     ("name", "options"),
     some([(name, {}) for name in FAMILIES], [(name, {}) for name in FAMILIES if name != "convnext_tiny"])
-    + [("resnet18", {"norm": norm}) for norm in ("static_batch", "group", "layer", "none")]
-    + [("resnet18", {"scaler": True, "step_size": True}), ("transformer", {"scaler": True, "step_size": True})],
+    + [("resnet20", {"norm": norm}) for norm in ("static_batch", "group", "layer", "none")]
+    + [("resnet20", {"scaler": True, "step_size": True}), ("transformer", {"scaler": True, "step_size": True})],
     ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),
 )
 def test_many_models_train_at_once(name, options):
@@ -143,8 +149,7 @@ def test_many_models_drop_different_units(name):
     assert not torch.allclose(out[0], out[1])
 
 
-@every_family
-@every_mode
+@in_modes(FAMILIES)
 def test_symbolic_trace(name, training):
     spec, model = build(name, **able(name, step_size=True))
     graph = torch.fx.symbolic_trace(copy.deepcopy(model).train(training))
@@ -170,8 +175,7 @@ def test_export_with_any_batch_size(name):
     torch.testing.assert_close(program.module()(x), model(x))
 
 
-@every_family
-@every_mode
+@in_modes(FAMILIES)
 def test_the_meta_device(name, training):
     spec = small(name)
     model, real = spec.build(device="meta"), spec.build()

@@ -60,7 +60,7 @@ FAMILIES = {  # with two blocks or more in a section, where that is what may be 
 }
 
 
-@settings(max_examples=6)
+@settings(max_examples=3)
 @given(strategies.sampled_from(sorted(FAMILIES)), strategies.floats(0.05, 1.0), strategies.data())
 def test_every_client_contributes_to_all_of_its_width(name, width, data):
     """After grafting: to the leading corner, as large as its own layer, of every block, also of those that it lacks."""
@@ -80,7 +80,7 @@ def test_every_client_contributes_to_all_of_its_width(name, width, data):
         assert torch.equal(mask[name], expected), name
 
 
-@pytest.mark.parametrize("name", some(SPECS, ["cnn", "static_batch", "transformer"]))
+@pytest.mark.parametrize("name", some(SPECS, ["cnn", "static_batch"]))
 def test_a_round_is_the_paper_written_out(name):
     check_rounds(mixed(name), FedFAOptions(), oracles.fedfa)
 
@@ -121,6 +121,12 @@ def alike(name):
     return fleet_federation(SPECS[name], [(1.0, None)] * 4, participants=3)
 
 
+@cache
+def fedavg_of(name):
+    """Two rounds."""
+    return play(fedavg(alike(name)), alike(name), 2)
+
+
 @pytest.mark.parametrize(
     ("name", "method"),
     some(
@@ -130,7 +136,7 @@ def alike(name):
 )
 def test_with_one_architecture_every_method_is_fedavg(name, method):
     fed = alike(name)
-    for (a, _), (b, _) in zip(play(ONE[method](fed), fed), play(fedavg(fed), fed), strict=True):
+    for (a, _), (b, _) in zip(play(ONE[method](fed), fed, 2), fedavg_of(name), strict=True):
         assert_close(a["global"], b["global"])
 
 
@@ -140,5 +146,7 @@ def test_clients_that_agree_need_no_scaling(scale):
     fed = alike("static_batch")
     same = [Split(torch.arange(4), torch.arange(0), torch.arange(0))] * 4
     fed = replace(fed, clients=same)
-    for (a, _), (b, _) in zip(play(fedfa(fed, FedFAOptions(scale=scale)), fed), play(fedavg(fed), fed), strict=True):
+    for (a, _), (b, _) in zip(
+        play(fedfa(fed, FedFAOptions(scale=scale)), fed, 2), play(fedavg(fed), fed, 2), strict=True
+    ):
         assert_close(a["global"], b["global"], rtol=1e-7, atol=1e-9)

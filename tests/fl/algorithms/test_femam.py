@@ -70,16 +70,17 @@ def keeping(fed, below, newest, mean=False):
     ("backend", "model"), some(product(("loop", "vmap"), ("cnn", "resnet20")), [("loop", "resnet20")])
 )
 def test_one_level_is_a_known_method(make_federation, backend, model):
-    fed = make_federation(model, backend=backend)
-    for mine, other in (
-        (femam(fed, FeMAMOptions(("global",), prox=0.0)), fedavg(fed)),
-        (femam(fed, FeMAMOptions(("1",), prox=0.0)), fedavg(fed)),
-        (femam(fed, FeMAMOptions(("personal",), prox=0.0)), local(fed)),
-        (femam(fed, FeMAMOptions(("2",), prox=0.0)), fesem(fed, FeSEMOptions(2))),
-        (fesem(fed, FeSEMOptions(1)), fedavg(fed)),
-        (fesem(fed, FeSEMOptions(1, "kmeans")), fedavg(fed)),
+    fed = make_federation(model, sizes=(3, 7, 5, 6), backend=backend, epochs=1)
+    same = [play(method, fed) for method in (fedavg(fed), local(fed))]
+    for mine, history in (
+        (femam(fed, FeMAMOptions(("global",), prox=0.0)), same[0]),
+        (femam(fed, FeMAMOptions(("1",), prox=0.0)), same[0]),
+        (femam(fed, FeMAMOptions(("personal",), prox=0.0)), same[1]),
+        (femam(fed, FeMAMOptions(("2",), prox=0.0)), play(fesem(fed, FeSEMOptions(2)), fed)),
+        (fesem(fed, FeSEMOptions(1)), same[0]),
+        (fesem(fed, FeSEMOptions(1, "kmeans")), same[0]),
     ):
-        for (a, _), (b, _) in zip(play(mine, fed), play(other, fed), strict=True):
+        for (a, _), (b, _) in zip(play(mine, fed), history, strict=True):
             assert_same(a["global"], b["global"])
             for part in {"clients", "clusters"} & b.keys():
                 assert_same(level(a, 1).models, b[part])
@@ -125,7 +126,7 @@ def test_rounds_are_those_written_out(make_federation, model, released):
     """Three levels, two rounds each: who trains what from where, the pull, the nearest centre, the weighted means; with
     and without what the released code does. After the second level, client 2 loses its model.
     """
-    fed = make_federation(model, dtype=torch.float64, optimizer=SGD(0.05, 0.0), participants=4)
+    fed = make_federation(model, dtype=torch.float64, optimizer=SGD(0.05, 0.0), participants=4, epochs=1)
     options = FeMAMOptions(LEVELS, level_rounds=(2, 2), prox=0.3, prune=False)
     if released:
         options = dataclasses.replace(options, share_gradients=True, combine="mean", prox_all_levels=True)
@@ -173,7 +174,7 @@ def test_rounds_are_those_written_out(make_federation, model, released):
 
 
 def test_remembered_logits_are_those_computed_anew(make_federation):
-    fed = make_federation("resnet20", participants=4)
+    fed = make_federation("resnet20", participants=4, epochs=1)
     options = FeMAMOptions(("global", "2", "3", "personal"), level_rounds=(1, 1, 1))
     *_, (server, _) = play(femam(fed, options), fed, 4)
     levels, grown = [level(server, number) for number in (1, 2, 3)], additive.Cache(fed)

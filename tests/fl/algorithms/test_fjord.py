@@ -23,7 +23,7 @@ ONE = FjORDOptions(widths=(1.0,))
 
 
 def federation(**settings):
-    return fleet_federation(BASE, OWN, optimizer=SGD(0.05, 0.9, 0.01), **settings)
+    return fleet_federation(BASE, OWN, optimizer=SGD(0.05, 0.9, 0.01), batch_size=4, **settings)
 
 
 def corner_of(state, model):

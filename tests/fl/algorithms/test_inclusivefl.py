@@ -121,6 +121,8 @@ def test_rounds_of_three_depths(name, own, beta):
     """Rounds without the largest, without the smallest, and with one depth only."""
     fed = four_deep() if name == "four" else deep(name)
     cohorts = ([0, 1, 2], [2], [1], [1, 0], [1, 2]) if name == "four" else COHORTS
+    if own != "top":  # without a momentum from one round to the next
+        cohorts = cohorts[1:4]
     algorithm = inclusivefl(fed, InclusiveFLOptions(own, beta))
     server = algorithm.init()
     for number, (cohort, models) in enumerate(zip(cohorts, oracle(fed, name, own, beta, cohorts)), 1):
@@ -137,7 +139,8 @@ def test_without_anything_of_their_own_it_is_heterofl_by_samples():
     """Bit for bit, and without a momentum to keep."""
     fed = deep("transformer")
     plain = heterofl(fed, HeteroFLOptions(scaler=False, own_rows=False, weighted=True))
-    for (a, _), (b, _) in zip(play(inclusivefl(fed, InclusiveFLOptions("none")), fed), play(plain, fed), strict=True):
+    mine = inclusivefl(fed, InclusiveFLOptions("none"))
+    for (a, _), (b, _) in zip(play(mine, fed, 2), play(plain, fed, 2), strict=True):
         assert a.keys() == {"global", "own"}
         assert a["own"] == {}
         assert all(torch.equal(a["global"][name], tensor) for name, tensor in b["global"].items())
@@ -165,7 +168,7 @@ def test_what_cannot_be_shared_is_refused():
     crossed = fleet_federation(base, [(1.0, d) for d in ((3, 1, 2, 1), (3, 1, 1, 1), (1, 1, 2, 1))], sizes=(2, 2, 2))
     with pytest.raises(FLError, match=r"in section3 the one with fewer blocks in all has more: leave"):
         inclusivefl(crossed)
-    shallow = fleet_federation(base, [(1.0, 1), (1.0, (2, 1, 1, 1))], sizes=(2, 2))
+    shallow = fleet_federation(SPECS["transformer"], [(1.0, 1), (1.0, 2)], sizes=(2, 2))
     with pytest.raises(FLError, match=r"no client has the global model's depth: use --architectures.choose cycle"):
         inclusivefl(shallow)
 

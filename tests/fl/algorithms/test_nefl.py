@@ -40,8 +40,8 @@ def apart(name):
     return name.endswith(".step") or any(part.startswith("norm") for part in name.split(".")[:-1])
 
 
-def check_round(fed, options, patterns, everybody_apart=False):
-    """Two rounds; with `everybody_apart` nobody has the global architecture, to which norms then count as well."""
+def check_round(fed, options, patterns, everybody_apart=False, rounds=2):
+    """Some rounds; with `everybody_apart` nobody has the global architecture, to which norms then count as well."""
     algorithm, owned = nefl(fed, options), fed.fleet.owned
     server = algorithm.init()
     assert all(apart(name) for name in server["own"])
@@ -54,7 +54,7 @@ def check_round(fed, options, patterns, everybody_apart=False):
             result[name] = [whole] if mine is None else [mine, whole] if everybody_apart else [mine]
         return result
 
-    for number in (1, 2):
+    for number in range(1, rounds + 1):
         old, rng = server["global"] | server["own"], Rng(0, number)
         for client in range(4):
             if number == 1:  # submodels begin as parts of the global model
@@ -84,19 +84,19 @@ def test_norms_and_steps_are_averaged_in_a_submodel_and_the_rest_among_all_holde
     check_round(stepping(), NeFLOptions(keep=keep), patterns)
 
 
-@pytest.mark.parametrize("name", ["batch", pytest.param("transformer", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["batch", "transformer"])
 def test_statistics_and_layer_norms_are_a_submodels_own(name):
-    check_round(mixed(name), NeFLOptions(step_sizes=False), {})
+    check_round(mixed(name), NeFLOptions(step_sizes=False), {}, rounds=1)
 
 
 def test_where_nobody_has_the_global_model_its_norms_are_the_mean_of_the_others():
     base = replace(STEPS, depth=(2, 1, 1, 1))
     fed = fleet_federation(base, [(1.0, 1), (0.5, (2, 1, 1, 1)), (1.0, 1), (0.75, 1)])
-    check_round(fed, NeFLOptions(), {}, everybody_apart=True)
+    check_round(fed, NeFLOptions(), {}, everybody_apart=True, rounds=1)
 
 
 def test_step_sizes_are_trained_and_differ_between_submodels():
-    server, _ = play(nefl(stepping()), stepping(), 2)[-1]
+    server, _ = play(nefl(stepping()), stepping(), 1)[-1]
     steps = [server["global"]["section1.0.add.step"], *(server["own"][f"{k}:section1.0.add.step"] for k in (1, 2, 3))]
     assert len({step.item() for step in [*steps, torch.ones(1)]}) == 5
 
@@ -112,7 +112,7 @@ def test_adapt_gives_residual_branches_step_sizes_where_the_zoo_knows_them():
 def test_clients_predict_with_their_own_norms():
     fed = stepping()
     algorithm = nefl(fed)
-    server, _ = play(algorithm, fed, 2)[-1]
+    server, _ = play(algorithm, fed, 1)[-1]
     for client in (1, 3):
         state = {name: oracles.corner(server["global"][name], shape) for name, shape in shapes(fed, client).items()}
         state |= {n: server["own"][f"{fed.fleet.owned[client]}:{n}"] for n in state if apart(n)}

@@ -16,7 +16,7 @@ from fl.runs.metrics import read
 
 CONFIG = fl.Config(
     algorithm=("fedavg", "fedprox"), seeds=(0, 1), clients=4, participants=2, rounds=2, local_epochs=1, width=0.1,
-    batch_size=50,
+    batch_size=50, samples=200,
 )  # fmt: skip
 
 

@@ -67,7 +67,7 @@ def test_nodes_report_what_they_can_afford(tmp_path):
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
-    config = settings("fedavg", rounds=1, clients=3)
+    config = settings("fedavg", rounds=1, clients=3, local_epochs=1, samples=100)
     return config, *dealt(config, tmp_path_factory.mktemp("nodes") / "data")
 
 

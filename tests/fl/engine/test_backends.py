@@ -116,7 +116,14 @@ PAIRS = [  # `vmap` refuses two of them, see below
 ]
 
 
-@pytest.mark.parametrize(("case", "backend"), some(PAIRS, [pair for pair in PAIRS if not pair[0].startswith(SLOW)]))
+QUICK = [  # `workers` is `loop` in threads
+    (case, backend)
+    for case, backend in PAIRS
+    if not case.startswith(SLOW) and (backend != "workers" or case.startswith(("cnn", "nesterov", "moving")))
+]
+
+
+@pytest.mark.parametrize(("case", "backend"), some(PAIRS, QUICK))
 def test_backends_equal_plain_pytorch(make_federation, case, backend):
     """float64, a proximal term, ragged clients with starts of their own, each against a deep copy trained by
     torch.optim on batches written out sample by sample.

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from selection import some
 from torch import nn
 
 import surgery
@@ -48,8 +49,16 @@ def assert_close(found, expected):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("places", [1, 2, 8])
-@pytest.mark.parametrize(("optimizer", "ascent"), [(Adam(2**-6), None), (SGD(2**-5, 0.9), adaptive_ascent(0.1))])
+PLAIN, ASCENDING = (Adam(2**-6), None), (SGD(2**-5, 0.9), adaptive_ascent(0.1))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "ascent", "places"),
+    some(
+        ((*how, places) for how in (PLAIN, ASCENDING) for places in (1, 2, 8)),
+        [(*PLAIN, 1), (*ASCENDING, 2), (*PLAIN, 8)],
+    ),
+)
 def test_clients_of_several_architectures_take_turns(make_federation, captures, places, optimizer, ascent):
     fed = make_federation("cnn", dtype=torch.float64, optimizer=optimizer, schedule=lambda number: 2.0**-number)
     size = {"num_classes": 3, "in_channels": 1, "image_size": 8}

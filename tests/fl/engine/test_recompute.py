@@ -14,6 +14,8 @@ from fl.engine.objectives import cross_entropy
 from fl.federation.privacy import SamplePrivacy
 from fl.models.adapted import AdapterOptions
 
+pytestmark = pytest.mark.slow
+
 RECOMPUTED = Precision(recompute=True)
 CALLS = []
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import product
 
 import fl_nodes as nodes
 import pytest
@@ -113,8 +114,9 @@ def test_the_number_of_short_updates_has_noise_as_well():
     assert counts.std().item() == pytest.approx(2.0, rel=0.06)
 
 
-@pytest.mark.parametrize("quantile", [0.25, 0.5, 0.9])
-@pytest.mark.parametrize("first", [0.01, 100.0])
+@pytest.mark.parametrize(
+    ("first", "quantile"), some(product((0.01, 100.0), (0.25, 0.5, 0.9)), [(0.01, 0.9), (100.0, 0.25)])
+)
 def test_the_clip_comes_to_the_quantile(quantile, first):
     lengths = torch.linspace(1, 5, 101).tolist()
     starts, models = moved(*lengths)
@@ -191,8 +193,13 @@ def test_what_is_not_private_is_refused(make_federation):
 # Epsilon.
 
 
-@pytest.mark.parametrize("noise", [0.7, 4.0])
-@pytest.mark.parametrize(("clients", "participants", "rounds"), [(20, 5, 10), (1000, 100, 50), (10, 10, 3)])
+@pytest.mark.parametrize(
+    ("noise", "clients", "participants", "rounds"),
+    some(
+        ((noise, *them) for noise in (0.7, 4.0) for them in ((20, 5, 10), (1000, 100, 50), (10, 10, 3))),
+        [(0.7, 10, 10, 3), (4.0, 20, 5, 10)],
+    ),
+)
 def test_epsilon_is_the_librarys(noise, clients, participants, rounds):
     dp = pytest.importorskip("dp_accounting")
     replaced = dp.rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)

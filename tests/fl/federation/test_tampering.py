@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import cycle, product
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 from fl_flags import TINY
 from fleets import assert_close
 from rounds import assert_same, poison
+from selection import some
 
 import surgery
 from fl import data
@@ -174,6 +176,7 @@ def test_attack_success_of_a_predictor_made_by_hand(make_federation):
     assert attack_success(fed, predict, lambda images: images, target=1) == 0.0
 
 
+@pytest.mark.slow
 def test_a_run_under_attack_says_how_often_the_trigger_works(tmp_path):
     flags = ["--rounds", "1", "--attack.share", "0.5", "--attack.kind", "trigger", "--out", str(tmp_path)]
     assert cli.main([*TINY, *flags, "--name", "a"]) == 0
@@ -232,8 +235,10 @@ def mean(values, rule, weights):
     return np.sort(values, 0)[cut : len(values) - cut].mean(0)
 
 
-@pytest.mark.parametrize("dropped", [False, True])
-@pytest.mark.parametrize("rule", RULES)
+WITH_AND_WITHOUT_ALL = some(product(RULES, (False, True)), [*zip(RULES, cycle((False, True)))])
+
+
+@pytest.mark.parametrize(("rule", "dropped"), WITH_AND_WITHOUT_ALL)
 def test_models_are_averaged_as_by_numpy(make_federation, monkeypatch, rule, dropped):
     """Who was dropped is in no mean: three are left, of whom a quarter is nobody."""
     fed = make_federation("resnet20", dtype=torch.float64, participants=4, epochs=1, defence=rule)
@@ -248,8 +253,7 @@ def test_models_are_averaged_as_by_numpy(make_federation, monkeypatch, rule, dro
         np.testing.assert_allclose(server["global"][name], expected, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("dropped", [False, True])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("rule", "dropped"), WITH_AND_WITHOUT_ALL)
 def test_submodels_are_averaged_among_those_who_cover_an_element(make_federation, rule, dropped):
     """Element by element over who is left, the old value over nobody."""
     fed = made(make_federation, KINDS, defence=rule)

@@ -3,6 +3,7 @@
 import re
 import traceback
 from dataclasses import fields, replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from fl_flags import TINY
 from fleets import assert_close
 from rounds import assert_same, poison, row
 from safetensors.torch import load_file
+from selection import some
 from torch import nn
 
 import surgery
@@ -102,9 +104,13 @@ def test_what_makes_no_federation_is_refused(make_federation):
             replace(fed, **{"participants": 1, **changes})
 
 
-@pytest.mark.parametrize("chunk", [0, 3])
-@pytest.mark.parametrize("backend", ["loop", "workers", "vmap"])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("form", "backend", "chunk"),
+    some(
+        product(FORMS, ("loop", "workers", "vmap"), (0, 3)),
+        [("stack", "loop", 3), ("list", "loop", 0), ("stack", "vmap", 0), ("list", "vmap", 3), ("list", "workers", 3)],
+    ),
+)
 def test_a_cohort_is_its_clients_one_by_one(make_federation, form, backend, chunk):
     """Also of two architectures, the second of them twice in a row, and a few clients at a time."""
     fed = make_federation("cnn", dtype=torch.float64, backend=backend, max_parallel_clients=chunk)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from rounds import assert_same, made, play
+from selection import METHODS, some
 from torch import nn
 
 import fl
@@ -109,9 +110,13 @@ def test_a_stranger_gets_a_plain_model(federation_of):
     )
 
 
-@pytest.mark.parametrize(
-    "name", sorted(name for name, method in ALGORITHMS.items() if "adapters" not in method.refuses)
-)
+WITH_ADAPTERS = sorted(name for name, method in ALGORITHMS.items() if "adapters" not in method.refuses)
+
+
+KINDS = {*METHODS, *(name for name in ALGORITHMS if "lora" in name)}
+
+
+@pytest.mark.parametrize("name", some(WITH_ADAPTERS, [name for name in WITH_ADAPTERS if name in KINDS]))
 def test_every_method_trains_adapters_or_says_why_not(federation_of, name):
     fed = federation_of(epochs=1, base_changes=ALGORITHMS[name].base_changes)
     algorithm = made(name, fed)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from selection import some
 
 import fl
 from fl import engine, simulate
@@ -188,7 +189,18 @@ def said_by_readers(folder, place, data, told):
     return found
 
 
-@pytest.mark.parametrize(("file", "what"), DAMAGE, ids=[f"{file}: {what}" for file, what in DAMAGE])
+ALIKE = {  # found by the same comparison as others
+    (POINT, "another rate"), (POINT, "a bit of a checksum"), (POINT, "a bit of the header"), (TABLE, "another loss"),
+    (TABLE, "a round below 1"), (TABLE, "no text"), (CLIENTS, "a table cut off"), (SETTINGS, "a word in a list"),
+    (SETTINGS, "no text"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("file", "what"),
+    some(DAMAGE, [case for case in DAMAGE if case not in ALIKE]),
+    ids=[f"{file}: {what}" for file, what in DAMAGE],
+)
 def test_whoever_reads_a_damaged_file_says_so(runs, tmp_path, data, file, what):
     damage, subject, told = DAMAGE[file, what]
     folder = shutil.copytree(runs[""], tmp_path / "runs" / "a")

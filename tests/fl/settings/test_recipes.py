@@ -60,7 +60,10 @@ def blank(data):
     return Dataset("zeros", x, y, x, y, classes)
 
 
-@pytest.mark.parametrize("name", some(RECIPES, [name for name in RECIPES if name.endswith(("digits", "-cifar10"))]))
+CIFAR = [f"{name}-cifar10" for name in ("fedfa", "heterofl", "vit", "fedadam", "scaffold", "nefl")]
+
+
+@pytest.mark.parametrize("name", some(RECIPES, [*CIFAR, *(name for name in RECIPES if name.endswith("digits"))]))
 def test_every_recipe_can_be_run_and_says_how(name):
     config, text = RECIPES[name](), describe(name)
     config.check()
@@ -146,7 +149,9 @@ def test_the_papers_numbers_are_told():
     assert total == pytest.approx(8155.37)
 
 
-@pytest.mark.parametrize("name", SPLITS)
+@pytest.mark.parametrize(
+    "name", some(SPLITS, ["cifar100-clusters30", "cifar100-levels2-5-9", "tiny-clusters50", "tiny-dir0.1"])
+)
 def test_femams_settings_are_the_papers_and_the_samples_can_be_dealt_out(name):
     """On as many labels as the pooled data sets have: who gets how much, of how many classes, in which clusters."""
     config, (counts, classes) = RECIPES[f"femam-{name}"](), SPLITS[name]
