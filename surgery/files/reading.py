@@ -13,7 +13,6 @@ from typing import Any
 from zipfile import ZIP_STORED, BadZipFile, ZipFile, is_zipfile
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from surgery.errors import SurgeryError, first_line
@@ -166,6 +165,10 @@ def _safetensors(path: Path) -> Checkpoint:
     Pieces are read into memory of their own, so that nothing but them takes memory, and a file that is cut short
     meanwhile is an error; of a file that is mapped, as the library does it, reading would end the process.
     """
+    try:
+        from safetensors import SafetensorError, safe_open  # which surgery does without until a file is read
+    except ImportError:
+        raise SurgeryError(f"reading {path} needs a package: pip install safetensors") from None
     file, lock = open(path, "rb", buffering=0), threading.Lock()  # noqa: SIM115 - closed with the last of the tensors
     try:
         with safe_open(path, "pt"):

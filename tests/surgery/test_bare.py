@@ -1,0 +1,52 @@
+"""surgery by itself: with torch and numpy alone, as in an environment without what fl, zoo and the commands need."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = """
+import sys
+import numpy, torch
+
+OF_TORCH = {"filelock", "fsspec", "jinja2", "markupsafe", "mpmath", "networkx", "sympy", "triton"}  # its requirements
+KNOWN = {name.partition(".")[0] for name in sys.modules} | set(sys.stdlib_module_names) | OF_TORCH | {"surgery"}
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] not in KNOWN:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+
+from torch import nn
+import surgery
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(8, 8), nn.Linear(8, 8)
+    def forward(self, x):
+        return x + self.two(self.one(x).relu())
+
+net, x = nn.Sequential(nn.Linear(4, 8), nn.Sequential(Block(), Block()), nn.Linear(8, 2)), torch.ones(1, 4)
+small, plan = surgery.narrow(net, rate=0.5, example=x)
+shallow, depth = surgery.ungraft(net, keep=[1], example=x)
+deep, _ = surgery.graft(net, depths=[3], example=x)
+states = [surgery.state(small), surgery.state(shallow)]
+mean = surgery.average_submodels(states, [plan, depth], fallback=net)
+assert set(mean) == set(surgery.state(net))
+assert surgery.Submodel.from_json(plan.to_json()) == plan
+parts = surgery.segments(surgery.layers(net))
+mixed = surgery.shuffle([net, net], segments=parts, permutations=surgery.permutations(len(parts), k=2))
+surgery.match_norms([net, net])
+pruned = surgery.prune(net, example=x, target=surgery.Target(macs=0.5))
+wide, _ = surgery.widen(net, rate=2, example=x)
+print(len(surgery.widths(net, example=x)), len(mixed), len(pruned.sizes), torch.allclose(wide(x), net(x), atol=1e-5))
+"""
+
+
+def test_it_works_with_torch_and_numpy_alone():
+    ran = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.split()[1:] == ["2", "2", "True"]
