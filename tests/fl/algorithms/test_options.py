@@ -16,7 +16,7 @@ from fl.base.settings import Flag, marks
 from fl.data import load
 from fl.models.architectures import ArchitectureOptions
 
-TINY = {"clients": 4, "participants": 3, "samples": 80, "min_samples": 5, "local_epochs": 1, "batch_size": 16}
+TINY = {"clients": 4, "participants": 3, "samples": 80, "min_samples": 5, "local_epochs": 1, "batch_size": 10}
 TINY |= {"width": (0.1,), "lr": 0.1, "momentum": 0.5, "local_valid": 0.2, "rounds": 3}
 WIDTHS, DEPTHS = ({"choose": "cycle", **given} for given in ({"widths": (0.5, 1.0)}, {"depths": ("3-1-1", "2-1-1")}))
 SETTINGS = {
