@@ -176,6 +176,8 @@ def as_plain(value: Any) -> Any:
     >>> as_plain((np.float64(0.5), np.int32(2))), as_plain(np.arange(2)), as_plain("sgd")
     ((0.5, 2), (0, 1), 'sgd')
     """
+    if value is None or type(value) in (bool, int, float, str):
+        return value
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
         return tuple(value) if isinstance(value, list) else value

@@ -399,13 +399,14 @@ class Fields(DataSettings):
 
     def __post_init__(self) -> None:
         for one in fields(self):
-            object.__setattr__(self, one.name, as_plain(getattr(self, one.name)))
+            if (value := getattr(self, one.name)) is not one.default:
+                object.__setattr__(self, one.name, as_plain(value))
         asked = self.metrics if isinstance(self.metrics, tuple | list) else (self.metrics,)
         paths = (path_of("metrics", one) if callable(one) else one for one in asked)
         object.__setattr__(self, "metrics", tuple(paths))
         for one in fields(self):  # Config(width=0.5, seeds=[0, 1], algorithm="fedavg") says what it means
             value = getattr(self, one.name)
-            if types_of(one.type)[1] and not isinstance(value, tuple):
+            if value is not one.default and types_of(one.type)[1] and not isinstance(value, tuple):
                 with suppress(TypeError):  # which `check` explains
                     object.__setattr__(self, one.name, from_yaml(one.type, value))
         if callable(self.loss):
