@@ -47,6 +47,24 @@ def sizes(model, **options):
     return small.stem.out_channels, small.layer1["a"].out_channels, small.layer2["a"].out_channels
 
 
+class Grid(nn.Module):
+    """Rows and columns of a width, either of which may be fewer."""
+
+    def __init__(self):
+        super().__init__()
+        self.make, self.rows, self.columns = nn.Linear(3, 16), nn.Linear(4, 2), nn.Linear(4, 2)
+
+    def forward(self, x):
+        grid = self.make(x).view(-1, self.rows.in_features, self.columns.in_features)
+        return self.rows(grid.amax(2)) + self.columns(grid.amax(1))
+
+
+def test_of_equally_good_digits_of_a_product_the_minor_one_shrinks():
+    small, plan = narrow(Grid(), rate=0.5, example=torch.zeros(2, 3))
+    assert (small.rows.in_features, small.columns.in_features) == (4, 2)
+    assert plan.entries["make.bias"][0].index == (((0, 2), (4, 6), (8, 10), (12, 14)),)
+
+
 def test_rates_are_for_what_the_named_modules_make():
     model = Residual()
     assert sizes(model, rate=0.5) == (4, 6, 10)
