@@ -82,11 +82,6 @@ class Replica:
 
     def differentiate(self, batch: Batch, key: Tensor, context: Any) -> Tensor:
         """Leave the gradients in the parameters; returns the loss."""
-        if self.job.sample_clip:
-            mean, gradients = self.job.clipped_gradients(self.call, self.params, context, batch, key)
-            for name, p in self.params.items():
-                p.grad = gradients[name]
-            return mean
         for p in self.values:
             p.grad = None
         draws = Draws(key, positions=self.positions) if self.random is not False else None

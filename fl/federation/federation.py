@@ -289,11 +289,6 @@ class Federation:
             Diverged: if all clients have to be dropped.
             FLError: for a stack if clients have models of several architectures.
         """
-        if ascent and self.local.sample_privacy.clip:
-            raise FLError(
-                "--sample-privacy.clip: an ascent is taken along a gradient of samples without noise: take another "
-                "--algorithm"
-            )
         parts, k = self.clients.train, len(clients)
         mixed = isinstance(starts, list)
         if not mixed and self.fleet is not None and len(self.fleet.architectures) > 1:
@@ -433,8 +428,7 @@ class Federation:
             values = None if values is None else values[upload(samples, values.device)]
         batches = make_batches(own, clients, local.epochs, size, rng, data.device, *changes, limits)
         optimizer = local.optimizer._replace(lr=local.optimizer.lr * local.schedule(rng.round))
-        clip = local.sample_privacy.of_a_step
-        settings = (optimizer, each.objective, each.ascent, local.precision, values, clip)
+        settings = (optimizer, each.objective, each.ascent, local.precision, values)
         return Job(model, data, batches, *settings), starts, each.context or {}
 
     def predict(self, state: State, images: Tensor, model: nn.Module | None = None) -> Tensor:

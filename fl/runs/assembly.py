@@ -261,7 +261,6 @@ def training(config: Config, dataset: data.Dataset) -> tuple[data.Dataset, Local
         masked=config.masked_loss,
         backend=config.backend,
         max_parallel_clients=config.max_parallel_clients,
-        sample_privacy=config.sample_privacy,
         precision=Precision(
             config.precision, config.channels_last, config.deterministic, config.activation_checkpointing
         ),

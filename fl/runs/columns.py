@@ -93,7 +93,6 @@ _FIRST = {
     "simulated_seconds": Column(),
     "update_clip": Column(digits=3, label="longest update of a client", limits=(0, math.inf)),
     "epsilon": Column(heading="epsilon", limits=(0, math.inf)),
-    "sample_epsilon": Column(heading="samples' epsilon", limits=(0, math.inf)),
 }
 """Those that a round and its evaluation fill. `macs` are the multiply-accumulates of a participant's forward passes in
 training, on average; a step costs about three times as many."""

@@ -49,7 +49,7 @@ from fl.federation.attack import AttackOptions
 from fl.federation.compression import Compression
 from fl.federation.defence import Defence
 from fl.federation.pace import PaceOptions
-from fl.federation.privacy import Privacy, SamplePrivacy
+from fl.federation.privacy import Privacy
 from fl.federation.requirements import REQUIREMENTS
 from fl.models.adapted import AdapterOptions
 from fl.models.architectures import ArchitectureOptions
@@ -335,7 +335,6 @@ class Fields(DataSettings):
     defence: Annotated[Defence, _RARE] = Defence()
     compression: Annotated[Compression, _RARE] = Compression()
     privacy: Annotated[Privacy, _RARE] = Privacy()
-    sample_privacy: Annotated[SamplePrivacy, _RARE] = SamplePrivacy()
     secure_aggregation: Annotated[AtLeast0, _RARE] = 0.0
     """for clients on other machines: they add masks to their updates, and the server gets the mean alone (SecAgg+); the
     number is the largest that an update may have (flwr: 8); 0: no masks"""

@@ -75,7 +75,6 @@ SETTINGS = {
     "trigger": ["--attack.share", "0.5", "--attack.kind", "trigger"],
     "masked loss": ["--masked-loss"],
     "privacy": ["--privacy.clip", "1", "--privacy.noise", "0", "--privacy.quantile", "0.5"],
-    "samples' privacy": ["--sample-privacy.clip", "1", "--sample-privacy.noise", "0.5"],
     "median": ["--defence.rule", "median"],
     "bulyan": ["--defence.rule", "bulyan", "--defence.malicious", "0", "--participants", "4"],
     "top-k": ["--compression.kind", "topk", "--compression.share", "0.1", "--compression.feedback"],

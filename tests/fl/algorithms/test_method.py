@@ -23,7 +23,7 @@ from fl.federation.compression import Compression
 from fl.federation.defence import Defence
 from fl.federation.pace import Pace, PaceOptions
 from fl.federation.presence import Presence
-from fl.federation.privacy import Privacy, SamplePrivacy
+from fl.federation.privacy import Privacy
 from fl.federation.requirements import REQUIREMENTS
 from fl.models.adapted import AdapterOptions, adapted
 
@@ -48,7 +48,6 @@ ASKING = {
     "compression": {"compression": Compression("topk")},
     "feedback": {"compression": Compression("topk", feedback=True)},
     "privacy": {"privacy": Privacy(clip=1.0)},
-    "sample_privacy": {"sample_privacy": SamplePrivacy(clip=1.0)},
     "secure_aggregation": {"remote": SimpleNamespace(masked=8.0)},
     "presence": {"presence": Presence(torch.ones(4), torch.full((4,), 9))},
 }
@@ -85,7 +84,6 @@ def test_who_refuses_what():
         *((name, "compression") for name in ("local", "scaffold", "feddyn", "fedproto")),
         *((name, "feedback") for name in ("fedmr", "indep", "fesem", "fesem_plus", "femam")),
         *((name, "privacy") for name in NOT_PRIVATE),
-        *((name, "sample_privacy") for name in ("fedasam", "fedgen", "fltrust")),
         *((name, "choosing") for name in ("fesem", "fesem_plus", "femam", "fltrust")),
     }
     assert set(ASKING) == set(REQUIREMENTS) - {"architectures"}  # which depends on the kind of method, see below
@@ -99,7 +97,6 @@ def test_who_refuses_what():
         "compression": {"compression": Compression("quantise")},
         "presence": {"leaving": 0.5},
         "privacy": {"privacy": Privacy(clip=1.0)},
-        "sample_privacy": {"sample_privacy": SamplePrivacy(clip=1.0)},
         "secure_aggregation": {"secure_aggregation": 8.0},
         "architectures": {"architectures": ArchitectureOptions(widths=(0.5, 1.0))},
     }

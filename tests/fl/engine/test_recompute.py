@@ -11,7 +11,6 @@ from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.engine import Precision
 from fl.engine.objectives import cross_entropy
-from fl.federation.privacy import SamplePrivacy
 from fl.models.adapted import AdapterOptions
 
 pytestmark = pytest.mark.slow
@@ -121,7 +120,6 @@ def test_a_step_keeps_less(make_federation):
     ("model", "settings", "message"),
     [
         (Net, {"backend": "vmap"}, "one client at a time: use --backend loop or workers"),
-        (Net, {"sample_privacy": SamplePrivacy(clip=1.0)}, "leave --sample-privacy.clip out"),
         (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), {}, "Sequential has no residual blocks"),
     ],
 )
