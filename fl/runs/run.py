@@ -326,7 +326,7 @@ def _measured(run: Run, number: int, rng: Rng) -> tuple[Server, Row, evaluate.Sc
     loss = check_finite(server, run.server, update.loss, number)[kept].mean().item()
     took = time.perf_counter() - started
     row = {"round": number, "seconds": took, "train_loss": loss, **update.metrics}
-    if fed.pace and "simulated_seconds" not in row:
+    if fed.pace:
         row["simulated_seconds"] = fed.meter.seconds
     row["macs"] = fed.meter.read() / 2 / len(clients)
     if dropped:

@@ -36,11 +36,7 @@ from fl.runs.metrics import read
 from fl.settings.command_line import parse
 
 BACKENDS = ["loop", "vmap", "graphs"]
-ON_HOST = {
-    ("progress", "accuracy"),
-    ("clock", "time"),
-    ("flight", "ends"),
-}  # FeMAM's, by which it is judged whether a level has converged
+ON_HOST = {("progress", "accuracy")}  # FeMAM's, by which it is judged whether a level has converged
 
 
 def on_a_real_one(test):

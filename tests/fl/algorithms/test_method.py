@@ -65,7 +65,7 @@ def test_methods_refuse_from_python_what_they_refuse_on_the_command_line(name, w
 
 
 NOT_PRIVATE = (
-    *("clusamp", "fedbn", "fedbuff", "feddyn", "fedexp", "fedgen", "fedmr", "fednova", "fedproto", "fedrep", "femam"),
+    *("clusamp", "fedbn", "feddyn", "fedexp", "fedgen", "fedmr", "fednova", "fedproto", "fedrep", "femam"),
     *("fedsa_lora", "fesem", "fesem_plus", "flora_na", "fltrust", "indep", "local", "scaffold"),
 )
 
@@ -80,7 +80,7 @@ def test_who_refuses_what():
         ("femam", "masked"),
         *((name, "masked") for name in ("moon", "apfl", "fedproto")),
         *((name, "tampering") for name in ("local", "scaffold", "fednova", "feddyn", "fedproto")),
-        *((name, "presence") for name in ("clusamp", "fedbuff")),
+        ("clusamp", "presence"),
         *((name, "compression") for name in ("local", "scaffold", "feddyn", "fedproto")),
         *((name, "feedback") for name in ("fedmr", "indep", "fesem", "fesem_plus", "femam")),
         *((name, "privacy") for name in NOT_PRIVATE),
