@@ -85,7 +85,6 @@ SETTINGS = {
 QUICK = [
     *product(("graphs",), ("fedavg", "clusamp", "fedmr", "femam", "fedfa"), [""]),
     *product(("loop", "vmap"), ("fedavg", "fedmr"), [""]),
-    *(CLIPPED := [*product(("loop", "vmap"), ("fedavg",), ["samples' privacy"])]),
     ("graphs", "heterofl", "fleet"),
     *product(
         ("graphs",),
@@ -110,7 +109,7 @@ def possible(case):
 SLOW = [
     *product(("graphs",), ALGORITHMS, [""]),
     *((backend, name, "") for name, backend in zip(ALGORITHMS, cycle(("loop", "vmap")))),
-    *filter(possible, product(("graphs",), ("fedavg", "heterofl"), SETTINGS.keys() - {"", "samples' privacy"})),
+    *filter(possible, product(("graphs",), ("fedavg", "heterofl"), SETTINGS.keys() - {""})),
 ]
 
 
@@ -121,8 +120,6 @@ def test_a_round_waits_only_where_it_is_meant_to(pretended, name, backend, case,
 
     FeMAM's levels, which begin in rounds 2 and 4, have waits and captures of their own.
     """
-    if case == "samples' privacy":
-        pytest.importorskip("dp_accounting", reason="epsilon needs pip install 'layer-surgery[privacy]'")
     rounds = {"graphs": 6 if name == "femam" else 3}.get(backend, 1 if name == "femam" else 2)
     history = seen_in_rounds(pretended, tmp_path, name, "--backend", backend, *SETTINGS[case], rounds=rounds)
     most = ANY + MORE.get(name, 0) + 2 * (case == "trigger")  # how often the attack succeeds
@@ -144,8 +141,6 @@ def test_a_round_waits_only_where_it_is_meant_to(pretended, name, backend, case,
     ),
 )
 def test_a_round_needs_no_float64_on_the_device(pretended_mps, name, case, tmp_path):
-    if case == "samples' privacy":
-        pytest.importorskip("dp_accounting", reason="epsilon needs pip install 'layer-surgery[privacy]'")
     for seen in seen_in_rounds(pretended_mps, tmp_path, name, "--backend", "loop", *SETTINGS[case], rounds=2):
         assert seen.launches
 
