@@ -247,7 +247,7 @@ def check_best_by(config: Config, fed: Federation) -> None:
     known = {name: column for name, column in columns(asked_for(fed)).items() if column.due == "global"}
     asked, scores = asked_for(fed), evaluate.SCORES[evaluate.task_of(fed.data)]
     others = tuple({name for task in evaluate.SCORES.values() for name in task} - set(scores))  # of other tasks
-    measured = {*scores, *(["attack_success"] if fed.attack and config.attack.kind == "trigger" else [])}
+    measured = set(scores)
     for part in evaluate.held_out(fed):
         clients = [name for name in known if name.startswith(f"local_{part}_") and name not in asked]
         measured |= {name for name in clients if not name.removeprefix(f"local_{part}_").startswith(others)}

@@ -51,6 +51,7 @@ _RENAMED = {
 }
 """From flags of earlier versions to what they are called now."""
 _GONE = {
+    **dict.fromkeys(("attack.kind", "attack.target", "attack.size"), "data of your own that bear the trigger"),
     "sample-privacy": "Opacus",
 }
 """From flags and groups of earlier versions that are gone to what a user takes instead."""

@@ -202,10 +202,6 @@ def test_folders_that_are_refused(tmp_path, change, said):
     [
         (lambda data: data.padded(1), r"--pad makes a copy of all samples in memory"),
         (lambda data: data.pooled(), r"--pool-test-set makes a copy"),
-        (
-            lambda data: fl.build(replace(TINY, attack=replace(TINY.attack, share=0.4, kind="trigger")), data),
-            r"--attack.kind trigger makes a copy of all samples",
-        ),
     ],
 )
 def test_copies_of_all_samples_are_refused(call, said):

@@ -119,13 +119,12 @@ def test_a_section_that_the_run_does_not_read_is_ignored_with_a_line(section, ca
         Config.from_yaml("algorithm: fedprox\nfedprox: {renamed: 1}")
 
 
-GONE = ["sample_privacy: {clip: 0.0}"]
-
-
-@pytest.mark.parametrize("text", GONE)
-def test_settings_that_are_gone_are_read_from_a_folder_and_refused_elsewhere(text, tmp_path):
-    config, file, name = Config(algorithm="fedavg"), tmp_path / "config.yaml", text.partition(":")[0].replace("_", "-")
-    file.write_text(f"{config.to_yaml()}{text}\n")
+@pytest.mark.parametrize("name", ["sample-privacy", "attack.kind"])
+def test_settings_that_are_gone_are_read_from_a_folder_and_refused_elsewhere(name, tmp_path):
+    config, file = Config(algorithm="fedavg"), tmp_path / "config.yaml"
+    values, (group, _, setting) = yaml.safe_load(config.to_yaml()), name.replace("-", "_").rpartition(".")
+    (values[group] if group else values)[setting] = {"clip": 0.0} if name == "sample-privacy" else "shuffle"
+    file.write_text(yaml.safe_dump(values))
     assert Config.read(tmp_path) == config
     for refuse in (
         lambda: Config.read(tmp_path, resume=True),
