@@ -79,8 +79,6 @@ def check(backend: str, device: torch.device, precision: Precision, partial: boo
         raise FLError(f"--backend graphs needs a CUDA device, and the data are on {device}: use workers or vmap")
     if backend == "vmap" and precision.channels_last:
         raise FLError("--channels-last is a layout of one client's tensors: use --backend loop, workers or graphs")
-    if precision.recompute and backend in ("vmap", "graphs"):
-        raise FLError("--activation-checkpointing is for steps of one client at a time: use --backend loop or workers")
     if backend in ("vmap", "graphs") and partial:
         others = "loop or workers" if device.type == "cpu" else "loop"
         raise FLError(
@@ -185,8 +183,7 @@ def ranked(groups: Sequence[Group]) -> list[str]:
     job, clients = groups[0][0], sum(len(job.batches.steps) for job, _, _ in groups)
     if job.device.type != "cpu" or clients < 3:
         return ["loop"]
-    partial, recompute = job.batches.real is not None, job.precision.recompute
-    stackable = len(groups) == 1 and not job.precision.channels_last and not partial and not recompute
+    stackable = len(groups) == 1 and not job.precision.channels_last and job.batches.real is None
     threads = ["workers"] if torch.get_num_threads() > 1 else []
     if stackable and 0 < work(job) <= _SMALL:
         return ["vmap", *threads, "loop"]

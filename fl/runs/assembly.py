@@ -108,7 +108,7 @@ def build(
         truth=truth,
         remote=remote,
     )
-    if device.type == "cpu" and not local.precision.recompute:
+    if device.type == "cpu":
         _ask_for_batch(fed, local)
     algorithm = make_algorithm(config, fed)
     if remote:
@@ -261,9 +261,7 @@ def training(config: Config, dataset: data.Dataset) -> tuple[data.Dataset, Local
         masked=config.masked_loss,
         backend=config.backend,
         max_parallel_clients=config.max_parallel_clients,
-        precision=Precision(
-            config.precision, config.channels_last, config.deterministic, config.activation_checkpointing
-        ),
+        precision=Precision(config.precision, config.channels_last, config.deterministic),
     )
 
 

@@ -51,6 +51,7 @@ _RENAMED = {
 }
 """From flags of earlier versions to what they are called now."""
 _GONE = {
+    "activation-checkpointing": "torch.utils.checkpoint in a model of your own",
     **dict.fromkeys(("attack.kind", "attack.target", "attack.size"), "data of your own that bear the trigger"),
     "sample-privacy": "Opacus",
 }

@@ -380,9 +380,6 @@ class Fields(DataSettings):
     """numbers to compute with: float32, tf32 (on CUDA), or bf16 with weights in float32"""
     channels_last: Annotated[bool, _EXECUTION, _RARE] = False
     """keep channels as the last axis of images and convolutions in memory (not with vmap)"""
-    activation_checkpointing: Annotated[bool, _FREE, _RARE] = False
-    """keep the inputs of residual blocks alone, and compute the blocks again in the backward pass: less memory and more
-    time (not with vmap and graphs)"""
     deterministic: Annotated[bool, _EXECUTION, _RARE] = True
     """on CUDA: take only convolutions that add numbers in a fixed order, so that a run can be repeated exactly; without
     it some are faster"""
