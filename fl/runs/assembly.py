@@ -123,8 +123,6 @@ def _check_one_run(config: Config, remote: RemoteClients | None) -> None:
         raise FLError(
             "these are the settings of several runs: fl.simulate_all trains them all, or take one of config.runs()"
         )
-    if config.jobs > 1:
-        raise FLError(f"--jobs {config.jobs} is for several runs, and this is one: leave it out")
     if remote and config.pace != PaceOptions():
         raise FLError("--pace is of simulated clients, and these are on other machines: leave it out")
     if config.secure_aggregation and not remote:

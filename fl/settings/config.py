@@ -51,6 +51,7 @@ _RENAMED = {
 }
 """From flags of earlier versions to what they are called now."""
 _GONE = {
+    "jobs": "several commands, as a shell loop or xargs -P starts them",
     "activation-checkpointing": "torch.utils.checkpoint in a model of your own",
     **dict.fromkeys(("attack.kind", "attack.target", "attack.size"), "data of your own that bear the trigger"),
     "sample-privacy": "Opacus",
@@ -188,7 +189,7 @@ class Config(MethodOptions, Fields):
 
     def runs(self) -> list["Config"]:
         """One config for each method and seed, each with the options that its method reads."""
-        each = [replace(self, algorithm=(a,), seeds=(s,), jobs=1) for a in self.algorithm for s in self.seeds]
+        each = [replace(self, algorithm=(a,), seeds=(s,)) for a in self.algorithm for s in self.seeds]
         return [without_unread(one) for one in each]
 
     def title(self) -> str:

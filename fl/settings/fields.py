@@ -369,8 +369,6 @@ class Fields(DataSettings):
     data_on: Annotated[str, one_of(*PLACES), _FREE, _RARE] = "auto"
     """where samples lie: on the device that trains, or on the host, so that those of a round's cohort alone are copied;
     auto is the device, and the host for data in memory-mapped files (--dataset folder:PATH)"""
-    jobs: Annotated[AtLeast1, _FREE, _RARE] = 1
-    """of several runs (methods, seeds, values of a sweep) train so many at a time, each in a process of its own"""
     max_parallel_clients: Annotated[Natural, _FREE, _RARE] = 0
     """train at most this many clients side by side, to save memory; 0 is all clients of a round"""
     backend: Annotated[str, one_of(*backend_names()), _EXECUTION] = "auto"

@@ -119,7 +119,7 @@ def test_a_section_that_the_run_does_not_read_is_ignored_with_a_line(section, ca
         Config.from_yaml("algorithm: fedprox\nfedprox: {renamed: 1}")
 
 
-@pytest.mark.parametrize("name", ["sample-privacy", "attack.kind", "activation-checkpointing"])
+@pytest.mark.parametrize("name", ["sample-privacy", "attack.kind", "activation-checkpointing", "jobs"])
 def test_settings_that_are_gone_are_read_from_a_folder_and_refused_elsewhere(name, tmp_path):
     config, file = Config(algorithm="fedavg"), tmp_path / "config.yaml"
     values, (group, _, setting) = yaml.safe_load(config.to_yaml()), name.replace("-", "_").rpartition(".")
