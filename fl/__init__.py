@@ -19,7 +19,7 @@ from fl.federation import Federation, LocalTraining
 from fl.federation.attack import AttackOptions
 from fl.federation.compression import Compression
 from fl.federation.defence import Defence
-from fl.federation.privacy import Privacy, SamplePrivacy
+from fl.federation.privacy import Privacy
 from fl.models.adapted import AdapterOptions
 from fl.models.architectures import ArchitectureOptions
 from fl.runs.assembly import build
@@ -48,7 +48,6 @@ __all__ = [
     "Rng",
     "Round",
     "Run",
-    "SamplePrivacy",
     "Server",
     "build",
     "export",

@@ -40,9 +40,7 @@ def run(argv: list[str]) -> int:
             print(describe(summary))
         else:
             inside = {folder / run_name(one): one for one in runs}
-            ended = train_all(
-                inside, folder / "config.yaml", config.to_yaml(), resume, lambda _: dataset, jobs=config.jobs
-            )
+            ended = train_all(inside, folder / "config.yaml", config.to_yaml(), resume, lambda _: dataset)
             failed = bool(ended.failed)
             if not current().rank:
                 write_text(folder / "comparison.txt", compare(ended.done, folder / "comparison.png") + "\n")

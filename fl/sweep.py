@@ -216,7 +216,7 @@ def run(argv: list[str]) -> int:
             return loaded[key]
 
         with resumable(folder, "sweep"):
-            ended = train_all(runs, folder / _FILE, sweep.write(), resume, load, jobs=sweep.config.jobs)
+            ended = train_all(runs, folder / _FILE, sweep.write(), resume, load)
         if current().rank:
             return 0
         done = {key: [path for path in members if path in ended.done] for key, members in groups.items()}

@@ -20,7 +20,7 @@ OURS = {"surgery", "zoo", "fl"}
 OTHERS = {"matplotlib", "numpy", "sklearn", "timm", "torch", "torchvision"}
 FAST = ("surgery_recombine", "surgery_plan_as_json")
 UNUSED = {"State": "a type", "Stack": "a type", "Layer": "what `layers` returns", "Section": "what `sections` returns",
-          "Privacy": "needs an extra", "SamplePrivacy": "needs an extra"}  # fmt: skip
+          "Privacy": "needs an extra"}  # fmt: skip
 """Public names that no script writes down."""
 RUN = """
 import runpy, sys

@@ -277,7 +277,6 @@ METHOD = Method(
     refuses={
         "exits": "generates the inputs of one classifier",
         "privacy": "has clients tell how many samples of each class they have",
-        "sample_privacy": "has clients tell how many samples of each class they have",
         "masked": "adds a loss of logits that it does not mask",
         "loss": "learns from the cross entropy of classes, on the server as well",
     },

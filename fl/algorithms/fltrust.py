@@ -80,7 +80,6 @@ METHOD = Method(
     columns={"trusted": int},
     refuses={
         "privacy": "weighs single updates",
-        "sample_privacy": "trains on the server as well, on samples that no epsilon counts",
         "choosing": "scales all updates to one length and weighs them itself",
     },
 )

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 
 from fl.algorithms.algorithm import Algorithm, Server
-from fl.algorithms.parts.private import private, sample_private
+from fl.algorithms.parts.private import private
 from fl.base.columns import Column
 from fl.base.errors import FLError
 from fl.base.settings import check_types, check_values
@@ -99,7 +99,6 @@ class Method:
         self.check(fed, options)
         algorithm = self.make(fed) if self.options is None else self.make(fed, options)
         algorithm = _remembering(algorithm) if fed.compression.feedback else algorithm
-        algorithm = sample_private(algorithm) if fed.local.sample_privacy.clip else algorithm
         return private(algorithm) if fed.privacy.clip else algorithm
 
     def check(self, fed: Federation, options: Any = None) -> None:
@@ -118,11 +117,9 @@ class Method:
                 "choosing": "averages parts of models, whose distances say nothing",
                 "feedback": "gives clients parts of models, and what is left unsent is of another part's",
                 "privacy": "averages parts of models, by how many have each",
-                "sample_privacy": "has clients of several architectures, whose epsilon is not worked out here",
             }
         if self.clients == "personalized":
             by_kind["pace"] = "has models that stay with clients, and --pace counts the steps of one that travels"
-            by_kind["sample_privacy"] = "has models that stay with clients, whose epsilon is not worked out here"
         reasons = {**by_kind, **self.refuses}
         if self.sees != "mean":  # which is all that noise and masks leave
             reasons.setdefault("privacy", "may look at single updates (Method(..., sees='mean') says that it does not)")

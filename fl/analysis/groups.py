@@ -192,7 +192,7 @@ def others() -> dict[str, Column]:
     Raises FLError for one with the name of another result.
 
     >>> list(others())
-    ['models_own_accuracy', 'models_perplexity', 'epsilon', 'sample_epsilon', 'attack_success']
+    ['models_own_accuracy', 'models_perplexity', 'epsilon']
     """
     known = {*_scores(()), *_client_scores(())}
     found = {name: column for name, column in columns().items() if column.heading and name not in known}

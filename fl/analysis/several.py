@@ -83,8 +83,7 @@ def simulate_all(
     refused before the first trains; after one whose training fails the others go on.
 
     Args:
-        config: with any number of algorithms and seeds; with `jobs` above 1, the calling script has to keep what it
-            does under `if __name__ == "__main__":`, since every process imports it.
+        config: with any number of algorithms and seeds.
         folder: must be new or empty, unless its runs are resumed: finished ones are kept, the others go on.
         dataset, model: of your own, as in `simulate`.
 
@@ -100,7 +99,7 @@ def simulate_all(
         config.check()
         loaded = (config.load() if dataset is None else dataset).to(pick_device(config.device))
         inside = {folder / run_name(one): one for one in config.runs()}
-        ended = train_all(inside, folder / SETTINGS, config.to_yaml(), resume, lambda _: loaded, model, config.jobs)
+        ended = train_all(inside, folder / SETTINGS, config.to_yaml(), resume, lambda _: loaded, model)
         return None if ranks.rank else Results(find_runs(ended.done), ended.failed)
 
 

@@ -65,14 +65,11 @@ def backend_names() -> list[str]:
     return ["auto", *BACKENDS]
 
 
-def check(
-    backend: str, device: torch.device, precision: Precision, partial: bool = False, clipped: bool = False
-) -> None:
+def check(backend: str, device: torch.device, precision: Precision, partial: bool = False) -> None:
     """Raise FLError for a backend or a precision that is unknown, or that this device does not have.
 
     Args:
         partial: whether the last batch of an epoch may be smaller than the others.
-        clipped: whether each sample's gradient is.
     """
     if backend not in backend_names():
         raise FLError(f"unknown backend {backend!r}: there are {', '.join(backend_names())}")
@@ -80,15 +77,8 @@ def check(
         raise FLError(f"--backend workers is for the CPU, and the data are on {device}: use vmap or graphs")
     if backend == "graphs" and device.type != "cuda":
         raise FLError(f"--backend graphs needs a CUDA device, and the data are on {device}: use workers or vmap")
-    if backend == "graphs" and clipped:
-        raise FLError("--sample-privacy.clip is not for --backend graphs: use vmap or loop")
     if backend == "vmap" and precision.channels_last:
         raise FLError("--channels-last is a layout of one client's tensors: use --backend loop, workers or graphs")
-    if precision.recompute and (clipped or backend in ("vmap", "graphs")):
-        raise FLError(
-            "--activation-checkpointing is for steps of one client at a time: use --backend loop or workers, and leave "
-            "--sample-privacy.clip out"
-        )
     if backend in ("vmap", "graphs") and partial:
         others = "loop or workers" if device.type == "cpu" else "loop"
         raise FLError(
@@ -116,7 +106,7 @@ def train(groups: Sequence[Group], backend: str = "auto", chosen: dict[str, str]
     for job, starts, _ in groups:
         if stack_size(starts) != len(job.batches.steps):
             raise FLError(f"{stack_size(starts)} starting states for {len(job.batches.steps)} clients: give one each")
-        check(backend, job.device, job.precision, job.batches.real is not None, job.sample_clip is not None)
+        check(backend, job.device, job.precision, job.batches.real is not None)
     order, chosen, what = [backend], {} if chosen is None else chosen, ""
     if backend == "auto":
         what = " ".join(f"{len(job.batches.steps)}x{work(job)}" for job, _, _ in groups)
@@ -193,8 +183,7 @@ def ranked(groups: Sequence[Group]) -> list[str]:
     job, clients = groups[0][0], sum(len(job.batches.steps) for job, _, _ in groups)
     if job.device.type != "cpu" or clients < 3:
         return ["loop"]
-    partial, recompute = job.batches.real is not None, job.precision.recompute
-    stackable = len(groups) == 1 and not job.precision.channels_last and not partial and not recompute
+    stackable = len(groups) == 1 and not job.precision.channels_last and job.batches.real is None
     threads = ["workers"] if torch.get_num_threads() > 1 else []
     if stackable and 0 < work(job) <= _SMALL:
         return ["vmap", *threads, "loop"]
@@ -208,7 +197,7 @@ def _order(name: str | None, groups: Sequence[Group]) -> list[str]:
     """
     job, order = groups[0][0], ranked(groups)
     with suppress(FLError):
-        check(name or "", job.device, job.precision, job.batches.real is not None, job.sample_clip is not None)
+        check(name or "", job.device, job.precision, job.batches.real is not None)
         if job.device.type == "cpu" and (name != "vmap" or len(groups) == 1):
             order = [name, *(other for other in order if other != name)]
     refused = set().union(*(_REFUSED.get(job.model, ()) for job, _, _ in groups))

@@ -23,7 +23,6 @@ from fl.engine.draws import Draws, NoDraws
 from fl.engine.job import Group, Results, longest_first
 from fl.engine.objectives import Batch
 from fl.engine.progress import count
-from fl.engine.recompute import Recomputed
 from surgery import State
 from surgery.errors import first_line
 
@@ -46,7 +45,6 @@ class Replica:
             ) from error
         if self.job.precision.channels_last:
             self.model.to(memory_format=torch.channels_last)
-        self.recomputed = Recomputed(self.model) if self.job.precision.recompute else None
         named = dict(self.model.named_parameters())
         self.params: State = {name: named[name] for name in self.job.trainable()}
         self.values = list(self.params.values())
@@ -82,16 +80,9 @@ class Replica:
 
     def differentiate(self, batch: Batch, key: Tensor, context: Any) -> Tensor:
         """Leave the gradients in the parameters; returns the loss."""
-        if self.job.sample_clip:
-            mean, gradients = self.job.clipped_gradients(self.call, self.params, context, batch, key)
-            for name, p in self.params.items():
-                p.grad = gradients[name]
-            return mean
         for p in self.values:
             p.grad = None
         draws = Draws(key, positions=self.positions) if self.random is not False else None
-        if self.recomputed:
-            self.recomputed.draws = draws
         loss = self.job.loss(self.call, self.params, context, batch, draws)
         with NoDraws() if self.random is None else nullcontext():
             loss.backward(inputs=self.values)

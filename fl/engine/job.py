@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from fl.data import Dataset
 from fl.engine.batches import Batches, Step
-from fl.engine.clipping import SampleClip
 from fl.engine.draws import Drawing, Draws
 from fl.engine.objectives import Ascent, Batch, Call, Objective
 from fl.engine.optimizers import Optimizer
@@ -28,7 +27,6 @@ class Job:
         batches: which samples each client sees at each step, and how these are changed at random.
         ascent: how far from its parameters a client takes the gradient of a step; None: at the parameters.
         per_sample: [N, ...], a value for each training sample of these data, passed to the objective with it; or None.
-        sample_clip: how the gradient of each sample is clipped, see `fl.engine.clipping`; None: it is not.
     """
 
     model: nn.Module
@@ -39,7 +37,6 @@ class Job:
     ascent: Ascent | None = None
     precision: Precision = Precision()
     per_sample: Tensor | None = None
-    sample_clip: SampleClip | None = None
 
     @property
     def device(self) -> torch.device:
@@ -67,20 +64,6 @@ class Job:
         """The objective of one client on one batch, with random numbers from `draws`; None if it needs none."""
         with Drawing(draws) if draws else nullcontext(), self.precision.autocast(self.device):
             return self.objective(call, params, context, batch)
-
-    def clipped_gradients(
-        self, call: Call, params: State, context: Any, batch: Batch, key: Tensor
-    ) -> tuple[Tensor, State]:
-        """The loss of one client on one batch and its private gradient, see `SampleClip.gradients`."""
-        assert self.sample_clip
-
-        def loss(params: State, batch: Batch, draws: Draws) -> Tensor:
-            def whole(some: State, x: Tensor) -> Tensor:  # also those that the objective does not name have gradients
-                return call({**params, **some}, x)
-
-            return self.loss(whole, params, context, batch, draws)
-
-        return self.sample_clip.gradients(loss, params, batch, key)
 
 
 Group: TypeAlias = tuple[Job, Stack, Any]

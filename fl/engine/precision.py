@@ -21,13 +21,11 @@ class Precision(NamedTuple):
             mantissa; `bf16` is torch's autocast to bfloat16.
         channels_last: whether images and convolutions have channels as the last axis in memory.
         deterministic: on CUDA, whether cuDNN may only use algorithms for convolutions that always add in one order.
-        recompute: whether residual blocks are computed again in the backward pass, to save memory.
     """
 
     name: str = "float32"
     channels_last: bool = False
     deterministic: bool = True
-    recompute: bool = False
 
     def check(self, device: torch.device) -> None:
         """Raise FLError for a precision that is unknown, or that this device does not have."""

@@ -76,8 +76,6 @@ def _train(job: Job, starts: State, context: Any) -> Results:
                 )
             return out
 
-        if job.sample_clip:
-            return job.clipped_gradients(call, own, context, batch, key)
         return job.loss(call, own, context, batch, Draws(key, positions=positions))
 
     losses = vmap(one)
@@ -90,11 +88,8 @@ def _train(job: Job, starts: State, context: Any) -> Results:
         # enough, and faster than torch.func.grad inside it.
         given = job.batches.step(row)
         batch = job.fetch(given, dtype)
-        made = _vectorised(losses, job.model, leaves, r, c, batch, given.key)
-        if job.sample_clip:
-            loss, gradients = made[0], tuple(made[1].values())
-        else:
-            loss, gradients = made, torch.autograd.grad(made.sum(), list(leaves.values()), allow_unused=True)
+        loss = _vectorised(losses, job.model, leaves, r, c, batch, given.key)
+        gradients = torch.autograd.grad(loss.sum(), list(leaves.values()), allow_unused=True)
         if job.ascent:
             ahead, before = _ahead(job.ascent, p, gradients), {name: t.clone() for name, t in r.items()}
             there = _vectorised(losses, job.model, ahead, r, c, batch, given.key)

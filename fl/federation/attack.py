@@ -2,16 +2,15 @@
 (FedFA, equation 1).
 """
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Annotated
 
 import torch
-from torch import Tensor
 
 from fl.base.errors import FLError
 from fl.base.rng import Rng, draw
-from fl.base.settings import AtLeast0, AtLeast1, Limits, Natural, OnlyWith, Share, check_values, one_of
+from fl.base.settings import AtLeast0, Limits, OnlyWith, Share, check_values, one_of
 from fl.data import Dataset
 from fl.federation.cohort import States, as_before, replace_rows, select, stacks
 from fl.partition import Splits
@@ -26,14 +25,8 @@ class AttackOptions:
     share: Share = 0.0
     """share of the clients who are malicious, drawn at random; 0: none (FedFA: 0, 0.01, 0.2)"""
     amplify: Annotated[AtLeast0, _ATTACKED] = 1.0
-    """lambda of equation 1: how many times the update from spoilt data is added to the honest one (FedFA: 1, 20)"""
-    kind: Annotated[str, one_of("shuffle", "trigger"), _ATTACKED] = "shuffle"
-    """what spoils a malicious client's data: shuffle (labels are dealt out anew among the malicious clients' samples)
-    or trigger (a bright square in the corner of the images, all labelled --attack.target)"""
-    target: Annotated[Natural, OnlyWith("kind", "trigger")] = 0
-    """trigger: the class that it is to bring about"""
-    size: Annotated[AtLeast1, OnlyWith("kind", "trigger")] = 3
-    """trigger: pixels along its sides"""
+    """lambda of equation 1: how many times the update from spoilt data, labels shuffled among malicious clients, is
+    added to the honest one (FedFA: 1, 20)"""
     architecture: Annotated[str, one_of("own", "largest"), _ATTACKED] = "own"
     """which model malicious clients take where clients choose among architectures: own (as if they were honest) or
     largest (FedFA's section 3.1 says that they could, its experiments do not say that they do)"""
@@ -96,47 +89,10 @@ def draw_malicious(options: AttackOptions, clients: int, rng: Rng) -> frozenset[
 def make_attack(
     options: AttackOptions, malicious: frozenset[int], data: Dataset, clients: Splits, rng: Rng
 ) -> Attack | None:
-    """The attack of these clients, None if there are none.
-
-    Raises:
-        FLError: for a trigger on text, on samples kept on the host or larger than the images, and for a target that is
-            no class.
-    """
+    """Make the attack of these clients, among whom the labels of their samples are shuffled; None if there are none."""
     if not malicious:
         return None
-    if data.task != "classification" and options.kind != "shuffle":
-        raise FLError(f"--attack.kind {options.kind} turns samples into a class, and the data are for {data.task}")
     own = torch.cat([clients.train[client] for client in sorted(malicious)]).to(data.y.device)
-    if options.kind == "shuffle":
-        order = torch.randperm(len(own), generator=rng.torch("shuffled labels")).to(own.device)
-        y = data.y.index_copy(0, own, data.y[own[order]])
-        return Attack(malicious, replace(data, y=y), options.amplify)
-    if data.on_host:
-        raise FLError("--attack.kind trigger makes a copy of all samples, which are kept on the host: choose shuffle")
-    x = data.x.index_copy(0, own, triggered(options, data)(data.x[own]))
-    y = data.y.index_fill(0, own, options.target)
-    return Attack(malicious, replace(data, x=x, y=y), options.amplify)
-
-
-def triggered(options: AttackOptions, data: Dataset) -> Callable[[Tensor], Tensor]:
-    """A function that puts the trigger, a bright square at the lower right, into images [N, C, H, W].
-
-    Raises:
-        FLError: for text, for images smaller than the trigger, and for a target that is no class.
-    """
-    if not data.images:
-        what = "text" if data.text else f"samples of {list(data.x.shape[1:])}"
-        raise FLError(f"--attack.kind trigger puts a mark into images, and the data set is {what}: choose shuffle")
-    if options.size > min(data.x.shape[-2:]):
-        raise FLError(f"--attack.size {options.size} is larger than the images: choose a smaller one, such as 3")
-    if options.target >= data.classes:
-        raise FLError(f"--attack.target {options.target}: there are {data.classes} classes, from 0 on")
-
-    brightest = data.x.max() if data.x.is_floating_point() else data.top
-
-    def mark(images: Tensor) -> Tensor:
-        images = images.clone()
-        images[..., -options.size :, -options.size :] = brightest
-        return images
-
-    return mark
+    order = torch.randperm(len(own), generator=rng.torch("shuffled labels")).to(own.device)
+    y = data.y.index_copy(0, own, data.y[own[order]])
+    return Attack(malicious, replace(data, y=y), options.amplify)

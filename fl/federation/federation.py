@@ -26,7 +26,7 @@ from fl.federation.divergence import drop_failed, restored
 from fl.federation.inference import collect, infer, infer_each, lacks_statistics
 from fl.federation.last_value import LastValue
 from fl.federation.local_training import LocalObjective, LocalTraining
-from fl.federation.pace import Pace, PaceOptions, late
+from fl.federation.pace import Pace, late
 from fl.federation.presence import Presence
 from fl.federation.privacy import Privacy
 from fl.federation.requirements import REQUIREMENTS
@@ -289,11 +289,6 @@ class Federation:
             Diverged: if all clients have to be dropped.
             FLError: for a stack if clients have models of several architectures.
         """
-        if ascent and self.local.sample_privacy.clip:
-            raise FLError(
-                "--sample-privacy.clip: an ascent is taken along a gradient of samples without noise: take another "
-                "--algorithm"
-            )
         parts, k = self.clients.train, len(clients)
         mixed = isinstance(starts, list)
         if not mixed and self.fleet is not None and len(self.fleet.architectures) > 1:
@@ -350,10 +345,13 @@ class Federation:
     def seconds(
         self, clients: Sequence[int], models: Sequence[nn.Module] | None = None, ascent: bool = False
     ) -> list[float]:
-        """How long clients would take for a round, in simulated seconds, if nobody stops them; see `steps`."""
-        pace = self.pace or Pace(torch.full((len(self.clients),), PaceOptions().speed, dtype=torch.float64))
+        """Compute how long clients would take for a round at their pace, in simulated seconds, without a deadline.
+
+        See `steps`.
+        """
+        assert self.pace
         every, cost = self._all_steps(clients), self._samples_of_a_step(clients, models, ascent)
-        return [pace.seconds(client, n, one) for client, n, one in zip(clients, every, cost)]
+        return [self.pace.seconds(client, n, one) for client, n, one in zip(clients, every, cost)]
 
     def _samples_of_a_step(
         self, clients: Sequence[int], models: Sequence[nn.Module] | None = None, ascent: bool = False
@@ -433,8 +431,7 @@ class Federation:
             values = None if values is None else values[upload(samples, values.device)]
         batches = make_batches(own, clients, local.epochs, size, rng, data.device, *changes, limits)
         optimizer = local.optimizer._replace(lr=local.optimizer.lr * local.schedule(rng.round))
-        clip = local.sample_privacy.of_a_step
-        settings = (optimizer, each.objective, each.ascent, local.precision, values, clip)
+        settings = (optimizer, each.objective, each.ascent, local.precision, values)
         return Job(model, data, batches, *settings), starts, each.context or {}
 
     def predict(self, state: State, images: Tensor, model: nn.Module | None = None) -> Tensor:

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fl.base.errors import FLError
-from fl.base.settings import check_values
 from fl.data import Dataset
 from fl.engine import SGD, Optimizer, Precision, check, losses
 from fl.engine.augment import Augment
@@ -16,7 +15,6 @@ from fl.engine.losses import Loss
 from fl.engine.objectives import Ascent, Objective, cross_entropy, mean_of
 from fl.engine.optimizers import Schedule
 from fl.federation.cohort import select
-from fl.federation.privacy import SamplePrivacy
 from fl.partition.split import Parts
 
 
@@ -38,7 +36,6 @@ class LocalTraining:
         max_parallel_clients: how many clients train at a time, to save memory; 0: all clients of the round.
         precision: the numbers and the memory layout in which clients train.
         last_batch: what the last batch of an epoch holds, one of `fl.engine.batches.LAST_BATCHES`.
-        sample_privacy: what a step hides of each sample.
         chosen: the backends that `auto` has chosen, by the cohort's sizes; a checkpoint keeps them.
 
     >>> LocalTraining(epochs=1, optimizer=SGD(0.1)).optimizer.lr
@@ -57,7 +54,6 @@ class LocalTraining:
     max_parallel_clients: int = 0
     precision: Precision = Precision()
     last_batch: str = "filled"
-    sample_privacy: SamplePrivacy = SamplePrivacy()
     chosen: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -90,9 +86,7 @@ class LocalTraining:
             raise FLError(f"LocalTraining(last_batch={self.last_batch!r}): there are {', '.join(LAST_BATCHES)}")
         if self.masked and data.task != "classification":
             raise FLError(f"--masked-loss hides classes, and the data are for {data.task}: leave it out")
-        check_values(self.sample_privacy, "sample_privacy")
-        clipped = self.sample_privacy.clip > 0
-        check(self.backend, data.device, self.precision, self.last_batch == "partial", clipped)
+        check(self.backend, data.device, self.precision, self.last_batch == "partial")
         if data.on_host and self.backend == "graphs":
             raise FLError(
                 "--backend graphs reads samples from fixed places in the device's memory, and these are kept on the "

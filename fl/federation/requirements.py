@@ -51,11 +51,6 @@ REQUIREMENTS = {
         "--compression.feedback", lambda config: config.compression.feedback, lambda fed: fed.compression.feedback
     ),
     "privacy": Requirement("--privacy.clip", lambda config: config.privacy.clip, lambda fed: fed.privacy.clip),
-    "sample_privacy": Requirement(
-        "--sample-privacy.clip",
-        lambda config: config.sample_privacy.clip,
-        lambda fed: fed.local.sample_privacy.clip,
-    ),
     "secure_aggregation": Requirement(
         "--secure-aggregation",
         lambda config: config.secure_aggregation,

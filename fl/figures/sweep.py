@@ -78,7 +78,7 @@ def values_figure(option: str, found: Found, title: str, path: Path) -> None:
     """Draw the last accuracy (of text: perplexity) against the value, with one line a method.
 
     A line has mean and standard deviation over seeds. Below it are the accuracies on clients' own test data, if all
-    runs have them, and the other columns that have a label, such as the success of a trigger, if any run has them.
+    runs have them, and the other columns that have a label, if any run has them.
     """
     results = {at: [outcome(run) for run in runs] for at, runs in found.items()}
     every = [result for members in results.values() for result in members]

@@ -108,7 +108,7 @@ def build(
         truth=truth,
         remote=remote,
     )
-    if device.type == "cpu" and not local.precision.recompute:
+    if device.type == "cpu":
         _ask_for_batch(fed, local)
     algorithm = make_algorithm(config, fed)
     if remote:
@@ -123,8 +123,6 @@ def _check_one_run(config: Config, remote: RemoteClients | None) -> None:
         raise FLError(
             "these are the settings of several runs: fl.simulate_all trains them all, or take one of config.runs()"
         )
-    if config.jobs > 1:
-        raise FLError(f"--jobs {config.jobs} is for several runs, and this is one: leave it out")
     if remote and config.pace != PaceOptions():
         raise FLError("--pace is of simulated clients, and these are on other machines: leave it out")
     if config.secure_aggregation and not remote:
@@ -261,10 +259,7 @@ def training(config: Config, dataset: data.Dataset) -> tuple[data.Dataset, Local
         masked=config.masked_loss,
         backend=config.backend,
         max_parallel_clients=config.max_parallel_clients,
-        sample_privacy=config.sample_privacy,
-        precision=Precision(
-            config.precision, config.channels_last, config.deterministic, config.activation_checkpointing
-        ),
+        precision=Precision(config.precision, config.channels_last, config.deterministic),
     )
 
 

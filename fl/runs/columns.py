@@ -3,7 +3,6 @@
 import math
 from collections.abc import Container, Iterable
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple
 
 from fl.algorithms import ALGORITHMS
@@ -11,7 +10,6 @@ from fl.algorithms.algorithm import Algorithm, Server
 from fl.base.columns import Column
 from fl.base.errors import FLError
 from fl.federation import Federation, traffic
-from fl.federation.attack import triggered
 from fl.federation.cohort import Cohort
 from fl.runs import evaluate
 from fl.settings import Config
@@ -30,18 +28,6 @@ class RoundContext(NamedTuple):
     algorithm: Algorithm
     server: Server
     cohort: Cohort
-
-
-def _attack_success(context: RoundContext) -> float | None:
-    """Measure the share of test images that the global model takes for the target once they bear the trigger.
-
-    Images of the target's class are left out; None without such an attack.
-    """
-    options, fed = context.config.attack, context.fed
-    if not fed.attack or options.kind != "trigger":
-        return None
-    predict = partial(context.algorithm.predict, context.server)
-    return evaluate.attack_success(fed, predict, triggered(options, fed.data), options.target)
 
 
 _FIRST = {
@@ -93,21 +79,11 @@ _FIRST = {
     "simulated_seconds": Column(),
     "update_clip": Column(digits=3, label="longest update of a client", limits=(0, math.inf)),
     "epsilon": Column(heading="epsilon", limits=(0, math.inf)),
-    "sample_epsilon": Column(heading="samples' epsilon", limits=(0, math.inf)),
 }
 """Those that a round and its evaluation fill. `macs` are the multiply-accumulates of a participant's forward passes in
 training, on average; a step costs about three times as many."""
 
-MEASURED = {
-    "attack_success": Column(
-        due="global",
-        heading="attack %",
-        factor=100,
-        label="images with the trigger\ntaken for its class",
-        falls=True,
-        measure=_attack_success,
-    ),
-}
+MEASURED: dict[str, Column] = {}
 """Those that are measured by a function of a `RoundContext`. A line here is all that another one takes."""
 
 _CLIENT_SCORES = {

@@ -191,15 +191,6 @@ def evaluate_models(fed: Federation, cohort: Cohort) -> dict[str, float]:
     return scores | {"models_own_accuracy": (among / own.clamp(min=1)).mean().item()}
 
 
-def attack_success(
-    fed: Federation, predict: Callable[[Tensor], Tensor], mark: Callable[[Tensor], Tensor], target: int
-) -> float:
-    """The share of test images of other classes that are classified as the target when they bear the trigger."""
-    others = fed.data.test_y != target
-    logits = predict(mark(fed.data.test_x[others]))
-    return double(logits.argmax(1) == target).mean().item()
-
-
 def mean_cosine(fed: Federation, cohort: Cohort) -> dict[str, float]:
     """Mean cosine similarity over the pairs of the trained models' parameters.
 

@@ -1,29 +1,22 @@
-"""Several runs, one after another or in processes side by side, each in its folder."""
+"""Several runs, one after another, each in its folder."""
 
 import json
 import logging
 import shlex
-import signal
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partialmethod
-from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any, TypeAlias
-
-import torch
-from tqdm import tqdm
 
 from fl import data
 from fl.base.console import program, quiet
-from fl.base.errors import Diverged, FLError, Terminated
+from fl.base.errors import Diverged, Terminated
 from fl.base.files import write_text
 from fl.distributed import current
 from fl.models.custom_model import Model
 from fl.runs.lock import SETTINGS, is_unused, open_run_folder
 from fl.runs.logs import require
-from fl.runs.one_run import simulate, terminable
+from fl.runs.one_run import simulate
 from fl.runs.run import Run
 from fl.settings import Config
 
@@ -73,7 +66,6 @@ def train_all(
     resume: bool,
     load: Callable[[Config], data.Dataset],
     model: Model | None = None,
-    jobs: int = 1,
 ) -> Ended:
     """Carry out several runs, each in its folder.
 
@@ -85,106 +77,30 @@ def train_all(
         text: the content of that file.
         load: loads the data set of a run.
         model: a model of the user's own, in the place of that of the settings.
-        jobs: how many at a time.
 
     Raises:
         FLError: as `simulate` does, and if all runs diverge.
     """
-    if jobs > 1 and current().size > 1:
-        raise FLError(f"--jobs {jobs} starts processes, and so does torchrun: take one of them")
     ended, leads = Ended(), current().rank == 0
-    waits = terminable() if jobs > 1 else nullcontext()  # this process has to stop the others, as Ctrl-C does
-    with open_run_folder(settings.parent, resume) if leads else nullcontext(), waits:
+    with open_run_folder(settings.parent, resume) if leads else nullcontext():
         if leads:
             for path, one in runs.items():  # an error in the last must come before the first trains
                 _check(one, path, load, model)
             _warn_of_renamed(settings.parent, runs)
             write_text(settings, text)
         placed = {path: replace(one, out=str(path.parent), name=path.name) for path, one in runs.items()}
-        for path, why in _side_by_side(placed, load, model, jobs) if jobs > 1 else _in_turn(placed, load, model):
-            if isinstance(why, Diverged):
-                if len(ended.failed) == len(runs) - 1 and not ended.done:
-                    raise why
-                _log.warning("warning: %s is left out: %s", path, why)
-            else:
+        for path, one in placed.items():
+            try:
+                failed = simulate(one, path, path.exists(), load(one), model).get("failed", "")
                 ended.done.append(path)
-            if why:
-                ended.failed[path] = str(why)
-    ended.done.sort(key=[*runs].index)
+            except Diverged as error:
+                if len(ended.failed) == len(runs) - 1 and not ended.done:
+                    raise
+                _log.warning("warning: %s is left out: %s", path, error)
+                failed = str(error)
+            if failed:
+                ended.failed[path] = failed
     return ended
-
-
-_Outcome: TypeAlias = str | FLError
-"""Why training has failed: a `Diverged`, or for a run that has ended what its summary says, "" if all is well."""
-
-
-def _in_turn(
-    runs: Mapping[Path, Config], load: Callable[[Config], data.Dataset], model: Model | None
-) -> Iterator[tuple[Path, _Outcome]]:
-    """Carry out runs one after another."""
-    for path, one in runs.items():
-        try:
-            yield path, simulate(one, path, path.exists(), load(one), model).get("failed", "")
-        except Diverged as error:
-            yield path, error
-
-
-def _side_by_side(
-    runs: Mapping[Path, Config], load: Callable[[Config], data.Dataset], model: Model | None, jobs: int
-) -> Iterator[tuple[Path, _Outcome]]:
-    """Carry out runs in processes of their own, so many at a time; these save and end when this is closed.
-
-    They share the memory of a data set on the CPU, and the CPU's threads.
-    """
-    context, left = torch.multiprocessing.get_context("spawn"), list(runs.items())
-    threads = max(1, torch.get_num_threads() // jobs)
-    going: dict[Any, tuple[Path, Any]] = {}
-    try:
-        with tqdm(total=len(runs), desc=f"{jobs} at a time", unit="run") as bar:
-            while left or going:
-                while left and len(going) < jobs:
-                    path, one = left.pop(0)
-                    mine, its = context.Pipe(duplex=False)
-                    dataset = load(one).to(torch.device("cpu"))
-                    process = context.Process(target=_train, args=(its, threads, one, path, dataset, model))
-                    process.start()
-                    going[mine] = path, process
-                    its.close()
-                for pipe in wait([*going]):
-                    path, process = going.pop(pipe)
-                    try:
-                        said = pipe.recv()
-                    except EOFError:
-                        process.join()
-                        reason = f"the process of {path} has ended with exit code {process.exitcode} and said nothing"
-                        raise FLError(
-                            f"{reason}: go on with --resume, and with fewer --jobs if memory was short"
-                        ) from None
-                    process.join()
-                    if isinstance(said, FLError) and not isinstance(said, Diverged):
-                        raise said
-                    bar.update()
-                    yield path, said
-    finally:
-        for _, process in going.values():
-            process.terminate()  # by SIGTERM, at which a run saves
-        for _, process in going.values():
-            process.join()
-
-
-def _train(pipe: Any, threads: int, config: Config, folder: Path, dataset: data.Dataset, model: Model | None) -> None:
-    """Carry out a run in a process of its own, and tell how it has ended."""
-    tqdm.__init__ = partialmethod(tqdm.__init__, disable=True)  # type: ignore[method-assign]
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # a terminal tells all processes: one word is enough, of who started it
-    torch.set_num_threads(threads)
-    with suppress(KeyboardInterrupt):  # the process that has started this one says so
-        try:
-            said: _Outcome = simulate(config, folder, folder.exists(), dataset, model).get("failed", "")
-        except FLError as error:
-            said = error
-        pipe.send(said)
 
 
 def _check(config: Config, folder: Path, load: Callable[[Config], data.Dataset], model: Model | None) -> None:

@@ -247,7 +247,7 @@ def check_best_by(config: Config, fed: Federation) -> None:
     known = {name: column for name, column in columns(asked_for(fed)).items() if column.due == "global"}
     asked, scores = asked_for(fed), evaluate.SCORES[evaluate.task_of(fed.data)]
     others = tuple({name for task in evaluate.SCORES.values() for name in task} - set(scores))  # of other tasks
-    measured = {*scores, *(["attack_success"] if fed.attack and config.attack.kind == "trigger" else [])}
+    measured = set(scores)
     for part in evaluate.held_out(fed):
         clients = [name for name in known if name.startswith(f"local_{part}_") and name not in asked]
         measured |= {name for name in clients if not name.removeprefix(f"local_{part}_").startswith(others)}
@@ -326,7 +326,7 @@ def _measured(run: Run, number: int, rng: Rng) -> tuple[Server, Row, evaluate.Sc
     loss = check_finite(server, run.server, update.loss, number)[kept].mean().item()
     took = time.perf_counter() - started
     row = {"round": number, "seconds": took, "train_loss": loss, **update.metrics}
-    if fed.pace and "simulated_seconds" not in row:
+    if fed.pace:
         row["simulated_seconds"] = fed.meter.seconds
     row["macs"] = fed.meter.read() / 2 / len(clients)
     if dropped:

@@ -56,8 +56,6 @@ def describe(summary: dict) -> str:
     what, other = _WORDS[score], ", ".join(f"{_WORDS[name]} {final[name]}" for name in _SECOND if name in final)
     asked = {name.removeprefix("test_"): value for name, value in final.items() if name.startswith("test_")}
     other += "".join(f", {name} {value}" for name, value in asked.items())
-    if "attack_success" in final:
-        other += f"; the trigger turns {final['attack_success']} of the images"
     more = ""
     judged = [name for name in summary["best"] if name not in ("round", score)]
     top = (

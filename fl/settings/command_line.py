@@ -4,6 +4,7 @@ import difflib
 import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from fl.base.console import program
@@ -21,7 +22,7 @@ _log = logging.getLogger("fl")
 
 def parse(
     argv: list[str],
-    read: Callable[[Path], Config] = Config.read,
+    read: Callable[[Path], Config] = partial(Config.read, resume=True),
     command: str = "run",
     usage: str = "[RECIPE]",
     about: str = Config.__doc__,

@@ -49,7 +49,7 @@ from fl.federation.attack import AttackOptions
 from fl.federation.compression import Compression
 from fl.federation.defence import Defence
 from fl.federation.pace import PaceOptions
-from fl.federation.privacy import Privacy, SamplePrivacy
+from fl.federation.privacy import Privacy
 from fl.federation.requirements import REQUIREMENTS
 from fl.models.adapted import AdapterOptions
 from fl.models.architectures import ArchitectureOptions
@@ -335,7 +335,6 @@ class Fields(DataSettings):
     defence: Annotated[Defence, _RARE] = Defence()
     compression: Annotated[Compression, _RARE] = Compression()
     privacy: Annotated[Privacy, _RARE] = Privacy()
-    sample_privacy: Annotated[SamplePrivacy, _RARE] = SamplePrivacy()
     secure_aggregation: Annotated[AtLeast0, _RARE] = 0.0
     """for clients on other machines: they add masks to their updates, and the server gets the mean alone (SecAgg+); the
     number is the largest that an update may have (flwr: 8); 0: no masks"""
@@ -370,8 +369,6 @@ class Fields(DataSettings):
     data_on: Annotated[str, one_of(*PLACES), _FREE, _RARE] = "auto"
     """where samples lie: on the device that trains, or on the host, so that those of a round's cohort alone are copied;
     auto is the device, and the host for data in memory-mapped files (--dataset folder:PATH)"""
-    jobs: Annotated[AtLeast1, _FREE, _RARE] = 1
-    """of several runs (methods, seeds, values of a sweep) train so many at a time, each in a process of its own"""
     max_parallel_clients: Annotated[Natural, _FREE, _RARE] = 0
     """train at most this many clients side by side, to save memory; 0 is all clients of a round"""
     backend: Annotated[str, one_of(*backend_names()), _EXECUTION] = "auto"
@@ -381,9 +378,6 @@ class Fields(DataSettings):
     """numbers to compute with: float32, tf32 (on CUDA), or bf16 with weights in float32"""
     channels_last: Annotated[bool, _EXECUTION, _RARE] = False
     """keep channels as the last axis of images and convolutions in memory (not with vmap)"""
-    activation_checkpointing: Annotated[bool, _FREE, _RARE] = False
-    """keep the inputs of residual blocks alone, and compute the blocks again in the backward pass: less memory and more
-    time (not with vmap and graphs)"""
     deterministic: Annotated[bool, _EXECUTION, _RARE] = True
     """on CUDA: take only convolutions that add numbers in a fixed order, so that a run can be repeated exactly; without
     it some are faster"""

@@ -261,16 +261,17 @@ def test_a_target_above_one_is_a_perplexity(tmp_path):
     assert sum(row.count("-") for row in mixed) == 2  # neither has what is of the other's kind
 
 
-def test_local_accuracy_and_the_attack_have_columns(tmp_path, drawn):
-    """The last that was measured; the attack's also where some runs have none."""
-    more = [{"models_own_accuracy": 0.25, "attack_success": 0.5}, {"models_own_accuracy": 0.75}, {}]
+def test_local_accuracy_and_epsilon_have_columns(tmp_path, drawn):
+    """The last that was measured; epsilon's also where some runs have none."""
+    spent = {"epsilon": 0.5, "update_clip": 0.1}
+    more = [{"models_own_accuracy": 0.25, **spent}, {"models_own_accuracy": 0.75}, {}]
     own_run(tmp_path / "a", [0.1] * 3, [1.0] * 3, more, algorithm=("fedfa",))
     own_run(tmp_path / "b", [0.1], [1.0], more[1:2], algorithm=("nefl",))
     text = compare.compare([tmp_path], tmp_path / "f.png")
-    head, attacked, clean = map(cells, text.splitlines())
-    assert head[9:] == ["local acc. %", "attack %", "seconds"]
-    assert (attacked[9:11], clean[9:11]) == (["75.00", "50.00"], ["75.00", "-"])
-    assert drawn[0].axes[3].get_ylabel() == "images with the trigger\ntaken for its class"
+    head, private, plain = map(cells, text.splitlines())
+    assert head[9:] == ["local acc. %", "epsilon", "seconds"]
+    assert (private[9:11], plain[9:11]) == (["75.00", "0.50"], ["75.00", "-"])
+    assert drawn[0].axes[3].get_ylabel() == "longest update of a client"
 
     own_run(tmp_path / "c", [0.1], [1.0], algorithm=("flexifed",))  # whose models were not asked
     assert "local" not in compare.compare([tmp_path], tmp_path / "f.png")

@@ -72,10 +72,8 @@ SETTINGS = {
     "": [],
     "static batch norm": ["--model", "resnet9", "--width", "0.5", "--norm", "static_batch"],
     "attack": ["--attack.share", "0.5", "--attack.amplify", "3", "--defence.clip", "1"],
-    "trigger": ["--attack.share", "0.5", "--attack.kind", "trigger"],
     "masked loss": ["--masked-loss"],
     "privacy": ["--privacy.clip", "1", "--privacy.noise", "0", "--privacy.quantile", "0.5"],
-    "samples' privacy": ["--sample-privacy.clip", "1", "--sample-privacy.noise", "0.5"],
     "median": ["--defence.rule", "median"],
     "bulyan": ["--defence.rule", "bulyan", "--defence.malicious", "0", "--participants", "4"],
     "top-k": ["--compression.kind", "topk", "--compression.share", "0.1", "--compression.feedback"],
@@ -86,12 +84,11 @@ SETTINGS = {
 QUICK = [
     *product(("graphs",), ("fedavg", "clusamp", "fedmr", "femam", "fedfa"), [""]),
     *product(("loop", "vmap"), ("fedavg", "fedmr"), [""]),
-    *(CLIPPED := [*product(("loop", "vmap"), ("fedavg",), ["samples' privacy"])]),
     ("graphs", "heterofl", "fleet"),
     *product(
         ("graphs",),
         ("fedavg",),
-        ("static batch norm", "attack", "trigger", "bulyan", "privacy", "top-k", "quantised"),
+        ("static batch norm", "attack", "bulyan", "privacy", "top-k", "quantised"),
     ),
 ]
 
@@ -101,17 +98,13 @@ def possible(case):
     _, name, what = case
     if what in ("bulyan", "privacy", "top-k"):
         return name == "fedavg"
-    return (
-        name == "heterofl"
-        if what == "fleet"
-        else name != "local" or what not in ("attack", "trigger", "median", "quantised")
-    )
+    return name == "heterofl" if what == "fleet" else name != "local" or what not in ("attack", "median", "quantised")
 
 
 SLOW = [
     *product(("graphs",), ALGORITHMS, [""]),
     *((backend, name, "") for name, backend in zip(ALGORITHMS, cycle(("loop", "vmap")))),
-    *filter(possible, product(("graphs",), ("fedavg", "heterofl"), SETTINGS.keys() - {"", "samples' privacy"})),
+    *filter(possible, product(("graphs",), ("fedavg", "heterofl"), SETTINGS.keys() - {""})),
 ]
 
 
@@ -122,11 +115,9 @@ def test_a_round_waits_only_where_it_is_meant_to(pretended, name, backend, case,
 
     FeMAM's levels, which begin in rounds 2 and 4, have waits and captures of their own.
     """
-    if case == "samples' privacy":
-        pytest.importorskip("dp_accounting", reason="epsilon needs pip install 'layer-surgery[privacy]'")
     rounds = {"graphs": 6 if name == "femam" else 3}.get(backend, 1 if name == "femam" else 2)
     history = seen_in_rounds(pretended, tmp_path, name, "--backend", backend, *SETTINGS[case], rounds=rounds)
-    most = ANY + MORE.get(name, 0) + 2 * (case == "trigger")  # how often the attack succeeds
+    most = ANY + MORE.get(name, 0)
     for number, seen in enumerate(history, 1):
         if number == rounds or (number > 2 and (name, number) != ("femam", 4)):
             assert not seen.captures or case, number
@@ -145,8 +136,6 @@ def test_a_round_waits_only_where_it_is_meant_to(pretended, name, backend, case,
     ),
 )
 def test_a_round_needs_no_float64_on_the_device(pretended_mps, name, case, tmp_path):
-    if case == "samples' privacy":
-        pytest.importorskip("dp_accounting", reason="epsilon needs pip install 'layer-surgery[privacy]'")
     for seen in seen_in_rounds(pretended_mps, tmp_path, name, "--backend", "loop", *SETTINGS[case], rounds=2):
         assert seen.launches
 

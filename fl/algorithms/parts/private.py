@@ -1,13 +1,10 @@
-"""Any method whose server averages whole models, with differential privacy of its clients; and any that uses samples in
-clipped steps alone, with the epsilon that these have spent.
-"""
+"""Any method whose server averages whole models, with differential privacy of its clients."""
 
 import secrets
 from bisect import bisect_right
 from dataclasses import replace
 
 import torch
-from torch import nn
 
 from fl.algorithms.algorithm import Algorithm
 from fl.base.errors import FLError
@@ -20,8 +17,6 @@ from surgery import broadcast
 
 PART = "privacy"
 """The server's part that holds the clip of the next round."""
-SAMPLES = "sample_privacy"
-"""The server's part that holds how often each client has taken part."""
 
 
 def private(algorithm: Algorithm) -> Algorithm:
@@ -106,63 +101,3 @@ def _check(algorithm: Algorithm) -> None:
         )
     if lacks_statistics(fed.model, {}):
         raise FLError("--privacy.clip: static batch norms look at all clients' data: take --norm group, layer or none")
-
-
-def sample_private(algorithm: Algorithm) -> Algorithm:
-    """The same method, whose server counts the rounds of each client, and reports what their samples have spent.
-
-    `sample_epsilon` is the largest epsilon of all clients so far; without noise there is none. It counts on a method
-    whose clients train once a round, by `Federation.train`, and do nothing else with their samples. Clients that were
-    dropped count as well.
-
-    Raises:
-        FLError: for a federation in which samples would be seen otherwise.
-    """
-    fed = algorithm.fed
-    _check_samples(fed)
-    local, samples = fed.local, fed.clients.train.sizes.tolist()
-
-    def init():
-        return {**algorithm.init(), SAMPLES: {"rounds": torch.zeros(len(samples), dtype=torch.int64)}}
-
-    def server(state, clients, update, rng):
-        rounds = state[SAMPLES]["rounds"] + torch.bincount(torch.tensor(clients), minlength=len(samples))
-        public = {name: part for name, part in state.items() if name != SAMPLES}
-        after, metrics = algorithm.served(public, clients, update, rng)
-        if local.sample_privacy.noise:
-            passes = (rounds * local.epochs * local.repeats).tolist()
-            size = local.size_of_batches(fed.clients.train)
-            spent = local.sample_privacy.spent(passes, samples, size, local.last_batch)
-            metrics = {**metrics, "sample_epsilon": spent}
-        return {**after, SAMPLES: {"rounds": rounds}}, metrics
-
-    return replace(algorithm, init=init, server=server)
-
-
-def _check_samples(fed: Federation) -> None:
-    """Raise FLError if samples do more than to be clipped one by one."""
-    if fed.remote:
-        raise FLError(
-            "--sample-privacy.clip: clients on other machines would draw the noise from a seed that the server knows: "
-            "leave it out, or simulate them"
-        )
-    if fed.attack:
-        raise FLError(
-            "--attack trains malicious clients twice, which --sample-privacy.clip does not count: leave one out"
-        )
-    if fed.local.masked:
-        raise FLError(
-            "--masked-loss tells which classes a client has, which --sample-privacy.clip does not count: leave it out"
-        )
-    mixing = [name for name, module in fed.model.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-    buffers = [name for name in fed.initial() if name not in dict(fed.model.named_parameters())]
-    if mixing or lacks_statistics(fed.model, {}):
-        raise FLError(
-            "--sample-privacy.clip takes each sample's gradient alone, and batch norms mix those of a batch: take "
-            "--norm group, layer or none"
-        )
-    if buffers:
-        raise FLError(
-            f"--sample-privacy.clip is for parameters, and {buffers[0]} is a buffer, which may follow samples without "
-            "noise: take a model without"
-        )

@@ -23,7 +23,7 @@ from fl.federation.compression import Compression
 from fl.federation.defence import Defence
 from fl.federation.pace import Pace, PaceOptions
 from fl.federation.presence import Presence
-from fl.federation.privacy import Privacy, SamplePrivacy
+from fl.federation.privacy import Privacy
 from fl.federation.requirements import REQUIREMENTS
 from fl.models.adapted import AdapterOptions, adapted
 
@@ -48,7 +48,6 @@ ASKING = {
     "compression": {"compression": Compression("topk")},
     "feedback": {"compression": Compression("topk", feedback=True)},
     "privacy": {"privacy": Privacy(clip=1.0)},
-    "sample_privacy": {"sample_privacy": SamplePrivacy(clip=1.0)},
     "secure_aggregation": {"remote": SimpleNamespace(masked=8.0)},
     "presence": {"presence": Presence(torch.ones(4), torch.full((4,), 9))},
 }
@@ -66,7 +65,7 @@ def test_methods_refuse_from_python_what_they_refuse_on_the_command_line(name, w
 
 
 NOT_PRIVATE = (
-    *("clusamp", "fedbn", "fedbuff", "feddyn", "fedexp", "fedgen", "fedmr", "fednova", "fedproto", "fedrep", "femam"),
+    *("clusamp", "fedbn", "feddyn", "fedexp", "fedgen", "fedmr", "fednova", "fedproto", "fedrep", "femam"),
     *("fedsa_lora", "fesem", "fesem_plus", "flora_na", "fltrust", "indep", "local", "scaffold"),
 )
 
@@ -81,11 +80,10 @@ def test_who_refuses_what():
         ("femam", "masked"),
         *((name, "masked") for name in ("moon", "apfl", "fedproto")),
         *((name, "tampering") for name in ("local", "scaffold", "fednova", "feddyn", "fedproto")),
-        *((name, "presence") for name in ("clusamp", "fedbuff")),
+        ("clusamp", "presence"),
         *((name, "compression") for name in ("local", "scaffold", "feddyn", "fedproto")),
         *((name, "feedback") for name in ("fedmr", "indep", "fesem", "fesem_plus", "femam")),
         *((name, "privacy") for name in NOT_PRIVATE),
-        *((name, "sample_privacy") for name in ("fedasam", "fedgen", "fltrust")),
         *((name, "choosing") for name in ("fesem", "fesem_plus", "femam", "fltrust")),
     }
     assert set(ASKING) == set(REQUIREMENTS) - {"architectures"}  # which depends on the kind of method, see below
@@ -99,7 +97,6 @@ def test_who_refuses_what():
         "compression": {"compression": Compression("quantise")},
         "presence": {"leaving": 0.5},
         "privacy": {"privacy": Privacy(clip=1.0)},
-        "sample_privacy": {"sample_privacy": SamplePrivacy(clip=1.0)},
         "secure_aggregation": {"secure_aggregation": 8.0},
         "architectures": {"architectures": ArchitectureOptions(widths=(0.5, 1.0))},
     }

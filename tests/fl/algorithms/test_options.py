@@ -53,7 +53,6 @@ OTHER = {
     **{(name, option): 0.25 for name in ("fedadam", "fedyogi") for option in ("beta1", "beta2")},
     ("fedavg_plus", "epochs"): 0,
     ("fedavgm", "beta"): 0.25,
-    ("fedbuff", "concurrency"): 3,
     ("fedexp", "eps"): 100.0,
     ("fedexp", "max_step"): 1.0,
     ("fedfa", "quantile"): 0.5,

@@ -148,7 +148,7 @@ def test_roles():
     """What a run is beside its settings: where it is computed, how often it is looked at, where it lies."""
     where = {"data_root", "download"}
     free = where | {"device", "eval_every", "eval_client_models_every", "checkpoint_every", "log", "resume"}
-    free |= {"data_on", "jobs", "max_parallel_clients", "activation_checkpointing"}
+    free |= {"data_on", "max_parallel_clients"}
     how = {
         "out",
         "name",

@@ -29,7 +29,7 @@ CASES = {
     "values of each sample": {"algorithm": ("femam",), "local_valid": 0.2, "local_test": 0.2},
     "prototypes": {"algorithm": ("fedproto",), "local_test": 0.2},
     "static batch norms": {"algorithm": ("heterofl",), "norm": "static_batch", "eval_client_models_every": 1},
-    "masked": {"masked_loss": True, "attack": fl.Config().attack.__class__(share=0.4, kind="shuffle")},
+    "masked": {"masked_loss": True, "attack": fl.Config().attack.__class__(share=0.4)},
     "text": {"samples": 0, "model": "transformer", "partition": "contiguous", "local_test": 0.2},
 }
 
@@ -202,10 +202,6 @@ def test_folders_that_are_refused(tmp_path, change, said):
     [
         (lambda data: data.padded(1), r"--pad makes a copy of all samples in memory"),
         (lambda data: data.pooled(), r"--pool-test-set makes a copy"),
-        (
-            lambda data: fl.build(replace(TINY, attack=replace(TINY.attack, share=0.4, kind="trigger")), data),
-            r"--attack.kind trigger makes a copy of all samples",
-        ),
     ],
 )
 def test_copies_of_all_samples_are_refused(call, said):

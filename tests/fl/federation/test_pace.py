@@ -7,7 +7,6 @@ import torch
 from selection import some
 
 import fl
-from fl.algorithms.fedbuff import FedBuffOptions, fedbuff
 from fl.algorithms.parts.progress import gradients_of
 from fl.base.rng import Rng
 from fl.federation.pace import Pace, PaceOptions, make_pace
@@ -160,7 +159,6 @@ def test_a_run_has_simulated_seconds(tmp_path, capsys):
     ("more", "message"),
     [
         ({"algorithm": "ditto"}, "ditto has models that stay with clients.*: leave --pace out"),
-        ({"algorithm": "fedbuff"}, "--pace.deadline ends rounds, and fedbuff waits for nobody"),
         ({"pace": PaceOptions(spread=-1.0)}, "--pace.spread"),
         ({"pace": PaceOptions(spread=1.0, file="speeds.txt")}, "--pace.file has the speed of each client"),
     ],
@@ -168,55 +166,3 @@ def test_a_run_has_simulated_seconds(tmp_path, capsys):
 def test_refusals(more, message):
     with pytest.raises(fl.FLError, match=message):
         fl.build(fl.Config(**{**FEW, "clients": 30, "pace": PaceOptions(deadline=1.0), **more}))
-
-
-@pytest.mark.slow
-def test_fedbuff_of_equal_clients_is_fedavg():
-    """As many train as the buffer holds, and all take equally long."""
-    fed, _ = built(clients=12, samples=960)
-    buffered = fedbuff(fed, FedBuffOptions(concurrency=4))
-    server = buffered.init()
-    for number in (1, 2, 3):
-        rng = Rng(0, number)
-        clients = buffered.choose(server, rng)
-        trained = fed.train(broadcast(server["global"], 4), clients, rng)
-        expected = fed.average(trained.received, [1] * 4)
-        server, update = buffered.round(server, clients, rng)
-        assert update.metrics["staleness"] == 0
-        torch.testing.assert_close(server["global"], expected, atol=1e-6, rtol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("exponent", [0.0, 0.5])
-def test_fedbuff_is_its_event_loop(exponent):
-    """One event after another, with a list of those who train, as a server with a clock would do it."""
-    fed, _ = built(make_pace(PaceOptions(spread=1.5), 12, Rng(3)), clients=12, participants=3, local_epochs=1)
-    options = FedBuffOptions(concurrency=5, lr=0.7, staleness=exponent)
-    buffered, durations = fedbuff(fed, options), fed.seconds(range(12))
-    server = buffered.init()
-    flying = [(c, 0, durations[c], server["global"]) for c in server["flight"]["clients"].tolist()]
-    now = server["global"]
-    for number in range(1, 6):
-        rng = Rng(0, number)
-        clients = buffered.choose(server, rng)
-        mean = {name: torch.zeros_like(now[name]) for name in fed.trainable}
-        generator, done, stale = rng.numpy("fedbuff"), [], []
-        for k in range(3):
-            slot = min(range(5), key=lambda s: flying[s][2])
-            client, version, end, begun = flying[slot]
-            done.append(client)
-            stale.append(number - 1 - version)
-            trained = fed.train(broadcast(begun, 1), [client], rng).states
-            for name in mean:
-                mean[name] += (1 + stale[-1]) ** -exponent * (trained[name][0] - begun[name]) / 3
-            free = [c for c in range(12) if c not in done and c not in [one[0] for one in flying]]
-            chosen = free[int(generator.permutation(len(free))[0])]
-            last = k == 2  # begins after the server's step
-            flying[slot] = (chosen, number if last else number - 1, end + durations[chosen], None if last else now)
-        assert clients == done
-        server, update = buffered.round(server, clients, rng)
-        assert update.metrics["staleness"] == pytest.approx(sum(stale) / 3)
-        for name in mean:
-            torch.testing.assert_close(server["global"][name], now[name] + 0.7 * mean[name], atol=1e-5, rtol=1e-4)
-        now = server["global"]
-        flying = [(c, v, e, now if m is None else m) for c, v, e, m in flying]

@@ -7,27 +7,22 @@ from itertools import cycle, product
 import numpy as np
 import pytest
 import torch
-from fl_flags import TINY
 from fleets import assert_close
 from rounds import assert_same, poison
 from selection import some
 
 import surgery
 from fl import data
-from fl import run as cli
 from fl.algorithms import HeteroFLOptions, fedavg, heterofl
 from fl.base.errors import FLError
 from fl.base.rng import Rng
-from fl.data import Dataset
 from fl.engine import SGD
-from fl.federation.attack import Attack, AttackOptions, draw_malicious, make_attack, triggered
+from fl.federation.attack import Attack, AttackOptions, draw_malicious, make_attack
 from fl.federation.cohort import per_client, select
 from fl.federation.defence import Defence
 from fl.models.architectures import ArchitectureOptions
 from fl.models.fleet import make_fleet
 from fl.runs.assembly import build
-from fl.runs.evaluate import attack_success
-from fl.runs.metrics import read
 from fl.settings import Config
 from surgery import SurgeryError
 from zoo import Spec
@@ -120,7 +115,7 @@ def test_who_is_malicious_depends_on_the_seed_and_the_share_only():
         bad(share=0.04)
     some = bad(share=0.3)
     assert len(some) == 3
-    assert some == bad("fedfa", share=0.3, amplify=20.0, kind="trigger", target=3)
+    assert some == bad("fedfa", share=0.3, amplify=20.0)
     assert some < bad(share=0.6)
     assert len({bad(share=0.3, seed=seed) for seed in range(5)}) > 1
     assert draw_malicious(AttackOptions(1.0), 4, Rng(0)) == set(range(4))
@@ -143,55 +138,15 @@ def test_labels_are_dealt_out_anew_among_the_malicious_only(make_federation):
     assert not torch.equal(other.y, one.y)
 
 
-def test_the_trigger_is_a_bright_square_and_a_label(make_federation):
-    fed = make_federation()
-    digits = replace(fed.data, top=16)
-    options = AttackOptions(0.5, kind="trigger", target=2, size=2)
-    attack = make_attack(options, frozenset({1}), digits, fed.clients, Rng(0))
-    own, expected = fed.clients.train[1], digits.x.clone()
-    for sample in own.tolist():
-        for row in (6, 7):
-            for column in (6, 7):
-                expected[sample, 0, row, column] = 16
-    assert torch.equal(attack.data.x, expected)
-    assert torch.equal(attack.data.y, digits.y.index_fill(0, own, 2))
-    assert not torch.equal(digits.x, expected)  # the given data stay as they were
-
-
-def test_attack_success_of_a_predictor_made_by_hand(make_federation):
-    """It says 1 where the corner is bright and the pixel at the other end is even, else 0."""
-    fed = make_federation()
-    x, y, calls = fed.data.test_x, fed.data.test_y, []
-
-    def predict(images):
-        calls.append(len(images))
-        fooled = (images[:, 0, -2:, -2:] == 255).all(-1).all(-1) & (images[:, 0, 0, 0] % 2 == 0)
-        return torch.nn.functional.one_hot(fooled.long(), 3).float()
-
-    mark = triggered(AttackOptions(size=2), fed.data)
-    expected = [image[0, 0, 0].item() % 2 == 0 for image, label in zip(x, y.tolist()) if label != 1]
-    assert attack_success(fed, predict, mark, target=1) == sum(expected) / len(expected)
-    assert calls == [len(expected)]
-    assert 0 < sum(expected) < len(expected)
-    assert attack_success(fed, predict, lambda images: images, target=1) == 0.0
-
-
-@pytest.mark.slow
-def test_a_run_under_attack_says_how_often_the_trigger_works(tmp_path):
-    flags = ["--rounds", "1", "--attack.share", "0.5", "--attack.kind", "trigger", "--out", str(tmp_path)]
-    assert cli.main([*TINY, *flags, "--name", "a"]) == 0
-    (row,) = read(tmp_path / "a" / "metrics.csv")
-    assert 0 <= row["attack_success"] <= 1
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"attack": AttackOptions(share=1.5)}, r"--attack.share .* got 1.5"),
         ({"attack": AttackOptions(amplify=-1.0)}, r"--attack.amplify .* got -1"),
-        ({"attack": AttackOptions(kind="noise")}, "unknown --attack.kind 'noise': there are shuffle, trigger"),
-        ({"attack": AttackOptions(size=0)}, "--attack.size"),
-        ({"attack": AttackOptions(target=-1)}, "--attack.target"),
+        (
+            {"attack": AttackOptions(architecture="mine")},
+            "unknown --attack.architecture 'mine': there are own, largest",
+        ),
         ({"defence": Defence("crumb")}, "unknown --defence.rule 'crumb': there are mean, median, trimmed, krum, "),
         ({"defence": Defence("trimmed", 0.5)}, "--defence.trim must be at least 0 and below 0.5, got 0.5"),
         ({"defence": Defence(clip=-1.0)}, "--defence.clip .* got -1"),
@@ -200,19 +155,6 @@ def test_a_run_under_attack_says_how_often_the_trigger_works(tmp_path):
 def test_bad_options_are_refused(settings, message):
     with pytest.raises(FLError, match=message):
         Config(**settings).check()
-
-
-def test_triggers_that_do_not_fit_the_data_are_refused(make_federation):
-    images = make_federation().data
-    text = Dataset("text", *(torch.zeros(2, 4, dtype=t) for t in (torch.int32, torch.int64) * 2), classes=3)
-    for changes, dataset, message in (
-        ({}, text, "the data set is text: choose shuffle"),
-        ({"size": 9}, images, r"--attack.size 9 is larger than the images"),
-        ({"target": 3}, images, r"--attack.target 3: there are 3 classes"),
-    ):
-        with pytest.raises(FLError, match=message):
-            triggered(AttackOptions(kind="trigger", **changes), dataset)
-    assert triggered(AttackOptions(size=8), images)(images.x).eq(255).all()
 
 
 def test_a_median_of_nobody_is_refused():

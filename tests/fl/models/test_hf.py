@@ -183,17 +183,14 @@ def test_adapters_of_a_base_that_no_folder_has_are_not_exported_alone(folders, t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", some(["gpt2", "llama", "vit"], ["vit"]))
-def test_adapters_learn_the_same_with_activation_checkpointing_and_nearly_so_in_bf16(name, folders, tmp_path):
+def test_adapters_learn_nearly_the_same_in_bf16(name, folders, tmp_path):
     options = AdapterOptions("lora", rank=2, dropout=0.1)
-    runs = {"plain": {}, "less": {"activation_checkpointing": True}, "bf16": {"precision": "bf16"}}
-    runs["both"] = runs["less"] | runs["bf16"]
+    runs = {"plain": {}, "bf16": {"precision": "bf16"}}
     trained, loss = {}, {}
     for run, changes in runs.items():
         config, _ = settings(folders, name, rounds=2, backend="loop", adapters=options, **changes)
         summary = fl.simulate(config, tmp_path / run)
         trained[run], loss[run] = fl.load_model(tmp_path / run).state_dict(), summary["final"]["loss"]
-    torch.testing.assert_close(trained["less"], trained["plain"], rtol=0, atol=1e-6)
-    torch.testing.assert_close(trained["both"], trained["bf16"], rtol=0, atol=1e-4)
     assert loss["bf16"] == pytest.approx(loss["plain"], rel=0.01)
     assert any(not torch.equal(trained["bf16"][key], trained["plain"][key]) for key in trained["plain"])
 
