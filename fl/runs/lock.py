@@ -57,10 +57,9 @@ def is_unused(folder: Path) -> bool:
 def _check_unused(folder: Path) -> None:
     if is_unused(folder):
         return
-    for file, command in ((SETTINGS, "run"), ("sweep.yaml", "sweep")):
-        if (folder / file).exists():
-            way = f"go on with `{program(command)} --resume {shlex.quote(str(folder))}`"
-            raise FLError(f"{folder} exists already: choose another --name, or {way}")
+    if (folder / SETTINGS).exists():
+        way = f"go on with `{program('run')} --resume {shlex.quote(str(folder))}`"
+        raise FLError(f"{folder} exists already: choose another --name, or {way}")
     raise FLError(
         f"{folder} exists already and holds no run that could be resumed (there is no {SETTINGS}): choose another "
         "--name, or move away what is in it"

@@ -1,6 +1,5 @@
 """Every setting of a run: the fields are the flags of `python -m fl.run`, and those of the data also of `fl.data`."""
 
-from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from typing import Annotated, ClassVar, Self, get_args
@@ -153,9 +152,9 @@ class DataSettings(PartitionOptions, Who):
         if self.pad and data.is_text(self.dataset):
             raise FLError(f"--pad is for images, and {self.dataset} is text: leave it out")
 
-    def group_unread(self, group: str, swept: Collection[str] = ()) -> str:
+    def group_unread(self, group: str) -> str:
         """Why nothing reads a group of settings, see `fl.base.settings.settings_of`."""
-        if group == "text" and not data.is_text(self.dataset) and "dataset" not in swept:
+        if group == "text" and not data.is_text(self.dataset):
             return f"is for data sets of text, not for {self.dataset}: leave it out"
         return ""
 
@@ -371,7 +370,7 @@ class Fields(DataSettings):
     """where samples lie: on the device that trains, or on the host, so that those of a round's cohort alone are copied;
     auto is the device, and the host for data in memory-mapped files (--dataset folder:PATH)"""
     jobs: Annotated[AtLeast1, _FREE, _RARE] = 1
-    """of several runs (methods, seeds, values of a sweep) train so many at a time, each in a process of its own"""
+    """of several runs (methods, seeds) train so many at a time, each in a process of its own"""
     max_parallel_clients: Annotated[Natural, _FREE, _RARE] = 0
     """train at most this many clients side by side, to save memory; 0 is all clients of a round"""
     backend: Annotated[str, one_of(*backend_names()), _EXECUTION] = "auto"

@@ -92,7 +92,7 @@ def test_commands_are_called_as_the_user_called_them(capsys, monkeypatch):
     assert "`layer-surgery run --resume` continues" in " ".join(printed(capsys, "runs", "--help").split())
     lines = advice(Config(), Path("runs/a")).split("\n")
     assert "train on  layer-surgery run --resume runs/a --rounds 80" in lines
-    assert as_called("a `python -m zoo` b python -m fl.sweep") == "a `layer-surgery zoo` b layer-surgery sweep"
+    assert as_called("a `python -m zoo` b python -m fl.data") == "a `layer-surgery zoo` b layer-surgery data"
 
 
 @pytest.mark.parametrize(
