@@ -321,8 +321,7 @@ def commands(text):
     return [words for line in lines for words in split(line)]
 
 
-WITH_COMMANDS = {page: text for page, text in PAGES.items() if page != "CHANGELOG.md"}  # which names those that are gone
-EVERY = {tuple(words): page for page, text in WITH_COMMANDS.items() for words in commands(text)}
+EVERY = {tuple(words): page for page, text in PAGES.items() for words in commands(text) if page != "CHANGELOG.md"}
 EVERY = {words: page for words, page in EVERY.items() if not set(EXAMPLES) & {*",".join(words).split(",")}}
 EVERY |= {tuple(words): "docs/pictures.py" for picture in PICTURES.values() for words in split(picture.commands)}
 TOOLS = {"pytest", "ruff", "mypy", "mkdocs", ".ci/run", "export", "flwr", "flower-superlink", "flower-supernode"}

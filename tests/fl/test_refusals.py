@@ -113,7 +113,7 @@ REFUSED = [
     ("export RUN model", "a folder is for models of transformers"),
     ("export RUN taken.pt", "exists already"),
     ("export RUN nowhere/model.pt", "there is no folder"),
-    ("export RUN model.pt --pixels", "weights alone"),
+    ("export RUN model.onnx", "unknown format 'onnx': there are pt, safetensors, hf, peft"),
     ("export RUN model.pt --client 4", "there are clients 0 to 3"),
     ("analysis similarity", "give run folders, or an untrained --model"),
     ("analysis similarity nowhere --out taken.png", "nowhere"),
