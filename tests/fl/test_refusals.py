@@ -121,7 +121,6 @@ REFUSED = [
     ("analysis similarity --model resnet20 --width ''", "at least one --width"),
     ("analysis similarity --model cnn", "no section"),
     ("analysis similarity --model resnet20 --out a.doc", "'doc'"),
-    ("fl runs folder", "holds no run"),
     ("surgery inspect torchvision:resnet18 --width nan", "width"),
     ("surgery inspect torchvision:resnet18 --input 3,99999999,99999999", "--input"),
     ("surgery inspect torchvision:resnet18 --depth 1000,1000,1000,1000", "depth"),
