@@ -56,11 +56,6 @@ REQUIREMENTS = {
         lambda config: config.sample_privacy.clip,
         lambda fed: fed.local.sample_privacy.clip,
     ),
-    "secure_aggregation": Requirement(
-        "--secure-aggregation",
-        lambda config: config.secure_aggregation,
-        lambda fed: fed.remote and fed.remote.masked,
-    ),
     "presence": Requirement(
         "--joining and --leaving", lambda config: config.joining or config.leaving, lambda fed: fed.presence
     ),

@@ -183,6 +183,8 @@ class Run:
         require(config.log)
         try:
             with open_run_folder(folder, resume), terminable() as self._ending:
+                if resume and (folder / SETTINGS).exists():
+                    Config.read(folder, resume=True)
                 run = OpenRun.begin(config, folder, resume, self.dataset, self.model, self.remote)
                 try:
                     check_ranks_agree(run)

@@ -49,7 +49,7 @@ def parse(argv: list[str]) -> tuple[Config, Path | None]:
         if recipe:
             raise FLError("--resume takes the settings from the folder: leave the recipe out")
         folder = Path(config.resume)
-        return _resumed(argv, folder, Config.read(folder)), folder
+        return _resumed(argv, folder, Config.read(folder, resume=True)), folder
     check_values(config)
     check_read(config, given)
     for one in changed(start, Config()) if file else ():

@@ -50,6 +50,10 @@ _RENAMED = {
     "femam.epsilon": "femam.min-gain",
 }
 """From flags of earlier versions to what they are called now."""
+_GONE = {
+    "secure-aggregation": "an app of Flower's own",
+}
+"""From flags and groups of earlier versions that are gone to what a user takes instead."""
 _log = logging.getLogger("fl")
 
 
@@ -214,11 +218,14 @@ class Config(MethodOptions, Fields):
         return yaml.safe_dump(result, sort_keys=False)
 
     @classmethod
-    def from_yaml(cls, text: str) -> "Config":
+    def from_yaml(cls, text: str, gone: bool = False) -> "Config":
         """The settings from YAML; settings that it leaves out have their defaults.
 
         A section that is not known here, or has something in it that is not, is ignored with a warning if these
         settings do not read it: a method's file may be gone or have other options by now.
+
+        Args:
+            gone: whether the text may name settings that are gone, which are then left out.
 
         Raises FLError for text that is not YAML, a setting that is there twice, unknown settings that are read and
         values of a wrong type.
@@ -227,7 +234,10 @@ class Config(MethodOptions, Fields):
         True
         """
         try:
-            return cls._from_values(read_yaml(text))
+            values, names = _without_gone(read_yaml(text))
+            if names and not gone:
+                raise FLError(f"{_are_gone(names)}; delete these lines")
+            return cls._from_values(values)
         except (FLError, ZooError) as error:
             raise FLError(f"not the settings of a run: {error}") from None
 
@@ -270,15 +280,19 @@ class Config(MethodOptions, Fields):
         return config
 
     @classmethod
-    def read(cls, folder: str | Path) -> "Config":
-        """The settings of a run folder."""
+    def read(cls, folder: str | Path, resume: bool = False) -> "Config":
+        """The settings of a run folder.
+
+        Args:
+            resume: whether its run is to go on, which a run with settings that are gone cannot.
+        """
         path = Path(folder) / "config.yaml"
         try:
             text = regular(path).read_text()
         except (OSError, UnicodeDecodeError):
             raise FLError(f"{folder} is not a run folder: it has no config.yaml that can be read") from None
         try:
-            return cls.from_yaml(text)
+            return cls.from_yaml(text, gone=not resume)
         except FLError as error:
             raise FLError(f"{path}: {error}") from None
 
@@ -293,6 +307,27 @@ def check_renamed(flags: Iterable[str]) -> None:
     for flag in flags:
         if flag in _RENAMED:
             raise FLError(f"--{flag} is now --{_RENAMED[flag]}")
+        if names := {flag, flag.partition(".")[0]} & _GONE.keys():
+            raise FLError(f"{_are_gone(names)}; leave it out")
+
+
+def _are_gone(names: Iterable[str]) -> str:
+    """Name settings that are gone, each with what a user takes instead."""
+    return ", ".join(f"--{name} is gone (instead: {_GONE[name]})" for name in names)
+
+
+def _without_gone(values: Any, group: str = "") -> tuple[Any, list[str]]:
+    """Return the values of settings without those that are gone, and the names of these."""
+    if not isinstance(values, dict):
+        return values, []
+    rest, names = {}, []
+    for name, value in values.items():
+        if (flag := flag_of(str(name), group)) in _GONE:
+            names.append(flag)
+        else:
+            rest[name], inside = _without_gone(value, flag)
+            names += inside
+    return rest, names
 
 
 def _filled(default: Kind, values: dict[str, Any], group: str = "") -> Kind:

@@ -335,9 +335,6 @@ class Fields(DataSettings):
     compression: Annotated[Compression, _RARE] = Compression()
     privacy: Annotated[Privacy, _RARE] = Privacy()
     sample_privacy: Annotated[SamplePrivacy, _RARE] = SamplePrivacy()
-    secure_aggregation: Annotated[AtLeast0, _RARE] = 0.0
-    """for clients on other machines: they add masks to their updates, and the server gets the mean alone (SecAgg+); the
-    number is the largest that an update may have (flwr: 8); 0: no masks"""
 
     metrics: Annotated[_Metrics, Role(compared=False)] = ()
     """further metrics of the global model and of clients' own data: scikit-learn's scorers, such as roc_auc_ovr or

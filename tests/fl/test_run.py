@@ -180,7 +180,10 @@ def test_settings_written_by_hand_are_read():
         ("chunk: 2", "--chunk is now --max-parallel-clients"),
         ("models_every: 1", "--models-every is now --eval-client-models-every"),
         ("algorithm: femam\nfemam: {lam_everywhere: true}", "--femam.lam-everywhere is now --femam.prox-all-levels"),
-        ("participants: 0.5", "participants cannot be 0.5: give a whole number; a share of the clients is participation"),
+        (
+            "participants: 0.5",
+            "participants cannot be 0.5: give a whole number; a share of the clients is participation",
+        ),
     ],
 )
 def test_names_of_earlier_versions_say_what_they_are_now(text, said):

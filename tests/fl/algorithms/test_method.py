@@ -4,7 +4,6 @@ import ast
 import dataclasses
 import functools
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -49,7 +48,6 @@ ASKING = {
     "feedback": {"compression": Compression("topk", feedback=True)},
     "privacy": {"privacy": Privacy(clip=1.0)},
     "sample_privacy": {"sample_privacy": SamplePrivacy(clip=1.0)},
-    "secure_aggregation": {"remote": SimpleNamespace(masked=8.0)},
     "presence": {"presence": Presence(torch.ones(4), torch.full((4,), 9))},
 }
 BESIDE = {"choosing": {"tampering"}, "feedback": {"compression"}}
@@ -100,7 +98,6 @@ def test_who_refuses_what():
         "presence": {"leaving": 0.5},
         "privacy": {"privacy": Privacy(clip=1.0)},
         "sample_privacy": {"sample_privacy": SamplePrivacy(clip=1.0)},
-        "secure_aggregation": {"secure_aggregation": 8.0},
         "architectures": {"architectures": ArchitectureOptions(widths=(0.5, 1.0))},
     }
     assert Config(defence=Defence("krum")).requirements == {"choosing", "tampering"}

@@ -119,6 +119,22 @@ def test_a_section_that_the_run_does_not_read_is_ignored_with_a_line(section, ca
         Config.from_yaml("algorithm: fedprox\nfedprox: {renamed: 1}")
 
 
+@pytest.mark.parametrize("name", ["secure-aggregation"])
+def test_settings_that_are_gone_are_read_from_a_folder_and_refused_elsewhere(name, tmp_path):
+    config, file = Config(algorithm="fedavg"), tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump({**yaml.safe_load(config.to_yaml()), name.replace("-", "_"): 0.0}))
+    assert Config.read(tmp_path) == config
+    for refuse in (
+        lambda: Config.read(tmp_path, resume=True),
+        lambda: fl.simulate(config, tmp_path, resume=True),
+        lambda: command_line.parse(["--resume", str(tmp_path)]),
+        lambda: command_line.parse(["--config", str(file)]),
+        lambda: command_line.parse([f"--{name}", "1"]),
+    ):
+        with pytest.raises(FLError, match=f"--{name} is gone"):
+            refuse()
+
+
 def test_what_a_file_sets_and_nothing_reads_is_said(tmp_path, caplog):
     file = tmp_path / "mine.yaml"
     file.write_text("optimizer: adam\nmomentum: 0.5\nfedprox: {mu: 1}")
