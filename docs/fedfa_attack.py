@@ -1,7 +1,7 @@
 """Draw what an attack costs FedFA and its rivals, from stored runs: `docs/fedfa_attack.py lambda|share OUT.png`.
 
 lambda: as the amplification grows; the runs are cells of benchmarks/papers. share: as the number of malicious clients
-grows; the table is a sweep's, benchmarks/results/fedfa/attack-digits.csv.
+grows; their means are stored in benchmarks/results/fedfa/attack-digits.csv.
 """
 
 import csv
@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from benchmarks.papers import find
 from benchmarks.papers.fedfa import LAMBDAS
 from benchmarks.papers.verdict import result, spread
-from fl.figures.style import COLORS, GREY, caption, dress, save
+from fl.figures.style import COLORS, caption, dress, save
 
 TABLE = Path(__file__).resolve().parent.parent / "benchmarks/results/fedfa/attack-digits.csv"
 PANELS = {
@@ -25,7 +25,7 @@ PANELS = {
     "depths differ": {"fedfa-depth": "fedfa", "flexifed": "flexifed", "fedavg": "fedavg"},
 }
 """From a panel's title to the arms that it shows, and their methods."""
-LOOKS = {"fedfa": COLORS[0], "nefl": COLORS[1], "heterofl": COLORS[2], "flexifed": COLORS[4], "fedavg": GREY}
+LOOKS = {"fedfa": COLORS[0], "nefl": COLORS[1], "heterofl": COLORS[2], "flexifed": COLORS[4], "fedavg": "0.45"}
 _HIGH = 3.2  # inches
 
 

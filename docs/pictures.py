@@ -43,16 +43,6 @@ PICTURES = {
         "python -m fl.data --clients 40 --partition clusters --clusters 2,5 --cluster-classes 2,1 --plot partition.png",
         "partition.png",
     ),
-    "sweep": Picture(
-        "python -m fl.sweep fedmr.stage1-rounds 0,10,20 --algorithm fedmr,fedavg --seeds 0,1 --name stages",
-        "runs/stages/curves.png",
-        "five minutes",
-    ),
-    "grid": Picture(
-        "python -m fl.sweep lr 0.01,0.03,0.1 batch-size 10,50 --algorithm fedavg,fedmr --rounds 10 --name grid",
-        "runs/grid/values.png",
-        "two minutes",
-    ),
     "landscape": Picture(
         "python -m fl.run fashion-mnist-rivals --algorithm fedavg,fedmr --seeds 0 --name pair && "
         "python -m fl.landscape runs/pair/fedavg-seed0 runs/pair/fedmr-seed0",

@@ -17,9 +17,7 @@ COMMANDS = {
     "export": ("fl.export", "Write the trained model of a run into a file or folder"),
     "landscape": ("fl.landscape", "Loss landscapes around trained models"),
     "run": ("fl.run", "Train federated models"),
-    "runs": ("fl.runs.__main__", "List run folders with what they have reached"),
     "structure": ("fl.structure", "Which clients share models, beside the truth"),
-    "sweep": ("fl.sweep", "The same runs for several values of one option, or of two"),
     "surgery": ("surgery.__main__", "Operate on models and checkpoints"),
     "zoo": ("zoo.__main__", "List the models of the zoo with their sizes"),
 }

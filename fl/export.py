@@ -24,16 +24,14 @@ class Export:
     run: tyro.conf.Positional[Path]
     """a run folder"""
     file: tyro.conf.Positional[Path]
-    """the new file: .pt (a state dict), .safetensors (the same), .pt2 (torch.export) or .onnx; or a new folder: for
-    transformers' from_pretrained, if the model came from it, or with --format peft for peft's"""
+    """the new file: .pt (a state dict) or .safetensors (the same); or a new folder: for transformers' from_pretrained,
+    if the model came from it, or with --format peft for peft's"""
     format: Annotated[str | None, tyro.conf.arg(metavar="FORMAT")] = None
-    """pt, safetensors, pt2, onnx, hf or peft (the adapters alone) [the file's suffix; hf without one]"""
+    """pt, safetensors, hf or peft (the adapters alone) [the file's suffix; hf without one]"""
     client: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """write the model that this client predicts with [the deployed one]"""
     best: bool = False
     """write the model of the best evaluated round, of a run with --keep-best"""
-    pixels: bool = False
-    """write a model that takes images as the data set holds them, and normalises them itself (pt2, onnx)"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,8 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(asked: Export) -> int:
     """Write the file and say so."""
-    more = {"format": asked.format, "client": asked.client, "best": asked.best, "pixels": asked.pixels}
-    print(f"model: {export(asked.run, asked.file, **more)}")
+    path = export(asked.run, asked.file, format=asked.format, client=asked.client, best=asked.best)
+    print(f"model: {path}")
     return 0
 
 

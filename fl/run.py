@@ -33,7 +33,7 @@ def run(argv: list[str]) -> int:
     dataset = config.load().to(pick_device(config.device))
     folder = folder or new_folder(config, config.title())
     runs, resume = config.runs(), bool(config.resume)
-    with resumable(folder, "run"):
+    with resumable(folder):
         if len(runs) == 1:
             summary = simulate(config, folder, resume, dataset)
             failed = "failed" in summary

@@ -1,6 +1,6 @@
 """Export a model, and use it elsewhere
 
-The trained model becomes one file that torch runs without this library, pixels in, logits out.
+The trained model becomes one file that torch runs without this library.
 """
 
 import matplotlib.pyplot as plt
@@ -10,11 +10,12 @@ import fl
 
 config = fl.Config(algorithm="fedavg", partition="iid", rounds=8, local_epochs=2, width=0.5)
 fl.simulate(config, "runs/trained")
-path = fl.export("runs/trained", "model.pt2", pixels=True)
-program = torch.export.load(path).module()
-images, labels = config.load().test_x, config.load().test_y
-sure, found = program(images).softmax(1).max(1)
-print(f"{path}: {(found == labels).float().mean():.1%} right")
+data = config.load()
+images, labels = data.test_x, data.test_y
+x = data.normalise(images)
+torch.export.save(torch.export.export(fl.load_model("runs/trained"), (x,)), "model.pt2")
+sure, found = torch.export.load("model.pt2").module()(x).softmax(1).max(1)
+print(f"model.pt2: {(found == labels).float().mean():.1%} right")
 figure, axes = plt.subplots(3, 6, figsize=(7, 4.2), layout="constrained")
 for axis, k in zip(axes.flat, range(18)):
     axis.imshow(images[k, 0], cmap="gray_r")

@@ -57,10 +57,10 @@ def values(field: Field) -> tuple[str, ...]:
 
 
 @st.composite
-def flags(draw: Callable, most: int = 4) -> list[str]:
+def flags(draw: Callable) -> list[str]:
     """Some flags of a run."""
     argv: list[str] = []
-    for flag, field in draw(st.lists(st.sampled_from(EVERY), max_size=most)):
+    for flag, field in draw(st.lists(st.sampled_from(EVERY), max_size=4)):
         if types_of(field.type)[0] == (bool,):
             argv.append(draw(st.sampled_from([f"--{flag}", f"--{flag}=x"])))
         else:

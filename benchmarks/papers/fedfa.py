@@ -260,14 +260,14 @@ are alike."""
 _STORED = "fedfa.ablation.digits.depths2-3of3"  # where the ablation keeps the runs that are also these
 _END = Comparison("test accuracy in %, last five evaluations", "end5", "first", ())
 _PAIR = ("fedfa", "nefl")
-_SWEEP = (
+_VALUES = (
     "how far a fifth of malicious clients lowers accuracy as lambda grows (digits, IID, 5 of 20 clients take part; "
     "with fedavg everybody has the full model, with fedfa-depth and flexifed only depths differ, else widths too)"
 )
 
 
 def _attacked() -> Iterator[Cell]:
-    """The sweep over lambda, and lambda 20 in other settings."""
+    """The values of lambda, and lambda 20 in other settings."""
     for amplify in LAMBDAS:
         attack = AttackOptions(share=SHARE, amplify=float(amplify)) if amplify else AttackOptions()
         folder = f"fedfa.lambda.digits.{amplify}"
@@ -279,7 +279,7 @@ def _attacked() -> Iterator[Cell]:
             for name, config in ARMS.items()
         )
         yield Cell(
-            folder, OWN, _SWEEP, lines, (replace(_END, arms=tuple(ARMS)),), pattern="fedfa.lambda.digits.LAMBDA",
+            folder, OWN, _VALUES, lines, (replace(_END, arms=tuple(ARMS)),), pattern="fedfa.lambda.digits.LAMBDA",
             settings=f"lambda {amplify}" if amplify else "no attack",
         )  # fmt: skip
     for name, (said, config) in _variants().items():

@@ -165,7 +165,7 @@ class Algorithm:
         """The update as the server receives it, what all clients have not sent yet, and the bytes that each sends."""
         fed, received = self.fed, update.received
         if not fed.compression.on or not received:
-            return update, unsent, fed.remote.sent(update) if fed.remote else traffic.nbytes(received)
+            return update, unsent, traffic.nbytes(received)
         if "model" not in message:
             raise FLError('--compression.kind compresses what clients add to the message\'s "model", and there is none')
         if fed.compression.feedback and not unsent:

@@ -121,9 +121,8 @@ class Method:
         if self.clients == "personalized":
             by_kind["pace"] = "has models that stay with clients, and --pace counts the steps of one that travels"
         reasons = {**by_kind, **self.refuses}
-        if self.sees != "mean":  # which is all that noise and masks leave
+        if self.sees != "mean":  # which is all that noise leaves
             reasons.setdefault("privacy", "may look at single updates (Method(..., sees='mean') says that it does not)")
-            reasons.setdefault("secure_aggregation", reasons["privacy"])
         for what, reason in reasons.items():
             if what in requirements:
                 raise FLError(

@@ -10,7 +10,7 @@ import numpy as np
 from fl.analysis.costs import COSTS, totals, unit_for, up_to
 from fl.base.columns import Column
 from fl.base.errors import FLError
-from fl.base.tables import wrapped, write_csv
+from fl.base.tables import wrapped
 from fl.data import GIVEN
 from fl.runs import checkpoint
 from fl.runs.columns import columns, first_score
@@ -32,10 +32,6 @@ class Run:
     folder: Path
     config: Config
     rows: list[Row]
-
-
-Found = Mapping[tuple[str, ...], Sequence[Run]]
-"""(value of each swept option, ..., method) -> one run a seed; the value of an option that is not read there is ""."""
 
 
 def folders_with(file: str, folders: Sequence[Path]) -> dict[Path, list[Path]]:
@@ -283,20 +279,3 @@ def _cell(key: str, column: Column, runs: Sequence[Mapping[str, float]]) -> str:
 def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
     """Return the mean of values and their sample standard deviation, which is 0 for a single one."""
     return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
-
-
-def write_results(options: Sequence[str], found: Found, path: Path) -> None:
-    """Write a CSV file with a row for each value (or pair of values) and method of a sweep.
-
-    A row has the number of seeds, and over them the mean and the sample standard deviation of each result.
-    """
-    outcomes = {key: [outcome(run) for run in runs] for key, runs in found.items()}
-    names = list(dict.fromkeys(name for runs in outcomes.values() for run in runs for name in run if name != "round"))
-    rows: list[list[object]] = []
-    for at, runs in outcomes.items():
-        rows.append([*at, len(runs)])
-        for name in names:
-            values = [run[name] for run in runs if name in run]
-            mean, std = mean_and_spread(values) if values else ("", "")
-            rows[-1] += [mean, std if len(values) > 1 else ""]
-    write_csv(path, [*options, "method", "seeds", *(f"{name}{end}" for name in names for end in ("", "_std"))], rows)

@@ -38,7 +38,7 @@ class Results:
         return table(group(self.runs)) + Ended(failed={**self.failed}).describe()
 
     def frame(self) -> Any:
-        """Return a DataFrame with a row for each run: method, seed, results as in sweep.csv, and folder."""
+        """Return a DataFrame with a row for each run: method, seed, results of `fl.analysis.groups.outcome`, folder."""
         rows = [{**name, **outcome(run), "folder": str(run.folder)} for name, run in self._named()]
         frame = _pandas().DataFrame(rows)
         return frame[[*(name for name in frame if name != "folder"), "folder"]]
@@ -62,7 +62,7 @@ class Results:
 
 
 def results(*folders: str | Path) -> Results:
-    """Read the runs of folders, which are run folders or hold some, also those of sweeps.
+    """Read the runs of folders, which are run folders or hold some.
 
     Raises FLError for a folder without runs, and for runs that were not evaluated yet.
     """

@@ -425,44 +425,41 @@ class Setting(NamedTuple):
         return flag_of(self.field.name, self.group)
 
 
-def settings_of(settings: Any, swept: Collection[str] = ()) -> list[Setting]:
+def settings_of(settings: Any) -> list[Setting]:
     """List all settings of a dataclass and of the groups within, each with why nothing reads it.
 
     This is the one answer to which settings a run reads.
 
     A setting is read only with what its type says (`OnlyWith`), a group unless the dataclass has a method
-    `group_unread(group, swept)` that gives a reason.
-
-    Args:
-        swept: the flags that will have several values, one of which may be what another setting needs.
+    `group_unread(group)` that gives a reason.
     """
     found = []
     for field in fields(settings):
         value = getattr(settings, field.name)
         if not is_dataclass(value):
-            reason = _unread(settings, field, "", swept)
+            reason = _unread(settings, field, "")
             found.append(Setting(field, "", value, role(field), reason))
             continue
         group = field.name
-        whole = settings.group_unread(group, swept) if hasattr(settings, "group_unread") else ""
+        whole = settings.group_unread(group) if hasattr(settings, "group_unread") else ""
         for inner in fields(value):
             reason = whole and f"--{flag_of(inner.name, group)} {whole}"
-            reason = reason or _unread(value, inner, group, swept)
+            reason = reason or _unread(value, inner, group)
             kind = next(iter(marks(inner, Role)), role(field))
             found.append(Setting(inner, group, getattr(value, inner.name), kind, reason))
     return found
 
 
-def _unread(settings: Any, field: Field, group: str, swept: Collection[str]) -> str:
+def _unread(settings: Any, field: Field, group: str) -> str:
     """Say why nothing reads a setting beside the others of its dataclass; "" if it is read."""
     types = {field.name: field for field in fields(settings)}
     needs = getattr(settings, "needs", {})  # of options whose type does not say it
     for mark in [*marks(field, OnlyWith), *([needs[field.name]] if field.name in needs else [])]:
         other = getattr(settings, mark.setting)
         flag, setting = flag_of(field.name, group), flag_of(mark.setting, group)
-        if other not in mark.values and setting not in swept:
+        if other not in mark.values:
             return f"--{flag} is for --{setting} {mark}, not for {other}: leave it out, or give --{setting} {mark}"
-        if reason := _unread(settings, types[mark.setting], group, swept):
+        if reason := _unread(settings, types[mark.setting], group):
             return reason
     return ""
 
@@ -472,18 +469,18 @@ def changed(settings: Any, start: Any) -> list[Setting]:
     return [now for now, was in zip(settings_of(settings), settings_of(start)) if now.value != was.value]
 
 
-def check_read(settings: Any, flags: Collection[str], swept: Collection[str] = ()) -> None:
+def check_read(settings: Any, flags: Collection[str]) -> None:
     """Raise FLError for the first of some flags that nothing reads, see `settings_of`."""
-    for setting in settings_of(settings, swept):
+    for setting in settings_of(settings):
         if setting.unread and setting.flag in flags:
             raise FLError(setting.unread)
 
 
-def without_unread(settings: Kind, swept: Collection[str] = ()) -> Kind:
+def without_unread(settings: Kind) -> Kind:
     """Replace each setting that nothing reads by its default."""
     start = type(settings)()
     usual: dict[str, dict[str, Any]] = {"": {}}
-    for one in settings_of(settings, swept):
+    for one in settings_of(settings):
         if one.unread:
             default = getattr(start, one.group) if one.group else start
             usual.setdefault(one.group, {})[one.field.name] = getattr(default, one.field.name)

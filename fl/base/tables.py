@@ -58,36 +58,25 @@ def fitted(lines: Sequence[Sequence[str]]) -> str:
 
     Names in the first column that take more than half of it are shortened, and a line below says so.
     """
-    width = terminal()
+    width = _terminal()
     if width is None:
         return wrapped(lines)
-    short = shortened([line[0] for line in lines], width // 2)
+    short = _shortened([line[0] for line in lines], width // 2)
     text = wrapped([[name, *line[1:]] for name, line in zip(short, lines)], width)
     cut = any(name != line[0] for name, line in zip(short, lines))
-    return f"{text}\n{whole('names are shortened')}" if cut else text
+    note = "(names are shortened to fit the terminal: a wider one, or `| cat` after the command, shows everything)"
+    return f"{text}\n\n{textwrap.fill(note, width, break_on_hyphens=False)}" if cut else text
 
 
-def terminal() -> int | None:
+def _terminal() -> int | None:
     """Count the columns of the terminal that the output goes to; None if it goes into a file or a pipe."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def whole(lacking: str) -> str:
-    """Say how to see what a table does not show.
-
-    >>> print(whole("names are shortened"))
-    <BLANKLINE>
-    (names are shortened to fit the terminal: a wider one, or `| cat` after the
-    command, shows everything)
-    """
-    text = f"({lacking} to fit the terminal: a wider one, or `| cat` after the command, shows everything)"
-    return "\n" + textwrap.fill(text, terminal() or 80, break_on_hyphens=False)
-
-
-def shortened(names: Sequence[str], most: int) -> list[str]:
+def _shortened(names: Sequence[str], most: int) -> list[str]:
     """Cut the middle out of names that are longer than `most`; none if two would become one.
 
-    >>> shortened(["runs/fedmr-digits-seed0", "runs/a"], 13), shortened(["a_long_0_name", "a_long_1_name"], 8)
+    >>> _shortened(["runs/fedmr-digits-seed0", "runs/a"], 13), _shortened(["a_long_0_name", "a_long_1_name"], 8)
     (['runs/f…-seed0', 'runs/a'], ['a_long_0_name', 'a_long_1_name'])
     """
     most = max(most, 3)

@@ -14,10 +14,8 @@ from typing import Any, TypeAlias
 import torch
 
 from fl.base.errors import FLError
-from fl.deploy.flower import Grid, Message, answered
+from fl.deploy.flower import Grid, GridLink, Message, answered
 from fl.deploy.folders import SERVER, node_folder, read_node, read_server
-from fl.deploy.masked import MaskedLink, answered_masked, is_masked
-from fl.deploy.messages import NodeMessage
 from fl.deploy.node import Node
 from fl.deploy.nodes import Waiting
 from fl.deploy.remote import serve
@@ -99,7 +97,7 @@ def _train(grid: Grid, context: Context) -> None:
         config, _ = parse(shlex.split(settings.flags))
         waiting = Waiting(settings.round_timeout, settings.quorum, settings.nodes, settings.start_timeout)
         test = read_server(Path(settings.server_data or Path(settings.data, SERVER)))
-        summary = serve(MaskedLink(grid), config, Path(settings.folder), test, waiting)
+        summary = serve(GridLink(grid), config, Path(settings.folder), test, waiting)
         print(describe(summary), flush=True)
     except FLError as error:
         print(f"error: {error}", flush=True)
@@ -107,10 +105,7 @@ def _train(grid: Grid, context: Context) -> None:
 
 
 def _answer(message: Message, context: Context) -> Message:
-    def answer(request: NodeMessage) -> NodeMessage:
-        return _node_of(context).answer(request)
-
-    return answered_masked(message, context, answer) if is_masked(message.content) else answered(message, answer)
+    return answered(message, lambda request: _node_of(context).answer(request))
 
 
 def _node_of(context: Context) -> Node:

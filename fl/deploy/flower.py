@@ -1,4 +1,4 @@
-"""Requests and answers as Flower's messages, which only this file and `masked` know. It needs the extra `flower`."""
+"""Requests and answers as Flower's messages, which only this file knows. It needs the extra `flower`."""
 
 import json
 import time
@@ -118,19 +118,19 @@ class GridLink:
     def _pull(self, name: str, limit: int) -> list[Message | str]:
         """The answers to one request; at most so many bytes of them are read."""
         try:
-            with bounded(self.grid, limit):
+            with _bounded(self.grid, limit):
                 return list(self.grid.pull_messages([name]))
-        except TooLong as error:
+        except _TooLong as error:
             return [str(error)]
 
 
-class TooLong(Exception):
+class _TooLong(Exception):
     """An answer that is longer than what may be read of it."""
 
 
 @contextmanager
-def bounded(grid: Grid, limit: int) -> Iterator[None]:
-    """Within it, a grid reads no more than so many bytes of answers, and raises TooLong for more.
+def _bounded(grid: Grid, limit: int) -> Iterator[None]:
+    """Within it, a grid reads no more than so many bytes of answers, and raises _TooLong for more.
 
     Flower takes a message apart into pieces of 5 MiB, which its grid fetches from the SuperLink one by one: this counts
     them. A grid within one process has them already, and `unpacked` refuses them.
@@ -144,7 +144,7 @@ def bounded(grid: Grid, limit: int) -> Iterator[None]:
     def counted(request: Any) -> Any:
         nonlocal read
         if read > limit + _NAMES:
-            raise TooLong(_too_long(read, limit, "more than "))
+            raise _TooLong(_too_long(read, limit, "more than "))
         response = fetch(request)
         read += len(response.object_content)
         return response
@@ -156,7 +156,7 @@ def bounded(grid: Grid, limit: int) -> Iterator[None]:
         del client.PullObject  # the class has it
 
 
-def reason(reply: Message) -> str:
+def _reason(reply: Message) -> str:
     """Why a message has no answer, in one line."""
     return printable(f"Flower has no answer of it: {reply.error.reason or f'code {reply.error.code}'}")
 
@@ -165,7 +165,7 @@ def _read(reply: Message | str, limit: int) -> NodeMessage | str:
     if isinstance(reply, str):
         return reply
     if reply.has_error():
-        return reason(reply)
+        return _reason(reply)
     try:
         answer = unpacked(reply.content, limit)
     except InvalidMessage as error:
@@ -180,10 +180,7 @@ def answered(message: Message, answer: Callable[[NodeMessage], NodeMessage]) -> 
     from flwr.app import Message
 
     try:
-        request = unpacked(message.content)
-        if request.header.get("masked"):
-            raise InvalidMessage("it is asked for what it sends in secure aggregation, and not by its messages")
-        content = packed(answer(request))
+        content = packed(answer(unpacked(message.content)))
     except FLError as error:
         content = packed(NodeMessage({"kind": "refused", "refused": str(error)}, {}))
     return Message(content, reply_to=message)

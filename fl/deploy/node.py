@@ -92,7 +92,6 @@ class Node:
     def _update(self, request: NodeMessage) -> NodeMessage:
         """Run the method's client function, keep the client's state, and send the rest."""
         wanted = {"keeps": (dict, type(None)), "levels": list, "list": bool, "secure": (dict, type(None))}
-        wanted["masked"] = (dict, type(None))
         asked, tensors = self._open(request, wanted)
         keeps, client_states = asked["keeps"], self._client_state(tensors, asked["keeps"])
         received = nested(tensors, "message")
@@ -101,9 +100,6 @@ class Node:
             message["model"] = [received["model"]]
         message["levels"] = self._levels(tensors, asked["levels"])
         self._store.forget([digest for digest in asked["levels"] if digest])
-        span = Config.from_yaml(asked["config"]).secure_aggregation
-        if bool(span) != bool(asked["masked"]):
-            raise InvalidMessage("--secure-aggregation and the request differ in whether what is sent is masked")
         self._fed.meter.read()
         try:
             update = self._algorithm.client(message, client_states, [self.number], Rng(asked["seed"], asked["round"]))
@@ -116,28 +112,11 @@ class Node:
             check_names(client_states, new)
             kept = {name: tensor[0] for name, tensor in new.items()}
             self._store.write(keeps["run"], asked["round"], keeps["as"], kept, keeps["needed"])
-        if asked["masked"]:
-            vector = self._vector(asked["masked"], message["model"], update.received, update.loss[0], span)
-            return self._answer(asked, {"vector": vector}, flops=int(self._fed.meter.read()))
         if asked["secure"]:
             sent = self._join(asked["secure"], update.received)
         else:
             sent = flat(per_client(update.received)[0] if update.received else {}, "state")
         return self._answer(asked, {**sent, "loss": update.loss[0]}, flops=int(self._fed.meter.read()))
-
-    def _vector(
-        self, masked: dict[str, Any], starts: Stack, received: Stack, loss: torch.Tensor, span: float
-    ) -> torch.Tensor:
-        """What this client adds to the sum of all: its update and, last, its loss, in float64."""
-        names = fields(masked, {"names": list})["names"]
-        if not isinstance(starts, dict) or any(name not in starts or name not in received for name in names):
-            raise InvalidMessage("what it is to send in secure aggregation is not of the model")
-        steps = [(received[name].double() - starts[name].double()).flatten() for name in names]
-        # where the start is infinite, in a mask for example, so is what is trained of it
-        update = torch.cat([torch.where(s.isfinite(), s, 0.0) for s in steps])
-        if update.abs().max() > span:
-            raise InvalidMessage(f"its update has a number beyond --secure-aggregation {span:g}: give a larger one")
-        return torch.cat([update, loss.double().clamp(-span, span)[None]])
 
     def _join(self, secure: dict[str, Any], states: Stack) -> dict[str, torch.Tensor]:
         """Keep the trained model for an exchange in secret; returns a public key."""

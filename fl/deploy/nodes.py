@@ -5,8 +5,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from torch import Tensor
-
 from fl.base.errors import FLError
 from fl.data import Dataset
 from fl.deploy.messages import InvalidMessage, NodeMessage, are_counts, fields, form_of
@@ -42,17 +40,6 @@ class Link(Protocol):
             An answer for each request, and what else came from which node: a second answer, or one to an earlier
             request.
         """
-
-    def mean(
-        self,
-        requests: Sequence[tuple[Address, NodeMessage]],
-        most: int,
-        span: float,
-        length: int,
-        check: Callable[[NodeMessage, NodeMessage], None],
-        timeout: float,
-    ) -> tuple[Tensor | None, dict[Address, NodeMessage], dict[Address, str]]:
-        """The mean of what nodes answer by secure aggregation, see `fl.deploy.masked.MaskedLink`."""
 
 
 class Waiting(NamedTuple):
@@ -138,32 +125,6 @@ class Nodes:
             self.require_quorum(len(came), len(clients), "answered", round, reasons)
         _warn(what, len(came), len(clients), reasons)
         return came
-
-    def mean(
-        self, clients: Sequence[int], requests: Sequence[NodeMessage], span: float, length: int, round: int
-    ) -> tuple[Tensor, dict[int, NodeMessage]]:
-        """The mean of the vectors with which clients answer, weighted by their numbers of samples; and their headers.
-
-        These are by the clients' positions. See `fl.deploy.masked.MaskedLink.mean`.
-
-        Raises:
-            FLError: if fewer than the quorum, or than the masks need, are left.
-        """
-        known, sendable = self._addressed(clients, requests)
-        most = max((self.reported[clients[k]]["sizes"][0] for k in known), default=1)
-        mean, said, lost = None, {}, {}
-        if known:
-            mean, said, lost = self._link.mean(sendable, most, span, length, self._check, self._waiting.round)
-        came = {k: said[place] for k, (place, _) in zip(known, sendable) if place in said}
-        why = {k: lost.get(place, "too few others were left") for k, (place, _) in zip(known, sendable)}
-        reasons = [
-            f"client {client} is left out ({why.get(k, 'its node is not connected')})"
-            for k, client in enumerate(clients)
-            if k not in came
-        ]
-        self.require_quorum(len(came), len(clients), "took part in secure aggregation to its end", round, reasons)
-        _warn(f"round {round}, secure aggregation", len(came), len(clients), reasons)
-        return mean, came
 
     def require_quorum(self, left: int, of: int, did: str, round: int, reasons: Sequence[str]) -> None:
         """Raise FLError if fewer clients of a round are left than are needed.

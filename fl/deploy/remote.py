@@ -19,7 +19,6 @@ from fl.base.rng import Rng
 from fl.base.tensors import sha256_of
 from fl.base.torch_private import tree_map
 from fl.data import Dataset
-from fl.deploy.masked import LEAST
 from fl.deploy.messages import DTYPES, InvalidMessage, NodeMessage, check_tensors, fields, flat
 from fl.deploy.nodes import Link, Nodes, Waiting
 from fl.deploy.secret import SecretExchange, take_key
@@ -28,9 +27,7 @@ from fl.federation import Federation
 from fl.federation.attack import AttackOptions
 from fl.federation.client_models import ClientModels, Level
 from fl.federation.clients import Message, at_nodes
-from fl.federation.defence import Defence
 from fl.federation.scores import SCORES, task_of
-from fl.federation.traffic import nbytes
 from fl.federation.update import ClientUpdate
 from fl.models.architectures import announced
 from fl.models.search import Space, largest_within
@@ -38,7 +35,7 @@ from fl.partition import Parts, Splits
 from fl.runs.evaluate import held_out
 from fl.runs.one_run import simulate
 from fl.settings import Config
-from surgery import State, broadcast, stack
+from surgery import State, stack
 from zoo import Spec
 
 _MOST = 1 << 63  # what a node says it has measured is below this
@@ -58,17 +55,6 @@ def check_settings(config: Config) -> None:
             f"{config.algorithm[0]} changes the weights beside adapters, and between machines only adapters travel: "
             "take another --algorithm, or a simulation"
         )
-    if config.secure_aggregation:
-        if config.defence != Defence():
-            raise FLError("--defence looks at each client's update, and --secure-aggregation hides it: leave one out")
-        if config.privacy.clip:
-            raise FLError(
-                "--privacy.clip cuts each client's update at the server, and --secure-aggregation hides it: "
-                "leave one out"
-            )
-        if config.cohort() < LEAST:
-            raise FLError(f"--secure-aggregation of {config.cohort()} participants hides nothing: take {LEAST} or more")
-        config.check()
     if config.eval_client_models_every:
         raise FLError(
             "--eval-client-models-every needs clients' models and their data in one place: with clients on other "
@@ -123,7 +109,6 @@ class Remote:
         self.splits = _splits([said["sizes"] for said in here])
         self.dataset = _stand_in(test, here, self.labels)
         self.config = dataclasses.replace(config, clients=len(here))
-        self.masked = config.secure_aggregation
         self._settings = dataclasses.replace(self.config, name=None, resume=None).to_yaml()
         self._has: dict[int, set[str]] = {}  # the digests of the finished levels that each client's node has
         self._saved: dict[int, Tensor] = {}  # by run: the versions that the last checkpoint names
@@ -170,8 +155,6 @@ class Remote:
         """See `RemoteClients.run`."""
         secure = next((s for s in algorithm.steps if isinstance(s, SecureRecombination)), None)
         self._secret = SecretExchange(secure, message["model"]) if secure else None
-        if self.masked and (algorithm.steps or algorithm.levels or algorithm.plan or algorithm.sample):
-            raise FLError("--secure-aggregation is for methods that only average whole models of drawn clients")
         if client_states:
             self._snapshot(client_states, rng)
         models, requests, seen = [], [], {}
@@ -182,7 +165,6 @@ class Remote:
             header = {**self.header("update", client, rng), "keeps": keeps, "levels": levels}
             header["list"] = isinstance(message.get("model"), list)
             header["secure"] = self._secret.invitation if secure else None
-            header["masked"] = {"names": self._names(message)} if self.masked else None
             requests.append(NodeMessage(header, {**tensors, **flat(row, "message"), **below}))
             models.append(row.get("model", {}))
 
@@ -194,9 +176,6 @@ class Remote:
             self._has[clients[k]] = {digest for digest in requests[k].header["levels"] if digest}
             return state, loss, key
 
-        if self.masked:
-            update, came = self._mean(algorithm, message, clients, requests, rng)
-            return update, self._versions(client_states, clients, requests, came)
         # beside the model there is the loss; in secret, only a key comes
         limit = 8 + (0 if secure else max(sum(tensor.nbytes for tensor in model.values()) for model in models))
         came = self.nodes.exchange(clients, requests, limit, read, f"round {rng.round}", rng.round)
@@ -223,46 +202,6 @@ class Remote:
         if not 0 <= flops < _MOST:
             raise InvalidMessage(f"it says that it computed {str(flops)[:20]} operations")
         self.federation.meter.flops += flops
-
-    def _names(self, message: Message) -> list[str]:
-        """What clients send in secure aggregation: of their models, all that training changes and an average is of."""
-        frozen = self.federation.frozen
-        return [name for name, tensor in message["model"].items() if tensor.is_floating_point() and name not in frozen]
-
-    def _mean(
-        self,
-        algorithm: Algorithm,
-        message: Message,
-        clients: Sequence[int],
-        requests: Sequence[NodeMessage],
-        rng: Rng,
-    ) -> tuple[ClientUpdate, Collection[int]]:
-        """The update of a round with secure aggregation, and the positions of the clients that are in it.
-
-        The method sees the mean K times, in the place of the K models, so that its own mean is the same.
-        """
-        fed, starts, names = self.federation, message["model"], self._names(message)
-        shapes = [starts[name].shape[1:] for name in names]
-        lengths = [shape.numel() for shape in shapes]
-        mean, came = self.nodes.mean(clients, requests, self.masked, sum(lengths) + 1, rng.round)
-        for answer in came.values():
-            self._count(answer)
-        sizes = self._sizes(clients, came)
-        weights = torch.tensor(sizes, dtype=torch.float64, device=fed.data.device) / sum(sizes)
-        *steps, loss = mean.to(fed.data.device).split([*lengths, 1])
-        model = {name: tensor[0] for name, tensor in starts.items()}
-        for name, shape, step in zip(names, shapes, steps):
-            start = torch.tensordot(weights, starts[name].double(), dims=1)
-            model[name] = (start + step.view(shape)).to(starts[name].dtype)
-        models = broadcast(model, len(clients))
-        return ClientUpdate(models, loss.float().expand(len(clients)), sizes, models), came
-
-    def sent(self, update: ClientUpdate) -> list[int]:
-        """See `RemoteClients.sent`. A masked number has 8 bytes, and their sum of weights is one."""
-        if not self.masked:
-            return nbytes(update.received)
-        names = self._names({"model": update.received})
-        return [8 * (2 + sum(update.received[name][0].numel() for name in names))] * len(update.sizes)
 
     def _update(
         self, message: Message, models: Sequence[State], came: dict[int, Any], clients: Sequence[int]

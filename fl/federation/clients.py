@@ -36,13 +36,11 @@ class RemoteClients(Protocol):
 
     Attributes:
         splits: how many samples each client has. The numbers of the samples mean nothing here.
-        masked: the largest number of an update, where the server sees their mean alone; 0: it sees each.
         labels: whether the labels of the data that stand in for the clients' are as frequent as theirs.
     """
 
     splits: Splits
     labels: bool
-    masked: float
 
     def specs(self, space: Space) -> list[Spec] | None:
         """The architecture of each client by its own budget; None if the settings choose them."""
@@ -60,9 +58,6 @@ class RemoteClients(Protocol):
 
         Raises FLError if too few clients answer.
         """
-
-    def sent(self, update: ClientUpdate) -> list[int]:
-        """The bytes that each client of a round sends."""
 
     def recombine(self, update: ClientUpdate, message: Message, clients: Sequence[int], secure: Any, rng: Rng) -> Any:
         """The update after the clients have exchanged pieces of their models in secret, see `fl.secure`."""

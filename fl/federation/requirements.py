@@ -51,11 +51,6 @@ REQUIREMENTS = {
         "--compression.feedback", lambda config: config.compression.feedback, lambda fed: fed.compression.feedback
     ),
     "privacy": Requirement("--privacy.clip", lambda config: config.privacy.clip, lambda fed: fed.privacy.clip),
-    "secure_aggregation": Requirement(
-        "--secure-aggregation",
-        lambda config: config.secure_aggregation,
-        lambda fed: fed.remote and fed.remote.masked,
-    ),
     "presence": Requirement(
         "--joining and --leaving", lambda config: config.joining or config.leaving, lambda fed: fed.presence
     ),

@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from fl.analysis.groups import mean_and_spread
 from fl.base.columns import Due
 from fl.engine.losses import cross_entropy
-from fl.figures.style import COLORS, GREY, caption, finish, save, shorten
+from fl.figures.style import COLORS, caption, finish, save, shorten
 from fl.runs.columns import columns, first_score
 from fl.runs.metrics import Row, selected
 from fl.runs.run import Run
@@ -31,15 +31,11 @@ Look = Mapping[str, Any]
 
 
 class Line(NamedTuple):
-    """The runs of one line, one a seed, and the rounds that they are judged by (as `selected` gives them by default).
-
-    A reference does not read the swept option; it is grey and in every panel.
-    """
+    """The runs of one line, one a seed, and the rounds that they are judged by, by default those of `selected`."""
 
     label: str
     runs: Sequence[Sequence[Row]]
     method: str
-    reference: bool = False
     chosen: Sequence[Row] = ()
 
 
@@ -49,7 +45,6 @@ class Panel(NamedTuple):
     key: str
     lines: Sequence[Line]
     behind: Sequence[Line] = ()
-    title: str = ""
 
 
 def new_levels(rows: Sequence[Row]) -> list[Row]:
@@ -110,23 +105,20 @@ def _still(line: Line, along: str) -> bool:
     return bool(line.runs) and not line.runs[0][-1][along]
 
 
-def looks_of(lines: Sequence[Line], along: str = "round") -> dict[str, Look]:
+def _looks_of(lines: Sequence[Line], along: str) -> dict[str, Look]:
     """Give every label its colour and dash; the first lines are the widest, so that later ones do not hide them."""
-    labels, references = ([*dict.fromkeys(line.label for line in lines if line.reference is k)] for k in (False, True))
     found = {
         label: {"color": COLORS[k % MOST], "ls": _DASHES[k // MOST % 4], "lw": 2.0 - 0.15 * (k % MOST)}
-        for k, label in enumerate(labels)
+        for k, label in enumerate(dict.fromkeys(line.label for line in lines))
     }
-    found |= {label: {"color": GREY, "ls": _DASHES[1 + k % 3], "lw": 1.4} for k, label in enumerate(references)}
     return found | {line.label: {**found[line.label], "ls": "--"} for line in lines if _still(line, along)}
 
 
 def parts(lines: Sequence[Line]) -> list[list[Line]]:
-    """Split lines into groups of at most `MOST`, as equal as can be, each with all references."""
-    references = [line for line in lines if line.reference]
-    colored = list({line.label: line for line in lines if not line.reference}.values())
-    split = np.array_split(np.arange(len(colored)), math.ceil(len(colored) / MOST) or 1)
-    return [[colored[at] for at in part] + references for part in split]
+    """Split lines into groups of at most `MOST`, as equal as can be."""
+    named = list({line.label: line for line in lines}.values())
+    split = np.array_split(np.arange(len(named)), math.ceil(len(named) / MOST) or 1)
+    return [[named[at] for at in part] for part in split]
 
 
 def _draw(axis: Axes, panel: Panel, looks: Mapping[str, Look], along: str) -> None:
@@ -142,16 +134,16 @@ def _draw(axis: Axes, panel: Panel, looks: Mapping[str, Look], along: str) -> No
             curve(axis, line.runs, panel.key, line.label, look, along)
             mark_levels(axis, line.runs[0], look["color"], along)
         elif values := [row[panel.key] for row in line.chosen or map(selected, line.runs) if panel.key in row]:
-            draw_level(axis, line.label, look, *mean_and_spread(values), columns([panel.key])[panel.key].ends)
+            _draw_level(axis, line.label, look, *mean_and_spread(values), columns([panel.key])[panel.key].ends)
 
 
-def draw_level(axis: Axes, label: str, look: Look, mean: float, std: float, ends: tuple[float, float]) -> None:
+def _draw_level(axis: Axes, label: str, look: Look, mean: float, std: float, ends: tuple[float, float]) -> None:
     """Draw a line from edge to edge with a band of one standard deviation."""
     axis.axhline(mean, label=label, **look)
     axis.axhspan(*np.clip([mean - std, mean + std], *ends), color=look["color"], alpha=0.15, lw=0)
 
 
-def finish_panel(axis: Axes, key: str, along: str = "round", xlabel: str = "") -> None:
+def _finish_panel(axis: Axes, key: str, along: str) -> None:
     """Finish a panel once all panels that share its y axis are drawn; say below it which lines end without a value."""
     finish(axis, key, along)
     values = {line.get_label(): [*line.get_ydata()] for line in axis.lines if line.get_label()[0] != "_"}
@@ -159,13 +151,13 @@ def finish_panel(axis: Axes, key: str, along: str = "round", xlabel: str = "") -
     without = [shorten(name) for name, known in values.items() if not known]
     notes = (("not finite at the end", lost), ("not measured", without))
     note = "\n".join(textwrap.fill(f"{what}: {', '.join(names)}", 50) for what, names in notes if names)
-    axis.set_xlabel("\n".join(filter(None, [xlabel or axis.get_xlabel(), note])))
+    axis.set_xlabel("\n".join(filter(None, [axis.get_xlabel(), note])))
     if axis.get_shared_y_axes().get_siblings(axis)[1:] and not axis.get_subplotspec().is_first_col():
         axis.set_ylabel("")
 
 
-def explain(
-    figure: Figure, lines: Sequence[Line], looks: Mapping[str, Look], notes: Sequence[str], along: str = "round"
+def _explain(
+    figure: Figure, lines: Sequence[Line], looks: Mapping[str, Look], notes: Sequence[str], along: str
 ) -> None:
     """Explain below the panels which line is which, and what bands, dashes and vertical lines mean."""
     if any(_still(line, along) for line in lines):
@@ -178,7 +170,7 @@ def explain(
     caption(figure, notes, {label: Line2D([], [], **look) for label, look in looks.items()})
 
 
-def seeds_note(numbers: Sequence[int], band: str = "band") -> str:
+def seeds_note(numbers: Sequence[int]) -> str:
     """Explain lines and bands where runs with several seeds are one line.
 
     >>> seeds_note([3, 3]), seeds_note([1, 1])
@@ -187,8 +179,8 @@ def seeds_note(numbers: Sequence[int], band: str = "band") -> str:
     if max(numbers) == 1:
         return ""
     few = f"{min(numbers)} to " if min(numbers) < max(numbers) else ""
-    alone = f" (no {band}: one seed)" if min(numbers) == 1 else ""
-    return f"line: mean, {band}: ± one standard deviation over {few}{max(numbers)} seeds{alone}"
+    alone = " (no band: one seed)" if min(numbers) == 1 else ""
+    return f"line: mean, band: ± one standard deviation over {few}{max(numbers)} seeds{alone}"
 
 
 def new_figure(width: float, panels_high: int) -> Figure:
@@ -290,28 +282,21 @@ def comparison_figure(
     else:
         figure = new_figure(3.8 * len(together), len(keys))
         axes = figure.subplots(len(keys), len(together), squeeze=False, sharey="row").flatten()
-    draw_panels(figure, axes, shown, lines, title, along)
+    _draw_panels(figure, axes, shown, lines, title, along)
     save(figure, path)
 
 
-def draw_panels(
-    figure: Figure,
-    axes: Sequence[Axes],
-    shown: Sequence[Panel],
-    lines: Sequence[Line],
-    title: str,
-    along: str = "round",
-    notes: Sequence[str] = (),
+def _draw_panels(
+    figure: Figure, axes: Sequence[Axes], shown: Sequence[Panel], lines: Sequence[Line], title: str, along: str
 ) -> None:
     """Draw panels into axes, all before any is finished, since they may share the y axis, and explain them below."""
-    looks = looks_of(lines, along)
+    looks = _looks_of(lines, along)
     for axis, panel in zip(axes, shown):
         _draw(axis, panel, looks, along)
-        axis.set_title(panel.title, fontsize=10)
     for axis, panel in zip(axes, shown):
-        finish_panel(axis, panel.key, along)
+        _finish_panel(axis, panel.key, along)
     figure.suptitle(shorten(title), fontsize=11)
-    explain(figure, lines, looks, [seeds_note([len(line.runs) for line in lines]), *notes], along)
+    _explain(figure, lines, looks, [seeds_note([len(line.runs) for line in lines])], along)
 
 
 def panels(measured: Sequence[Collection[str]]) -> list[str]:

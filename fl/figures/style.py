@@ -22,8 +22,6 @@ from fl.runs.columns import columns
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#000000", "#cc79a7", "#e69f00", "#56b4e9", "#870f2d")
 """Colours of the lines in one panel, most of them of Okabe and Ito: colour-blind people tell them apart."""
-GREY = "0.45"
-"""The colour of references."""
 _CHARACTERS = 15.5  # of a caption in an inch
 _EDGE = 0.02  # share of the axis beyond the least and largest possible value, so that lines there are seen
 _RELATIVE = 0.01  # an axis spans at least this share of its values

@@ -125,11 +125,6 @@ def _check_one_run(config: Config, remote: RemoteClients | None) -> None:
         )
     if remote and config.pace != PaceOptions():
         raise FLError("--pace is of simulated clients, and these are on other machines: leave it out")
-    if config.secure_aggregation and not remote:
-        raise FLError(
-            "--secure-aggregation hides clients' updates from a server on another machine, and here all is in one "
-            "process: train with python -m fl.deploy, or leave it out"
-        )
 
 
 def _dealt(

@@ -220,8 +220,7 @@ def released_cosine(fed: Federation, cohort: Cohort) -> dict[str, float]:
 
 def _comparable(fed: Federation, cohort: Cohort, names: Sequence[str]) -> Stack:
     """The tensors of these names of two or more models with one architecture, if the server has them; else none."""
-    hidden = fed.remote is not None and fed.remote.masked
-    if len(cohort.clients) < 2 or isinstance(cohort.states, list) or hidden:
+    if len(cohort.clients) < 2 or isinstance(cohort.states, list):
         return {}
     if not cohort.states.keys() >= {*names}:  # clients on other machines have kept some of it
         return {}

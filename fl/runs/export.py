@@ -1,17 +1,14 @@
-"""Export of the trained model of a run, as one file or folder for programs that do not know this project."""
+"""Export of the weights of a trained model, as one file or folder for programs that do not know this project."""
 
 import copy
 import io
-import logging
 import os
-import warnings
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 from safetensors.torch import save as serialise
-from torch import Tensor, nn
+from torch import nn
 
 from fl.algorithms.algorithm import Algorithm, Server
 from fl.base.errors import FLError
@@ -27,36 +24,11 @@ from fl.runs.folder import is_last_best, load_initial_weights, load_with_adapter
 from fl.runs.run import Run
 from fl.settings import Config
 from surgery import State, SurgeryError, adapters
-from surgery.errors import first_line
 from surgery.files.whole import in_one_step
 from surgery.torch_private import BatchNorm
 from surgery.transfer import host_copies
 
-_PLAIN = ("pt", "safetensors")
-_FORMATS = (*_PLAIN, "pt2", "onnx", "hf", "peft")
-_WITHOUT_PROGRAM = {
-    **dict.fromkeys(_PLAIN, "a state dict holds weights alone"),
-    "hf": "a folder of transformers says itself how images are normalised",
-    "peft": "a folder of peft holds adapters alone",
-}
-"""What a format holds into which no step of a program can be written."""
-
-
-class _OfPixels(nn.Module):
-    """A model that takes images as the data set holds them (uint8), and normalises them itself."""
-
-    def __init__(self, model: nn.Module, data: Dataset) -> None:
-        super().__init__()
-        if data.x.dtype != torch.uint8 or data.x.ndim != 4:
-            raise FLError(
-                f"--pixels is for images of whole numbers, and {data.name} holds {data.x.dtype}: leave it out"
-            )
-        black, first = data.normalise(torch.tensor([0, 1], dtype=torch.uint8)).tolist()
-        self.model, self.scale, self.shift = model, first - black, black
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Logits [N, classes] of uint8 images [N, C, H, W]."""
-        return self.model(images.float() * self.scale + self.shift)
+_FORMATS = ("pt", "safetensors", "hf", "peft")
 
 
 def export(
@@ -66,35 +38,29 @@ def export(
     model: Model | None = None,
     dataset: Dataset | None = None,
     format: str | None = None,
-    example: Tensor | None = None,
     client: int | None = None,
     best: bool = False,
-    pixels: bool = False,
 ) -> Path:
-    """Write a trained model in evaluation mode into a new file, and return its path.
+    """Write the weights of a trained model into a new file, and return its path.
 
-    The model takes what it takes in training: images normalised to [-1, 1], or tokens; any number of them at a time.
+    The model takes what it takes in training: images normalised to [-1, 1], or tokens. Its program, beside its
+    weights, is written by `torch.export.export(fl.load_model(folder), (x,))`.
 
     Args:
         trained: a run folder, whose deployed model it is (see `fl.load_model`), or a module.
         file: the new file. Its suffix says the format, unless `format` does.
         model: the model of your own that the run was given, if it was, as in `fl.load_model`.
-        dataset: the data of your own that the run was given, if it was, as in `fl.build`; needed for `client` and
-            `pixels`.
-        format: pt (a state dict, for `torch.load`), safetensors (the same), pt2 (the program, for `torch.export.load`),
-            onnx (needs the extra `onnx`); hf: a folder that transformers' `from_pretrained` loads, of a model that came
-            from it; a name without a suffix is such a folder; or peft: a folder with the adapters alone, which
-            `PeftModel.from_pretrained` puts on the base.
-        example: an input of two samples or more; needed for a module as pt2 or onnx.
+        dataset: the data of your own that the run was given, if it was, as in `fl.build`; needed for `client`.
+        format: pt (a state dict, for `torch.load`), safetensors (the same); hf: a folder that transformers'
+            `from_pretrained` loads, of a model that came from it; a name without a suffix is such a folder; or peft: a
+            folder with the adapters alone, which `PeftModel.from_pretrained` puts on the base.
         client: the model that this client of the run predicts with, in the place of the deployed one; the run's data
             set is needed.
         best: that of the best evaluated round, for a run with --keep-best.
-        pixels: whether the model takes images as the data set holds them (uint8) and normalises them itself; for a run,
-            as pt2 or onnx.
 
     Raises:
-        FLError: for a format that is unknown or whose package is missing, a file that exists, a model that cannot be
-            written in this format, and a client that predicts with several models.
+        FLError: for an unknown format, a file that exists, a model that cannot be written in this format, and a client
+            that predicts with several models.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -103,17 +69,13 @@ def export(
     ['weight', 'bias']
     """
     path = Path(file)
-    kind = _format_of(path, format, pixels)
+    kind = _format_of(path, format)
     if not isinstance(trained, nn.Module):
-        net, example = _from_run(Path(trained), kind, model, dataset, example, client, best, pixels)
-    elif client is not None or best or pixels or model is not None or dataset is not None:
-        raise FLError(
-            "client, best, pixels, model and dataset are for a run folder, and a module was given: leave them out"
-        )
+        net = _from_run(Path(trained), kind, model, dataset, client, best)
+    elif client is not None or best or model is not None or dataset is not None:
+        raise FLError("client, best, model and dataset are for a run folder, and a module was given: leave them out")
     else:
         net = copy.deepcopy(trained).cpu()
-    if example is None and kind in ("pt2", "onnx"):
-        raise FLError(f"to write {kind} the model runs once: give an input of two samples as `example`")
     if os.path.lexists(path):  # a link that leads nowhere, too
         raise FLError(f"{path} exists already: give another file")
     if kind == "peft":
@@ -124,18 +86,18 @@ def export(
         if not isinstance(net, HFModel):
             raise FLError(
                 f"{path}: a folder is for models of transformers (--model hf:FOLDER), and this is a "
-                f"{type(net).__name__}: name the file .pt, .safetensors, .pt2 or .onnx"
+                f"{type(net).__name__}: name the file .pt or .safetensors"
             )
         with writing(path), in_one_step(path, folder=True) as temporary:
             net.save(temporary)
         return path
-    content = _content(kind, net.eval(), example)
+    content = _content(kind, net)
     with replacing(path) as temporary:
         temporary.write_bytes(content)
     return path
 
 
-def _format_of(path: Path, asked: str | None, pixels: bool) -> str:
+def _format_of(path: Path, asked: str | None) -> str:
     """The format of a file. Raises FLError for one that cannot be written."""
     kind = asked or path.suffix.removeprefix(".") or "hf"
     if kind not in _FORMATS:
@@ -145,36 +107,18 @@ def _format_of(path: Path, asked: str | None, pixels: bool) -> str:
         )
     if not path.parent.is_dir():
         raise FLError(f"{path}: there is no folder {path.parent}")
-    if pixels and kind in _WITHOUT_PROGRAM:
-        raise FLError(f"{_WITHOUT_PROGRAM[kind]}: --pixels is for pt2 and onnx")
-    if kind == "onnx" and not all(map(find_spec, ("onnx", "onnxscript"))):
-        raise FLError("onnx needs a package that is missing: pip install 'layer-surgery[onnx]'")
     return kind
 
 
 def _from_run(
-    folder: Path,
-    kind: str,
-    model: Model | None,
-    dataset: Dataset | None,
-    example: Tensor | None,
-    client: int | None,
-    best: bool,
-    pixels: bool,
-) -> tuple[nn.Module, Tensor | None]:
-    """The model of a run, with adapters beside it for peft alone, and an input for it where the format needs one."""
+    folder: Path, kind: str, model: Model | None, dataset: Dataset | None, client: int | None, best: bool
+) -> nn.Module:
+    """The model of a run, with adapters beside it for peft alone."""
     if client is None:
         net = load_with_adapters(folder, model, best=best)
     else:
         net = client_model(folder, client, model, dataset, best=best)
-    if kind != "peft":
-        net = folded(net)
-    if example is None and kind in ("pt2", "onnx"):
-        example = checkpoint.read_parts(folder, model=model)[0].example(2)
-    if pixels:
-        data = Config.read(folder).load() if dataset is None else _built(folder, model, dataset).fed.data
-        net, example = _OfPixels(net, data), example.to(torch.uint8)
-    return net, example
+    return net if kind == "peft" else folded(net)
 
 
 def _write_adapters(net: nn.Module, path: Path, settings: dict[str, str | None]) -> None:
@@ -287,29 +231,12 @@ def _built(folder: Path, model: Model | None, dataset: Dataset | None) -> Run:
     return Run.prepare(replace(Config.read(folder), device="cpu"), folder, True, dataset, model)
 
 
-def _content(kind: str, net: nn.Module, example: Tensor | None) -> bytes:
-    """The bytes of a file in a format."""
+def _content(kind: str, net: nn.Module) -> bytes:
+    """The bytes of a file with a state dict."""
+    values = net.state_dict()
+    values = dict(zip(values, host_copies(list(values.values()))))
+    if kind == "safetensors":
+        return serialise(values, metadata={"format": "pt"})
     buffer = io.BytesIO()
-    if kind in _PLAIN:
-        values = net.state_dict()
-        values = dict(zip(values, host_copies(list(values.values()))))
-        if kind == "safetensors":
-            return serialise(values, metadata={"format": "pt"})
-        torch.save(values, buffer)
-        return buffer.getvalue()
-    level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings(action="ignore"), torch.no_grad():
-            shapes = ({0: torch.export.Dim("batch")},)  # any number of samples
-            program = torch.export.export(net, (example,), dynamic_shapes=shapes)
-            if kind == "onnx":
-                return torch.onnx.export(program, dynamo=True, verbose=False).model_proto.SerializeToString()
-            torch.export.save(program, buffer)
-            return buffer.getvalue()
-    except Exception as error:  # of the many passes of a compiler
-        raise FLError(
-            f"{type(net).__name__} cannot be written as {kind}: {first_line(error)}; pt and safetensors hold weights"
-        ) from None
-    finally:
-        logging.disable(level)
+    torch.save(values, buffer)
+    return buffer.getvalue()

@@ -57,10 +57,9 @@ def is_unused(folder: Path) -> bool:
 def _check_unused(folder: Path) -> None:
     if is_unused(folder):
         return
-    for file, command in ((SETTINGS, "run"), ("sweep.yaml", "sweep")):
-        if (folder / file).exists():
-            way = f"go on with `{program(command)} --resume {shlex.quote(str(folder))}`"
-            raise FLError(f"{folder} exists already: choose another --name, or {way}")
+    if (folder / SETTINGS).exists():
+        way = f"go on with `{program('run')} --resume {shlex.quote(str(folder))}`"
+        raise FLError(f"{folder} exists already: choose another --name, or {way}")
     raise FLError(
         f"{folder} exists already and holds no run that could be resumed (there is no {SETTINGS}): choose another "
         "--name, or move away what is in it"
@@ -105,43 +104,19 @@ def folder_lock(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def is_locked(folder: Path) -> bool:
-    """Whether another process works in a folder, as far as its file system tells; asking leaves nothing behind.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     with folder_lock(Path(folder)):
-    ...         inside = is_locked(Path(folder))
-    ...     inside, is_locked(Path(folder))
-    (True, False)
-    """
-    try:
-        handle = _open(folder / FILE, os.O_RDONLY)
-    except (OSError, FLError):  # nobody has worked there, or it cannot be read
-        return False
-    try:
-        if fcntl is not None:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared, so that two who ask do not see each other
-    except OSError as error:
-        return isinstance(error, BlockingIOError)
-    finally:
-        os.close(handle)  # which releases it at once
-    return False
-
-
-def _open(path: Path, flags: int) -> int:
+def _open(path: Path) -> int:
     """Open the lock's file; FLError if a link, a pipe or the like is there: writing would destroy what it leads to."""
     with suppress(FileNotFoundError):
         if not stat.S_ISREG(path.lstat().st_mode):
             kind = "a link" if path.is_symlink() else "no regular file"
             raise FLError(f"{path} is {kind}, and a process that works in the folder would write to it: delete {path}")
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
+    return os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
 
 
 def _take(path: Path) -> int:
     """Take the lock, write this process into its file, and return the file descriptor that has it."""
     while True:
-        handle = _open(path, os.O_RDWR | os.O_CREAT)
+        handle = _open(path)
         try:
             _lock(handle, path.parent)
             if os.path.samestat(os.fstat(handle), path.stat()):

@@ -24,7 +24,7 @@ _log = logging.getLogger("fl")
 
 
 @contextmanager
-def resumable(folder: Path, command: str) -> Iterator[None]:
+def resumable(folder: Path) -> Iterator[None]:
     """On Ctrl-C or SIGTERM inside this block, say where the results are and how to continue, if rounds are left."""
     summary = folder / "summary.json"
     before = summary.stat().st_mtime_ns if summary.exists() else 0
@@ -36,7 +36,7 @@ def resumable(folder: Path, command: str) -> Iterator[None]:
         if isinstance(error, Terminated) and new and json.loads(summary.read_text())["complete"]:
             print(f"\nstopped after the last round; the results are in {where}")
         elif not is_unused(folder):
-            print(f"\nstopped; results so far are in {where}\ncontinue with:  {program(command)} --resume {where}")
+            print(f"\nstopped; results so far are in {where}\ncontinue with:  {program('run')} --resume {where}")
         raise
 
 

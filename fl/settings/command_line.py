@@ -2,9 +2,8 @@
 
 import difflib
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from fl.base.console import program
@@ -20,25 +19,13 @@ from fl.settings.recipes import describe as describe_recipe
 _log = logging.getLogger("fl")
 
 
-def parse(
-    argv: list[str],
-    read: Callable[[Path], Config] = partial(Config.read, resume=True),
-    command: str = "run",
-    usage: str = "[RECIPE]",
-    about: str = Config.__doc__,
-    swept: Collection[str] = (),
-) -> tuple[Config, Path | None]:
-    """(settings, folder to resume or None) from the command line.
-
-    Args:
-        read: the settings in the folder of a run to resume.
-        command: its name. usage, about: what follows the name, and a description, for --help.
-        swept: the options that a sweep gives several values.
+def parse(argv: list[str]) -> tuple[Config, Path | None]:
+    """Parse the command line of a run. Return the settings, and the folder to resume or None.
 
     Raises:
         FLError: for an unknown recipe, options that nothing reads, and settings that a resumed run cannot change.
     """
-    start, recipe = Config(), argv and not argv[0].startswith("-")
+    start, about, recipe = Config(), Config.__doc__, argv and not argv[0].startswith("-")
     if recipe:
         name = argv.pop(0)
         if name not in RECIPES:
@@ -47,35 +34,34 @@ def parse(
             raise FLError(f"unknown recipe {name!r}: {hint}{program('run')} --help lists all {len(RECIPES)}")
         start, about = RECIPES[name](), f"{about}\n\n{describe_recipe(name)}"
     if asked(argv):
-        settings_page(argv, start, command, usage, about)
+        settings_page(argv, start, about)
     given, file = {flag_in(word) for word in argv}, None
     check_renamed(given)
-    config = _cli(argv, start, command, swept)
+    config = _cli(argv, start)
     if config.config is not None:
         if recipe or config.resume is not None:
             other = "a recipe" if recipe else "--resume"
             raise FLError(f"--config and {other} both say where the settings come from: leave one of them out")
         file = Path(config.config)
         start = Config.from_file(file)
-        config = replace(_cli(argv, start, command, swept), config=None)
+        config = replace(_cli(argv, start), config=None)
     if config.resume is not None:
         if recipe:
             raise FLError("--resume takes the settings from the folder: leave the recipe out")
         folder = Path(config.resume)
-        return _resumed(argv, folder, read(folder), command), folder
+        return _resumed(argv, folder, Config.read(folder, resume=True)), folder
     check_values(config)
-    check_read(config, given, swept)
+    check_read(config, given)
     for one in changed(start, Config()) if file else ():
-        if reason := next(now.unread for now in settings_of(config, swept) if now.flag == one.flag):
+        if reason := next(now.unread for now in settings_of(config) if now.flag == one.flag):
             _log.warning("warning: %s has a setting that is ignored: %s", file, reason)
-    config = without_unread(config, swept)
-    return config if "local-valid" in swept else config.holding_out("local-valid" in given), None
+    return without_unread(config).holding_out("local-valid" in given), None
 
 
-def _resumed(argv: list[str], folder: Path, saved: Config, command: str) -> Config:
+def _resumed(argv: list[str], folder: Path, saved: Config) -> Config:
     """The settings of a run that goes on, of which flags may change some."""
     saved.check_registered(folder)
-    resumed = _cli(argv, replace(saved, resume=None), command)
+    resumed = _cli(argv, replace(saved, resume=None))
     different = {setting.flag: setting for setting in changed(saved, resumed)}
     for flag, was in different.items():
         if not was.role.resumable:
@@ -88,8 +74,8 @@ def _resumed(argv: list[str], folder: Path, saved: Config, command: str) -> Conf
     return resumed
 
 
-def _cli(argv: Sequence[str], default: Config, command: str, swept: Collection[str] = ()) -> Config:
-    given = {*swept, *map(flag_in, argv)}
+def _cli(argv: Sequence[str], default: Config) -> Config:
+    given = {*map(flag_in, argv)}
     if "participants" in given and "participation" not in given:  # a number overrides the share of a recipe or a file
         default = replace(default, participation=0.0)
-    return parsed(Config, argv, prog=program(command), default=default)
+    return parsed(Config, argv, prog=program("run"), default=default)

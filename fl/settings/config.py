@@ -1,7 +1,7 @@
 """The settings of a run: check them, write them as YAML, read them."""
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
@@ -55,6 +55,7 @@ _GONE = {
     "activation-checkpointing": "torch.utils.checkpoint in a model of your own",
     **dict.fromkeys(("attack.kind", "attack.target", "attack.size"), "data of your own that bear the trigger"),
     "sample-privacy": "Opacus",
+    "secure-aggregation": "an app of Flower's own",
 }
 """From flags and groups of earlier versions that are gone to what a user takes instead."""
 _log = logging.getLogger("fl")
@@ -165,7 +166,7 @@ class Config(MethodOptions, Fields):
                 return replace(self, local_valid=_HELD_OUT)
         return self
 
-    def group_unread(self, group: str, swept: Collection[str] = ()) -> str:
+    def group_unread(self, group: str) -> str:
         """Why nothing reads a group of settings. A method that is not registered here may read --architectures."""
         methods = ",".join(self.algorithm)
         if group in ALGORITHMS and group not in self.algorithm:
@@ -173,19 +174,16 @@ class Config(MethodOptions, Fields):
         able = methods_of("heterogeneous")
         if group == "architectures" and all(name in ALGORITHMS and name not in able for name in self.algorithm):
             return f"is for {', '.join(able)}: all clients of {methods} have one model; leave it out"
-        return super().group_unread(group, swept)
+        return super().group_unread(group)
 
-    def settings(self, swept: Collection[str] = ()) -> list[Setting]:
+    def settings(self) -> list[Setting]:
         """The settings that a run of these reads, and no others.
-
-        Args:
-            swept: the flags that will have several values, each of which may read others.
 
         >>> flags = {setting.flag for setting in Config(algorithm="fedavg").settings()}
         >>> "lr" in flags, "fedmr.segment-fraction" in flags, "betas" in flags, "resume" in flags
         (True, False, False, False)
         """
-        return [one for one in settings_of(self, swept) if not one.unread and one.name not in _SOURCES]
+        return [one for one in settings_of(self) if not one.unread and one.name not in _SOURCES]
 
     def runs(self) -> list["Config"]:
         """One config for each method and seed, each with the options that its method reads."""
@@ -208,20 +206,17 @@ class Config(MethodOptions, Fields):
         seeds = ",".join(map(str, self.seeds))
         return f"{','.join(self.algorithm)}-{dataset}-{model}-{self.spread()}-seed{seeds}"
 
-    def to_yaml(self, swept: Collection[str] = ()) -> str:
+    def to_yaml(self) -> str:
         """The settings that a run reads as YAML, those of a group in a mapping of its own.
 
         Those that say where they come from are left out. `from_yaml` is the inverse for settings whose others have
         their defaults.
 
-        Args:
-            swept: the flags that will have several values, each of which may read others.
-
         >>> "momentum" in Config(optimizer="adam").to_yaml(), "fedprox" in Config(algorithm="fedavg").to_yaml()
         (False, False)
         """
         result: dict[str, Any] = {}
-        for setting in self.settings(swept):
+        for setting in self.settings():
             place = result.setdefault(setting.group, {}) if setting.group else result
             place[setting.field.name] = plain(setting.value)
         return yaml.safe_dump(result, sort_keys=False)
@@ -299,11 +294,6 @@ class Config(MethodOptions, Fields):
         try:
             text = regular(path).read_text()
         except (OSError, UnicodeDecodeError):
-            if (path.parent / "sweep.yaml").is_file():
-                raise FLError(
-                    f"{folder} holds a sweep, not a run: give one of the folders in it, or go on with "
-                    f"`python -m fl.sweep --resume {folder}`"
-                ) from None
             raise FLError(f"{folder} is not a run folder: it has no config.yaml that can be read") from None
         try:
             return cls.from_yaml(text, gone=not resume)

@@ -1,6 +1,5 @@
 """Every setting of a run: the fields are the flags of `python -m fl.run`, and those of the data also of `fl.data`."""
 
-from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from typing import Annotated, ClassVar, Self, get_args
@@ -153,9 +152,9 @@ class DataSettings(PartitionOptions, Who):
         if self.pad and data.is_text(self.dataset):
             raise FLError(f"--pad is for images, and {self.dataset} is text: leave it out")
 
-    def group_unread(self, group: str, swept: Collection[str] = ()) -> str:
+    def group_unread(self, group: str) -> str:
         """Why nothing reads a group of settings, see `fl.base.settings.settings_of`."""
-        if group == "text" and not data.is_text(self.dataset) and "dataset" not in swept:
+        if group == "text" and not data.is_text(self.dataset):
             return f"is for data sets of text, not for {self.dataset}: leave it out"
         return ""
 
@@ -335,9 +334,6 @@ class Fields(DataSettings):
     defence: Annotated[Defence, _RARE] = Defence()
     compression: Annotated[Compression, _RARE] = Compression()
     privacy: Annotated[Privacy, _RARE] = Privacy()
-    secure_aggregation: Annotated[AtLeast0, _RARE] = 0.0
-    """for clients on other machines: they add masks to their updates, and the server gets the mean alone (SecAgg+); the
-    number is the largest that an update may have (flwr: 8); 0: no masks"""
 
     metrics: Annotated[_Metrics, Role(compared=False)] = ()
     """further metrics of the global model and of clients' own data: scikit-learn's scorers, such as roc_auc_ovr or

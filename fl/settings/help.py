@@ -76,15 +76,15 @@ def parsed(kind: type[Kind], argv: Sequence[str], quiet: bool = False, **options
     return tyro.cli(kind, args=argv, config=(tyro.conf.HelptextFromCommentsOff,), **options)
 
 
-def settings_page(argv: list[str], start: Config, name: str, usage: str, about: str) -> NoReturn:
-    """Print the page of a command that takes all settings of a run, and end the program.
+def settings_page(argv: list[str], start: Config, about: str) -> NoReturn:
+    """Print the page of `fl.run`, and end the program.
 
     It has the usual settings, of which those that the command line's other words give decide what else is read; after
     `--help all` every one.
 
     Args:
         start: the defaults, which a recipe may have set.
-        name: of the command. usage, about: what follows the name, and a description.
+        about: a description of the command.
 
     Raises FLError for a method that does not exist.
     """
@@ -101,14 +101,14 @@ def settings_page(argv: list[str], start: Config, name: str, usage: str, about: 
     hidden = {one.flag for one in settings_of(config) if one.unread or marks(one.field, Rare)}
     hidden |= {flag_of(field.name) for field in dataclasses.fields(Config) if marks(field, Rare)}  # groups, too
     sections = _sections(start, lambda flag: everything or flag not in hidden, _BEGIN) | {"recipes": overview()}
-    say, after = program(name), ""
+    say, after = program("run"), ""
     if not everything:
         after = (
             f"These are the usual settings, and those of {','.join(config.algorithm)}. `{say} --algorithm NAME --help` "
             f"shows those of another method, `{say} --help all` shows all settings. A recipe is named settings, which "
-            f"flags override: `{program('run')} RECIPE --help` describes one."
+            f"flags override: `{say} RECIPE --help` describes one."
         )
-    show(name, f"{usage} [--FLAG VALUE ...]", about, sections, after)
+    show("run", "[RECIPE] [--FLAG VALUE ...]", about, sections, after)
 
 
 def every_setting() -> dict[str, dict[str, str]]:

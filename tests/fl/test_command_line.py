@@ -1,7 +1,5 @@
 """`layer-surgery`: what it starts, and what it prints."""
 
-import csv
-import json
 import re
 import shlex
 import sys
@@ -19,7 +17,6 @@ from fl import __main__ as cli
 from fl.base.console import as_called
 from fl.base.errors import FLError
 from fl.base.settings import flag_of
-from fl.runs.lock import folder_lock
 from fl.runs.summary import advice
 from fl.settings import Config
 from fl.settings.command_line import parse
@@ -35,23 +32,6 @@ def printed(capsys, *argv):
         code = done.code
     assert code == 0
     return capsys.readouterr().out
-
-
-@pytest.fixture
-def run_folder(tmp_path):
-    """A function that writes what a run leaves."""
-
-    def make(name, rounds=3, accuracies=("0.5", "", "0.75"), complete=None, **settings):
-        folder = tmp_path / name
-        folder.mkdir(parents=True)
-        (folder / "config.yaml").write_text(Config(rounds=rounds, **settings).to_yaml())
-        with open(folder / "metrics.csv", "w", newline="") as file:
-            csv.writer(file).writerows([("round", "accuracy"), *enumerate(accuracies, 1)])
-        if complete is not None:
-            (folder / "summary.json").write_text(json.dumps({"complete": complete}))
-        return folder
-
-    return make
 
 
 def test_surgery_has_at_most_forty_public_names():
@@ -85,14 +65,12 @@ def test_commands_are_called_as_the_user_called_them(capsys, monkeypatch):
     assert "usage: layer-surgery structure FOLDERS ..." in printed(capsys, "structure", "--help")
     assert cli.main(["rum"]) == 2
     assert "unknown command 'rum': did you mean 'run'?" in capsys.readouterr().err
-    assert cli.main(["runs", "nowhere/there"]) == 2
     assert "usage: layer-surgery surgery COMMAND" in printed(capsys, "surgery", "--help")
     assert cli.main(["zoo", "resnet1"]) == 2
     assert "`layer-surgery zoo` lists all" in capsys.readouterr().err
-    assert "`layer-surgery run --resume` continues" in " ".join(printed(capsys, "runs", "--help").split())
     lines = advice(Config(), Path("runs/a")).split("\n")
     assert "train on  layer-surgery run --resume runs/a --rounds 80" in lines
-    assert as_called("a `python -m zoo` b python -m fl.sweep") == "a `layer-surgery zoo` b layer-surgery sweep"
+    assert as_called("a `python -m zoo` b python -m fl.data") == "a `layer-surgery zoo` b layer-surgery data"
 
 
 @pytest.mark.parametrize(
@@ -154,39 +132,8 @@ def test_help_shows_what_the_command_reads(argv, shown, hidden, capsys):
     assert not set(hidden.split()) & {word.rstrip(",") for word in words}
 
 
-def test_runs_are_listed(run_folder, tmp_path, capsys):
-    run_folder("b/one", seeds=(3,))
-    run_folder("b/group", algorithm=("fedavg", "fedmr"))
-    run_folder("b/group/fedavg-seed0", rounds=9, algorithm="fedavg", dataset="pydoc", model="transformer")
-    run_folder("b/damaged")  # which damage is told, tests/fl/runs/test_damage.py says
-    (tmp_path / "b/damaged/config.yaml").write_text("seeds: 3")
-    less = run_folder("b/less")
-    (less / "summary.json").write_text(json.dumps({"complete": True, "rounds": 3}))
-    (less / "metrics.csv").write_text("round,accuracy\n1,0.5\n")
-    run_folder("b/early", rounds=9, complete=True, accuracies=("", ""))
-    (tmp_path / "b/group/metrics.csv").unlink()
-    failed = {"complete": True, "failed": "the loss is nan in round 3"}
-    (run_folder("b/lost") / "summary.json").write_text(json.dumps(failed))
-    (run_folder("b/short", rounds=9) / "metrics.csv").write_text("round,accuracy\n1,0.5\n2,0.7")  # of 0.75
-    with folder_lock(run_folder("b/on", rounds=9)):
-        assert cli.main(["runs", str(tmp_path / "b")]) == 0
-    said, warnings = capsys.readouterr()
-    assert f"warning: {tmp_path}/b/damaged is left out: " in warnings
-    assert "b/less is left out: metrics.csv has 1 rounds, and summary.json has 3" in warnings
-    rows = [re.split(r" {2,}", line) for line in said.replace(str(tmp_path / "b"), "").splitlines()]
-    assert rows == [
-        ["folder", "method", "data", "model", "rounds", "accuracy", "state"],
-        ["/early", "fedmr", "digits", "cnn", "2/9", "-", "finished"],
-        ["/group/fedavg-seed0", "fedavg", "pydoc", "transformer", "3/9", "75.00%", "interrupted"],
-        ["/lost", "fedmr", "digits", "cnn", "3/3", "75.00%", "failed"],
-        ["/on", "fedmr", "digits", "cnn", "3/9", "75.00%", "running"],
-        ["/one", "fedmr", "digits", "cnn", "3/3", "75.00%", "finished"],
-        ["/short", "fedmr", "digits", "cnn", "1/9", "50.00%", "interrupted"],
-    ]
-
-
 @pytest.mark.slow
-def test_settings_come_from_a_file_and_flags_override_them(run_folder, tmp_path):
+def test_settings_come_from_a_file_and_flags_override_them(tmp_path):
     config = Config(algorithm="fedprox", lr=0.5, seeds=(3, 4), alpha=0.1)
     path = tmp_path / "mine.yaml"
     path.write_text(config.to_yaml())
@@ -196,7 +143,8 @@ def test_settings_come_from_a_file_and_flags_override_them(run_folder, tmp_path)
     )
     path.write_text("rounds: 7\nname: mine\n")
     assert parse(["--config", str(path)])[0] == Config(rounds=7, name="mine")
-    path = run_folder("runs/mine") / "config.yaml"  # a run's, without the folder that it has
+    path = tmp_path / "runs/mine/config.yaml"  # a run's, without the folder that it has
+    path.parent.mkdir(parents=True)
     path.write_text(Config(rounds=7, out=str(tmp_path / "runs"), name="mine").to_yaml())
     assert parse(["--config", str(path)])[0] == Config(rounds=7)
     named = Config(rounds=7, out="elsewhere", name="mine")

@@ -32,17 +32,9 @@ def images(count=5):
 
 
 def run_file(path, model, x):
-    """The output of an exported model; of a state dict that of the model that takes it."""
-    if path.suffix == ".onnx":
-        session = pytest.importorskip("onnxruntime").InferenceSession(path)
-        return torch.from_numpy(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0])
-    if path.suffix == ".pt2":
-        return torch.export.load(path).module()(x)
+    """The output of the model that takes an exported state dict."""
     model.load_state_dict(load_file(path) if path.suffix == ".safetensors" else torch.load(path, weights_only=True))
     return model.eval()(x)
-
-
-LONG = pytest.mark.slow
 
 
 @pytest.mark.slow
@@ -60,13 +52,8 @@ def test_a_run_of_which_no_round_was_trained_is_exported_with_a_warning(folder, 
     assert not caplog.text
 
 
-@pytest.mark.parametrize(
-    "suffix",
-    ["pt", "safetensors", pytest.param("pt2", marks=pytest.mark.slow), pytest.param("onnx", marks=LONG)],
-)
+@pytest.mark.parametrize("suffix", ["pt", "safetensors"])
 def test_the_file_computes_what_the_model_does(folder, tmp_path, suffix, capsys):
-    if suffix == "onnx":
-        pytest.importorskip("onnxscript")
     path = tmp_path / f"model.{suffix}"
     assert main([str(folder), str(path)]) == 0
     assert str(path) in capsys.readouterr().out
@@ -74,44 +61,6 @@ def test_the_file_computes_what_the_model_does(folder, tmp_path, suffix, capsys)
     fresh = fl.build(CONFIG)[0].model
     for count in (1, 5):
         torch.testing.assert_close(run_file(path, fresh, images(count)), model(images(count)), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_with_pixels_onnx_takes_images_as_the_data_set_holds_them(folder, tmp_path):
-    pytest.importorskip("onnxscript")
-    data = CONFIG.load()
-    path = fl.export(folder, tmp_path / "model.onnx", pixels=True)
-    expected = fl.load_model(folder)(data.normalise(data.test_x[:7]))
-    torch.testing.assert_close(run_file(path, None, data.test_x[:7]), expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("model", "more"),
-    [
-        ("resnet9", {"norm": "static_batch"}),
-        ("timm:resnet18", {}),
-        ("torchvision:mobilenet_v3_small", {"pad": 12}),
-        ("transformer", {"dataset": "pydoc", "partition": "iid", "depth": 1}),
-    ],
-)
-def test_models_of_all_kinds_are_exported(tmp_path, model, more):
-    pytest.importorskip("onnxscript")
-    config = replace(CONFIG, model=model, width=0.125, samples=200, **more)
-    fl.simulate(config, tmp_path / "run")
-    net, x = fl.load_model(tmp_path / "run"), config.load()
-    x = x.normalise(x.test_x[:3])
-    with torch.no_grad():
-        for suffix in ("pt2", "onnx"):
-            path = fl.export(tmp_path / "run", tmp_path / f"model.{suffix}")
-            torch.testing.assert_close(run_file(path, None, x), net(x), rtol=1e-3, atol=1e-4)
-
-
-def test_a_module_is_exported_with_an_example(tmp_path):
-    net = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 3))
-    path = fl.export(net, tmp_path / "net", format="pt2", example=images(2))
-    assert net.training
-    torch.testing.assert_close(torch.export.load(path.open("rb")).module()(images()), net.eval()(images()))
 
 
 def perceptron():
@@ -138,8 +87,6 @@ def test_a_run_of_a_model_and_data_of_one_s_own_is_exported_with_them(tmp_path):
     expected = algorithm.predict(server, data.test_x, 1)
     torch.testing.assert_close(logits("client.pt", client=1, **own), expected)
     assert not torch.allclose(deployed, expected)
-    program = torch.export.load(fl.export(folder, tmp_path / "model.pt2", pixels=True, **own)).module()
-    torch.testing.assert_close(program(data.test_x), deployed)
     for asked, message in (
         ({}, r"a model of your own, Sequential: give it from Python"),
         ({"client": 1, "model": perceptron}, r"data that were given from Python: .*fl\.export\(folder, file, dataset="),
@@ -188,20 +135,6 @@ def test_adapters_alone_are_a_folder_of_peft(folder, tmp_path, capsys):
     assert main([str(folder), str(tmp_path / "other"), "--format", "peft"]) == 2
     assert "has no adapters" in capsys.readouterr().err
     assert not (tmp_path / "other").exists()
-
-
-def test_what_a_compiler_refuses_and_what_needs_an_example_is_told(tmp_path, monkeypatch):
-    class Branching(nn.Module):
-        def forward(self, x):
-            return x if x.sum() > 0 else -x
-
-    with pytest.raises(FLError, match=r"Branching cannot be written as pt2: .*; pt and safetensors"):
-        fl.export(Branching(), tmp_path / "net.pt2", example=images())
-    with pytest.raises(FLError, match="give an input of two samples"):
-        fl.export(Branching(), tmp_path / "net.pt2")
-    monkeypatch.setattr("fl.runs.export.find_spec", lambda name: None)
-    with pytest.raises(FLError, match=r"pip install 'layer-surgery\[onnx\]'"):
-        fl.export(Branching(), tmp_path / "net.onnx", example=images())
 
 
 @pytest.mark.slow

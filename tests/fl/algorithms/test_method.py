@@ -4,7 +4,6 @@ import ast
 import dataclasses
 import functools
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -48,7 +47,6 @@ ASKING = {
     "compression": {"compression": Compression("topk")},
     "feedback": {"compression": Compression("topk", feedback=True)},
     "privacy": {"privacy": Privacy(clip=1.0)},
-    "secure_aggregation": {"remote": SimpleNamespace(masked=8.0)},
     "presence": {"presence": Presence(torch.ones(4), torch.full((4,), 9))},
 }
 BESIDE = {"choosing": {"tampering"}, "feedback": {"compression"}}
@@ -97,7 +95,6 @@ def test_who_refuses_what():
         "compression": {"compression": Compression("quantise")},
         "presence": {"leaving": 0.5},
         "privacy": {"privacy": Privacy(clip=1.0)},
-        "secure_aggregation": {"secure_aggregation": 8.0},
         "architectures": {"architectures": ArchitectureOptions(widths=(0.5, 1.0))},
     }
     assert Config(defence=Defence("krum")).requirements == {"choosing", "tampering"}

@@ -105,12 +105,12 @@ class Links:
     chain: Chain = Chain()
     taken: bool = True
 
-    def group_unread(self, group, swept=""):
-        return "" if self.taken or swept == "taken" else "needs --taken"
+    def group_unread(self, group):
+        return "" if self.taken else "needs --taken"
 
 
-def unread(settings, flag, swept=""):
-    (reason,) = (one.unread for one in settings_of(settings, swept) if one.flag == flag)
+def unread(settings, flag):
+    (reason,) = (one.unread for one in settings_of(settings) if one.flag == flag)
     return reason
 
 
@@ -119,17 +119,13 @@ def test_a_setting_is_read_only_if_what_it_needs_is_read():
     reason = "--chain.size is for --chain.kind b or c, not for a: leave it out, or give --chain.kind b or c"
     assert unread(Links(Chain(on=True)), "chain.size") == reason
     assert unread(Chain(kind="b"), "size") == "--kind is for --on True, not for False: leave it out, or give --on True"
-    assert unread(Links(Chain(on=True)), "chain.size", swept="chain.kind") == ""
-    assert unread(Links(), "chain.size", swept="chain.kind") != ""
     assert unread(Links(taken=False), "chain.on") == "--chain.on needs --taken"
-    assert unread(Links(taken=False), "chain.on", swept="taken") == ""
 
 
 def test_what_is_not_read_has_its_default_and_only_named_settings_have_to_be_read():
     links = Links(Chain(on=True, size=2))
     assert [(one.flag, one.value) for one in changed(links, Links())] == [("chain.on", True), ("chain.size", 2)]
     assert without_unread(links) == Links(Chain(on=True))
-    assert without_unread(links, swept="chain.kind") == links
     assert without_unread(dataclasses.replace(links, taken=False)) == Links(taken=False)
     check_read(Chain(on=True, size=2), ["on"])
     check_read(Chain(on=True, kind="c", size=2), ["on", "size"])

@@ -236,15 +236,6 @@ def test_nodes_recombine_in_secret_though_each_message_has_a_process_of_its_own(
 
 
 @pytest.mark.nightly
-def test_nodes_aggregate_in_secret_though_each_message_has_a_process_of_its_own(running, tmp_path):
-    folder, run = start(running, "masked", algorithm="fedavg --secure-aggregation 8")
-    assert running.wait(run, 900) == "finished:completed", running.log(run)
-    ours, theirs = tensors(folder / "run"), simulated(settings("fedavg", clients=3), tmp_path)
-    for name, tensor in ours.items():
-        torch.testing.assert_close(tensor, theirs[name], rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.nightly
 def test_a_node_that_hangs_and_one_that_dies_are_left_out_and_named(running):
     """One SuperNode is stopped as by SIGSTOP, another is killed; the third goes on, and both are named in one line."""
     folder, run = start(running, "faults", rounds=3, **{"round-timeout": 90.0})

@@ -17,7 +17,7 @@ from fl import run as cli
 from fl.base.errors import Diverged, FLError, Terminated
 from fl.runs import checkpoint
 from fl.runs.export import client_model
-from fl.runs.lock import is_locked
+from fl.runs.lock import folder_lock
 from fl.runs.metrics import read
 
 CONFIG = fl.Config(algorithm="fedavg", clients=4, participants=2, rounds=4, local_epochs=1, width=0.1, batch_size=50)
@@ -26,6 +26,14 @@ CONFIG = fl.Config(algorithm="fedavg", clients=4, participants=2, rounds=4, loca
 def same(a, b):
     a, b = a.state_dict(), b.state_dict()
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def is_locked(folder):
+    try:
+        with folder_lock(folder):
+            return False
+    except FLError:
+        return True
 
 
 def without_time(rows):

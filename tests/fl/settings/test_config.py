@@ -119,11 +119,20 @@ def test_a_section_that_the_run_does_not_read_is_ignored_with_a_line(section, ca
         Config.from_yaml("algorithm: fedprox\nfedprox: {renamed: 1}")
 
 
-@pytest.mark.parametrize("name", ["sample-privacy", "attack.kind", "activation-checkpointing", "jobs"])
-def test_settings_that_are_gone_are_read_from_a_folder_and_refused_elsewhere(name, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("sample-privacy", {"clip": 0.0}),
+        ("attack.kind", "shuffle"),
+        ("activation-checkpointing", False),
+        ("jobs", 1),
+        ("secure-aggregation", 0.0),
+    ],
+)
+def test_settings_that_are_gone_are_read_from_a_folder_and_refused_elsewhere(name, value, tmp_path):
     config, file = Config(algorithm="fedavg"), tmp_path / "config.yaml"
     values, (group, _, setting) = yaml.safe_load(config.to_yaml()), name.replace("-", "_").rpartition(".")
-    (values[group] if group else values)[setting] = {"clip": 0.0} if name == "sample-privacy" else "shuffle"
+    (values[group] if group else values)[setting] = value
     file.write_text(yaml.safe_dump(values))
     assert Config.read(tmp_path) == config
     for refuse in (
