@@ -58,7 +58,7 @@ def layers(model: nn.Module | State, *, example: Any = None, unit: Unit = "layer
     pieces = _pieces(root, unit, example)
     if example is None:
         return pieces
-    order = _first_use(model, example)
+    order = _first_use(root, example)
     return sorted(pieces, key=lambda piece: min(order.get(name, len(order)) for name in piece.tensors))
 
 

@@ -84,8 +84,8 @@ def passthrough(
     places = [{section.name: section.blocks for section in known}]
     for other in models[1:]:
         runs = isinstance(other, nn.Module)
-        inside = sections(other if runs else metas(other), example=example if runs else None)
-        places.append({section.name: section.blocks for section in inside})
+        others = sections(other if runs else metas(other), example=example if runs else None)
+        places.append({section.name: section.blocks for section in others})
     for name, chosen in blocks.items():
         if name not in places[0]:
             found = ", ".join(map(repr, places[0])) or "none"
