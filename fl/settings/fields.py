@@ -133,8 +133,10 @@ class DataSettings(PartitionOptions, Who):
 
     def fitted(self, dataset: Dataset) -> Self:
         """Move numbers that nobody set into the limits that given data leave them."""
+        if self.partition not in KINDS:  # as `check` says
+            return self
         clients, least, count = self.clients, self.min_samples, len(dataset.y)
-        if self.partition == "natural" and dataset.owners is not None and isinstance(clients, Default):
+        if KINDS[self.partition].partial and dataset.owners is not None and isinstance(clients, Default):
             able = int((dataset.owners.unique(return_counts=True)[1] >= least).sum())
             clients = min(clients, able) or clients
         elif isinstance(least, Default) and not self.samples:
