@@ -149,7 +149,8 @@ def checksums(rows: Sequence[Row]) -> list[str]:
 
     It has a part for each kind of evaluation: a resumed run may drop one that only an earlier end made, see `kept`.
     """
-    due = {name: column.due for name, column in columns(_names(rows)).items()} | {"seconds": None}
+    due = {name: column.due for name, column in columns(_names(rows)).items()}
+    due |= {"seconds": None, "attack_success": "global"}  # the latter in tables of earlier versions
     parts = [[{k: v for k, v in row.items() if due.get(k, "round") == part} for part in get_args(Due)] for row in rows]
     texts = [[json.dumps(part, sort_keys=True).encode() if part else b"" for part in row] for row in parts]
     return [" ".join(f"{zlib.crc32(text):08x}" if text else "" for text in row) for row in texts]

@@ -1,9 +1,12 @@
+from typing import get_args
+
 import pytest
 
 from fl import FLError
 from fl.algorithms import ALGORITHMS, fedavg
 from fl.algorithms.method import Method
-from fl.runs.metrics import Metrics, best, evaluations_since_best, read
+from fl.base.columns import Due
+from fl.runs.metrics import Metrics, best, checksums, evaluations_since_best, read
 
 
 def test_a_metric_without_a_column_is_refused_before_its_row_is_written(tmp_path):
@@ -65,3 +68,8 @@ def test_before_the_first_evaluation_none_was_in_vain():
 def test_the_best_round_is_that_of_the_most_equal_clients(by):
     rows = [{"round": r, "accuracy": 0.5, by: value} for r, value in ((1, 0.2), (2, 0.1), (3, 0.3))]
     assert best(rows, by)["round"] == 2
+
+
+def test_the_column_of_an_attack_that_is_gone_counts_as_one_of_the_global_model():
+    plain, attacked = (checksums([{"round": 1, **more}])[0].split(" ") for more in ({}, {"attack_success": 0.5}))
+    assert [one != other for one, other in zip(plain, attacked)] == [due == "global" for due in get_args(Due)]
