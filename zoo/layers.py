@@ -201,24 +201,6 @@ class Residual(nn.Module):
             nn.init.ones_(self.step)
 
 
-class LayerScale(nn.Module):
-    """A learnable factor for each channel, the last axis: [..., C] -> [..., C].
-
-    Touvron et al., "Going deeper with Image Transformers" (ICCV 2021).
-    """
-
-    def __init__(self, channels: int, start: float) -> None:
-        super().__init__()
-        self.start = start
-        self.weight = nn.Parameter(torch.full((channels,), start))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.weight
-
-    def reset_parameters(self) -> None:
-        nn.init.constant_(self.weight, self.start)
-
-
 class GlobalPool(nn.Module):
     """The mean over positions: [N, C, H, W] -> [N, C]."""
 
@@ -242,9 +224,9 @@ def initialise(model: nn.Module, generator: torch.Generator | None = None) -> nn
     """Draw every weight of a zoo model from `generator`, in the order of its modules, and return the model.
 
     Convolutions get He's normal initialisation by fan-out (He et al. 2015), and bias 0. Linear layers, and convolutions
-    with a bias in the CNN, ConvNeXt and the Vision Transformer, get torch's default: weight and bias are uniform within
+    with a bias in the CNN and the Vision Transformer, get torch's default: weight and bias are uniform within
     1/sqrt(fan-in). Embeddings are standard normal; class tokens and positions of patches have deviation 0.02. Norms
-    have weight 1 and bias 0; step sizes start at 1, and layer scales where their spec says.
+    have weight 1 and bias 0, and step sizes start at 1.
 
     Args:
         generator: on the model's device; None draws from torch's global generator.
@@ -270,7 +252,7 @@ def initialise(model: nn.Module, generator: torch.Generator | None = None) -> nn
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, generator=generator)
-        elif isinstance(module, nn.BatchNorm2d | nn.GroupNorm | nn.LayerNorm | Residual | LayerScale):
+        elif isinstance(module, nn.BatchNorm2d | nn.GroupNorm | nn.LayerNorm | Residual):
             module.reset_parameters()
         elif hasattr(module, "draw"):  # the tokens of a Vision Transformer
             module.draw(generator)

@@ -20,7 +20,7 @@ from zoo.layers import Kit, Rounding, initialise
 from zoo.norms import Norm
 from zoo.plain_yaml import read_yaml
 
-FAMILIES = ("cnn", "resnet", "mobilenet", "vgg", "convnext", "vit", "transformer")
+FAMILIES = ("cnn", "resnet", "mobilenet", "vgg", "vit", "transformer")
 """The files of the zoo with a table MEMBERS of architectures by name."""
 
 
@@ -125,15 +125,14 @@ class Spec:
         norm: batch, static_batch, group, layer or none.
         norm_eps: epsilon of the norms.
         dropout: rate of dropout. For a library's model None keeps what the library sets, 0 switches all dropout off.
-        drop_path: rate of stochastic depth; block i of n has i/n of it, as in torchvision. (ConvNeXt and the Vision
-            Transformer: i/(n - 1), so that the last block has all of it, as in torchvision and timm.)
+        drop_path: rate of stochastic depth; block i of n has i/n of it, as in torchvision. (The Vision
+            Transformer: i/(n - 1), so that the last block has all of it, as in timm.)
         scaler: HeteroFL's Scaler, which divides by the width rate in training. It is the rate of this spec, so the
             server's model should have width 1.
         step_size: NeFL's learnable step size for every residual branch.
         exits: a classifier after each section instead of one at the end. In training the model gives the logits of all
             of them, [N, exits, classes], in evaluation mode their mean, [N, classes].
         heads: of a Vision Transformer's attention, whatever the width; they must divide the full width.
-        layer_scale: where ConvNeXt's learnable factors of channels begin, between 0 and 1; 0 leaves them out.
 
     Raises:
         ZooError: for an unknown name, a field that the architecture does not have, and values out of range.
@@ -162,7 +161,6 @@ class Spec:
     step_size: bool | None = None
     exits: bool | None = None
     heads: int | None = None
-    layer_scale: float | None = None
 
     def __post_init__(self) -> None:
         member = self.member
@@ -339,8 +337,6 @@ def _checked(name: str, field: str, value: Any, member: Member) -> Any:
         if not isinstance(value, bool):
             raise ZooError(f"{name}: {field} is true or false, got {value!r}")
         return value
-    if field == "layer_scale" and _is_number(value) and value == 1:
-        return 1.0
     if not _is_number(value) or not 0 <= value < 1 or (field == "norm_eps" and value == 0):
         raise ZooError(f"{name}: {field} must be a number of at least 0 and below 1, got {value!r}")
     return float(value)

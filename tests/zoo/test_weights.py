@@ -91,7 +91,6 @@ def test_nothing_is_said_where_all_weights_are_taken(tmp_path, theirs, caplog):
     ("name", "make"),
     [
         ("vit_tiny", lambda n: timm_model("vit_tiny_patch16_224", num_classes=n)),
-        ("convnext_tiny", lambda n: torchvision.models.convnext_tiny(num_classes=n)),
         ("mobilenetv2", lambda n: torchvision.models.mobilenet_v2(num_classes=n)),
         ("vgg11", lambda n: torchvision.models.vgg11_bn(num_classes=n)),
         ("timm:convnext_atto", lambda n: timm_model("convnext_atto", num_classes=n)),
