@@ -13,10 +13,6 @@ from zoo.errors import ZooError
 from zoo.norms import BatchNorm2d, Norm, StaticBatchNorm2d
 
 Rounding: TypeAlias = Literal["ceil", "divisor8"]
-_DROPOUTS = (
-    nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout,
-)  # fmt: skip
-_OTHERS = {"StochasticDepth": "p", "DropPath": "drop_prob"}  # torchvision's and timm's, known without importing these
 
 
 class Network(nn.Sequential):
@@ -206,17 +202,6 @@ class GlobalPool(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x.mean((2, 3))
-
-
-def dropout_rate(module: nn.Module) -> str | None:
-    """The name of the attribute with a module's dropout rate; None if it drops nothing at random.
-
-    >>> dropout_rate(nn.Dropout(0.1)), dropout_rate(nn.ReLU())
-    ('p', None)
-    """
-    if isinstance(module, _DROPOUTS):
-        return "p"
-    return _OTHERS.get(type(module).__name__)
 
 
 @torch.no_grad()
