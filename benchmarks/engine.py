@@ -2,7 +2,7 @@
 
     python benchmarks/engine.py                     # prints the table, writes benchmarks/results/engine-<device>.json
     python benchmarks/engine.py --threads 1,2       # with one intra-op thread and with two (CPU)
-    python benchmarks/engine.py --models vit,convnext --threads 1,2   # these rows anew; the file's others stay
+    python benchmarks/engine.py --models vit,cnn --threads 1,2   # these rows anew; the file's others stay
     python benchmarks/engine.py --quick             # a few rows, to see that it runs
 
 A round is all of it: sampling, batches, local training of K ragged clients (their numbers of steps spread from half
@@ -41,11 +41,6 @@ MODELS = {
     "resnet20 32x32": ("resnet20", {"in_channels": 3, "image_size": 32}),
     "vit_tiny 8x8": ("vit_tiny", {"in_channels": 1, "image_size": 8, "width": 0.25}),
     "vit_tiny 32x32": ("vit_tiny", {"in_channels": 3, "image_size": 32, "width": 0.5, "depth": 4}),
-    "convnext_tiny 8x8": ("convnext_tiny", {"in_channels": 1, "image_size": 8, "width": 0.25, "depth": (1, 1, 3, 1)}),
-    "convnext_tiny 32x32": (
-        "convnext_tiny",
-        {"in_channels": 3, "image_size": 32, "width": 0.25, "depth": (1, 1, 3, 1)},
-    ),
 }
 
 

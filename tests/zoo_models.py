@@ -7,7 +7,7 @@ from zoo import Spec
 FAMILIES = {
     "cnn": (28, 0.3), "lenet": (32, 0.5), "resnet18": (64, 0.2), "resnet50": (64, 0.1), "resnet20": (16, 0.5),
     "preresnet20": (16, 0.5), "resnet20_fedmr": (16, 0.5), "mobilenetv2": (64, 0.3), "efficientnetv2_cifar": (16, 0.3),
-    "vgg11": (32, 0.1), "convnext_tiny": (16, 0.1), "vit_tiny": (8, 0.2), "transformer": (6, 0.3),
+    "vgg11": (32, 0.1), "vit_tiny": (8, 0.2), "transformer": (6, 0.3),
     "transformer_masked": (6, 0.3),
 }  # fmt: skip
 """The side of images or the number of tokens, and the width, of a small model of each."""
@@ -32,7 +32,7 @@ def shapes(name):
 def small(name, **options):
     """A tenth of the width, all blocks."""
     given = shapes(name)
-    if not name.startswith(("vgg", "vit", "convnext")):
+    if not name.startswith(("vgg", "vit")):
         given.pop("image_size", None)
     return Spec(name, **{"width": 0.1, **given, **options})
 

@@ -33,8 +33,6 @@ def show(
 
     Without names, all models of the zoo are shown that take the given flags.
 
-    timm:NAME and torchvision:NAME work, too.
-
     Args:
         models: the models to show
         width: rate of the hidden widths: one for all, or one for each section
@@ -97,7 +95,7 @@ def table(specs: Sequence[Spec]) -> str:
     rows = [("model", "parameters", "MACs", "input", "blocks of each section", "source")]
     for spec in specs:
         row = _row(spec)
-        blocks = ", ".join(map(str, row["sections"] or ()))
+        blocks = ", ".join(map(str, row["sections"]))
         size = "x".join(map(str, row["input"]))
         rows.append((row["name"], f"{row['parameters']:,}", _short(row["macs"]), size, blocks, row["source"]))
     widths = [max(map(len, column)) for column in zip(*rows)]

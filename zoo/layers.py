@@ -13,10 +13,6 @@ from zoo.errors import ZooError
 from zoo.norms import BatchNorm2d, Norm, StaticBatchNorm2d
 
 Rounding: TypeAlias = Literal["ceil", "divisor8"]
-_DROPOUTS = (
-    nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout,
-)  # fmt: skip
-_OTHERS = {"StochasticDepth": "p", "DropPath": "drop_prob"}  # torchvision's and timm's, known without importing these
 
 
 class Network(nn.Sequential):
@@ -201,24 +197,6 @@ class Residual(nn.Module):
             nn.init.ones_(self.step)
 
 
-class LayerScale(nn.Module):
-    """A learnable factor for each channel, the last axis: [..., C] -> [..., C].
-
-    Touvron et al., "Going deeper with Image Transformers" (ICCV 2021).
-    """
-
-    def __init__(self, channels: int, start: float) -> None:
-        super().__init__()
-        self.start = start
-        self.weight = nn.Parameter(torch.full((channels,), start))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.weight
-
-    def reset_parameters(self) -> None:
-        nn.init.constant_(self.weight, self.start)
-
-
 class GlobalPool(nn.Module):
     """The mean over positions: [N, C, H, W] -> [N, C]."""
 
@@ -226,25 +204,14 @@ class GlobalPool(nn.Module):
         return x.mean((2, 3))
 
 
-def dropout_rate(module: nn.Module) -> str | None:
-    """The name of the attribute with a module's dropout rate; None if it drops nothing at random.
-
-    >>> dropout_rate(nn.Dropout(0.1)), dropout_rate(nn.ReLU())
-    ('p', None)
-    """
-    if isinstance(module, _DROPOUTS):
-        return "p"
-    return _OTHERS.get(type(module).__name__)
-
-
 @torch.no_grad()
 def initialise(model: nn.Module, generator: torch.Generator | None = None) -> nn.Module:
     """Draw every weight of a zoo model from `generator`, in the order of its modules, and return the model.
 
     Convolutions get He's normal initialisation by fan-out (He et al. 2015), and bias 0. Linear layers, and convolutions
-    with a bias in the CNN, ConvNeXt and the Vision Transformer, get torch's default: weight and bias are uniform within
+    with a bias in the CNN and the Vision Transformer, get torch's default: weight and bias are uniform within
     1/sqrt(fan-in). Embeddings are standard normal; class tokens and positions of patches have deviation 0.02. Norms
-    have weight 1 and bias 0; step sizes start at 1, and layer scales where their spec says.
+    have weight 1 and bias 0, and step sizes start at 1.
 
     Args:
         generator: on the model's device; None draws from torch's global generator.
@@ -270,7 +237,7 @@ def initialise(model: nn.Module, generator: torch.Generator | None = None) -> nn
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, generator=generator)
-        elif isinstance(module, nn.BatchNorm2d | nn.GroupNorm | nn.LayerNorm | Residual | LayerScale):
+        elif isinstance(module, nn.BatchNorm2d | nn.GroupNorm | nn.LayerNorm | Residual):
             module.reset_parameters()
         elif hasattr(module, "draw"):  # the tokens of a Vision Transformer
             module.draw(generator)

@@ -14,13 +14,12 @@ import yaml
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from zoo import library
-from zoo.errors import ZooError
+from zoo.errors import ZooError, first_line
 from zoo.layers import Kit, Rounding, initialise
 from zoo.norms import Norm
 from zoo.plain_yaml import read_yaml
 
-FAMILIES = ("cnn", "resnet", "mobilenet", "vgg", "convnext", "vit", "transformer")
+FAMILIES = ("cnn", "resnet", "mobilenet", "vgg", "vit", "transformer")
 """The files of the zoo with a table MEMBERS of architectures by name."""
 
 
@@ -33,8 +32,9 @@ class Member:
     """A named architecture: one row of a family's table.
 
     Attributes:
-        build: makes a model from a `Spec`, on the meta device. A library's model is made with initial weights.
-        depth: blocks of each section at full depth; None for a library's model, whose sections are not known.
+        build: makes a model from a `Spec`, on the meta device.
+        depth: blocks of each section at full depth; None where they are not known, as of models from elsewhere that
+            subclasses of `Spec` describe and build. These have one width rate, of at most 1.
         source: where it is described.
         defaults: the fields of `Spec` that this architecture takes besides width and depth, with their defaults; a
             function is given the size of the images.
@@ -92,11 +92,11 @@ def find(name: str) -> Member:
         raise ZooError(f"the name of a model must be a string, got {name!r}")
     if name in members():
         return members()[name]
-    if ":" in name:
-        return Member(library.build, None, name.partition(":")[0], library.defaults(name), also=("all",))
+    if name.startswith(("timm:", "torchvision:")):
+        raise ZooError(f"unknown model {name!r}: the zoo has its own only, and surgery.named makes those of libraries")
     if near := difflib.get_close_matches(name, members(), n=3):
         raise ZooError(f"unknown model {name!r}: did you mean {' or '.join(near)}? `python -m zoo` lists all")
-    raise ZooError(f"unknown model {name!r}: there are {', '.join(names())}, timm:NAME and torchvision:NAME")
+    raise ZooError(f"unknown model {name!r}: there are {', '.join(names())}")
 
 
 class Count(NamedTuple):
@@ -111,29 +111,27 @@ class Spec:
     """The description of a model: frozen, hashable, equal for equal models. None stands for the architecture's default.
 
     Attributes:
-        name: one of `zoo.names()`, or "timm:NAME" or "torchvision:NAME" (see `zoo.library`).
+        name: one of `zoo.names()`.
         num_classes: number of outputs; for a language model the size of its vocabulary.
         in_channels, image_size: of the images [N, in_channels, image_size, image_size].
         tokens: the longest sequence that a language model takes.
         width: rates of the hidden widths: one for all, one for each key of `rates`, or one for each section, the last
-            of which is then used for what follows the sections as well. A library's model has one, and `build` refuses
-            it unless it is 1.
+            of which is then used for what follows the sections as well.
         depth: number of blocks: one for all sections, or one for each section. With exits the last sections may have 0.
         rounding: of rate times channels: `ceil`, or `divisor8` as in the papers of the mobile families.
         stem: `imagenet` halves the image once or twice before the first section, `cifar` keeps it. (A Vision
             Transformer has patches of 16x16 or 4x4 pixels.)
         norm: batch, static_batch, group, layer or none.
         norm_eps: epsilon of the norms.
-        dropout: rate of dropout. For a library's model None keeps what the library sets, 0 switches all dropout off.
-        drop_path: rate of stochastic depth; block i of n has i/n of it, as in torchvision. (ConvNeXt and the Vision
-            Transformer: i/(n - 1), so that the last block has all of it, as in torchvision and timm.)
+        dropout: rate of dropout.
+        drop_path: rate of stochastic depth; block i of n has i/n of it, as in torchvision. (The Vision
+            Transformer: i/(n - 1), so that the last block has all of it, as in timm.)
         scaler: HeteroFL's Scaler, which divides by the width rate in training. It is the rate of this spec, so the
             server's model should have width 1.
         step_size: NeFL's learnable step size for every residual branch.
         exits: a classifier after each section instead of one at the end. In training the model gives the logits of all
             of them, [N, exits, classes], in evaluation mode their mean, [N, classes].
         heads: of a Vision Transformer's attention, whatever the width; they must divide the full width.
-        layer_scale: where ConvNeXt's learnable factors of channels begin, between 0 and 1; 0 leaves them out.
 
     Raises:
         ZooError: for an unknown name, a field that the architecture does not have, and values out of range.
@@ -162,7 +160,6 @@ class Spec:
     step_size: bool | None = None
     exits: bool | None = None
     heads: int | None = None
-    layer_scale: float | None = None
 
     def __post_init__(self) -> None:
         member = self.member
@@ -212,20 +209,11 @@ class Spec:
             device: `meta` gives a model with shapes but no weights.
 
         Raises:
-            ZooError: if the architecture does not take such inputs, or a library's model should be narrow or shallow.
+            ZooError: if the architecture does not take such inputs.
         """
-        meta = torch.device(device).type == "meta"
-        if self.member.depth is None:
-            # the libraries draw from torch's global generator, which is seeded from this one and restored afterwards
-            with torch.random.fork_rng(devices=[], enabled=generator is not None):
-                if generator is not None:
-                    seed = int(torch.randint(2**62, (), generator=generator))
-                    torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed GPUs, too
-                with torch.device("meta" if meta else "cpu"):
-                    return self.member.build(self).to(device)
         with torch.device("meta"):
             model = self.member.build(self)
-        if meta:
+        if torch.device(device).type == "meta":
             return model
         return initialise(model.to_empty(device="cpu"), generator).to(device)
 
@@ -268,7 +256,7 @@ class Spec:
             raise
         except (RuntimeError, ValueError, AssertionError, TypeError, IndexError) as error:
             at = f"{own}" if size is None else f"{own}, not at {size}"
-            why = library.first_line(error)
+            why = first_line(error)
             raise ZooError(f"{self.name} cannot be counted: it is made for inputs of size {at}: {why}") from error
         return Count(sum(p.numel() for p in model.parameters()), counter.get_total_flops() // 2)
 
@@ -339,8 +327,6 @@ def _checked(name: str, field: str, value: Any, member: Member) -> Any:
         if not isinstance(value, bool):
             raise ZooError(f"{name}: {field} is true or false, got {value!r}")
         return value
-    if field == "layer_scale" and _is_number(value) and value == 1:
-        return 1.0
     if not _is_number(value) or not 0 <= value < 1 or (field == "norm_eps" and value == 0):
         raise ZooError(f"{name}: {field} must be a number of at least 0 and below 1, got {value!r}")
     return float(value)
@@ -364,7 +350,7 @@ def _rates(name: str, width: Any, member: Member) -> tuple[float, ...]:
 
 
 def _blocks(name: str, depth: Any, member: Member, exits: bool) -> tuple[int, ...] | None:
-    """The number of blocks of each section; None is the full depth of a library's model, whose sections are unknown.
+    """The number of blocks of each section; None is the full depth of a model whose sections are unknown.
 
     Args:
         exits: whether each section has a classifier, so that the last sections may be missing.

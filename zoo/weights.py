@@ -1,4 +1,4 @@
-"""Models by name, with drawn or given weights: those of torchvision or timm, of a file, or of a state dict.
+"""Models by name, with drawn or given weights: a state dict, of the zoo, torchvision or timm, or a file that has one.
 
 torchvision and timm have the same tensors in the same order under other names.
 """
@@ -15,33 +15,35 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.errors import ZooError
+from zoo.errors import ZooError, first_line
 from zoo.layers import Network
-from zoo.library import fetch, first_line, published, tensor_names
 from zoo.norms import State, StaticBatchNorm2d, is_statistic
 from zoo.spec import Spec, members
 
 _LOG = logging.getLogger(__name__)
-_FORMS = "torchvision:DEFAULT, timm:NAME, or the path of a .safetensors, .pt or .pth file"
+_FORMS = "a state dict, such as torchvision.models.resnet18(...).state_dict(), or a .safetensors, .pt or .pth file"
 _LAYOUTS = ("torchvision", "torchvision_plain", "timm")
 _HEADS = re.compile(r"(?:.*\.)?(?:head|fc|classifier)(?:\.(\d+))?\.bias")  # of zoo, torchvision and timm
 
 
 def create(
-    name: str, generator: torch.Generator | None = None, weights: str | Path | None = None, **fields
+    name: str,
+    generator: torch.Generator | None = None,
+    weights: Mapping[str, Tensor] | str | Path | None = None,
+    **fields,
 ) -> nn.Module:
     """Build a model by name.
 
     Args:
-        name: one of `zoo.names()`, "timm:NAME" or "torchvision:NAME".
+        name: one of `zoo.names()`.
         generator: draws the initial weights, on the CPU; None draws them from torch's global generator.
-        weights: to begin with instead: "torchvision:DEFAULT", "timm:NAME", or a file with a state dict; see
-            `zoo.weights.build_with`, also for what becomes of the head if the number of classes differs.
+        weights: to begin with instead: a state dict, or a file with one; see `zoo.weights.build_with`, also for what
+            becomes of the head if the number of classes differs.
         fields: the fields of `Spec`: num_classes, width, depth, norm, ...
 
     Raises:
         ZooError: for an unknown name, a field that the architecture does not have, values out of range, and weights
-            that cannot be had or belong to another model.
+            that cannot be read or belong to another model.
 
     >>> net = create("resnet20", num_classes=10, width=0.5)
     >>> net(torch.zeros(2, 3, 32, 32)).shape
@@ -51,35 +53,26 @@ def create(
     return spec.build(generator) if weights is None else build_with(spec, weights, generator)
 
 
-def build_with(spec: Spec, weights: str | Path, generator: torch.Generator | None = None) -> nn.Module:
-    """Build a model whose weights are those of torchvision, of timm, or of a file, mapped by `zoo.load`.
+def build_with(
+    spec: Spec, weights: Mapping[str, Tensor] | str | Path, generator: torch.Generator | None = None
+) -> nn.Module:
+    """Build a model with the weights of a state dict of the zoo, torchvision or timm, mapped by `zoo.load`.
 
     If they are for another number of classes than the spec's, the head stays as initialised, and a warning is logged.
     Everything else has to fit.
 
     Args:
-        weights: "torchvision:DEFAULT" or another of torchvision's names for weights of this architecture
-            ("torchvision:IMAGENET1K_V1"); "timm:NAME", where the zoo's model is compared with timm's on an image; or
-            the path of a .safetensors, .pth or .pt file with a state dict.
+        weights: the state dict, or the path of a .safetensors, .pth or .pt file with one.
         generator: draws the initial weights, of which only those of a new head remain.
 
     Raises:
-        ZooError: if the weights are unknown, cannot be fetched or read, or belong to another model.
+        ZooError: if the weights cannot be read, or belong to another model.
     """
-    if not isinstance(weights, str | Path):
+    if not isinstance(weights, Mapping | str | Path):
         raise ZooError(f"weights={weights!r}: give {_FORMS}")
-    library, _, name = str(weights).partition(":")
-    if library == "torchvision":
-        state = fetch(library, counterpart(library, spec), name).state_dict()
-    elif library == "timm":
-        model = fetch(library, name)
-        if ":" not in spec.name:
-            _compare(spec, model, name)
-        state = model.state_dict()
-    elif Path(weights).is_file():
-        state = read(weights)
-    else:
-        raise ZooError(f"there are no weights {str(weights)!r}: give {_FORMS}")
+    if isinstance(weights, str) and not Path(weights).is_file():
+        raise ZooError(f"there are no weights {weights!r}: give {_FORMS}")
+    state, source = (weights, "the given state") if isinstance(weights, Mapping) else (read(weights), weights)
     theirs = classes(state)
     try:
         if theirs in (None, spec.num_classes):
@@ -88,35 +81,13 @@ def build_with(spec: Spec, weights: str | Path, generator: torch.Generator | Non
     except ZooError as error:
         whole = spec.depth == spec.member.depth and set(spec.rates.values()) == {1.0}
         hint = "" if whole else "; weights of a full model go into a full one: cut that by surgery.ungraft and corner"
-        raise ZooError(f"{spec.name} cannot begin with {weights}: {error}{hint}") from None
+        raise ZooError(f"{spec.name} cannot begin with {source}: {error}{hint}") from None
     model = spec.build(generator)
     head = [name for name, tensor in model.state_dict().items() if tensor.shape != full[name].shape]
     model.load_state_dict(full | {name: model.state_dict()[name] for name in head})
     text = "%s: %s stay as initialised, because the weights of %s are for %d classes and the model has %d"
-    _LOG.warning(text, spec.name, " and ".join(head), weights, theirs, spec.num_classes)
+    _LOG.warning(text, spec.name, " and ".join(head), source, theirs, spec.num_classes)
     return model
-
-
-def _compare(spec: Spec, theirs: Any, name: str) -> None:
-    """Raise ZooError unless the zoo's model of this name computes with timm's weights what timm's does.
-
-    Weights do not show strides, padding and epsilons, in which timm's variants of an architecture differ.
-    """
-    channels, *sizes = theirs.pretrained_cfg["input_size"]
-    options = {"image_size": sizes[-1], "norm_eps": spec.norm_eps, "in_channels": channels}
-    options |= {field: getattr(spec, field) for field in ("norm", "heads") if getattr(spec, field) is not None}
-    try:
-        ours = load(Spec(spec.name, theirs.num_classes, **options).build(), theirs.state_dict())
-    except ZooError as error:
-        raise ZooError(f"timm's {name} is not the zoo's {spec.name}: {error}") from None
-    image = torch.rand(1, channels, *sizes, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        a, b = ours.eval()(image), theirs.eval()(image)
-    if (a - b).norm() <= 1e-3 * b.norm():
-        return
-    epsilons = {module.eps for module in theirs.modules() if hasattr(module, "eps")} - {spec.norm_eps}
-    hint = f": its norms have another epsilon, give norm_eps={min(epsilons):g}" if epsilons else ""
-    raise ZooError(f"timm's {name} has the tensors of the zoo's {spec.name}, but not its logits{hint}")
 
 
 def read(file: str | Path) -> dict[str, Tensor]:
@@ -158,30 +129,6 @@ def read(file: str | Path) -> dict[str, Tensor]:
         if all(name.startswith(prefix) for name in state):
             state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
     return dict(state)
-
-
-def counterpart(library: str, spec: Spec) -> str:
-    """The name of a spec's architecture in torchvision or timm, which publishes weights for it.
-
-    Raises:
-        ZooError: if it publishes none, with those for which it does.
-
-    >>> counterpart("torchvision", Spec("mobilenetv2")), counterpart("timm", Spec("timm:resnet10t"))
-    ('mobilenet_v2', 'resnet10t')
-    """
-    where, _, name = spec.name.rpartition(":")
-    if where == library:
-        return name
-    plain = library == "torchvision" and spec.norm == "none"
-    table = counterparts("torchvision_plain" if plain else library)
-    known = {ours: theirs for ours, theirs in table.items() if published(library, theirs)}
-    if spec.name not in known:
-        which = spec.name + (" without norms" if plain else "")
-        raise ZooError(
-            f"{library} publishes no weights for {which}; it does for {', '.join(known)} and {library}:NAME. Choose "
-            "one of them, or give a file"
-        )
-    return known[spec.name]
 
 
 def counterparts(layout: str) -> dict[str, str]:
@@ -278,7 +225,7 @@ def _in_order(state: Mapping[str, Tensor], model: nn.Module) -> Mapping[str, Ten
     for layout in _LAYOUTS:
         for ours, theirs in counterparts(layout).items():
             if type(model) is type(_skeleton(ours)):
-                names = [name for name in tensor_names(layout.removesuffix("_plain"), theirs) if not _is_counter(name)]
+                names = [name for name in _tensor_names(layout.removesuffix("_plain"), theirs) if not _is_counter(name)]
                 if sorted(names) == given:
                     return {name: state[name] for name in names}
     return state
@@ -311,12 +258,25 @@ def to_torchvision(state: Mapping[str, Tensor]) -> State:
                 values = iter(model.to_foreign({name: state[name] for name in own}))
                 return {
                     key: torch.tensor(0) if _is_counter(key) else next(values)
-                    for key in tensor_names("torchvision", theirs)
+                    for key in _tensor_names("torchvision", theirs)
                 }
     raise ZooError(
         f"torchvision has no model with these {len(state)} tensors: it has those of "
         f"{', '.join(counterparts('torchvision'))}, at full width and depth and with 3 input channels"
     )
+
+
+@lru_cache
+def _tensor_names(library: str, name: str) -> list[str]:
+    """The names in the state dict of a library's model, in its order."""
+    with torch.device("meta"):
+        if library == "timm":
+            import timm
+
+            return list(timm.create_model(name).state_dict())
+        from torchvision import models
+
+        return list(models.get_model(name).state_dict())
 
 
 @lru_cache

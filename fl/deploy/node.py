@@ -27,6 +27,7 @@ from fl.models import custom_model
 from fl.models.create import create
 from fl.models.fleet import Fleet, make_fleet
 from fl.models.init import find
+from fl.models.library import spec_class
 from fl.partition import Parts, Split, Splits
 from fl.runs.assembly import make_algorithm, make_models, model_spec, pick_device, training
 from fl.runs.evaluate import score_clients
@@ -293,8 +294,8 @@ class Node:
 
 def _spec(values: dict) -> Spec:
     try:
-        return Spec.from_dict(values)
-    except (ZooError, TypeError) as error:
+        return spec_class(values.get("name")).from_dict(values)
+    except (ZooError, FLError, TypeError) as error:
         raise FLError(f"the request describes no model: {error}") from None
 
 

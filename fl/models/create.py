@@ -14,6 +14,7 @@ from torch import nn
 import zoo
 from fl.base.errors import FLError, ask_memory
 from fl.models import custom_model
+from fl.models.library import spec_class
 from surgery import SurgeryError, narrow, sections, state, ungraft
 from surgery.errors import first_line
 
@@ -62,7 +63,8 @@ def make_spec(
             if name != custom_model.GIVEN:
                 custom_model.by_name(name)
             return custom_model.CustomSpec(name, width=width, depth=depth)
-        takes = zoo.Spec(name).member.defaults
+        kind = spec_class(name)
+        takes = kind(name).member.defaults
         if "tokens" in takes and tokens is None:
             raise FLError(
                 f"--model {name} is made for text, whose labels are the next tokens, and these data have one label a "
@@ -79,12 +81,14 @@ def make_spec(
         if exits and "exits" not in takes:
             able = [one for one in zoo.names() if "exits" in zoo.Spec(one).member.defaults]
             raise FLError(f"--exits: {name} cannot have exits; leave it out, or choose one of {', '.join(able)}")
-        return zoo.Spec(
+        return kind(
             name, num_classes, in_channels, image_size, tokens=tokens, width=width, depth=depth, norm=norm, stem=stem,
             dropout=dropout, exits=exits or None,
         )  # fmt: skip
     except zoo.ZooError as error:
-        raise FLError(str(error)) from None
+        known = ":" in name or name in zoo.names()
+        more = "" if known else "; --model takes timm:NAME, torchvision:NAME and my_module:MyNet, too"
+        raise FLError(f"{error}{more}") from None
 
 
 def takes_text(name: str) -> bool:

@@ -19,6 +19,7 @@ from fl.base.errors import FLError
 from fl.base.plugins import failed, find, installed, is_path, kind
 from fl.data import Dataset
 from fl.models import hf
+from fl.models.library import seeded
 from surgery.errors import first_line
 from surgery.plan import structure
 from surgery.transfer import double
@@ -225,10 +226,7 @@ def _built(name: str, source: Model | None, generator: torch.Generator | None) -
     """Make a new model, on the CPU or where its maker puts it."""
     if source is None:
         raise FLError(f"{said(name)} cannot be built before the data are known")
-    with torch.random.fork_rng(devices=[]):
-        if generator is not None:
-            seed = int(torch.randint(2**62, (), generator=generator))
-            torch.default_generator.manual_seed(seed)
+    with seeded(generator):
         try:
             model = copy.deepcopy(source) if isinstance(source, nn.Module) else source()
         except FLError:

@@ -20,10 +20,10 @@ from fl.base.tensors import sha256_of
 from fl.models.create import create, cut
 from fl.models.custom_model import LIBRARIES, CustomSpec, is_custom, said
 from fl.models.fleet import plan_within
+from fl.models.library import counterpart, fetch
 from surgery import State, SurgeryError
 from surgery.errors import first_line
 from zoo import weights
-from zoo.library import fetch
 
 SUFFIXES = (".safetensors", ".pt", ".pth")
 
@@ -53,9 +53,9 @@ def _read(init: str, spec: zoo.Spec) -> tuple[dict[str, Tensor], str, str]:
     check_init(init, spec.name)
     if init in LIBRARIES:
         try:
-            name = weights.counterpart(init, spec)
+            name = counterpart(init, spec)
             tensors = fetch(init, name).state_dict()
-        except zoo.ZooError as error:
+        except FLError as error:
             raise FLError(f"--init {init}: {error} (--init FILE.safetensors, .pt or .pth)") from None
         return tensors, f"{init}:{name}", sha256_of(tensors)
     try:
@@ -249,7 +249,7 @@ def _part(taken: State, full: zoo.Spec, spec: zoo.Spec) -> State:
 
 def _foreign(spec: zoo.Spec) -> bool:
     """Return whether a model is a library's or a user's, which is made narrow by cutting the full one."""
-    return ":" in spec.name or isinstance(spec, CustomSpec)
+    return spec.member.depth is None
 
 
 def _heads(spec: zoo.Spec) -> frozenset[str]:
@@ -271,7 +271,7 @@ def _varied(spec: zoo.Spec, **change: int) -> frozenset[str]:
 def _layout(spec: zoo.Spec) -> State:
     """Return the state of a spec's model, on the meta device."""
     if not _foreign(spec) or spec == replace(spec, width=1.0, depth=None):
-        with suppress(zoo.ZooError, RuntimeError, NotImplementedError):  # a constructor may need numbers
+        with suppress(zoo.ZooError, FLError, RuntimeError, NotImplementedError):  # a constructor may need numbers
             return spec.build(device="meta").state_dict()
     return {name: t.to("meta") for name, t in create(torch.Generator(), spec).state_dict().items()}
 

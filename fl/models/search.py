@@ -293,7 +293,7 @@ def size(spec: Spec, unit: Unit) -> int:
     if unit == "parameters":
         return sum(parameter.numel() for parameter in model.parameters())
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model.eval()(spec.example(device="meta"))
+        model.eval().requires_grad_(False)(spec.example(device="meta"))
     return counter.get_total_flops() // 2
 
 

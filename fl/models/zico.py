@@ -14,9 +14,9 @@ from torch.func import functional_call
 from fl.base.errors import FLError
 from fl.engine.draws import Drawing, Draws
 from fl.engine.objectives import Batch, Objective, cross_entropy
+from fl.models.library import switch_off_dropout
 from surgery import State
 from surgery.transfer import widest
-from zoo.layers import dropout_rate
 
 Deviation = Literal["signed", "absolute"]
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -62,9 +62,7 @@ def zico(
     if len(batches) < 2:
         raise FLError(f"ZiCo compares the gradients of at least 2 batches, got {len(batches)}")
     model = copy.deepcopy(model).train()
-    for module in model.modules():
-        if rate := dropout_rate(module):
-            setattr(module, rate, 0.0)
+    switch_off_dropout(model)
     params = dict(model.named_parameters())
     once = {id(layer.weight): layer.weight for layer in model.modules() if isinstance(layer, _LAYERS)}
     weights = [weight for weight in once.values() if weight.requires_grad]

@@ -17,6 +17,7 @@ from fl.engine.constants import digest
 from fl.federation import Federation
 from fl.models import custom_model
 from fl.models.custom_model import Model
+from fl.models.library import spec_class
 from fl.settings import Config
 from surgery import State, SurgeryError
 from surgery.states import check_same
@@ -129,8 +130,10 @@ def read_parts(folder: Path, model: Model | None = None, *, best: bool = False) 
     parts, header = _read(folder, best)
     try:
         return spec_of(folder, header["model"], header["given"].get("model"), model), parts
-    except (zoo.ZooError, TypeError) as error:  # a model that another version had
-        raise FLError(f"{folder / FILE} describes no model: {error}") from None
+    except (zoo.ZooError, TypeError) as error:
+        raise FLError(
+            f"{folder / FILE} holds a model that this version does not have ({error}): use the version that trained it"
+        ) from None
 
 
 def read_header(folder: Path) -> dict[str, Any]:
@@ -198,13 +201,14 @@ def spec_of(
         FLError: if the model is needed and not given, or is another one; ZooError for fields that no model has.
     """
     name = str(values.get("name"))
+    given = {field: value for field, value in values.items() if value is not None}  # None: another version's field, say
     if not custom_model.is_custom(name):
         if model is not None:
             raise FLError(f"{where} holds the model {name}, which is found by its name: leave model= out")
-        return Spec.from_dict(values)
+        return spec_class(values.get("name")).from_dict(given)
     if model is None and name.partition(":")[0] == custom_model.GIVEN:
         raise FLError(f"{where} holds a model of your own, {known['class']}: give it from Python, as model=...")
-    return custom_model.restored(dict(values), known, str(where), model)
+    return custom_model.restored(given, known, str(where), model)
 
 
 def flatten(server: Server) -> dict[str, Tensor]:

@@ -7,10 +7,8 @@ import timm
 import torch
 import torchvision
 from selection import some
-from timm.models.convnext import ConvNeXt as TimmConvNeXt
 from timm.models.vision_transformer import VisionTransformer as TimmViT
 from torch import nn
-from torchvision.models.convnext import CNBlockConfig, ConvNeXt
 from torchvision.models.vision_transformer import VisionTransformer
 
 import zoo
@@ -18,19 +16,11 @@ from zoo import Spec, load, to_torchvision
 from zoo.weights import counterparts
 
 CLASSES = 7
-CHANNELS = (8, 12, 16, 20)  # of a ConvNeXt's sections
-RATES = tuple(a / b for a, b in zip(CHANNELS, (96, 192, 384, 768)))
-CONVNEXT = Spec("convnext_tiny", CLASSES, stem="imagenet", image_size=64, width=RATES, depth=(1, 2, 1, 1))
 VIT = Spec("vit_tiny", CLASSES, image_size=16, width=0.125, depth=2)  # three heads of 8 channels, 16 patches
 
 
 def torchvision_vit():
     return VisionTransformer(16, 4, 2, 3, 24, 96, num_classes=CLASSES)
-
-
-def torchvision_convnext():
-    sections = [CNBlockConfig(*sizes) for sizes in zip(CHANNELS, (*CHANNELS[1:], None), CONVNEXT.depth)]
-    return ConvNeXt(sections, num_classes=CLASSES)
 
 
 def unfilled(make):
@@ -50,18 +40,14 @@ def from_library(name, library="torchvision", classes=CLASSES):
 
 
 def cases():
-    """(ours, theirs) by what to call them: small models of two families, and all that the libraries have by name."""
+    """(ours, theirs) by what to call them: small Vision Transformers, and all that the libraries have by name."""
     found = {
         "small torchvision vit": (VIT, torchvision_vit),
         "small timm vit": (VIT, lambda: TimmViT(16, 4, num_classes=CLASSES, embed_dim=24, depth=2, num_heads=3)),
-        "small torchvision convnext": (CONVNEXT, torchvision_convnext),
-        "small timm convnext": (
-            CONVNEXT, lambda: TimmConvNeXt(num_classes=CLASSES, depths=CONVNEXT.depth, dims=CHANNELS)
-        ),
-    }  # fmt: skip
+    }
     for library in ("torchvision", "timm"):
         for ours, theirs in counterparts(library).items():
-            size = {} if ours.startswith(("vit", "convnext", "vgg")) else {"image_size": 64}
+            size = {} if ours.startswith(("vit", "vgg")) else {"image_size": 64}
             eps = {"norm_eps": 1e-5} if library == "timm" and ours.startswith("efficientnet") else {}
             found[f"{library} {ours}"] = (
                 Spec(ours, CLASSES, **size, **eps),
@@ -142,8 +128,7 @@ def test_timm_s_epsilon_matters():
 @pytest.mark.parametrize(
     "case",
     some(
-        [f"torchvision resnet{depth}" for depth in (18, 34, 50)]
-        + ["timm resnet18", "small torchvision vit", "small torchvision convnext"],
+        [f"torchvision resnet{depth}" for depth in (18, 34, 50)] + ["timm resnet18", "small torchvision vit"],
         ["torchvision resnet18", "small torchvision vit"],
     ),
 )
@@ -220,10 +205,10 @@ RESNET = Spec("resnet18", num_classes=5)
         (VIT, lambda: shapes_of(lambda: VisionTransformer(16, 4, 2, 3, 24, 96, num_classes=5)),
          r"heads\.head\.weight \[5, 24\] where this VisionTransformer has head\.weight \[7, 24\]"),
         (VIT, lambda: dict(list(shapes_of(torchvision_vit).items())[:-1]), "tensors"),
-        (VIT, lambda: shapes_of(torchvision_convnext), r"has stem\.class_token"),
+        (VIT, lambda: shapes_of(torchvision.models.resnet18), r"has stem\.class_token"),
     ],
     ids=["deeper", "other architecture", "other classes", "one less", "one more", "empty", "own names, other shapes",
-         "a vit of other classes", "a vit, one less", "convnext for a vit"],
+         "a vit of other classes", "a vit, one less", "a resnet for a vit"],
 )  # fmt: skip
 def test_another_model_s_state_is_refused(spec, state, message):
     with pytest.raises(zoo.ZooError, match=message):

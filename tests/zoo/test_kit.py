@@ -22,7 +22,7 @@ def test_a_scaler_divides_in_training_only():
     assert torch.equal(Scaler(0.25).eval()(x), x)
 
 
-@pytest.mark.parametrize("name", some(takes("scaler"), [name for name in takes("scaler") if name != "convnext_tiny"]))
+@pytest.mark.parametrize("name", takes("scaler"))
 def test_scalers_leave_names_and_evaluation_alone(name):
     plain, scaling = (quiet(name, scaler=s, **able(name, norm="batch")) for s in (False, True))
     models = [spec.build(torch.Generator().manual_seed(0)) for spec in (plain, scaling)]

@@ -111,7 +111,7 @@ def test_residual_branches_do_not_depend_on_rounding(name):
 SECTIONED = [name for name in FAMILIES if name not in ("cnn", "lenet")]
 
 
-@pytest.mark.parametrize("name", some(FAMILIES, [name for name in FAMILIES if name != "convnext_tiny"]))
+@pytest.mark.parametrize("name", FAMILIES)
 def test_corners_of_the_large_weights_run_in_the_small_model(name):
     spec = Spec(name, **shapes(name) | sized(name))
     large, small = spec.build(), spec.scaled(0.6).build()

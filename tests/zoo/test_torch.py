@@ -10,8 +10,7 @@ from selection import some
 from torch.func import functional_call, stack_module_state, vmap
 from zoo_models import FAMILIES, IMAGES, able, inputs, quiet, sized
 
-NEW = ("convnext_tiny", "vit_tiny")  # their parts are those of other families
-OLD = [name for name in FAMILIES if name not in NEW]
+OLD = [name for name in FAMILIES if name != "vit_tiny"]  # whose parts are those of other families
 every_family = pytest.mark.parametrize("name", some(FAMILIES, OLD))
 IN_PLANES = [name for name in IMAGES if name != "vit_tiny"]  # whose tokens have one axis
 FEW = ("cnn", "resnet20", "mobilenetv2", "transformer")  # whose evaluation shows what that of the others would
@@ -110,7 +109,7 @@ def test_compiled_by_inductor(name):
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    some([(name, {}) for name in FAMILIES], [(name, {}) for name in FAMILIES if name != "convnext_tiny"])
+    [(name, {}) for name in FAMILIES]
     + [("resnet20", {"norm": norm}) for norm in ("static_batch", "group", "layer", "none")]
     + [("resnet20", {"scaler": True, "step_size": True}), ("transformer", {"scaler": True, "step_size": True})],
     ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),

@@ -1,7 +1,8 @@
-"""`zoo.create(..., weights=...)`, with files made here and with libraries whose network is cut."""
+"""`zoo.create(..., weights=...)`, with states and files made here."""
 
 import logging
 import re
+from pathlib import Path
 
 import pytest
 import timm
@@ -12,8 +13,7 @@ from selection import some
 
 import zoo
 from zoo import Spec, ZooError
-from zoo.library import fetch
-from zoo.weights import build_with, counterpart, read
+from zoo.weights import build_with, read
 
 
 def logits(net, size=32):
@@ -42,6 +42,11 @@ def test_files_of_the_libraries(tmp_path, suffix, theirs):
         (save_file if suffix == "safetensors" else torch.save)(model.state_dict(), file)
         net = zoo.create("resnet18", num_classes=7, weights=file)
         torch.testing.assert_close(logits(net), logits(model), atol=1e-5, rtol=1e-5)
+
+
+def test_a_state_dict_is_taken_as_it_is(theirs):
+    net = zoo.create("resnet18", num_classes=7, weights=theirs.state_dict())
+    torch.testing.assert_close(logits(net), logits(theirs), atol=1e-5, rtol=1e-5)
 
 
 def test_files_without_counters_of_steps(tmp_path, theirs):
@@ -91,11 +96,8 @@ def test_nothing_is_said_where_all_weights_are_taken(tmp_path, theirs, caplog):
     ("name", "make"),
     [
         ("vit_tiny", lambda n: timm_model("vit_tiny_patch16_224", num_classes=n)),
-        ("convnext_tiny", lambda n: torchvision.models.convnext_tiny(num_classes=n)),
         ("mobilenetv2", lambda n: torchvision.models.mobilenet_v2(num_classes=n)),
         ("vgg11", lambda n: torchvision.models.vgg11_bn(num_classes=n)),
-        ("timm:convnext_atto", lambda n: timm_model("convnext_atto", num_classes=n)),
-        ("torchvision:resnet18", lambda n: torchvision.models.resnet18(num_classes=n)),
     ],
 )
 @pytest.mark.slow
@@ -110,127 +112,20 @@ def test_new_heads_of_every_kind(tmp_path, name, make):
     assert len(changed) == 2
 
 
-def test_torchvision_s_weights_by_name(monkeypatch, theirs):
-    asked = []
-
-    def get_model(name, weights=None, **options):
-        asked.append((name, weights))
-        return theirs
-
-    monkeypatch.setattr(torchvision.models, "get_model", get_model)
-    net = zoo.create("resnet18", weights="torchvision:DEFAULT", num_classes=7)
-    torch.testing.assert_close(logits(net), logits(theirs), atol=1e-5, rtol=1e-5)
-    assert asked == [("resnet18", "DEFAULT")]
-
-
-def pretend(monkeypatch, model, **config):
-    """timm.create_model(..., pretrained=True) gives this model."""
-    model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (3, 64, 64), **config}
-    real = timm.create_model
-
-    def create_model(name, pretrained=False, **options):
-        return model if pretrained else real(name, **options)
-
-    monkeypatch.setattr(timm, "create_model", create_model)
-
-
-@pytest.mark.slow
-def test_timm_s_weights_by_name_are_compared(monkeypatch):
-    theirs = timm_model(num_classes=7)
-    pretend(monkeypatch, theirs)
-    net = zoo.create("resnet18", weights="timm:resnet18.a1_in1k", num_classes=7)
-    torch.testing.assert_close(logits(net), logits(theirs), atol=1e-5, rtol=1e-5)
-    theirs.maxpool.stride = 1  # a variant with the same tensors
-    with pytest.raises(ZooError, match=r"timm's resnet18 has the tensors of the zoo's resnet18, but not its logits$"):
-        zoo.create("resnet18", weights="timm:resnet18", num_classes=7)
-    theirs.maxpool.stride = 2
-    for module in theirs.modules():
-        if hasattr(module, "eps"):
-            module.eps = 0.5
-    with pytest.raises(ZooError, match=r"its norms have another epsilon, give norm_eps=0\.5"):
-        zoo.create("resnet18", weights="timm:resnet18", num_classes=7)
-    zoo.create("resnet18", weights="timm:resnet18", num_classes=7, norm_eps=0.5)
-    with pytest.raises(ZooError, match="timm's resnet18 is not the zoo's resnet34: the given state is of another"):
-        zoo.create("resnet34", weights="timm:resnet18")
-
-
 @pytest.mark.parametrize(
-    ("weights", "cut", "address"),
+    ("weights", "message"),
     [
-        ("torchvision:DEFAULT", "torch.hub.urlopen", "https://download.pytorch.org/models/resnet18-"),
-        ("timm:resnet18", "timm.create_model", "https://huggingface.co/timm/resnet18."),
+        ("DEFAULT", r"there are no weights 'DEFAULT': give a state dict, such as torchvision.models\.resnet18"),
+        ("torchvision:DEFAULT", "there are no weights 'torchvision:DEFAULT': give a state dict, such as torchvision"),
+        ("nowhere.pth", "there are no weights 'nowhere.pth'"),
+        (Path("nowhere.pth"), "nowhere.pth: there is no such file"),
+        ({}, "resnet18 cannot begin with the given state: the given state has 0 tensors"),
+        (3, "weights=3: give a state dict"),
     ],
 )
-def test_without_a_network(monkeypatch, tmp_path, weights, cut, address):
-    def refuse(*_, **__):
-        raise OSError("Network is unreachable\nand more")
-
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    monkeypatch.setattr(cut, refuse)
-    monkeypatch.setattr("socket.create_connection", refuse)
-    with pytest.raises(ZooError) as caught:
-        zoo.create("resnet18", weights=weights)
-    text = str(caught.value)
-    assert text.startswith(f"the weights of {weights.partition(':')[0]}:resnet18 are not in the library's cache")
-    assert f"cannot be fetched from {address}" in text
-    assert "Network is unreachable" in text
-    assert "give that file" in text
-    assert "\n" not in text
-
-
-@pytest.mark.parametrize(
-    ("name", "weights", "message"),
-    [
-        ("resnet18", "DEFAULT", "there are no weights 'DEFAULT': give torchvision:DEFAULT, timm:NAME, or the path"),
-        ("resnet18", "nowhere.pth", "there are no weights 'nowhere.pth'"),
-        ("resnet18", "torchvision:V7", "torchvision publishes no weights 'V7' for resnet18: choose IMAGENET1K_V1 or D"),
-        ("resnet20", "torchvision:DEFAULT", "torchvision publishes no weights for resnet20; it does for resnet18, "),
-        ("timm:resnet18", "torchvision:DEFAULT", "torchvision publishes no weights for timm:resnet18"),
-        ("resnet18", "timm:resnet1", "timm has no image classifier 'resnet1': did you mean timm:resnet"),
-        ("vit_tiny", "timm:convnext_zepto_rms_ols.zzz", "timm has no model"),
-        (
-            "vit_tiny",
-            "timm:vit_giant_patch14_224",
-            "timm publishes no weights for vit_giant_patch14_224: choose another",
-        ),
-    ],
-)
-def test_what_there_is_not(name, weights, message):
+def test_what_there_is_not(weights, message):
     with pytest.raises(ZooError, match=message):
-        zoo.create(name, weights=weights)
-
-
-def test_a_library_is_asked_for_the_counterpart():
-    assert counterpart("torchvision", Spec("vgg11")) == "vgg11_bn"
-    assert counterpart("torchvision", Spec("vgg11", norm="none")) == "vgg11"
-    assert counterpart("timm", Spec("vit_tiny")) == "vit_tiny_patch16_224"
-    assert counterpart("timm", Spec("timm:resnet18.a1_in1k")) == "resnet18.a1_in1k"
-    with pytest.raises(
-        ZooError, match=r"torchvision publishes no weights for resnet18 without norms; it does for vgg11,"
-    ):
-        counterpart("torchvision", Spec("resnet18", norm="none"))
-    with pytest.raises(
-        ZooError, match=r"timm publishes no weights for efficientnetv2_s; it does for resnet18, .*vit_tiny"
-    ):
-        counterpart("timm", Spec("efficientnetv2_s"))
-
-
-def test_without_a_network_timm_looks_into_the_cache_only(monkeypatch):
-    from huggingface_hub import constants
-
-    def refuse(*_, **__):
-        raise OSError
-
-    offline = []
-    monkeypatch.setattr(timm, "create_model", lambda *_, **__: offline.append(constants.HF_HUB_OFFLINE))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("zoo.library.getproxies", dict)
-    monkeypatch.setattr("socket.create_connection", refuse)
-    fetch("timm", "resnet18")
-    monkeypatch.setattr("zoo.library.getproxies", lambda: {"https": "http://proxy"})  # which may well lead there
-    fetch("timm", "resnet18")
-    assert offline == [True, False]
-    assert not constants.HF_HUB_OFFLINE
+        zoo.create("resnet18", weights=weights)
 
 
 def test_files_that_hold_no_weights(tmp_path):

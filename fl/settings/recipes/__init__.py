@@ -28,7 +28,6 @@ _SINGLE = {
     "inclusivefl-pydoc": nested.inclusivefl_pydoc,
     "scalefl-cifar10": nested.scalefl_cifar10,
     "vit-cifar10": first.vit_cifar10,
-    "convnext-cifar10": first.convnext_cifar10,
     **rivals.RECIPES,
 }
 RECIPES = _SINGLE | fedmr.TABLE | femam.TABLE | fedfa.TABLE | fedmr.RELEASED | femam.RELEASED

@@ -14,6 +14,7 @@ from fl.federation.attack import AttackOptions
 from fl.models import architectures
 from fl.models.architectures import ArchitectureOptions, choose
 from fl.models.fleet import make_fleet, plan_within
+from fl.models.library import LibrarySpec
 from fl.models.search import Space
 from fl.runs.assembly import build
 from fl.settings import Config
@@ -185,7 +186,7 @@ FAMILIES = {
     "preresnet18": (Spec("preresnet18", 3, 1, 8, width=0.125, norm="group"), (1, 2, 1, 1)),
     "mobilenetv2": (Spec("mobilenetv2", 3, 1, 8, width=0.25), (1, 2, 1, 2, 1, 1, 1)),
     "efficientnetv2_cifar": (Spec("efficientnetv2_cifar", 3, 1, 8, width=0.25), (1, 1, 2, 1, 2)),
-    "timm:resnet18": (Spec("timm:resnet18", 3, 1, 8, width=0.125), (2, 1, 1, 1)),
+    "timm:resnet18": (LibrarySpec("timm:resnet18", 3, 1, 8, width=0.125), (2, 1, 1, 1)),
 }
 
 

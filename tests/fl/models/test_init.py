@@ -191,7 +191,7 @@ def test_without_a_network_the_error_names_the_weights_and_the_way_out(monkeypat
     ):
         with pytest.raises(FLError, match=rf"^--init {library}: .*{where}.*\(no network\).*--init FILE.safetensors"):
             begun(library, "resnet18")
-    with pytest.raises(FLError, match=r"timm publishes no weights for cnn; it does for .*convnext_tiny.*--init FILE"):
+    with pytest.raises(FLError, match=r"timm publishes no weights for cnn; it does for .*vit_tiny.*--init FILE"):
         begun("timm", "cnn")
     with pytest.raises(FLError, match="torchvision publishes no weights for timm:resnet18"):
         begun("torchvision", "timm:resnet18")

@@ -80,6 +80,7 @@ def test_models_keep_their_dropout_and_draw_from_their_own_stream(name):
     [
         ("resnet", {}, "unknown model 'resnet': did you mean resnet"),
         ("lenett", {}, "unknown model 'lenett': did you mean"),
+        ("zzz", {}, "; --model takes timm:NAME, torchvision:NAME and my_module:MyNet, too"),
         ("transformer", {}, "--model transformer is made for text"),
         ("vgg11", {}, "vgg11 halves its input five times and needs images of 32x32 or larger, got 8x8"),
         ("resnet20", {"depth": (1, 2)}, "resnet20 takes one depth, or one for each of its 3 sections; got 2"),
@@ -91,7 +92,7 @@ def test_models_keep_their_dropout_and_draw_from_their_own_stream(name):
         ("torchvision:squeezenet1_1", {"image_size": 64, "in_channels": 3, "depth": 1}, "has no sections of blocks"),
         ("timm:resnet18", {"norm": "group"}, "--norm group: timm:resnet18 brings its own norm layers"),
         ("timm:test_vit", {}, "--model timm:test_vit cannot take images of 1x8x8: "),
-        ("torchvision:fcn_resnet50", {"in_channels": 3}, "torchvision has no image classifier 'fcn_resnet50'"),
+        ("torchvision:fcn_resnet50", {"in_channels": 3}, "torchvision:fcn_resnet50 is no image classifier"),
         ("torchvision:resnet18", {"in_channels": 2}, "takes 3 channels, not 2"),
     ],
 )

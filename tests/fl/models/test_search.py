@@ -14,6 +14,7 @@ from fl import models
 from fl.base.errors import FLError
 from fl.engine.objectives import cross_entropy
 from fl.models import search as search_module
+from fl.models.library import LibrarySpec
 from fl.models.search import Space, evolve, largest_within, maximum, search, size
 from fl.models.zico import zico
 from surgery import state
@@ -30,7 +31,7 @@ SPACES = {
     "mixed widths": Space(Spec("resnet20", depth=(1, 2, 4)), (0.5, 1, 1.0), mixed=True),
     "no sections": Space(Spec("cnn"), (0.25, 1, 0.5), mixed=True),
     "tail": Space(Spec("vgg11", width=(1, 1, 1, 1, 1, 0.5)), (0.5, 1), (2,), mixed=True),
-    "library": Space(Spec("torchvision:resnet18"), (0.5, 1), (1, 2)),
+    "library": Space(LibrarySpec("torchvision:resnet18"), (0.5, 1), (1, 2)),
 }
 
 
@@ -217,7 +218,7 @@ def test_candidates_that_a_model_cannot_have_are_refused():
         (RESNET, {"widths": ((0.5, 0.5, 1),)}, "--architectures.mixed lets sections differ"),
         (RESNET, {"depths": ((1, 2),)}, "one for each of its 3 sections"),
         (RESNET, {"depths": ((1, 2, 3),), "mixed": True}, "each section chooses one"),
-        (Spec("timm:resnet18"), {"mixed": True}, "has one width for all sections"),
+        (LibrarySpec("timm:resnet18"), {"mixed": True}, "has one width for all sections"),
     ):
         with pytest.raises(FLError, match=message):
             Space(base, **arguments)
@@ -230,7 +231,7 @@ def test_candidates_that_a_model_cannot_have_are_refused():
     with pytest.raises(FLError, match="give at least one"):
         maximum([])
     with pytest.raises(FLError, match="do not compare"):
-        maximum([Spec("timm:resnet18", depth=1), Spec("timm:resnet18", depth=(1, 2, 1, 2))])
+        maximum([LibrarySpec("timm:resnet18", depth=1), LibrarySpec("timm:resnet18", depth=(1, 2, 1, 2))])
 
 
 def counted(score):
@@ -300,7 +301,7 @@ def real_sizes(spec):
     return {"macs": sum(macs), "parameters": parameters, "bytes": floats}
 
 
-LIBRARY = Space(Spec("torchvision:resnet18", 3, 1, 32), (0.25, 0.5), (1,))
+LIBRARY = Space(LibrarySpec("torchvision:resnet18", 3, 1, 32), (0.25, 0.5), (1,))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import io
 import os
 import re
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -18,8 +18,10 @@ import fl
 from fl import engine, simulate
 from fl.analysis.groups import find_runs
 from fl.base import tensors
+from fl.models import make_spec
 from fl.runs import checkpoint, evaluate
 from fl.settings import Config
+from zoo.spec import members
 
 CONFIG = Config(
     algorithm=("fedavg",), clients=3, participants=1, samples=90, rounds=1, local_epochs=1, batch_size=50, width=0.1,
@@ -295,3 +297,19 @@ def test_a_checkpoint_with_other_tensors_than_the_methods_is_not_resumed(tmp_pat
     checkpoint.save(folder, server, 1, spec, {})
     with pytest.raises(fl.FLError, match="holds another model"):
         simulate(CONFIG, folder, resume=True, dataset=data)
+
+
+@pytest.mark.parametrize("name", ["cnn", "timm:resnet18"])
+def test_fields_of_other_versions_do_not_matter_where_the_model_has_none(tmp_path, name):
+    spec = make_spec(name, 10, 1, 8, width=0.5)
+    checkpoint.save(tmp_path, {"global": {"a": torch.zeros(1)}}, 1, spec, {})
+    assert checkpoint.read_parts(tmp_path)[0] == spec
+    fields = asdict(spec) | {"layer_scale": None}
+    assert checkpoint.spec_of(tmp_path, fields, None) == spec
+
+
+def test_a_model_of_another_version_is_said_to_be_one(tmp_path, monkeypatch):
+    checkpoint.save(tmp_path, {"global": {"a": torch.zeros(1)}}, 1, make_spec("cnn", 10, 1, 8), {})
+    monkeypatch.delitem(members(), "cnn")
+    with pytest.raises(fl.FLError, match=r"that this version does not have \(unknown model 'cnn'.*use the version"):
+        checkpoint.read_parts(tmp_path)
