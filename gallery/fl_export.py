@@ -1,6 +1,6 @@
 """Export a model, and use it elsewhere
 
-The trained model becomes one file that torch runs without this library.
+Its weights become a file that every library reads, and its program one that torch runs without this library.
 """
 
 import matplotlib.pyplot as plt
@@ -13,6 +13,7 @@ fl.simulate(config, "runs/trained")
 data = config.load()
 images, labels = data.test_x, data.test_y
 x = data.normalise(images)
+fl.export("runs/trained", "model.safetensors")
 torch.export.save(torch.export.export(fl.load_model("runs/trained"), (x,)), "model.pt2")
 sure, found = torch.export.load("model.pt2").module()(x).softmax(1).max(1)
 print(f"model.pt2: {(found == labels).float().mean():.1%} right")

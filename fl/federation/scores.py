@@ -200,7 +200,7 @@ def _scorer(name: str, data: Dataset) -> Callable[[np.ndarray, np.ndarray], Sequ
     type_ = np.float64 if data.task == "regression" else np.int64
 
     def measure(outputs: np.ndarray, targets: np.ndarray) -> Sequence[float]:
-        if name in _OF_SPREAD:
+        if name in _OF_SPREAD and data.task == "regression":
             differs = (targets != targets[0]).any(0)
             outputs, targets = outputs[:, differs], targets[:, differs]
         if not targets.size or not _has_what_it_needs(name, targets):
