@@ -222,17 +222,6 @@ def mergekit_more() -> None:
     assert not {"arcee_fusion", "ram"} & set(dir(merge))
 
 
-def llamas(folder: str, widths: dict[str, int]) -> None:
-    """Two small Llamas, each of its own width."""
-    import transformers
-
-    for name, width in widths.items():
-        config = transformers.LlamaConfig(
-            vocab_size=64, hidden_size=width, intermediate_size=2 * width, num_hidden_layers=2, num_attention_heads=4
-        )
-        transformers.LlamaForCausalLM(config).save_pretrained(Path(folder, name))
-
-
 def numbered() -> list[nn.Module]:
     """Networks with batch norm, the numbers of each being its own."""
     nets = [nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)) for _ in range(8)]

@@ -77,11 +77,6 @@ class Pieces:
         """The number of bytes of the whole tensor."""
         return self.size * self.dtype.itemsize
 
-    def slabs(self) -> Iterator[Tensor]:
-        """All elements in order, a slab at a time."""
-        for start, stop in spans(self.size):
-            yield self.read(start, stop)
-
     def whole(self) -> Tensor:
         """The tensor, as a copy in memory."""
         result = torch.empty(self.size, dtype=self.dtype, device=self.device)
@@ -150,11 +145,6 @@ class LazyState(Mapping[str, Tensor]):
     def pieces(self, name: str) -> Pieces:
         """A tensor by pieces."""
         return self._entries[name]
-
-    def first_names(self) -> dict[str, str]:
-        """By name the first one under which the same tensor lies: its own but for tied tensors of a torch.save file."""
-        firsts: dict[int, str] = {}
-        return {name: firsts.setdefault(id(pieces), name) for name, pieces in self._entries.items()}
 
     def __repr__(self) -> str:
         size = sum(pieces.nbytes for pieces in self._entries.values())

@@ -355,7 +355,7 @@ def test_commands_are_there_and_take_their_arguments(words, tmp_path, monkeypatc
         return parsed
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Config, "read", lambda _: Config())
+    monkeypatch.setattr(Config, "read", lambda *_, **__: Config())
     (tmp_path / "my_module.py").write_text("import torch\n\nload = MyNet = torch.nn.Identity\n")
     match words:
         case ("python", "-m", "fl.run", *arguments) if "--help" in arguments:

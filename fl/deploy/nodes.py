@@ -214,11 +214,6 @@ class Nodes:
             )
         if (most := max(said["sizes"])) > MOST_SAMPLES:
             raise InvalidMessage(f"client {client} says that it has {most:,} samples, and {MOST_SAMPLES:,} is the most")
-        total = sum(sum(sizes) for sizes in (said["sizes"], *(known["sizes"] for known in self.reported.values())))
-        if not self._complete and (lack := shortage(_SAMPLE_BYTES * total)):
-            raise InvalidMessage(
-                f"client {client} says that it has {sum(said['sizes']):,} samples, and the numbers of {total:,} {lack}"
-            )
         if not said["sizes"][0]:
             raise InvalidMessage(f"client {client} has no training samples")
         if client in self._places:
@@ -242,6 +237,11 @@ class Nodes:
             or not all(type(one) in (int, float) and abs(one) < 1 << 63 for one in flat)
         ):
             raise InvalidMessage(f"client {client}'s budget is {said['budget']}")
+        total = sum(sum(sizes) for sizes in (said["sizes"], *(known["sizes"] for known in self.reported.values())))
+        if not self._complete and (lack := shortage(_SAMPLE_BYTES * total)):
+            raise InvalidMessage(
+                f"client {client} says that it has {sum(said['sizes']):,} samples, and the numbers of {total:,} {lack}"
+            )
         return said
 
 

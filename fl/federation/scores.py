@@ -189,8 +189,10 @@ def _scorer(name: str, data: Dataset) -> Callable[[np.ndarray, np.ndarray], Sequ
     if name == "average_precision" and data.task == "multilabel":
         return lambda outputs, targets: [_average_precision(outputs, targets.astype(np.int64))]
     if name == "average_precision" and data.classes > 2:
-        every = np.arange(data.classes)
-        return lambda outputs, targets: [_average_precision(outputs, (targets[:, None] == every).astype(np.int64))]
+        every, shares = np.arange(data.classes), _Classes().predict_proba
+        return lambda outputs, targets: [
+            _average_precision(shares(outputs), (targets[:, None] == every).astype(np.int64))
+        ]
     scorer: Any = get_scorer(name)
     estimator: Any = _ESTIMATORS[data.task]()
     estimator.classes_ = np.arange(data.classes)

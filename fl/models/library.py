@@ -128,7 +128,7 @@ def _defaults(name: str) -> dict[str, Any]:
 @contextmanager
 def seeded(generator: torch.Generator | None) -> Iterator[None]:
     """Seed torch's global generator, from which others' models draw, from this one; afterwards it is as before."""
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[], enabled=generator is not None):
         if generator is not None:
             seed = int(torch.randint(2**62, (), generator=generator))
             torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed GPUs, too

@@ -18,6 +18,7 @@ from fl.base.settings import (
     AtLeast0,
     AtLeast1,
     Default,
+    Defaults,
     Depths,
     Flag,
     Limits,
@@ -30,7 +31,6 @@ from fl.base.settings import (
     as_plain,
     check_values,
     from_yaml,
-    lowered_defaults,
     number,
     one_of,
     several,
@@ -120,10 +120,11 @@ class DataSettings(PartitionOptions, Who):
     def __post_init__(self) -> None:
         with suppress(TypeError, ZeroDivisionError):  # of wrong values, which `check` explains
             self._follow("min_samples", most=self.samples // self.clients if self.samples else None)
-            if self.partition in KINDS:
-                lowered = lowered_defaults(self, KINDS[self.partition].reads, self.clients)
-                for name, value in lowered.items():
-                    object.__setattr__(self, name, value)
+            reads = KINDS[self.partition].reads if self.partition in KINDS else ()
+            for name in {option for kind in KINDS.values() for option in kind.reads}:
+                if isinstance(getattr(self, name), Default | Defaults):  # as ever, unless the partition reads it
+                    usual = getattr(type(self), name)
+                    object.__setattr__(self, name, usual.at_most(self.clients) if name in reads else usual)
 
     def _follow(self, name: str, least: int = 1, most: int | None = None) -> None:
         """Move a number that nobody set into the limits that other settings leave it."""
@@ -135,7 +136,8 @@ class DataSettings(PartitionOptions, Who):
         """Move numbers that nobody set into the limits that given data leave them."""
         if self.partition not in KINDS:  # as `check` says
             return self
-        clients, least, count = self.clients, self.min_samples, len(dataset.y)
+        clients, least = self.clients, self.min_samples
+        count = len(dataset.y) + self.pool_test_set * len(dataset.test_y)
         if KINDS[self.partition].partial and dataset.owners is not None and isinstance(clients, Default):
             able = int((dataset.owners.unique(return_counts=True)[1] >= least).sum())
             clients = min(clients, able) or clients

@@ -72,7 +72,7 @@ def _origin(made: Any) -> Iterator[str]:
     inputs = made.get("inputs", [])
     if isinstance(inputs, list):
         inputs = {f"model {k}" if len(inputs) > 1 else "model": one for k, one in enumerate(inputs)}
-    do = made.get("do") or made.get("method") or "a recipe"
+    do = made.get("do") or made.get("method") or "a recipe"  # of an earlier version
     beside = {name: value for name, value in made.items() if name in ("base", "to", "into")}
     left = ("do", "method", "inputs", "recipe", *beside)
     said = "; ".join(

@@ -1,4 +1,4 @@
-"""Kinds of arguments of operations: how one is written behind its flag or in a recipe, and what it may be."""
+"""Kinds of arguments of operations: how one is written behind its flag, and what it may be."""
 
 import ast
 import importlib
@@ -31,7 +31,7 @@ def value_of(text: str) -> Any:
 
 
 def shown(value: Any) -> str:
-    """A value as a recipe has it, cut to one line.
+    """A value as messages show it, cut to one line.
 
     >>> shown(True), shown([1, "a"]), shown({"a": None})
     ('true', "[1, 'a']", '{a: null}')
@@ -105,7 +105,7 @@ class Kind:
         metavar: what --help calls the value; None for tyro's own word.
         check: of the argument's name and value.
         by: how tyro reads the text behind the flag, where the type does not say.
-        repeated: whether the flag may be given several times: texts, or for a mapping entries NAME=VALUE.
+        repeated: whether the flag may be given several times.
         positional: whether the command line takes it without a flag.
     """
 

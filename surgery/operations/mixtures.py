@@ -1,4 +1,4 @@
-"""Operations on several checkpoints: merges, and blocks and layers of several models put together."""
+"""Operations on several checkpoints: merges."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence

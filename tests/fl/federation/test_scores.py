@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import average_precision_score
 from torch import nn
 
 import fl
@@ -69,6 +70,16 @@ def test_a_score_that_samples_do_not_define_is_nan(name, predicted, targets, exp
 )
 def test_an_average_is_over_the_classes_that_samples_have(name, predicted, targets, expected):
     assert score(name, predicted, targets, outputs=3) == pytest.approx(expected, nan_ok=True)
+
+
+def test_average_precision_ranks_samples_by_their_shares_and_not_by_logits():
+    """A number that is added to all logits of a sample says nothing."""
+    logits, targets = np.random.default_rng(0).normal(size=(20, 3)), np.arange(20) % 3
+    measured, moved = metric("average_precision", data_of("classification", 3)), logits + 10 * np.arange(20)[:, None]
+    shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    expected = average_precision_score(np.eye(3)[targets], shares)
+    for outputs in (logits, moved):
+        assert measured(outputs, targets)["average_precision"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", ["neg_log_loss", "top_k_accuracy"])

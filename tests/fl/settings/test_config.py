@@ -210,6 +210,12 @@ def test_groups_of_clients_that_nobody_set_are_no_more_than_clients(given, read,
     build(Config(**given, clients=3, samples=200))
 
 
+def test_groups_of_clients_are_as_ever_where_nothing_reads_them():
+    config = dataclasses.replace(Config(partition="clusters", clients=3), partition="iid")
+    config.check()
+    assert config == Config(partition="iid", clients=3)
+
+
 def test_groups_of_clients_that_were_set_are_not_changed():
     assert Config(algorithm="fesem", clients=3, fesem=FeSEMOptions(clusters=5)).fesem.clusters == 5
     assert Config(partition="clusters", clients=3, clusters=(5,)).clusters == (5,)
