@@ -296,8 +296,11 @@ class Config(MethodOptions, Fields):
         except (OSError, UnicodeDecodeError):
             raise FLError(f"{folder} is not a run folder: it has no config.yaml that can be read") from None
         try:
-            return cls.from_yaml(text, gone=not resume)
-        except FLError as error:
+            names = _without_gone(read_yaml(text))[1] if resume else []
+            if names:  # without the lines it would be another run
+                raise FLError(f"{_are_gone(names)}; go on with the version that began the run")
+            return cls.from_yaml(text, gone=True)
+        except (FLError, ZooError) as error:
             raise FLError(f"{path}: {error}") from None
 
 
