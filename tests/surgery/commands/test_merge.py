@@ -1,4 +1,4 @@
-"""`python -m surgery merge`, `average` and `diff` on files."""
+"""`python -m surgery merge` and `average` on files."""
 
 import inspect
 import json

@@ -1,4 +1,4 @@
-"""`permute`, `align`, `widen` and `passthrough` on files do what the functions do in memory, and are undone."""
+"""`permute`, `align` and `widen` on files do what the functions do in memory, and are undone."""
 
 import json
 
