@@ -40,7 +40,7 @@ def run(argv: list[str]) -> int:
             print(describe(summary))
         else:
             inside = {folder / run_name(one): one for one in runs}
-            ended = train_all(inside, folder / "config.yaml", config.to_yaml(), resume, lambda _: dataset)
+            ended = train_all(inside, folder / "config.yaml", config.to_yaml(), resume, dataset)
             failed = bool(ended.failed)
             if not current().rank:
                 write_text(folder / "comparison.txt", compare(ended.done, folder / "comparison.png") + "\n")

@@ -9,8 +9,6 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from surgery.errors import SurgeryError
-
 SLAB = 1 << 18
 """Elements that are computed at a time: as many as fit into a CPU's cache together with their copies."""
 
@@ -84,30 +82,6 @@ class Pieces:
             result[start:stop] = self.read(start, stop)
         return result.view(self.shape)
 
-    def cast(self, dtype: torch.dtype, name: str) -> "Pieces":
-        """The tensor in another dtype if it holds floating-point numbers.
-
-        Reading it raises SurgeryError, which calls it by its name, if a number is too large for the dtype.
-        """
-        if not self.dtype.is_floating_point or self.dtype is dtype:
-            return self
-        limit = torch.finfo(dtype).max
-        if limit >= torch.finfo(self.dtype).max:
-            return Pieces(self.shape, dtype, lambda start, stop: self.read(start, stop).to(dtype), self.device)
-
-        def read(start: int, stop: int) -> Tensor:
-            numbers = self.read(start, stop)
-            found = numbers.to(dtype)
-            wide = numbers.to(torch.float64 if self.dtype is torch.float64 else torch.float32)
-            if len(wide) and not wide.is_meta and not max(abs(end).item() for end in torch.aminmax(wide)) <= limit:
-                # An infinity or nan that stays one is not lost; some types have none.
-                lost = numbers[(wide.abs() > limit) & (found.to(wide.dtype) != wide)]
-                if len(lost):
-                    raise SurgeryError(f"{name!r} holds {lost[0].item():g}, too large for {dtype}: give a wider type")
-            return found
-
-        return Pieces(self.shape, dtype, read, self.device)
-
     def meta(self) -> Tensor:
         """A tensor of the same shape and dtype without data."""
         return torch.empty(self.shape, dtype=self.dtype, device="meta")
@@ -159,15 +133,6 @@ def pieces_of(values: Mapping[str, Tensor], name: str) -> Pieces:
 def metas(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of a state without their data; a lazy state is not read."""
     return {name: pieces_of(values, name).meta() for name in values}
-
-
-def cast(values: Mapping[str, Tensor], dtype: torch.dtype) -> LazyState:
-    """The state with its floating-point tensors in another dtype.
-
-    >>> cast({"w": torch.ones(2), "n": torch.tensor(3)}, torch.bfloat16)["w"].dtype
-    torch.bfloat16
-    """
-    return LazyState({name: pieces_of(values, name).cast(dtype, name) for name in values})
 
 
 def spans(size: int, length: int | None = None) -> Iterator[tuple[int, int]]:

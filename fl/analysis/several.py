@@ -99,7 +99,7 @@ def simulate_all(
         config.check()
         loaded = (config.load() if dataset is None else dataset).to(pick_device(config.device))
         inside = {folder / run_name(one): one for one in config.runs()}
-        ended = train_all(inside, folder / SETTINGS, config.to_yaml(), resume, lambda _: loaded, model)
+        ended = train_all(inside, folder / SETTINGS, config.to_yaml(), resume, loaded, model)
         return None if ranks.rank else Results(find_runs(ended.done), ended.failed)
 
 

@@ -3,7 +3,7 @@
 import json
 import logging
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -64,7 +64,7 @@ def train_all(
     settings: Path,
     text: str,
     resume: bool,
-    load: Callable[[Config], data.Dataset],
+    dataset: data.Dataset,
     model: Model | None = None,
 ) -> Ended:
     """Carry out several runs, each in its folder.
@@ -75,7 +75,7 @@ def train_all(
         runs: the settings (with one method and one seed) of the run in each folder.
         settings: the file that describes all of them, in the folder above theirs, which must be new unless `resume`.
         text: the content of that file.
-        load: loads the data set of a run.
+        dataset: of all runs.
         model: a model of the user's own, in the place of that of the settings.
 
     Raises:
@@ -85,13 +85,13 @@ def train_all(
     with open_run_folder(settings.parent, resume) if leads else nullcontext():
         if leads:
             for path, one in runs.items():  # an error in the last must come before the first trains
-                _check(one, path, load, model)
+                _check(one, path, dataset, model)
             _warn_of_renamed(settings.parent, runs)
             write_text(settings, text)
         placed = {path: replace(one, out=str(path.parent), name=path.name) for path, one in runs.items()}
         for path, one in placed.items():
             try:
-                failed = simulate(one, path, path.exists(), load(one), model).get("failed", "")
+                failed = simulate(one, path, path.exists(), dataset, model).get("failed", "")
                 ended.done.append(path)
             except Diverged as error:
                 if len(ended.failed) == len(runs) - 1 and not ended.done:
@@ -103,14 +103,15 @@ def train_all(
     return ended
 
 
-def _check(config: Config, folder: Path, load: Callable[[Config], data.Dataset], model: Model | None) -> None:
+def _check(config: Config, folder: Path, dataset: data.Dataset, model: Model | None) -> None:
     """Build a run and drop it, so that what is wrong with it is refused before the first run trains."""
     # It is built again when its turn comes, since all together may not fit into memory. Less than building would not
     # do: whether the data set can be dealt out with this seed, whether the model takes its samples, whether a client's
     # budget has an architecture, whether the weights of --init fit and whether a folder's checkpoint is of this run are
     # only known once that was tried.
     require(config.log)
-    dataset = load(config)
+    if (folder / SETTINGS).exists():
+        Config.read(folder, resume=True)  # which refuses settings that are gone
     with quiet("fl", "surgery"):
         Run.prepare(config, folder, True, dataset, model)
 

@@ -56,20 +56,17 @@ def save(
     *,
     made: Mapping[str, Any],
     shard_bytes: int | None = None,
-    config: Mapping[str, Any] | None = None,
-    beside: Mapping[str, bytes | None] | None = None,
 ) -> None:
     """Write what an operation has made, with a progress bar on a terminal, and say where it is.
 
     A folder also gets the files beside the weights and the configuration of the model.
 
     Args:
-        path, shard_bytes, beside: as for `surgery.files.write`.
-        config: what config.json holds; what is known of the model if not given.
+        path, shard_bytes: as for `surgery.files.write`.
         model: what is written.
         made: how it was made, which the file's metadata tell.
     """
-    config = None if path.suffix else config or model.config()
+    config = None if path.suffix else model.config()
     with tqdm(total=total(model.values), desc=path.name, unit="B", unit_scale=True, leave=False, disable=None) as bar:
         write(
             path,
@@ -77,7 +74,6 @@ def save(
             metadata={PROVENANCE: json.dumps(made)},
             like=model.folder,
             config=config,
-            beside=beside,
             shard_bytes=shard_bytes,
             progress=bar.update,
         )

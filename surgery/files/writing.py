@@ -39,7 +39,6 @@ def write(
     metadata: Mapping[str, str] | None = None,
     like: Checkpoint | None = None,
     config: Mapping | None = None,
-    beside: Mapping[str, bytes | None] | None = None,
     shard_bytes: int | None = None,
     progress: Progress = lambda count: None,
 ) -> None:
@@ -52,7 +51,6 @@ def write(
         metadata: texts that are written into safetensors files.
         like: a folder whose other files (configuration, tokenizer) a new folder gets, too.
         config: what config.json of a new folder holds, in place of that of `like`.
-        beside: what other files of a new folder hold, by name; None for those of `like` that it does not get.
         shard_bytes: in a folder the size above which the state is split into several files with an index.
         progress: is told the bytes as they are written.
 
@@ -84,7 +82,7 @@ def write(
         elif path.suffix in TORCH:
             _torch(temporary, pieces, progress)
         else:
-            _beside(temporary, like, config, beside or {})
+            _beside(temporary, like, config)
             _shards(temporary, pieces, texts, shard_bytes, progress)
 
 
@@ -166,15 +164,12 @@ def _shards(folder: Path, pieces: Mapping[str, Pieces], metadata, shard_bytes: i
     (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
-def _beside(folder: Path, like: Checkpoint | None, config: Mapping | None, others: Mapping[str, bytes | None]) -> None:
+def _beside(folder: Path, like: Checkpoint | None, config: Mapping | None) -> None:
     """Copy the files of a folder that are no weights, and write the configuration."""
     if like is not None and like.is_folder:
         for file in sorted(like.path.iterdir()):
             weights = file.name.endswith((".safetensors", ".index.json", *TORCH, ".h5", ".msgpack", ".gguf", ".onnx"))
-            if file.is_file() and not weights and file.name not in others:
+            if file.is_file() and not weights:
                 shutil.copyfile(file, folder / file.name)
     if config is not None:
         (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-    for name, data in others.items():
-        if data is not None:
-            (folder / name).write_bytes(data)
