@@ -7,10 +7,10 @@
 
 Two networks with seeds 2s and 2s + 1 see the same data in another order. The barrier is the largest loss on the line
 (11 points) over the straight line between the losses at its ends, on training and on test data: Frankle et al. (ICML
-2020). `weights` and `activations` are `surgery.align`'s; the latter compares the first 512 training samples. Networks
-with batch norm have their statistics repaired (Jordan et al., 2023) by the first 2,048 training samples at each point
-of the line but the ends, for every row named `repaired`; those without any norm have each channel rescaled to
-statistics between those of the ends. Losses are those of the first `--judged` samples.
+2020). `weights` and `activations` are `surgery.symmetry.align`'s; the latter compares the first 512 training samples.
+Networks with batch norm have their statistics repaired (Jordan et al., 2023) by the first 2,048 training samples at
+each point of the line but the ends, for every row named `repaired`; those without any norm have each channel rescaled
+to statistics between those of the ends. Losses are those of the first `--judged` samples.
 
 One CPU thread does all of it, and `seconds` is the processor's time for `align` alone. Trainings are kept in
 `--kept` after every epoch, and rows are written as they come: run the same command again to go on.
@@ -43,8 +43,9 @@ from alignment_training import CASES, data_of, new_model, trained
 from torch import nn
 
 from fl.data import Dataset
-from surgery import align, repair, state
 from surgery import load as load_state
+from surgery import state
+from surgery.symmetry import align, repair
 
 POINTS = 11
 OUT = Path(__file__).parent / "results"

@@ -84,10 +84,10 @@ def operations(model: nn.Module, example):
         generator = torch.Generator().manual_seed(0)
         free = [w for w in surgery.widths(model, example=example) if w.name and not w.order and not w.reason]
         orders = {w.name: torch.randperm(w.size, generator=generator) for w in free}
-        return made(*surgery.permute(model, orders, example=example), example)
+        return made(*surgery.symmetry.permute(model, orders, example=example), example)
 
     def scores(by: str = "l1"):
-        return surgery.importance(model, example=example, by=by)
+        return surgery.pruning.importance(model, example=example, by=by)
 
     def deeper():
         depths = {
@@ -113,8 +113,12 @@ def operations(model: nn.Module, example):
             for parameter in other.parameters():
                 if parameter.is_floating_point():
                     parameter.copy_(parameter.flatten()[torch.randperm(parameter.numel())].view_as(parameter))
-        found = surgery.align([model, other], example=example)
+        found = surgery.symmetry.align([model, other], example=example)
         return [digest(dict(surgery.state(m))) for m in found.models]
+
+    def pruned() -> list[str]:
+        target = surgery.pruning.Target(parameters=0.5)
+        return made(*surgery.pruning.prune(model, target=target, importance=None, example=example)[:2], example)
 
     def narrowed(**how) -> list[str]:
         return made(*surgery.narrow(model, example=example, **how), example)
@@ -127,11 +131,11 @@ def operations(model: nn.Module, example):
         "narrow 0.7, strict": lambda: narrowed(rate=0.7, strict=True),
         "narrow 0.5, heads drop": lambda: narrowed(rate=0.5, heads="drop"),
         "narrow by l1": lambda: narrowed(rate=0.5, keep_top=scores()),
-        "narrow to parameters": lambda: narrowed(target=surgery.Target(parameters=0.5)),
+        "narrow to parameters": pruned,
         "importance": lambda: [digest(dict(sorted(scores("l2").items())))],
         "permute": permuted,
-        "sort_by": lambda: made(*surgery.sort_by(model, scores(), example=example), example),
-        "widen": lambda: made(*surgery.widen(model, rate=1.5, example=example), example),
+        "sort_by": lambda: made(*surgery.symmetry.sort_by(model, scores(), example=example), example),
+        "widen": lambda: made(*surgery.widening.widen(model, rate=1.5, example=example), example),
         "rolling": rolled,
         "align": aligned,
         "graft": lambda: made(*deeper(), example),
@@ -165,7 +169,7 @@ def of_model(name: str) -> dict[str, list[str]]:
 
 def merges() -> dict[str, list[str]]:
     """What every method of merging makes of five states."""
-    import surgery.merge as merge
+    from surgery import merging
 
     def state(seed: int) -> dict[str, torch.Tensor]:
         g = torch.Generator().manual_seed(seed)
@@ -185,7 +189,7 @@ def merges() -> dict[str, list[str]]:
     }  # fmt: skip
     found = {}
     for name, rows in settings.items():
-        method = getattr(merge, name)
+        method = getattr(merging, name)
         takes = inspect.signature(method).parameters
         for row in rows:
             given = dict(row)

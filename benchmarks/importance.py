@@ -8,7 +8,7 @@
 
 A pre-activation ResNet-20 of the zoo (torch-pruning cannot cut `resnet20`, whose shortcuts pad with zero channels) is
 trained on the first 12,800 images of Fashion-MNIST for 8 epochs. Both sides then cut it to a share of its
-multiply-accumulates, all widths competing: `surgery.narrow(target=..., keep_top=...)`, and torch-pruning's BasePruner
+multiply-accumulates, all widths competing: `surgery.pruning.prune`, and torch-pruning's BasePruner
 with `global_pruning`, whose pruning ratio is searched until its model is the largest that has no more of them.
 Accuracies are those on the 10,000 test images, as it was cut and after one epoch on the images that it was trained on;
 both sides have the same batches in the same order. `first` keeps the first positions of all widths, one share of each.
@@ -17,10 +17,10 @@ torch-pruning's classes for the same criteria: GroupMagnitudeImportance (p = 1, 
 GroupTaylorImportance, GroupHessianImportance. Gradients are those of 10 batches, and for `fisher` of 256 single images.
 
 With `--digits` the same model is trained on 1,408 images of 8 by 8 for 15 epochs and cut to half of its MACs by
-`surgery.prune`, in one step and in four with scores (and gradients) asked anew before each and no training between, and
-by torch-pruning with as many `iterative_steps`. `repaired` is the accuracy after the statistics of the batch norms were
-measured anew (`surgery.repair`), without any training, on both sides. LAMP is torch-pruning's class on both sides, and
-`random` draws other numbers for each.
+`surgery.pruning.prune`, in one step and in four with scores (and gradients) asked anew before each and no training
+between, and by torch-pruning with as many `iterative_steps`. `repaired` is the accuracy after the statistics of the
+batch norms were measured anew (`surgery.symmetry.repair`), without any training, on both sides. LAMP is torch-pruning's
+class on both sides, and `random` draws other numbers for each.
 
 `slower` is the time of torch-pruning's model over ours for one forward pass of 100 images, in turns: the median and the
 range of the repetitions.
@@ -42,8 +42,9 @@ from torch import Tensor, nn
 
 import zoo
 from fl.data import Dataset, load
-from surgery import Target, importance, narrow, prune, repair
 from surgery.inspect.report import count_macs
+from surgery.pruning import Target, importance, prune
+from surgery.symmetry import repair
 
 MODEL = "preresnet20"
 
@@ -147,7 +148,7 @@ def ours(model: nn.Module, by: str, share: float, steps: int, data: Dataset, wha
 
     target = Target(macs=share)
     if by == "first":
-        return narrow(model, example=what.example, target=target)[0]
+        return prune(model, example=what.example, target=target, importance=None).model
     chosen = {"lamp": THEIRS["lamp"](), "random": scores}.get(by, by)
     given = {"importance": chosen, "batches": batches_for(by, data, what), "loss": loss}
     return prune(model, example=what.example, target=target, steps=steps, **given).model

@@ -82,7 +82,7 @@ def ours_plan() -> None:
 
     net = vit()
     small, plan = surgery.narrow(net, rate=0.5, example=IMAGE)
-    state = surgery.Submodel.from_json(plan.to_json()).extract(surgery.state(net))
+    state = surgery.Plan.from_json(plan.to_json()).extract(surgery.state(net))
     assert all(torch.equal(tensor, state[name]) for name, tensor in surgery.state(small).items())
 
 
@@ -103,7 +103,7 @@ def ours_permute() -> None:
 
     net = vit().double()
     found = {w.name: w.size for w in surgery.widths(net, example=IMAGE.double()) if not w.order}
-    other, _ = surgery.permute(net, {n: torch.randperm(s) for n, s in found.items()}, example=IMAGE.double())
+    other, _ = surgery.symmetry.permute(net, {n: torch.randperm(s) for n, s in found.items()}, example=IMAGE.double())
     assert same(net, other)
     assert not torch.equal(net.head.weight, other.head.weight)
 
@@ -115,8 +115,8 @@ def ours_align() -> None:
 
     for net in (vit(), zoo.create("resnet20", norm="layer")):
         found = {w.name: w.size for w in surgery.widths(net, example=IMAGE) if not w.order}
-        other, _ = surgery.permute(net, {n: torch.randperm(s) for n, s in found.items()}, example=IMAGE)
-        again = surgery.state(surgery.align([net, other], example=IMAGE).models[1])
+        other, _ = surgery.symmetry.permute(net, {n: torch.randperm(s) for n, s in found.items()}, example=IMAGE)
+        again = surgery.state(surgery.symmetry.align([net, other], example=IMAGE).models[1])
         assert all(torch.equal(tensor, again[name]) for name, tensor in surgery.state(net).items())
 
 
@@ -124,7 +124,7 @@ def ours_widen() -> None:
     """`widen` doubles every hidden width of a Vision Transformer, heads as well; outputs stay to 1e-10."""
     import surgery
 
-    wide, _ = surgery.widen(vit().double(), rate=2, example=IMAGE.double(), strict=True)
+    wide, _ = surgery.widening.widen(vit().double(), rate=2, example=IMAGE.double(), strict=True)
     assert wide.blocks[0].attn.num_heads == 8
     assert same(vit(), wide)
 
@@ -154,7 +154,7 @@ def ours_merge() -> None:
     import surgery
 
     nets = [timm.create_model("test_resnet") for _ in range(2)]
-    merged = surgery.merge.linear(nets)
+    merged = surgery.merging.linear(nets)
     for name, tensor in surgery.state(nets[0]).items():
         mean = (tensor + surgery.state(nets[1])[name]) / 2
         assert not tensor.is_floating_point() or torch.allclose(merged[name], mean)
@@ -193,11 +193,11 @@ def mergekit_merge() -> None:
 
 def ours_informed() -> None:
     """`fisher`, `regmean` and `greedy_soup`, whose weights come from data, are there."""
-    from surgery import merge
+    from surgery import merging
 
     plain = {"linear", "slerp", "multislerp", "karcher", "nearswap", "task_arithmetic", "ties", "dare", "breadcrumbs"}
-    assert plain | {"della", "model_stock", "sce"} <= merge.METHODS.keys()
-    assert all(callable(getattr(merge, name)) for name in ("fisher", "regmean", "greedy_soup", "passthrough"))
+    assert plain | {"della", "model_stock", "sce"} <= merging.METHODS.keys()
+    assert all(callable(getattr(merging, name)) for name in ("fisher", "regmean", "greedy_soup", "passthrough"))
 
 
 def mergekit_methods() -> set[str]:
@@ -216,10 +216,10 @@ def mergekit_informed() -> None:
 
 def mergekit_more() -> None:
     """mergekit has methods that `surgery` lacks: Arcee fusion and RAM."""
-    from surgery import merge
+    from surgery import merging
 
     assert {"arcee_fusion", "ram"} <= mergekit_methods()
-    assert not {"arcee_fusion", "ram"} & set(dir(merge))
+    assert not {"arcee_fusion", "ram"} & set(dir(merging))
 
 
 def numbered() -> list[nn.Module]:

@@ -1,4 +1,4 @@
-"""The tables of pruning papers on CIFAR-10 with `surgery.prune`, their published rows beside ours.
+"""The tables of pruning papers on CIFAR-10 with `surgery.pruning.prune`, their published rows beside ours.
 
     python benchmarks/pruning_tables.py             # as the papers train, on a GPU: 200 epochs, and 100 for each row
     python benchmarks/pruning_tables.py --reduced   # minutes on a CPU; says nothing of the published accuracies
@@ -31,8 +31,9 @@ from torch import Tensor, nn
 
 import zoo
 from fl.data import Dataset, load
-from surgery import Target, prune, repair
 from surgery.inspect.report import count_macs
+from surgery.pruning import Target, prune
+from surgery.symmetry import repair
 
 STEPS = 4  # in which a model is cut, with scores asked anew before each
 

@@ -61,13 +61,13 @@ def narrow(case: Case, model: nn.Module, example: Any) -> str:
 def prune(case: Case, model: nn.Module, example: Any) -> str:
     """With 0.6 of the multiply-accumulates, by the norms of weights, it computes what the full one does with zeros."""
     model, example = prepared(model, example)
-    target = surgery.Target(macs=MACS)
-    small, plan, sizes = surgery.prune(model, example=example, target=target, output=case.output)
+    target = surgery.pruning.Target(macs=MACS)
+    small, plan, sizes = surgery.pruning.prune(model, example=example, target=target, output=case.output)
     check(sizes[-1].macs < sizes[0].macs, "it has as many multiply-accumulates as before")
     return right(case, model, small, plan, example)
 
 
-def right(case: Case, model: nn.Module, small: nn.Module, plan: surgery.Submodel, example: Any) -> str:
+def right(case: Case, model: nn.Module, small: nn.Module, plan: surgery.Plan, example: Any) -> str:
     """What was compared: "zeros", or what forbids it; Wrong if numbers differ or the plan is not exact."""
     shapes = [case.shapes(outputs(net.eval(), example, case.output)) for net in (model, small)]
     check(shapes[0] == shapes[1], f"its output has shape {shapes[1]} instead of {shapes[0]}")
@@ -99,7 +99,7 @@ def permute(case: Case, model: nn.Module, example: Any) -> str:
     other, orders = permuted(case, model, example)
     same(outputs(other, example, case.output), outputs(model, example, case.output))
     inverses = {name: order.argsort() for name, order in orders.items()}
-    back, _ = surgery.permute(other, inverses, example=example, output=case.output)
+    back, _ = surgery.symmetry.permute(other, inverses, example=example, output=case.output)
     before = surgery.state(model)
     check(all(torch.equal(before[n], t) for n, t in surgery.state(back).items()), "the inverse is another model")
     return f"{len(orders)} widths"
@@ -109,7 +109,7 @@ def align(case: Case, model: nn.Module, example: Any) -> str:
     """A planted permutation of all widths is found again."""
     model, example = prepared(model, example)
     other, _ = permuted(case, model, example)
-    found = surgery.align([model, other], example=example, output=case.output).models[1]
+    found = surgery.symmetry.align([model, other], example=example, output=case.output).models[1]
     same(outputs(found, example, case.output), outputs(model, example, case.output))
     before, after = surgery.state(model), surgery.state(found)
     equal = sum(torch.equal(before[n], after[n]) for n in before)
@@ -123,13 +123,13 @@ def permuted(case: Case, model: nn.Module, example: Any) -> tuple[nn.Module, dic
     orders = {width.name: torch.randperm(width.size, generator=generator) for width in free}
     if not orders:
         raise surgery.SurgeryError("no width may be put in another order")
-    return surgery.permute(model, orders, example=example, output=case.output)[0], orders
+    return surgery.symmetry.permute(model, orders, example=example, output=case.output)[0], orders
 
 
 def widen(case: Case, model: nn.Module, example: Any) -> str:
     """Twice as wide it computes the same output."""
     model, example = prepared(model, example)
-    wide, _ = surgery.widen(model, rate=2, example=example, output=case.output)
+    wide, _ = surgery.widening.widen(model, rate=2, example=example, output=case.output)
     same(outputs(wide, example, case.output), outputs(model, example, case.output))
     if numbers(wide) == numbers(model):
         raise surgery.SurgeryError("no width grew")
@@ -173,7 +173,7 @@ def save(case: Case, model: nn.Module, example: Any) -> str:
             why = "its constructor takes no widths"
         file = Path(folder) / "plan.json"
         plan.save(file)
-        again = surgery.load(surgery.Submodel.load(file).build(case.build()), surgery.state(small))
+        again = surgery.load(surgery.Plan.load(file).build(case.build()), surgery.state(small))
     same(outputs(again.eval(), example, case.output), expected)
     raise PlanOnly(why)
 

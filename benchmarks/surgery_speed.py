@@ -36,7 +36,7 @@ from torch.utils._pytree import tree_leaves
 
 import surgery
 import zoo
-from surgery.plan import Source, Submodel
+from surgery.plan import Plan, Source
 
 MODELS = {
     "cnn": lambda: zoo.create("cnn"),
@@ -79,7 +79,7 @@ def stacked(model: nn.Module, k: int, device: str) -> surgery.Stack:
     }
 
 
-def corner(model: nn.Module) -> Submodel:
+def corner(model: nn.Module) -> Plan:
     """The leading half of every axis but the first tensor's inputs and the last layer's outputs."""
     values = surgery.state(model)
     names = list(values)
@@ -91,10 +91,10 @@ def corner(model: nn.Module) -> Submodel:
             None if axis in whole or size == 1 else ((0, size // 2),) for axis, size in enumerate(tensor.shape)
         )
         entries[name] = (Source(name, index),)
-    return Submodel(entries, {n: tuple(t.shape) for n, t in values.items()})
+    return Plan(entries, {n: tuple(t.shape) for n, t in values.items()})
 
 
-def corner_slices(plan: Submodel) -> dict[str, tuple[slice, ...]]:
+def corner_slices(plan: Plan) -> dict[str, tuple[slice, ...]]:
     return {n: tuple(slice(0, size) for size in shape) for n, shape in plan.small_shapes.items()}
 
 
@@ -186,7 +186,7 @@ def operations(model: nn.Module, k: int, device: str) -> dict[str, tuple[int, Ca
     parts = surgery.segments(surgery.layers(model))
     rows = surgery.permutations(len(parts), k, generator=torch.Generator().manual_seed(0), derange=True)
     plan = corner(model)
-    whole = Submodel(
+    whole = Plan(
         {n: (Source(n, (None,) * len(s)),) for n, s in plan.shapes.items()}, plan.shapes
     )  # every other client holds everything
     slices, full_slices = corner_slices(plan), corner_slices(whole)

@@ -101,10 +101,10 @@ def alone(operation: str, name: str, repetitions: int) -> dict:
     image, models = torch.zeros(1, 3, 224, 224), [timm.create_model(name).eval() for _ in range(2)]
 
     def widen() -> nn.Module:
-        return surgery.widen(models[0], rate=2, example=image)[0]
+        return surgery.widening.widen(models[0], rate=2, example=image)[0]
 
     def align() -> nn.Module:
-        return surgery.align(models, example=image).models[1]
+        return surgery.symmetry.align(models, example=image).models[1]
 
     call = {"widen": widen, "align": align}[operation]
     return {"operation": operation, "model": name, **spread([timed(call)[0] for _ in range(repetitions)], [])}
@@ -114,7 +114,7 @@ def aligned_once(name: str) -> dict:
     """The seconds that `align` takes, and how well the models match then: the inner product of their parameters."""
     torch.manual_seed(0)
     models = [timm.create_model(name).eval() for _ in range(2)]
-    seconds, (one, other) = timed(lambda: surgery.align(models, example=torch.zeros(1, 3, 224, 224)).models)
+    seconds, (one, other) = timed(lambda: surgery.symmetry.align(models, example=torch.zeros(1, 3, 224, 224)).models)
     match = sum((p.double() * q.double()).sum().item() for p, q in zip(one.parameters(), other.parameters()))
     return {"seconds": seconds, "match": match}
 

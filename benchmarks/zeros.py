@@ -35,7 +35,7 @@ EXACT = """
 
 
 def agrees(
-    full: nn.Module, small: nn.Module, plan: surgery.Submodel, example: Any, output: Callable[[Any], Any] | None = None
+    full: nn.Module, small: nn.Module, plan: surgery.Plan, example: Any, output: Callable[[Any], Any] | None = None
 ) -> tuple[bool, str]:
     """Whether the full model with zeros computes what the small one does, and if not, what was seen.
 

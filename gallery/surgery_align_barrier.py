@@ -19,7 +19,7 @@ for seed in (0, 1):
     for batch in torch.randint(1400, (200, 64)):
         nn.functional.cross_entropy(nets[-1](x[batch]), y[batch]).backward()
         optimizer.step(), optimizer.zero_grad()
-aligned = surgery.align(nets, example=x[:2]).models
+aligned = surgery.symmetry.align(nets, example=x[:2]).models
 figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
 path = torch.linspace(0, 1, 21).tolist()
 for label, ends in {"as trained": nets, "aligned": aligned}.items():

@@ -16,7 +16,7 @@ net, losses = zoo.create("resnet20", draw, width=0.25, depth=2, in_channels=1, i
 for step in range(90):
     before = net
     if step == 30:
-        net, _ = surgery.widen(before, rate=2, example=x[:2], noise=0.01)
+        net, _ = surgery.widening.widen(before, rate=2, example=x[:2], noise=0.01)
     if step == 60:
         net, _ = surgery.graft(before, depths=[3, 3, 3], mode="identity", example=x[:2])
     if step in (0, 30, 60):

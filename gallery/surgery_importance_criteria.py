@@ -22,7 +22,7 @@ batches = {"batches": [(x[:1400], y[:1400])], "loss": loss}
 needs = {"first": {}, "l1": {}, "l2": {}, "activation": {"batches": [x[:1400]]}, "taylor": batches}
 figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
 for by, given in needs.items():
-    scores = None if by == "first" else surgery.importance(net, example=x[:1], by=by, **given)
+    scores = None if by == "first" else surgery.pruning.importance(net, example=x[:1], by=by, **given)
     small = {r: surgery.narrow(net, rate=r / 100, example=x[:1], keep_top=scores)[0] for r in range(10, 101, 10)}
     right = [100 * (model(x[1400:]).argmax(1) == y[1400:]).float().mean().item() for model in small.values()]
     print(f"{by:10} {right[4]:.1f} % at half the width")

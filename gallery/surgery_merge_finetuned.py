@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 import torch
 from sklearn.datasets import load_digits
 
-from surgery import load, merge
+from surgery import load, merging
 
 torch.manual_seed(0)
 x, y = (torch.tensor(part) for part in load_digits(return_X_y=True))
@@ -23,7 +23,13 @@ for mine, steps in ((y < 10, 50), (y < 5, 100), (y >= 5, 100)):
         optimizer.step(), optimizer.zero_grad()
     trained.append(net)
 base, a, b = trained
-found = {"base": base, "0 to 4": a, "5 to 9": b, "slerp": merge.slerp([a, b]), "ties": merge.ties([a, b], base=base)}
+found = {
+    "base": base,
+    "0 to 4": a,
+    "5 to 9": b,
+    "slerp": merging.slerp([a, b]),
+    "ties": merging.ties([a, b], base=base),
+}
 right = [100 * (load(net, one)(x[1300:]).argmax(1) == y[1300:]).float().mean().item() for one in found.values()]
 print({name: f"{share:.1f} %" for name, share in zip(found, right)})
 plt.bar_label(plt.bar(list(found), right, color=["0.6", "0.6", "0.6", "C0", "C0"]), fmt="%.0f")

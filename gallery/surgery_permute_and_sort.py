@@ -18,9 +18,9 @@ for batch in torch.randint(1400, (200, 64)):
     nn.functional.cross_entropy(net(x[batch]), y[batch]).backward()
     optimizer.step()
     optimizer.zero_grad()
-best_first, _ = surgery.sort_by(net, surgery.importance(net, example=x[:2], by="l2"), example=x[:2])
+best_first, _ = surgery.symmetry.sort_by(net, surgery.pruning.importance(net, example=x[:2], by="l2"), example=x[:2])
 (width,) = (one.name for one in surgery.widths(net, example=x[:2]) if not one.reason)
-mixed, _ = surgery.permute(best_first, {width: torch.randperm(128)}, example=x[:2])
+mixed, _ = surgery.symmetry.permute(best_first, {width: torch.randperm(128)}, example=x[:2])
 print(f"largest change of an output: {(mixed(x) - net(x)).abs().max():.1g}")
 figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
 for label, model in {"best first": best_first, "as trained": net, "at random": mixed}.items():

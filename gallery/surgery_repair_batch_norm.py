@@ -22,7 +22,7 @@ for seed in (0, 1, 2):
 path, found = torch.linspace(0, 1, 21).tolist(), {"averaged": [], "averaged, repaired": []}
 for share in path:
     mean = surgery.load(nets[2], surgery.average(nets[:2], weights=[1 - share, share])).eval()
-    for values, net in zip(found.values(), (mean, surgery.repair(mean, batches=[x[:1400]]))):
+    for values, net in zip(found.values(), (mean, surgery.symmetry.repair(mean, batches=[x[:1400]]))):
         values.append(100 * (net(x[1400:]).argmax(1) == y[1400:]).float().mean().item())
 figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
 print({name: f"{min(values):.1f} % at least" for name, values in found.items()})

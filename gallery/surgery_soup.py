@@ -22,7 +22,7 @@ for lr in (0.1, 0.3, 0.3, 0.3, 0.6, 0.6, 2.0):
         optimizer.step()
         optimizer.zero_grad()
 held, labels, net = x[1000:1400], y[1000:1400], nets.pop(0)
-soup = surgery.merge.greedy_soup(nets, score=lambda s: (surgery.load(net, s)(held).argmax(1) == labels).sum().item())
+soup = surgery.merging.greedy_soup(nets, score=lambda s: (surgery.load(net, s)(held).argmax(1) == labels).sum().item())
 print(f"models {soup.taken} are taken: {soup.score} of 400 are right, {max(soup.scores)} of the best alone")
 figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
 axis.bar(range(7), soup.scores, color=["C0" if k in soup.taken else "0.7" for k in range(7)])

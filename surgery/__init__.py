@@ -1,13 +1,11 @@
 """Architecture manipulation on any `torch.nn.Module` or state dict."""
 
-from importlib import metadata
+from importlib import import_module as _import_module
+from importlib import metadata as _metadata
 from types import ModuleType as _ModuleType
+from typing import Any as _Any
 
-from surgery import adapters as adapters
-from surgery import merge as merge
-from surgery import similarity as similarity
 from surgery.averaging import average as average
-from surgery.averaging import repair as repair
 from surgery.averaging import trimmed_mean as trimmed_mean
 from surgery.decomposition import Layer as Layer
 from surgery.decomposition import layers as layers
@@ -17,9 +15,7 @@ from surgery.depth.sections import Section as Section
 from surgery.depth.sections import register_block as register_block
 from surgery.depth.sections import sections as sections
 from surgery.errors import SurgeryError as SurgeryError
-from surgery.libraries import example_input as example_input
-from surgery.libraries import named as named
-from surgery.plan import Submodel as Submodel
+from surgery.plan import Plan as Plan
 from surgery.plan import average_submodels as average_submodels
 from surgery.recombine import permutations as permutations
 from surgery.recombine import segments as segments
@@ -34,17 +30,18 @@ from surgery.states import load as load
 from surgery.states import stack as stack
 from surgery.states import state as state
 from surgery.states import unstack as unstack
-from surgery.width.align import align as align
 from surgery.width.corner import corner as corner
-from surgery.width.importance import importance as importance
 from surgery.width.narrow import narrow as narrow
 from surgery.width.narrow import widths as widths
-from surgery.width.permute import permute as permute
-from surgery.width.permute import sort_by as sort_by
-from surgery.width.prune import prune as prune
 from surgery.width.rules import register_rule as register_rule
-from surgery.width.target import Target as Target
-from surgery.width.widen import widen as widen
 
-__version__ = next((one.version for one in metadata.distributions(name="layer-surgery")), "not installed")
+__version__ = next((one.version for one in _metadata.distributions(name="layer-surgery")), "not installed")
 __all__ = [name for name, value in globals().items() if name[0] != "_" and not isinstance(value, _ModuleType)]
+_ROOMS = ("adapters", "libraries", "merging", "pruning", "similarity", "symmetry", "widening")
+
+
+def __getattr__(name: str) -> _Any:
+    """Import an operation's room when it is first used: `surgery.pruning.prune`."""
+    if name in _ROOMS:
+        return _import_module(f"surgery.{name}")
+    raise AttributeError(f"module 'surgery' has no attribute {name!r}")

@@ -159,7 +159,7 @@ def warn(model: nn.Module, what: str, hint: str) -> None:
     """Say that a model's configuration does not describe it, why, and what to do."""
     _log.warning(
         "the configuration of this %s does not describe it (%s). Its class alone cannot load a checkpoint of it: save "
-        "the plan and the state, and restore it with Submodel.build; or %s",
+        "the plan and the state, and restore it with Plan.build; or %s",
         type(model).__name__,
         what,
         hint,

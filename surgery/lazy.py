@@ -90,7 +90,7 @@ class Pieces:
 class LazyState(Mapping[str, Tensor]):
     """A state whose tensors are read, or computed, when they are asked for, and not kept.
 
-    `surgery.merge` takes such states and gives them; `surgery.files.write` writes them slab by slab.
+    `surgery.merging` takes such states and gives them; `surgery.files.write` writes them slab by slab.
 
     Args:
         entries: the tensors by name.

@@ -7,7 +7,7 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from surgery.plan import Source, Submodel, as_runs
+from surgery.plan import Plan, Source, as_runs
 from surgery.plan.positions import positions
 
 few = settings(max_examples=25)
@@ -59,7 +59,7 @@ def draw_plan(draw, shapes):
                 n = len(positions(first[0]))
                 there = draw(st.lists(st.integers(cut, shape[0] - 1), min_size=n, max_size=n))
                 entries[name] = (Source(name, first), Source(name, (as_runs(there), *first[1:])))
-    return Submodel(entries, shapes)
+    return Plan(entries, shapes)
 
 
 @st.composite

@@ -17,7 +17,7 @@ from benchmarks.judges import Miss
 from benchmarks.models import case, suite
 from benchmarks.models.case import Case, scaled
 from surgery import narrow, state
-from surgery.plan import Submodel
+from surgery.plan import Plan
 
 
 class Normed(nn.Module):
@@ -66,7 +66,7 @@ def test_positions_of_one_width_that_do_not_belong_together_are_seen(where, axis
     source, size, kept = plan.entries[where][0], state(model)[where].shape[axis], state(small)[where].shape[axis]
     index = list(source.index)
     index[axis] = ((size - kept, size),)  # the last positions instead of the first
-    wrong = Submodel({**plan.entries, where: (source._replace(index=tuple(index)),)}, plan.shapes)
+    wrong = Plan({**plan.entries, where: (source._replace(index=tuple(index)),)}, plan.shapes)
     assert not zeros.agrees(model, small, wrong, example)[0]
 
 

@@ -93,7 +93,9 @@ def find(name: str) -> Member:
     if name in members():
         return members()[name]
     if name.startswith(("timm:", "torchvision:")):
-        raise ZooError(f"unknown model {name!r}: the zoo has its own only, and surgery.named makes those of libraries")
+        raise ZooError(
+            f"unknown model {name!r}: the zoo has its own only, and surgery.libraries.named makes those of libraries"
+        )
     if near := difflib.get_close_matches(name, members(), n=3):
         raise ZooError(f"unknown model {name!r}: did you mean {' or '.join(near)}? `python -m zoo` lists all")
     raise ZooError(f"unknown model {name!r}: there are {', '.join(names())}")

@@ -26,24 +26,27 @@ def library_case(name: str) -> Case:
     library, _, model = name.partition(":")
     if library == "int8":
         return Case(
-            lambda: surgery.named(f"torchvision:{model}", quantize=True), lambda net: torch.randn(2, 3, 224, 224)
+            lambda: surgery.libraries.named(f"torchvision:{model}", quantize=True),
+            lambda net: torch.randn(2, 3, 224, 224),
         )
     if model.startswith(DETECTORS):
         sizes = {} if model.startswith("ssd") else SMALL_IMAGES
         return Case(
-            lambda: surgery.named(name, **sizes),
+            lambda: surgery.libraries.named(name, **sizes),
             lambda net: (pictures(),),
             training=lambda net: (pictures(), [target(model, image) for image in pictures()]),
             detects=True,
         )
     if model.startswith("raft"):
-        return Case(lambda: surgery.named(name), lambda net: (torch.rand(2, 3, 128, 136), torch.rand(2, 3, 128, 136)))
-    return Case(lambda: surgery.named(name), images)
+        return Case(
+            lambda: surgery.libraries.named(name), lambda net: (torch.rand(2, 3, 128, 136), torch.rand(2, 3, 128, 136))
+        )
+    return Case(lambda: surgery.libraries.named(name), images)
 
 
 def images(net: Any) -> Tensor:
     """Two images or films of the size that a model was made for; smaller ones where torchvision's take any size."""
-    shape = surgery.example_input(net).shape
+    shape = surgery.libraries.example_input(net).shape
     if type(net).__module__.startswith("torchvision") and not isinstance(net, FIXED):
         side = 112 if isinstance(net, Inception3) else 64
         shape = (*shape[:2], *[8] * (len(shape) - 4), side, side)

@@ -15,7 +15,7 @@ from fl.federation.clients import CLIENTS, Client, Message, check_message, check
 from fl.federation.cohort import replace_rows, select
 from fl.federation.compression import UNSENT
 from fl.federation.update import ClientUpdate
-from surgery import Stack, State, Submodel, broadcast, state
+from surgery import Plan, Stack, State, broadcast, state
 
 Server: TypeAlias = dict[str, State | Stack]
 """What the server stores from round to round, by name. It is saved and restored as it is, and always has "global"; its
@@ -89,7 +89,7 @@ class Algorithm:
     personalize: Callable[[Stack, Stack, Sequence[int], Rng], Stack] | None = None
     keeps: Callable[[Server], bool] | None = None
     sample: Callable[[Server, Rng], list[int]] | None = None
-    plan: Callable[[int], Submodel] | None = None
+    plan: Callable[[int], Plan] | None = None
     levels: Callable[[Server], Levels] | None = None
 
     def choose(self, server: Server, rng: Rng) -> list[int]:

@@ -14,7 +14,7 @@ from fl.base.errors import naming
 from fl.base.settings import Natural, Share, number, one_of
 from fl.federation import Federation
 from surgery import Stack, broadcast, layers, permutations, segments, shuffle, stack, unstack
-from surgery.width.align import Aligner
+from surgery.symmetry.alignment import Aligner
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ def fedmr(fed: Federation, options: FedMROptions = FedMROptions()) -> Algorithm:
     longest piece: for VGG-16 on CIFAR-10 14.5 times its model.
 
     With `align`, the server first permutes the hidden widths of each model so that its weights match those of the first
-    one (`surgery.align`): layers of models whose features lie in another order do not fit together. Metrics of clients'
-    models describe the models as they were trained.
+    one (`surgery.symmetry.align`): layers of models whose features lie in another order do not fit together. Metrics of
+    clients' models describe the models as they were trained.
     """
     with naming("--fedmr.unit"):
         every = layers(fed.model, unit=options.unit)

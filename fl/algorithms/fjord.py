@@ -20,7 +20,7 @@ from fl.engine.losses import Loss, mean
 from fl.engine.objectives import Batch, Call, Objective
 from fl.federation import Federation
 from fl.models.fleet import identity_plan, ungrafted
-from surgery import State, Submodel, SurgeryError, narrow, state
+from surgery import Plan, State, SurgeryError, narrow, state
 from surgery.plan.positions import Runs, positions
 
 Levels = dict[str, dict[int, Tensor]]
@@ -107,7 +107,7 @@ def without(tensors: State, levels: Levels, drawn: Tensor | int) -> State:
     return result
 
 
-def _narrow_plans(fed: Federation, widths: Sequence[float]) -> list[Submodel]:
+def _narrow_plans(fed: Federation, widths: Sequence[float]) -> list[Plan]:
     """Where the models of widths below 1 lie in the global one, the narrowest first; checked to predict the same."""
     made, plans = state(fed.model), []
     generator = torch.Generator().manual_seed(0)
@@ -136,7 +136,7 @@ def _narrow_plans(fed: Federation, widths: Sequence[float]) -> list[Submodel]:
     return plans
 
 
-def _levels(own: Submodel, plans: Sequence[Submodel], device: torch.device) -> dict:
+def _levels(own: Plan, plans: Sequence[Plan], device: torch.device) -> dict:
     """The part of the objective's context that belongs to an architecture.
 
     The first axis of a tensor is what a layer makes, the others are what it reads.

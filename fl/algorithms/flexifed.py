@@ -15,7 +15,7 @@ from fl.base.errors import FLError
 from fl.base.settings import one_of
 from fl.federation import Federation
 from fl.models.fleet import Fleet
-from surgery import Submodel, layers, state
+from surgery import Plan, layers, state
 from surgery.plan import Source
 
 STRATEGIES = ("basic", "clustered", "max")
@@ -80,7 +80,7 @@ def _largest(fed: Federation, fleet: Fleet) -> int:
     )
 
 
-def _plans(fleet: Fleet, strategy: str) -> list[Submodel]:
+def _plans(fleet: Fleet, strategy: str) -> list[Plan]:
     """Where each client's model lies in the tree."""
     paths = [_signatures(kind.model) for kind in fleet.architectures]
     common = sum(1 for _ in _shared(paths))
@@ -109,11 +109,11 @@ def _plans(fleet: Fleet, strategy: str) -> list[Submodel]:
         for client, nodes in enumerate(entries)
         for name, node in nodes.items()
     }
-    plans: dict[tuple, Submodel] = {}  # equal plans are one object
+    plans: dict[tuple, Plan] = {}  # equal plans are one object
     for nodes in entries:
         if (key := tuple(nodes.items())) not in plans:
             sources = {name: (Source(node, (None,) * len(shapes[node])),) for name, node in nodes.items()}
-            plans[key] = Submodel(sources, shapes)
+            plans[key] = Plan(sources, shapes)
     return [plans[tuple(nodes.items())] for nodes in entries]
 
 

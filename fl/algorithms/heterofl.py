@@ -16,7 +16,7 @@ from fl.algorithms.parts.personal import classifier
 from fl.algorithms.parts.submodels import extract_all, models_of
 from fl.federation import Federation
 from fl.models.fleet import ungrafted
-from surgery import Submodel, state
+from surgery import Plan, state
 from surgery.plan import Source, as_runs
 from zoo import Spec
 
@@ -40,7 +40,7 @@ class HeteroFLOptions:
 def heterofl(
     fed: Federation,
     options: HeteroFLOptions = HeteroFLOptions(),
-    window: Callable[[int, int], Submodel] | None = None,
+    window: Callable[[int, int], Plan] | None = None,
 ) -> Algorithm:
     """Send each client the leading channels of every layer; average each element over the clients that hold it.
 
@@ -53,7 +53,7 @@ def heterofl(
     """
     fleet = fed.fleet_or_uniform
     kinds = [ungrafted(kind.plan) for kind in fleet.architectures]
-    kept: dict[int, Submodel | None] = {}
+    kept: dict[int, Plan | None] = {}
 
     def leading(client, number=0):
         return kinds[fleet.owned[client]]
@@ -86,7 +86,7 @@ def heterofl(
     return replace(fedavg(fed), send=send, server=server, models=models, plan=fixed)
 
 
-def counted_rows(model: nn.Module, held: torch.Tensor) -> Submodel:
+def counted_rows(model: nn.Module, held: torch.Tensor) -> Plan:
     """The plan within a model that leaves out the rows of classes (of text: of tokens) that are not held.
 
     These are rows of the classifier and of token embeddings.
@@ -95,7 +95,7 @@ def counted_rows(model: nn.Module, held: torch.Tensor) -> Submodel:
         held: bool [classes].
 
     >>> print(counted_rows(nn.Linear(1, 3, bias=False), torch.tensor([True, False, True])).describe())
-    Submodel of 72232fc6ec608ef8: 2 of 3 elements, 0 edits
+    Plan of 72232fc6ec608ef8: 2 of 3 elements, 0 edits
       weight  [2, 1]             = [0:1|2:3, :]
     """
     sizes = (len(held), len(held) + 1)  # one more is the mask of a masked language model, which everyone holds
@@ -108,7 +108,7 @@ def counted_rows(model: nn.Module, held: torch.Tensor) -> Submodel:
         if name in names and shape:
             index[0] = as_runs([*held.nonzero().flatten().tolist(), *range(len(held), shape[0])])
         entries[name] = (Source(name, tuple(index)),)
-    return Submodel(entries, shapes)
+    return Plan(entries, shapes)
 
 
 METHOD = Method(heterofl, HeteroFLOptions(), clients="heterogeneous", labels=lambda options: options.own_rows)

@@ -17,7 +17,7 @@ from fl.base.errors import FLError
 from fl.base.settings import OnlyWith, number, one_of
 from fl.federation import Federation
 from fl.models.fleet import identity_plan, kept_blocks, make_example, plan_within, ungrafted
-from surgery import Section, Submodel, layers, sections, state
+from surgery import Plan, Section, layers, sections, state
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def inclusivefl(fed: Federation, options: InclusiveFLOptions = InclusiveFLOption
     return replace(average, init=init, server=server)
 
 
-def _from_small_to_large(plans: Sequence[Submodel], depths: Sequence[Mapping[str, Any]]) -> list[int]:
+def _from_small_to_large(plans: Sequence[Plan], depths: Sequence[Mapping[str, Any]]) -> list[int]:
     """The architectures, as positions. Raises FLError if these are not models of ascending depths up to the global."""
     for plan in plans:
         if any(plan.small_shapes[name] != plan.shapes[source.name] for name, (source,) in plan.entries.items()):
@@ -140,7 +140,7 @@ def _behind_blocks(model: nn.Module, known: Sequence[Section]) -> set[str]:
     return set(names[last + 1 :])
 
 
-def _read_from(plan: Submodel, full: Collection[str]) -> set[str]:
+def _read_from(plan: Plan, full: Collection[str]) -> set[str]:
     """The tensors of a part that lie in these of the global model."""
     return {name for name, sources in plan.entries.items() if sources[0].name in full}
 

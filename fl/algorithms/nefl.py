@@ -12,7 +12,7 @@ from fl.base.settings import Names
 from fl.base.torch_private import BatchOrInstanceNorm
 from fl.federation import Federation
 from fl.models.fleet import make_example, plan_within
-from surgery import Submodel, SurgeryError, layers, sections
+from surgery import Plan, SurgeryError, layers, sections
 from zoo import Spec
 
 
@@ -69,7 +69,7 @@ def _chooser(patterns: tuple[str, ...]):
     return lambda blocks, count: known.get((blocks, count), list(range(count)))
 
 
-def _apart(model: nn.Module, plan: Submodel) -> set[str]:
+def _apart(model: nn.Module, plan: Plan) -> set[str]:
     """The names of an architecture's norms and step sizes."""
     norms = (BatchOrInstanceNorm, nn.GroupNorm, nn.LayerNorm)
     steps = {name for name in plan.entries if name.rpartition(".")[2] == "step"}

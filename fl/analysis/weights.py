@@ -16,7 +16,7 @@ from fl.models.init import maker
 from fl.runs import checkpoint
 from fl.runs.folder import load_initial_weights, load_model
 from fl.settings import Config
-from surgery import State, Submodel, SurgeryError, corner, layers, sections, state, ungraft
+from surgery import Plan, State, SurgeryError, corner, layers, sections, state, ungraft
 from surgery.similarity import SectionSimilarity, convolutions
 from surgery.states import check_same
 from zoo import Spec
@@ -89,7 +89,7 @@ def read(folders: Sequence[Path]) -> list[Member]:
     return found
 
 
-def place(small: nn.Module, large: nn.Module, spec: Spec | None = None) -> Submodel:
+def place(small: nn.Module, large: nn.Module, spec: Spec | None = None) -> Plan:
     """Plan a model within a wider and deeper one of its family: leading channels of the first blocks.
 
     Args:
@@ -126,7 +126,7 @@ class Variation(NamedTuple):
         return self.distance.mean(1) / self.magnitude.mean()
 
 
-def variation_of(smallest: State, larger: Sequence[State], plans: Sequence[Submodel]) -> Variation:
+def variation_of(smallest: State, larger: Sequence[State], plans: Sequence[Plan]) -> Variation:
     """Measure how far larger models' weights are from those of a smaller one in the same place (FedFA, Table 10).
 
     Args:
@@ -136,7 +136,7 @@ def variation_of(smallest: State, larger: Sequence[State], plans: Sequence[Submo
 
     >>> from surgery.plan import Source
     >>> small, large = torch.ones(1, 1, 2, 2), torch.full((2, 1, 2, 2), 4.0)
-    >>> plan = Submodel({"weight": (Source("weight", (((0, 1),), None, None, None)),)}, {"weight": (2, 1, 2, 2)})
+    >>> plan = Plan({"weight": (Source("weight", (((0, 1),), None, None, None)),)}, {"weight": (2, 1, 2, 2)})
     >>> found = variation_of({"weight": small}, [{"weight": large}], [plan])
     >>> found.magnitude.item(), found.distance.item(), found.ratio.item()
     (4.0, 12.0, 3.0)

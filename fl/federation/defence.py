@@ -20,7 +20,7 @@ from torch import Tensor
 from fl.base.errors import FLError
 from fl.base.settings import AtLeast0, Natural, OnlyWith, number, one_of
 from fl.federation.cohort import States, as_before, select, stacks
-from surgery import Stack, State, Submodel, average, average_submodels, distance, trimmed_mean
+from surgery import Plan, Stack, State, average, average_submodels, distance, trimmed_mean
 from surgery.states import stack_size
 from surgery.transfer import double, upload
 
@@ -74,7 +74,7 @@ class Defence:
     def average_submodels(
         self,
         states: Sequence[State],
-        plans: Sequence[Submodel],
+        plans: Sequence[Plan],
         fallback: State,
         weights: Sequence[float],
         factors: Mapping[str, Tensor] | None = None,

@@ -35,7 +35,7 @@ from fl.federation.update import ClientUpdate
 from fl.models.fleet import Fleet, uniform
 from fl.models.init import Start
 from fl.partition import Splits
-from surgery import Stack, State, Submodel, broadcast
+from surgery import Plan, Stack, State, broadcast
 from surgery.states import stack_size
 from surgery.transfer import upload
 from zoo import Spec
@@ -199,7 +199,7 @@ class Federation:
     def average_submodels(
         self,
         states: Sequence[State],
-        plans: Sequence[Submodel],
+        plans: Sequence[Plan],
         fallback: State,
         weights: Sequence[float],
         factors: Mapping[str, Tensor] | None = None,

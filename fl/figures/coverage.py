@@ -19,13 +19,13 @@ from fl.base.errors import FLError
 from fl.figures.style import save, shorten
 from fl.models.fleet import ungrafted
 from fl.runs.run import Run
-from surgery import Submodel, sections
+from surgery import Plan, sections
 
 _GRID = 400  # positions of a row
 _NAMED = 45  # with more rows than these, blocks are named instead of rows
 
 
-def coverage_maps(panels: Mapping[str, Sequence[Submodel]], title: str) -> Figure:
+def coverage_maps(panels: Mapping[str, Sequence[Plan]], title: str) -> Figure:
     """Draw maps side by side: the share of the clients that cover each part of the global model's layers.
 
     A row is a layer (a weight with two axes or more); the first is next to the input. Along a row are its outputs, in
@@ -58,7 +58,7 @@ def coverage_maps(panels: Mapping[str, Sequence[Submodel]], title: str) -> Figur
     return figure
 
 
-def _rows(plans: Sequence[Submodel]) -> tuple[np.ndarray, list[tuple[str, str, str]]]:
+def _rows(plans: Sequence[Plan]) -> tuple[np.ndarray, list[tuple[str, str, str]]]:
     """Compute shares [layers, _GRID], and (section, block, layer) of each row; outside of blocks all are the module."""
     counts = coverage(plans)
     shapes = plans[0].shapes
@@ -103,7 +103,7 @@ def leave_coverage(run: Run) -> None:
     save(coverage_maps(maps, run.config.title()), run.folder / "coverage.png")
 
 
-def coverage(plans: Sequence[Submodel]) -> dict[str, Tensor]:
+def coverage(plans: Sequence[Plan]) -> dict[str, Tensor]:
     """Count the clients that cover each position of the first axis of each tensor of the global model.
 
     Args:
@@ -118,8 +118,8 @@ def coverage(plans: Sequence[Submodel]) -> dict[str, Tensor]:
         FLError: if there are no plans, or plans of different global models.
 
     >>> from surgery.plan import Source
-    >>> half = Submodel({"w": (Source("w", (((0, 2),), ((0, 1),))),)}, {"w": (4, 2)})
-    >>> full = Submodel({"w": (Source("w", (None, None)),)}, {"w": (4, 2)})
+    >>> half = Plan({"w": (Source("w", (((0, 2),), ((0, 1),))),)}, {"w": (4, 2)})
+    >>> full = Plan({"w": (Source("w", (None, None)),)}, {"w": (4, 2)})
     >>> coverage([half, full])
     {'w': tensor([1.5000, 1.5000, 1.0000, 1.0000], dtype=torch.float64)}
     """

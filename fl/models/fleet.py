@@ -11,7 +11,7 @@ import surgery
 import zoo
 from fl.base.errors import FLError
 from fl.models.create import create
-from surgery import Submodel, SurgeryError, corner, sections, ungraft
+from surgery import Plan, SurgeryError, corner, sections, ungraft
 from surgery.plan import Source
 from zoo.layers import Scaler
 from zoo.resnet import MultiExitResNet
@@ -29,7 +29,7 @@ class Architecture(NamedTuple):
     """
 
     model: nn.Module
-    plan: Submodel
+    plan: Plan
     spec: zoo.Spec | None = None
 
 
@@ -62,19 +62,19 @@ def uniform(model: nn.Module, clients: int) -> Fleet:
     return Fleet((Architecture(model, identity_plan(model)),), (0,) * clients)
 
 
-def identity_plan(model: nn.Module) -> Submodel:
+def identity_plan(model: nn.Module) -> Plan:
     """Make the plan of a model within itself."""
     return leading_plan(model, model)
 
 
-def leading_plan(full: nn.Module, small: nn.Module) -> Submodel:
+def leading_plan(full: nn.Module, small: nn.Module) -> Plan:
     """Plan a model with the tensors of a full one, on some axes fewer, within it: the first entries of each axis."""
     shapes, sizes = ({n: tuple(tensor.shape) for n, tensor in surgery.state(one).items()} for one in (full, small))
     first = {n: tuple(None if s == f else ((0, s),) for s, f in zip(sizes[n], shapes[n])) for n in shapes}
-    return Submodel({name: (Source(name, index),) for name, index in first.items()}, shapes)
+    return Plan({name: (Source(name, index),) for name, index in first.items()}, shapes)
 
 
-def ungrafted(plan: Submodel) -> Submodel:
+def ungrafted(plan: Plan) -> Plan:
     """Remove grafting from a plan, so that each tensor stands only for itself."""
     return replace(plan, entries={name: sources[:1] for name, sources in plan.entries.items()})
 
@@ -114,7 +114,7 @@ def plan_within(
     stand: str,
     choose: Callable[[int, int], Sequence[int]] | None = None,
     spec: zoo.Spec | None = None,
-) -> Submodel:
+) -> Plan:
     """Plan where a smaller model of the same family lies in a full one: first the blocks, then the leading channels.
 
     Args:
@@ -133,7 +133,7 @@ def as_shallow(
     stand: str,
     choose: Callable[[int, int], Sequence[int]] | None = None,
     spec: zoo.Spec | None = None,
-) -> tuple[nn.Module, Submodel]:
+) -> tuple[nn.Module, Plan]:
     """Cut a full model to the depth of a smaller one of the same family: the model, as wide as before, and the plan.
 
     Where sections are missing at the end, as they may from a model with exits, so are their exits.

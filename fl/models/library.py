@@ -1,8 +1,8 @@
 """Image classifiers of timm and torchvision by name, for the classes and images of the data, and the weights that these
 libraries publish.
 
-A spec of such a model is a `zoo.Spec` of a class of its own, so that all that takes a spec takes it. `surgery.named`
-builds it at full size; `fl.models.create` cuts it.
+A spec of such a model is a `zoo.Spec` of a class of its own, so that all that takes a spec takes it.
+`surgery.libraries.named` builds it at full size; `fl.models.create` cuts it.
 """
 
 import socket
@@ -70,11 +70,11 @@ class LibrarySpec(zoo.Spec):
         if self.name.startswith("timm:"):
             size, options["in_chans"] = "img_size", self.in_channels
         try:
-            return surgery.named(self.name, **options, **{size: self.image_size})
+            return surgery.libraries.named(self.name, **options, **{size: self.image_size})
         except SurgeryError as error:
             if not isinstance(error.__cause__, TypeError) or f"'{size}'" not in str(error):
                 raise
-        return surgery.named(self.name, **options)  # it has no such argument
+        return surgery.libraries.named(self.name, **options)  # it has no such argument
 
     def _take_grey(self, model: nn.Module) -> None:
         """Sum the first layer over colours: to a grey image it does what it did to three equal channels."""
@@ -185,9 +185,9 @@ def fetch(library: str, name: str) -> nn.Module:
         raise FLError(f"{library} publishes no weights for {name}: choose another model, or give a file")
     try:
         if library == "torchvision":
-            return surgery.named(f"{library}:{name}", weights="DEFAULT")
+            return surgery.libraries.named(f"{library}:{name}", weights="DEFAULT")
         with _no_retries():
-            return surgery.named(f"{library}:{name}", pretrained=True)
+            return surgery.libraries.named(f"{library}:{name}", pretrained=True)
     except Exception as error:  # whatever the library's downloader raises: there are several, each with its own errors
         raise FLError(
             f"the weights of {library}:{name} are not in the library's cache, and cannot be fetched from "

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
-from surgery import merge as merging
+from surgery import merging as merging
 from surgery.commands.flags import texts_of
 from surgery.commands.shared import File, Files, ModelName, NewFile, save, source, summary
 from surgery.errors import SurgeryError
 from surgery.files import check_absent, check_new
-from surgery.merge import METHODS
+from surgery.merging import METHODS
 from surgery.operations import MERGES, OPERATIONS, carry_out, checkpoints
 from surgery.operations.arguments import (
     Floats,

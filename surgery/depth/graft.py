@@ -26,7 +26,7 @@ from surgery.depth.splice import copies_of, drop, insert
 from surgery.depth.tree import tensors
 from surgery.errors import SurgeryError
 from surgery.names import joined, outwards
-from surgery.plan import Source, Submodel, structure
+from surgery.plan import Plan, Source, structure
 from surgery.plan.edits import attribute_of, set_attribute
 from surgery.states import State, shapes_of
 
@@ -41,7 +41,7 @@ def graft(
     depths: Depths,
     mode: Literal["copy", "identity"] = "copy",
     example: Any = None,
-) -> tuple[nn.Module | State, Submodel]:
+) -> tuple[nn.Module | State, Plan]:
     """Deepen a model: repeat the last block of each section until it has the given depth.
 
     Args:
@@ -115,9 +115,9 @@ def graft(
         zero_branches(root, made.model, made.copies, example)
     found = {name: tuple(sources) for name, sources in entries.items()}
     if not isinstance(model, nn.Module):
-        return tensors(made.model), Submodel(found, shapes, dtypes=dtypes)
+        return tensors(made.model), Plan(found, shapes, dtypes=dtypes)
     warn_if_lost(model, made.model)
-    return made.model, Submodel(found, shapes, tuple(made.undo), structure(made.model), dtypes)
+    return made.model, Plan(found, shapes, tuple(made.undo), structure(made.model), dtypes)
 
 
 class _Deeper(NamedTuple):
@@ -171,7 +171,7 @@ def ungraft(
     keep: Kept,
     stands_for: StandsFor = "equal",
     example: Any = None,
-) -> tuple[nn.Module | State, Submodel]:
+) -> tuple[nn.Module | State, Plan]:
     """Make a model shallower: drop blocks of each section. This is the inverse of `graft`, but can drop any blocks.
 
     Args:
@@ -234,12 +234,12 @@ def ungraft(
 
     if not isinstance(model, nn.Module):
         shallow, _ = _without(root, [*known], kept, dict.fromkeys(kept, Way(False, False)), example)
-        plan = Submodel(entries(shallow), shapes, dtypes=dtypes)
+        plan = Plan(entries(shallow), shapes, dtypes=dtypes)
         return plan.extract(model), plan
 
-    def attempt(ways: Mapping[Section, Way]) -> tuple[nn.Module, Submodel]:
+    def attempt(ways: Mapping[Section, Way]) -> tuple[nn.Module, Plan]:
         shallow, edits = _without(root, [*known], kept, ways, example)
-        plan = Submodel(entries(shallow), shapes, tuple(edits), structure(root), dtypes)
+        plan = Plan(entries(shallow), shapes, tuple(edits), structure(root), dtypes)
         return plan.build(root), plan
 
     small, plan = first_that_runs(root, [*known], kept, example, attempt)

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
-from surgery.merge import METHODS
+from surgery.merging import METHODS
 from surgery.operations import mixtures, models, states
 from surgery.operations.arguments import type_and_kind
 from surgery.operations.checkpoint import Model

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_orig
 from tyro.constructors import PrimitiveConstructorSpec
 
 from surgery.errors import SurgeryError, first_line
-from surgery.merge.driver import number, switch
+from surgery.merging.driver import number, switch
 
 
 def value_of(text: str) -> Any:

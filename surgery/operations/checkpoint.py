@@ -18,7 +18,7 @@ from surgery.forward import call, in_mode, observed
 from surgery.lazy import LazyState, pieces_of
 from surgery.libraries import example_input, named
 from surgery.operations.arguments import own, value_of
-from surgery.plan.submodel import Submodel
+from surgery.plan.submodel import Plan
 from surgery.states import State, load, owners, shapes_of, state
 
 _FORMS = "timm:NAME, torchvision:NAME, or module:factory of your own, each with arguments if needed (,num_classes=10)"
@@ -49,7 +49,7 @@ class Model:
     name: str | None = None
     shape: Sequence[int] | None = None
     module: nn.Module | None = None
-    plan: Submodel | None = None
+    plan: Plan | None = None
     checkpoint: Checkpoint | None = None  # as it was opened
     before: Callable[[], None] = lambda: None  # called once the model is built, before what takes long
 
@@ -104,12 +104,12 @@ class Model:
         return {"example": self.example(), "output": output_for(self.built())}
 
     def becomes(
-        self, values: Mapping[str, Tensor], module: nn.Module | None = None, plan: Submodel | None = None
+        self, values: Mapping[str, Tensor], module: nn.Module | None = None, plan: Plan | None = None
     ) -> "Model":
         """What an operation makes of it; the files beside the weights and the shape of an input stay."""
         return Model(values, "the result", folder=self.folder, shape=self.shape, module=module, plan=plan)
 
-    def alike(self, values: Mapping[str, Tensor], plan: Submodel | None = None) -> "Model":
+    def alike(self, values: Mapping[str, Tensor], plan: Plan | None = None) -> "Model":
         """Other tensors of the same model."""
         made = self.becomes(values, self.module, plan)
         made.name = self.name
@@ -134,7 +134,7 @@ class Model:
             if what:
                 raise SurgeryError(
                     f"no config.json describes {self.what} ({what}), so that from_pretrained would refuse it: give a "
-                    "file, --out NAME.safetensors, and a --plan, by which Submodel.build makes the model; or choose "
+                    "file, --out NAME.safetensors, and a --plan, by which Plan.build makes the model; or choose "
                     "what it can say: prune has --even, --heads and --rounding, which keep layers alike"
                 )
         return known

@@ -9,15 +9,15 @@ import torch
 from torch.nn import functional as F
 
 import surgery
-from surgery import merge
+from surgery import merging
 from surgery.errors import SurgeryError, explained
 from surgery.operations.arguments import Function, batches_of, function_of
 from surgery.operations.checkpoint import Built, Model
 
 
 def by_numbers(name: str) -> Callable[..., Model]:
-    """A method of `surgery.merge` that needs checkpoints and numbers, as an operation with the same arguments."""
-    method = getattr(merge, name)
+    """A method of `surgery.merging` that needs checkpoints and numbers, as an operation with the same arguments."""
+    method = getattr(merging, name)
 
     def operation(models: Sequence[Model], *, base: Model | None = None, **settings: Any) -> Model:
         every = [*models, *([] if base is None else [base])]
@@ -43,15 +43,15 @@ def fisher(models: Sequence[Built], *, data: Function, loss: Function | None = N
     Args:
         data: module:function, which gives batches as pairs of inputs and targets
         loss: module:function of outputs and targets [cross-entropy]
-        weights: as for `surgery.merge.fisher`
+        weights: as for `surgery.merging.fisher`
     """
     measure = F.cross_entropy if loss is None else function_of(loss, "loss")
     batches = batches_of(data)
     if odd := [one for one in batches if not isinstance(one, list | tuple) or len(one) != 2]:
         raise SurgeryError(f"data {data} gives a {type(odd[0]).__name__}: give pairs of inputs and targets")
     with _measuring("fisher", data):
-        known = [merge.fisher_information(model.loaded(), batches, loss=measure) for model in models]
-    return models[0].alike(merge.fisher([model.values for model in models], fishers=known, weights=weights))
+        known = [merging.fisher_information(model.loaded(), batches, loss=measure) for model in models]
+    return models[0].alike(merging.fisher([model.values for model in models], fishers=known, weights=weights))
 
 
 def regmean(models: Sequence[Built], *, data: Function, alpha: Any = 0.9, weights: Any = None) -> Model:
@@ -59,13 +59,13 @@ def regmean(models: Sequence[Built], *, data: Function, alpha: Any = 0.9, weight
 
     Args:
         data: module:function, which gives batches of inputs
-        alpha, weights: as for `surgery.merge.regmean`
+        alpha, weights: as for `surgery.merging.regmean`
     """
     batches = batches_of(data)
     with _measuring("regmean", data):
-        known = [merge.input_grams(model.loaded(), batches) for model in models]
+        known = [merging.input_grams(model.loaded(), batches) for model in models]
     values = [model.values for model in models]
-    return models[0].alike(merge.regmean(values, grams=known, weights=weights, alpha=alpha))
+    return models[0].alike(merging.regmean(values, grams=known, weights=weights, alpha=alpha))
 
 
 def greedy_soup(models: Sequence[Built], *, score: Function) -> Model:
@@ -89,7 +89,7 @@ def greedy_soup(models: Sequence[Built], *, score: Function) -> Model:
         except (TypeError, ValueError, RuntimeError):
             raise SurgeryError(f"score {score} gives a {type(found).__name__}, and should give a number") from None
 
-    return models[0].alike(merge.greedy_soup([model.values for model in models], score=scored).state)
+    return models[0].alike(merging.greedy_soup([model.values for model in models], score=scored).state)
 
 
 def _measuring(method: str, data: str) -> AbstractContextManager[None]:

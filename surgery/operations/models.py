@@ -33,9 +33,9 @@ from surgery.operations.arguments import (
 from surgery.operations.checkpoint import Built, InBlocks, Model, state_for
 from surgery.operations.states import plan_of
 from surgery.plan.positions import positions
-from surgery.plan.submodel import Submodel
-from surgery.width.align import Aligner
-from surgery.width.assignment import Search
+from surgery.plan.submodel import Plan
+from surgery.symmetry.alignment import Aligner
+from surgery.symmetry.assignment import Search
 
 _log = logging.getLogger(__name__)
 
@@ -98,9 +98,9 @@ def prune(
     """
     if [macs, parameters, positions].count(None) != 2:
         raise SurgeryError("prune needs a size: give the share of macs, parameters or positions to keep, one of them")
-    target = surgery.Target(macs=macs, parameters=parameters, positions=positions, even=even)
+    target = surgery.pruning.Target(macs=macs, parameters=parameters, positions=positions, even=even)
     net = model.loaded()
-    small, plan, _ = surgery.prune(
+    small, plan, _ = surgery.pruning.prune(
         net, target=target, importance=by, steps=steps, heads=heads, rounding=rounding, **model.run_arguments()
     )
     return model.becomes(plan.extract(model.values), small, plan)
@@ -136,7 +136,7 @@ def widen(
     """
     settings: dict[str, Any] = {"rate": rate, "mode": mode, "keep": keep, "heads": heads, "strict": strict}
     settings |= {"noise": noise, "generator": torch.Generator().manual_seed(seed)}
-    wide, plan = surgery.widen(model.loaded(), **model.run_arguments(), **settings)
+    wide, plan = surgery.widening.widen(model.loaded(), **model.run_arguments(), **settings)
     dtypes = metas(model.values)
     values = {name: tensor.to(dtypes[name].dtype) for name, tensor in surgery.state(wide).items()}
     return model.becomes(values, wide, plan)
@@ -165,7 +165,7 @@ def ungraft(model: InBlocks, *, keep: Counts) -> Model:
     Returns:
         the new checkpoint; the plan, by which the shallower model lies in the given one
     """
-    return _at_depth(model, surgery.ungraft, Submodel.extract, keep=keep)
+    return _at_depth(model, surgery.ungraft, Plan.extract, keep=keep)
 
 
 def _at_depth(model: Model, change: Callable, by_plan: Callable, **depths: Any) -> Model:
@@ -208,16 +208,16 @@ def permute(
         raise SurgeryError("inverse undoes the permutations of a file: give the plan that was saved when sorting")
     if sort_by is not None:
         net, run = model.loaded(), model.run_arguments()
-        scores = surgery.importance(net, by=sort_by, **run)
-        return _ordered(model, *surgery.sort_by(net, _in_checkpoints(net, run, scores), **run))
+        scores = surgery.pruning.importance(net, by=sort_by, **run)
+        return _ordered(model, *surgery.symmetry.sort_by(net, _in_checkpoints(net, run, scores), **run))
     found = _read(permutations)
-    if isinstance(found, Submodel):
+    if isinstance(found, Plan):
         if model.described:
             model.built()  # brings tied tensors under one name
         return model.alike(found.embed(model.values)[0] if inverse else found.extract(model.values), found)
     with about(str(permutations)):
         orders = {name: _inverse(order) if inverse else order for name, order in found.items()}
-        return _ordered(model, *surgery.permute(model.built(), orders, **model.run_arguments()))
+        return _ordered(model, *surgery.symmetry.permute(model.built(), orders, **model.run_arguments()))
 
 
 def align(
@@ -288,17 +288,17 @@ def _in_checkpoints(model: nn.Module, run: Mapping[str, Any], orders: Mapping[st
     return {name: value for name, value in orders.items() if name not in outside}
 
 
-def _ordered(model: Model, module: Any, plan: Submodel) -> Model:
+def _ordered(model: Model, module: Any, plan: Plan) -> Model:
     if plan.edits:  # the model's class would make these anew, in the old order
         edit = plan.edits[0]
         raise SurgeryError(
             f"{edit['module'] or 'the model'} keeps a tensor {edit['attribute']!r} along a width that was to get "
-            "another order, and a checkpoint does not hold it: leave that width out, or use surgery.permute in Python"
+            "another order, and a checkpoint does not hold it: leave that width out, or use symmetry.permute in Python"
         )
     return model.becomes(plan.extract(model.values), module, plan)
 
 
-def _read(path: Path) -> Submodel | dict[str, Any]:
+def _read(path: Path) -> Plan | dict[str, Any]:
     """A plan that permutes, or orders by width."""
     found = read_json(path)
     if not isinstance(found, dict):
@@ -309,11 +309,13 @@ def _read(path: Path) -> Submodel | dict[str, Any]:
     if odd := [name for name in plan.shapes if not _is_permutation(plan, name)]:
         raise SurgeryError(f"{path} is a plan that does more to {odd[0]!r} than permute it: use extract or embed")
     if plan.edits:
-        raise SurgeryError(f"{path} is a plan that also changes the model's attributes: use surgery.permute in Python")
+        raise SurgeryError(
+            f"{path} is a plan that also changes the model's attributes: use surgery.symmetry.permute in Python"
+        )
     return plan
 
 
-def _is_permutation(plan: Submodel, name: str) -> bool:
+def _is_permutation(plan: Plan, name: str) -> bool:
     sources = plan.entries.get(name, ())
     if set(plan.entries) != set(plan.shapes) or [source.name for source in sources] != [name]:
         return False
@@ -324,7 +326,7 @@ def _is_permutation(plan: Submodel, name: str) -> bool:
 
 
 def _inverse(order: Any) -> Any:
-    """The permutation that undoes another; what is none is left to `surgery.permute`, which refuses it."""
+    """The permutation that undoes another; what is none is left to `surgery.symmetry.permute`, which refuses it."""
     if not isinstance(order, list) or not all(type(one) is int for one in order):
         return order
     return sorted(range(len(order)), key=order.__getitem__) if sorted(order) == list(range(len(order))) else order

@@ -5,7 +5,7 @@ from pathlib import Path
 from surgery.errors import SurgeryError, about
 from surgery.operations.arguments import PlanFile
 from surgery.operations.checkpoint import Model
-from surgery.plan.submodel import Submodel
+from surgery.plan.submodel import Plan
 
 
 def extract(model: Model, *, plan: PlanFile) -> Model:
@@ -13,7 +13,7 @@ def extract(model: Model, *, plan: PlanFile) -> Model:
 
     Args:
         model: the large model's checkpoint
-        plan: the plan, as `narrow`, `ungraft` or Submodel.save write it
+        plan: the plan, as `narrow`, `ungraft` or Plan.save write it
 
     Returns:
         the new checkpoint
@@ -41,10 +41,10 @@ def embed(model: Model, *, plan: PlanFile, into: Model | None = None) -> Model:
     return into.becomes(found.embed(model.values, into=into.values)[0], full, found)
 
 
-def plan_of(path: str | Path) -> Submodel:
+def plan_of(path: str | Path) -> Plan:
     """The plan of a file; SurgeryError that names the file if it holds none."""
     try:
         with about(str(path)):
-            return Submodel.load(path)
+            return Plan.load(path)
     except OSError as error:
         raise SurgeryError(f"{path} cannot be read: {error.strerror or error}") from None

@@ -1,6 +1,6 @@
 """Plans, and what one does with them.
 
-A plan (`Submodel`) says where each tensor of a small model lies in a full one. By it the small model is extracted,
+A plan (`Plan`) says where each tensor of a small model lies in a full one. By it the small model is extracted,
 embedded and built, models of different sizes are averaged, and all of it is written down as JSON.
 """
 
@@ -13,4 +13,4 @@ from surgery.plan.positions import Runs as Runs
 from surgery.plan.positions import Source as Source
 from surgery.plan.positions import as_runs as as_runs
 from surgery.plan.submodel import Edit as Edit
-from surgery.plan.submodel import Submodel as Submodel
+from surgery.plan.submodel import Plan as Plan

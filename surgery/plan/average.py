@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from surgery.averaging import same_mask, trimmed_mean, weight_rows
 from surgery.errors import SurgeryError
 from surgery.plan.positions import Index, Runs, ascending, grid, pieces, put, repeats, scattered
-from surgery.plan.submodel import Submodel
+from surgery.plan.submodel import Plan
 from surgery.scale import checked_groups, joint_norms, matching_factors
 from surgery.states import State, as_state, check_same_shapes, compute_dtype, is_pruning_mask, shapes_of
 from surgery.threads import in_threads
@@ -38,7 +38,7 @@ class _Part(NamedTuple):
 
 def average_submodels(
     states: Sequence[Mapping[str, Tensor]],
-    plans: Sequence[Submodel],
+    plans: Sequence[Plan],
     *,
     weights: Tensor | Sequence[float] | None = None,
     factors: Mapping[str, Tensor] | None = None,
@@ -78,8 +78,8 @@ def average_submodels(
             that are for unknown tensors, of a wrong shape or not finite, and everything that `trimmed_mean` refuses.
 
     >>> from surgery.plan import Source
-    >>> narrow = Submodel({"w": (Source("w", (((0, 1),),)),)}, {"w": (3,)})
-    >>> wide = Submodel({"w": (Source("w", (((0, 2),),)),)}, {"w": (3,)})
+    >>> narrow = Plan({"w": (Source("w", (((0, 1),),)),)}, {"w": (3,)})
+    >>> wide = Plan({"w": (Source("w", (((0, 2),),)),)}, {"w": (3,)})
     >>> states = [{"w": torch.tensor([1.0])}, {"w": torch.tensor([3.0, 4.0])}]
     >>> average_submodels(states, [narrow, wide], fallback={"w": torch.tensor([7.0, 8.0, 9.0])})
     {'w': tensor([2., 4., 9.])}
@@ -124,7 +124,7 @@ def average_submodels(
 
 def submodel_factors(
     states: Sequence[Mapping[str, Tensor]],
-    plans: Sequence[Submodel],
+    plans: Sequence[Plan],
     *,
     q: float = 0.95,
     groups: Sequence[Sequence[str]] | None = None,
@@ -160,8 +160,8 @@ def submodel_factors(
             tensor twice or an unknown one, and for NaN or infinity in a state with weight.
 
     >>> from surgery.plan import Source
-    >>> narrow = Submodel({"w": (Source("w", (((0, 1),),)),)}, {"w": (2,)})
-    >>> wide = Submodel({"w": (Source("w", (None,)),)}, {"w": (2,)})
+    >>> narrow = Plan({"w": (Source("w", (((0, 1),),)),)}, {"w": (2,)})
+    >>> wide = Plan({"w": (Source("w", (None,)),)}, {"w": (2,)})
     >>> states = [{"w": torch.tensor([3.0])}, {"w": torch.tensor([3.0, 4.0])}]
     >>> submodel_factors(states, [narrow, wide], q=1.0)["w"]
     tensor([1.3333, 0.8000], dtype=torch.float64)
@@ -210,11 +210,11 @@ def _client_states(states: Sequence[Mapping[str, Tensor] | nn.Module]) -> list[M
 
 
 def _check_clients(
-    states: Sequence[Mapping[str, Tensor]], plans: Sequence[Submodel], fallback: Mapping[str, Tensor] | None = None
+    states: Sequence[Mapping[str, Tensor]], plans: Sequence[Plan], fallback: Mapping[str, Tensor] | None = None
 ) -> None:
     """SurgeryError unless each state matches its plan, and all plans (and the fallback) are of one full model."""
-    if not isinstance(plans, list | tuple) or not all(isinstance(plan, Submodel) for plan in plans):
-        raise SurgeryError("give a list of plans (surgery.Submodel), one for each state")
+    if not isinstance(plans, list | tuple) or not all(isinstance(plan, Plan) for plan in plans):
+        raise SurgeryError("give a list of plans (surgery.Plan), one for each state")
     if len(states) != len(plans) or not states:
         raise SurgeryError(
             f"{len(states)} states and {len(plans)} plans: give one plan for each state, and at least one state"

@@ -45,7 +45,7 @@ Edit: TypeAlias = Mapping[str, Any]  # what `surgery.plan.edits` does to a modul
 
 
 @dataclass(frozen=True, repr=False)
-class Submodel:
+class Plan:
     """Where each tensor of a small model lies in a full one.
 
     An index of an axis is a tuple of ranges (start, stop), in any order; `as_runs([3, 1, 2])` makes one of positions.
@@ -73,14 +73,14 @@ class Submodel:
         structure: a hash of the full module's classes and settings, for `build`; "" if there was no module.
         dtypes: the full model's dtypes by state name, as far as they are known, for `embed`.
 
-    >>> plan = Submodel({"w": (Source("w", (((0, 2),), None)),)}, {"w": (3, 2)})
+    >>> plan = Plan({"w": (Source("w", (((0, 2),), None)),)}, {"w": (3, 2)})
     >>> plan.extract({"w": torch.tensor([[1, 2], [3, 4], [5, 6]])})["w"].tolist()
     [[1, 2], [3, 4]]
     >>> full, mask = plan.embed({"w": torch.tensor([[7, 8], [9, 9]])})
     >>> full["w"].tolist(), mask["w"][:, 0].tolist()
     ([[7, 8], [9, 9], [0, 0]], [True, True, False])
     >>> from surgery.plan import as_runs
-    >>> wider = Submodel({"w": (Source("w", (as_runs([0, 1, 2, 1]),)),)}, {"w": (3,)})
+    >>> wider = Plan({"w": (Source("w", (as_runs([0, 1, 2, 1]),)),)}, {"w": (3,)})
     >>> wider.extract({"w": torch.tensor([5, 6, 7])})["w"].tolist()
     [5, 6, 7, 6]
     """
@@ -127,7 +127,7 @@ class Submodel:
             }
         except (AttributeError, TypeError, ValueError, RecursionError) as error:
             raise SurgeryError(
-                "a Submodel takes entries {small name: (Source(full name, index), ...)}, where an index has for each "
+                "a Plan takes entries {small name: (Source(full name, index), ...)}, where an index has for each "
                 f"axis None or ranges ((start, stop), ...), then shapes {{full name: shape}}: {error}"
             ) from None
         for name, shape in fields["shapes"].items():
@@ -136,7 +136,7 @@ class Submodel:
         for name, value in fields.items():
             object.__setattr__(self, name, value)
 
-    def with_edits(self, edits: Sequence[Edit]) -> "Submodel":
+    def with_edits(self, edits: Sequence[Edit]) -> "Plan":
         """The same with other edits."""
         other = copy.copy(self)
         object.__setattr__(other, "edits", _plain(edits))
@@ -282,7 +282,7 @@ class Submodel:
                 result[target] = result[target].to(dtype) if like is None else like
         return result
 
-    def compose(self, inner: "Submodel") -> "Submodel":
+    def compose(self, inner: "Plan") -> "Plan":
         """The plan from this plan's full model to `inner`'s small one.
 
         The full model of `inner` must be this plan's small one. `extract` of the result is `extract` of one after the
@@ -290,12 +290,12 @@ class Submodel:
         everything in its place. If this plan repeats positions, `inner` may read any of the copies, and two of its
         tensors that read copies of one element are refused.
 
-        >>> half = Submodel({"w": (Source("w", (((0, 4),),)),)}, {"w": (8,)})
-        >>> quarter = Submodel({"w": (Source("w", (((1, 3),),)),)}, {"w": (4,)})
+        >>> half = Plan({"w": (Source("w", (((0, 4),),)),)}, {"w": (8,)})
+        >>> quarter = Plan({"w": (Source("w", (((1, 3),),)),)}, {"w": (4,)})
         >>> half.compose(quarter).entries["w"]
         (Source(name='w', index=(((1, 3),),)),)
         """
-        if not isinstance(inner, Submodel):
+        if not isinstance(inner, Plan):
             raise SurgeryError(f"a plan composes with a plan, not with a {type(inner).__name__}")
         if fingerprint(self.small_shapes) != inner.fingerprint:
             a, b = self.small_shapes, inner.shapes
@@ -312,7 +312,7 @@ class Submodel:
             )
             for name, sources in inner.entries.items()
         }
-        return Submodel(entries, self.shapes, (*self.edits, *inner.edits), self.structure, self.dtypes)
+        return Plan(entries, self.shapes, (*self.edits, *inner.edits), self.structure, self.dtypes)
 
     def build(self, full: nn.Module) -> nn.Module:
         """The small model as a module with the weights that `extract` reads, made from a full one.
@@ -357,7 +357,7 @@ class Submodel:
         )
 
     @classmethod
-    def from_json(cls, text: str) -> "Submodel":
+    def from_json(cls, text: str) -> "Plan":
         """The inverse of `to_json`; SurgeryError for another format, version or fingerprint."""
         try:
             data = json.loads(text)
@@ -386,7 +386,7 @@ class Submodel:
             temporary.write_text(self.to_json())
 
     @classmethod
-    def load(cls, path: str | os.PathLike) -> "Submodel":
+    def load(cls, path: str | os.PathLike) -> "Plan":
         """Read a plan that `save` wrote."""
         return cls.from_json(Path(path).read_text(errors="replace"))
 
@@ -404,7 +404,7 @@ class Submodel:
         facts["left out"] = sum(not held for held in self.parts.values())
         elements, of_all = self._sizes()
         return (
-            f"Submodel: {elements:,} of {of_all:,} elements ({elements / max(of_all, 1):.1%})\n"
+            f"Plan: {elements:,} of {of_all:,} elements ({elements / max(of_all, 1):.1%})\n"
             f"  {len(self.shapes)} tensor{'s' * (len(self.shapes) != 1)}: "
             f"{', '.join(f'{count} {what}' for what, count in facts.items() if count) or 'none'}; "
             f"{len(self.edits)} edits of modules\n"
@@ -414,17 +414,17 @@ class Submodel:
     def describe(self) -> str:
         """Every tensor of the small model with its place in the full one, then the edits, one line each.
 
-        >>> half = Submodel({"w": (Source("w", (((0, 2),), None)),)}, {"w": (4, 2)})
+        >>> half = Plan({"w": (Source("w", (((0, 2),), None)),)}, {"w": (4, 2)})
         >>> print(half.describe())
-        Submodel of 2d876cd494474ac0: 4 of 8 elements, 0 edits
+        Plan of 2d876cd494474ac0: 4 of 8 elements, 0 edits
           w  [2, 2]             = [0:2, :]
         >>> half
-        Submodel: 4 of 8 elements (50.0%)
+        Plan: 4 of 8 elements (50.0%)
           1 tensor: 1 narrower; 0 edits of modules
           of the full model 2d876cd494474ac0; .describe() lists everything
         """
         small, full = self._sizes()
-        lines = [f"Submodel of {self.fingerprint}: {small:,} of {full:,} elements, {len(self.edits)} edits"]
+        lines = [f"Plan of {self.fingerprint}: {small:,} of {full:,} elements, {len(self.edits)} edits"]
         width = max((len(name) for name in self.entries), default=0)
         for name, (first, *others) in self.entries.items():
             where = first.name if first.name != name else ""

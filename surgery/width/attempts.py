@@ -8,28 +8,27 @@ No value changes once it is made.
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
-from torch import nn
+from torch import Tensor, nn
 
 from surgery.errors import SurgeryError
 from surgery.forward import Observed, uncollected
 from surgery.names import is_inside, joined
-from surgery.plan import Submodel
+from surgery.plan import Plan
 from surgery.states import state
 from surgery.width import axes
 from surgery.width.axes import SHUFFLED, Why, fix, lost, role
 from surgery.width.check import Divergence, checked_plan, described, splits_interleaved
 from surgery.width.choose import Chosen, Demand, Scores, TracedScores, best, choose, scores_of
 from surgery.width.plan import plan_of
-from surgery.width.shortfall import UnshrunkWidth, listed, stayed_whole
-from surgery.width.solve import Axis, Solution, digits, is_whole, named_widths, size_of, solve, terms
+from surgery.width.shortfall import UnshrunkWidth, stayed_whole
+from surgery.width.solve import Atom, Axis, Solution, digits, is_whole, size_of, solve, terms
 from surgery.width.steps import alike, numbered, same_code
-from surgery.width.target import Cost, Target, What, numbers_kept
 from surgery.width.trace import Trace, traced
 
 _COUPLINGS = 6  # that are tried to bring the narrow model further
@@ -46,13 +45,24 @@ class Place(NamedTuple):
 Coupling: TypeAlias = tuple[tuple[Place, Place], ...]  # pairs of axes that become one width
 
 
+Numbers: TypeAlias = Callable[[Collection[Atom]], Mapping[Atom, int]]
+"""From the widths that may shrink to how many positions of each stay."""
+
+Sizing: TypeAlias = Callable[[Observed[Trace], Solution, Demand, Callable[[Atom], Tensor] | None], Numbers]
+"""From a model as it was traced, its axes, the demand and the scores of a width to numbers of positions."""
+
+
+class Unreachable(SurgeryError):
+    """A model as small as asked for would need widths below what they may shrink to."""
+
+
 @dataclass(frozen=True)
 class Request:
-    """What is wanted: the arguments of `surgery.narrow`.
+    """The arguments of `surgery.narrow`.
 
     Attributes:
-        sizes: by name how many positions widths had before the model was cut for the first time, of which the target's
-            floor is a share.
+        sizing: decides how many positions of each width stay, if that is not the demand's share. It raises Unreachable
+            if no numbers are small enough.
     """
 
     model: nn.Module
@@ -60,9 +70,8 @@ class Request:
     demand: Demand
     output: Callable[[Any], Any] | None = None
     strict: bool = False
-    target: Target | None = None
     scores: Scores | None = None
-    sizes: Mapping[str, int] = field(default_factory=dict)
+    sizing: Sizing | None = None
 
 
 @dataclass(frozen=True)
@@ -88,7 +97,6 @@ class Attempt:
         request, known: what it was made for, with what was known.
         seen: the trace, and what was traced: copies on the meta device, if the model runs there.
         solution, demand, chosen: the axes, what was asked of them, and the positions.
-        cost: counts what is left, if there is a target.
     """
 
     request: Request
@@ -97,7 +105,6 @@ class Attempt:
     solution: Solution
     demand: Demand
     chosen: Chosen
-    cost: Cost | None
 
     @cached_property
     def whole(self) -> list[UnshrunkWidth]:
@@ -106,39 +113,35 @@ class Attempt:
 
     @cached_property
     @uncollected()
-    def outcome(self) -> Submodel | Divergence:
+    def outcome(self) -> Plan | Divergence:
         """The plan, if the narrow model runs as predicted; otherwise how far it runs."""
         choice = self.chosen.choice
         plan = plan_of(self.seen.model, state(self.request.model), self.solution, choice)
         return checked_plan(self.seen.model, plan, self.solution, choice, self.seen.example)
 
     @property
-    def checked(self) -> Submodel:
+    def checked(self) -> Plan:
         """The plan of an attempt that runs as predicted."""
-        assert isinstance(self.outcome, Submodel)
+        assert isinstance(self.outcome, Plan)
         return self.outcome
 
     @cached_property
-    def plan(self) -> Submodel:
+    def plan(self) -> Plan:
         """The same with a configuration that says the new widths; a warning is logged if none can."""
         return described(self.seen.model, self.checked, self.solution, self.chosen.choice, self.seen.example)
-
-    def count(self, what: What) -> Cost:
-        """Counts MACs or parameters of any choice of positions."""
-        return Cost(self.seen.model, self.solution, what, self.seen.found.lengths[0])
 
     def is_further_than(self, other: "Attempt") -> bool:
         """Whether the narrow model runs further, with no more widths that stay whole."""
         if not self.chosen.choice or len(self.whole) > len(other.whole):
             return False
-        return isinstance(self.outcome, Submodel) or self.outcome.step > other.outcome.step
+        return isinstance(self.outcome, Plan) or self.outcome.step > other.outcome.step
 
 
 def final(request: Request) -> Attempt:
     """The attempt whose narrow model runs as predicted; SurgeryError as for `attempts`."""
     try:
         return deque(attempts(request), maxlen=1).pop()
-    except _Unreachable as error:
+    except Unreachable as error:
         raise SurgeryError(str(error)) from None
 
 
@@ -172,7 +175,7 @@ def attempts(request: Request, known: Constraints = Constraints()) -> Iterator[A
 def attempt(request: Request, known: Constraints) -> Attempt:
     """Trace the model, solve the trace with what is known, and choose."""
     seen = traced(request.model, request.example, request.output)
-    trace, target = seen.found, request.target
+    trace = seen.found
     traced_scores = None if request.scores is None else TracedScores(trace, request.scores)
     for (first, position), why in known.whole.items():
         for step in same_code(seen.model, trace.steps, first):
@@ -182,29 +185,13 @@ def attempt(request: Request, known: Constraints) -> Attempt:
         axes.unify(*(trace.steps[place.step].axes()[place.position] for place in (a, b)))
     solution = solve(trace)
     demand, score = request.demand, None
-    cost: Cost | None = None
     if traced_scores:
         score = partial(scores_of, scores=traced_scores(solution), solution=solution)
         demand = replace(demand, pick=best(score))
-    if target:
-        sizes = {atom: request.sizes.get(name, atom.size) for name, atom in named_widths(solution).items()}
-        cost = Cost(seen.model, solution, target.what, trace.lengths[0])
-        numbers = partial(numbers_kept, target, cost, rounded=demand.share, scores=score, sizes=sizes)
-        demand = replace(demand, numbers=numbers)
+    if request.sizing:
+        demand = replace(demand, numbers=request.sizing(seen, solution, request.demand, score))
     demand = replace(demand, equal=[_of_size(solution, *one) for one in known.equal])
-    chosen = choose(solution, demand)
-    if cost and target and (share := cost.share(chosen.choice)) > target.share:
-        whole = stayed_whole(solution, request.demand, choose(solution, request.demand))
-        reasons = f"; {listed(request.model, whole)}" if whole else ""
-        raise _Unreachable(
-            f"{target} cannot be reached: {share:.1%} of the {target.what} are left where every width that can shrink "
-            f"is at its floor: take a lower floor, another rounding or a larger share{reasons}"
-        )
-    return Attempt(request, known, seen, solution, demand, chosen, cost)
-
-
-class _Unreachable(SurgeryError):
-    """A target below what the floors leave."""
+    return Attempt(request, known, seen, solution, demand, choose(solution, demand))
 
 
 def _first_further(here: Attempt, stuck: Divergence) -> Attempt | None:
@@ -221,7 +208,7 @@ def _first_further(here: Attempt, stuck: Divergence) -> Attempt | None:
     ):
         try:
             there = attempt(here.request, further)
-        except _Unreachable:  # with these widths as one; another way may still reach it
+        except Unreachable:  # with these widths as one; another way may still reach it
             continue
         if there.is_further_than(here):
             return there
@@ -286,7 +273,7 @@ def _couplings(here: Attempt, number: int) -> Iterator[Coupling]:
 def _repeated(here: Attempt, module: str, coupling: Coupling) -> Coupling:
     """A coupling that a module needs, in all modules with its code.
 
-    With a target their widths compete: one that has equal sizes by chance has others when it is another one's turn.
+    Where widths compete, one that has equal sizes by chance has others when it is another one's turn.
     """
     steps = here.solution.steps
     numbers = numbered(steps)

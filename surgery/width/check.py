@@ -18,7 +18,7 @@ from surgery.configuration import holder_of, is_settings
 from surgery.errors import first_line
 from surgery.forward import call, copied, in_mode, named_tensors, tensors_in, watching
 from surgery.names import is_inside, joined, outwards
-from surgery.plan import Submodel
+from surgery.plan import Plan
 from surgery.plan.edits import apply_edit, attribute_of, set_attribute
 from surgery.torch_private import Operations, tree_map
 from surgery.width.axes import SHUFFLED
@@ -62,9 +62,7 @@ class _Diverged(Exception):
         self.modules: list[str] = []
 
 
-def checked_plan(
-    model: nn.Module, plan: Submodel, solution: Solution, choice: Choice, example: Any
-) -> Submodel | Divergence:
+def checked_plan(model: nn.Module, plan: Plan, solution: Solution, choice: Choice, example: Any) -> Plan | Divergence:
     """The plan with edits that correct attributes, found by running the narrow model and mending the first difference.
 
     `Divergence` if no choice of attributes makes it run to the end.
@@ -160,7 +158,7 @@ def _followed(
     return chosen
 
 
-def described(model: nn.Module, plan: Submodel, solution: Solution, choice: Choice, example: Any) -> Submodel:
+def described(model: nn.Module, plan: Plan, solution: Solution, choice: Choice, example: Any) -> Plan:
     """A checked plan after which the configuration says the new widths, see `config_edits`."""
 
     def difference(small: nn.Module) -> tuple[int, str] | None:

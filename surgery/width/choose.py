@@ -135,7 +135,7 @@ class TracedScores:
 
     Args:
         trace: before anything is unified that the forward pass did not show.
-        scores: as `surgery.importance` gives them.
+        scores: as `surgery.pruning.importance` gives them.
 
     Raises:
         SurgeryError: for scores of another model, of other lengths, or that are not finite.
@@ -164,12 +164,16 @@ class TracedScores:
 def checked_scores(scores: Any, widths: Mapping[str, Atom], what: str = "keep_top") -> dict[str, Tensor]:
     """The scores as float64 tensors; SurgeryError for those of no width of the model, or of a wrong length."""
     if not isinstance(scores, Mapping):
-        raise SurgeryError(f"{what} takes scores by width, as surgery.importance gives them, got {scores!r}")
+        raise SurgeryError(f"{what} takes scores by width, as surgery.pruning.importance gives them, got {scores!r}")
     found = {}
     for name, values in scores.items():
         if name not in widths:
             near = difflib.get_close_matches(str(name), widths, n=2)
-            hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "take surgery.importance of this model"
+            hint = (
+                f"did you mean {' or '.join(map(repr, near))}?"
+                if near
+                else "take surgery.pruning.importance of this model"
+            )
             raise SurgeryError(f"{what} has scores of {name!r}, and the model has no such width: {hint}")
         try:
             values = torch.as_tensor(values).detach().cpu().double()
@@ -178,7 +182,7 @@ def checked_scores(scores: Any, widths: Mapping[str, Atom], what: str = "keep_to
         if tuple(values.shape) != (widths[name].size,):
             raise SurgeryError(
                 f"{what} has scores of shape {tuple(values.shape)} for {name!r}, a width of {widths[name].size} "
-                "positions: take surgery.importance of this model"
+                "positions: take surgery.pruning.importance of this model"
             )
         if not values.isfinite().all():
             raise SurgeryError(f"scores of {name!r} are not finite: {values.tolist()[:4]}, ...")

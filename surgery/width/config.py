@@ -28,7 +28,7 @@ from surgery.configuration import (
 from surgery.errors import first_line
 from surgery.forward import named_tensors
 from surgery.names import joined
-from surgery.plan import Edit, Submodel
+from surgery.plan import Edit, Plan
 from surgery.states import names_by_id, shapes_of
 from surgery.width.constants import COUNT, LEAST, NewSizes, Sizes, merged, renewed
 
@@ -72,7 +72,7 @@ class _Made(NamedTuple):
     shares: Collection[float] = ()
 
 
-def config_edits(model: nn.Module, plan: Submodel, sizes: NewSizes, difference: Difference) -> Sequence[Edit]:
+def config_edits(model: nn.Module, plan: Plan, sizes: NewSizes, difference: Difference) -> Sequence[Edit]:
     """Edits after which a narrow model's configuration says its widths; none, and a warning, if it cannot say them.
 
     Args:
@@ -115,7 +115,7 @@ class _Search:
         config: Any,
         full: nn.Module,
         model: nn.Module,
-        plan: Submodel,
+        plan: Plan,
         sizes: NewSizes,
         difference: Difference,
     ):

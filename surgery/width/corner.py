@@ -16,7 +16,7 @@ from surgery.configuration import is_plain
 from surgery.errors import SurgeryError
 from surgery.forward import named_tensors
 from surgery.names import joined
-from surgery.plan import Index, Source, Submodel, structure
+from surgery.plan import Index, Plan, Source, structure
 from surgery.states import State, load, names_by_id, shapes_of, state
 from surgery.width.plan import plan_of
 from surgery.width.solve import Atom, Axis, Product, Sum, atoms, digits, grouping_of, size_of, solve
@@ -25,7 +25,7 @@ from surgery.width.trace import traced
 _OWN = vars(nn.Module()).keys() - {"training"}  # what every module keeps for itself
 
 
-def corner(model: nn.Module, small: nn.Module) -> tuple[nn.Module, Submodel]:
+def corner(model: nn.Module, small: nn.Module) -> tuple[nn.Module, Plan]:
     """A copy of `small` with the leading corner of the model's weights, and the plan. No forward pass is run.
 
     Args:
@@ -48,7 +48,7 @@ def corner(model: nn.Module, small: nn.Module) -> tuple[nn.Module, Submodel]:
     entries = {name: (Source(name, _leading(name, tensor, full[name])),) for name, tensor in values.items()}
     shapes = shapes_of(full)
     dtypes = {name: tensor.dtype for name, tensor in full.items()}
-    plan = Submodel(entries, shapes, (*_attributes(model, small), *_slices(model, small)), structure(model), dtypes)
+    plan = Plan(entries, shapes, (*_attributes(model, small), *_slices(model, small)), structure(model), dtypes)
     result = copy.deepcopy(small)
     if all(tensor.is_meta for tensor in (*full.values(), *values.values())):
         return result, plan
@@ -99,7 +99,7 @@ def _slices(model: nn.Module, small: nn.Module) -> list[dict[str, Any]]:
     return edits
 
 
-def rolling(model: nn.Module, small: nn.Module, *, example: Any) -> Callable[[int], Submodel]:
+def rolling(model: nn.Module, small: nn.Module, *, example: Any) -> Callable[[int], Plan]:
     """The plans of a smaller model whose window on every width begins at a channel other than 0.
 
     Args:
@@ -138,7 +138,7 @@ def rolling(model: nn.Module, small: nn.Module, *, example: Any) -> Callable[[in
             wanted[name] = tuple(a.size if runs is None else runs[0][1] for a, runs in zip(where[name], edit["index"]))
     kept = _solved([(name, axis, n) for name, sizes in wanted.items() for axis, n in zip(where[name], sizes)])
 
-    def plan(by: int) -> Submodel:
+    def plan(by: int) -> Plan:
         starts = {atom: 0 if atom.order else by for atom in kept}
         choice = {a: sorted((starts[a] + i) % a.size for i in range(n)) for a, n in kept.items() if n < a.size}
         found = plan_of(seen.model, full, solution, choice)

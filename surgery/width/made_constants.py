@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from surgery.copying import clone
 from surgery.errors import SurgeryError, first_line
 from surgery.forward import Observed, copied, tensors_in
-from surgery.plan import Submodel
+from surgery.plan import Plan
 from surgery.states import state
 from surgery.width.plan import repeated
 from surgery.width.solve import Atom, Axes, Axis, Choice, Solution, atoms, named_widths
@@ -23,7 +23,7 @@ def other_constants(
     seen: Observed[Trace],
     solution: Solution,
     choice: Choice,
-    plan: Submodel,
+    plan: Plan,
 ) -> list[str]:
     """The widths along which constants of the code are others in the narrow model than the kept ones of the full one.
 
@@ -66,7 +66,7 @@ def other_constants(
 
 
 def _constants_of_both(
-    model: nn.Module, example: Any, output: Callable[[Any], Any] | None, trace: Trace, plan: Submodel
+    model: nn.Module, example: Any, output: Callable[[Any], Any] | None, trace: Trace, plan: Plan
 ) -> tuple[tuple[list, list], str]:
     """The constants of passes of both models where these are; or why their numbers are not known."""
     if any(tensor.is_meta for tensor in (*state(model).values(), *tensors_in(example))):

@@ -11,7 +11,7 @@ from torch import nn
 from surgery.errors import SurgeryError
 from surgery.forward import check_runs, uncollected
 from surgery.names import joined
-from surgery.plan import Submodel
+from surgery.plan import Plan
 from surgery.width.attempts import Attempt, Request, attempts, final
 from surgery.width.choose import Demand, Heads, Rounding, Scores, checked, choose
 from surgery.width.made_constants import other_constants
@@ -19,12 +19,10 @@ from surgery.width.shortfall import (
     constants_differ,
     equally_long,
     listed,
-    target_missed,
     too_wide,
     unused_tensors,
 )
 from surgery.width.solve import Atom, named_widths, size_of, solve
-from surgery.width.target import Target
 from surgery.width.trace import traced
 
 _log = logging.getLogger(__name__)
@@ -36,14 +34,13 @@ def narrow(
     rate: float | None = None,
     example: Any = None,
     rates: Mapping[str, float] | None = None,
-    target: Target | None = None,
     keep_top: Scores | None = None,
     keep: Sequence[str] = (),
     output: Callable[[Any], Any] | None = None,
     heads: Heads = "inside",
     rounding: Rounding = math.ceil,
     strict: bool = False,
-) -> tuple[nn.Module, Submodel]:
+) -> tuple[nn.Module, Plan]:
     """A narrower copy of any module: the first, or the best, ceil(rate * C) positions of every hidden width C.
 
     One forward pass in evaluation mode shows which axes of which tensors are one width, and another in training mode if
@@ -53,16 +50,15 @@ def narrow(
 
     Args:
         model: any module; it is not changed.
-        rate: in (0, 1]; needed, unless `rates` (it is then 1) or a `target` are given.
+        rate: in (0, 1]; needed, unless `rates` are given (it is then 1).
         example: an input: a tensor, a tuple of arguments or a dict of keyword arguments; needed. Its axes, and those of
             the output (classes), stay whole; so does everything that the forward passes do not use.
         rates: other rates for the widths that modules of these names make: `{"layer1": 0.5, "*.mlp.fc1": 0.25}`. A
             pattern matches a module's name or that of one around it; `*`, `?` and `[...]` are as in file names. The
             first pattern that matches counts.
-        target: how large the narrow model may be, `Target(macs=0.5)`, in place of rates. With `keep_top` the positions
-            of all widths compete for staying.
-        keep_top: scores by width, as `surgery.importance` gives them: those with the highest stay, in their order; of
-            equal ones the first. A width whose order matters (`widths` says why) keeps its first positions even so.
+        keep_top: scores by width, as `surgery.pruning.importance` gives them: those with the highest stay, in their
+            order; of equal ones the first. A width whose order matters (`widths` says why) keeps its first positions
+            even so.
         keep: such patterns of modules whose tensors stay whole.
         output: what of the output has to keep its shape: `lambda y: y.logits` for a model that also returns its hidden
             states.
@@ -83,8 +79,7 @@ def narrow(
     Raises:
         SurgeryError: if no hidden width can shrink, or with `strict` not all of them (a model that has none is copied);
             if a pattern matches no module, or decides nothing; if modules that make one width are to have different
-            rates; if the target cannot be reached, with `strict` also if whole positions miss it by more than 2 %,
-            which otherwise is logged as a warning; for scores of another model, and if there are none for a width that
+            rates; for scores of another model, and if there are none for a width that
             is to shrink.
 
     >>> import torch
@@ -95,17 +90,11 @@ def narrow(
     >>> torch.equal(plan.extract(net)["0.weight"], net[0].weight[:4])
     True
     """
-    if rate is None and not rates and target is None:
+    if rate is None and not rates:
         raise SurgeryError("narrow takes a rate and an example; to copy the widths of a smaller model use corner")
-    if target is not None and (rate is not None or rates):
-        raise SurgeryError("a target says how large the model is, so it replaces rate and rates: give one of them")
-    if target is not None and not isinstance(target, Target):
-        raise SurgeryError(f"target is a surgery.Target of macs, parameters or positions, got {target!r}")
-    if target is not None:
-        rate = target.rate
     check_runs(model, example, "narrow")
     demand = checked(model, Demand(1.0 if rate is None else rate, rates or {}, keep, heads, rounding))
-    request = Request(model, example, demand, output, strict, target, keep_top)
+    request = Request(model, example, demand, output, strict, keep_top)
     found = final(request)
     return finished(found), found.plan
 
@@ -119,7 +108,6 @@ def finished(found: Attempt) -> nn.Module:
     others = other_constants(model, wanted.example, wanted.output, found.seen, solution, chosen.choice, plan)
     small = plan.built(model)
     for shortfall, refused in (
-        (target_missed(wanted.target, found.cost.share(chosen.choice)) if wanted.target and found.cost else "", strict),
         (listed(model, found.whole), strict or not chosen.choice),
         (equally_long(solution, demand, chosen), strict),
         (too_wide(solution, demand, chosen, small) if strict else "", strict),
@@ -141,7 +129,7 @@ class Width(NamedTuple):
         kept: how many of them stay at the given rate; `size` if all of them must.
         reason: why all of them must stay, or "".
         members: (tensor name, axis) of every axis that they lie along.
-        name: by which `surgery.permute`, `importance` and `narrow(..., keep_top=)` know it.
+        name: by which `surgery.symmetry.permute`, `importance` and `narrow(..., keep_top=)` know it.
         grouping: "heads" or "groups" if its positions tell these apart; positions within a head or a group are another
             width, the same for all of them.
         order: why the positions cannot be put in another order, or "". If fewer than all stay, it is the first ones.

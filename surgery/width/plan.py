@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from surgery.forward import named_tensors
-from surgery.plan import Runs, Source, Submodel, as_runs, structure
+from surgery.plan import Plan, Runs, Source, as_runs, structure
 from surgery.plan.positions import merged
 from surgery.states import names_by_id, shapes_of
 from surgery.width.solve import Atom, Axes, Axis, Choice, Solution, Sum
@@ -71,7 +71,7 @@ def repeated(tensor: Tensor, axes: Axes, choice: Choice) -> Tensor:
     return tensor
 
 
-def plan_of(model: nn.Module, values: Mapping[str, Tensor], solution: Solution, choice: Choice) -> Submodel:
+def plan_of(model: nn.Module, values: Mapping[str, Tensor], solution: Solution, choice: Choice) -> Plan:
     """Where the kept positions of every tensor lie, with edits that slice the tensors that are not in the state.
 
     Args:
@@ -96,4 +96,4 @@ def plan_of(model: nn.Module, values: Mapping[str, Tensor], solution: Solution, 
             slices.append({"do": "slice", "module": module, "attribute": attribute, "index": where})
     shapes = shapes_of(values)
     dtypes = {name: tensor.dtype for name, tensor in values.items()}
-    return Submodel({name: entries[name] for name in values}, shapes, tuple(slices), structure(model), dtypes)
+    return Plan({name: entries[name] for name in values}, shapes, tuple(slices), structure(model), dtypes)

@@ -23,7 +23,6 @@ from surgery.width.solve import (
     summed_over,
     terms,
 )
-from surgery.width.target import CLOSE, Target
 
 _SHIFTED = lost("the code computes with it and itself, shifted (differences of neighbours, say)")
 _LISTED = 5  # widths that stayed whole are listed up to this number
@@ -225,17 +224,6 @@ def unused_tensors(
         if does == "are permuted"
         else "give an example that uses them, keep=[...] what makes these widths or the tensors' own modules, or "
         "remove them from the model",
-    )
-
-
-def target_missed(target: Target, share: float) -> str:
-    """How far a target was missed with this share of the full model; "" if it was not."""
-    if abs(share - target.share) <= CLOSE * target.share:
-        return ""
-    more = "one more position of a width, or one more step of `rounding`,"
-    return (
-        f"{target} is missed by more than {CLOSE:.0%}: {share:.1%} of the {target.what} are left, and "
-        f"{'the next larger share of all widths' if target.even else more} would be too much"
     )
 
 

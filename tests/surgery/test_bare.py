@@ -31,12 +31,12 @@ deep, _ = surgery.graft(net, depths=[3], example=x)
 states = [surgery.state(small), surgery.state(shallow)]
 mean = surgery.average_submodels(states, [plan, depth], fallback=net)
 assert set(mean) == set(surgery.state(net))
-assert surgery.Submodel.from_json(plan.to_json()) == plan
+assert surgery.Plan.from_json(plan.to_json()) == plan
 parts = surgery.segments(surgery.layers(net))
 mixed = surgery.shuffle([net, net], segments=parts, permutations=surgery.permutations(len(parts), k=2))
 surgery.match_norms([net, net])
-pruned = surgery.prune(net, example=x, target=surgery.Target(macs=0.5))
-wide, _ = surgery.widen(net, rate=2, example=x)
+pruned = surgery.pruning.prune(net, example=x, target=surgery.pruning.Target(macs=0.5))
+wide, _ = surgery.widening.widen(net, rate=2, example=x)
 print(len(surgery.widths(net, example=x)), len(mixed), len(pruned.sizes), torch.allclose(wide(x), net(x), atol=1e-5))
 """
 

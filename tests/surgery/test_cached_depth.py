@@ -15,7 +15,7 @@ from surgery.depth.check import check_cached
 from surgery.depth.constants import Shift, numbers, recounted, renumbered
 from surgery.depth.sections import BLOCKS
 from surgery.depth.tree import Chain, Skip
-from surgery.plan import Submodel
+from surgery.plan import Plan
 
 
 class Mixer(nn.Module):
@@ -95,7 +95,7 @@ def test_a_deeper_decoder_is_as_its_constructor_would_build_it(net):
     native.load_state_dict(full.state_dict())
     assert torch.equal(native(IDS)["logits"], full(IDS)["logits"])
     torch.testing.assert_close(*continued(full))
-    for back in (Submodel.from_json(plan.to_json()).build(full), ungraft(full, keep=[3], example=EXAMPLE)[0]):
+    for back in (Plan.from_json(plan.to_json()).build(full), ungraft(full, keep=[3], example=EXAMPLE)[0]):
         assert settings(back) == before
         assert str(back) == str(net)
         assert torch.equal(back(IDS)["logits"], net(IDS)["logits"])

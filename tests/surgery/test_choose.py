@@ -5,6 +5,7 @@ import itertools
 import math
 import random
 import re
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,8 +17,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import surgery
-from surgery import SurgeryError, Target, narrow, state
+from surgery import SurgeryError, narrow, state
 from surgery.names import matches
+from surgery.pruning import Target, prune
 from surgery.width import attempts, choose
 from surgery.width.axes import Kind, Why
 from surgery.width.choose import exact_covers
@@ -220,7 +222,7 @@ def test_the_example_stays_as_it_was():
 
     net, x = Made(writing, a=nn.Linear(4, 8), b=nn.Linear(8, 2)), torch.arange(8.0).view(2, 4)
     narrow(net, rate=0.5, example=x)
-    surgery.importance(net, example=x, by="activation", batches=[x])
+    surgery.pruning.importance(net, example=x, by="activation", batches=[x])
     assert x.flatten().tolist() == list(range(8))
 
 
@@ -378,8 +380,8 @@ def test_the_pass_in_training_mode_leaves_the_model_and_all_random_numbers_alone
     assert not model.average.any()
 
 
-@pytest.mark.parametrize("options", [{"rate": 0.5}, {"target": Target(macs=0.5)}])
-def test_a_model_that_looks_at_numbers_in_training_mode_alone_is_traced_there_with_its_numbers(options):
+@pytest.mark.parametrize("cut", [partial(narrow, rate=0.5), partial(prune, target=Target(macs=0.5), importance=None)])
+def test_a_model_that_looks_at_numbers_in_training_mode_alone_is_traced_there_with_its_numbers(cut):
     class Counts(Average):
         def __init__(self):
             super().__init__()
@@ -392,12 +394,12 @@ def test_a_model_that_looks_at_numbers_in_training_mode_alone_is_traced_there_wi
             return self.c(self.a(x))
 
     model, x = Counts(), torch.randn(4, 8)
-    small, _ = narrow(model, **options, example=x, strict=True)
+    small = cut(model, example=x, strict=True)[0]
     assert small.average.shape == (small.a.out_features,) < (16,)
     assert model.n == 0
     assert not model.average.any()
     with pytest.raises(SurgeryError, match=r"does not run in training mode \(.*meta tensors"):  # it has no numbers
-        narrow(model.to("meta"), **options, example=x.to("meta"), strict=True)
+        cut(model.to("meta"), example=x.to("meta"), strict=True)
 
 
 class Branch(nn.Module):

@@ -5,7 +5,10 @@ import torch
 from torch import nn
 
 import surgery
-from surgery import SurgeryError, align, average, importance, narrow, permute, prune, state, widen
+from surgery import SurgeryError, average, narrow, state
+from surgery.pruning import importance, prune
+from surgery.symmetry import align, permute
+from surgery.widening import widen
 
 C = {"dtype": torch.complex64}
 X = torch.randn(7, 4, generator=torch.Generator().manual_seed(0), **C)
@@ -63,7 +66,7 @@ def test_scores_are_those_of_complex_numbers():
     torch.testing.assert_close(taylor["made.weight:0"].float(), (parts[0].sum(1) + parts[1].sum(0)).detach())
     activation = importance(net, example=X, by="activation", batches=[X])["made.weight:0"]
     torch.testing.assert_close(activation.float(), torch.tanh(net.made(X)).abs().mean(0).detach())
-    small = prune(net, target=surgery.Target(parameters=0.6), example=X).model
+    small = prune(net, target=surgery.pruning.Target(parameters=0.6), example=X).model
     assert small.made.weight.shape == (4, 4)
 
 
@@ -83,7 +86,7 @@ def test_states_that_cannot_be_averaged_are_named():
     for operation in (
         surgery.stack,
         surgery.average,
-        surgery.merge.linear,
+        surgery.merging.linear,
         lambda models: surgery.distance(models, models),
     ):
         with pytest.raises(SurgeryError, match=r"'w' of \w+ 0 is torch.qint8: give plain tensors"):

@@ -172,7 +172,7 @@ def test_a_compiled_model_is_refused_with_the_way_out():
 def test_a_compiled_submodule_names_the_original(place):
     net = nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 2))
     net.set_submodule(place, torch.compile(net.get_submodule(place), backend="eager"))
-    for operation in (surgery.narrow, surgery.prune):
-        given = {"rate": 0.5} if operation is surgery.narrow else {"target": surgery.Target(macs=0.5)}
+    for operation in (surgery.narrow, surgery.pruning.prune):
+        given = {"rate": 0.5} if operation is surgery.narrow else {"target": surgery.pruning.Target(macs=0.5)}
         with pytest.raises(surgery.SurgeryError, match=rf"{place}\._orig_mod"):
             operation(net, example=torch.zeros(2, 3), **given)

@@ -10,7 +10,7 @@ from torchvision.models.mobilenetv2 import MobileNetV2
 
 import surgery
 import zoo
-from surgery.plan import Submodel
+from surgery.plan import Plan
 
 
 def torchvision_resnet(width):
@@ -63,7 +63,7 @@ def test_the_smaller_of_a_family_is_the_leading_corner_of_the_larger(name):
     memory = {t.data_ptr() for net in (full, like) for t in net.state_dict().values()}
     assert memory.isdisjoint(tensor.data_ptr() for tensor in values.values())
 
-    built = Submodel.from_json(plan.to_json()).build(full)
+    built = Plan.from_json(plan.to_json()).build(full)
     assert type(built) is type(got)
     assert_same_plain_attributes(built, got)
     assert all(torch.equal(tensor, values[key]) for key, tensor in surgery.state(built).items())
@@ -133,7 +133,7 @@ class Holder(nn.Module):
 def test_a_plan_rebuilds_attributes_buffers_and_ties():
     full, like = Holder(6), Holder(3, "b")
     got, plan = surgery.corner(full, like)
-    built = Submodel.from_json(plan.to_json()).build(full)
+    built = Plan.from_json(plan.to_json()).build(full)
     assert_same_plain_attributes(got, like)
     for net in (got, built):
         assert (net._width, net.size, net.sizes, net.scale) == (3, torch.Size([3, 2]), [3, (3, 3)], 3**0.5)

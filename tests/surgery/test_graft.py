@@ -16,7 +16,7 @@ import surgery
 from surgery import SurgeryError, corner, graft, narrow, state, ungraft
 from surgery.depth.sections import BLOCKS
 from surgery.depth.tree import Chain, Skip
-from surgery.plan import Submodel
+from surgery.plan import Plan
 from zoo import Spec
 
 
@@ -139,7 +139,7 @@ def test_ungraft_undoes_graft_and_plans_are_exact(case):
     embedded, mask = plan.embed(surgery.state(net))
     assert all(m.all() for m in mask.values())
     assert_equal_states(embedded, {name: surgery.state(full)[name] for name in embedded})
-    assert_equal_modules(Submodel.from_json(plan.to_json()).build(full), net)
+    assert_equal_modules(Plan.from_json(plan.to_json()).build(full), net)
     back, small = surgery.ungraft(full, keep=depths, **shown(net))
     assert_equal_modules(back, net)
     assert not storages(back) & storages(full)
@@ -539,7 +539,7 @@ def test_blocks_to_keep_leave_the_identity_where_others_were(case, data):
     x = torch.randn(2, 3)
     shallow, plan = surgery.ungraft(model, keep=kept, example=x if shown(net) or data.draw(st.booleans()) else None)
     assert_equal_modules(model, before)
-    assert_equal_modules(Submodel.from_json(plan.to_json()).build(model), shallow)
+    assert_equal_modules(Plan.from_json(plan.to_json()).build(model), shallow)
     assert torch.equal(shallow(x), bare(x))
     owner = {source.name: e[0].name for e in plan.entries.values() for source in e}
     for section in sections:

@@ -129,7 +129,7 @@ def test_the_configuration_says_the_new_widths(heads, kept):
         "head": [10, 6],
     }
     check_same(small)
-    again = surgery.Submodel.from_json(plan.to_json()).build(model)
+    again = surgery.Plan.from_json(plan.to_json()).build(model)
     assert again.config.to_dict() == small.config.to_dict()
 
 
@@ -167,7 +167,7 @@ def test_a_model_made_for_its_shapes_draws_its_buffers_and_no_parameters():
 def test_a_wide_model_is_what_its_configuration_says(kind):
     torch.manual_seed(0)
     model, x = kind(Config()).eval(), torch.randn(2, 5, 3)
-    wide, _ = surgery.widen(model, rate=2, example=x)
+    wide, _ = surgery.widening.widen(model, rate=2, example=x)
     torch.testing.assert_close(wide(x), model(x))
     assert (wide.config.hidden_size, wide.config.num_heads) == (64, 8)
     check_same(wide)
@@ -175,7 +175,7 @@ def test_a_wide_model_is_what_its_configuration_says(kind):
 
 def test_a_width_with_which_code_computes_does_not_grow():
     with pytest.raises(surgery.SurgeryError, match="div in the model itself would compute something else"):
-        surgery.widen(Scaled(Config()), rate=2, example=torch.randn(5, 3))
+        surgery.widening.widen(Scaled(Config()), rate=2, example=torch.randn(5, 3))
 
 
 def test_a_width_that_was_a_multiple_becomes_a_number():
@@ -247,11 +247,11 @@ def test_a_configuration_whose_guessed_widths_make_other_modules_is_logged(caplo
 
 def test_a_target_without_scores_keeps_one_share_which_the_class_can_say(caplog):
     """With scores the blocks get widths of their own, which it cannot."""
-    model, target = net(inner=40), surgery.Target(macs=0.6)
-    small, _ = surgery.narrow(model, target=target, example=EXAMPLE, heads="drop")
+    model, target = net(inner=40), surgery.pruning.Target(macs=0.6)
+    small, _ = surgery.pruning.prune(model, target=target, importance=None, example=EXAMPLE, heads="drop")[:2]
     check_same(small)
     assert not caplog.records
-    surgery.prune(model, target=target, example=EXAMPLE)
+    surgery.pruning.prune(model, target=target, example=EXAMPLE)
     assert "does not describe it" in caplog.text
 
 
@@ -260,13 +260,16 @@ def test_even_widths_are_what_the_class_can_say(share, steps, caplog):
     """A hidden width that is heads times their size is that of the narrow ones, too."""
     transformers = pytest.importorskip("transformers")
     sizes = {"vocab_size": 30, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 8}
-    target, words = surgery.Target(parameters=share, even=True), {"input_ids": torch.ones(2, 8, dtype=torch.long)}
+    target, words = (
+        surgery.pruning.Target(parameters=share, even=True),
+        {"input_ids": torch.ones(2, 8, dtype=torch.long)},
+    )
     bert = transformers.BertForMaskedLM(transformers.BertConfig(intermediate_size=256, **sizes))
     llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(intermediate_size=96, **sizes))
     for net, heads in [(bert, "inside"), (bert, "drop"), (llama, "drop")]:
         for parameter in net.parameters():
             nn.init.normal_(parameter, 0, 0.3)
-        small, _, _ = surgery.prune(net.eval(), target=target, example=words, heads=heads, steps=steps)
+        small, _, _ = surgery.pruning.prune(net.eval(), target=target, example=words, heads=heads, steps=steps)
         assert small.config.hidden_size == small.get_input_embeddings().weight.shape[1] < 64
     assert "does not describe it" not in caplog.text
 
@@ -277,7 +280,7 @@ def test_what_its_class_cannot_say_is_logged_and_the_configuration_stays(caplog)
     assert small.config.to_dict() == model.config.to_dict()
     assert len(caplog.records) == 1
     assert "blocks.0.qkv.weight is (48, 32) here and (96, 32)" in caplog.text
-    assert "Submodel.build" in caplog.text
+    assert "Plan.build" in caplog.text
     with pytest.raises(RuntimeError, match="size mismatch"):
         reloaded(small)
 

@@ -22,7 +22,7 @@ import surgery
 import zoo
 from surgery import SurgeryError, load, narrow, state
 from surgery.forward import call as forward
-from surgery.plan import Submodel
+from surgery.plan import Plan
 from surgery.width.rules.registry import RULES
 
 timm = pytest.importorskip("timm")
@@ -573,9 +573,9 @@ QUICK = ["torchvision:mobilenet_v3_small", "timm:skresnet18", "timm:fasternet_t0
 def test_models_of_libraries(name):
     options = {"aux_logits": False, "init_weights": False} if "googlenet" in name else {}
     made = (
-        surgery.named(name, num_classes=7)
+        surgery.libraries.named(name, num_classes=7)
         if "regnet" in name
-        else filled(surgery.named, name, num_classes=7, **options)
+        else filled(surgery.libraries.named, name, num_classes=7, **options)
     )
     model, x = randomized(made).double(), images(64).double()  # a RegNet's constructor computes
     rate, most = (0.3, 0.4) if "torchvision" in name else (0.7, 0.62)
@@ -658,7 +658,7 @@ def test_plan_as_json_builds_the_small_model_from_a_constructor(tmp_path):
         small, plan = narrow(randomized(make()), rate=0.5, example=x)
         plan.save(tmp_path / "plan.json")
         safetensors.torch.save_file(state(small), tmp_path / "small.safetensors")
-        restored = Submodel.load(tmp_path / "plan.json").build(make())
+        restored = Plan.load(tmp_path / "plan.json").build(make())
         load(restored, safetensors.torch.load_file(tmp_path / "small.safetensors"))
         assert torch.equal(call(restored, x), call(small, x))
         buffer = io.BytesIO()
@@ -1242,11 +1242,11 @@ def test_one_parameter_with_several_weights_is_named():
 def test_a_rate_may_be_a_number_of_numpy():
     net, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), torch.randn(2, 4)
     assert narrow(net, rate=np.float32(0.5), example=x)[0][0].out_features == 4
-    target = surgery.Target(parameters=np.float32(0.6))
-    assert narrow(net, target=target, example=x)[0][0].out_features == 4
-    assert surgery.widen(net, rate=np.int64(2), example=x)[0][0].out_features == 16
+    target = surgery.pruning.Target(parameters=np.float32(0.6))
+    assert surgery.pruning.prune(net, target=target, importance=None, example=x).model[0].out_features == 4
+    assert surgery.widening.widen(net, rate=np.int64(2), example=x)[0][0].out_features == 16
     with pytest.raises(SurgeryError, match=r"would give a width of Sequential 8,000,000,000,000 positions"):
-        surgery.widen(net, rate=1e12, example=x)
+        surgery.widening.widen(net, rate=1e12, example=x)
 
 
 class Table(nn.Module):

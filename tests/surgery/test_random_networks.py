@@ -75,27 +75,27 @@ def keep_top(net):
 
 
 def prune(net):
-    target = surgery.Target(parameters=0.8)
-    small, plan, _ = surgery.prune(net, target=target, importance=scores, example=inputs())
+    target = surgery.pruning.Target(parameters=0.8)
+    small, plan, _ = surgery.pruning.prune(net, target=target, importance=scores, example=inputs())
     judge_small(net, small, plan)
 
 
 def permute(net):
-    judge_same(net, surgery.permute(net, orders(net), example=inputs())[0])
+    judge_same(net, surgery.symmetry.permute(net, orders(net), example=inputs())[0])
 
 
 def align(net):
-    other = surgery.permute(net, orders(net), example=inputs())[0]
-    found = surgery.align([net, other], example=inputs()).models[1]
+    other = surgery.symmetry.permute(net, orders(net), example=inputs())[0]
+    found = surgery.symmetry.align([net, other], example=inputs()).models[1]
     same(surgery.state(found).values(), surgery.state(net).values())
 
 
 def widen(net):
-    judge_same(net, surgery.widen(net, rate=2, example=inputs())[0])
+    judge_same(net, surgery.widening.widen(net, rate=2, example=inputs())[0])
 
 
 def widen_zero(net):
-    wide, plan = surgery.widen(net, rate=1.5, mode="zero", example=inputs())
+    wide, plan = surgery.widening.widen(net, rate=1.5, mode="zero", example=inputs())
     judge_same(net, wide)
     back, before = plan.extract(surgery.state(wide)), surgery.state(net)
     assert all(torch.equal(back[name], before[name]) for name in before)

@@ -9,7 +9,7 @@ from torch import nn
 import surgery
 import zoo
 from surgery import SurgeryError, corner, load, state
-from surgery.plan import Submodel
+from surgery.plan import Plan
 from surgery.width import plan as module
 from surgery.width.corner import rolling
 from zoo import Spec
@@ -80,7 +80,7 @@ def test_the_first_window_is_the_plan_of_narrow_and_all_windows_cover_alike(name
     full, small, x = pair(name)
     roll, leading = rolling(full, small, example=x), corner(full, small)[1]
     assert roll(0) == leading
-    assert Submodel.from_json(roll(3).to_json()) == roll(3)
+    assert Plan.from_json(roll(3).to_json()) == roll(3)
     name, size = next((key, size) for key, (size, *_) in leading.shapes.items() if size > leading.small_shapes[key][0])
     ones = {key: torch.ones(shape) for key, shape in leading.small_shapes.items()}
     masks = [roll(by).embed(ones)[1][name] for by in range(size)]

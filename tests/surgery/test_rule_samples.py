@@ -11,8 +11,8 @@ from torch import nn
 import surgery
 from surgery import SurgeryError
 from surgery.forward import tensors_in
+from surgery.symmetry.permutation import permuted, solved_for
 from surgery.width import trace
-from surgery.width.permute import permuted, solved_for
 from surgery.width.rules.registry import RULES, canonical
 from surgery.width.solve import named_widths
 from tests.surgery.test_narrow import assert_plan, assert_zero_oracle, randomized
@@ -106,9 +106,9 @@ def test_a_rule_keeps_what_is_computed_of_repeated_positions(name):
     net = network(name)
     if name in NOT_WIDENED.split():
         with pytest.raises(SurgeryError, match=r"cannot grow: .* would compute something else"):
-            surgery.widen(net, rate=2, example=EXAMPLE)
+            surgery.widening.widen(net, rate=2, example=EXAMPLE)
         return
-    wide, _ = surgery.widen(net, rate=2, example=EXAMPLE)
+    wide, _ = surgery.widening.widen(net, rate=2, example=EXAMPLE)
     torch.testing.assert_close(wide(EXAMPLE), net(EXAMPLE))
 
 

@@ -189,7 +189,7 @@ def test_features_whose_order_nothing_reads_shrink(case):
     assert torch.equal(small(x), half(x))
     if case != "sort":
         order = [3, 0, 1, 2, 7, 5, 6, 4]
-        permuted, _ = surgery.permute(model, {"body.weight:0": order}, example=x)
+        permuted, _ = surgery.symmetry.permute(model, {"body.weight:0": order}, example=x)
         torch.testing.assert_close(permuted(x), model(x))
 
 

@@ -9,7 +9,9 @@ import torch
 from symmetric import Made
 from torch import nn
 
-from surgery import SurgeryError, Target, load, narrow, state, widen
+from surgery import SurgeryError, load, narrow, state
+from surgery.pruning import Target, prune
+from surgery.widening import widen
 
 X = torch.randn(5, 4)
 
@@ -239,4 +241,4 @@ def test_a_target_where_a_width_of_one_shrinks_with_another():
     net = Made(forward, first=nn.Linear(4, 16), last=nn.Linear(16, 3))
     net.register_buffer("angles", torch.rand(1), persistent=False)
     with pytest.raises(SurgeryError, match="cannot be reached"):  # it was a KeyError
-        narrow(net, target=Target(macs=0.5), example=X)
+        prune(net, target=Target(macs=0.5), importance=None, example=X)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import surgery
-from surgery.plan import Submodel
+from surgery.plan import Plan
 
 
 def make():
@@ -71,13 +71,13 @@ CALLS = {
     surgery.permutations: {"n": 2, "k": 3, "generator": None},
     surgery.recombine.inverse: {"permutations": PERMUTATIONS},
     surgery.shuffle: {"models": STACK, "segments": SEGMENTS, "permutations": PERMUTATIONS},
-    surgery.named: {"name": "timm:resnet10t"},
-    surgery.example_input: {"model": NET, "batch": 2},
-    Submodel: {"entries": PLAN.entries, "shapes": PLAN.shapes, "edits": PLAN.edits, "dtypes": {}},
+    surgery.libraries.named: {"name": "timm:resnet10t"},
+    surgery.libraries.example_input: {"model": NET, "batch": 2},
+    Plan: {"entries": PLAN.entries, "shapes": PLAN.shapes, "edits": PLAN.edits, "dtypes": {}},
     PLAN.extract: {"full": STATE},
     PLAN.embed: {"small": surgery.state(SMALL), "into": STATE},
-    PLAN.compose: {"inner": Submodel({}, PLAN.small_shapes)},
-    Submodel.from_json: {"text": PLAN.to_json()},
+    PLAN.compose: {"inner": Plan({}, PLAN.small_shapes)},
+    Plan.from_json: {"text": PLAN.to_json()},
 }
 WRONG = {
     "a module": NET, "a state": STATE, "a stack": STACK, "states": [STATE, SECOND], "modules": [NET, OTHER],
@@ -174,7 +174,7 @@ def test_a_state_has_the_layers_that_its_names_tell_of():
         (lambda: surgery.permutations(2, 3, generator=3), "torch.Generator"),
         (lambda: surgery.average_submodels(SMALL, PLAN, fallback=NET), "a list of states"),
         (lambda: surgery.average_submodels([SMALL], [NET], fallback=NET), "a list of plans"),
-        (lambda: surgery.named(NET), "timm:NAME"),
+        (lambda: surgery.libraries.named(NET), "timm:NAME"),
         (lambda: surgery.narrow(NET), "takes a rate and an example; to copy the widths of a smaller model use corner"),
     ],
 )

@@ -63,7 +63,7 @@ def test_models_that_do_not_take_a_flag_are_left_out(capsys):
         (["--norm", "foo"], "unknown norm 'foo'"),
         (["--num-classes", "0"], "1 or more, got 0"),
         (["vgg11", "--image-size", "8"], "32x32 or larger, got 8x8"),
-        (["timm:resnet18"], "unknown model 'timm:resnet18': the zoo has its own only, and surgery.named"),
+        (["timm:resnet18"], "unknown model 'timm:resnet18': the zoo has its own only, and surgery.libraries.named"),
         (["resnet20", "--width", "1e9"], "width is a rate above 0"),
         (["resnet20", "--json", "--yaml"], "give one"),
         (["--width", "1,,1"], "--width '1,,1' is not a list of numbers with one comma between two"),

@@ -11,16 +11,16 @@ from fl.algorithms.fedavg import fedavg
 from fl.federation import Federation
 from fl.federation.client_models import ClientModels, Level
 from fl.federation.last_value import LastValue
-from surgery import State, Submodel
+from surgery import Plan, State
 from surgery.plan import Source
 
 
-def extract_all(full: Mapping[str, Tensor], plans: Sequence[Submodel]) -> list[State]:
+def extract_all(full: Mapping[str, Tensor], plans: Sequence[Plan]) -> list[State]:
     """The submodel of each plan; plans that are the same object share one, so nobody may change it.
 
     >>> import torch
     >>> from surgery.plan import Source
-    >>> plan = Submodel({"w": (Source("w", (((0, 1),),)),)}, {"w": (3,)})
+    >>> plan = Plan({"w": (Source("w", (((0, 1),),)),)}, {"w": (3,)})
     >>> extract_all({"w": torch.tensor([1.0, 2.0, 3.0])}, [plan, plan])
     [{'w': tensor([1.])}, {'w': tensor([1.])}]
     """
@@ -30,7 +30,7 @@ def extract_all(full: Mapping[str, Tensor], plans: Sequence[Submodel]) -> list[S
 
 def models_of(
     fed: Federation,
-    plan: Callable[[int], Submodel],
+    plan: Callable[[int], Plan],
     source: Callable[[Server], Mapping[str, Tensor]] = lambda server: server["global"],
 ) -> Callable[[Server], ClientModels]:
     """A method's `Algorithm.models`, whose clients predict with parts of the global model.
@@ -63,7 +63,7 @@ def models_of(
 
 def of_parts(
     fed: Federation,
-    plan: Callable[[int], Submodel],
+    plan: Callable[[int], Plan],
     server: Callable,
     source: Callable[[Server], Mapping[str, Tensor]] = lambda server: server["global"],
 ) -> Algorithm:
@@ -79,7 +79,7 @@ def of_parts(
     return replace(fedavg(fed), send=send, server=server, models=models_of(fed, plan, source), plan=plan)
 
 
-def with_own_tensors(fed: Federation, plans: Sequence[Submodel], own: Sequence[Collection[str]]) -> Algorithm:
+def with_own_tensors(fed: Federation, plans: Sequence[Plan], own: Sequence[Collection[str]]) -> Algorithm:
     """FedAvg of parts of the global model, in which each architecture has some tensors for itself.
 
     The server keeps these in its part "own", as "1:head.weight" for that of architecture 1, and averages them over the
@@ -125,7 +125,7 @@ def with_own_tensors(fed: Federation, plans: Sequence[Submodel], own: Sequence[C
     return replace(of_parts(fed, plan, server, everything), init=init, plan=within)
 
 
-def _joint(plan: Submodel, own: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], shared: bool) -> Submodel:
+def _joint(plan: Plan, own: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], shared: bool) -> Plan:
     """Where an architecture's model lies in the global model and all architectures' own tensors, taken together.
 
     Args:
@@ -137,4 +137,4 @@ def _joint(plan: Submodel, own: Mapping[str, str], shapes: Mapping[str, tuple[in
         if name in own:
             mine = Source(own[name], (None,) * len(shapes[own[name]]))
             entries[name] = (mine, *sources) if shared else (mine,)
-    return Submodel(entries, shapes)
+    return Plan(entries, shapes)

@@ -21,7 +21,7 @@ def permuted(fed, state, seed):
     generator = torch.Generator().manual_seed(seed)
     found = [width for width in surgery.widths(net, example=example) if not width.order]
     orders = {width.name: torch.randperm(width.size, generator=generator) for width in found}
-    return surgery.state(surgery.permute(net, orders, example=example)[0])
+    return surgery.state(surgery.symmetry.permute(net, orders, example=example)[0])
 
 
 @pytest.mark.parametrize("dropped", [False, True])

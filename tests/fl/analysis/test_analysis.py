@@ -17,7 +17,7 @@ from fl.figures.models import heat_maps, histograms
 from fl.runs import checkpoint
 from fl.runs.assembly import build
 from fl.settings import Config
-from surgery import Submodel, state
+from surgery import Plan, state
 from surgery.plan import Source
 from surgery.similarity import SectionSimilarity, block_similarity
 from zoo import Spec
@@ -174,7 +174,7 @@ def fleet():
     full = Spec("preresnet20", width=0.5, depth=3).build(device="meta")
     sizes = [(0.125, 1), (0.125, 1), (0.25, 2), ((0.5, 0.25, 0.5), (3, 1, 2)), (0.5, 3)]
     grafted = [place(Spec("preresnet20", width=w, depth=d).build(device="meta"), full) for w, d in sizes]
-    return [Submodel({n: sources[:1] for n, sources in plan.entries.items()}, plan.shapes) for plan in grafted], grafted
+    return [Plan({n: sources[:1] for n, sources in plan.entries.items()}, plan.shapes) for plan in grafted], grafted
 
 
 def by_masks(plans):
@@ -189,8 +189,8 @@ def by_masks(plans):
 
 @pytest.mark.slow
 def test_coverage_is_that_of_the_masks():
-    window = Submodel({"w": (Source("w", (((0, 1), (3, 5)), ((1, 2),), None)),)}, {"w": (5, 4, 2), "v": (2,)})
-    for plans in (*fleet(), [window], [window, Submodel({"v": (Source("v", (None,)),)}, window.shapes)]):
+    window = Plan({"w": (Source("w", (((0, 1), (3, 5)), ((1, 2),), None)),)}, {"w": (5, 4, 2), "v": (2,)})
+    for plans in (*fleet(), [window], [window, Plan({"v": (Source("v", (None,)),)}, window.shapes)]):
         found, expected = coverage(plans), by_masks(plans)
         assert found.keys() == expected.keys()
         for name in found:
@@ -201,7 +201,7 @@ def test_coverage_is_that_of_the_masks():
 
 
 def test_plans_must_be_of_one_model():
-    one, two = (Submodel({"w": (Source("w", (None,)),)}, {"w": (size,)}) for size in (2, 3))
+    one, two = (Plan({"w": (Source("w", (None,)),)}, {"w": (size,)}) for size in (2, 3))
     for plans, reason in (([], "no plans to count"), ([one, two], "different global models")):
         with pytest.raises(FLError, match=reason):
             coverage(plans)

@@ -18,7 +18,7 @@ from fl.models.library import LibrarySpec
 from fl.models.search import Space
 from fl.runs.assembly import build
 from fl.settings import Config
-from surgery import Submodel, state
+from surgery import Plan, state
 from zoo import Spec
 from zoo.layers import Scaler
 
@@ -277,7 +277,7 @@ def test_a_model_with_exits_may_end_before_the_global_one(depth, stand):
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
     part.load_state_dict(found)
     x = torch.randn(2, *full.example().shape[1:])
-    built = Submodel.from_json(plan.to_json()).build(model)
+    built = Plan.from_json(plan.to_json()).build(model)
     assert torch.equal(built.train()(x), part.train()(x))
     covered = plan.embed(found)[1]
     ends = [f"section{i}." for i, blocks in enumerate(depth, 1) if not blocks]

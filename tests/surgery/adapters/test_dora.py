@@ -82,13 +82,13 @@ def test_the_rank_is_a_width():
     half, _ = adapters.resize(tensors, 2, how="truncate")
     assert torch.equal(small(IMAGE), adapters.attach(net, half, scale=2.0)(IMAGE))
     order = {"0.lora_A.weight:0": torch.tensor([2, 0, 3, 1])}
-    torch.testing.assert_close(surgery.permute(adapted, order, example=IMAGE)[0](IMAGE), adapted(IMAGE))
+    torch.testing.assert_close(surgery.symmetry.permute(adapted, order, example=IMAGE)[0](IMAGE), adapted(IMAGE))
     more, _ = adapters.resize(tensors, 6)
     torch.testing.assert_close(adapters.attach(net, more, scale=2.0)(IMAGE), adapted(IMAGE))
     best, _ = adapters.resize(tensors, 2)
     assert torch.equal(best["4.lora_magnitude_vector"], tensors["4.lora_magnitude_vector"])
     with pytest.raises(SurgeryError, match=r"axis 0 of 0\.lora_A\.weight .* repeated positions"):
-        surgery.widen(adapted, rate=2, keep=keep, example=IMAGE)
+        surgery.widening.widen(adapted, rate=2, keep=keep, example=IMAGE)
     with pytest.raises(SurgeryError, match="'0' is DoRA's, whose magnitudes have no stack"):
         adapters.stack([tensors, tensors])
 

@@ -118,11 +118,11 @@ def test_the_rank_is_a_width():
     assert torch.equal(small(IMAGE), adapters.attach(net, half, scale=2.0)(IMAGE))
     assert adapters.rank_of(plan.extract(surgery.state(adapted))) == {"0": 2, "4": 2}
     assert all(0 < lost < 1 for lost in error.values())
-    wide, _ = surgery.widen(adapted, rate=2, keep=keep, example=IMAGE)
+    wide, _ = surgery.widening.widen(adapted, rate=2, keep=keep, example=IMAGE)
     assert adapters.rank_of(adapters.state(wide)) == {"0": 8, "4": 8}
     torch.testing.assert_close(wide(IMAGE), adapted(IMAGE))
     order = {"0.lora_A.weight:0": torch.tensor([2, 0, 3, 1])}
-    torch.testing.assert_close(surgery.permute(adapted, order, example=IMAGE)[0](IMAGE), adapted(IMAGE))
+    torch.testing.assert_close(surgery.symmetry.permute(adapted, order, example=IMAGE)[0](IMAGE), adapted(IMAGE))
 
 
 def test_what_reads_the_weight_reads_the_product_too(caplog):

@@ -10,7 +10,7 @@ from command_files import refused
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from surgery import merge
+from surgery import merging
 from surgery.__main__ import main
 from surgery.operations import MERGES
 
@@ -37,7 +37,7 @@ def test_a_merge_and_where_it_comes_from(files, capsys):
     origin = "\n  model 0: a.safetensors\n  model 1: b.safetensors\n  base: base.safetensors\n"
     assert origin in capsys.readouterr().out
     density = {"head": 0.9, "*": 0.5}
-    expected = merge.ties([files["a"], files["b"]], base=files["base"], weights=[1, 2], density=density)
+    expected = merging.ties([files["a"], files["b"]], base=files["base"], weights=[1, 2], density=density)
     found = load_file("c.safetensors")
     assert set(found) == set(expected)
     assert all(torch.equal(found[name], expected[name]) for name in found)

@@ -69,18 +69,18 @@ def test_narrow_extract_embed(net):
 def test_prune_keeps_what_matters(net):
     run("prune", "net.safetensors", "--parameters", "0.5", *GIVEN, "--out", "small.safetensors")
     example = torch.zeros(2, 5)
-    scores = surgery.importance(net, example=example, by="l1")
-    target = surgery.Target(parameters=0.5)
-    small, _ = surgery.narrow(net, target=target, keep_top=scores, example=example)
+    scores = surgery.pruning.importance(net, example=example, by="l1")
+    target = surgery.pruning.Target(parameters=0.5)
+    small = surgery.pruning.prune(net, target=target, importance=scores, example=example).model
     same("small.safetensors", surgery.state(small))
     options = ("--plan", "plan.json", "--steps", "3", "--parameters", "0.5")
     run("prune", "net.safetensors", *options, *GIVEN, "--out", "steps.safetensors")
-    stepwise = surgery.prune(net, target=target, example=example, steps=3)
+    stepwise = surgery.pruning.prune(net, target=target, example=example, steps=3)
     same("steps.safetensors", surgery.state(stepwise.model))
     run("prune", "net.safetensors", "--positions", "0.5", *GIVEN, "--out", "half.safetensors")
-    half = surgery.prune(net, target=surgery.Target(positions=0.5), example=example)
+    half = surgery.pruning.prune(net, target=surgery.pruning.Target(positions=0.5), example=example)
     same("half.safetensors", surgery.state(half.model))
-    assert surgery.Submodel.load("plan.json") == stepwise.plan
+    assert surgery.Plan.load("plan.json") == stepwise.plan
 
 
 @pytest.mark.parametrize("model", [(), GIVEN], ids=["by names", "by model"])
@@ -89,7 +89,7 @@ def test_graft_and_ungraft(net, model):
     same("deep.safetensors", surgery.state(surgery.graft(net, depths=[5], example=torch.zeros(2, 5))[0]))
     run("ungraft", "net.safetensors", "--keep", "2", *model, "--out", "shallow.safetensors", "--plan", "shallow.json")
     same("shallow.safetensors", surgery.state(surgery.ungraft(net, keep=[2], example=torch.zeros(2, 5))[0]))
-    both = surgery.Submodel.load("deep.json").compose(surgery.Submodel.load("shallow.json"))
+    both = surgery.Plan.load("deep.json").compose(surgery.Plan.load("shallow.json"))
     both.save("both.json")
     run("extract", "deep.safetensors", "--plan", "both.json", "--out", "both.safetensors")
     same("both.safetensors", load_file("shallow.safetensors"))
@@ -188,11 +188,14 @@ def test_a_folder_of_transformers_is_a_model_with_its_configuration(tmp_path, mo
     run("prune", "full", "--parameters", "0.6", "--even", "--heads", "drop", "--rounding", "2", "--out", "even")
     run("prune", "full", "--parameters", "0.6", "--out", "pruned.safetensors")
     full = transformers.LlamaForCausalLM.from_pretrained("full")
-    example, target = {"input_ids": torch.ones(2, 8, dtype=torch.long)}, surgery.Target(parameters=0.6, even=True)
+    example, target = (
+        {"input_ids": torch.ones(2, 8, dtype=torch.long)},
+        surgery.pruning.Target(parameters=0.6, even=True),
+    )
     for folder, expected in [
         ("shallow", surgery.ungraft(full, keep=[2], example=example)[0]),
         ("small", surgery.narrow(full, rate=0.5, example=example)[0]),
-        ("even", surgery.prune(full, target=target, heads="drop", rounding=2, example=example)[0]),
+        ("even", surgery.pruning.prune(full, target=target, heads="drop", rounding=2, example=example)[0]),
     ]:
         found = transformers.LlamaForCausalLM.from_pretrained(folder)
         assert found.config.num_hidden_layers == expected.config.num_hidden_layers
@@ -314,7 +317,12 @@ def test_an_existing_file_is_the_last_mistake_to_be_told_and_told_before_the_wor
         (("extract", file, "--plan", "none.json"), "none.json cannot be read"),
     ]:
         assert text in refused(capsys, *arguments, *there)
-    for place in ("surgery.prune", "surgery.narrow", "surgery.widen", "surgery.operations.models.Aligner"):
+    for place in (
+        "surgery.pruning.prune",
+        "surgery.narrow",
+        "surgery.widening.widen",
+        "surgery.operations.models.Aligner",
+    ):
         monkeypatch.setattr(place, lambda *given, **more: pytest.fail("it worked in vain"))
     for command in [
         ("narrow", file, "--rate", "0.5", *GIVEN),

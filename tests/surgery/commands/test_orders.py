@@ -9,7 +9,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import surgery
-from surgery import merge
+from surgery import merging
 
 MODULE = """
 class Kept(nn.Module):
@@ -65,7 +65,7 @@ def test_permute_by_a_file_and_back(nets, tmp_path):
     (tmp_path / "orders.json").write_text(json.dumps(orders))
     given = ("--permutations", "orders.json", *MODEL)
     run("permute", "a.safetensors", *given, "--out", "b1.safetensors", "--plan", "p.json")
-    same("b1.safetensors", surgery.state(surgery.permute(nets[0], orders, example=X)[0]))
+    same("b1.safetensors", surgery.state(surgery.symmetry.permute(nets[0], orders, example=X)[0]))
     run("permute", "b1.safetensors", *given, "--inverse", "--out", "back.safetensors")
     same("back.safetensors", surgery.state(nets[0]))
     run("permute", "b1.safetensors", "--permutations", "p.json", "--inverse", "--out", "by_plan.safetensors")
@@ -79,15 +79,15 @@ def test_permute_by_a_file_and_back(nets, tmp_path):
 
 def test_sort_by_puts_the_important_positions_first(nets):
     run("permute", "a.safetensors", "--sort-by", "l1", *MODEL, "--out", "sorted.safetensors", "--plan", "p.json")
-    scores = surgery.importance(nets[0], example=X, by="l1")
-    same("sorted.safetensors", surgery.state(surgery.sort_by(nets[0], scores, example=X)[0]))
+    scores = surgery.pruning.importance(nets[0], example=X, by="l1")
+    same("sorted.safetensors", surgery.state(surgery.symmetry.sort_by(nets[0], scores, example=X)[0]))
     run("permute", "sorted.safetensors", "--permutations", "p.json", "--inverse", "--out", "back.safetensors")
     same("back.safetensors", surgery.state(nets[0]))
 
 
 def test_align_finds_a_permuted_copy(nets, tmp_path):
     orders = {"0.weight:0": [2, 0, 1, 3, 7, 5, 6, 4], "1.1.a.weight:0": [*range(1, 12), 0]}
-    copy, _ = surgery.permute(nets[0], orders, example=X)
+    copy, _ = surgery.symmetry.permute(nets[0], orders, example=X)
     save_file(copy.state_dict(), "copy.safetensors")
     for by in [(), ("--by", "activations", "--data", "their_orders:batches")]:
         out, plan = f"aligned{len(by)}.safetensors", f"{len(by)}.json"
@@ -96,7 +96,7 @@ def test_align_finds_a_permuted_copy(nets, tmp_path):
         run("permute", out, "--permutations", plan, "--inverse", "--out", f"back-{out}")
         same(f"back-{out}", surgery.state(copy))
     run("align", "b.safetensors", "--to", "a.safetensors", *MODEL, "--out", "other.safetensors")
-    same("other.safetensors", surgery.state(surgery.align(nets, example=X).models[1]))
+    same("other.safetensors", surgery.state(surgery.symmetry.align(nets, example=X).models[1]))
 
 
 def test_a_width_that_a_checkpoint_does_not_hold_whole_keeps_its_order(nets, caplog):
@@ -117,7 +117,7 @@ def test_widen_and_the_old_model_in_it(nets):
     half = {name: tensor.bfloat16() for name, tensor in load_file("a.safetensors").items()}
     save_file(half, "half.safetensors")
     run("widen", "a.safetensors", "--rate", "2", *MODEL, "--out", "wide.safetensors")
-    same("wide.safetensors", surgery.state(surgery.widen(nets[0], rate=2, example=X)[0]))
+    same("wide.safetensors", surgery.state(surgery.widening.widen(nets[0], rate=2, example=X)[0]))
     zero = ("--mode", "zero", "--noise", "0.1", "--seed", "3", "--plan", "p.json")
     run("widen", "half.safetensors", "--rate", "2", *MODEL, *zero, "--out", "zero.safetensors")
     assert load_file("zero.safetensors")["0.weight"].dtype is torch.bfloat16
@@ -129,14 +129,14 @@ def test_merges_that_are_measured(nets, capsys):
     import their_orders
 
     files = ("a.safetensors", "b.safetensors")
-    fishers = [merge.fisher_information(net.eval(), their_orders.pairs()) for net in nets]
+    fishers = [merging.fisher_information(net.eval(), their_orders.pairs()) for net in nets]
     run("merge", "fisher", *files, *MODEL, "--data", "their_orders:pairs", "--out", "fisher.safetensors")
-    same("fisher.safetensors", merge.fisher([surgery.state(n) for n in nets], fishers=fishers))
-    grams = [merge.input_grams(net, their_orders.batches()) for net in nets]
+    same("fisher.safetensors", merging.fisher([surgery.state(n) for n in nets], fishers=fishers))
+    grams = [merging.input_grams(net, their_orders.batches()) for net in nets]
     given = ("--data", "their_orders:batches", "--set", "alpha=0.5")
     run("merge", "regmean", *files, *MODEL, *given, "--out", "regmean.safetensors")
-    same("regmean.safetensors", merge.regmean([surgery.state(n) for n in nets], grams=grams, alpha=0.5))
-    soup = merge.greedy_soup([surgery.state(n) for n in nets], score=their_orders.near_two).state
+    same("regmean.safetensors", merging.regmean([surgery.state(n) for n in nets], grams=grams, alpha=0.5))
+    soup = merging.greedy_soup([surgery.state(n) for n in nets], score=their_orders.near_two).state
     for k, model in enumerate([MODEL, ()]):
         run("merge", "greedy_soup", *files, *model, "--score", "their_orders:near_two", "--out", f"{k}.safetensors")
         same(f"{k}.safetensors", soup)

@@ -16,7 +16,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from surgery import SurgeryError, lazy, merge
+from surgery import SurgeryError, lazy, merging
 from surgery.files import open_state, write
 from surgery.lazy import LazyState, Pieces
 
@@ -132,7 +132,7 @@ def test_transformers_reads_what_is_written(tmp_path):
     for name in "ab":
         transformers.BertModel(config).save_pretrained(tmp_path / name)
     a, b = open_state(tmp_path / "a"), open_state(tmp_path / "b")
-    write(tmp_path / "mean", merge.linear([a, b]), like=a, shard_bytes=3000)
+    write(tmp_path / "mean", merging.linear([a, b]), like=a, shard_bytes=3000)
     found = transformers.BertModel.from_pretrained(tmp_path / "mean").state_dict()
     for name, tensor in found.items():
         torch.testing.assert_close(tensor, (a[name] + b[name]) / 2)

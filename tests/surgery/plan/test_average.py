@@ -11,7 +11,7 @@ from oracles import average as slow_average
 
 import surgery
 import surgery.plan.average as average_module
-from surgery.plan import Source, Submodel, submodel_factors
+from surgery.plan import Plan, Source, submodel_factors
 
 
 @st.composite
@@ -107,7 +107,7 @@ def test_factors_and_scaled_means_are_those_of_the_embedded_models(case, q, kind
 def test_plans_that_hold_everything_are_the_plain_average(dtype):
     generator = torch.Generator().manual_seed(0)
     shapes = {"w": (30, 20), "b": (7,), "scale": ()}
-    plan = Submodel({n: (Source(n, (None,) * len(s)),) for n, s in shapes.items()}, shapes)
+    plan = Plan({n: (Source(n, (None,) * len(s)),) for n, s in shapes.items()}, shapes)
     states = [{n: torch.randn(s, generator=generator).to(dtype) for n, s in shapes.items()} for _ in range(4)]
     weights = torch.tensor([3, 1, 0, 2])
     states[2] = {n: torch.full_like(t, torch.nan) for n, t in states[2].items()}  # weight 0: no part at all
@@ -117,11 +117,11 @@ def test_plans_that_hold_everything_are_the_plain_average(dtype):
 
 
 def test_float64_accumulates_what_float32_loses_and_tiny_weights_beat_the_fallback():
-    plan = Submodel({"w": (Source("w", (None,)),)}, {"w": (1,)})
-    part = Submodel({"w": (Source("w", (((0, 1),),)),)}, {"w": (2,)})
+    plan = Plan({"w": (Source("w", (None,)),)}, {"w": (1,)})
+    part = Plan({"w": (Source("w", (((0, 1),),)),)}, {"w": (2,)})
     states = [{"w": torch.tensor([v])} for v in (1e8, 1.0, -1e8)]
     assert surgery.average_submodels(states, [plan] * 3, fallback=states[0], dtype=torch.float64)["w"] * 3 == 1.0
-    whole = Submodel({"w": (Source("w", (((1, 2),),)),)}, {"w": (2,)})
+    whole = Plan({"w": (Source("w", (((1, 2),),)),)}, {"w": (2,)})
     got = surgery.average_submodels(states[:2], [part, whole], fallback={"w": torch.zeros(2)}, weights=[1e-60, 1.0])[
         "w"
     ]
@@ -130,7 +130,7 @@ def test_float64_accumulates_what_float32_loses_and_tiny_weights_beat_the_fallba
 
 def test_half_precision_strided_and_meta_states():
     shapes = {"w": (4, 6)}
-    plan = Submodel({"w": (Source("w", (((0, 2),), ((1, 3), (4, 5)))),)}, shapes)
+    plan = Plan({"w": (Source("w", (((0, 2),), ((1, 3), (4, 5)))),)}, shapes)
     states = [{"w": torch.randn(3, 2).T.to(torch.float16)} for _ in range(3)]
     fallback = {"w": torch.randn(6, 4).T.half()}
     got = surgery.average_submodels(states, [plan] * 3, fallback=fallback)["w"]
@@ -142,7 +142,7 @@ def test_half_precision_strided_and_meta_states():
 
 def test_one_thread_and_two_give_the_same_without_gradients():
     shapes = {f"w{i}": (40, i + 1) for i in range(5)}
-    plan = Submodel({n: (Source(n, (((0, 20),), None)),) for n in shapes}, shapes)
+    plan = Plan({n: (Source(n, (((0, 20),), None)),) for n in shapes}, shapes)
     states = [{n: torch.randn(20, s[1], requires_grad=True) for n, s in shapes.items()} for _ in range(3)]
     fallback, before, means = {n: torch.zeros(s) for n, s in shapes.items()}, torch.get_num_threads(), []
     try:
@@ -156,8 +156,8 @@ def test_one_thread_and_two_give_the_same_without_gradients():
     assert list(means[0]) == list(shapes)
 
 
-PLAN = Submodel({"w": (Source("w", (((0, 1),),)),)}, {"w": (2,)})
-OTHER = Submodel({"w": (Source("w", (((0, 1),),)),)}, {"w": (3,)})
+PLAN = Plan({"w": (Source("w", (((0, 1),),)),)}, {"w": (2,)})
+OTHER = Plan({"w": (Source("w", (((0, 1),),)),)}, {"w": (3,)})
 STATE, FULL = {"w": torch.ones(1)}, {"w": torch.ones(2)}
 
 
@@ -194,8 +194,8 @@ def test_it_refuses(states, plans, options, message):
         surgery.average_submodels(states, plans, **{"fallback": FULL, **options})
 
 
-WIDE = Submodel({"w": (Source("w", (None,)),)}, {"w": (64,)})
-NARROW = Submodel({"w": (Source("w", (((0, 16),),)),)}, {"w": (64,)})
+WIDE = Plan({"w": (Source("w", (None,)),)}, {"w": (64,)})
+NARROW = Plan({"w": (Source("w", (((0, 16),),)),)}, {"w": (64,)})
 PAIR = [{"w": torch.full((16,), 3.0)}, {"w": torch.full((64,), -3.0)}]
 
 
@@ -244,7 +244,7 @@ def test_cuda_gives_what_the_cpu_gives():
 
 def test_masks_of_pruning_are_not_averaged():
     full = {"w_mask": (3,), "w_orig": (3,)}
-    plans = [Submodel({name: (Source(name, (((0, n),),)),) for name in full}, full) for n in (2, 3)]
+    plans = [Plan({name: (Source(name, (((0, n),),)),) for name in full}, full) for n in (2, 3)]
     states = [{"w_mask": torch.tensor([1.0, 0.0, 1.0][:n]), "w_orig": torch.full((n,), float(n))} for n in (2, 3)]
     fallback = {name: torch.zeros(3) for name in full}
     factors = {"w_mask": torch.tensor([0.5, 2.0])}

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import surgery
-from surgery import Submodel, SurgeryError
+from surgery import Plan, SurgeryError
 from surgery.plan import fingerprint
 
 
@@ -39,7 +39,7 @@ def plan(**edit):
 def identity():
     shapes = {name: tuple(t.shape) for name, t in surgery.state(Net()).items()}
     entries = {name: (surgery.plan.Source(name, (None,) * len(shape)),) for name, shape in shapes.items()}
-    return Submodel(entries, shapes)
+    return Plan(entries, shapes)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_text_that_is_nested_too_deeply():
     deep = "[" * 100_000 + "]" * 100_000
     for forged in (deep, text.replace('"value": 1', f'"value": {deep}'), '{"a":' * 50_000 + "1" + "}" * 50_000):
         with pytest.raises(SurgeryError, match="not a submodel plan"):
-            Submodel.from_json(forged)
+            Plan.from_json(forged)
 
 
 @pytest.mark.parametrize("shape", [[-1], [2**40, 2**40], [10**30]])
@@ -92,4 +92,4 @@ def test_shapes_that_no_tensor_has(shape):
     fields["full"]["mean"] = shape
     fields["fingerprint"] = fingerprint({name: tuple(s) for name, s in fields["full"].items()})
     with pytest.raises(SurgeryError, match=r"'mean' of the full model cannot have the shape"):
-        Submodel.from_json(json.dumps(fields))
+        Plan.from_json(json.dumps(fields))

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import surgery
-from surgery.plan import Submodel, structure
+from surgery.plan import Plan, structure
 from surgery.plan.fingerprint import settings
 
 
@@ -118,7 +118,7 @@ def test_lists_of_parameters_are_the_same_on_every_device(make):
     assert structure(net) == structure(there)
     values = surgery.state(there)
     whole = {n: (surgery.plan.Source(n, (None,) * t.ndim),) for n, t in values.items()}
-    plan = Submodel(whole, {n: tuple(t.shape) for n, t in values.items()}, structure=structure(there))
+    plan = Plan(whole, {n: tuple(t.shape) for n, t in values.items()}, structure=structure(there))
     assert surgery.state(plan.build(net)).keys() == values.keys()
 
 

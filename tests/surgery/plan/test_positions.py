@@ -13,7 +13,7 @@ from torch import nn
 
 import surgery
 from surgery.lazy import LazyState, Pieces
-from surgery.plan import Source, Submodel, as_runs
+from surgery.plan import Plan, Source, as_runs
 from surgery.plan.positions import overlapping
 
 
@@ -72,7 +72,7 @@ def test_each_undoes_the_other_as_far_as_it_can(plan, seed):
     equal = {}  # where several sources of one tensor are equal, nothing is lost in the other direction
     for name, sources in plan.entries.items():
         equal[name] = sources[:1]
-    one = Submodel(equal, plan.shapes)
+    one = Plan(equal, plan.shapes)
     back, mask = one.embed(one.extract(full))
     for name, tensor in full.items():
         assert torch.equal(back[name], torch.where(mask[name], tensor, 0))
@@ -126,7 +126,7 @@ def test_parts_of_one_tensor_compose_with_a_permutation_of_it(plan, seed):
     orders = {n: [torch.randperm(size, generator=generator) for size in shape] for n, shape in plan.shapes.items()}
 
     def permuting(inverse):
-        return Submodel(
+        return Plan(
             {
                 n: (Source(n, tuple(as_runs(o.argsort() if inverse else o) or None for o in own)),)
                 for n, own in orders.items()
@@ -135,7 +135,7 @@ def test_parts_of_one_tensor_compose_with_a_permutation_of_it(plan, seed):
         )
 
     there, back = permuting(False), permuting(True)
-    same = Submodel({n: (Source(n, (None,) * len(s)),) for n, s in plan.shapes.items()}, plan.shapes)
+    same = Plan({n: (Source(n, (None,) * len(s)),) for n, s in plan.shapes.items()}, plan.shapes)
     assert there.compose(back) == back.compose(there) == same
     full, small = values(plan.shapes, seed), values(plan.small_shapes, seed + 1)
     assert_same(there.compose(plan).extract(full), plan.extract(there.extract(full)))
@@ -145,7 +145,7 @@ def test_parts_of_one_tensor_compose_with_a_permutation_of_it(plan, seed):
 @few
 @given(plans())
 def test_json_gives_an_equal_plan(plan):
-    again = Submodel.from_json(plan.to_json())
+    again = Plan.from_json(plan.to_json())
     assert again == plan
     assert (again.fingerprint, again.small_shapes) == (plan.fingerprint, plan.small_shapes)
     assert [list(again.entries), list(again.shapes)] == [list(plan.entries), list(plan.shapes)]
@@ -162,7 +162,7 @@ def test_overlap_is_a_common_element(data, shape):
 
 def test_parts_that_overlap_are_refused_by_name():
     def plan(*parts):
-        return Submodel({n: (Source("qkv", (as_runs(p), None)),) for n, p in zip("qkv", parts)}, {"qkv": (6, 2)})
+        return Plan({n: (Source("qkv", (as_runs(p), None)),) for n, p in zip("qkv", parts)}, {"qkv": (6, 2)})
 
     split = plan([0, 1], [3, 2], [5, 4])
     assert split.extract({"qkv": torch.arange(12).view(6, 2)})["k"].tolist() == [[6, 7], [4, 5]]
@@ -170,9 +170,9 @@ def test_parts_that_overlap_are_refused_by_name():
         plan([0, 1], [2, 1])
     twice = (Source("qkv", (as_runs([0, 1]), None)), Source("qkv", (as_runs([1, 2]), None)))
     with pytest.raises(surgery.SurgeryError, match="'w' and 'w' are both written to 'qkv'"):
-        Submodel({"w": twice}, {"qkv": (6, 2)})
-    wider = Submodel({"w": (Source("w", (as_runs([0, 0]),)),)}, {"w": (1,)})
-    halves = Submodel({"a": (Source("w", (((0, 1),),)),), "b": (Source("w", (((1, 2),),)),)}, {"w": (2,)})
+        Plan({"w": twice}, {"qkv": (6, 2)})
+    wider = Plan({"w": (Source("w", (as_runs([0, 0]),)),)}, {"w": (1,)})
+    halves = Plan({"a": (Source("w", (((0, 1),),)),), "b": (Source("w", (((1, 2),),)),)}, {"w": (2,)})
     with pytest.raises(surgery.SurgeryError, match="'b' and 'a' are both written to 'w'"):
         wider.compose(halves)
 
@@ -190,7 +190,7 @@ def test_long_orders_keep_memory_formats_and_stay_fast():
         full = torch.randn(shape, generator=generator)
         full = full if layout is None else full.to(memory_format=layout)
         orders = [torch.randperm(size, generator=generator) for size in shape]
-        plan = Submodel({"w": (Source("w", tuple(map(as_runs, orders))),)}, {"w": shape})
+        plan = Plan({"w": (Source("w", tuple(map(as_runs, orders))),)}, {"w": shape})
         small = plan.extract({"w": full})["w"]
         assert small.stride() == full.stride()
         assert torch.equal(small, full[torch.meshgrid(*orders, indexing="ij")])
@@ -201,16 +201,16 @@ def test_long_orders_keep_memory_formats_and_stay_fast():
 
 def test_numbers_of_other_kinds_and_lists_become_plain():
     order = np.array([2, 0, 1])
-    plan = Submodel({"w": [Source("w", [as_runs(torch.tensor(order)), None])]}, {"w": torch.Size([3, 2])})
-    assert plan == Submodel({"w": (Source("w", (as_runs([2, 0, 1]), None)),)}, {"w": (3, 2)})
-    assert plan == Submodel({"w": [Source("w", ([[np.int64(2), 3], [0, 2]], None))]}, {"w": (3, 2)})
-    assert Submodel.from_json(plan.to_json()) == plan
+    plan = Plan({"w": [Source("w", [as_runs(torch.tensor(order)), None])]}, {"w": torch.Size([3, 2])})
+    assert plan == Plan({"w": (Source("w", (as_runs([2, 0, 1]), None)),)}, {"w": (3, 2)})
+    assert plan == Plan({"w": [Source("w", ([[np.int64(2), 3], [0, 2]], None))]}, {"w": (3, 2)})
+    assert Plan.from_json(plan.to_json()) == plan
 
 
 def test_a_wider_model_is_built_and_computes_the_same():
     net = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 1))
     wide = as_runs([0, 1, 1])
-    plan = Submodel(
+    plan = Plan(
         {
             "0.weight": (Source("0.weight", (wide, None)),),
             "0.bias": (Source("0.bias", (wide,)),),
@@ -230,11 +230,11 @@ def test_a_wider_model_is_built_and_computes_the_same():
         x = torch.randn(4, 3)
         torch.testing.assert_close(wider(x), net(x))
     assert "3 with repeats, 1 whole" in repr(plan)
-    assert "in another order" in repr(Submodel({"w": (Source("w", (as_runs([1, 0]),)),)}, {"w": (2,)}))
+    assert "in another order" in repr(Plan({"w": (Source("w", (as_runs([1, 0]),)),)}, {"w": (2,)}))
 
 
 def test_printing_shows_other_parts_and_what_is_left_out():
-    plan = Submodel({"w": tuple(Source("w", (as_runs(order),)) for order in ([1, 0], [3, 2]))}, {"w": (4,), "v": (1,)})
+    plan = Plan({"w": tuple(Source("w", (as_runs(order),)) for order in ([1, 0], [3, 2]))}, {"w": (4,), "v": (1,)})
     assert plan.describe().endswith("= [1:2|0:1] and w[3:4|2:3]")
     assert "1 left out" in repr(plan)
 
@@ -243,10 +243,10 @@ def test_tensors_outside_of_the_state_are_sliced_in_any_order():
     net = nn.Module()
     net.register_buffer("table", torch.arange(6).view(2, 3), persistent=False)
     edit = {"do": "slice", "module": "", "attribute": "table", "index": [as_runs([1, 0, 1]), as_runs([2, 0])]}
-    assert Submodel({}, {}, (edit,)).build(net).table.tolist() == [[5, 3], [2, 0], [5, 3]]
+    assert Plan({}, {}, (edit,)).build(net).table.tolist() == [[5, 3], [2, 0], [5, 3]]
     edit["index"] = [as_runs([1, 2]), None]
     with pytest.raises(surgery.SurgeryError, match="no ranges in an axis of 2 positions of 'table'"):
-        Submodel({}, {}, (edit,)).build(net)
+        Plan({}, {}, (edit,)).build(net)
     edit["index"] = [None]
     with pytest.raises(surgery.SurgeryError, match="'table' has 1 axes, the tensor 2"):
-        Submodel({}, {}, (edit,)).build(net)
+        Plan({}, {}, (edit,)).build(net)

@@ -10,7 +10,7 @@ from torch.func import functional_call, grad, vmap
 
 import surgery
 from surgery.depth.tree import Chain, Skip
-from surgery.plan import Source, Submodel, as_runs
+from surgery.plan import Plan, Source, as_runs
 from surgery.plan.edits import apply_edit
 
 
@@ -28,17 +28,17 @@ def assert_same(a, b):
 
 def test_neighbours_become_one_run():
     assert as_runs([0, 1, 2, 5, 6, 8]) == ((0, 3), (5, 7), (8, 9))
-    outer = Submodel({"w": (Source("w", (((0, 2), (4, 6)),)),)}, {"w": (8,)})
-    inner = Submodel({"w": (Source("w", (((0, 1), (2, 4)),)),)}, {"w": (4,)})
+    outer = Plan({"w": (Source("w", (((0, 2), (4, 6)),)),)}, {"w": (8,)})
+    inner = Plan({"w": (Source("w", (((0, 1), (2, 4)),)),)}, {"w": (4,)})
     assert outer.compose(inner).entries["w"][0].index == (((0, 1), (4, 6)),)
 
 
 def test_plans_that_do_not_fit_do_not_compose():
-    half = Submodel({"w": (Source("w", (((0, 4),),)),)}, {"w": (8,)})
+    half = Plan({"w": (Source("w", (((0, 4),),)),)}, {"w": (8,)})
     with pytest.raises(surgery.SurgeryError, match=r"'w' is \(4,\) and \(8,\)"):
         half.compose(half)
     with pytest.raises(surgery.SurgeryError, match="'v' is missing"):
-        half.compose(Submodel({"w": (Source("w", (None,)),)}, {"w": (4,), "v": (2,)}))
+        half.compose(Plan({"w": (Source("w", (None,)),)}, {"w": (4,), "v": (2,)}))
 
 
 def test_a_plan_with_every_edit_survives_a_file(tmp_path):
@@ -46,16 +46,16 @@ def test_a_plan_with_every_edit_survives_a_file(tmp_path):
         {"do": "set", "module": "a", "attribute": "shape", "value": (3, (4, 5))},
         {"do": "slice", "module": "", "attribute": "table", "index": (None, ((0, 2), (3, 4)))},
     )
-    plan = Submodel({"w": (Source("w", (((0, 1), (2, 3)), None)),)}, {"w": (4, 2), "é": ()}, edits)
+    plan = Plan({"w": (Source("w", (((0, 1), (2, 3)), None)),)}, {"w": (4, 2), "é": ()}, edits)
     path = tmp_path / "plan.json"
     path.write_text("an older file")
     plan.save(path)
-    assert Submodel.load(path) == plan
-    assert Submodel.load(str(path)).to_json() == plan.to_json()
+    assert Plan.load(path) == plan
+    assert Plan.load(str(path)).to_json() == plan.to_json()
     assert list(tmp_path.iterdir()) == [path]
 
 
-PLAN, MISSING = Submodel({"w": (Source("w", (((0, 2),),)),)}, {"w": (3,)}), object()
+PLAN, MISSING = Plan({"w": (Source("w", (((0, 2),),)),)}, {"w": (3,)}), object()
 
 
 @pytest.mark.parametrize(
@@ -98,11 +98,11 @@ def test_other_text_than_a_plans_is_refused_in_one_line(change, message, tmp_pat
         fields = json.loads(PLAN.to_json()) | change
         change = json.dumps({key: value for key, value in fields.items() if value is not MISSING})
     with pytest.raises(surgery.SurgeryError, match=message) as caught:
-        Submodel.from_json(change)
+        Plan.from_json(change)
     assert "\n" not in str(caught.value)
     (tmp_path / "plan").write_bytes(b"\x80\xff\x00" + change.encode())
     with pytest.raises(surgery.SurgeryError, match="not a submodel plan"):
-        Submodel.load(tmp_path / "plan")
+        Plan.load(tmp_path / "plan")
 
 
 TWO = {"v": (2,), "w": (3, 4)}
@@ -125,17 +125,17 @@ TWO = {"v": (2,), "w": (3, 4)}
             {"a": (Source("w", (((0, 2),), None)),), "b": (Source("w", (((2, 3), (1, 2)), None)),)},
             "'b' and 'a' are both written to 'w'",
         ),
-        ({"v": Source("v", (None,))}, "a Submodel takes entries"),
-        ({"v": (Source("v", (3,)),)}, "a Submodel takes entries"),
+        ({"v": Source("v", (None,))}, "a Plan takes entries"),
+        ({"v": (Source("v", (3,)),)}, "a Plan takes entries"),
         ({"a": (Source("v", (None,)), Source("w", (None, None)))}, r"'a' have different shapes \[\(2,\), \(3, 4\)\]"),
     ],
 )
 def test_malformed_plans_are_refused(entries, message):
     with pytest.raises(surgery.SurgeryError, match=message):
-        Submodel(entries, TWO)
+        Plan(entries, TWO)
 
 
-WIDE = Submodel({"w": (Source("w", (((0, 2),), None)),)}, {"w": (3, 4), "v": (2,)})
+WIDE = Plan({"w": (Source("w", (((0, 2),), None)),)}, {"w": (3, 4), "v": (2,)})
 SMALL, FULL = {"w": torch.zeros(2, 4)}, {"w": torch.zeros(3, 4), "v": torch.zeros(2)}
 STACK = {"w": torch.zeros(2, 3, 4), "v": torch.zeros(2, 2)}
 
@@ -170,7 +170,7 @@ def test_a_state_of_another_model_is_refused_by_name(call, given, message):
 def test_what_is_dropped_and_what_is_written_have_the_dtypes_of_the_full_model(into):
     """Without a state to write into, tensors that were dropped have the dtype of their namesakes."""
     shapes = {"a.w": (3,), "a.steps": (), "b.w": (3,), "b.steps": ()}
-    plan = Submodel({"a.w": (Source("a.w", (((0, 2),),)),), "a.steps": (Source("a.steps", ()),)}, shapes)
+    plan = Plan({"a.w": (Source("a.w", (((0, 2),),)),), "a.steps": (Source("a.steps", ()),)}, shapes)
     small = {"a.w": torch.ones(2).half(), "a.steps": torch.tensor(7)}
     full, _ = plan.embed(small, into=into and values(shapes, dtype=into))
     kinds = [tensor.dtype for tensor in full.values()]
@@ -182,7 +182,7 @@ def test_memory_formats_are_kept():
     last = nn.Conv2d(4, 6, 3).to(memory_format=torch.channels_last)
     plain = nn.Conv2d(4, 6, 3)
     for index in ((((0, 2), (4, 5)), None, None, None), (((0, 2),), ((1, 3),), None, None)):
-        plan = Submodel(
+        plan = Plan(
             {"weight": (Source("weight", index),), "bias": (Source("bias", index[:1]),)},
             {name: tuple(tensor.shape) for name, tensor in surgery.state(last).items()},
         )
@@ -220,22 +220,22 @@ def test_a_plan_with_dtypes_gives_what_is_dropped_its_own():
     kinds |= {"c.w": torch.float64, "d.mask": torch.bool}
     del kinds["e.w"]
     held = {"a.w": (Source("a.w", (((0, 1),),)),), "a.steps": (Source("a.steps", ()),)}
-    plan = Submodel(held, shapes, dtypes=kinds)
+    plan = Plan(held, shapes, dtypes=kinds)
     for lead in ((), (2,)):
         small = {"a.w": torch.ones(*lead, 1), "a.steps": torch.full(lead, 7)}
-        full, _ = Submodel.from_json(plan.to_json()).embed(small)
+        full, _ = Plan.from_json(plan.to_json()).embed(small)
         assert {n: t.dtype for n, t in full.items()} == kinds | {"e.w": torch.float32}
         assert {n: tuple(t.shape) for n, t in full.items()} == {n: (*lead, *s) for n, s in shapes.items()}
     halved = {"a.w": torch.ones(1).bfloat16(), "a.steps": torch.tensor(7)}  # a model that was converted as a whole
     full, _ = plan.embed(halved)
     assert (full["b.w"].dtype, full["b.steps"].dtype, full["c.w"].dtype) == (*[torch.bfloat16] * 2, torch.float64)
-    whole = Submodel({n: (Source(n, (None,) * len(s)),) for n, s in plan.small_shapes.items()}, plan.small_shapes)
+    whole = Plan({n: (Source(n, (None,) * len(s)),) for n, s in plan.small_shapes.items()}, plan.small_shapes)
     assert plan.compose(whole).dtypes == kinds
-    assert plan.fingerprint == Submodel(held, shapes).fingerprint
+    assert plan.fingerprint == Plan(held, shapes).fingerprint
 
 
 def test_a_tensor_made_of_parts_of_two_dtypes_is_refused_without_a_state_to_write_into():
-    plan = Submodel({n: (Source("w", (((i, i + 1),),)),) for i, n in enumerate("ab")}, {"w": (2,)})
+    plan = Plan({n: (Source("w", (((i, i + 1),),)),) for i, n in enumerate("ab")}, {"w": (2,)})
     small = {"a": torch.ones(1), "b": torch.ones(1).half()}
     with pytest.raises(surgery.SurgeryError, match=r"'w' is made of 'a' .*float32.* and 'b' .*float16.*`into`"):
         plan.embed(small)
@@ -257,7 +257,7 @@ def test_what_makes_plans_stores_dtypes():
     assert width.dtypes == surgery.corner(plain, small)[1].dtypes == rolled.dtypes == floats
 
 
-SEVERAL = Submodel(
+SEVERAL = Plan(
     {
         "w": (Source("w", (((0, 2), (3, 4)), ((1, 3),), None, None)),),
         "b": (Source("b", (((1, 3),),)), Source("c", (((0, 2),),))),
@@ -339,7 +339,7 @@ def zoo_plan(net, keep=((0, 1), (3, 5)), size=3):
         {"do": "set", "module": "", "attribute": "pair", "value": (size, (3,))},
         {"do": "set", "module": "inner", "attribute": "out_features", "value": size},
     )
-    return Submodel(entries, shapes, edits)
+    return Plan(entries, shapes, edits)
 
 
 @pytest.mark.parametrize("through_json", [False, True])
@@ -356,7 +356,7 @@ def test_build_makes_the_small_module_and_keeps_all_else(through_json):
     before = copy.deepcopy(net)
     plan = zoo_plan(net)
     if through_json:
-        plan = Submodel.from_json(plan.to_json())
+        plan = Plan.from_json(plan.to_json())
     small = plan.build(net)
 
     assert type(small) is Zoo
@@ -418,7 +418,7 @@ def test_build_keeps_dtypes_and_runs_on_meta():
 def test_an_edit_that_does_not_fit_is_refused(edit, message):
     plan = zoo_plan(Zoo())
     with pytest.raises(surgery.SurgeryError, match=message):
-        Submodel(plan.entries, plan.shapes, (edit,)).build(Zoo())
+        Plan(plan.entries, plan.shapes, (edit,)).build(Zoo())
 
 
 def test_build_refuses_other_models_and_edits_that_leave_other_tensors():
@@ -429,14 +429,14 @@ def test_build_refuses_other_models_and_edits_that_leave_other_tensors():
         plan.build(nn.Linear(2, 2))
     edits = ({"do": "skip", "module": "inner"},)
     with pytest.raises(surgery.SurgeryError, match=r"'inner.bias' of the plan is unknown to the edited"):
-        Submodel(plan.entries, plan.shapes, edits).build(Zoo())
+        Plan(plan.entries, plan.shapes, edits).build(Zoo())
 
     class Stubborn(nn.Linear):
         def __deepcopy__(self, memo):
             raise RuntimeError("no copies")
 
     with pytest.raises(surgery.SurgeryError, match="cannot be copied"):
-        Submodel({"weight": (Source("weight", (None, None)),)}, {"weight": (1, 1)}).build(Stubborn(1, 1, bias=False))
+        Plan({"weight": (Source("weight", (None, None)),)}, {"weight": (1, 1)}).build(Stubborn(1, 1, bias=False))
 
 
 def test_build_names_a_tensor_of_another_shape_before_it_speaks_of_settings():
@@ -458,7 +458,7 @@ def test_graft_and_narrow_compose_to_one_plan_that_builds():
     full = nn.Sequential(nn.Linear(3, 4), block(), block(), block(), nn.Linear(4, 2))
     narrow, width = surgery.narrow(full, rate=0.5, example=torch.zeros(1, 3))
     shallow, depth = surgery.ungraft(narrow, keep=[1])
-    both = Submodel.from_json(width.compose(depth).to_json())
+    both = Plan.from_json(width.compose(depth).to_json())
     built = both.build(full)
     assert_same(surgery.state(built), surgery.state(shallow))
     x = torch.randn(5, 3)
@@ -468,7 +468,7 @@ def test_graft_and_narrow_compose_to_one_plan_that_builds():
 
 
 def test_printing_names_tensors_sources_and_edits():
-    plan = Submodel(
+    plan = Plan(
         {
             "w": (Source("w", (((0, 1), (2, 3)), None)),),
             "b.bias": (Source("a.bias", (((0, 2),),)), Source("c.bias", (((0, 2),),))),
@@ -478,7 +478,7 @@ def test_printing_names_tensors_sources_and_edits():
         ({"do": "skip", "module": "block"},),
     )
     first, *lines = plan.describe().splitlines()
-    assert first == f"Submodel of {plan.fingerprint}: 10 of 24 elements, 1 edits"
+    assert first == f"Plan of {plan.fingerprint}: 10 of 24 elements, 1 edits"
     assert [" ".join(line.split()) for line in lines] == [
         "w [2, 2] = [0:1|2:3, :]",
         "b.bias [2] = a.bias[0:2] and c.bias",
@@ -492,10 +492,10 @@ def test_printing_names_tensors_sources_and_edits():
 
 
 def test_the_fingerprint_is_that_of_names_and_shapes():
-    one = Submodel({}, {"a": (1, 2), "b": (3,)})
-    assert one.fingerprint == Submodel({}, {"b": (3,), "a": (1, 2)}).fingerprint
+    one = Plan({}, {"a": (1, 2), "b": (3,)})
+    assert one.fingerprint == Plan({}, {"b": (3,), "a": (1, 2)}).fingerprint
     others = [{"a": (2, 1), "b": (3,)}, {"a": (1, 2)}, {"a": (1, 2), "c": (3,)}, {"a": (3,), "b": (1, 2)}]
-    assert one.fingerprint not in {Submodel({}, shapes).fingerprint for shapes in others}
+    assert one.fingerprint not in {Plan({}, shapes).fingerprint for shapes in others}
 
 
 def test_depth_edits_remove_skip_and_unchain_blocks():

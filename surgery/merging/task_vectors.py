@@ -14,7 +14,7 @@ from torch import Tensor
 
 from surgery.errors import SurgeryError
 from surgery.lazy import LazyState, Reader, spans
-from surgery.merge.driver import (
+from surgery.merging.driver import (
     Base,
     ByName,
     ForEach,
@@ -28,7 +28,7 @@ from surgery.merge.driver import (
     switch,
     within,
 )
-from surgery.merge.parts import combination, of_rank, uniform
+from surgery.merging.parts import combination, of_rank, uniform
 from surgery.states import Models, State, is_pruning_mask
 
 

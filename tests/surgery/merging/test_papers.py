@@ -8,9 +8,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import surgery
-from surgery import SurgeryError, lazy, merge, state
-from surgery.merge.parts import of_rank, uniform
-from tests.surgery.merge.test_every_method import models, same
+from surgery import SurgeryError, lazy, merging, state
+from surgery.merging.parts import of_rank, uniform
+from tests.surgery.merging.test_every_method import models, same
 
 STEPS = "a.steps"
 BASE = models(1, seed=7)[0]
@@ -28,9 +28,9 @@ def by_tensor(function, states):
 
 def test_linear_is_the_weighted_mean():
     states = models()
-    close(merge.linear(states, weights=[1, 2, 5]), by_tensor(lambda x, y, z: (1 * x + 2 * y + 5 * z) / 8, states))
-    close(merge.linear(states), surgery.average(states))
-    found = merge.linear(states, weights=[1, -2, 0.5], normalize=False)
+    close(merging.linear(states, weights=[1, 2, 5]), by_tensor(lambda x, y, z: (1 * x + 2 * y + 5 * z) / 8, states))
+    close(merging.linear(states), surgery.average(states))
+    found = merging.linear(states, weights=[1, -2, 0.5], normalize=False)
     close(found, by_tensor(lambda x, y, z: x - 2 * y + z / 2, states))
 
 
@@ -41,9 +41,9 @@ def slow_slerp(x, y, t):
 
 def test_slerp_is_shoemakes_formula():
     states = models(2)
-    close(merge.slerp(states, t=0.3), by_tensor(lambda x, y: slow_slerp(x, y, 0.3), states))
+    close(merging.slerp(states, t=0.3), by_tensor(lambda x, y: slow_slerp(x, y, 0.3), states))
     expected = by_tensor(lambda x, y, o: o + slow_slerp(x - o, y - o, 0.3), [*states, BASE])
-    close(merge.slerp(states, t=0.3, base=BASE), expected | {STEPS: states[1][STEPS]})
+    close(merging.slerp(states, t=0.3, base=BASE), expected | {STEPS: states[1][STEPS]})
 
 
 def slow_multislerp(weights, *tensors):
@@ -72,13 +72,13 @@ def slow_karcher(weights, *tensors):
     return sum(w * n for w, n in zip(weights, lengths)) * mean
 
 
-@pytest.mark.parametrize(("method", "slow"), [(merge.multislerp, slow_multislerp), (merge.karcher, slow_karcher)])
+@pytest.mark.parametrize(("method", "slow"), [(merging.multislerp, slow_multislerp), (merging.karcher, slow_karcher)])
 def test_means_of_directions(method, slow):
     states = models()
     expected = by_tensor(lambda *tensors: slow([0.2, 0.5, 0.3], *tensors), states)
     close(method(states, weights=[2, 5, 3]), expected, rtol=1e-9, atol=1e-9)
     unit = [{"w": F.normalize(s["a.weight"].view(-1), dim=0)} for s in models(2)]
-    close(method(unit), merge.slerp(unit, t=0.5))
+    close(method(unit), merging.slerp(unit, t=0.5))
     scalars = [{"w": torch.tensor(2.0)}, {"w": torch.tensor(4.0)}]
     close(method(scalars), {"w": torch.tensor(3.0)})
 
@@ -87,10 +87,10 @@ def test_karcher_of_models_that_are_hardly_apart():
     base = models(1)[0]["a.weight"]
     draw = torch.Generator().manual_seed(1)
     near = [{"w": base + 1e-4 * torch.randn(base.shape, generator=draw, dtype=base.dtype)} for _ in range(3)]
-    close(merge.karcher(near), merge.linear(near), rtol=1e-6, atol=1e-7)
-    close(merge.karcher([{"w": base}] * 3), {"w": base})
+    close(merging.karcher(near), merging.linear(near), rtol=1e-6, atol=1e-7)
+    close(merging.karcher([{"w": base}] * 3), {"w": base})
     unit = [{"w": F.normalize(s["a.weight"].view(-1), dim=0)} for s in models(2)]
-    close(merge.karcher(unit, weights=[3, 1]), merge.slerp(unit, t=0.25))
+    close(merging.karcher(unit, weights=[3, 1]), merging.slerp(unit, t=0.25))
 
 
 def test_nearswap_moves_by_at_most_t():
@@ -100,9 +100,9 @@ def test_nearswap_moves_by_at_most_t():
         weight = (0.7 / (x - o).abs()).clamp(0, 1)
         return weight * x + (1 - weight) * o
 
-    close(merge.nearswap([other], base=BASE, t=0.7), by_tensor(slow, [other, BASE]))
-    same(merge.nearswap([other], base=BASE, t=100.0), other)
-    same(merge.nearswap([other], base=BASE, t=0), BASE)
+    close(merging.nearswap([other], base=BASE, t=0.7), by_tensor(slow, [other, BASE]))
+    same(merging.nearswap([other], base=BASE, t=100.0), other)
+    same(merging.nearswap([other], base=BASE, t=0), BASE)
 
 
 def slowly(states, sparse, weights, scale, elect, normalize):
@@ -163,20 +163,20 @@ def by_rank(density, epsilon, seed):
 ELECTED, LINEAR = {"elect": True, "normalize": False}, {"elect": False, "normalize": False}
 MEAN, BOTH = {"elect": False, "normalize": True}, {"elect": True, "normalize": True}
 CASES = {
-    "task_arithmetic": (merge.task_arithmetic, {}, all_of, LINEAR),
-    "task_arithmetic, mean": (merge.task_arithmetic, {"normalize": True}, all_of, MEAN),
-    "ties": (merge.ties, {"density": 0.4}, by_magnitude(0.4), BOTH),
-    "ties, all": (merge.ties, {"density": 1.0}, all_of, BOTH),
-    "ties, sum": (merge.ties, {"density": 0.01, "normalize": False}, by_magnitude(0.01), ELECTED),
-    "dare": (merge.dare, {"density": 0.3, "seed": 4}, dropped(0.3, 4), LINEAR),
-    "dare_ties": (merge.dare, {"density": 0.6} | BOTH, dropped(0.6, 0), BOTH),
-    "breadcrumbs": (merge.breadcrumbs, {"density": 0.6, "gamma": 0.2}, by_magnitude(0.6, 0.2), LINEAR),
+    "task_arithmetic": (merging.task_arithmetic, {}, all_of, LINEAR),
+    "task_arithmetic, mean": (merging.task_arithmetic, {"normalize": True}, all_of, MEAN),
+    "ties": (merging.ties, {"density": 0.4}, by_magnitude(0.4), BOTH),
+    "ties, all": (merging.ties, {"density": 1.0}, all_of, BOTH),
+    "ties, sum": (merging.ties, {"density": 0.01, "normalize": False}, by_magnitude(0.01), ELECTED),
+    "dare": (merging.dare, {"density": 0.3, "seed": 4}, dropped(0.3, 4), LINEAR),
+    "dare_ties": (merging.dare, {"density": 0.6} | BOTH, dropped(0.6, 0), BOTH),
+    "breadcrumbs": (merging.breadcrumbs, {"density": 0.6, "gamma": 0.2}, by_magnitude(0.6, 0.2), LINEAR),
     "breadcrumbs_ties": (
-        merge.breadcrumbs, {"density": 0.9, "gamma": 0.5, "elect": True}, by_magnitude(0.9, 0.5), ELECTED
+        merging.breadcrumbs, {"density": 0.9, "gamma": 0.5, "elect": True}, by_magnitude(0.9, 0.5), ELECTED
     ),
-    "della": (merge.della, {"density": 0.6, "epsilon": 0.3, "seed": 2}, by_rank(0.6, 0.3, 2), BOTH),
-    "della_linear": (merge.della, LINEAR, by_rank(0.5, 0.1, 0), LINEAR),
-    "della_linear, mean": (merge.della, {"density": 1.0} | MEAN, all_of, MEAN),
+    "della": (merging.della, {"density": 0.6, "epsilon": 0.3, "seed": 2}, by_rank(0.6, 0.3, 2), BOTH),
+    "della_linear": (merging.della, LINEAR, by_rank(0.5, 0.1, 0), LINEAR),
+    "della_linear, mean": (merging.della, {"density": 1.0} | MEAN, all_of, MEAN),
 }  # fmt: skip
 
 
@@ -200,13 +200,13 @@ def test_ties_over_the_whole_model():
     def sparse(k, name, vector):
         return [x if abs(x) >= limits[k] else 0.0 for x in vector]
 
-    found = merge.ties(states, base=BASE, density=0.4, across="model")
+    found = merging.ties(states, base=BASE, density=0.4, across="model")
     close(found, slowly(states, sparse, [1.0] * 3, 1.0, **BOTH))
     counters = [{STEPS: torch.tensor(k)} for k in range(3)]
-    same(merge.ties(counters, base=counters[0], across="model"), counters[2])
+    same(merging.ties(counters, base=counters[0], across="model"), counters[2])
     spoilt = [states[0], states[1] | {"a.weight": states[1]["a.weight"] * torch.nan}]
-    alone = merge.ties(states[:1], base=BASE, density=0.4, across="model")
-    same(merge.ties(spoilt, base=BASE, weights=[1, 0], density=0.4, across="model"), alone)
+    alone = merging.ties(states[:1], base=BASE, density=0.4, across="model")
+    same(merging.ties(spoilt, base=BASE, weights=[1, 0], density=0.4, across="model"), alone)
 
 
 @pytest.mark.parametrize("select", [1.0, 0.5, 0.001])
@@ -228,12 +228,12 @@ def test_sce_selects_calculates_and_erases(select, monkeypatch):
         below = (shares * agrees).sum(0)
         return base + torch.where(below > 0, (kept * shares * agrees).sum(0) / below.clamp(min=1e-30), 0)
 
-    close(merge.sce(states, base=BASE, select=select), by_tensor(slow, [*states, BASE]))
+    close(merging.sce(states, base=BASE, select=select), by_tensor(slow, [*states, BASE]))
 
 
 def test_sce_keeps_all_elements_of_what_no_pattern_matches():
     given = models()
-    found, half, whole = (merge.sce(given, base=BASE, select=select) for select in ({"a.weight": 0.5}, 0.5, 1))
+    found, half, whole = (merging.sce(given, base=BASE, select=select) for select in ({"a.weight": 0.5}, 0.5, 1))
     same(found, {**whole, "a.weight": half["a.weight"]})
 
 
@@ -246,13 +246,13 @@ def test_model_stock_is_equation_five():
         t = 3 * cosine / (1 + 2 * cosine)
         return t * sum(tensors[:3]) / 3 + (1 - t) * tensors[3]
 
-    close(merge.model_stock(states, base=BASE), by_tensor(slow, [*states, BASE]))
-    close(merge.model_stock([states[0]] * 3, base=BASE), states[0])  # no angle between them: their mean
+    close(merging.model_stock(states, base=BASE), by_tensor(slow, [*states, BASE]))
+    close(merging.model_stock([states[0]] * 3, base=BASE), states[0])  # no angle between them: their mean
 
 
 @pytest.mark.parametrize("name", ["dare", "della"])
 def test_what_is_drawn_has_the_task_vector_as_its_mean(name):
-    (one,), method = models(1), merge.METHODS[name]
+    (one,), method = models(1), merging.METHODS[name]
     found = [method([one], base=BASE, seed=seed, density=0.5, **LINEAR) for seed in range(100)]
     mean = torch.stack([f["a.weight"] for f in found]).mean(0) - BASE["a.weight"]
     delta = one["a.weight"] - BASE["a.weight"]
@@ -297,7 +297,7 @@ def test_fisher_is_equation_four():
     states = [state(net) for net in nets()]
     known = [{n: t.square() for n, t in m.items() if n.endswith(("weight", "bias"))} for m in states]
     known[0]["4.bias"][0] = known[1]["4.bias"][0] = 0
-    for name, tensor in merge.fisher(states, fishers=known, weights=[1, 3]).items():
+    for name, tensor in merging.fisher(states, fishers=known, weights=[1, 3]).items():
         a, b = (m[name] for m in states)
         f, g = (m.get(name, torch.zeros_like(tensor)) for m in known)
         expected = torch.where(f + g > 0, (f * a + 3 * g * b) / (f + 3 * g), (a + 3 * b) / 4)
@@ -308,7 +308,7 @@ def test_fisher_information_is_the_mean_squared_gradient_of_samples():
     (net,), (x, y) = nets(1), batch()
     net.train()[0].weight.requires_grad_(False)
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-    found = merge.fisher_information(net, [(x[:4], y[:4]), (x[4:], y[4:])])
+    found = merging.fisher_information(net, [(x[:4], y[:4]), (x[4:], y[4:])])
     assert (net.training, net[0].weight.requires_grad) == (True, False)
     same(net.state_dict(), before)
     net.eval()[0].weight.requires_grad_(True)
@@ -332,22 +332,22 @@ class _Scaled(nn.Module):
 def test_fisher_information_takes_tuples_and_dicts():
     (net,), (x, y) = nets(1), batch()
     scaled, scale = _Scaled(net), torch.full((len(x), 1), 2.0)
-    plain = merge.fisher_information(scaled, [(x, y)])
-    close(plain, {f"net.{name}": tensor for name, tensor in merge.fisher_information(net, [(x, y)]).items()})
-    by_place = merge.fisher_information(scaled, [[(x, scale), y]])
+    plain = merging.fisher_information(scaled, [(x, y)])
+    close(plain, {f"net.{name}": tensor for name, tensor in merging.fisher_information(net, [(x, y)]).items()})
+    by_place = merging.fisher_information(scaled, [[(x, scale), y]])
     assert not torch.equal(by_place["net.0.weight"], plain["net.0.weight"])
-    same(by_place, merge.fisher_information(scaled, [({"x": x, "scale": scale, "training": None}, y)]))
-    same(by_place, merge.fisher_information(scaled, [((x, torch.tensor(2.0)), y)]))
+    same(by_place, merging.fisher_information(scaled, [({"x": x, "scale": scale, "training": None}, y)]))
+    same(by_place, merging.fisher_information(scaled, [((x, torch.tensor(2.0)), y)]))
     named = lambda output, target: F.cross_entropy(output, target["label"])  # noqa: E731
-    same(by_place, merge.fisher_information(scaled, [((x, 2.0), {"label": y})], loss=named))
+    same(by_place, merging.fisher_information(scaled, [((x, 2.0), {"label": y})], loss=named))
 
 
 def test_regmean_is_least_squares():
     """With alpha 1 no other weight comes closer to the outputs of all models on their inputs."""
     models, inputs = nets(), [batch(60, seed=k)[0] for k in range(2)]
-    grams = [merge.input_grams(net, [x]) for net, x in zip(models, inputs)]
+    grams = [merging.input_grams(net, [x]) for net, x in zip(models, inputs)]
     assert set(grams[0]) == {"0.weight", "4.weight"}
-    merged = merge.regmean([state(net) for net in models], grams=grams, alpha=1.0)
+    merged = merging.regmean([state(net) for net in models], grams=grams, alpha=1.0)
     seen = {
         0: [F.unfold(x, 3, padding=1).transpose(1, 2).reshape(-1, 18) for x in inputs],
         4: [net.eval()[:4](x).detach() for net, x in zip(models, inputs)],
@@ -360,16 +360,16 @@ def test_regmean_is_least_squares():
 
 def test_regmean_of_diagonal_products_is_fisher_merging_of_inputs():
     states, known = [{"w": torch.randn(3, 5)} for _ in range(2)], [torch.rand(5) + 0.1 for _ in range(2)]
-    found = merge.regmean(states, grams=[{"w": row.diag() + 0.01} for row in known], alpha=0, weights=[1, 2])
+    found = merging.regmean(states, grams=[{"w": row.diag() + 0.01} for row in known], alpha=0, weights=[1, 2])
     fishers = [{"w": (row + 0.01).expand(3, 5)} for row in known]
-    torch.testing.assert_close(found["w"], merge.fisher(states, fishers=fishers, weights=[1, 2])["w"])
+    torch.testing.assert_close(found["w"], merging.fisher(states, fishers=fishers, weights=[1, 2])["w"])
 
 
 def test_a_greedy_soup_takes_what_helps():
     torch.manual_seed(0)
     states, target = [{"w": torch.randn(5)} for _ in range(6)], torch.randn(5)
     score = lambda s: -(s["w"] - target).norm().item()  # noqa: E731
-    soup, taken, best = merge.greedy_soup(states, score=score), [], -math.inf
+    soup, taken, best = merging.greedy_soup(states, score=score), [], -math.inf
     for k in sorted(range(6), key=lambda k: score(states[k]), reverse=True):
         mean = {"w": torch.stack([states[j]["w"] for j in [*taken, k]]).mean(0)}
         if score(mean) >= best:
@@ -378,12 +378,12 @@ def test_a_greedy_soup_takes_what_helps():
     assert 1 < len(taken) < 6
     assert soup.score == pytest.approx(best)
     assert soup.score >= max(soup.scores)
-    assert merge.greedy_soup(states, score=lambda s: 0.0).taken == [0, 1, 2, 3, 4, 5]
+    assert merging.greedy_soup(states, score=lambda s: 0.0).taken == [0, 1, 2, 3, 4, 5]
 
 
 def test_large_numbers_are_finite():
     largest = {"w": torch.full((64,), torch.finfo(torch.float32).max / 2)}
-    same(merge.ties([largest, largest], base={"w": torch.zeros(64)}, density=1.0), largest)
+    same(merging.ties([largest, largest], base={"w": torch.zeros(64)}, density=1.0), largest)
 
 
 LISTS = {"dare": {"density": [0.3, 1.0]}, "breadcrumbs": {"density": [0.9, 0.5], "gamma": {"*": [0.0, 0.25]}}}
@@ -397,23 +397,23 @@ def test_each_model_has_its_own_settings(name):
         own = {key: value[k] if isinstance(value, list) else value for key, value in own.items()}
         return method(two, base=BASE, weights=[float(k == 0), float(k == 1)], **own)
 
-    method, two = getattr(merge, name), models(2)
+    method, two = getattr(merging, name), models(2)
     found, first, second = method(two, base=BASE, **LISTS[name]), of(0), of(1)
     for key, values in found.items():
         torch.testing.assert_close(values, first[key] + second[key] - BASE[key])
 
 
 def test_ties_has_densities_by_model_and_refuses_another_number_of_them():
-    same(merge.ties(models(2), base=BASE, density=[0.4, 0.4]), merge.ties(models(2), base=BASE, density=0.4))
-    lone = merge.ties(models(2), base=BASE, density=[1.0, 1e-9], weights=[1, 1e-12], normalize=False)
+    same(merging.ties(models(2), base=BASE, density=[0.4, 0.4]), merging.ties(models(2), base=BASE, density=0.4))
+    lone = merging.ties(models(2), base=BASE, density=[1.0, 1e-9], weights=[1, 1e-12], normalize=False)
     close(lone, {**models(2)[0], STEPS: lone[STEPS]})
     with pytest.raises(SurgeryError, match="3 numbers for 2 models"):
-        merge.ties(models(2), base=BASE, density={"a": [0.4, 0.4, 0.4]})
+        merging.ties(models(2), base=BASE, density={"a": [0.4, 0.4, 0.4]})
     with pytest.raises(SurgeryError, match="density=2 is out of range"):
-        merge.ties(models(2), base=BASE, density=[0.4, 2])
+        merging.ties(models(2), base=BASE, density=[0.4, 2])
 
 
 def test_slerp_is_straight_along_short_arcs():
     x, y = {"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([3.0, 0.3])}  # 0.0997 radians apart
-    same(merge.slerp([x, y], straight=0.1), {"w": torch.tensor([2.0, 0.15])})
-    assert (merge.slerp([x, y], straight=0.09)["w"] - torch.tensor([2.0, 0.15])).abs().max() > 1e-4
+    same(merging.slerp([x, y], straight=0.1), {"w": torch.tensor([2.0, 0.15])})
+    assert (merging.slerp([x, y], straight=0.09)["w"] - torch.tensor([2.0, 0.15])).abs().max() > 1e-4

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from surgery import lazy
 from surgery.errors import SurgeryError
-from surgery.merge.driver import Group
+from surgery.merging.driver import Group
 
 _DIGIT = 16  # bits that one pass over the values decides
 _BLOCK = 1 << 16  # elements whose random numbers come from one generator

@@ -10,11 +10,11 @@ Integer and boolean tensors (step counters, tables of positions) are never avera
 models that count, as in `surgery.average`. States of files (`surgery.files.open_state`) are merged piece by piece.
 """
 
-from surgery.merge.assembly import passthrough, union
-from surgery.merge.averages import Soup, fisher, greedy_soup, linear, regmean
-from surgery.merge.information import fisher_information, input_grams
-from surgery.merge.spheres import karcher, model_stock, multislerp, slerp
-from surgery.merge.task_vectors import breadcrumbs, dare, della, nearswap, sce, task_arithmetic, ties
+from surgery.merging.assembly import passthrough, union
+from surgery.merging.averages import Soup, fisher, greedy_soup, linear, regmean
+from surgery.merging.information import fisher_information, input_grams
+from surgery.merging.spheres import karcher, model_stock, multislerp, slerp
+from surgery.merging.task_vectors import breadcrumbs, dare, della, nearswap, sce, task_arithmetic, ties
 
 METHODS = {
     method.__name__: method

@@ -5,14 +5,20 @@ from bisect import bisect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
+from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
 
 from surgery.errors import SurgeryError
-from surgery.width.solve import Atom, Axes, Axis, Choice, Solution, size_of
+from surgery.forward import Observed
+from surgery.width.attempts import Numbers, Sizing, Unreachable
+from surgery.width.choose import Demand, choose
+from surgery.width.shortfall import listed, stayed_whole
+from surgery.width.solve import Atom, Axes, Axis, Choice, Solution, named_widths, size_of
 from surgery.width.steps import Step
+from surgery.width.trace import Trace
 
 What: TypeAlias = Literal["parameters", "macs", "positions"]
 
@@ -139,6 +145,37 @@ class Target:
         return self.share if self.what == "positions" else math.sqrt(self.share)
 
 
+def sizing(target: Target, sizes: Mapping[str, int] = MappingProxyType({})) -> Sizing:
+    """Return what decides how many positions each width keeps so that the model is as large as the target.
+
+    Args:
+        sizes: by name how many positions widths had before the model was cut for the first time, of which the target's
+            floor is a share.
+    """
+
+    def decide(
+        seen: Observed[Trace], solution: Solution, demand: Demand, score: Callable[[Atom], Tensor] | None
+    ) -> Numbers:
+        cost = Cost(seen.model, solution, target.what, seen.found.lengths[0])
+        before = {atom: sizes.get(name, atom.size) for name, atom in named_widths(solution).items()}
+
+        def numbers(widths: Collection[Atom]) -> Mapping[Atom, int]:
+            kept = numbers_kept(target, cost, widths, demand.share, score, before)
+            share = cost.share({atom: range(n) for atom, n in kept.items() if n < atom.size})
+            if share > target.share:
+                whole = stayed_whole(solution, demand, choose(solution, demand))
+                reasons = f"; {listed(seen.model, whole)}" if whole else ""
+                raise Unreachable(
+                    f"{target} cannot be reached: {share:.1%} of the {target.what} are left where every width that can "
+                    f"shrink is at its floor: take a lower floor, another rounding or a larger share{reasons}"
+                )
+            return kept
+
+        return numbers
+
+    return decide
+
+
 def numbers_kept(
     target: Target,
     cost: Cost,
@@ -256,3 +293,14 @@ def comparable(scores: Tensor, normalise: bool) -> Tensor:
     if (scores < 0).any():
         raise SurgeryError("scores that compete over all widths must not be negative: add a constant to them")
     return scores / scores.mean() if scores.any() else scores
+
+
+def missed(target: Target, share: float) -> str:
+    """How far a target was missed with this share of the full model; "" if it was not."""
+    if abs(share - target.share) <= CLOSE * target.share:
+        return ""
+    more = "one more position of a width, or one more step of `rounding`,"
+    return (
+        f"{target} is missed by more than {CLOSE:.0%}: {share:.1%} of the {target.what} are left, and "
+        f"{'the next larger share of all widths' if target.even else more} would be too much"
+    )

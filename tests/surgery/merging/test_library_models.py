@@ -7,8 +7,9 @@ import torch
 from library_models import LIBRARY_MODELS, library_model
 from symmetric import same_outputs
 
-from surgery import SurgeryError, align, graft, load, merge, permute, sections, state, widths
+from surgery import SurgeryError, graft, load, merging, sections, state, widths
 from surgery.names import is_inside
+from surgery.symmetry import align, permute
 
 NOT_REPEATABLE = {  # models without a block that may follow itself
     "timm:byobnet",
@@ -40,12 +41,12 @@ def test_a_model_merged_with_its_aligned_copy_is_the_model(name):
     found = {w.name: w.size for w in widths(net, example=example) if not w.order}
     orders = {name: torch.randperm(size, generator=draw) for name, size in found.items()}
     copy = permute(net, orders, example=example)[0]
-    apart = merge.linear([net, copy])
+    apart = merging.linear([net, copy])
     assert not all(torch.allclose(apart[name], tensor) for name, tensor in state(net).items())
     models = align([net, copy], example=example).models
-    for method in merge.METHODS.values():
-        if method is merge.nearswap:
-            merged = merge.nearswap(models[1:], base=net, t=0.1)
+    for method in merging.METHODS.values():
+        if method is merging.nearswap:
+            merged = merging.nearswap(models[1:], base=net, t=0.1)
         else:
             base = inspect.signature(method).parameters.get("base")
             merged = method(models, **({"base": net} if base is not None and base.default is base.empty else {}))
@@ -61,9 +62,9 @@ def test_blocks_of_another_model_run_behind_a_models_own(name):
     other = load(library_model(name)[0], {n: 0.9 * t if t.is_floating_point() else t for n, t in state(net).items()})
     section = repeatable(net, example)
     own = [(0, i) for i in range(len(section.blocks))]
-    same, _ = merge.passthrough([net, other], blocks={section.name: own}, example=example)
+    same, _ = merging.passthrough([net, other], blocks={section.name: own}, example=example)
     assert all(torch.equal(tensor, state(net)[name]) for name, tensor in state(same).items())
-    longer, plan = merge.passthrough([net, other], blocks={section.name: [*own, (1, own[-1][1])]}, example=example)
+    longer, plan = merging.passthrough([net, other], blocks={section.name: [*own, (1, own[-1][1])]}, example=example)
     expected, _ = graft(net, depths={section.name: len(own) + 1}, example=example)
     new = next(one for one in sections(expected) if one.name == section.name).blocks[-1]
     tensors = dict(state(expected))
@@ -72,4 +73,4 @@ def test_blocks_of_another_model_run_behind_a_models_own(name):
             tensors[tensor] = state(other)[section.blocks[-1] + tensor.removeprefix(new)]
     assert same_outputs(longer, load(expected, tensors), example)
     assert not same_outputs(longer, net, example)
-    assert all(torch.equal(t, state(longer)[n]) for n, t in plan.extract(merge.union([net, other])).items())
+    assert all(torch.equal(t, state(longer)[n]) for n, t in plan.extract(merging.union([net, other])).items())

@@ -11,7 +11,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import surgery
-from surgery import SurgeryError, Target, importance, narrow, prune, state
+from surgery import SurgeryError, narrow, state
+from surgery.pruning import Target, importance, prune
 from surgery.width.choose import Demand, checked
 
 X, Y = torch.randn(32, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(32) % 4
@@ -77,7 +78,7 @@ def test_steps_go_down_to_the_target(target):
         assert 0.97 * wanted <= got[place] / sizes[0][place] <= wanted
     same(plan.build(net), small)
     torch.testing.assert_close(plan.build(net)(X), small(X), rtol=0, atol=0)
-    again = surgery.Submodel.from_json(plan.to_json())
+    again = surgery.Plan.from_json(plan.to_json())
     assert {n: tuple(t.shape) for n, t in again.extract(state(net)).items()} == again.small_shapes
 
 
@@ -87,7 +88,7 @@ def test_one_step_is_narrow(by):
     keep = [] if by != "bn_scale" else ["0"]  # the stream has no norm
     small, plan, _ = prune(net, example=X[:1], target=Target(macs=0.5), importance=by, keep=keep, **given)
     scores = importance(net, example=X[:1], by=by, **given)
-    ours, other = narrow(net, example=X[:1], target=Target(macs=0.5), keep_top=scores, keep=keep)
+    ours, other, _ = prune(net, example=X[:1], target=Target(macs=0.5), importance=scores, keep=keep)
     assert plan == other
     same(small, ours)
 
@@ -160,7 +161,7 @@ def test_scores_are_asked_of_the_trained_model():
         for step, share in enumerate((0.8, 0.4), 1):
             part = Target(macs=share * full / size(net, torch.zeros(1, 4))[0], floor=0)
             scores = importance(net, example=torch.zeros(1, 4), by="l1")
-            net, one = narrow(net, example=torch.zeros(1, 4), target=part, keep_top=scores)
+            net, one, _ = prune(net, example=torch.zeros(1, 4), target=part, importance=scores)
             plan = plan.compose(one) if plan else one
             train(net, step)
         return net, plan
@@ -241,7 +242,7 @@ def test_what_cannot_be_is_refused_before_any_training():
     lost = nn.Sequential(nn.Linear(4, 12), Summed(), nn.Linear(12, 6), nn.ReLU(), nn.Linear(6, 2))
     with pytest.raises(SurgeryError, match=r"(?s)cannot be reached: .*axis 0 of 0.weight \(12, 4\) stays whole: an op"):
         prune(lost, finetune=lambda *given: pytest.fail("trained in vain"), **{**options, "target": Target(macs=0.3)})
-    refused("target is a surgery.Target", target=0.5)
+    refused("target is a surgery.pruning.Target", target=0.5)
     refused("prune runs the model: give a module, not a dict", model={})
     refused("needs `batches`", importance="taylor", loss=loss)
     refused("unknown criterion", importance="hessian")
@@ -325,13 +326,13 @@ def test_a_coupling_with_which_a_target_is_out_of_reach_is_not_the_last_one(monk
     def attempt(request, known):
         asked.append(known)
         if len([one for one in asked if one.couplings]) == 1 and known.couplings:
-            raise attempts._Unreachable("out of reach")
+            raise attempts.Unreachable("out of reach")
         return real(request, known)
 
     monkeypatch.setattr(attempts, "attempt", attempt)
     monkeypatch.setattr(attempts, "_couplings", lambda *given: (one for one in couplings(*given) for _ in range(2)))
-    scores = surgery.importance(net, example=example, by="l1")
-    small, _ = surgery.narrow(net, target=surgery.Target(macs=0.5), keep_top=scores, example=example)
+    scores = surgery.pruning.importance(net, example=example, by="l1")
+    small = prune(net, target=Target(macs=0.5), importance=scores, example=example).model
     assert len(asked) > 2, "no coupling was tried a second time"
     assert small(example).shape == (2, 5, 4)
 

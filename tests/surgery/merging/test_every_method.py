@@ -8,12 +8,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import surgery
-from surgery import SurgeryError, lazy, merge
+from surgery import SurgeryError, lazy, merging
 from surgery.files import open_state, write
 from surgery.lazy import LazyState
 
-MEASURED = {"fisher": merge.fisher, "regmean": merge.regmean}
-METHODS = merge.METHODS | MEASURED
+MEASURED = {"fisher": merging.fisher, "regmean": merging.regmean}
+METHODS = merging.METHODS | MEASURED
 FROM_BASE = [name for name, method in METHODS.items() if "base" in inspect.signature(method).parameters]
 NEED_BASE = [n for n in FROM_BASE if inspect.signature(METHODS[n]).parameters["base"].default is inspect._empty]
 COUNT = {"slerp": 2, "nearswap": 1}
@@ -140,12 +140,12 @@ def test_infinities_that_all_models_share_stay(name):
 
 def test_settings_by_pattern():
     states = models(2)
-    found = merge.slerp(states, t={"a.bias": 0, "a": 1})
+    found = merging.slerp(states, t={"a.bias": 0, "a": 1})
     assert torch.equal(found["a.bias"], states[0]["a.bias"])
     assert torch.equal(found["a.weight"], states[1]["a.weight"])
-    found = merge.slerp(states, t={"a.bias": 0})
-    same(found, merge.slerp(states) | {"a.bias": states[0]["a.bias"]} | {"a.steps": states[1]["a.steps"]})
-    found = merge.linear(states, weights={"a.weight": [0, 1], "*": [1, 0]})
+    found = merging.slerp(states, t={"a.bias": 0})
+    same(found, merging.slerp(states) | {"a.bias": states[0]["a.bias"]} | {"a.steps": states[1]["a.steps"]})
+    found = merging.linear(states, weights={"a.weight": [0, 1], "*": [1, 0]})
     same(found, states[0] | {"a.weight": states[1]["a.weight"]})
 
 
@@ -225,13 +225,13 @@ REFUSED = [
 @pytest.mark.parametrize(("name", "given", "settings", "text"), REFUSED, ids=[f"{r[0]}: {r[3]}" for r in REFUSED])
 def test_what_does_not_fit_is_named(name, given, settings, text):
     with pytest.raises(SurgeryError, match=text):
-        getattr(merge, name)(*given, **settings)
+        getattr(merging, name)(*given, **settings)
 
 
 def test_a_stack_is_merged_as_a_list():
     same(
-        merge.linear(surgery.stack(models()), weights=torch.tensor([1, 2, 5])),
-        merge.linear(models(), weights=[1, 2, 5]),
+        merging.linear(surgery.stack(models()), weights=torch.tensor([1, 2, 5])),
+        merging.linear(models(), weights=[1, 2, 5]),
     )
 
 
@@ -239,8 +239,8 @@ def test_measuring_leaves_every_module_in_its_mode():
     """Also a frozen norm in a model that trains."""
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout()).train()
     model[1].eval()
-    merge.input_grams(model, [torch.randn(2, 4)])
-    merge.fisher_information(model, [(torch.randn(2, 4), torch.randn(2, 4))], loss=torch.nn.functional.mse_loss)
+    merging.input_grams(model, [torch.randn(2, 4)])
+    merging.fisher_information(model, [(torch.randn(2, 4), torch.randn(2, 4))], loss=torch.nn.functional.mse_loss)
     assert [module.training for module in model] == [True, False, True]
 
 
@@ -254,21 +254,21 @@ def test_inputs_that_are_given_by_name_are_measured():
             return self.layer(input=x)
 
     x = torch.randn(4, 2)
-    assert torch.equal(merge.input_grams(Net(), [x])["layer.weight"], x.T @ x)
+    assert torch.equal(merging.input_grams(Net(), [x])["layer.weight"], x.T @ x)
 
 
 def test_measures_of_models_with_computed_weights_and_with_integers():
     normed = torch.nn.Sequential(torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(2, 3)))
     with pytest.raises(SurgeryError, match="the weight of a ParametrizedLinear of this Sequential is computed"):
-        merge.input_grams(normed, [torch.ones(4, 2)])
+        merging.input_grams(normed, [torch.ones(4, 2)])
     net = torch.nn.Linear(2, 2)
     net.codes = torch.nn.Parameter(torch.ones(3, dtype=torch.int8), requires_grad=False)
-    found = merge.fisher_information(net, [(torch.ones(3, 2), torch.tensor([0, 1, 1]))])
+    found = merging.fisher_information(net, [(torch.ones(3, 2), torch.tensor([0, 1, 1]))])
     assert found.keys() == {"weight", "bias"}
     assert not net.codes.requires_grad
 
 
-@pytest.mark.parametrize("name", merge.METHODS)
+@pytest.mark.parametrize("name", merging.METHODS)
 def test_equal_masks_of_pruning_stay_and_different_ones_are_refused(name, tmp_path):
     states, base = models(), models(1, seed=9)[0]
     for state in (*states, base):

@@ -10,12 +10,14 @@ from symmetric import Made
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
-from surgery import SurgeryError, Target, adapters, importance, load, narrow, state
+from surgery import SurgeryError, adapters, load, narrow, state
 from surgery.inspect.report import count_macs
+from surgery.pruning import Target, importance
+from surgery.pruning import prune as prune_to
+from surgery.pruning.target import Cost
 from surgery.width.axes import Axis, product, unify
 from surgery.width.choose import Demand, TracedScores, choose
 from surgery.width.solve import solve
-from surgery.width.target import Cost
 from surgery.width.trace import Trace, traced
 
 tp = pytest.importorskip("torch_pruning")
@@ -252,7 +254,7 @@ def test_scores_of_something_else_are_refused():
     refused("a width of 4", found | {"0.weight:0": torch.ones(5)})
     refused("not finite", found | {"0.weight:0": torch.full((4,), float("nan"))})
     refused("no scores for the width '2.weight:0'", {"0.weight:0": found["0.weight:0"]})
-    refused("as surgery.importance gives them", 3)
+    refused("as surgery.pruning.importance gives them", 3)
     refused("are no numbers", {"0.weight:0": ["much", "little"]})
     narrow(net, rate=0.5, example=x, keep=["2"], keep_top={"0.weight:0": torch.ones(4)})  # the other one stays
 
@@ -296,7 +298,7 @@ def test_costs_are_predicted(make):
 @pytest.mark.parametrize("target", [Target(macs=0.5), Target(parameters=0.3), Target(macs=0.8), Target(parameters=1)])
 def test_targets_are_reached(target, scored):
     net, x = randomized(residual(64, 48, 40)), IMAGE.double()
-    small, _ = narrow(net, example=x, target=target, keep_top=arbitrary(net) if scored else None)
+    small = prune_to(net, example=x, target=target, importance=arbitrary(net) if scored else None).model
     place = 1 if target.macs else 0
     share = sizes(small, x)[place] / sizes(net, x)[place]
     assert 0.98 * target.share <= share <= target.share
@@ -309,20 +311,20 @@ def test_positions_of_all_widths_compete():
     """Scores are divided by the width's mean; the highest of both stay, and of each a floor."""
     net = nn.Sequential(nn.Linear(4, 10), nn.ReLU(), nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 4))
     scores = {"0.weight:0": torch.tensor([1.0] * 5 + [9] * 5), "2.weight:0": torch.full((10,), 1e6)}  # 0.2, 1.8; 1
-    options = {"example": torch.zeros(1, 4), "keep_top": scores, "strict": True}
-    small, plan = narrow(net, target=Target(macs=0.62), **options)  # 5 * (4 + 10) + 40 of 180
+    options = {"example": torch.zeros(1, 4), "importance": scores, "strict": True}
+    small, plan, _ = prune_to(net, target=Target(macs=0.62), **options)  # 5 * (4 + 10) + 40 of 180
     assert (small[0].out_features, small[2].out_features) == (5, 10)
     assert plan.entries["0.bias"][0].index == (((5, 10),),)
-    small, _ = narrow(net, target=Target(macs=0.27, floor=0.35), **options)  # 3.5 is 4: 4 * (4 + 4) + 16
+    small = prune_to(net, target=Target(macs=0.27, floor=0.35), **options).model  # 3.5 is 4: 4 * (4 + 4) + 16
     assert (small[0].out_features, small[2].out_features) == (4, 4)
-    small, _ = narrow(net, target=Target(macs=0.315), **options)  # 5 * (4 + 4) + 16
+    small = prune_to(net, target=Target(macs=0.315), **options).model  # 5 * (4 + 4) + 16
     assert (small[0].out_features, small[2].out_features) == (5, 4)
 
 
 @pytest.mark.parametrize(("share", "kept"), [(0.5, 100), (1, 200)])
 def test_of_positions_of_equal_worth_as_many_stay_as_fit(share, kept):
     net, scores = nn.Sequential(nn.Linear(4, 200), nn.ReLU(), nn.Linear(200, 4)), {"0.weight:0": torch.ones(200)}
-    small, _ = narrow(net, example=torch.zeros(1, 4), target=Target(macs=share), keep_top=scores)
+    small = prune_to(net, example=torch.zeros(1, 4), target=Target(macs=share), importance=scores).model
     assert small[0].out_features == kept
 
 
@@ -336,7 +338,7 @@ def test_widths_of_one_size_shrink_differently():
     net = Made(padded, first=nn.Conv2d(3, 6, 1), second=nn.Conv2d(6, 12, 1), last=nn.Conv2d(12, 2, 1), more=6)
     net, x = randomized(net), torch.rand(2, 3, 6, 6).double()
     scores = {"first.weight:0": torch.tensor([1.0, 9, 9, 9, 9, 9]), "second.weight:0:1": torch.tensor([1.0] * 5 + [99])}
-    small, plan = narrow(net, example=x, target=Target(parameters=0.53), keep_top=scores, strict=True)
+    small, plan, _ = prune_to(net, example=x, target=Target(parameters=0.53), importance=scores, strict=True)
     assert (small.first.out_channels, small.more) == (5, 1)
     load(net, plan.embed(state(small))[0])
     with torch.no_grad():
@@ -370,7 +372,7 @@ def test_all_heads_may_win(caplog):
     net = randomized(attention())
     scores = importance(net, example=IMAGE.double())
     scores["1.weight:0"] *= 0
-    small, _ = narrow(net, example=IMAGE.double(), target=Target(macs=0.5), keep_top=scores, heads="drop")
+    small = prune_to(net, example=IMAGE.double(), target=Target(macs=0.5), importance=scores, heads="drop").model
     assert small[2].qkv.out_features == 72
     assert "cannot shrink" not in caplog.text
 
@@ -378,17 +380,15 @@ def test_all_heads_may_win(caplog):
 def test_targets_that_cannot_be_reached():
     net, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)), torch.zeros(1, 4)
 
-    def refused(match, target, **options):
+    def refused(match, target, importance=None, **options):
         with pytest.raises(SurgeryError, match=match):
-            narrow(net, example=x, target=target, **options)
+            prune_to(net, example=x, target=target, importance=importance, **options)
 
     refused("cannot be reached: 50.0% of the macs are left", Target(macs=0.3, floor=0.5))
     refused("cannot be reached: 12.5%", Target(macs=0.1, floor=0))
     refused("is missed by more than 2%: 50.0%", Target(macs=0.6), strict=True)
-    refused("replaces rate", Target(macs=0.5), rate=0.5)
-    refused("replaces rate", Target(macs=0.5), rates={"0": 0.5})
-    refused("must not be negative", Target(macs=0.5), keep_top={"0.weight:0": -torch.ones(8)})
-    refused("target is a surgery.Target", 0.5)
+    refused("must not be negative", Target(macs=0.5), {"0.weight:0": -torch.ones(8)})
+    refused("target is a surgery.pruning.Target", 0.5)
     layers = {"a": nn.Linear(6, 12), "b": nn.Linear(12, 6), "c": nn.Linear(6, 2)}
     net, x = Made(lambda net, x: net.c(net.b(net.a(x).cumsum(1))), **layers), torch.zeros(3, 6)
     whole = r"Target\(macs=0.4\) cannot be reached: .*\n  axis 0 of a.weight \(12, 6\) stays whole: an operation"
@@ -402,7 +402,9 @@ def test_targets_that_cannot_be_reached():
 def test_a_target_missed_is_told(caplog):
     """Of widths that are multiples of 8 none may fit."""
     net, x = nn.Sequential(nn.Linear(4, 24), nn.ReLU(), nn.Linear(24, 4)), torch.zeros(1, 4)
-    small, _ = narrow(net, example=x, target=Target(macs=0.6), rounding=lambda n: max(8, 8 * int(n // 8)))
+    small = prune_to(
+        net, example=x, target=Target(macs=0.6), importance=None, rounding=lambda n: max(8, 8 * int(n // 8))
+    ).model
     assert small[0].out_features == 8
     assert "33.3% of the macs are left" in caplog.text
 

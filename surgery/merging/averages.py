@@ -8,8 +8,8 @@ from torch import Tensor
 
 from surgery.errors import SurgeryError
 from surgery.lazy import LazyState, Pieces, Reader, pieces_of
-from surgery.merge.driver import ByName, Group, Kernel, Weights, checked, merged, switch, within
-from surgery.merge.parts import combination
+from surgery.merging.driver import ByName, Group, Kernel, Weights, checked, merged, switch, within
+from surgery.merging.parts import combination
 from surgery.states import Models, State, stack_size
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import surgery
-from surgery import SurgeryError, merge
+from surgery import SurgeryError, merging
 
 
 class Block(nn.Module):
@@ -40,14 +40,14 @@ def test_blocks_run_one_after_another(chosen, twice, outside):
     x = a[0](X)
     for k, i in chosen:
         x = models[k][1][i](x)
-    net, plan = merge.passthrough(models, blocks={"1": chosen}, outside=outside, example=X)
+    net, plan = merging.passthrough(models, blocks={"1": chosen}, outside=outside, example=X)
     torch.testing.assert_close(net(X), (b if outside else a)[2](x))
-    found = plan.extract(merge.union(models))
+    found = plan.extract(merging.union(models))
     assert all(torch.equal(found[name], tensor) for name, tensor in surgery.state(net).items())
-    state, again = merge.passthrough([surgery.state(net) for net in models], blocks={"1": chosen}, outside=outside)
+    state, again = merging.passthrough([surgery.state(net) for net in models], blocks={"1": chosen}, outside=outside)
     assert again.entries == plan.entries
     assert all(torch.equal(state[name], found[name]) for name in found)
-    assert surgery.Submodel.from_json(plan.to_json()).entries == plan.entries
+    assert surgery.Plan.from_json(plan.to_json()).entries == plan.entries
     for net, then in zip(models, before):
         assert all(torch.equal(then[name], tensor) for name, tensor in net.state_dict().items())
 
@@ -56,14 +56,14 @@ def test_what_is_not_there_is_named():
     a, b = nets()
     wide = nn.Sequential(nn.Linear(3, 4), body(3), nn.Linear(4, 5))
     for call, text in [
-        (lambda: merge.passthrough([a, b], blocks={"x": [(0, 0)]}), "no section 'x'; it has '1'"),
-        (lambda: merge.passthrough([a, b], blocks={"1": [(0, 3)]}), "no block 3 of model 0"),
-        (lambda: merge.passthrough([a, b], blocks={"1": [(2, 0)]}), "no block 0 of model 2"),
-        (lambda: merge.passthrough([a, b], blocks={"1": [(0, 0), (0, 0)]}), "repeats a block: list its model twice"),
-        (lambda: merge.passthrough([a, wide], blocks={"1": [(0, 0)]}, outside={"2": 1}), "'2.weight' of shape"),
-        (lambda: merge.passthrough([a, b], blocks={"1": [(0, 0)]}, outside={"tail": 1}), "no tensor matches 'tail'"),
-        (lambda: merge.passthrough([a, b], blocks={"1": [(0, 0)]}, outside={"1": 1}), "no tensor matches '1'"),
-        (lambda: merge.passthrough(a, blocks={}), "a list of states or modules"),
+        (lambda: merging.passthrough([a, b], blocks={"x": [(0, 0)]}), "no section 'x'; it has '1'"),
+        (lambda: merging.passthrough([a, b], blocks={"1": [(0, 3)]}), "no block 3 of model 0"),
+        (lambda: merging.passthrough([a, b], blocks={"1": [(2, 0)]}), "no block 0 of model 2"),
+        (lambda: merging.passthrough([a, b], blocks={"1": [(0, 0), (0, 0)]}), "repeats a block: list its model twice"),
+        (lambda: merging.passthrough([a, wide], blocks={"1": [(0, 0)]}, outside={"2": 1}), "'2.weight' of shape"),
+        (lambda: merging.passthrough([a, b], blocks={"1": [(0, 0)]}, outside={"tail": 1}), "no tensor matches 'tail'"),
+        (lambda: merging.passthrough([a, b], blocks={"1": [(0, 0)]}, outside={"1": 1}), "no tensor matches '1'"),
+        (lambda: merging.passthrough(a, blocks={}), "a list of states or modules"),
     ]:
         with pytest.raises(SurgeryError, match=text):
             call()
@@ -93,9 +93,9 @@ def test_modules_beside_each_other_are_no_blocks(order):
         (False, None, "example="),
     ]:
         with pytest.raises(SurgeryError, match=text):
-            merge.passthrough([Mixture(beside), Mixture(beside)], blocks={"blocks": order}, example=example)
+            merging.passthrough([Mixture(beside), Mixture(beside)], blocks={"blocks": order}, example=example)
     models = [Mixture(beside=False) for _ in range(2)]
-    net, _ = merge.passthrough(models, blocks={"blocks": order}, example=x)
+    net, _ = merging.passthrough(models, blocks={"blocks": order}, example=x)
     expected = x
     for k, i in order:
         expected = models[k].blocks[i](expected)
@@ -106,9 +106,9 @@ def test_nan_is_an_error_of_the_tensors_that_are_taken():
     one = {f"{i}.{part}.weight": torch.full((2, 2), float(i)) for i in range(3) for part in "ab"}
     one["0.a.weight"][0] = -torch.inf
     two = {name: tensor * torch.nan if name == "1.a.weight" else tensor for name, tensor in one.items()}
-    net, _ = merge.passthrough([one, two], blocks={"": [(0, 0), (0, 1), (1, 2)]})
+    net, _ = merging.passthrough([one, two], blocks={"": [(0, 0), (0, 1), (1, 2)]})
     assert net["0.a.weight"].isinf().any()
     with pytest.raises(SurgeryError, match=r"'1.a.weight' of model 1 \(from 0\) holds NaN"):
-        merge.passthrough([one, two], blocks={"": [(0, 0), (1, 1), (1, 2)]})
+        merging.passthrough([one, two], blocks={"": [(0, 0), (1, 1), (1, 2)]})
     with pytest.raises(SurgeryError, match=r"'1.a.weight' of model 1 \(from 0\) holds NaN"):
-        dict(merge.union([one, two]))
+        dict(merging.union([one, two]))

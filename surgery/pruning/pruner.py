@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from numbers import Real
@@ -12,15 +12,17 @@ from torch import Tensor, nn
 
 from surgery.errors import SurgeryError, explained
 from surgery.forward import check_runs
-from surgery.plan import Submodel
+from surgery.plan import Plan
+from surgery.pruning.criteria import Name as Criterion
+from surgery.pruning.criteria import importance as score_widths
+from surgery.pruning.criteria import is_pruner
+from surgery.pruning.target import Cost, Target, What, missed, sizing
 from surgery.states import check_same_shapes, shapes_of
-from surgery.width import importance as criteria
 from surgery.width.attempts import Attempt, Request, attempt, final
 from surgery.width.choose import Demand, Heads, Rounding, Scores, checked
 from surgery.width.narrow import finished
-from surgery.width.shortfall import listed, target_missed
+from surgery.width.shortfall import listed
 from surgery.width.solve import Choice, named_widths
-from surgery.width.target import Target
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +49,7 @@ class Pruned(NamedTuple):
     """
 
     model: nn.Module
-    plan: Submodel
+    plan: Plan
     sizes: tuple[Size, ...]
 
 
@@ -56,7 +58,7 @@ def prune(
     *,
     example: Any,
     target: Target,
-    importance: criteria.Name | Callable[[nn.Module], Scores] | Any = "l1",
+    importance: Criterion | Scores | Callable[[nn.Module], Scores] | Any = "l1",
     batches: Iterable[Any] = (),
     loss: Callable[[nn.Module, Any], Tensor] | None = None,
     steps: int | Sequence[float] = 1,
@@ -67,9 +69,9 @@ def prune(
     rounding: Rounding = math.ceil,
     strict: bool = False,
 ) -> Pruned:
-    """Cut a model down to a size in steps, with scores asked anew before each of them, and training after it.
+    """Cut a model down to a size, at once or in steps: score its positions, cut, train, and score again.
 
-    With one step and no training it is `narrow(model, target=target, keep_top=importance(model, ...))`. Scores of
+    Scores of
     torch-pruning's classes are compared as those leave them (`Target(normalise=False)`), as torch-pruning does. The cut
     to the target is tried on the full model before anything else, so that what cannot be reached is refused before
     hours of training, and what stays whole is logged once.
@@ -80,9 +82,11 @@ def prune(
         target: how large the last model may be, as a share of the full one: `Target(macs=0.5)`. Its floor is a share of
             the full model's widths in all steps.
         importance: a criterion's name or an object of one of torch-pruning's importance classes, as `by` of
-            `surgery.importance`; or a function of a model that gives scores as `surgery.importance` does: `lambda net:
-            surgery.importance(net, example=x, by=mine)`. It is asked for each model that is cut.
-        batches, loss: as for `surgery.importance`.
+            `surgery.pruning.importance`; or a function of a model that gives scores as `surgery.pruning.importance`
+            does: `lambda net: surgery.pruning.importance(net, example=x, by=mine)`. It is asked for each model that is
+            cut. Or such scores
+            themselves, or None: all widths then keep the same share, and of each the first positions stay.
+        batches, loss: as for `surgery.pruning.importance`.
         steps: in how many steps, in each of which equally many positions go, as in torch-pruning. Or the shares of the
             target after each, falling to it: `[0.8, 0.65, 0.5]`.
         finetune: trains a model; called with the small model after each step, and with that step's number from 1. It
@@ -94,11 +98,10 @@ def prune(
         `plan.extract(model)` are the small model's tensors as they were before any training.
 
     Raises:
-        SurgeryError: as `surgery.narrow` and `surgery.importance` do; for steps that do not fall to the target, and for
-            a model of other tensors from `finetune`.
+        SurgeryError: as `surgery.narrow` and `surgery.pruning.importance` do; for steps that do not fall to the target,
+            and for a model of other tensors from `finetune`.
 
     >>> import torch
-    >>> from surgery import Target
     >>> net = nn.Sequential(nn.Linear(4, 100), nn.ReLU(), nn.Linear(100, 4))
     >>> small, plan, sizes = prune(net, example=torch.zeros(1, 4), target=Target(macs=0.5), steps=2)
     >>> sizes
@@ -106,41 +109,49 @@ def prune(
     """
     check_runs(model, example, "prune")
     if not isinstance(target, Target):
-        raise SurgeryError(f"target is a surgery.Target of macs, parameters or positions, got {target!r}")
+        raise SurgeryError(f"target is a surgery.pruning.Target of macs, parameters or positions, got {target!r}")
     if finetune is not None and not callable(finetune):
         raise SurgeryError(f"finetune is a function of a model and the number of a step, got {finetune!r}")
-    if criteria.is_pruner(importance):  # its class has divided the scores itself, and LAMP's not by a mean
+    if is_pruner(importance):  # its class has divided the scores itself, and LAMP's not by a mean
         target = replace(target, normalise=False)
     shares = _shares(steps, target)
     batches = list(batches) if isinstance(batches, Iterator) else batches  # which every step reads
 
-    def scores(net: nn.Module) -> Scores:
-        if isinstance(importance, str) or not callable(importance) or criteria.is_pruner(importance):
+    def scores(net: nn.Module) -> Scores | None:
+        if importance is None or isinstance(importance, Mapping):
+            return importance
+        if isinstance(importance, str) or not callable(importance) or is_pruner(importance):
             given = {"example": example, "by": importance, "batches": batches, "loss": loss, "output": output}
-            return criteria.importance(net, **given)
-        hint = "; give the name of a criterion or a function of a model, lambda net: surgery.importance(net, ...)"
+            return score_widths(net, **given)
+        hint = (
+            "; give the name of a criterion or a function of a model, lambda net: surgery.pruning.importance(net, ...)"
+        )
         with explained("importance(model) fails", hint):
             return importance(net)
 
     demand = checked(model, Demand(target.rate, {}, keep, heads, rounding))
-    asked = Request(model, example, demand, output, strict, target, scores(model))
+    asked = Request(model, example, demand, output, strict, scores(model), sizing(target))
     found = final(asked)  # what has to be refused is refused now, and what is less than asked for is told once
+    if len(shares) == 1 or strict:
+        _report_missed(target, _cost(found, target.what).share(found.chosen.choice), strict)
     finished(found)
-    asked = replace(asked, strict=False, sizes={name: a.size for name, a in named_widths(found.solution).items()})
+    sizes_before = {name: atom.size for name, atom in named_widths(found.solution).items()}
+    asked = replace(asked, strict=False)
     told = {(one.tensor, one.axis) for one in found.whole}
-    left = full = found.count(target.what).full
+    left = full = _cost(found, target.what).full
     net, plan, sizes = model, None, [_size(found, {})]
     for number, share in enumerate(shares, 1):
         if len(shares) > 1:
             known = asked.scores if number == 1 else scores(net)
             try:
                 part = target.of(min(1.0, share * full / left))
-                wanted = replace(asked, model=net, target=part, scores=known)
+                wanted = replace(asked, model=net, scores=known, sizing=sizing(part, sizes_before))
                 if isinstance(steps, int) and number < steps:  # of the rest of the way an equal part
                     ahead = attempt(wanted, found.known)
-                    count = ahead.count("positions")
+                    count = _cost(ahead, "positions")
                     stay = count.full - (count.full - count(ahead.chosen.choice)) / (steps - number + 1)
-                    wanted = replace(wanted, target=target.of(stay / count.full, "positions"))
+                    part = target.of(stay / count.full, "positions")
+                    wanted = replace(wanted, sizing=sizing(part, sizes_before))
                 found = final(wanted)
             except SurgeryError as error:
                 raise SurgeryError(f"step {number} of {len(shares)}, from {left / full:.1%}: {error}") from error
@@ -148,12 +159,12 @@ def prune(
                 _log.warning(listed(net, fresh))
                 told |= {(one.tensor, one.axis) for one in fresh}
         net, choice = found.plan.build(net), found.chosen.choice
-        left = found.count(target.what)(choice)
+        left = _cost(found, target.what)(choice)
         plan = plan.compose(found.plan) if plan else found.plan
         sizes.append(_size(found, choice))
         net = _trained(net, finetune, number)
-    if len(shares) > 1 and (missed := target_missed(target, left / full)):
-        _log.warning(missed)
+    if len(shares) > 1:
+        _report_missed(target, left / full, strict=False)
     return Pruned(net, plan, tuple(sizes))
 
 
@@ -184,5 +195,18 @@ def _trained(net: nn.Module, finetune: Callable[[nn.Module, int], nn.Module | No
     return made
 
 
+def _cost(found: Attempt, what: What) -> Cost:
+    """Count the MACs or parameters that any choice of positions leaves."""
+    return Cost(found.seen.model, found.solution, what, found.seen.found.lengths[0])
+
+
 def _size(found: Attempt, choice: Choice) -> Size:
-    return Size(found.count("macs")(choice), found.count("parameters")(choice))
+    return Size(_cost(found, "macs")(choice), _cost(found, "parameters")(choice))
+
+
+def _report_missed(target: Target, share: float, strict: bool) -> None:
+    """Log that a target was missed; raise SurgeryError with `strict`."""
+    if message := missed(target, share):
+        if strict:
+            raise SurgeryError(message)
+        _log.warning(message)

@@ -11,11 +11,11 @@ from surgery.copying import clone
 from surgery.errors import SurgeryError
 from surgery.forward import named_tensors
 from surgery.names import joined
-from surgery.plan import Submodel
+from surgery.plan import Plan
 from surgery.states import State, as_state, check_same, names_by_id, state
-from surgery.width.assignment import ONCE, Progress, Search, best_choice
-from surgery.width.likeness import Activations, Weights
-from surgery.width.permute import solved_for
+from surgery.symmetry.assignment import ONCE, Progress, Search, best_choice
+from surgery.symmetry.likeness import Activations, Weights
+from surgery.symmetry.permutation import solved_for
 from surgery.width.plan import plan_of
 from surgery.width.shortfall import unused_tensors
 from surgery.width.solve import Atom, Solution, atoms, named_widths, solve
@@ -32,7 +32,8 @@ class Aligned(NamedTuple):
 
     Attributes:
         models: each computes what it did.
-        permutations: by which each was permuted, as `surgery.permute` takes them; they are empty for the reference.
+        permutations: by which each was permuted, as `surgery.symmetry.permute` takes them; they are empty for the
+        reference.
         unaligned: the widths that could be permuted and keep their order, since nothing that is compared lies along
             them: with by="activations" those that no layer reads, such as positions within heads.
     """
@@ -175,7 +176,7 @@ class Aligner:
             )
         return found
 
-    def plan(self, permutations: Mapping[str, Sequence[int] | Tensor]) -> Submodel:
+    def plan(self, permutations: Mapping[str, Sequence[int] | Tensor]) -> Plan:
         """The plan that permutes a state or a model: `plan.extract(state)`, `plan.build(model)`."""
         choice = {self._free[name]: torch.as_tensor(order).tolist() for name, order in permutations.items()}
         return plan_of(self._model, self._shapes, self._solution, choice)

@@ -7,7 +7,8 @@ from library_models import LIBRARY_MODELS, library_model
 from symmetric import IMAGE, SMALL, Made, image, randomized, same_outputs
 from torch import nn
 
-from surgery import SurgeryError, narrow, state, widen
+from surgery import SurgeryError, narrow, state
+from surgery.widening import widen
 from surgery.width.replay import same
 
 
@@ -128,7 +129,7 @@ def test_a_width_along_which_two_computed_tensors_are_multiplied_stays():
 
 
 def test_too_many_places_are_named_with_a_way_out(monkeypatch):
-    monkeypatch.setattr("surgery.width.widen._MOST_LEFT", 2)
+    monkeypatch.setattr("surgery.widening.growth._MOST_LEFT", 2)
     net, x = randomized(mixed()), torch.randn(3, 4, dtype=torch.float64)
     with pytest.raises(SurgeryError, match=r"(?s)axis 0 of a.weight \(6, 4\) stays whole: _softmax in .*keep="):
         widen(net, rate=2, example=x)
@@ -255,7 +256,7 @@ def test_experts_behind_a_grouped_product_grow(mode):
 
 
 def test_where_nothing_that_grows_could_be_left_the_reason_is_told(monkeypatch):
-    monkeypatch.setattr("surgery.width.widen.changed", lambda *_: 0)
+    monkeypatch.setattr("surgery.widening.growth.changed", lambda *_: 0)
     net = nn.Sequential(nn.Tanh(), nn.Linear(4, 6), nn.Linear(6, 2))
     with pytest.raises(SurgeryError, match=r"Sequential cannot grow: .* would compute something else"):
         widen(net, rate=2, example=torch.randn(3, 4))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from surgery.errors import SurgeryError
 from surgery.forward import Observed, check_runs, named_tensors, observed, varied
 from surgery.names import is_inside, joined
-from surgery.plan import Index, Runs, Source, Submodel, as_runs, structure
+from surgery.plan import Index, Plan, Runs, Source, as_runs, structure
 from surgery.plan.edits import attribute_of
 from surgery.plan.positions import as_index, positions
 from surgery.states import names_by_id, state
@@ -50,7 +50,7 @@ def widen(
     generator: torch.Generator | None = None,
     output: Callable[[Any], Any] | None = None,
     strict: bool = False,
-) -> tuple[nn.Module, Submodel]:
+) -> tuple[nn.Module, Plan]:
     """A wider copy of any module that computes the same outputs in evaluation mode: floor(rate * C) of every width C.
 
     The first C positions are the old ones; those behind repeat them in turn. What reads a width makes up for that:
@@ -108,7 +108,7 @@ def widen(
     for shortfall in filter(None, (whole, unused)):
         _log.warning(shortfall)
     plan = growth.outcome
-    assert isinstance(plan, Submodel)  # of the last attempt, which computes the same
+    assert isinstance(plan, Plan)  # of the last attempt, which computes the same
     wide = growth.built(model, plan)
     if noise:
         _add_noise(wide, growth, noise, generator)
@@ -254,7 +254,7 @@ class _Growth:
         return stayed_whole(self.solution, self.demand, self.chosen)
 
     @cached_property
-    def outcome(self) -> Submodel | tuple[int, Why]:
+    def outcome(self) -> Plan | tuple[int, Why]:
         """The plan, if the wide model computes the same; otherwise the first step that does not, and why."""
         if not self.choice:
             return plan_of(self.model, self.values, self.solution, self.choice)
@@ -274,16 +274,16 @@ class _Growth:
         fraction = self.rate % 1 and step.name in _MEANS
         return number, role(why + (" (a whole number as rate keeps means and variances)" if fraction else ""))
 
-    def _changed(self, plan: Submodel) -> int | None:
+    def _changed(self, plan: Plan) -> int | None:
         """The first step at which the wide model of a plan computes something else."""
         return changed(self.model, self.built(self.model, plan), self.solution, self.choice, self.example)
 
     @cached_property
-    def _checked(self) -> Observed[Submodel | Divergence]:
+    def _checked(self) -> Observed[Plan | Divergence]:
         """The plan with its attributes corrected, on the meta device if the model runs there."""
         plan = plan_of(self.model, self.values, self.solution, self.choice)
 
-        def check(model: nn.Module, example: Any) -> Submodel | Divergence:
+        def check(model: nn.Module, example: Any) -> Plan | Divergence:
             return checked_plan(model, plan, self.solution, self.choice, example)
 
         seen = observed(self.model, self.example, check)
@@ -305,7 +305,7 @@ class _Growth:
                 return f"{names} are one tensor, which both makes the width and reads it: untie them to let it grow"
         return ""
 
-    def built(self, model: nn.Module, plan: Submodel) -> nn.Module:
+    def built(self, model: nn.Module, plan: Plan) -> nn.Module:
         """The wide model, whose readers make up for the copies."""
         wide = plan.build(model)
         held = names_by_id(self.model)
@@ -364,7 +364,7 @@ def _grown(
             whole.update(dict.fromkeys(of([trace.steps[number]], {atom}), multiplied))
     here = attempt()
     for _ in range(_MOST_LEFT):
-        if isinstance(here.outcome, Submodel):
+        if isinstance(here.outcome, Plan):
             return here
         number, why = here.outcome
         modules = alike(twin, trace.steps[number].module)
@@ -406,7 +406,7 @@ def _add_noise(wide: nn.Module, growth: _Growth, noise: float, generator: torch.
         values[name].add_(torch.where(new, drawn, 0).to(values[name]))
 
 
-def _inverse(model: nn.Module, wide: nn.Module, plan: Submodel) -> Submodel:
+def _inverse(model: nn.Module, wide: nn.Module, plan: Plan) -> Plan:
     """The plan of the model as the first positions of the wide one."""
 
     @cache  # many tensors lie along one width
@@ -428,4 +428,4 @@ def _inverse(model: nn.Module, wide: nn.Module, plan: Submodel) -> Submodel:
             edits.append({**edit, "value": list(old) if isinstance(old, tuple) else old})
         else:
             edits.append({**edit, "index": first(as_index(edit["index"]), tuple(old.shape))})
-    return Submodel(entries, plan.small_shapes, tuple(edits), structure(wide), plan.dtypes)
+    return Plan(entries, plan.small_shapes, tuple(edits), structure(wide), plan.dtypes)

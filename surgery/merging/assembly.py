@@ -11,9 +11,9 @@ from surgery.depth.graft import graft, ungraft
 from surgery.depth.sections import ordered_sections, sections
 from surgery.errors import SurgeryError
 from surgery.lazy import LazyState, Pieces, metas, pieces_of
-from surgery.merge.driver import check_patterns
+from surgery.merging.driver import check_patterns
 from surgery.names import is_inside, joined, matches
-from surgery.plan import Source, Submodel
+from surgery.plan import Plan, Source
 from surgery.states import State, as_state, load
 
 Blocks = Mapping[str, Sequence[tuple[int, int]]]
@@ -50,7 +50,7 @@ def passthrough(
     blocks: Blocks,
     outside: Mapping[str, int] | None = None,
     example: Any = None,
-) -> tuple[nn.Module | State | LazyState, Submodel]:
+) -> tuple[nn.Module | State | LazyState, Plan]:
     """A network whose sections are put together from the blocks of several models.
 
     Args:
@@ -111,7 +111,7 @@ def passthrough(
             raise SurgeryError(f"{name!r} of shape {tuple(like.shape)} comes from {source!r}, and has {there}")
         entries[name] = (Source(source, (None,) * like.ndim),)
     every = {name: pieces_of(whole, name).shape for name in whole}
-    plan = Submodel(entries, every, dtypes={name: pieces_of(whole, name).dtype for name in whole})
+    plan = Plan(entries, every, dtypes={name: pieces_of(whole, name).dtype for name in whole})
     result = plan.extract(whole)
     if isinstance(resized, nn.Module):
         return load(resized, dict(result)), plan

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from surgery.errors import SurgeryError, first_line
 from surgery.forward import check_runs
 from surgery.names import joined
-from surgery.plan import Submodel
+from surgery.plan import Plan
 from surgery.states import state
 from surgery.width.choose import Scores, checked_scores
 from surgery.width.plan import plan_of
@@ -28,7 +28,7 @@ def permute(
     *,
     example: Any,
     output: Callable[[Any], Any] | None = None,
-) -> tuple[nn.Module, Submodel]:
+) -> tuple[nn.Module, Plan]:
     """A copy of any module whose hidden widths have their positions in another order; it computes the same outputs.
 
     Every tensor that lies along a width is put in order along it: what makes its features, the norm after it, what
@@ -73,7 +73,7 @@ def permute(
 
 def sort_by(
     model: nn.Module, scores: Scores, *, example: Any, output: Callable[[Any], Any] | None = None
-) -> tuple[nn.Module, Submodel]:
+) -> tuple[nn.Module, Plan]:
     """A copy whose hidden widths have the positions with the highest scores first; it computes the same outputs.
 
     The first positions are then the best ones, so that one network serves every width: `narrow(sorted, rate=r)` is
@@ -83,7 +83,7 @@ def sort_by(
 
     Args:
         model, example, output: as for `permute`.
-        scores: by width, as `surgery.importance` gives them.
+        scores: by width, as `surgery.pruning.importance` gives them.
 
     Returns:
         As `permute`.
@@ -112,7 +112,7 @@ def solved_for(
     return seen.model, solve(seen.found)
 
 
-def permuted(model: nn.Module, twin: nn.Module, solution: Solution, choice: Choice) -> tuple[nn.Module, Submodel]:
+def permuted(model: nn.Module, twin: nn.Module, solution: Solution, choice: Choice) -> tuple[nn.Module, Plan]:
     """The model with the positions of atoms in these orders, and its plan.
 
     Where the example leaves tensors unused that are as long as these widths, that is logged as a warning.

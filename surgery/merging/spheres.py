@@ -9,8 +9,8 @@ from torch import Tensor
 
 from surgery.errors import SurgeryError
 from surgery.lazy import LazyState, Reader
-from surgery.merge.driver import Base, ByName, Group, Weights, merged, needed, number, within
-from surgery.merge.parts import combination, gram
+from surgery.merging.driver import Base, ByName, Group, Weights, merged, needed, number, within
+from surgery.merging.parts import combination, gram
 from surgery.states import Models, State
 
 _SMALL = 1e-6  # radians; along a shorter arc a straight line differs by less than 1e-12

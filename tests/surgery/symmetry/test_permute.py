@@ -13,7 +13,10 @@ from symmetric import IMAGE, SMALL, Grouped, Made, image, randomized, same_outpu
 from torch import nn
 from torch.nn import functional as F
 
-from surgery import SurgeryError, align, importance, load, narrow, permute, sort_by, state, widen, widths
+from surgery import SurgeryError, load, narrow, state, widths
+from surgery.pruning import importance
+from surgery.symmetry import align, permute, sort_by
+from surgery.widening import widen
 from surgery.width.corner import rolling
 
 

@@ -7,11 +7,12 @@ from symmetric import IMAGE, SMALL, image, randomized, same_outputs
 from torch import nn
 
 import zoo
-from surgery import SurgeryError, align, average, load, permute, repair, stack, state, widths
+from surgery import SurgeryError, average, load, stack, state, widths
 from surgery.names import joined
-from surgery.width.align import Aligner
-from surgery.width.assignment import assignment
-from surgery.width.likeness import Weights
+from surgery.symmetry import align, permute, repair
+from surgery.symmetry.alignment import Aligner
+from surgery.symmetry.assignment import assignment
+from surgery.symmetry.likeness import Weights
 from surgery.width.solve import named_widths, solve
 from surgery.width.trace import traced
 

@@ -1,0 +1,6 @@
+"""Pruning: score the positions of a model's widths, and cut it to a size, at once or in steps."""
+
+from surgery.pruning.criteria import importance as importance
+from surgery.pruning.pruner import Pruned as Pruned
+from surgery.pruning.pruner import prune as prune
+from surgery.pruning.target import Target as Target
