@@ -21,6 +21,7 @@ from surgery.names import is_inside, joined, outwards
 from surgery.plan import Plan
 from surgery.plan.edits import apply_edit, attribute_of, set_attribute
 from surgery.torch_private import Operations, tree_map
+from surgery.width.attributes import attribute_values
 from surgery.width.axes import SHUFFLED
 from surgery.width.config import config_edits
 from surgery.width.constants import (
@@ -42,6 +43,7 @@ from surgery.width.steps import Step, bind, scalars_of
 from surgery.width.trace import Origins
 
 Values = dict[tuple[str, str], Any]  # (module, attribute) -> value
+PROVENANCE = True
 _ATTEMPTS = 40  # to get the narrow model past one step
 
 
@@ -79,9 +81,12 @@ def checked_plan(model: nn.Module, plan: Plan, solution: Solution, choice: Choic
         for around in outwards(name):
             inside[around].append(found)
     chosen: Values = {}
-    for name, module in model.named_modules():
-        for attribute, value in certain_changes(module, together(inside[name])).items():
-            chosen[name, attribute] = value
+    if PROVENANCE:
+        chosen = dict(attribute_values(model, solution, choice))
+    else:
+        for name, module in model.named_modules():
+            for attribute, value in certain_changes(module, together(inside[name])).items():
+                chosen[name, attribute] = value
 
     scales = Scales(solution, choice)
 

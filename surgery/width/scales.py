@@ -61,6 +61,14 @@ class Scales:
                 if made_by and made_by.name in _LOOKUPS | {"div"}:
                     yield from self._renewed(used, axis, up)
 
+    def become(self, number: int, value: float) -> set[float]:
+        """Return what a number becomes that a step computes with; nothing if it is no root of a width."""
+        found = {new for old, new in self.of(number) if math.isclose(old, value, rel_tol=1e-9)}
+        step = self.steps[number]
+        if step.name in ("mul", "div"):  # a sum is divided by how many it has
+            found |= {size_of(axis, self.choice) for axis in self.summed(step) if axis.size == value}
+        return found
+
     def _renewed(self, used: Sequence[float], axis: Axis, power: float) -> Iterator[tuple[float, float]]:
         new = size_of(axis, self.choice)
         for value in used if axis.size > 1 else ():

@@ -19,7 +19,7 @@ from surgery.names import joined
 from surgery.width import axes
 from surgery.width.axes import Kind, Why
 from surgery.width.steps import Step
-from surgery.width.trace import Trace
+from surgery.width.trace import Read, Trace
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,6 +134,7 @@ class Solution:
         written: digits whose sizes the code says where a reshape leaves another one open.
         unused: keys of `tensors` that no operation used, of more than one element.
         untrained: why no pass was in training mode though the model does something else there, or "".
+        reads: what operations took of the numbers that the model's attributes hold, with the solved axes.
         members: where each atom lies: keys of `tensors` with the position of the axis.
         axis_of: from an axis of the trace to its solved axis.
     """
@@ -148,6 +149,7 @@ class Solution:
     written: frozenset[Axis]
     unused: Sequence[tuple[str, str]]
     untrained: str
+    reads: Sequence[Read]
     members: Mapping[Atom, Sequence[tuple[tuple[str, str], int]]] = field(repr=False)
     axis_of: Callable[[axes.Axis], Axis] = field(repr=False)
 
@@ -176,6 +178,7 @@ def solve(trace: Trace, whole: Mapping[axes.Axis, Why] = MappingProxyType({})) -
         frozenset(digit for axis in trace.written for digit in digits(freeze(axis))),
         trace.unused,
         trace.untrained,
+        [read._replace(axes=tuple(dict.fromkeys(map(freeze, read.axes)))) for read in trace.reads],
         members,
         freeze,
     )

@@ -1,0 +1,85 @@
+"""The numbers of a model's attributes in a narrower one: those that operations took, and labels that none takes."""
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import nn
+
+from surgery.names import outwards
+from surgery.width.constants import COUNT, LEAST, NewSizes, new_sizes, together
+from surgery.width.provenance import Expression, Number, Operation, Place, evaluate, numbers, places, solved
+from surgery.width.scales import Scales
+from surgery.width.solve import Choice, Solution, size_of
+
+
+def attribute_values(model: nn.Module, solution: Solution, choice: Choice) -> dict[tuple[str, str], Any]:
+    """Return the new values of the attributes whose numbers follow a width: (module, attribute) -> value.
+
+    Operations have shown of which axis a number is the size, or what it scales. A number that no operation has taken
+    follows where it says how wide its module is.
+    """
+    held = {place: holder[key] for holder, key, place in numbers(model)}
+    values: dict[Place, Number] = {}
+    for place, value in held.items():
+        several = isinstance(value, list | tuple)
+        values |= {place._replace(item=i): one for i, one in enumerate(value)} if several else {place: value}
+    scales = Scales(solution, choice)
+    equations: list[tuple[Expression, Number]] = []
+    read: set[Place] = set()
+    for expression, axes, steps in solution.reads:
+        read.update(places(expression))
+        summed = {axis.size: axis for step in steps for axis in solution.steps[step].summed}
+        widths = [place for place in places(expression) if values[place] in summed]
+        if widths and isinstance(expression, Operation):  # a scale that the code computes of a width that was summed
+            equations += [(place, size_of(summed[int(values[place])], choice)) for place in widths]
+            continue
+        news = {size_of(axis, choice) for axis in axes}
+        value = evaluate(expression, values)
+        news |= {new for step in steps for new in scales.become(step, value)} or ({value} if steps else set())
+        if len(news) == 1:
+            equations.append((expression, news.pop()))
+    found, _ = solved(equations, values)
+    sizes: dict[str, list[NewSizes]] = defaultdict(list)
+    for name, of_module in new_sizes(solution, choice).items():
+        for around in outwards(name):
+            sizes[around].append(of_module)
+    known = {name: together(several) for name, several in sizes.items()}
+    found.update(_labels({place: values[place] for place in values if place not in read}, known))
+    result: dict[tuple[str, str], Any] = {}
+    for place, value in held.items():
+        if isinstance(value, list | tuple):
+            new: Any = [found.get(place._replace(item=i), one) for i, one in enumerate(value)]
+            value = list(value)
+        else:
+            new = found.get(place, value)
+        if new != value:
+            result[place.module, place.attribute] = new
+    return result
+
+
+def _labels(unread: Mapping[Place, Number], known: Mapping[str, NewSizes]) -> Iterator[tuple[Place, Number]]:
+    """Yield (place, new value) of numbers that no operation takes and that say how wide their module is.
+
+    They are as large as exactly one width of their module, or a scale that an operation of it computes by itself. What
+    a configuration says is found by its class, see `surgery.width.config`.
+    """
+    for place, value in unread.items():
+        sizes = known.get(place.module)
+        if sizes is None or "." in place.attribute or _NO_WIDTH.search(place.attribute):
+            continue
+        if isinstance(value, float):
+            news = {new for old, new in sizes.scales if math.isclose(old, value, rel_tol=1e-9)}
+        else:
+            of_kind = sizes.counts if COUNT.search(place.attribute) else sizes.widths
+            news = {*of_kind.get(value, ())} if value >= LEAST else set()
+        if len(news) == 1:
+            yield place, *news
+
+
+_NO_WIDTH = re.compile(
+    r"^_|stride|kernel|patch|window|grid|ima?ge?_|resol|length|depth|layers|classes|ratio|steps|max_|min_"
+)
+"""Names of attributes that are no widths, though they may be as large as one by chance."""

@@ -1,0 +1,261 @@
+"""Which attribute of a model gave which number: numbers that remember where they came from.
+
+On a copy of the model the integers and floats among the attributes of modules, and of configurations that they hold,
+are replaced by subclasses of `int` and `float` that keep an expression, through arithmetic, until an operation takes
+them. What the operation makes of them shows of which axis they are the size, or what they scale.
+"""
+
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
+
+from surgery.configuration import is_settings
+
+Number: TypeAlias = int | float
+
+
+class Place(NamedTuple):
+    """Where a number is kept: an attribute of a module, or an entry of one that is a list.
+
+    Attributes:
+        module: the module's name.
+        attribute: its attribute, `config.hidden_size` for one of an object that the module holds.
+        item: the entry of a list; None if the attribute is a number.
+    """
+
+    module: str
+    attribute: str
+    item: int | None = None
+
+
+class Operation(NamedTuple):
+    """A number computed from others."""
+
+    apply: Callable[[Any, Any], Number]
+    left: "Expression"
+    right: "Expression"
+
+
+Expression: TypeAlias = Place | Operation | int | float
+
+
+def evaluate(expression: Expression, values: Mapping[Place, Number]) -> Number:
+    """Return the value of an expression, given the values of the places that it reads.
+
+    >>> width = Place("block", "width")
+    >>> evaluate(Operation(operator.mul, width, 3), {width: 5})
+    15
+    """
+    if isinstance(expression, Operation):
+        return expression.apply(evaluate(expression.left, values), evaluate(expression.right, values))
+    return values[expression] if isinstance(expression, Place) else expression
+
+
+def places(expression: Expression) -> Iterator[Place]:
+    """Yield the places that an expression reads."""
+    if isinstance(expression, Operation):
+        yield from places(expression.left)
+        yield from places(expression.right)
+    elif isinstance(expression, Place):
+        yield expression
+
+
+def invert(expression: Expression, unknown: Place, result: Number, values: Mapping[Place, Number]) -> Number | None:
+    """Return the value of one place that gives an expression this value; None if there is none.
+
+    >>> width = Place("block", "width")
+    >>> three_times = Operation(operator.mul, 3, width)
+    >>> invert(three_times, width, 12, {}), invert(three_times, width, 4, {})
+    (4, None)
+    """
+    wanted: Number | None = result
+    while isinstance(expression, Operation) and wanted is not None:
+        on_left = unknown in places(expression.left)
+        if on_left and unknown in places(expression.right):
+            return None
+        other = evaluate(expression.right if on_left else expression.left, values)
+        try:
+            wanted = _INVERSES[expression.apply](wanted, other, on_left)
+        except (ZeroDivisionError, OverflowError):
+            return None
+        expression = expression.left if on_left else expression.right
+    return wanted
+
+
+def _undivide(result: Number, other: Number, on_left: bool) -> Number | None:
+    if on_left:
+        return result * other
+    return other // result if isinstance(other, int) and isinstance(result, int) else other / result
+
+
+def _unmultiply(result: Number, other: Number, on_left: bool) -> Number | None:
+    if isinstance(result, int) and isinstance(other, int):
+        return None if result % other else result // other
+    return result / other
+
+
+def _unpower(result: Number, other: Number, on_left: bool) -> Number | None:
+    if not on_left:
+        return None
+    root = result ** (1 / other)
+    return round(root) if abs(root - round(root)) < 1e-6 * abs(root) else root
+
+
+_INVERSES: dict[Callable[..., Number], Callable[[Number, Number, bool], Number | None]] = {
+    operator.add: lambda result, other, on_left: result - other,
+    operator.sub: lambda result, other, on_left: result + other if on_left else other - result,
+    operator.mul: _unmultiply,
+    operator.floordiv: _undivide,
+    operator.truediv: _undivide,
+    operator.mod: lambda result, other, on_left: None,
+    operator.pow: _unpower,
+}
+
+
+class Tracked:
+    """A number that remembers the expression that it was computed by, and in whose trace that was."""
+
+    expression: Expression
+    trace: object
+
+    def __reduce__(self) -> Any:
+        return (int if isinstance(self, int) else float), (_plain(self),)
+
+    def __deepcopy__(self, memo: Any) -> Number:
+        return _plain(self)
+
+    def __neg__(self) -> Any:
+        return self * -1
+
+
+class _Int(Tracked, int):
+    pass
+
+
+class _Float(Tracked, float):
+    pass
+
+
+def _plain(value: Any) -> Any:
+    return int(value) if isinstance(value, _Int) else float(value) if isinstance(value, _Float) else value
+
+
+def _tracked(value: Number, expression: Expression, trace: object) -> Any:
+    result = _Int(value) if isinstance(value, int) else _Float(value)
+    result.expression, result.trace = expression, trace
+    return result
+
+
+def _lift(apply: Callable[[Any, Any], Any], swap: bool) -> Callable[[Any, Any], Any]:
+    def method(self: Tracked, other: Any) -> Any:
+        if not isinstance(other, int | float) or isinstance(other, bool):
+            return NotImplemented  # a tensor: torch sees the number itself
+        left, right = (other, self) if swap else (self, other)
+        value = apply(_plain(left), _plain(right))
+        if type(value) not in (int, float):
+            return value
+        sides = (side.expression if isinstance(side, Tracked) else side for side in (left, right))
+        return _tracked(value, Operation(apply, *sides), self.trace)
+
+    return method
+
+
+for _name in ("add", "sub", "mul", "floordiv", "truediv", "mod", "pow"):
+    for _kind in (_Int, _Float):
+        setattr(_kind, f"__{_name}__", _lift(getattr(operator, _name), swap=False))
+        setattr(_kind, f"__r{_name}__", _lift(getattr(operator, _name), swap=True))
+
+
+def is_custom(module: nn.Module) -> bool:
+    """Whether a module's numbers are its author's; those of torch's own layers are known by their names."""
+    own = type(module).__module__.startswith("torch.nn.")
+    known = isinstance(
+        module, _ConvNd | nn.Linear | _NormBase | nn.GroupNorm | nn.LayerNorm | nn.RMSNorm | nn.Embedding
+    )
+    return not (own or known)
+
+
+def numbers(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, Place]]:
+    """Yield (the dict that holds it, its key, its place) of each number or list of numbers in attributes."""
+    looked_at: set[int] = set()  # modules share their configuration
+    for name, module in model.named_modules():
+        if not is_custom(module):
+            continue
+        for attribute, value in list(vars(module).items()):
+            if _is_numeric(value) and attribute not in _TORCH_S:
+                yield vars(module), attribute, Place(name, attribute)
+            elif is_settings(value) and id(value) not in looked_at:
+                looked_at.add(id(value))
+                for key, item in list(vars(value).items()):
+                    if _is_numeric(item):
+                        yield vars(value), key, Place(name, f"{attribute}.{key}")
+
+
+_TORCH_S = vars(nn.Module()).keys()  # attributes that torch keeps in every module
+
+
+def _is_numeric(value: Any) -> bool:
+    if type(value) in (list, tuple):
+        return bool(value) and all(type(item) is int for item in value)
+    return type(value) in (int, float)
+
+
+def remember(model: nn.Module, trace: object) -> None:
+    """Replace the numbers among a model's attributes by ones that remember their place. The model is changed."""
+    for holder, key, place in numbers(model):
+        value = holder[key]
+        if isinstance(value, list | tuple):
+            holder[key] = type(value)(
+                _tracked(item, place._replace(item=i), trace) if item > 1 else item for i, item in enumerate(value)
+            )
+        elif value not in (0, 1):
+            holder[key] = _tracked(value, place, trace)
+
+
+def tracked_in(arguments: Iterable[Any], trace: object) -> Iterator[Any]:
+    """Yield the tracked numbers of a trace among a call's arguments, those in lists, dicts and slices included."""
+    for value in arguments:
+        if isinstance(value, Tracked):
+            if value.trace is trace:
+                yield value
+        elif type(value) in (tuple, list):
+            yield from tracked_in(value, trace)
+        elif type(value) is slice:
+            yield from tracked_in((value.start, value.stop, value.step), trace)
+        elif type(value) is dict:
+            yield from tracked_in(value.values(), trace)
+
+
+def solved(
+    equations: Sequence[tuple[Expression, Number]], values: Mapping[Place, Number]
+) -> tuple[dict[Place, Number], set[Place]]:
+    """Return new values of places, and the places that equations ask to have two values.
+
+    An equation says what an expression becomes. Those of one place alone count first; of the others each that has one
+    place left without a new value gives that one, unless it holds already with the present value.
+
+    Args:
+        equations: (expression, its new value).
+        values: the present values.
+    """
+    found: dict[Place, Number] = {}
+    torn: set[Place] = set()
+    for expression, result in equations:
+        if isinstance(expression, Place) and found.setdefault(expression, result) != result:
+            torn.add(expression)
+    left = [equation for equation in equations if isinstance(equation[0], Operation)]
+    changed = True
+    while changed:
+        changed = False
+        for expression, result in left:
+            unknown = [place for place in dict.fromkeys(places(expression)) if place not in found]
+            if len(unknown) == 1 and evaluate(expression, {**values, **found}) != result:
+                value = invert(expression, unknown[0], result, {**values, **found})
+                if value is not None and evaluate(expression, {**values, **found, unknown[0]: value}) == result:
+                    found[unknown[0]] = value
+                    changed = True
+    return found, torn
