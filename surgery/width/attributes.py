@@ -4,7 +4,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import nn
 
@@ -14,12 +14,15 @@ from surgery.width.provenance import Expression, Number, Operation, Place, evalu
 from surgery.width.scales import Scales
 from surgery.width.solve import Choice, Solution, size_of
 
+Values: TypeAlias = dict[tuple[str, str], Any]
+"""By (module, attribute) the new value of an attribute that changes."""
 
-def attribute_values(model: nn.Module, solution: Solution, choice: Choice) -> dict[tuple[str, str], Any]:
-    """Return the new values of the attributes whose numbers follow a width: (module, attribute) -> value.
 
-    Operations have shown of which axis a number is the size, or what it scales. A number that no operation has taken
-    follows where it says how wide its module is.
+def attribute_values(model: nn.Module, solution: Solution, choice: Choice) -> tuple[Values, Values]:
+    """Return the new values of attributes that operations have read, and those of labels.
+
+    Operations have shown of which axis a number is the size, or what it scales. A label is a number that no operation
+    takes: it follows where it says how wide its module is.
     """
     held = {place: holder[key] for holder, key, place in numbers(model)}
     values: dict[Place, Number] = {}
@@ -47,17 +50,22 @@ def attribute_values(model: nn.Module, solution: Solution, choice: Choice) -> di
         for around in outwards(name):
             sizes[around].append(of_module)
     known = {name: together(several) for name, several in sizes.items()}
-    found.update(_labels({place: values[place] for place in values if place not in read}, known))
-    result: dict[tuple[str, str], Any] = {}
+    unread = {place: value for place, value in values.items() if place not in read}
+    return _changed(held, found), _changed(held, dict(_labels(unread, known)))
+
+
+def _changed(held: Mapping[Place, Any], found: Mapping[Place, Number]) -> Values:
+    """Return the attributes with other numbers than they hold."""
+    changed: Values = {}
     for place, value in held.items():
         if isinstance(value, list | tuple):
+            old: Any = list(value)
             new: Any = [found.get(place._replace(item=i), one) for i, one in enumerate(value)]
-            value = list(value)
         else:
-            new = found.get(place, value)
-        if new != value:
-            result[place.module, place.attribute] = new
-    return result
+            old, new = value, found.get(place, value)
+        if new != old:
+            changed[place.module, place.attribute] = new
+    return changed
 
 
 def _labels(unread: Mapping[Place, Number], known: Mapping[str, NewSizes]) -> Iterator[tuple[Place, Number]]:
@@ -73,13 +81,13 @@ def _labels(unread: Mapping[Place, Number], known: Mapping[str, NewSizes]) -> It
         if isinstance(value, float):
             news = {new for old, new in sizes.scales if math.isclose(old, value, rel_tol=1e-9)}
         else:
-            of_kind = sizes.counts if COUNT.search(place.attribute) else sizes.widths
-            news = {*of_kind.get(value, ())} if value >= LEAST else set()
+            named = sizes.counts if COUNT.search(place.attribute) else sizes.numbers
+            news = {*named.get(value, ())} if value >= LEAST else set()
         if len(news) == 1:
             yield place, *news
 
 
 _NO_WIDTH = re.compile(
-    r"^_|stride|kernel|patch|window|grid|ima?ge?_|resol|length|depth|layers|classes|ratio|steps|max_|min_"
+    r"^_|stride|kernel|patch|window|grid|ima?ge?_|resol|length|depth|layers|classes|ratio|steps|max_|min_|pad|value|token|index"
 )
 """Names of attributes that are no widths, though they may be as large as one by chance."""

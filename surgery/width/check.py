@@ -1,38 +1,28 @@
 """The check of a plan: whether the model that it makes does what was predicted.
 
-The narrow model runs beside the full one's trace. Attributes that store widths are corrected until every operation is
-as the algebra of axes predicts.
+The narrow model runs beside the full one's trace, and every operation has to be as the algebra of axes predicts.
 """
 
 import math
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
-from itertools import islice
-from traceback import walk_tb
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from surgery.configuration import holder_of, is_settings
+from surgery.configuration import holder_of
 from surgery.errors import first_line
 from surgery.forward import call, copied, in_mode, named_tensors, tensors_in, watching
-from surgery.names import is_inside, joined, outwards
+from surgery.names import is_inside, joined
 from surgery.plan import Plan
-from surgery.plan.edits import apply_edit, attribute_of, set_attribute
+from surgery.plan.edits import attribute_of
 from surgery.torch_private import Operations, tree_map
 from surgery.width.attributes import attribute_values
 from surgery.width.axes import SHUFFLED
 from surgery.width.config import config_edits
 from surgery.width.constants import (
-    NewSizes,
     Sizes,
-    argument_sizes,
-    certain_changes,
     layer_edits,
     new_sizes,
-    possible_changes,
-    renewals,
     step_sizes,
     together,
 )
@@ -41,10 +31,6 @@ from surgery.width.scales import Scales
 from surgery.width.solve import SPLITS, Axes, Axis, Choice, Product, Solution, Sum, atoms, size_of
 from surgery.width.steps import Step, bind, scalars_of
 from surgery.width.trace import Origins
-
-Values = dict[tuple[str, str], Any]  # (module, attribute) -> value
-PROVENANCE = True
-_ATTEMPTS = 40  # to get the narrow model past one step
 
 
 class Divergence(NamedTuple):
@@ -61,106 +47,31 @@ class _Diverged(Exception):
     def __init__(self, step: int, message: str, computed: bool = False):
         super().__init__(message)
         self.step, self.computed = step, computed
-        self.modules: list[str] = []
 
 
 def checked_plan(model: nn.Module, plan: Plan, solution: Solution, choice: Choice, example: Any) -> Plan | Divergence:
-    """The plan with edits that correct attributes, found by running the narrow model and mending the first difference.
+    """Return the plan with edits of attributes, or a Divergence if the narrow model does something else than predicted.
 
-    `Divergence` if no choice of attributes makes it run to the end.
+    Numbers that operations have read follow their axes, and labels the width that they name. As a label may be as large
+    as a width by chance, the model is run without them if it diverges.
     """
-    sizes = new_sizes(solution, choice)
-    everywhere = together(sizes.values())
-    small = plan.built(model)
-    edits = list(layer_edits(small, solution, choice))
-    for edit in edits:
-        apply_edit(small, edit)
-    base = (*plan.edits, *edits)
-    inside: dict[str, list[NewSizes]] = defaultdict(list)
-    for name, found in sizes.items():
-        for around in outwards(name):
-            inside[around].append(found)
-    chosen: Values = {}
-    if PROVENANCE:
-        chosen = dict(attribute_values(model, solution, choice))
-    else:
-        for name, module in model.named_modules():
-            for attribute, value in certain_changes(module, together(inside[name])).items():
-                chosen[name, attribute] = value
-
     scales = Scales(solution, choice)
-
-    old: list[int] = []
-    on_meta = all(tensor.is_meta for _, tensor in named_tensors(model))
-
-    def tried(values: Values) -> _Diverged | None:
-        before: set[float] = set()
-        old.clear()
-        with _unchanged(small):
-            for (name, attribute), value in values.items():
-                if isinstance(value, float):
-                    before.add(attribute_of(small, name, attribute))
-                set_attribute(small, name, attribute, value)
-            shapes = everywhere.numbers if on_meta and not values else {}
-            predicted = _Predicted(small, solution, choice, scales, before, shapes)
-            found = predicted.difference(example)
-            old.extend(predicted.old)
-            return found
-
-    here = tried(chosen)
-    while here is not None:
-        options = _options(model, solution.steps[here.step], here.modules, everywhere.numbers, choice, chosen)
-        seen: list[Values] = []
-        for option in islice((option for option in options if option not in seen), _ATTEMPTS):
-            seen.append(option)
-            there = tried(option)
-            if there is None or there.step > here.step:
-                here, chosen = there, option
-                break
-        else:
-            return Divergence(here.step, str(here), _no_way_on(model, solution, choice, here))
-    chosen = _followed(model, solution, choice, chosen, tried, old)
-    for name, module in small.named_modules():
-        if isinstance(module, nn.MultiheadAttention):  # it assumes embed_dim = num_heads * head_dim
-            heads = chosen.get((name, "num_heads"), module.num_heads)
-            chosen[name, "head_dim"] = module.embed_dim // heads
-    sets = [{"do": "set", "module": m, "attribute": a, "value": v} for (m, a), v in chosen.items()]
-    return plan.with_edits((*base, *sets))
-
-
-def _followed(
-    model: nn.Module,
-    solution: Solution,
-    choice: Choice,
-    chosen: Values,
-    tried: Callable[[Values], _Diverged | None],
-    old: list[int],
-) -> Values:
-    """The values with those that divide sums by how many positions there were, as norms written by hand do.
-
-    Without them the narrow model runs, too, but takes a mean over other numbers than there are.
-
-    Args:
-        tried: how far the narrow model runs with some values.
-        old: the steps that still divide so; `tried` changes it.
-    """
-    left = [*old]
-    while left:
-        step = solution.steps[left[0]]
-        sizes = {axis.size: {size_of(axis, choice)} for axis in step.summed}
-        options = (
-            chosen | {(name, key): value}
-            for name in outwards(step.module)
-            for key, values in possible_changes(model.get_submodule(name), sizes, {}).items()
-            for value in values
-        )
-        for option in options:
-            if option != chosen and tried(option) is None and len(old) < len(left):
-                chosen, left = option, [*old]
-                break
-        else:
-            left = left[1:]  # it is a number of the code
-    return chosen
+    sizes = together(new_sizes(solution, choice).values()).numbers
+    layers = list(layer_edits(plan.built(model), solution, choice))
+    read, labels = attribute_values(model, solution, choice)
+    found: list[_Diverged] = []
+    for values in [read | labels, read] if labels else [read]:
+        sets = [{"do": "set", "module": m, "attribute": a, "value": value} for (m, a), value in values.items()]
+        checked = plan.with_edits((*plan.edits, *layers, *sets))
+        scaled = [attribute_of(model, *place) for place, value in values.items() if isinstance(value, float)]
+        # Where no attribute has changed, only shapes can have changed a number of the code.
+        shapes = sizes if not values and all(tensor.is_meta for _, tensor in named_tensors(model)) else {}
+        diverged = _Predicted(checked.built(model), solution, choice, scales, scaled, shapes).difference(example)
+        if diverged is None:
+            return checked
+        found.append(diverged)
+    here = max(found, key=lambda one: one.step)
+    return Divergence(here.step, str(here), _no_way_on(model, solution, choice, here))
 
 
 def described(model: nn.Module, plan: Plan, solution: Solution, choice: Choice, example: Any) -> Plan:
@@ -231,67 +142,6 @@ def splits_interleaved(step: Step[Axis]) -> bool:
     )
 
 
-def _options(
-    model: nn.Module, step: Step[Axis], running: list[str], everything: Sizes, choice: Choice, chosen: Values
-) -> Iterator[Values]:
-    """Other values that may mend a step: attributes of its module, of those around it, of those whose code ran.
-
-    One attribute alone comes before all of a module, which may mean something else though they are as large. Last come
-    those of configurations, which code reads while it runs as an exception, and which say more than that.
-    """
-    sizes = argument_sizes(step, choice), step_sizes(step, choice)
-    places = [
-        *((name, seen) for seen in sizes for name in outwards(step.module)),
-        *((name, everything) for name in running),
-    ]
-
-    def changes(name: str, found: Mapping[str, list[Any]]) -> Iterator[Values]:
-        yield from (chosen | {(name, key): value} for key, values in found.items() for value in values)
-        if len(found) > 1:
-            yield chosen | {(name, key): values[-1] for key, values in found.items()}
-
-    for name, known in places:
-        mine = {attribute: value for (owner, attribute), value in chosen.items() if owner == name}
-        yield from changes(name, possible_changes(model.get_submodule(name), known, mine))
-        yield from ({key: chosen[key] for key in chosen if key != (name, dropped)} for dropped in mine)
-        if len(mine) > 1:
-            yield {key: value for key, value in chosen.items() if key[0] != name}
-    looked_at = set()  # modules share their configuration
-    for name, known in places:
-        for holder, config in vars(model.get_submodule(name)).items():
-            if is_settings(config) and (id(config), id(known)) not in looked_at:
-                looked_at.add((id(config), id(known)))
-                held = {f"{holder}.{key}": value for key, value in vars(config).items()}
-                now = {key: chosen[name, key] for key in held if (name, key) in chosen}
-                yield from changes(name, renewals(held, known, now))
-
-
-_CONTAINERS = {dict, OrderedDict, list, set, tuple, bool, int, float, str, type(None)}  # no configurations
-
-
-@contextmanager
-def _unchanged(model: nn.Module) -> Iterator[None]:
-    """Undo all changes of attributes of the model and its configurations: forward passes may leave things behind."""
-    modules = list(model.modules())
-    before = [(dict(vars(m)), dict(m._buffers), dict(m._parameters)) for m in modules]
-    values = (v for plain, _, _ in before for v in plain.values() if type(v) not in _CONTAINERS)
-    held = {id(value): value for value in values if is_settings(value)}
-    settings = [(vars(value), dict(vars(value))) for value in held.values()]
-    try:
-        yield
-    finally:
-        for now, plain in settings:
-            now.clear()
-            now.update(plain)
-        for module, (plain, buffers, parameters) in zip(modules, before):
-            vars(module).clear()
-            vars(module).update(plain)
-            module._buffers.clear()
-            module._buffers.update(buffers)
-            module._parameters.clear()
-            module._parameters.update(parameters)
-
-
 class _Predicted(Operations):
     """Compares the operations of the narrow model with the steps of the full one, as they happen.
 
@@ -315,7 +165,6 @@ class _Predicted(Operations):
         super().__init__()
         self.solution, self.choice, self.done, self.origins = solution, choice, 0, Origins(small)
         self.scales, self.changed, self.shapes = scales, changed, shapes or {}
-        self.old: list[int] = []  # steps that divide a sum by the number of positions that it had
         self.small = small
 
     def difference(self, example: Any) -> _Diverged | None:
@@ -327,9 +176,7 @@ class _Predicted(Operations):
                 with in_mode(self.small, training), watching(self.small), self:
                     output = call(self.small, copied(example))
             except Exception as error:
-                found = error if isinstance(error, _Diverged) else _Diverged(min(self.done, last), first_line(error))
-                found.modules = _running(self.small, error)
-                return found
+                return error if isinstance(error, _Diverged) else _Diverged(min(self.done, last), first_line(error))
             expected = [tuple(size_of(axis, self.choice) for axis in found) for found in outputs]
             if [tuple(tensor.shape) for tensor in tensors_in(output)] != expected:
                 return _Diverged(min(self.done, last), "the output has another shape")
@@ -371,9 +218,6 @@ class _Predicted(Operations):
             raise _Diverged(self.done, f"{name} of other tensors")
         for key, axis in step.numbers.items():
             self._check_number(key, axis, bound, inputs)
-        for key, value in scalars.items():
-            if name in ("div", "mul") and self.scales and value == step.scalars.get(key) and self._is_old(step, value):
-                self.old.append(self.done)
         if computed:
             raise _Diverged(self.done, computed, computed=True)
         self.origins.made(self.done, outputs)
@@ -393,11 +237,6 @@ class _Predicted(Operations):
             value += inputs[0].shape[bound["dim"]]
         if value != expected:
             raise _Diverged(self.done, f"{key}={value} where {expected} was expected")
-
-    def _is_old(self, step: Step[Axis], value: Any) -> bool:
-        """Whether it is the size of an axis that was summed, which has become another one."""
-        assert self.scales
-        return any(axis.size == value != size_of(axis, self.choice) for axis in self.scales.summed(step))
 
     def _may_become(self, step: Step[Axis], old: Any, new: Any) -> bool:
         """Whether a number may change so: as the size of an axis does, or by a power of an axis's share."""
@@ -420,10 +259,3 @@ class _Predicted(Operations):
             return new in sizes.get(old, ())
         shares = [n / size for size, news in sizes.items() for n in news if size]
         return any(math.isclose(new / old, s**p, rel_tol=1e-9) for s in shares for p in (-1, -0.5, -0.25, 0.25, 0.5, 1))
-
-
-def _running(model: nn.Module, error: Exception) -> list[str]:
-    """The modules whose methods were running when an error was raised, innermost first."""
-    names = {id(module): name for name, module in model.named_modules()}
-    frames = [frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__)]
-    return list(dict.fromkeys(names[id(owner)] for owner in reversed(frames) if id(owner) in names))

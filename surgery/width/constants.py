@@ -1,13 +1,12 @@
 """Numbers in a model's attributes that are the size of a width or a count of heads or groups.
 
-`new_sizes` says what such numbers become in a narrower model; `certain_changes` and `possible_changes` find the
-attributes that hold one, and `layer_edits` those of torch's own modules.
+`new_sizes` says what such numbers become in a narrower model, and `layer_edits` sets those of torch's own modules.
 """
 
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -16,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from surgery.errors import SurgeryError
 from surgery.width.axes import Kind
 from surgery.width.scales import Scales
 from surgery.width.solve import Axis, Choice, Solution, Sum, atoms, digits, grouping_of, size_of, terms
@@ -69,14 +67,7 @@ def merged(several: Iterable[Sizes]) -> Sizes:
     return result
 
 
-# Names of attributes that store widths, that count heads or groups, and that are scales computed from widths.
-# Attributes with other names are changed only if the model does not run as predicted otherwise.
-_WIDTH = re.compile(
-    r"dim|channel|chs|feat|width|hidden|planes|embed|inner|d_model|(?<![a-z])d_(?:k|v|head)(?![a-z])|head_size|rank"
-)
-COUNT = re.compile(r"(?<!d_)heads?$|groups?$")
-_OTHER = re.compile(r"(im|ima?ge?|video|screen|frame|window|patch|grid|pixel)s?_?width|stride|kernel|max_|min_")
-_SCALE = re.compile(r"scal|temp|norm|sqrt")
+COUNT = re.compile(r"(?<!d_)heads?$|groups?$")  # names of numbers of heads or groups
 LEAST = 4  # smaller numbers may well mean something else
 
 
@@ -136,84 +127,13 @@ def together(several: Iterable[NewSizes]) -> NewSizes:
 
 def step_sizes(step: Step[Axis], choice: Choice) -> Sizes:
     """The sizes that one operation sees, and what they become."""
-    found = [{part.old: {part.new}} for axis in step.axes() for part in _parts(axis, choice)]
-    return merged([*found, argument_sizes(step, choice)])
-
-
-def argument_sizes(step: Step[Axis], choice: Choice) -> Sizes:
-    """The sizes that one operation was called with, and what they become."""
-    return merged({number: {size_of(axis, choice)}} for number, axis in _numbers(step))
+    parts = [(part.old, part.new) for axis in step.axes() for part in _parts(axis, choice)]
+    arguments = [(number, size_of(axis, choice)) for number, axis in _numbers(step)]
+    return merged({old: {new}} for old, new in (*parts, *arguments))
 
 
 def _numbers(step: Step[Axis]) -> list[tuple[int, Axis]]:
     return [(a.size, a) for axis in step.numbers.values() for a in (axis if isinstance(axis, list) else [axis])]
-
-
-def certain_changes(module: nn.Module, sizes: NewSizes) -> dict[str, Any]:
-    """New values of attributes whose names say that they store widths, counts or scales, if only one value is possible.
-
-    Raises SurgeryError for a scale that is the root of several widths that shrink differently.
-    """
-
-    def new_value(name: str, value: Any) -> Any:
-        if isinstance(value, float) and _SCALE.search(name):
-            options = {b for a, b in sizes.scales if math.isclose(a, value, rel_tol=1e-9)}
-            if len(options) > 1:
-                raise SurgeryError(
-                    f"{name!r} of {type(module).__name__} is {value} and would become one of {sorted(options)}: "
-                    "compute it from a shape in the forward pass"
-                )
-            return next(iter(options), None)
-        width = _WIDTH.search(name) and not _OTHER.search(name)
-        named = sizes.counts if COUNT.search(name) else sizes.widths if width else {}
-        certain = {n: news for n, news in named.items() if len(news) == 1 and n >= LEAST}
-        return renewed(value, certain) if not name.startswith("_") else None
-
-    found = {name: (value, new_value(name, value)) for name, value in _plain(module).items()}
-    return {
-        name: list(new) if isinstance(new, tuple) else new
-        for name, (value, new) in found.items()
-        if new is not None and new != value
-    }
-
-
-def possible_changes(module: nn.Module, sizes: Sizes, now: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """New values of all attributes whose numbers are sizes that change, see `renewals`.
-
-    Args:
-        now: values that attributes have got already.
-    """
-    return renewals({name: value for name, value in _plain(module).items() if name != "training"}, sizes, now)
-
-
-def renewals(values: Mapping[str, Any], sizes: Sizes, now: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """By name the new values: of a list those with one more of its numbers replaced, and last with all of them."""
-    found = {}
-    for name, value in values.items():
-        options, every = [], renewed(value, sizes)
-        if isinstance(every, list | tuple):
-            base = now.get(name, value)
-            for place, item in enumerate(base):
-                if (new := renewed(item, sizes)) is not None:
-                    options.append([*base[:place], new, *base[place + 1 :]])
-            every = list(every)
-        if options := [new for new in (*options, every) if new not in (None, now.get(name))]:
-            found[name] = options
-    return found
-
-
-def _plain(module: nn.Module) -> dict[str, Any]:
-    """The attributes of a module that may be changed by what they say; torch's own are set by `layer_edits`."""
-    return vars(module) if _is_custom(module) else {}
-
-
-def _is_custom(module: nn.Module) -> bool:
-    """Whether its attributes may be changed by their names."""
-    own = type(module).__module__.startswith("torch.nn.")
-    known = isinstance(
-        module, _ConvNd | nn.Linear | _NormBase | nn.GroupNorm | nn.LayerNorm | nn.RMSNorm | nn.Embedding
-    )
-    return isinstance(module, nn.MultiheadAttention | nn.Transformer | nn.Unflatten) or not (own or known)
 
 
 def renewed(value: Any, sizes: Sizes) -> Any:
@@ -235,7 +155,9 @@ def layer_edits(small: nn.Module, solution: Solution, choice: Choice) -> Iterato
     seen: dict[str, dict[str, Any]] = {}
     for step in solution.steps:
         ends = {"input": step.inputs[0] if step.inputs else (), "output": step.outputs[0] if step.outputs else ()}
-        seen.setdefault(step.module, ends).update(step.numbers)
+        numbers = seen.setdefault(step.module, {**ends, "heads": {}})
+        numbers.update(step.numbers)
+        numbers["heads"] |= {atom: None for axis in step.axes() for atom in atoms(axis) if atom.grouping == "heads"}
     for name, module in small.named_modules():
         values = next((found for kinds, found in _TRUE_VALUES if isinstance(module, kinds)), None)
         for attribute, value in values(module, seen.get(name, {}), choice).items() if values else ():
@@ -270,9 +192,11 @@ def _recurrent(module: Any, numbers: dict[str, Any], choice: Choice) -> dict[str
 
 
 def _attention(module: nn.MultiheadAttention, numbers: dict[str, Any], choice: Choice) -> dict[str, Any]:
-    fused = module.in_proj_weight
+    fused, width = module.in_proj_weight, module.out_proj.weight.shape[0]
+    heads = next((size_of(a, choice) for a in numbers.get("heads", ()) if a.size == module.num_heads), module.num_heads)
     keys, values = (fused, fused) if fused is not None else (module.k_proj_weight, module.v_proj_weight)
-    return {"embed_dim": module.out_proj.weight.shape[0], "kdim": keys.shape[1], "vdim": values.shape[1]}
+    sizes = {"embed_dim": width, "kdim": keys.shape[1], "vdim": values.shape[1]}
+    return {**sizes, "num_heads": heads, "head_dim": width // heads}  # it assumes embed_dim = num_heads * head_dim
 
 
 def _rms_norm(module: nn.RMSNorm, numbers: dict[str, Any], choice: Choice) -> dict[str, Any]:
@@ -294,7 +218,7 @@ def _as_called(module: nn.Module, numbers: dict[str, Any], choice: Choice) -> di
     return {
         key: new
         for key, axis in numbers.items()
-        if key not in ("input", "output") and (new := _renewed_number(module, key, axis, choice))
+        if key not in ("input", "output", "heads") and (new := _renewed_number(module, key, axis, choice))
     }
 
 

@@ -176,7 +176,7 @@ def is_custom(module: nn.Module) -> bool:
     known = isinstance(
         module, _ConvNd | nn.Linear | _NormBase | nn.GroupNorm | nn.LayerNorm | nn.RMSNorm | nn.Embedding
     )
-    return not (own or known)
+    return isinstance(module, nn.Transformer) or not (own or known)
 
 
 def numbers(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, Place]]:
