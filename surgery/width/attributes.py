@@ -10,7 +10,7 @@ from torch import nn
 
 from surgery.names import outwards
 from surgery.width.constants import COUNT, LEAST, NewSizes, new_sizes, together
-from surgery.width.provenance import Expression, Number, Operation, Place, evaluate, numbers, places, solved
+from surgery.width.provenance import Expression, Number, Operation, Place, evaluate, numbers, places, solve_for_places
 from surgery.width.scales import Scales
 from surgery.width.solve import Choice, Solution, size_of
 
@@ -44,12 +44,17 @@ def attribute_values(model: nn.Module, solution: Solution, choice: Choice) -> tu
         news |= {new for step in steps for new in scales.become(step, value)} or ({value} if steps else set())
         if len(news) == 1:
             equations.append((expression, news.pop()))
-    found, _ = solved(equations, values)
     sizes: dict[str, list[NewSizes]] = defaultdict(list)
     for name, of_module in new_sizes(solution, choice).items():
         for around in outwards(name):
             sizes[around].append(of_module)
     known = {name: together(several) for name, several in sizes.items()}
+
+    def is_width(place: Place) -> bool:
+        value = values[place]
+        return place.module in known and bool(known[place.module].numbers.get(int(value), set()) - {value})
+
+    found = solve_for_places(equations, values, is_width)
     unread = {place: value for place, value in values.items() if place not in read}
     return _changed(held, found), _changed(held, dict(_labels(unread, known)))
 

@@ -157,7 +157,8 @@ def layer_edits(small: nn.Module, solution: Solution, choice: Choice) -> Iterato
         ends = {"input": step.inputs[0] if step.inputs else (), "output": step.outputs[0] if step.outputs else ()}
         numbers = seen.setdefault(step.module, {**ends, "heads": {}})
         numbers.update(step.numbers)
-        numbers["heads"] |= {atom: None for axis in step.axes() for atom in atoms(axis) if atom.grouping == "heads"}
+        parts = (atom for axis in step.axes() for atom in atoms(axis))
+        numbers["heads"] |= {atom: None for atom in parts if atom.grouping == "heads" and not atom.why}  # no batch
     for name, module in small.named_modules():
         values = next((found for kinds, found in _TRUE_VALUES if isinstance(module, kinds)), None)
         for attribute, value in values(module, seen.get(name, {}), choice).items() if values else ():

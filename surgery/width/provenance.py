@@ -87,9 +87,7 @@ def invert(expression: Expression, unknown: Place, result: Number, values: Mappi
 
 
 def _undivide(result: Number, other: Number, on_left: bool) -> Number | None:
-    if on_left:
-        return result * other
-    return other // result if isinstance(other, int) and isinstance(result, int) else other / result
+    return result * other if on_left else None  # a dividend that is not known to be a width may come from a shape
 
 
 def _unmultiply(result: Number, other: Number, on_left: bool) -> Number | None:
@@ -230,32 +228,34 @@ def tracked_in(arguments: Iterable[Any], trace: object) -> Iterator[Any]:
             yield from tracked_in(value.values(), trace)
 
 
-def solved(
-    equations: Sequence[tuple[Expression, Number]], values: Mapping[Place, Number]
-) -> tuple[dict[Place, Number], set[Place]]:
-    """Return new values of places, and the places that equations ask to have two values.
+def solve_for_places(
+    equations: Sequence[tuple[Expression, Number]],
+    values: Mapping[Place, Number],
+    is_width: Callable[[Place], bool],
+) -> dict[Place, Number]:
+    """Return the new values of places, given what expressions become.
 
-    An equation says what an expression becomes. Those of one place alone count first; of the others each that has one
-    place left without a new value gives that one, unless it holds already with the present value.
+    Expressions of one place alone count first. Of each other one that does not become so with what is known, the place
+    without a new value gets one; if there are several, the one that is a width.
 
     Args:
         equations: (expression, its new value).
         values: the present values.
+        is_width: whether the number at a place is as large as a width that changes.
+
+    >>> width, heads = Place("block", "width"), Place("block", "heads")
+    >>> quotient = Operation(operator.floordiv, width, heads)
+    >>> solve_for_places([(quotient, 8)], {width: 64, heads: 4}, lambda place: place == width)[width]
+    32
     """
-    found: dict[Place, Number] = {}
-    torn: set[Place] = set()
-    for expression, result in equations:
-        if isinstance(expression, Place) and found.setdefault(expression, result) != result:
-            torn.add(expression)
+    found = {expression: result for expression, result in reversed(equations) if isinstance(expression, Place)}
     left = [equation for equation in equations if isinstance(equation[0], Operation)]
-    changed = True
-    while changed:
-        changed = False
-        for expression, result in left:
-            unknown = [place for place in dict.fromkeys(places(expression)) if place not in found]
-            if len(unknown) == 1 and evaluate(expression, {**values, **found}) != result:
-                value = invert(expression, unknown[0], result, {**values, **found})
-                if value is not None and evaluate(expression, {**values, **found, unknown[0]: value}) == result:
-                    found[unknown[0]] = value
-                    changed = True
-    return found, torn
+    for expression, result in [*left, *left]:  # what one gives another may need
+        known = {**values, **found}
+        unknown = [place for place in dict.fromkeys(places(expression)) if place not in found]
+        unknown = unknown if len(unknown) == 1 else [place for place in unknown if is_width(place)]
+        if len(unknown) == 1 and evaluate(expression, known) != result:
+            value = invert(expression, unknown[0], result, known)
+            if value is not None and evaluate(expression, {**known, unknown[0]: value}) == result:
+                found[unknown[0]] = value
+    return found

@@ -265,14 +265,20 @@ def _listed(value: Any) -> list[Axis]:
 def _placed(number: Any, arguments: Sequence[Any], outputs: list[Tensor], trace: Trace) -> list[Axis]:
     """The axes of which a number is the size by its place among a call's arguments; none if that says nothing.
 
-    A call with as many sizes as its result has axes (view), or a list of as many as there are results (split).
+    A call says the sizes of its result's axes (view), of some of them in a row (unflatten), or of its results (split).
     """
     for sizes in (arguments, *(value for value in arguments if isinstance(value, list | tuple))):
         sizes = [size for size in sizes if isinstance(size, int) and not isinstance(size, bool)]
         places = [i for i, size in enumerate(sizes) if size is number]
-        if len(outputs) == 1 and len(sizes) == outputs[0].ndim:
-            if all(size in (-1, axis) for size, axis in zip(sizes, outputs[0].shape)):
-                return [trace.axes_of(outputs[0])[i] for i in places]
+        if len(outputs) == 1 and (len(sizes) == outputs[0].ndim or (sizes is not arguments and len(sizes) > 1)):
+            shape = outputs[0].shape
+            starts = [
+                start
+                for start in range(len(shape) - len(sizes) + 1)
+                if all(size in (-1, axis) for size, axis in zip(sizes, shape[start:]))
+            ]
+            if len(starts) == 1:
+                return [trace.axes_of(outputs[0])[starts[0] + i] for i in places]
         elif len(outputs) > 1 and len(sizes) == len(outputs):
             for dim in range(outputs[0].ndim):
                 if [tensor.shape[dim] for tensor in outputs if tensor.ndim > dim] == sizes:
@@ -445,16 +451,7 @@ def traced(model: nn.Module, example: Any, output: Callable[[Any], Any] | None =
 
     def trace(copy: nn.Module, given: Any) -> Trace:
         ran.append(copy)
-        try:
-            return Trace(copy, copied(given), output=output, track=True)
-        except (SurgeryError, InternalError):
-            raise
-        except Exception as error:  # its code may want plain numbers
-            on_meta = not any(not tensor.is_meta for tensor in tensors_in(given))
-            ran[-1] = ghost_of(model) if on_meta else clone(model)
-            found = Trace(ran[-1], given, output=output)
-            _log.info("%s runs with plain numbers alone: %s", type(model).__name__, first_line(error))
-            return found
+        return _traced_with_numbers(model, copy, given, output)
 
     seen = observed(model, example, trace)
     ways = [seen]
@@ -484,9 +481,21 @@ def traced(model: nn.Module, example: Any, output: Callable[[Any], Any] | None =
 
 def traced_in_place(model: nn.Module, example: Any, output: Callable[[Any], Any] | None = None) -> Trace:
     """Trace a forward pass in evaluation mode where the model is: on the meta device other operations might run."""
-    twin = clone(model)
     with explained(f"{type(model).__name__} does not run on the example"):
-        return Trace(twin, copied(example), output=output)
+        return _traced_with_numbers(model, clone(model), copied(example), output)
+
+
+def _traced_with_numbers(model: nn.Module, twin: nn.Module, example: Any, output: Callable[[Any], Any] | None) -> Trace:
+    """Trace a copy of the model with numbers that remember their attributes, or else plain ones if its code asks."""
+    try:
+        return Trace(twin, copied(example), output=output, track=True)
+    except (SurgeryError, InternalError):
+        raise
+    except Exception as error:
+        on_meta = all(tensor.is_meta for tensor in tensors_in(example))
+        found = Trace(ghost_of(model) if on_meta else clone(model), example, output=output)
+        _log.info("%s runs with plain numbers alone: %s", type(model).__name__, first_line(error))
+        return found
 
 
 def _follow_copies(model: nn.Module, trace: Trace) -> None:

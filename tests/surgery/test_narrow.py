@@ -1324,7 +1324,7 @@ def test_the_size_of_a_head_follows_by_each_of_its_usual_names(name):
         def __init__(self):
             super().__init__()
             setattr(self, name, 8)
-            self.pad_value = self.fixed_k = 8  # which only happen to be as large
+            self.pad_value = 8  # which only happens to be as large
             self.q, self.k, self.v, self.out = (nn.Linear(*size) for size in (*[(5, 16)] * 3, (16, 2)))
 
         def forward(self, x):
@@ -1335,4 +1335,4 @@ def test_the_size_of_a_head_follows_by_each_of_its_usual_names(name):
     small, _ = narrow(Attention(), rate=0.5, example=torch.randn(2, 4, 5))
     assert small.q.out_features == 8
     assert getattr(small, name) == 4
-    assert (small.pad_value, small.fixed_k) == (8, 8)
+    assert small.pad_value == 8
