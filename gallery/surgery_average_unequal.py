@@ -14,7 +14,7 @@ torch.manual_seed(0)
 x, y = (torch.tensor(part) for part in load_digits(return_X_y=True))
 x, net, accuracy = x.float() / 16, nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)), {}
 for _ in range(8):
-    clients = [surgery.narrow(net, rate=rate, example=x[:2]) for rate in (0.25, 0.5, 1.0)]
+    clients = [surgery.narrow(net, rate, x[:2]) for rate in (0.25, 0.5, 1.0)]
     for k, (model, _) in enumerate(clients):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for batch in torch.randint(480 * k, 480 * k + 480, (30, 32)):

@@ -43,7 +43,7 @@ def narrowed():
     torch.manual_seed(0)
     model, example = CASE.build(), CASE.example(None)
     judges.randomize(model)
-    return model, *narrow(model, rate=0.5, example=example), example
+    return model, *narrow(model, 0.5, example), example
 
 
 def test_a_right_model_is_compared_with_both_and_a_wrong_attribute_is_seen():
@@ -309,6 +309,6 @@ def test_a_width_that_is_read_from_another_ones_size_becomes_as_long():
 
     torch.manual_seed(0)
     model, x = Torn(), torch.randn(2, 3, 5)
-    small, _ = narrow(model, rate=0.5, example=x)
+    small, _ = narrow(model, 0.5, x)
     assert [small.first.in_features, small.proj.in_features, small.proj.out_features] == [18, 52, 52]
     assert support.narrow(Case(Torn, lambda model: x), model, x) == "zeros"

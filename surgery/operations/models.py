@@ -63,7 +63,7 @@ def narrow(
         the new checkpoint; the plan, by which the narrow model lies in the given one
     """
     small, plan = surgery.narrow(
-        model.built(), rate=rate, keep=keep, heads=heads, rounding=rounding, strict=strict, **model.run_arguments()
+        model.built(), rate, keep=keep, heads=heads, rounding=rounding, strict=strict, **model.run_arguments()
     )
     return model.becomes(plan.extract(model.values), small, plan)
 

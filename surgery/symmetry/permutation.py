@@ -39,7 +39,7 @@ def permute(
         model: any module; it is not changed.
         permutations: by width the present positions in their new order: `[2, 0, 1]` puts position 2 first. A width is
             named by an axis that it has for its own, `layer1.conv.weight:0`; of an axis along which several lie a third
-            number says which, from the left, `proj.weight:1:0`. `surgery.widths(model, example=...)` lists the names,
+            number says which, from the left, `proj.weight:1:0`. `surgery.widths(model, ...)` lists the names,
             and why some widths cannot be put in another order. Other widths keep theirs.
         example: an input, as for `surgery.narrow`. One forward pass shows the widths, on the meta device if possible.
         output: what of the output has to stay the same, as for `surgery.narrow`.
@@ -76,8 +76,8 @@ def sort_by(
 ) -> tuple[nn.Module, Plan]:
     """A copy whose hidden widths have the positions with the highest scores first; it computes the same outputs.
 
-    The first positions are then the best ones, so that one network serves every width: `narrow(sorted, rate=r)` is
-    `narrow(model, rate=r, keep_top=scores)` up to the order of positions, for every rate (Cai et al., "Once-for-All",
+    The first positions are then the best ones, so that one network serves every width: `narrow(sorted, r)` is
+    `narrow(model, r, scores=scores)` up to the order of positions, for every rate (Cai et al., "Once-for-All",
     ICLR 2020, section 3.3). Of equal scores the first comes first. Widths without scores keep their order, as do those
     whose order matters.
 

@@ -184,7 +184,7 @@ def attempt(request: Request, known: Constraints) -> Attempt:
     for a, b in (pair for coupling in known.couplings for pair in coupling):
         axes.unify(*(trace.steps[place.step].axes()[place.position] for place in (a, b)))
     solution = solve(trace)
-    demand, score = request.demand, None
+    demand, score = request.demand.along(solution), None
     if traced_scores:
         score = partial(scores_of, scores=traced_scores(solution), solution=solution)
         demand = replace(demand, pick=best(score))

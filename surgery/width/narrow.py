@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from surgery.forward import check_runs, uncollected
 from surgery.names import joined
 from surgery.plan import Plan
 from surgery.width.attempts import Attempt, Request, attempts, final
-from surgery.width.choose import Demand, Heads, Rounding, Scores, checked, choose
+from surgery.width.choose import Demand, Heads, Rounding, Scores, Shares, checked, choose, parsed
 from surgery.width.made_constants import other_constants
 from surgery.width.shortfall import (
     constants_differ,
@@ -30,18 +30,17 @@ _log = logging.getLogger(__name__)
 
 def narrow(
     model: nn.Module,
-    *,
-    rate: float | None = None,
+    width: Shares | None = None,
     example: Any = None,
-    rates: Mapping[str, float] | None = None,
-    keep_top: Scores | None = None,
+    *,
+    scores: Scores | None = None,
     keep: Sequence[str] = (),
     output: Callable[[Any], Any] | None = None,
     heads: Heads = "inside",
     rounding: Rounding = math.ceil,
     strict: bool = False,
 ) -> tuple[nn.Module, Plan]:
-    """A narrower copy of any module: the first, or the best, ceil(rate * C) positions of every hidden width C.
+    """Return a narrower copy of any module: the first, or the best, ceil(width * C) positions of every width C.
 
     One forward pass in evaluation mode shows which axes of which tensors are one width, and another in training mode if
     the model does something else there. The narrow model's own passes are then compared, operation by operation, with
@@ -50,13 +49,15 @@ def narrow(
 
     Args:
         model: any module; it is not changed.
-        rate: in (0, 1]; needed, unless `rates` are given (it is then 1).
+        width: a share in (0, 1] of every hidden width, 0.5 for half of it. Or by name of modules the share (a float)
+            or the number of positions (an int) of the widths that they make: `{"layer1": 0.5, "*.mlp.fc1": 64, "*":
+            0.75}`. A pattern matches a module's name or that of one around it; `*`, `?` and `[...]` are as in file
+            names. The first pattern that matches counts; a width that none matches stays whole. So "*" as the last one
+            gives the share of all others. A number is the length of the axis that a module makes, exactly, whatever
+            `rounding` is: of four heads a multiple of 4, of an LSTM all gates. Mind that 1 is one position, 1.0 all.
         example: an input: a tensor, a tuple of arguments or a dict of keyword arguments; needed. Its axes, and those of
             the output (classes), stay whole; so does everything that the forward passes do not use.
-        rates: other rates for the widths that modules of these names make: `{"layer1": 0.5, "*.mlp.fc1": 0.25}`. A
-            pattern matches a module's name or that of one around it; `*`, `?` and `[...]` are as in file names. The
-            first pattern that matches counts.
-        keep_top: scores by width, as `surgery.pruning.importance` gives them: those with the highest stay, in their
+        scores: by width, as `surgery.pruning.importance` gives them: those with the highest stay, in their
             order; of equal ones the first. A width whose order matters (`widths` says why) keeps its first positions
             even so.
         keep: such patterns of modules whose tensors stay whole.
@@ -66,7 +67,7 @@ def narrow(
             13 stay, and 52 of another width of 100 if the code reads the one size from the other); `drop` keeps the
             first heads, and is refused where constants and scales that the code makes for heads are others with fewer
             of them (BLOOM's).
-        rounding: from rate * C to the number of positions kept, which is at least one and at most C; or a whole number
+        rounding: from share * C to the number of positions kept, which is at least one and at most C; or a whole number
             of which it is a multiple, upwards. `zoo.divisor8` gives the multiples of 8 that MobileNets have.
         strict: whether a hidden width that stays whole, although it was to shrink, is an error, and a tensor that no
             pass has used although it is as long as a width that shrinks, and a constant of the code along a width whose
@@ -78,23 +79,27 @@ def narrow(
 
     Raises:
         SurgeryError: if no hidden width can shrink, or with `strict` not all of them (a model that has none is copied);
-            if a pattern matches no module, or decides nothing; if modules that make one width are to have different
-            rates; for scores of another model, and if there are none for a width that
-            is to shrink.
+            if a pattern matches no module, or decides nothing; if a width cannot keep the number of positions asked
+            for, or modules that make one width are to have different shares; for scores of another model, and if there
+            are none for a width that is to shrink.
 
     >>> import torch
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(32, 5))
-    >>> small, plan = narrow(net, rate=0.5, example=torch.zeros(2, 3, 4, 4))
+    >>> small, plan = narrow(net, 0.5, torch.zeros(2, 3, 4, 4))
     >>> small[0], small[3]
     (Conv2d(3, 4, kernel_size=(3, 3), stride=(1, 1)), Linear(in_features=16, out_features=5, bias=True))
+    >>> narrow(net, {"0": 3}, torch.zeros(2, 3, 4, 4))[0][0].out_channels
+    3
     >>> torch.equal(plan.extract(net)["0.weight"], net[0].weight[:4])
     True
     """
-    if rate is None and not rates:
-        raise SurgeryError("narrow takes a rate and an example; to copy the widths of a smaller model use corner")
+    if width is None:
+        raise SurgeryError(
+            "narrow needs a width, 0.5 for half of every hidden width, and an example: give one of width"
+        )
     check_runs(model, example, "narrow")
-    demand = checked(model, Demand(1.0 if rate is None else rate, rates or {}, keep, heads, rounding))
-    request = Request(model, example, demand, output, strict, keep_top)
+    demand = checked(model, Demand(*parsed(width), keep, heads, rounding))
+    request = Request(model, example, demand, output, strict, scores)
     found = final(request)
     return finished(found), found.plan
 
@@ -129,7 +134,7 @@ class Width(NamedTuple):
         kept: how many of them stay at the given rate; `size` if all of them must.
         reason: why all of them must stay, or "".
         members: (tensor name, axis) of every axis that they lie along.
-        name: by which `surgery.symmetry.permute`, `importance` and `narrow(..., keep_top=)` know it.
+        name: by which `surgery.symmetry.permute`, `importance` and `narrow(..., scores=)` know it.
         grouping: "heads" or "groups" if its positions tell these apart; positions within a head or a group are another
             width, the same for all of them.
         order: why the positions cannot be put in another order, or "". If fewer than all stay, it is the first ones.
@@ -146,30 +151,32 @@ class Width(NamedTuple):
 
 def widths(
     model: nn.Module,
-    *,
     example: Any,
-    rate: float = 1.0,
+    width: Shares | None = None,
+    *,
     heads: Heads = "inside",
     rounding: Rounding = math.ceil,
     output: Callable[[Any], Any] | None = None,
 ) -> list[Width]:
-    """The coupled widths of a model, in the order of their first tensors, and what `narrow` at this rate keeps of them.
+    """List the coupled widths of a model, in the order of their first tensors, and how much `narrow` keeps of each.
 
     Args:
-        model, example, rate, heads, rounding, output: as for `surgery.narrow`.
+        model, example, heads, rounding, output: as for `surgery.narrow`.
+        width: as for `surgery.narrow`; None keeps every width.
 
     >>> net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
     >>> import torch
-    >>> for width in widths(net, example=torch.zeros(1, 4), rate=0.5): print(width[:4])
+    >>> for width in widths(net, torch.zeros(1, 4), 0.5): print(width[:4])
     (6, 3, '', (('0.weight', 0), ('0.bias', 0), ('2.weight', 1)))
     (4, 4, 'it is an axis of the input', (('0.weight', 1),))
     (2, 2, 'it is an axis of the output', (('2.weight', 0), ('2.bias', 0)))
-    >>> [width.name for width in widths(net, example=torch.zeros(1, 4)) if not width.order]
+    >>> [width.name for width in widths(net, torch.zeros(1, 4)) if not width.order]
     ['0.weight:0']
     """
     check_runs(model, example, "widths")
-    demand = checked(model, Demand(rate, heads=heads, rounding=rounding))
-    if rate == 1:
+    rate, rates = parsed(1.0 if width is None else width)
+    demand = checked(model, Demand(rate, rates, heads=heads, rounding=rounding))
+    if rate == 1 and not rates:
         solution = solve(traced(model, example, output).found)
         chosen = choose(solution, demand)
     else:
@@ -178,12 +185,12 @@ def widths(
         with suppress(SurgeryError):  # nothing can shrink: what is known of the widths shows why
             for further in row:
                 found = further
-        solution, chosen = found.solution, found.chosen
+        solution, chosen, demand = found.solution, found.chosen, found.demand
     names = {atom: name for name, atom in named_widths(solution).items()}
 
     def reason(atom: Atom) -> str:
         why = chosen.why(atom)
-        if why or atom in chosen.choice or rate == 1:
+        if why or atom in chosen.choice or demand.rate_of(atom) == 1:
             return why.text if why else ""
         if atom.grouping:
             return "it tells heads or groups apart, and each of these shrinks"

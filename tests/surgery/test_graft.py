@@ -455,7 +455,7 @@ def test_containers_whose_code_indexes_them_keep_their_length():
 def test_plans_build_only_from_modules_of_their_structure():
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
     other = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.Sigmoid(), nn.Conv2d(8, 4, 3))
-    _, plan = narrow(net, rate=0.5, example=torch.zeros(1, 3, 9, 9))
+    _, plan = narrow(net, 0.5, torch.zeros(1, 3, 9, 9))
     plan.extract(state(other))  # states of these shapes will do
     with pytest.raises(SurgeryError, match="other classes or settings"):
         plan.build(other)

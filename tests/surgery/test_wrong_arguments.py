@@ -109,10 +109,10 @@ def test_no_wrong_argument_ends_in_a_raw_error(function):
 
 
 def test_options_are_never_given_by_position():
-    """But of functions of two or four equal operands, whose order cannot be mistaken."""
+    """But of functions of two or four equal operands, whose order cannot be mistaken, and a width with its example."""
     for name in surgery.__all__:
         value = getattr(surgery, name)
-        if inspect.isfunction(value) and name not in ("cosine", "check_same"):
+        if inspect.isfunction(value) and name not in ("cosine", "check_same", "narrow", "widths"):
             parameters = inspect.signature(value).parameters.values()
             by_position = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
             assert len(by_position) <= 2, name
@@ -175,7 +175,7 @@ def test_a_state_has_the_layers_that_its_names_tell_of():
         (lambda: surgery.average_submodels(SMALL, PLAN, fallback=NET), "a list of states"),
         (lambda: surgery.average_submodels([SMALL], [NET], fallback=NET), "a list of plans"),
         (lambda: surgery.libraries.named(NET), "timm:NAME"),
-        (lambda: surgery.narrow(NET), "takes a rate and an example; to copy the widths of a smaller model use corner"),
+        (lambda: surgery.narrow(NET, example=torch.zeros(1, 3)), "give one of width"),
     ],
 )
 def test_errors_say_the_way_out(call, message):
