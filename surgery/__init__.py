@@ -30,7 +30,6 @@ from surgery.states import load as load
 from surgery.states import stack as stack
 from surgery.states import state as state
 from surgery.states import unstack as unstack
-from surgery.width.corner import corner as corner
 from surgery.width.narrow import narrow as narrow
 from surgery.width.narrow import widths as widths
 from surgery.width.rules import register_rule as register_rule

@@ -2,7 +2,7 @@
 
 HeteroFL, FlexiFed, NeFL, FedRolex and FedFA differ only in their plans: which tensors of the full model a client holds
 (depth), which positions along each axis (width), and which deeper blocks a client's last block stands for (grafting).
-`narrow`, `corner`, `graft` and `ungraft` make plans; this file applies them.
+`narrow`, `graft` and `ungraft` make plans; this file applies them.
 """
 
 import copy

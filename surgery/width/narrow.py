@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from surgery.names import joined
 from surgery.plan import Plan
 from surgery.width.attempts import Attempt, Request, attempts, final
 from surgery.width.choose import Demand, Heads, Rounding, Scores, Shares, checked, choose, parsed
+from surgery.width.corner import corner
 from surgery.width.made_constants import other_constants
 from surgery.width.shortfall import (
     constants_differ,
@@ -33,6 +34,7 @@ def narrow(
     width: Shares | None = None,
     example: Any = None,
     *,
+    like: nn.Module | None = None,
     scores: Scores | None = None,
     keep: Sequence[str] = (),
     output: Callable[[Any], Any] | None = None,
@@ -42,24 +44,29 @@ def narrow(
 ) -> tuple[nn.Module, Plan]:
     """Return a narrower copy of any module: the first, or the best, ceil(width * C) positions of every width C.
 
-    One forward pass in evaluation mode shows which axes of which tensors are one width, and another in training mode if
-    the model does something else there. The narrow model's own passes are then compared, operation by operation, with
-    what the algebra of axes predicts, so that no wrong model is returned. All run on the meta device if the model can,
-    so that they cost little.
+    A `width` says how much stays. Or a smaller model `like` gives the shapes, and a copy of it gets the first positions
+    of every axis: nothing runs. Exactly one of the two is given.
+
+    For a width, one forward pass in evaluation mode shows which axes of which tensors are one, and another in training
+    mode if the model does something else there. The narrow model's own passes are then compared, operation by
+    operation, with what the algebra of axes predicts, so that no wrong model is returned. All run on the meta device if
+    the model can, so that they cost little.
 
     Args:
         model: any module; it is not changed.
         width: a share in (0, 1] of every hidden width, 0.5 for half of it. Or by name of modules the share (a float)
             or the number of positions (an int) of the widths that they make: `{"layer1": 0.5, "*.mlp.fc1": 64, "*":
             0.75}`. A pattern matches a module's name or that of one around it; `*`, `?` and `[...]` are as in file
-            names. The first pattern that matches counts; a width that none matches stays whole. So "*" as the last one
-            gives the share of all others. A number is the length of the axis that a module makes, exactly, whatever
-            `rounding` is: of four heads a multiple of 4, of an LSTM all gates. Mind that 1 is one position, 1.0 all.
-        example: an input: a tensor, a tuple of arguments or a dict of keyword arguments; needed. Its axes, and those of
-            the output (classes), stay whole; so does everything that the forward passes do not use.
-        scores: by width, as `surgery.pruning.importance` gives them: those with the highest stay, in their
-            order; of equal ones the first. A width whose order matters (`widths` says why) keeps its first positions
-            even so.
+            names. The first pattern that matches counts; a width that none matches stays whole, so that "*" as the last
+            one gives the share of all others. A number is the length of the axis that a module makes, exactly and
+            whatever `rounding` is: of four heads a multiple of 4, of an LSTM all gates. Mind that 1 is one position,
+            and 1.0 all of them.
+        example: an input: a tensor, a tuple of arguments or a dict of keyword arguments; needed, but for `like`. Its
+            axes, and those of the output (classes), stay whole; so does everything that the forward passes do not use.
+        like: a smaller model of the same architecture, with the same names of tensors; it is not changed. The options
+            from `scores` to `rounding` are for a width.
+        scores: by width, as `surgery.pruning.importance` gives them: those with the highest stay, in their order; of
+            equal ones the first. A width whose order matters (`widths` says why) keeps its first positions even so.
         keep: such patterns of modules whose tensors stay whole.
         output: what of the output has to keep its shape: `lambda y: y.logits` for a model that also returns its hidden
             states.
@@ -81,7 +88,8 @@ def narrow(
         SurgeryError: if no hidden width can shrink, or with `strict` not all of them (a model that has none is copied);
             if a pattern matches no module, or decides nothing; if a width cannot keep the number of positions asked
             for, or modules that make one width are to have different shares; for scores of another model, and if there
-            are none for a width that is to shrink.
+            are none for a width that is to shrink; if `like` has other names of tensors than the model (in depth, say),
+            or is larger somewhere.
 
     >>> import torch
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(32, 5))
@@ -90,18 +98,38 @@ def narrow(
     (Conv2d(3, 4, kernel_size=(3, 3), stride=(1, 1)), Linear(in_features=16, out_features=5, bias=True))
     >>> narrow(net, {"0": 3}, torch.zeros(2, 3, 4, 4))[0][0].out_channels
     3
+    >>> narrow(net, like=small)[1] == plan
+    True
     >>> torch.equal(plan.extract(net)["0.weight"], net[0].weight[:4])
     True
     """
-    if width is None:
-        raise SurgeryError(
-            "narrow needs a width, 0.5 for half of every hidden width, and an example: give one of width"
-        )
+    _check_one(width=width, like=like)
+    options = {"scores": scores is not None, "keep": bool(keep), "output": output is not None}
+    options |= {"heads": heads != "inside", "rounding": rounding is not math.ceil}
+    if like is not None:
+        _check_without("like", options)
+        return corner(model, like)
     check_runs(model, example, "narrow")
     demand = checked(model, Demand(*parsed(width), keep, heads, rounding))
     request = Request(model, example, demand, output, strict, scores)
     found = final(request)
     return finished(found), found.plan
+
+
+def _check_one(**ways: Any) -> None:
+    """SurgeryError unless the caller says in one way how narrow the model is to be."""
+    told = [name for name, value in ways.items() if value is not None]
+    if len(told) != 1:
+        raise SurgeryError(
+            f"narrow takes one of {', '.join(ways)}, got {' and '.join(told) or 'none'}: give one of width=0.5 (half of "
+            "every width) and like=small (a smaller model of the same architecture)"
+        )
+
+
+def _check_without(way: str, options: Mapping[str, bool]) -> None:
+    """SurgeryError for options that have no meaning where one way says all of what stays."""
+    if told := [name for name, is_given in options.items() if is_given]:
+        raise SurgeryError(f"{way} says all of what stays: leave out {', '.join(told)}, or give a width in its place")
 
 
 @uncollected()

@@ -254,7 +254,7 @@ def surgical(device):
     generator = torch.Generator().manual_seed(0)
     host = {"w": torch.randn(4, 6, 5, generator=generator), "steps": torch.arange(4)}
     full, small = (zoo.create("cnn", generator, in_channels=1, image_size=8, width=w) for w in (0.25, 0.125))
-    plans = [surgery.corner(full, model)[1] for model in (small, full)]
+    plans = [surgery.narrow(full, like=model)[1] for model in (small, full)]
     models = {name: tensor.to(device) for name, tensor in host.items()}
     floats, mask, keep = {"w": models["w"]}, {"w": models["w"] > 0}, {name: t[0] for name, t in models.items()}
     state = {name: tensor.to(device) for name, tensor in surgery.state(full).items()}

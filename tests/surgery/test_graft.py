@@ -13,7 +13,7 @@ from symmetric import Made
 from torch import nn
 
 import surgery
-from surgery import SurgeryError, corner, graft, narrow, state, ungraft
+from surgery import SurgeryError, graft, narrow, state, ungraft
 from surgery.depth.sections import BLOCKS
 from surgery.depth.tree import Chain, Skip
 from surgery.plan import Plan
@@ -566,7 +566,7 @@ def test_kept_blocks_of_the_zoo_are_numbered_anew_and_fit_narrow_models():
         "section2.1": ["section2.3.conv2.weight"],
     }
     assert [s.name for s in depth.entries["section1.0.conv1.weight"]] == ["section1.2.conv1.weight"]
-    small, width = corner(shallow, spec.scaled(0.5, (1, 2, 1, 1)).build())
+    small, width = narrow(shallow, like=spec.scaled(0.5, (1, 2, 1, 1)).build())
     assert_equal_states(depth.compose(width).extract(state(model)), state(small))
     assert small.eval()(x).shape == (2, 10)
 
@@ -591,7 +591,7 @@ def test_grafted_corners_cover_the_width_of_the_client_in_every_block(name, data
     wide, client = spec.scaled(1.0, tuple(deep)), spec.scaled(tuple(rates), tuple(own))
     model = wide.build(device="meta")
     shallow, depth = ungraft(model, keep=own, stands_for="corner")
-    plan = depth.compose(corner(shallow, client.build(device="meta"))[1])
+    plan = depth.compose(narrow(shallow, like=client.build(device="meta"))[1])
     small, full = plan.small_shapes, plan.shapes
     _, mask = plan.embed({key: torch.ones(shape) for key, shape in small.items()})
     for key, shape in full.items():
@@ -607,7 +607,7 @@ def test_grafted_corners_cover_the_width_of_the_client_in_every_block(name, data
         if mine is not None:
             expected[tuple(map(slice, mine))] = True
         assert torch.equal(mask[key], expected), key
-    alike = corner(model, spec.scaled(tuple(rates), tuple(deep)).build(device="meta"))[1]
+    alike = narrow(model, like=spec.scaled(tuple(rates), tuple(deep)).build(device="meta"))[1]
     _, whole = alike.embed({key: torch.ones(shape) for key, shape in alike.small_shapes.items()})
     client_sections = zip(surgery.sections(shallow), own, deep)
     if all(a == b or surgery.depth.sections.repeatable(shallow, s) for s, a, b in client_sections):

@@ -175,7 +175,10 @@ def test_a_state_has_the_layers_that_its_names_tell_of():
         (lambda: surgery.average_submodels(SMALL, PLAN, fallback=NET), "a list of states"),
         (lambda: surgery.average_submodels([SMALL], [NET], fallback=NET), "a list of plans"),
         (lambda: surgery.libraries.named(NET), "timm:NAME"),
-        (lambda: surgery.narrow(NET, example=torch.zeros(1, 3)), "give one of width"),
+        (
+            lambda: surgery.narrow(NET, example=torch.zeros(1, 3)),
+            "takes one of width, like.*, got none: give one of width",
+        ),
     ],
 )
 def test_errors_say_the_way_out(call, message):

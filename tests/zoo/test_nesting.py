@@ -126,7 +126,7 @@ def test_surgery_relates_widths_by_reference(name):
     spec = Spec(name, **shapes(name) | sized(name))
     large, small = spec.build(), spec.scaled(0.6).build()
     large.load_state_dict(random(large))
-    narrow, plan = surgery.corner(large, small)
+    narrow, plan = surgery.narrow(large, like=small)
     part = plan.extract(large.state_dict())
     expected = leading(small.state_dict(), large.state_dict())
     assert list(part) == list(small.state_dict())

@@ -254,7 +254,7 @@ def test_what_makes_plans_stores_dtypes():
     small, width = surgery.narrow(plain, 0.5, image)
     rolled = surgery.width.corner.rolling(plain, small, example=image)(1)
     floats = dict.fromkeys(known, torch.float32)
-    assert width.dtypes == surgery.corner(plain, small)[1].dtypes == rolled.dtypes == floats
+    assert width.dtypes == surgery.narrow(plain, like=small)[1].dtypes == rolled.dtypes == floats
 
 
 SEVERAL = Plan(
