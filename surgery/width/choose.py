@@ -59,6 +59,7 @@ class Demand:
         numbers: how many positions of each of some widths stay, if that is not their share.
         equal: axes that have to become equally long: the shorter ones keep more than their share, or with `numbers` the
             longer ones less.
+        choice: the positions that stay, if the caller gives them; what has none stays whole.
         made: the length of the axis that a module makes, by module and each of its atoms; for numbers of positions.
 
     Patterns are names of modules, with `*`, `?` and `[...]` as in file names. What is inside of a module that matches
@@ -73,6 +74,7 @@ class Demand:
     pick: Pick = first
     numbers: Callable[[Collection[Atom]], Mapping[Atom, int]] | None = None
     equal: Sequence[Sequence[Axis]] = ()
+    choice: Choice | None = None
     made: Mapping[tuple[str, Atom], int] = field(default_factory=dict)
 
     def along(self, solution: Solution) -> "Demand":
@@ -196,15 +198,8 @@ class TracedScores:
     """
 
     def __init__(self, trace: Trace, scores: Any):
-        solution = solve(trace)
-        widths = named_widths(solution)
-        raw = {
-            solution.axis_of(atom): atom
-            for found in trace.tensors.values()
-            for axis in found
-            for atom in axes.atoms(axis)
-        }
-        self._found = [(raw[widths[name]], values) for name, values in checked_scores(scores, widths).items()]
+        widths, traced_axis = traced_widths(trace)
+        self._found = [(traced_axis[widths[name]], values) for name, values in checked_scores(scores, widths).items()]
 
     def __call__(self, solution: Solution) -> dict[Atom, Tensor]:
         """The scores of each atom of a solution of the trace."""
@@ -213,6 +208,13 @@ class TracedScores:
             for atom, part in onto_atoms(solution.axis_of(axis), values).items():
                 scores[atom] = scores.get(atom, 0) + part
         return scores
+
+
+def traced_widths(trace: Trace) -> tuple[dict[str, Atom], dict[Axis, axes.Axis]]:
+    """Return the widths of a trace as it is now by name, and the axis of the trace that each is."""
+    solution = solve(trace)
+    held = [axis for found in trace.tensors.values() for axis in found]
+    return named_widths(solution), {solution.axis_of(atom): atom for axis in held for atom in axes.atoms(axis)}
 
 
 def checked_scores(scores: Any, widths: Mapping[str, Atom], what: str = "scores") -> dict[str, Tensor]:
@@ -301,6 +303,9 @@ def choose(solution: Solution, demand: Demand) -> Chosen:
     """
     _check_used(solution, demand)
     reasons = _asked_to_stay(solution, demand)
+    if demand.choice is not None:
+        _check_choice(solution, demand.choice, reasons)
+        return Chosen(demand.choice, reasons, [*demand.choice])
     while True:
         sliced = _sliced(solution, demand, reasons)
         if demand.numbers:  # of a target, which a longer axis could miss
@@ -417,6 +422,18 @@ def _asked_to_stay(solution: Solution, demand: Demand) -> dict[Atom, Why]:
         for axis in (*made, *(axis for found in held for axis in found)):
             reasons.update(dict.fromkeys(atoms(axis), Why(Kind.ASKED, f"keep={pattern!r} asks for it")))
     return reasons
+
+
+def _check_choice(solution: Solution, choice: Choice, reasons: Mapping[Atom, Why]) -> None:
+    """SurgeryError for given positions of a width that is to stay, or that are not the first of an ordered axis."""
+    names = {atom: name for name, atom in named_widths(solution).items()}
+    for atom in choice:
+        if atom in reasons:
+            raise SurgeryError(f"positions names {names[atom]!r}, and all of it stays: {reasons[atom].text}")
+    for axis, why in solution.ordered:
+        if not _neighbours(axis, choice):
+            name = next(names[atom] for atom in atoms(axis) if atom in choice)
+            raise SurgeryError(f"positions of {name!r} must leave the first ones of an axis of {axis.size}: {why}")
 
 
 def _neighbours(axis: Axis, choice: Choice) -> bool:

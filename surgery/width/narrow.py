@@ -16,6 +16,7 @@ from surgery.width.attempts import Attempt, Request, attempts, final
 from surgery.width.choose import Demand, Heads, Rounding, Scores, Shares, checked, choose, parsed
 from surgery.width.corner import corner
 from surgery.width.made_constants import other_constants
+from surgery.width.positions import Positions
 from surgery.width.shortfall import (
     constants_differ,
     equally_long,
@@ -35,6 +36,7 @@ def narrow(
     example: Any = None,
     *,
     like: nn.Module | None = None,
+    positions: Positions | None = None,
     scores: Scores | None = None,
     keep: Sequence[str] = (),
     output: Callable[[Any], Any] | None = None,
@@ -44,11 +46,11 @@ def narrow(
 ) -> tuple[nn.Module, Plan]:
     """Return a narrower copy of any module: the first, or the best, ceil(width * C) positions of every width C.
 
-    A `width` says how much stays. Or a smaller model `like` gives the shapes, and a copy of it gets the first positions
-    of every axis: nothing runs. Exactly one of the two is given.
+    A `width` says how much stays. Or `positions` say what stays. Or a smaller model `like` gives the shapes, and a copy
+    of it gets the first positions of every axis: nothing runs. Exactly one of the three is given.
 
-    For a width, one forward pass in evaluation mode shows which axes of which tensors are one, and another in training
-    mode if the model does something else there. The narrow model's own passes are then compared, operation by
+    But for `like`, one forward pass in evaluation mode shows which axes of which tensors are one width, and another in
+    training mode if the model does something else there. The narrow model's own passes are then compared, operation by
     operation, with what the algebra of axes predicts, so that no wrong model is returned. All run on the meta device if
     the model can, so that they cost little.
 
@@ -64,7 +66,10 @@ def narrow(
         example: an input: a tensor, a tuple of arguments or a dict of keyword arguments; needed, but for `like`. Its
             axes, and those of the output (classes), stay whole; so does everything that the forward passes do not use.
         like: a smaller model of the same architecture, with the same names of tensors; it is not changed. The options
-            from `scores` to `rounding` are for a width.
+            from `scores` to `rounding` do not go with it.
+        positions: by width, as `widths` names them, the positions that stay, ascending: `{"fc1.weight:0": [0, 2, 5]}`.
+            Others stay whole. Of a width whose order matters they are the first ones. `scores`, `heads` and `rounding`
+            do not go with them. To put positions in another order is `surgery.symmetry.permute`.
         scores: by width, as `surgery.pruning.importance` gives them: those with the highest stay, in their order; of
             equal ones the first. A width whose order matters (`widths` says why) keeps its first positions even so.
         keep: such patterns of modules whose tensors stay whole.
@@ -89,7 +94,7 @@ def narrow(
             if a pattern matches no module, or decides nothing; if a width cannot keep the number of positions asked
             for, or modules that make one width are to have different shares; for scores of another model, and if there
             are none for a width that is to shrink; if `like` has other names of tensors than the model (in depth, say),
-            or is larger somewhere.
+            or is larger somewhere; for positions of a width that the model does not have or that must stay whole.
 
     >>> import torch
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(32, 5))
@@ -100,18 +105,23 @@ def narrow(
     3
     >>> narrow(net, like=small)[1] == plan
     True
+    >>> narrow(net, positions={"0.weight:0": [1, 6]}, example=torch.zeros(2, 3, 4, 4))[1].entries["0.bias"][0].index
+    (((1, 2), (6, 7)),)
     >>> torch.equal(plan.extract(net)["0.weight"], net[0].weight[:4])
     True
     """
-    _check_one(width=width, like=like)
+    _check_one(width=width, like=like, positions=positions)
     options = {"scores": scores is not None, "keep": bool(keep), "output": output is not None}
     options |= {"heads": heads != "inside", "rounding": rounding is not math.ceil}
     if like is not None:
         _check_without("like", options)
         return corner(model, like)
     check_runs(model, example, "narrow")
-    demand = checked(model, Demand(*parsed(width), keep, heads, rounding))
-    request = Request(model, example, demand, output, strict, scores)
+    if positions is not None:
+        _check_without("positions", {name: options[name] for name in ("scores", "heads", "rounding")})
+    rate, rates = parsed(1.0 if width is None else width)
+    demand = checked(model, Demand(rate, rates, keep, heads, rounding))
+    request = Request(model, example, demand, output, strict, scores, positions=positions)
     found = final(request)
     return finished(found), found.plan
 
@@ -121,8 +131,8 @@ def _check_one(**ways: Any) -> None:
     told = [name for name, value in ways.items() if value is not None]
     if len(told) != 1:
         raise SurgeryError(
-            f"narrow takes one of {', '.join(ways)}, got {' and '.join(told) or 'none'}: give one of width=0.5 (half of "
-            "every width) and like=small (a smaller model of the same architecture)"
+            f"narrow takes one of {', '.join(ways)}, got {' and '.join(told) or 'none'}: give width=0.5 (half of every "
+            "width), like=small (a smaller model) or positions={{'fc1.weight:0': [0, 2]}} (what stays)"
         )
 
 

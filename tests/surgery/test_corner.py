@@ -183,8 +183,8 @@ def test_the_copy_is_like_the_smaller_model_in_type_and_flags():
 def test_like_is_the_one_way_to_say_the_widths_and_takes_no_options():
     net, small, x = mlp(6), mlp(4), torch.zeros(1, 3)
     for given, message in (
-        ({}, "got none: give one of width=0.5"),
-        ({"example": x}, "got none: give one of width=0.5"),
+        ({}, "got none: give width=0.5"),
+        ({"example": x}, "got none: give width=0.5"),
         ({"width": 0.5, "like": small}, "got width and like"),
         ({"like": surgery.state(small)}, "like is a module, got a dict"),
         ({"like": 0.5}, "like is a module, got a float"),

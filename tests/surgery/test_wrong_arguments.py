@@ -177,7 +177,7 @@ def test_a_state_has_the_layers_that_its_names_tell_of():
         (lambda: surgery.libraries.named(NET), "timm:NAME"),
         (
             lambda: surgery.narrow(NET, example=torch.zeros(1, 3)),
-            "takes one of width, like.*, got none: give one of width",
+            "takes one of width, like.*, got none: give width",
         ),
     ],
 )
