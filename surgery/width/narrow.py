@@ -176,6 +176,9 @@ class Width(NamedTuple):
         grouping: "heads" or "groups" if its positions tell these apart; positions within a head or a group are another
             width, the same for all of them.
         order: why the positions cannot be put in another order, or "". If fewer than all stay, it is the first ones.
+
+    >>> Width(6, 3, "", (("fc1.weight", 0), ("fc2.weight", 1)), "fc1.weight:0")
+    Width(fc1.weight:0, 6 -> 3)
     """
 
     size: int
@@ -186,6 +189,32 @@ class Width(NamedTuple):
     grouping: str = ""
     order: str = ""
 
+    def __repr__(self) -> str:
+        size = f"{self.size} -> {self.kept}" if self.kept < self.size else f"{self.size}"
+        return (
+            f"Width({', '.join(part for part in (self.name, size, self.grouping, self.reason or self.order) if part)})"
+        )
+
+
+_PLACES = 2  # tensors that a row of the table names of those along which a width lies
+
+
+class Widths(list[Width]):
+    """A list of widths that prints as a table; `surgery.widths` shows one."""
+
+    def __repr__(self) -> str:
+        rows = [("name", "size", "kept", "grouping", "lies along", "all stay, or the first ones, since")]
+        for width in self:
+            places = ", ".join(f"{tensor}:{axis}" for tensor, axis in width.members[:_PLACES])
+            more = len(width.members) - _PLACES
+            along = f"{places}, +{more} more" if more > 0 else places
+            why = width.reason or width.order
+            rows.append((width.name, str(width.size), str(width.kept), width.grouping, along, why))
+        lengths = [max(map(len, column)) for column in zip(*rows)]
+        places = (str.ljust, str.rjust, str.rjust, str.ljust, str.ljust, str.ljust)
+        lines = ("  ".join(put(cell, n) for put, cell, n in zip(places, row, lengths)) for row in rows)
+        return "\n".join(line.rstrip() for line in lines)
+
 
 def widths(
     model: nn.Module,
@@ -195,19 +224,23 @@ def widths(
     heads: Heads = "inside",
     rounding: Rounding = math.ceil,
     output: Callable[[Any], Any] | None = None,
-) -> list[Width]:
+) -> Widths:
     """List the coupled widths of a model, in the order of their first tensors, and how much `narrow` keeps of each.
 
     Args:
         model, example, heads, rounding, output: as for `surgery.narrow`.
         width: as for `surgery.narrow`; None keeps every width.
 
+    Returns:
+        A list of `Width`, which prints as a table.
+
     >>> net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
     >>> import torch
-    >>> for width in widths(net, torch.zeros(1, 4), 0.5): print(width[:4])
-    (6, 3, '', (('0.weight', 0), ('0.bias', 0), ('2.weight', 1)))
-    (4, 4, 'it is an axis of the input', (('0.weight', 1),))
-    (2, 2, 'it is an axis of the output', (('2.weight', 0), ('2.bias', 0)))
+    >>> widths(net, torch.zeros(1, 4), 0.5)
+    name        size  kept  grouping  lies along                       all stay, or the first ones, since
+    0.weight:0     6     3            0.weight:0, 0.bias:0, +1 more
+    0.weight:1     4     4            0.weight:1                       it is an axis of the input
+    2.weight:0     2     2            2.weight:0, 2.bias:0             it is an axis of the output
     >>> [width.name for width in widths(net, torch.zeros(1, 4)) if not width.order]
     ['0.weight:0']
     """
@@ -234,7 +267,7 @@ def widths(
             return "it tells heads or groups apart, and each of these shrinks"
         return "a smaller share rounds to all of it, or another digit of the same width shrinks"
 
-    return [
+    return Widths(
         Width(
             atom.size,
             size_of(atom, chosen.choice),
@@ -246,4 +279,4 @@ def widths(
         )
         for atom, members in solution.members.items()
         if atom.size > 1
-    ]
+    )
