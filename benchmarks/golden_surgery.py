@@ -134,7 +134,7 @@ def operations(model: nn.Module, example):
         "narrow to parameters": pruned,
         "importance": lambda: [digest(dict(sorted(scores("l2").items())))],
         "permute": permuted,
-        "sort_by": lambda: made(*surgery.symmetry.sort_by(model, scores(), example=example), example),
+        "sort_by": lambda: made(*surgery.symmetry.permute(model, by=scores(), example=example), example),
         "widen": lambda: made(*surgery.widening.widen(model, rate=1.5, example=example), example),
         "rolling": rolled,
         "align": aligned,

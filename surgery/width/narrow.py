@@ -237,10 +237,10 @@ def widths(
     >>> net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
     >>> import torch
     >>> widths(net, torch.zeros(1, 4), 0.5)
-    name        size  kept  grouping  lies along                       all stay, or the first ones, since
+    name        size  kept  grouping  lies along                     all stay, or the first ones, since
     0.weight:0     6     3            0.weight:0, 0.bias:0, +1 more
-    0.weight:1     4     4            0.weight:1                       it is an axis of the input
-    2.weight:0     2     2            2.weight:0, 2.bias:0             it is an axis of the output
+    0.weight:1     4     4            0.weight:1                     it is an axis of the input
+    2.weight:0     2     2            2.weight:0, 2.bias:0           it is an axis of the output
     >>> [width.name for width in widths(net, torch.zeros(1, 4)) if not width.order]
     ['0.weight:0']
     """

@@ -547,3 +547,14 @@ def test_an_unused_copy_of_a_tensor_follows_it(caplog):
     model.average = None
     small, _ = narrow(model, 0.5, torch.randn(2, 8), strict=True)
     assert torch.equal(small.first_scale, small.scale)
+
+
+def test_widths_take_what_narrow_takes_and_print_as_a_table():
+    found = surgery.widths(Residual(), IMAGE, {"layer1.a": 7, "layer2": 0.5})
+    assert {w.name: w.kept for w in found if w.kept < w.size} == {"layer1.a.weight:0": 7, "layer2.a.weight:0": 10}
+    assert not any(w.reason for w in found if w.size == 8)  # it was not to shrink
+    assert repr(found[0]) == "Width(stem.weight:0, 8)"
+    lines = str(found).splitlines()
+    assert len(lines) == 1 + len(found)
+    assert lines[1].split() == ["stem.weight:0", "8", "8", "stem.weight:0,", "stem.bias:0,", "+4", "more"]
+    assert str(surgery.widths(nn.Identity(), IMAGE)).split()[:3] == ["name", "size", "kept"]

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from surgery import SurgeryError, load, narrow, state, widths
 from surgery.pruning import importance
-from surgery.symmetry import align, permute, sort_by
+from surgery.symmetry import align, permute
 from surgery.widening import widen
 from surgery.width.corner import rolling
 
@@ -193,7 +193,7 @@ def test_what_code_tells_apart_keeps_its_order_whatever_is_done(name):
     assert not found["b.weight:0"]
     with pytest.raises(SurgeryError, match="cannot be put in another order"):
         permute(net, {"a.weight:0": list(range(7, -1, -1))}, example=x)
-    assert same_outputs(net, sort_by(net, scores, example=x)[0], x)
+    assert same_outputs(net, permute(net, by=scores, example=x)[0], x)
     aligned = align([net, twin], example=x)
     assert list(aligned.permutations[1]) == ["b.weight:0"]
     assert same_outputs(twin, aligned.models[1], x)
@@ -392,7 +392,7 @@ def test_what_is_no_permutation_is_refused(order):
 def test_the_first_positions_of_a_sorted_model_are_the_best_of_the_model(name):
     net, x = randomized(SMALL[name]()), image()
     scores = importance(net, example=x, by="l2")
-    ordered, _ = sort_by(net, scores, example=x)
+    ordered, _ = permute(net, by=scores, example=x)
     assert same_outputs(net, ordered, x)
     for rate in (0.34, 0.5):
         best, _ = narrow(net, rate, x, scores=scores)
@@ -485,3 +485,18 @@ def test_what_the_example_does_not_use_is_told(caplog):
     permute(net, {"i.weight:0": torch.arange(8)}, example=x)
     permute(net, turned, example=(x, x[:, :3]))
     assert not caplog.text
+
+
+def test_an_order_is_either_permutations_or_scores_to_sort_by():
+    net, x = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), torch.zeros(1, 2)
+    orders, scores = {"0.weight:0": [2, 0, 1]}, {"0.weight:0": torch.tensor([1.0, 2.0, 2.0])}
+    assert permute(net, by=scores, example=x)[1] == permute(net, {"0.weight:0": [1, 2, 0]}, example=x)[1]
+    for wrong, message in (
+        ({}, "takes either permutations"),
+        ({"permutations": orders, "by": scores}, "takes either permutations"),
+        ({"permutations": scores["0.weight:0"]}, "takes permutations by width"),
+        ({"by": "l1"}, "by takes scores by width"),
+        ({"by": {"1.weight:0": scores["0.weight:0"]}}, "the model has no such width"),
+    ):
+        with pytest.raises(SurgeryError, match=message):
+            permute(net, **wrong, example=x)
