@@ -74,18 +74,23 @@ def permute(
             "permute takes either permutations, {'fc1.weight:0': [2, 0, 1]}, or the scores to sort by, "
             "by=surgery.pruning.importance(...)"
         )
-    if permutations is not None and not isinstance(permutations, Mapping):
+    if by is None and not isinstance(permutations, Mapping):
         raise SurgeryError(f"permute takes permutations by width, {{'fc1.weight:0': [2, 0, 1]}}, got {permutations!r}")
     twin, solution = solved_for(model, example, output, "permute")
-    if permutations is None:
-        return permuted(model, twin, solution, _best_first(solution, by))
-    places, choice = _places(solution), {}
+    choice = _by_name(solution, permutations or {}) if by is None else _best_first(solution, by)
+    return permuted(model, twin, solution, choice)
+
+
+def _by_name(solution: Solution, permutations: Mapping[str, Sequence[int] | Tensor]) -> Choice:
+    """The orders of widths that the caller names."""
+    places = _places(solution)
+    choice: dict[Atom, list[int]] = {}
     for name, order in permutations.items():
         atom = _atom(name, places)
         if atom in choice:
             raise SurgeryError(f"{name!r} is a width that has a permutation under another name already")
         choice[atom] = _order(name, atom, order)
-    return permuted(model, twin, solution, choice)
+    return choice
 
 
 def _best_first(solution: Solution, scores: Scores) -> Choice:

@@ -111,7 +111,11 @@ def narrow(
     True
     """
     _check_one(width=width, like=like, positions=positions)
-    options = {"scores": scores is not None, "keep": bool(keep), "output": output is not None}
+    options = {
+        "scores": scores is not None,
+        "keep": not isinstance(keep, Sequence) or len(keep) > 0,
+        "output": output is not None,
+    }
     options |= {"heads": heads != "inside", "rounding": rounding is not math.ceil}
     if like is not None:
         _check_without("like", options)
@@ -132,14 +136,16 @@ def _check_one(**ways: Any) -> None:
     if len(told) != 1:
         raise SurgeryError(
             f"narrow takes one of {', '.join(ways)}, got {' and '.join(told) or 'none'}: give width=0.5 (half of every "
-            "width), like=small (a smaller model) or positions={{'fc1.weight:0': [0, 2]}} (what stays)"
+            "width), like=small (a smaller model) or positions={'fc1.weight:0': [0, 2]} (what stays)"
         )
 
 
 def _check_without(way: str, options: Mapping[str, bool]) -> None:
     """SurgeryError for options that have no meaning where one way says all of what stays."""
     if told := [name for name, is_given in options.items() if is_given]:
-        raise SurgeryError(f"{way} says all of what stays: leave out {', '.join(told)}, or give a width in its place")
+        raise SurgeryError(
+            f"with {way} nothing is left to choose: leave out {', '.join(told)}, or give a width instead"
+        )
 
 
 @uncollected()
@@ -169,7 +175,7 @@ class Width(NamedTuple):
 
     Attributes:
         size: how many there are.
-        kept: how many of them stay at the given rate; `size` if all of them must.
+        kept: how many of them stay at the given width; `size` if all of them must.
         reason: why all of them must stay, or "".
         members: (tensor name, axis) of every axis that they lie along.
         name: by which `surgery.symmetry.permute`, `importance` and `narrow(..., scores=)` know it.

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from surgery.errors import SurgeryError, first_line
 from surgery.plan import as_runs
+from surgery.width import axes
 from surgery.width.choose import traced_widths
 from surgery.width.plan import runs_of
 from surgery.width.solve import Atom, Choice, Solution, onto_atoms
@@ -37,7 +38,7 @@ class TracedPositions:
                 "lists the widths by name"
             )
         widths, traced_axis = traced_widths(trace)
-        self._found = []
+        self._found: list[tuple[str, axes.Axis, list[int]]] = []
         for name, given in positions.items():
             if name not in widths:
                 raise SurgeryError(
