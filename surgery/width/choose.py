@@ -267,7 +267,7 @@ def scores_of(atom: Atom, scores: Mapping[Atom, Tensor], solution: Solution) -> 
     if atom not in scores:
         name = next(name for name, other in named_widths(solution).items() if other is atom)
         raise SurgeryError(
-            f"scores has none for the width {name!r}, which is to shrink: add some of another criterion, "
+            f"scores has no scores for the width {name!r}, which is to shrink: add some of another criterion, "
             "{**importance(by='l1', ...), **scores}, or name its module in keep"
         )
     return scores[atom]
