@@ -155,7 +155,7 @@ def parsed(width: Any) -> tuple[float, dict[str, float | int]]:
         if isinstance(width, nn.Module):
             raise SurgeryError(f"width is a share in (0, 1], got a {type(width).__name__}: a smaller model is `like`")
         if not _is_share(width):
-            several = isinstance(width, Integral) and width > 1 and not isinstance(width, bool)
+            several = isinstance(width, Integral) and int(width) > 1 and not isinstance(width, bool)
             hint = f", or {{'*': {width}}} for {width} positions of every width" if several else ""
             raise SurgeryError(
                 f"width is a share in (0, 1], or shares by name {{'layer1': 0.5}}{hint}; got {width!r:.60}"
@@ -165,7 +165,7 @@ def parsed(width: Any) -> tuple[float, dict[str, float | int]]:
     for pattern, value in width.items():
         if not isinstance(pattern, str):
             raise SurgeryError(f"width gives shares by the names of modules, got {pattern!r} as a name")
-        if isinstance(value, Integral) and not isinstance(value, bool) and value >= 1:
+        if isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1:
             rates[pattern] = int(value)
         elif _is_share(value) and not isinstance(value, Integral):
             rates[pattern] = value

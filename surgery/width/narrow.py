@@ -217,8 +217,8 @@ class Widths(list[Width]):
             why = width.reason or width.order
             rows.append((width.name, str(width.size), str(width.kept), width.grouping, along, why))
         lengths = [max(map(len, column)) for column in zip(*rows)]
-        places = (str.ljust, str.rjust, str.rjust, str.ljust, str.ljust, str.ljust)
-        lines = ("  ".join(put(cell, n) for put, cell, n in zip(places, row, lengths)) for row in rows)
+        pads = (str.ljust, str.rjust, str.rjust, str.ljust, str.ljust, str.ljust)
+        lines = ("  ".join(pad(cell, n) for pad, cell, n in zip(pads, row, lengths)) for row in rows)
         return "\n".join(line.rstrip() for line in lines)
 
 
