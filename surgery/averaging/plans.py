@@ -245,7 +245,7 @@ class _Mass:
             for axis, size in enumerate(shape)
         ]
         self.cells = torch.zeros([len(cuts) - 1 for cuts in self.cuts], dtype=torch.float64)
-        for index in {part.index for part in parts}:
+        for index in dict.fromkeys(part.index for part in parts):  # a set's order, of tuples with None, is random
             covered = torch.tensor(math.fsum(part.share for part in parts if part.index == index), dtype=torch.float64)
             for cuts, runs in zip(self.cuts, index):
                 covered = covered[..., None] * _indicator(cuts, runs)

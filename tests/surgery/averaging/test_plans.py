@@ -1,5 +1,6 @@
 """Means of models of different sizes, and factors for them: those of the embedded models."""
 
+import itertools
 from functools import partial
 
 import pytest
@@ -214,3 +215,11 @@ def test_a_stack_of_models_has_plans_as_a_list_has():
     states = [{"w": torch.full((1,), float(k))} for k in range(3)]
     mean = surgery.average(surgery.stack(states), [PLAN] * 3, fallback=FULL)
     assert torch.equal(mean["w"], surgery.average(states, [PLAN] * 3, fallback=FULL)["w"])
+
+
+def test_weights_are_summed_in_the_order_of_the_models():
+    """Not in that of a set of indices, which differs from process to process."""
+    indices = [((None, ((0, n),)), 0.1 * n) for n in range(1, 6)]
+    for order in itertools.islice(itertools.permutations(indices), 0, None, 5):
+        parts = [plans_module._Part(0, share, 1.0, torch.zeros(1), index) for index, share in order]
+        assert plans_module._Mass((1, 6), parts).cells[0, 0].item() == sum(share for _, share in order)
