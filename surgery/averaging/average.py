@@ -59,6 +59,7 @@ def average(
             without a fallback; for masks, fallbacks, plans and factors that do not fit; for models that were pruned
             differently.
 
+    >>> import torch
     >>> average({"w": torch.tensor([[0.0], [4.0]])}, weights=[3, 1])
     {'w': tensor([1.])}
     >>> average({"w": torch.tensor([[0.0], [4.0]])}, weights=[[1, 1], [0, 2]])["w"].tolist()

@@ -56,22 +56,18 @@ class Pruned(NamedTuple):
         """Lay the sizes out as a table, with their shares of the full model's.
 
         >>> print(Pruned(nn.Identity(), Plan({}, {}), (Size(800, 904), Size(600, 679), Size(400, 454))))
-                  MACs            parameters
-        full       800 (100.0 %)         904 (100.0 %)
-        step 1     600  (75.0 %)         679  (75.1 %)
-        step 2     400  (50.0 %)         454  (50.2 %)
+                       MACs     parameters
+        full    800 (100.0 %)  904 (100.0 %)
+        step 1  600  (75.0 %)  679  (75.1 %)
+        step 2  400  (50.0 %)  454  (50.2 %)
         """
-        rows = [["", *(f"{name:10}" for name in ("MACs", "parameters"))]]
+        rows = [("", "MACs  ", "parameters  ")]
         for number, size in enumerate(self.sizes):
-            shares = (f"({100 * count / max(full, 1):.1f} %)" for count, full in zip(size, self.sizes[0]))
+            shares = [f"({100 * count / max(full, 1):.1f} %)" for count, full in zip(size, self.sizes[0])]
             counts = [f"{count:,} {share:>9}" for count, share in zip(size, shares)]
-            rows.append([f"step {number}" if number else "full", *counts])
-        widths = [max(len(row[column]) for row in rows) for column in range(3)]
-        table = [
-            [text.ljust(widths[0]) if not column else text.rjust(widths[column]) for column, text in enumerate(row)]
-            for row in rows
-        ]
-        return "\n".join("  ".join(row).rstrip() for row in table)
+            rows.append((f"step {number}" if number else "full", *counts))
+        step, macs, parameters = (max(map(len, column)) for column in zip(*rows))
+        return "\n".join(f"{a:{step}}  {b:>{macs}}  {c:>{parameters}}".rstrip() for a, b, c in rows)
 
 
 def prune(
