@@ -6,7 +6,6 @@ from types import ModuleType as _ModuleType
 from typing import Any as _Any
 
 from surgery.averaging import average as average
-from surgery.averaging import trimmed_mean as trimmed_mean
 from surgery.decomposition import Layer as Layer
 from surgery.decomposition import layers as layers
 from surgery.depth.graft import graft as graft
@@ -16,7 +15,6 @@ from surgery.depth.sections import register_block as register_block
 from surgery.depth.sections import sections as sections
 from surgery.errors import SurgeryError as SurgeryError
 from surgery.plan import Plan as Plan
-from surgery.plan import average_submodels as average_submodels
 from surgery.recombine import permutations as permutations
 from surgery.recombine import segments as segments
 from surgery.recombine import shuffle as shuffle

@@ -29,7 +29,7 @@ small, plan = surgery.narrow(net, 0.5, x)
 shallow, depth = surgery.ungraft(net, keep=[1], example=x)
 deep, _ = surgery.graft(net, depths=[3], example=x)
 states = [surgery.state(small), surgery.state(shallow)]
-mean = surgery.average_submodels(states, [plan, depth], fallback=net)
+mean = surgery.average(states, [plan, depth], fallback=net)
 assert set(mean) == set(surgery.state(net))
 assert surgery.Plan.from_json(plan.to_json()) == plan
 parts = surgery.segments(surgery.layers(net))

@@ -623,7 +623,7 @@ def test_who_stands_for_whom_by_hand():
         ones = {name: torch.ones_like(tensor) for name, tensor in state(shallow).items()}
         deep, whole = ungraft(net, keep=[3], stands_for=stand)
         fives = {name: torch.full_like(tensor, 5.0) for name, tensor in state(deep).items()}
-        got[stand] = surgery.average_submodels([ones, fives], [plan, whole], fallback=full, weights=[3, 1])
+        got[stand] = surgery.average([ones, fives], [plan, whole], fallback=full, weights=[3, 1])
         assert plan.entries["stage0.0.down.weight"] == whole.entries["stage0.0.down.weight"]  # no block has another
     assert got["corner"]["stage0.2.a.weight"].tolist() == [[2, 2, 2, 5]] * 4
     assert got["corner"]["stage0.1.b.weight"].tolist() == [[2] * 4] * 4

@@ -485,10 +485,22 @@ def test_printing_names_tensors_sources_and_edits():
         "many [4] = [0:1|2:3|...|6:7]",
         "{'do': 'skip', 'module': 'block'}",
     ]
-    assert repr(plan) == str(plan)
-    assert len(repr(plan).splitlines()) == 3
-    assert "narrower" in repr(plan)
-    assert "left out" in repr(plan)
+    assert repr(plan) == "Plan: 10 of 24 elements (41.7 %), 4 of 5 tensors, 1 edit"
+    assert str(plan).splitlines() == [
+        repr(plan),
+        "  w       [4, 2] -> [2, 2]",
+        "  b.bias  [3]    -> [2]  of a.bias, and for c.bias",
+        "  many    [9]    -> [4]",
+        "  v       [1]    -> left out",
+    ]
+
+
+@pytest.mark.parametrize(("n", "lines"), [(0, 1), (1, 2), (12, 13), (13, 14), (40, 14)])
+def test_a_long_table_is_cut(n, lines):
+    plan = Plan({f"w{i}": (Source(f"w{i}", (None,)),) for i in range(n)}, {f"w{i}": (3,) for i in range(n)})
+    table = str(plan).splitlines()
+    assert len(table) == lines
+    assert (f"and {n - 12} more" in table[-1]) == (n > 12)
 
 
 def test_the_fingerprint_is_that_of_names_and_shapes():
