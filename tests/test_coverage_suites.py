@@ -135,8 +135,10 @@ def test_an_operation_that_computes_something_else_is_seen(operation, monkeypatc
         return found
 
     torch.manual_seed(0)
-    model, right = CASE.build(), getattr(surgery, operation)
-    monkeypatch.setattr(surgery, operation, wrong)
+    rooms = {"narrow": surgery, "prune": surgery.pruning, "widen": surgery.widening}
+    model, room = CASE.build(), rooms.get(operation, surgery.symmetry)
+    right = getattr(room, operation)
+    monkeypatch.setattr(room, operation, wrong)
     with pytest.raises(support.Wrong):
         support.JUDGES[operation](CASE, model, CASE.example(model))
 

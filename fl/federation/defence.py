@@ -22,7 +22,7 @@ from fl.base.settings import AtLeast0, Natural, OnlyWith, number, one_of
 from fl.federation.cohort import States, as_before, select, stacks
 from fl.federation.trimmed import trimmed_mean
 from surgery import Plan, Stack, State, average, distance
-from surgery.states import stack_size
+from surgery.states import as_stack, stack_size
 from surgery.transfer import double, upload
 
 _LEAST = {"krum": (2, 3), "multikrum": (2, 3), "bulyan": (4, 3)}
@@ -72,7 +72,7 @@ class Defence:
         if self.chooses and plans is not None:
             raise FLError(f"--defence.rule {self.rule} chooses among whole models, and these are parts: take median")
         if self.chooses:
-            return self._choice(models, weights, names)
+            return self._choice(as_stack(models), weights, names)
         if self.rule == "mean":
             return average(models, plans, weights, fallback, factors=factors)
         return trimmed_mean(models, plans, weights, fallback, trim=self._share(), factors=factors)

@@ -36,7 +36,7 @@ from fl.models.fleet import Fleet, uniform
 from fl.models.init import Start
 from fl.partition import Splits
 from surgery import Plan, Stack, State, broadcast
-from surgery.states import stack_size
+from surgery.states import as_stack, stack_size
 from surgery.transfer import upload
 from zoo import Spec
 
@@ -208,7 +208,7 @@ class Federation:
         """
         mean = self.defence.average(models, weights, fallback, self.trainable, plans=plans, factors=factors)
         if plans is None:
-            return self.keep_frozen(models, mean)
+            return self.keep_frozen(as_stack(models), mean)
         if not (frozen := self.frozen):
             return mean
         entries = [entry for plan in {id(plan): plan for plan in plans}.values() for entry in plan.entries.items()]

@@ -209,13 +209,12 @@ def inspect(
     coupled: list[Width] | None = None
     as_asked = "changing the depth" not in steps.stopped
     if as_asked and not problem:
-        given = {} if width is None else {"width": width, "heads": heads}
         try:
-            coupled = steps("following the widths", lambda: widths(changed, example, **given))
+            coupled = steps("following the widths", lambda: widths(changed, example, width, heads=heads))
         except SurgeryError as error:
             problem = f"has widths that cannot be followed: {error}"
         if width is not None:
-            small = steps("narrowing", lambda: narrow(changed, example=example, **given))
+            small = steps("narrowing", lambda: narrow(changed, width, example, heads=heads))
             changed = small[0] if small else changed
     after = None
     if changed is not model:

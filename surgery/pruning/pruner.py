@@ -64,10 +64,10 @@ class Pruned(NamedTuple):
         rows = [("", "MACs  ", "parameters  ")]
         for number, size in enumerate(self.sizes):
             shares = [f"({100 * count / max(full, 1):.1f} %)" for count, full in zip(size, self.sizes[0])]
-            counts = [f"{count:,} {share:>9}" for count, share in zip(size, shares)]
-            rows.append((f"step {number}" if number else "full", *counts))
-        step, macs, parameters = (max(map(len, column)) for column in zip(*rows))
-        return "\n".join(f"{a:{step}}  {b:>{macs}}  {c:>{parameters}}".rstrip() for a, b, c in rows)
+            macs, parameters = (f"{count:,} {share:>9}" for count, share in zip(size, shares))
+            rows.append((f"step {number}" if number else "full", macs, parameters))
+        first, second, third = (max(map(len, column)) for column in zip(*rows))
+        return "\n".join(f"{a:{first}}  {b:>{second}}  {c:>{third}}".rstrip() for a, b, c in rows)
 
 
 def prune(
