@@ -77,12 +77,12 @@ def operations(model: nn.Module, example):
     """Every operation by name, as a function of nothing that returns what is to be the same."""
 
     def named_widths() -> list:
-        found = surgery.widths(model, example=example, rate=0.5)
+        found = surgery.widths(model, example, 0.5)
         return [(w.size, w.kept, w.members, w.name, w.grouping) for w in found]
 
     def permuted() -> list[str]:
         generator = torch.Generator().manual_seed(0)
-        free = [w for w in surgery.widths(model, example=example) if w.name and not w.order and not w.reason]
+        free = [w for w in surgery.widths(model, example) if w.name and not w.order and not w.reason]
         orders = {w.name: torch.randperm(w.size, generator=generator) for w in free}
         return made(*surgery.symmetry.permute(model, orders, example=example), example)
 
@@ -102,7 +102,7 @@ def operations(model: nn.Module, example):
         return made(*surgery.ungraft(model, keep=keep, example=example), example)
 
     def rolled() -> list[str]:
-        small, _ = surgery.narrow(model, rate=0.5, example=example)
+        small, _ = surgery.narrow(model, 0.5, example)
         plan = surgery.width.corner.rolling(model, small, example=example)(1)
         return [plan_digest(plan), digest(dict(plan.extract(model)))]
 
@@ -120,21 +120,21 @@ def operations(model: nn.Module, example):
         target = surgery.pruning.Target(parameters=0.5)
         return made(*surgery.pruning.prune(model, target=target, importance=None, example=example)[:2], example)
 
-    def narrowed(**how) -> list[str]:
-        return made(*surgery.narrow(model, example=example, **how), example)
+    def narrowed(width: float, **how) -> list[str]:
+        return made(*surgery.narrow(model, width, example, **how), example)
 
     return {
         "layers": lambda: [digest([(x.name, x.kind, list(x.tensors)) for x in surgery.layers(model, example=example)])],
         "sections": lambda: [digest([(s.name, list(s.blocks)) for s in surgery.sections(model)])],
         "widths": lambda: [digest(named_widths())],
-        "narrow 0.5": lambda: narrowed(rate=0.5),
-        "narrow 0.7, strict": lambda: narrowed(rate=0.7, strict=True),
-        "narrow 0.5, heads drop": lambda: narrowed(rate=0.5, heads="drop"),
-        "narrow by l1": lambda: narrowed(rate=0.5, keep_top=scores()),
+        "narrow 0.5": lambda: narrowed(0.5),
+        "narrow 0.7, strict": lambda: narrowed(0.7, strict=True),
+        "narrow 0.5, heads drop": lambda: narrowed(0.5, heads="drop"),
+        "narrow by l1": lambda: narrowed(0.5, scores=scores()),
         "narrow to parameters": pruned,
         "importance": lambda: [digest(dict(sorted(scores("l2").items())))],
         "permute": permuted,
-        "sort_by": lambda: made(*surgery.symmetry.sort_by(model, scores(), example=example), example),
+        "sort_by": lambda: made(*surgery.symmetry.permute(model, by=scores(), example=example), example),
         "widen": lambda: made(*surgery.widening.widen(model, rate=1.5, example=example), example),
         "rolling": rolled,
         "align": aligned,

@@ -125,7 +125,7 @@ def narrow(case: Case, model: nn.Module, example: Any) -> list[str]:
         full model with zeros.
     """
     randomize(model)
-    small, plan = surgery.narrow(model, rate=0.5, example=example)
+    small, plan = surgery.narrow(model, 0.5, example)
     check_small(case, model, small, example)
     same, operation = zeros.agrees(model, small, plan, example)
     # Where the constructor's half-wide model computes the same, a scale may follow a width (a rank, say).
@@ -249,7 +249,7 @@ def used(model: nn.Module, example: Any) -> set[str]:
 def check_halved(full: nn.Module, small: nn.Module, example: Any) -> None:
     """Every linear and convolution layer is half as wide at both ends, as far as its ends are hidden widths."""
     try:
-        found = surgery.widths(full, example=example, rate=0.5)
+        found = surgery.widths(full, example, 0.5)
     except surgery.SurgeryError:
         found = []
     whole: dict[tuple[str, int], list[str]] = {}

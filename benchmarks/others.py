@@ -44,7 +44,7 @@ def ours_narrow() -> None:
     """`narrow` makes a Vision Transformer half as wide; nobody says how many heads it has."""
     import surgery
 
-    small, _ = surgery.narrow(vit(), rate=0.5, example=IMAGE)
+    small, _ = surgery.narrow(vit(), 0.5, IMAGE)
     assert small(IMAGE).shape == (2, 10)
     assert small.blocks[0].mlp.fc1.out_features == 96
 
@@ -81,7 +81,7 @@ def ours_plan() -> None:
     import surgery
 
     net = vit()
-    small, plan = surgery.narrow(net, rate=0.5, example=IMAGE)
+    small, plan = surgery.narrow(net, 0.5, IMAGE)
     state = surgery.Plan.from_json(plan.to_json()).extract(surgery.state(net))
     assert all(torch.equal(tensor, state[name]) for name, tensor in surgery.state(small).items())
 
@@ -102,7 +102,7 @@ def ours_permute() -> None:
     import surgery
 
     net = vit().double()
-    found = {w.name: w.size for w in surgery.widths(net, example=IMAGE.double()) if not w.order}
+    found = {w.name: w.size for w in surgery.widths(net, IMAGE.double()) if not w.order}
     other, _ = surgery.symmetry.permute(net, {n: torch.randperm(s) for n, s in found.items()}, example=IMAGE.double())
     assert same(net, other)
     assert not torch.equal(net.head.weight, other.head.weight)
@@ -114,7 +114,7 @@ def ours_align() -> None:
     import zoo
 
     for net in (vit(), zoo.create("resnet20", norm="layer")):
-        found = {w.name: w.size for w in surgery.widths(net, example=IMAGE) if not w.order}
+        found = {w.name: w.size for w in surgery.widths(net, IMAGE) if not w.order}
         other, _ = surgery.symmetry.permute(net, {n: torch.randperm(s) for n, s in found.items()}, example=IMAGE)
         again = surgery.state(surgery.symmetry.align([net, other], example=IMAGE).models[1])
         assert all(torch.equal(tensor, again[name]) for name, tensor in surgery.state(net).items())

@@ -46,12 +46,12 @@ def narrow(case: Case, model: nn.Module, example: Any) -> str:
     """At half of every width it computes what the full model does with zeros."""
     model, example = prepared(model, example)
     with noted() as said:
-        small, plan = surgery.narrow(model, rate=0.5, example=example, output=case.output)
+        small, plan = surgery.narrow(model, 0.5, example, output=case.output)
     if numbers(small) == numbers(model):
         raise NothingToDo
     compared = right(case, model, small, plan, example)
     if whole := next(filter(None, map(WHOLE.match, said)), None):
-        found = surgery.widths(model, example=example, rate=0.5, output=case.output)
+        found = surgery.widths(model, example, 0.5, output=case.output)
         shrunk = sum(width.kept < width.size for width in found)
         n = 1 if whole[1] == "a" else int(whole[1])
         compared += f"; {n} of {n + shrunk} widths whole"
@@ -119,7 +119,7 @@ def align(case: Case, model: nn.Module, example: Any) -> str:
 def permuted(case: Case, model: nn.Module, example: Any) -> tuple[nn.Module, dict[str, Tensor]]:
     """A copy with all widths that may be reordered in a drawn order."""
     generator = torch.Generator().manual_seed(0)
-    free = [w for w in surgery.widths(model, example=example) if not w.order and w.size > 1]
+    free = [w for w in surgery.widths(model, example) if not w.order and w.size > 1]
     orders = {width.name: torch.randperm(width.size, generator=generator) for width in free}
     if not orders:
         raise surgery.SurgeryError("no width may be put in another order")
@@ -139,7 +139,7 @@ def widen(case: Case, model: nn.Module, example: Any) -> str:
 def save(case: Case, model: nn.Module, example: Any) -> str:
     """Half as wide, saved and loaded by its own library it computes the same; or else by its plan."""
     judges.randomize(model.eval())
-    small, plan = surgery.narrow(model, rate=0.5, example=example, output=case.output)
+    small, plan = surgery.narrow(model, 0.5, example, output=case.output)
     if numbers(small) == numbers(model):
         raise NothingToDo
     small.eval()

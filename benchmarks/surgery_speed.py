@@ -147,7 +147,7 @@ def plain_average(states, copied):
     return result
 
 
-def plain_average_submodels(smalls, slices, fallback, copied):
+def plain_average_by_plans(smalls, slices, fallback, copied):
     smalls, result = (copy.deepcopy(smalls), copy.deepcopy(fallback)) if copied else (smalls, {})
     for name, keep in fallback.items():
         total, number = torch.zeros_like(keep), torch.zeros_like(keep, dtype=torch.float32)
@@ -229,11 +229,11 @@ def operations(model: nn.Module, k: int, device: str) -> dict[str, tuple[int, Ca
                 lambda: plain_average(states, False),
                 lambda: plain_average(states, True),
             ),
-            "average_submodels": (
+            "average by plans": (
                 halfway + single,
-                lambda: surgery.average_submodels(mixed, plans, fallback=one),
-                lambda: plain_average_submodels(mixed, wheres, one, False),
-                lambda: plain_average_submodels(mixed, wheres, one, True),
+                lambda: surgery.average(mixed, plans, fallback=one),
+                lambda: plain_average_by_plans(mixed, wheres, one, False),
+                lambda: plain_average_by_plans(mixed, wheres, one, True),
             ),
             "match_norms": (
                 3 * total,

@@ -83,7 +83,7 @@ def beside(name: str, repetitions: int) -> dict:
     sizes = {}
     for turn in range(repetitions + 1):
         sides = {
-            "narrow": lambda: timed(lambda net: surgery.narrow(net, rate=0.5, example=image)[0], model),
+            "narrow": lambda: timed(lambda net: surgery.narrow(net, 0.5, image)[0], model),
             "torch_pruning": lambda: timed(prune, copy.deepcopy(model), image),
         }
         for side in list(sides) if turn % 2 else list(sides)[::-1]:

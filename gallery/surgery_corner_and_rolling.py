@@ -1,6 +1,7 @@
 """A window that rolls over a large model
 
-`corner` cuts the first channels out of a model; `rolling` moves that window on, so that in time all of it is trained.
+`narrow(net, like=small)` cuts the first channels out of a model; `rolling` moves that window on, so that in time all of
+it is trained.
 """
 
 import matplotlib.pyplot as plt
@@ -10,7 +11,7 @@ import surgery
 import zoo
 
 net, small = (zoo.create("cnn", width=width, in_channels=1, image_size=8) for width in (0.5, 0.2))
-leading, plan = surgery.corner(net, small)
+leading, plan = surgery.narrow(net, like=small)
 print(
     "the same plan:",
     surgery.width.corner.rolling(net, small, example=torch.zeros(1, 1, 8, 8))(0).entries == plan.entries,

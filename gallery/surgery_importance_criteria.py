@@ -23,7 +23,7 @@ needs = {"first": {}, "l1": {}, "l2": {}, "activation": {"batches": [x[:1400]]},
 figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
 for by, given in needs.items():
     scores = None if by == "first" else surgery.pruning.importance(net, example=x[:1], by=by, **given)
-    small = {r: surgery.narrow(net, rate=r / 100, example=x[:1], keep_top=scores)[0] for r in range(10, 101, 10)}
+    small = {r: surgery.narrow(net, r / 100, x[:1], scores=scores)[0] for r in range(10, 101, 10)}
     right = [100 * (model(x[1400:]).argmax(1) == y[1400:]).float().mean().item() for model in small.values()]
     print(f"{by:10} {right[4]:.1f} % at half the width")
     axis.plot(list(small), right, "o-", label="first positions" if by == "first" else by)

@@ -16,7 +16,7 @@ x, accuracy = torch.nn.functional.interpolate(x.view(-1, 1, 8, 8).float() / 16, 
 net = timm.create_model("resnet18", channels=(16, 32, 64, 128), in_chans=1, num_classes=10)
 for step in range(81):
     if step in (0, 50):
-        net = surgery.narrow(net, rate=0.5, example=x[:2])[0] if step else net
+        net = surgery.narrow(net, 0.5, x[:2])[0] if step else net
         optimizer = torch.optim.AdamW(net.parameters(), lr=0.003)
         print(f"step {step}: {sum(p.numel() for p in net.parameters()):,} parameters")
     if step % 5 == 0:

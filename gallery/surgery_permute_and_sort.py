@@ -1,6 +1,6 @@
 """Best positions first: one network for every width
 
-`sort_by` reorders the widths of a trained network without changing its outputs; its first positions are then the best.
+`permute` by scores reorders the widths of a trained network, with the best positions first; its outputs stay the same.
 """
 
 import matplotlib.pyplot as plt
@@ -18,13 +18,14 @@ for batch in torch.randint(1400, (200, 64)):
     nn.functional.cross_entropy(net(x[batch]), y[batch]).backward()
     optimizer.step()
     optimizer.zero_grad()
-best_first, _ = surgery.symmetry.sort_by(net, surgery.pruning.importance(net, example=x[:2], by="l2"), example=x[:2])
-(width,) = (one.name for one in surgery.widths(net, example=x[:2]) if not one.reason)
+scores = surgery.pruning.importance(net, example=x[:2], by="l2")
+best_first, _ = surgery.symmetry.permute(net, by=scores, example=x[:2])
+(width,) = (one.name for one in surgery.widths(net, x[:2]) if not one.reason)
 mixed, _ = surgery.symmetry.permute(best_first, {width: torch.randperm(128)}, example=x[:2])
 print(f"largest change of an output: {(mixed(x) - net(x)).abs().max():.1g}")
 figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
 for label, model in {"best first": best_first, "as trained": net, "at random": mixed}.items():
-    small = [surgery.narrow(model, rate=rate / 100, example=x[:2])[0] for rate in range(5, 101, 5)]
+    small = [surgery.narrow(model, rate / 100, x[:2])[0] for rate in range(5, 101, 5)]
     right = [100 * (one(x[1400:]).argmax(1) == y[1400:]).float().mean().item() for one in small]
     axis.plot(range(5, 101, 5), right, "o-", label=label)
 axis.set(title="The first positions alone", xlabel="width, %", ylabel="test accuracy, %"), axis.legend(), plt.show()

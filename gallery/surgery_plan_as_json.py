@@ -12,7 +12,7 @@ import surgery
 torch.manual_seed(0)
 net = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
 x = torch.zeros(1, 12)
-small, plan = surgery.narrow(net, rate=0.5, example=x, keep_top=surgery.pruning.importance(net, example=x, by="l2"))
+small, plan = surgery.narrow(net, 0.5, x, scores=surgery.pruning.importance(net, example=x, by="l2"))
 print(plan.to_json()[:300], "...")
 plan.save("plan.json")
 plan = surgery.Plan.load("plan.json")

@@ -12,13 +12,13 @@ import zoo
 
 net = zoo.create("resnet20", torch.Generator().manual_seed(0), width=0.5).eval()
 image = torch.randn(2, 3, 32, 32)
-shares = {width.name: width.size for width in surgery.widths(net, example=image) if not width.reason}
+shares = {width.name: width.size for width in surgery.widths(net, image) if not width.reason}
 figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
 for macs in (0.75, 0.5, 0.25):
     small = surgery.pruning.prune(
         net, target=surgery.pruning.Target(macs=macs), importance="l2", steps=3, example=image
     ).model
-    left = {width.name: width.size for width in surgery.widths(small, example=image)}
+    left = {width.name: width.size for width in surgery.widths(small, image)}
     parameters = sum(p.numel() for p in small.parameters()) / sum(p.numel() for p in net.parameters())
     print(f"{macs:.0%} of the operations, {parameters:.0%} of the parameters")
     kept = [100 * left.get(name, 1) / size for name, size in shares.items()]

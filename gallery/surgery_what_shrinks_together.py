@@ -11,7 +11,7 @@ names = ("torchvision:resnet18", "torchvision:mobilenet_v3_small", "timm:vit_tin
 figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
 for name in names:
     net = surgery.libraries.named(name)
-    widths = surgery.widths(net, example=surgery.libraries.example_input(net))
+    widths = surgery.widths(net, surgery.libraries.example_input(net))
     free = [width for width in widths if not width.reason]
     print(f"{name}: {len(free)} widths may shrink; the longest runs through {max(len(w.members) for w in free)} axes")
     axis.scatter([w.size for w in free], [len(w.members) for w in free], s=18, alpha=0.6, label=name.partition(":")[2])

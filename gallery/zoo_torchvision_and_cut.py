@@ -20,7 +20,7 @@ for depth in (2, 1):
     points = []
     for width in (1, 0.75, 0.5, 0.25):
         small = zoo.Spec("resnet18", width=width, depth=depth)
-        cut, plan = surgery.corner(shallow, small.build())
+        cut, plan = surgery.narrow(shallow, like=small.build())
         assert cut.eval()(image).shape == (2, 1000)
         points.append((small.count().parameters / 1e6, small.count().macs / 1e9))
     axis.plot(*zip(*points), "o-", label=f"{depth} block{'s' * (depth > 1)} a section, widths 1/4 to 1")

@@ -6,7 +6,6 @@ from types import ModuleType as _ModuleType
 from typing import Any as _Any
 
 from surgery.averaging import average as average
-from surgery.averaging import trimmed_mean as trimmed_mean
 from surgery.decomposition import Layer as Layer
 from surgery.decomposition import layers as layers
 from surgery.depth.graft import graft as graft
@@ -16,7 +15,6 @@ from surgery.depth.sections import register_block as register_block
 from surgery.depth.sections import sections as sections
 from surgery.errors import SurgeryError as SurgeryError
 from surgery.plan import Plan as Plan
-from surgery.plan import average_submodels as average_submodels
 from surgery.recombine import permutations as permutations
 from surgery.recombine import segments as segments
 from surgery.recombine import shuffle as shuffle
@@ -30,7 +28,6 @@ from surgery.states import load as load
 from surgery.states import stack as stack
 from surgery.states import state as state
 from surgery.states import unstack as unstack
-from surgery.width.corner import corner as corner
 from surgery.width.narrow import narrow as narrow
 from surgery.width.narrow import widths as widths
 from surgery.width.rules import register_rule as register_rule

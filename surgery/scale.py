@@ -9,15 +9,19 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
 from numbers import Real
+from typing import Literal, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from surgery.averaging import checked_mask
+from surgery.averaging.plans import client_states, client_weights
+from surgery.averaging.stacks import checked_mask
 from surgery.decomposition import checked_segments
 from surgery.errors import SurgeryError
-from surgery.states import Models, Stack, as_stack, compute_dtype, stack_size
+from surgery.plan import Index, Plan
+from surgery.plan.positions import ascending, repeats
+from surgery.states import Models, Stack, State, as_stack, compute_dtype, stack_size
 from surgery.threads import in_threads
 from surgery.transfer import double, upload
 
@@ -67,64 +71,194 @@ def percentile_norm(tensor: Tensor, *, q: float = 0.95, stacked: bool = False) -
     return norms if stacked else norms[0]
 
 
+@overload
 def match_norms(
     models: Models,
-    *,
-    mask: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]] | None = None,
+    plans: None = None,
     q: float = 0.95,
+    *,
     groups: Sequence[Sequence[str]] | None = None,
-) -> tuple[Stack, dict[str, Tensor]]:
-    """Scale the models of a stack, tensor by tensor, to the mean of their percentile norms.
+    mask: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]] | None = None,
+) -> tuple[Stack, dict[str, Tensor]]: ...
+@overload
+def match_norms(
+    models: Models, plans: Sequence[Plan], q: float = 0.95, *, groups: Sequence[Sequence[str]] | None = None
+) -> tuple[list[State], dict[str, Tensor]]: ...
+def match_norms(models, plans=None, q=0.95, *, groups=None, mask=None):
+    """Scale models, tensor by tensor, to the mean of their percentile norms.
 
     Model c is multiplied by alpha_c = mean_k ||Wq_k|| / ||Wq_c|| (Alg. 1, line 18), where Wq holds the entries that
-    `percentile_norm` counts. Averaging the result with weights n_c and a mask is the scalable aggregation of lines
-    19-22.
+    `percentile_norm` counts. Averaging the result with weights n_c, and with the same mask or plans, is the scalable
+    aggregation of lines 19-22; `average(..., factors=norm_factors(...))` does the same without a copy of the models.
 
     Args:
         models: a stack, tensors [K, *S], or a list of K states or modules.
-        mask: boolean tensors as `average` takes them. A model's norm is that of the elements that it covers; all of its
-            elements are scaled. Tensors without a mask are covered entirely.
+        plans: where each model lies, all in one full model. None: all models have one architecture.
         q: the quantile, in [0, 1].
-        groups: names of tensors that have one norm and one factor together, as `segments(layers(model))` gives them.
-            Tensors in no group are not scaled, so `[(n,) for n in parameters]` leaves norm statistics as they are. By
-            default each floating tensor is a group.
+        groups: names of tensors (with plans, of the full model's) that have one norm and one factor together, as
+            `segments(layers(model))` gives them. Tensors in no group are not scaled, so `[(n,) for n in parameters]`
+            leaves norm statistics as they are. By default each floating tensor is a group.
+        mask: boolean tensors as `average` takes them. A model's norm is that of the elements that it covers; all of its
+            elements are scaled. Tensors without a mask are covered entirely. Plans take its place.
 
     Returns:
-        The scaled stack, which shares no memory with the input, and by name of each scaled tensor its factors [K] (at
-        least float32). Integer and boolean tensors are copied. A model whose norm is 0 (it covers nothing of the group,
-        or only zeros) or below a millionth of the largest gets factor 1 and is not counted in the mean; the paper would
-        divide by it.
+        The scaled models, which share no memory with the input, and by name of each scaled tensor its factors [K] (at
+        least float32; with plans as `norm_factors` gives them). The models are a stack, or with plans a list of states.
+        Integer and boolean tensors are copied. A model whose norm is 0 (it covers nothing of the group, or only zeros)
+        or below a millionth of the largest gets factor 1 and is not counted in the mean; the paper would divide by it.
 
     Raises:
-        SurgeryError: for q out of range, groups that name a tensor twice or an unknown one, masks that do not fit, and
-            covered elements that are NaN or infinite.
+        SurgeryError: for q out of range, groups that name a tensor twice or an unknown one, masks or plans that do not
+            fit, and covered elements that are NaN or infinite; for a tensor that stands for several of the full model,
+            as a grafted block's do, if these have different factors.
 
     >>> scaled, factors = match_norms({"w": torch.tensor([[3.0, 4.0], [6.0, 8.0]])}, q=1.0)
     >>> factors["w"], scaled["w"].norm(dim=1)
     (tensor([1.5000, 0.7500]), tensor([7.5000, 7.5000]))
+    >>> from surgery.plan import Source
+    >>> plans = [Plan({"w": (Source("w", (((0, n),),)),)}, {"w": (2,)}) for n in (1, 2)]
+    >>> scaled, _ = match_norms([{"w": torch.tensor([3.0])}, {"w": torch.tensor([3.0, 4.0])}], plans, q=1.0)
+    >>> [state["w"].norm() for state in scaled]
+    [tensor(4.), tensor(4.)]
     """
+    if plans is not None:
+        states, factors = client_states(models, plans), norm_factors(models, plans, q=q, groups=groups, mask=mask)
+        return [_scaled(k, values, plan, factors) for k, (values, plan) in enumerate(zip(states, plans))], factors
     models = as_stack(models)
-    k = stack_size(models)
+    factors = {}
+    for name, alpha in norm_factors(models, q=q, groups=groups, mask=mask).items():
+        factors[name] = upload(alpha.to(norm_dtype(models[name].dtype)), models[name].device)
+    scaled = {}
+    for name, tensor in models.items():
+        if name in factors:
+            scaled[name] = (tensor.detach() * factors[name].view(-1, *[1] * (tensor.ndim - 1))).to(tensor.dtype)
+        else:
+            scaled[name] = tensor.clone()
+    return scaled, factors
+
+
+def norm_factors(
+    models: Models,
+    plans: Sequence[Plan] | None = None,
+    *,
+    q: float = 0.95,
+    groups: Sequence[Sequence[str]] | None = None,
+    mask: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]] | None = None,
+    weights: Tensor | Sequence[float] | None = None,
+    measure: Literal["norm", "rms"] = "norm",
+) -> dict[str, Tensor]:
+    """Compute the factors by which `match_norms` scales models.
+
+    `average(models, plans, weights, fallback, factors=norm_factors(models, plans, weights=weights))` is FedFA's
+    aggregation (Alg. 1, lines 16-22): of models that grafting makes deeper, too, whose last block is scaled for each
+    block that it stands for by itself.
+
+    Args:
+        models, q, groups, mask: as for `match_norms`.
+        plans: where each model lies, all in one full model. A tensor with several sources, as in a grafted block,
+            counts at each of them. A model's norm is that of the tensors that it has of a group.
+        weights: [K], non-negative: models of weight 0 are ignored, all others count alike. None: all count.
+        measure: `norm` is the paper's. `rms` divides it by the square root of the number of entries in it, so that a
+            narrow model is not scaled up merely because it has fewer entries.
+
+    Returns:
+        [K], float64, on the CPU, by name of the tensors that are in a group, but for integers. A model without weight,
+        with nothing of the group or with only zeros (or almost, see `match_norms`) gets factor 1 and is not counted in
+        the mean.
+
+    Raises:
+        SurgeryError: as `match_norms`; for an unknown measure, and weights that `average` would refuse.
+
+    >>> from surgery.plan import Source
+    >>> plans = [Plan({"w": (Source("w", (((0, n),),)),)}, {"w": (2,)}) for n in (1, 2)]
+    >>> norm_factors([{"w": torch.tensor([3.0])}, {"w": torch.tensor([3.0, 4.0])}], plans, q=1.0)["w"]
+    tensor([1.3333, 0.8000], dtype=torch.float64)
+    """
     check_quantile(q)
+    if not isinstance(measure, str) or measure not in ("norm", "rms"):
+        raise SurgeryError(f"unknown measure {repr(measure)[:40]}: choose norm or rms")
+    if plans is None:
+        groups, found = _measure_stack(as_stack(models), q, groups, mask, weights)
+    elif mask is not None:
+        raise SurgeryError("plans say which elements each model covers: give either plans or a mask")
+    else:
+        groups, found = _measure_parts(client_states(models, plans), plans, q, groups, weights)
+    norms = found[..., 0] if measure == "norm" else found[..., 0] / found[..., 1].sqrt().clamp(min=1)
+    for g in norms.isnan().any(1).nonzero().flatten()[:1].tolist():
+        bad = norms[g].isnan().nonzero().flatten().tolist()
+        raise SurgeryError(f"{', '.join(groups[g])} of models {bad} hold NaN or infinity: leave these models out")
+    return {name: row for group, row in zip(groups, matching_factors(norms)) for name in group}
+
+
+def _measure_stack(
+    models: Mapping[str, Tensor],
+    q: float,
+    groups: Sequence[Sequence[str]] | None,
+    mask: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]] | None,
+    weights: Tensor | Sequence[float] | None,
+) -> tuple[list[tuple[str, ...]], Tensor]:
+    """Return the G groups, and the norms with their numbers of entries: float64 [G, K, 2] on the CPU."""
+    k = stack_size(models)
+    row = client_weights(weights, k)
     mask = {} if mask is None else {name: checked_mask(name, m, models) for name, m in as_stack(mask).items()}
-    result, factors = {}, {}
     floating = {name for name, tensor in models.items() if tensor.is_floating_point() or tensor.is_complex()}
-    for group in checked_groups(groups, models, floating, "the stack"):
-        jobs = [
-            [models[n][c].masked_select(mask[n][c]) if n in mask else models[n][c] for n in group] for c in range(k)
+    groups = checked_groups(groups, models, floating, "the stack")
+    found = torch.zeros(len(groups), k, 2, dtype=torch.float64)
+    for g, group in enumerate(groups):
+        covered = [
+            [models[n][c].masked_select(mask[n][c]) if n in mask else models[n][c] for n in group] if row[c] else []
+            for c in range(k)
         ]
-        norms = joint_norms(jobs, q)[:, 0]
-        if bool(norms.isnan().any()):
-            bad = norms.isnan().nonzero().flatten().tolist()
-            raise SurgeryError(f"{', '.join(group)} of models {bad} hold NaN or infinity: leave these models out")
-        alpha = matching_factors(norms[None])[0]
-        for name in group:
-            tensor = models[name]
-            factors[name] = upload(alpha.to(norm_dtype(tensor.dtype)), tensor.device)
-            shape = (k, *[1] * (tensor.ndim - 1))
-            result[name] = (tensor.detach() * factors[name].view(shape)).to(tensor.dtype)
-    # In the order of the stack. Tensors in no group are copied, so that no memory is shared.
-    return {n: result[n] if n in result else tensor.clone() for n, tensor in models.items()}, factors
+        found[g] = joint_norms(covered, q)
+    return groups, found
+
+
+def _measure_parts(
+    states: Sequence[Mapping[str, Tensor]],
+    plans: Sequence[Plan],
+    q: float,
+    groups: Sequence[Sequence[str]] | None,
+    weights: Tensor | Sequence[float] | None,
+) -> tuple[list[tuple[str, ...]], Tensor]:
+    """Do what `_measure_stack` does, of models that plans place in one full model."""
+    members = client_weights(weights, len(states)).nonzero().flatten().tolist()
+    small = [
+        # An index matters only if it repeats positions, of which one counts.
+        {full: [(n, index if repeats(index) else ()) for n, index in held] for full, held in plan.parts.items()}
+        for plan in plans
+    ]
+    integers = {
+        full
+        for c, held in enumerate(small)
+        for full, own in held.items()
+        if not all(states[c][n].is_floating_point() or states[c][n].is_complex() for n, _ in own)
+    }
+    groups = checked_groups(groups, plans[0].shapes, plans[0].shapes.keys() - integers, "the full model")
+    # A block that stands for others has the same norm everywhere, so it is computed only once.
+    rows: dict[tuple[int, tuple[tuple[str, Index], ...]], int] = {}
+    place = torch.zeros(len(groups), len(states), dtype=torch.int64)  # of the norm of each group and model; 0 for none
+    for g, group in enumerate(groups):
+        for c in members:
+            own = (part for name in group for part in small[c].get(name, ()))
+            if held := tuple(sorted(own, key=lambda part: (part[0], str(part[1])))):
+                place[g, c] = rows.setdefault((c, held), len(rows) + 1)
+    jobs = [[ascending(states[c][n].detach(), index)[0] for n, index in held] for c, held in rows]
+    return groups, joint_norms([[], *jobs], q)[place]
+
+
+def _scaled(k: int, values: Mapping[str, Tensor], plan: Plan, factors: Mapping[str, Tensor]) -> State:
+    """Return model k multiplied by its factors, which have the names of the full model's tensors."""
+    scaled = {}
+    for name, tensor in values.items():
+        by_target = {s.name: factors[s.name][k].item() if s.name in factors else 1.0 for s in plan.entries[name]}
+        (factor, target), *others = {factor: target for target, factor in by_target.items()}.items()
+        if others:
+            raise SurgeryError(
+                f"tensor {name!r} of model {k} stands for {target!r} and {others[0][1]!r}, which have other factors: "
+                "scale while averaging, average(models, plans, factors=surgery.scale.norm_factors(models, plans), ...)"
+            )
+        scaled[name] = tensor.detach().clone() if factor == 1 else tensor.detach() * factor
+    return scaled
 
 
 def matching_factors(norms: Tensor) -> Tensor:

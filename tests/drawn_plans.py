@@ -7,6 +7,7 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 
+import surgery
 from surgery.plan import Plan, Source, as_runs
 from surgery.plan.positions import positions
 
@@ -97,3 +98,30 @@ def slow_embed(plan, small, into):
                 full[source.name][there] = small[name].numpy()[place]
                 mask[source.name][there] = True
     return full, mask
+
+
+@st.composite
+def cohorts(draw):
+    """States of K small models, one of them perhaps of zeros, their plans, weights, and a fallback."""
+    shapes = {f"{t}{i}": shape for i, shape in enumerate(draw(SIZES)) for t in "tu"}
+    whole = draw(st.sets(st.sampled_from(sorted(set(shapes.values())))))
+    integers = {name for name, shape in shapes.items() if shape in whole}  # what stands for another is of its kind
+    plans = [draw_plan(draw, shapes) for _ in range(draw(st.integers(1, 4)))]
+    weights = draw(st.lists(st.sampled_from([0.0, 1.0, 2.0, 5.5]), min_size=len(plans), max_size=len(plans)))
+    seed = draw(seeds)
+
+    def typed(state, name_of=lambda name: name):
+        return {n: t.long() if name_of(n) in integers else t / 7 for n, t in state.items()}
+
+    states = [
+        typed(values(plan.small_shapes, seed + k), lambda name, plan=plan: plan.entries[name][0].name)
+        for k, plan in enumerate(plans)
+    ]
+    if draw(st.booleans()):
+        states[0] = {name: torch.zeros_like(tensor) for name, tensor in states[0].items()}
+    return states, plans, weights, typed(values(shapes, seed - 1))
+
+
+def embedded(states, plans, fallback):
+    full, masks = zip(*(plan.embed(state, into=fallback) for state, plan in zip(states, plans)))
+    return surgery.stack(list(full)), surgery.stack(list(masks))

@@ -43,7 +43,7 @@ def narrowed():
     torch.manual_seed(0)
     model, example = CASE.build(), CASE.example(None)
     judges.randomize(model)
-    return model, *narrow(model, rate=0.5, example=example), example
+    return model, *narrow(model, 0.5, example), example
 
 
 def test_a_right_model_is_compared_with_both_and_a_wrong_attribute_is_seen():
@@ -135,8 +135,10 @@ def test_an_operation_that_computes_something_else_is_seen(operation, monkeypatc
         return found
 
     torch.manual_seed(0)
-    model, right = CASE.build(), getattr(surgery, operation)
-    monkeypatch.setattr(surgery, operation, wrong)
+    rooms = {"narrow": surgery, "prune": surgery.pruning, "widen": surgery.widening}
+    model, room = CASE.build(), rooms.get(operation, surgery.symmetry)
+    right = getattr(room, operation)
+    monkeypatch.setattr(room, operation, wrong)
     with pytest.raises(support.Wrong):
         support.JUDGES[operation](CASE, model, CASE.example(model))
 
@@ -309,6 +311,6 @@ def test_a_width_that_is_read_from_another_ones_size_becomes_as_long():
 
     torch.manual_seed(0)
     model, x = Torn(), torch.randn(2, 3, 5)
-    small, _ = narrow(model, rate=0.5, example=x)
+    small, _ = narrow(model, 0.5, x)
     assert [small.first.in_features, small.proj.in_features, small.proj.out_features] == [18, 52, 52]
     assert support.narrow(Case(Torn, lambda model: x), model, x) == "zeros"

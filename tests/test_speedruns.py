@@ -103,7 +103,7 @@ def test_axes_narrows_as_the_library_does(name):
     with torch.no_grad():
         for tensor in surgery.state(model).values():
             tensor.add_(0.05 * torch.rand(tensor.shape)) if tensor.is_floating_point() else None
-    small, (expected, _) = axes.narrow(model, 0.5, image[:1]), surgery.narrow(model, rate=0.5, example=image)
+    small, (expected, _) = axes.narrow(model, 0.5, image[:1]), surgery.narrow(model, 0.5, image)
     found, wanted = surgery.state(small), surgery.state(expected)
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[key], wanted[key]) for key in wanted)

@@ -19,8 +19,8 @@ class Network(nn.Sequential):
     """stem (or embedding), section1, section2, ..., tail, pool, head: a Sequential of named parts.
 
     `net.section2[0]` is a block, `net[:3]` a network of the first three parts. A smaller model of the same name has
-    some of the larger one's tensors, each the leading corner of the larger one's, so that `surgery.corner` and
-    `surgery.ungraft` relate the two by names and shapes alone. (`surgery.narrow` by a rate may choose other channels:
+    some of the larger one's tensors, each the leading corner of the larger one's, so that `surgery.narrow(..., like=)`
+    and `surgery.ungraft` relate the two by names and shapes alone. (`narrow` by a share may choose other channels:
     if channels are concatenated, the first ones of each part; with group norm, the first ones of each group.) Pooling
     before the head is global, except in the CNN and VGG. These flatten channel by channel, so that a smaller model's
     weights are a leading corner there as well.

@@ -80,7 +80,7 @@ def build_with(
         full = load(replace(spec, num_classes=theirs).build(device="meta"), state).state_dict()
     except ZooError as error:
         whole = spec.depth == spec.member.depth and set(spec.rates.values()) == {1.0}
-        hint = "" if whole else "; weights of a full model go into a full one: cut that by surgery.ungraft and corner"
+        hint = "" if whole else "; weights of a full model go into a full one: cut that by surgery.ungraft and narrow"
         raise ZooError(f"{spec.name} cannot begin with {source}: {error}{hint}") from None
     model = spec.build(generator)
     head = [name for name, tensor in model.state_dict().items() if tensor.shape != full[name].shape]

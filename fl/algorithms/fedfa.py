@@ -12,7 +12,7 @@ from fl.base.settings import OnlyWith, number, one_of
 from fl.federation import Federation
 from fl.models.fleet import ungrafted
 from surgery import layers
-from surgery.plan import submodel_factors
+from surgery.scale import norm_factors
 
 _SCALES = ("norm", "rms", "none")
 
@@ -58,12 +58,11 @@ def fedfa(fed: Federation, options: FedFAOptions = FedFAOptions()) -> Algorithm:
     def server(state, clients, update, rng):
         plans, factors = [plan(client) for client in clients], None
         if options.scale != "none":  # lines 12 and 18
-            factors = submodel_factors(
+            factors = norm_factors(
                 update.received, plans, q=options.quantile, groups=groups, weights=update.sizes, measure=options.scale
             )
-        return {
-            "global": fed.average_submodels(update.received, plans, state["global"], update.sizes, factors)
-        }  # 14-24
+        mean = fed.average(update.received, update.sizes, state["global"], plans=plans, factors=factors)  # 14-24
+        return {"global": mean}
 
     return of_parts(fed, plan, server)  # line 6
 

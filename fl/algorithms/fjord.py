@@ -119,7 +119,7 @@ def _narrow_plans(fed: Federation, widths: Sequence[float]) -> list[Plan]:
     whole = identity_plan(fed.model)
     for width in sorted({width for width in widths if width < 1}):
         try:
-            small, plan = narrow(fed.model, rate=width, example=x)
+            small, plan = narrow(fed.model, width, x)
         except SurgeryError as error:
             raise FLError(f"FjORD cannot narrow {type(fed.model).__name__}: {error}") from None
         plans.append(plan)

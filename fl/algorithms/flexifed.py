@@ -60,7 +60,7 @@ def flexifed(fed: Federation, options: FlexiFedOptions = FlexiFedOptions()) -> A
 
     def server(state, clients, update, rng):
         each = [plans[client] for client in clients]
-        after = fed.average_submodels(update.received, each, state["tree"], update.sizes)
+        after = fed.average(update.received, update.sizes, state["tree"], plans=each)
         return {"global": deployed.extract(after), "tree": after}
 
     parts = of_parts(fed, lambda client: plans[client], server, lambda state: state["tree"])

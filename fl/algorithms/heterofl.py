@@ -80,7 +80,7 @@ def heterofl(
             plans = [plan.compose(inner) if inner else plan for plan, inner in zip(plans, own)]
         if not options.weighted:
             weights = [float(size > 0) for size in update.sizes]
-        return {"global": fed.average_submodels(states, plans, state["global"], weights)}
+        return {"global": fed.average(states, weights, state["global"], plans=plans)}
 
     models = models_of(fed, lambda client: window(client, 0))
     return replace(fedavg(fed), send=send, server=server, models=models, plan=fixed)

@@ -79,7 +79,7 @@ def inclusivefl(fed: Federation, options: InclusiveFLOptions = InclusiveFLOption
         (sent,) = average.send(state, [clients[rows[0]]], None)["model"]
         within = [identity_plan(fleet.architectures[kind].model)] * len(rows)
         sizes = [update.sizes[row] for row in rows]
-        mean = fed.average_submodels([update.received[row] for row in rows], within, sent, sizes)
+        mean = fed.average([update.received[row] for row in rows], sizes, sent, plans=within)
         return {name: mean[name] - sent[name] for name in sent}
 
     def init():

@@ -16,7 +16,7 @@ from fl.models.init import maker
 from fl.runs import checkpoint
 from fl.runs.folder import load_initial_weights, load_model
 from fl.settings import Config
-from surgery import Plan, State, SurgeryError, corner, layers, sections, state, ungraft
+from surgery import Plan, State, SurgeryError, layers, narrow, sections, state, ungraft
 from surgery.similarity import SectionSimilarity, convolutions
 from surgery.states import check_same
 from zoo import Spec
@@ -102,7 +102,7 @@ def place(small: nn.Module, large: nn.Module, spec: Spec | None = None) -> Plan:
     if len(depths) != (number := len(sections(large, example=example))):
         raise FLError(f"the smaller model has {len(depths)} sections and the larger one {number}")
     shallow, dropped = ungraft(large, keep=depths, example=example)
-    return dropped.compose(corner(shallow, small)[1])
+    return dropped.compose(narrow(shallow, like=small)[1])
 
 
 class Variation(NamedTuple):

@@ -20,8 +20,9 @@ from torch import Tensor
 from fl.base.errors import FLError
 from fl.base.settings import AtLeast0, Natural, OnlyWith, number, one_of
 from fl.federation.cohort import States, as_before, select, stacks
-from surgery import Plan, Stack, State, average, average_submodels, distance, trimmed_mean
-from surgery.states import stack_size
+from fl.federation.trimmed import trimmed_mean
+from surgery import Plan, Stack, State, average, distance
+from surgery.states import as_stack, stack_size
 from surgery.transfer import double, upload
 
 _LEAST = {"krum": (2, 3), "multikrum": (2, 3), "bulyan": (4, 3)}
@@ -49,12 +50,15 @@ class Defence:
 
     def average(
         self,
-        models: Stack,
+        models: Stack | Sequence[State],
         weights: Tensor | Sequence[float] | Sequence[Sequence[float]] | None = None,
         fallback: Mapping[str, Tensor] | None = None,
         names: Container[str] = (),
+        *,
+        plans: Sequence[Plan] | None = None,
+        factors: Mapping[str, Tensor] | None = None,
     ) -> State | Stack:
-        """`surgery.average` by the rule.
+        """Average models by the rule, as `surgery.average` does; with plans among the clients that cover an element.
 
         The other rules only leave out those whose weight is 0: an attacker could lie about larger weights.
 
@@ -63,27 +67,15 @@ class Defence:
                 they are taken of all that they have. (Running variances would outweigh the weights.)
 
         Raises:
-            FLError: for a rule that chooses among whole models, and needs more than there are.
+            FLError: for a rule that chooses among whole models, and needs more than there are, or is given parts.
         """
-        if self.chooses:
-            return self._choice(models, weights, names)
-        if self.rule == "mean":
-            return average(models, weights=weights, fallback=fallback)
-        return trimmed_mean(models, trim=self._share(), weights=weights, fallback=fallback)
-
-    def average_submodels(
-        self,
-        states: Sequence[State],
-        plans: Sequence[Plan],
-        fallback: State,
-        weights: Sequence[float],
-        factors: Mapping[str, Tensor] | None = None,
-    ) -> State:
-        """`surgery.average_submodels` by the rule, among the clients that cover an element."""
-        if self.chooses:
+        if self.chooses and plans is not None:
             raise FLError(f"--defence.rule {self.rule} chooses among whole models, and these are parts: take median")
-        trim = None if self.rule == "mean" else self._share()
-        return average_submodels(states, plans, weights=weights, factors=factors, fallback=fallback, trim=trim)
+        if self.chooses:
+            return self._choice(as_stack(models), weights, names)
+        if self.rule == "mean":
+            return average(models, plans, weights, fallback, factors=factors)
+        return trimmed_mean(models, plans, weights, fallback, trim=self._share(), factors=factors)
 
     @property
     def chooses(self) -> bool:

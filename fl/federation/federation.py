@@ -36,7 +36,7 @@ from fl.models.fleet import Fleet, uniform
 from fl.models.init import Start
 from fl.partition import Splits
 from surgery import Plan, Stack, State, broadcast
-from surgery.states import stack_size
+from surgery.states import as_stack, stack_size
 from surgery.transfer import upload
 from zoo import Spec
 
@@ -64,7 +64,7 @@ class Federation:
         remote: the clients, if they are on other machines and train there; None: all are simulated here. The client and
             server functions of methods do not look at it: `client_states` and `mean_of_clients` do what depends on it.
         attack: malicious clients and what they do; None: all are honest.
-        defence: how the server averages, see `average` and `average_submodels`.
+        defence: how the server averages, see `average`.
         compression: how clients compress what they send.
         privacy: what the server hides of each client, see `fl.algorithms.parts.private`.
         metrics: what evaluations measure beside the scores of every run.
@@ -191,22 +191,25 @@ class Federation:
         return [there[i] for i in draw(len(there), self.participants, rng.torch("sample"))]
 
     def average(
-        self, models: Stack, weights: Any = None, fallback: Mapping[str, Tensor] | None = None
-    ) -> State | Stack:
-        """How the server averages the models that clients send: `Defence.average`. Frozen parameters stay the same."""
-        return self.keep_frozen(models, self.defence.average(models, weights, fallback, self.trainable))
-
-    def average_submodels(
         self,
-        states: Sequence[State],
-        plans: Sequence[Plan],
-        fallback: State,
-        weights: Sequence[float],
+        models: Stack | Sequence[State],
+        weights: Any = None,
+        fallback: Mapping[str, Tensor] | None = None,
+        *,
+        plans: Sequence[Plan] | None = None,
         factors: Mapping[str, Tensor] | None = None,
-    ) -> State:
-        """The same for parts of the model: `Defence.average_submodels`. Frozen parameters are those of the fallback."""
-        mean, frozen = self.defence.average_submodels(states, plans, fallback, weights, factors), self.frozen
-        if not frozen:
+    ) -> State | Stack:
+        """Average the models that clients send as the server does: `Defence.average`.
+
+        Frozen parameters stay the same: those of the models, or with plans those of the fallback.
+
+        Args:
+            models, weights, fallback, plans, factors: as for `surgery.average`.
+        """
+        mean = self.defence.average(models, weights, fallback, self.trainable, plans=plans, factors=factors)
+        if plans is None:
+            return self.keep_frozen(as_stack(models), mean)
+        if not (frozen := self.frozen):
             return mean
         entries = [entry for plan in {id(plan): plan for plan in plans}.values() for entry in plan.entries.items()]
         kept = {source.name for name, sources in entries if name in frozen for source in sources}

@@ -143,7 +143,7 @@ def cut(spec: zoo.Spec, model: nn.Module) -> nn.Module:
         depth = spec.depth * len(found) if len(spec.depth) == 1 else spec.depth  # one number is meant for all
         model, _ = ungraft(model, keep=depth, example=spec.example(2))
     rate = spec.width[0]
-    return narrow(model, rate=rate, example=spec.example(2))[0] if rate < 1 else model
+    return narrow(model, rate, spec.example(2))[0] if rate < 1 else model
 
 
 @lru_cache(maxsize=1024)

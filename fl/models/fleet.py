@@ -11,7 +11,7 @@ import surgery
 import zoo
 from fl.base.errors import FLError
 from fl.models.create import create
-from surgery import Plan, SurgeryError, corner, sections, ungraft
+from surgery import Plan, SurgeryError, narrow, sections, ungraft
 from surgery.plan import Source
 from zoo.layers import Scaler
 from zoo.resnet import MultiExitResNet
@@ -124,7 +124,7 @@ def plan_within(
         SurgeryError: if the smaller model is no part of the full one.
     """
     shallow, depth = as_shallow(full, small, stand, choose, spec)
-    return depth.compose(corner(shallow, small)[1])
+    return depth.compose(narrow(shallow, like=small)[1])
 
 
 def as_shallow(

@@ -109,7 +109,7 @@ def find(init: str, spec: zoo.Spec) -> Start:
     """Read the weights that --init names, and fit them to the model of a spec.
 
     They may be of the model itself, or of the same model at full width and depth, of which it then gets its part: the
-    same channels and blocks that `surgery.narrow` and `ungraft` keep, or for a model of the zoo `surgery.corner`.
+    same channels and blocks that `surgery.narrow` and `ungraft` keep, or for a model of the zoo `narrow(..., like=)`.
     Models of the zoo also take the layouts that `zoo.load` knows; a model of one's own takes the names of its own state
     dict. A classifier for other classes, or none, is left as it is drawn, and so are all exits where the weights are of
     a model with one classifier. A first layer for colours is summed over them where images are grey, but in a model of

@@ -171,7 +171,7 @@ def _shuffles(model: nn.Module) -> str:
 
 
 def _narrows(model: nn.Module, example: Any, rate: float) -> str:
-    small, _ = surgery.narrow(model, rate=rate, example=example, output=output_for(model), strict=True)
+    small, _ = surgery.narrow(model, rate, example, output=output_for(model), strict=True)
     before, after = (sum(p.numel() for p in m.parameters()) for m in (model, small))
     return f"every hidden width shrinks to {rate:g}; {before:,} parameters become {after:,}"
 

@@ -129,7 +129,7 @@ def carry_out_on(
     save(out, result, made=made, shard_bytes=shard_bytes)
     if plan is not None:
         result.plan.save(plan)
-        print(f"{plan}: {str(result.plan).splitlines()[0]}")
+        print(f"{plan}: {result.plan!r}")
 
 
 _NEEDS = {

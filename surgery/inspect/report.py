@@ -179,7 +179,7 @@ def inspect(
     """Describe a model, and with a width or depths also what surgery makes of it.
 
     Args:
-        width: the `rate` for `surgery.narrow`, which is applied after the depths.
+        width: a share for `surgery.narrow`, which is applied after the depths.
         depth: the number of blocks for each of the report's sections, which `graft` and `ungraft` bring about.
         heads: as for `surgery.narrow`.
         shape: of one input, without the batch; by default the one that the model was made for.
@@ -209,13 +209,12 @@ def inspect(
     coupled: list[Width] | None = None
     as_asked = "changing the depth" not in steps.stopped
     if as_asked and not problem:
-        rate = {"rate": 1.0} if width is None else {"rate": width, "heads": heads}
         try:
-            coupled = steps("following the widths", lambda: widths(changed, example=example, **rate))
+            coupled = steps("following the widths", lambda: widths(changed, example, width, heads=heads))
         except SurgeryError as error:
             problem = f"has widths that cannot be followed: {error}"
         if width is not None:
-            small = steps("narrowing", lambda: narrow(changed, example=example, **rate))
+            small = steps("narrowing", lambda: narrow(changed, width, example, heads=heads))
             changed = small[0] if small else changed
     after = None
     if changed is not model:

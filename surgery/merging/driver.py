@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from surgery.averaging import differing_masks
+from surgery.averaging.common import differing_masks
 from surgery.errors import SurgeryError
 from surgery.lazy import LazyState, Pieces, Reader, metas, pieces_of
 from surgery.names import matches

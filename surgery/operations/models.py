@@ -63,7 +63,7 @@ def narrow(
         the new checkpoint; the plan, by which the narrow model lies in the given one
     """
     small, plan = surgery.narrow(
-        model.built(), rate=rate, keep=keep, heads=heads, rounding=rounding, strict=strict, **model.run_arguments()
+        model.built(), rate, keep=keep, heads=heads, rounding=rounding, strict=strict, **model.run_arguments()
     )
     return model.becomes(plan.extract(model.values), small, plan)
 
@@ -209,7 +209,7 @@ def permute(
     if sort_by is not None:
         net, run = model.loaded(), model.run_arguments()
         scores = surgery.pruning.importance(net, by=sort_by, **run)
-        return _ordered(model, *surgery.symmetry.sort_by(net, _in_checkpoints(net, run, scores), **run))
+        return _ordered(model, *surgery.symmetry.permute(net, by=_in_checkpoints(net, run, scores), **run))
     found = _read(permutations)
     if isinstance(found, Plan):
         if model.described:

@@ -1,11 +1,9 @@
 """Plans, and what one does with them.
 
 A plan (`Plan`) says where each tensor of a small model lies in a full one. By it the small model is extracted,
-embedded and built, models of different sizes are averaged, and all of it is written down as JSON.
+embedded and built, models of different sizes are averaged by it (`surgery.average`), and it is written down as JSON.
 """
 
-from surgery.plan.average import average_submodels as average_submodels
-from surgery.plan.average import submodel_factors as submodel_factors
 from surgery.plan.fingerprint import fingerprint as fingerprint
 from surgery.plan.fingerprint import structure as structure
 from surgery.plan.positions import Index as Index

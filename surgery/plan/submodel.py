@@ -2,7 +2,7 @@
 
 HeteroFL, FlexiFed, NeFL, FedRolex and FedFA differ only in their plans: which tensors of the full model a client holds
 (depth), which positions along each axis (width), and which deeper blocks a client's last block stands for (grafting).
-`narrow`, `corner`, `graft` and `ungraft` make plans; this file applies them.
+`narrow`, `graft` and `ungraft` make plans; this file applies them.
 """
 
 import copy
@@ -41,6 +41,7 @@ from surgery.plan.positions import (
 from surgery.states import Stack, State, as_state, check_same_shapes, owners, shapes_of, state
 
 _FORMAT, _VERSION = "layer-surgery submodel", 2
+_ROWS = 12  # of the table that a plan prints as
 Edit: TypeAlias = Mapping[str, Any]  # what `surgery.plan.edits` does to a module, as a JSON object
 
 
@@ -61,8 +62,8 @@ class Plan:
     - If a tensor has several sources, `extract` reads the first and `embed` writes all. `embed(extract(s))` then equals
       s only if the sources are equal in s.
     - If a position repeats, the first of the small model's positions that read it is the one that `embed` writes, and
-      so the one that counts in `average_submodels` and `submodel_factors`. The others are
-      copies, whose values are lost: `extract(embed(x)) == x` only if they are equal in x.
+      so the one that counts in `surgery.average` and `surgery.match_norms`. The others are copies,
+      whose values are lost: `extract(embed(x)) == x` only if they are equal in x.
 
     Attributes:
         entries: by state name of the small model its sources in the full one. `extract` reads from the first;
@@ -396,20 +397,43 @@ class Plan:
         return small, full
 
     def __repr__(self) -> str:
-        facts = dict.fromkeys(("narrower", "in another order", "with repeats", "whole"), 0)
-        for name, ((target, index), *_) in self.entries.items():
-            cut = "in another order" if self.small_shapes[name] == self.shapes[target] else "narrower"
-            facts["whole" if is_whole(index) else "with repeats" if repeats(index) else cut] += 1
-        facts["standing for several"] = sum(len(sources) > 1 for sources in self.entries.values())
-        facts["left out"] = sum(not held for held in self.parts.values())
+        """Say in one line how much of the full model the small one has.
+
+        >>> Plan({"w": (Source("w", (((0, 2),), None)),)}, {"w": (4, 2), "b": (2,)})
+        Plan: 4 of 10 elements (40.0 %), 1 of 2 tensors, 0 edits
+        """
         elements, of_all = self._sizes()
+        held, tensors = sum(map(bool, self.parts.values())), len(self.shapes)
         return (
-            f"Plan: {elements:,} of {of_all:,} elements ({elements / max(of_all, 1):.1%})\n"
-            f"  {len(self.shapes)} tensor{'s' * (len(self.shapes) != 1)}: "
-            f"{', '.join(f'{count} {what}' for what, count in facts.items() if count) or 'none'}; "
-            f"{len(self.edits)} edits of modules\n"
-            f"  of the full model {self.fingerprint}; .describe() lists everything"
+            f"Plan: {elements:,} of {of_all:,} elements ({100 * elements / max(of_all, 1):.1f} %), "
+            f"{f'{held} of ' if held < tensors else ''}{tensors} tensor{'s' * (tensors != 1)}, "
+            f"{len(self.edits)} edit{'s' * (len(self.edits) != 1)}"
         )
+
+    def __str__(self) -> str:
+        """Lay the first tensors out as a table below, each with its shape in the full model and in the small one.
+
+        >>> print(Plan({"w": (Source("w", (((0, 2),), None)),)}, {"w": (4, 2), "b": (2,)}))
+        Plan: 4 of 10 elements (40.0 %), 1 of 2 tensors, 0 edits
+          w  [4, 2] -> [2, 2]
+          b  [2]    -> left out
+        """
+        rows = []
+        for name, (first, *others) in self.entries.items():
+            small, full = self.small_shapes[name], self.shapes[first.name]
+            notes = [f"of {first.name}"] if first.name != name else []
+            if not is_whole(first.index) and repeats(first.index):
+                notes.append("with repeats")
+            elif not is_whole(first.index) and small == full:
+                notes.append("in another order")
+            notes += [f"and for {', '.join(source.name for source in others)}"] if others else []
+            rows.append((name, str(list(full)), f"{list(small)}{'  ' * bool(notes)}{', '.join(notes)}"))
+        rows += [(name, str(list(self.shapes[name])), "left out") for name, held in self.parts.items() if not held]
+        shown = rows[:_ROWS]
+        width, wide = (max((len(row[column]) for row in shown), default=0) for column in (0, 1))
+        lines = [f"  {name:{width}}  {full:{wide}} -> {small}" for name, full, small in shown]
+        more = [f"  ... and {len(rows) - _ROWS} more, which describe() lists"] if len(rows) > _ROWS else []
+        return "\n".join([repr(self), *lines, *more])
 
     def describe(self) -> str:
         """Every tensor of the small model with its place in the full one, then the edits, one line each.
@@ -418,10 +442,6 @@ class Plan:
         >>> print(half.describe())
         Plan of 2d876cd494474ac0: 4 of 8 elements, 0 edits
           w  [2, 2]             = [0:2, :]
-        >>> half
-        Plan: 4 of 8 elements (50.0%)
-          1 tensor: 1 narrower; 0 edits of modules
-          of the full model 2d876cd494474ac0; .describe() lists everything
         """
         small, full = self._sizes()
         lines = [f"Plan of {self.fingerprint}: {small:,} of {full:,} elements, {len(self.edits)} edits"]

@@ -33,7 +33,7 @@ def importance(
     loss: Callable[[nn.Module, Any], Tensor] | None = None,
     output: Callable[[Any], Any] | None = None,
 ) -> dict[str, Tensor]:
-    """Scores of the positions of every width that may shrink, for `surgery.narrow(..., keep_top=scores)`.
+    """Scores of the positions of every width that may shrink, for `surgery.narrow(..., scores=scores)`.
 
     A width lies along axes of several tensors. Each gives its positions a score, and their sum is the width's. Of an
     axis of heads * head dimension a head gets the sum over its dimensions, a dimension the sum over heads.

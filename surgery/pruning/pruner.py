@@ -52,6 +52,23 @@ class Pruned(NamedTuple):
     plan: Plan
     sizes: tuple[Size, ...]
 
+    def __str__(self) -> str:
+        """Lay the sizes out as a table, with their shares of the full model's.
+
+        >>> print(Pruned(nn.Identity(), Plan({}, {}), (Size(800, 904), Size(600, 679), Size(400, 454))))
+                       MACs     parameters
+        full    800 (100.0 %)  904 (100.0 %)
+        step 1  600  (75.0 %)  679  (75.1 %)
+        step 2  400  (50.0 %)  454  (50.2 %)
+        """
+        rows = [("", "MACs  ", "parameters  ")]
+        for number, size in enumerate(self.sizes):
+            shares = [f"({100 * count / max(full, 1):.1f} %)" for count, full in zip(size, self.sizes[0])]
+            macs, parameters = (f"{count:,} {share:>9}" for count, share in zip(size, shares))
+            rows.append((f"step {number}" if number else "full", macs, parameters))
+        first, second, third = (max(map(len, column)) for column in zip(*rows))
+        return "\n".join(f"{a:{first}}  {b:>{second}}  {c:>{third}}".rstrip() for a, b, c in rows)
+
 
 def prune(
     model: nn.Module,

@@ -93,7 +93,7 @@ class Target:
         floor: the share of its positions that every width keeps whatever the scores say, so that no layer dies.
         normalise: whether scores are divided by their width's mean. Not where they are comparable over widths as they
             stand: LAMP's, whose highest is 1 in every width, and all that torch-pruning's classes have normalised.
-        even: whether all widths keep one share, as with `narrow(rate=...)`, and scores choose positions within each
+        even: whether all widths keep one share, as with `narrow(model, share)`, and scores choose positions within each
             alone. Layers that were alike stay so, as the configurations of transformers' models ask.
 
     >>> Target(macs=0.5)

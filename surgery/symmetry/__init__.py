@@ -2,5 +2,4 @@
 
 from surgery.symmetry.alignment import align as align
 from surgery.symmetry.permutation import permute as permute
-from surgery.symmetry.permutation import sort_by as sort_by
 from surgery.symmetry.statistics import repair as repair

@@ -83,7 +83,7 @@ def align(
         SurgeryError: for models of different architectures, for `activations` without batches, and for no start.
 
     >>> net, x = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1)), torch.zeros(1, 2)
-    >>> from surgery import permute
+    >>> from surgery.symmetry import permute
     >>> copy, _ = permute(net, {"0.weight:0": torch.randperm(8)}, example=x)
     >>> aligned = align([net, copy], example=x)
     >>> torch.equal(aligned.models[1][0].weight, net[0].weight)

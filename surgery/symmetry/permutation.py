@@ -24,12 +24,13 @@ _log = logging.getLogger(__name__)
 
 def permute(
     model: nn.Module,
-    permutations: Mapping[str, Sequence[int] | Tensor],
+    permutations: Mapping[str, Sequence[int] | Tensor] | None = None,
     *,
+    by: Scores | None = None,
     example: Any,
     output: Callable[[Any], Any] | None = None,
 ) -> tuple[nn.Module, Plan]:
-    """A copy of any module whose hidden widths have their positions in another order; it computes the same outputs.
+    """Copy any module with the positions of hidden widths in another order; the copy computes the same outputs.
 
     Every tensor that lies along a width is put in order along it: what makes its features, the norm after it, what
     reads them, and all that is added to it. Heads of an attention and groups of a convolution are a width, and the
@@ -39,8 +40,13 @@ def permute(
         model: any module; it is not changed.
         permutations: by width the present positions in their new order: `[2, 0, 1]` puts position 2 first. A width is
             named by an axis that it has for its own, `layer1.conv.weight:0`; of an axis along which several lie a third
-            number says which, from the left, `proj.weight:1:0`. `surgery.widths(model, example=...)` lists the names,
+            number says which, from the left, `proj.weight:1:0`. `surgery.widths(model, ...)` lists the names,
             and why some widths cannot be put in another order. Other widths keep theirs.
+        by: in place of permutations, scores by width as `surgery.pruning.importance` gives them: the positions with the
+            highest come first, of equal ones those that did. One network then serves every width: `narrow(sorted, r,
+            x)` is `narrow(model, r, x, scores=by)` up to the order of positions, for every share r (Cai et al.,
+            "Once-for-All", ICLR 2020, section 3.3). Widths without scores keep their order, as do those whose order
+            matters.
         example: an input, as for `surgery.narrow`. One forward pass shows the widths, on the meta device if possible.
         output: what of the output has to stay the same, as for `surgery.narrow`.
 
@@ -49,7 +55,8 @@ def permute(
         (`permutation.argsort()`) gives the model back bit for bit.
 
     Raises:
-        SurgeryError: for a width that the model does not have or whose order matters, and for what is no permutation.
+        SurgeryError: for a width that the model does not have or whose order matters, for what is no permutation, and
+            for scores of another model.
 
     >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
     >>> x = torch.randn(5, 2)
@@ -58,49 +65,42 @@ def permute(
     (True, True)
     >>> plan.entries["2.weight"][0].index
     (None, ((2, 3), (0, 2)))
+    >>> best_first, _ = permute(net, by={"0.weight:0": torch.tensor([1, 3, 2])}, example=x)
+    >>> torch.equal(best_first[0].weight, net[0].weight[[1, 2, 0]])
+    True
     """
-    if not isinstance(permutations, Mapping):
+    if (permutations is None) == (by is None):
+        raise SurgeryError(
+            "permute takes either permutations, {'fc1.weight:0': [2, 0, 1]}, or the scores to sort by, "
+            "by=surgery.pruning.importance(...)"
+        )
+    if by is None and not isinstance(permutations, Mapping):
         raise SurgeryError(f"permute takes permutations by width, {{'fc1.weight:0': [2, 0, 1]}}, got {permutations!r}")
     twin, solution = solved_for(model, example, output, "permute")
-    places, choice = _places(solution), {}
+    choice = _by_name(solution, permutations or {}) if by is None else _best_first(solution, by)
+    return permuted(model, twin, solution, choice)
+
+
+def _by_name(solution: Solution, permutations: Mapping[str, Sequence[int] | Tensor]) -> Choice:
+    """The orders of widths that the caller names."""
+    places = _places(solution)
+    choice: dict[Atom, list[int]] = {}
     for name, order in permutations.items():
         atom = _atom(name, places)
         if atom in choice:
             raise SurgeryError(f"{name!r} is a width that has a permutation under another name already")
         choice[atom] = _order(name, atom, order)
-    return permuted(model, twin, solution, choice)
+    return choice
 
 
-def sort_by(
-    model: nn.Module, scores: Scores, *, example: Any, output: Callable[[Any], Any] | None = None
-) -> tuple[nn.Module, Plan]:
-    """A copy whose hidden widths have the positions with the highest scores first; it computes the same outputs.
-
-    The first positions are then the best ones, so that one network serves every width: `narrow(sorted, rate=r)` is
-    `narrow(model, rate=r, keep_top=scores)` up to the order of positions, for every rate (Cai et al., "Once-for-All",
-    ICLR 2020, section 3.3). Of equal scores the first comes first. Widths without scores keep their order, as do those
-    whose order matters.
-
-    Args:
-        model, example, output: as for `permute`.
-        scores: by width, as `surgery.pruning.importance` gives them.
-
-    Returns:
-        As `permute`.
-
-    >>> net = nn.Sequential(nn.Linear(1, 3, bias=False), nn.ReLU(), nn.Linear(3, 1))
-    >>> _ = net[0].weight.data.copy_(torch.tensor([[1.], [3.], [2.]]))
-    >>> sort_by(net, {"0.weight:0": torch.tensor([1, 3, 2])}, example=torch.zeros(1, 1))[0][0].weight.flatten().tolist()
-    [3.0, 2.0, 1.0]
-    """
-    twin, solution = solved_for(model, example, output, "sort_by")
+def _best_first(solution: Solution, scores: Scores) -> Choice:
+    """The positions of widths with scores, from the highest score on; a width whose order matters keeps it."""
     widths = named_widths(solution)
-    choice = {
+    return {
         widths[name]: values.argsort(descending=True, stable=True).tolist()
-        for name, values in checked_scores(scores, widths, "sort_by").items()
+        for name, values in checked_scores(scores, widths, "by").items()
         if not widths[name].order
     }
-    return permuted(model, twin, solution, choice)
 
 
 def solved_for(

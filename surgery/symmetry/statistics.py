@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surgery.averaging import weight_rows
+from surgery.averaging.common import weight_rows
 from surgery.copying import clone
 from surgery.errors import SurgeryError, explained
 from surgery.forward import call, copied, in_mode

@@ -26,6 +26,7 @@ from surgery.width.axes import SHUFFLED, Why, fix, lost, role
 from surgery.width.check import Divergence, checked_plan, described, splits_interleaved
 from surgery.width.choose import Chosen, Demand, Scores, TracedScores, best, choose, scores_of
 from surgery.width.plan import plan_of
+from surgery.width.positions import Positions, TracedPositions
 from surgery.width.shortfall import UnshrunkWidth, stayed_whole
 from surgery.width.solve import Atom, Axis, Solution, digits, is_whole, size_of, solve, terms
 from surgery.width.steps import alike, numbered, same_code
@@ -72,6 +73,7 @@ class Request:
     strict: bool = False
     scores: Scores | None = None
     sizing: Sizing | None = None
+    positions: Positions | None = None
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,7 @@ def attempt(request: Request, known: Constraints) -> Attempt:
     seen = traced(request.model, request.example, request.output)
     trace = seen.found
     traced_scores = None if request.scores is None else TracedScores(trace, request.scores)
+    traced_positions = None if request.positions is None else TracedPositions(trace, request.positions)
     for (first, position), why in known.whole.items():
         for step in same_code(seen.model, trace.steps, first):
             for axis in step.axes() if position is None else [step.axes()[position]]:
@@ -184,10 +187,12 @@ def attempt(request: Request, known: Constraints) -> Attempt:
     for a, b in (pair for coupling in known.couplings for pair in coupling):
         axes.unify(*(trace.steps[place.step].axes()[place.position] for place in (a, b)))
     solution = solve(trace)
-    demand, score = request.demand, None
+    demand, score = request.demand.along(solution), None
     if traced_scores:
         score = partial(scores_of, scores=traced_scores(solution), solution=solution)
         demand = replace(demand, pick=best(score))
+    if traced_positions:
+        demand = replace(demand, choice=traced_positions(solution))
     if request.sizing:
         demand = replace(demand, numbers=request.sizing(seen, solution, request.demand, score))
     demand = replace(demand, equal=[_of_size(solution, *one) for one in known.equal])

@@ -100,7 +100,7 @@ def _no_way_on(model: nn.Module, solution: Solution, choice: Choice, difference:
         hint = (
             f"Widths of {torn[0]} positions become {' and '.join(map(str, torn[1:]))} there (heads shrink inside of "
             "each, or cannot be followed), and the code may take one for the other: keep them whole with "
-            f'keep=["{step.module}"], or try {drop}a rate or a `rounding` with which they agree'
+            f'keep=["{step.module}"], or try {drop}a share or a `rounding` with which they agree'
         )
     elif not any(size_of(axis, choice) < axis.size for axis in step.axes()) and "a result of shape" in str(difference):
         hint = (

@@ -4,7 +4,7 @@ import difflib
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -50,7 +50,8 @@ class Demand:
 
     Attributes:
         rate: the share of every width that stays.
-        rates: other shares for widths that modules of these names make; the first pattern that matches counts.
+        rates: for widths that modules of these names make another share, or (int) the number of positions of each axis
+            that they make; the first pattern that matches counts.
         keep: names of modules whose tensors stay whole.
         heads: whether attention shrinks inside of its heads, or loses heads.
         rounding: from a share to the number of positions that stay; or what that number is a multiple of.
@@ -58,19 +59,40 @@ class Demand:
         numbers: how many positions of each of some widths stay, if that is not their share.
         equal: axes that have to become equally long: the shorter ones keep more than their share, or with `numbers` the
             longer ones less.
+        choice: the positions that stay, if the caller gives them; what has none stays whole.
+        made: the length of the axis that a module makes, by module and each of its atoms; for numbers of positions.
 
     Patterns are names of modules, with `*`, `?` and `[...]` as in file names. What is inside of a module that matches
     matches, too.
     """
 
     rate: float
-    rates: Mapping[str, float] = field(default_factory=dict)
+    rates: Mapping[str, float | int] = field(default_factory=dict)
     keep: Sequence[str] = ()
     heads: Heads = "inside"
     rounding: Rounding = math.ceil
     pick: Pick = first
     numbers: Callable[[Collection[Atom]], Mapping[Atom, int]] | None = None
     equal: Sequence[Sequence[Axis]] = ()
+    choice: Choice | None = None
+    made: Mapping[tuple[str, Atom], int] = field(default_factory=dict)
+
+    def along(self, solution: Solution) -> "Demand":
+        """Return the same demand of a model whose axes are known."""
+        if not any(isinstance(rate, int) for rate in self.rates.values()):
+            return self
+        made: dict[tuple[str, Atom], int] = {}
+        for module, axis in solution.made:
+            for atom in atoms(axis):
+                made.setdefault((module, atom), axis.size)
+        return replace(self, made=made)
+
+    def wanted(self, atom: Atom, size: int | None = None) -> int:
+        """Return how many positions of an atom stay; with `size`, how many of so many that shrink with it."""
+        rates = [self.rates[pattern] for maker in atom.makers if (pattern := self.pattern_of(maker)) is not None]
+        by_number = any(isinstance(rate, int) for rate in rates)  # which `rounding` does not change
+        demand = replace(self, rounding=math.ceil) if by_number else self
+        return demand.share(atom.size if size is None else size, self.rate_of(atom))
 
     def share(self, size: int, rate: float) -> int:
         """How many of `size` positions stay at this rate, at least one."""
@@ -90,39 +112,73 @@ class Demand:
     def rate_of(self, atom: Atom) -> float:
         """The share of a width; SurgeryError if modules that make it together are to have different shares."""
         patterns = {maker: self.pattern_of(maker) for maker in atom.makers}
-        rates = {maker: self.rates[pattern] for maker, pattern in patterns.items() if pattern is not None}
+        asked = {maker: self.rates[pattern] for maker, pattern in patterns.items() if pattern is not None}
+        rates = {m: rate / self.made[m, atom] if isinstance(rate, int) else rate for m, rate in asked.items()}
+        if self.heads == "inside" and atom.grouping == "heads":  # they stay: modules that share them differ inside them
+            return max((rates.get(maker, self.rate) for maker in atom.makers), default=self.rate)
         if len(set(rates.values())) > 1:
             a = next(iter(rates))
             b = next(maker for maker in rates if rates[maker] != rates[a])
             raise SurgeryError(
-                f"rates asks for {rates[a]} of {a!r} and {rates[b]} of {b!r}, but both make one width of {atom.size} "
-                "positions (they are added, say): give them the same rate"
+                f"width asks for {asked[a]} of {a!r} and {asked[b]} of {b!r}, but both make one width of {atom.size} "
+                "positions (they are added, say): give them the same"
             )
         return next(iter(rates.values()), self.rate)
 
 
 def checked(model: nn.Module, demand: Demand) -> Demand:
-    """The demand; SurgeryError if a rate is no share, or a pattern matches no module of the model."""
-    if not isinstance(demand.rates, Mapping):
-        raise SurgeryError(f"rates gives a rate for each pattern, {{'layer1': 0.5}}, got {demand.rates!r}")
-    for rate in (demand.rate, *demand.rates.values()):
-        if isinstance(rate, Mapping):
-            raise SurgeryError(f"rate is one number, got {rate}: give rates by the names of modules as rates={{...}}")
-        if isinstance(rate, bool) or not isinstance(rate, Real) or not 0 < rate <= 1:
-            raise SurgeryError(f"rate is a share of the width in (0, 1], got {rate}")
+    """The demand; SurgeryError if an option is wrong, or a pattern matches no module of the model."""
     if demand.heads not in ("inside", "drop"):
         raise SurgeryError(f"unknown heads={demand.heads!r}: choose inside or drop")
     if not (callable(demand.rounding) or (type(demand.rounding) is int and demand.rounding > 0)):
         raise SurgeryError(f"rounding is a function such as math.ceil or a whole number, got {demand.rounding!r}")
     if isinstance(demand.keep, str) or not all(isinstance(pattern, str) for pattern in demand.keep):
         raise SurgeryError(f"keep is a list of names of modules, got {demand.keep!r}")
-    if odd := [pattern for pattern in demand.rates if not isinstance(pattern, str)]:
-        raise SurgeryError(f"rates gives a rate for each name of modules, got {odd[0]!r} as a name")
     names = [name for name, _ in model.named_modules(remove_duplicate=False)]
     for pattern in (*demand.keep, *demand.rates):
         if not any(matches(name, pattern) for name in names):
             raise SurgeryError(f"no module of {type(model).__name__} matches {pattern!r}: {hint(pattern, names)}")
     return replace(demand, rounding=math.ceil) if demand.rounding == 1 else demand
+
+
+Shares: TypeAlias = float | Mapping[str, float | int]
+"""A share of every width; or by name or pattern of modules shares (float) or numbers of positions (int)."""
+
+
+def parsed(width: Any) -> tuple[float, dict[str, float | int]]:
+    """Return the share of every width, and other shares or numbers of positions by pattern.
+
+    >>> parsed(0.5), parsed({"layer1": 8, "*": 0.5}), parsed({"layer1": 0.25})
+    ((0.5, {}), (0.5, {'layer1': 8}), (1.0, {'layer1': 0.25}))
+    """
+    if not isinstance(width, Mapping):
+        if isinstance(width, nn.Module):
+            raise SurgeryError(f"width is a share in (0, 1], got a {type(width).__name__}: a smaller model is `like`")
+        if not _is_share(width):
+            several = isinstance(width, Integral) and int(width) > 1 and not isinstance(width, bool)
+            hint = f", or {{'*': {width}}} for {width} positions of every width" if several else ""
+            raise SurgeryError(
+                f"width is a share in (0, 1], or shares by name {{'layer1': 0.5}}{hint}; got {width!r:.60}"
+            )
+        return width, {}
+    rates: dict[str, float | int] = {}
+    for pattern, value in width.items():
+        if not isinstance(pattern, str):
+            raise SurgeryError(f"width gives shares by the names of modules, got {pattern!r} as a name")
+        if isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1:
+            rates[pattern] = int(value)
+        elif _is_share(value) and not isinstance(value, Integral):
+            rates[pattern] = value
+        else:
+            raise SurgeryError(
+                f"width[{pattern!r}] is a share in (0, 1], or a whole number of positions such as 8, got {value!r:.60}"
+            )
+    base = rates.pop("*") if [*rates][-1:] == ["*"] and not isinstance(rates["*"], int) else 1.0
+    return base, rates
+
+
+def _is_share(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and 0 < float(value) <= 1
 
 
 Scores: TypeAlias = Mapping[str, Tensor]
@@ -142,15 +198,8 @@ class TracedScores:
     """
 
     def __init__(self, trace: Trace, scores: Any):
-        solution = solve(trace)
-        widths = named_widths(solution)
-        raw = {
-            solution.axis_of(atom): atom
-            for found in trace.tensors.values()
-            for axis in found
-            for atom in axes.atoms(axis)
-        }
-        self._found = [(raw[widths[name]], values) for name, values in checked_scores(scores, widths).items()]
+        widths, traced_axis = traced_widths(trace)
+        self._found = [(traced_axis[widths[name]], values) for name, values in checked_scores(scores, widths).items()]
 
     def __call__(self, solution: Solution) -> dict[Atom, Tensor]:
         """The scores of each atom of a solution of the trace."""
@@ -161,7 +210,14 @@ class TracedScores:
         return scores
 
 
-def checked_scores(scores: Any, widths: Mapping[str, Atom], what: str = "keep_top") -> dict[str, Tensor]:
+def traced_widths(trace: Trace) -> tuple[dict[str, Atom], dict[Axis, axes.Axis]]:
+    """Return the widths of a trace as it is now by name, and the axis of the trace that each is."""
+    solution = solve(trace)
+    held = [axis for found in trace.tensors.values() for axis in found]
+    return named_widths(solution), {solution.axis_of(atom): atom for axis in held for atom in axes.atoms(axis)}
+
+
+def checked_scores(scores: Any, widths: Mapping[str, Atom], what: str = "scores") -> dict[str, Tensor]:
     """The scores as float64 tensors; SurgeryError for those of no width of the model, or of a wrong length."""
     if not isinstance(scores, Mapping):
         raise SurgeryError(f"{what} takes scores by width, as surgery.pruning.importance gives them, got {scores!r}")
@@ -211,7 +267,7 @@ def scores_of(atom: Atom, scores: Mapping[Atom, Tensor], solution: Solution) -> 
     if atom not in scores:
         name = next(name for name, other in named_widths(solution).items() if other is atom)
         raise SurgeryError(
-            f"keep_top has no scores for the width {name!r}, which is to shrink: add some of another criterion, "
+            f"scores has no scores for the width {name!r}, which is to shrink: add some of another criterion, "
             "{**importance(by='l1', ...), **scores}, or name its module in keep"
         )
     return scores[atom]
@@ -247,17 +303,22 @@ def choose(solution: Solution, demand: Demand) -> Chosen:
     """
     _check_used(solution, demand)
     reasons = _asked_to_stay(solution, demand)
+    if demand.choice is not None:
+        _check_choice(solution, demand.choice, reasons)
+        return Chosen(demand.choice, reasons, [*demand.choice])
     while True:
         sliced = _sliced(solution, demand, reasons)
         if demand.numbers:  # of a target, which a longer axis could miss
             numbers = evened(demand.numbers(sliced), demand.equal, step=-1)
         else:
-            numbers = {atom: demand.share(atom.size, demand.rate_of(atom)) for atom in sliced}
+            numbers = {atom: demand.wanted(atom) for atom in sliced}
             numbers = evened(numbers, demand.equal)
         choice = {atom: demand.pick(atom, n) for atom, n in numbers.items() if n < atom.size}
         torn = [(axis, why) for axis, why in solution.ordered if not _neighbours(axis, choice)]
         if not torn:
-            return Chosen(choice, reasons, sliced)
+            chosen = Chosen(choice, reasons, sliced)
+            _check_numbers(solution, demand, chosen)
+            return chosen
         for axis, order in torn:
             why = role(f"{order}; the positions that stay would not be the first ones")
             reasons.update({atom: why for atom in atoms(axis) if atom not in reasons})
@@ -299,7 +360,7 @@ def evened(numbers: Mapping[Atom, int], equal: Sequence[Sequence[Axis]], step: L
 
 
 def _check_used(solution: Solution, demand: Demand) -> None:
-    """SurgeryError for a pattern of `rates` that decides nothing."""
+    """SurgeryError for a pattern of `width` that decides nothing."""
     for pattern in demand.rates:
         made = [(module, axis) for module, axis in solution.made if matches(module, pattern)]
         mine = [axis for module, axis in made if demand.pattern_of(module) == pattern]
@@ -310,7 +371,47 @@ def _check_used(solution: Solution, demand: Demand) -> None:
             why = "an earlier pattern matches the same modules"
         elif mine:
             why = next(atom.why.text for axis in mine for atom in atoms(axis))
-        raise SurgeryError(f"rates[{pattern!r}] decides nothing: {why}")
+        raise SurgeryError(f"width[{pattern!r}] decides nothing: {why}")
+
+
+def _check_numbers(solution: Solution, demand: Demand, chosen: Chosen) -> None:
+    """SurgeryError for an axis that does not keep the number of positions asked for.
+
+    What stays whole because it is an output or `keep` asks for it was not to shrink.
+    """
+    for module, axis in solution.made:
+        pattern = demand.pattern_of(module)
+        n = demand.rates[pattern] if pattern is not None else None
+        if not isinstance(n, int) or not any(demand.made[module, atom] == axis.size for atom in atoms(axis)):
+            continue
+        reasons = [chosen.why(atom) for atom in atoms(axis)]
+        excused = all(why and why.kind >= Kind.ASKED and why is not INSIDE for why in reasons)
+        if (got := size_of(axis, chosen.choice)) == n or excused:
+            continue
+        asked = f"width[{pattern!r}] asks for {n} positions of the {axis.size} that {module!r} makes"
+        raise SurgeryError(f"{asked}{_why_not(axis, n, got, chosen)}")
+
+
+def _why_not(axis: Axis, n: int, got: int, chosen: Chosen) -> str:
+    """Say why an axis cannot keep this number of positions, and which it could."""
+    if n > axis.size:
+        return ": narrow keeps positions, surgery.widening.widen makes more"
+    shrinking = [atom for atom in dict.fromkeys(atoms(axis)) if atom in chosen.sliced]
+    if not shrinking:
+        reasons = [why.text for atom in atoms(axis) if (why := chosen.why(atom))]
+        return f", and all of them stay: {reasons[0] if reasons else 'other widths shrink in its place'}"
+
+    def fits(number: int) -> bool:
+        kept = {atom: range(math.ceil(round(number / axis.size * atom.size, 9))) for atom in shrinking}
+        return size_of(axis, kept) == number
+
+    if fits(n):
+        return f", and {got} stay, since the code needs parts of it as long as another width: give a share"
+    near = [next(filter(fits, row), 0) for row in (range(n, 0, -1), range(n, axis.size + 1))]
+    return (
+        ", which it cannot keep (heads, groups or other parts of it keep equally many each, or it is several widths in "
+        f"a row): give {' or '.join(str(number) for number in near if number)}, or a share"
+    )
 
 
 def _asked_to_stay(solution: Solution, demand: Demand) -> dict[Atom, Why]:
@@ -321,6 +422,18 @@ def _asked_to_stay(solution: Solution, demand: Demand) -> dict[Atom, Why]:
         for axis in (*made, *(axis for found in held for axis in found)):
             reasons.update(dict.fromkeys(atoms(axis), Why(Kind.ASKED, f"keep={pattern!r} asks for it")))
     return reasons
+
+
+def _check_choice(solution: Solution, choice: Choice, reasons: Mapping[Atom, Why]) -> None:
+    """SurgeryError for given positions of a width that is to stay, or that are not the first of an ordered axis."""
+    names = {atom: name for name, atom in named_widths(solution).items()}
+    for atom in choice:
+        if atom in reasons:
+            raise SurgeryError(f"positions names {names[atom]!r}, and all of it stays: {reasons[atom].text}")
+    for axis, why in solution.ordered:
+        if not _neighbours(axis, choice):
+            name = next(names[atom] for atom in atoms(axis) if atom in choice)
+            raise SurgeryError(f"positions of {name!r} must leave the first ones of an axis of {axis.size}: {why}")
 
 
 def _neighbours(axis: Axis, choice: Choice) -> bool:
@@ -408,9 +521,9 @@ class _Cover(NamedTuple):
         for product in self.products:
             size = math.prod(digit.size for digit in product)
             digit = next(digit for digit in product if digit in self.digits)
-            rate = self.demand.rate_of(next(atoms(digit)))
-            got = size // digit.size * self.demand.share(digit.size, rate)
-            total += abs(got - self.demand.share(size, rate)) / size
+            atom = next(atoms(digit))
+            got = size // digit.size * self.demand.wanted(atom, digit.size)
+            total += abs(got - self.demand.wanted(atom, size)) / size
         return total
 
 

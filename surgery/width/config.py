@@ -102,7 +102,7 @@ def config_edits(model: nn.Module, plan: Plan, sizes: NewSizes, difference: Diff
     best = search.best()
     if any(best.score):
         refused = f"; for the new widths its class raises {search.refused}" if search.refused else ""
-        warn(model, f"{best.why}{refused}", "choose rates, rounding or heads with which its class can say the widths")
+        warn(model, f"{best.why}{refused}", "choose shares, rounding or heads with which its class can say the widths")
         return []
     return best.edits
 

@@ -26,7 +26,7 @@ _OWN = vars(nn.Module()).keys() - {"training"}  # what every module keeps for it
 
 
 def corner(model: nn.Module, small: nn.Module) -> tuple[nn.Module, Plan]:
-    """A copy of `small` with the leading corner of the model's weights, and the plan. No forward pass is run.
+    """Copy `small` with the leading corner of the model's weights: `surgery.narrow(model, like=small)`.
 
     Args:
         model: any module; it is not changed.
@@ -43,6 +43,9 @@ def corner(model: nn.Module, small: nn.Module) -> tuple[nn.Module, Plan]:
     >>> bool((small.weight == net.weight[:, :2]).all()), plan.entries["weight"][0].index
     (True, (None, ((0, 2),)))
     """
+    for name, given in (("model", model), ("like", small)):
+        if not isinstance(given, nn.Module):
+            raise SurgeryError(f"{name} is a module, got a {type(given).__name__}: for a state, load it into its model")
     full, values = state(model), state(small)
     _check_names(full, values)
     entries = {name: (Source(name, _leading(name, tensor, full[name])),) for name, tensor in values.items()}
@@ -104,7 +107,7 @@ def rolling(model: nn.Module, small: nn.Module, *, example: Any) -> Callable[[in
 
     Args:
         model: any module; it is not changed.
-        small: a smaller model of the same family, as for `surgery.corner(model, small)`.
+        small: a smaller model of the same family, as for `surgery.narrow(model, like=small)`.
         example: the model's input. One forward pass of the model shows which axes of which tensors are one width; it
             runs in evaluation mode, on the meta device if the model can.
 
@@ -113,11 +116,11 @@ def rolling(model: nn.Module, small: nn.Module, *, example: Any) -> Callable[[in
         channels (by + i) mod C, i < n, in ascending order; a width that `small` has entirely is held entirely, and one
         whose order matters (`surgery.widths` says why) holds its first n. Channels count, not positions: after a
         flattened image each channel has as many columns of a linear layer as there are pixels, and of an attention all
-        heads stay, with the window inside each. `by=0` gives the plan of `corner`.
+        heads stay, with the window inside each. `by=0` gives the plan of `narrow`.
 
     Raises:
-        SurgeryError: if the leading corner that `corner(model, small)` takes is not the first channels of every width:
-            a rolled one would not be a narrower model.
+        SurgeryError: if the leading corner that `narrow(model, like=small)` takes is not the first channels of every
+            width: a rolled one would not be a narrower model.
 
     >>> import torch
     >>> net, small = (nn.Sequential(nn.Conv2d(1, c, 1), nn.Flatten(), nn.Linear(2 * c, 3)) for c in (4, 3))

@@ -61,7 +61,7 @@ def stayed_whole(solution: Solution, demand: Demand, chosen: Chosen) -> list[Uns
     held = [(key[0], axis, False) for key, axes in solution.tensors.items() for axis in axes]
     for module, axis, is_made in made + held:
         for part in _not_shrunk(axis, demand, chosen):
-            parts = {a for a in atoms(part) if demand.share(a.size, demand.rate_of(a)) < a.size}
+            parts = {a for a in atoms(part) if demand.wanted(a) < a.size}
             shifted = is_made and not parts and isinstance(part, Sum) and len(part.parts) > len(set(part.parts))
             parts = parts or set(atoms(part) if shifted else ())
             if parts <= known or (demand.numbers and any(atom in chosen.sliced for atom in atoms(part))):
@@ -88,7 +88,7 @@ def stayed_whole(solution: Solution, demand: Demand, chosen: Chosen) -> list[Uns
 
 def _not_shrunk(axis: Axis, demand: Demand, chosen: Chosen) -> Iterator[Axis]:
     """An axis that has all of its positions although it was to have fewer, or the parts of it of which that is so."""
-    asked = min(demand.share(axis.size, demand.rate_of(atom)) for atom in atoms(axis))
+    asked = min(demand.wanted(atom, axis.size) for atom in atoms(axis))
     if asked == axis.size:
         return
     if size_of(axis, chosen.choice) == axis.size:
@@ -136,7 +136,7 @@ def equally_long(solution: Solution, demand: Demand, chosen: Chosen) -> str:
     if demand.numbers:
         return ""
     kept = {
-        name: (len(chosen.choice[atom]), atom.size, demand.share(atom.size, demand.rate_of(atom)))
+        name: (len(chosen.choice[atom]), atom.size, demand.wanted(atom))
         for name, atom in named_widths(solution).items()
         if demand.equal and atom in chosen.choice
     }
@@ -145,7 +145,7 @@ def equally_long(solution: Solution, demand: Demand, chosen: Chosen) -> str:
 
 
 def too_wide(solution: Solution, demand: Demand, chosen: Chosen, small: nn.Module) -> str:
-    """Which tensors of the narrow model are longer along an axis than the rate asks for; "" if none is.
+    """Which tensors of the narrow model are longer along an axis than the width asks for; "" if none is.
 
     Shapes are judged by what the trace and the caller say, not by the positions that were chosen. With a target it is
     open how many of a width stay.
@@ -163,7 +163,7 @@ def too_wide(solution: Solution, demand: Demand, chosen: Chosen, small: nn.Modul
         why = chosen.reasons.get(axis)  # `stayed_whole` tells it, but for what is said to be asked
         inside = axis.grouping == "heads" and demand.heads == "inside"
         stays = axis.why or axis in kept or inside or (why and why.kind < Kind.ASKED)
-        return axis.size if stays else demand.share(axis.size, demand.rate_of(axis))
+        return axis.size if stays else demand.wanted(axis)
 
     free: set[Axis] = set()  # they may stay, since in a product that has them another digit may shrink
     for product in {product for _, axis in held for product in _products(axis)}:
@@ -178,7 +178,7 @@ def too_wide(solution: Solution, demand: Demand, chosen: Chosen, small: nn.Modul
                 longer.append(f"axis {position} of {joined(*key)} {shape} is to have {asked} of {axis.size}")
     if not longer:
         return ""
-    first = f"tensors of the narrow {type(small).__name__} are longer than the rate asks for, and no reason is known:"
+    first = f"tensors of the narrow {type(small).__name__} are longer than the width asks for, and no reason is known:"
     return _list(first, longer, last="to have their widths whole, name their modules in keep=[...]")
 
 

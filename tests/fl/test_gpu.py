@@ -29,6 +29,7 @@ from fl.engine.augment import Augment
 from fl.engine.objectives import cross_entropy
 from fl.federation import Federation, LocalTraining
 from fl.federation.local_training import LocalObjective
+from fl.federation.trimmed import trimmed_mean
 from fl.partition import Split
 from fl.runs.assembly import build
 from fl.runs.evaluate import score_clients
@@ -254,25 +255,25 @@ def surgical(device):
     generator = torch.Generator().manual_seed(0)
     host = {"w": torch.randn(4, 6, 5, generator=generator), "steps": torch.arange(4)}
     full, small = (zoo.create("cnn", generator, in_channels=1, image_size=8, width=w) for w in (0.25, 0.125))
-    plans = [surgery.corner(full, model)[1] for model in (small, full)]
+    plans = [surgery.narrow(full, like=model)[1] for model in (small, full)]
     models = {name: tensor.to(device) for name, tensor in host.items()}
     floats, mask, keep = {"w": models["w"]}, {"w": models["w"] > 0}, {name: t[0] for name, t in models.items()}
     state = {name: tensor.to(device) for name, tensor in surgery.state(full).items()}
     states = [plans[0].extract(state), state]
     swaps = surgery.permutations(2, 4, generator=torch.Generator().manual_seed(1))
-    factors = surgery.plan.submodel_factors(states, plans)
+    factors = surgery.scale.norm_factors(states, plans)
     return [
         surgery.shuffle(models, segments=[("w",), ("steps",)], permutations=swaps),
         surgery.average(models, weights=[1, 2, 3, 0]),
         surgery.average(models, weights=[[1, 2, 0, 0], [0, 0, 0, 1]], mask=mask, fallback=keep),
-        surgery.trimmed_mean(models, trim=0.3),
-        surgery.trimmed_mean(models, trim=0.3, weights=[1, 1, 1, 0], mask=mask, fallback=keep),
+        trimmed_mean(models, trim=0.3),
+        trimmed_mean(models, trim=0.3, weights=[1, 1, 1, 0], mask=mask, fallback=keep),
         {"cosine": surgery.cosine(floats), "distance": surgery.distance(floats, floats)},
         {"norm": surgery.scale.percentile_norm(models["w"], stacked=True)},
         *surgery.match_norms(models, mask=mask),
         *plans[0].embed(states[0], into=state),
-        surgery.average_submodels(states, plans, fallback=state, weights=[1, 2]),
-        surgery.average_submodels(states, plans, fallback=state, trim=0.2, factors=factors),
+        surgery.average(states, plans, [1, 2], state),
+        trimmed_mean(states, plans, fallback=state, trim=0.2, factors=factors),
     ]
 
 

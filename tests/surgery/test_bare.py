@@ -25,11 +25,11 @@ class Block(nn.Module):
         return x + self.two(self.one(x).relu())
 
 net, x = nn.Sequential(nn.Linear(4, 8), nn.Sequential(Block(), Block()), nn.Linear(8, 2)), torch.ones(1, 4)
-small, plan = surgery.narrow(net, rate=0.5, example=x)
+small, plan = surgery.narrow(net, 0.5, x)
 shallow, depth = surgery.ungraft(net, keep=[1], example=x)
 deep, _ = surgery.graft(net, depths=[3], example=x)
 states = [surgery.state(small), surgery.state(shallow)]
-mean = surgery.average_submodels(states, [plan, depth], fallback=net)
+mean = surgery.average(states, [plan, depth], fallback=net)
 assert set(mean) == set(surgery.state(net))
 assert surgery.Plan.from_json(plan.to_json()) == plan
 parts = surgery.segments(surgery.layers(net))
@@ -37,7 +37,7 @@ mixed = surgery.shuffle([net, net], segments=parts, permutations=surgery.permuta
 surgery.match_norms([net, net])
 pruned = surgery.pruning.prune(net, example=x, target=surgery.pruning.Target(macs=0.5))
 wide, _ = surgery.widening.widen(net, rate=2, example=x)
-print(len(surgery.widths(net, example=x)), len(mixed), len(pruned.sizes), torch.allclose(wide(x), net(x), atol=1e-5))
+print(len(surgery.widths(net, x)), len(mixed), len(pruned.sizes), torch.allclose(wide(x), net(x), atol=1e-5))
 """
 
 

@@ -42,8 +42,8 @@ class Residual(nn.Module):
 IMAGE = torch.zeros(2, 3, 6, 6)
 
 
-def sizes(model, **options):
-    small, plan = narrow(model, example=IMAGE, **options)
+def sizes(model, width, **options):
+    small, plan = narrow(model, width, IMAGE, **options)
     assert torch.equal(plan.extract(state(model))["head.weight"], state(small)["head.weight"])
     assert small(torch.randn(2, 3, 6, 6)).shape == (2, 5)
     return small.stem.out_channels, small.layer1["a"].out_channels, small.layer2["a"].out_channels
@@ -62,27 +62,68 @@ class Grid(nn.Module):
 
 
 def test_of_equally_good_digits_of_a_product_the_minor_one_shrinks():
-    small, plan = narrow(Grid(), rate=0.5, example=torch.zeros(2, 3))
+    small, plan = narrow(Grid(), 0.5, torch.zeros(2, 3))
     assert (small.rows.in_features, small.columns.in_features) == (4, 2)
     assert plan.entries["make.bias"][0].index == (((0, 2), (4, 6), (8, 10), (12, 14)),)
 
 
 def test_rates_are_for_what_the_named_modules_make():
     model = Residual()
-    assert sizes(model, rate=0.5) == (4, 6, 10)
-    assert sizes(model, rates={"layer2": 0.25}) == (8, 12, 5)
+    assert sizes(model, 0.5) == (4, 6, 10)
+    assert sizes(model, {"layer2": 0.25}) == (8, 12, 5)
     by_name = {"layer1.a": 0.25, "layer1": 0.5}  # the first that matches; b and the stem are added
-    assert sizes(model, rates=by_name) == (4, 3, 20)
-    assert sizes(model, rate=0.5, rates={"*.a": 0.75}) == (4, 9, 15)
+    assert sizes(model, by_name) == (4, 3, 20)
+    assert sizes(model, {"*.a": 0.75, "*": 0.5}) == (4, 9, 15)
     with pytest.raises(SurgeryError, match=r"0.5 of 'stem' and 0.25 of 'layer1.b', but both make one width of 8"):
-        narrow(model, rates={"stem": 0.5, "layer1": 0.25}, example=IMAGE)
+        narrow(model, {"stem": 0.5, "layer1": 0.25}, IMAGE)
+
+
+def test_a_width_may_be_a_number_of_positions_whatever_the_rounding():
+    model = Residual()
+    for rounding in (math.ceil, 5):
+        assert sizes(model, {"layer1.a": 7, "layer2": 1}, rounding=rounding) == (8, 7, 1)
+    assert sizes(model, {"layer1.a": np.int64(7), "*": 0.5}) == (4, 7, 10)
+    assert sizes(model, {"layer2": 20, "layer1": 1.0}) == sizes(model, {}) == (8, 12, 20)
+    assert sizes(model, {"stem": 3}) == sizes(model, {"stem": 3, "layer1.b": 3}) == (3, 12, 20)
+    assert sizes(model, {"*": 4}) == (4, 4, 4)  # classes are no hidden width
+
+
+class Attention(nn.Module):
+    """Four heads of six positions, of which queries and keys may have others than values."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(5, 24) for _ in range(3))
+        self.out = nn.Linear(24, 2)
+
+    def forward(self, x):
+        q, k, v = (layer(x).unflatten(-1, (4, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        return self.out(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+def test_a_number_counts_the_positions_of_all_heads():
+    net, x = Attention(), torch.randn(2, 3, 5)
+    small, plan = narrow(net, {"q": 8, "v": 0.5}, x)
+    assert [layer.out_features for layer in (small.q, small.k, small.v)] == [8, 8, 12]
+    assert plan.entries["q.bias"][0].index == (((0, 2), (6, 8), (12, 14), (18, 20)),)
+    small, _ = narrow(net, {"*": 12}, x, heads="drop")
+    assert [layer.out_features for layer in (small.q, small.k, small.v)] == [12, 12, 12]
+    for width, message in (
+        ({"q": 10}, "width['q'] asks for 10 positions of the 24 that 'q' makes, which it cannot keep"),
+        ({"q": 10}, "give 8 or 12, or a share"),
+        ({"q": 2}, "give 4, or a share"),
+        ({"q": 8, "k": 12}, "width asks for 8 of 'q' and 12 of 'k', but both make one width"),
+        ({"q": 25}, "widen makes more"),
+    ):
+        with pytest.raises(SurgeryError, match=re.escape(message)):
+            narrow(net, width, x)
 
 
 def test_modules_that_are_kept_keep_all_their_tensors(caplog):
     model = Residual()
-    assert sizes(model, rate=0.5, keep=["layer1"], strict=True) == (8, 12, 10)
-    assert sizes(model, rate=0.5, keep=["stem"]) == (8, 6, 10)
-    assert sizes(model, rate=0.5, keep=["layer2.a"]) == (8, 6, 20)
+    assert sizes(model, 0.5, keep=["layer1"], strict=True) == (8, 12, 10)
+    assert sizes(model, 0.5, keep=["stem"]) == (8, 6, 10)
+    assert sizes(model, 0.5, keep=["layer2.a"]) == (8, 6, 20)
     assert not caplog.records
 
 
@@ -92,17 +133,23 @@ def test_patterns_that_match_nothing_and_shares_that_are_none_are_refused():
         ({"keep": ["layer3"]}, "no module of Residual matches 'layer3': did you mean 'layer"),
         ({"keep": "layer1"}, "keep is a list of names of modules, got 'layer1'"),
         ({"example": None}, "give an input as `example`"),
-        *(({"rate": rate}, rf"rate is a share.* in \(0, 1\], got {rate}") for rate in (0, -0.5, 1.5, math.nan, "half")),
-        ({"rate": {"layer1": 0.5}}, "rates={...}"),
-        ({"rate": None, "rates": {"layer1": 0}}, "got 0"),
+        *(({"width": w}, rf"width is a share in \(0, 1\].*got {w!r}") for w in (0, -0.5, 1.5, math.nan, "half", True)),
+        *(
+            ({"width": {"layer1": w}}, rf"width\['layer1'\] is a share .* got {w}")
+            for w in (0, True, 8.0, math.nan, None)
+        ),
+        *(({"width": {"layer2": n}}, "widen makes more") for n in (21, 1000)),
+        ({"width": 4}, r"\{'\*': 4\} for 4 positions of every width"),
+        ({"width": {3: 0.5}}, "got 3 as a name"),
+        ({"width": model}, "a smaller model is `like`"),
         ({"rounding": "8"}, "rounding is a function"),
         ({"rounding": lambda share: 0}, "a width keeps at least 1 position: round up"),
         ({"rounding": lambda share: None}, "give a function that returns a whole number"),
         ({"heads": "outside"}, "choose inside or drop"),
     ]:
         with pytest.raises(SurgeryError, match=message):
-            narrow(model, **{"rate": 0.5, "example": IMAGE, **options})
-    assert sizes(model, rate=0.1, rounding=math.floor) == (1, 1, 2)
+            narrow(model, **{"width": 0.5, "example": IMAGE, **options})
+    assert sizes(model, 0.1, rounding=math.floor) == (1, 1, 2)
 
 
 def test_matches():
@@ -125,11 +172,11 @@ def several():
 def test_output_says_what_keeps_its_shape(caplog):
     x = torch.randn(2, 6)
     with pytest.raises(SurgeryError, match=r"axis 0 of a.weight \(8, 6\) stays whole: it is an axis of the output"):
-        narrow(several(), rate=0.5, example=x)
-    small, _ = narrow(several(), rate=0.5, example=x, output=lambda out: out["logits"], strict=True)
+        narrow(several(), 0.5, x)
+    small, _ = narrow(several(), 0.5, x, output=lambda out: out["logits"], strict=True)
     assert {name: tuple(t.shape) for name, t in small(x).items()} == {"logits": (2, 3), "hidden": (2, 4)}
     with pytest.raises(SurgeryError, match="`output` gives no tensor"):
-        narrow(several(), rate=0.5, example=x, output=lambda out: None)
+        narrow(several(), 0.5, x, output=lambda out: None)
 
 
 def best_of_four(net, x):
@@ -147,13 +194,13 @@ def test_a_gate_stays_whole_and_says_so_while_the_rest_shrinks(caplog):
     layers = {"gate": nn.Linear(6, 4), "up": nn.Linear(6, 10), "head": nn.Linear(6, 3)}
     model = Made(best_of_four, **layers, experts=nn.ModuleList(nn.Linear(10, 6) for _ in range(4)))
     x = torch.randn(20, 6)
-    small, _ = narrow(model, rate=0.5, example=x)
+    small, _ = narrow(model, 0.5, x)
     assert small.gate.out_features == 4
     assert small.up.out_features == small.experts[3].in_features == 5
     assert "a hidden width of Made cannot shrink" in caplog.text
     assert "axis 0 of gate.weight (4, 6) stays whole: the order of its positions matters" in caplog.text
     with pytest.raises(SurgeryError, match="gate"):
-        narrow(model, rate=0.5, example=x, strict=True)
+        narrow(model, 0.5, x, strict=True)
 
 
 def test_weights_times_a_mask_make_a_width():
@@ -164,7 +211,7 @@ def test_weights_times_a_mask_make_a_width():
     )  # fmt: skip
     model.register_buffer("first", torch.ones(8, 5).tril())
     vars(model)["second"] = torch.ones(5, 8).tril()
-    small, plan = narrow(model, rate=0.5, example=torch.zeros(2, 5), strict=True)
+    small, plan = narrow(model, 0.5, torch.zeros(2, 5), strict=True)
     assert small.a.weight.shape == small.first.shape == (4, 5)
     assert small.second.shape == (5, 4)
     assert torch.equal(plan.build(model).second, model.second[:, :4])
@@ -176,7 +223,7 @@ def test_widths_that_code_holds_in_constants_stay_whole_in_all_blocks(caplog):
 
     blocks = (Made(hidden, a=nn.Linear(6, 12), b=nn.Linear(12, 6)) for _ in range(12))
     net = nn.Sequential(nn.Linear(4, 6), *blocks, nn.Linear(6, 2))
-    small, _ = narrow(net, rate=0.5, example=torch.zeros(3, 4))
+    small, _ = narrow(net, 0.5, torch.zeros(3, 4))
     assert small[0].out_features == 3
     assert {block.a.out_features for block in small[1:-1]} == {12}
     assert "12 hidden widths of Sequential cannot shrink" in caplog.text
@@ -204,15 +251,15 @@ def test_exact_covers_are_all_there_are(seed):
 def test_patterns_that_decide_nothing_are_refused():
     net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
     for rates, message in (
-        ({"1": 0.5}, "rates['1'] decides nothing: no module that it matches makes a width"),
-        ({"4": 0.5}, "rates['4'] decides nothing: it is an axis of the output"),
-        ({"*": 0.5, "0": 0.25}, "rates['0'] decides nothing: an earlier pattern matches the same modules"),
+        ({"1": 0.5}, "width['1'] decides nothing: no module that it matches makes a width"),
+        ({"4": 0.5}, "width['4'] decides nothing: it is an axis of the output"),
+        ({"*": 0.5, "0": 0.25}, "width['0'] decides nothing: an earlier pattern matches the same modules"),
     ):
         with pytest.raises(SurgeryError, match=re.escape(message)):
-            narrow(net, rates=rates, example=torch.zeros(1, 4))
+            narrow(net, rates, torch.zeros(1, 4))
     for model in (state(net), [net]):
         with pytest.raises(SurgeryError, match="give a module, not a"):
-            narrow(model, rate=0.5, example=torch.zeros(1, 4))
+            narrow(model, 0.5, torch.zeros(1, 4))
 
 
 def test_the_example_stays_as_it_was():
@@ -221,7 +268,7 @@ def test_the_example_stays_as_it_was():
         return net.b(net.a(x) if x.sum().item() < 1e9 else x)
 
     net, x = Made(writing, a=nn.Linear(4, 8), b=nn.Linear(8, 2)), torch.arange(8.0).view(2, 4)
-    narrow(net, rate=0.5, example=x)
+    narrow(net, 0.5, x)
     surgery.pruning.importance(net, example=x, by="activation", batches=[x])
     assert x.flatten().tolist() == list(range(8))
 
@@ -248,7 +295,7 @@ class Rotary(nn.Module):
 
 def test_dropped_heads_keep_their_dimension():
     for heads, angles, left in (("inside", 2, 4), ("drop", 4, 2)):
-        small, _ = narrow(Rotary(), rate=0.5, example=torch.randn(2, 6, 5), heads=heads)
+        small, _ = narrow(Rotary(), 0.5, torch.randn(2, 6, 5), heads=heads)
         assert (small.angles.shape[1], small.heads, small.qkv.out_features) == (angles, left, 48)
 
 
@@ -284,12 +331,12 @@ def test_a_number_for_each_head_stays_where_heads_shrink_inside(per_head, groups
     x = torch.randn(2, 3, 12)
     net = Sinks(per_head, groups).eval()
     delattr(net, "sinks" if per_head == "gate" else "gate")
-    small, plan = narrow(net, rate=0.5, example=x, strict=True)
+    small, plan = narrow(net, 0.5, x, strict=True)
     assert (small.dim, small.q.out_features, small.k.out_features) == (4, 16, groups * 4)
     half = Sinks(per_head, groups, dim=4).eval()
     half.load_state_dict(plan.extract(state(net)), strict=False)
     torch.testing.assert_close(small(x), half(x))
-    few, _ = narrow(net, rate=0.5, example=x, heads="drop")
+    few, _ = narrow(net, 0.5, x, heads="drop")
     assert (few.dim, few.q.out_features, few.out.in_features) == (8, 16, 16)
 
 
@@ -316,7 +363,7 @@ class SharedHeadDimension(nn.Module):
 def test_axes_that_become_one_are_those_of_the_operation_that_fails(rate):
     """Halves of queries round up apart from values: these get the queries' size, whatever the model's own width is."""
     net = nn.Sequential(nn.Linear(5, 40), SharedHeadDimension(), nn.Linear(40, 3))
-    small, _ = narrow(net, rate=rate, example=torch.randn(2, 6, 5), strict=True)
+    small, _ = narrow(net, rate, torch.randn(2, 6, 5), strict=True)
     dim = 2 * math.ceil(rate * 5)
     assert (small[1].head_dim, small[1].q.out_features, small[1].v.out_features) == (dim, 4 * dim, 4 * dim)
     assert small[0].out_features == 40 * rate
@@ -339,7 +386,7 @@ class Average(nn.Module):
 
 def test_what_only_training_uses_shrinks_too():
     model, x = Average().train(), torch.randn(4, 8)
-    small, _ = narrow(model, rate=0.5, example=x, strict=True)
+    small, _ = narrow(model, 0.5, x, strict=True)
     assert small.average.shape == (8,)
     small(x)
     assert not model.average.any()
@@ -373,14 +420,14 @@ def test_the_pass_in_training_mode_leaves_the_model_and_all_random_numbers_alone
     seed()
     model, x = Looks(), torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
     seed()
-    small, _ = narrow(model, rate=0.5, example=x, strict=True)
+    small, _ = narrow(model, 0.5, x, strict=True)
     assert drawn() == expected
     assert small.average.shape == (8,)
     assert model.training
     assert not model.average.any()
 
 
-@pytest.mark.parametrize("cut", [partial(narrow, rate=0.5), partial(prune, target=Target(macs=0.5), importance=None)])
+@pytest.mark.parametrize("cut", [partial(narrow, width=0.5), partial(prune, target=Target(macs=0.5), importance=None)])
 def test_a_model_that_looks_at_numbers_in_training_mode_alone_is_traced_there_with_its_numbers(cut):
     class Counts(Average):
         def __init__(self):
@@ -418,15 +465,15 @@ class Branch(nn.Module):
 
 def test_what_no_pass_uses_is_named_if_it_is_as_long_as_a_width_that_shrinks(caplog):
     example = torch.randn(2, 4, 8)
-    narrow(Branch(), rate=0.5, example=example)
+    narrow(Branch(), 0.5, example)
     (record,) = caplog.records
     assert "  other.weight (16, 16)\n  other.bias (16,)\ngive an example that uses them" in record.message
     with pytest.raises(SurgeryError, match=r"tensors of Branch that the example does not use in any mode"):
-        narrow(Branch(), rate=0.5, example=example, strict=True)
-    small, _ = narrow(Branch(), rate=0.5, example=example[0], strict=True)
+        narrow(Branch(), 0.5, example, strict=True)
+    small, _ = narrow(Branch(), 0.5, example[0], strict=True)
     assert small.other.in_features == 8
     for keep in (["other"], ["a"]):  # its own module, or what makes the width
-        narrow(Branch(), rate=0.5, example=example, keep=keep, strict=keep == ["other"])
+        narrow(Branch(), 0.5, example, keep=keep, strict=keep == ["other"])
 
 
 def test_a_pass_in_training_mode_that_fails_is_named_where_it_might_have_used_them():
@@ -437,7 +484,7 @@ def test_a_pass_in_training_mode_that_fails_is_named_where_it_might_have_used_th
             return super().forward(x)
 
     with pytest.raises(SurgeryError, match=r"(?s)in training mode \(.*give targets\).*average \(16,\)"):
-        narrow(Refuses(), rate=0.5, example=torch.randn(2, 8), strict=True)
+        narrow(Refuses(), 0.5, torch.randn(2, 8), strict=True)
 
 
 def test_a_part_that_stays_whole_is_named_though_the_rest_of_its_axis_shrinks():
@@ -446,7 +493,7 @@ def test_a_part_that_stays_whole_is_named_though_the_rest_of_its_axis_shrinks():
         a=nn.Linear(6, 8), b=nn.Linear(6, 12), c=nn.Linear(20, 3),
     )  # fmt: skip
     with pytest.raises(SurgeryError, match=r"axis 0 of b.weight \(12, 6\) stays whole"):
-        narrow(half, rate=0.5, example=torch.randn(2, 6), strict=True)
+        narrow(half, 0.5, torch.randn(2, 6), strict=True)
 
 
 def _forgotten(choose, *given):
@@ -465,24 +512,24 @@ def _said_to_be_asked(asked_to_stay, solution, demand):
 )
 def test_shapes_show_a_width_that_stays_whole_although_nothing_says_so(monkeypatch, place, broken):
     def narrowed(**asked):
-        return narrow(Residual(), example=IMAGE, strict=True, **asked)
+        return narrow(Residual(), example=IMAGE, strict=True, **{"width": 0.5, **asked})
 
     monkeypatch.setattr(attempts, "stayed_whole", lambda *given: [])
     module = {"choose": attempts, "_asked_to_stay": choose}[place.__name__]
     monkeypatch.setattr(module, place.__name__, functools.partial(broken, place))
     with pytest.raises(SurgeryError, match=r"axis 0 of layer2.a.weight \(20, 4, 1, 1\) is to have 10 of 20"):
-        narrowed(rate=0.5)
-    narrowed(rate=0.5, keep=["layer2"])
-    narrowed(rate=0.5, rates={"layer2": 1.0})
-    narrowed(rate=0.97)  # of 20 all stay
+        narrowed()
+    narrowed(keep=["layer2"])
+    narrowed(width={"layer2": 1.0, "*": 0.5})
+    narrowed(width=0.97)  # of 20 all stay
 
 
 def test_widths_are_those_that_narrow_finds_for_the_same_output():
     x = torch.randn(2, 6)
-    found = {width.size: width for width in surgery.widths(several(), example=x)}
+    found = {width.size: width for width in surgery.widths(several(), x)}
     assert found[8].reason == "it is an axis of the output"
     for rate in (1.0, 0.5):
-        found = {w.size: w for w in surgery.widths(several(), example=x, rate=rate, output=lambda out: out["logits"])}
+        found = {w.size: w for w in surgery.widths(several(), x, rate, output=lambda out: out["logits"])}
         assert (found[8].reason, found[8].kept) == ("", 8 * rate)
 
 
@@ -498,5 +545,16 @@ def test_an_unused_copy_of_a_tensor_follows_it(caplog):
 
     model = Copies()
     model.average = None
-    small, _ = narrow(model, rate=0.5, example=torch.randn(2, 8), strict=True)
+    small, _ = narrow(model, 0.5, torch.randn(2, 8), strict=True)
     assert torch.equal(small.first_scale, small.scale)
+
+
+def test_widths_take_what_narrow_takes_and_print_as_a_table():
+    found = surgery.widths(Residual(), IMAGE, {"layer1.a": 7, "layer2": 0.5})
+    assert {w.name: w.kept for w in found if w.kept < w.size} == {"layer1.a.weight:0": 7, "layer2.a.weight:0": 10}
+    assert not any(w.reason for w in found if w.size == 8)  # it was not to shrink
+    assert repr(found[0]) == "Width(stem.weight:0, 8)"
+    lines = str(found).splitlines()
+    assert len(lines) == 1 + len(found)
+    assert lines[1].split() == ["stem.weight:0", "8", "8", "stem.weight:0,", "stem.bias:0,", "+4", "more"]
+    assert str(surgery.widths(nn.Identity(), IMAGE)).split()[:3] == ["name", "size", "kept"]

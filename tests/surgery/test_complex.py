@@ -25,7 +25,7 @@ class Net(nn.Module):
 
 def test_narrow_is_the_model_with_zeros():
     net = Net()
-    small, plan = narrow(net, rate=0.5, example=X, strict=True)
+    small, plan = narrow(net, 0.5, X, strict=True)
     zeros = surgery.load(Net(), plan.embed(state(small))[0])
     torch.testing.assert_close(small(X), zeros(X))
 
@@ -71,7 +71,7 @@ def test_scores_are_those_of_complex_numbers():
 
 
 def test_what_would_lose_the_imaginary_part_is_refused():
-    _, plan = narrow(Net(), rate=0.5, example=X)
+    _, plan = narrow(Net(), 0.5, X)
     small = plan.extract(state(Net()))
     real = {name: tensor.real.contiguous() for name, tensor in state(Net()).items()}
     with pytest.raises(SurgeryError, match=r"torch.complex64, which .* of `into`, torch.float32, loses"):

@@ -130,10 +130,10 @@ def test_a_forward_that_holds_modules_of_the_model_is_refused():
     for patch in (patched, whole, compiled):
         patch(net := made())
         with pytest.raises(surgery.SurgeryError, match=r"forward was replaced by a function that holds modules"):
-            surgery.narrow(net, rate=0.5, example=x)
+            surgery.narrow(net, 0.5, x)
     net = made()
     net[0].forward = MethodType(lambda layer, x: 2 * F.linear(x, layer.weight, layer.bias), net[0])
-    small, _ = surgery.narrow(net, rate=0.5, example=x, strict=True)
+    small, _ = surgery.narrow(net, 0.5, x, strict=True)
     small(x).sum().backward()
     assert small[0].weight.grad is not None
     assert net[0].weight.grad is None
@@ -143,7 +143,7 @@ def test_a_copy_of_a_module_that_was_compiled_in_place_is_not_compiled():
     """The compiled call is the original's: an unshrunk model, without a word, was the result."""
     net, x = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 2)).eval(), torch.randn(4, 3)
     net.compile(backend="eager")
-    small, _ = surgery.narrow(net, rate=0.5, example=x, strict=True)
+    small, _ = surgery.narrow(net, 0.5, x, strict=True)
     assert small[0].out_features == 3
     assert small._compiled_call_impl is None
     assert net._compiled_call_impl is not None
@@ -154,10 +154,10 @@ def test_a_hook_that_holds_modules_of_the_model_is_refused():
     net, seen = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 2)).eval(), []
     handle = net[0].register_forward_hook(lambda module, given, result: result + net[0].bias)
     with pytest.raises(surgery.SurgeryError, match=r"Linear: its forward_hook is a function that holds modules"):
-        surgery.narrow(net, rate=0.5, example=torch.randn(4, 3))
+        surgery.narrow(net, 0.5, torch.randn(4, 3))
     handle.remove()
     net[0].register_forward_hook(lambda module, given, result: seen.append(result.shape))
-    small, _ = surgery.narrow(net, rate=0.5, example=torch.randn(4, 3), strict=True)
+    small, _ = surgery.narrow(net, 0.5, torch.randn(4, 3), strict=True)
     small(torch.randn(5, 3))
     assert seen[-1] == (5, 3)
 
@@ -165,7 +165,7 @@ def test_a_hook_that_holds_modules_of_the_model_is_refused():
 def test_a_compiled_model_is_refused_with_the_way_out():
     compiled = torch.compile(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), backend="eager")
     with pytest.raises(surgery.SurgeryError, match=r"give model\._orig_mod"):
-        surgery.narrow(compiled, rate=0.5, example=torch.zeros(1, 3))
+        surgery.narrow(compiled, 0.5, torch.zeros(1, 3))
 
 
 @pytest.mark.parametrize("place", ["0", "1.0"])
@@ -173,6 +173,6 @@ def test_a_compiled_submodule_names_the_original(place):
     net = nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 2))
     net.set_submodule(place, torch.compile(net.get_submodule(place), backend="eager"))
     for operation in (surgery.narrow, surgery.pruning.prune):
-        given = {"rate": 0.5} if operation is surgery.narrow else {"target": surgery.pruning.Target(macs=0.5)}
+        given = {"width": 0.5} if operation is surgery.narrow else {"target": surgery.pruning.Target(macs=0.5)}
         with pytest.raises(surgery.SurgeryError, match=rf"{place}\._orig_mod"):
             operation(net, example=torch.zeros(2, 3), **given)

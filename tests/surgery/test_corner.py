@@ -51,7 +51,7 @@ def test_the_smaller_of_a_family_is_the_leading_corner_of_the_larger(name):
     make, large, small, shape = FAMILIES[name]
     full, like = make(large), make(small)
     before = copy.deepcopy((full.state_dict(), like.state_dict()))
-    got, plan = surgery.corner(full, like)
+    got, plan = surgery.narrow(full, like=like)
     whole, values = surgery.state(full), surgery.state(got)
     assert list(values) == list(surgery.state(like))
     for key, tensor in values.items():
@@ -72,8 +72,8 @@ def test_the_smaller_of_a_family_is_the_leading_corner_of_the_larger(name):
 
 
 def test_a_corner_lies_at_the_start_of_every_axis_that_is_larger():
-    assert surgery.corner(mlp(4), mlp(4))[1].edits == ()
-    _, plan = surgery.corner(mlp(6), mlp(4))
+    assert surgery.narrow(mlp(4), like=mlp(4))[1].edits == ()
+    _, plan = surgery.narrow(mlp(6), like=mlp(4))
     assert plan.entries["0.weight"][0].index == (((0, 4),), None)
     assert plan.entries["3.weight"][0].index == (None, ((0, 4),))
     assert plan.entries["3.bias"][0].index == (None,)
@@ -101,7 +101,7 @@ DEEP = nn.Sequential(*mlp(4), nn.Linear(3, 3))
 )  # fmt: skip
 def test_widths_and_depths_that_do_not_fit_are_refused(full, like, message):
     with pytest.raises(surgery.SurgeryError, match=message):
-        surgery.corner(full, like)
+        surgery.narrow(full, like=like)
 
 
 class Holder(nn.Module):
@@ -132,7 +132,7 @@ class Holder(nn.Module):
 
 def test_a_plan_rebuilds_attributes_buffers_and_ties():
     full, like = Holder(6), Holder(3, "b")
-    got, plan = surgery.corner(full, like)
+    got, plan = surgery.narrow(full, like=like)
     built = Plan.from_json(plan.to_json()).build(full)
     assert_same_plain_attributes(got, like)
     for net in (got, built):
@@ -153,28 +153,47 @@ def test_buffers_that_no_state_holds_must_lead_too():
     full, like = Holder(6), Holder(3)
     like.table = torch.zeros(3, 3)
     with pytest.raises(surgery.SurgeryError, match="'table' has shape"):
-        surgery.corner(full, like)
+        surgery.narrow(full, like=like)
 
 
 def test_models_without_data_give_the_plan():
     with torch.device("meta"):
         full, like = mlp(6), mlp(4)
-    got, plan = surgery.corner(full, like)
+    got, plan = surgery.narrow(full, like=like)
     assert all(tensor.is_meta for tensor in surgery.state(got).values())
     assert got[0] is not like[0]
     real = mlp(6)
-    assert plan.entries == surgery.corner(real, mlp(4))[1].entries
+    assert plan.entries == surgery.narrow(real, like=mlp(4))[1].entries
     assert torch.equal(plan.build(real)[0].weight, real[0].weight[:4])
     with pytest.raises(surgery.SurgeryError, match="meta"):
-        surgery.corner(real, like)
+        surgery.narrow(real, like=like)
 
 
 def test_the_copy_is_like_the_smaller_model_in_type_and_flags():
     full, like = mlp(6).double(), mlp(4).half().eval()
     like[0].weight.requires_grad_(False)
-    got, _ = surgery.corner(full, like)
+    got, _ = surgery.narrow(full, like=like)
     assert got[0].weight.dtype is torch.float16
     assert not got[0].weight.requires_grad
     assert got[0].bias.requires_grad
     assert not got.training
     assert torch.equal(got[0].weight, full[0].weight[:4].half())
+
+
+def test_like_is_the_one_way_to_say_the_widths_and_takes_no_options():
+    net, small, x = mlp(6), mlp(4), torch.zeros(1, 3)
+    for given, message in (
+        ({}, "got none: give width=0.5"),
+        ({"example": x}, "got none: give width=0.5"),
+        ({"width": 0.5, "like": small}, "got width and like"),
+        ({"like": surgery.state(small)}, "like is a module, got a dict"),
+        ({"like": 0.5}, "like is a module, got a float"),
+        ({"like": small, "scores": {}}, "leave out scores"),
+        ({"like": small, "keep": ["0"], "heads": "drop"}, "leave out keep, heads"),
+        ({"like": small, "rounding": 2, "output": list}, "leave out output, rounding"),
+    ):
+        with pytest.raises(surgery.SurgeryError, match=message):
+            surgery.narrow(net, **given)
+    with pytest.raises(surgery.SurgeryError, match="model is a module, got a dict"):
+        surgery.narrow(surgery.state(net), like=small)
+    assert surgery.narrow(net, like=small, example=x)[1] == surgery.narrow(net, like=small, strict=True)[1]

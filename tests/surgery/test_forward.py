@@ -88,7 +88,7 @@ def test_a_wrong_rule_is_no_refusal(model, monkeypatch):
 
     monkeypatch.setitem(RULES, "addmm", replace(RULES["addmm"], function=wrong))
     with pytest.raises(InternalError, match=r"the rule for aten::addmm \(.*wrong\) is wrong"):
-        surgery.narrow(model, rate=0.5, example=torch.ones(3, 4))
+        surgery.narrow(model, 0.5, torch.ones(3, 4))
     assert not issubclass(InternalError, surgery.SurgeryError)
 
 
@@ -110,8 +110,8 @@ def test_composite_operations_are_taken_apart_in_inference_mode():
     net = nn.Sequential(nn.Linear(6, 8), nn.Unflatten(1, (2, 4)), nn.Softmax(1), nn.Flatten(), nn.Linear(8, 3))
     example = torch.zeros(2, 6)
     with torch.inference_mode():
-        small, _ = surgery.narrow(net, rate=0.5, example=example)
-    assert small[0].out_features == surgery.narrow(net, rate=0.5, example=example)[0][0].out_features == 4
+        small, _ = surgery.narrow(net, 0.5, example)
+    assert small[0].out_features == surgery.narrow(net, 0.5, example)[0][0].out_features == 4
 
 
 class Recomputing(Operations):
@@ -215,6 +215,6 @@ class Nested(nn.Module):
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_a_model_that_runs_but_cannot_be_followed_is_not_said_not_to_run():
     with pytest.raises(surgery.SurgeryError, match="runs on the example, but"):
-        surgery.narrow(Nested(), rate=0.5, example=torch.zeros(2, 3, 4))
+        surgery.narrow(Nested(), 0.5, torch.zeros(2, 3, 4))
     with pytest.raises(surgery.SurgeryError, match="does not run on the example"):
-        surgery.narrow(Nested(), rate=0.5, example=torch.zeros(2, 3, 5))
+        surgery.narrow(Nested(), 0.5, torch.zeros(2, 3, 5))

@@ -13,7 +13,7 @@ from symmetric import Made
 from torch import nn
 
 import surgery
-from surgery import SurgeryError, corner, graft, narrow, state, ungraft
+from surgery import SurgeryError, graft, narrow, state, ungraft
 from surgery.depth.sections import BLOCKS
 from surgery.depth.tree import Chain, Skip
 from surgery.plan import Plan
@@ -455,7 +455,7 @@ def test_containers_whose_code_indexes_them_keep_their_length():
 def test_plans_build_only_from_modules_of_their_structure():
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
     other = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.Sigmoid(), nn.Conv2d(8, 4, 3))
-    _, plan = narrow(net, rate=0.5, example=torch.zeros(1, 3, 9, 9))
+    _, plan = narrow(net, 0.5, torch.zeros(1, 3, 9, 9))
     plan.extract(state(other))  # states of these shapes will do
     with pytest.raises(SurgeryError, match="other classes or settings"):
         plan.build(other)
@@ -566,7 +566,7 @@ def test_kept_blocks_of_the_zoo_are_numbered_anew_and_fit_narrow_models():
         "section2.1": ["section2.3.conv2.weight"],
     }
     assert [s.name for s in depth.entries["section1.0.conv1.weight"]] == ["section1.2.conv1.weight"]
-    small, width = corner(shallow, spec.scaled(0.5, (1, 2, 1, 1)).build())
+    small, width = narrow(shallow, like=spec.scaled(0.5, (1, 2, 1, 1)).build())
     assert_equal_states(depth.compose(width).extract(state(model)), state(small))
     assert small.eval()(x).shape == (2, 10)
 
@@ -591,7 +591,7 @@ def test_grafted_corners_cover_the_width_of_the_client_in_every_block(name, data
     wide, client = spec.scaled(1.0, tuple(deep)), spec.scaled(tuple(rates), tuple(own))
     model = wide.build(device="meta")
     shallow, depth = ungraft(model, keep=own, stands_for="corner")
-    plan = depth.compose(corner(shallow, client.build(device="meta"))[1])
+    plan = depth.compose(narrow(shallow, like=client.build(device="meta"))[1])
     small, full = plan.small_shapes, plan.shapes
     _, mask = plan.embed({key: torch.ones(shape) for key, shape in small.items()})
     for key, shape in full.items():
@@ -607,7 +607,7 @@ def test_grafted_corners_cover_the_width_of_the_client_in_every_block(name, data
         if mine is not None:
             expected[tuple(map(slice, mine))] = True
         assert torch.equal(mask[key], expected), key
-    alike = corner(model, spec.scaled(tuple(rates), tuple(deep)).build(device="meta"))[1]
+    alike = narrow(model, like=spec.scaled(tuple(rates), tuple(deep)).build(device="meta"))[1]
     _, whole = alike.embed({key: torch.ones(shape) for key, shape in alike.small_shapes.items()})
     client_sections = zip(surgery.sections(shallow), own, deep)
     if all(a == b or surgery.depth.sections.repeatable(shallow, s) for s, a, b in client_sections):
@@ -623,7 +623,7 @@ def test_who_stands_for_whom_by_hand():
         ones = {name: torch.ones_like(tensor) for name, tensor in state(shallow).items()}
         deep, whole = ungraft(net, keep=[3], stands_for=stand)
         fives = {name: torch.full_like(tensor, 5.0) for name, tensor in state(deep).items()}
-        got[stand] = surgery.average_submodels([ones, fives], [plan, whole], fallback=full, weights=[3, 1])
+        got[stand] = surgery.average([ones, fives], [plan, whole], fallback=full, weights=[3, 1])
         assert plan.entries["stage0.0.down.weight"] == whole.entries["stage0.0.down.weight"]  # no block has another
     assert got["corner"]["stage0.2.a.weight"].tolist() == [[2, 2, 2, 5]] * 4
     assert got["corner"]["stage0.1.b.weight"].tolist() == [[2] * 4] * 4

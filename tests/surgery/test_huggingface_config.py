@@ -115,7 +115,7 @@ def check_same(small):
 def test_the_configuration_says_the_new_widths(heads, kept):
     model = net(inner=40)
     before, drawn = model.config.to_dict(), torch.get_rng_state()
-    small, plan = surgery.narrow(model, rate=0.5, example=EXAMPLE, heads=heads)
+    small, plan = surgery.narrow(model, 0.5, EXAMPLE, heads=heads)
     assert torch.equal(torch.get_rng_state(), drawn)
     assert model.config.to_dict() == before
     assert small.config is small.blocks[0].config
@@ -179,14 +179,14 @@ def test_a_width_with_which_code_computes_does_not_grow():
 
 
 def test_a_width_that_was_a_multiple_becomes_a_number():
-    small, _ = surgery.narrow(net(), rates={"blocks.*.up": 0.5}, example=EXAMPLE)
+    small, _ = surgery.narrow(net(), {"blocks.*.up": 0.5}, EXAMPLE)
     assert (small.config.hidden_size, small.config.inner) == (32, 48)
     check_same(small)
 
 
 def test_a_shorter_rotation_gets_another_base():
     """Frequencies are base ** (-i / n): the first half of n is the whole of n / 2 with the root of the base."""
-    small, _ = surgery.narrow(net(rope={"base": 10000.0}), rate=0.5, example=EXAMPLE)
+    small, _ = surgery.narrow(net(rope={"base": 10000.0}), 0.5, EXAMPLE)
     assert small.config.rope == {"base": pytest.approx(100.0)}
     assert len(small.frequencies) == len(small.unused) == 2
     check_same(small)
@@ -213,7 +213,7 @@ class Stages(nn.Module):
 def test_a_width_that_code_reads_from_the_configuration_is_changed_there():
     torch.manual_seed(0)
     model = Stages(Config(inner=12, hidden_size=8)).eval()
-    small, plan = surgery.narrow(model, rate=0.5, example=torch.zeros(2, 3))
+    small, plan = surgery.narrow(model, 0.5, torch.zeros(2, 3))
     assert (small.config.inner, small.config.hidden_size) == (6, 4)
     assert (model.config.inner, model.config.hidden_size) == (12, 8)
     full = surgery.load(copy.deepcopy(model), plan.embed(surgery.state(small))[0])
@@ -232,7 +232,7 @@ class Guarded(Config):
 
 
 def test_values_that_a_configuration_does_not_give_are_left_alone():
-    small, _ = surgery.narrow(Net(Guarded()).eval(), rate=0.5, example=EXAMPLE)
+    small, _ = surgery.narrow(Net(Guarded()).eval(), 0.5, EXAMPLE)
     assert (small.config.hidden_size, vars(small.config)["largest_size"]) == (16, 32)
     check_same(small)
 
@@ -240,7 +240,7 @@ def test_values_that_a_configuration_does_not_give_are_left_alone():
 def test_a_configuration_whose_guessed_widths_make_other_modules_is_logged(caplog):
     """Both widths become 8, for which the class makes no shortcut: a norm's counter has no axis and is missing."""
     model = Stages(Config(inner=12, hidden_size=8)).eval()
-    small, _ = surgery.narrow(model, rates={"stem": 8 / 12}, example=torch.zeros(2, 3))
+    small, _ = surgery.narrow(model, {"stem": 8 / 12}, torch.zeros(2, 3))
     assert small.stem.weight.shape == (8, 3)
     assert "does not describe it" in caplog.text
 
@@ -276,7 +276,7 @@ def test_even_widths_are_what_the_class_can_say(share, steps, caplog):
 
 def test_what_its_class_cannot_say_is_logged_and_the_configuration_stays(caplog):
     model = net()
-    small, _ = surgery.narrow(model, rate=0.5, example=EXAMPLE, keep=["stem"])
+    small, _ = surgery.narrow(model, 0.5, EXAMPLE, keep=["stem"])
     assert small.config.to_dict() == model.config.to_dict()
     assert len(caplog.records) == 1
     assert "blocks.0.qkv.weight is (48, 32) here and (96, 32)" in caplog.text
@@ -289,14 +289,14 @@ def test_a_cut_tensor_that_its_class_does_not_save_is_named(caplog):
     """As Marian's sinusoids, which are computed anew for the new width when it is loaded."""
     model = net()
     model._keys_to_ignore_on_save = {"stem.weight"}
-    small, _ = surgery.narrow(model, rate=0.5, example=EXAMPLE)
+    small, _ = surgery.narrow(model, 0.5, EXAMPLE)
     assert small.config.to_dict() == model.config.to_dict()
     assert "does not save stem.weight, and computes another one" in caplog.text
     assert "keep=['stem']" in caplog.text
 
 
 def test_why_its_class_refuses_the_widths_is_told(caplog):
-    surgery.narrow(net(), rate=0.3, example=EXAMPLE)
+    surgery.narrow(net(), 0.3, EXAMPLE)
     assert "its class raises ValueError: 10 channels do not divide into 4 heads" in caplog.text
 
 
@@ -306,14 +306,14 @@ def test_the_field_that_its_class_refuses_is_told_from_the_second_line(caplog):
     sizes = {"hidden_size": 32, "intermediate_size": 16, "num_attention_heads": 4}
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=20, num_hidden_layers=1, **sizes)).eval()
     words = {"input_ids": torch.zeros(1, 4, dtype=torch.long)}
-    surgery.narrow(model, rate=0.8, example=words, output=lambda y: y.logits)
+    surgery.narrow(model, 0.8, words, output=lambda y: y.logits)
     assert "The hidden size (26) is not a multiple of the number of attention heads (4)" in caplog.text
 
 
 def test_a_model_that_its_configuration_did_not_describe_is_named(caplog):
     model = net()
     model.last = nn.Linear(12, 7)
-    small, _ = surgery.narrow(model, rate=0.5, example=EXAMPLE)
+    small, _ = surgery.narrow(model, 0.5, EXAMPLE)
     assert small.last.weight.shape == (7, 6)
     assert "nor the full model: last.weight is (7, 12) here and (32, 12)" in caplog.text
 
@@ -331,7 +331,7 @@ class Rows(nn.Sequential):
 def test_a_number_that_only_happens_to_be_that_of_a_width_stays(monkeypatch, caplog):
     monkeypatch.setattr("surgery.width.config._MOST_MADE", 1)  # found without trying one value after the other
     config = SimpleNamespace(table_size=32, hidden_size=32, inner_size=32, output_size=32)
-    small, _ = surgery.narrow(Rows(config), rate=0.5, example=torch.zeros(2, 5, dtype=torch.int64))
+    small, _ = surgery.narrow(Rows(config), 0.5, torch.zeros(2, 5, dtype=torch.int64))
     assert vars(small.config) == {"table_size": 32, "hidden_size": 16, "inner_size": 16, "output_size": 32}
     assert not caplog.records
 
@@ -393,7 +393,7 @@ def test_an_object_that_several_modules_hold_is_edited_once_even_if_it_holds_its
 @pytest.mark.slow
 def test_depth_and_width_together(caplog):
     deeper, _ = surgery.graft(net(depth=2), depths=[4], example=EXAMPLE)
-    small, _ = surgery.narrow(deeper, rate=0.5, example=EXAMPLE)
+    small, _ = surgery.narrow(deeper, 0.5, EXAMPLE)
     assert (small.config.depth, small.config.hidden_size) == (4, 16)
     check_same(deeper)
     check_same(small)
@@ -458,7 +458,7 @@ DEEPSEEK = {  # the vocabulary is as large as a width, and there are as many exp
 def test_numbers_of_a_configuration_that_coincide_are_told_apart(caplog):
     transformers = pytest.importorskip("transformers")
     model = transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**DEEPSEEK)).eval()
-    small, _ = surgery.narrow(model, rate=0.5, example={"input_ids": WORDS}, output=lambda y: y.logits)
+    small, _ = surgery.narrow(model, 0.5, {"input_ids": WORDS}, output=lambda y: y.logits)
     assert (small.config.vocab_size, small.config.n_routed_experts, small.config.q_lora_rank) == (64, 8, 12)
     read = type(model)(small.config).eval()
     read.load_state_dict(small.state_dict())
@@ -494,7 +494,7 @@ def test_a_saved_small_model_is_read_by_transformers(family, tmp_path, caplog):
             parameter.add_(0.1 * torch.randn_like(parameter))
     before = model.config.to_dict()
     for heads in ("inside", "drop"):
-        small, _ = surgery.narrow(model, rate=0.5, example=example, output=lambda y: y.logits, heads=heads)
+        small, _ = surgery.narrow(model, 0.5, example, output=lambda y: y.logits, heads=heads)
         assert small.config.to_dict() != before
         check_saved(small.eval(), example, tmp_path / heads)
     depths = {section.name: 5 for section in surgery.sections(model)}
@@ -502,7 +502,7 @@ def test_a_saved_small_model_is_read_by_transformers(family, tmp_path, caplog):
     check_saved(deeper.eval(), example, tmp_path / "deeper")
     shallow, _ = surgery.ungraft(model, keep=dict.fromkeys(depths, 2), example=example)
     check_saved(shallow.eval(), example, tmp_path / "shallow")
-    small, _ = surgery.narrow(deeper, rate=0.5, example=example, output=lambda y: y.logits)
+    small, _ = surgery.narrow(deeper, 0.5, example, output=lambda y: y.logits)
     check_saved(small.eval(), example, tmp_path / "both")
     assert model.config.to_dict() == before
     assert not [record for record in caplog.records if record.name.startswith("surgery")]
@@ -513,7 +513,7 @@ def test_transformers_refuses_what_the_configuration_cannot_say(tmp_path, caplog
     """BERT's heads share its hidden width, which stays whole, since it is an output."""
     transformers = pytest.importorskip("transformers")
     model = transformers.BertModel(transformers.BertConfig(**families.TEXT)).eval()
-    small, plan = surgery.narrow(model, rate=0.5, example={"input_ids": WORDS})
+    small, plan = surgery.narrow(model, 0.5, {"input_ids": WORDS})
     assert small.config.to_dict() == model.config.to_dict()
     assert "query.weight is (8, 16) here and (16, 16)" in caplog.text
     small.save_pretrained(tmp_path)
@@ -533,7 +533,7 @@ def test_the_part_of_a_head_that_turns_shrinks_apart_from_the_rest(caplog):
     transformers = pytest.importorskip("transformers")
     config = transformers.GPTNeoXConfig(**FEW, intermediate_size=48, rotary_pct=0.25)
     model, example = transformers.GPTNeoXForCausalLM(config).eval().double(), {"input_ids": torch.arange(18).view(2, 9)}
-    small, plan = surgery.narrow(model, rate=0.5, example=example, output=lambda y: y.logits, strict=True)
+    small, plan = surgery.narrow(model, 0.5, example, output=lambda y: y.logits, strict=True)
     for layer in small.gpt_neox.layers:
         assert layer.attention.query_key_value.out_features == 4 * 3 * (2 + 3)
     assert zeros.agrees(model, small, plan, example, lambda y: y.logits) == (True, "")
@@ -544,7 +544,7 @@ def test_an_attention_that_does_not_shrink_is_named(caplog):
     transformers = pytest.importorskip("transformers")
     config = transformers.FalconConfig(**FEW, new_decoder_architecture=True, num_kv_heads=2)
     model = transformers.FalconForCausalLM(config)
-    asked = {"rate": 0.5, "example": {"input_ids": torch.arange(18).view(2, 9)}, "output": lambda y: y.logits}
+    asked = {"width": 0.5, "example": {"input_ids": torch.arange(18).view(2, 9)}, "output": lambda y: y.logits}
     with pytest.raises(surgery.SurgeryError, match=r"does not run with narrow widths: in .*attention"):
         surgery.narrow(model, **asked, strict=True)
     small, _ = surgery.narrow(model, **asked)

@@ -90,7 +90,7 @@ def test_the_fingerprint_is_that_of_the_plan(capsys):
     from surgery.width.narrow import narrow
 
     found = facts(capsys, *RESNET, "--width", "0.5")
-    _, plan = narrow(named("torchvision:resnet18"), rate=0.5, example=torch.zeros(2, 3, 32, 32))
+    _, plan = narrow(named("torchvision:resnet18"), 0.5, torch.zeros(2, 3, 32, 32))
     assert found["before"]["fingerprint"] == plan.fingerprint
 
 

@@ -325,7 +325,7 @@ def narrowed(model, x, rate):
     """Narrow must not fail, unless nothing can shrink: groups of one width cannot be told from groups of another."""
     DRAWN["all"] += 1
     try:
-        return narrow(model, rate=rate, example=x)
+        return narrow(model, rate, x)
     except SurgeryError as error:
         if not re.search("fit together|share digits|mixes axes|channel shuffles|reshaped into one axis", str(error)):
             raise
@@ -385,7 +385,7 @@ def test_random_networks_compute_what_the_full_one_does_with_zeros(net, rate, ag
     model, x = net
     small, plan = check_everything(model, x, rate, again)
     assert_zero_oracle(model, small, plan, x)
-    for width in surgery.widths(model, example=x, rate=rate):
+    for width in surgery.widths(model, x, rate):
         assert width.kept == width.size or width.kept == max(1, math.ceil(round(rate * width.size, 9)))
         assert width.kept == width.size or not width.reason
 
@@ -400,7 +400,7 @@ def test_coupled_widths_are_those_of_torch_pruning():
         x = torch.randn(1, 3, 64, 64)
         names = {id(module): name for name, module in model.named_modules()}
         graph = tp.DependencyGraph().build_dependency(model.eval(), x)
-        ours = [set(width.members) for width in surgery.widths(model, example=x)]
+        ours = [set(width.members) for width in surgery.widths(model, x)]
         for layer in [m for m in model.modules() if isinstance(m, nn.Conv2d)]:
             expected = set()
             for dependency, _ in graph.get_pruning_group(layer, tp.prune_conv_out_channels, [0]):
@@ -533,7 +533,7 @@ def images(side):
 
 def assert_native(model, native, x, **options):
     """Narrow is what the constructor makes with half the widths: tensors, and all that is computed from them."""
-    small, plan = narrow(randomized(model), rate=0.5, example=x, **options)
+    small, plan = narrow(randomized(model), 0.5, x, **options)
     assert {n: t.shape for n, t in state(small).items()} == {n: t.shape for n, t in state(native).items()}
     load(native, plan.extract(state(model)))
     torch.testing.assert_close(call(small, x), call(native, x), rtol=1e-5, atol=1e-5)
@@ -553,7 +553,7 @@ def test_narrow_is_what_the_constructor_makes(case):
 @pytest.mark.xfail(strict=True, reason="of sequences of length 1 the attention is left whole")
 def test_multihead_attention_after_a_recurrent_layer():
     model = nn.Sequential(nn.Linear(7, 12), recurrent(12, 12), Multihead(12, 3), nn.Linear(12, 5))
-    small, _ = narrow(model, rate=0.5, example=torch.randn(3, 1, 7))
+    small, _ = narrow(model, 0.5, torch.randn(3, 1, 7))
     assert small[2].attention.embed_dim == 6
 
 
@@ -579,7 +579,7 @@ def test_models_of_libraries(name):
     )
     model, x = randomized(made).double(), images(64).double()  # a RegNet's constructor computes
     rate, most = (0.3, 0.4) if "torchvision" in name else (0.7, 0.62)
-    small, plan = narrow(model, rate=rate, example=x)
+    small, plan = narrow(model, rate, x)
     assert elements(small) < most * elements(model)
     assert_zero_oracle(model, small, plan, x)
     assert_true(small)
@@ -590,7 +590,7 @@ def test_models_of_libraries(name):
 def test_timm_models_with_norms_over_channels(name):
     model = filled(timm.create_model, name, num_classes=7)
     before = deep(model)
-    small, plan = narrow(model, rate=0.5, example=images(64))
+    small, plan = narrow(model, 0.5, images(64))
     assert_unchanged(model, before)
     assert_plan(model, small, plan)
     assert elements(small) < 0.3 * elements(model) or name != "convnext_atto"
@@ -614,7 +614,7 @@ def test_rounding_to_multiples():
         (0.5, lambda width: 10**6, (20, 50)),
         (0.01, math.floor, (1, 1)),
     ):
-        small, _ = narrow(model, rate=rate, example=images(4), rounding=rounding)
+        small, _ = narrow(model, rate, images(4), rounding=rounding)
         assert (small[0].out_channels, small[1].out_channels) == left
 
 
@@ -626,11 +626,11 @@ def test_examples_of_several_arguments():
 
     model = Named(None, a=nn.Linear(4, 6), b=nn.Linear(3, 6), out=nn.Linear(6, 2))
     left, right = torch.randn(2, 4), torch.randn(2, 3)
-    small, _ = narrow(model, rate=0.5, example={"left": left, "right": right})
+    small, _ = narrow(model, 0.5, {"left": left, "right": right})
     assert small.a.weight.shape == (3, 4)
     assert small.b.weight.shape == (3, 3)
     assert small(left, right=right)["y"][0].shape == (2, 2)
-    small, _ = narrow(model, rate=0.5, example=(left,))
+    small, _ = narrow(model, 0.5, (left,))
     assert small.a.out_features == 3
     assert small.b.weight.shape == (6, 3)
 
@@ -638,9 +638,9 @@ def test_examples_of_several_arguments():
 def test_meta_models_stay_on_meta():
     with torch.device("meta"):
         model = small_net()
-    small, plan = narrow(model, rate=0.5, example=torch.zeros(2, 3, 6, 6))
+    small, plan = narrow(model, 0.5, torch.zeros(2, 3, 6, 6))
     assert all(t.is_meta for t in state(small).values())
-    real, same = narrow(small_net(), rate=0.5, example=torch.zeros(2, 3, 6, 6))
+    real, same = narrow(small_net(), 0.5, torch.zeros(2, 3, 6, 6))
     assert same.to_json() == plan.to_json()
     assert {n: t.shape for n, t in state(real).items()} == {n: t.shape for n, t in state(small).items()}
 
@@ -648,14 +648,14 @@ def test_meta_models_stay_on_meta():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision(dtype):
     model, x = randomized(small_net()).to(dtype), images(6).to(dtype)
-    small, _ = narrow(model, rate=0.5, example=x)
+    small, _ = narrow(model, 0.5, x)
     assert {t.dtype for t in state(small).values()} == {dtype, torch.int64}
     assert call(small, x).dtype == dtype
 
 
 def test_plan_as_json_builds_the_small_model_from_a_constructor(tmp_path):
     for make, x in ((partial(vit, 64, 8), images(32)), (small_net, images(6)), (partial(Cross, 16, 4, 12), images(0))):
-        small, plan = narrow(randomized(make()), rate=0.5, example=x)
+        small, plan = narrow(randomized(make()), 0.5, x)
         plan.save(tmp_path / "plan.json")
         safetensors.torch.save_file(state(small), tmp_path / "small.safetensors")
         restored = Plan.load(tmp_path / "plan.json").build(make())
@@ -672,7 +672,7 @@ def test_plan_as_json_builds_the_small_model_from_a_constructor(tmp_path):
 
 def test_the_models_own_error_is_not_hidden():
     with pytest.raises(SurgeryError, match=r"Linear does not run on the example.*(mat1 and mat2|size mismatch|shapes)"):
-        narrow(nn.Linear(3, 4), rate=0.5, example=torch.zeros(2, 5))
+        narrow(nn.Linear(3, 4), 0.5, torch.zeros(2, 5))
 
 
 # Code that was written to mislead
@@ -967,9 +967,9 @@ def test_never_a_wrong_model(name, caplog):
     model, x, rate, left, refuses = adversarial(name)
     if refuses:
         with pytest.raises(SurgeryError, match=re.escape(refuses)):
-            narrow(model, rate=rate, example=x, strict=True)
+            narrow(model, rate, x, strict=True)
     try:
-        small, plan = narrow(model, rate=rate, example=x)
+        small, plan = narrow(model, rate, x)
     except SurgeryError:
         assert refuses in ONLY_REFUSED
         return
@@ -988,7 +988,7 @@ def test_a_constant_in_a_closure_is_an_error_that_names_the_module():
     reshaped = Made(lambda net, x: net.conv(x).view(x.shape[0], width, -1).sum(-1), conv=nn.Conv2d(3, width, 1))
     model = nn.Sequential(reshaped, nn.Linear(width, 3))
     with pytest.raises(SurgeryError, match=r"in 0 .*view"):
-        narrow(model, rate=0.5, example=images(4))
+        narrow(model, 0.5, images(4))
 
 
 def test_a_matrix_that_a_layer_makes_stays_whole_for_what_its_code_says(caplog):
@@ -996,7 +996,7 @@ def test_a_matrix_that_a_layer_makes_stays_whole_for_what_its_code_says(caplog):
     net = Made(
         lambda net, x: F.linear(net.body(x), net.make(x[0, :5]).view(3, 12)), make=nn.Linear(5, 3 * 12), body=body
     )
-    narrow(net, rate=0.5, example=torch.zeros(2, 8))
+    narrow(net, 0.5, torch.zeros(2, 8))
     assert "axis 0 of make.weight (36, 5) stays whole: the code there does not run with fewer: shape" in caplog.text
 
 
@@ -1013,7 +1013,7 @@ def test_widths_of_a_module_that_pads_them_to_a_number_stay_whole_and_others_shr
     mixer.share = 8
     model = nn.Sequential(nn.Linear(4, 12), mixer, nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 3)).double().eval()
     x = torch.randn(2, 5, 4, dtype=torch.float64)
-    small, plan = narrow(model, rate=0.5, example=x)
+    small, plan = narrow(model, 0.5, x)
     assert [tuple(small[i].weight.shape) for i in (0, 2, 4)] == [(12, 4), (12, 6), (3, 12)]
     assert_zero_oracle(model, small, plan, x)
     why = "the code there does not run with fewer: a result of shape [2, 2, 5, 28] where [2, 2, 5, 24] was expected"
@@ -1026,7 +1026,7 @@ def test_what_reads_one_width_from_another_is_refused_with_ways_that_work():
     )
     model = nn.Sequential(nn.Linear(4, 16), mixer, nn.Linear(16, 3))
     with pytest.raises(SurgeryError, match=r'Widths of 16 positions become 8 and 16 there .*keep=\["1"\]') as error:
-        narrow(model, rate=0.5, example=torch.zeros(2, 4))
+        narrow(model, 0.5, torch.zeros(2, 4))
     assert 'heads="drop"' not in str(error.value)  # there are none
 
 
@@ -1034,7 +1034,7 @@ def test_what_reads_one_width_from_another_is_refused_with_ways_that_work():
 def test_an_attention_over_channels_runs_with_widths_that_its_code_takes_for_one():
     model, x = filled(timm.create_model, "edgenext_x_small", depths=(1, 1, 1, 1)), torch.zeros(1, 3, 64, 64)
     for ways in ({}, {"keep": ["stages.2.blocks.0.xca"]}, {"heads": "drop"}):
-        small, _ = narrow(model, rate=0.5, example=x, **ways)
+        small, _ = narrow(model, 0.5, x, **ways)
         assert elements(small) < 0.6 * elements(model)
         assert call(small, x).shape == (1, 1000)
 
@@ -1047,7 +1047,7 @@ def test_a_size_that_numbers_decide_is_no_constant():
 
     model = randomized(Made(pasted, body=nn.Conv2d(3, 8, 1), head=nn.Linear(8, 3)))
     with pytest.raises(SurgeryError, match="its size follows from numbers that the code computes"):
-        narrow(model, rate=0.5, example=images(4))
+        narrow(model, 0.5, images(4))
 
 
 @pytest.mark.parametrize("settings", [{}, {"affine": False}, {"track_running_stats": False}], ids=str)
@@ -1063,24 +1063,24 @@ def test_widths_of_norms_without_rows_stay_whole(settings, caplog):
             return self.boxes(self.norm(found).relu().amax((2, 3)))
 
     model, images = randomized(Detector()).eval(), torch.stack([torch.zeros(3, 6, 6), torch.ones(3, 6, 6)])
-    small, plan = narrow(model, rate=0.5, example=images[:1])
+    small, plan = narrow(model, 0.5, images[:1])
     assert [tuple(layer.weight.shape[:2]) for layer in (small.body, small.head)] == [(4, 3), (8, 4)]
     assert "head.weight (8, 8, 1, 1) stays whole: norm gets no rows of the example" in caplog.text
     assert "may not run" not in caplog.text
     zeroed = load(model, plan.embed(state(small))[0])
     torch.testing.assert_close(small(images[1:]), zeroed(images[1:]))
-    small, _ = narrow(model, rate=0.5, example=images[1:], strict=True)
+    small, _ = narrow(model, 0.5, images[1:], strict=True)
     assert small.head.out_channels == 4
     with pytest.raises(SurgeryError, match=r"norm gets no rows .* lower the thresholds"):
-        narrow(model, rate=0.5, example=images[:1], strict=True)
+        narrow(model, 0.5, images[:1], strict=True)
 
 
 def test_an_operation_without_a_rule_is_named_with_the_tensor(monkeypatch, caplog):
     model, x, rate, *_ = adversarial("cummax")
     monkeypatch.delitem(RULES, "cummax")
     with pytest.raises(SurgeryError, match=r"a.weight .*cummax .surgery.register_rule can teach it"):
-        narrow(model, rate=rate, example=x, strict=True)
-    small, _ = narrow(model, rate=rate, example=x)
+        narrow(model, rate, x, strict=True)
+    small, _ = narrow(model, rate, x)
     assert small.a.out_channels == 8
     assert small.b.out_channels == 3
     assert "cummax" in caplog.text
@@ -1092,7 +1092,7 @@ def test_views_in_place():
         a=nn.Linear(7, 8), b=nn.Linear(8, 5),
     )  # fmt: skip
     model, x = randomized(model.double()), torch.randn(2, 5, 7, **D)
-    small, plan = narrow(model, rate=0.5, example=x)
+    small, plan = narrow(model, 0.5, x)
     assert small.a.out_features == 4
     assert_zero_oracle(model, small, plan, x)
 
@@ -1115,7 +1115,7 @@ RECURRENT = {
 def test_recurrent_layers(name):
     kind, options = RECURRENT[name]
     model, x = randomized(recurring(kind, **options).double()), torch.randn(2, 5, 7, **D)
-    small, plan = narrow(model, rate=0.5, example=x)
+    small, plan = narrow(model, 0.5, x)
     assert small.rnn.hidden_size == 6
     assert small.rnn.input_size == 4
     assert elements(small) < 0.45 * elements(model)
@@ -1133,7 +1133,7 @@ def test_recurrent_layers(name):
 )  # fmt: skip
 def test_attention_keeps_heads_and_scales_by_what_is_left_of_them(kind, dim, heads, length, rate):
     model = nn.Sequential(nn.Linear(7, dim), kind(dim, heads), nn.Linear(dim, 5))
-    small, _ = narrow(model, rate=rate, example=torch.randn(3, length, 7))
+    small, _ = narrow(model, rate, torch.randn(3, length, 7))
     attention, left = getattr(small[1], "attention", small[1]), math.ceil(rate * dim / heads)
     assert (attention.num_heads, attention.head_dim) == (heads, left)
     assert getattr(attention, "embed_dim", heads * left) == heads * left
@@ -1142,7 +1142,7 @@ def test_attention_keeps_heads_and_scales_by_what_is_left_of_them(kind, dim, hea
 
 def test_a_probability_is_no_width():
     chance = Made(lambda net, x: F.dropout(net.conv(x), net.p, net.training), conv=nn.Conv2d(16, 16, 1), p=0.25)
-    small, _ = narrow(nn.Sequential(nn.Conv2d(3, 16, 1), chance, nn.Conv2d(16, 4, 1)), rate=0.5, example=images(4))
+    small, _ = narrow(nn.Sequential(nn.Conv2d(3, 16, 1), chance, nn.Conv2d(16, 4, 1)), 0.5, images(4))
     assert small[1].p == 0.25
 
 
@@ -1160,7 +1160,7 @@ def test_norms_without_weights_say_what_they_see(norm, size):
     layer, x = (
         (nn.Linear, torch.zeros(4, 3)) if size == "normalized_shape" else (partial(nn.Conv2d, kernel_size=1), images(4))
     )
-    small, _ = narrow(nn.Sequential(layer(3, 8), norm, layer(8, 4)), rate=0.5, example=x)
+    small, _ = narrow(nn.Sequential(layer(3, 8), norm, layer(8, 4)), 0.5, x)
     assert getattr(small[1], size) == ((4,) if size == "normalized_shape" else 4)
 
 
@@ -1170,7 +1170,7 @@ def test_what_a_forward_pass_registers_is_forgotten_before_the_next():
             net.register_buffer("made", torch.full((y.shape[1], 1, 1), 2.0))
         return torch.cat([y[:, : net.part] * 2, y[:, net.part :]], 1) * net.made
 
-    small, _ = narrow(Between(registering, part=4), rate=0.5, example=images(6), strict=True)
+    small, _ = narrow(Between(registering, part=4), 0.5, images(6), strict=True)
     assert small.part == 2  # found by running it
     assert "made" not in state(small)
 
@@ -1180,7 +1180,7 @@ def test_a_width_times_the_batch_is_no_width():
         lambda net, x: net.head(net.body(x).flatten().view(len(x), -1)), body=nn.Linear(3, 8), head=nn.Linear(8, 2)
     )
     model.dim = 16
-    small, _ = narrow(model, rate=0.5, example=torch.zeros(2, 3))
+    small, _ = narrow(model, 0.5, torch.zeros(2, 3))
     assert (small.body.out_features, small.dim) == (4, 16)
 
 
@@ -1192,7 +1192,7 @@ def test_a_number_of_heads_that_no_operation_reads_is_right_too():
         return net.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
     net = Made(forward, qkv=nn.Linear(5, 3 * 24), out=nn.Linear(24, 5), num_heads=4, head_dim=6)
-    small, _ = narrow(net, rate=0.5, example=torch.zeros(2, 3, 5), heads="drop")
+    small, _ = narrow(net, 0.5, torch.zeros(2, 3, 5), heads="drop")
     assert (small.num_heads, small.head_dim, small.out.in_features) == (2, 6, 12)
 
 
@@ -1203,7 +1203,7 @@ def test_a_width_whose_ends_are_repeated_around_it_stays_whole(mode):
 
     net = Made(forward, first=nn.Linear(3, 4), last=nn.Linear(6, 2))
     with pytest.raises(SurgeryError, match="positions at its ends are repeated around it"):
-        surgery.narrow(net, rate=0.5, example=torch.rand(2, 5, 3))
+        surgery.narrow(net, 0.5, torch.rand(2, 5, 3))
 
 
 class Shifted(nn.Module):
@@ -1219,11 +1219,11 @@ class Shifted(nn.Module):
 
 def test_a_width_that_is_shifted_against_itself_is_told(caplog):
     """The model came back whole without a word, even with `strict`."""
-    small, _ = narrow(Shifted(), rate=0.5, example=torch.randn(2, 4))
+    small, _ = narrow(Shifted(), 0.5, torch.randn(2, 4))
     assert small.made.weight.shape == (8, 3)
     assert "axis 0 of made.weight (8, 6) stays whole: the code computes with it and itself, shifted" in caplog.text
     with pytest.raises(SurgeryError, match="shifted"):
-        narrow(Shifted(), rate=0.5, example=torch.randn(2, 4), strict=True)
+        narrow(Shifted(), 0.5, torch.randn(2, 4), strict=True)
 
 
 def test_one_parameter_with_several_weights_is_named():
@@ -1236,12 +1236,12 @@ def test_one_parameter_with_several_weights_is_named():
             return torch.relu(x @ self.flat[:32].view(4, 8)) @ self.flat[32:].view(8, 3)
 
     with pytest.raises(SurgeryError, match="flat holds several weights, one behind the other"):
-        narrow(Flat(), rate=0.5, example=torch.randn(2, 4))
+        narrow(Flat(), 0.5, torch.randn(2, 4))
 
 
 def test_a_rate_may_be_a_number_of_numpy():
     net, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), torch.randn(2, 4)
-    assert narrow(net, rate=np.float32(0.5), example=x)[0][0].out_features == 4
+    assert narrow(net, np.float32(0.5), x)[0][0].out_features == 4
     target = surgery.pruning.Target(parameters=np.float32(0.6))
     assert surgery.pruning.prune(net, target=target, importance=None, example=x).model[0].out_features == 4
     assert surgery.widening.widen(net, rate=np.int64(2), example=x)[0][0].out_features == 16
@@ -1275,13 +1275,13 @@ class Registers(nn.Module):
 
 def test_widths_that_layers_read_and_none_makes_are_told(caplog):
     tokens = torch.tensor([1, 2])
-    small, _ = narrow(Table(), rate=0.5, example=tokens)
+    small, _ = narrow(Table(), 0.5, tokens)
     assert (small.up.in_features, small.up.out_features) == (16, 4)
     assert "axis 1 of table (9, 16) stays whole: no layer makes it" in caplog.text
     with pytest.raises(SurgeryError, match="no layer makes it"):
-        narrow(Table(), rate=0.5, example=tokens, strict=True)
+        narrow(Table(), 0.5, tokens, strict=True)
     caplog.clear()
-    narrow(Registers(), rate=0.5, example=torch.randn(2, 5, 3), strict=True)
+    narrow(Registers(), 0.5, torch.randn(2, 5, 3), strict=True)
     assert not caplog.text
 
 
@@ -1297,7 +1297,7 @@ def test_channels_that_einsum_computes_side_by_side_are_no_heads():
 
     x = torch.randn(2, 6, 3)
     net = Depthwise()
-    small, _ = narrow(net, rate=0.5, example=x, strict=True)
+    small, _ = narrow(net, 0.5, x, strict=True)
     assert (small.up.out_features, *small.kernel.shape) == (4, 4, 4)
     with torch.no_grad():
         net.down.weight[:, 4:] = 0
@@ -1314,7 +1314,7 @@ def test_a_grid_of_positions_is_computed_from_their_number_alone():
             theta, x = self.theta(x.mean((2, 3))).view(-1, 2, 3), self.up(x)
             return self.down(F.grid_sample(x, F.affine_grid(theta, x.size(), False), align_corners=False))
 
-    small, _ = narrow(Moved(), rate=0.5, example=torch.randn(2, 3, 6, 6))
+    small, _ = narrow(Moved(), 0.5, torch.randn(2, 3, 6, 6))
     assert (small.up.out_channels, small.theta.out_features) == (4, 6)
 
 
@@ -1332,7 +1332,7 @@ def test_the_size_of_a_head_follows_by_each_of_its_usual_names(name):
             weights = (q @ k.mT / math.sqrt(getattr(self, name))).softmax(-1)
             return self.out((weights @ v).transpose(1, 2).flatten(2))
 
-    small, _ = narrow(Attention(), rate=0.5, example=torch.randn(2, 4, 5))
+    small, _ = narrow(Attention(), 0.5, torch.randn(2, 4, 5))
     assert small.q.out_features == 8
     assert getattr(small, name) == 4
     assert small.pad_value == 8

@@ -47,31 +47,31 @@ def judge_same(net, other):
 
 def scores(net):
     draw = torch.Generator().manual_seed(1)
-    return {width.name: torch.rand(width.size, generator=draw) for width in surgery.widths(net, example=inputs())}
+    return {width.name: torch.rand(width.size, generator=draw) for width in surgery.widths(net, inputs())}
 
 
 def orders(net):
-    free = [width for width in surgery.widths(net, example=inputs()) if not width.order]
+    free = [width for width in surgery.widths(net, inputs()) if not width.order]
     draw = torch.Generator().manual_seed(1)
     return {width.name: torch.randperm(width.size, generator=draw) for width in free}
 
 
 def narrow(net):
-    judge_small(net, *surgery.narrow(net, rate=0.5, example=inputs()))
+    judge_small(net, *surgery.narrow(net, 0.5, inputs()))
 
 
 def narrow_twice(net):
-    once, outer = surgery.narrow(net, rate=0.7, example=inputs())
-    twice, inner = surgery.narrow(once, rate=0.6, example=inputs())
+    once, outer = surgery.narrow(net, 0.7, inputs())
+    twice, inner = surgery.narrow(once, 0.6, inputs())
     judge_small(net, twice, outer.compose(inner))
 
 
 def drop(net):
-    judge_small(net, *surgery.narrow(net, rate=0.5, heads="drop", example=inputs()))
+    judge_small(net, *surgery.narrow(net, 0.5, inputs(), heads="drop"))
 
 
-def keep_top(net):
-    judge_small(net, *surgery.narrow(net, rate=0.6, keep_top=scores(net), example=inputs()))
+def best(net):
+    judge_small(net, *surgery.narrow(net, 0.6, inputs(), scores=scores(net)))
 
 
 def prune(net):
@@ -101,7 +101,7 @@ def widen_zero(net):
     assert all(torch.equal(back[name], before[name]) for name in before)
 
 
-JUDGED = (narrow, narrow_twice, drop, keep_top, prune, permute, align, widen, widen_zero)
+JUDGED = (narrow, narrow_twice, drop, best, prune, permute, align, widen, widen_zero)
 
 
 def check(judged, graph, head):
@@ -159,7 +159,7 @@ def backwards(view, args, out):
 
 WRONG = {
     "flip": (unchanged, [Node("flip", a=1)], narrow),
-    "roll": (unchanged, [Node("roll", a=1)], keep_top),
+    "roll": (unchanged, [Node("roll", a=1)], best),
     "sort": (unchanged, [Node("sort", a=1)], permute),
     "cat": (backwards, [Node("linear", (2,), 2), Node("cat", (0, 1), 1)], permute),
 }

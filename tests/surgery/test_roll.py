@@ -8,7 +8,7 @@ from torch import nn
 
 import surgery
 import zoo
-from surgery import SurgeryError, corner, load, state
+from surgery import SurgeryError, load, narrow, state
 from surgery.plan import Plan
 from surgery.width import plan as module
 from surgery.width.corner import rolling
@@ -68,17 +68,17 @@ def test_a_window_is_the_leading_corner_of_the_rolled_model(name, by):
     plan = rolling(full, small, example=x)(by)
     other = rolled(name, full, small, by)
     torch.testing.assert_close(other(x), full(x))  # rolling is a symmetry of the function
-    expected = corner(other, small)[0].eval()(x)
+    expected = narrow(other, like=small)[0].eval()(x)
     torch.testing.assert_close(plan.build(full).eval()(x), expected)
     assert not torch.allclose(expected, full(x))
     if by == 1:
-        assert not torch.allclose(expected, corner(full, small)[0].eval()(x))
+        assert not torch.allclose(expected, narrow(full, like=small)[0].eval()(x))
 
 
 @pytest.mark.parametrize("name", SPECS)
 def test_the_first_window_is_the_plan_of_narrow_and_all_windows_cover_alike(name):
     full, small, x = pair(name)
-    roll, leading = rolling(full, small, example=x), corner(full, small)[1]
+    roll, leading = rolling(full, small, example=x), narrow(full, like=small)[1]
     assert roll(0) == leading
     assert Plan.from_json(roll(3).to_json()) == roll(3)
     name, size = next((key, size) for key, (size, *_) in leading.shapes.items() if size > leading.small_shapes[key][0])

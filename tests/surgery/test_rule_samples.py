@@ -66,7 +66,7 @@ def halved(net, monkeypatch):
     used, known = set(), trace.rule_for
     with monkeypatch.context() as patch:
         patch.setattr(trace, "rule_for", lambda func: used.add(canonical(func._schema.name)) or known(func))
-        return *surgery.narrow(net, rate=0.5, example=EXAMPLE), used
+        return *surgery.narrow(net, 0.5, EXAMPLE), used
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -123,6 +123,6 @@ def test_the_axes_of_a_triangular_matrix_stay_whole():
         return net.head(torch.linalg.solve_triangular(9 + h.mT @ h, h.mT, upper=True).mT)
 
     net = randomized(Made(forward, front=nn.Linear(4, 6), body=nn.Linear(6, 8), head=nn.Linear(8, 3)).double()).eval()
-    small, plan = surgery.narrow(net, rate=0.5, example=EXAMPLE)
+    small, plan = surgery.narrow(net, 0.5, EXAMPLE)
     assert (small.front.out_features, small.body.out_features) == (3, 8)
     assert_zero_oracle(net, small, plan, EXAMPLE)

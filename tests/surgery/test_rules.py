@@ -26,7 +26,7 @@ D = {"dtype": torch.float64}
 def assert_narrows(model, example, **expected):
     """The tensors have these shapes at half the width, and the narrow model computes what it should."""
     model = randomized(model.double()).eval()
-    small, plan = narrow(model, rate=0.5, example=example)
+    small, plan = narrow(model, 0.5, example)
     for name, shape in expected.items():
         assert tuple(small.state_dict()[name.replace("__", ".")].shape) == shape, name
     assert_plan(model, small, plan)
@@ -127,7 +127,7 @@ def test_two_tensors_become_one_width(case):
         body=nn.Linear(6, 8), other=nn.Linear(6, 8), head=nn.Linear(8, 3),
     )  # fmt: skip
     assert_narrows(model, floats(2, 5, 6), body__weight=(4, 6), other__weight=(4, 6))
-    hidden = [set(width.members) for width in surgery.widths(model, example=floats(2, 5, 6)) if width.size == 8]
+    hidden = [set(width.members) for width in surgery.widths(model, floats(2, 5, 6)) if width.size == 8]
     assert [{("body.weight", 0), ("other.weight", 0), ("head.weight", 1)} <= members for members in hidden] == [True]
 
 
@@ -183,7 +183,7 @@ def test_features_whose_order_nothing_reads_shrink(case):
         return model.double().eval()
 
     model = randomized(made(8))
-    small, plan = narrow(model, rate=0.5, example=x, strict=True)
+    small, plan = narrow(model, 0.5, x, strict=True)
     half = made(4)
     half.load_state_dict(plan.extract(model.state_dict()))
     assert torch.equal(small(x), half(x))
@@ -201,7 +201,7 @@ def test_ranks_keep_their_order(read, size):
     model = Made(lambda net, x: net.head(function(net.body(x))), body=nn.Linear(4, 8), head=nn.Linear(size, 3))
     model = randomized(model.double()).eval()
     x = floats(2, 5, 4)
-    small, _ = narrow(model, rate=0.5, example=x)
+    small, _ = narrow(model, 0.5, x)
     ranks = min(size, 4)
     assert small.head.weight.equal(model.head.weight[:, :ranks])
     expected = function(F.linear(x, model.body.weight[:4], model.body.bias[:4]))
@@ -222,7 +222,7 @@ FEATURES_IN_ORDER = {
 def test_features_under_a_sliding_window_keep_their_order(case):
     model = tokens(FEATURES_IN_ORDER[case])
     assert_narrows(model, floats(2, 5, 4), head__weight=(3, 4))
-    (width,) = (w for w in surgery.widths(model, example=floats(2, 5, 4)) if w.size == 8)
+    (width,) = (w for w in surgery.widths(model, floats(2, 5, 4)) if w.size == 8)
     assert "a window or a range runs over it" in width.order
 
 
@@ -371,7 +371,7 @@ def listed(net, h, weights, chosen):
 def test_how_many_tokens_are_picked_may_differ_in_a_narrow_model(dispatch):
     for seed in range(3):
         model = randomized(Experts(dispatch).double(), seed).eval()
-        small, plan = narrow(model, rate=0.5, example=floats(5, 6))
+        small, plan = narrow(model, 0.5, floats(5, 6))
         assert small.up.shape == (4, 5, 4)
         assert_zero_oracle(model, small, plan, floats(5, 6, seed=1))
 
@@ -382,7 +382,7 @@ def test_grouped_products_follow_both_widths():
     model.dispatch = lambda net, h, w, c: torch._grouped_mm(
         torch._grouped_mm(h, net.up.mT, offs=offsets).relu(), net.down.mT, offs=offsets
     )
-    sizes = {width.members: width for width in surgery.widths(model, example=torch.zeros(5, 6).bfloat16(), rate=0.5)}
+    sizes = {width.members: width for width in surgery.widths(model, torch.zeros(5, 6).bfloat16(), 0.5)}
     assert any({("body.weight", 0), ("up", 2)} <= set(members) for members in sizes)
     kept = {name: width.kept for members, width in sizes.items() for name, axis in members if axis == 1}
     assert (kept["up"], kept["down"]) == (16, 8)
@@ -409,7 +409,7 @@ def test_weights_that_are_computed(norm, original, layer):
     make, x = (nn.Linear, floats(2, 6)) if linear else (lambda i, o: nn.Conv2d(i, o, 3), floats(2, 6, 5, 5))
     model, shape = nn.Sequential(norm(make(6, 8)), nn.Tanh(), norm(make(8, 3))), (4, 6) if linear else (4, 6, 3, 3)
     if norm in (nn.utils.weight_norm, pruned):  # whose modules cannot be copied for the oracle
-        small, _ = narrow(model.double(), rate=0.5, example=x)
+        small, _ = narrow(model.double(), 0.5, x)
         assert small(x).shape == model(x).shape
         assert small.state_dict()[original.replace("__", ".")].shape == shape
     else:
@@ -428,7 +428,7 @@ def test_a_recurrent_layer_where_it_is(directions):
         layers=nn.LSTM(8, 10, 2, batch_first=True, bidirectional=directions == 2),
     )  # fmt: skip
     model, x = randomized(model), floats(2, 5, 6)
-    small, plan = narrow(model, rate=0.5, example=x.float())  # with doubles it is many operations
+    small, plan = narrow(model, 0.5, x.float())  # with doubles it is many operations
     assert (small.layers.input_size, small.layers.hidden_size) == (4, 5)
     assert small.head.weight.shape == (3, 5 * directions)
     assert_zero_oracle(model.double(), small.double(), plan, x)
@@ -460,7 +460,7 @@ def encoder():
 def test_fused_transformer_layers_are_followed(mask, fused):
     model = randomized(encoder().double()).eval()
     x = floats(2, 5, 6)
-    small, plan = narrow(model, rate=0.5, example=x if mask is None else (x, mask))
+    small, plan = narrow(model, 0.5, x if mask is None else (x, mask))
     assert torch.backends.mha.get_fastpath_enabled()
     assert small.layers.layers[0].linear1.weight.shape == (12, 8)
     assert_plan(model, small, plan)
@@ -541,7 +541,7 @@ def scaled(library):
 def test_an_operation_of_a_user_is_not_taken_for_one_of_the_same_name(library, told):
     """A norm would sum over all axes: a result without axes."""
     with pytest.raises(SurgeryError, match="cannot be followed through testlib::norm"):
-        narrow(scaled(library), rate=0.5, example=floats(2, 6))
+        narrow(scaled(library), 0.5, floats(2, 6))
 
 
 def test_a_rule_of_a_user_is_followed(library, told):
@@ -580,21 +580,21 @@ def test_a_wrong_rule_is_named(library, told):
         return view.axes_of(args["x"])[:1]
 
     with pytest.raises(InternalError, match=r"the rule for testlib::norm \(.*short\) is wrong: .*shape \(2, 8\)"):
-        narrow(scaled(library), rate=0.5, example=floats(2, 6))
+        narrow(scaled(library), 0.5, floats(2, 6))
 
     @surgery.register_rule("testlib::norm", replace=True)
     def misspelt(view, args, out):
         return view.axes_of(args["y"])
 
     with pytest.raises(InternalError, match=r"misspelt\) is wrong: no key 'y'"):
-        narrow(scaled(library), rate=0.5, example=floats(2, 6))
+        narrow(scaled(library), 0.5, floats(2, 6))
 
     @surgery.register_rule("testlib::norm", replace=True)
     def several(view, args, out):
         return [view.axes_of(args["x"])] * 2
 
     with pytest.raises(InternalError, match="the axes of 2 results where there are 1"):
-        narrow(scaled(library), rate=0.5, example=floats(2, 6))
+        narrow(scaled(library), 0.5, floats(2, 6))
 
 
 def test_names_of_rules(told):
@@ -641,22 +641,22 @@ def test_what_channel_shuffles_in_a_row_keep_whole_is_said(caplog):
     example = torch.zeros(1, 3, 4, 4)
     unit = lambda: Made(shuffled, layer=nn.Conv2d(12, 12, 1))  # noqa: E731
     one = nn.Sequential(nn.Conv2d(3, 24, 1), unit(), nn.Conv2d(24, 5, 1))
-    assert narrow(one, rate=0.5, example=example, strict=True)[0][1].layer.out_channels == 6
+    assert narrow(one, 0.5, example, strict=True)[0][1].layer.out_channels == 6
     alike = nn.Sequential(nn.Conv2d(3, 24, 1), *[unit() for _ in range(3)], nn.Conv2d(24, 8, 1))
-    small, plan = narrow(alike, rate=0.5, example=example)
+    small, plan = narrow(alike, 0.5, example)
     assert [layer.out_channels for layer in (small[0], *(small[i].layer for i in (1, 2, 3)))] == [16, 8, 8, 8]
     assert_zero_oracle(alike.double(), small.double(), plan, floats(2, 3, 4, 4, seed=1))
     unlike = [type(f"Unit{i}", (Made,), {})(shuffled, layer=nn.Conv2d(12, 12, 1)) for i in range(3)]
     units = nn.Sequential(nn.Conv2d(3, 24, 1), *unlike, nn.Conv2d(24, 8, 1))
     with pytest.raises(SurgeryError, match=r"channel shuffles in a row.*keep=\[...\]") as error:
-        narrow(units, rate=0.5, example=example)
+        narrow(units, 0.5, example)
     assert "constant" not in str(error.value)
     net = nn.Sequential(*units, nn.ReLU(), nn.Conv2d(8, 5, 1))
-    small, _ = narrow(net, rate=0.5, example=example)
+    small, _ = narrow(net, 0.5, example)
     assert small[4].out_channels == 4
     assert small(example).shape == net(example).shape
     assert "axis 0 of 2.layer.weight (12, 12, 1, 1) stays whole: its parts are joined, interleaved and" in caplog.text
-    whole = [width.reason for width in surgery.widths(net, example=example, rate=0.5) if width.size == width.kept > 5]
+    whole = [width.reason for width in surgery.widths(net, example, 0.5) if width.size == width.kept > 5]
     assert any("channel shuffles in a row" in reason for reason in whole)
 
 
@@ -668,6 +668,6 @@ def test_a_slice_inside_of_a_part_is_the_reason_where_nothing_is_shuffled():
         return net.end(boxes[:, 0::4] + boxes[:, 1:].sum(1, keepdim=True))
 
     net = Made(forward, boxes=nn.Linear(6, 20), end=nn.Linear(5, 2))
-    reasons = {width.size: width.reason for width in surgery.widths(net, example=torch.zeros(1, 6))}
+    reasons = {width.size: width.reason for width in surgery.widths(net, torch.zeros(1, 6))}
     assert "divided inside of one of its parts" in reasons[5]
     assert not any("shuffles" in reason for reason in reasons.values())

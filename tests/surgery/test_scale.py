@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 import surgery
 import surgery.scale as module
+from surgery.plan import Plan, Source
+from surgery.scale import norm_factors
 
 QUANTILES = st.sampled_from([0.0, 0.1, 0.29, 0.5, 0.75, 0.95, 1.0])
 
@@ -226,3 +228,72 @@ def test_next_to_nothing_is_not_enlarged():
 def test_match_norms_refuses(arguments, message):
     with pytest.raises(surgery.SurgeryError, match=message):
         surgery.match_norms(**{"models": {"w": torch.ones(2, 2)}, **arguments})
+
+
+WIDE = Plan({"w": (Source("w", (None,)),)}, {"w": (64,)})
+NARROW = Plan({"w": (Source("w", (((0, 16),),)),)}, {"w": (64,)})
+PAIR = [{"w": torch.full((16,), 3.0)}, {"w": torch.full((64,), -3.0)}]
+
+
+def test_rms_does_not_scale_a_model_for_being_narrow():
+    assert norm_factors(PAIR, [NARROW, WIDE])["w"].tolist() == pytest.approx([1.5, 0.75])
+    assert norm_factors(PAIR, [NARROW, WIDE], measure="rms")["w"].tolist() == pytest.approx([1.0, 1.0])
+    # 100 stands above the quantile: it counts neither in the norm nor in the number.
+    states = [{"w": torch.tensor([2.0] * 15 + [100.0])}, {"w": torch.full((64,), 1.0)}]
+    assert norm_factors(states, [NARROW, WIDE], measure="rms")["w"].tolist() == pytest.approx([0.75, 1.5])
+
+
+def test_who_has_no_weight_may_hold_anything_and_meta_tensors_have_factor_one():
+    states = [{"w": torch.full((16,), math.nan)}, PAIR[1]]
+    assert norm_factors(states, [NARROW, WIDE], weights=[0, 3])["w"].tolist() == [1.0, 1.0]
+    meta = [{"w": s["w"].to("meta")} for s in PAIR]
+    assert norm_factors(meta, [NARROW, WIDE])["w"].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"measure": "max"}, "choose norm or rms"),
+        ({"q": 2.0}, "q must be a quantile"),
+        ({"groups": [("v",)]}, "'v', but the full model has no such tensor"),
+        ({"groups": [("w",), ("w",)]}, "in two groups"),
+        ({"weights": [1, 2, 3]}, "weights have shape"),
+        ({"plans": [WIDE]}, "2 states and 1 plans"),
+        ({"plans": [WIDE, WIDE]}, r"plan 0 and \(16,\) in state 0"),
+        ({"models": [PAIR[0], {"w": torch.full((64,), math.inf)}]}, r"w of models \[1\] hold NaN or infinity"),
+    ],
+)
+def test_factors_with_plans_refuse(arguments, message):
+    with pytest.raises(surgery.SurgeryError, match=message):
+        norm_factors(**{"models": PAIR, "plans": [NARROW, WIDE], **arguments})
+
+
+def test_factors_of_a_stack_ignore_models_without_weight_and_know_rms():
+    models = {"w": torch.tensor([[3.0, 4.0], [6.0, 8.0], [math.nan, 0.0]])}
+    factors = norm_factors(models, q=1.0, weights=[2, 7, 0])["w"]
+    torch.testing.assert_close(factors, torch.tensor([1.5, 0.75, 1.0], dtype=torch.float64))
+    mask = {"w": torch.tensor([[True, False], [True, True], [False, False]])}
+    factors = norm_factors(models, q=1.0, weights=[2, 7, 0], mask=mask, measure="rms")["w"]
+    rms = torch.tensor([3.0, 50**0.5], dtype=torch.float64)
+    torch.testing.assert_close(factors[:2], rms.mean() / rms)
+
+
+def test_a_block_that_stands_for_several_cannot_have_two_factors():
+    full = {"a": (4,), "b": (4,)}
+    deep = Plan({name: (Source(name, (None,)),) for name in full}, full)
+    grafted = Plan({"a": (Source("a", (None,)), Source("b", (None,)))}, full)
+    states = [{"a": torch.full((4,), 3.0), "b": torch.full((4,), 5.0)}, {"a": torch.full((4,), 1.0)}]
+    with pytest.raises(surgery.SurgeryError, match=r"'a' of model 1 stands for 'a' and 'b'.*norm_factors"):
+        surgery.match_norms(states, [deep, grafted], 1.0)
+    scaled, factors = surgery.match_norms(states, [deep, grafted], 1.0, groups=[("a", "b")])  # one factor for both
+    assert scaled[1]["a"].tolist() == pytest.approx([factors["b"][1].item()] * 4)
+
+
+@pytest.mark.gpu
+def test_factors_on_a_gpu_are_those_on_the_cpu():
+    there, old = [{n: t.cuda() for n, t in state.items()} for state in PAIR], {"w": torch.zeros(64)}
+    factors, expected = norm_factors(there, [NARROW, WIDE]), norm_factors(PAIR, [NARROW, WIDE])
+    torch.testing.assert_close(factors, expected, rtol=1e-6, atol=0)
+    mean = surgery.average(there, [NARROW, WIDE], fallback={"w": old["w"].cuda()}, factors=factors)
+    slow = surgery.average(PAIR, [NARROW, WIDE], fallback=old, factors=expected)
+    torch.testing.assert_close(mean["w"].cpu(), slow["w"], rtol=1e-5, atol=1e-6)

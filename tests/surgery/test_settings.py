@@ -60,7 +60,7 @@ class Chained(nn.Module):
 @pytest.mark.parametrize(
     ("change", "size"),
     [
-        (lambda net: narrow(net, rate=0.5, example=X, strict=True), 4),
+        (lambda net: narrow(net, 0.5, X, strict=True), 4),
         (lambda net: widen(net, rate=2, example=X, strict=True), 16),
     ],
 )
@@ -95,7 +95,7 @@ def with_norm(dim, by):
 def test_a_norm_by_hand_is_that_of_the_new_width(by):
     """It is what its constructor makes of half of the width, and a wide one computes what it did."""
     net = with_norm(8, by)
-    small, _ = narrow(net, rate=0.5, example=X, strict=True)
+    small, _ = narrow(net, 0.5, X, strict=True)
     half = with_norm(4, by)
     half.load_state_dict(small.state_dict())
     assert torch.equal(half(X), small(X))
@@ -133,7 +133,7 @@ class Lora(nn.Module):
 @pytest.mark.parametrize(("rank", "alpha"), [(4, 8), (16, 64), (4, 16)])
 def test_the_scaling_of_an_adapter_is_no_root_of_a_width(rank, alpha):
     net = nn.Sequential(nn.Linear(4, 32), Lora(rank, alpha), nn.ReLU(), nn.Linear(32, 3))
-    small, plan = narrow(net, rate=0.5, example=X, strict=True)
+    small, plan = narrow(net, 0.5, X, strict=True)
     assert small[1].scaling == alpha / rank
     zeros = load(copy.deepcopy(net), plan.embed(state(small))[0])
     torch.testing.assert_close(small(X), zeros(X))
@@ -145,7 +145,7 @@ def scaled(forward, **attributes):
     """What becomes of one attribute of a model whose hidden width of 16 becomes 8."""
     net = Made(forward, hidden=nn.Linear(4, 16), last=nn.Linear(16, 3), **attributes)
     (name,) = attributes
-    return getattr(narrow(net, rate=0.5, example=X)[0], name)
+    return getattr(narrow(net, 0.5, X)[0], name)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ class Centred(nn.Module):
 def test_a_count_that_divides_a_sum_follows_whatever_its_name_is():
     """The mean was that of the new width, and the variance that of the old one."""
     net = nn.Sequential(nn.Linear(4, 8), Centred(8), nn.Linear(8, 3))
-    small, _ = narrow(net, rate=0.5, example=X, strict=True)
+    small, _ = narrow(net, 0.5, X, strict=True)
     half = nn.Sequential(nn.Linear(4, 4), Centred(4), nn.Linear(4, 3))
     half.load_state_dict(small.state_dict())
     assert torch.equal(small(X), half(X))
@@ -211,7 +211,7 @@ def test_a_count_that_divides_a_sum_follows_whatever_its_name_is():
     ],
 )
 def test_a_number_that_code_reads_from_a_shape_is_what_it_is_there(forward):
-    small, _ = narrow(Made(forward, hidden=nn.Linear(4, 16), last=nn.Linear(16, 3)), rate=0.5, example=X)
+    small, _ = narrow(Made(forward, hidden=nn.Linear(4, 16), last=nn.Linear(16, 3)), 0.5, X)
     assert small.last.in_features == 8
 
 

@@ -4,6 +4,7 @@ import contextlib
 import inspect
 import itertools
 import pkgutil
+from functools import partial
 
 import numpy as np
 import pytest
@@ -31,24 +32,24 @@ SEGMENTS = surgery.segments(LAYERS)
 PERMUTATIONS = surgery.permutations(len(SEGMENTS), 2, generator=torch.Generator().manual_seed(0))
 SMALL, PLAN = surgery.ungraft(NET, keep=[1])
 MASK = {name: torch.ones_like(tensor, dtype=torch.bool) for name, tensor in STACK.items()}
+WHOLE = surgery.ungraft(NET, keep=[3])[1]
 FACTORS = {"0.bias": [1.0]}
 
 CALLS = {
     surgery.average: {"models": STACK, "weights": [1, 2], "mask": MASK, "fallback": STATE},
-    surgery.trimmed_mean: {"models": STACK, "trim": 0.1, "weights": [1, 2], "mask": MASK, "fallback": STATE},
-    surgery.match_norms: {"models": STACK, "mask": MASK, "q": 0.9, "groups": SEGMENTS},
-    surgery.scale.percentile_norm: {"tensor": NET[0].weight.detach(), "q": 0.9},
-    surgery.average_submodels: {
-        "states": [surgery.state(SMALL)],
+    partial(surgery.average): {
+        "models": [surgery.state(SMALL)],
         "plans": [PLAN],
         "weights": [1],
         "factors": FACTORS,
         "fallback": STATE,
-        "dtype": None,
-        "trim": 0.1,
     },
-    surgery.plan.submodel_factors: {
-        "states": [surgery.state(SMALL)],
+    surgery.match_norms: {"models": STACK, "mask": MASK, "q": 0.9, "groups": SEGMENTS},
+    partial(surgery.match_norms): {"models": [SECOND], "plans": [WHOLE], "q": 0.9, "groups": SEGMENTS},
+    surgery.scale.percentile_norm: {"tensor": NET[0].weight.detach(), "q": 0.9},
+    surgery.scale.norm_factors: {"models": STACK, "mask": MASK, "q": 0.9, "weights": [1, 2], "groups": SEGMENTS},
+    partial(surgery.scale.norm_factors): {
+        "models": [surgery.state(SMALL)],
         "plans": [PLAN],
         "q": 0.9,
         "groups": SEGMENTS,
@@ -90,7 +91,7 @@ WRONG = {
 
 
 def name_of(function):
-    return getattr(function, "__qualname__", str(function))
+    return f"{function.func.__name__}, plans" if isinstance(function, partial) else function.__qualname__
 
 
 @pytest.mark.parametrize("function", CALLS, ids=name_of)
@@ -99,7 +100,7 @@ def test_no_wrong_argument_ends_in_a_raw_error(function):
 
     def call(arguments):
         parameters = inspect.signature(function).parameters.values()
-        first = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.name in arguments]
+        first = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty]
         function(*(arguments[n] for n in first), **{n: v for n, v in arguments.items() if n not in first})
 
     call(right)
@@ -109,10 +110,10 @@ def test_no_wrong_argument_ends_in_a_raw_error(function):
 
 
 def test_options_are_never_given_by_position():
-    """But of functions of two or four equal operands, whose order cannot be mistaken."""
+    """But of functions of equal operands, of a width with its example, and of models, plans and weights."""
     for name in surgery.__all__:
         value = getattr(surgery, name)
-        if inspect.isfunction(value) and name not in ("cosine", "check_same"):
+        if inspect.isfunction(value) and name not in ("cosine", "average", "match_norms", "narrow", "widths"):
             parameters = inspect.signature(value).parameters.values()
             by_position = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
             assert len(by_position) <= 2, name
@@ -135,11 +136,10 @@ def test_lists_of_states_and_of_modules_stand_for_their_stack():
         same(surgery.average(models, weights=[1, 3]), surgery.average(STACK, weights=[1, 3]))
         covered = surgery.average(models, mask=masks, fallback=NET)
         same(covered, surgery.average(STACK, mask=MASK, fallback=STATE))
-        same(surgery.trimmed_mean(models, trim=0.5), surgery.trimmed_mean(STACK, trim=0.5))
         same(surgery.match_norms(models)[0], surgery.match_norms(STACK)[0])
         assert torch.equal(surgery.distance(models, STACK), surgery.distance(STACK, STACK))
         assert torch.equal(surgery.cosine(models), surgery.cosine(STACK))
-    same(surgery.average_submodels([SMALL], [PLAN], fallback=NET), PLAN.embed(SMALL, into=NET)[0])
+    same(surgery.average([SMALL], [PLAN], fallback=NET), PLAN.embed(SMALL, into=NET)[0])
     same(PLAN.extract(NET), surgery.state(SMALL))
     same(surgery.state(surgery.load(make(), OTHER)), SECOND)
 
@@ -172,10 +172,13 @@ def test_a_state_has_the_layers_that_its_names_tell_of():
         (lambda: surgery.permutations(2.5, 3), "n is the number of segments"),
         (lambda: surgery.permutations(2, "3"), "k is the number of models"),
         (lambda: surgery.permutations(2, 3, generator=3), "torch.Generator"),
-        (lambda: surgery.average_submodels(SMALL, PLAN, fallback=NET), "a list of states"),
-        (lambda: surgery.average_submodels([SMALL], [NET], fallback=NET), "a list of plans"),
+        (lambda: surgery.average(SMALL, PLAN, fallback=NET), "a list of states"),
+        (lambda: surgery.average([SMALL], [NET], fallback=NET), "a list of surgery.Plan"),
         (lambda: surgery.libraries.named(NET), "timm:NAME"),
-        (lambda: surgery.narrow(NET), "takes a rate and an example; to copy the widths of a smaller model use corner"),
+        (
+            lambda: surgery.narrow(NET, example=torch.zeros(1, 3)),
+            "takes one of width, like.*, got none: give width",
+        ),
     ],
 )
 def test_errors_say_the_way_out(call, message):

@@ -126,7 +126,7 @@ def test_surgery_relates_widths_by_reference(name):
     spec = Spec(name, **shapes(name) | sized(name))
     large, small = spec.build(), spec.scaled(0.6).build()
     large.load_state_dict(random(large))
-    narrow, plan = surgery.corner(large, small)
+    narrow, plan = surgery.narrow(large, like=small)
     part = plan.extract(large.state_dict())
     expected = leading(small.state_dict(), large.state_dict())
     assert list(part) == list(small.state_dict())
@@ -180,7 +180,7 @@ def test_sections_are_found(name):
 def test_narrowing_any_module_by_half_gives_the_zoo_s_half(name):
     spec = Spec(name, width=0.5, rounding="ceil", **shapes(name))
     half = spec.scaled(0.5).build(device="meta").state_dict()
-    _, plan = surgery.narrow(spec.build(), rate=0.5, example=spec.example(2))
+    _, plan = surgery.narrow(spec.build(), 0.5, spec.example(2))
     for key, tensor in half.items():
         if name == "resnet20_fedmr" and key.startswith("tail"):
             continue  # no forward pass shows that norm
@@ -259,5 +259,5 @@ def test_surgery_finds_the_sections_and_widths_of_a_model_with_exits():
     assert found(net) == [("section1", 2), ("section2", 1), ("section3", 2)]
     half = spec.scaled(0.5).build(device="meta").state_dict()
     for mode in (True, False):
-        _, plan = surgery.narrow(net.train(mode), rate=0.5, example=spec.example(2))
+        _, plan = surgery.narrow(net.train(mode), 0.5, spec.example(2))
         assert plan.small_shapes == {key: tuple(tensor.shape) for key, tensor in half.items()}

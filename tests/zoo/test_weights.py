@@ -156,8 +156,8 @@ def test_weights_of_another_model_are_refused(tmp_path, theirs):
     for options, message in (
         ({"name": "resnet34"}, f"resnet34 cannot begin with {where}: the given state is of another model"),
         ({"name": "resnet18", "in_channels": 1}, r"conv1\.weight \[64, 3, 7, 7\] where .* \[64, 1, 7, 7\]"),
-        ({"name": "resnet18", "width": 0.5}, "cut that by surgery.ungraft and corner"),
-        ({"name": "resnet18", "depth": 1}, "cut that by surgery.ungraft and corner"),
+        ({"name": "resnet18", "width": 0.5}, "cut that by surgery.ungraft and narrow"),
+        ({"name": "resnet18", "depth": 1}, "cut that by surgery.ungraft and narrow"),
     ):
         with pytest.raises(ZooError, match=message):
             zoo.create(num_classes=7, weights=tmp_path / "net.pth", **options)

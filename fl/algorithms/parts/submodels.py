@@ -119,7 +119,7 @@ def with_own_tensors(fed: Federation, plans: Sequence[Plan], own: Sequence[Colle
 
     def server(state, clients, update, rng):
         each = [plan(client) for client in clients]
-        after = fed.average_submodels(update.received, each, everything(state), update.sizes)
+        after = fed.average(update.received, update.sizes, everything(state), plans=each)
         return {part: {name: after[name] for name in state[part]} for part in ("global", "own")}
 
     return replace(of_parts(fed, plan, server, everything), init=init, plan=within)

@@ -19,7 +19,7 @@ def permuted(fed, state, seed):
     net = surgery.load(fed.model, state)
     example = fed.data.normalise(fed.data.x[:2])
     generator = torch.Generator().manual_seed(seed)
-    found = [width for width in surgery.widths(net, example=example) if not width.order]
+    found = [width for width in surgery.widths(net, example) if not width.order]
     orders = {width.name: torch.randperm(width.size, generator=generator) for width in found}
     return surgery.state(surgery.symmetry.permute(net, orders, example=example)[0])
 

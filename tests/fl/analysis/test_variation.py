@@ -5,7 +5,7 @@ from torch import nn
 import zoo
 from fl.analysis.weights import variation_of
 from fl.base.errors import FLError
-from surgery import SurgeryError, corner, state, ungraft
+from surgery import SurgeryError, narrow, state, ungraft
 
 
 def family():
@@ -13,9 +13,9 @@ def family():
     make = lambda **size: zoo.create("preresnet20", torch.Generator().manual_seed(0), image_size=8, **size)  # noqa: E731
     small = make(width=0.25, depth=1)
     wide, deep = make(width=0.5, depth=1), make(width=0.5, depth=(2, 1, 3))
-    _, in_wide = corner(wide, small)
+    _, in_wide = narrow(wide, like=small)
     shallow, dropped = ungraft(deep, keep=[1, 1, 1])
-    return [small, wide, deep], [in_wide, dropped.compose(corner(shallow, small)[1])]
+    return [small, wide, deep], [in_wide, dropped.compose(narrow(shallow, like=small)[1])]
 
 
 def test_magnitudes_and_distances_are_mean_norms_of_maps():

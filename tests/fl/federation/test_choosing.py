@@ -127,7 +127,7 @@ def test_too_few_models_are_refused_with_the_numbers(make_federation, monkeypatc
     with pytest.raises(FLError, match="a mean for each cluster"):
         Defence("krum").average(random_models(5), [[1] * 5])
     with pytest.raises(FLError, match="parts: take median"):
-        Defence("krum").average_submodels([], [], {}, [])
+        Defence("krum").average([], [], {}, plans=[])
 
 
 def test_methods_take_the_rule(make_federation):

@@ -206,7 +206,7 @@ def test_submodels_are_averaged_among_those_who_cover_an_element(make_federation
     ]
     weights = [0, 3, 7, 0] if dropped else [12, 3, 7, 5]
     before = {name: tensor + 1 for name, tensor in fed.initial().items()}
-    after, kept = fed.average_submodels(states, plans, before, weights), 0
+    after, kept = fed.average(states, weights, before, plans=plans), 0
     embedded = [plan.embed(state) for plan, state in zip(plans, states)]
     for name, old in before.items():
         if not old.is_floating_point():

@@ -78,7 +78,7 @@ def test_the_rank_is_a_width():
     assert torch.equal(again(IMAGE), adapted(IMAGE))
     assert str(again) == str(adapted)
     keep = [name for name, _ in adapted.named_modules() if name.endswith("base_layer")]
-    small, _ = surgery.narrow(adapted, rate=0.5, keep=keep, example=IMAGE)
+    small, _ = surgery.narrow(adapted, 0.5, IMAGE, keep=keep)
     half, _ = adapters.resize(tensors, 2, how="truncate")
     assert torch.equal(small(IMAGE), adapters.attach(net, half, scale=2.0)(IMAGE))
     order = {"0.lora_A.weight:0": torch.tensor([2, 0, 3, 1])}

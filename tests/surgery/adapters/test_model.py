@@ -113,7 +113,7 @@ def test_the_rank_is_a_width():
     net = network().eval()
     adapted = drawn(adapters.add(net, 4, scale=2.0))
     keep = [name for name, module in adapted.named_modules() if name.endswith("base_layer")]
-    small, plan = surgery.narrow(adapted, rate=0.5, keep=keep, example=IMAGE)
+    small, plan = surgery.narrow(adapted, 0.5, IMAGE, keep=keep)
     half, error = adapters.resize(adapters.state(adapted), 2, how="truncate")
     assert torch.equal(small(IMAGE), adapters.attach(net, half, scale=2.0)(IMAGE))
     assert adapters.rank_of(plan.extract(surgery.state(adapted))) == {"0": 2, "4": 2}

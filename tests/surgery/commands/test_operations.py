@@ -49,10 +49,10 @@ GIVEN = ("--model", "their_models:net", "--input", "5")
 
 def test_narrow_extract_embed(net):
     run("narrow", "net.safetensors", "--rate", "0.5", *GIVEN, "--out", "small.safetensors", "--plan", "plan.json")
-    small, plan = surgery.narrow(net, rate=0.5, example=torch.zeros(2, 5))
+    small, plan = surgery.narrow(net, 0.5, torch.zeros(2, 5))
     same("small.safetensors", surgery.state(small))
     run("narrow", "net.safetensors", "--rate", "0.5", "--rounding", "3", *GIVEN, "--out", "threes.safetensors")
-    threes, _ = surgery.narrow(net, rate=0.5, rounding=3, example=torch.zeros(2, 5))
+    threes, _ = surgery.narrow(net, 0.5, torch.zeros(2, 5), rounding=3)
     same("threes.safetensors", surgery.state(threes))
     assert sum(p.numel() for p in threes.parameters()) > sum(p.numel() for p in small.parameters())
     run("extract", "net.safetensors", "--plan", "plan.json", "--out", "again.safetensors")
@@ -152,7 +152,7 @@ def test_folders_of_encoders_with_decoders_need_no_input(kind, tmp_path, monkeyp
     assert small.config.d_model == 4
     ids = torch.tensor([[3, 5, 1]])
     example = {"input_ids": ids, "decoder_input_ids": ids}
-    expected, _ = surgery.narrow(model, rate=0.5, example=example, output=lambda found: found.logits)
+    expected, _ = surgery.narrow(model, 0.5, example, output=lambda found: found.logits)
     assert torch.allclose(small(**example).logits, expected(**example).logits, atol=1e-6)
 
 
@@ -194,7 +194,7 @@ def test_a_folder_of_transformers_is_a_model_with_its_configuration(tmp_path, mo
     )
     for folder, expected in [
         ("shallow", surgery.ungraft(full, keep=[2], example=example)[0]),
-        ("small", surgery.narrow(full, rate=0.5, example=example)[0]),
+        ("small", surgery.narrow(full, 0.5, example)[0]),
         ("even", surgery.pruning.prune(full, target=target, heads="drop", rounding=2, example=example)[0]),
     ]:
         found = transformers.LlamaForCausalLM.from_pretrained(folder)
@@ -221,7 +221,7 @@ def test_files_whose_tensors_transformers_renames_or_joins_are_read_as_it_does(k
     run("narrow", "full", "--rate", "0.5", "--out", "small")
     run("ungraft", "full", "--keep", "1", "--out", "shallow")
     for folder, expected in [
-        ("small", surgery.narrow(full, rate=0.5, example=example)[0]),
+        ("small", surgery.narrow(full, 0.5, example)[0]),
         ("shallow", surgery.ungraft(full, keep=[1], example=example)[0]),
     ]:
         found = build.from_pretrained(folder).eval()

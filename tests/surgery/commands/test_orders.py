@@ -80,7 +80,7 @@ def test_permute_by_a_file_and_back(nets, tmp_path):
 def test_sort_by_puts_the_important_positions_first(nets):
     run("permute", "a.safetensors", "--sort-by", "l1", *MODEL, "--out", "sorted.safetensors", "--plan", "p.json")
     scores = surgery.pruning.importance(nets[0], example=X, by="l1")
-    same("sorted.safetensors", surgery.state(surgery.symmetry.sort_by(nets[0], scores, example=X)[0]))
+    same("sorted.safetensors", surgery.state(surgery.symmetry.permute(nets[0], by=scores, example=X)[0]))
     run("permute", "sorted.safetensors", "--permutations", "p.json", "--inverse", "--out", "back.safetensors")
     same("back.safetensors", surgery.state(nets[0]))
 

@@ -38,7 +38,7 @@ def repeatable(net, example):
 def test_a_model_merged_with_its_aligned_copy_is_the_model(name):
     net, example = library_model(name)
     draw = torch.Generator().manual_seed(0)
-    found = {w.name: w.size for w in widths(net, example=example) if not w.order}
+    found = {w.name: w.size for w in widths(net, example) if not w.order}
     orders = {name: torch.randperm(size, generator=draw) for name, size in found.items()}
     copy = permute(net, orders, example=example)[0]
     apart = merging.linear([net, copy])

@@ -229,14 +229,14 @@ def test_a_wider_model_is_built_and_computes_the_same():
         wider[2].weight[:, 1:] /= 2  # Net2Net
         x = torch.randn(4, 3)
         torch.testing.assert_close(wider(x), net(x))
-    assert "3 with repeats, 1 whole" in repr(plan)
-    assert "in another order" in repr(Plan({"w": (Source("w", (as_runs([1, 0]),)),)}, {"w": (2,)}))
+    assert str(plan).count("with repeats") == 3
+    assert "in another order" in str(Plan({"w": (Source("w", (as_runs([1, 0]),)),)}, {"w": (2,)}))
 
 
 def test_printing_shows_other_parts_and_what_is_left_out():
     plan = Plan({"w": tuple(Source("w", (as_runs(order),)) for order in ([1, 0], [3, 2]))}, {"w": (4,), "v": (1,)})
     assert plan.describe().endswith("= [1:2|0:1] and w[3:4|2:3]")
-    assert "1 left out" in repr(plan)
+    assert str(plan).splitlines()[1:] == ["  w  [4] -> [2]  and for w", "  v  [1] -> left out"]
 
 
 def test_tensors_outside_of_the_state_are_sliced_in_any_order():

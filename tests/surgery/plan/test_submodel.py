@@ -198,7 +198,7 @@ def test_small_models_train_through_extract_under_vmap():
     """The gradient for the full weights is that of the small ones, embedded; for all clients at once."""
     net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).double()
     scores = {"0.weight:0": torch.tensor([3, 2, 0, 1, 0])}
-    small, plan = surgery.narrow(net, rate=0.6, example=torch.zeros(1, 3).double(), keep_top=scores)
+    small, plan = surgery.narrow(net, 0.6, torch.zeros(1, 3).double(), scores=scores)
     x, y = torch.randn(4, 7, 3, dtype=torch.float64), torch.randn(4, 7, 2, dtype=torch.float64)
 
     def loss(weights, x, y):
@@ -251,10 +251,10 @@ def test_what_makes_plans_stores_dtypes():
     assert depth.dtypes == surgery.ungraft(surgery.state(net), keep=[1])[1].dtypes == known
     assert onto.dtypes == {name: tensor.dtype for name, tensor in surgery.state(deeper).items()}
     plain = net.float()
-    small, width = surgery.narrow(plain, rate=0.5, example=image)
+    small, width = surgery.narrow(plain, 0.5, image)
     rolled = surgery.width.corner.rolling(plain, small, example=image)(1)
     floats = dict.fromkeys(known, torch.float32)
-    assert width.dtypes == surgery.corner(plain, small)[1].dtypes == rolled.dtypes == floats
+    assert width.dtypes == surgery.narrow(plain, like=small)[1].dtypes == rolled.dtypes == floats
 
 
 SEVERAL = Plan(
@@ -441,7 +441,7 @@ def test_build_refuses_other_models_and_edits_that_leave_other_tensors():
 
 def test_build_names_a_tensor_of_another_shape_before_it_speaks_of_settings():
     net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
-    _, plan = surgery.narrow(net, rate=0.5, example=torch.zeros(1, 3))
+    _, plan = surgery.narrow(net, 0.5, torch.zeros(1, 3))
     with pytest.raises(surgery.SurgeryError, match=r"'0.weight' has shape .* \(6, 3\) in what was given"):
         plan.build(nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 2)))
     with pytest.raises(surgery.SurgeryError, match="modules of other classes or settings"):
@@ -456,7 +456,7 @@ def block():
 
 def test_graft_and_narrow_compose_to_one_plan_that_builds():
     full = nn.Sequential(nn.Linear(3, 4), block(), block(), block(), nn.Linear(4, 2))
-    narrow, width = surgery.narrow(full, rate=0.5, example=torch.zeros(1, 3))
+    narrow, width = surgery.narrow(full, 0.5, torch.zeros(1, 3))
     shallow, depth = surgery.ungraft(narrow, keep=[1])
     both = Plan.from_json(width.compose(depth).to_json())
     built = both.build(full)
@@ -485,10 +485,22 @@ def test_printing_names_tensors_sources_and_edits():
         "many [4] = [0:1|2:3|...|6:7]",
         "{'do': 'skip', 'module': 'block'}",
     ]
-    assert repr(plan) == str(plan)
-    assert len(repr(plan).splitlines()) == 3
-    assert "narrower" in repr(plan)
-    assert "left out" in repr(plan)
+    assert repr(plan) == "Plan: 10 of 24 elements (41.7 %), 4 of 5 tensors, 1 edit"
+    assert str(plan).splitlines() == [
+        repr(plan),
+        "  w       [4, 2] -> [2, 2]",
+        "  b.bias  [3]    -> [2]  of a.bias, and for c.bias",
+        "  many    [9]    -> [4]",
+        "  v       [1]    -> left out",
+    ]
+
+
+@pytest.mark.parametrize(("n", "lines"), [(0, 1), (1, 2), (12, 13), (13, 14), (40, 14)])
+def test_a_long_table_is_cut(n, lines):
+    plan = Plan({f"w{i}": (Source(f"w{i}", (None,)),) for i in range(n)}, {f"w{i}": (3,) for i in range(n)})
+    table = str(plan).splitlines()
+    assert len(table) == lines
+    assert (f"and {n - 12} more" in table[-1]) == (n > 12)
 
 
 def test_the_fingerprint_is_that_of_names_and_shapes():

@@ -103,11 +103,11 @@ PLANTED = [(make, heads) for make in NETS for heads in ("inside", "drop")]
 def test_planted_zeros_are_cut(make, heads):
     """Zeros at arbitrary positions of every width: these positions go, and the outputs stay."""
     net, x = randomized(make()), torch.rand(2, 3, 6, 6).double()
-    _, planted = narrow(net, rate=0.5, example=x, heads=heads, keep_top=arbitrary(net))
+    _, planted = narrow(net, 0.5, x, scores=arbitrary(net), heads=heads)
     assert any(len(runs or ()) > 1 for sources in planted.entries.values() for runs in sources[0].index)
     load(net, planted.embed(planted.extract(state(net)))[0])
     for by in ("l1", "l2", lambda name, rows, axis: rows.abs().amax(1)):
-        small, plan = narrow(net, rate=0.5, example=x, heads=heads, keep_top=importance(net, example=x, by=by))
+        small, plan = narrow(net, 0.5, x, scores=importance(net, example=x, by=by), heads=heads)
         assert plan.entries == planted.entries
         with torch.no_grad():
             torch.testing.assert_close(small(x), net(x))
@@ -117,11 +117,9 @@ def test_planted_zeros_are_cut(make, heads):
 def test_falling_scores_keep_the_first(make):
     net = randomized(make())
     falling = {name: -torch.arange(len(values)) for name, values in arbitrary(net).items()}
-    _, first = narrow(net, rate=0.5, example=IMAGE.double())
-    _, best = narrow(net, rate=0.5, example=IMAGE.double(), keep_top=falling)
-    _, equal = narrow(
-        net, rate=0.5, example=IMAGE.double(), keep_top={n: torch.ones(len(v)) for n, v in falling.items()}
-    )
+    _, first = narrow(net, 0.5, IMAGE.double())
+    _, best = narrow(net, 0.5, IMAGE.double(), scores=falling)
+    _, equal = narrow(net, 0.5, IMAGE.double(), scores={n: torch.ones(len(v)) for n, v in falling.items()})
     assert best == first == equal
 
 
@@ -248,7 +246,7 @@ def test_scores_of_something_else_are_refused():
 
     def refused(match, scores):
         with pytest.raises(SurgeryError, match=match):
-            narrow(net, rate=0.5, example=x, keep_top=scores)
+            narrow(net, 0.5, x, scores=scores)
 
     refused("did you mean '0.weight:0'", {"0.weigth:0": torch.ones(4)})
     refused("a width of 4", found | {"0.weight:0": torch.ones(5)})
@@ -256,7 +254,7 @@ def test_scores_of_something_else_are_refused():
     refused("no scores for the width '2.weight:0'", {"0.weight:0": found["0.weight:0"]})
     refused("as surgery.pruning.importance gives them", 3)
     refused("are no numbers", {"0.weight:0": ["much", "little"]})
-    narrow(net, rate=0.5, example=x, keep=["2"], keep_top={"0.weight:0": torch.ones(4)})  # the other one stays
+    narrow(net, 0.5, x, scores={"0.weight:0": torch.ones(4)}, keep=["2"])  # the other one stays
 
 
 # How large
@@ -287,7 +285,7 @@ def test_costs_are_predicted(make):
     solution = solve(traced(net, x).found)
     for rate in (1.0, 0.7, 0.4):
         choice = choose(solution, Demand(rate)).choice
-        small = narrow(net, rate=rate, example=x)[0]
+        small = narrow(net, rate, x)[0]
         predicted = [Cost(net, solution, what, len(solution.steps))(choice) for what in ("parameters", "macs")]
         assert (*predicted,) == sizes(small, x)
     solution = solve(Trace(copy.deepcopy(net), x))  # on the CPU attention is one operation
@@ -495,7 +493,7 @@ def test_activations_of_recurrent_layers_are_those_of_the_widths_that_narrow_kno
     net, x = Made(lambda net, x: net.c(net.r(net.e(x))[0]), **layers), torch.randn(2, 6, 5)
     scores = importance(net, example=x, by="activation", batches=[x])
     assert scores.keys() == importance(net, example=x, by="l1").keys()
-    small, _ = narrow(net, rate=0.5, example=x, keep_top=scores)
+    small, _ = narrow(net, 0.5, x, scores=scores)
     assert (small.r.input_size, small.r.hidden_size) == (4, 6)
     assert torch.backends.mkldnn.enabled
 
@@ -601,7 +599,7 @@ def test_scores_are_of_the_weights_that_the_forward_pass_uses(kind):
     same_scores(net, plain, x)
     assert [*state(net)] == names
     assert torch.equal(net(x), before)
-    narrow(net, rate=0.5, example=x, keep_top=importance(net, example=x))
+    narrow(net, 0.5, x, scores=importance(net, example=x))
 
 
 def test_channels_that_are_masked_score_nothing_and_are_cut():
@@ -614,7 +612,7 @@ def test_channels_that_are_masked_score_nothing_and_are_cut():
     scores = importance(net, example=x, by=lambda name, rows, axis: rows.abs().sum(1) if name == "0.weight" else None)
     (found,) = scores.values()
     assert (found == 0).tolist() == [True] * 4 + [False] * 4
-    assert narrow(net, rate=0.5, example=x, keep_top=scores)[1].entries["0.weight_orig"][0].index[0] == ((4, 8),)
+    assert narrow(net, 0.5, x, scores=scores)[1].entries["0.weight_orig"][0].index[0] == ((4, 8),)
 
 
 @pytest.mark.parametrize("kind", ["lora", "dora", "peft", "peft dora"])

@@ -99,19 +99,19 @@ def test_even_widths_keep_one_share_and_the_best_positions_of_each(what):
     scores = importance(net, example=X[:1])
     small, plan, _ = prune(net, example=X[:1], target=target, rounding=2)
     rates = sorted((rate / 48 for rate in range(1, 49)), key=lambda rate: abs(rate - 0.5))  # it is near there
-    assert any(plan == narrow(net, example=X[:1], rate=rate, keep_top=scores, rounding=2)[1] for rate in rates)
+    assert any(plan == narrow(net, rate, X[:1], scores=scores, rounding=2)[1] for rate in rates)
     assert small[1].conv1.out_channels == small[3].conv1.out_channels
     assert small[1].conv1.out_channels % 2 == small[0].out_channels % 2 == 0
 
 
 def test_a_rounding_that_is_a_number_gives_its_multiples():
     net = linear()
-    small, _ = narrow(net, example=torch.zeros(1, 4), rate=0.5, rounding=16)
+    small, _ = narrow(net, 0.5, torch.zeros(1, 4), rounding=16)
     assert [small[0].out_features, small[2].out_features] == [64, 64]
     assert checked(net, Demand(0.5, rounding=1)).rounding is math.ceil  # with which more positions may be tried
     for wrong in (0, -1, 1.5, True, "8"):
         with pytest.raises(SurgeryError, match=r"rounding is a function such as math\.ceil or a whole number"):
-            narrow(net, example=torch.zeros(1, 4), rate=0.5, rounding=wrong)
+            narrow(net, 0.5, torch.zeros(1, 4), rounding=wrong)
 
 
 @pytest.mark.parametrize("by", ["l1", "l2", "taylor"])

@@ -36,7 +36,7 @@ CASES = {**SMALL, "depthwise": Depthwise}
 
 def shuffled(net, example, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    found = {w.name: w.size for w in widths(net, example=example) if not w.order}
+    found = {w.name: w.size for w in widths(net, example) if not w.order}
     orders = {name: torch.randperm(size, generator=generator) for name, size in found.items()}
     return permute(net, orders, example=example)[0], orders
 
@@ -357,7 +357,7 @@ def test_the_match_is_at_least_as_good_as_plain_weight_matching(make):
     parameters = dict(nets[0].named_parameters())
     hidden = [
         [(name, axis) for name, axis in width.members if name in parameters]
-        for width in widths(nets[0], example=x)
+        for width in widths(nets[0], x)
         if not width.order
     ]
     once = inner(*align(nets, example=x).models)

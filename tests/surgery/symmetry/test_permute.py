@@ -15,13 +15,13 @@ from torch.nn import functional as F
 
 from surgery import SurgeryError, load, narrow, state, widths
 from surgery.pruning import importance
-from surgery.symmetry import align, permute, sort_by
+from surgery.symmetry import align, permute
 from surgery.widening import widen
 from surgery.width.corner import rolling
 
 
 def movable(net, example, output=None):
-    return {width.name: width for width in widths(net, example=example) if not width.order}
+    return {width.name: width for width in widths(net, example) if not width.order}
 
 
 def shuffled(found, seed):
@@ -59,7 +59,7 @@ def test_models_of_libraries(name):
 
 
 def test_heads_and_groups_are_widths_of_their_own():
-    found = {w.name: w for w in widths(SMALL["attention"](), example=IMAGE) if not w.order}
+    found = {w.name: w for w in widths(SMALL["attention"](), IMAGE) if not w.order}
     assert {(w.size, w.grouping) for w in found.values()} == {(8, ""), (2, "heads"), (4, ""), (12, "")}
     net = randomized(SMALL["attention"]())
     heads = next(name for name, w in found.items() if w.grouping)
@@ -188,12 +188,12 @@ class OfOrder(nn.Module):
 def test_what_code_tells_apart_keeps_its_order_whatever_is_done(name):
     net, x = randomized(OfOrder(ORDERED[name])), torch.randn(2, 4, dtype=torch.float64)
     twin, scores = randomized(OfOrder(ORDERED[name]), 1), {k: torch.arange(8.0) for k in ("a.weight:0", "b.weight:0")}
-    found = {w.name: w.order for w in widths(net, example=x)}
+    found = {w.name: w.order for w in widths(net, x)}
     assert found["a.weight:0"]
     assert not found["b.weight:0"]
     with pytest.raises(SurgeryError, match="cannot be put in another order"):
         permute(net, {"a.weight:0": list(range(7, -1, -1))}, example=x)
-    assert same_outputs(net, sort_by(net, scores, example=x)[0], x)
+    assert same_outputs(net, permute(net, by=scores, example=x)[0], x)
     aligned = align([net, twin], example=x)
     assert list(aligned.permutations[1]) == ["b.weight:0"]
     assert same_outputs(twin, aligned.models[1], x)
@@ -202,12 +202,12 @@ def test_what_code_tells_apart_keeps_its_order_whatever_is_done(name):
     assert rolled.entries["b.weight"][0].index == (((2, 6),), ((0, 4),))
     if name == "tolist":  # the sum is an argument, which is another number in the narrow model
         with pytest.raises(SurgeryError, match="does not run with narrow widths"):
-            narrow(net, rate=0.5, example=x, keep_top=scores, strict=True)
+            narrow(net, 0.5, x, scores=scores, strict=True)
         return
     if name == "linspace":  # so are the constants
         with pytest.raises(SurgeryError, match="constants whose numbers depend on how many there are"):
-            narrow(net, rate=0.5, example=x, keep_top=scores, strict=True)
-    small, plan = narrow(net, rate=0.5, example=x, keep_top=scores, strict=name != "linspace")
+            narrow(net, 0.5, x, scores=scores, strict=True)
+    small, plan = narrow(net, 0.5, x, scores=scores, strict=name != "linspace")
     assert plan.entries["b.weight"][0].index == (((4, 8),), ((0, 4),))
     if name not in ("linspace", "cumsum of numpy"):  # whose numbers follow from the size
         full = load(OfOrder(ORDERED[name]).double(), plan.embed(state(small))[0])
@@ -218,7 +218,7 @@ def test_a_seed_of_the_code_shows_although_the_caller_has_set_the_same():
     net, x = randomized(OfOrder(drop)), torch.randn(2, 4, dtype=torch.float64)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        found = {w.name: w.order for w in widths(net, example=x)}
+        found = {w.name: w.order for w in widths(net, x)}
         assert torch.equal(torch.get_rng_state(), torch.Generator().manual_seed(0).get_state())
     assert "random numbers of a seed" in found["a.weight:0"]
 
@@ -231,7 +231,7 @@ def test_parts_side_by_side_that_a_constant_numbers_stay_whole():
     net, x = Sides(torch.relu), torch.zeros(2, 4)
     net.c = nn.Linear(16, 3)
     with pytest.raises(SurgeryError, match="the positions that stay would not be the first ones"):
-        narrow(net.double(), rate=0.5, example=x.double(), strict=True)
+        narrow(net.double(), 0.5, x.double(), strict=True)
 
 
 class Heads(nn.Module):
@@ -268,15 +268,15 @@ def test_heads_of_constants_are_dropped_if_those_left_compute_what_they_did(best
         net = randomized(sloped(slope))
         scores = {k: torch.arange(len(v)) for k, v in importance(net, example=x).items()} if best else None
         if slope(0, 4) == slope(0, 2):
-            small, plan = narrow(net, rate=0.5, example=x, heads="drop", keep_top=scores, strict=True)
+            small, plan = narrow(net, 0.5, x, scores=scores, heads="drop", strict=True)
             assert plan.entries["out.weight"][0].index == (None, ((0, 16),))
             full = load(sloped(slope).double(), plan.embed(state(small))[0])
             assert same_outputs(full, small, x)
         else:
             for given in (x, x.to("meta")):
                 with pytest.raises(SurgeryError, match=r"others with fewer heads.* Take heads='inside'"):
-                    narrow(net, rate=0.5, example=given, heads="drop", keep_top=scores)
-        assert narrow(net, rate=0.5, example=x, keep_top=scores)[0].heads == 4
+                    narrow(net, 0.5, given, scores=scores, heads="drop")
+        assert narrow(net, 0.5, x, scores=scores)[0].heads == 4
 
 
 @pytest.mark.parametrize("best", [True, False])
@@ -297,7 +297,7 @@ def test_heads_of_constants_are_dropped_if_those_left_compute_what_they_did(best
 def test_heads_scaled_by_their_number_are_not_dropped(scale, refused, best):
     net, x = randomized(Heads(None, scale)), torch.randn(2, 5, 12, dtype=torch.float64)
     scores = {k: torch.arange(len(v)) for k, v in importance(net, example=x).items()} if best else None
-    options = {"rate": 0.5, "example": x, "keep_top": scores, "strict": True}
+    options = {"width": 0.5, "example": x, "scores": scores, "strict": True}
     if refused:
         with pytest.raises(SurgeryError, match=f"Heads .*{refused}.* Take heads='inside'"):
             narrow(net, heads="drop", **options)
@@ -327,7 +327,7 @@ def ordinary_attention(name):
 def test_heads_of_ordinary_attention_are_dropped(name, on_meta):
     net, x = ordinary_attention(name)
     device = "meta" if on_meta else "cpu"
-    narrow(net.to(device), rate=0.5, example=x.to(device), heads="drop", strict=True)
+    narrow(net.to(device), 0.5, x.to(device), heads="drop", strict=True)
 
 
 def test_constants_of_heads_that_cannot_be_compared_are_refused_with_the_reason():
@@ -342,7 +342,7 @@ def test_constants_of_heads_that_cannot_be_compared_are_refused_with_the_reason(
         torch.randn(2, 5, 12, dtype=torch.float64),
     )
     with pytest.raises(SurgeryError, match=r"not known \(no two heads\)"):
-        narrow(net, rate=0.5, example=x, heads="drop")
+        narrow(net, 0.5, x, heads="drop")
 
 
 def ramped(ramp):
@@ -362,15 +362,15 @@ def ramped(ramp):
 )
 def test_constants_along_a_width_are_the_first_of_the_full_models(ramp, refused, caplog):
     net, x = randomized(ramped(ramp)), torch.randn(2, 4, dtype=torch.float64)
-    small, plan = narrow(net, rate=0.5, example=x)
+    small, plan = narrow(net, 0.5, x)
     full = load(ramped(ramp).double(), plan.embed(state(small))[0])
     assert same_outputs(full, small, x) != refused
     assert refused == any("constants whose numbers depend" in message for message in caplog.messages)
     if refused:
         with pytest.raises(SurgeryError, match=r"Made makes constants .* along a.weight:0: .* as a buffer"):
-            narrow(net, rate=0.5, example=x, strict=True)
+            narrow(net, 0.5, x, strict=True)
     else:
-        narrow(net, rate=0.5, example=x, strict=True)
+        narrow(net, 0.5, x, strict=True)
 
 
 def test_a_tensor_of_the_code_that_data_fill_is_no_constant():
@@ -379,7 +379,7 @@ def test_a_tensor_of_the_code_that_data_fill_is_no_constant():
         both[:, :] = y
         return both
 
-    narrow(randomized(between(filled)), rate=0.5, example=torch.randn(2, 4, dtype=torch.float64), strict=True)
+    narrow(randomized(between(filled)), 0.5, torch.randn(2, 4, dtype=torch.float64), strict=True)
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [0, 0, 1, 2], [0.5, 1, 2, 3], "0123", None, [True, False, True, False]])
@@ -392,13 +392,13 @@ def test_what_is_no_permutation_is_refused(order):
 def test_the_first_positions_of_a_sorted_model_are_the_best_of_the_model(name):
     net, x = randomized(SMALL[name]()), image()
     scores = importance(net, example=x, by="l2")
-    ordered, _ = sort_by(net, scores, example=x)
+    ordered, _ = permute(net, by=scores, example=x)
     assert same_outputs(net, ordered, x)
     for rate in (0.34, 0.5):
-        best, _ = narrow(net, rate=rate, example=x, keep_top=scores)
-        first, _ = narrow(ordered, rate=rate, example=x)
+        best, _ = narrow(net, rate, x, scores=scores)
+        first, _ = narrow(ordered, rate, x)
         assert same_outputs(best, first, x)
-    assert not same_outputs(narrow(net, rate=0.5, example=x)[0], first, x)
+    assert not same_outputs(narrow(net, 0.5, x)[0], first, x)
 
 
 def test_plans_of_models_without_weights():
@@ -485,3 +485,18 @@ def test_what_the_example_does_not_use_is_told(caplog):
     permute(net, {"i.weight:0": torch.arange(8)}, example=x)
     permute(net, turned, example=(x, x[:, :3]))
     assert not caplog.text
+
+
+def test_an_order_is_either_permutations_or_scores_to_sort_by():
+    net, x = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), torch.zeros(1, 2)
+    orders, scores = {"0.weight:0": [2, 0, 1]}, {"0.weight:0": torch.tensor([1.0, 2.0, 2.0])}
+    assert permute(net, by=scores, example=x)[1] == permute(net, {"0.weight:0": [1, 2, 0]}, example=x)[1]
+    for wrong, message in (
+        ({}, "takes either permutations"),
+        ({"permutations": orders, "by": scores}, "takes either permutations"),
+        ({"permutations": scores["0.weight:0"]}, "takes permutations by width"),
+        ({"by": "l1"}, "by takes scores by width"),
+        ({"by": {"1.weight:0": scores["0.weight:0"]}}, "the model has no such width"),
+    ):
+        with pytest.raises(SurgeryError, match=message):
+            permute(net, **wrong, example=x)

@@ -38,7 +38,7 @@ def test_outputs_stay_and_narrow_undoes_it(name, mode):
     wide, plan = widen(net, rate=2, example=x, mode=mode, strict=True)
     assert same_outputs(net, wide, x)
     assert sum(p.numel() for p in wide.parameters()) > 2 * sum(p.numel() for p in net.parameters())
-    back, _ = narrow(wide, rate=0.5, example=x, heads="drop")
+    back, _ = narrow(wide, 0.5, x, heads="drop")
     assert {n: t.shape for n, t in state(back).items()} == {n: t.shape for n, t in state(net).items()}
     if mode == "zero":
         assert equal(back, net)
@@ -67,7 +67,7 @@ def test_models_of_libraries(name):
         assert same_outputs(net, wide, example)
         assert sum(p.numel() for p in wide.parameters()) > sum(p.numel() for p in net.parameters())
     assert equal(plan.build(wide), net)
-    back, _ = narrow(wide, rate=0.5, example=example, heads="drop")
+    back, _ = narrow(wide, 0.5, example, heads="drop")
     assert equal(back, net) == (name not in STAYS)
 
 

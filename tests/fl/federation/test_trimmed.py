@@ -4,12 +4,16 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from drawn_plans import cohorts, embedded, few
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.utils import prune
 
-import surgery.averaging as module
-from surgery import SurgeryError, average, state, trimmed_mean
+import fl.federation.trimmed as module
+from fl import FLError
+from fl.federation.trimmed import trimmed_mean
+from surgery import Plan, SurgeryError, average, state
+from surgery.plan import Source
 
 TRIMS = [0, 0.1, 0.2, 0.29, 0.3, 1 / 3, 0.4, 0.499, 0.5]
 
@@ -62,6 +66,26 @@ def test_it_is_the_mean_of_what_a_sorted_list_keeps(case, trim, slab):
     assert torch.equal(x.nan_to_num(), before.nan_to_num())
 
 
+@few
+@given(cohorts(), st.sampled_from([0.0, 0.3, 0.4, 0.5]))
+def test_with_plans_it_is_that_of_the_embedded_models(case, trim):
+    states, plans, weights, fallback = case
+    factors = {name: torch.arange(1.0, len(states) + 1) / 2 for name in [*fallback][::2]}
+    models, mask = embedded(states, plans, fallback)
+    scaled = {
+        name: tensor * factors[name].view(-1, *[1] * (tensor.ndim - 1))
+        if name in factors and tensor.is_floating_point()
+        else tensor
+        for name, tensor in models.items()
+    }
+    got = trimmed_mean(states, plans, weights, fallback, trim=trim, factors=factors)
+    torch.testing.assert_close(got, trimmed_mean(scaled, None, weights, fallback, trim=trim, mask=mask))
+    assert list(got) == list(fallback)
+    for name, tensor in got.items():
+        assert tensor.dtype == fallback[name].dtype
+        assert not tensor.numel() or tensor.data_ptr() != fallback[name].data_ptr()
+
+
 @pytest.mark.parametrize("trim", TRIMS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_it_agrees_with_numpy_and_the_plain_mean(trim, dtype):
@@ -106,20 +130,25 @@ def test_clusters_integers_and_what_nobody_has():
     assert trimmed_mean(x, trim=0.5, mask=mask, fallback=one)["n"] == 4
 
 
+ONES = {"w": torch.ones(2, 1)}
+PLAN = Plan({"w": (Source("w", (((0, 1),),)),)}, {"w": (2,)})
+
+
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("call", "error"),
     [
-        (lambda: trimmed_mean({"w": torch.ones(2, 1)}, trim=0.6), r"in \[0, 0.5\].*got 0.6"),
-        (lambda: trimmed_mean({"w": torch.ones(2, 1)}, trim=math.nan), "got nan"),
-        (lambda: trimmed_mean({"w": torch.ones(2, 1)}, trim=True), "got True"),
-        (lambda: trimmed_mean({"w": torch.ones(2, 1, dtype=torch.cfloat)}, trim=0.1), "'w' is torch.complex64"),
-        (lambda: trimmed_mean({"w": torch.ones(2, 1)}, trim=0.1, weights=[0, 0]), "fallback"),
-        (lambda: trimmed_mean({"w": torch.ones(2, 1)}, trim=0.1, mask={"w": torch.ones(2, 1) > 0}), "fallback"),
-        (lambda: trimmed_mean({"w": torch.ones(2, 1)}, trim=0.1, fallback={"w": torch.ones(2)}), "the fallback"),
+        *((lambda trim=trim: trimmed_mean(ONES, trim=trim), FLError) for trim in (0.6, -0.1, math.nan, True, "0.1")),
+        (lambda: trimmed_mean({"w": torch.ones(2, 1, dtype=torch.cfloat)}, trim=0.1), FLError),
+        (lambda: trimmed_mean(ONES, trim=0.1, weights=[0, 0]), SurgeryError),
+        (lambda: trimmed_mean(ONES, trim=0.1, mask={"w": torch.ones(2, 1) > 0}), SurgeryError),
+        (lambda: trimmed_mean(ONES, trim=0.1, fallback={"w": torch.ones(2)}), SurgeryError),
+        (lambda: trimmed_mean([{"w": torch.ones(1)}], [PLAN], trim=0.6, fallback={"w": torch.ones(2)}), FLError),
+        (lambda: trimmed_mean([{"w": torch.ones(1)}], [PLAN], [0], {"w": torch.ones(1)}, trim=0.1), SurgeryError),
+        (lambda: trimmed_mean([{"w": torch.ones(1) * 1j}], [PLAN], None, {"w": torch.ones(2) * 1j}, trim=0), FLError),
     ],
 )
-def test_it_refuses(call, message):
-    with pytest.raises(SurgeryError, match=message):
+def test_it_refuses(call, error):
+    with pytest.raises(error):
         call()
 
 

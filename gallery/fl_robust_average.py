@@ -8,6 +8,7 @@ import torch
 
 import surgery
 import zoo
+from fl import Defence
 
 draw = torch.Generator().manual_seed(0)
 truth = surgery.state(zoo.create("lenet", draw))
@@ -16,11 +17,7 @@ models = {name: t + 0.01 * torch.randn(t.shape, generator=draw) for name, t in m
 factors, errors = [1, 3, 10, 30, 100], {"mean": [], "trimmed mean": [], "median": []}
 for factor in factors:
     sent = {name: torch.cat([t[:9], -factor * t[9:]]) for name, t in models.items()}
-    found = [
-        surgery.average(sent),
-        surgery.trimmed_mean(sent, trim=0.1),
-        surgery.trimmed_mean(sent, trim=0.5),
-    ]
+    found = [rule.average(sent) for rule in (Defence(), Defence("trimmed", trim=0.1), Defence("median"))]
     for values, state in zip(errors.values(), found):
         values.append(surgery.distance(surgery.stack([state]), surgery.stack([truth])).item())
 print({name: round(values[-1], 2) for name, values in errors.items()})

@@ -1,0 +1,278 @@
+"""Means of models of different sizes, which plans place in one full model.
+
+No model is held in full size, unless something takes the place of the mean.
+"""
+
+import itertools
+import math
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from surgery.averaging.common import Reduce, Weights, reduce_tensor, weight_rows
+from surgery.errors import SurgeryError
+from surgery.plan import Index, Plan, Runs
+from surgery.plan.positions import ascending, grid, pieces, put, scattered
+from surgery.states import (
+    Models,
+    State,
+    as_state,
+    check_same_shapes,
+    compute_dtype,
+    is_pruning_mask,
+    shapes_of,
+    unstack,
+)
+from surgery.threads import in_threads
+from surgery.transfer import upload
+
+_SLAB = 1 << 18  # elements; small enough for the sum over the clients to stay in the cache
+_REGIONS = 32  # up to so many are divided one by one, more by a tensor of weights
+
+
+class _Part(NamedTuple):
+    """What one client has of one tensor of the full model: its share of the weight, its values and their place."""
+
+    client: int
+    share: float
+    factor: float  # that the values are multiplied by
+    values: Tensor
+    index: Index  # type: ignore[assignment]  # tuples have a method of this name
+
+
+def average_parts(
+    models: Models,
+    plans: Sequence[Plan],
+    weights: Weights,
+    fallback: Mapping[str, Tensor] | nn.Module | None,
+    factors: Mapping[str, Tensor | Sequence[float]] | None,
+    reduce: Reduce | None,
+) -> State:
+    """Average models that plans place in one full model, see `combine`."""
+    states = client_states(models, plans)
+    if fallback is None:
+        raise SurgeryError(
+            "plans may leave elements that no model covers: give a state of the full model as `fallback`"
+        )
+    fallback = as_state(fallback, "the fallback")
+    check_same_shapes(plans[0].shapes, shapes_of(fallback), "the plans' full model", "the fallback")
+    row = client_weights(weights, len(states))
+    members = row.nonzero().flatten().tolist()
+    share = row / row.max() if members else row
+    shares = (share / share.sum()).clamp(min=1e-30).tolist()  # tiny weights must not vanish in float32
+    scales = _scales(factors, len(states), fallback)
+    parts: dict[str, list[_Part]] = {name: [] for name in fallback}
+    for c in members:
+        for full, held in plans[c].parts.items():
+            factor = scales[full][c] if full in scales else 1.0
+            parts[full] += [_Part(c, shares[c], factor, states[c][name].detach(), index) for name, index in held]
+
+    def mean(name: str) -> Tensor:
+        old, own = fallback[name].detach(), parts[name]
+        for part in own:
+            kinds = [(one.is_floating_point(), one.is_complex()) for one in (old, part.values)]
+            if kinds[0] != kinds[1]:
+                raise SurgeryError(f"tensor {name!r} is {old.dtype} in the fallback and {part.values.dtype} in a state")
+        with torch.no_grad():  # threads do not inherit it from the caller
+            numeric = old.is_floating_point() or old.is_complex()
+            if reduce is None and numeric and not is_pruning_mask(name, fallback):
+                return _mean(old, own)
+            if not numeric or is_pruning_mask(name, fallback):
+                own = [part._replace(factor=1.0) for part in own]
+            values, covered = _embedded(old if numeric else old.to(torch.int64), own)  # compared as they are in states
+            return reduce_tensor(name, fallback, values, covered, old.to(values), reduce).to(old)
+
+    if reduce is not None:
+        return {name: mean(name) for name in fallback}
+    on_cpu = all(tensor.device.type == "cpu" for values in (fallback, *states) for tensor in values.values())
+    order = sorted(fallback, key=lambda name: -fallback[name].numel())  # the longest first
+    result = dict(zip(order, in_threads(mean, order) if on_cpu else map(mean, order)))
+    return {name: result[name] for name in fallback}
+
+
+def client_states(models: Models, plans: Sequence[Plan]) -> list[Mapping[str, Tensor]]:
+    """Return the models as states; SurgeryError unless each matches its plan, and all plans are of one full model."""
+    if isinstance(models, Mapping):
+        models = unstack(models)
+    if not isinstance(models, list | tuple):
+        raise SurgeryError(f"give a list of states, one for each plan, not a {type(models).__name__}")
+    states = [as_state(values, f"state {k}") for k, values in enumerate(models)]
+    if not isinstance(plans, list | tuple) or not all(isinstance(plan, Plan) for plan in plans):
+        raise SurgeryError("plans are a list of surgery.Plan, one for each model; give weights by name, weights=[...]")
+    if len(states) != len(plans) or not states:
+        raise SurgeryError(
+            f"{len(states)} states and {len(plans)} plans: give one plan for each state, and at least one state"
+        )
+    first = plans[0].fingerprint
+    for k, (values, plan) in enumerate(zip(states, plans)):
+        if plan.fingerprint != first:
+            raise SurgeryError(
+                f"plan {k} is of the full model {plan.fingerprint}, plan 0 of {first}: "
+                "only submodels of one full model can be averaged"
+            )
+        check_same_shapes(plan.small_shapes, shapes_of(values), f"plan {k}", f"state {k}")
+    return states
+
+
+def client_weights(weights: Weights, k: int) -> Tensor:
+    """Return weights [K] in float64 on the CPU; SurgeryError if they are not valid."""
+    row = weight_rows(weights, k, True)
+    if row.ndim != 1:
+        raise SurgeryError(f"weights have shape {tuple(row.shape)}: expected [{k}], one for each client")
+    return row
+
+
+def _scales(
+    factors: Mapping[str, Tensor | Sequence[float]] | None, k: int, full: Mapping[str, Tensor]
+) -> dict[str, list[float]]:
+    """Factors [K] by name of the full model's tensors as numbers; SurgeryError if they are not valid."""
+    try:
+        given = {name: torch.as_tensor(factor) for name, factor in (factors or {}).items()}
+    except (AttributeError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise SurgeryError(
+            f"factors are numbers [{k}] by name, as surgery.scale.norm_factors gives them: {error}"
+        ) from None
+    for name, factor in given.items():
+        if name not in full:
+            raise SurgeryError(f"factors name {name!r}, but the full model has no such tensor")
+        if factor.shape != (k,):
+            raise SurgeryError(
+                f"factors of {name!r} have shape {tuple(factor.shape)}: expected [{k}], one for each client"
+            )
+    scales = {name: factor.tolist() for name, factor in given.items()}
+    if bad := [name for name, row in scales.items() if not all(map(math.isfinite, row))]:
+        raise SurgeryError(f"factors of {bad[0]!r} are {scales[bad[0]]}: they must be finite")
+    return scales
+
+
+def _embedded(keep: Tensor, parts: list[_Part]) -> tuple[Tensor, Tensor]:
+    """The clients' values in the full tensor, [clients, *S], and where they are."""
+    rows = {client: row for row, client in enumerate(dict.fromkeys(part.client for part in parts))}
+    values = keep.new_zeros(max(1, len(rows)), *keep.shape)
+    covered = torch.zeros_like(values, dtype=torch.bool)
+    for part in parts:
+        scaled = part.values if part.factor == 1 else part.values * part.factor
+        put(values[rows[part.client]], part.index, scaled)
+        put(covered[rows[part.client]], part.index, covered.new_ones(part.values.shape))
+    return values, covered
+
+
+def _mean(keep: Tensor, parts: list[_Part]) -> Tensor:
+    """One tensor of the weighted mean, in slabs along its first axis."""
+    if not parts or not keep.numel():
+        return keep.clone()
+    for number, part in enumerate(parts):
+        values, index = ascending(part.values, part.index)
+        parts[number] = part._replace(values=values, index=index)
+    result = torch.empty_like(keep)
+    if not keep.ndim:
+        keep, parts = keep[None], [p._replace(values=p.values[None], index=(None,)) for p in parts]
+    out = result.view(keep.shape) if not result.ndim else result
+    accumulator = compute_dtype(keep.dtype)
+    mass = _Mass(keep.shape, parts)
+    step = max(1, _SLAB * keep.shape[0] // keep.numel())
+    for start in range(0, keep.shape[0], step):
+        target, old = out[start : start + step], keep[start : start + step]
+        room = target if keep.dtype == accumulator else torch.empty_like(target, dtype=accumulator)
+        total = _sum(parts, room, start)
+        for place, weight in mass.regions(start, start + target.shape[0]):
+            if isinstance(weight, Tensor):
+                weight = upload(weight, keep.device)
+                value = total / weight.to(accumulator)
+                target.copy_(torch.where(weight > 0, value, old.to(value)))
+            elif weight == 0:
+                target[place].copy_(old[place])
+            else:
+                torch.mul(total[place], 1 / weight, out=target[place])
+    return result
+
+
+def _sum(parts: list[_Part], total: Tensor, start: int) -> Tensor:
+    """The weighted sum of the slab that begins at `start`, computed in `total`."""
+    empty = True
+    for part in parts:
+        values, alpha = part.values, part.share * part.factor
+        whole = values.shape[1:] == total.shape[1:] and part.index[0] is None
+        if empty and whole and values.dtype == total.dtype and values.device == total.device:
+            torch.mul(values[start : start + len(total)], alpha, out=total)  # saves filling with zeros
+        else:
+            if empty:
+                total.zero_()
+            _add(total, part, start, alpha)
+        empty = False
+    return total
+
+
+def _add(slab: Tensor, part: _Part, start: int, alpha: float) -> None:
+    """Add alpha times what a part has of a slab in place; the slab begins at `start` of the first axis."""
+    found = _within(part, slab, start)
+    if found is None:
+        return
+    values, index = found
+    if values.device != slab.device:
+        values = values.to(slab.device)
+    if scattered(index):
+        where = grid(index, slab)
+        slab[where] = slab[where].add_(values, alpha=alpha)
+        return
+    for place, piece in pieces(slab, values, index):
+        place.add_(piece, alpha=alpha)
+
+
+def _within(part: _Part, slab: Tensor, start: int) -> tuple[Tensor, Index] | None:
+    """The part's values in a slab and their index in it; None if it has none."""
+    length, first = slab.shape[0], part.index[0]
+    if first is None:
+        return part.values.narrow(0, start, length), (None, *part.index[1:])
+    runs = [
+        (max(a, start) - start, min(b, start + length) - start) for a, b in first if a < start + length and b > start
+    ]
+    if not runs:
+        return None
+    before = sum(min(b, start) - a for a, b in first if a < start)
+    return part.values.narrow(0, before, sum(b - a for a, b in runs)), (tuple(runs), *part.index[1:])
+
+
+class _Mass:
+    """The sum of weights at each element: constant in each cell of the grid that the ends of all ranges make."""
+
+    def __init__(self, shape: Sequence[int], parts: list[_Part]):
+        self.cuts = [
+            sorted({0, size} | {end for part in parts for run in part.index[axis] or () for end in run})
+            for axis, size in enumerate(shape)
+        ]
+        self.cells = torch.zeros([len(cuts) - 1 for cuts in self.cuts], dtype=torch.float64)
+        for index in dict.fromkeys(part.index for part in parts):  # a set's order, of tuples with None, is random
+            covered = torch.tensor(math.fsum(part.share for part in parts if part.index == index), dtype=torch.float64)
+            for cuts, runs in zip(self.cuts, index):
+                covered = covered[..., None] * _indicator(cuts, runs)
+            self.cells += covered
+
+    def regions(self, start: int, stop: int) -> Iterator[tuple[tuple[slice, ...], float | Tensor]]:
+        """The weights of a slab: numbers with their places in it, or for a fine grid one tensor of the slab's shape."""
+        first, last = bisect_left(self.cuts[0], start + 1) - 1, bisect_left(self.cuts[0], stop)
+        cells = self.cells[first:last]
+        low, high = cells.aminmax()
+        cuts = [[0, *(cut - start for cut in self.cuts[0][first + 1 : last]), stop - start], *self.cuts[1:]]
+        if low == high:
+            yield (slice(None),), low.item()
+        elif cells.numel() > _REGIONS:
+            for axis, ends in enumerate(cuts):
+                cells = cells.repeat_interleave(torch.tensor(ends).diff(), axis)
+            yield (slice(None),), cells
+        else:
+            ranges = [list(map(slice, ends, ends[1:])) for ends in cuts]
+            yield from zip(itertools.product(*ranges), cells.flatten().tolist())
+
+
+def _indicator(cuts: list[int], runs: Runs | None) -> Tensor:
+    """1 for each cell of an axis that lies in the ranges, else 0."""
+    if runs is None:
+        return torch.ones(len(cuts) - 1, dtype=torch.float64)
+    inside = torch.zeros(len(cuts) - 1, dtype=torch.float64)
+    for start, stop in runs:
+        inside[bisect_left(cuts, start) : bisect_left(cuts, stop)] = 1
+    return inside

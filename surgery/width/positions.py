@@ -1,0 +1,101 @@
+"""Positions that the caller gives by the names of widths, on the axes of a trace."""
+
+import difflib
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from surgery.errors import SurgeryError, first_line
+from surgery.plan import as_runs
+from surgery.width import axes
+from surgery.width.choose import traced_widths
+from surgery.width.plan import runs_of
+from surgery.width.solve import Atom, Choice, Solution, onto_atoms
+from surgery.width.trace import Trace
+
+Positions: TypeAlias = Mapping[str, Sequence[int] | Tensor]
+"""By width the positions that stay, ascending."""
+
+
+class TracedPositions:
+    """Given positions, followed while more is learnt about the axes of a trace: widths may turn out to be one.
+
+    Args:
+        trace: before anything is unified that the forward pass did not show.
+        positions: by the names of widths.
+
+    Raises:
+        SurgeryError: for a width that the model does not have or that must stay whole, and for what are no positions
+            that may stay of it.
+    """
+
+    def __init__(self, trace: Trace, positions: Any):
+        if not isinstance(positions, Mapping):
+            raise SurgeryError(
+                f"positions takes lists by width, {{'fc1.weight:0': [0, 2]}}, got {positions!r:.60}: surgery.widths "
+                "lists the widths by name"
+            )
+        widths, traced_axis = traced_widths(trace)
+        self._found: list[tuple[str, axes.Axis, list[int]]] = []
+        for name, given in positions.items():
+            if name not in widths:
+                raise SurgeryError(
+                    f"positions names {name!r}, and the model has no such width: {_near(name, widths)}surgery.widths "
+                    "lists all by name"
+                )
+            self._found.append((name, traced_axis[widths[name]], _checked_positions(name, widths[name], given)))
+
+    def __call__(self, solution: Solution) -> Choice:
+        """The positions of each atom of a solution of the trace."""
+        choice: dict[Atom, list[int]] = {}
+        named: dict[Atom, str] = {}
+        for name, traced_axis, where in self._found:
+            axis = solution.axis_of(traced_axis)
+            held = torch.zeros(axis.size, dtype=torch.long).index_fill(0, torch.tensor(where), 1)
+            found = {atom: counts.nonzero().flatten().tolist() for atom, counts in onto_atoms(axis, held).items()}
+            for atom, kept in found.items():
+                if atom.why and len(kept) < atom.size:
+                    raise SurgeryError(
+                        f"positions of {name!r} are fewer than its {axis.size}, and all stay: {atom.why.text}"
+                    )
+                if choice.setdefault(atom, kept) != kept:
+                    raise SurgeryError(
+                        f"{named[atom]!r} and {name!r} are one width for the code of the model, and keep other "
+                        "positions: give them the same"
+                    )
+                named.setdefault(atom, name)
+            if runs_of(axis, found) != as_runs(where):
+                raise SurgeryError(
+                    f"positions of {name!r} are not the same in each of its parts, {axis!r}, as they must be"
+                )
+        return {atom: kept for atom, kept in choice.items() if len(kept) < atom.size}
+
+
+def _checked_positions(name: str, atom: Atom, given: Any) -> list[int]:
+    """The positions as numbers; SurgeryError if they are none of this width, or not ascending."""
+    text = f"{given!r:.60}"
+    try:
+        tensor = torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise SurgeryError(f"positions of {name!r} are no list of numbers: {first_line(error)}") from error
+    if tensor.ndim != 1 or not len(tensor) or tensor.is_floating_point() or tensor.dtype == torch.bool:
+        raise SurgeryError(f"positions of {name!r} are a list of at least one whole number, got {text}")
+    where = tensor.tolist()
+    if len({*where}) != len(where) or not all(0 <= i < atom.size for i in where):
+        raise SurgeryError(f"positions of {name!r} are distinct and from 0 to {atom.size - 1}, got {text}")
+    if where != sorted(where):
+        raise SurgeryError(
+            f"positions of {name!r} are ascending, got {text}: surgery.symmetry.permute puts them in another order"
+        )
+    if atom.why and len(where) < atom.size:
+        raise SurgeryError(f"positions of {name!r} are fewer than its {atom.size}, and all stay: {atom.why.text}")
+    if atom.order and where[-1] >= len(where):
+        raise SurgeryError(f"positions of {name!r} are its first ones, 0 to {len(where) - 1} here: {atom.order}")
+    return where
+
+
+def _near(name: Any, widths: Collection[str]) -> str:
+    near = difflib.get_close_matches(str(name), widths, n=2)
+    return f"did you mean {' or '.join(map(repr, near))}? " if near else ""

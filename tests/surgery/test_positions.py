@@ -1,0 +1,126 @@
+"""Narrow models of which the caller says the positions."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import surgery
+import zoo
+from surgery import SurgeryError, narrow, state
+from surgery.width.corner import rolling
+
+X = torch.randn(2, 3, 5)
+
+
+class Calls(nn.Module):
+    """Two layers, and code of the caller between them."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function, self.a, self.b, self.c = function, nn.Linear(5, 6), nn.Linear(5, 6), nn.Linear(6, 2)
+
+    def forward(self, x):
+        return self.c(self.function(self.a(x), self.b(x)))
+
+
+class Attention(nn.Module):
+    """Four heads of six positions, of which queries and keys may have others than values."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(5, 24) for _ in range(3))
+        self.out, self.heads = nn.Linear(24, 2), 4
+
+    def forward(self, x):
+        q, k, v = (layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        return self.out(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+PLAIN = Calls(lambda y, z: y.relu() * z)
+SIZED = Calls(lambda y, z: y.sum() + z.view(*z.shape[:-1], y.shape[-1]))  # takes two widths for one
+RANGE = Calls(lambda y, z: y * z * torch.linspace(0, 1, y.shape[-1], device=y.device))
+ORDER = Calls(lambda y, z: (y * z).cumsum(-1))
+
+
+@pytest.mark.parametrize("given", [[0, 3, 5], (0, 3, 5), torch.tensor([0, 3, 5]), np.array([0, 3, 5])])
+def test_the_positions_given_are_those_that_stay(given):
+    small, plan = narrow(PLAIN, positions={"a.weight:0": given}, example=X, strict=True)
+    assert plan.entries["a.bias"][0].index == plan.entries["b.bias"][0].index == (((0, 1), (3, 4), (5, 6)),)
+    assert torch.equal(small.c.weight, PLAIN.c.weight[:, [0, 3, 5]])
+    assert small(X).shape == (2, 3, 2)
+
+
+def test_widths_that_are_not_named_stay():
+    assert all(
+        t.shape == PLAIN.get_parameter(n).shape for n, t in narrow(PLAIN, positions={}, example=X)[0].named_parameters()
+    )
+    net = Attention()
+    small, plan = narrow(net, positions={"v.weight:0:1": [0, 5], "q.weight:0:0": [1, 2]}, example=X)
+    assert [layer.out_features for layer in (small.q, small.k, small.v)] == [12, 12, 4]
+    assert plan.entries["v.bias"][0].index == (((6, 7), (11, 13), (17, 18)),)
+
+
+def test_widths_that_the_code_takes_for_one_keep_the_same_positions():
+    for positions in ({"a.weight:0": [1, 4]}, {"b.weight:0": [1, 4]}, {"a.weight:0": [1, 4], "b.weight:0": [1, 4]}):
+        _, plan = narrow(SIZED, positions=positions, example=X)
+        assert plan.entries["a.bias"][0].index == plan.entries["b.bias"][0].index == (((1, 2), (4, 5)),)
+    with pytest.raises(SurgeryError, match="are one width for the code"):
+        narrow(SIZED, positions={"a.weight:0": [1, 4], "b.weight:0": [0]}, example=X)
+
+
+def test_a_width_whose_order_matters_keeps_its_first_positions():
+    _, plan = narrow(RANGE, positions={"a.weight:0": [0, 1]}, example=X)
+    assert plan.entries["a.bias"][0].index == (((0, 2),),)
+    with pytest.raises(SurgeryError, match="its first ones, 0 to 1 here: a window or a range"):
+        narrow(RANGE, positions={"a.weight:0": [0, 2]}, example=X)
+
+
+@pytest.mark.parametrize(
+    ("net", "given", "message"),
+    [
+        (PLAIN, {"a.weight:0": [3, 0]}, "are ascending.*surgery.symmetry.permute"),
+        (PLAIN, {"a.weight:0": [3, 3]}, "distinct and from 0 to 5"),
+        (PLAIN, {"a.weight:0": [6]}, "distinct and from 0 to 5"),
+        (PLAIN, {"a.weight:0": [-1, 0]}, "distinct and from 0 to 5"),
+        *((PLAIN, {"a.weight:0": given}, "at least one whole number") for given in ([], 3, [0.0], [True], [[0, 1]])),
+        *((PLAIN, {"a.weight:0": given}, "no list of numbers") for given in ("01", None, {0, 1})),
+        (PLAIN, {"a.weihgt:0": [0]}, "did you mean 'a.weight:0'"),
+        (PLAIN, {0: [0]}, "surgery.widths lists all by name"),
+        (PLAIN, [0, 1], "surgery.widths lists the widths by name"),
+        (PLAIN, {"c.weight:0": [0]}, "all stay: it is an axis of the output"),
+        (ORDER, {"a.weight:0": [0]}, "all stay: an operation depends on the order"),
+    ],
+)
+def test_what_are_no_positions_of_a_width_is_refused(net, given, message):
+    with pytest.raises(SurgeryError, match=message):
+        narrow(net, positions=given, example=X)
+
+
+def test_options_that_choose_positions_do_not_go_with_them():
+    for options, message in (
+        ({"scores": {}}, "leave out scores"),
+        ({"heads": "drop", "rounding": 2}, "leave out heads, rounding"),
+        ({"width": 0.5}, "got width and positions"),
+        ({"keep": ["b"]}, "all of it stays: keep='b' asks for it"),
+        ({"example": None}, "give an input as `example`"),
+    ):
+        with pytest.raises(SurgeryError, match=re.escape(message)):
+            narrow(PLAIN, positions={"a.weight:0": [0]}, **{"example": X, **options})
+
+
+def test_the_window_of_fedrolex_is_positions():
+    net, small = (zoo.create("cnn", width=width, in_channels=1, image_size=8) for width in (0.5, 0.2))
+    image = torch.zeros(2, 1, 8, 8)
+    roll, shapes = rolling(net, small, example=image), state(small)
+    free = [width for width in surgery.widths(net, image) if not width.reason]
+    for by in (0, 1, 26):
+        kept = {w.name: shapes[w.members[0][0]].shape[w.members[0][1]] for w in free}
+        window = {w.name: sorted((by + i) % w.size for i in range(kept[w.name])) for w in free}
+        plan, rolled = narrow(net, positions=window, example=image)[1], roll(by)
+        assert plan.entries == rolled.entries
+        assert {repr(sorted(edit.items())) for edit in plan.edits} == {
+            repr(sorted(edit.items())) for edit in rolled.edits
+        }
