@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from surgery.names import outwards
-from surgery.width.constants import COUNT, LEAST, NewSizes, new_sizes, together
+from surgery.width.constants import COUNT, NewSizes, new_sizes, together
 from surgery.width.provenance import Expression, Number, Operation, Place, evaluate, numbers, places, solve_for_places
 from surgery.width.scales import Scales
 from surgery.width.solve import Choice, Solution, size_of
@@ -54,6 +54,12 @@ def attribute_values(model: nn.Module, solution: Solution, choice: Choice) -> tu
         value = values[place]
         return place.module in known and bool(known[place.module].numbers.get(int(value), set()) - {value})
 
+    for expression in solution.compared:  # with a size of a tensor, most likely of its module or one around it
+        names = dict.fromkeys(around for place in places(expression) for around in outwards(place.module))
+        old = evaluate(expression, values)
+        news = next((news for name in names if (news := known[name].numbers.get(int(old))) and news != {old}), set())
+        if len(news) == 1:
+            equations.append((expression, *news))
     found = solve_for_places(equations, values, is_width)
     unread = {place: value for place, value in values.items() if place not in read}
     return _changed(held, found), _changed(held, dict(_labels(unread, known)))
@@ -86,12 +92,13 @@ def _labels(unread: Mapping[Place, Number], known: Mapping[str, NewSizes]) -> It
         if isinstance(value, float):
             news = {new for old, new in sizes.scales if math.isclose(old, value, rel_tol=1e-9)}
         else:
-            named = sizes.counts if COUNT.search(place.attribute) else sizes.numbers
-            news = {*named.get(value, ())} if value >= LEAST else set()
+            named = sizes.counts if COUNT.search(place.attribute) else sizes.widths
+            news = {*named.get(value, ())} if value >= _LEAST else set()
         if len(news) == 1:
             yield place, *news
 
 
+_LEAST = 8  # smaller numbers may well mean something else
 _NO_WIDTH = re.compile(
     r"^_|stride|kernel|patch|window|grid|ima?ge?_|resol|length|depth|layers|classes|ratio|steps|max_|min_|pad|value|token|index"
 )

@@ -67,7 +67,7 @@ def merged(several: Iterable[Sizes]) -> Sizes:
     return result
 
 
-COUNT = re.compile(r"(?<!d_)heads?$|groups?$")  # names of numbers of heads or groups
+COUNT = re.compile(r"(?<!d_)heads?$|groups?$|cardinality$")  # names of numbers of heads or groups
 LEAST = 4  # smaller numbers may well mean something else
 
 

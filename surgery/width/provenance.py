@@ -118,27 +118,40 @@ class Tracked:
     """A number that remembers the expression that it was computed by, and in whose trace that was."""
 
     expression: Expression
-    trace: object
+    trace: Any
 
     def __reduce__(self) -> Any:
-        return (int if isinstance(self, int) else float), (_plain(self),)
+        return (int if isinstance(self, int) else float), (plain(self),)
 
     def __deepcopy__(self, memo: Any) -> Number:
-        return _plain(self)
+        return plain(self)
 
     def __neg__(self) -> Any:
         return self * -1
 
+    def __hash__(self) -> int:
+        return hash(plain(self))
+
+    def __eq__(self, other: Any) -> bool:
+        same = plain(self) == plain(other)
+        if same and type(other) is int:
+            self.trace.compared.append(self.expression)
+        return same
+
+    def __ne__(self, other: Any) -> bool:
+        return not self == other
+
 
 class _Int(Tracked, int):
-    pass
+    __hash__ = Tracked.__hash__
 
 
 class _Float(Tracked, float):
-    pass
+    __hash__ = Tracked.__hash__
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return a number without its memory."""
     return int(value) if isinstance(value, _Int) else float(value) if isinstance(value, _Float) else value
 
 
@@ -153,7 +166,7 @@ def _lift(apply: Callable[[Any, Any], Any], swap: bool) -> Callable[[Any, Any], 
         if not isinstance(other, int | float) or isinstance(other, bool):
             return NotImplemented  # a tensor: torch sees the number itself
         left, right = (other, self) if swap else (self, other)
-        value = apply(_plain(left), _plain(right))
+        value = apply(plain(left), plain(right))
         if type(value) not in (int, float):
             return value
         sides = (side.expression if isinstance(side, Tracked) else side for side in (left, right))

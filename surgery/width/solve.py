@@ -18,8 +18,10 @@ from torch import Tensor
 from surgery.names import joined
 from surgery.width import axes
 from surgery.width.axes import Kind, Why
+from surgery.width.provenance import Expression
+from surgery.width.reads import Read
 from surgery.width.steps import Step
-from surgery.width.trace import Read, Trace
+from surgery.width.trace import Trace
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,6 +137,7 @@ class Solution:
         unused: keys of `tensors` that no operation used, of more than one element.
         untrained: why no pass was in training mode though the model does something else there, or "".
         reads: what operations took of the numbers that the model's attributes hold, with the solved axes.
+        compared: such numbers that the code found equal to another number.
         members: where each atom lies: keys of `tensors` with the position of the axis.
         axis_of: from an axis of the trace to its solved axis.
     """
@@ -150,6 +153,7 @@ class Solution:
     unused: Sequence[tuple[str, str]]
     untrained: str
     reads: Sequence[Read]
+    compared: Sequence[Expression]
     members: Mapping[Atom, Sequence[tuple[tuple[str, str], int]]] = field(repr=False)
     axis_of: Callable[[axes.Axis], Axis] = field(repr=False)
 
@@ -179,6 +183,7 @@ def solve(trace: Trace, whole: Mapping[axes.Axis, Why] = MappingProxyType({})) -
         trace.unused,
         trace.untrained,
         [read._replace(axes=tuple(dict.fromkeys(map(freeze, read.axes)))) for read in trace.reads],
+        list(dict.fromkeys(trace.compared)),
         members,
         freeze,
     )

@@ -9,7 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,26 +34,13 @@ from surgery.torch_private import Operations, Watch, tree_leaves, tree_map
 from surgery.width import axes
 from surgery.width.axes import Axes, Axis, Kind, Why, lost
 from surgery.width.provenance import Expression, remember, tracked_in
+from surgery.width.reads import Read, read
 from surgery.width.rules.registry import Learnt, Rule, View, is_step, operation_name, rule_for
 from surgery.width.steps import Step, bind, scalars_of
 
 _FOREIGN = "a tensor lies along it that the model does not hold: register it as a buffer of its module"
 _LEAVES = {"numpy", "tolist", "__array__", "__dlpack__", "storage", "untyped_storage", "apply_", "map_"}
 _log = logging.getLogger(__name__)
-
-
-class Read(NamedTuple):
-    """An operation that took a number of the model's attributes.
-
-    Attributes:
-        number: how it was computed from them.
-        axes: the axes that it may be the size of; they have its size.
-        steps: the numbers of the steps that computed with it, where it is the size of no axis.
-    """
-
-    number: Expression
-    axes: Sequence[Axis]
-    steps: Sequence[int]
 
 
 class Trace:
@@ -75,6 +62,7 @@ class Trace:
             copy, its axes, and those of the results.
         written: axes whose sizes a reshape says where it leaves another one open.
         reads: what operations took of the numbers that the model's attributes hold.
+        compared: such numbers that the code found equal to another number (in an assertion, say).
         filled, empty: the modules that made numbers of the example, and by module the axes of results without any.
     """
 
@@ -91,6 +79,7 @@ class Trace:
         if track:
             remember(model, self)
         self.reads: list[Read] = []
+        self.compared: list[Expression] = []
         self._axes = WeakIdKeyDictionary()
         self._learned = WeakIdKeyDictionary()  # parameters, and what was computed from them and from constants alone
         self._data = WeakIdKeyDictionary()  # the example, and what was computed from it
@@ -217,29 +206,6 @@ class Trace:
         for tensor in [one for one in self._made if _memory(one) in changed] if changed else ():
             del self._made[tensor]
 
-    def note(self, number: Any, arguments: Sequence[Any], result: Any, first: int) -> None:
-        """Note what an operation made of a tracked number.
-
-        Args:
-            arguments: of the call in Python that took it.
-            result: of the call.
-            first: the number of the first step that the call took.
-        """
-        steps, outputs = self.steps[first:], tensors_in(result)
-        used = [
-            first + i
-            for i, step in enumerate(steps)
-            if any(number in (v if isinstance(v, tuple) else (v,)) for v in step.scalars.values())
-        ]
-        found: list[Axis] = []
-        if isinstance(number, int):
-            given = [axis for step in steps for value in step.numbers.values() for axis in _listed(value)]
-            placed = _placed(number, arguments, outputs, self)
-            made = () if placed or used else [axis for tensor in outputs for axis in self.axes_of(tensor)]
-            found = [axis for axis in (*placed, *given, *made) if axis.size == number]
-        # Attention on the meta device computes with the root of its scale: any step of the call may be the one.
-        self.reads.append(Read(number.expression, found, () if found else used or range(first, len(self.steps))))
-
     def assign(self, tensor: Tensor, found: Sequence[Axis], replace: bool = False) -> None:
         """Set the axes of a result.
 
@@ -256,34 +222,6 @@ class Trace:
                 axes.unify(old, new)
         else:
             self._axes[tensor] = tuple(found)
-
-
-def _listed(value: Any) -> list[Axis]:
-    return value if isinstance(value, list) else [value]
-
-
-def _placed(number: Any, arguments: Sequence[Any], outputs: list[Tensor], trace: Trace) -> list[Axis]:
-    """The axes of which a number is the size by its place among a call's arguments; none if that says nothing.
-
-    A call says the sizes of its result's axes (view), of some of them in a row (unflatten), or of its results (split).
-    """
-    for sizes in (arguments, *(value for value in arguments if isinstance(value, list | tuple))):
-        sizes = [size for size in sizes if isinstance(size, int) and not isinstance(size, bool)]
-        places = [i for i, size in enumerate(sizes) if size is number]
-        if len(outputs) == 1 and (len(sizes) == outputs[0].ndim or (sizes is not arguments and len(sizes) > 1)):
-            shape = outputs[0].shape
-            starts = [
-                start
-                for start in range(len(shape) - len(sizes) + 1)
-                if all(size in (-1, axis) for size, axis in zip(sizes, shape[start:]))
-            ]
-            if len(starts) == 1:
-                return [trace.axes_of(outputs[0])[starts[0] + i] for i in places]
-        elif len(outputs) > 1 and len(sizes) == len(outputs):
-            for dim in range(outputs[0].ndim):
-                if [tensor.shape[dim] for tensor in outputs if tensor.ndim > dim] == sizes:
-                    return [trace.axes_of(outputs[i])[dim] for i in places]
-    return []
 
 
 def _memory(tensor: Tensor) -> int:
@@ -336,7 +274,8 @@ class _Calls(TorchFunctionMode):
         first = len(self.trace.steps)
         result = func(*args, **(kwargs or {}))
         for number in tracked_in((args, kwargs or {}), self.trace):
-            self.trace.note(number, args, result, first)
+            steps = dict(enumerate(self.trace.steps[first:], first))
+            self.trace.reads.append(read(number, args, tensors_in(result), steps, self.trace.axes_of))
         return result
 
 

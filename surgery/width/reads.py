@@ -1,0 +1,84 @@
+"""What an operation makes of a number that a model's attributes hold: the size of an axis, or a factor."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from surgery.width.axes import Axes, Axis
+from surgery.width.provenance import Expression, plain
+from surgery.width.steps import Step
+
+
+class Read(NamedTuple):
+    """A call that took a number of the model's attributes.
+
+    Attributes:
+        number: how it was computed from them.
+        axes: the axes that it may be the size of; they have its size.
+        steps: the numbers of the steps that computed with it, where it is the size of no axis.
+    """
+
+    number: Expression
+    axes: Sequence[Axis]
+    steps: Sequence[int]
+
+
+def read(
+    number: Any,
+    arguments: Sequence[Any],
+    results: Sequence[Tensor],
+    steps: Mapping[int, Step[Axis]],
+    axes_of: Callable[[Tensor], Axes],
+) -> Read:
+    """Return what a call made of a tracked number.
+
+    Args:
+        number: the number, one of the arguments or an item of one.
+        arguments: of the call in Python.
+        results: the tensors that the call returned.
+        steps: by number the steps that it took.
+        axes_of: the axes of a tensor.
+    """
+    value = plain(number)
+    used = [
+        key
+        for key, step in steps.items()
+        if any(value in (scalar if isinstance(scalar, tuple) else (scalar,)) for scalar in step.scalars.values())
+    ]
+    found: list[Axis] = []
+    if isinstance(value, int):
+        sizes = [size for step in steps.values() for size in step.numbers.values()]
+        given = [axis for size in sizes for axis in (size if isinstance(size, list) else [size])]
+        placed = list(_placed(number, arguments, results, axes_of))
+        made = () if placed or used else [axis for tensor in results for axis in axes_of(tensor)]
+        found = [axis for axis in (*placed, *given, *made) if axis.size == value]
+    # Attention on the meta device computes with the root of its scale: any step of the call may be the one.
+    return Read(number.expression, found, () if found else used or list(steps))
+
+
+def _placed(
+    number: Any, arguments: Sequence[Any], results: Sequence[Tensor], axes_of: Callable[[Tensor], Axes]
+) -> Iterator[Axis]:
+    """Yield the axes of which a number is the size by its place among a call's arguments; none if that says nothing.
+
+    A call says the sizes of its result's axes (view), of some of them in a row (unflatten), or of its results (split).
+    """
+    for several in (arguments, *(value for value in arguments if isinstance(value, list | tuple))):
+        given = [size for size in several if isinstance(size, int) and not isinstance(size, bool)]
+        sizes, places = [plain(size) for size in given], [i for i, size in enumerate(given) if size is number]
+        if len(results) == 1 and places and (several is not arguments or len(sizes) == results[0].ndim):
+            shape = list(results[0].shape)
+            starts = [i for i in range(len(shape) - len(sizes) + 1) if _fit(sizes, shape[i : i + len(sizes)])]
+            if len(starts) == 1:
+                yield from (axes_of(results[0])[starts[0] + i] for i in places)
+                return
+        if len(results) > 1 and len(sizes) == len(results) and isinstance(whole := arguments[0], Tensor):
+            for dim, length in enumerate(whole.shape):
+                if length == sum(sizes) and [tensor.shape[dim] for tensor in results] == sizes:
+                    yield from (axes_of(results[i])[dim] for i in places)
+                    return
+
+
+def _fit(sizes: Sequence[int], shape: Sequence[int]) -> bool:
+    return all(size in (-1, length) for size, length in zip(sizes, shape, strict=True))
