@@ -18,11 +18,12 @@ Values: TypeAlias = dict[tuple[str, str], Any]
 """By (module, attribute) the new value of an attribute that changes."""
 
 
-def attribute_values(model: nn.Module, solution: Solution, choice: Choice) -> tuple[Values, Values]:
-    """Return the new values of attributes that operations have read, and those of labels.
+def attribute_values(model: nn.Module, solution: Solution, choice: Choice) -> list[Values]:
+    """Return new values of attributes in the order in which the narrow model is to be run with them.
 
     Operations have shown of which axis a number is the size, or what it scales. A label is a number that no operation
-    takes: it follows where it says how wide its module is.
+    takes: it follows where it says how wide its module is. A number that the code compared with another one may be the
+    size of a width, or of an image; and as a label may be as large as a width by chance, the last values have none.
     """
     held = {place: holder[key] for holder, key, place in numbers(model)}
     values: dict[Place, Number] = {}
@@ -54,15 +55,20 @@ def attribute_values(model: nn.Module, solution: Solution, choice: Choice) -> tu
         value = values[place]
         return place.module in known and bool(known[place.module].numbers.get(int(value), set()) - {value})
 
+    compared = []
     for expression in solution.compared:  # with a size of a tensor, most likely of its module or one around it
         names = dict.fromkeys(around for place in places(expression) for around in outwards(place.module))
         old = evaluate(expression, values)
         news = next((news for name in names if (news := known[name].numbers.get(int(old))) and news != {old}), set())
         if len(news) == 1:
-            equations.append((expression, *news))
-    found = solve_for_places(equations, values, is_width)
+            compared.append((expression, *news))
     unread = {place: value for place, value in values.items() if place not in read}
-    return _changed(held, found), _changed(held, dict(_labels(unread, known)))
+    labels = _changed(held, dict(_labels(unread, known)))
+    read_alone, with_compared = (
+        _changed(held, solve_for_places([*equations, *more], values, is_width)) for more in ([], compared)
+    )
+    tries = [read_alone | labels, labels | with_compared, read_alone]
+    return [values for i, values in enumerate(tries) if values not in tries[:i]]
 
 
 def _changed(held: Mapping[Place, Any], found: Mapping[Place, Number]) -> Values:
@@ -92,8 +98,8 @@ def _labels(unread: Mapping[Place, Number], known: Mapping[str, NewSizes]) -> It
         if isinstance(value, float):
             news = {new for old, new in sizes.scales if math.isclose(old, value, rel_tol=1e-9)}
         else:
-            named = sizes.counts if COUNT.search(place.attribute) else sizes.widths
-            news = {*named.get(value, ())} if value >= _LEAST else set()
+            counts = bool(COUNT.search(place.attribute))
+            news = {*(sizes.counts if counts else sizes.widths).get(value, ())} if counts or value >= _LEAST else set()
         if len(news) == 1:
             yield place, *news
 

@@ -52,15 +52,13 @@ class _Diverged(Exception):
 def checked_plan(model: nn.Module, plan: Plan, solution: Solution, choice: Choice, example: Any) -> Plan | Divergence:
     """Return the plan with edits of attributes, or a Divergence if the narrow model does something else than predicted.
 
-    Numbers that operations have read follow their axes, and labels the width that they name. As a label may be as large
-    as a width by chance, the model is run without them if it diverges.
+    It is run with the values of attributes that follow from what operations read, see `attribute_values`.
     """
     scales = Scales(solution, choice)
     sizes = together(new_sizes(solution, choice).values()).numbers
     layers = list(layer_edits(plan.built(model), solution, choice))
-    read, labels = attribute_values(model, solution, choice)
     found: list[_Diverged] = []
-    for values in [read | labels, read] if labels else [read]:
+    for values in attribute_values(model, solution, choice):
         sets = [{"do": "set", "module": m, "attribute": a, "value": value} for (m, a), value in values.items()]
         checked = plan.with_edits((*plan.edits, *layers, *sets))
         scaled = [attribute_of(model, *place) for place, value in values.items() if isinstance(value, float)]
