@@ -72,7 +72,7 @@ class Defence:
         if self.chooses and plans is not None:
             raise FLError(f"--defence.rule {self.rule} chooses among whole models, and these are parts: take median")
         if self.chooses:
-            return self._choice(as_stack(models), weights, names)
+            return self._choice(dict(as_stack(models)), weights, names)
         if self.rule == "mean":
             return average(models, plans, weights, fallback, factors=factors)
         return trimmed_mean(models, plans, weights, fallback, trim=self._share(), factors=factors)

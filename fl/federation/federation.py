@@ -208,7 +208,7 @@ class Federation:
         """
         mean = self.defence.average(models, weights, fallback, self.trainable, plans=plans, factors=factors)
         if plans is None:
-            return self.keep_frozen(as_stack(models), mean)
+            return self.keep_frozen(dict(as_stack(models)), mean)
         if not (frozen := self.frozen):
             return mean
         entries = [entry for plan in {id(plan): plan for plan in plans}.values() for entry in plan.entries.items()]

@@ -22,6 +22,7 @@ from surgery.memory import shortage
 from surgery.names import is_inside
 from surgery.plan import fingerprint
 from surgery.states import shapes_of, state
+from surgery.width.choose import Heads
 from surgery.width.narrow import Width, narrow, widths
 
 T = TypeVar("T")
@@ -171,7 +172,7 @@ def inspect(
     width: float | None = None,
     depth: Sequence[int] | None = None,
     *,
-    heads: str = "inside",
+    heads: Heads = "inside",
     shape: Sequence[int] | None = None,
     name: str = "",
     steps: Steps | None = None,
