@@ -19,7 +19,7 @@ Values: TypeAlias = dict[tuple[str, str], Any]
 
 
 def attribute_values(model: nn.Module, solution: Solution, choice: Choice) -> list[Values]:
-    """Return new values of attributes in the order in which the narrow model is to be run with them.
+    """Return new values of attributes, in the order in which the narrow model is to be run with them.
 
     Operations have shown of which axis a number is the size, or what it scales. A label is a number that no operation
     takes: it follows where it says how wide its module is. A number that the code compared with another one may be the
@@ -30,21 +30,6 @@ def attribute_values(model: nn.Module, solution: Solution, choice: Choice) -> li
     for place, value in held.items():
         several = isinstance(value, list | tuple)
         values |= {place._replace(item=i): one for i, one in enumerate(value)} if several else {place: value}
-    scales = Scales(solution, choice)
-    equations: list[tuple[Expression, Number]] = []
-    read: set[Place] = set()
-    for expression, axes, steps in solution.reads:
-        read.update(places(expression))
-        summed = {axis.size: axis for step in steps for axis in solution.steps[step].summed}
-        widths = [place for place in places(expression) if values[place] in summed]
-        if widths and isinstance(expression, Operation):  # a scale that the code computes of a width that was summed
-            equations += [(place, size_of(summed[int(values[place])], choice)) for place in widths]
-            continue
-        news = {size_of(axis, choice) for axis in axes}
-        value = evaluate(expression, values)
-        news |= {new for step in steps for new in scales.become(step, value)} or ({value} if steps else set())
-        if len(news) == 1:
-            equations.append((expression, news.pop()))
     sizes: dict[str, list[NewSizes]] = defaultdict(list)
     for name, of_module in new_sizes(solution, choice).items():
         for around in outwards(name):
@@ -55,20 +40,44 @@ def attribute_values(model: nn.Module, solution: Solution, choice: Choice) -> li
         value = values[place]
         return place.module in known and bool(known[place.module].numbers.get(int(value), set()) - {value})
 
-    compared = []
-    for expression in solution.compared:  # with a size of a tensor, most likely of its module or one around it
-        names = dict.fromkeys(around for place in places(expression) for around in outwards(place.module))
-        old = evaluate(expression, values)
-        news = next((news for name in names if (news := known[name].numbers.get(int(old))) and news != {old}), set())
-        if len(news) == 1:
-            compared.append((expression, *news))
-    unread = {place: value for place, value in values.items() if place not in read}
-    labels = _changed(held, dict(_labels(unread, known)))
-    read_alone, with_compared = (
-        _changed(held, solve_for_places([*equations, *more], values, is_width)) for more in ([], compared)
+    read = list(_read(solution, choice, values))
+    taken = {place for expression, *_ in solution.reads for place in places(expression)}
+    labels = _changed(held, dict(_labels({place: values[place] for place in values if place not in taken}, known)))
+    alone, with_compared = (
+        _changed(held, solve_for_places([*read, *more], values, is_width))
+        for more in ([], _compared(solution, values, known))
     )
-    tries = [read_alone | labels, labels | with_compared, read_alone]
-    return [values for i, values in enumerate(tries) if values not in tries[:i]]
+    tries = [alone | labels, with_compared | labels, alone]
+    return [one for i, one in enumerate(tries) if one not in tries[:i]]
+
+
+def _read(solution: Solution, choice: Choice, values: Mapping[Place, Number]) -> Iterator[tuple[Expression, Number]]:
+    """Yield what expressions that operations took become: the new size of an axis, the new scale, or the same."""
+    scales = Scales(solution, choice)
+    for expression, axes, steps in solution.reads:
+        summed = {axis.size: axis for step in steps for axis in solution.steps[step].summed}
+        widths = [place for place in places(expression) if values[place] in summed]
+        if widths and isinstance(expression, Operation):  # a scale that the code computes of a width that was summed
+            yield from ((place, size_of(summed[int(values[place])], choice)) for place in widths)
+            continue
+        value = evaluate(expression, values)
+        news = {size_of(axis, choice) for axis in axes}
+        news |= {new for step in steps for new in scales.become(step, value)} or ({value} if steps else set())
+        if len(news) == 1:
+            yield expression, *news
+
+
+def _compared(
+    solution: Solution, values: Mapping[Place, Number], known: Mapping[str, NewSizes]
+) -> Iterator[tuple[Expression, Number]]:
+    """Yield what expressions become that the code compared: like a width of their module, or of one around it."""
+    for expression in solution.compared:
+        old = int(evaluate(expression, values))
+        names = dict.fromkeys(around for place in places(expression) for around in outwards(place.module))
+        options = (known[name].numbers.get(old, {old}) for name in names if name in known)
+        news = next((new for new in options if new != {old}), {old})
+        if len(news) == 1:
+            yield expression, *news
 
 
 def _changed(held: Mapping[Place, Any], found: Mapping[Place, Number]) -> Values:
@@ -106,6 +115,7 @@ def _labels(unread: Mapping[Place, Number], known: Mapping[str, NewSizes]) -> It
 
 _LEAST = 8  # smaller numbers may well mean something else
 _NO_WIDTH = re.compile(
-    r"^_|stride|kernel|patch|window|grid|ima?ge?_|resol|length|depth|layers|classes|ratio|steps|max_|min_|pad|value|token|index"
+    r"^_|stride|kernel|patch|window|grid|ima?ge?_|resol|length|depth|layers|classes|ratio|steps|max_|min_|pad|value"
+    r"|token|index"
 )
 """Names of attributes that are no widths, though they may be as large as one by chance."""
