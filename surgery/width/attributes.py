@@ -61,10 +61,10 @@ def _read(solution: Solution, choice: Choice, values: Mapping[Place, Number]) ->
             yield from ((place, size_of(summed[int(values[place])], choice)) for place in widths)
             continue
         value = evaluate(expression, values)
-        news = {size_of(axis, choice) for axis in axes}
+        news: set[Number] = {size_of(axis, choice) for axis in axes}
         news |= {new for step in steps for new in scales.become(step, value)} or ({value} if steps else set())
         if len(news) == 1:
-            yield expression, *news
+            yield expression, news.pop()
 
 
 def _compared(
@@ -77,7 +77,7 @@ def _compared(
         options = (known[name].numbers.get(old, {old}) for name in names if name in known)
         news = next((new for new in options if new != {old}), {old})
         if len(news) == 1:
-            yield expression, *news
+            yield expression, next(iter(news))
 
 
 def _changed(held: Mapping[Place, Any], found: Mapping[Place, Number]) -> Values:
@@ -105,12 +105,12 @@ def _labels(unread: Mapping[Place, Number], known: Mapping[str, NewSizes]) -> It
         if sizes is None or "." in place.attribute or _NO_WIDTH.search(place.attribute):
             continue
         if isinstance(value, float):
-            news = {new for old, new in sizes.scales if math.isclose(old, value, rel_tol=1e-9)}
+            news: set[Number] = {new for old, new in sizes.scales if math.isclose(old, value, rel_tol=1e-9)}
         else:
             counts = bool(COUNT.search(place.attribute))
             news = {*(sizes.counts if counts else sizes.widths).get(value, ())} if counts or value >= _LEAST else set()
         if len(news) == 1:
-            yield place, *news
+            yield place, news.pop()
 
 
 _LEAST = 8  # smaller numbers may well mean something else

@@ -155,10 +155,10 @@ def layer_edits(small: nn.Module, solution: Solution, choice: Choice) -> Iterato
     seen: dict[str, dict[str, Any]] = {}
     for step in solution.steps:
         ends = {"input": step.inputs[0] if step.inputs else (), "output": step.outputs[0] if step.outputs else ()}
-        numbers = seen.setdefault(step.module, {**ends, "heads": {}})
+        numbers = seen.setdefault(step.module, {**ends, "_heads": {}})
         numbers.update(step.numbers)
         parts = (atom for axis in step.axes() for atom in atoms(axis))
-        numbers["heads"] |= {atom: None for atom in parts if atom.grouping == "heads" and not atom.why}  # no batch
+        numbers["_heads"] |= {atom: None for atom in parts if atom.grouping == "heads" and not atom.why}  # no batch
     for name, module in small.named_modules():
         values = next((found for kinds, found in _TRUE_VALUES if isinstance(module, kinds)), None)
         for attribute, value in values(module, seen.get(name, {}), choice).items() if values else ():
@@ -194,7 +194,9 @@ def _recurrent(module: Any, numbers: dict[str, Any], choice: Choice) -> dict[str
 
 def _attention(module: nn.MultiheadAttention, numbers: dict[str, Any], choice: Choice) -> dict[str, Any]:
     fused, width = module.in_proj_weight, module.out_proj.weight.shape[0]
-    heads = next((size_of(a, choice) for a in numbers.get("heads", ()) if a.size == module.num_heads), module.num_heads)
+    heads = next(
+        (size_of(a, choice) for a in numbers.get("_heads", ()) if a.size == module.num_heads), module.num_heads
+    )
     keys, values = (fused, fused) if fused is not None else (module.k_proj_weight, module.v_proj_weight)
     sizes = {"embed_dim": width, "kdim": keys.shape[1], "vdim": values.shape[1]}
     return {**sizes, "num_heads": heads, "head_dim": width // heads}  # it assumes embed_dim = num_heads * head_dim
@@ -219,7 +221,7 @@ def _as_called(module: nn.Module, numbers: dict[str, Any], choice: Choice) -> di
     return {
         key: new
         for key, axis in numbers.items()
-        if key not in ("input", "output", "heads") and (new := _renewed_number(module, key, axis, choice))
+        if key not in ("input", "output", "_heads") and (new := _renewed_number(module, key, axis, choice))
     }
 
 

@@ -127,7 +127,8 @@ class Tracked:
         return plain(self)
 
     def __neg__(self) -> Any:
-        return self * -1
+        value: Any = self
+        return value * -1
 
     def __hash__(self) -> int:
         return hash(plain(self))

@@ -1,7 +1,7 @@
 """What an operation makes of a number that a model's attributes hold: the size of an axis, or a factor."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -9,8 +9,10 @@ from surgery.width.axes import Axes, Axis
 from surgery.width.provenance import Expression, plain
 from surgery.width.steps import Step
 
+A = TypeVar("A")  # an axis: of `surgery.width.axes` while a model is traced, of `surgery.width.solve` afterwards
 
-class Read(NamedTuple):
+
+class Read(NamedTuple, Generic[A]):
     """A call that took a number of the model's attributes.
 
     Attributes:
@@ -20,7 +22,7 @@ class Read(NamedTuple):
     """
 
     number: Expression
-    axes: Sequence[Axis]
+    axes: Sequence[A]
     steps: Sequence[int]
 
 
@@ -30,7 +32,7 @@ def read(
     results: Sequence[Tensor],
     steps: Mapping[int, Step[Axis]],
     axes_of: Callable[[Tensor], Axes],
-) -> Read:
+) -> Read[Axis]:
     """Return what a call made of a tracked number.
 
     Args:

@@ -152,7 +152,7 @@ class Solution:
     written: frozenset[Axis]
     unused: Sequence[tuple[str, str]]
     untrained: str
-    reads: Sequence[Read]
+    reads: Sequence[Read[Axis]]
     compared: Sequence[Expression]
     members: Mapping[Atom, Sequence[tuple[tuple[str, str], int]]] = field(repr=False)
     axis_of: Callable[[axes.Axis], Axis] = field(repr=False)
@@ -182,7 +182,7 @@ def solve(trace: Trace, whole: Mapping[axes.Axis, Why] = MappingProxyType({})) -
         frozenset(digit for axis in trace.written for digit in digits(freeze(axis))),
         trace.unused,
         trace.untrained,
-        [read._replace(axes=tuple(dict.fromkeys(map(freeze, read.axes)))) for read in trace.reads],
+        [Read(read.number, tuple(dict.fromkeys(freeze.all(read.axes))), read.steps) for read in trace.reads],
         list(dict.fromkeys(trace.compared)),
         members,
         freeze,

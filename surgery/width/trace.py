@@ -78,7 +78,7 @@ class Trace:
     ):
         if track:
             remember(model, self)
-        self.reads: list[Read] = []
+        self.reads: list[Read[Axis]] = []
         self.compared: list[Expression] = []
         self._axes = WeakIdKeyDictionary()
         self._learned = WeakIdKeyDictionary()  # parameters, and what was computed from them and from constants alone
