@@ -41,4 +41,6 @@ def __getattr__(name: str) -> _Any:
     """Import an operation's room when it is first used: `surgery.pruning.prune`."""
     if name in _ROOMS:
         return _import_module(f"surgery.{name}")
-    raise AttributeError(f"module 'surgery' has no attribute {name!r}")
+    rooms = () if name.startswith("_") else _ROOMS  # Python and its tools ask for many
+    room = next((room for room in rooms if name in vars(_import_module(f"surgery.{room}"))), "")
+    raise AttributeError(f"module 'surgery' has no attribute {name!r}" + (room and f": it is surgery.{room}.{name}"))

@@ -1,4 +1,4 @@
 """Aggregation: weighted, clustered and masked means of models, of one architecture or of several."""
 
-from surgery.averaging.average import average as average
-from surgery.averaging.average import combine as combine
+from surgery.averaging.mean import average as average
+from surgery.averaging.mean import combine as combine

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from surgery.names import outwards
-from surgery.width.constants import COUNT, NewSizes, new_sizes, together
+from surgery.width.constants import COUNT, NewSizes, Sizes, new_sizes, together
 from surgery.width.provenance import Expression, Number, Operation, Place, evaluate, numbers, places, solve_for_places
 from surgery.width.scales import Scales
 from surgery.width.solve import Choice, Solution, size_of
@@ -38,7 +38,7 @@ def attribute_values(model: nn.Module, solution: Solution, choice: Choice) -> li
 
     def is_width(place: Place) -> bool:
         value = values[place]
-        return place.module in known and bool(known[place.module].numbers.get(int(value), set()) - {value})
+        return place.module in known and bool(_news(known[place.module].numbers, value) - {value})
 
     read = list(_read(solution, choice, values))
     taken = {place for expression, *_ in solution.reads for place in places(expression)}
@@ -55,10 +55,12 @@ def _read(solution: Solution, choice: Choice, values: Mapping[Place, Number]) ->
     """Yield what expressions that operations took become: the new size of an axis, the new scale, or the same."""
     scales = Scales(solution, choice)
     for expression, axes, steps in solution.reads:
-        summed = {axis.size: axis for step in steps for axis in solution.steps[step].summed}
-        widths = [place for place in places(expression) if values[place] in summed]
+        summed: dict[Number, set[int]] = defaultdict(set)
+        for axis in (axis for step in steps for axis in solution.steps[step].summed):
+            summed[axis.size].add(size_of(axis, choice))
+        widths = [place for place in places(expression) if len(summed.get(values[place], ())) == 1]
         if widths and isinstance(expression, Operation):  # a scale that the code computes of a width that was summed
-            yield from ((place, size_of(summed[int(values[place])], choice)) for place in widths)
+            yield from ((place, next(iter(summed[values[place]]))) for place in widths)
             continue
         value = evaluate(expression, values)
         news: set[Number] = {size_of(axis, choice) for axis in axes}
@@ -72,12 +74,17 @@ def _compared(
 ) -> Iterator[tuple[Expression, Number]]:
     """Yield what expressions become that the code compared: like a width of their module, or of one around it."""
     for expression in solution.compared:
-        old = int(evaluate(expression, values))
+        old = evaluate(expression, values)
         names = dict.fromkeys(around for place in places(expression) for around in outwards(place.module))
-        options = (known[name].numbers.get(old, {old}) for name in names if name in known)
-        news = next((new for new in options if new != {old}), {old})
+        options = (_news(known[name].numbers, old) - {old} for name in names if name in known)
+        news = next(filter(None, options), {old})
         if len(news) == 1:
-            yield expression, next(iter(news))
+            yield expression, news.pop()
+
+
+def _news(sizes: Sizes, value: Number) -> set[Number]:
+    """Return what sizes that equal a value become."""
+    return {new for old, news in sizes.items() if old == value for new in news}
 
 
 def _changed(held: Mapping[Place, Any], found: Mapping[Place, Number]) -> Values:
@@ -101,21 +108,22 @@ def _labels(unread: Mapping[Place, Number], known: Mapping[str, NewSizes]) -> It
     a configuration says is found by its class, see `surgery.width.config`.
     """
     for place, value in unread.items():
-        sizes = known.get(place.module)
-        if sizes is None or "." in place.attribute or _NO_WIDTH.search(place.attribute):
+        sizes, news = known.get(place.module), set[Number]()
+        if sizes is None or "." in place.attribute or place.attribute.startswith("_"):
             continue
         if isinstance(value, float):
-            news: set[Number] = {new for old, new in sizes.scales if math.isclose(old, value, rel_tol=1e-9)}
-        else:
-            counts = bool(COUNT.search(place.attribute))
-            news = {*(sizes.counts if counts else sizes.widths).get(value, ())} if counts or value >= _LEAST else set()
+            news = {new for old, new in sizes.scales if math.isclose(old, value, rel_tol=1e-9)}
+        elif COUNT.search(place.attribute):
+            news = _news(sizes.counts, value)
+        elif value >= _LEAST and not _NO_WIDTH.search(place.attribute):
+            news = _news(sizes.widths, value)
         if len(news) == 1:
             yield place, news.pop()
 
 
 _LEAST = 8  # smaller numbers may well mean something else
 _NO_WIDTH = re.compile(
-    r"^_|stride|kernel|patch|window|grid|ima?ge?_|resol|length|depth|layers|classes|ratio|steps|max_|min_|pad|value"
-    r"|token|index"
+    r"stride|kernel|patch|window|grid|ima?ge?_|resol|ratio|max_|min_"
+    r"|(^|_)pad_|(^|_)(length|len|depth|layers|classes|steps|stages|pad|padding|value|tokens?|index)$"
 )
 """Names of attributes that are no widths, though they may be as large as one by chance."""

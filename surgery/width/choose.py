@@ -132,7 +132,11 @@ def checked(model: nn.Module, demand: Demand) -> Demand:
         raise SurgeryError(f"unknown heads={demand.heads!r}: choose inside or drop")
     if not (callable(demand.rounding) or (type(demand.rounding) is int and demand.rounding > 0)):
         raise SurgeryError(f"rounding is a function such as math.ceil or a whole number, got {demand.rounding!r}")
-    if isinstance(demand.keep, str) or not all(isinstance(pattern, str) for pattern in demand.keep):
+    if (
+        not isinstance(demand.keep, Sequence)
+        or isinstance(demand.keep, str)
+        or not all(isinstance(pattern, str) for pattern in demand.keep)
+    ):
         raise SurgeryError(f"keep is a list of names of modules, got {demand.keep!r}")
     names = [name for name, _ in model.named_modules(remove_duplicate=False)]
     for pattern in (*demand.keep, *demand.rates):

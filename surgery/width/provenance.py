@@ -7,6 +7,7 @@ them. What the operation makes of them shows of which axis they are the size, or
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from torch import nn
@@ -39,6 +40,11 @@ class Operation(NamedTuple):
     left: "Expression"
     right: "Expression"
 
+    @property
+    def length(self) -> int:
+        """The number of operations."""
+        return 1 + sum(side.length for side in (self.left, self.right) if isinstance(side, Operation))
+
 
 Expression: TypeAlias = Place | Operation | int | float
 
@@ -53,6 +59,14 @@ def evaluate(expression: Expression, values: Mapping[Place, Number]) -> Number:
     if isinstance(expression, Operation):
         return expression.apply(evaluate(expression.left, values), evaluate(expression.right, values))
     return values[expression] if isinstance(expression, Place) else expression
+
+
+def _value(expression: Expression, values: Mapping[Place, Number]) -> Number | None:
+    """Return the value of an expression; None if it divides by zero."""
+    try:
+        return evaluate(expression, values)
+    except (ZeroDivisionError, OverflowError):
+        return None
 
 
 def places(expression: Expression) -> Iterator[Place]:
@@ -77,8 +91,8 @@ def invert(expression: Expression, unknown: Place, result: Number, values: Mappi
         on_left = unknown in places(expression.left)
         if on_left and unknown in places(expression.right):
             return None
-        other = evaluate(expression.right if on_left else expression.left, values)
         try:
+            other = evaluate(expression.right if on_left else expression.left, values)
             wanted = _INVERSES[expression.apply](wanted, other, on_left)
         except (ZeroDivisionError, OverflowError):
             return None
@@ -114,11 +128,24 @@ _INVERSES: dict[Callable[..., Number], Callable[[Number, Number, bool], Number |
 }
 
 
+@dataclass
+class Tracking:
+    """A trace in which numbers remember; afterwards they compute plain ones, if a cache has kept some.
+
+    Attributes:
+        compared: the expressions of numbers that the code found equal to another one.
+        is_open: whether the trace goes on.
+    """
+
+    compared: list[Expression] = field(default_factory=list)
+    is_open: bool = True
+
+
 class Tracked:
-    """A number that remembers the expression that it was computed by, and in whose trace that was."""
+    """A number that remembers the expression that it was computed by, and in which trace."""
 
     expression: Expression
-    trace: Any
+    trace: Tracking
 
     def __reduce__(self) -> Any:
         return (int if isinstance(self, int) else float), (plain(self),)
@@ -133,14 +160,16 @@ class Tracked:
     def __hash__(self) -> int:
         return hash(plain(self))
 
-    def __eq__(self, other: Any) -> bool:
+    def __eq__(self, other: Any) -> Any:
+        if not isinstance(other, int | float):
+            return NotImplemented
         same = plain(self) == plain(other)
-        if same and type(other) is int:
+        if same and type(other) is int and self.trace.is_open:
             self.trace.compared.append(self.expression)
         return same
 
-    def __ne__(self, other: Any) -> bool:
-        return not self == other
+    def __ne__(self, other: Any) -> Any:
+        return not self == other if isinstance(other, int | float) else NotImplemented
 
 
 class _Int(Tracked, int):
@@ -156,21 +185,30 @@ def plain(value: Any) -> Any:
     return int(value) if isinstance(value, _Int) else float(value) if isinstance(value, _Float) else value
 
 
-def _tracked(value: Number, expression: Expression, trace: object) -> Any:
+def _tracked(value: Number, expression: Expression, trace: Tracking) -> Any:
     result = _Int(value) if isinstance(value, int) else _Float(value)
     result.expression, result.trace = expression, trace
     return result
 
 
+_LONGEST = 50  # operations of an expression
+
+
+def _length(expression: Expression) -> int:
+    return expression.length if isinstance(expression, Operation) else 0
+
+
 def _lift(apply: Callable[[Any, Any], Any], swap: bool) -> Callable[[Any, Any], Any]:
     def method(self: Tracked, other: Any) -> Any:
-        if not isinstance(other, int | float) or isinstance(other, bool):
+        if not isinstance(other, int | float):
             return NotImplemented  # a tensor: torch sees the number itself
         left, right = (other, self) if swap else (self, other)
         value = apply(plain(left), plain(right))
-        if type(value) not in (int, float):
+        if type(value) not in (int, float) or not self.trace.is_open:
             return value
-        sides = (side.expression if isinstance(side, Tracked) else side for side in (left, right))
+        sides = [side.expression if isinstance(side, Tracked) else side for side in (left, right)]
+        if sum(map(_length, sides)) > _LONGEST:
+            return value  # a sum over a loop: nobody can say which width it is
         return _tracked(value, Operation(apply, *sides), self.trace)
 
     return method
@@ -216,7 +254,7 @@ def _is_numeric(value: Any) -> bool:
     return type(value) in (int, float)
 
 
-def remember(model: nn.Module, trace: object) -> None:
+def remember(model: nn.Module, trace: Tracking) -> None:
     """Replace the numbers among a model's attributes by ones that remember their place. The model is changed."""
     for holder, key, place in numbers(model):
         value = holder[key]
@@ -228,7 +266,7 @@ def remember(model: nn.Module, trace: object) -> None:
             holder[key] = _tracked(value, place, trace)
 
 
-def tracked_in(arguments: Iterable[Any], trace: object) -> Iterator[Any]:
+def tracked_in(arguments: Iterable[Any], trace: Tracking) -> Iterator[Any]:
     """Yield the tracked numbers of a trace among a call's arguments, those in lists, dicts and slices included."""
     for value in arguments:
         if isinstance(value, Tracked):
@@ -268,8 +306,11 @@ def solve_for_places(
         known = {**values, **found}
         unknown = [place for place in dict.fromkeys(places(expression)) if place not in found]
         unknown = unknown if len(unknown) == 1 else [place for place in unknown if is_width(place)]
-        if len(unknown) == 1 and evaluate(expression, known) != result:
-            value = invert(expression, unknown[0], result, known)
-            if value is not None and evaluate(expression, {**known, unknown[0]: value}) == result:
-                found[unknown[0]] = value
+        if len(unknown) != 1 or _value(expression, known) == result:
+            continue
+        value = invert(expression, unknown[0], result, known)
+        if isinstance(value, float) and isinstance(values[unknown[0]], int):
+            value = int(value) if value.is_integer() else None
+        if value is not None and _value(expression, {**known, unknown[0]: value}) == result:
+            found[unknown[0]] = value
     return found

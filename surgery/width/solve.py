@@ -183,7 +183,7 @@ def solve(trace: Trace, whole: Mapping[axes.Axis, Why] = MappingProxyType({})) -
         trace.unused,
         trace.untrained,
         [Read(read.number, tuple(dict.fromkeys(freeze.all(read.axes))), read.steps) for read in trace.reads],
-        list(dict.fromkeys(trace.compared)),
+        list(dict.fromkeys(trace.tracking.compared)),
         members,
         freeze,
     )

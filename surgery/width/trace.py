@@ -33,7 +33,7 @@ from surgery.forward import (
 from surgery.torch_private import Operations, Watch, tree_leaves, tree_map
 from surgery.width import axes
 from surgery.width.axes import Axes, Axis, Kind, Why, lost
-from surgery.width.provenance import Expression, remember, tracked_in
+from surgery.width.provenance import Tracking, remember, tracked_in
 from surgery.width.reads import Read, read
 from surgery.width.rules.registry import Learnt, Rule, View, is_step, operation_name, rule_for
 from surgery.width.steps import Step, bind, scalars_of
@@ -62,7 +62,7 @@ class Trace:
             copy, its axes, and those of the results.
         written: axes whose sizes a reshape says where it leaves another one open.
         reads: what operations took of the numbers that the model's attributes hold.
-        compared: such numbers that the code found equal to another number (in an assertion, say).
+        tracking: numbers that remember, and what the code compared them with.
         filled, empty: the modules that made numbers of the example, and by module the axes of results without any.
     """
 
@@ -76,10 +76,10 @@ class Trace:
         output: Callable[[Any], Any] | None = None,
         track: bool = False,
     ):
+        self.tracking = Tracking()
         if track:
-            remember(model, self)
+            remember(model, self.tracking)
         self.reads: list[Read[Axis]] = []
-        self.compared: list[Expression] = []
         self._axes = WeakIdKeyDictionary()
         self._learned = WeakIdKeyDictionary()  # parameters, and what was computed from them and from constants alone
         self._data = WeakIdKeyDictionary()  # the example, and what was computed from it
@@ -127,6 +127,7 @@ class Trace:
             self.outputs.append([self.axes_of(tensor) for tensor in tensors_in(result)])
             for axis in (axis for tensor in kept for axis in self.axes_of(tensor)):
                 axes.fix(axis, Why(Kind.OUTPUT, "it is an axis of the output"))
+        self.tracking.is_open = False
         held = {key: tensor for key, tensor in named_tensors(model) if tensor.numel() > 1}
         self.unused = [key for key, tensor in held.items() if id(tensor) not in self.touched]
 
@@ -273,9 +274,11 @@ class _Calls(TorchFunctionMode):
             self.trace.use(given)
         first = len(self.trace.steps)
         result = func(*args, **(kwargs or {}))
-        for number in tracked_in((args, kwargs or {}), self.trace):
+        for number in tracked_in((args, kwargs or {}), self.trace.tracking):
             steps = dict(enumerate(self.trace.steps[first:], first))
-            self.trace.reads.append(read(number, args, tensors_in(result), steps, self.trace.axes_of))
+            self.trace.reads.append(
+                read(number, (*args, *(kwargs or {}).values()), tensors_in(result), steps, self.trace.axes_of)
+            )
         return result
 
 
@@ -389,8 +392,9 @@ def traced(model: nn.Module, example: Any, output: Callable[[Any], Any] | None =
     ran: list[nn.Module] = []
 
     def trace(copy: nn.Module, given: Any) -> Trace:
-        ran.append(copy)
-        return _traced_with_numbers(model, copy, given, output)
+        found, twin = _traced_with_numbers(model, copy, given, output)
+        ran.append(twin)
+        return found
 
     seen = observed(model, example, trace)
     ways = [seen]
@@ -421,20 +425,26 @@ def traced(model: nn.Module, example: Any, output: Callable[[Any], Any] | None =
 def traced_in_place(model: nn.Module, example: Any, output: Callable[[Any], Any] | None = None) -> Trace:
     """Trace a forward pass in evaluation mode where the model is: on the meta device other operations might run."""
     with explained(f"{type(model).__name__} does not run on the example"):
-        return _traced_with_numbers(model, clone(model), copied(example), output)
+        return _traced_with_numbers(model, clone(model), copied(example), output)[0]
 
 
-def _traced_with_numbers(model: nn.Module, twin: nn.Module, example: Any, output: Callable[[Any], Any] | None) -> Trace:
-    """Trace a copy of the model with numbers that remember their attributes, or else plain ones if its code asks."""
+def _traced_with_numbers(
+    model: nn.Module, twin: nn.Module, example: Any, output: Callable[[Any], Any] | None
+) -> tuple[Trace, nn.Module]:
+    """Trace a copy of the model with numbers that remember their attributes, or with plain ones if its code asks.
+
+    The copy that ran is returned, too.
+    """
     try:
-        return Trace(twin, copied(example), output=output, track=True)
+        return Trace(twin, copied(example), output=output, track=True), twin
     except (SurgeryError, InternalError):
         raise
     except Exception as error:
         on_meta = all(tensor.is_meta for tensor in tensors_in(example))
-        found = Trace(ghost_of(model) if on_meta else clone(model), example, output=output)
+        twin = ghost_of(model) if on_meta else clone(model)
+        found = Trace(twin, example, output=output)
         _log.info("%s runs with plain numbers alone: %s", type(model).__name__, first_line(error))
-        return found
+        return found, twin
 
 
 def _follow_copies(model: nn.Module, trace: Trace) -> None:

@@ -18,24 +18,17 @@ import surgery
 from surgery import narrow, state
 from surgery.libraries import named
 from surgery.width import check
-from surgery.width.provenance import Operation, Place, Tracked, evaluate, invert, numbers, plain, remember
+from surgery.width.provenance import Operation, Place, Tracked, Tracking, evaluate, invert, numbers, plain, remember
 from surgery.width.trace import traced
 
 X = torch.zeros(2, 6)
 A, B = Place("", "a"), Place("", "b")
 
 
-class Owner:
-    """In the place of a trace."""
-
-    def __init__(self):
-        self.compared = []
-
-
 def tracked(value, attribute="a"):
     holder = nn.Module()
     setattr(holder, attribute, value)
-    remember(holder, Owner())
+    remember(holder, Tracking())
     return getattr(holder, attribute)
 
 
@@ -52,7 +45,7 @@ EXPRESSIONS = st.recursive(
 def test_arithmetic_with_numbers_that_remember_is_that_of_their_expression(expression, a, b):
     holder = nn.Module()
     holder.a, holder.b = a, b
-    remember(holder, Owner())
+    remember(holder, Tracking())
     try:
         expected = evaluate(expression, {A: a, B: b})
     except ZeroDivisionError:
@@ -203,3 +196,82 @@ def test_reads_are_those_of_the_trace_alone():
         Place("", "dim"), Place("", "sizes", 0), Place("", "sizes", 1)
     }  # fmt: skip
     assert not any(isinstance(value, Tracked) for value in all_numbers(seen.model))
+
+
+class Reads(nn.Module):
+    """Code that a number's own class could break."""
+
+    def __init__(self, code):
+        super().__init__()
+        self.code, self.dim, self.cap, self.p, self.pad = code, 16, math.inf, 0.25, 3
+        self.scale = 2.0
+        self.a, self.b = nn.Linear(6, 16), nn.Linear(16, 3)
+
+    def forward(self, x):
+        return self.b(self.code(self, self.a(x).view(-1, self.dim)))
+
+
+def summed_in_a_loop(net, h):
+    n = net.dim
+    for _ in range(300):
+        n = n + net.pad
+    assert n > 0
+    return h
+
+
+CODES = {
+    "infinite": lambda net, h: h.clamp(max=net.cap * net.scale),
+    "times a flag": lambda net, h: nn.functional.dropout(h, net.p * net.training),
+    "compared with a tensor": lambda net, h: h * (net.pad != torch.ones(1, dtype=torch.long)),
+    "a loop": summed_in_a_loop,
+}
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_code_that_a_numbers_class_could_break(code, caplog):
+    with caplog.at_level("INFO", logger="surgery"):
+        small, _ = narrow(Reads(CODES[code]), 0.5, X, strict=True)
+    assert small.dim == 8
+    assert "plain numbers" not in caplog.text
+
+
+def test_an_integer_stays_one():
+    def code(net, h):
+        assert h.shape[-1] == net.size * 1.0
+        return h
+
+    net = Reads(code)
+    net.size = 16
+    small, _ = narrow(net, 0.5, X, strict=True)
+    assert (small.size, type(small.size)) == (8, int)
+
+
+def test_numbers_that_a_cache_keeps_compute_plain_ones_afterwards():
+    kept = []
+    narrow(Reads(lambda net, h: (kept.append(net.dim // 2), h)[1]), 0.5, X)
+    assert type(kept[0] * 3) is int
+    before = len(kept[0].trace.compared)
+    assert kept[0] == 8
+    assert len(kept[0].trace.compared) == before
+
+
+@pytest.mark.parametrize("name", ["value_dim", "num_key_value_dim", "hidden_layers_dim", "num_features"])
+def test_words_within_a_name_exclude_no_label(name):
+    net = Made(lambda net, x: net.b(net.a(x)), a=nn.Linear(6, 16), b=nn.Linear(16, 3), **{name: 16})
+    assert getattr(narrow(net, 0.5, X, strict=True)[0], name) == 8
+
+
+def test_what_trains_otherwise_is_seen_where_numbers_have_to_be_plain():
+    class Aux(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dim, self.a, self.b, self.aux = 16, nn.Linear(6, 16), nn.Linear(16, 3), nn.Linear(16, 2)
+
+        def forward(self, x):
+            if type(self.dim) is not int:
+                raise TypeError("give an int")
+            h = self.a(x).view(-1, self.dim)
+            return (self.b(h), self.aux(h)) if self.training else self.b(h)
+
+    small, _ = narrow(Aux().to("meta"), 0.5, X.to("meta"), strict=True)
+    assert small.aux.in_features == 8
