@@ -22,14 +22,8 @@ for mine, steps in ((y < 10, 50), (y < 5, 100), (y >= 5, 100)):
         torch.nn.functional.cross_entropy(net(x[mine][batch]), y[mine][batch]).backward()
         optimizer.step(), optimizer.zero_grad()
     trained.append(net)
-base, a, b = trained
-found = {
-    "base": base,
-    "0 to 4": a,
-    "5 to 9": b,
-    "slerp": merging.slerp([a, b]),
-    "ties": merging.ties([a, b], base=base),
-}
+found = dict(zip(("base", "0 to 4", "5 to 9"), trained))
+found |= {"slerp": merging.slerp(trained[1:]), "ties": merging.ties(trained[1:], base=trained[0])}
 right = [100 * (load(net, one)(x[1300:]).argmax(1) == y[1300:]).float().mean().item() for one in found.values()]
 print({name: f"{share:.1f} %" for name, share in zip(found, right)})
 plt.bar_label(plt.bar(list(found), right, color=["0.6", "0.6", "0.6", "C0", "C0"]), fmt="%.0f")

@@ -16,8 +16,7 @@ x, net = x.float() / 16, nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(
 optimizer = torch.optim.Adam(net.parameters(), lr=0.003)
 for batch in torch.randint(1400, (200, 64)):
     nn.functional.cross_entropy(net(x[batch]), y[batch]).backward()
-    optimizer.step()
-    optimizer.zero_grad()
+    optimizer.step(), optimizer.zero_grad()
 scores = surgery.pruning.importance(net, example=x[:2], by="l2")
 best_first, _ = surgery.symmetry.permute(net, by=scores, example=x[:2])
 (width,) = (one.name for one in surgery.widths(net, x[:2]) if not one.reason)
