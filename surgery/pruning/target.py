@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from surgery.errors import SurgeryError
 from surgery.forward import Observed
-from surgery.width.attempts import Numbers, Sizing
+from surgery.width.attempts import Numbers, Sizing, Unreachable
 from surgery.width.choose import Demand, choose
 from surgery.width.shortfall import listed, stayed_whole
 from surgery.width.solve import Atom, Axes, Axis, Choice, Solution, named_widths, size_of
@@ -165,7 +165,7 @@ def sizing(target: Target, sizes: Mapping[str, int] = MappingProxyType({})) -> S
             if share > target.share:
                 whole = stayed_whole(solution, demand, choose(solution, demand))
                 reasons = f"; {listed(seen.model, whole)}" if whole else ""
-                raise SurgeryError(
+                raise Unreachable(
                     f"{target} cannot be reached: {share:.1%} of the {target.what} are left where every width that can "
                     f"shrink is at its floor: take a lower floor, another rounding or a larger share{reasons}"
                 )

@@ -53,13 +53,17 @@ Sizing: TypeAlias = Callable[[Observed[Trace], Solution, Demand, Callable[[Atom]
 """From a model as it was traced, its axes, the demand and the scores of a width to numbers of positions."""
 
 
+class Unreachable(SurgeryError):
+    """A model as small as asked for would need widths below what they may shrink to."""
+
+
 @dataclass(frozen=True)
 class Request:
     """The arguments of `surgery.narrow`.
 
     Attributes:
-        sizing: decides how many positions of each width stay, if that is not the demand's share; SurgeryError if no
-            numbers are small enough.
+        sizing: decides how many positions of each width stay, if that is not the demand's share. It raises Unreachable
+            if no numbers are small enough.
     """
 
     model: nn.Module
@@ -137,7 +141,10 @@ class Attempt:
 
 def final(request: Request) -> Attempt:
     """The attempt whose narrow model runs as predicted; SurgeryError as for `attempts`."""
-    return deque(attempts(request), maxlen=1).pop()
+    try:
+        return deque(attempts(request), maxlen=1).pop()
+    except Unreachable as error:
+        raise SurgeryError(str(error)) from None
 
 
 def attempts(request: Request, known: Constraints = Constraints()) -> Iterator[Attempt]:
@@ -206,7 +213,7 @@ def _first_further(here: Attempt, stuck: Divergence) -> Attempt | None:
     ):
         try:
             there = attempt(here.request, further)
-        except SurgeryError:  # with these widths as one; another way may still lead there
+        except Unreachable:  # with these widths as one; another way may still reach it
             continue
         if there.is_further_than(here):
             return there

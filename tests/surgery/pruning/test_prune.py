@@ -326,7 +326,7 @@ def test_a_coupling_with_which_a_target_is_out_of_reach_is_not_the_last_one(monk
     def attempt(request, known):
         asked.append(known)
         if len([one for one in asked if one.couplings]) == 1 and known.couplings:
-            raise SurgeryError("out of reach")
+            raise attempts.Unreachable("out of reach")
         return real(request, known)
 
     monkeypatch.setattr(attempts, "attempt", attempt)
