@@ -540,15 +540,13 @@ def test_the_part_of_a_head_that_turns_shrinks_apart_from_the_rest(caplog):
 
 
 @pytest.mark.slow
-def test_an_attention_that_does_not_shrink_is_named(caplog):
+def test_an_attention_whose_heads_share_keys_shrinks():
+    """Falcon's second decoder was refused: its sizes were not found among numbers that are equal by chance."""
     transformers = pytest.importorskip("transformers")
     config = transformers.FalconConfig(**FEW, new_decoder_architecture=True, num_kv_heads=2)
-    model = transformers.FalconForCausalLM(config)
-    asked = {"width": 0.5, "example": {"input_ids": torch.arange(18).view(2, 9)}, "output": lambda y: y.logits}
-    with pytest.raises(surgery.SurgeryError, match=r"does not run with narrow widths: in .*attention"):
-        surgery.narrow(model, **asked, strict=True)
-    small, _ = surgery.narrow(model, **asked)
-    for name, tensor in surgery.state(small).items():
-        if name.endswith("query_key_value.weight"):
-            assert len(tensor) == len(surgery.state(model)[name])
-            assert f"axis 0 of {name} {tuple(surgery.state(model)[name].shape)} stays whole: " in caplog.text
+    model, example = transformers.FalconForCausalLM(config).eval(), {"input_ids": torch.arange(18).view(2, 9)}
+    small, _ = surgery.narrow(model, 0.5, example, output=lambda y: y.logits, strict=True)
+    assert small.config.hidden_size == 16
+    again = transformers.FalconForCausalLM(small.config).eval()
+    again.load_state_dict(small.state_dict())
+    torch.testing.assert_close(again(**example).logits, small.eval()(**example).logits)
