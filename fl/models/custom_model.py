@@ -21,7 +21,7 @@ from fl.data import Dataset
 from fl.models import hf
 from fl.models.library import seeded
 from surgery.errors import first_line
-from surgery.plan import structure
+from surgery.plan import has_structure, structure
 from surgery.transfer import double
 from zoo.spec import Member
 
@@ -197,7 +197,7 @@ def check_same(model: nn.Module, known: dict[str, Any], where: str) -> None:
     """Raise FLError unless this is the model that `identity` described."""
     if type(model).__qualname__ != known["class"]:
         raise FLError(f"{where} holds a run of the model {known['class']}, and this is {type(model).__qualname__}")
-    if structure(model) != known["structure"]:
+    if not has_structure(model, known["structure"]):
         raise FLError(
             f"{where} holds a run of another {known['class']}: its modules or their settings (sizes, strides, ...) "
             "differ from this one's"

@@ -5,6 +5,7 @@ embedded and built, models of different sizes are averaged by it (`surgery.avera
 """
 
 from surgery.plan.fingerprint import fingerprint as fingerprint
+from surgery.plan.fingerprint import has_structure as has_structure
 from surgery.plan.fingerprint import structure as structure
 from surgery.plan.positions import Index as Index
 from surgery.plan.positions import Runs as Runs

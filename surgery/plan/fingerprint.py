@@ -1,28 +1,25 @@
 """Hashes by which a plan knows its full model: names and shapes of its tensors, classes and settings of its modules."""
 
-import dis
 import functools
 import hashlib
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from types import CodeType
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
 from surgery.configuration import is_plain
 
-_CHANGES = {"append", "extend", "insert", "pop", "popitem", "clear", "remove", "update", "setdefault"}
-_VERSION = "2:"  # what `structure` begins with: hashes of another version say nothing of a model
-_ASIDE = {*vars(nn.Module()), "device", "dtype", "name_or_path"}  # may differ between models that compute the same
-_KEYS = str | int  # of dictionaries in settings
+_VERSION = "3:"  # what `structure` begins with; another version's hashes were made of other facts
+_ASIDE = {"device", "dtype", "name_or_path"}  # may differ between models that compute the same
+_COUNTS = re.compile("head|group")  # settings whatever the constructor calls them
 _SWITCHES = re.compile("drop|checkpointing|fused")  # how much is dropped, and how the same is computed
 
 
 def fingerprint(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """A hash of the names and shapes of a model's tensors, whatever their order.
+    """Return a hash of the names and shapes of a model's tensors, whatever their order.
 
     >>> fingerprint({"a": (1,), "b": (2,)}) == fingerprint({"b": (2,), "a": (1,)})
     True
@@ -31,13 +28,9 @@ def fingerprint(shapes: Mapping[str, tuple[int, ...]]) -> str:
 
 
 def structure(model: nn.Module) -> str:
-    """A hash of a model's modules: their names, classes and settings.
+    """Return a hash of a model's modules: their names, classes and settings.
 
-    A setting is a number, a string, a bool, None, or a tuple, list or dict of these, in a public attribute. Of
-    torch's classes it is what the constructor takes or `__constants__` names, unless it has its default value, so that
-    arguments that a later torch adds change nothing. Of other classes it is what `__init__`, or a method that it calls,
-    assigns. What `forward`, or a method that it calls, assigns or changes is not a setting, so that a model has the
-    same hash after it has run. Rates of dropout, and switches for checkpointing and fused kernels, may differ.
+    Rates of dropout, and switches for checkpointing and fused kernels, may differ.
 
     >>> structure(nn.Conv2d(1, 2, 3)) == structure(nn.Conv2d(1, 2, 3, stride=2))
     False
@@ -46,113 +39,59 @@ def structure(model: nn.Module) -> str:
     return _VERSION + _hash([[name, type(module).__qualname__, settings(module)] for name, module in counted])
 
 
+def has_structure(model: nn.Module, known: str) -> bool:
+    """Return whether a model may be the one of which a hash is known; a hash of another version says nothing.
+
+    >>> has_structure(nn.ReLU(), structure(nn.ReLU())), has_structure(nn.GELU(), structure(nn.ReLU()))
+    (True, False)
+    """
+    return not known.startswith(_VERSION) or known == structure(model)
+
+
 def settings(module: nn.Module) -> dict[str, Any]:
-    """A module's own settings by the attribute's name, as `structure` has them.
+    """Return a module's own settings by the attribute's name, as `structure` has them.
+
+    A setting is a number, a string, a bool, None, or a tuple, list or dict of these, in a public attribute that is
+    called like an argument of the constructor, or counts heads or groups. What `forward` keeps in other attributes is
+    none, so that a model has the same hash after it has run. With the default value of one of torch's constructors it
+    is left out, so that arguments that a later torch adds change nothing.
 
     >>> settings(nn.LayerNorm(3, eps=0.1))
     {'eps': 0.1, 'normalized_shape': (3,)}
     """
     if isinstance(module, nn.ParameterDict | nn.ParameterList):
         return {name: None if p is None else tuple(p.shape) for name, p in module._parameters.items()}
-    kind: Any = type(module)
-    known, changed = _known(kind)
-    values, own = vars(module), _own_defaults(kind)
+    arguments, defaults = _arguments(type(module)), _torch_defaults(type(module))
     return {
         name: value
-        for name in sorted(filter(known, values))
-        if is_plain(value := values[name], keys=_KEYS)
-        and not (isinstance(value, list | dict) and name in changed)
-        and not (name in own and type(own[name]) is type(value) and own[name] == value)
+        for name, value in sorted(vars(module).items())
+        if (name in arguments or _COUNTS.search(name))
+        and not (name.startswith("_") or name in _ASIDE or _SWITCHES.search(name))
+        and is_plain(value, keys=str | int)
+        and not (name in defaults and type(defaults[name]) is type(value) and defaults[name] == value)
     }
 
 
 @functools.cache
-def _known(cls: type) -> tuple[Callable[[str], bool], set[str]]:
-    """Whether a name is that of a setting of a class, and the attributes whose entries its `forward` changes."""
-    theirs = [base for base in cls.__mro__ if _is_torch(base)]
-    arguments = {name for base in theirs for name in (*_defaults(base), *vars(base).get("__constants__", ()))}
-    of_torch = {name for base in theirs for name in _assigned(vars(base).get("__init__"))}
-    makers, run = _reached(cls, "__init__"), _reached(cls, "forward")
-    made = {name for function in makers for name in _assigned(function)}
-    anything = any({"setattr", "__dict__", "vars"} & _names(function) for function in makers)
-    others = _ASIDE | of_torch | {name for function in run for name in _assigned(function)}
-
-    @functools.cache
-    def known(name: str) -> bool:
-        public = not name.startswith("_") and name not in _ASIDE and not _SWITCHES.search(name)
-        own = name in made or anything or "head" in name or "group" in name  # their numbers are also set from outside
-        return public and (name in arguments or (own and name not in others))
-
-    return known, {name for function in run for name in _changed(function)}
-
-
-def _reached(cls: type, start: str) -> set[Callable]:
-    """The functions of a class, but not of torch's, that a method of it may call, and the method."""
-    methods: dict[str, list[Callable]] = {}
-    for base in cls.__mro__:
-        for name, value in ({} if _is_torch(base) else vars(base)).items():
-            function = inspect.unwrap(getattr(value, "__func__", value)) if callable(value) else None
-            if hasattr(function, "__code__"):
-                methods.setdefault(name, []).append(function)
-    found: set[Callable] = set()
-    waiting = list(methods.get(start, ()))
-    while waiting:
-        function = waiting.pop()
-        if function not in found:
-            found.add(function)
-            waiting += [f for name in _names(function) if name != start for f in methods.get(name, ())]
-    return found
-
-
-def _assigned(function: Any) -> set[str]:
-    """The attributes that a function assigns."""
-    return {step.argval for step in _steps(function) if step.opname == "STORE_ATTR"}
-
-
-def _changed(function: Callable) -> set[str]:
-    """The attributes whose entries a function assigns, or that it appends to and the like."""
-    result, held = set(), ""
-    for step in _steps(function):
-        loads = step.opname in ("LOAD_ATTR", "LOAD_METHOD")
-        if held and (step.opname == "STORE_SUBSCR" or (loads and step.argval in _CHANGES)):
-            result.add(held)
-        if loads:
-            held = step.argval
-        elif not step.opname.startswith(("LOAD_CONST", "LOAD_FAST", "LOAD_SMALL", "BINARY_", "COPY", "SWAP")):
-            held = ""
-    return result
-
-
-def _steps(function: Any) -> Iterator[dis.Instruction]:
-    """The instructions of a function, and of the functions and comprehensions in it."""
-    waiting = [getattr(inspect.unwrap(function), "__code__", None)] if callable(function) else []
-    while waiting:
-        if (code := waiting.pop(0)) is not None:
-            yield from dis.get_instructions(code)
-            waiting += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-
-
-def _names(function: Callable) -> set[str]:
-    return {step.argval for step in _steps(function) if step.opcode in dis.hasname}
+def _arguments(cls: type) -> frozenset[str]:
+    """Return the names of the arguments of a class's constructor, those of the classes that it inherits included."""
+    constants = {name for base in cls.__mro__ for name in vars(base).get("__constants__", ())}
+    return frozenset(constants.union(*map(_own_arguments, cls.__mro__)))
 
 
 @functools.cache
-def _defaults(cls: type) -> dict[str, Any]:
-    """The arguments of a class's own constructor, with their defaults."""
+def _torch_defaults(cls: type) -> dict[str, Any]:
+    """Return the default values of the arguments of torch's constructors among those of a class."""
+    theirs = [base for base in reversed(cls.__mro__) if base.__module__.partition(".")[0] == "torch"]
+    return {name: default for base in theirs for name, default in _own_arguments(base).items()}
+
+
+@functools.cache
+def _own_arguments(cls: type) -> dict[str, Any]:
+    """Return the arguments of the constructor that a class itself defines, with their defaults."""
     init = vars(cls).get("__init__")
     parameters = list(inspect.signature(init).parameters.values())[1:] if hasattr(init, "__code__") else []
     return {p.name: p.default for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
-
-
-@functools.cache
-def _own_defaults(cls: type) -> dict[str, Any]:
-    """The values that constructors of torch's classes give the settings of one of them."""
-    theirs = [base for base in reversed(cls.__mro__) if _is_torch(base)]
-    return {name: value for base in theirs for name, value in _defaults(base).items()}
-
-
-def _is_torch(cls: type) -> bool:
-    return cls.__module__.partition(".")[0] == "torch"
 
 
 def _hash(facts: Any) -> str:

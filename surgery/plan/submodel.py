@@ -25,7 +25,7 @@ from surgery.errors import SurgeryError
 from surgery.files.whole import replacing
 from surgery.lazy import LazyState, Pieces, metas, pieces_of
 from surgery.plan.edits import apply_edit
-from surgery.plan.fingerprint import fingerprint, structure
+from surgery.plan.fingerprint import fingerprint, has_structure
 from surgery.plan.positions import (
     Index,
     Source,
@@ -323,7 +323,7 @@ class Plan:
         afterwards: `load(plan.build(make_full_model()), safetensors.torch.load_file(path))`.
         """
         _fitted(state(full), self.shapes, "the full model")  # names the tensors, if they differ as well
-        if self.structure and self.structure != structure(full):
+        if not has_structure(full, self.structure):
             raise SurgeryError(
                 f"this {type(full).__name__} has the tensors of the plan's full model, but modules of other classes or "
                 "settings (heads, groups, strides, ...): give one from the same constructor"
@@ -376,7 +376,7 @@ class Plan:
         except SurgeryError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise SurgeryError(f"not a submodel plan: {error!r}") from None
+            raise SurgeryError(f"not a plan: {error!r}") from None
         if not same:
             raise SurgeryError("the plan was changed: its shapes do not match its fingerprint")
         return cls(entries, shapes, edits, hashed, dtypes)

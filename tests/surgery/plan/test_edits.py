@@ -82,7 +82,7 @@ def test_text_that_is_nested_too_deeply():
     text = plan(attribute="heads", value=1).to_json()
     deep = "[" * 100_000 + "]" * 100_000
     for forged in (deep, text.replace('"value": 1', f'"value": {deep}'), '{"a":' * 50_000 + "1" + "}" * 50_000):
-        with pytest.raises(SurgeryError, match="not a submodel plan"):
+        with pytest.raises(SurgeryError, match="not a plan"):
             Plan.from_json(forged)
 
 

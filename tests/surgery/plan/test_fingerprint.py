@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import surgery
+from surgery.errors import SurgeryError
 from surgery.plan import Plan, structure
 from surgery.plan.fingerprint import settings
 
@@ -14,17 +15,17 @@ from surgery.plan.fingerprint import settings
 class Block(nn.Module):
     """Settings of every kind, some set by a helper, and what a forward pass leaves behind."""
 
-    def __init__(self, heads=2, scale=0.5, act="relu", sizes=(1, [2, None]), extra=None, **options):
+    def __init__(self, heads=2, scale=0.5, act="relu", sizes=(1, [2, None]), table=None, **options):
         super().__init__()
         self.heads, self.scale, self.act = heads, scale, act
-        self._configure(sizes, extra)
+        self._configure(sizes, table)
         self.drop_rate = options.get("drop", 0.1)
         self.device = options.get("device", "cpu")
         self.weight = nn.Parameter(torch.ones(2))
         self.seen, self.history, self.statistics, self.last = 0, [], {}, None
 
-    def _configure(self, sizes, extra):
-        self.sizes, self.table = sizes, {"extra": extra}
+    def _configure(self, sizes, table):
+        self.sizes, self.table = sizes, {"rows": table}
 
     @torch.no_grad()
     def forward(self, x):
@@ -38,9 +39,9 @@ class Block(nn.Module):
         self.seen += n
 
 
-def test_settings_are_those_that_init_assigns_and_forward_does_not():
+def test_settings_are_arguments_of_the_constructor_and_not_what_forward_keeps():
     block = Block()
-    expected = {"heads": 2, "scale": 0.5, "act": "relu", "sizes": (1, [2, None]), "table": {"extra": None}}
+    expected = {"heads": 2, "scale": 0.5, "act": "relu", "sizes": (1, [2, None]), "table": {"rows": None}}
     assert settings(block) == expected
     before = structure(block)
     block(torch.ones(3, 2))
@@ -51,7 +52,7 @@ def test_settings_are_those_that_init_assigns_and_forward_does_not():
 
 
 @pytest.mark.parametrize(
-    "change", [{"heads": 3}, {"scale": 0.25}, {"act": "gelu"}, {"sizes": (1, [3, None])}, {"extra": True}]
+    "change", [{"heads": 3}, {"scale": 0.25}, {"act": "gelu"}, {"sizes": (1, [3, None])}, {"table": True}]
 )
 def test_every_setting_counts(change):
     assert structure(Block(**change)) != structure(Block())
@@ -85,7 +86,7 @@ class Fixed(nn.Conv2d):
         (lambda: nn.GELU(), lambda: nn.GELU("tanh")),
         (lambda: nn.Sequential(nn.ReLU()), lambda: nn.Sequential(nn.GELU())),
         (lambda: nn.Sequential(nn.ReLU()), lambda: nn.ModuleDict({"a": nn.ReLU()})),
-        (lambda: Dynamic(size=3), lambda: Dynamic(size=4)),
+        (lambda: Dynamic(num_heads=3), lambda: Dynamic(num_heads=4)),
         (lambda: Fixed(1, 1, 3), lambda: Fixed(1, 1, 3, mode="b")),
         (lambda: Fixed(1, 1, 3), lambda: Fixed(1, 1, 3, dilation=2)),
         (lambda: nn.ParameterDict({"a": torch.zeros(2)}), lambda: nn.ParameterDict({"a": torch.zeros(3)})),
@@ -160,3 +161,12 @@ def test_what_another_version_of_torch_prints_or_adds_changes_nothing(monkeypatc
     monkeypatch.setattr(nn.Module, "__init__", module)
     assert nn.ReLU().new
     assert structure(nn.Sequential(nn.Linear(2, 3), Block())) == before
+
+
+def test_a_hash_of_another_version_is_no_obstacle():
+    net = nn.Linear(2, 2)
+    values = {n: tuple(t.shape) for n, t in surgery.state(net).items()}
+    whole = {n: (surgery.plan.Source(n, (None,) * len(shape)),) for n, shape in values.items()}
+    assert Plan(whole, values, structure="2:0123456789abcdef").build(net).out_features == 2
+    with pytest.raises(SurgeryError):
+        Plan(whole, values, structure="3:0123456789abcdef").build(net)

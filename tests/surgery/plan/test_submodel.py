@@ -68,29 +68,29 @@ PLAN, MISSING = Plan({"w": (Source("w", (((0, 2),),)),)}, {"w": (3,)}), object()
         ({"format": "zip"}, "'zip'"),
         ({"full": {"w": [4]}}, "fingerprint"),
         ({"full": {"w": [3], "v": [1]}}, "fingerprint"),
-        ({"full": {"w": ["3"]}}, "not a submodel plan"),
-        ({"full": {"w": 3}}, "not a submodel plan"),
-        ({"full": [3]}, "not a submodel plan"),
+        ({"full": {"w": ["3"]}}, "not a plan"),
+        ({"full": {"w": 3}}, "not a plan"),
+        ({"full": [3]}, "not a plan"),
         ({"fingerprint": "0"}, "fingerprint"),
         ({"entries": {"w": [["w", [[[0, 9]]]]]}}, "no ranges in an axis of 3 positions of 'w'"),
-        ({"entries": {"w": [["w", [[[0, 1.5]]]]]}}, "not a submodel plan"),
-        ({"entries": {"w": [[3, [None]]]}}, "not a submodel plan"),
-        ({"structure": 3}, "not a submodel plan"),
-        ({"dtypes": ["float32"]}, "not a submodel plan"),
+        ({"entries": {"w": [["w", [[[0, 1.5]]]]]}}, "not a plan"),
+        ({"entries": {"w": [[3, [None]]]}}, "not a plan"),
+        ({"structure": 3}, "not a plan"),
+        ({"dtypes": ["float32"]}, "not a plan"),
         ({"dtypes": {"w": "float99"}}, "'float99'"),
         ({"dtypes": {"w": "nn"}}, "'nn'"),
         ({"dtypes": {"v": "float32"}}, "'v'"),
         ({"entries": {"w": [["v", [None]]]}}, "'v'"),
         ({"entries": {"w": []}}, "no source"),
-        ({"entries": {"w": [["w", [[[0]]]]]}}, "not a submodel plan"),
-        ({"entries": {"w": [["w", [[["x", 1]]]]]}}, "not a submodel plan"),
-        ({"entries": {"w": [["w"]]}}, "not a submodel plan"),
-        ({"entries": {"w": "wx"}}, "not a submodel plan"),
-        ({"entries": ["w"]}, "not a submodel plan"),
-        ({"edits": ["skip"]}, "not a submodel plan"),
-        ({"edits": None}, "not a submodel plan"),
-        *(({key: MISSING}, "not a submodel plan") for key in json.loads(PLAN.to_json()) if key != "structure"),
-        *((text, "not a submodel plan") for text in ("", "{", "[]", "null", "3", '"text"', "{}", "PK\x03")),
+        ({"entries": {"w": [["w", [[[0]]]]]}}, "not a plan"),
+        ({"entries": {"w": [["w", [[["x", 1]]]]]}}, "not a plan"),
+        ({"entries": {"w": [["w"]]}}, "not a plan"),
+        ({"entries": {"w": "wx"}}, "not a plan"),
+        ({"entries": ["w"]}, "not a plan"),
+        ({"edits": ["skip"]}, "not a plan"),
+        ({"edits": None}, "not a plan"),
+        *(({key: MISSING}, "not a plan") for key in json.loads(PLAN.to_json()) if key != "structure"),
+        *((text, "not a plan") for text in ("", "{", "[]", "null", "3", '"text"', "{}", "PK\x03")),
     ],
 )
 def test_other_text_than_a_plans_is_refused_in_one_line(change, message, tmp_path):
@@ -101,7 +101,7 @@ def test_other_text_than_a_plans_is_refused_in_one_line(change, message, tmp_pat
         Plan.from_json(change)
     assert "\n" not in str(caught.value)
     (tmp_path / "plan").write_bytes(b"\x80\xff\x00" + change.encode())
-    with pytest.raises(surgery.SurgeryError, match="not a submodel plan"):
+    with pytest.raises(surgery.SurgeryError, match="not a plan"):
         Plan.load(tmp_path / "plan")
 
 
