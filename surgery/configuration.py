@@ -152,17 +152,15 @@ def warn_if_lost(before: nn.Module, after: nn.Module) -> None:
     except Exception as error:
         what = f"its class raises {type(error).__name__} for it: {first_line(error)}"
     if what:
-        warn(after, what, "give example=..., if you did not: it may show a form that the configuration can describe")
+        hint = "give example=..., if you did not: it may show a form that the configuration can describe"
+        _log.warning(undescribed(after, what, hint))
 
 
-def warn(model: nn.Module, what: str, hint: str) -> None:
-    """Say that a model's configuration does not describe it, why, and what to do."""
-    _log.warning(
-        "the configuration of this %s does not describe it (%s). Its class alone cannot load a checkpoint of it: save "
-        "the plan and the state, and restore it with Plan.build; or %s",
-        type(model).__name__,
-        what,
-        hint,
+def undescribed(model: nn.Module, what: str, hint: str) -> str:
+    """Return a text that says that a model's configuration does not describe it, why, and what to do."""
+    return (
+        f"the configuration of this {type(model).__name__} does not describe it ({what}). Its class alone cannot load "
+        f"a checkpoint of it: save the plan and the state, and restore it with Plan.build; or {hint}"
     )
 
 

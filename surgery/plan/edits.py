@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from surgery.configuration import is_like, is_plain
@@ -87,6 +88,15 @@ def slice_buffer(model: nn.Module, module: str, attribute: str, index: list) -> 
     setattr(owner, attribute, take(tensor, ranges))
 
 
+def fill(model: nn.Module, module: str, attribute: str, value: float) -> None:
+    """Fill a tensor that is not in the state with a number, such as a scale that follows a width."""
+    owner = model.get_submodule(module)
+    tensor = getattr(owner, attribute)
+    if isinstance(tensor, nn.Parameter) or type(value) not in (int, float):
+        raise TypeError(f"{joined(module, attribute)} is trained, or {value!r} is no number")
+    setattr(owner, attribute, torch.full_like(tensor, value))
+
+
 def remove(model: nn.Module, module: str, first: int, count: int) -> None:
     """Remove `count` children of a Sequential or ModuleList from position `first` on; later ones move up."""
     parent = model.get_submodule(module)
@@ -118,6 +128,7 @@ def unchain(model: nn.Module, module: str, keep: int) -> None:
 _EDITS: dict[str, Callable[..., None]] = {
     "set": set_attribute,
     "slice": slice_buffer,
+    "fill": fill,
     "remove": remove,
     "skip": skip,
     "unchain": unchain,

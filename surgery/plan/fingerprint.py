@@ -61,7 +61,8 @@ def settings(module: nn.Module) -> dict[str, Any]:
     """
     if isinstance(module, nn.ParameterDict | nn.ParameterList):
         return {name: None if p is None else tuple(p.shape) for name, p in module._parameters.items()}
-    arguments, defaults = _arguments(type(module)), _torch_defaults(type(module))
+    kind: Any = type(module)
+    arguments, defaults = _arguments(kind), _torch_defaults(kind)
     return {
         name: value
         for name, value in sorted(vars(module).items())

@@ -20,7 +20,7 @@ from surgery.plan.positions import as_index, positions
 from surgery.states import names_by_id, state
 from surgery.width import axes
 from surgery.width.axes import Why, lost, role
-from surgery.width.check import Divergence, checked_plan, described
+from surgery.width.check import Checked, Divergence, checked_plan, with_configuration
 from surgery.width.choose import Chosen, Demand, Heads, checked, choose
 from surgery.width.plan import plan_of
 from surgery.width.replay import changed, trial
@@ -102,13 +102,13 @@ def widen(
     whole = listed(model, growth.whole, "grow")
     if not growth.choice or (whole and strict):
         raise SurgeryError(whole or f"{type(model).__name__} has no hidden width")
-    unused = unused_tensors(growth.solution, growth.choice, model, keep, "grow")
-    if unused and strict:
-        raise SurgeryError(unused)
-    for shortfall in filter(None, (whole, unused)):
-        _log.warning(shortfall)
     plan = growth.outcome
     assert isinstance(plan, Plan)  # of the last attempt, which computes the same
+    unused = unused_tensors(growth.solution, growth.choice, model, keep, "grow")
+    for shortfall in filter(None, (whole, unused, growth.undescribed)):
+        if strict:
+            raise SurgeryError(shortfall)
+        _log.warning(shortfall)
     wide = growth.built(model, plan)
     if noise:
         _add_noise(wide, growth, noise, generator)
@@ -263,8 +263,7 @@ class _Growth:
             return checked.step, lost(f"the code there does not run wider: {checked.difference}")
         number = self._changed(checked)
         if number is None:
-            seen = self._checked
-            plan = described(seen.model, checked, self.solution, self.choice, seen.example)
+            plan, _ = self._configured
             number = None if plan is checked else self._changed(plan)  # the code may compute with its configuration
             if number is None:
                 return plan
@@ -273,6 +272,18 @@ class _Growth:
         why = self.tied(step.module) or f"{where} would compute something else of repeated positions"
         fraction = self.rate % 1 and step.name in _MEANS
         return number, role(why + (" (a whole number as rate keeps means and variances)" if fraction else ""))
+
+    @property
+    def undescribed(self) -> str:
+        """Why the configuration does not say the new widths; "" if it does, or if there is none."""
+        return self._configured[1] if self.choice else ""
+
+    @cached_property
+    def _configured(self) -> tuple[Plan, str]:
+        """The checked plan with a configuration that says the new widths, or why none can."""
+        seen = self._checked
+        assert isinstance(seen.found, Plan)
+        return with_configuration(seen.model, seen.found, self.solution, self.choice, seen.example)
 
     def _changed(self, plan: Plan) -> int | None:
         """The first step at which the wide model of a plan computes something else."""
@@ -284,7 +295,8 @@ class _Growth:
         plan = plan_of(self.model, self.values, self.solution, self.choice)
 
         def check(model: nn.Module, example: Any) -> Plan | Divergence:
-            return checked_plan(model, plan, self.solution, self.choice, example)
+            found = checked_plan(model, plan, self.solution, self.choice, example)
+            return found.plan if isinstance(found, Checked) else found
 
         seen = observed(self.model, self.example, check)
         if isinstance(seen.found, Divergence) and seen.on_meta:  # other operations may run there

@@ -23,10 +23,11 @@ from surgery.plan import Plan
 from surgery.states import state
 from surgery.width import axes
 from surgery.width.axes import SHUFFLED, Why, fix, lost, role
-from surgery.width.check import Divergence, checked_plan, described, splits_interleaved
+from surgery.width.check import Checked, Divergence, checked_plan, splits_interleaved, with_configuration
 from surgery.width.choose import Chosen, Demand, Scores, TracedScores, best, choose, scores_of
 from surgery.width.plan import plan_of
 from surgery.width.positions import Positions, TracedPositions
+from surgery.width.scales import held_numbers
 from surgery.width.shortfall import UnshrunkWidth, stayed_whole
 from surgery.width.solve import Atom, Axis, Solution, digits, is_whole, size_of, solve, terms
 from surgery.width.steps import alike, numbered, same_code
@@ -115,28 +116,39 @@ class Attempt:
 
     @cached_property
     @uncollected()
-    def outcome(self) -> Plan | Divergence:
+    def outcome(self) -> Checked | Divergence:
         """The plan, if the narrow model runs as predicted; otherwise how far it runs."""
         choice = self.chosen.choice
         plan = plan_of(self.seen.model, state(self.request.model), self.solution, choice)
-        return checked_plan(self.seen.model, plan, self.solution, choice, self.seen.example)
+        held = held_numbers(self.request.model)
+        return checked_plan(self.seen.model, plan, self.solution, choice, self.seen.example, held)
 
     @property
-    def checked(self) -> Plan:
+    def checked(self) -> Checked:
         """The plan of an attempt that runs as predicted."""
-        assert isinstance(self.outcome, Plan)
+        assert isinstance(self.outcome, Checked)
         return self.outcome
 
-    @cached_property
+    @property
     def plan(self) -> Plan:
-        """The same with a configuration that says the new widths; a warning is logged if none can."""
-        return described(self.seen.model, self.checked, self.solution, self.chosen.choice, self.seen.example)
+        """The same with a configuration that says the new widths, if one can."""
+        return self._configured[0]
+
+    @property
+    def undescribed(self) -> str:
+        """Why the configuration does not say the new widths; "" if it does, or if there is none."""
+        return self._configured[1]
+
+    @cached_property
+    def _configured(self) -> tuple[Plan, str]:
+        seen = self.seen
+        return with_configuration(seen.model, self.checked.plan, self.solution, self.chosen.choice, seen.example)
 
     def is_further_than(self, other: "Attempt") -> bool:
         """Whether the narrow model runs further, with no more widths that stay whole."""
         if not self.chosen.choice or len(self.whole) > len(other.whole):
             return False
-        return isinstance(self.outcome, Plan) or self.outcome.step > other.outcome.step
+        return isinstance(self.outcome, Checked) or self.outcome.step > other.outcome.step
 
 
 def final(request: Request) -> Attempt:

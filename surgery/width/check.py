@@ -4,7 +4,8 @@ The narrow model runs beside the full one's trace, and every operation has to be
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from surgery.forward import call, copied, in_mode, named_tensors, tensors_in, wa
 from surgery.names import is_inside, joined
 from surgery.plan import Plan
 from surgery.plan.edits import attribute_of
+from surgery.states import names_by_id
 from surgery.torch_private import Operations, tree_map
 from surgery.width.attributes import attribute_values
 from surgery.width.axes import SHUFFLED
@@ -27,10 +29,22 @@ from surgery.width.constants import (
     together,
 )
 from surgery.width.rules.registry import is_step, operation_name
-from surgery.width.scales import Scales
+from surgery.width.scales import Scales, Scaling
 from surgery.width.solve import SPLITS, Axes, Axis, Choice, Product, Solution, Sum, atoms, size_of
 from surgery.width.steps import Step, bind, scalars_of
 from surgery.width.trace import Origins
+
+
+class Checked(NamedTuple):
+    """The plan of a narrow model that runs as predicted.
+
+    Attributes:
+        plan: the plan, with edits of attributes.
+        constant: the numbers that stay although they scale sums whose lengths change.
+    """
+
+    plan: Plan
+    constant: Sequence[Scaling]
 
 
 class Divergence(NamedTuple):
@@ -49,41 +63,60 @@ class _Diverged(Exception):
         self.step, self.computed = step, computed
 
 
-def checked_plan(model: nn.Module, plan: Plan, solution: Solution, choice: Choice, example: Any) -> Plan | Divergence:
+def checked_plan(
+    model: nn.Module,
+    plan: Plan,
+    solution: Solution,
+    choice: Choice,
+    example: Any,
+    held: Mapping[tuple[str, str], float | None] = MappingProxyType({}),
+) -> Checked | Divergence:
     """Return the plan with edits of attributes, or a Divergence if the narrow model does something else than predicted.
 
     It is run with the values of attributes that follow from what operations read, see `attribute_values`.
+
+    Args:
+        held: the numbers that tensors of one element hold, see `held_numbers`.
     """
-    scales = Scales(solution, choice)
+    scales = Scales(solution, choice, held)
+    scalings = list(scales.scalings())
+    kept = names_by_id(model)
+    in_state = {key for key, tensor in named_tensors(model) if id(tensor) in kept}
+    news = {one.held: one.new for one in scalings if one.held and one.new is not None and one.held not in in_state}
+    fills = [{"do": "fill", "module": m, "attribute": a, "value": value} for (m, a), value in news.items()]
     sizes = together(new_sizes(solution, choice).values()).numbers
     layers = list(layer_edits(plan.built(model), solution, choice))
     found: list[_Diverged] = []
     for values in attribute_values(model, solution, choice):
         sets = [{"do": "set", "module": m, "attribute": a, "value": value} for (m, a), value in values.items()]
-        checked = plan.with_edits((*plan.edits, *layers, *sets))
+        checked = plan.with_edits((*plan.edits, *layers, *sets, *fills))
         scaled = [attribute_of(model, *place) for place, value in values.items() if isinstance(value, float)]
         # Where no attribute has changed, only shapes can have changed a number of the code.
         shapes = sizes if not values and all(tensor.is_meta for _, tensor in named_tensors(model)) else {}
-        diverged = _Predicted(checked.built(model), solution, choice, scales, scaled, shapes).difference(example)
+        narrow = _Predicted(checked.built(model), solution, choice, scales, scaled, shapes)
+        diverged = narrow.difference(example)
         if diverged is None:
-            return checked
+            stay = [one for one in scalings if one.held or (one.step, one.value) in narrow.same]
+            return Checked(checked, [one for one in stay if one.held not in news])
         found.append(diverged)
     here = max(found, key=lambda one: one.step)
     return Divergence(here.step, str(here), _no_way_on(model, solution, choice, here))
 
 
-def described(model: nn.Module, plan: Plan, solution: Solution, choice: Choice, example: Any) -> Plan:
-    """A checked plan after which the configuration says the new widths, see `config_edits`."""
+def with_configuration(
+    model: nn.Module, plan: Plan, solution: Solution, choice: Choice, example: Any
+) -> tuple[Plan, str]:
+    """Return a checked plan after which the configuration says the new widths; or the same plan, and why it cannot."""
 
     def difference(small: nn.Module) -> tuple[int, str] | None:
         found = _Predicted(small, solution, choice).difference(example)
         return None if found is None else (len(solution.steps) - found.step, str(found))
 
     if holder_of(model) is None:  # as most models: their widths lie in attributes alone
-        return plan
+        return plan, ""
     everywhere = together(new_sizes(solution, choice).values())
-    more = config_edits(model, plan, everywhere, difference)
-    return plan.with_edits((*plan.edits, *more)) if more else plan
+    more, problem = config_edits(model, plan, everywhere, difference)
+    return (plan.with_edits((*plan.edits, *more)) if more else plan), problem
 
 
 def _no_way_on(model: nn.Module, solution: Solution, choice: Choice, difference: _Diverged) -> str:
@@ -163,6 +196,7 @@ class _Predicted(Operations):
         super().__init__()
         self.solution, self.choice, self.done, self.origins = solution, choice, 0, Origins(small)
         self.scales, self.changed, self.shapes = scales, changed, shapes or {}
+        self.same: set[tuple[int, Any]] = set()  # (step, number) of numbers that are as in the full model
         self.small = small
 
     def difference(self, example: Any) -> _Diverged | None:
@@ -218,6 +252,7 @@ class _Predicted(Operations):
             self._check_number(key, axis, bound, inputs)
         if computed:
             raise _Diverged(self.done, computed, computed=True)
+        self.same |= {(self.done, value) for value in scalars.values() if isinstance(value, int | float)}
         self.origins.made(self.done, outputs)
         self.done += 1
         return result

@@ -5,6 +5,7 @@ model made from them has the narrow model's tensors, runs every operation as pre
 """
 
 import copy
+import logging
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from surgery.configuration import (
     mismatch,
     reread,
     set_field,
-    warn,
+    undescribed,
 )
 from surgery.errors import first_line
 from surgery.forward import named_tensors
@@ -34,6 +35,7 @@ from surgery.width.constants import COUNT, LEAST, NewSizes, Sizes, merged, renew
 
 Difference = Callable[[nn.Module], tuple[int, str] | None]
 """How many operations of a narrow model do not run as predicted, and what the first of them does; None if all do."""
+_log = logging.getLogger(__name__)
 _MOST_MADE = 40  # models that are made to find the values
 
 
@@ -72,8 +74,10 @@ class _Made(NamedTuple):
     shares: Collection[float] = ()
 
 
-def config_edits(model: nn.Module, plan: Plan, sizes: NewSizes, difference: Difference) -> Sequence[Edit]:
-    """Edits after which a narrow model's configuration says its widths; none, and a warning, if it cannot say them.
+def config_edits(model: nn.Module, plan: Plan, sizes: NewSizes, difference: Difference) -> tuple[Sequence[Edit], str]:
+    """Return edits after which a narrow model's configuration says its widths, or none and why it cannot say them.
+
+    Of a configuration that did not describe the full model either, that is logged.
 
     Args:
         model: the full model, or a copy on the meta device, which its class makes from a configuration that it holds.
@@ -82,13 +86,12 @@ def config_edits(model: nn.Module, plan: Plan, sizes: NewSizes, difference: Diff
         difference: where a narrow model does something else than predicted.
     """
     if plan.small_shapes == dict(plan.shapes):
-        return []
+        return [], ""
     unsaved = getattr(model, "_keys_to_ignore_on_save", None) or ()  # as transformers' classes name them
     if cut := sorted(name for name in unsaved if plan.small_shapes.get(name) != plan.shapes.get(name)):
         module = cut[0].rpartition(".")[0]
         what = f"its class does not save {cut[0]}, and computes another one for another width"
-        warn(model, what, f"leave that width as it is with keep={[module]}")
-        return []
+        return [], undescribed(model, what, f"leave that width as it is with keep={[module]}")
     config = getattr(model, holder_of(model))
     try:
         full = made_from(type(model), config)
@@ -97,14 +100,14 @@ def config_edits(model: nn.Module, plan: Plan, sizes: NewSizes, difference: Diff
     except Exception as error:  # it was not made so: whatever its constructor raises
         search, what = None, f"its class raises {type(error).__name__} for it: {first_line(error)}"
     if search is None:
-        warn(model, f"nor the full model: {what}", "narrow a model that is as its class made it")
-        return []
+        _log.warning(undescribed(model, f"nor the full model: {what}", "narrow a model that is as its class made it"))
+        return [], ""
     best = search.best()
     if any(best.score):
         refused = f"; for the new widths its class raises {search.refused}" if search.refused else ""
-        warn(model, f"{best.why}{refused}", "choose shares, rounding or heads with which its class can say the widths")
-        return []
-    return best.edits
+        hint = "choose shares, rounding or heads with which its class can say the widths"
+        return [], undescribed(model, f"{best.why}{refused}", hint)
+    return best.edits, ""
 
 
 class _Search:

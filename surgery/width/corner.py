@@ -91,12 +91,17 @@ def _attributes(model: nn.Module, small: nn.Module) -> list[dict[str, Any]]:
 
 def _slices(model: nn.Module, small: nn.Module) -> list[dict[str, Any]]:
     """Edits for tensors that are not in the state."""
-    edits = []
+    edits: list[dict[str, Any]] = []
     others = dict(named_tensors(small))
     held = names_by_id(model)  # tied ones under all their names
     for (module, attribute), tensor in named_tensors(model):
         other = others.get((module, attribute), tensor)
-        if id(tensor) not in held and other.shape != tensor.shape:
+        if id(tensor) in held:
+            continue
+        is_number = tensor.numel() == other.numel() == 1 and tensor.is_floating_point()
+        if is_number and not (tensor.is_meta or other.is_meta or tensor.item() == other.item()):  # a scale, say
+            edits.append({"do": "fill", "module": module, "attribute": attribute, "value": other.item()})
+        if other.shape != tensor.shape:
             index = _leading(joined(module, attribute), other, tensor)
             edits.append({"do": "slice", "module": module, "attribute": attribute, "index": index})
     return edits
@@ -134,7 +139,7 @@ def rolling(model: nn.Module, small: nn.Module, *, example: Any) -> Callable[[in
     where = {joined(*key): found for key, found in solution.tensors.items()}
     wanted, sets = dict(base.small_shapes), []
     for edit in base.edits:
-        if edit["do"] == "set":
+        if edit["do"] != "slice":
             sets.append(edit)
         else:  # a tensor that is not in the state
             name = joined(edit["module"], edit["attribute"])

@@ -18,6 +18,7 @@ from surgery.width.corner import corner
 from surgery.width.made_constants import other_constants
 from surgery.width.positions import Positions
 from surgery.width.shortfall import (
+    constant_scales,
     constants_differ,
     equally_long,
     listed,
@@ -161,6 +162,8 @@ def finished(found: Attempt) -> nn.Module:
         (equally_long(solution, demand, chosen), strict),
         (too_wide(solution, demand, chosen, small) if strict else "", strict),
         (constants_differ(model, others), strict),
+        (found.undescribed, strict),
+        (constant_scales(model, found.checked.constant), strict),
         (unused_tensors(solution, chosen.choice, small, demand.keep), strict),
     ):
         if shortfall and refused:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
@@ -251,7 +252,7 @@ _TORCH_S = vars(nn.Module()).keys()  # attributes that torch keeps in every modu
 def _is_numeric(value: Any) -> bool:
     if type(value) in (list, tuple):
         return bool(value) and all(type(item) is int for item in value)
-    return type(value) in (int, float)
+    return type(value) in (int, float, np.float64)
 
 
 def remember(model: nn.Module, trace: Tracking) -> None:
@@ -263,7 +264,7 @@ def remember(model: nn.Module, trace: Tracking) -> None:
                 _tracked(item, place._replace(item=i), trace) if item > 1 else item for i, item in enumerate(value)
             )
         elif value not in (0, 1):
-            holder[key] = _tracked(value, place, trace)
+            holder[key] = _tracked(float(value) if isinstance(value, np.float64) else value, place, trace)
 
 
 def tracked_in(arguments: Iterable[Any], trace: Tracking) -> Iterator[Any]:

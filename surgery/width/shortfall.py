@@ -9,6 +9,7 @@ from surgery.forward import named_tensors
 from surgery.names import joined, matches
 from surgery.width.axes import Kind, Why, firmest, lost
 from surgery.width.choose import INSIDE, Chosen, Demand
+from surgery.width.scales import Scaling
 from surgery.width.solve import (
     Atom,
     Axis,
@@ -188,6 +189,18 @@ def _products(axis: Axis) -> Iterator[Product]:
         yield from [axis] if isinstance(axis, Product) else []
         for part in axis.parts:
             yield from _products(part)
+
+
+def constant_scales(model: nn.Module, constant: Sequence[Scaling]) -> str:
+    """Return which numbers stay although they scale sums whose lengths change; "" if there are none."""
+    if not constant:
+        return ""
+    return _list(
+        f"numbers of {type(model).__name__} scale sums of products that become shorter, and stay:",
+        list(dict.fromkeys(map(str, constant))),
+        last="powers of the length follow if they are in attributes, or in buffers that are not saved, and if the code "
+        "computes them of shapes; what is right for other numbers is not known",
+    )
 
 
 def unused_tensors(
