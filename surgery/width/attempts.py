@@ -6,7 +6,6 @@ takes two widths of one size for one, or cannot do with fewer positions there. T
 No value changes once it is made.
 """
 
-import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -29,7 +28,7 @@ from surgery.width.plan import plan_of
 from surgery.width.positions import Positions, TracedPositions
 from surgery.width.scales import held_numbers
 from surgery.width.shortfall import UnshrunkWidth, stayed_whole
-from surgery.width.solve import Atom, Axis, Solution, digits, is_whole, size_of, solve, terms
+from surgery.width.solve import Atom, Solution, digits, is_whole, size_of, solve
 from surgery.width.steps import alike, numbered, same_code
 from surgery.width.trace import Trace, traced
 
@@ -83,12 +82,10 @@ class Constraints:
 
     Attributes:
         couplings: axes that are one width for the code.
-        equal: (module, size) where the code takes all axes of that size to be equally long, though of other positions.
         whole: by number of a step, and of one of its axes (None: all), why they stay whole there.
     """
 
     couplings: tuple[Coupling, ...] = ()
-    equal: tuple[tuple[str, int], ...] = ()
     whole: Mapping[tuple[int, int | None], Why] = field(default_factory=dict)
 
 
@@ -207,22 +204,18 @@ def attempt(request: Request, known: Constraints) -> Attempt:
         demand = replace(demand, choice=traced_positions(solution))
     if request.sizing:
         demand = replace(demand, numbers=request.sizing(seen, solution, request.demand, score))
-    demand = replace(demand, equal=[_of_size(solution, *one) for one in known.equal])
     return Attempt(request, known, seen, solution, demand, choose(solution, demand))
 
 
 def _first_further(here: Attempt, stuck: Divergence) -> Attempt | None:
     """The first attempt that gets further.
 
-    For it two widths are one, or are equally long, or another digit of one shrinks.
+    For it two widths are one, or another digit of one shrinks.
     """
     known, module = here.known, here.solution.steps[stuck.step].module
     found = islice(_couplings(here, stuck.step), _COUPLINGS)
     couplings = [one for coupling in found for one in dict.fromkeys((_repeated(here, module, coupling), coupling))]
-    for further in (
-        *(replace(known, couplings=(*known.couplings, coupling)) for coupling in couplings),
-        *(replace(known, equal=(*known.equal, one)) for one in _torn(here, stuck.step)),
-    ):
+    for further in (replace(known, couplings=(*known.couplings, coupling)) for coupling in couplings):
         try:
             there = attempt(here.request, further)
         except Unreachable:  # with these widths as one; another way may still reach it
@@ -240,26 +233,6 @@ def _first_further(here: Attempt, stuck: Divergence) -> Attempt | None:
             if shrinks and there.is_further_than(here):
                 return there
     return None
-
-
-def _of_size(solution: Solution, module: str, size: int) -> list[Axis]:
-    """The axes of this size in a module that may shrink, and the parts that are concatenated to axes there."""
-    inside = [axis for step in solution.steps if is_inside(step.module, module) for axis in step.axes()]
-    inside += [term for axis in inside for term in terms(axis)]
-    return list(dict.fromkeys(axis for axis in inside if axis.size == size and not is_whole(axis)))
-
-
-def _torn(here: Attempt, number: int) -> list[tuple[str, int]]:
-    """The module of a step, with each size of axes there, and of their parts, of which some shrink more than others.
-
-    None where a rounding says which numbers there are.
-    """
-    if here.request.demand.rounding is not math.ceil:
-        return []
-    step, choice = here.solution.steps[number], here.chosen.choice
-    sizes = {part.size for axis in step.axes() for part in (axis, *terms(axis))}
-    new = {size: {size_of(b, choice) for b in _of_size(here.solution, step.module, size)} for size in sizes}
-    return [(step.module, size) for size in sorted(new) if len(new[size]) > 1]
 
 
 def _couplings(here: Attempt, number: int) -> Iterator[Coupling]:

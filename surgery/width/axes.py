@@ -30,11 +30,13 @@ class Kind(IntEnum):
     """Each position has a role of its own: in a window, in a table, as one of several stacked tensors."""
     UNMADE = 4
     """No layer with weights makes the axis: it counts tokens, pixels or rows."""
-    ASKED = 5
+    PLACE = 5
+    """It counts places, of an image or of a window: no width, whoever writes along it."""
+    ASKED = 6
     """The caller asked for it."""
-    OUTPUT = 6
+    OUTPUT = 7
     """It is an axis of what the model returns."""
-    INPUT = 7
+    INPUT = 8
     """It is an axis of what the model is given."""
 
 
@@ -58,6 +60,11 @@ def picked(text: str) -> Why:
 def role(text: str) -> Why:
     """Each position has a role of its own."""
     return Why(Kind.ROLE, text)
+
+
+def place(text: str) -> Why:
+    """Return the reason of an axis that counts places."""
+    return Why(Kind.PLACE, text)
 
 
 def firmest(*reasons: Why | None) -> Why | None:

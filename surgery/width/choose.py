@@ -57,8 +57,6 @@ class Demand:
         rounding: from a share to the number of positions that stay; or what that number is a multiple of.
         pick: which ones stay.
         numbers: how many positions of each of some widths stay, if that is not their share.
-        equal: axes that have to become equally long: the shorter ones keep more than their share, or with `numbers` the
-            longer ones less.
         choice: the positions that stay, if the caller gives them; what has none stays whole.
         made: the length of the axis that a module makes, by module and each of its atoms; for numbers of positions.
 
@@ -73,7 +71,6 @@ class Demand:
     rounding: Rounding = math.ceil
     pick: Pick = first
     numbers: Callable[[Collection[Atom]], Mapping[Atom, int]] | None = None
-    equal: Sequence[Sequence[Axis]] = ()
     choice: Choice | None = None
     made: Mapping[tuple[str, Atom], int] = field(default_factory=dict)
 
@@ -312,11 +309,7 @@ def choose(solution: Solution, demand: Demand) -> Chosen:
         return Chosen(demand.choice, reasons, [*demand.choice])
     while True:
         sliced = _sliced(solution, demand, reasons)
-        if demand.numbers:  # of a target, which a longer axis could miss
-            numbers = evened(demand.numbers(sliced), demand.equal, step=-1)
-        else:
-            numbers = {atom: demand.wanted(atom) for atom in sliced}
-            numbers = evened(numbers, demand.equal)
+        numbers = demand.numbers(sliced) if demand.numbers else {atom: demand.wanted(atom) for atom in sliced}
         choice = {atom: demand.pick(atom, n) for atom, n in numbers.items() if n < atom.size}
         torn = [(axis, why) for axis, why in solution.ordered if not _neighbours(axis, choice)]
         if not torn:
@@ -328,53 +321,21 @@ def choose(solution: Solution, demand: Demand) -> Chosen:
             reasons.update({atom: why for atom in atoms(axis) if atom not in reasons})
 
 
-def evened(numbers: Mapping[Atom, int], equal: Sequence[Sequence[Axis]], step: Literal[1, -1] = 1) -> dict[Atom, int]:
-    """Even out axes that have to be equally long, by the numbers of positions that stay.
-
-    Args:
-        numbers: for each atom how many stay.
-        equal: the axes that have to be as long as one another.
-        step: 1: more positions stay of the shorter axes, but never all of an atom; -1: fewer of the longer ones.
-
-    >>> a, b, dim = Atom(34), Atom(32), Atom(25)
-    >>> evened({a: 17, b: 16, dim: 13}, [(Sum((a, a, b)), Sum((dim,) * 4))])
-    {34: 18, 32: 16, 25: 13}
-    >>> evened({a: 17, b: 16, dim: 12}, [(Sum((a, a, b)), Sum((dim,) * 4))], step=-1)
-    {34: 16, 32: 16, 25: 12}
-    """
-    numbers = dict(numbers)
-
-    def size(axis: Axis) -> int:
-        return size_of(axis, {atom: range(n) for atom, n in numbers.items()})
-
-    for several in equal:
-        wanted = (max if step > 0 else min)(map(size, several))
-        for axis in several:
-            within = [atom for atom in dict.fromkeys(atoms(axis)) if atom in numbers]
-            while (before := size(axis)) != wanted:
-                for atom in sorted(within, key=lambda atom: step * numbers[atom] / atom.size):  # shares stay alike
-                    numbers[atom] += step
-                    nearer = step * before < step * size(axis) <= step * wanted
-                    if nearer and 0 < numbers[atom] < atom.size:
-                        break
-                    numbers[atom] -= step
-                else:
-                    break
-    return numbers
-
-
 def _check_used(solution: Solution, demand: Demand) -> None:
     """SurgeryError for a pattern of `width` that decides nothing."""
     for pattern in demand.rates:
         made = [(module, axis) for module, axis in solution.made if matches(module, pattern)]
-        mine = [axis for module, axis in made if demand.pattern_of(module) == pattern]
-        if mine and not all(map(is_whole, mine)):
+        mine = [(module, axis) for module, axis in made if demand.pattern_of(module) == pattern]
+        free = [module for module, axis in mine if not is_whole(axis)]
+        if any(not any(matches(module, kept) for kept in demand.keep) for module in free):
             continue
         why = "no module that it matches makes a width"
         if made and not mine:
             why = "an earlier pattern matches the same modules"
+        elif free:
+            why = f"keep={list(demand.keep)} names what it matches"
         elif mine:
-            why = next(atom.why.text for axis in mine for atom in atoms(axis))
+            why = next(atom.why.text for _, axis in mine for atom in atoms(axis))
         raise SurgeryError(f"width[{pattern!r}] decides nothing: {why}")
 
 
@@ -409,8 +370,6 @@ def _why_not(axis: Axis, n: int, got: int, chosen: Chosen) -> str:
         kept = {atom: range(math.ceil(round(number / axis.size * atom.size, 9))) for atom in shrinking}
         return size_of(axis, kept) == number
 
-    if fits(n):
-        return f", and {got} stay, since the code needs parts of it as long as another width: give a share"
     near = [next(filter(fits, row), 0) for row in (range(n, 0, -1), range(n, axis.size + 1))]
     return (
         ", which it cannot keep (heads, groups or other parts of it keep equally many each, or it is several widths in "

@@ -156,6 +156,10 @@ class Scales:
         found = {new for one, before in options if (new := _renewed(value, one, before, step)) is not None}
         if step.name in ("mul", "div"):
             up = 0.5 if step.name == "mul" else -0.5
+            if not found and any(before and not one.learned for one, before in options):
+                # the products of channel attention sum over tokens, and its code takes the width of a head even so
+                last = dict.fromkeys(part for axes in step.inputs if axes for part in (axes[-1], *digits(axes[-1])))
+                found = {self._size(axis) ** -up for axis in last if axis.size > 1 and _is(value, axis.size**-up)}
             found |= {self._size(axis) ** up for axis in self._unit_length(step) if _is(value, axis.size**up)}
             # a sum is divided by how many it has
             found |= {self._size(axis) for axis in self._summed(step) if axis.size == value}

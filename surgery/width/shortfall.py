@@ -1,6 +1,6 @@
 """Where a narrow model is less than was asked for, and why: one list of reasons for warnings and refusals."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -19,10 +19,9 @@ from surgery.width.solve import (
     Sum,
     atoms,
     digits,
-    named_widths,
+    read_by_layers,
     size_of,
     summed_over,
-    terms,
 )
 
 _SHIFTED = lost("the code computes with it and itself, shifted (differences of neighbours, say)")
@@ -51,18 +50,20 @@ class UnshrunkWidth(NamedTuple):
 
 
 def stayed_whole(solution: Solution, demand: Demand, chosen: Chosen) -> list[UnshrunkWidth]:
-    """The hidden widths that stay whole although they were to shrink, with the reasons; each width once.
+    """Return the hidden widths that stay whole although they were to shrink, with the reasons; each width once.
 
-    Classes, and whatever else is only an output, were not to shrink; an output that other layers read was.
+    Classes, and whatever else is only an output, were not to shrink; an output that other layers read was. Nor were
+    fixed features of the input, and with heads="drop" what lies inside of heads.
     """
     found: list[UnshrunkWidth] = []
     known: set[Atom] = set()  # of what was found
-    read, by_weights = summed_over(solution), summed_over(solution, learned=True)
+    read, by_layers = summed_over(solution), read_by_layers(solution)
+    inside = _inside_heads(solution) if demand.heads == "drop" else set()
     made = [(module, axis, True) for module, axis in solution.made]
     held = [(key[0], axis, False) for key, axes in solution.tensors.items() for axis in axes]
     for module, axis, is_made in made + held:
-        for part in _not_shrunk(axis, demand, chosen):
-            parts = {a for a in atoms(part) if demand.wanted(a) < a.size}
+        for part in _not_shrunk(axis, demand, chosen, inside):
+            parts = {a for a in atoms(part) if a not in inside and demand.wanted(a) < a.size}
             shifted = is_made and not parts and isinstance(part, Sum) and len(part.parts) > len(set(part.parts))
             parts = parts or set(atoms(part) if shifted else ())
             if parts <= known or (demand.numbers and any(atom in chosen.sliced for atom in atoms(part))):
@@ -71,11 +72,9 @@ def stayed_whole(solution: Solution, demand: Demand, chosen: Chosen) -> list[Uns
                 continue  # another digit of the width that is made shrinks
             why = _SHIFTED if shifted else _why_whole(part, [atom for atom in atoms(part) if atom in parts], chosen)
             if any(atom.makers for atom in parts):
-                hidden = why.kind < Kind.ASKED or (why.kind is Kind.OUTPUT and not parts.isdisjoint(read))
-            else:
-                hidden = (why.kind is Kind.LOST and not parts.isdisjoint(read)) or (
-                    why.kind is Kind.UNMADE and not parts.isdisjoint(by_weights)  # not tokens, which attention sums
-                )
+                hidden = why.kind < Kind.PLACE or (why.kind is Kind.OUTPUT and not parts.isdisjoint(read))
+            else:  # not tokens, which attention sums
+                hidden = why.kind in (Kind.LOST, Kind.UNMADE) and not parts.isdisjoint(by_layers)
             places = [place for a in atoms(part) if a in parts for place in solution.members.get(a, ())]
             if hidden and places:
                 known |= parts
@@ -87,9 +86,26 @@ def stayed_whole(solution: Solution, demand: Demand, chosen: Chosen) -> list[Uns
     return list({str(width): width for width in found}.values())  # an axis of several widths once
 
 
-def _not_shrunk(axis: Axis, demand: Demand, chosen: Chosen) -> Iterator[Axis]:
-    """An axis that has all of its positions although it was to have fewer, or the parts of it of which that is so."""
-    asked = min(demand.wanted(atom, axis.size) for atom in atoms(axis))
+def _inside_heads(solution: Solution) -> set[Atom]:
+    """Return the atoms that lie beside heads, of which some can be dropped: positions inside of each head."""
+    found: set[Atom] = set()
+    for product in {product for axes in solution.tensors.values() for axis in axes for product in _products(axis)}:
+        if any(atom.grouping == "heads" and not atom.why for digit in product.parts for atom in atoms(digit)):
+            found |= {atom for atom in atoms(product) if atom.grouping != "heads"}
+    return found
+
+
+def _products(axis: Axis) -> Iterator[Product]:
+    """Yield the products that an axis consists of."""
+    if not isinstance(axis, Atom):
+        yield from [axis] if isinstance(axis, Product) else []
+        for part in axis.parts:
+            yield from _products(part)
+
+
+def _not_shrunk(axis: Axis, demand: Demand, chosen: Chosen, inside: Collection[Atom]) -> Iterator[Axis]:
+    """Yield an axis that has all of its positions although it was to have fewer, or the parts of which that is so."""
+    asked = min((demand.wanted(atom, axis.size) for atom in atoms(axis) if atom not in inside), default=axis.size)
     if asked == axis.size:
         return
     if size_of(axis, chosen.choice) == axis.size:
@@ -97,7 +113,7 @@ def _not_shrunk(axis: Axis, demand: Demand, chosen: Chosen) -> Iterator[Axis]:
     elif not isinstance(axis, Atom):  # of a product one digit shrinks, which may be a sum
         for part in axis.parts:
             if isinstance(axis, Sum) or size_of(part, chosen.choice) < part.size:
-                yield from _not_shrunk(part, demand, chosen)
+                yield from _not_shrunk(part, demand, chosen, inside)
 
 
 def _why_whole(axis: Axis, parts: Sequence[Atom], chosen: Chosen) -> Why:
@@ -127,68 +143,6 @@ def _list(first: str, items: Sequence[Any], more: str = "", last: str = "") -> s
     if len(items) > _LISTED:
         lines.append(f"  and {len(items) - _LISTED} more{more}")
     return "\n".join([*lines, last] if last else lines)
-
-
-def equally_long(solution: Solution, demand: Demand, chosen: Chosen) -> str:
-    """Which widths keep more than their share since the code takes them for as long as another; "" if none does.
-
-    With a target a width has no share of its own.
-    """
-    if demand.numbers:
-        return ""
-    kept = {
-        name: (len(chosen.choice[atom]), atom.size, demand.wanted(atom))
-        for name, atom in named_widths(solution).items()
-        if demand.equal and atom in chosen.choice
-    }
-    texts = [f"{n} of {size} positions of {name}, not {share}" for name, (n, size, share) in kept.items() if n > share]
-    return f"the code takes widths for equally long, so that there stay {', '.join(texts)}" if texts else ""
-
-
-def too_wide(solution: Solution, demand: Demand, chosen: Chosen, small: nn.Module) -> str:
-    """Which tensors of the narrow model are longer along an axis than the width asks for; "" if none is.
-
-    Shapes are judged by what the trace and the caller say, not by the positions that were chosen. With a target it is
-    open how many of a width stay.
-    """
-    held = [(module, axis) for (module, _), axes in solution.tensors.items() for axis in axes]
-    keep = [axis for module, axis in (*held, *solution.made) if any(matches(module, name) for name in demand.keep)]
-    kept = {atom for axis in keep for atom in atoms(axis)}
-
-    def most(axis: Axis) -> int:
-        """How many positions may stay: of a product one digit shrinks, of a sum every term."""
-        if isinstance(axis, Sum):
-            return sum(map(most, axis.parts))
-        if not isinstance(axis, Atom):
-            return max((axis.size // d.size * n for d in axis.parts if (n := most(d)) < d.size), default=axis.size)
-        why = chosen.reasons.get(axis)  # `stayed_whole` tells it, but for what is said to be asked
-        inside = axis.grouping == "heads" and demand.heads == "inside"
-        stays = axis.why or axis in kept or inside or (why and why.kind < Kind.ASKED)
-        return axis.size if stays else demand.wanted(axis)
-
-    free: set[Axis] = set()  # they may stay, since in a product that has them another digit may shrink
-    for product in {product for _, axis in held for product in _products(axis)}:
-        if len(shrinking := [digit for digit in product.parts if most(digit) < digit.size]) > 1:
-            free.update(part for digit in shrinking for part in (digit, *atoms(digit)))
-    longer = []
-    for key, tensor in named_tensors(small):
-        for position, axis in enumerate(solution.tensors.get(key, ()) if not demand.numbers else ()):
-            asked = sum(part.size if {axis, part} & free else most(part) for part in terms(axis))
-            if tensor.shape[position] > asked:
-                shape = tuple(tensor.shape)
-                longer.append(f"axis {position} of {joined(*key)} {shape} is to have {asked} of {axis.size}")
-    if not longer:
-        return ""
-    first = f"tensors of the narrow {type(small).__name__} are longer than the width asks for, and no reason is known:"
-    return _list(first, longer, last="to have their widths whole, name their modules in keep=[...]")
-
-
-def _products(axis: Axis) -> Iterator[Product]:
-    """The products that an axis consists of."""
-    if not isinstance(axis, Atom):
-        yield from [axis] if isinstance(axis, Product) else []
-        for part in axis.parts:
-            yield from _products(part)
 
 
 def constant_scales(model: nn.Module, constant: Sequence[Scaling]) -> str:

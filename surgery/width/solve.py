@@ -128,6 +128,7 @@ class Solution:
 
     Attributes:
         tensors: the axes of each tensor by (module name, attribute name): parameters, buffers and plain attributes.
+        parameters: the keys of those that are parameters.
         steps: the operations in order, with solved axes.
         modes, lengths, outputs: for each forward pass whether it was in training mode, how many of the steps it has,
             and the axes of the output's tensors.
@@ -143,6 +144,7 @@ class Solution:
     """
 
     tensors: Mapping[tuple[str, str], Axes]
+    parameters: frozenset[tuple[str, str]]
     steps: Sequence[Step[Axis]]
     modes: tuple[bool, ...]
     lengths: Sequence[int]
@@ -173,6 +175,7 @@ def solve(trace: Trace, whole: Mapping[axes.Axis, Why] = MappingProxyType({})) -
                 members.setdefault(atom, []).append((key, position))
     return Solution(
         tensors,
+        frozenset(trace.parameters),
         [freeze.step(step) for step in trace.steps],
         trace.modes,
         trace.lengths,
@@ -212,22 +215,34 @@ def factors(step: Step[Axis]) -> Iterator[tuple[int, int, list[Atom]]]:
     yield first + 1, other, summed
 
 
-def summed_over(solution: Solution, learned: bool = False) -> set[Atom]:
-    """The atoms that matrix products and convolutions sum over: the widths that layers read.
+def summed_over(solution: Solution) -> set[Atom]:
+    """Return the atoms that matrix products and convolutions sum over: the widths that layers read."""
+    return {atom for step in solution.steps for _, _, summed in factors(step) for atom in summed}
 
-    Args:
-        learned: whether only where one of the two factors is a parameter or a buffer.
+
+def read_by_layers(solution: Solution) -> set[Atom]:
+    """Return the atoms over which a product of features and of a tensor of the model sums.
+
+    Features are what weights helped to compute; a fixed function of the input (its sines, a one-hot code) has none.
     """
+    has_weights: list[bool] = []  # by step whether a parameter helped to compute its result
 
-    def is_learned(source: Any) -> bool:
+    def is_of_weights(source: Any) -> bool:
+        if source is None:
+            return False
+        return source in solution.parameters if isinstance(source[0], str) else has_weights[source[0]]
+
+    def is_held(source: Any) -> bool:
         while source is not None and isinstance(source[0], int) and solution.steps[source[0]].name in _LAYOUTS:
             source = solution.steps[source[0]].sources[0]
         return source is not None and isinstance(source[0], str)
 
     found: set[Atom] = set()
     for step in solution.steps:
-        for place, _, summed in factors(step):
-            if not learned or is_learned(step.sources[place]):
+        has_weights.append(any(map(is_of_weights, step.sources)))
+        (x, _, summed), (w, _, _) = tuple(factors(step)) or ((0, 0, []), (0, 0, []))
+        for one, other in ((x, w), (w, x)) if summed else ():
+            if is_held(step.sources[one]) and is_of_weights(step.sources[other]):
                 found |= {*summed}
     return found
 

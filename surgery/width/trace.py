@@ -49,6 +49,7 @@ class Trace:
     Attributes:
         modes: for each forward pass whether it was in training mode.
         tensors: the axes of each tensor by (module name, attribute name): parameters, buffers and plain attributes.
+        parameters: the keys of those that are parameters.
         steps: the operations, in order.
         lengths: for each forward pass how many of the steps it has.
         outputs: for each forward pass the axes of the output's tensors.
@@ -96,10 +97,12 @@ class Trace:
         self._fixed_if_used = WeakIdKeyDictionary()  # by tensor the axes that stay whole if it is used, and why
         self.modes = modes
         self.tensors: dict[tuple[str, str], Axes] = {}
+        self.parameters: set[tuple[str, str]] = set()
         self.steps: list[Step[Axis]] = []
         for key, tensor in named_tensors(model):
             self.tensors[key] = self.axes_of(tensor)
             if isinstance(tensor, nn.Parameter):
+                self.parameters.add(key)
                 self.learn([tensor])
         self.give(tensors_in(example))
         for tensor in tensors_in(example):

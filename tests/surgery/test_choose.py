@@ -1,6 +1,5 @@
 """What the caller may ask of `narrow`, and what is said where it cannot be done."""
 
-import functools
 import itertools
 import math
 import random
@@ -20,8 +19,6 @@ import surgery
 from surgery import SurgeryError, narrow, state
 from surgery.names import matches
 from surgery.pruning import Target, prune
-from surgery.width import attempts, choose
-from surgery.width.axes import Kind, Why
 from surgery.width.choose import exact_covers
 
 
@@ -496,34 +493,6 @@ def test_a_part_that_stays_whole_is_named_though_the_rest_of_its_axis_shrinks():
         narrow(half, 0.5, torch.randn(2, 6), strict=True)
 
 
-def _forgotten(choose, *given):
-    chosen = choose(*given)
-    return chosen._replace(choice={atom: kept for atom, kept in chosen.choice.items() if "layer2.a" not in atom.makers})
-
-
-def _said_to_be_asked(asked_to_stay, solution, demand):
-    made = {atom: Why(Kind.ASKED, "") for _, atom in solution.made if "layer2.a" in atom.makers}
-    return asked_to_stay(solution, demand) | made
-
-
-@pytest.mark.parametrize(
-    ("place", "broken"),
-    [(attempts.choose, _forgotten), (choose._asked_to_stay, _said_to_be_asked)],
-)
-def test_shapes_show_a_width_that_stays_whole_although_nothing_says_so(monkeypatch, place, broken):
-    def narrowed(**asked):
-        return narrow(Residual(), example=IMAGE, strict=True, **{"width": 0.5, **asked})
-
-    monkeypatch.setattr(attempts, "stayed_whole", lambda *given: [])
-    module = {"choose": attempts, "_asked_to_stay": choose}[place.__name__]
-    monkeypatch.setattr(module, place.__name__, functools.partial(broken, place))
-    with pytest.raises(SurgeryError, match=r"axis 0 of layer2.a.weight \(20, 4, 1, 1\) is to have 10 of 20"):
-        narrowed()
-    narrowed(keep=["layer2"])
-    narrowed(width={"layer2": 1.0, "*": 0.5})
-    narrowed(width=0.97)  # of 20 all stay
-
-
 def test_widths_are_those_that_narrow_finds_for_the_same_output():
     x = torch.randn(2, 6)
     found = {width.size: width for width in surgery.widths(several(), x)}
@@ -558,3 +527,11 @@ def test_widths_take_what_narrow_takes_and_print_as_a_table():
     assert len(lines) == 1 + len(found)
     assert lines[1].split() == ["stem.weight:0", "8", "8", "stem.weight:0,", "stem.bias:0,", "+4", "more"]
     assert str(surgery.widths(nn.Identity(), IMAGE)).split()[:3] == ["name", "size", "kept"]
+
+
+@pytest.mark.parametrize("width", [{"0": 8}, {"0": 0.5, "*": 0.5}])
+def test_a_width_of_modules_that_are_kept_decides_nothing(width):
+    net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 12), nn.Linear(12, 2))
+    with pytest.raises(SurgeryError):
+        narrow(net, width, torch.zeros(1, 4), keep=["0"])
+    assert narrow(net, {"2": 0.5}, torch.zeros(1, 4), keep=["0"])[0][2].out_features == 6

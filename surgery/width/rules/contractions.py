@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from surgery.width.axes import Axes, Axis, find, fix, lost, mark_grouping, picked, product, regroup, role, unify
+from surgery.width.axes import Axes, Axis, find, fix, lost, mark_grouping, picked, place, product, regroup, role, unify
 from surgery.width.rules.registry import (
     Learnt,
     View,
@@ -172,7 +172,7 @@ def _convolved(view: View, x: Axes, weight: Tensor, bias: Tensor | None, groups:
     if isinstance(bias, Tensor):
         unify(view.axes_of(bias)[0], result)
     for axis in w[2:]:
-        fix(axis, role("it is an axis of a convolution's window"))
+        fix(axis, place("it is an axis of a convolution's window"))
     pixels, ordered = windowed(x[2:], out.shape[2 - len(w) :], [axis.size for axis in w[2:]])
     made = [result] if view.learned(weight) else []
     sizes = {"groups": which} if groups > 1 else {}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from surgery.errors import SurgeryError
-from surgery.width.axes import Axes, Axis, Why, find, fix, mark_grouping, picked, regroup, role, unify
+from surgery.width.axes import Axes, Axis, Why, find, fix, mark_grouping, picked, place, regroup, role, unify
 
 
 class View(NamedTuple):
@@ -277,7 +277,7 @@ def windowed(found: Sequence[Axis], sizes: Sequence[int], window: Sequence[int])
     for axis, size, length in zip(found, sizes, window):
         if axis.size != size:
             fix(axis, role("a window slides over it"))
-            axis = Axis(size, role("a window slides over it"))
+            axis = Axis(size, place("a window slides over it"))
         elif length > 1:
             ordered.append(axis)
         kept.append(axis)
