@@ -560,7 +560,7 @@ def test_sizes_and_lists_of_results(library, told):
         *outer, features = view.axes_of(args["x"])
         which, within = rules.regroup([features], [args["heads"], args["length"]])
         rules.fix(which, rules.role("two heads are picked"))
-        return rules.Learnt([*outer, within], sizes={"heads": which})
+        return rules.RuleResult([*outer, within], sizes={"heads": which})
 
     def function(net, x):
         h = net.body(x)
