@@ -27,7 +27,8 @@ from surgery.width.rules import (  # noqa: F401, each adds its own
     shapes,
     windows,
 )
-from surgery.width.rules.registry import RuleResult, View, broadcast, fresh, register_rule
+from surgery.width.rules.notation import register_rule
+from surgery.width.rules.registry import RuleResult, View, broadcast, fresh
 
 __all__ = [
     "Axis",

@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from surgery.width.axes import Axes, Axis, find, fix, lost, mark_grouping, picked, product, regroup, role, unify
+from surgery.width.rules.notation import rule_of
 from surgery.width.rules.registry import (
     RuleResult,
     View,
@@ -20,31 +21,18 @@ from surgery.width.rules.registry import (
     windowed,
 )
 
-
-@rule("mm bmm addmm baddbmm dot mv addmv vdot")
-def _matmul(view, args, out):
-    left, right = first(args, "mat1 batch1 mat self"), first(args, "mat2 batch2 vec2 tensor vec other")
-    x, y = view.axes_of(left), view.axes_of(right)
-    unify(x[-1], y[-2] if len(y) > 1 else y[-1])
-    features = (
-        y[-1:] if view.is_weight(right) and len(y) > 1 else x[-2:-1] if view.is_weight(left) and len(x) > 1 else ()
-    )
-    if len(y) > 1 and view.is_weight(left) and view.is_weight(right):
-        features = (*features, x[-1])  # features of a table of weights, or the rank of a product
-    if len(x) == 3:
-        unify(x[0], y[0])
-        mark_grouping(x[0], "heads")
-    result = [*x[:-1], *(y[-1:] if len(y) > 1 else ())]
-    if left is not args["self"]:
-        unify_last(view.axes_of(args["self"]), result)
-    return RuleResult(result, features=features, summed=x[-1])
-
-
-@rule("addr")
-def _outer(view, args, out):
-    (rows,), (columns,) = view.axes_of(args["vec1"]), view.axes_of(args["vec2"])
-    unify_last(view.axes_of(args["self"]), (rows, columns))
-    return rows, columns
+for _name, _notation in {
+    "mm": "self: i k, mat2: k j -> i j",
+    "bmm": "self: heads i k, mat2: heads k j -> heads i j",
+    "addmm": "self: [i j], mat1: i k, mat2: k j -> i j",
+    "baddbmm": "self: [heads i j], batch1: heads i k, batch2: heads k j -> heads i j",
+    "mv": "self: i k, vec: k -> i",
+    "addmv": "self: [i], mat: i k, vec: k -> i",
+    "dot": "self: k, tensor: k ->",
+    "vdot": "self: k, other: k ->",
+    "addr": "self: [i j], vec1: i, vec2: j -> i j",
+}.items():
+    rule(_name)(rule_of(_notation, _name))
 
 
 @rule("_trilinear")

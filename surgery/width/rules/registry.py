@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from surgery.errors import SurgeryError
 from surgery.width.axes import Axes, Axis, Why, find, fix, mark_grouping, picked, regroup, role, unify
 
 
@@ -106,43 +105,6 @@ def rule(
         RULES.update(dict.fromkeys(same.split(), RULES[head]))
         if tag is not None:
             TAGGED[tag] = function
-        return function
-
-    return register
-
-
-def register_rule(name: str, *, sizes: Collection[str] = (), replace: bool = False) -> Callable[[Function], Function]:
-    """Teach `surgery.narrow` an operation: register a rule, which says what the operation does to axes.
-
-    A rule gets what it may ask (`view.axes_of(tensor)`, `view.is_weight(tensor)`), the call's arguments by their names
-    in the operation's schema, and the result. It unifies axes that are the same and fixes those that must stay whole, and
-    returns the axes of the result, or a `surgery.width.rules.RuleResult` if there is more to say.
-
-    Args:
-        name: of the operation: `namespace::name` without overload. An in-place variant `name_` has the same rule.
-        sizes: names of arguments that are sizes of the result's axes, which may shrink.
-        replace: whether the rule may take the place of one that the operation has already.
-
-    Raises:
-        SurgeryError: if the name has no namespace, or if the operation has a rule and `replace` is not set.
-
-    >>> @register_rule("doctest::twice")
-    ... def twice(view, args, out):
-    ...     return view.axes_of(args["x"])
-    >>> register_rule("doctest::twice")
-    Traceback (most recent call last):
-    ...
-    surgery.errors.SurgeryError: doctest::twice has a rule already: pass replace=True to use another one
-    """
-    namespace, colons, bare = name.partition("::")
-    if not (namespace and colons and bare.isidentifier()):
-        raise SurgeryError(f"{name!r} does not name an operation: write 'namespace::name', without an overload")
-    key = canonical(name)
-    if key in RULES and not replace:
-        raise SurgeryError(f"{name} has a rule already: pass replace=True to use another one")
-
-    def register(function: Function) -> Function:
-        RULES[key] = Rule(key, function, frozenset(sizes))
         return function
 
     return register
