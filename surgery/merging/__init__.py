@@ -8,21 +8,33 @@ ignored, even if they hold NaN; NaN or infinity in any other model, in the base,
 an error (infinities that all models share, as masks of attention do, stay).
 Integer and boolean tensors (step counters, tables of positions) are never averaged: the result has the maximum over the
 models that count, as in `surgery.average`. States of files (`surgery.files.open_state`) are merged piece by piece.
+`register_method` adds a method of your own.
 """
+
+from collections.abc import Callable
+from typing import Any
 
 from surgery.merging.assembly import passthrough, union
 from surgery.merging.averages import Soup, fisher, greedy_soup, linear, regmean
 from surgery.merging.information import fisher_information, input_grams
+from surgery.merging.registration import METHODS, register_method
 from surgery.merging.spheres import karcher, model_stock, multislerp, slerp
 from surgery.merging.task_vectors import breadcrumbs, dare, della, nearswap, sce, task_arithmetic, ties
 
-METHODS = {
+METHODS.update({
     method.__name__: method
     for method in (
         linear, slerp, multislerp, karcher, nearswap, task_arithmetic, ties, dare, breadcrumbs, della, model_stock, sce
     )
-}  # fmt: skip
-"""The methods that need nothing but models and numbers; `fisher`, `regmean` and `greedy_soup` need more."""
+})  # fmt: skip
+
+
+def __getattr__(name: str) -> Callable[..., Any]:
+    """Give a method that was registered later."""
+    if name in METHODS:
+        return METHODS[name]
+    raise AttributeError(f"module 'surgery.merging' has no attribute {name!r}")
+
 
 __all__ = [
     "METHODS",
@@ -40,6 +52,7 @@ __all__ = [
     "multislerp",
     "nearswap",
     "passthrough",
+    "register_method",
     "regmean",
     "sce",
     "slerp",

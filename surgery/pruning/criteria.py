@@ -1,5 +1,6 @@
 """How much each position of each coupled width matters."""
 
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
@@ -239,6 +240,21 @@ def read_activations(
             where = f"batches[{number}]"
             read_batch(twin, batch, solution, add, where=where, by="activation", names=products, or_constants=True)
     return solution, scores
+
+
+def is_criterion(function: Callable) -> bool:
+    """Return whether a function takes a name, rows and an axis, and not a model alone.
+
+    >>> is_criterion(lambda name, rows, axis: rows.abs().sum(1)), is_criterion(lambda model: {}), is_criterion(dict)
+    (True, False, False)
+    """
+    takes = []
+    for arguments in (("", None, 0), (None,)):
+        try:
+            takes.append(bool(inspect.signature(function).bind(*arguments)))
+        except (TypeError, ValueError):  # it takes others, or what it takes is not known
+            takes.append(False)
+    return takes == [True, False]
 
 
 def is_pruner(by: Any) -> bool:

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from surgery.errors import SurgeryError, explained
 from surgery.forward import check_runs
 from surgery.plan import Plan
-from surgery.pruning.criteria import Name as Criterion
+from surgery.pruning.criteria import Criterion, Name, is_criterion, is_pruner
 from surgery.pruning.criteria import importance as score_widths
-from surgery.pruning.criteria import is_pruner
 from surgery.pruning.target import Cost, Target, What, missed, sizing
 from surgery.states import check_same_shapes, shapes_of
 from surgery.width.attempts import Attempt, Request, attempt, final
@@ -75,7 +74,7 @@ def prune(
     *,
     example: Any,
     target: Target,
-    importance: Criterion | Scores | Callable[[nn.Module], Scores] | Any = "l1",
+    importance: Name | Criterion | Scores | Callable[[nn.Module], Scores] | Any = "l1",
     batches: Iterable[Any] = (),
     loss: Callable[[nn.Module, Any], Tensor] | None = None,
     steps: int | Sequence[float] = 1,
@@ -98,11 +97,10 @@ def prune(
         example, keep, output, heads, rounding: as for `surgery.narrow`.
         target: how large the last model may be, as a share of the full one: `Target(macs=0.5)`. Its floor is a share of
             the full model's widths in all steps.
-        importance: a criterion's name or an object of one of torch-pruning's importance classes, as `by` of
-            `surgery.pruning.importance`; or a function of a model that gives scores as `surgery.pruning.importance`
-            does: `lambda net: surgery.pruning.importance(net, example=x, by=mine)`. It is asked for each model that is
-            cut. Or such scores
-            themselves, or None: all widths then keep the same share, and of each the first positions stay.
+        importance: a criterion, as `by` of `surgery.pruning.importance`: its name, a function of a parameter's name,
+            rows and an axis, or an object of one of torch-pruning's importance classes. Or a function of a model alone
+            that gives scores as `surgery.pruning.importance` does. It is asked for each model that is cut. Or such
+            scores themselves, or None: all widths then keep the same share, and of each the first positions stay.
         batches, loss: as for `surgery.pruning.importance`.
         steps: in how many steps, in each of which equally many positions go, as in torch-pruning. Or the shares of the
             target after each, falling to it: `[0.8, 0.65, 0.5]`.
@@ -137,11 +135,11 @@ def prune(
     def scores(net: nn.Module) -> Scores | None:
         if importance is None or isinstance(importance, Mapping):
             return importance
-        if isinstance(importance, str) or not callable(importance) or is_pruner(importance):
+        if not callable(importance) or is_criterion(importance) or is_pruner(importance):
             given = {"example": example, "by": importance, "batches": batches, "loss": loss, "output": output}
             return score_widths(net, **given)
         hint = (
-            "; give the name of a criterion or a function of a model, lambda net: surgery.pruning.importance(net, ...)"
+            "; give a criterion's name, a criterion (a function of a name, rows and an axis), or a function of a model"
         )
         with explained("importance(model) fails", hint):
             return importance(net)

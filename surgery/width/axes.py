@@ -232,8 +232,20 @@ def segment(axis: Axis, start: int, stop: int) -> Axis:
 def unify(a: Axis, b: Axis) -> None:
     """Note that these two axes are the same, position by position, whichever comes first.
 
+    Their digits and terms are refined until they agree, and what is fixed of one is fixed of both. Axes that cannot be
+    brought together are fixed.
+
     Raises:
         InternalError: if they differ in size.
+
+    >>> a, b = product([Axis(2), Axis(12)]), product([Axis(8), Axis(3, role("three colours"))])
+    >>> unify(a, b)
+    >>> a
+    ((2*4)*3!)
+    >>> joined = concatenation([Axis(2), Axis(10)])
+    >>> unify(joined, concatenation([Axis(8), Axis(4)]))
+    >>> joined
+    ((2+6)+4)
     """
     a, b = find(a), find(b)
     if a is b:
@@ -258,7 +270,21 @@ def unify(a: Axis, b: Axis) -> None:
 
 
 def regroup(old: list[Axis], sizes: list[int]) -> list[Axis]:
-    """The axes after a (row-major) reshape to these sizes."""
+    """Return the axes after a (row-major) reshape to these sizes.
+
+    Digits are joined and divided: an axis of 12 becomes one of 3 and one of 4, which are its digits from then on. A
+    reshape that would take a part of a digit that does not divide it fixes all axes, old and new.
+
+    >>> tokens, features = Axis(5), Axis(12)
+    >>> regroup([tokens, features], [5, 3, 4])
+    [5, 3, 4]
+    >>> features
+    (3*4)
+    >>> regroup([tokens, features], [15, 4])
+    [(5*3), 4]
+    >>> regroup([Axis(4), Axis(6)], [6, 4])
+    [6!, 4!]
+    """
     if 0 in sizes:  # no boxes were found, say: what the other axes are is still known
         rest, others = [axis for axis in old if axis.size], [size for size in sizes if size]
         if prod(axis.size for axis in rest) != prod(others):

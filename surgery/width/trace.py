@@ -35,7 +35,7 @@ from surgery.width import axes
 from surgery.width.axes import Axes, Axis, Kind, Why, lost
 from surgery.width.provenance import Tracking, remember, tracked_in
 from surgery.width.reads import Read, read
-from surgery.width.rules.registry import Learnt, Rule, View, is_step, operation_name, rule_for
+from surgery.width.rules.registry import Rule, RuleResult, View, is_step, operation_name, rule_for
 from surgery.width.steps import Step, bind, scalars_of
 
 _FOREIGN = "a tensor lies along it that the model does not hold: register it as a buffer of its module"
@@ -315,13 +315,13 @@ class _Follow(Operations):
                 trace.assign(tensor, found, replace=torch.Tag.inplace_view in func.tags)
         except (InternalError, LookupError, TypeError, ValueError, AttributeError) as error:
             raise InternalError(f"{_described(func, rule)} is wrong: {first_line(error)}") from error
-        trace.made += [(self.where[-1], axis) for axis in learnt.made]
-        trace.ordered += [(axis, learnt.order) for axis in learnt.ordered]
+        trace.made += [(self.where[-1], axis) for axis in learnt.features]
+        trace.ordered += [(axis, learnt.order) for axis in learnt.prefix_only]
         if seeded:
             trace.keep_order(outputs, "random numbers of a seed lie along it, in their order")
-        trace.written += learnt.written
-        trace.fix_if_used(outputs[-1:], learnt.fixed_if_used)
-        if learnt.learned:
+        trace.written += learnt.explicit
+        trace.fix_if_used(outputs[-1:], learnt.fixed_when_read)
+        if learnt.is_weight:
             trace.learn(outputs)
         else:
             trace.derive(outputs, given)
@@ -356,10 +356,10 @@ def decisions(func: Any, given: list[Tensor], result: Any) -> Any:
     return parts if any(part is not None for part in tree_leaves(parts)) else None
 
 
-def _learnt(trace: Trace, rule: Rule, bound: dict[str, Any], result: Any) -> Learnt:
+def _learnt(trace: Trace, rule: Rule, bound: dict[str, Any], result: Any) -> RuleResult:
     """What a rule says, with axes for each result."""
     found = rule.function(View(trace.axes_of, trace.learned), bound, result)
-    learnt = found if isinstance(found, Learnt) else Learnt(found)
+    learnt = found if isinstance(found, RuleResult) else RuleResult(found)
     if all(isinstance(axis, Axis) for axis in learnt.axes):
         alike: Any = [learnt.axes for _ in tensors_in(result)]
         learnt = learnt._replace(axes=alike)
@@ -370,12 +370,12 @@ def _learnt(trace: Trace, rule: Rule, bound: dict[str, Any], result: Any) -> Lea
     return learnt
 
 
-def _not_followed(func: Any, inputs: list[Axes], outputs: list[Tensor]) -> Learnt:
+def _not_followed(func: Any, inputs: list[Axes], outputs: list[Tensor]) -> RuleResult:
     """An operation without a rule: everything stays whole."""
     name = operation_name(func)
     for axis in (axis for found in inputs for axis in found):
         axes.fix(axis, lost(f"cannot be followed through {name} (surgery.register_rule can teach it)"))
-    return Learnt([[Axis(size, lost(f"a result of {name}")) for size in tensor.shape] for tensor in outputs])
+    return RuleResult([[Axis(size, lost(f"a result of {name}")) for size in tensor.shape] for tensor in outputs])
 
 
 def _described(func: Any, rule: Rule | None) -> str:

@@ -345,6 +345,66 @@ def test_a_cut_makes_a_boundary_and_keeps_what_is_fixed(seed, choice):
     assert len(positions(axis, keep)) == new_size(axis, keep) <= size
 
 
+def flat(sizes, axes, keep):
+    """The numbers of the kept positions of an array of these sizes, as numpy counts them."""
+    return (
+        np.arange(math.prod(sizes)).reshape(sizes)[np.ix_(*(positions(axis, keep) for axis in axes))].ravel().tolist()
+    )
+
+
+def layouts(seed, count):
+    """Several random shapes of one number of elements."""
+    generator = random.Random(seed)
+    size = generator.choice([8, 12, 24, 30, 36, 48])
+    return [factorisation(generator, size) for _ in range(count)]
+
+
+@many
+@given(seeds, seeds)
+def test_a_reshape_keeps_the_elements_that_numpy_finds_there(seed, choice):
+    shapes = layouts(seed, 3)
+    axes = [[Axis(n, WHOLE if n == seed % 5 else None) for n in shapes[0]]]
+    for shape in shapes[1:]:
+        axes.append(regroup(axes[-1], shape))
+        assert [axis.size for axis in axes[-1]] == shape
+    keep = keeper(choice)
+    first, *others = (flat(shape, found, keep) for shape, found in zip(shapes, axes))
+    assert all(other == first for other in others)
+    strides = sorted({math.prod(shape[i:]) for shape in shapes for i in range(len(shape))})
+    if all(large % small == 0 for small, large in itertools.pairwise(strides)):  # no reshape mixes axes
+        assert {atom.why for axis in axes[0] for atom in atoms(axis)} <= {None, WHOLE}
+
+
+@many
+@given(seeds, seeds, st.booleans())
+def test_axes_that_are_unified_and_regrouped_keep_the_same_elements(seed, choice, before):
+    one, other = layouts(seed, 2)
+    a, b = Axis(math.prod(one)), Axis(math.prod(other))
+    if before:
+        unify(a, b)
+    digits_of_a, digits_of_b = regroup([a], one), regroup([b], other)
+    unify(a, b)
+    keep = keeper(choice)
+    assert flat(one, digits_of_a, keep) == flat(other, digits_of_b, keep) == positions(a, keep) == positions(b, keep)
+
+
+@many
+@given(seeds, seeds)
+def test_a_digit_that_two_arrays_share_has_the_same_values_in_both(seed, choice):
+    """The kept elements of an array, taken apart by numpy into its digits."""
+    (old, new), (other,) = layouts(seed, 2), layouts(seed + 1, 1)
+    left, right = [Axis(n) for n in old], [Axis(n) for n in other]
+    shared = [(i, j) for i, n in enumerate(new) for j, m in enumerate(other) if n == m > 1]
+    reshaped = regroup(left, new)
+    for i, j in shared[: 1 + seed % 2]:
+        unify(reshaped[i], right[j])
+    keep = keeper(choice)
+    for i, j in shared[: 1 + seed % 2]:
+        in_left = np.unravel_index(flat(old, left, keep), new)[i]
+        in_right = np.unravel_index(flat(other, right, keep), other)[j]
+        assert set(in_left) == set(in_right)
+
+
 def product_of(*sizes):
     return product([Axis(size) for size in sizes])
 

@@ -1,5 +1,6 @@
 """Each rule on a small module: what shrinks, and a numeric oracle; rules and blocks that a user adds."""
 
+import sys
 import threading
 
 import pytest
@@ -560,7 +561,7 @@ def test_sizes_and_lists_of_results(library, told):
         *outer, features = view.axes_of(args["x"])
         which, within = rules.regroup([features], [args["heads"], args["length"]])
         rules.fix(which, rules.role("two heads are picked"))
-        return rules.Learnt([*outer, within], sizes={"heads": which})
+        return rules.RuleResult([*outer, within], sizes={"heads": which})
 
     def function(net, x):
         h = net.body(x)
@@ -628,6 +629,34 @@ def test_blocks_of_a_registered_class_are_found(told):
         surgery.register_block(step())
     inside = nn.Sequential(Step(step(), step()), Step(step(), step()))
     assert [section.blocks for section in surgery.sections(inside)] == [("0", "1")]
+
+
+BLOCK = """
+import surgery
+from torch import nn
+
+
+@surgery.register_block
+class Strange(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return x + self.down(self.up(x).relu())
+"""
+
+
+def test_a_block_of_a_file_of_its_own(told, tmp_path, monkeypatch):
+    (tmp_path / "strange_blocks.py").write_text(BLOCK)
+    monkeypatch.syspath_prepend(tmp_path)
+    import strange_blocks
+
+    del sys.modules["strange_blocks"]
+    net = nn.Sequential(nn.Linear(3, 4), strange_blocks.Strange(), strange_blocks.Strange(), nn.Linear(4, 2))
+    assert surgery.sections(net) == [("", ("1", "2"))]
+    x = floats(2, 3).float()
+    torch.testing.assert_close(surgery.ungraft(net, keep=[1])[0](x), net[3](net[1](net[0](x))))
 
 
 def shuffled(net, x):

@@ -2,8 +2,8 @@
 
 A rule is a function of what it may ask (a `View`), the call's arguments by their names in the operation's schema, and
 the result. It unifies axes that are the same and fixes those that must stay whole. It returns the axes of the result,
-or a `Learnt` if there is more to say. `register_rule` adds one for an operation of your own; all that such a rule needs
-is here.
+or a `RuleResult` if there is more to say. `register_rule` adds one for an operation of your own; all that such a rule
+needs is here.
 """
 
 from surgery.width.axes import (
@@ -27,11 +27,12 @@ from surgery.width.rules import (  # noqa: F401, each adds its own
     shapes,
     windows,
 )
-from surgery.width.rules.registry import Learnt, View, broadcast, fresh, register_rule
+from surgery.width.rules.notation import register_rule
+from surgery.width.rules.registry import RuleResult, View, broadcast, fresh
 
 __all__ = [
     "Axis",
-    "Learnt",
+    "RuleResult",
     "View",
     "broadcast",
     "concatenation",

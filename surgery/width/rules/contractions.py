@@ -3,46 +3,36 @@
 from torch import Tensor
 
 from surgery.width.axes import Axes, Axis, find, fix, lost, mark_grouping, picked, place, product, regroup, role, unify
+from surgery.width.rules.notation import rule_of
 from surgery.width.rules.registry import (
-    Learnt,
+    RuleResult,
     View,
     broadcast_axes,
     first,
     fitting,
+    fix_all,
     fresh,
     grouped,
     results,
     rule,
     tensors,
-    told_apart,
     unify_all,
     unify_last,
     windowed,
 )
 
-
-@rule("mm bmm addmm baddbmm dot mv addmv vdot")
-def _matmul(view, args, out):
-    left, right = first(args, "mat1 batch1 mat self"), first(args, "mat2 batch2 vec2 tensor vec other")
-    x, y = view.axes_of(left), view.axes_of(right)
-    unify(x[-1], y[-2] if len(y) > 1 else y[-1])
-    made = y[-1:] if view.learned(right) and len(y) > 1 else x[-2:-1] if view.learned(left) and len(x) > 1 else ()
-    if len(y) > 1 and view.learned(left) and view.learned(right):
-        made = (*made, x[-1])  # features of a table of weights, or the rank of a product
-    if len(x) == 3:
-        unify(x[0], y[0])
-        mark_grouping(x[0], "heads")
-    result = [*x[:-1], *(y[-1:] if len(y) > 1 else ())]
-    if left is not args["self"]:
-        unify_last(view.axes_of(args["self"]), result)
-    return Learnt(result, made=made, summed=x[-1])
-
-
-@rule("addr")
-def _outer(view, args, out):
-    (rows,), (columns,) = view.axes_of(args["vec1"]), view.axes_of(args["vec2"])
-    unify_last(view.axes_of(args["self"]), (rows, columns))
-    return rows, columns
+for _name, _notation in {
+    "mm": "self: i k, mat2: k j -> i j",
+    "bmm": "self: heads i k, mat2: heads k j -> heads i j",
+    "addmm": "self: [i j], mat1: i k, mat2: k j -> i j",
+    "baddbmm": "self: [heads i j], batch1: heads i k, batch2: heads k j -> heads i j",
+    "mv": "self: i k, vec: k -> i",
+    "addmv": "self: [i], mat: i k, vec: k -> i",
+    "dot": "self: k, tensor: k ->",
+    "vdot": "self: k, other: k ->",
+    "addr": "self: [i j], vec1: i, vec2: j -> i j",
+}.items():
+    rule(_name)(rule_of(_notation, _name))
 
 
 @rule("_trilinear")
@@ -51,14 +41,14 @@ def _bilinear(view, args, out):
     given, learned = [], []
     for i in (1, 2, 3):
         found = list(view.axes_of(args[f"i{i}"]))
-        if view.learned(args[f"i{i}"]):
+        if view.is_weight(args[f"i{i}"]):
             learned += found
         for dim in sorted(args[f"expand{i}"]):
             found.insert(dim, Axis(1))
         given.append(found)
     whole = broadcast_axes(given, [max(sizes) for sizes in zip(*([axis.size for axis in found] for found in given))])
     result = [axis for dim, axis in enumerate(whole) if dim not in args["sumdim"]]
-    return Learnt(result, made=[axis for axis in result if axis in map(find, learned)])
+    return RuleResult(result, features=[axis for axis in result if axis in map(find, learned)])
 
 
 @rule("_grouped_mm")
@@ -66,10 +56,10 @@ def _grouped_product(view, args, out):
     """Rows are sorted by groups, as tokens by experts; each group has a matrix of its own."""
     x, (groups, rows, columns) = view.axes_of(args["self"]), view.axes_of(args["mat2"])
     if len(x) != 2 or args["bias"] is not None:
-        return told_apart(view, tensors(args), out)
+        return fix_all(view, tensors(args), out)
     unify(x[-1], rows)
     fix(groups, role("each position is a matrix of its own"))
-    return Learnt([x[0], columns], made=[columns] if view.learned(args["mat2"]) else [], summed=rows)
+    return RuleResult([x[0], columns], features=[columns] if view.is_weight(args["mat2"]) else [], summed=rows)
 
 
 @rule("_cdist_forward _euclidean_dist")
@@ -129,7 +119,7 @@ def _recurrent(view, args, out):
     unify_all([(x[1], hidden), *(found[-2:] for found in states)])
     _, _, _, *workspace = results(out)
     found = [(*x[:-1], hidden), *states, *(fresh(tensor.shape) for tensor in workspace)]
-    return Learnt(found, {"hidden_size": hidden}, made=[hidden])
+    return RuleResult(found, {"hidden_size": hidden}, features=[hidden])
 
 
 @rule("convolution _convolution cudnn_convolution mkldnn_convolution convolution_overrideable")
@@ -151,11 +141,13 @@ def _deformed(view, args, out):
     if args["offset_groups"] > 1:
         which, _ = grouped(x[1], args["offset_groups"])
         fix(which, role("its groups are read at places of their own"))
-    learnt = _convolved(view, x, args["weight"], args["bias"], args["groups"], out)
-    return learnt._replace(sizes={}, axes=[*learnt.axes[:2], *offset[2:]])
+    convolved = _convolved(view, x, args["weight"], args["bias"], args["groups"], out)
+    return convolved._replace(sizes={}, axes=[*convolved.axes[:2], *offset[2:]])
 
 
-def _convolved(view: View, x: Axes, weight: Tensor, bias: Tensor | None, groups: int, out, transposed=False) -> Learnt:
+def _convolved(
+    view: View, x: Axes, weight: Tensor, bias: Tensor | None, groups: int, out, transposed=False
+) -> RuleResult:
     """A window slides over an image; its weight is (out, in / groups) or transposed (in, out / groups)."""
     w = view.axes_of(weight)
     if groups == 1:
@@ -174,9 +166,9 @@ def _convolved(view: View, x: Axes, weight: Tensor, bias: Tensor | None, groups:
     for axis in w[2:]:
         fix(axis, place("it is an axis of a convolution's window"))
     pixels, ordered = windowed(x[2:], out.shape[2 - len(w) :], [axis.size for axis in w[2:]])
-    made = [result] if view.learned(weight) else []
+    features = [result] if view.is_weight(weight) else []
     sizes = {"groups": which} if groups > 1 else {}
-    return Learnt([x[0], result, *pixels], sizes, made, ordered)
+    return RuleResult([x[0], result, *pixels], sizes, features, ordered)
 
 
 @rule(

@@ -3,7 +3,7 @@
 import torch
 
 from surgery.width.axes import Axis, find, fix, picked, role, segment, unify
-from surgery.width.rules.registry import INDICES, Learnt, broadcast, dims_of, fresh, results, rule, tensors
+from surgery.width.rules.registry import INDICES, RuleResult, broadcast, dims_of, fresh, results, rule, tensors
 
 
 @rule("copy", layout=True)
@@ -52,7 +52,7 @@ def _sort(view, args, out):
     found = view.axes_of(args["self"])
     along = [found[dim] for dim in dims_of(args, len(found)) if found]
     why = "it is sorted, so that its positions are ranks (of which the code may take the first k)"
-    return Learnt(found, ordered=along, order=why, fixed_if_used=[(axis, INDICES) for axis in along])
+    return RuleResult(found, prefix_only=along, order=why, fixed_when_read=[(axis, INDICES) for axis in along])
 
 
 @rule("eye", sizes={"n", "m"})
@@ -61,14 +61,14 @@ def _identity(view, args, out):
     rows, columns = fresh(out.shape)
     if rows.size == columns.size:
         return rows, rows
-    return Learnt([rows, columns], ordered=[rows, columns])
+    return RuleResult([rows, columns], prefix_only=[rows, columns])
 
 
 @rule("hann_window hamming_window", sizes={"window_length"})
 @rule("arange linspace", sizes={"start", "end", "step", "steps"})
 def _count(view, args, out):
     positions = fresh(out.shape)
-    return Learnt(positions, ordered=positions)
+    return RuleResult(positions, prefix_only=positions)
 
 
 @rule("glu")

@@ -6,7 +6,7 @@ from torch import Tensor
 from surgery.width.axes import Axis, fix, picked, product, role, unify
 from surgery.width.rules.registry import (
     INDICES,
-    Learnt,
+    RuleResult,
     broadcast,
     broadcast_axes,
     dims_of,
@@ -33,7 +33,7 @@ def _batch_norm(view, args, out):
         if isinstance(args.get(name), Tensor):
             unify(found[1], view.axes_of(args[name])[0])
     _, *statistics = results(out)
-    return Learnt([found, *(fitting(found[1:2], other.shape) for other in statistics)], {"num_features": found[1]})
+    return RuleResult([found, *(fitting(found[1:2], other.shape) for other in statistics)], {"num_features": found[1]})
 
 
 @rule("native_layer_norm", sizes={"normalized_shape"})
@@ -44,7 +44,7 @@ def _layer_norm(view, args, out):
             unify_last(found, view.axes_of(args[name]))
     _, *statistics = results(out)
     shape = list(found[-len(args["normalized_shape"]) :])
-    return Learnt([found, *(fitting(found, other.shape) for other in statistics)], {"normalized_shape": shape})
+    return RuleResult([found, *(fitting(found, other.shape) for other in statistics)], {"normalized_shape": shape})
 
 
 @rule("native_group_norm", sizes={"N", "C", "HxW"})
@@ -56,7 +56,7 @@ def _group_norm(view, args, out):
     which, _ = grouped(found[1], groups)
     _, *statistics = results(out)
     sizes = {"C": found[1], "num_channels": found[1], **({"group": which, "num_groups": which} if groups > 1 else {})}
-    return Learnt([found, *(fitting((found[0], which), other.shape) for other in statistics)], sizes)
+    return RuleResult([found, *(fitting((found[0], which), other.shape) for other in statistics)], sizes)
 
 
 @rule("_weight_norm_interface")
@@ -86,7 +86,7 @@ def _reduce_with_indices(view, args, out):
     """The numbers do not depend on the order of positions, the indices do: the last result, unless all are reduced."""
     found = view.axes_of(args["self"])
     along = [found[dim] for dim in dims_of(args, len(found)) if found] if "dim" in args else []
-    return Learnt(_reduce(view, args, out), fixed_if_used=[(axis, INDICES) for axis in along])
+    return RuleResult(_reduce(view, args, out), fixed_when_read=[(axis, INDICES) for axis in along])
 
 
 @rule("sum nansum norm linalg_vector_norm")
@@ -94,7 +94,7 @@ def _sum(view, args, out):
     """Reductions that grow with the number of positions; code may divide by it."""
     found = view.axes_of(args["self"])
     dims = dims_of(args, len(found))
-    return Learnt(_reduce(view, args, out), summed=product([axis for dim, axis in enumerate(found) if dim in dims]))
+    return RuleResult(_reduce(view, args, out), summed=product([axis for dim, axis in enumerate(found) if dim in dims]))
 
 
 @rule(

@@ -9,13 +9,13 @@ from torch import Tensor
 from surgery.width.axes import Axis, fix, picked, role, unify
 from surgery.width.rules.registry import (
     COUNTED,
-    Learnt,
+    RuleResult,
     broadcast,
+    fix_all,
     fresh,
     results,
     rule,
     tensors,
-    told_apart,
     unify_last,
 )
 
@@ -26,7 +26,7 @@ _INDEXED = picked("its positions are picked by an index")
 def _select(view, args, out):
     found = list(view.axes_of(args["self"]))
     whole = found.pop(args["dim"])
-    return Learnt(found, fixed_if_used=[(whole, role("one of its positions is picked"))])
+    return RuleResult(found, fixed_when_read=[(whole, role("one of its positions is picked"))])
 
 
 @rule("unbind")
@@ -58,7 +58,7 @@ def _diagonal(view, args, out):
 def _embedding(view, args, out):
     rows, width = view.axes_of(args["weight"])
     fix(rows, role("its positions are looked up"))
-    return Learnt([*view.axes_of(args["indices"]), width], made=[width])
+    return RuleResult([*view.axes_of(args["indices"]), width], features=[width])
 
 
 @rule("_embedding_bag _embedding_bag_forward_only")
@@ -68,7 +68,7 @@ def _embedding_bag(view, args, out):
     if isinstance(args["per_sample_weights"], Tensor):
         unify(view.axes_of(args["per_sample_weights"])[0], view.axes_of(args["indices"])[0])
     bags, *others = results(out)
-    return Learnt([[Axis(bags.shape[0]), width], *(fresh(other.shape) for other in others)], made=[width])
+    return RuleResult([[Axis(bags.shape[0]), width], *(fresh(other.shape) for other in others)], features=[width])
 
 
 @rule("index _unsafe_index index_put _unsafe_index_put")
@@ -92,8 +92,8 @@ def _index(view, args, out):
         if masks:
             size = out.ndim - len(kept)
             together = fresh(out.shape[front : front + size], COUNTED)
-        matrices = len(kept) > 1 and view.learned(args["self"])  # of a stack of them, as those of experts are
-        return Learnt([*kept[:front], *together, *kept[front:]], learned=matrices)
+        matrices = len(kept) > 1 and view.is_weight(args["self"])  # of a stack of them, as those of experts are
+        return RuleResult([*kept[:front], *together, *kept[front:]], is_weight=matrices)
     given = view.axes_of(values)
     if masks:  # how many positions they choose is not known: their axis is what is left
         behind = kept[front:]
@@ -174,9 +174,9 @@ def _searched(view, args, out):
 
 @rule("nonzero masked_select _unique _unique2 unique_dim unique_consecutive bincount torchvision::nms")
 def _counted(view, args, out):
-    return told_apart(view, tensors(args), out, COUNTED)
+    return fix_all(view, tensors(args), out, COUNTED)
 
 
 @rule("nonzero_static masked_scatter take put histc histogram multinomial _ctc_loss")
-def _told_apart(view, args, out):
-    return told_apart(view, tensors(args), out)
+def _picked(view, args, out):
+    return fix_all(view, tensors(args), out)

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from surgery.errors import SurgeryError
 from surgery.width.axes import Axes, Axis, Why, find, fix, mark_grouping, picked, place, regroup, role, unify
 
 
@@ -17,45 +16,45 @@ class View(NamedTuple):
 
     Attributes:
         axes_of: the axes of a tensor; new ones if it was not seen before.
-        learned: whether it is a parameter, or was computed from parameters and constants (a mask) alone.
+        is_weight: whether it is a parameter, or was computed from parameters and constants (a mask) alone.
     """
 
     axes_of: Callable[[Tensor], Axes]
-    learned: Callable[[Tensor], bool]
+    is_weight: Callable[[Tensor], bool]
 
 
 RANGE = "a window or a range runs over it, so that the order of its positions matters"
 
 
-class Learnt(NamedTuple):
-    """What a rule has learnt about a call.
+class RuleResult(NamedTuple):
+    """What a rule says about a call.
 
     Attributes:
         axes: the axes of the result; of each result if there are several: one entry for each, or one for all.
         sizes: arguments of the call, or attributes of torch's own modules, that are sizes of these axes.
-        made: axes along which a layer with weights makes features.
-        ordered: axes whose kept positions must be 0, 1, 2, ... without a gap.
+        features: axes along which a layer with weights makes features.
+        prefix_only: axes whose kept positions must be 0, 1, 2, ... without a gap.
         order: why they must.
         summed: the axis that was summed to compute the result.
-        learned: whether the result consists of weights, although data picked them.
-        written: axes of the result whose sizes the call says, where it leaves another one open (-1).
-        fixed_if_used: axes that stay whole, and why, should a later operation use the last result: code may want no
+        is_weight: whether the result consists of weights, although data picked them.
+        explicit: axes of the result whose sizes the call says, where it leaves another one open (-1).
+        fixed_when_read: axes that stay whole, and why, should a later operation use the last result: code may want no
             more than its shape, or than the numbers that come before indices.
     """
 
     axes: Sequence[Axis] | Sequence[Sequence[Axis]]
     sizes: Mapping[str, Axis | list[Axis]] = {}
-    made: Sequence[Axis] = ()
-    ordered: Sequence[Axis] = ()
+    features: Sequence[Axis] = ()
+    prefix_only: Sequence[Axis] = ()
     order: str = RANGE
     summed: Axis | None = None
-    learned: bool = False
-    written: Sequence[Axis] = ()
-    fixed_if_used: Sequence[tuple[Axis, Why]] = ()
+    is_weight: bool = False
+    explicit: Sequence[Axis] = ()
+    fixed_when_read: Sequence[tuple[Axis, Why]] = ()
 
 
-Function = Callable[[View, dict[str, Any], Any], Learnt | Axes | list]
-"""From what a rule may ask, the call's arguments by name and the result to the result's axes, or all that is learnt."""
+Function = Callable[[View, dict[str, Any], Any], RuleResult | Axes | list]
+"""From what a rule may ask, the call's arguments by name and the result to the result's axes, or a `RuleResult`."""
 
 
 @dataclass(frozen=True)
@@ -106,43 +105,6 @@ def rule(
         RULES.update(dict.fromkeys(same.split(), RULES[head]))
         if tag is not None:
             TAGGED[tag] = function
-        return function
-
-    return register
-
-
-def register_rule(name: str, *, sizes: Collection[str] = (), replace: bool = False) -> Callable[[Function], Function]:
-    """Teach `surgery.narrow` an operation: register a rule, which says what the operation does to axes.
-
-    A rule gets what it may ask (`view.axes_of(tensor)`, `view.learned(tensor)`), the call's arguments by their names in
-    the operation's schema, and the result. It unifies axes that are the same and fixes those that must stay whole, and
-    returns the axes of the result, or a `surgery.width.rules.Learnt` if there is more to say.
-
-    Args:
-        name: of the operation: `namespace::name` without overload. An in-place variant `name_` has the same rule.
-        sizes: names of arguments that are sizes of the result's axes, which may shrink.
-        replace: whether the rule may take the place of one that the operation has already.
-
-    Raises:
-        SurgeryError: if the name has no namespace, or if the operation has a rule and `replace` is not set.
-
-    >>> @register_rule("doctest::twice")
-    ... def twice(view, args, out):
-    ...     return view.axes_of(args["x"])
-    >>> register_rule("doctest::twice")
-    Traceback (most recent call last):
-    ...
-    surgery.errors.SurgeryError: doctest::twice has a rule already: pass replace=True to use another one
-    """
-    namespace, colons, bare = name.partition("::")
-    if not (namespace and colons and bare.isidentifier()):
-        raise SurgeryError(f"{name!r} does not name an operation: write 'namespace::name', without an overload")
-    key = canonical(name)
-    if key in RULES and not replace:
-        raise SurgeryError(f"{name} has a rule already: pass replace=True to use another one")
-
-    def register(function: Function) -> Function:
-        RULES[key] = Rule(key, function, frozenset(sizes))
         return function
 
     return register
@@ -254,10 +216,10 @@ def broadcast_axes(given: Sequence[Sequence[Axis]], shape: Sequence[int]) -> lis
     return result[::-1]
 
 
-def told_apart(
+def fix_all(
     view: View, given: Iterable[Tensor], out: Any, why: Why = picked("positions are picked by data")
 ) -> list[list[Axis]]:
-    """Data or memory decide which positions are picked, so all axes stay whole; `why` is the reason of the results'."""
+    """Fix all axes, since data or memory decide which positions are picked; `why` is the reason of the results'."""
     for tensor in given:
         for axis in view.axes_of(tensor):
             fix(axis, picked("positions are picked by data"))

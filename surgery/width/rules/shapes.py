@@ -3,7 +3,7 @@
 from math import prod
 
 from surgery.width.axes import Axis, concatenation, digits, fix, picked, product, regroup, role, segment
-from surgery.width.rules.registry import Learnt, fitting, fresh, rule, tensors, told_apart, unify_all
+from surgery.width.rules.registry import RuleResult, fitting, fix_all, fresh, rule, tensors, unify_all
 
 
 @rule("view", same="_unsafe_view _reshape_alias", sizes={"size", "stride"}, carries=True)
@@ -15,7 +15,7 @@ def _view(view, args, out):
             fix(axis, why)
         return fresh(out.shape, why)
     result, sizes = regroup(list(found), list(out.shape)), args["size"]
-    return Learnt(result, written=[axis for axis, size in zip(result, sizes) if size != -1] if -1 in sizes else ())
+    return RuleResult(result, explicit=[axis for axis, size in zip(result, sizes) if size != -1] if -1 in sizes else ())
 
 
 @rule("permute", carries=True)
@@ -73,7 +73,7 @@ def _repeat(view, args, out):
 
 @rule("repeat_interleave", sizes={"output_size"})
 def _repeat_interleave(view, args, out):
-    return told_apart(view, tensors(args), out)
+    return fix_all(view, tensors(args), out)
 
 
 @rule("slice", sizes={"end"}, carries=True)
@@ -88,7 +88,7 @@ def _slice(view, args, out):
             fix(leading, role("a slice counts its positions, so that it is divided inside of one of its parts"))
         found[dim] = segment(whole, start, stop) if stop > start else Axis(0)
         counts = start and args["start"] <= whole.size  # one beyond the end is no size
-        return Learnt(found, {"start": segment(whole, 0, start)} if counts else {})
+        return RuleResult(found, {"start": segment(whole, 0, start)} if counts else {})
     if whole.size % step == 0 and start < step and stop > whole.size - step:
         # every step-th position from `start`: one position of a last digit
         found[dim], last = regroup([whole], [whole.size // step, step])
@@ -134,9 +134,9 @@ def _slice_scatter(view, args, out):
     dim = args["dim"]
     start, stop, step = slice(args["start"], args["end"], args["step"]).indices(found[dim].size)
     if step != 1:
-        return told_apart(view, tensors(args), out)
+        return fix_all(view, tensors(args), out)
     unify_all([[*found[:dim], segment(found[dim], start, stop), *found[dim + 1 :]], given])
-    return Learnt(found, {"start": segment(found[dim], 0, start)} if start else {})
+    return RuleResult(found, {"start": segment(found[dim], 0, start)} if start else {})
 
 
 @rule("select_scatter")
@@ -152,7 +152,7 @@ def _select_scatter(view, args, out):
 def _diagonal_matrix(view, args, out):
     *found, axis = view.axes_of(args["self"])
     if args["offset"]:
-        return told_apart(view, tensors(args), out)
+        return fix_all(view, tensors(args), out)
     for dim in sorted((args["dim1"] % out.ndim, args["dim2"] % out.ndim)):
         found.insert(dim, axis)
     return found
@@ -182,7 +182,7 @@ def _pad(view, args, out):
             axis = segment(axis, max(0, -pad[2 * i]), axis.size - max(0, -pad[2 * i + 1]))
         found[position] = concatenation([before, axis, after])
         ends += [before, after]
-    return Learnt(found, {"pad": ends} if min(pad) >= 0 else {})
+    return RuleResult(found, {"pad": ends} if min(pad) >= 0 else {})
 
 
 @rule("as_strided", sizes={"size", "stride", "storage_offset"})
@@ -190,4 +190,4 @@ def _as_strided(view, args, out):
     source = args["self"]
     if out.shape == source.shape and out.stride() == source.stride():
         return view.axes_of(source)
-    return told_apart(view, [source], out)[0]
+    return fix_all(view, [source], out)[0]

@@ -3,7 +3,7 @@
 from math import prod
 
 from surgery.width.axes import Axis, fix, product, regroup, role, unify
-from surgery.width.rules.registry import Learnt, fresh, grouped, results, rule, unify_all, windowed
+from surgery.width.rules.registry import RuleResult, fresh, grouped, results, rule, unify_all, windowed
 
 
 @rule(
@@ -22,7 +22,7 @@ def _pool(view, args, out):
     pixels = max(len(found) - 2, len(args.get("kernel_size") or args["output_size"]))  # one more without a batch
     window = [1] * (len(found) - pixels) + [2] * pixels  # of unknown length along all axes but batch and channels
     kept, ordered = zip(*(windowed(found, result.shape, window) for result in results(out)))
-    return Learnt(kept, ordered=[axis for axes in ordered for axis in axes])
+    return RuleResult(kept, prefix_only=[axis for axes in ordered for axis in axes])
 
 
 @rule("max_unpool2d max_unpool3d", sizes={"output_size"})
@@ -65,7 +65,7 @@ def _pixel_shuffle(view, args, out):
 def _channel_shuffle(view, args, out):
     batch, c, *rest = view.axes_of(args["self"])
     which, within = grouped(c, args["groups"])
-    return Learnt([batch, product([within, which]), *rest], {"groups": which})
+    return RuleResult([batch, product([within, which]), *rest], {"groups": which})
 
 
 @rule("pixel_unshuffle")

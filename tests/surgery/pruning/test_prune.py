@@ -2,6 +2,7 @@
 
 import copy
 import math
+import sys
 
 import pytest
 import torch
@@ -230,6 +231,32 @@ def test_scores_of_lamp_compete_as_they_stand():
     same(small, theirs)
 
 
+CRITERION = """
+def largest(name, rows, axis):
+    return rows.abs().amax(1) if name.endswith("weight") else None
+"""
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_criterion_of_a_file_of_its_own(tmp_path, monkeypatch, steps):
+    (tmp_path / "strange_criteria.py").write_text(CRITERION)
+    monkeypatch.syspath_prepend(tmp_path)
+    import strange_criteria
+
+    del sys.modules["strange_criteria"]
+    largest = strange_criteria.largest
+    given = {"example": torch.zeros(1, 4), "target": Target(macs=0.5), "steps": steps}
+    net = linear(12)
+    small, plan, _ = prune(net, importance=largest, **given)
+    by_model, _, _ = prune(net, importance=lambda net: importance(net, example=given["example"], by=largest), **given)
+    same(small, by_model)
+    first = plan.entries["0.bias"][0].index[0]
+    kept = [i for start, stop in first for i in range(start, stop)]
+    weights = [net[0].weight.abs().amax(1), net[2].weight.abs().amax(0)]
+    if steps == 1:
+        assert kept == sum(weights).topk(len(kept)).indices.sort().values.tolist()
+
+
 def test_what_cannot_be_is_refused_before_any_training():
     net, options = linear(8), {"example": torch.zeros(1, 4), "target": Target(macs=0.5)}
 
@@ -246,7 +273,8 @@ def test_what_cannot_be_is_refused_before_any_training():
     refused("prune runs the model: give a module, not a dict", model={})
     refused("needs `batches`", importance="taylor", loss=loss)
     refused("unknown criterion", importance="hessian")
-    refused("a function of a model", importance=lambda name, rows, axis: rows.sum(1))
+    refused("a function of a model", importance=lambda name, rows: rows.sum(1))
+    refused("a score for each", importance=lambda name, rows, axis: rows)
     refused("has no scores for the width", importance=lambda model: {})
     refused("give an input", example=None)
     for steps in (0, True, 2.5, [], [0.5, 0.7], [0.9, 0.6], [1.2, 0.5], "3"):

@@ -1,0 +1,375 @@
+"""Rules in one line: the axes of an operation's arguments and results, written as einops writes them."""
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from math import prod
+from typing import Any, NamedTuple, NoReturn, overload
+
+import torch
+from torch import Tensor
+
+from surgery.errors import SurgeryError
+from surgery.width.axes import Axis, fix, lost, mark_grouping, product, regroup, role, unify
+from surgery.width.rules import registry
+from surgery.width.rules.registry import Function, Rule, RuleResult, View, broadcast_axes, canonical, results
+
+_FURTHER = "..."
+_TOKEN = re.compile(r"->|\.\.\.|[A-Za-z_]\w*|\d+|\S")
+
+
+@overload
+def register_rule(name: str, notation: str, *, sizes: Collection[str] = (), replace: bool = False) -> None: ...
+@overload
+def register_rule(
+    name: str, notation: None = None, *, sizes: Collection[str] = (), replace: bool = False
+) -> Callable[[Function], Function]: ...
+def register_rule(
+    name: str, notation: str | None = None, *, sizes: Collection[str] = (), replace: bool = False
+) -> Callable[[Function], Function] | None:
+    """Teach `surgery.narrow` an operation: register a rule, which says what the operation does to axes.
+
+    With a notation this is one line; without one it decorates a function. The notation lists the arguments that are
+    tensors by their names in the operation's schema, each with its axes, and after the arrow the axes of each result:
+
+    - the same word is the same axis, position by position. As torch broadcasts, it may have one position elsewhere;
+    - `...` stands for any further axes, which are broadcast;
+    - `(a b)` is one axis whose positions are numbered by two, as in einops. Sizes are those of other axes of this name,
+      of integer arguments of this name, or what is left of the axis;
+    - `a!` is an axis whose positions all stay, since the operation tells them apart; `_` one that has no name, and
+      `3` one of three positions: both stay whole, and in a result they are new;
+    - `[a b] c` are axes the first of which may be missing, as of a bias that is broadcast;
+    - axes called `heads` or `groups` count what is computed side by side.
+
+    An axis in several arguments and in no result is summed over, as in a matrix product; one in a single argument is
+    used up otherwise (a mean, a table that is read). An argument with such an axis makes features along its axes in the
+    result if it consists of weights. Arguments that are None are skipped. Axes of a tensor that the notation does not
+    list stay whole. One result stands for all if there are several.
+
+    A function gets what it may ask (`view.axes_of(tensor)`, `view.is_weight(tensor)`), the call's arguments by their
+    names in the operation's schema, and the result. It unifies axes that are the same and fixes those that must stay
+    whole, and returns the axes of the result, or a `surgery.width.rules.RuleResult` if there is more to say.
+
+    Args:
+        name: of the operation: `namespace::name` without overload. An in-place variant `name_` has the same rule.
+        notation: the axes; if it is not given, a decorator is returned.
+        sizes: names of arguments that are sizes of the result's axes, which may shrink.
+        replace: whether the rule may take the place of one that the operation has already.
+
+    Raises:
+        SurgeryError: if the name has no namespace, if the notation cannot be read or names an argument that the
+            operation does not have, or if the operation has a rule and `replace` is not set.
+
+    >>> register_rule("doctest::linear", "x: ... i, weight: o i, bias: o -> ... o")
+    >>> @register_rule("doctest::twice")
+    ... def twice(view, args, out):
+    ...     return view.axes_of(args["x"])
+    >>> register_rule("doctest::twice", "x: ... -> ...")
+    Traceback (most recent call last):
+    ...
+    surgery.errors.SurgeryError: doctest::twice has a rule already: pass replace=True to use another one
+    """
+    namespace, colons, bare = name.partition("::")
+    if not (namespace and colons and bare.isidentifier()):
+        raise SurgeryError(f"{name!r} does not name an operation: write 'namespace::name', without an overload")
+    key = canonical(name)
+    if key in registry.RULES and not replace:
+        raise SurgeryError(f"{name} has a rule already: pass replace=True to use another one")
+
+    def register(function: Function) -> Function:
+        registry.RULES[key] = Rule(key, function, frozenset(sizes))
+        return function
+
+    if notation is None:
+        return register
+    register(rule_of(notation, name))
+    return None
+
+
+@dataclass
+class Pattern:
+    """How the axes of one tensor are written.
+
+    Attributes:
+        axes: for each axis the words of its digits: one, or several in parentheses.
+        optional: how many leading axes may be missing.
+    """
+
+    axes: list[tuple[str, ...]] = field(default_factory=list)
+    optional: int = 0
+
+    def words(self) -> list[str]:
+        """Return all words, in order."""
+        return [word for digits in self.axes for word in digits]
+
+    def align(self, tensor: Tensor, name: str) -> list[tuple[tuple[str, ...], list[int]]]:
+        """Return each written axis with the dimensions that it stands for: one, or any number for `...`.
+
+        >>> Pattern([("n",), ("...",), ("c",)]).align(torch.zeros(2, 3, 4, 5), "x")
+        [(('n',), [0]), (('...',), [1, 2]), (('c',), [3])]
+        """
+        is_open = (_FURTHER,) in self.axes
+        more = tensor.ndim - len(self.axes) + is_open
+        if more < 0 if is_open else not -self.optional <= more <= 0:
+            raise ValueError(f"{name} has {tensor.ndim} axes, and {len(self.axes)} are written")
+        dims = iter(range(tensor.ndim))
+        return [
+            (digits, [next(dims) for _ in range(more if digits == (_FURTHER,) else 1)])
+            for digits in self.axes[0 if is_open else -more :]
+        ]
+
+
+class Notation:
+    """A notation that was read from left to right; what cannot be read is an error that shows the place.
+
+    Attributes:
+        arguments: by the arguments' names how their axes are written.
+        results: how the axes of each result are written.
+        whole: words of axes that stay whole. `_` and numbers are words of their own, with their place: `_@5`.
+    """
+
+    def __init__(self, text: str):
+        self.text = " ".join(text.split())
+        self._tokens = [(match[0], match.start()) for match in _TOKEN.finditer(self.text)] + [("", len(self.text))]
+        self.whole: set[str] = set()
+        self.arguments: dict[str, Pattern] = {}
+        self.results: list[Pattern] = []
+        end = ","
+        while end == ",":
+            name, at = self._take()
+            if not name.isidentifier() or name in self.arguments:
+                self.fail("write the name of an argument" if name not in self.arguments else "it is there twice", at)
+            self._take(":")
+            self.arguments[name] = self._pattern(None)
+            end, _ = self._take(",", "->")
+        known = {word for pattern in self.arguments.values() for word in pattern.words()}
+        end = ","
+        while end == ",":
+            self.results.append(self._pattern(known))
+            end, _ = self._take(",", "")
+
+    @cache  # noqa: B019, there are few, and they stay
+    def made_and_summed(self, given: tuple[tuple[str, bool], ...]) -> tuple[list[str], list[str]]:
+        """Return the words of axes that weights make, and of those that are summed over.
+
+        Summed over are those in several arguments and in no result. A factor is an argument with an axis in no result.
+        One that consists of weights makes features along its axes in the results that no factor of data has. Of weights
+        alone that are multiplied the last one makes the features. An axis along which two matrices of weights are
+        summed is made, too: it is the rank of their product, or what is hidden between two layers.
+
+        Args:
+            given: the names of the arguments, and whether each consists of weights.
+
+        >>> Notation("x: n i, a: r i, b: o r -> n o").made_and_summed((("x", False), ("a", True), ("b", True)))
+        (['o', 'r'], ['i', 'r'])
+        """
+        kept = {word for pattern in self.results for word in pattern.words()}
+        words = {
+            name: [word for word in pattern.words() if word[:2] != "1@"] for name, pattern in self.arguments.items()
+        }
+        factors = [(words[name], is_weight) for name, is_weight in given if not kept.issuperset(words[name])]
+        having = {word: [factor for factor in factors if word in factor[0]] for found, _ in factors for word in found}
+        summed = [word for word in having if len(having[word]) > 1 and word not in kept]
+        makers = [found for found, is_weight in factors if is_weight]
+        alone = len(makers) == len(factors) and bool(summed)
+        if alone:
+            makers = [found for found in makers if not kept.isdisjoint(found)][-1:]
+        elif all(is_weight for _, is_weight in given):
+            makers = []
+        made = [
+            word
+            for found in makers
+            for word in found
+            if word in kept and not any(one is not found if alone else not weights for one, weights in having[word])
+        ]
+        made += [word for word in summed if all(is_weight and len(found) > 1 for found, is_weight in having[word])]
+        return list(dict.fromkeys(made)), summed
+
+    def fail(self, message: str, at: int) -> NoReturn:
+        """Raise an error that shows the place."""
+        raise SurgeryError(f"the notation of a rule cannot be read: {message}\n  {self.text}\n  {' ' * at}^")
+
+    def _take(self, *expected: str) -> tuple[str, int]:
+        token, at = self._tokens[0]
+        if expected and token not in expected:
+            self.fail(f"write {' or '.join(repr(one) for one in expected if one)}", at)
+        return self._tokens.pop(0) if token else (token, at)
+
+    def _pattern(self, known: Collection[str] | None) -> Pattern:
+        """Read the axes of one tensor; words of a result must be known."""
+        pattern, start = Pattern(), self._tokens[0]
+        if start[0] == "[" and known is None:
+            self._take()
+            while self._tokens[0][0] != "]":
+                pattern.axes.append(self._axis(known))
+            self._take()
+            pattern.optional = len(pattern.axes)
+        while self._tokens[0][0] not in (",", "->", ""):
+            pattern.axes.append(self._axis(known))
+        if pattern.axes.count((_FURTHER,)) > (not pattern.optional):
+            self.fail("'...' may stand once, and not beside axes in brackets", start[1])
+        return pattern
+
+    def _axis(self, known: Collection[str] | None) -> tuple[str, ...]:
+        if self._tokens[0][0] != "(":
+            return (self._word(known),)
+        self._take()
+        digits = []
+        while self._tokens[0][0] != ")":
+            at = self._tokens[0][1]
+            digits.append(self._word(known))
+            if digits[-1] == _FURTHER:
+                self.fail("'...' cannot stand in parentheses", at)
+        self._take()
+        return tuple(digits) or ("1@",)
+
+    def _word(self, known: Collection[str] | None) -> str:
+        token, at = self._take()
+        if token == "_" or token.isdigit():
+            self.whole.add(word := f"{token}@{at}")
+            return word
+        if not token.isidentifier() and token != _FURTHER:
+            self.fail("write the word of an axis", at)
+        if known is not None and token not in known:
+            self.fail(f"no argument has {token!r}; write _ for a new axis", at)
+        if self._tokens[0][0] == "!":
+            self._take()
+            self.whole.add(token)
+        return token
+
+
+def rule_of(text: str, operation: str) -> Function:
+    """Return the rule of an operation that a notation stands for.
+
+    Raises:
+        SurgeryError: if the notation cannot be read, or names an argument that the operation does not have.
+
+    >>> rule_of("x: n c, weight: c) -> n c", "mylib::norm")
+    Traceback (most recent call last):
+    ...
+    surgery.errors.SurgeryError: the notation of a rule cannot be read: write the word of an axis
+      x: n c, weight: c) -> n c
+                       ^
+    """
+    notation = Notation(text)
+    known = _argument_names(operation)
+    for name in notation.arguments if known else ():
+        if name not in known:
+            place = re.search(rf"\b{name} ?:", notation.text)
+            notation.fail(f"{operation} takes {', '.join(known)}", place.start() if place else 0)
+
+    def rule(view: View, args: dict[str, Any], out: Any) -> RuleResult:
+        outs = results(out)
+        given = [_Placed(name, one, pattern.align(one, name)) for name, pattern, one in _given(notation, args)]
+        patterns = notation.results * (len(outs) if len(notation.results) == 1 else 1)
+        if outs and len(patterns) != len(outs):
+            raise ValueError(f"it gives the axes of {len(patterns)} results where there are {len(outs)}")
+        returned = [_Placed("a result", one, pattern.align(one, "a result")) for pattern, one in zip(patterns, outs)]
+        sizes = _sizes([*given, *returned], args)
+        axes = {word: [Axis(size)] for word, size in sizes.items()} | _unified(view, given, sizes)
+        for word in ("heads", "groups"):
+            for axis in axes.get(word, ()):
+                mark_grouping(axis, word)
+        for axis in (axis for word in notation.whole for axis in axes.get(word, ())):
+            fix(axis, role(f"the rule for {operation} keeps its positions"))
+        listed = {id(one.tensor) for one in (*given, *returned)}
+        for name, value in args.items():
+            if isinstance(value, Tensor) and id(value) not in listed:
+                for axis in view.axes_of(value):
+                    fix(axis, lost(f"the rule for {operation} does not list {name}"))
+        made, summed = (
+            [axis for word in words for axis in axes.get(word, ())]
+            for words in notation.made_and_summed(tuple((one.name, view.is_weight(one.tensor)) for one in given))
+        )
+        return RuleResult(
+            [[axis for digits, _ in one.axes for axis in _joined(digits, axes)] for one in returned],
+            {word: axes[word][0] for word in sizes if word in args},
+            made,
+            summed=product(summed) if summed else None,
+        )
+
+    rule.__module__, rule.__qualname__ = "surgery", f"register_rule({operation!r}, {text!r})"
+    return rule
+
+
+def _argument_names(operation: str) -> list[str]:
+    """The names of the arguments of a registered operation and its in-place variant; none if there is none yet."""
+    space, _, bare = operation.rpartition("::")
+    packets = [getattr(getattr(torch.ops, space or "aten"), name, None) for name in (bare, f"{bare}_")]
+    schemas = [getattr(packet, name)._schema for packet in packets if packet for name in packet.overloads()]
+    return list(dict.fromkeys(argument.name for schema in schemas for argument in schema.arguments))
+
+
+class _Placed(NamedTuple):
+    """A tensor of a call, and the dimensions of each axis that is written for it."""
+
+    name: str
+    tensor: Tensor
+    axes: list[tuple[tuple[str, ...], list[int]]]
+
+
+def _given(notation: Notation, args: Mapping[str, Any]) -> Iterator[tuple[str, Pattern, Tensor]]:
+    """Yield the tensors that are listed and not None; of a list of tensors each."""
+    for name, pattern in notation.arguments.items():
+        value = args.get(name)
+        for one in value if isinstance(value, list | tuple) else [] if value is None else [value]:
+            if not isinstance(one, Tensor):
+                raise ValueError(f"{name} is {one!r}, which has no axes")
+            yield name, pattern, one
+
+
+def _sizes(placed: Sequence[_Placed], args: Mapping[str, Any]) -> dict[str, int]:
+    """The size of each word: a number, an argument of this name, that of axes, or what is left of a product."""
+    exact: dict[str, int] = {}
+    seen: dict[str, set[int]] = {}
+    products = []
+    for name, tensor, axes in placed:
+        for digits, dims in axes:
+            for word in digits:
+                number = int(word.partition("@")[0]) if word[0].isdigit() else args.get(word)
+                if isinstance(number, int) and not isinstance(number, bool):
+                    exact[word] = number
+            if len(digits) > 1:
+                products.append((name, digits, tensor.shape[dims[0]]))
+            elif digits != (_FURTHER,):
+                seen.setdefault(digits[0], set()).add(tensor.shape[dims[0]])
+    sizes = {word: max(found, key=lambda size: size != 1) for word, found in seen.items()} | exact
+    for word, found in seen.items():
+        if not found <= {1, sizes[word]}:
+            raise ValueError(f"the axis {word.partition('@')[0]} has {sizes[word]} and {sorted(found)} positions")
+    for _ in products:
+        for _, digits, size in products:
+            unknown = [word for word in digits if word not in sizes]
+            if len(unknown) == 1:
+                sizes[unknown[0]] = size // max(1, prod(sizes.get(word, 1) for word in digits))
+    for name, digits, size in products:
+        if unknown := [word.partition("@")[0] for word in digits if word not in sizes]:
+            raise ValueError(f"nothing says the sizes of {' and '.join(unknown)} in {name}")
+        if prod(sizes[word] for word in digits) != size:
+            raise ValueError(f"{size} positions of {name} are no product of {[sizes[word] for word in digits]}")
+    return sizes
+
+
+def _unified(view: View, given: Sequence[_Placed], sizes: Mapping[str, int]) -> dict[str, list[Axis]]:
+    """The axes of each word, which are one in all arguments; of `...` there may be several."""
+    found: dict[str, list[Axis]] = {}
+    further = []
+    for _, tensor, placed in given:
+        axes = view.axes_of(tensor)
+        for digits, dims in placed:
+            if digits == (_FURTHER,):
+                further.append([axes[dim] for dim in dims])
+                continue
+            whole = [axes[dims[0]]]
+            for word, axis in zip(digits, regroup(whole, [sizes[w] for w in digits]) if digits[1:] else whole):
+                if axis.size == sizes[word]:  # otherwise it is one position, which is broadcast
+                    unify(found.setdefault(word, [axis])[0], axis)
+    if further:
+        shape = torch.broadcast_shapes(*([axis.size for axis in axes] for axes in further))
+        found[_FURTHER] = broadcast_axes(further, shape)
+    return found
+
+
+def _joined(digits: tuple[str, ...], axes: Mapping[str, list[Axis]]) -> list[Axis]:
+    return [product([axes[word][0] for word in digits])] if len(digits) > 1 else axes[digits[0]]

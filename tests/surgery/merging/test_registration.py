@@ -1,0 +1,123 @@
+"""Merge methods of a user: one file, in which a function of tensors is a method."""
+
+import importlib
+import inspect
+import sys
+
+import pytest
+import torch
+
+from surgery import SurgeryError, merging
+from surgery.files import open_state, write
+from surgery.lazy import LazyState
+from surgery.merging import registration
+
+FILE = '''
+import torch
+from surgery.merging import register_method
+
+
+@register_method
+def median(tensors):
+    """Take the median of each element."""
+    return torch.stack(tensors).median(0).values
+
+
+@register_method
+def furthest(tensors, *, base, weights, share=1.0, signs=True):
+    deltas = torch.stack([weight * (tensor - base) for tensor, weight in zip(tensors, weights)])
+    chosen = deltas.gather(0, deltas.abs().argmax(0, keepdim=True))[0]
+    return base + (share if isinstance(share, float) else sum(share)) * (chosen if signs else chosen.abs())
+'''
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """A file of a stranger's; what it registers goes away again."""
+    (tmp_path / "strange_methods.py").write_text(FILE)
+    monkeypatch.syspath_prepend(tmp_path)
+    before = dict(registration.METHODS)
+    yield importlib.import_module("strange_methods")
+    del sys.modules["strange_methods"]
+    registration.METHODS.clear()
+    registration.METHODS.update(before)
+
+
+def models(k=3):
+    draw = torch.Generator().manual_seed(0)
+    shapes = {"a.weight": (4, 3), "b.weight": (5,)}
+    found = [{name: torch.randn(shape, generator=draw) for name, shape in shapes.items()} for _ in range(k)]
+    return [state | {"a.steps": torch.tensor(3 * k)} for k, state in enumerate(found)]
+
+
+def test_a_function_of_tensors_is_a_method(module, tmp_path):
+    states = models()
+    merged = merging.median(states)
+    for name in ("a.weight", "b.weight"):
+        assert torch.equal(merged[name], torch.stack([state[name] for state in states]).median(0).values)
+    assert merged["a.steps"] == 6
+    assert merging.METHODS["median"] is merging.median is module.median
+    assert [*inspect.signature(merging.median).parameters] == ["models"]
+    assert merging.median.__doc__ == "Take the median of each element."
+    for k, state in enumerate(states):
+        write(tmp_path / f"{k}.safetensors", state)
+    lazy = merging.median([open_state(tmp_path / f"{k}.safetensors") for k in range(3)])
+    assert isinstance(lazy, LazyState)
+    assert all(torch.equal(lazy[name], merged[name]) for name in merged)
+    half = merging.median([{name: tensor.half() for name, tensor in state.items()} for state in states])
+    assert half["a.weight"].dtype == torch.float16
+
+
+def test_a_method_takes_a_base_weights_and_settings(module):
+    states, (base,) = models(), models(1)
+    base = {name: torch.zeros_like(tensor) for name, tensor in base.items()}
+    found = merging.furthest(states, base=base, weights=[1, 0, 2], share={"b": 0.5})
+    for name, share in (("a.weight", 1.0), ("b.weight", 0.5)):
+        x, y = states[0][name], 2 * states[2][name]
+        torch.testing.assert_close(found[name], share * torch.where(x.abs() > y.abs(), x, y))
+    listed = merging.furthest(states, base=base, weights=[1, 0, 2], share=[0.25, 7.0, 0.75], signs=False)
+    torch.testing.assert_close(
+        listed["a.weight"], merging.furthest(states, base=base, weights=[1, 0, 2])["a.weight"].abs()
+    )
+    parameters = inspect.signature(merging.furthest).parameters
+    assert [*parameters] == ["models", "base", "weights", "share", "signs"]
+    with pytest.raises((SurgeryError, TypeError), match="base"):
+        merging.furthest(states)
+    with pytest.raises(SurgeryError, match="base"):
+        merging.furthest(states, base=None)
+    with pytest.raises(SurgeryError, match="no tensor matches"):
+        merging.furthest(states, base=base, share={"c": 0.5})
+
+
+def test_wrong_methods(module):
+    def linear(tensors):
+        return tensors[0]
+
+    def needs(tensors, share):
+        return tensors[0]
+
+    def short(tensors):
+        return tensors[0][:1]
+
+    def broken(tensors):
+        raise KeyError("x")
+
+    def nothing(tensors):
+        pass
+
+    for wrong, match in (
+        (linear, "already"),
+        (lambda tensors: tensors[0], "name"),
+        (needs, "share"),
+        (lambda: 0, "name"),
+    ):
+        with pytest.raises(SurgeryError, match=match):
+            merging.register_method(wrong)
+    with pytest.raises(SurgeryError, match="already"):
+        merging.register_method(module.median)
+    for wrong in (short, broken, nothing):
+        method = merging.register_method(wrong)
+        with pytest.raises(SurgeryError, match=f"{wrong.__name__} .*'a.weight'"):
+            method(models())
+    with pytest.raises(AttributeError):
+        _ = merging.shorter
