@@ -42,7 +42,7 @@ def test_what_names_and_shapes_show(file, capsys):
 
 def test_how_it_was_made_and_its_widths(file, capsys):
     given = ("--model", "their_nets:net", "--input", "4")
-    assert main(["permute", file, *given, "--sort-by", "l1", "--out", "sorted.safetensors"]) == 0
+    assert main(["permute", file, *given, "--by", "l1", "--out", "sorted.safetensors"]) == 0
     capsys.readouterr()
     assert main(["inspect", "sorted.safetensors", *given]) == 0
     text = capsys.readouterr().out

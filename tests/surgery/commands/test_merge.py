@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from surgery import merging
 from surgery.__main__ import main
-from surgery.operations import MERGES
+from surgery.commands.merge import METHODS
 
 
 @pytest.fixture
@@ -53,8 +53,8 @@ def test_help_is_wrapped_and_lists_every_method(capsys, monkeypatch):
     with pytest.raises(SystemExit):
         main(["merge", "--help"])
     text = capsys.readouterr().out
-    assert f"by one of {len(MERGES)} methods" in text
-    assert all(name in text for name in MERGES)
+    assert f"by one of {len(METHODS)} methods" in text
+    assert all(name in text for name in METHODS)
     assert max(map(len, text.splitlines())) <= 80
 
 
@@ -65,7 +65,7 @@ def test_help_of_what_is_no_method_lists_them(capsys):
 
 
 def test_help_of_a_method_lists_its_settings(capsys):
-    for name, method in MERGES.items():
+    for name, method in METHODS.items():
         with pytest.raises(SystemExit) as ended:
             main(["merge", name, "--help"])
         text = capsys.readouterr().out

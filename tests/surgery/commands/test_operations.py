@@ -48,10 +48,10 @@ GIVEN = ("--model", "their_models:net", "--input", "5")
 
 
 def test_narrow_extract_embed(net):
-    run("narrow", "net.safetensors", "--rate", "0.5", *GIVEN, "--out", "small.safetensors", "--plan", "plan.json")
+    run("narrow", "net.safetensors", "--width", "0.5", *GIVEN, "--out", "small.safetensors", "--plan", "plan.json")
     small, plan = surgery.narrow(net, 0.5, torch.zeros(2, 5))
     same("small.safetensors", surgery.state(small))
-    run("narrow", "net.safetensors", "--rate", "0.5", "--rounding", "3", *GIVEN, "--out", "threes.safetensors")
+    run("narrow", "net.safetensors", "--width", "0.5", "--rounding", "3", *GIVEN, "--out", "threes.safetensors")
     threes, _ = surgery.narrow(net, 0.5, torch.zeros(2, 5), rounding=3)
     same("threes.safetensors", surgery.state(threes))
     assert sum(p.numel() for p in threes.parameters()) > sum(p.numel() for p in small.parameters())
@@ -111,7 +111,7 @@ def test_check_says_what_works_and_why_not(net, capsys):
 
 def test_a_wrong_input_or_number_of_classes_says_what_to_give(net, capsys):
     def said(*arguments):
-        return refused(capsys, "narrow", "two.safetensors", "--rate", "0.5", "--out", "o.safetensors", *arguments)
+        return refused(capsys, "narrow", "two.safetensors", "--width", "0.5", "--out", "o.safetensors", *arguments)
 
     import their_models
 
@@ -123,7 +123,7 @@ def test_a_wrong_input_or_number_of_classes_says_what_to_give(net, capsys):
     assert "--input" in said("--model", model)
     assert "--input 1,3,64 is one input without the batch" in said("--model", model, "--input", "1,3,64")
     torch.save(surgery.state(surgery.libraries.named("torchvision:squeezenet1_1", num_classes=7)), "s.pt")
-    text = refused(capsys, "narrow", "s.pt", "--rate", "0.5", "--out", "o.pt", "--model", "torchvision:squeezenet1_1")
+    text = refused(capsys, "narrow", "s.pt", "--width", "0.5", "--out", "o.pt", "--model", "torchvision:squeezenet1_1")
     assert "7 classes" in text
     assert "--model torchvision:squeezenet1_1,num_classes=7" in text
     text = said("--model", "their_models:net,width=6")
@@ -147,7 +147,7 @@ def test_folders_of_encoders_with_decoders_need_no_input(kind, tmp_path, monkeyp
     config = getattr(transformers, f"{kind}Config")(vocab_size=20, d_model=8, **sizes)
     model = getattr(transformers, f"{kind}ForConditionalGeneration")(config).eval()
     model.save_pretrained("big")
-    run("narrow", "big", "--rate", "0.5", "--out", "small")
+    run("narrow", "big", "--width", "0.5", "--out", "small")
     small = type(model).from_pretrained("small")
     assert small.config.d_model == 4
     ids = torch.tensor([[3, 5, 1]])
@@ -179,7 +179,7 @@ def test_a_folder_of_transformers_is_a_model_with_its_configuration(tmp_path, mo
     config = transformers.LlamaConfig(vocab_size=30, tie_word_embeddings=True, **sizes)
     transformers.LlamaForCausalLM(config).save_pretrained("full")
     run("ungraft", "full", "--keep", "2", "--out", "shallow")
-    run("narrow", "full", "--rate", "0.5", "--out", "small")
+    run("narrow", "full", "--width", "0.5", "--out", "small")
     capsys.readouterr()
     error = refused(capsys, "prune", "full", "--parameters", "0.6", "--out", "pruned")
     assert "no config.json describes the result" in error
@@ -218,7 +218,7 @@ def test_files_whose_tensors_transformers_renames_or_joins_are_read_as_it_does(k
         build, example = transformers.MixtralForCausalLM, {"input_ids": torch.arange(16).view(2, 8)}
     full = build(config).eval()
     full.save_pretrained("full")
-    run("narrow", "full", "--rate", "0.5", "--out", "small")
+    run("narrow", "full", "--width", "0.5", "--out", "small")
     run("ungraft", "full", "--keep", "1", "--out", "shallow")
     for folder, expected in [
         ("small", surgery.narrow(full, 0.5, example)[0]),
@@ -235,18 +235,18 @@ def test_what_cannot_be_done_is_one_line(net, capsys, tmp_path):
     capsys.readouterr()
     other = ("--model", "their_models:net,width=4", "--input", "5")
     for arguments, text in [
-        (("narrow", file, "--rate", "0.5", *other, *out), "of shape"),
-        (("narrow", file, "--rate", "0.5", "--model", "their_models:number", *out), "gives a int"),
-        (("narrow", file, "--rate", "0.5", "--model", "their_models:broken", *out), "KeyError: no key 'missing'"),
-        (("narrow", file, "--rate", "0.5", "--model", "their_models:Odd", "--input", "5", *out), "has no 'one.weight'"),
-        (("narrow", file, "--rate", "0.5", "--model", "their_models:net,3", *out), "write arguments as NAME=VALUE"),
-        (("narrow", file, "--rate", "0.5", "--model", "net", *out), "--model net: give timm:NAME"),
+        (("narrow", file, "--width", "0.5", *other, *out), "of shape"),
+        (("narrow", file, "--width", "0.5", "--model", "their_models:number", *out), "gives a int"),
+        (("narrow", file, "--width", "0.5", "--model", "their_models:broken", *out), "KeyError: no key 'missing'"),
+        (("narrow", file, "--width", "0.5", "--model", "their_models:Odd", "--input", "5", *out), "has no 'one.weight'"),
+        (("narrow", file, "--width", "0.5", "--model", "their_models:net,3", *out), "write arguments as NAME=VALUE"),
+        (("narrow", file, "--width", "0.5", "--model", "net", *out), "--model net: give timm:NAME"),
         (("prune", file, *GIVEN, *out), "prune needs a size"),
         (("prune", file, "--macs", "0.5", "--parameters", "0.5", *GIVEN, *out), "one of them"),
         (("ungraft", file, "--keep", "1,2", *out), "2 depths were given"),
         (("extract", "shallow.safetensors", "--plan", "plan.json", *out), "give the model that the plan was made for"),
         (("extract", file, "--plan", "bad.json", *out), "bad.json: "),
-        (("check", "their_models:net", "--rate", "2"), "--rate 2"),
+        (("check", "their_models:net", "--width", "2"), "--rate 2"),
     ]:  # fmt: skip
         assert text in refused(capsys, *arguments), arguments
     assert json.loads((tmp_path / "plan.json").read_text())
@@ -277,13 +277,13 @@ def test_files_that_are_not_as_they_should_be_are_one_line(net, capsys, tmp_path
     before = sorted(tmp_path.rglob("*"))
     cases = [(("merge", "linear", file, "inf.safetensors", *out), "'0.bias' of inf.safetensors holds NaN or infinity")]
     merges = ("merge", "ties", file, file, "--base", "flipped.pt"), ("average", "flipped.pt", file)
-    narrow, graft = ("narrow", "flipped.pt", "--rate", "0.5", *GIVEN), ("graft", "flipped.pt", "--depths", "4")
+    narrow, graft = ("narrow", "flipped.pt", "--width", "0.5", *GIVEN), ("graft", "flipped.pt", "--depths", "4")
     for command in (
         *((*one, *out) for one in (*merges, narrow, graft)),
         ("inspect", "flipped.pt"),
     ):
         cases.append((command, "flipped.pt is damaged (Bad CRC-32 for file"))
-    cases.append((("narrow", "bad", "--rate", "0.5", *out), "bad/config.json is no JSON (Expecting value"))
+    cases.append((("narrow", "bad", "--width", "0.5", *out), "bad/config.json is no JSON (Expecting value"))
     graft, pictures = ("graft", file, "--depths", "4"), ("inspect", "torchvision:resnet18", "--plot")
     for name in irregular:
         command = {".json": (*graft, *out, "--plan"), ".png": pictures}.get(name[name.index(".") :], (*graft, "--out"))
@@ -306,8 +306,8 @@ def test_an_existing_file_is_the_last_mistake_to_be_told_and_told_before_the_wor
     for arguments, text in [
         (("merge", "slerp", file, file, "--set", "t=2"), "t=2 is out of range"),
         (("average", file, "none.pt"), "none.pt: there is no such file"),
-        (("narrow", file, "--rate", "2", *GIVEN), "rate=2 is out of range: give above 0 and at most 1"),
-        (("narrow", file, "--rate", "0.5"), "give --model"),
+        (("narrow", file, "--width", "2", *GIVEN), "rate=2 is out of range: give above 0 and at most 1"),
+        (("narrow", file, "--width", "0.5"), "give --model"),
         (("prune", file, "--macs", "3", *GIVEN), "macs=3"),
         (("prune", file, "--macs", "0.5", "--steps", "0", *GIVEN), "steps=0"),
         (("prune", file, "--macs", "0.5", "--model", "nowhere:net"), "No module named"),
@@ -325,7 +325,7 @@ def test_an_existing_file_is_the_last_mistake_to_be_told_and_told_before_the_wor
     ):
         monkeypatch.setattr(place, lambda *given, **more: pytest.fail("it worked in vain"))
     for command in [
-        ("narrow", file, "--rate", "0.5", *GIVEN),
+        ("narrow", file, "--width", "0.5", *GIVEN),
         ("prune", file, "--macs", "0.5", *GIVEN),
         ("widen", file, "--rate", "2", *GIVEN),
         ("align", file, "--to", file, *GIVEN),
