@@ -128,7 +128,7 @@ def help_of(method: str) -> str:
     check_method(method)
     about, takes = docstring_parser.parse(METHODS[method].__doc__ or ""), inspect.signature(METHODS[method]).parameters
     paragraphs = [about.short_description or "", *(about.long_description or "").split("\n\n")]
-    lines = [f"usage: python -m surgery merge {method} FILE... --out FILE --set NAME=VALUE", ""]
+    lines = [f"usage: python -m surgery merge {method} FILE... --out FILE ...", ""]
     lines += [f"{textwrap.fill(' '.join(text.split()), 80)}\n" for text in paragraphs]
     for name, parameter in takes.items():
         if name == "models":
