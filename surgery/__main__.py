@@ -1,6 +1,7 @@
 """Operate on models and checkpoints: `python -m surgery COMMAND`; without a command it lists them."""
 
 import difflib
+import inspect
 import os
 import signal
 import sys
@@ -11,65 +12,64 @@ from pathlib import Path
 from surgery import __version__
 from surgery.errors import SurgeryError, is_out_of_memory
 
-_EXAMPLES = """\
+_OVERVIEW = """\
+usage: python -m surgery COMMAND ...
+
+Look at models, and operate on them and on checkpoints.
+
+commands:
+{commands}
+
+examples:
   python -m surgery inspect torchvision:resnet50
-  python -m surgery inspect torchvision:resnet50 --width 0.5 --depth 2,2,4,2 --plot resnet50.png
-  python -m surgery inspect timm:vit_tiny_patch16_224 --width 0.5 --heads drop --json
-  python -m surgery merge ties a.safetensors b.safetensors --base base.safetensors --out c.safetensors"""
+  python -m surgery inspect timm:resnet50 --width 0.5 --plot resnet50.png
+  python -m surgery narrow a.pt --model timm:resnet18 --width 0.5 --out b.pt
+  python -m surgery merge ties a.pt b.pt --base base.pt --out c.pt
 
-
-_MODULE, _SCRIPT = "python -m surgery", "layer-surgery surgery"
+`python -m surgery COMMAND --help` lists all options of a command."""
 
 
 def called(text: str) -> str:
-    """A text in which this command is called in the way in which the user called it."""
-    return text.replace(_MODULE, _SCRIPT) if Path(sys.argv[0]).stem == "layer-surgery" else text
-
-
-def overview() -> str:
-    """What `--help` prints."""
-    from surgery.commands import COMMANDS
-
-    first = {name: (command.__doc__ or "").splitlines()[0].rstrip(".") for name, command in COMMANDS.items()}
-    wide = max(map(len, first)) + 2
-    lines = [f"  {name:{wide}}{text[0].lower()}{text[1:]}" for name, text in first.items()]
-    return "\n".join(
-        [
-            "usage: python -m surgery COMMAND ...",
-            "",
-            "Look at models, and operate on them and on checkpoints.",
-            "",
-            "commands:",
-            *lines,
-            "",
-            "examples:",
-            _EXAMPLES,
-            "",
-            "`python -m surgery COMMAND --help` lists all options of a command.",
-        ]
+    """Return a text in which this command is called in the way in which the user called it."""
+    return (
+        text.replace("python -m surgery", "layer-surgery surgery")
+        if Path(sys.argv[0]).stem == "layer-surgery"
+        else text
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line. Returns the exit code: that of the command, or 2 if it cannot be carried out."""
-    name, *rest = [*(sys.argv[1:] if argv is None else argv)] or ["--help"]
-    from surgery.commands import COMMANDS  # which takes long
-    from surgery.commands.flags import call
+def run(name: str, arguments: Sequence[str]) -> int | None:
+    """Run a command with the arguments that follow its name, and return its exit code."""
+    import tyro  # these take long
 
-    code = None
+    from surgery.commands import COMMANDS
+    from surgery.commands.merge import help_of
+
+    if name in ("-h", "--help"):
+        first = {name: (inspect.getdoc(command) or "").splitlines()[0] for name, command in COMMANDS.items()}
+        lines = [f"  {name:9}{text[0].lower()}{text[1:].rstrip('.')}" for name, text in first.items()]
+        print(called(_OVERVIEW.format(commands="\n".join(lines))))
+    elif name == "--version":
+        print(f"layer-surgery {__version__}")
+    elif name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(COMMANDS)}"
+        raise SurgeryError(f"unknown command {name!r}: {hint}")
+    elif name == "merge" and arguments[1:] in (["--help"], ["-h"]):
+        print(called(help_of(arguments[0])))
+    else:
+        return tyro.cli(COMMANDS[name], prog=called(f"python -m surgery {name}"), args=arguments)
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line. Returns the exit code: that of the command, or 2 if it cannot be carried out."""
+    name, *arguments = [*(sys.argv[1:] if argv is None else argv)] or ["--help"]
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # leaves nothing half written
+    code = None
     try:
-        if name in ("-h", "--help"):
-            print(called(overview()))
-        elif name == "--version":
-            print(f"layer-surgery {__version__}")
-        elif name not in COMMANDS:
-            near = difflib.get_close_matches(name, COMMANDS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(COMMANDS)}"
-            raise SurgeryError(f"unknown command {name!r}: {hint}")
-        else:
-            code = call(COMMANDS[name], called(f"{_MODULE} {name}"), rest)
+        code = run(name, arguments)
         sys.stdout.flush()
     except BrokenPipeError:  # `| head` has read enough; discard what Python still flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,17 +1,17 @@
-"""The commands of `python -m surgery`."""
+"""The commands of `python -m surgery`: a function's signature is its command line, its docstring its --help."""
 
 from collections.abc import Callable
-from typing import Any
 
-from surgery.commands import read, write
+from surgery.commands.depth import graft, ungraft
+from surgery.commands.look import check, inspect
+from surgery.commands.merge import average, merge
+from surgery.commands.parts import embed, extract
+from surgery.commands.widths import align, narrow, permute, prune, widen
 
-_OF_OPERATIONS = ("narrow", "prune", "widen", "graft", "ungraft", "permute", "align", "extract", "embed")
-
-COMMANDS: dict[str, Callable[..., Any]] = {
-    "inspect": read.inspect,
-    "merge": write.merge,
-    "average": write.average,
-    **{do: write.command_of(do) for do in _OF_OPERATIONS},
-    "check": read.check,
-}
+COMMANDS: dict[str, Callable[..., int | None]] = {
+    command.__name__: command
+    for command in (
+        inspect, merge, average, narrow, prune, widen, graft, ungraft, permute, align, extract, embed, check
+    )
+}  # fmt: skip
 """By name, in the order in which help lists them; each gives its exit code, or None."""

@@ -1,105 +1,112 @@
-"""A command line from a function: its annotated signature gives the flags, its docstring the texts of --help."""
+"""How arguments are written behind their flags, and functions of the user's own."""
 
-import inspect
-import shutil
+import ast
+import importlib
 import sys
-import textwrap
-from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
-from typing import Annotated, Any, Literal, get_args, get_origin
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-import docstring_parser
-import tyro
+import torch
+from tyro.conf import FlagCreatePairsOff, UseAppendAction, arg
+from tyro.constructors import PrimitiveConstructorSpec
 
-from surgery.operations.arguments import type_and_kind
+from surgery.errors import SurgeryError, explained, first_line
 
 
-def call(command: Callable[..., Any], prog: str, argv: Sequence[str]) -> Any:
-    """What a command gives for the arguments that follow its name.
+def listed(kind: type) -> Any:
+    """Say how tyro reads numbers with commas between them."""
 
-    Raises:
-        SystemExit: for --help, and for arguments that it does not take.
+    def parse(texts: list[str]) -> tuple:
+        try:
+            return tuple(kind(text) for text in texts[0].split(","))
+        except ValueError:
+            what = "whole numbers" if kind is int else "numbers"
+            raise ValueError(f"{texts[0]!r} is no list of {what}: write them with one comma between two") from None
+
+    metavar = f"{kind.__name__.upper()},..."
+    return PrimitiveConstructorSpec(1, metavar, parse, lambda value: True, lambda value: [str(value)])
+
+
+optional = partial(arg, help_behavior_hint="")  # "default: None" and "default: False" say nothing
+
+File = Annotated[Path, arg(metavar="FILE")]
+OptionalFile = Annotated[Path | None, optional(metavar="FILE")]
+Files = Annotated[tuple[Path, ...], arg(metavar="FILE...", help_behavior_hint="(required)")]
+Share = Annotated[float, arg(metavar="SHARE")]
+OptionalShare = Annotated[float | None, optional(metavar="SHARE")]
+Patterns = Annotated[tuple[str, ...], arg(metavar="PATTERN"), UseAppendAction]
+Counts = Annotated[tuple[int, ...], listed(int)]
+OptionalCounts = Annotated[tuple[int, ...] | None, listed(int), optional()]
+Weights = Annotated[tuple[float, ...] | None, listed(float), optional()]
+Function = Annotated[str | None, optional(metavar="MODULE:FUNCTION")]
+"""The name of a function of the user's own."""
+ModelName = Annotated[str | None, optional(metavar="MODEL")]
+Flag = Annotated[bool, FlagCreatePairsOff, optional()]
+Heads = Literal["inside", "drop"]
+
+
+def check_share(flag: str, value: float | None) -> None:
+    """Raise a SurgeryError unless a number, if it is given, is above 0 and at most 1."""
+    if value is not None and not 0 < value <= 1:
+        raise SurgeryError(f"{flag} {value:g}: give a share, above 0 and at most 1")
+
+
+def generator(seed: int) -> torch.Generator:
+    """Make a generator from a --seed."""
+    if not 0 <= seed < 2**63:
+        raise SurgeryError(f"--seed {seed}: give a whole number from 0 to 2^63 - 1")
+    return torch.Generator().manual_seed(seed)
+
+
+def value_of(text: str) -> Any:
+    """Read a number, true, false, none, a list of them, or else the text itself.
+
+    >>> value_of("0.5"), value_of("true"), value_of("tensor"), value_of("[1, 2]")
+    (0.5, True, 'tensor', [1, 2])
     """
-    explained = vars(command).get("explained", lambda first: None)  # what --help prints after a first argument
-    if {"-h", "--help"} & set(argv) and (text := explained(argv[0])):
-        print(text.format(module=prog.rpartition(" ")[0]))
-        raise SystemExit(0)
-    texts = texts_of(command)
-    parameters = inspect.signature(command).parameters
-
-    def read(**given: Any) -> dict[str, Any]:
-        return given
-
-    read.__annotations__ = {name: _as_tyro_reads(p, texts[name]) for name, p in parameters.items()}
-    taken = [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=p.default,
-            annotation=read.__annotations__[name],
-        )
-        for name, p in parameters.items()
-    ]
-    vars(read)["__signature__"] = inspect.Signature(taken)
-    about = docstring_parser.parse(command.__doc__)
-    description = "\n\n".join(filter(None, (about.short_description, about.long_description)))
-    with redirect_stdout(_Wrapped(sys.stdout)):
-        given = tyro.cli(read, prog=prog, description=description, args=argv)
-    return command(**given)
+    if text.lower() in ("true", "false", "none"):
+        return {"true": True, "false": False, "none": None}[text.lower()]
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return text
 
 
-class _Wrapped:
-    """A stream on which prose is wrapped: tyro wraps what stands in its boxes, and leaves descriptions in one line."""
+def imported(name: str, flag: str) -> Callable[..., Any]:
+    """Import what a module of the user's calls so, `my_module:name`; its errors become a SurgeryError that names it.
 
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
+    Modules are looked for in the working directory, too.
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        columns = min(shutil.get_terminal_size().columns, 80)
-        lines = text.split("\n")
-        for i, line in enumerate(lines):
-            if line[:1].isalpha() and not line.startswith("usage:"):
-                lines[i] = textwrap.fill(line, columns)
-        return self._stream.write("\n".join(lines))
-
-
-def texts_of(function: Callable[..., Any]) -> dict[str, str]:
-    """What a docstring says of each argument, and of what is returned, in one line each.
-
-    >>> texts_of(call)
-    {}
+    >>> imported("math:sqrt", "--score")(4)
+    2.0
     """
-    found = docstring_parser.parse(function.__doc__)
-    texts = {one.arg_name: one.description for one in found.params}
-    if found.returns is not None:
-        texts["return"] = found.returns.description
-    return {name: " ".join(text.split()) for name, text in texts.items()}
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise SurgeryError(f"{flag} {name}: give module:function, a function in a file module.py of your own")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # whatever the user's code raises
+        raise SurgeryError(f"{flag} {name} cannot be loaded: {type(error).__name__}: {first_line(error)}") from error
+    if not callable(found):
+        raise SurgeryError(f"{flag} {name} is a {type(found).__name__}, and should be a function")
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        try:
+            return found(*arguments, **named)
+        except Exception as error:  # whatever the user's code raises
+            raise SurgeryError(f"{flag} {name} fails: {type(error).__name__}: {first_line(error)}") from error
+
+    return call
 
 
-def _as_tyro_reads(parameter: inspect.Parameter, text: str) -> Any:
-    """The annotation of an argument in tyro's terms."""
-    kind, known = type_and_kind(parameter.annotation)
-    several, metavar, markers = get_origin(kind) is tuple and not known.by, known.metavar, []
-    if get_origin(kind) is Literal:
-        metavar = f"{{{','.join(get_args(kind))}}}"
-    if known.positional:
-        markers.append(tyro.conf.Positional)
-    if known.repeated:
-        kind = tuple[str, ...]
-        markers.append(tyro.conf.UseAppendAction)
-    if kind is bool:
-        markers.append(tyro.conf.FlagCreatePairsOff)
-    if known.by:
-        markers.append(known.by)
-    hint = None
-    if parameter.default is None or parameter.default is False:  # "default: None" says nothing
-        text, bracket, default = text.partition(" [")
-        hint = f"[{default}" if bracket else ""
-    elif parameter.default is parameter.empty and (known.repeated or (several and known.positional)):
-        hint = "(required)"
-    read = kind if parameter.default is not None or known.repeated else kind | None
-    settings = tyro.conf.arg(metavar=metavar, help=text, help_behavior_hint=hint)
-    return Annotated[read, settings, *markers]
+def batches_of(data: str) -> list[Any]:
+    """List what a function of the user's own gives one after another."""
+    found = imported(data, "--data")()
+    if not isinstance(found, Iterable):
+        raise SurgeryError(f"--data {data} gives a {type(found).__name__}, and should give batches one after another")
+    with explained(f"--data {data} fails"):
+        return list(found)

@@ -3,7 +3,7 @@
 import math
 import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TextIO, TypeVar
 
@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from surgery.decomposition import Layer, layers
 from surgery.depth.graft import graft, ungraft
-from surgery.depth.sections import sections
+from surgery.depth.sections import Section, sections
 from surgery.errors import SurgeryError, first_line
 from surgery.forward import in_mode, observed
 from surgery.libraries import example_input
@@ -26,10 +26,7 @@ from surgery.width.choose import Heads
 from surgery.width.narrow import Width, narrow, widths
 
 T = TypeVar("T")
-
-_AGAIN = 0.5  # seconds until a step is told again to stop: Python drops what is raised in a destructor or a callback
-
-Shapes = dict[str, tuple[int, ...]]  # by the tensor's own name: weight, bias
+Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Place:
-    """A layer of one model: the name of its module and the shapes of its tensors."""
+    """A layer of one model: the name of its module, and the shapes of its tensors by their own names."""
 
     name: str
     shapes: Shapes
@@ -60,10 +57,10 @@ class Row:
     before: Place
     after: tuple[Place, ...]
 
-    def blocks_after(self) -> list[str]:
-        """The names that its block, and copies of that block, have in the new model."""
-        inside = len(self.before.name) - len(self.block)
-        return [place.name[: len(place.name) - inside] for place in self.after]
+    @property
+    def weight(self) -> str | None:
+        """The tensor that shows what the layer is; None if it has none."""
+        return next((name for name in ("weight", "in_proj_weight") if name in self.before.shapes), None)
 
 
 @dataclass(frozen=True)
@@ -74,6 +71,11 @@ class Depth:
     kind: str
     blocks: tuple[str, ...]
     after: int
+
+    def __str__(self) -> str:
+        """Say the depth: `3 -> 2 blocks`, or `3 blocks` if it does not change."""
+        old = len(self.blocks)
+        return f"{old}{f' -> {self.after}' if self.after != old else ''} block{'s' * (not self.after == old == 1)}"
 
 
 @dataclass(frozen=True)
@@ -101,18 +103,19 @@ class Report:
     stopped: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """The facts as plain data for JSON."""
+        """Return the facts as plain data for JSON."""
         return {**asdict(self), "widths": [width._asdict() for width in self.widths]}
 
 
-class Steps:
-    """Runs steps, shows each on a stream, and stops those that take longer than a limit.
+class _TooSlow(BaseException):
+    """A step has taken too long. Like KeyboardInterrupt it is no Exception, so that no handler takes it for one."""
 
-    On a terminal the step that runs is a line that the next one overwrites; elsewhere nothing is shown.
+
+class Steps:
+    """Runs steps, shows each on a terminal, and stops those that take longer than a limit.
 
     Args:
-        seconds: the limit of each step; None for no limit. It holds in the main thread of systems that have SIGALRM
-            (not on Windows), and between operations: a single matrix product is not stopped.
+        seconds: the limit of each step, between operations; None for no limit, as on Windows and in other threads.
         stream: where steps are shown; None for nowhere.
 
     Attributes:
@@ -125,49 +128,38 @@ class Steps:
     """
 
     def __init__(self, seconds: float | None = None, stream: TextIO | None = None) -> None:
-        self.seconds = seconds
+        if seconds is not None and not 0 < seconds <= 10**6:
+            raise SurgeryError(f"--seconds {seconds:g}: give more than 0, and at most 1,000,000")
+        alone = threading.current_thread() is threading.main_thread()  # no other one gets signals
+        self.seconds = seconds if hasattr(signal, "setitimer") and alone else None
         self.stopped: list[str] = []
         self._stream = stream if stream is not None and stream.isatty() else None
 
     def __call__(self, name: str, step: Callable[[], T]) -> T | None:
-        """The result of the step; None if it is stopped for taking too long."""
-        self._show(f"{name} ...")
+        """Return the result of the step; None if it is stopped for taking too long."""
+        if self._stream:
+            print(f"\r\x1b[K{name} ...", end="", file=self._stream, flush=True)
         try:
-            return _within(self.seconds, step)
+            if self.seconds is None:
+                return step()
+            signal.signal(signal.SIGALRM, _stop)
+            signal.setitimer(signal.ITIMER_REAL, self.seconds)
+            return step()
         except _TooSlow:
             self.stopped.append(name)
             return None
         finally:
-            self._show("")
-
-    def _show(self, text: str) -> None:
-        if self._stream:
-            self._stream.write(f"\r\x1b[K{text}")
-            self._stream.flush()
+            if self.seconds is not None:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            if self._stream:
+                print("\r\x1b[K", end="", file=self._stream, flush=True)
 
 
-class _TooSlow(BaseException):
-    """The step has taken too long. Like KeyboardInterrupt it is no Exception, so that no handler takes it for one."""
+def _stop(number: int, frame: Any) -> None:
+    raise _TooSlow
 
 
-def _within(seconds: float | None, step: Callable[[], T]) -> T:
-    """The result of the step; raises _TooSlow after so many seconds."""
-    if seconds is None or not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
-        return step()
-
-    def stop(number: int, frame: Any) -> None:
-        raise _TooSlow
-
-    before = signal.signal(signal.SIGALRM, stop)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN)
-        return step()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
-def inspect(
+def report_of(
     model: nn.Module,
     width: float | None = None,
     depth: Sequence[int] | None = None,
@@ -191,7 +183,7 @@ def inspect(
 
     >>> block = lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     >>> net = nn.Sequential(nn.Linear(2, 4), block(), block(), nn.Linear(4, 2))
-    >>> report = inspect(net, width=0.5, depth=[1], shape=[2])
+    >>> report = report_of(net, width=0.5, depth=[1], shape=[2])
     >>> report.before.parameters, report.after.parameters, report.before.macs, report.after.macs
     (102, 24, 80, 16)
     """
@@ -200,16 +192,16 @@ def inspect(
     problem, before = _measured(model, example, steps)
     if problem and width is not None:
         raise SurgeryError(f"{name or type(model).__name__} {problem}")
-    found = sections(model, example=None if problem else example)
+    runs_on = None if problem else example
+    found = sections(model, example=runs_on)
     places = {key: [key] for key in state(model)}
-    changed = model
+    changed, depths = model, [len(section.blocks) for section in found]
     if depth is not None:
-        have, check = [len(section.blocks) for section in found], None if problem else example
-        deep = steps("changing the depth", lambda: _at_depth(model, depth, have, check))
+        deep = steps("changing the depth", lambda: _at_depth(model, depth, depths, runs_on))
         changed, places = deep or (model, places)
+        depths = depths if deep is None else list(depth)
     coupled: list[Width] | None = None
-    as_asked = "changing the depth" not in steps.stopped
-    if as_asked and not problem:
+    if not problem and not (depth is not None and changed is model):
         try:
             coupled = steps("following the widths", lambda: widths(changed, example, width, heads=heads))
         except SurgeryError as error:
@@ -217,11 +209,8 @@ def inspect(
         if width is not None:
             small = steps("narrowing", lambda: narrow(changed, width, example, heads=heads))
             changed = small[0] if small else changed
-    after = None
-    if changed is not model:
-        failed, after = _measured(changed, example, steps)
-        problem = problem or failed
-    depths = [len(section.blocks) for section in found] if depth is None or not as_asked else depth
+    failed, after = _measured(changed, example, steps) if changed is not model else ("", None)
+    kinds = [type(model.get_submodule(section.blocks[0])).__name__ for section in found]
     return Report(
         name or type(model).__name__,
         type(model).__name__,
@@ -230,19 +219,16 @@ def inspect(
         None if width is None else heads,
         before,
         after,
-        tuple(
-            Depth(section.name, type(model.get_submodule(section.blocks[0])).__name__, section.blocks, depth)
-            for section, depth in zip(found, depths)
-        ),
+        tuple(Depth(one.name, kind, one.blocks, now) for one, kind, now in zip(found, kinds, depths)),
         tuple(_rows(model, changed, found, places)),
         tuple(coupled or ()),
-        problem,
+        problem or failed,
         tuple(steps.stopped),
     )
 
 
 def _example(shape: Sequence[int]) -> Tensor:
-    """Two inputs of zeros. SurgeryError if they do not fit into memory, or torch cannot count their elements."""
+    """Make two inputs of zeros. SurgeryError if they do not fit into memory, or torch cannot count their elements."""
     said = ",".join(map(str, shape))
     if reason := shortage(8 * math.prod(shape)):
         raise SurgeryError(f"an input of {said} {reason}: give a smaller one (--input)")
@@ -253,7 +239,7 @@ def _example(shape: Sequence[int]) -> Tensor:
 
 
 def count_macs(model: nn.Module, example: Tensor) -> int:
-    """Multiply-accumulate operations of one forward pass in evaluation mode (torch.utils.flop_counter / 2).
+    """Count multiply-accumulates of one forward pass in evaluation mode (torch.utils.flop_counter / 2).
 
     >>> count_macs(nn.Linear(3, 5), torch.zeros(1, 3))
     15
@@ -266,9 +252,8 @@ def count_macs(model: nn.Module, example: Tensor) -> int:
 
 
 def _measured(model: nn.Module, example: Tensor, steps: Steps) -> tuple[str, Size]:
-    """(why the model does not run, or ""; its size)."""
-    values = state(model)
-    problem, macs = "", None
+    """Return why the model does not run, or "", and its size."""
+    values, problem, macs = state(model), "", None
     try:  # on the meta device if possible, where nothing is computed
         seen = steps("counting operations", lambda: observed(model, example[:1], count_macs))
         macs = seen.found if seen else None
@@ -282,7 +267,7 @@ def _measured(model: nn.Module, example: Tensor, steps: Steps) -> tuple[str, Siz
 def _at_depth(
     model: nn.Module, depth: Sequence[int], have: Sequence[int], example: Tensor | None
 ) -> tuple[nn.Module, dict[str, list[str]]]:
-    """The model with sections of these depths, and by its tensors' names what they are called there."""
+    """Return the model with sections of these depths, and by its tensors' names what they are called there."""
     places: dict[str, list[str]] = {key: [key] for key in state(model)}
     changed: Any = model
     if len(depth) == len(have) and any(d > h for d, h in zip(depth, have)):
@@ -293,18 +278,18 @@ def _at_depth(
     return changed, {key: [kept[name] for name in names if name in kept] for key, names in places.items()}
 
 
-def _rows(model: nn.Module, changed: nn.Module, found, places: Mapping[str, list[str]]):
+def _rows(
+    model: nn.Module, changed: nn.Module, found: Sequence[Section], places: Mapping[str, Sequence[str]]
+) -> Iterator[Row]:
     old, new = shapes_of(model), shapes_of(changed)
     home = {block: section.name for section in found for block in section.blocks}
     for layer in layers(model):
         block = next((b for b in home if is_inside(layer.name, b)), None)
-        copies = zip(*(places[tensor] for tensor in layer.tensors))
-        after = tuple(_place(layer, copy, new) for copy in copies)
-        yield Row(layer.kind, home.get(block), block, _place(layer, layer.tensors, old), after)
+        after = tuple(_place(layer, copy, new) for copy in zip(*(places[tensor] for tensor in layer.tensors)))
+        yield Row(layer.kind, None if block is None else home[block], block, _place(layer, layer.tensors, old), after)
 
 
-def _place(layer: Layer, tensors: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> Place:
-    prefix = len(layer.name) + 1 if layer.name else 0
-    suffix = len(layer.tensors[0]) - len(layer.name) if layer.name else None
-    name = tensors[0][: len(tensors[0]) - suffix] if suffix is not None else ""
-    return Place(name, {own[prefix:]: shapes[tensor] for own, tensor in zip(layer.tensors, tensors)})
+def _place(layer: Layer, tensors: Sequence[str], shapes: Shapes) -> Place:
+    own = [tensor[len(layer.name) :].removeprefix(".") for tensor in layer.tensors]
+    name = tensors[0].removesuffix(own[0]).removesuffix(".")
+    return Place(name, {one: shapes[tensor] for one, tensor in zip(own, tensors)})

@@ -1,6 +1,7 @@
 """`python -m surgery inspect FILE`: what a checkpoint holds, with and without its model."""
 
 import json
+import re
 
 import pytest
 from command_files import in_folder_with, refused
@@ -34,7 +35,7 @@ def test_what_names_and_shapes_show(file, capsys):
         "\n"
         "layers\n"
         "  (the model itself)  section of 3 blocks\n"
-        "    blocks 0 to 2, all alike\n"
+        "    blocks 0-2  3 alike\n"
         "      0  bias 6, weight 6x4\n"
         "      2  bias 4, weight 4x6\n"
     )
@@ -42,12 +43,12 @@ def test_what_names_and_shapes_show(file, capsys):
 
 def test_how_it_was_made_and_its_widths(file, capsys):
     given = ("--model", "their_nets:net", "--input", "4")
-    assert main(["permute", file, *given, "--sort-by", "l1", "--out", "sorted.safetensors"]) == 0
+    assert main(["permute", file, *given, "--by", "l1", "--out", "sorted.safetensors"]) == 0
     capsys.readouterr()
     assert main(["inspect", "sorted.safetensors", *given]) == 0
     text = capsys.readouterr().out
-    assert "made by permute (sort_by=l1)\n  model: net.safetensors\n" in text
-    assert "     6         3 x             3  *.0.weight:0\n" in text
+    assert "made by permute (by=l1)\n  model: net.safetensors\n" in text
+    assert re.search(r"^ +6 +3 x +3  \*\.0\.weight:0$", text, re.MULTILINE)
     assert main(["inspect", "sorted.safetensors", *given, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["made"]["do"] == "permute"
@@ -71,6 +72,6 @@ def test_too_little_memory_is_one_line(file, monkeypatch, capsys):
     def full(*args):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 TB")
 
-    monkeypatch.setattr("surgery.commands.flags.call", full)
+    monkeypatch.setattr("surgery.__main__.run", full)
     assert main(["inspect", file]) == 2
     assert capsys.readouterr().err.startswith("error: out of memory: give a smaller model")

@@ -74,11 +74,12 @@ def test_permute_by_a_file_and_back(nets, tmp_path):
     same("again.safetensors", load_file("b1.safetensors"))
     with safe_open("b1.safetensors", "pt") as file:
         made = json.loads(file.metadata()["layer_surgery"])
-    assert (made["do"], made["permutations"], made["inputs"][0]["path"]) == ("permute", "orders.json", "a.safetensors")
+    assert (made["do"], made["permutations"]) == ("permute", "orders.json")
+    assert made["inputs"]["model"]["path"] == "a.safetensors"
 
 
 def test_sort_by_puts_the_important_positions_first(nets):
-    run("permute", "a.safetensors", "--sort-by", "l1", *MODEL, "--out", "sorted.safetensors", "--plan", "p.json")
+    run("permute", "a.safetensors", "--by", "l1", *MODEL, "--out", "sorted.safetensors", "--plan", "p.json")
     scores = surgery.pruning.importance(nets[0], example=X, by="l1")
     same("sorted.safetensors", surgery.state(surgery.symmetry.permute(nets[0], by=scores, example=X)[0]))
     run("permute", "sorted.safetensors", "--permutations", "p.json", "--inverse", "--out", "back.safetensors")
@@ -106,7 +107,7 @@ def test_a_width_that_a_checkpoint_does_not_hold_whole_keeps_its_order(nets, cap
         torch.manual_seed(seed)
         save_file(their_orders.Kept().state_dict(), f"kept{seed}.safetensors")
     given = ("--model", "their_orders:Kept", "--input", "5", "--out")
-    run("permute", "kept0.safetensors", "--sort-by", "l1", *given, "sorted.safetensors")
+    run("permute", "kept0.safetensors", "--by", "l1", *given, "sorted.safetensors")
     assert "the positions along scale keep their order" in caplog.text
     same("sorted.safetensors", load_file("kept0.safetensors"))
     run("align", "kept1.safetensors", "--to", "kept0.safetensors", *given, "aligned.safetensors")
@@ -149,14 +150,14 @@ def test_what_cannot_be_done_is_one_line(nets, capsys, tmp_path):
     (tmp_path / "short.json").write_text('{"0.weight:0": [1, 0]}')
     (tmp_path / "kept.json").write_text('{"one.weight:0": [1, 0, 2, 3, 4, 5]}')
     (tmp_path / "list.json").write_text("[1]")
-    run("narrow", "a.safetensors", "--rate", "0.5", *MODEL, "--out", "small.safetensors", "--plan", "narrow.json")
+    run("narrow", "a.safetensors", "--width", "0.5", *MODEL, "--out", "small.safetensors", "--plan", "narrow.json")
     capsys.readouterr()
     a, out = "a.safetensors", ("--out", "out.safetensors")
     kept = ("--model", "their_orders:Kept", "--input", "5")
     for arguments, text in [
         (("permute", a, *MODEL, *out), "needs an order"),
-        (("permute", a, "--sort-by", "l1", *out), "give --model timm:NAME"),
-        (("permute", a, "--sort-by", "l1", "--inverse", *MODEL, *out), "give the plan that was saved"),
+        (("permute", a, "--by", "l1", *out), "give --model timm:NAME"),
+        (("permute", a, "--by", "l1", "--inverse", *MODEL, *out), "--inverse undoes --permutations"),
         (("permute", a, "--permutations", "short.json", *MODEL, *out), "a width of 8 positions"),
         (("permute", a, "--permutations", "list.json", *MODEL, *out), "list.json holds no permutations"),
         (("permute", a, "--permutations", "none.json", *MODEL, *out), "none.json cannot be read"),

@@ -1,0 +1,357 @@
+"""What the commands on checkpoints share: the one that is read, its model, and the one that is written."""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from inspect import signature
+from operator import itemgetter
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+from tyro.conf import Positional, arg
+
+from surgery.commands import flags
+from surgery.configuration import first_difference, holder_of, made_from, reread
+from surgery.errors import SurgeryError, about, first_line
+from surgery.files import Checkpoint, check_absent, check_new, open_state, write
+from surgery.forward import call, in_mode, observed
+from surgery.inspect.contents import PROVENANCE, size_text
+from surgery.lazy import LazyState, pieces_of
+from surgery.libraries import example_input, named
+from surgery.plan import Plan, fingerprint
+from surgery.states import State, load, owners, shapes_of, state
+
+_FORMS = "timm:NAME, torchvision:NAME, or module:factory of your own, each with arguments if needed (,num_classes=10)"
+
+
+class Model:
+    """A checkpoint, and the model that it belongs to, which is built when it is first asked for.
+
+    Args:
+        path: of the file or folder.
+        name: of the model, as --model takes it; a folder of transformers' model needs none.
+        shape: of one input, without the batch.
+
+    Attributes:
+        values: the tensors, read when they are asked for; once the model is built, by the names of its state.
+        module: the model, if it is built; its weights mean nothing.
+        folder: the checkpoint if it is a folder, from which the files beside the weights are taken.
+    """
+
+    def __init__(self, path: Path, name: str | None = None, shape: Sequence[int] | None = None) -> None:
+        if shape is not None and any(size < 1 for size in shape):
+            raise SurgeryError(f"--input {','.join(map(str, shape))}: give sizes of 1 or more")
+        self.checkpoint = open_state(path)
+        self.values: LazyState = self.checkpoint
+        self.folder = self.checkpoint if self.checkpoint.is_folder else None
+        self.path, self.name, self.shape = path, name, shape
+        self.module: nn.Module | None = None
+
+    @property
+    def described(self) -> bool:
+        """Whether the model is known: by its name, or by a folder's config.json."""
+        return self.name is not None or (self.folder is not None and (self.folder.path / "config.json").is_file())
+
+    def built(self, module: nn.Module | None = None) -> nn.Module:
+        """Build the model, or take the given one; from now on `values` have the names of `surgery.state(model)`."""
+        if self.module is None:
+            module = (build(self.name, self.folder) if module is None else module).eval()
+            try:
+                self.values = state_for(module, self.values, str(self.path), self.name)
+            except SurgeryError:
+                converted = None if self.name or self.folder is None else _converted(module, self.folder)
+                if converted is None:
+                    raise
+                self.values = LazyState({key: pieces_of(converted, key) for key in converted}, str(self.path))
+            self.module = module
+        return self.module
+
+    def loaded(self, module: nn.Module | None = None) -> nn.Module:
+        """Build the model with these weights, all of which are read."""
+        net = self.built(module)
+        with about(str(self.path)):
+            return load(net, dict(self.values))
+
+    def run_arguments(self) -> dict[str, Any]:
+        """Return what functions that follow the model are given: an example, and what of its output counts."""
+        example = example_for(self.built(), self.shape)
+        check_runs(self.built(), example, self.shape)
+        return {"example": example, "output": output_for(self.built())}
+
+    def source(self) -> dict[str, Any]:
+        """Return what is remembered of it in what is made of it: its path, size, and a hash of its names and shapes."""
+        shapes = {name: self.checkpoint.pieces(name).shape for name in self.checkpoint}
+        return {"path": str(self.path), "bytes": _total(self.checkpoint), "fingerprint": fingerprint(shapes)}
+
+
+@dataclass(frozen=True)
+class Source:
+    """The checkpoint that a command reads."""
+
+    file: Positional[flags.File]
+    """the checkpoint: a .safetensors or .pt file, or a folder as HuggingFace's libraries write it"""
+    model: flags.ModelName = None
+    """timm:NAME, torchvision:NAME or module:factory (timm:resnet18,num_classes=10); transformers' folders need none"""
+    input: flags.OptionalCounts = None
+    """shape of one input of the --model, such as 3,224,224 [the one that the model was made for]"""
+
+    def open(self) -> Model:
+        """Open it."""
+        return Model(self.file, self.model, self.input)
+
+
+@dataclass(frozen=True)
+class Output:
+    """The checkpoint that a command writes. Nothing may be there, which is looked at before anything is computed."""
+
+    out: flags.File
+    """the new checkpoint: a file, or a folder, which also gets the other files of the given folder"""
+    shard_size: Annotated[str | None, flags.optional(metavar="SIZE")] = None
+    """in a folder: the size above which it is split into several files, such as 5GB"""
+    dry_run: flags.Flag = False
+    """check everything and print what would be written"""
+
+    def __post_init__(self) -> None:
+        check_new(self.out)
+        size_in_bytes(self.shard_size)
+
+    def write(
+        self, values: Mapping[str, Tensor], how: Mapping[str, Any], inputs: Mapping[str, Model], *,
+        like: Model | None = None, module: nn.Module | None = None,
+    ) -> None:  # fmt: skip
+        """Write a checkpoint, with a progress bar on a terminal, and say where it is.
+
+        Args:
+            values: its tensors.
+            how, inputs: how it was made, and of what, which the file's metadata tell.
+            like: whose folder has the files beside the weights.
+            module: the model, of whose configuration a folder gets config.json.
+        """
+        config = None if self.out.suffix else config_of(module)
+        text = f"{self.out}: {len(values)} tensor{'s' * (len(values) != 1)}, {size_text(_total(values))}"
+        if self.dry_run:
+            print(f"would write {text}")
+            return
+        made = {**how, "inputs": {name: model.source() for name, model in inputs.items()}}
+        options = {"unit": "B", "unit_scale": True, "leave": False, "disable": None}
+        with tqdm(total=_total(values), desc=self.out.name, **options) as bar:
+            metadata, folder = {PROVENANCE: json.dumps(made)}, None if like is None else like.folder
+            more: dict[str, Any] = {"config": config, "shard_bytes": size_in_bytes(self.shard_size)}
+            write(self.out, values, metadata=metadata, like=folder, progress=bar.update, **more)
+        print(text)
+
+
+@dataclass(frozen=True)
+class PlannedOutput(Output):
+    """The checkpoint that a command writes, and the plan by which it lies in the given one, or that one in it."""
+
+    plan: Annotated[Path | None, flags.optional(metavar="PLAN.json")] = None
+    """where to write the plan: how the smaller of the two models lies in the other"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.plan is not None:
+            check_absent(self.plan)
+
+    def write_plan(self, plan: Plan) -> None:
+        """Write the plan, if it is asked for."""
+        if self.plan is not None and not self.dry_run:
+            check_absent(self.plan)
+            plan.save(self.plan)
+            print(f"{self.plan}: {plan!r}")
+
+
+Flat = arg(name="")
+"""The flags of a dataclass, without its name before them."""
+From, To, ToPlanned = Annotated[Source, Flat], Annotated[Output, Flat], Annotated[PlannedOutput, Flat]
+
+
+def _total(values: Mapping[str, Tensor]) -> int:
+    """Count the bytes of a state; a lazy one is not read."""
+    return sum(pieces_of(values, name).nbytes for name in values)
+
+
+def size_in_bytes(text: str | None) -> int | None:
+    """Count the bytes that a text such as 5GB says; None for None.
+
+    >>> size_in_bytes("5GB"), size_in_bytes("200 kB")
+    (5000000000, 200000)
+    """
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]?)b?", text.strip().lower())
+    size = int(float(match[1]) * {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}[match[2]]) if match else 0
+    if size < 1:
+        raise SurgeryError(f"--shard-size {text}: give a number of bytes, such as 500MB or 5GB")
+    return size
+
+
+def plan_of(path: Path) -> Plan:
+    """Read a plan; a SurgeryError names the file if it holds none."""
+    try:
+        with about(str(path)):
+            return Plan.load(path)
+    except OSError as error:
+        raise SurgeryError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def config_of(module: nn.Module | None) -> dict | None:
+    """Return what config.json has to say of a model; None if it has no configuration.
+
+    Raises:
+        SurgeryError: if the model's class would make other tensors of it, so that it could not read its weights.
+    """
+    text = getattr(getattr(module, "config", None), "to_json_string", None)
+    if module is None or not callable(text):
+        return None
+    holder = holder_of(module)
+    if holder is not None:
+        try:
+            made = made_from(type(module), reread(getattr(module, holder)))
+            what = first_difference(shapes_of(module), shapes_of(made))
+        except Exception as error:  # whatever the class raises
+            what = f"its class raises {type(error).__name__} for it: {first_line(error)}"
+        if what:
+            raise SurgeryError(
+                f"no config.json describes the result ({what}), so that from_pretrained would refuse it: give a file, "
+                "--out NAME.safetensors, and a --plan, by which Plan.build makes the model; or choose what it can say: "
+                "prune has --even, --heads and --rounding, which keep layers alike"
+            )
+    return json.loads(text())
+
+
+def build(name: str | None, checkpoint: Checkpoint | None = None) -> nn.Module:
+    """Build the model of a name, or the one that a HuggingFace folder's config.json describes, with random weights.
+
+    Args:
+        name: timm:NAME, torchvision:NAME or MODULE:FACTORY, where modules are also looked for in the working directory;
+            arguments of the factory may follow, `timm:resnet18,num_classes=10`.
+        checkpoint: used if there is no name.
+    """
+    if name is None:
+        return _described(checkpoint)
+    called, *rest = name.split(",")
+    arguments = {}
+    for text in rest:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip().isidentifier():
+            raise SurgeryError(f"model {name}: write arguments as NAME=VALUE, such as num_classes=10")
+        arguments[key.strip()] = flags.value_of(value)
+    library, _, factory = called.partition(":")
+    if library in ("timm", "torchvision"):
+        return named(called, **arguments)
+    if not library or not factory:
+        raise SurgeryError(f"unknown model {name!r}: give {_FORMS}")
+    made = flags.imported(called, "model")(**arguments)
+    if not isinstance(made, nn.Module):
+        raise SurgeryError(f"model {called} gives a {type(made).__name__}, and should give a torch.nn.Module")
+    return made
+
+
+def _described(folder: Checkpoint | None) -> nn.Module:
+    found = None if folder is None else folder.config
+    if folder is None or found is None:
+        raise SurgeryError(f"this needs the model, of which the checkpoint holds tensors only: give --model {_FORMS}")
+    file = folder.path / "config.json"
+    try:
+        import transformers
+
+        config = transformers.AutoConfig.from_pretrained(folder.path, local_files_only=True)
+        return getattr(transformers, found["architectures"][0])(config)
+    except ImportError:
+        raise SurgeryError(f"{file} describes a model of transformers, which is not installed: give --model") from None
+    except Exception as error:  # transformers' own, of all kinds
+        raise SurgeryError(f"{file} describes no model that can be built ({first_line(error)}): give --model") from None
+
+
+def _converted(model: nn.Module, folder: Checkpoint) -> State | None:
+    """Return the state of a folder as transformers reads it, which renames and joins the tensors of many files.
+
+    They are all read. None if some tensor is missing or unknown to it, too.
+    """
+    try:
+        given = {"local_files_only": True, "dtype": "auto", "output_loading_info": True}
+        kind: Any = type(model)
+        loaded, report = kind.from_pretrained(folder.path, **given)
+    except Exception:  # transformers' own, of all kinds, or a class without it
+        return None
+    return None if any(report[f"{what}_keys"] for what in ("missing", "unexpected", "mismatched")) else state(loaded)
+
+
+def state_for(model: nn.Module, values: LazyState, what: str, called: str | None = None) -> LazyState:
+    """Return the values under the names of `surgery.state(model)`; of tied tensors the first name that is there counts.
+
+    Args:
+        what, called: what errors call the values, and the model.
+
+    Raises:
+        SurgeryError: if a tensor of the model is missing or has another shape, or one of the values is unknown.
+    """
+    first_names = {tensor.data_ptr() if tensor.numel() else id(tensor): name for name, tensor in state(model).items()}
+    places = {name: name for name in state(model)}
+    tied = model.state_dict()
+    for name, tensor in tied.items():
+        first = first_names.get(tensor.data_ptr())
+        if name not in places and first and first not in values and name in values:
+            places[first] = name
+    found = LazyState({name: values.pieces(place) for name, place in places.items() if place in values}, what)
+    sizes, kind, wrong = shapes_of(model), called or type(model).__name__, ""
+    if missing := [name for name in places if name not in found]:
+        wrong = f"no {missing[0]!r}, which {kind} has, and {len(missing) - 1} more such tensors"
+    elif extra := [name for name in values if name not in places.values() and name not in tied]:
+        wrong = f"{extra[0]!r}, which {kind} does not have, and {len(extra) - 1} more such tensors"
+    elif odd := [name for name in places if found.pieces(name).shape != sizes[name]]:
+        wrong = f"{odd[-1]!r} of shape {found.pieces(odd[-1]).shape}, and {kind} of {sizes[odd[-1]]}"
+    if wrong:
+        way_out = "give the --model that it was saved from, with its arguments, such as num_classes=10 for 10 classes"
+        raise SurgeryError(f"{what} has {wrong.removesuffix(', and 0 more such tensors')}: {way_out}")
+    return found
+
+
+def check_runs(model: nn.Module, example: Any, shape: Sequence[int] | None) -> None:
+    """Raise a SurgeryError, which says what to do on the command line, unless a model runs on its example."""
+    hint = "; give the shape of one input as --input, without the batch"
+    if shape is not None:
+        given, seen = (",".join(map(str, sizes)) for sizes in (shape, (2, *shape)))
+        hint = f"; --input {given} is one input without the batch, so that the model got {seen}"
+
+    def run(net: nn.Module, given: Any) -> None:
+        with in_mode(net, training=False):
+            call(net, given)
+
+    observed(model, example, run, hint)
+
+
+def output_for(model: nn.Module) -> Callable[[Any], Any] | None:
+    """Return what picks the output that counts; None: all of it.
+
+    Of an encoder with a decoder it is the decoder's result: the encoder's is returned beside it, and is a hidden one.
+    """
+    return itemgetter(0) if getattr(getattr(model, "config", None), "is_encoder_decoder", False) else None
+
+
+def example_for(model: nn.Module, shape: Sequence[int] | None) -> Any:
+    """Make an input of a model: zeros of the given shape (without the batch), or tokens where it begins with a table.
+
+    One for an encoder and a decoder also has tokens that the decoder reads.
+    """
+    main, config = getattr(model, "main_input_name", None), getattr(model, "config", None)
+    tokens = torch.ones(2, *(shape or (8,)), dtype=torch.long)
+    if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in signature(model.forward).parameters:
+        given = tokens
+        if main != "input_ids":
+            encoder: Any = model
+            given = torch.zeros(2, *shape) if shape else example_input(encoder.get_encoder())
+        elif isinstance(end := getattr(config, "eos_token_id", None), int):
+            tokens[..., -1] = end  # after which classifiers look
+        return {main: given, "decoder_input_ids": torch.ones(2, 8, dtype=torch.long)}
+    if main == "input_ids":
+        return {"input_ids": tokens}
+    first = next((module for _, module, _ in owners(model)), None)
+    if isinstance(first, nn.Embedding) and len(shape or (8,)) == 1:
+        return torch.zeros(2, *(shape or (8,)), dtype=torch.long)
+    return example_input(model) if shape is None else torch.zeros(2, *shape)

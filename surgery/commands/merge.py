@@ -1,0 +1,186 @@
+"""The commands that make one checkpoint of several."""
+
+import difflib
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
+
+import docstring_parser
+from torch import Tensor
+from torch.nn import functional as F
+from tyro.conf import Positional, UseAppendAction, arg
+
+import surgery
+from surgery import merging
+from surgery.commands import flags
+from surgery.commands.checkpoint import Model, To
+from surgery.errors import SurgeryError, explained
+
+METHODS: dict[str, Callable[..., Any]] = {
+    **merging.METHODS,
+    "fisher": merging.fisher,
+    "regmean": merging.regmean,
+    "greedy_soup": merging.greedy_soup,
+}
+"""By name; the last three need --data or a --score."""
+_OTHER_FLAGS = {"fishers": "data", "grams": "data", "score": "score", "base": "base", "weights": "weights"}
+"""Arguments of methods that are no settings, and the flags that they come from."""
+_NEEDED = {
+    "base": "the model that the others were fine-tuned from: give --base FILE",
+    "data": "data to measure the models on: give --data MODULE:FUNCTION, a function that gives batches",
+    "score": "a score to choose models by: give --score MODULE:FUNCTION, a function from a model to a number",
+}
+
+
+def merge(
+    method: Annotated[Positional[str], arg(metavar="METHOD")],
+    files: Positional[flags.Files],
+    *,
+    base: flags.OptionalFile = None,
+    weights: flags.Weights = None,
+    set: Annotated[tuple[str, ...], arg(metavar="[PATTERN:]NAME=VALUE"), UseAppendAction] = (),
+    data: flags.Function = None,
+    loss: flags.Function = None,
+    score: flags.Function = None,
+    model: flags.ModelName = None,
+    input: flags.OptionalCounts = None,
+    to: To,
+) -> None:
+    """Merge checkpoints of one architecture by a method.
+
+    There are these methods:
+    - of models alone: linear, slerp, multislerp, karcher
+    - with a --base: nearswap, task_arithmetic, ties, dare, breadcrumbs, della, sce,
+      model_stock
+    - with --model and --data: fisher, regmean; with --score: greedy_soup
+
+    Use `merge METHOD --help` to list the settings of a method.
+
+    Args:
+        method: see above
+        files: .safetensors or .pt files, or folders as HuggingFace's libraries write them
+        base: the model that the others were fine-tuned from
+        weights: a weight for each file [1 each]
+        set: a setting of the method: density=0.5, or of tensors whose name matches: 'layer4:density=0.2'
+        data: a function of yours that gives batches: pairs of inputs and targets for fisher, inputs for regmean
+        loss: for fisher, a function of outputs and targets [cross-entropy]
+        score: for greedy_soup, a function from a model (or state dict) to a number; larger is better
+        model: timm:NAME, torchvision:NAME or module:factory; folders of transformers' models need none
+        input: shape of one input of the --model [the one that the model was made for]
+    """
+    check_method(method)
+    takes = inspect.signature(METHODS[method]).parameters
+    given = settings(set, [name for name in takes if name not in ("models", *_OTHER_FLAGS)])
+    special = {"base": base, "weights": weights, "data": data, "score": score}
+    needs = {_OTHER_FLAGS.get(name, name): p.default is p.empty for name, p in takes.items() if name != "models"}
+    for name, value in [*special.items(), ("loss", loss if method != "fisher" else None)]:
+        if value is not None and name not in needs:
+            raise SurgeryError(f"{method} takes no --{name}: leave it out")
+    for name, needed in needs.items():
+        if needed and special.get(name, given.get(name)) is None:
+            raise SurgeryError(f"{method} needs {_NEEDED.get(name, f'--set {name}=VALUE')}")
+    if not files:
+        raise SurgeryError("there are no models to merge: give two or more files")
+    models, inputs = [Model(file, model, input) for file in files], {}
+    made = {"do": "merge", "method": method, "weights": weights, "data": data, "loss": loss, "score": score, **given}
+    if weights is not None:
+        given["weights"] = list(weights)
+    if base is not None:
+        inputs["base"] = Model(base)
+        given["base"] = inputs["base"].values
+    with explained(f"{method} cannot be measured on --data {data}", "; give batches that the model takes"):
+        if method == "fisher":
+            measure = flags.imported(loss, "--loss") if loss else F.cross_entropy
+            given["fishers"] = [merging.fisher_information(one.loaded(), _pairs(data), loss=measure) for one in models]
+        elif method == "regmean":
+            given["grams"] = [merging.input_grams(one.loaded(), flags.batches_of(data)) for one in models]
+    if method == "greedy_soup":
+        given["score"] = _scorer(score, models)
+    merged = METHODS[method]([one.values for one in models], **given)
+    values = merged.state if isinstance(merged, merging.Soup) else merged
+    inputs = {f"model {k}": one for k, one in enumerate(models)} | inputs
+    to.write(values, made, inputs, like=models[0], module=models[0].module)
+
+
+def average(files: Positional[flags.Files], *, weights: flags.Weights = None, to: To) -> None:
+    """Average checkpoints of one architecture.
+
+    Integer tensors (step counters) carry the maximum.
+
+    Args:
+        files: .safetensors or .pt files, or folders as HuggingFace's libraries write them
+        weights: a weight for each file [1 each]
+    """
+    merge("linear", files, weights=weights, to=to)
+
+
+def check_method(method: str) -> None:
+    """Raise a SurgeryError unless there is a method of this name."""
+    if method not in METHODS:
+        near = difflib.get_close_matches(method, METHODS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(METHODS)}"
+        raise SurgeryError(f"unknown method {method!r}: {hint}")
+
+
+def help_of(method: str) -> str:
+    """Return what `merge METHOD --help` prints: what the method does, and its arguments with their defaults."""
+    check_method(method)
+    about, takes = docstring_parser.parse(METHODS[method].__doc__ or ""), inspect.signature(METHODS[method]).parameters
+    paragraphs = [about.short_description or "", *(about.long_description or "").split("\n\n")]
+    lines = [f"usage: python -m surgery merge {method} FILE... --out FILE ...", ""]
+    lines += [f"{textwrap.fill(' '.join(text.split()), 80)}\n" for text in paragraphs]
+    for name, parameter in takes.items():
+        if name == "models":
+            continue
+        flag = f"--{_OTHER_FLAGS[name]}" if name in _OTHER_FLAGS else f"--set {name}=VALUE"
+        texts = [one.description or "" for one in about.params if name in one.arg_name.split(", ")]
+        default = "required" if parameter.default is parameter.empty else f"default: {parameter.default}"
+        text = f"{flag}  {' '.join(' '.join(texts).split())} ({default})"
+        lines.append(textwrap.fill(text, 80, initial_indent="  ", subsequent_indent=" " * 6))
+    return "\n".join([*lines, "", "`merge --help` lists what all methods take."])
+
+
+def settings(texts: Sequence[str], known: Sequence[str]) -> dict[str, Any]:
+    """Read settings of a method from texts NAME=VALUE or PATTERN:NAME=VALUE; patterns keep their order.
+
+    >>> settings(["density=0.5", "layer4:density=0.2", "elect=true"], ["density", "elect"])
+    {'density': {'layer4': 0.2, '*': 0.5}, 'elect': True}
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for text in texts:
+        left, equals, right = text.partition("=")
+        pattern, _, name = left.rpartition(":")
+        if not equals or name not in known:
+            choice = f"one of {', '.join(known)}" if known else "none, as this method has no settings"
+            raise SurgeryError(f"--set {text}: write NAME=VALUE or PATTERN:NAME=VALUE, where NAME is {choice}")
+        if (pattern or "*") in found.setdefault(name, {}):
+            raise SurgeryError(f"--set {text}: {left} is there twice, give it once")
+        found[name][pattern or "*"] = flags.value_of(right)
+    for by_pattern in found.values():
+        if "*" in by_pattern:  # the first pattern that matches counts
+            by_pattern["*"] = by_pattern.pop("*")
+    return {name: values["*"] if list(values) == ["*"] else values for name, values in found.items()}
+
+
+def _pairs(data: str | None) -> list[Any]:
+    batches = flags.batches_of(data or "")
+    if odd := [one for one in batches if not isinstance(one, list | tuple) or len(one) != 2]:
+        raise SurgeryError(f"--data {data} gives a {type(odd[0]).__name__}: give pairs of inputs and targets")
+    return batches
+
+
+def _scorer(score: str | None, models: Sequence[Model]) -> Callable[[Mapping[str, Tensor]], float]:
+    """Return the user's score of the model, or where it is not known of the state dict."""
+    function, known = flags.imported(score or "", "--score"), models[0].described
+    for model in models if known else ():
+        model.built()
+
+    def scored(values: Mapping[str, Tensor]) -> float:
+        found = function(surgery.load(models[0].built(), dict(values)).eval() if known else dict(values))
+        try:
+            return float(found)
+        except (TypeError, ValueError, RuntimeError):
+            raise SurgeryError(f"--score {score} gives a {type(found).__name__}, and should give a number") from None
+
+    return scored
