@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from inspect import signature
 from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -167,7 +167,9 @@ class PlannedOutput(Output):
 
 Flat = arg(name="")
 """The flags of a dataclass, without its name before them."""
-From, To, ToPlanned = Annotated[Source, Flat], Annotated[Output, Flat], Annotated[PlannedOutput, Flat]
+From: TypeAlias = Annotated[Source, Flat]
+To: TypeAlias = Annotated[Output, Flat]
+ToPlanned: TypeAlias = Annotated[PlannedOutput, Flat]
 
 
 def _total(values: Mapping[str, Tensor]) -> int:

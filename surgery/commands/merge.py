@@ -17,13 +17,12 @@ from surgery.commands import flags
 from surgery.commands.checkpoint import Model, To
 from surgery.errors import SurgeryError, explained
 
-METHODS: dict[str, Callable[..., Any]] = {
-    **merging.METHODS,
+_MEASURED: dict[str, Callable[..., Any]] = {
     "fisher": merging.fisher,
     "regmean": merging.regmean,
     "greedy_soup": merging.greedy_soup,
 }
-"""By name; the last three need --data or a --score."""
+"""Methods that need --data or a --score."""
 _OTHER_FLAGS = {"fishers": "data", "grams": "data", "score": "score", "base": "base", "weights": "weights"}
 """Arguments of methods that are no settings, and the flags that they come from."""
 _NEEDED = {
@@ -54,6 +53,7 @@ def merge(
     - with a --base: nearswap, task_arithmetic, ties, dare, breadcrumbs, della, sce,
       model_stock
     - with --model and --data: fisher, regmean; with --score: greedy_soup
+    - of your own: module:function, which `surgery.merging.register_method` adds
 
     Use `merge METHOD --help` to list the settings of a method.
 
@@ -69,8 +69,8 @@ def merge(
         model: timm:NAME, torchvision:NAME or module:factory; folders of transformers' models need none
         input: shape of one input of the --model [the one that the model was made for]
     """
-    check_method(method)
-    takes = inspect.signature(METHODS[method]).parameters
+    function = method_of(method)
+    takes = inspect.signature(function).parameters
     given = settings(set, [name for name in takes if name not in ("models", *_OTHER_FLAGS)])
     special = {"base": base, "weights": weights, "data": data, "score": score}
     needs = {_OTHER_FLAGS.get(name, name): p.default is p.empty for name, p in takes.items() if name != "models"}
@@ -97,7 +97,7 @@ def merge(
             given["grams"] = [merging.input_grams(one.loaded(), flags.batches_of(data)) for one in models]
     if method == "greedy_soup":
         given["score"] = _scorer(score, models)
-    merged = METHODS[method]([one.values for one in models], **given)
+    merged = function([one.values for one in models], **given)
     values = merged.state if isinstance(merged, merging.Soup) else merged
     inputs = {f"model {k}": one for k, one in enumerate(models)} | inputs
     to.write(values, made, inputs, like=models[0], module=models[0].module)
@@ -115,18 +115,24 @@ def average(files: Positional[flags.Files], *, weights: flags.Weights = None, to
     merge("linear", files, weights=weights, to=to)
 
 
-def check_method(method: str) -> None:
-    """Raise a SurgeryError unless there is a method of this name."""
-    if method not in METHODS:
-        near = difflib.get_close_matches(method, METHODS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(METHODS)}"
-        raise SurgeryError(f"unknown method {method!r}: {hint}")
+def method_of(name: str) -> Callable[..., Any]:
+    """Return the method of a name, or one of the user's own, module:function; a SurgeryError lists what there is."""
+    methods = {**merging.METHODS, **_MEASURED}
+    if ":" in name:
+        flags.imported(name, "method")  # which registers it
+        name = name.rpartition(":")[2]
+        methods = merging.METHODS
+    if name not in methods:
+        near = difflib.get_close_matches(name, methods, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(methods)}"
+        raise SurgeryError(f"unknown method {name!r}: {hint}, or register one of your own: MODULE:FUNCTION")
+    return methods[name]
 
 
 def help_of(method: str) -> str:
     """Return what `merge METHOD --help` prints: what the method does, and its arguments with their defaults."""
-    check_method(method)
-    about, takes = docstring_parser.parse(METHODS[method].__doc__ or ""), inspect.signature(METHODS[method]).parameters
+    function = method_of(method)
+    about, takes = docstring_parser.parse(function.__doc__ or ""), inspect.signature(function).parameters
     paragraphs = [about.short_description or "", *(about.long_description or "").split("\n\n")]
     lines = [f"usage: python -m surgery merge {method} FILE... --out FILE ...", ""]
     lines += [f"{textwrap.fill(' '.join(text.split()), 80)}\n" for text in paragraphs]

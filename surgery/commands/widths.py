@@ -42,7 +42,8 @@ def narrow(
         strict: end with an error if a width that was to shrink stays whole
     """
     flags.check_share("--width", width)
-    model, how = source.open(), {"keep": keep, "heads": heads, "rounding": rounding, "strict": strict}
+    model = source.open()
+    how: dict[str, Any] = {"keep": keep, "heads": heads, "rounding": rounding, "strict": strict}
     small, plan = surgery.narrow(model.built(), width, **how, **model.run_arguments())
     made = {"do": "narrow", "width": width, **how}
     to.write(plan.extract(model.values), made, {"model": model}, like=model, module=small)

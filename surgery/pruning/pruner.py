@@ -141,8 +141,9 @@ def prune(
         hint = (
             "; give a criterion's name, a criterion (a function of a name, rows and an axis), or a function of a model"
         )
+        measure: Any = importance
         with explained("importance(model) fails", hint):
-            return importance(net)
+            return measure(net)
 
     demand = checked(model, Demand(target.rate, {}, keep, heads, rounding))
     asked = Request(model, example, demand, output, strict, scores(model), sizing(target))

@@ -2,6 +2,8 @@
 
 import inspect
 import json
+import textwrap
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +13,6 @@ from safetensors.torch import load_file, save_file
 
 from surgery import merging
 from surgery.__main__ import main
-from surgery.commands.merge import METHODS
 
 
 @pytest.fixture
@@ -25,6 +26,27 @@ def files(tmp_path, monkeypatch):
     for name, state in states.items():
         save_file(state, f"{name}.safetensors")
     return states
+
+
+METHODS = [*merging.METHODS, "fisher", "regmean", "greedy_soup"]
+
+
+def test_a_method_of_a_module_of_ones_own(files):
+    text = """
+        from surgery.merging import register_method
+
+        @register_method
+        def largest(tensors, *, scale=1.0):
+            return scale * max(tensors, key=lambda tensor: tensor.norm())
+    """
+    Path("own_methods.py").write_text(textwrap.dedent(text))
+    arguments = ["merge", "own_methods:largest", "a.safetensors", "b.safetensors", "--out", "c.safetensors"]
+    assert main([*arguments, "--set", "scale=2"]) == 0
+    large = max((files["a"]["body.w"], files["b"]["body.w"]), key=lambda tensor: tensor.norm())
+    assert torch.equal(load_file("c.safetensors")["body.w"], 2 * large)
+    del merging.METHODS["largest"]
+    assert main(["merge", "own_methods:absent", "a.safetensors", "--out", "d.safetensors"]) == 2
+    assert main(["merge", "math:sqrt", "a.safetensors", "--out", "d.safetensors"]) == 2
 
 
 def test_a_merge_and_where_it_comes_from(files, capsys):
