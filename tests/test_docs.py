@@ -35,7 +35,7 @@ from fl.settings import Config
 from fl.settings.command_line import parse
 from surgery.depth.sections import BLOCKS
 from surgery.width.rules.registry import RULES
-from zoo.spec import members
+from zoo.spec import PRESETS
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/results"
@@ -74,7 +74,7 @@ def prose(text):
 @pytest.fixture
 def registered():
     """The methods that a page adds; they go away again, as do its data sets, models, rules and blocks."""
-    tables = [ALGORITHMS, LOADERS, members(), RULES, BLOCKS]
+    tables = [ALGORITHMS, LOADERS, PRESETS, RULES, BLOCKS]
     before = [dict(table) for table in tables]
     yield lambda: ALGORITHMS.keys() - before[0].keys()
     for table, content in zip(tables, before, strict=True):
