@@ -10,7 +10,7 @@ ImageNet networks normalise and activate before the pooling).
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 import torch.nn.functional as F
@@ -229,7 +229,8 @@ class ResNet(Network):
         builders = self.builders(
             width, len(depths), norm=norm, norm_eps=norm_eps, rounding=rounding, scaler=scaler, step_size=step_size
         )
-        pre, options = issubclass(block, PreActivation), {} if shortcut is None else {"shortcut": shortcut}
+        pre = issubclass(block, PreActivation)
+        options: dict[str, Any] = {} if shortcut is None else {"shortcut": shortcut}
 
         def ending(builder: Builder, inputs: int) -> dict[str, nn.Module]:
             parts: dict[str, nn.Module] = {}
