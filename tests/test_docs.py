@@ -36,7 +36,7 @@ from fl.settings.command_line import parse
 from surgery.depth.sections import BLOCKS
 from surgery.merging import METHODS as METHODS_OF_MERGING
 from surgery.width.rules.registry import RULES
-from zoo.spec import members
+from zoo.spec import PRESETS
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/results"
@@ -75,7 +75,7 @@ def prose(text):
 @pytest.fixture
 def registered():
     """The methods that a page adds; they go away again, as does all else that it registers."""
-    tables = [ALGORITHMS, LOADERS, members(), RULES, BLOCKS, METHODS_OF_MERGING]
+    tables = [ALGORITHMS, LOADERS, PRESETS, RULES, BLOCKS, METHODS_OF_MERGING]
     before = [dict(table) for table in tables]
     yield lambda: ALGORITHMS.keys() - before[0].keys()
     for table, content in zip(tables, before, strict=True):

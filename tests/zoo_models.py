@@ -16,12 +16,12 @@ IMAGES = [name for name in FAMILIES if not name.startswith("transformer")]
 
 def takes(field):
     """The families that take a field of a spec."""
-    return [name for name in FAMILIES if field in Spec(name).member.defaults]
+    return [name for name in FAMILIES if field in Spec(name).architecture.defaults]
 
 
 def able(name, **options):
     """Those of the options that a family takes."""
-    return {field: value for field, value in options.items() if field in Spec(name).member.defaults}
+    return {field: value for field, value in options.items() if field in Spec(name).architecture.defaults}
 
 
 def shapes(name):

@@ -80,7 +80,7 @@ def _row(spec: Spec) -> dict[str, Any]:
     size = spec.count()
     shape = list(spec.example(device="meta").shape[1:])
     values = {"parameters": size.parameters, "macs": size.macs, "input": shape, "sections": spec.depth}
-    return {"name": spec.name, **values, "width": spec.width, "source": spec.member.source}
+    return {"name": spec.name, **values, "width": spec.width, "source": spec.architecture.source}
 
 
 def table(specs: Sequence[Spec]) -> str:

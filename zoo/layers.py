@@ -1,18 +1,17 @@
-"""What families are written with: the parts of blocks, as a spec asks for them, and initial weights."""
+"""What families are written with: networks, the parts of their blocks as arguments ask for them, initial weights."""
 
 import math
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Any, ClassVar, get_args
 
 import torch
 from torch import Tensor, nn
 
+from zoo.architecture import Rounding, check, check_rates
 from zoo.errors import ZooError
 from zoo.norms import BatchNorm2d, Norm, StaticBatchNorm2d
-
-Rounding: TypeAlias = Literal["ceil", "divisor8"]
 
 
 class Network(nn.Sequential):
@@ -24,9 +23,45 @@ class Network(nn.Sequential):
     if channels are concatenated, the first ones of each part; with group norm, the first ones of each group.) Pooling
     before the head is global, except in the CNN and VGG. These flatten channel by channel, so that a smaller model's
     weights are a leading corner there as well.
+
+    A network that is called directly has weights as torch's layers make them; `zoo.initialise(net, generator)` draws
+    those of `zoo.create`. Arguments that are fields of `zoo.Spec` mean what they mean there.
+
+    Raises:
+        ZooError: for arguments out of range.
     """
 
     torch_init = False  # whether convolutions with a bias begin as torch's do; see `initialise`
+    extra_rates: ClassVar[tuple[str, ...]] = ()  # the parts besides the sections that have a width rate of their own
+
+    def __init__(self, parts: Mapping[str, nn.Module]) -> None:
+        super().__init__(OrderedDict(parts))
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return one part, or for a slice a network of its parts."""
+        if not isinstance(index, slice):
+            return super().__getitem__(index)
+        network = type(self).__new__(type(self))  # the class itself would ask for its own arguments
+        Network.__init__(network, dict(list(self._modules.items())[index]))
+        return network
+
+    @classmethod
+    def rate_names(cls, sections: int) -> tuple[str, ...]:
+        """Name the parts that have a width rate: the sections, then those of `extra_rates`."""
+        return (*(f"section{i}" for i in range(1, sections + 1)), *cls.extra_rates)
+
+    @classmethod
+    def check(cls, **fields: Any) -> None:
+        """Raise ZooError for a field of a spec, other than width and depth, that is out of range."""
+        for field, value in fields.items():
+            check(cls.__name__, field, value)
+
+    @classmethod
+    def builders(cls, width: float | Sequence[float], sections: int = 0, **options: Any) -> "list[Builder]":
+        """Return the builder of each part that has a width rate; `options` are the other fields of `Builder`."""
+        cls.check(**options)
+        rates = check_rates(cls.__name__, width, cls.rate_names(sections), sections)
+        return [Builder(rate=rate, **options) for rate in rates]
 
     def from_foreign(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The tensors of torchvision's or timm's model of this architecture as this model has them, in its order.
@@ -49,26 +84,30 @@ class Network(nn.Sequential):
 
 
 @dataclass(frozen=True)
-class Kit:
-    """Makes the convolutions, norms, scalers and residual sums of one part of a model; `Spec.kit` gives it.
+class Builder:
+    """Makes the convolutions, norms, Scalers and residual sums of one part of a network.
+
+    What is left out has a placeholder: an Identity stands for a Scaler and a norm, and a `Residual` without a step size
+    and drop path only adds. So a block reads the same with and without them, and names of tensors stay.
+    (`without_identities` takes the placeholders out of a Sequential.)
 
     Attributes:
-        norm, eps: see `make_norm`.
+        norm, norm_eps: see `make_norm`.
         rate, rounding: of the part's widths, see `channels`.
-        scaling: whether HeteroFL's Scaler divides by the rate.
+        scaler: whether HeteroFL's Scaler divides by the rate.
         step_size: whether residual branches have NeFL's learnable step size.
 
-    >>> Kit(rate=0.5).channels(64)
+    >>> Builder(rate=0.5).channels(64)
     32
-    >>> list(Kit().conv_norm(3, 8, 3, activation=nn.ReLU).state_dict())[:2]
+    >>> list(Builder().conv_norm(3, 8, 3, activation=nn.ReLU).state_dict())[:2]
     ['conv.weight', 'norm.weight']
     """
 
     norm: Norm = "batch"
-    eps: float = 1e-5
+    norm_eps: float = 1e-5
     rate: float = 1.0
     rounding: Rounding = "ceil"
-    scaling: bool = False
+    scaler: bool = False
     step_size: bool = False
 
     def channels(self, full: int) -> int:
@@ -77,9 +116,9 @@ class Kit:
         `ceil` is ceil(rate * full), at least 1, as in HeteroFL. `divisor8` is the function of this name; full widths
         that are no multiples of 8 change as well.
 
-        >>> [Kit(rate=rate).channels(64) for rate in (1.0, 0.5, 0.1)]
+        >>> [Builder(rate=rate).channels(64) for rate in (1.0, 0.5, 0.1)]
         [64, 32, 7]
-        >>> [Kit(rate=rate, rounding="divisor8").channels(24) for rate in (1.0, 0.75, 0.5, 0.1)]
+        >>> [Builder(rate=rate, rounding="divisor8").channels(24) for rate in (1.0, 0.75, 0.5, 0.1)]
         [24, 24, 16, 8]
         """
         exact = round(self.rate * full, 6)  # 0.07 * 100 is 7, not 7.000000000000001
@@ -99,25 +138,25 @@ class Kit:
         groups up to 8 that divides 8 and the channels; `layer` is over channels and positions (Ba et al. 2016), that is
         one group; `none` is the identity.
 
-        >>> Kit("group").make_norm(12).num_groups
+        >>> Builder("group").make_norm(12).num_groups
         4
         """
         match self.norm:
             case "batch":
-                return BatchNorm2d(channels, self.eps)
+                return BatchNorm2d(channels, self.norm_eps)
             case "static_batch":
-                return StaticBatchNorm2d(channels, self.eps)
+                return StaticBatchNorm2d(channels, self.norm_eps)
             case "group":
-                return nn.GroupNorm(math.gcd(8, channels), channels, self.eps)
+                return nn.GroupNorm(math.gcd(8, channels), channels, self.norm_eps)
             case "layer":
-                return nn.GroupNorm(1, channels, self.eps)
+                return nn.GroupNorm(1, channels, self.norm_eps)
             case "none":
                 return nn.Identity()
         raise ZooError(f"unknown norm {self.norm!r}: choose {', '.join(get_args(Norm))}")
 
-    def scaler(self) -> nn.Module:
+    def make_scaler(self) -> nn.Module:
         """A Scaler, or an Identity without them."""
-        return Scaler(self.rate) if self.scaling else nn.Identity()
+        return Scaler(self.rate) if self.scaler else nn.Identity()
 
     def residual(self, drop_path: float = 0.0) -> "Residual":
         """The sum of a shortcut and a branch."""
@@ -126,7 +165,7 @@ class Kit:
     def conv_norm(self, *sizes: int, activation: type[nn.Module] | None = None, **options) -> nn.Sequential:
         """A convolution with the arguments of `conv`, then Scaler, norm and in-place activation, as far as given."""
         conv = self.conv(*sizes, **options)
-        parts = {"conv": conv, "scaler": self.scaler(), "norm": self.make_norm(conv.out_channels)}
+        parts = {"conv": conv, "scaler": self.make_scaler(), "norm": self.make_norm(conv.out_channels)}
         if activation is not None:
             parts["activation"] = activation(inplace=True)
         return nn.Sequential(without_identities(parts))
@@ -145,7 +184,7 @@ def divisor8(channels: float) -> int:
 
 
 def without_identities(parts: Mapping[str, nn.Module]) -> OrderedDict[str, nn.Module]:
-    """The parts of a network without those that do nothing: `Kit` gives an Identity for a norm or Scaler left out.
+    """The parts of a network without those that do nothing: see `Builder`.
 
     >>> list(without_identities({"conv": nn.Conv2d(1, 2, 3), "norm": nn.Identity()}))
     ['conv']

@@ -12,21 +12,18 @@ convolution has a width rate of its own, too.
 """
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from zoo.layers import GlobalPool, Kit, Network
-from zoo.spec import COMMON, Member, Spec
+from zoo.architecture import Architecture, Rounding, Stem, check_depths
+from zoo.errors import ZooError
+from zoo.layers import Builder, GlobalPool, Network
+from zoo.norms import Norm
 
-
-class MobileNetV2(Network):
-    """stem, section1, ..., section7, tail, pool, dropout, head; build it with `zoo.create`."""
-
-
-class EfficientNetV2(Network):
-    """stem, section1, ..., tail, pool, dropout, head; build it with `zoo.create`."""
+_KINDS = ("plain", "fused", "squeezed")
 
 
 class Stage(NamedTuple):
@@ -62,11 +59,11 @@ class InvertedResidual(nn.Module):
     """
 
     def __init__(
-        self, inputs: int, channels: int, stage: Stage, stride: int, residual: bool, drop_path: float, kit: Kit
+        self, inputs: int, channels: int, stage: Stage, stride: int, residual: bool, drop_path: float, builder: Builder
     ) -> None:
         super().__init__()
         hidden = inputs * stage.expansion
-        conv_norm = partial(kit.conv_norm, activation=nn.ReLU6 if stage.kind == "plain" else nn.SiLU)
+        conv_norm = partial(builder.conv_norm, activation=nn.ReLU6 if stage.kind == "plain" else nn.SiLU)
         steps: OrderedDict[str, nn.Module] = OrderedDict()
         if stage.kind == "fused":
             steps["fused"] = conv_norm(inputs, hidden if stage.expansion > 1 else channels, 3, stride)
@@ -77,49 +74,107 @@ class InvertedResidual(nn.Module):
         if stage.kind == "squeezed":
             steps["squeeze"] = SqueezeExcitation(hidden, max(1, inputs // 4))
         if stage.kind != "fused" or stage.expansion > 1:
-            steps["project"] = kit.conv_norm(hidden, channels, 1)
+            steps["project"] = builder.conv_norm(hidden, channels, 1)
         self.branch = nn.Sequential(steps)
-        self.add = kit.residual(drop_path) if residual else None
+        self.add = builder.residual(drop_path) if residual else None
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.branch(x)
         return out if self.add is None else self.add(x, out)
 
 
-def mobilenetv2(spec: Spec) -> MobileNetV2:
-    """Build a MobileNetV2."""
-    stages = list(_MOBILENETV2)
-    if spec.stem == "cifar":
-        stages[1] = stages[1]._replace(stride=1)
-    return MobileNetV2(_parts(spec, stages, 32, 1280, nn.ReLU6))
+class InvertedResidualNetwork(Network):
+    """stem, section1, section2, ..., tail, pool, dropout, head: what both papers' networks are."""
+
+    extra_rates = ("tail",)
+
+    def __init__(
+        self, stages: Sequence[Stage], depths: int | Sequence[int], stem_channels: int, last_channels: int,
+        activation: type[nn.Module], *, num_classes: int, in_channels: int, stem: Stem, dropout: float,
+        drop_path: float = 0.0, width: float | Sequence[float], **options: Any,
+    ) -> None:  # fmt: skip
+        self.check(num_classes=num_classes, in_channels=in_channels, stem=stem, dropout=dropout, drop_path=drop_path)
+        self.check(stem_channels=stem_channels, last_channels=last_channels)
+        if not stages or not all(isinstance(stage, Stage) and stage.kind in _KINDS for stage in stages):
+            raise ZooError(
+                f"stages are of the class Stage, each {', '.join(_KINDS[:-1])} or {_KINDS[-1]}, got {stages!r}"
+            )
+        for stage in stages:
+            self.check(expansion=stage.expansion, channels=stage.channels, stride=stage.stride)
+        depths = check_depths(type(self).__name__, depths, len(stages))
+        *builders, tail = self.builders(width, len(stages), **options)
+        previous, current, index = stem_channels, builders[0].channels(stem_channels), 0
+        stride = 1 if stem == "cifar" else 2
+        first = builders[0].conv_norm(in_channels, current, 3, stride, activation=activation)
+        parts: dict[str, nn.Module] = {"stem": first}
+        for i, (builder, stage, depth) in enumerate(zip(builders, stages, depths), start=1):
+            section = []
+            for stride in (stage.stride, *[1] * (depth - 1)):
+                # by the full widths, so that rounding makes no difference
+                residual = stride == 1 and previous == stage.channels
+                channels, drop = builder.channels(stage.channels), drop_path * index / sum(depths)
+                section.append(InvertedResidual(current, channels, stage, stride, residual, drop, builder))
+                previous, current, index = stage.channels, channels, index + 1
+            parts[f"section{i}"] = nn.Sequential(*section)
+        channels = tail.channels(last_channels)
+        parts["tail"] = tail.conv_norm(current, channels, 1, activation=activation)
+        parts |= {"pool": GlobalPool(), "dropout": nn.Dropout(dropout), "head": nn.Linear(channels, num_classes)}
+        super().__init__(parts)
 
 
-def efficientnetv2(spec: Spec, stages: tuple[Stage, ...], stem: int, last: int) -> EfficientNetV2:
-    """Build an EfficientNetV2; stochastic depth grows linearly over the blocks up to `spec.drop_path`."""
-    return EfficientNetV2(_parts(spec, stages, stem, last, nn.SiLU))
+class MobileNetV2(InvertedResidualNetwork):
+    """stem, section1, ..., section7, tail, pool, dropout, head.
+
+    Args:
+        depths: blocks of each section; one number is for all.
+        width: one rate, one for each section, or one for each section and the last convolution.
+
+    >>> net = MobileNetV2(num_classes=10, width=(0.5,) * 7 + (1,))
+    >>> net.head
+    Linear(in_features=1280, out_features=10, bias=True)
+    """
+
+    def __init__(
+        self, depths: int | Sequence[int] = (1, 2, 3, 4, 3, 3, 1), *, num_classes: int = 1000, in_channels: int = 3,
+        stem: Stem = "imagenet", dropout: float = 0.2, width: float | Sequence[float] = 1.0, norm: Norm = "batch",
+        norm_eps: float = 1e-5, rounding: Rounding = "divisor8", scaler: bool = False, step_size: bool = False,
+    ) -> None:  # fmt: skip
+        stages = list(_MOBILENETV2)
+        if stem == "cifar":
+            stages[1] = stages[1]._replace(stride=1)
+        super().__init__(
+            stages, depths, 32, 1280, nn.ReLU6, num_classes=num_classes, in_channels=in_channels, stem=stem,
+            dropout=dropout, width=width, norm=norm, norm_eps=norm_eps, rounding=rounding, scaler=scaler,
+            step_size=step_size,
+        )  # fmt: skip
 
 
-def _parts(spec: Spec, stages, full: int, last: int, activation: type[nn.Module]) -> OrderedDict[str, nn.Module]:
-    kit = spec.kit("section1")
-    current, stride = kit.channels(full), 1 if spec.stem == "cifar" else 2
-    parts: OrderedDict[str, nn.Module] = OrderedDict()
-    parts["stem"] = kit.conv_norm(spec.in_channels, current, 3, stride, activation=activation)
-    index, drop_path = 0, spec.drop_path or 0.0
-    for i, (stage, depth) in enumerate(zip(stages, spec.blocks), start=1):
-        kit, blocks = spec.kit(f"section{i}"), []
-        for stride in (stage.stride, *[1] * (depth - 1)):
-            # by the full widths, so that rounding makes no difference
-            residual = stride == 1 and full == stage.channels
-            width = kit.channels(stage.channels)
-            drop = drop_path * index / sum(spec.blocks)
-            blocks.append(InvertedResidual(current, width, stage, stride, residual, drop, kit))
-            full, current, index = stage.channels, width, index + 1
-        parts[f"section{i}"] = nn.Sequential(*blocks)
-    kit = spec.kit("tail")
-    parts["tail"] = kit.conv_norm(current, kit.channels(last), 1, activation=activation)
-    parts |= {"pool": GlobalPool(), "dropout": nn.Dropout(spec.dropout)}
-    parts["head"] = nn.Linear(kit.channels(last), spec.num_classes)
-    return parts
+class EfficientNetV2(InvertedResidualNetwork):
+    """stem, section1, ..., tail, pool, dropout, head.
+
+    Args:
+        stages: the rows of the paper's table, one for each section.
+        depths: blocks of each section; one number is for all.
+        stem_channels, last_channels: of the first and the last convolution at full width.
+        width: one rate, one for each section, or one for each section and the last convolution.
+
+    >>> stages = [Stage("fused", 1, 16, 1), Stage("squeezed", 4, 32, 2)]
+    >>> net = EfficientNetV2(stages, [1, 2], 16, 64, num_classes=10)
+    >>> [len(net.section1), len(net.section2)], net.head.in_features
+    ([1, 2], 64)
+    """
+
+    def __init__(
+        self, stages: Sequence[Stage], depths: int | Sequence[int], stem_channels: int = 24,
+        last_channels: int = 1280, *, num_classes: int = 1000, in_channels: int = 3, stem: Stem = "imagenet",
+        dropout: float = 0.2, drop_path: float = 0.2, width: float | Sequence[float] = 1.0, norm: Norm = "batch",
+        norm_eps: float = 1e-3, rounding: Rounding = "divisor8", scaler: bool = False, step_size: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            stages, depths, stem_channels, last_channels, nn.SiLU, num_classes=num_classes,
+            in_channels=in_channels, stem=stem, dropout=dropout, drop_path=drop_path, width=width, norm=norm,
+            norm_eps=norm_eps, rounding=rounding, scaler=scaler, step_size=step_size,
+        )  # fmt: skip
 
 
 _MOBILENETV2 = (
@@ -140,29 +195,25 @@ _CIFAR = (
     Stage("squeezed", 4, 96, 2), Stage("squeezed", 6, 112, 1),
 )  # fmt: skip
 
+_2021 = "Tan and Le, ICML 2021"
 
-_IMAGES = COMMON | {
-    "num_classes": 1000, "in_channels": 3, "image_size": 224, "stem": "imagenet", "norm": "batch",
-    "rounding": "divisor8", "dropout": 0.2, "step_size": False,
-}  # fmt: skip
-_EFFICIENTNET = _IMAGES | {"norm_eps": 1e-3, "drop_path": 0.2}
-
-MEMBERS = {
-    "mobilenetv2": Member(
-        mobilenetv2, (1, 2, 3, 4, 3, 3, 1), "Sandler et al., CVPR 2018, table 2", _IMAGES,
-        also=("tail",), torchvision="mobilenet_v2", timm="mobilenetv2_100",
+PRESETS = {
+    "mobilenetv2": Architecture(
+        MobileNetV2, {"depths": (1, 2, 3, 4, 3, 3, 1), "image_size": 224}, "Sandler et al., CVPR 2018, table 2",
+        torchvision="mobilenet_v2", timm="mobilenetv2_100",
     ),
-    "efficientnetv2_s": Member(
-        partial(efficientnetv2, stages=_S, stem=24, last=1280), (2, 4, 4, 6, 9, 15), "Tan and Le, ICML 2021, table 4",
-        _EFFICIENTNET, also=("tail",), torchvision="efficientnet_v2_s", timm="efficientnetv2_s",
+    "efficientnetv2_s": Architecture(
+        EfficientNetV2, {"stages": _S, "depths": (2, 4, 4, 6, 9, 15), "image_size": 224}, f"{_2021}, table 4",
+        torchvision="efficientnet_v2_s", timm="efficientnetv2_s",
     ),
-    "efficientnetv2_m": Member(
-        partial(efficientnetv2, stages=_M, stem=24, last=1280), (3, 5, 5, 7, 14, 18, 5),
-        "Tan and Le, ICML 2021, released code", _EFFICIENTNET | {"dropout": 0.3},
-        also=("tail",), torchvision="efficientnet_v2_m", timm="efficientnetv2_m",
+    "efficientnetv2_m": Architecture(
+        EfficientNetV2, {"stages": _M, "depths": (3, 5, 5, 7, 14, 18, 5), "image_size": 224, "dropout": 0.3},
+        f"{_2021}, released code", torchvision="efficientnet_v2_m", timm="efficientnetv2_m",
     ),
-    "efficientnetv2_cifar": Member(
-        partial(efficientnetv2, stages=_CIFAR, stem=16, last=640), (1, 2, 2, 3, 5), "of this project, for 32x32",
-        _EFFICIENTNET | {"num_classes": 10, "image_size": 32, "stem": "cifar"}, also=("tail",),
+    "efficientnetv2_cifar": Architecture(
+        EfficientNetV2,
+        {"stages": _CIFAR, "depths": (1, 2, 2, 3, 5), "stem_channels": 16, "last_channels": 640, "num_classes": 10,
+         "image_size": 32, "stem": "cifar"},
+        "of this project, for 32x32",
     ),
 }  # fmt: skip

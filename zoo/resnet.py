@@ -9,17 +9,17 @@ ImageNet networks normalise and activate before the pooling).
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
-from functools import partial
-from typing import Literal, TypeAlias, get_args
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zoo.architecture import Architecture, Rounding, Stem, check_depths
 from zoo.errors import ZooError
-from zoo.layers import GlobalPool, Kit, Network
-from zoo.spec import COMMON, Member, Spec
+from zoo.layers import Builder, GlobalPool, Network
+from zoo.norms import Norm
 
 Shortcut: TypeAlias = Literal["projection", "pad", "activated", "raw"]
 """What a block adds to its branch if it changes the shape.
@@ -31,8 +31,230 @@ in FedMR's released code).
 """
 
 
+class PadShortcut(nn.Module):
+    """Every `stride`-th pixel, with zero channels appended (or the last channels left out)."""
+
+    def __init__(self, stride: int, new_channels: int) -> None:
+        super().__init__()
+        self.stride, self.new_channels = stride, new_channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.new_channels))
+
+
+class Unused(nn.Sequential):
+    """Modules that the model has but does not use.
+
+    FedMR's released ResNet-20 has a last norm, which counts among its 219,482 parameters and its layers, but its
+    forward pass leaves it out.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+def make_shortcut(builder: Builder, inputs: int, outputs: int, stride: int, kind: Shortcut) -> nn.Module:
+    """The shortcut around a block; the identity if the block keeps the shape. ZooError for an unknown kind."""
+    if kind not in get_args(Shortcut):
+        raise ZooError(f"unknown shortcut {kind!r}: choose {', '.join(get_args(Shortcut))}")
+    if stride == 1 and inputs == outputs:
+        return nn.Identity()
+    if kind == "pad":
+        return PadShortcut(stride, outputs - inputs)
+    if kind == "projection":
+        return builder.conv_norm(inputs, outputs, 1, stride)
+    return nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+
+
+class BasicBlock(nn.Module):
+    """conv-norm-ReLU-conv-norm plus shortcut, then ReLU (2016a, figure 5, left)."""
+
+    expansion = 1
+
+    def __init__(
+        self, inputs: int, channels: int, stride: int, builder: Builder, shortcut: Shortcut = "projection"
+    ) -> None:
+        super().__init__()
+        self.conv1 = builder.conv(inputs, channels, 3, stride)
+        self.norm1 = builder.make_norm(channels)
+        self.conv2 = builder.conv(channels, channels, 3)
+        self.norm2 = builder.make_norm(channels)
+        self.shortcut = make_shortcut(builder, inputs, channels, stride, shortcut)
+        self.scaler, self.add = builder.make_scaler(), builder.residual()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.relu(self.norm1(self.scaler(self.conv1(x))))
+        out = self.norm2(self.scaler(self.conv2(out)))
+        return F.relu(self.add(self.shortcut(x), out))
+
+
+class Bottleneck(nn.Module):
+    """1x1 down, 3x3, 1x1 up to four times the channels, plus shortcut, then ReLU (2016a, figure 5, right).
+
+    The stride is in the 3x3 convolution, as in torchvision and timm ("v1.5"), not in the first as in the paper.
+    """
+
+    expansion = 4
+
+    def __init__(
+        self, inputs: int, channels: int, stride: int, builder: Builder, shortcut: Shortcut = "projection"
+    ) -> None:
+        super().__init__()
+        outputs = channels * self.expansion
+        self.conv1 = builder.conv(inputs, channels, 1)
+        self.norm1 = builder.make_norm(channels)
+        self.conv2 = builder.conv(channels, channels, 3, stride)
+        self.norm2 = builder.make_norm(channels)
+        self.conv3 = builder.conv(channels, outputs, 1)
+        self.norm3 = builder.make_norm(outputs)
+        self.shortcut = make_shortcut(builder, inputs, outputs, stride, shortcut)
+        self.scaler, self.add = builder.make_scaler(), builder.residual()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.relu(self.norm1(self.scaler(self.conv1(x))))
+        out = F.relu(self.norm2(self.scaler(self.conv2(out))))
+        out = self.norm3(self.scaler(self.conv3(out)))
+        return F.relu(self.add(self.shortcut(x), out))
+
+
+class PreActivation(nn.Module):
+    """Norm and ReLU come before each convolution, and nothing comes after the sum (2016b, figure 1b)."""
+
+    expansion: int
+    norm1: nn.Module
+    branch: Callable[[Tensor], Tensor]
+
+    def _finish(self, inputs: int, outputs: int, stride: int, builder: Builder, shortcut: Shortcut) -> None:
+        self.shortcut = make_shortcut(builder, inputs, outputs, stride, shortcut)
+        self.scaler, self.add = builder.make_scaler(), builder.residual()
+        self.activated = shortcut == "activated" and not isinstance(self.shortcut, nn.Identity)
+
+    def forward(self, x: Tensor) -> Tensor:
+        active = F.relu(self.norm1(self.scaler(x)))
+        return self.add(self.shortcut(active if self.activated else x), self.branch(active))
+
+
+class PreBasicBlock(PreActivation):
+    """norm-ReLU-conv-norm-ReLU-conv plus shortcut."""
+
+    expansion = 1
+
+    def __init__(
+        self, inputs: int, channels: int, stride: int, builder: Builder, shortcut: Shortcut = "activated"
+    ) -> None:
+        super().__init__()
+        self.norm1 = builder.make_norm(inputs)
+        self.conv1 = builder.conv(inputs, channels, 3, stride)
+        self.norm2 = builder.make_norm(channels)
+        self.conv2 = builder.conv(channels, channels, 3)
+        self._finish(inputs, channels, stride, builder, shortcut)
+
+    def branch(self, active: Tensor) -> Tensor:
+        return self.conv2(F.relu(self.norm2(self.scaler(self.conv1(active)))))
+
+
+class PreBottleneck(PreActivation):
+    """The bottleneck in pre-activation order (2016b, section 4)."""
+
+    expansion = 4
+
+    def __init__(
+        self, inputs: int, channels: int, stride: int, builder: Builder, shortcut: Shortcut = "activated"
+    ) -> None:
+        super().__init__()
+        self.norm1 = builder.make_norm(inputs)
+        self.conv1 = builder.conv(inputs, channels, 1)
+        self.norm2 = builder.make_norm(channels)
+        self.conv2 = builder.conv(channels, channels, 3, stride)
+        self.norm3 = builder.make_norm(channels)
+        self.conv3 = builder.conv(channels, channels * self.expansion, 1)
+        self._finish(inputs, channels * self.expansion, stride, builder, shortcut)
+
+    def branch(self, active: Tensor) -> Tensor:
+        out = self.conv2(F.relu(self.norm2(self.scaler(self.conv1(active)))))
+        return self.conv3(F.relu(self.norm3(self.scaler(out))))
+
+
+Block: TypeAlias = type[BasicBlock | Bottleneck | PreActivation]
+
+
+def make_stem(builder: Builder, inputs: int, outputs: int, stem: Stem, pre: bool) -> nn.Sequential:
+    """The convolution before the first section, and for large images a pooling; `pre`: without norm and activation."""
+    sizes = (inputs, outputs, 7, 2) if stem == "imagenet" else (inputs, outputs, 3)
+    if pre:
+        result = nn.Sequential(OrderedDict(conv=builder.conv(*sizes)))
+    else:
+        result = builder.conv_norm(*sizes, activation=nn.ReLU)
+    if stem == "imagenet":
+        result.add_module("pool", nn.MaxPool2d(3, 2, padding=1))
+    return result
+
+
 class ResNet(Network):
-    """stem, section1, section2, ..., pool, head; build it with `zoo.create`."""
+    """stem, section1, section2, ..., pool, head.
+
+    Args:
+        block: BasicBlock, Bottleneck, PreBasicBlock, PreBottleneck, or a class that is called as they are.
+        depths: blocks of each section; one number is for all. With exits the last sections may have 0.
+        channels: of each section's 3x3 convolutions at full width; the stem has those of the first section.
+        shortcut: see `Shortcut`; None is the block's own.
+        final_norm: of pre-activation networks: whether norm and ReLU come before the pooling, or are unused.
+        width: one rate, or one for each section.
+        exits: gives a `MultiExitResNet`.
+
+    >>> net = ResNet(BasicBlock, [1, 2, 1], [16, 32, 64], num_classes=10, stem="cifar", width=0.5)
+    >>> net(torch.zeros(2, 3, 32, 32)).shape
+    torch.Size([2, 10])
+    """
+
+    exits = False
+
+    def __init__(
+        self, block: Block, depths: int | Sequence[int], channels: Sequence[int], *,
+        num_classes: int = 1000, in_channels: int = 3, stem: Stem = "imagenet", shortcut: Shortcut | None = None,
+        final_norm: bool = True, exits: bool = False, width: float | Sequence[float] = 1.0, norm: Norm = "batch",
+        norm_eps: float = 1e-5, rounding: Rounding = "ceil", scaler: bool = False, step_size: bool = False,
+    ) -> None:  # fmt: skip
+        self.check(num_classes=num_classes, in_channels=in_channels, stem=stem, exits=exits)
+        if not (isinstance(block, type) and hasattr(block, "expansion")):
+            raise ZooError(f"block is a class such as BasicBlock, with an expansion, got {block!r}")
+        if not isinstance(channels, tuple | list) or not channels:
+            raise ZooError(f"channels are those of each section, such as [64, 128, 256, 512], got {channels!r}")
+        for count in channels:
+            self.check(channels=count)
+        if exits and type(self) not in (ResNet, MultiExitResNet):
+            raise ZooError(f"{type(self).__name__} has no exits: derive it from MultiExitResNet")
+        exits = exits or self.exits
+        depths = check_depths(type(self).__name__, depths, len(channels), exits)
+        builders = self.builders(
+            width, len(depths), norm=norm, norm_eps=norm_eps, rounding=rounding, scaler=scaler, step_size=step_size
+        )
+        pre = issubclass(block, PreActivation)
+        options: dict[str, Any] = {} if shortcut is None else {"shortcut": shortcut}
+
+        def ending(builder: Builder, inputs: int) -> dict[str, nn.Module]:
+            parts: dict[str, nn.Module] = {}
+            if pre:
+                tail = {"scaler": builder.make_scaler(), "norm": builder.make_norm(inputs), "activation": nn.ReLU()}
+                parts["tail"] = (nn.Sequential if final_norm else Unused)(OrderedDict(tail))
+            return parts | {"pool": GlobalPool(), "head": nn.Linear(inputs, num_classes)}
+
+        current = builders[0].channels(channels[0])
+        parts: dict[str, nn.Module] = {"stem": make_stem(builders[0], in_channels, current, stem, pre)}
+        for i, (builder, full, depth) in enumerate(zip(builders, channels, depths), start=1):
+            if not depth:
+                break  # a network with exits ends with the exit of its last section
+            section = []
+            for j in range(depth):
+                stride = 2 if i > 1 and j == 0 else 1
+                section.append(block(current, builder.channels(full), stride, builder, **options))
+                current = builder.channels(full) * block.expansion
+            parts[f"section{i}"], last = nn.Sequential(*section), ending(builder, current)
+            if exits:
+                parts[f"exit{i}"] = nn.Sequential(OrderedDict(last))
+        super().__init__(parts if exits else parts | last)
+        if exits and not self.exits:
+            self.__class__ = MultiExitResNet  # whose `forward` is its own: without exits a ResNet is a plain Sequential
 
 
 class MultiExitResNet(ResNet):
@@ -59,228 +281,36 @@ class MultiExitResNet(ResNet):
         return logits if self.training else logits.mean(1)
 
 
-class PadShortcut(nn.Module):
-    """Every `stride`-th pixel, with zero channels appended (or the last channels left out)."""
-
-    def __init__(self, stride: int, new_channels: int) -> None:
-        super().__init__()
-        self.stride, self.new_channels = stride, new_channels
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.new_channels))
-
-
-class Bypassed(nn.Sequential):
-    """Modules that the model has but does not use.
-
-    FedMR's released ResNet-20 has a last norm, which counts among its 219,482 parameters and its layers, but its
-    forward pass leaves it out.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x
-
-
-def make_shortcut(kit: Kit, inputs: int, outputs: int, stride: int, kind: Shortcut) -> nn.Module:
-    """The shortcut around a block; the identity if the block keeps the shape. ZooError for an unknown kind."""
-    if kind not in get_args(Shortcut):
-        raise ZooError(f"unknown shortcut {kind!r}: choose {', '.join(get_args(Shortcut))}")
-    if stride == 1 and inputs == outputs:
-        return nn.Identity()
-    if kind == "pad":
-        return PadShortcut(stride, outputs - inputs)
-    if kind == "projection":
-        return kit.conv_norm(inputs, outputs, 1, stride)
-    return nn.Conv2d(inputs, outputs, 1, stride, bias=False)
-
-
-class BasicBlock(nn.Module):
-    """conv-norm-ReLU-conv-norm plus shortcut, then ReLU (2016a, figure 5, left)."""
-
-    expansion = 1
-
-    def __init__(self, inputs: int, channels: int, stride: int, kit: Kit, shortcut: Shortcut = "projection") -> None:
-        super().__init__()
-        self.conv1 = kit.conv(inputs, channels, 3, stride)
-        self.norm1 = kit.make_norm(channels)
-        self.conv2 = kit.conv(channels, channels, 3)
-        self.norm2 = kit.make_norm(channels)
-        self.shortcut = make_shortcut(kit, inputs, channels, stride, shortcut)
-        self.scaler, self.add = kit.scaler(), kit.residual()
-
-    def forward(self, x: Tensor) -> Tensor:
-        out = F.relu(self.norm1(self.scaler(self.conv1(x))))
-        out = self.norm2(self.scaler(self.conv2(out)))
-        return F.relu(self.add(self.shortcut(x), out))
-
-
-class Bottleneck(nn.Module):
-    """1x1 down, 3x3, 1x1 up to four times the channels, plus shortcut, then ReLU (2016a, figure 5, right).
-
-    The stride is in the 3x3 convolution, as in torchvision and timm ("v1.5"), not in the first as in the paper.
-    """
-
-    expansion = 4
-
-    def __init__(self, inputs: int, channels: int, stride: int, kit: Kit, shortcut: Shortcut = "projection") -> None:
-        super().__init__()
-        outputs = channels * self.expansion
-        self.conv1 = kit.conv(inputs, channels, 1)
-        self.norm1 = kit.make_norm(channels)
-        self.conv2 = kit.conv(channels, channels, 3, stride)
-        self.norm2 = kit.make_norm(channels)
-        self.conv3 = kit.conv(channels, outputs, 1)
-        self.norm3 = kit.make_norm(outputs)
-        self.shortcut = make_shortcut(kit, inputs, outputs, stride, shortcut)
-        self.scaler, self.add = kit.scaler(), kit.residual()
-
-    def forward(self, x: Tensor) -> Tensor:
-        out = F.relu(self.norm1(self.scaler(self.conv1(x))))
-        out = F.relu(self.norm2(self.scaler(self.conv2(out))))
-        out = self.norm3(self.scaler(self.conv3(out)))
-        return F.relu(self.add(self.shortcut(x), out))
-
-
-class PreActivation(nn.Module):
-    """Norm and ReLU come before each convolution, and nothing comes after the sum (2016b, figure 1b)."""
-
-    expansion: int
-    norm1: nn.Module
-    branch: Callable[[Tensor], Tensor]
-
-    def _finish(self, inputs: int, outputs: int, stride: int, kit: Kit, shortcut: Shortcut) -> None:
-        self.shortcut = make_shortcut(kit, inputs, outputs, stride, shortcut)
-        self.scaler, self.add = kit.scaler(), kit.residual()
-        self.activated = shortcut == "activated" and not isinstance(self.shortcut, nn.Identity)
-
-    def forward(self, x: Tensor) -> Tensor:
-        active = F.relu(self.norm1(self.scaler(x)))
-        return self.add(self.shortcut(active if self.activated else x), self.branch(active))
-
-
-class PreBasicBlock(PreActivation):
-    """norm-ReLU-conv-norm-ReLU-conv plus shortcut."""
-
-    expansion = 1
-
-    def __init__(self, inputs: int, channels: int, stride: int, kit: Kit, shortcut: Shortcut = "activated") -> None:
-        super().__init__()
-        self.norm1 = kit.make_norm(inputs)
-        self.conv1 = kit.conv(inputs, channels, 3, stride)
-        self.norm2 = kit.make_norm(channels)
-        self.conv2 = kit.conv(channels, channels, 3)
-        self._finish(inputs, channels, stride, kit, shortcut)
-
-    def branch(self, active: Tensor) -> Tensor:
-        return self.conv2(F.relu(self.norm2(self.scaler(self.conv1(active)))))
-
-
-class PreBottleneck(PreActivation):
-    """The bottleneck in pre-activation order (2016b, section 4)."""
-
-    expansion = 4
-
-    def __init__(self, inputs: int, channels: int, stride: int, kit: Kit, shortcut: Shortcut = "activated") -> None:
-        super().__init__()
-        self.norm1 = kit.make_norm(inputs)
-        self.conv1 = kit.conv(inputs, channels, 1)
-        self.norm2 = kit.make_norm(channels)
-        self.conv2 = kit.conv(channels, channels, 3, stride)
-        self.norm3 = kit.make_norm(channels)
-        self.conv3 = kit.conv(channels, channels * self.expansion, 1)
-        self._finish(inputs, channels * self.expansion, stride, kit, shortcut)
-
-    def branch(self, active: Tensor) -> Tensor:
-        out = self.conv2(F.relu(self.norm2(self.scaler(self.conv1(active)))))
-        return self.conv3(F.relu(self.norm3(self.scaler(out))))
-
-
-def resnet(
-    spec: Spec,
-    block: type[BasicBlock | Bottleneck | PreActivation],
-    channels: tuple[int, ...],
-    shortcut: Shortcut,
-    final_norm: bool = True,
-) -> ResNet:
-    """Build a ResNet.
-
-    Args:
-        channels: of each section's 3x3 convolutions at full width; the stem has those of the first section.
-        shortcut: see `Shortcut`.
-        final_norm: of pre-activation networks: whether norm and ReLU come before the pooling, or are bypassed.
-    """
-    pre, kit = issubclass(block, PreActivation), spec.kit("section1")
-    current = kit.channels(channels[0])
-    kernel, stride = (7, 2) if spec.stem == "imagenet" else (3, 1)
-    if pre:
-        stem = nn.Sequential(OrderedDict(conv=kit.conv(spec.in_channels, current, kernel, stride)))
-    else:
-        stem = kit.conv_norm(spec.in_channels, current, kernel, stride, activation=nn.ReLU)
-    if spec.stem == "imagenet":
-        stem.add_module("pool", nn.MaxPool2d(3, 2, padding=1))
-    parts: OrderedDict[str, nn.Module] = OrderedDict(stem=stem)
-
-    def ending(kit: Kit, inputs: int) -> OrderedDict[str, nn.Module]:
-        parts: OrderedDict[str, nn.Module] = OrderedDict()
-        if pre:
-            tail = {"scaler": kit.scaler(), "norm": kit.make_norm(inputs), "activation": nn.ReLU()}
-            parts["tail"] = (nn.Sequential if final_norm else Bypassed)(OrderedDict(tail))
-        return parts | {"pool": GlobalPool(), "head": nn.Linear(inputs, spec.num_classes)}
-
-    for i, (full, depth) in enumerate(zip(channels, spec.blocks), start=1):
-        if not depth:
-            break  # a model with exits ends with the exit of its last section
-        kit, blocks = spec.kit(f"section{i}"), []
-        for j in range(depth):
-            blocks.append(block(current, kit.channels(full), 2 if i > 1 and j == 0 else 1, kit, shortcut))
-            current = kit.channels(full) * block.expansion
-        parts[f"section{i}"] = nn.Sequential(*blocks)
-        if spec.exits:
-            parts[f"exit{i}"] = nn.Sequential(ending(kit, current))
-    return MultiExitResNet(parts) if spec.exits else ResNet(parts | ending(kit, current))
-
-
 _2016A, _2016B = "He et al., CVPR 2016", "He et al., ECCV 2016"
 _LARGE, _SMALL = (64, 128, 256, 512), (16, 32, 64)
-_CIFAR = COMMON | {
-    "num_classes": 10, "in_channels": 3, "image_size": 32, "stem": "cifar", "norm": "batch", "step_size": False,
-    "exits": False,
-}  # fmt: skip
-_IMAGENET = _CIFAR | {"num_classes": 1000, "image_size": 224, "stem": "imagenet"}
+_CIFAR = {"num_classes": 10, "image_size": 32, "stem": "cifar"}
 
-MEMBERS = {
+
+def _preset(block: Block, depths: tuple, channels: tuple, others: dict, source: str, **names: str) -> Architecture:
+    return Architecture(ResNet, {"block": block, "depths": depths, "channels": channels, **others}, source, **names)
+
+
+PRESETS = {
     **{
-        name: Member(
-            partial(resnet, block=block, channels=_LARGE, shortcut="projection"), depth, f"{_2016A}, table 1",
-            _IMAGENET, torchvision=name, timm=name,
-        )
-        for name, block, depth in (
+        name: _preset(block, depths, _LARGE, {"image_size": 224}, f"{_2016A}, table 1", torchvision=name, timm=name)
+        for name, block, depths in (
             ("resnet18", BasicBlock, (2, 2, 2, 2)),
             ("resnet34", BasicBlock, (3, 4, 6, 3)),
             ("resnet50", Bottleneck, (3, 4, 6, 3)),
         )
     },
     **{
-        f"resnet{6 * n + 2}": Member(
-            partial(resnet, block=BasicBlock, channels=_SMALL, shortcut="pad"), (n, n, n), f"{_2016A}, section 4.2",
-            _CIFAR,
+        f"resnet{6 * n + 2}": _preset(
+            BasicBlock, (n, n, n), _SMALL, _CIFAR | {"shortcut": "pad"}, f"{_2016A}, section 4.2"
         )
         for n in (3, 5, 7, 9, 18)
     },
-    "resnet9": Member(
-        partial(resnet, block=BasicBlock, channels=(8, 16, 32, 64), shortcut="projection"), (1, 1, 1, 1),
-        "FeMAM, released code", _CIFAR | {"num_classes": 100},
+    "resnet9": _preset(
+        BasicBlock, (1, 1, 1, 1), (8, 16, 32, 64), _CIFAR | {"num_classes": 100}, "FeMAM, released code"
     ),
-    "preresnet18": Member(
-        partial(resnet, block=PreBasicBlock, channels=_LARGE, shortcut="activated"), (2, 2, 2, 2),
-        f"{_2016B}; HeteroFL and FedFA", _CIFAR,
+    "preresnet18": _preset(PreBasicBlock, (2, 2, 2, 2), _LARGE, _CIFAR, f"{_2016B}; HeteroFL and FedFA"),
+    "preresnet20": _preset(PreBasicBlock, (3, 3, 3), _SMALL, _CIFAR, f"{_2016B}, section 4"),
+    "resnet20_fedmr": _preset(
+        PreBottleneck, (2, 2, 2), _SMALL, _CIFAR | {"shortcut": "raw", "final_norm": False}, "FedMR, released code"
     ),
-    "preresnet20": Member(
-        partial(resnet, block=PreBasicBlock, channels=_SMALL, shortcut="activated"), (3, 3, 3), f"{_2016B}, section 4",
-        _CIFAR,
-    ),
-    "resnet20_fedmr": Member(
-        partial(resnet, block=PreBottleneck, channels=_SMALL, shortcut="raw", final_norm=False), (2, 2, 2),
-        "FedMR, released code", _CIFAR,
-    ),
-}  # fmt: skip
+}

@@ -11,33 +11,29 @@ head, and a narrow matrix is the leading corner of a wide one.
 """
 
 from collections import OrderedDict
-from functools import partial
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
+from zoo.architecture import Architecture, Rounding, check_depths
 from zoo.errors import ZooError
-from zoo.layers import Kit, Network
-from zoo.spec import COMMON, Member, Spec
+from zoo.layers import Builder, Network
 
 _HEADS, _HEAD, _HIDDEN = 8, 32, 512
-
-
-class Transformer(Network):
-    """embedding, section1, tail, head: tokens [N, T] -> logits [N, T, vocabulary]; build it with `zoo.create`."""
 
 
 class Embedding(nn.Module):
     """Tokens and positions, summed and normalised: [N, T] -> [N, T, E]."""
 
-    def __init__(self, vocabulary: int, positions: int, channels: int, dropout: float, kit: Kit) -> None:
+    def __init__(self, vocabulary: int, positions: int, channels: int, dropout: float, builder: Builder) -> None:
         super().__init__()
         self.token = nn.Embedding(vocabulary, channels)
         self.position = nn.Embedding(positions, channels)
-        self.scaler = kit.scaler()
-        self.norm = nn.LayerNorm(channels, kit.eps)
+        self.scaler = builder.make_scaler()
+        self.norm = nn.LayerNorm(channels, builder.norm_eps)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -66,14 +62,14 @@ def join_heads(x: Tensor) -> Tensor:
 class Attention(nn.Module):
     """Multi-head self-attention [N, T, E] -> [N, T, E] (section 3.2.2) with separate q, k and v."""
 
-    def __init__(self, channels: int, heads: int, causal: bool, kit: Kit) -> None:
+    def __init__(self, channels: int, heads: int, causal: bool, builder: Builder) -> None:
         super().__init__()
         self.heads, self.causal = heads, causal
         self.q = nn.Linear(channels, channels)
         self.k = nn.Linear(channels, channels)
         self.v = nn.Linear(channels, channels)
         self.out = nn.Linear(channels, channels)
-        self.scaler = kit.scaler()
+        self.scaler = builder.make_scaler()
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (split_heads(self.scaler(project(x)), self.heads) for project in (self.q, self.k, self.v))
@@ -84,16 +80,16 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """Attention and a feed-forward network, each followed by dropout, residual sum and norm (section 3.1)."""
 
-    def __init__(self, channels: int, heads: int, hidden: int, causal: bool, dropout: float, kit: Kit) -> None:
+    def __init__(self, channels: int, heads: int, hidden: int, causal: bool, dropout: float, builder: Builder) -> None:
         super().__init__()
-        self.attention = Attention(channels, heads, causal, kit)
-        self.add1 = kit.residual()
-        self.norm1 = nn.LayerNorm(channels, kit.eps)
+        self.attention = Attention(channels, heads, causal, builder)
+        self.add1 = builder.residual()
+        self.norm1 = nn.LayerNorm(channels, builder.norm_eps)
         self.fc1 = nn.Linear(channels, hidden)
         self.fc2 = nn.Linear(hidden, channels)
-        self.add2 = kit.residual()
-        self.norm2 = nn.LayerNorm(channels, kit.eps)
-        self.scaler, self.dropout = kit.scaler(), nn.Dropout(dropout)
+        self.add2 = builder.residual()
+        self.norm2 = nn.LayerNorm(channels, builder.norm_eps)
+        self.scaler, self.dropout = builder.make_scaler(), nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm1(self.add1(x, self.dropout(self.attention(x))))
@@ -101,25 +97,44 @@ class Block(nn.Module):
         return self.norm2(self.add2(x, self.dropout(self.scaler(self.fc2(hidden)))))
 
 
-def transformer(spec: Spec, causal: bool) -> Transformer:
-    """Build a causal language model, or a masked one, whose vocabulary has one more token: the mask."""
-    kit = spec.kit("section1")
-    channels, hidden = _HEADS * kit.channels(_HEAD), kit.channels(_HIDDEN)
-    vocabulary = spec.num_classes if causal else spec.num_classes + 1
-    blocks = [Block(channels, _HEADS, hidden, causal, spec.dropout, kit) for _ in range(spec.blocks[0])]
-    tail = {
-        "fc": nn.Linear(channels, channels),
-        "scaler": kit.scaler(),
-        "activation": nn.GELU(),
-        "norm": nn.LayerNorm(channels, kit.eps),
-    }
-    parts = {
-        "embedding": Embedding(vocabulary, spec.tokens, channels, spec.dropout, kit),
-        "section1": nn.Sequential(*blocks),
-        "tail": nn.Sequential(OrderedDict(tail)),
-        "head": nn.Linear(channels, spec.num_classes),
-    }
-    return Transformer(OrderedDict(parts))
+class Transformer(Network):
+    """embedding, section1, tail, head: tokens [N, T] -> logits [N, T, num_classes].
+
+    Args:
+        depths: number of blocks.
+        causal: whether it is a causal language model; or a masked one, whose vocabulary has one more token: the mask.
+        num_classes: size of the vocabulary, as default WikiText-2's.
+        width: one rate.
+
+    >>> net = Transformer(2, num_classes=11, tokens=6, width=0.5)
+    >>> net(torch.zeros(3, 5, dtype=torch.long)).shape
+    torch.Size([3, 5, 11])
+    """
+
+    def __init__(
+        self, depths: int | Sequence[int] = 4, *, causal: bool = True, num_classes: int = 33_278, tokens: int = 64,
+        dropout: float = 0.2, width: float | Sequence[float] = 1.0, norm_eps: float = 1e-5,
+        rounding: Rounding = "ceil", scaler: bool = False, step_size: bool = False,
+    ) -> None:  # fmt: skip
+        self.check(num_classes=num_classes, tokens=tokens, dropout=dropout)
+        (depth,) = check_depths(type(self).__name__, depths, 1)
+        (builder,) = self.builders(width, 1, norm_eps=norm_eps, rounding=rounding, scaler=scaler, step_size=step_size)
+        channels, hidden = _HEADS * builder.channels(_HEAD), builder.channels(_HIDDEN)
+        vocabulary = num_classes if causal else num_classes + 1
+        tail = {
+            "fc": nn.Linear(channels, channels),
+            "scaler": builder.make_scaler(),
+            "activation": nn.GELU(),
+            "norm": nn.LayerNorm(channels, norm_eps),
+        }
+        blocks = [Block(channels, _HEADS, hidden, causal, dropout, builder) for _ in range(depth)]
+        parts = {
+            "embedding": Embedding(vocabulary, tokens, channels, dropout, builder),
+            "section1": nn.Sequential(*blocks),
+            "tail": nn.Sequential(OrderedDict(tail)),
+            "head": nn.Linear(channels, num_classes),
+        }
+        super().__init__(parts)
 
 
 def mask_tokens(tokens: Tensor, vocabulary: int, generator: torch.Generator, rate: float = 0.15) -> Tensor:
@@ -142,13 +157,9 @@ def mask_tokens(tokens: Tensor, vocabulary: int, generator: torch.Generator, rat
     return tokens.masked_fill(drawn < rate, vocabulary)
 
 
-_TEXT = COMMON | {"num_classes": 33_278, "tokens": 64, "dropout": 0.2, "step_size": False}  # WikiText-2's vocabulary
-
-MEMBERS = {
-    "transformer": Member(
-        partial(transformer, causal=True), (4,), "Vaswani et al., NeurIPS 2017; sizes of HeteroFL", _TEXT
-    ),
-    "transformer_masked": Member(
-        partial(transformer, causal=False), (4,), "HeteroFL (Diao et al., ICLR 2021), released code", _TEXT
+PRESETS = {
+    "transformer": Architecture(Transformer, {"depths": (4,)}, "Vaswani et al., NeurIPS 2017; sizes of HeteroFL"),
+    "transformer_masked": Architecture(
+        Transformer, {"depths": (4,), "causal": False}, "HeteroFL (Diao et al., ICLR 2021), released code"
     ),
 }

@@ -9,52 +9,66 @@ and FlexiFed. The two hidden ones share a width rate of their own, which comes a
 """
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
 from torch import nn
 
+from zoo.architecture import Architecture, Rounding, check_depths
 from zoo.errors import ZooError
 from zoo.layers import Network
-from zoo.spec import COMMON, Member, Spec
+from zoo.norms import Norm
 
 
 class VGG(Network):
-    """section1, pool1, ..., section5, pool5, pool, flatten, classifier, head; build it with `zoo.create`."""
+    """section1, pool1, ..., section5, pool5, pool, flatten, classifier, head.
+
+    Args:
+        depths: convolutions of each of the five sections; one number is for all.
+        width: one rate, one for each section, or one for each section and the fully connected layers.
+
+    >>> net = VGG((1, 1, 2, 2, 2), num_classes=10, image_size=32, width=0.1)
+    >>> net.classifier.fc1
+    Linear(in_features=52, out_features=410, bias=True)
+    """
+
+    extra_rates = ("classifier",)
+
+    def __init__(
+        self, depths: int | Sequence[int], *, num_classes: int = 1000, in_channels: int = 3, image_size: int = 224,
+        dropout: float = 0.5, width: float | Sequence[float] = 1.0, norm: Norm = "batch", norm_eps: float = 1e-5,
+        rounding: Rounding = "ceil", scaler: bool = False,
+    ) -> None:  # fmt: skip
+        self.check(num_classes=num_classes, in_channels=in_channels, image_size=image_size, dropout=dropout)
+        depths = check_depths(type(self).__name__, depths, 5)
+        if image_size < 32:
+            raise ZooError(
+                f"images of a VGG are halved five times and must be 32x32 or larger, got {image_size}x{image_size}"
+            )
+        *builders, last = self.builders(width, 5, norm=norm, norm_eps=norm_eps, rounding=rounding, scaler=scaler)
+        parts: dict[str, nn.Module] = {}
+        channels = in_channels
+        for i, (builder, full, depth) in enumerate(zip(builders, (64, 128, 256, 512, 512), depths), start=1):
+            section = []
+            for _ in range(depth):
+                section.append(builder.conv_norm(channels, builder.channels(full), 3, activation=nn.ReLU, bias=True))
+                channels = builder.channels(full)
+            parts |= {f"section{i}": nn.Sequential(*section), f"pool{i}": nn.MaxPool2d(2)}
+        side, hidden = min(7, image_size // 32), last.channels(4096)
+        classifier = OrderedDict[str, nn.Module]()
+        for i, inputs in enumerate((channels * side**2, hidden), start=1):
+            classifier |= {f"fc{i}": nn.Linear(inputs, hidden), f"scaler{i}": last.make_scaler()}
+            classifier |= {f"relu{i}": nn.ReLU(), f"dropout{i}": nn.Dropout(dropout)}
+        parts |= {"pool": nn.AdaptiveAvgPool2d(side), "flatten": nn.Flatten()}
+        parts |= {"classifier": nn.Sequential(classifier), "head": nn.Linear(hidden, num_classes)}
+        super().__init__(parts)
 
 
-def vgg(spec: Spec) -> VGG:
-    """Build a VGG."""
-    side = spec.image_size
-    if side < 32:
-        raise ZooError(
-            f"{spec.name} halves its input five times and needs images of 32x32 or larger, got {side}x{side}"
-        )
-    parts: dict[str, nn.Module] = {}
-    channels = spec.in_channels
-    for i, (full, depth) in enumerate(zip((64, 128, 256, 512, 512), spec.blocks), start=1):
-        kit, blocks = spec.kit(f"section{i}"), []
-        for _ in range(depth):
-            blocks.append(kit.conv_norm(channels, kit.channels(full), 3, activation=nn.ReLU, bias=True))
-            channels = kit.channels(full)
-        parts |= {f"section{i}": nn.Sequential(*blocks), f"pool{i}": nn.MaxPool2d(2)}
-    side = min(7, side // 32)
-    kit = spec.kit("classifier")
-    hidden, classifier = kit.channels(4096), OrderedDict[str, nn.Module]()
-    for i, inputs in enumerate((channels * side**2, hidden), start=1):
-        classifier |= {f"fc{i}": nn.Linear(inputs, hidden), f"scaler{i}": kit.scaler(), f"relu{i}": nn.ReLU()}
-        classifier[f"dropout{i}"] = nn.Dropout(spec.dropout)
-    parts |= {"pool": nn.AdaptiveAvgPool2d(side), "flatten": nn.Flatten()}
-    parts |= {"classifier": nn.Sequential(classifier), "head": nn.Linear(hidden, spec.num_classes)}
-    return VGG(OrderedDict(parts))
-
-
-_IMAGES = COMMON | {"num_classes": 1000, "in_channels": 3, "image_size": 224, "norm": "batch", "dropout": 0.5}
-
-MEMBERS = {
-    name: Member(
-        vgg, depth, "Simonyan and Zisserman, ICLR 2015, table 1", _IMAGES,
-        also=("classifier",), torchvision=f"{name}_bn", torchvision_plain=name,
+PRESETS = {
+    name: Architecture(
+        VGG, {"depths": depths}, "Simonyan and Zisserman, ICLR 2015, table 1",
+        torchvision=f"{name}_bn", torchvision_plain=name,
     )
-    for name, depth in (
+    for name, depths in (
         ("vgg11", (1, 1, 2, 2, 2)), ("vgg13", (2, 2, 2, 2, 2)), ("vgg16", (2, 2, 3, 3, 3)), ("vgg19", (2, 2, 4, 4, 4)),
     )
 }  # fmt: skip

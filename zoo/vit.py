@@ -16,16 +16,15 @@ channels: zoo/transformer.py has that attention, and says in which order its cha
 import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
+from zoo.architecture import Architecture, Rounding, Stem, check_depths
 from zoo.errors import ZooError
-from zoo.layers import Kit, Network
-from zoo.spec import COMMON, Member, Spec, stem_for
+from zoo.layers import Builder, Network
 from zoo.transformer import Attention
 
 _PATCH = {"imagenet": 16, "cifar": 4}
@@ -34,12 +33,13 @@ _PATCH = {"imagenet": 16, "cifar": 4}
 class Tokens(nn.Module):
     """Patches, each projected to a token; the class token before them; positions: [N, C, H, W] -> [N, 1 + P, E]."""
 
-    def __init__(self, inputs: int, channels: int, patch: int, patches: int, dropout: float, kit: Kit) -> None:
+    def __init__(self, inputs: int, channels: int, patch: int, patches: int, dropout: float, builder: Builder) -> None:
         super().__init__()
         self.class_token = nn.Parameter(torch.zeros(1, 1, channels))
         self.position = nn.Parameter(torch.zeros(1, 1 + patches, channels))
         self.conv = nn.Conv2d(inputs, channels, patch, patch)
-        self.scaler, self.dropout = kit.scaler(), nn.Dropout(dropout)
+        self.scaler, self.dropout = builder.make_scaler(), nn.Dropout(dropout)
+        self.draw(None)
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = self.conv(x).flatten(2).mT
@@ -57,16 +57,18 @@ class Tokens(nn.Module):
 class Block(nn.Module):
     """Attention, then a feed-forward network with GELU, each after a norm and around a residual (equations 2 and 3)."""
 
-    def __init__(self, channels: int, heads: int, hidden: int, dropout: float, drop_path: float, kit: Kit) -> None:
+    def __init__(
+        self, channels: int, heads: int, hidden: int, dropout: float, drop_path: float, builder: Builder
+    ) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(channels, kit.eps)
-        self.attention = Attention(channels, heads, causal=False, kit=kit)
-        self.add1 = kit.residual(drop_path)
-        self.norm2 = nn.LayerNorm(channels, kit.eps)
+        self.norm1 = nn.LayerNorm(channels, builder.norm_eps)
+        self.attention = Attention(channels, heads, causal=False, builder=builder)
+        self.add1 = builder.residual(drop_path)
+        self.norm2 = nn.LayerNorm(channels, builder.norm_eps)
         self.fc1 = nn.Linear(channels, hidden)
         self.fc2 = nn.Linear(hidden, channels)
-        self.add2 = kit.residual(drop_path)
-        self.scaler, self.dropout = kit.scaler(), nn.Dropout(dropout)
+        self.add2 = builder.residual(drop_path)
+        self.scaler, self.dropout = builder.make_scaler(), nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.add1(x, self.dropout(self.attention(self.norm1(x))))
@@ -82,13 +84,54 @@ class ClassToken(nn.Module):
 
 
 class VisionTransformer(Network):
-    """stem, section1, tail, pool, head: images [N, C, H, W] -> logits [N, classes]; build it with `zoo.create`.
+    """stem, section1, tail, pool, head: images [N, C, H, W] -> logits [N, classes].
 
     The libraries have q, k and v as one matrix [3E, E], whose rows are ordered (matrix, head, channel).
+
+    Args:
+        depths: number of blocks.
+        channels: of each token at full width; the feed-forward networks have four times as many.
+        heads: of the attention, whatever the width.
+        width: one rate.
+        drop_path: rate of the last block's stochastic depth; block i of n has i/(n - 1) of it.
+
+    >>> net = VisionTransformer(2, 64, 4, num_classes=10, image_size=32, stem="cifar", width=0.5)
+    >>> net(torch.zeros(3, 3, 32, 32)).shape
+    torch.Size([3, 10])
     """
 
     torch_init = True
     section1: Sequence[Block]
+
+    def __init__(
+        self, depths: int | Sequence[int], channels: int, heads: int, *, num_classes: int = 1000,
+        in_channels: int = 3, image_size: int = 224, stem: Stem = "imagenet", dropout: float = 0.0,
+        drop_path: float = 0.0, width: float | Sequence[float] = 1.0, norm_eps: float = 1e-6,
+        rounding: Rounding = "ceil", scaler: bool = False, step_size: bool = False,
+    ) -> None:  # fmt: skip
+        self.check(num_classes=num_classes, in_channels=in_channels, image_size=image_size, stem=stem)
+        self.check(channels=channels, heads=heads, dropout=dropout, drop_path=drop_path)
+        (depth,) = check_depths(type(self).__name__, depths, 1)
+        patch, last = _PATCH[stem], max(1, depth - 1)
+        if image_size % patch:
+            way_out = "" if stem == "cifar" else ", or stem='cifar', whose patches have 4x4 pixels"
+            raise ZooError(
+                f"images are cut into patches of {patch}x{patch} pixels, so their side must be a multiple of "
+                f"{patch}, got {image_size}: give another size{way_out}"
+            )
+        if channels % heads:
+            raise ZooError(f"there are {channels} channels at full width, which {heads} heads cannot share equally")
+        (builder,) = self.builders(width, 1, norm_eps=norm_eps, rounding=rounding, scaler=scaler, step_size=step_size)
+        size, hidden = heads * builder.channels(channels // heads), builder.channels(4 * channels)
+        blocks = [Block(size, heads, hidden, dropout, drop_path * i / last, builder) for i in range(depth)]
+        parts = {
+            "stem": Tokens(in_channels, size, patch, (image_size // patch) ** 2, dropout, builder),
+            "section1": nn.Sequential(*blocks),
+            "tail": nn.Sequential(OrderedDict(norm=nn.LayerNorm(size, norm_eps))),
+            "pool": ClassToken(),
+            "head": nn.Linear(size, num_classes),
+        }
+        super().__init__(parts)
 
     def from_foreign(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The libraries' tensors as this model has them, in its order: q, k and v apart, in (channel, head) order."""
@@ -136,47 +179,24 @@ def _by_head(x: Tensor, heads: int) -> Tensor:
     return rearrange(x, "(channel head) ... -> (head channel) ...", head=heads)
 
 
-def vit(spec: Spec, full: int) -> VisionTransformer:
-    """Build a Vision Transformer with `full` channels at width 1."""
-    patch, side = _PATCH[spec.stem], spec.image_size
-    if side % patch:
-        way_out = "" if spec.stem == "cifar" else ", or stem='cifar', whose patches have 4x4 pixels"
-        raise ZooError(
-            f"{spec.name} cuts images into patches of {patch}x{patch} pixels, so their side must be a multiple of "
-            f"{patch}, got {side}: give another size{way_out}"
-        )
-    if full % spec.heads:
-        raise ZooError(f"{spec.name} has {full} channels at full width, which {spec.heads} heads cannot share equally")
-    kit = spec.kit("section1")
-    channels, hidden = spec.heads * kit.channels(full // spec.heads), kit.channels(4 * full)
-    depth = spec.blocks[0]
-    drops = [spec.drop_path * i / max(1, depth - 1) for i in range(depth)]
-    blocks = [Block(channels, spec.heads, hidden, spec.dropout, drop, kit) for drop in drops]
-    parts = {
-        "stem": Tokens(spec.in_channels, channels, patch, (side // patch) ** 2, spec.dropout, kit),
-        "section1": nn.Sequential(*blocks),
-        "tail": nn.Sequential(OrderedDict(norm=nn.LayerNorm(channels, kit.eps))),
-        "pool": ClassToken(),
-        "head": nn.Linear(channels, spec.num_classes),
-    }
-    return VisionTransformer(OrderedDict(parts))
+def stem_for(image_size: int) -> str:
+    """The stem that is chosen by the image: `cifar` up to 64x64, `imagenet` for larger ones.
+
+    >>> stem_for(32), stem_for(224)
+    ('cifar', 'imagenet')
+    """
+    return "cifar" if image_size <= 64 else "imagenet"
 
 
-_IMAGES = COMMON | {
-    "num_classes": 1000, "in_channels": 3, "image_size": 224, "stem": stem_for, "norm_eps": 1e-6, "dropout": 0.0,
-    "drop_path": 0.0, "step_size": False,
-}  # fmt: skip
+def _preset(channels: int, heads: int, source: str, **names: str) -> Architecture:
+    arguments = {"depths": (12,), "channels": channels, "heads": heads, "stem": stem_for}
+    return Architecture(VisionTransformer, arguments, source, **names)
+
+
 _DEIT, _BASE = "Touvron et al., ICML 2021, table 1", "Dosovitskiy et al., ICLR 2021, table 1"
 
-MEMBERS = {
-    "vit_tiny": Member(
-        partial(vit, full=192), (12,), _DEIT, _IMAGES | {"heads": 3}, timm="vit_tiny_patch16_224"
-    ),
-    "vit_small": Member(
-        partial(vit, full=384), (12,), _DEIT, _IMAGES | {"heads": 6}, timm="vit_small_patch16_224"
-    ),
-    "vit_base": Member(
-        partial(vit, full=768), (12,), _BASE, _IMAGES | {"heads": 12},
-        torchvision="vit_b_16", timm="vit_base_patch16_224",
-    ),
-}  # fmt: skip
+PRESETS = {
+    "vit_tiny": _preset(192, 3, _DEIT, timm="vit_tiny_patch16_224"),
+    "vit_small": _preset(384, 6, _DEIT, timm="vit_small_patch16_224"),
+    "vit_base": _preset(768, 12, _BASE, torchvision="vit_b_16", timm="vit_base_patch16_224"),
+}

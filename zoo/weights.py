@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from zoo.errors import ZooError, first_line
 from zoo.layers import Network
 from zoo.norms import State, StaticBatchNorm2d, is_statistic
-from zoo.spec import Spec, members
+from zoo.spec import PRESETS, Spec
 
 _LOG = logging.getLogger(__name__)
 _FORMS = "a state dict, such as torchvision.models.resnet18(...).state_dict(), or a .safetensors, .pt or .pth file"
@@ -79,7 +79,7 @@ def build_with(
             return load(spec.build(generator), state)
         full = load(replace(spec, num_classes=theirs).build(device="meta"), state).state_dict()
     except ZooError as error:
-        whole = spec.depth == spec.member.depth and set(spec.rates.values()) == {1.0}
+        whole = spec.depth == spec.architecture.depth and set(spec.rates.values()) == {1.0}
         hint = "" if whole else "; weights of a full model go into a full one: cut that by surgery.ungraft and narrow"
         raise ZooError(f"{spec.name} cannot begin with {source}: {error}{hint}") from None
     model = spec.build(generator)
@@ -140,7 +140,7 @@ def counterparts(layout: str) -> dict[str, str]:
     >>> counterparts("torchvision_plain")["vgg11"]
     'vgg11'
     """
-    return {name: theirs for name, member in members().items() if (theirs := getattr(member, layout))}
+    return {name: theirs for name, row in PRESETS.items() if (theirs := getattr(row, layout))}
 
 
 def classes(state: Mapping[str, Tensor]) -> int | None:
@@ -282,7 +282,7 @@ def _tensor_names(library: str, name: str) -> list[str]:
 @lru_cache
 def _skeleton(name: str, norm: str = "batch", classes: int = 1) -> Any:
     """The model on the meta device."""
-    options: dict[str, Any] = {"norm": norm} if "norm" in members()[name].defaults else {}
+    options: dict[str, Any] = {"norm": norm} if "norm" in PRESETS[name].defaults else {}
     return Spec(name, classes, **options).build(device="meta")
 
 

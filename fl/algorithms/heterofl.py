@@ -34,7 +34,7 @@ class HeteroFLOptions:
 
     def adapt(self, spec: Spec) -> Spec:
         """The models that the method trains."""
-        return replace(spec, scaler=True) if self.scaler and "scaler" in spec.member.defaults else spec
+        return replace(spec, scaler=True) if self.scaler and "scaler" in spec.architecture.defaults else spec
 
 
 def heterofl(

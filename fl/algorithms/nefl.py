@@ -28,7 +28,7 @@ class NeFLOptions:
 
     def adapt(self, spec: Spec) -> Spec:
         """The models that the method trains."""
-        return replace(spec, step_size=True) if self.step_sizes and "step_size" in spec.member.defaults else spec
+        return replace(spec, step_size=True) if self.step_sizes and "step_size" in spec.architecture.defaults else spec
 
 
 def nefl(fed: Federation, options: NeFLOptions = NeFLOptions()) -> Algorithm:

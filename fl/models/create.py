@@ -64,7 +64,7 @@ def make_spec(
                 custom_model.by_name(name)
             return custom_model.CustomSpec(name, width=width, depth=depth)
         kind = spec_class(name)
-        takes = kind(name).member.defaults
+        takes = kind(name).architecture.defaults
         if "tokens" in takes and tokens is None:
             raise FLError(
                 f"--model {name} is made for text, whose labels are the next tokens, and these data have one label a "
@@ -79,7 +79,7 @@ def make_spec(
         if dropout is not None and "dropout" not in takes:
             raise FLError(f"--dropout {dropout:g}: {name} has no dropout to set; leave it out, or choose another model")
         if exits and "exits" not in takes:
-            able = [one for one in zoo.names() if "exits" in zoo.Spec(one).member.defaults]
+            able = [one for one in zoo.names() if "exits" in zoo.Spec(one).architecture.defaults]
             raise FLError(f"--exits: {name} cannot have exits; leave it out, or choose one of {', '.join(able)}")
         return kind(
             name, num_classes, in_channels, image_size, tokens=tokens, width=width, depth=depth, norm=norm, stem=stem,
@@ -97,7 +97,7 @@ def takes_text(name: str) -> bool:
     >>> takes_text("transformer"), takes_text("cnn")
     (True, False)
     """
-    return name in zoo.names() and "tokens" in zoo.Spec(name).member.defaults
+    return name in zoo.names() and "tokens" in zoo.Spec(name).architecture.defaults
 
 
 def create(generator: torch.Generator, spec: zoo.Spec) -> nn.Module:
@@ -116,7 +116,7 @@ def create(generator: torch.Generator, spec: zoo.Spec) -> nn.Module:
     Conv2d(1, 16, kernel_size=(7, 7), stride=(2, 2), padding=(3, 3), bias=False)
     """
     try:
-        if spec.member.depth is not None:
+        if spec.architecture.depth is not None:
             ask_memory(
                 weight_bytes(spec), f"{custom_model.said(spec.name)} of this size", "use a smaller --width or --depth"
             )
@@ -149,7 +149,7 @@ def cut(spec: zoo.Spec, model: nn.Module) -> nn.Module:
 @lru_cache(maxsize=1024)
 def weight_bytes(spec: zoo.Spec) -> int:
     """Count the bytes of a zoo model's parameters and buffers, without building it; 0 for a library's or a user's."""
-    if spec.member.depth is None:
+    if spec.architecture.depth is None:
         return 0
     return sum(tensor.nbytes for tensor in state(spec.build(device="meta")).values())
 

@@ -23,7 +23,7 @@ from fl.models.library import seeded
 from surgery.errors import first_line
 from surgery.plan import has_structure, structure
 from surgery.transfer import double
-from zoo.spec import Member
+from zoo.architecture import Architecture
 
 GIVEN = "given"
 """What `--model` is in the settings of a run whose model was given from Python."""
@@ -46,9 +46,9 @@ class CustomSpec(zoo.Spec):
     targets: ClassVar[tuple[int, ...]] = ()
 
     @property
-    def member(self) -> Member:
+    def architecture(self) -> Architecture:
         """The fields of a spec that such a model takes: a width of at most 1, a depth, and the number of classes."""
-        return Member(lambda _: self.build(), None, "your own", {"num_classes": None}, also=("all",))
+        return Architecture(None, {"depths": None, "num_classes": None}, "your own")
 
     def build(self, generator: torch.Generator | None = None, device: torch.device | str = "cpu") -> nn.Module:
         """Copy the module, or call the function with torch's generator seeded from this one."""

@@ -163,7 +163,7 @@ def make_example(model: nn.Module, spec: zoo.Spec | None) -> torch.Tensor | None
 
     None for the zoo's models, which declare their blocks, and where it is not known what makes the model.
     """
-    declared = spec is None or spec.member.depth is not None
+    declared = spec is None or spec.architecture.depth is not None
     return None if declared else spec.example(2, device=next(model.parameters()).device)
 
 

@@ -134,7 +134,7 @@ def find(init: str, spec: zoo.Spec) -> Start:
         return Start(taken, source, sha256, tuple(left), tuple(summed))
     which = said(spec.name) + (", neither as it is nor at full width and depth" if spec != full else "")
     why = min(misfits, key=lambda one: one.count)
-    patches = "position" in str(why) and not isinstance(spec, CustomSpec) and "stem" in spec.member.defaults
+    patches = "position" in str(why) and not isinstance(spec, CustomSpec) and "stem" in spec.architecture.defaults
     hint = (
         "; positions depend on the size of images and of their patches: --stem imagenet has patches of 16x16 pixels, "
         "--stem cifar of 4x4, and --pad enlarges images"
@@ -212,7 +212,7 @@ def _renamed(given: Mapping[str, Tensor], spec: zoo.Spec, layout: State) -> Mapp
         return _without_classifier(given, spec)
     if _foreign(spec) or 2 * len(layout.keys() & given.keys()) >= len(layout):
         return given
-    plain = {name: False for name in ("scaler", "step_size") if name in spec.member.defaults}
+    plain = {name: False for name in ("scaler", "step_size") if name in spec.architecture.defaults}
     if spec.tokens is None:
         plain["num_classes"] = weights.classes(given) or spec.num_classes
     errors = []
@@ -249,7 +249,7 @@ def _part(taken: State, full: zoo.Spec, spec: zoo.Spec) -> State:
 
 def _foreign(spec: zoo.Spec) -> bool:
     """Return whether a model is a library's or a user's, which is made narrow by cutting the full one."""
-    return spec.member.depth is None
+    return spec.architecture.depth is None
 
 
 def _heads(spec: zoo.Spec) -> frozenset[str]:

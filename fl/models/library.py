@@ -22,7 +22,7 @@ from fl.base.errors import FLError
 from surgery import SurgeryError
 from surgery.errors import first_line
 from surgery.libraries import check_named
-from zoo.spec import Member
+from zoo.architecture import Architecture
 from zoo.weights import counterparts
 
 _DROPOUTS = (
@@ -42,9 +42,9 @@ class LibrarySpec(zoo.Spec):
     """
 
     @property
-    def member(self) -> Member:
+    def architecture(self) -> Architecture:
         """The fields of a spec that such a model takes: one width of at most 1, a depth, and what data ask for."""
-        return Member(lambda _: self.build(), None, self.name.partition(":")[0], _defaults(self.name), also=("all",))
+        return Architecture(None, {"depths": None, **_defaults(self.name)}, self.name.partition(":")[0])
 
     def build(self, generator: torch.Generator | None = None, device: torch.device | str = "cpu") -> nn.Module:
         """Make the full model, with torch's generator seeded from this one."""

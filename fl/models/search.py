@@ -62,7 +62,7 @@ class Space:
     def __post_init__(self) -> None:
         if not self.widths:
             raise FLError(f"no width of {self.base.name} to choose from: announce at least one, 1 for the full width")
-        if self.mixed and self.base.member.depth is None:
+        if self.mixed and self.base.architecture.depth is None:
             raise FLError(f"{self.base.name} has one width for all sections: leave --architectures.mixed out")
         for value in (*self.widths, *self.depths) if self.mixed else self.widths:
             if isinstance(value, tuple | list):
@@ -90,7 +90,7 @@ class Space:
         if not self.mixed:
             widths = [base.scaled(width).width for width in self.widths]
             return [("width", widths), ("depth", list(self.depths) or [base.depth])]
-        names = base.member.rated_parts[: self._slots]
+        names = base.architecture.rate_names[: self._slots]
         widths = [(f"width of {n}", [full * rate for rate in self.widths]) for n, full in zip(names, base.width)]
         return widths + [(f"depth of {n}", list(self.depths) or [full]) for n, full in zip(names, base.depth)]
 
@@ -282,7 +282,7 @@ def size(spec: Spec, unit: Unit) -> int:
     (1663370, 6653480)
     """
     try:
-        library = spec.member.depth is None  # its narrow and shallow models come from surgery on a real one
+        library = spec.architecture.depth is None  # its narrow and shallow models come from surgery on a real one
         if not library and unit != "bytes":
             return getattr(spec.count(), unit)
         model = create(torch.Generator(), spec).to("meta") if library else spec.build(device="meta")

@@ -8,7 +8,7 @@ from torch import nn
 from torch.func import functional_call
 
 from zoo import Spec, ZooError
-from zoo.layers import Kit
+from zoo.layers import Builder
 from zoo.resnet import BasicBlock, Bottleneck, PreBasicBlock, PreBottleneck, make_shortcut
 
 
@@ -47,7 +47,7 @@ def test_resolutions_of_small_images():
      *product((PreBasicBlock, PreBottleneck), ("activated", "raw"))],
 )  # fmt: skip
 def test_gradients_of_residual_blocks(block, shortcut, stride):
-    check_gradients(block(2, 2, stride, Kit(step_size=True, rate=0.5, scaling=True), shortcut), 3, 2, 4, 4)
+    check_gradients(block(2, 2, stride, Builder(step_size=True, rate=0.5, scaler=True), shortcut), 3, 2, 4, 4)
 
 
 @pytest.mark.parametrize("name", ["resnet18", "preresnet18"])
@@ -104,7 +104,7 @@ def test_sequences_longer_than_the_positions_are_refused():
 @pytest.mark.parametrize(("stride", "outputs"), [(1, 2), (2, 4), (2, 1)])
 def test_the_padded_shortcut_is_what_the_paper_draws(stride, outputs):
     """Option A: every second pixel and zero channels appended; a section that is narrower takes the first."""
-    block = BasicBlock(2, outputs, stride, Kit("none"), "pad")
+    block = BasicBlock(2, outputs, stride, Builder("none"), "pad")
     x = torch.rand(1, 2, 6, 6)
     side = 6 // stride
     shortcut = torch.zeros(1, outputs, side, side)
@@ -118,14 +118,14 @@ def test_the_padded_shortcut_is_what_the_paper_draws(stride, outputs):
 @pytest.mark.parametrize("block", [PreBasicBlock, PreBottleneck])
 def test_pre_activation_blocks_are_what_the_paper_draws(block, shortcut):
     """ReLU before each convolution, none after the sum; the projection sees the input with or without it."""
-    block = block(2, 4, 2, Kit("none"), shortcut)
+    block = block(2, 4, 2, Builder("none"), shortcut)
     x = torch.randn(3, 2, 6, 6)
     out = x
     for conv in [m for name, m in block.named_children() if name.startswith("conv")]:
         out = conv(torch.relu(out))
     projected = block.shortcut(torch.relu(x) if shortcut == "activated" else x)
     torch.testing.assert_close(block(x), out + projected)
-    plain = type(block)(4 * block.expansion, 4, 1, Kit("none"), shortcut)
+    plain = type(block)(4 * block.expansion, 4, 1, Builder("none"), shortcut)
     y = torch.randn(3, 4 * block.expansion, 6, 6)
     out = y
     for conv in [m for name, m in plain.named_children() if name.startswith("conv")]:
@@ -136,4 +136,4 @@ def test_pre_activation_blocks_are_what_the_paper_draws(block, shortcut):
 def test_an_unknown_shortcut_is_refused_even_if_none_is_needed():
     for inputs in (2, 4):
         with pytest.raises(ZooError, match="unknown shortcut 'projektion': choose projection, pad, activated, raw"):
-            make_shortcut(Kit(), inputs, 4, 1, "projektion")
+            make_shortcut(Builder(), inputs, 4, 1, "projektion")

@@ -52,8 +52,8 @@ def assert_nested(small, large):
 @st.composite
 def nested_pairs(draw, name):
     """(small, large): a part's rate and a section's depth are never larger in the small one."""
-    member = Spec(name).member
-    rates, slots, sections = st.floats(0.02, 2), len(member.rated_parts), len(member.depth)
+    architecture = Spec(name).architecture
+    rates, slots, sections = st.floats(0.02, 2), len(architecture.rate_names), len(architecture.depth)
     if draw(st.booleans()):
         widths = sorted((draw(rates), draw(rates)))
     else:
@@ -63,7 +63,7 @@ def nested_pairs(draw, name):
     if draw(st.booleans()):
         depths = [(d, d) for _, d in depths]
     options = shapes(name) | {"rounding": draw(st.sampled_from(["ceil", "divisor8"]))}
-    if "step_size" in member.defaults:
+    if "step_size" in architecture.defaults:
         options["step_size"] = draw(st.booleans())
     return [Spec(name, width=w, depth=d or None, **options) for w, d in zip(widths, list(zip(*depths)) or [None] * 2)]
 
@@ -94,7 +94,7 @@ def test_with_other_norms_too(norm):
         assert_nested(large.scaled(0.3, depth=large.depth and 1).build(device="meta"), large.build(device="meta"))
 
 
-STEPPING = [name for name in zoo.names() if "step_size" in Spec(name).member.defaults]
+STEPPING = [name for name in zoo.names() if "step_size" in Spec(name).architecture.defaults]
 
 
 @pytest.mark.parametrize("name", some(STEPPING, [name for name in STEPPING if name in NESTED]))
@@ -218,7 +218,7 @@ def test_a_narrow_transformer_has_the_leading_channels_of_every_head(rate, causa
     torch.testing.assert_close(narrow(x), expected)
 
 
-EXITS = [name for name in zoo.names() if "exits" in Spec(name).member.defaults]
+EXITS = [name for name in zoo.names() if "exits" in Spec(name).architecture.defaults]
 
 
 @pytest.mark.parametrize("name", some(EXITS, ["resnet18", "preresnet20", "resnet20_fedmr"]))

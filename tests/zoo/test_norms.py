@@ -14,7 +14,7 @@ from torch.optim.swa_utils import update_bn
 from zoo_models import inputs, quiet, takes
 
 import zoo
-from zoo.layers import Kit
+from zoo.layers import Builder
 from zoo.norms import BatchNorm2d, StaticBatchNorm2d
 
 NORMS = ["none", "batch", "static_batch", "group", "layer"]
@@ -191,16 +191,16 @@ def test_static_norms_can_be_copied_and_pickled(with_statistics):
 
 @given(st.integers(1, 300))
 def test_group_norms_have_the_most_groups_up_to_eight(channels):
-    norm = Kit("group").make_norm(channels)
+    norm = Builder("group").make_norm(channels)
     assert norm.num_groups == max(g for g in (1, 2, 4, 8) if channels % g == 0)
-    assert Kit("layer").make_norm(channels).num_groups == 1
+    assert Builder("layer").make_norm(channels).num_groups == 1
 
 
 @settings(max_examples=10)
 @given(st.integers(1, 13), st.floats(1e-6, 0.1))
 def test_layer_norm_is_over_channels_and_positions(channels, eps):
     x = 2 + torch.randn(3, channels, 4, 5)
-    torch.testing.assert_close(Kit("layer", eps).make_norm(channels)(x), F.layer_norm(x, x.shape[1:], eps=eps))
+    torch.testing.assert_close(Builder("layer", eps).make_norm(channels)(x), F.layer_norm(x, x.shape[1:], eps=eps))
 
 
 def test_epsilon_is_the_spec_s():

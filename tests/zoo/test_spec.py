@@ -13,14 +13,14 @@ from zoo_models import FAMILIES, small
 
 import zoo
 from zoo import Spec, ZooError
-from zoo.layers import Kit
+from zoo.layers import Builder
 
 
 @st.composite
 def specs(draw):
     """Any spec of the zoo's own architectures."""
     name = draw(st.sampled_from(zoo.names()))
-    member = Spec(name).member
+    architecture = Spec(name).architecture
     values = {
         "num_classes": st.integers(1, 2000), "in_channels": st.integers(1, 4), "image_size": st.integers(32, 300),
         "tokens": st.integers(1, 100), "rounding": st.sampled_from(["ceil", "divisor8"]),
@@ -29,12 +29,12 @@ def specs(draw):
         "dropout": st.floats(0, 0.99), "drop_path": st.floats(0, 0.99),
         "scaler": st.booleans(), "step_size": st.booleans(), "exits": st.booleans(), "heads": st.integers(1, 12),
     }  # fmt: skip
-    chosen = draw(st.sets(st.sampled_from(sorted(member.defaults))))
+    chosen = draw(st.sets(st.sampled_from(sorted(architecture.defaults))))
     options = {field: draw(values[field]) for field in sorted(chosen)}
     rate, blocks = st.floats(1e-3, 4), st.integers(1, 20)
-    options["width"] = draw(rate | st.tuples(*[rate] * len(member.rated_parts)))
-    if member.depth:
-        options["depth"] = draw(st.none() | blocks | st.tuples(*[blocks] * len(member.depth)))
+    options["width"] = draw(rate | st.tuples(*[rate] * len(architecture.rate_names)))
+    if architecture.depth:
+        options["depth"] = draw(st.none() | blocks | st.tuples(*[blocks] * len(architecture.depth)))
     return Spec(name, **options)
 
 
@@ -187,7 +187,7 @@ def test_scaled_multiplies(spec, a, b):
 
 
 def scaled(channels, rate, rounding="ceil"):
-    return Kit(rate=rate, rounding=rounding).channels(channels)
+    return Builder(rate=rate, rounding=rounding).channels(channels)
 
 
 @given(st.integers(1, 4096), st.integers(1, 4096), st.floats(1e-6, 4), st.floats(1e-6, 4))

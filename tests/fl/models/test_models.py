@@ -82,7 +82,7 @@ def test_models_keep_their_dropout_and_draw_from_their_own_stream(name):
         ("lenett", {}, "unknown model 'lenett': did you mean"),
         ("zzz", {}, "; --model takes timm:NAME, torchvision:NAME and my_module:MyNet, too"),
         ("transformer", {}, "--model transformer is made for text"),
-        ("vgg11", {}, "vgg11 halves its input five times and needs images of 32x32 or larger, got 8x8"),
+        ("vgg11", {}, "vgg11: images of a VGG are halved five times and must be 32x32 or larger, got 8x8"),
         ("resnet20", {"depth": (1, 2)}, "resnet20 takes one depth, or one for each of its 3 sections; got 2"),
         ("timm:resnet18", {"depth": (1, 2)}, "2 depths were given, but one is needed for each section"),
         ("timm:resnet1", {}, "did you mean timm:resnet"),

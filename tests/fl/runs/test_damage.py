@@ -21,7 +21,7 @@ from fl.base import tensors
 from fl.models import make_spec
 from fl.runs import checkpoint, evaluate
 from fl.settings import Config
-from zoo.spec import members
+from zoo.spec import PRESETS
 
 CONFIG = Config(
     algorithm=("fedavg",), clients=3, participants=1, samples=90, rounds=1, local_epochs=1, batch_size=50, width=0.1,
@@ -310,6 +310,6 @@ def test_fields_of_other_versions_do_not_matter_where_the_model_has_none(tmp_pat
 
 def test_a_model_of_another_version_is_said_to_be_one(tmp_path, monkeypatch):
     checkpoint.save(tmp_path, {"global": {"a": torch.zeros(1)}}, 1, make_spec("cnn", 10, 1, 8), {})
-    monkeypatch.delitem(members(), "cnn")
+    monkeypatch.delitem(PRESETS, "cnn")
     with pytest.raises(fl.FLError, match=r"that this version does not have \(unknown model 'cnn'.*use the version"):
         checkpoint.read_parts(tmp_path)

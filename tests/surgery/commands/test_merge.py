@@ -28,7 +28,7 @@ def files(tmp_path, monkeypatch):
     return states
 
 
-METHODS = [*merging.METHODS, "fisher", "regmean", "greedy_soup"]
+METHODS = {**merging.METHODS, **{name: getattr(merging, name) for name in ("fisher", "regmean", "greedy_soup")}}
 
 
 def test_a_method_of_a_module_of_ones_own(files):
