@@ -62,13 +62,17 @@ def test_fixed_features_of_the_input_are_no_widths(name, caplog):
 
 
 class Packed(nn.Module):
-    def __init__(self):
+    """Sequences of several lengths, of the input or of embeddings."""
+
+    def __init__(self, embed=False):
         super().__init__()
+        self.embedding = nn.Embedding(20, 10) if embed else nn.Identity()
         self.rnn, self.b = nn.LSTM(10, 32, batch_first=True), nn.Linear(32, 5)
 
     def forward(self, x, lengths):
-        packed = rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-        return self.b(self.rnn(packed)[1][0][-1])
+        packed = rnn.pack_padded_sequence(self.embedding(x), lengths, batch_first=True, enforce_sorted=False)
+        rows, _ = rnn.pad_packed_sequence(self.rnn(packed)[0], batch_first=True)
+        return self.b(rows.sum(1))
 
 
 class Mixer(nn.Module):
@@ -109,6 +113,7 @@ def spectral(norm):
 IMAGES = torch.rand(2, 3, 16, 16)
 PLACES = {
     "packed": (Packed(), (torch.randn(2, 6, 10), torch.tensor([6, 4]))),
+    "packed_embeddings": (Packed(embed=True), (torch.randint(0, 20, (2, 6)), torch.tensor([6, 4]))),
     "mixer": (Mixer(), IMAGES),
     "kernel_bank": (Bank(), IMAGES),
     "spectral_norm": (spectral(parametrizations.spectral_norm), IMAGES),

@@ -2,7 +2,7 @@
 
 from math import prod
 
-from surgery.width.axes import Axis, concatenation, digits, fix, picked, product, regroup, role, segment
+from surgery.width.axes import Axis, concatenation, digits, fix, picked, place, product, regroup, role, segment
 from surgery.width.rules.registry import RuleResult, fitting, fix_all, fresh, rule, tensors, unify_all
 
 
@@ -31,6 +31,16 @@ def _transpose(view, args, out):
         i, j = (args.get(f"dim{n}", args.get(f"axis{n}", n)) for n in (0, 1))
         found[i], found[j] = found[j], found[i]
     return found
+
+
+@rule("_pack_padded_sequence", carries=True)
+def _pack(view, args, out):
+    """The rows of sequences of several lengths, one after the other."""
+    time, batch, *features = view.axes_of(args["input"])
+    rows = place("sequences of several lengths are packed")
+    for axis in (time, batch):
+        fix(axis, rows)
+    return RuleResult([[Axis(out[0].shape[0], rows), *features], fresh(out[1].shape, rows)])
 
 
 @rule("unsqueeze", carries=True)
