@@ -2,6 +2,7 @@
 
 import difflib
 import inspect
+import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
@@ -140,11 +141,19 @@ def help_of(method: str) -> str:
         if name == "models":
             continue
         flag = f"--{_OTHER_FLAGS[name]}" if name in _OTHER_FLAGS else f"--set {name}=VALUE"
-        texts = [one.description or "" for one in about.params if name in one.arg_name.split(", ")]
         default = "required" if parameter.default is parameter.empty else f"default: {parameter.default}"
-        text = f"{flag}  {' '.join(' '.join(texts).split())} ({default})"
+        text = f"{flag}  {_text_of(function, name)} ({default})"
         lines.append(textwrap.fill(text, 80, initial_indent="  ", subsequent_indent=" " * 6))
     return "\n".join([*lines, "", "`merge --help` lists what all methods take."])
+
+
+def _text_of(function: Callable[..., Any], name: str) -> str:
+    """Return what a docstring says of an argument, or if that is "as for `method`", what that method's says first."""
+    listed = docstring_parser.parse(function.__doc__ or "").params
+    text = " ".join(next((one.description or "" for one in listed if name in one.arg_name.split(", ")), "").split())
+    if other := re.match(r"as for `(\w+)`;? ?", text):
+        return f"{_text_of(method_of(other[1]), name)} {text[other.end() :]}".strip()
+    return text
 
 
 def settings(texts: Sequence[str], known: Sequence[str]) -> dict[str, Any]:
