@@ -110,10 +110,11 @@ def test_no_wrong_argument_ends_in_a_raw_error(function):
 
 
 def test_options_are_never_given_by_position():
-    """But of functions of equal operands, of a width with its example, and of models, plans and weights."""
+    """But of equal operands, of a width with its example, of models, plans and weights, and of a rule's notation."""
+    several = ("cosine", "average", "match_norms", "narrow", "widths", "register_rule")
     for name in surgery.__all__:
         value = getattr(surgery, name)
-        if inspect.isfunction(value) and name not in ("cosine", "average", "match_norms", "narrow", "widths"):
+        if inspect.isfunction(value) and name not in several:
             parameters = inspect.signature(value).parameters.values()
             by_position = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
             assert len(by_position) <= 2, name

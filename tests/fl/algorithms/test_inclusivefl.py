@@ -192,7 +192,7 @@ class Headed(nn.Module):
 
 def test_modules_beside_each_other_are_no_blocks():
     spec = SimpleNamespace(  # as a user's model has it, whose blocks are not declared
-        member=SimpleNamespace(depth=None), example=lambda number, device: torch.zeros(number, 64, device=device)
+        architecture=SimpleNamespace(depth=None), example=lambda number, device: torch.zeros(number, 64, device=device)
     )
     data = load("digits")
     own = [Split(part, part[:0], part[:0]) for part in torch.arange(40).split(20)]
