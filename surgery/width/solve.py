@@ -359,6 +359,8 @@ def occurrences(axis: Axis, atom: Atom) -> Tensor:
     [[0, 1, 2], [3, 4, 5]]
     >>> occurrences(Product((heads, width)), heads).tolist()
     [[0, 3], [1, 4], [2, 5]]
+    >>> occurrences(Sum((heads, heads, width)), width).tolist()
+    [[4, 5, 6]]
     """
     return torch.cat([torch.empty(0, atom.size, dtype=torch.long), *_occurrences(axis, atom)])
 
