@@ -97,14 +97,13 @@ class NewSizes(NamedTuple):
                 self.counts.setdefault(part.old, set()).add(part.new)
 
 
-def new_sizes(solution: Solution, choice: Choice) -> dict[str, NewSizes]:
+def new_sizes(solution: Solution, choice: Choice, scales: Scales) -> dict[str, NewSizes]:
     """By module what its tensors and operations say."""
     found: dict[str, NewSizes] = defaultdict(lambda: NewSizes({}, {}, []))
     parts_of = cache(lambda axis: list(_parts(axis, choice)))  # many tensors lie along one axis
     for (module, _), tensor_axes in solution.tensors.items():
         for axis in tensor_axes:
             found[module].add(parts_of(axis), only_changes=False)
-    scales = Scales(solution, choice)
     for place, step in enumerate(solution.steps):
         sizes = found[step.module]
         for axis in step.axes():
