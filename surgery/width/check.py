@@ -80,8 +80,8 @@ def checked_plan(
     """
     scales = Scales(solution, choice, held)
     scalings, by_module = list(scales.scalings()), new_sizes(solution, choice, scales)
-    kept = names_by_id(model)
-    in_state = {key for key, tensor in named_tensors(model) if id(tensor) in kept}
+    kept, tensors = names_by_id(model), dict(named_tensors(model))
+    in_state = {key for key, tensor in tensors.items() if id(tensor) in kept}
     news = {one.held: one.new for one in scalings if one.held and one.new is not None and one.held not in in_state}
     fills = [{"do": "fill", "module": m, "attribute": a, "value": value} for (m, a), value in news.items()]
     sizes = together(by_module.values()).numbers
@@ -94,7 +94,7 @@ def checked_plan(
             apply_edit(small, edit)
         scaled = [attribute_of(model, *place) for place, value in values.items() if isinstance(value, float)]
         # Where no attribute has changed, only shapes can have changed a number of the code.
-        shapes = sizes if not values and all(tensor.is_meta for _, tensor in named_tensors(model)) else {}
+        shapes = sizes if not values and all(tensor.is_meta for tensor in tensors.values()) else {}
         narrow = _Predicted(small, solution, choice, scales, scaled, shapes)
         diverged = narrow.difference(example)
         if diverged is None:
@@ -196,7 +196,7 @@ class _Predicted(Operations):
         shapes: Sizes | None = None,
     ):
         super().__init__()
-        self.solution, self.choice, self.done, self.origins = solution, choice, 0, Origins(small)
+        self.solution, self.choice, self.done, self.origins = solution, choice, 0, Origins(named_tensors(small))
         self.scales, self.changed, self.shapes = scales, changed, shapes or {}
         self.same: set[tuple[int, Any]] = set()  # (step, number) of numbers that are as in the full model
         self.small = small
