@@ -78,6 +78,14 @@ def prune(model: nn.Module, image: torch.Tensor) -> nn.Module:
     return model
 
 
+def repair(model: nn.Module) -> None:
+    """Set what timm's attentions say of their width, which is the caller's part with torch-pruning."""
+    for module in model.modules():
+        if isinstance(qkv := getattr(module, "qkv", None), nn.Linear):
+            module.attn_dim = qkv.out_features // 3
+            module.head_dim = module.attn_dim // module.num_heads
+
+
 def halved(model: nn.Module, image: torch.Tensor) -> nn.Module:
     """Surgery's half."""
     return surgery.narrow(model, 0.5, image)[0]
@@ -120,6 +128,8 @@ def beside(name: str, repetitions: int) -> dict:
                 times[side].append(seconds)
                 continue
             sizes[side] = sum(p.numel() for p in small.parameters())
+            if side == "torch_pruning":
+                repair(small)
             with torch.no_grad():
                 small.eval()(image)
     return {
