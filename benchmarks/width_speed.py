@@ -8,7 +8,7 @@
 turns in one process, so that what else the machine does hits both alike. torch-pruning cuts the model in place, so
 each of its turns gets a copy, which is made before its time begins; it is told to keep the first channels, and how
 many heads an attention has. All models are torchvision's or timm's, with random weights. Of torchvision's ViT-B/16
-torch-pruning leaves the attentions as wide as they are, so timm's stands here; torchvision's Swin and ShuffleNet it
+torch-pruning leaves 2.6 times as many parameters, so timm's stands here; torchvision's Swin and ShuffleNet it
 cannot cut, nor timm's Swin all of it, so EfficientNetV2-S and MNASNet stand here. Each narrow model has to run, and
 a row says how many parameters both have left.
 
