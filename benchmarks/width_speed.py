@@ -7,10 +7,15 @@
 `narrow` and torch-pruning (its graph of dependencies, its pruner, and one step) make the same model half as wide, in
 turns in one process, so that what else the machine does hits both alike. torch-pruning cuts the model in place, so
 each of its turns gets a copy, which is made before its time begins; it is told to keep the first channels, and how
-many heads an attention has. All models are torchvision's or timm's, with random weights.
+many heads an attention has. All models are torchvision's or timm's, with random weights. Of torchvision's ViT-B/16
+torch-pruning leaves 2.6 times as many parameters, so timm's stands here; torchvision's Swin and ShuffleNet it
+cannot cut, nor timm's Swin all of it, so EfficientNetV2-S and MNASNet stand here. Each narrow model has to run, and
+a row says how many parameters both have left.
 
-`widen` makes a model twice as wide, and `align` finds the order of two models of other random weights; nothing
-comparable is installed beside, so their rows are seconds. Times are those of the process's processors (all threads).
+Other models are narrowed alone: nothing comparable cuts them, and the goal is a second. `widen` makes a model twice as
+wide, and `align` finds the order of two models of other random weights; nothing comparable is installed beside, so
+their rows are seconds. Times are those of the process's processors (all threads); the stored rows hold those of the
+clock on the wall, too.
 """
 
 import argparse
@@ -23,11 +28,11 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any, NamedTuple
 
-import timm
 import torch
 import torch_pruning as tp
 from judges import PROJECTIONS, KeepFirst
@@ -35,10 +40,19 @@ from report import write
 from torch import nn
 
 import surgery
+from surgery.libraries import example_input, named
 
 OUT = Path(__file__).parent / "results"
-NARROWED = ("resnet50", "convnext_base", "vit_base_patch16_224", "swin_base_patch4_window7_224", "efficientnetv2_rw_s")
-ALONE = ("resnet50",)
+NARROWED = (
+    "torchvision:resnet50", "timm:vit_base_patch16_224", "torchvision:convnext_tiny", "torchvision:densenet121",
+    "torchvision:mobilenet_v3_large", "torchvision:regnet_y_800mf", "torchvision:efficientnet_b0",
+    "torchvision:efficientnet_v2_s", "torchvision:mobilenet_v2", "torchvision:vgg16_bn", "torchvision:resnext50_32x4d",
+    "torchvision:mnasnet1_0",
+)  # fmt: skip
+ALONE = (
+    "timm:gcvit_xxtiny", "timm:levit_128s", "timm:focalnet_tiny_srf", "timm:halonet_h1", "timm:gemma4_vit_167m",
+)  # fmt: skip
+CHANGED = ("timm:resnet50",)
 
 
 def heads_of(model: nn.Module) -> dict[nn.Module, int]:
@@ -55,68 +69,94 @@ def heads_of(model: nn.Module) -> dict[nn.Module, int]:
 
 def prune(model: nn.Module, image: torch.Tensor) -> nn.Module:
     """torch-pruning's half."""
+    *_, classifier = (module for module in model.modules() if isinstance(module, nn.Linear))
     pruner = tp.pruner.BasePruner(
-        model, image, importance=KeepFirst(), pruning_ratio=0.5, ignored_layers=[model.get_classifier()],
+        model, image, importance=KeepFirst(), global_pruning=False, pruning_ratio=0.5, ignored_layers=[classifier],
         num_heads=heads_of(model), prune_num_heads=False, prune_head_dims=True,
     )  # fmt: skip
     pruner.step()
     return model
 
 
-def timed(call: Callable, *given: object) -> tuple[float, nn.Module]:
-    """The seconds of the process, and the result.
+def repair(model: nn.Module) -> None:
+    """Set what timm's attentions say of their width, which is the caller's part with torch-pruning."""
+    for module in model.modules():
+        if isinstance(qkv := getattr(module, "qkv", None), nn.Linear):
+            module.attn_dim = qkv.out_features // 3
+            module.head_dim = module.attn_dim // module.num_heads
+
+
+def halved(model: nn.Module, image: torch.Tensor) -> nn.Module:
+    """Surgery's half."""
+    return surgery.narrow(model, 0.5, image)[0]
+
+
+class Times(NamedTuple):
+    """The seconds of a call: of the process's processors, and on the wall."""
+
+    cpu: float
+    wall: float
+
+
+def timed(call: Callable, *given: object) -> tuple[Times, Any]:
+    """The seconds of a call, and the result.
 
     Garbage of earlier turns is collected before: otherwise a full collection falls on one side or the other by chance,
     and takes as long as the smallest of these calls.
     """
     gc.collect()
-    begin = time.process_time()
+    begin, begin_wall = time.process_time(), time.perf_counter()
     result = call(*given)
-    return time.process_time() - begin, result
+    return Times(time.process_time() - begin, time.perf_counter() - begin_wall), result
 
 
 def beside(name: str, repetitions: int) -> dict:
     """A row of `narrow` and torch-pruning."""
-    model = timm.create_model(name).eval()
-    image = torch.zeros(1, 3, 224, 224)
-    times: dict[str, list[float]] = {"narrow": [], "torch_pruning": []}
+    torch.manual_seed(0)
+    model = named(name).eval()
+    image = example_input(model, batch=1)
+    sides: dict[str, Callable] = {
+        "narrow": lambda: timed(halved, model, image),
+        "torch_pruning": lambda: timed(prune, copy.deepcopy(model), image),
+    }
+    times: dict[str, list[Times]] = {side: [] for side in sides}
     sizes = {}
     for turn in range(repetitions + 1):
-        sides = {
-            "narrow": lambda: timed(lambda net: surgery.narrow(net, 0.5, image)[0], model),
-            "torch_pruning": lambda: timed(prune, copy.deepcopy(model), image),
-        }
         for side in list(sides) if turn % 2 else list(sides)[::-1]:
             seconds, small = sides[side]()
-            sizes[side] = sum(p.numel() for p in small.parameters())
             if turn:  # the first turn warms up
                 times[side].append(seconds)
-    ratios = [theirs / ours for ours, theirs in zip(*times.values())]
-    return {"operation": "narrow", "model": name, **spread(times["narrow"], ratios), "parameters": sizes}
+                continue
+            sizes[side] = sum(p.numel() for p in small.parameters())
+            if side == "torch_pruning":
+                repair(small)
+            with torch.no_grad():
+                small.eval()(image)
+    return {
+        "operation": "narrow", "model": name, **spread(times["narrow"], times["torch_pruning"]), "parameters": sizes,
+    }  # fmt: skip
 
 
 def alone(operation: str, name: str, repetitions: int) -> dict:
-    """A row of `widen` or `align`."""
+    """A row of an operation beside which there is nothing to compare it with; the first turn warms up."""
     torch.manual_seed(0)
-    image, models = torch.zeros(1, 3, 224, 224), [timm.create_model(name).eval() for _ in range(2)]
-
-    def widen() -> nn.Module:
-        return surgery.widening.widen(models[0], rate=2, example=image)[0]
-
-    def align() -> nn.Module:
-        return surgery.symmetry.align(models, example=image).models[1]
-
-    call = {"widen": widen, "align": align}[operation]
-    return {"operation": operation, "model": name, **spread([timed(call)[0] for _ in range(repetitions)], [])}
+    models = [named(name).eval() for _ in range(2)]
+    image = example_input(models[0], batch=1)
+    call = {
+        "narrow": lambda: halved(models[0], image),
+        "widen": lambda: surgery.widening.widen(models[0], rate=2, example=image),
+        "align": lambda: surgery.symmetry.align(models, example=image),
+    }[operation]
+    return {"operation": operation, "model": name, **spread([timed(call)[0] for _ in range(repetitions + 1)][1:])}
 
 
 def aligned_once(name: str) -> dict:
     """The seconds that `align` takes, and how well the models match then: the inner product of their parameters."""
     torch.manual_seed(0)
-    models = [timm.create_model(name).eval() for _ in range(2)]
-    seconds, (one, other) = timed(lambda: surgery.symmetry.align(models, example=torch.zeros(1, 3, 224, 224)).models)
+    models = [named(name).eval() for _ in range(2)]
+    times, (one, other) = timed(lambda: surgery.symmetry.align(models, example=torch.zeros(1, 3, 224, 224)).models)
     match = sum((p.double() * q.double()).sum().item() for p, q in zip(one.parameters(), other.parameters()))
-    return {"seconds": seconds, "match": match}
+    return {"times": times, "match": match}
 
 
 def before_and_after(folder: str, name: str, repetitions: int) -> dict:
@@ -131,15 +171,19 @@ def before_and_after(folder: str, name: str, repetitions: int) -> dict:
                 command, env={**os.environ, "PYTHONPATH": path}, check=True, capture_output=True, text=True
             )
             found[side].append(json.loads(result.stdout.splitlines()[-1]))
-    seconds = {side: [one["seconds"] for one in rows] for side, rows in found.items()}
-    ratios = [old / new for old, new in zip(*seconds.values())]
+    times = {side: [Times(*one["times"]) for one in rows] for side, rows in found.items()}
     match = {f"match_{side}": rows[0]["match"] for side, rows in found.items()}
-    return {"model": name, **spread(seconds["after"], ratios), "before": spread(seconds["before"], []), **match}
+    return {"model": name, **spread(times["after"], times["before"]), "before": spread(times["before"]), **match}
 
 
-def spread(seconds: list[float], ratios: list[float]) -> dict:
-    """The medians with their ranges."""
-    every = {"seconds": seconds, "ratio": ratios}
+def spread(ours: list[Times], theirs: Sequence[Times] = ()) -> dict:
+    """The medians with their ranges, of our seconds and of how many times as long the others take."""
+    every = {
+        "seconds": [one.cpu for one in ours],
+        "wall": [one.wall for one in ours],
+        "ratio": [other.cpu / one.cpu for one, other in zip(ours, theirs)],
+        "ratio_wall": [other.wall / one.wall for one, other in zip(ours, theirs)],
+    }
     return {key: [f(v) for f in (statistics.median, min, max)] for key, v in every.items() if v}
 
 
@@ -157,7 +201,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--models", nargs="*", default=NARROWED, help="that are narrowed by both")
-    parser.add_argument("--alone", nargs="*", default=ALONE, help="that are widened and aligned")
+    parser.add_argument("--alone", nargs="*", default=ALONE, help="that are narrowed with nothing beside")
+    parser.add_argument("--changed", nargs="*", default=CHANGED, help="that are widened and aligned")
     parser.add_argument("--out", type=Path, default=OUT, help="the folder of the stored result")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--before", metavar="FOLDER", help="a checkout of an earlier commit")
@@ -167,7 +212,7 @@ def main() -> None:
         print(json.dumps(aligned_once(args.once)))
         return
     if args.before:
-        for name in args.alone:
+        for name in args.changed:
             print(json.dumps(before_and_after(args.before, name, args.repetitions)), flush=True)
         return
     if args.table:
@@ -177,7 +222,8 @@ def main() -> None:
     about = {"torch": torch.__version__, "torch_pruning": version("torch-pruning"), "machine": platform.machine()}
     about["threads"] = torch.get_num_threads()
     calls = [(beside, (name,)) for name in args.models]
-    calls += [(alone, (operation, name)) for name in args.alone for operation in ("widen", "align")]
+    calls += [(alone, ("narrow", name)) for name in args.alone]
+    calls += [(alone, (operation, name)) for name in args.changed for operation in ("widen", "align")]
     for row_of, about_it in calls:
         rows.append(row_of(*about_it, args.repetitions))
         print(json.dumps(rows[-1]), flush=True)

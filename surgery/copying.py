@@ -46,20 +46,25 @@ def clone(model: nn.Module, instead: Mapping[int, Any] = MappingProxyType({})) -
 
 def refuse_scripted(model: nn.Module) -> None:
     """SurgeryError for a model that is scripted or holds a scripted module: its code cannot be edited."""
-    for name, module in model.named_modules():
+    _refuse_scripted(dict(model.named_modules()))
+
+
+def _refuse_scripted(modules: Mapping[str, nn.Module]) -> None:
+    for name, module in modules.items():
         if isinstance(module, torch.jit.ScriptModule):
             what = f"module {name!r}" if name else "the model"
             raise SurgeryError(f"{what} is scripted (torch.jit): give the plain module that it was scripted from")
 
 
 def _copied(model: nn.Module, memo: Mapping[int, Any]) -> nn.Module:
-    for name, module in model.named_modules():
+    named = dict(model.named_modules())
+    for name, module in named.items():
         if "_orig_mod" in module._modules:
             what = f"module {name!r} is" if name else "this is"
             way_out = f"put {name}._orig_mod in its place" if name else "give model._orig_mod"
             raise SurgeryError(f"{what} what torch.compile returned: {way_out}, the module that was compiled")
-    modules = list(model.modules())
-    refuse_scripted(model)
+    modules = list(named.values())
+    _refuse_scripted(named)
     _refuse_closures(modules)
     # deepcopy refuses tensors that a hook computes from parameters before each pass (weight norm, pruning).
     computed = {

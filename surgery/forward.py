@@ -42,8 +42,9 @@ def tensors_in(tree: Any) -> list[Tensor]:
     kind = type(tree)
     if kind is Tensor or kind is nn.Parameter:
         return [tree]
-    if kind is tuple or kind is list:
-        return [tensor for part in tree for tensor in tensors_in(part)]
+    if kind is tuple or kind is list or kind is dict:
+        parts = tree.values() if kind is dict else tree
+        return [tensor for part in parts if type(part) not in _LEAVES for tensor in tensors_in(part)]
     found = []
     for leaf in tree_leaves(tree):
         if isinstance(leaf, Tensor):
@@ -53,6 +54,9 @@ def tensors_in(tree: Any) -> list[Tensor]:
         elif hasattr(leaf, "__dataclass_fields__"):
             found += [value for value in vars(leaf).values() if isinstance(value, Tensor)]
     return found
+
+
+_LEAVES = {type(None), bool, int, float, str, torch.dtype, torch.device}  # most of what calls take besides tensors
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from surgery.names import outwards
-from surgery.width.constants import COUNT, NewSizes, Sizes, new_sizes, together
+from surgery.width.constants import COUNT, NewSizes, Sizes, together
 from surgery.width.provenance import Expression, Number, Operation, Place, evaluate, numbers, places, solve_for_places
 from surgery.width.scales import Scales
 from surgery.width.solve import Choice, Solution, size_of
@@ -18,12 +18,17 @@ Values: TypeAlias = dict[tuple[str, str], Any]
 """By (module, attribute) the new value of an attribute that changes."""
 
 
-def attribute_values(model: nn.Module, solution: Solution, choice: Choice) -> list[Values]:
+def attribute_values(
+    model: nn.Module, solution: Solution, choice: Choice, scales: Scales, by_module: Mapping[str, NewSizes]
+) -> list[Values]:
     """Return new values of attributes, in the order in which the narrow model is to be run with them.
 
     Operations have shown of which axis a number is the size, or what it scales. A label is a number that no operation
     takes: it follows where it says how wide its module is. A number that the code compared with another one may be the
     size of a width, or of an image; and as a label may be as large as a width by chance, the last values have none.
+
+    Args:
+        scales, by_module: what numbers become that scale sums, and by module what others do, see `new_sizes`.
     """
     held = {place: holder[key] for holder, key, place in numbers(model)}
     values: dict[Place, Number] = {}
@@ -31,7 +36,7 @@ def attribute_values(model: nn.Module, solution: Solution, choice: Choice) -> li
         several = isinstance(value, list | tuple)
         values |= {place._replace(item=i): one for i, one in enumerate(value)} if several else {place: value}
     sizes: dict[str, list[NewSizes]] = defaultdict(list)
-    for name, of_module in new_sizes(solution, choice).items():
+    for name, of_module in by_module.items():
         for around in outwards(name):
             sizes[around].append(of_module)
     known = {name: together(several) for name, several in sizes.items()}
@@ -40,7 +45,7 @@ def attribute_values(model: nn.Module, solution: Solution, choice: Choice) -> li
         value = values[place]
         return place.module in known and bool(_news(known[place.module].numbers, value) - {value})
 
-    read = list(_read(solution, choice, values))
+    read = list(_read(solution, choice, scales, values))
     taken = {place for expression, *_ in solution.reads for place in places(expression)}
     labels = _changed(held, dict(_labels({place: values[place] for place in values if place not in taken}, known)))
     alone, with_compared = (
@@ -51,9 +56,10 @@ def attribute_values(model: nn.Module, solution: Solution, choice: Choice) -> li
     return [one for i, one in enumerate(tries) if one not in tries[:i]]
 
 
-def _read(solution: Solution, choice: Choice, values: Mapping[Place, Number]) -> Iterator[tuple[Expression, Number]]:
+def _read(
+    solution: Solution, choice: Choice, scales: Scales, values: Mapping[Place, Number]
+) -> Iterator[tuple[Expression, Number]]:
     """Yield what expressions that operations took become: the new size of an axis, the new scale, or the same."""
-    scales = Scales(solution, choice)
     for expression, axes, steps in solution.reads:
         summed: dict[Number, set[int]] = defaultdict(set)
         for axis in (axis for step in steps for axis in solution.steps[step].summed):

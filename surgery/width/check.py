@@ -15,7 +15,7 @@ from surgery.errors import first_line
 from surgery.forward import call, copied, in_mode, named_tensors, tensors_in, watching
 from surgery.names import is_inside, joined
 from surgery.plan import Plan
-from surgery.plan.edits import attribute_of
+from surgery.plan.edits import apply_edit, attribute_of
 from surgery.states import names_by_id
 from surgery.torch_private import Operations, tree_map
 from surgery.width.attributes import attribute_values
@@ -79,21 +79,23 @@ def checked_plan(
         held: the numbers that tensors of one element hold, see `held_numbers`.
     """
     scales = Scales(solution, choice, held)
-    scalings = list(scales.scalings())
-    kept = names_by_id(model)
-    in_state = {key for key, tensor in named_tensors(model) if id(tensor) in kept}
+    scalings, by_module = list(scales.scalings()), new_sizes(solution, choice, scales)
+    kept, tensors = names_by_id(model), dict(named_tensors(model))
+    in_state = {key for key, tensor in tensors.items() if id(tensor) in kept}
     news = {one.held: one.new for one in scalings if one.held and one.new is not None and one.held not in in_state}
     fills = [{"do": "fill", "module": m, "attribute": a, "value": value} for (m, a), value in news.items()]
-    sizes = together(new_sizes(solution, choice).values()).numbers
-    layers = list(layer_edits(plan.built(model), solution, choice))
+    sizes = together(by_module.values()).numbers
     found: list[_Diverged] = []
-    for values in attribute_values(model, solution, choice):
+    for values in attribute_values(model, solution, choice, scales, by_module):
+        small = plan.built(model)
         sets = [{"do": "set", "module": m, "attribute": a, "value": value} for (m, a), value in values.items()]
-        checked = plan.with_edits((*plan.edits, *layers, *sets, *fills))
+        checked = plan.with_edits((*plan.edits, *layer_edits(small, solution, choice), *sets, *fills))
+        for edit in checked.edits[len(plan.edits) :]:
+            apply_edit(small, edit)
         scaled = [attribute_of(model, *place) for place, value in values.items() if isinstance(value, float)]
         # Where no attribute has changed, only shapes can have changed a number of the code.
-        shapes = sizes if not values and all(tensor.is_meta for _, tensor in named_tensors(model)) else {}
-        narrow = _Predicted(checked.built(model), solution, choice, scales, scaled, shapes)
+        shapes = sizes if not values and all(tensor.is_meta for tensor in tensors.values()) else {}
+        narrow = _Predicted(small, solution, choice, scales, scaled, shapes)
         diverged = narrow.difference(example)
         if diverged is None:
             stay = [one for one in scalings if one.held or (one.step, one.value) in narrow.same]
@@ -114,7 +116,7 @@ def with_configuration(
 
     if holder_of(model) is None:  # as most models: their widths lie in attributes alone
         return plan, ""
-    everywhere = together(new_sizes(solution, choice).values())
+    everywhere = together(new_sizes(solution, choice, Scales(solution, choice)).values())
     more, problem = config_edits(model, plan, everywhere, difference)
     return (plan.with_edits((*plan.edits, *more)) if more else plan), problem
 
@@ -194,7 +196,7 @@ class _Predicted(Operations):
         shapes: Sizes | None = None,
     ):
         super().__init__()
-        self.solution, self.choice, self.done, self.origins = solution, choice, 0, Origins(small)
+        self.solution, self.choice, self.done, self.origins = solution, choice, 0, Origins(named_tensors(small))
         self.scales, self.changed, self.shapes = scales, changed, shapes or {}
         self.same: set[tuple[int, Any]] = set()  # (step, number) of numbers that are as in the full model
         self.small = small

@@ -86,10 +86,13 @@ class Demand:
 
     def wanted(self, atom: Atom, size: int | None = None) -> int:
         """Return how many positions of an atom stay; with `size`, how many of so many that shrink with it."""
+        size = atom.size if size is None else size
+        if not self.rates:
+            return self.share(size, self.rate)
         rates = [self.rates[pattern] for maker in atom.makers if (pattern := self.pattern_of(maker)) is not None]
         by_number = any(isinstance(rate, int) for rate in rates)  # which `rounding` does not change
         demand = replace(self, rounding=math.ceil) if by_number else self
-        return demand.share(atom.size if size is None else size, self.rate_of(atom))
+        return demand.share(size, self.rate_of(atom))
 
     def share(self, size: int, rate: float) -> int:
         """How many of `size` positions stay at this rate, at least one."""

@@ -97,14 +97,13 @@ class NewSizes(NamedTuple):
                 self.counts.setdefault(part.old, set()).add(part.new)
 
 
-def new_sizes(solution: Solution, choice: Choice) -> dict[str, NewSizes]:
+def new_sizes(solution: Solution, choice: Choice, scales: Scales) -> dict[str, NewSizes]:
     """By module what its tensors and operations say."""
     found: dict[str, NewSizes] = defaultdict(lambda: NewSizes({}, {}, []))
     parts_of = cache(lambda axis: list(_parts(axis, choice)))  # many tensors lie along one axis
     for (module, _), tensor_axes in solution.tensors.items():
         for axis in tensor_axes:
             found[module].add(parts_of(axis), only_changes=False)
-    scales = Scales(solution, choice)
     for place, step in enumerate(solution.steps):
         sizes = found[step.module]
         for axis in step.axes():
@@ -153,13 +152,15 @@ def renewed(value: Any, sizes: Sizes) -> Any:
 def layer_edits(small: nn.Module, solution: Solution, choice: Choice) -> Iterator[dict[str, Any]]:
     """Edits after which the attributes of torch's own modules say what their tensors and operations are."""
     seen: dict[str, dict[str, Any]] = {}
+    modules = dict(small.named_modules())
     for step in solution.steps:
         ends = {"input": step.inputs[0] if step.inputs else (), "output": step.outputs[0] if step.outputs else ()}
         numbers = seen.setdefault(step.module, {**ends, "_heads": {}})
         numbers.update(step.numbers)
-        parts = (atom for axis in step.axes() for atom in atoms(axis))
-        numbers["_heads"] |= {atom: None for atom in parts if atom.grouping == "heads" and not atom.why}  # no batch
-    for name, module in small.named_modules():
+        if isinstance(modules.get(step.module), nn.MultiheadAttention):
+            parts = (atom for axis in step.axes() for atom in atoms(axis))
+            numbers["_heads"] |= {atom: None for atom in parts if atom.grouping == "heads" and not atom.why}  # no batch
+    for name, module in modules.items():
         values = next((found for kinds, found in _TRUE_VALUES if isinstance(module, kinds)), None)
         for attribute, value in values(module, seen.get(name, {}), choice).items() if values else ():
             if hasattr(module, attribute) and getattr(module, attribute) != value:

@@ -168,6 +168,8 @@ def unused_tensors(
         keep: patterns of modules whose tensors are to stay whole.
         does: what the widths do.
     """
+    if not solution.unused:
+        return ""
     moved = {atom for atom, order in choice.items() if list(order) != [*range(atom.size)]}
     changed = {axis.size for found in solution.tensors.values() for axis in found if moved.intersection(atoms(axis))}
     unused = [

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
-from torch.utils.weak import WeakIdKeyDictionary
 
 from surgery.copying import clone
 from surgery.errors import InternalError, SurgeryError, explained, first_line
@@ -33,6 +32,7 @@ from surgery.forward import (
 from surgery.torch_private import Operations, Watch, tree_leaves, tree_map
 from surgery.width import axes
 from surgery.width.axes import Axes, Axis, Kind, Why, lost
+from surgery.width.by_tensor import ByTensor
 from surgery.width.provenance import Tracking, remember, tracked_in
 from surgery.width.reads import Read, read
 from surgery.width.rules.registry import Rule, RuleResult, View, is_step, operation_name, rule_for
@@ -81,25 +81,28 @@ class Trace:
         if track:
             remember(model, self.tracking)
         self.reads: list[Read[Axis]] = []
-        self._axes = WeakIdKeyDictionary()
-        self._learned = WeakIdKeyDictionary()  # parameters, and what was computed from them and from constants alone
-        self._data = WeakIdKeyDictionary()  # the example, and what was computed from it
-        self.summed = WeakIdKeyDictionary()
+        self._axes = ByTensor[Axes]()
+        self._learned = ByTensor[bool]()  # parameters, and what was computed from them and from constants alone
+        self._data = ByTensor[bool]()  # the example, and what was computed from it
+        self.summed = ByTensor[Axis]()
         self.made: list[tuple[str, Axis]] = []
         self.ordered: list[tuple[Axis, str]] = []
         self.foreign: list[tuple[Axis, str]] = []
         self.constants: list[tuple[Tensor, Axes, list[Axes]]] = []
-        self._made = WeakIdKeyDictionary()  # what is made of neither parameters nor the input
-        self._foreign = WeakIdKeyDictionary()  # constants of the code, and what was computed from them alone
+        self._made = ByTensor[bool]()  # what is made of neither parameters nor the input
+        self._foreign = ByTensor[bool]()  # constants of the code, and what was computed from them alone
         self.written: list[Axis] = []
         self.filled: set[str] = set()
         self.empty: dict[str, list[Axis]] = {}
-        self._fixed_if_used = WeakIdKeyDictionary()  # by tensor the axes that stay whole if it is used, and why
+        self._fixed_if_used = ByTensor[
+            Sequence[tuple[Axis, Why]]
+        ]()  # by tensor the axes that stay whole if it is used, and why
         self.modes = modes
         self.tensors: dict[tuple[str, str], Axes] = {}
         self.parameters: set[tuple[str, str]] = set()
         self.steps: list[Step[Axis]] = []
-        for key, tensor in named_tensors(model):
+        held = list(named_tensors(model))
+        for key, tensor in held:
             self.tensors[key] = self.axes_of(tensor)
             if isinstance(tensor, nn.Parameter):
                 self.parameters.add(key)
@@ -110,7 +113,7 @@ class Trace:
                 axes.fix(axis, Why(Kind.INPUT, "it is an axis of the input"))
         self.outputs: list[list[Axes]] = []
         self.lengths: list[int] = []
-        origins = Origins(model)
+        origins = Origins(held)
         self.touched: set[int] = set()
         for training in modes:
             with (
@@ -131,8 +134,8 @@ class Trace:
             for axis in (axis for tensor in kept for axis in self.axes_of(tensor)):
                 axes.fix(axis, Why(Kind.OUTPUT, "it is an axis of the output"))
         self.tracking.is_open = False
-        held = {key: tensor for key, tensor in named_tensors(model) if tensor.numel() > 1}
-        self.unused = [key for key, tensor in held.items() if id(tensor) not in self.touched]
+        several = {key: tensor for key, tensor in named_tensors(model) if tensor.numel() > 1}
+        self.unused = [key for key, tensor in several.items() if id(tensor) not in self.touched]
 
     def axes_of(self, tensor: Tensor) -> Axes:
         """The axes of a tensor; new ones if it was not seen before."""
@@ -235,9 +238,9 @@ def _memory(tensor: Tensor) -> int:
 class Origins:
     """Where each tensor came from: (module, attribute) of the model, or (step, position among its outputs)."""
 
-    def __init__(self, model: nn.Module):
-        self._of = WeakIdKeyDictionary()
-        for key, tensor in named_tensors(model):
+    def __init__(self, held: Iterable[tuple[tuple[str, str], Tensor]]):
+        self._of = ByTensor[Any]()
+        for key, tensor in held:
             self._of.setdefault(tensor, key)
 
     def of(self, tensors: list[Tensor]) -> list[Any]:
