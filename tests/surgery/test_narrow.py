@@ -1164,6 +1164,17 @@ def test_norms_without_weights_say_what_they_see(norm, size):
     assert getattr(small[1], size) == ((4,) if size == "normalized_shape" else 4)
 
 
+@pytest.mark.parametrize("groups", [1, 2, 8])
+@pytest.mark.parametrize("layer", [nn.Conv2d, nn.ConvTranspose2d])
+def test_convolutions_say_their_channels_and_groups(layer, groups):
+    net = nn.Sequential(nn.Conv2d(3, 8, 1), layer(8, 16 if groups == 2 else 8, 2, groups=groups), nn.LazyConv2d(2, 1))
+    net(images(4))
+    small, _ = narrow(net, 0.5, images(4))
+    native = layer(small[0].out_channels, small[2].in_channels, 2, groups=small[1].groups)
+    assert small[1].weight.shape == native.weight.shape
+    assert repr(small[1]) == repr(native)
+
+
 def test_what_a_forward_pass_registers_is_forgotten_before_the_next():
     def registering(net, y):
         if not hasattr(net, "made"):
