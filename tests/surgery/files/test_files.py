@@ -259,7 +259,7 @@ def test_a_zip_file_without_the_records_of_torch_save_is_no_checkpoint(tmp_path,
 @pytest.mark.parametrize("name", ["a.safetensors", "a.pt", "a"])
 def test_what_fails_on_the_way_leaves_nothing(tmp_path, name):
     def failing(start, stop):
-        raise SurgeryError("no more")
+        raise SurgeryError("no more", code="file")
 
     values = LazyState({"v": Pieces.of(torch.ones(9)), "w": Pieces((9,), torch.float32, failing)})
     with pytest.raises(SurgeryError, match="no more"):
