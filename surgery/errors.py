@@ -14,7 +14,7 @@ Code = Literal[
     "unsupported",  # a kind of model, layer, tensor or file that this package does not handle
     "missing",  # a library that is needed is not installed
     "run",  # the model, or a function that was given, fails or computes something else when it is called
-    "width",  # a width cannot change as asked: it stays whole, or has its positions in an order that matters
+    "width",  # a width cannot change as asked: it stays whole, or the order of its positions matters
     "depth",  # a section cannot have this depth, or the model does not run with it
     "target",  # a size cannot be reached
     "strict",  # under `strict`: a number, a configuration or an unused tensor would not follow the widths
@@ -39,7 +39,7 @@ class SurgeryError(ValueError):
     mismatch
     """
 
-    def __init__(self, message: str, *, code: Code = "argument") -> None:
+    def __init__(self, message: str, *, code: Code) -> None:
         super().__init__(message)
         self.code: Code = code
 

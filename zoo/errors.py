@@ -19,7 +19,7 @@ class ZooError(ValueError):
         code: the kind of error, one of `zoo.errors.Code`. Messages may change, codes do not.
     """
 
-    def __init__(self, message: str, *, code: Code = "argument") -> None:
+    def __init__(self, message: str, *, code: Code) -> None:
         super().__init__(message)
         self.code: Code = code
 
