@@ -275,7 +275,7 @@ class Spec:
         """
         known = [field.name for field in dataclasses.fields(cls)]
         if strange := [key for key in values if key not in known]:
-            raise ZooError(f"a spec has no {strange[0]!r}: there are {', '.join(known)}", code="file")
+            raise ZooError(f"a spec has no {strange[0]!r}: there are {', '.join(known)}", code="argument")
         given: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
         return cls(**given)
 
