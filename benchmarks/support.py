@@ -85,11 +85,15 @@ def graft(case: Case, model: nn.Module, example: Any) -> str:
     """One more block in every section: each new block runs, and grafting is undone bit for bit."""
     sections = surgery.sections(model)
     if not any(judges.repeatable(model, section) for section in sections):
-        raise surgery.SurgeryError(f"no section has a block that may be repeated ({len(sections)} sections)")
+        raise surgery.SurgeryError(
+            f"no section has a block that may be repeated ({len(sections)} sections)", code="depth"
+        )
     try:
         judges.graft(case, model.eval(), example)
     except judges.Miss as miss:
-        raise (surgery.SurgeryError if "no section" in str(miss) else Wrong)(str(miss)) from None
+        if "no section" in str(miss):
+            raise surgery.SurgeryError(str(miss), code="depth") from None
+        raise Wrong(str(miss)) from None
     return "undone"
 
 
@@ -122,7 +126,7 @@ def permuted(case: Case, model: nn.Module, example: Any) -> tuple[nn.Module, dic
     free = [w for w in surgery.widths(model, example) if not w.order and w.size > 1]
     orders = {width.name: torch.randperm(width.size, generator=generator) for width in free}
     if not orders:
-        raise surgery.SurgeryError("no width may be put in another order")
+        raise surgery.SurgeryError("no width may be put in another order", code="width")
     return surgery.symmetry.permute(model, orders, example=example, output=case.output)[0], orders
 
 
@@ -132,7 +136,7 @@ def widen(case: Case, model: nn.Module, example: Any) -> str:
     wide, _ = surgery.widening.widen(model, rate=2, example=example, output=case.output)
     same(outputs(wide, example, case.output), outputs(model, example, case.output))
     if numbers(wide) == numbers(model):
-        raise surgery.SurgeryError("no width grew")
+        raise surgery.SurgeryError("no width grew", code="width")
     return f"{numbers(wide) / numbers(model):.2f} times the parameters"
 
 

@@ -54,7 +54,7 @@ def run(name: str, arguments: Sequence[str]) -> int | None:
     elif name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(COMMANDS)}"
-        raise SurgeryError(f"unknown command {name!r}: {hint}")
+        raise SurgeryError(f"unknown command {name!r}: {hint}", code="name")
     elif name == "merge" and arguments[1:] in (["--help"], ["-h"]):
         print(called(help_of(arguments[0])))
     else:

@@ -53,7 +53,9 @@ def _refuse_scripted(modules: Mapping[str, nn.Module]) -> None:
     for name, module in modules.items():
         if isinstance(module, torch.jit.ScriptModule):
             what = f"module {name!r}" if name else "the model"
-            raise SurgeryError(f"{what} is scripted (torch.jit): give the plain module that it was scripted from")
+            raise SurgeryError(
+                f"{what} is scripted (torch.jit): give the plain module that it was scripted from", code="unsupported"
+            )
 
 
 def _copied(model: nn.Module, memo: Mapping[int, Any]) -> nn.Module:
@@ -62,7 +64,9 @@ def _copied(model: nn.Module, memo: Mapping[int, Any]) -> nn.Module:
         if "_orig_mod" in module._modules:
             what = f"module {name!r} is" if name else "this is"
             way_out = f"put {name}._orig_mod in its place" if name else "give model._orig_mod"
-            raise SurgeryError(f"{what} what torch.compile returned: {way_out}, the module that was compiled")
+            raise SurgeryError(
+                f"{what} what torch.compile returned: {way_out}, the module that was compiled", code="unsupported"
+            )
     modules = list(named.values())
     _refuse_scripted(named)
     _refuse_closures(modules)
@@ -77,7 +81,8 @@ def _copied(model: nn.Module, memo: Mapping[int, Any]) -> nn.Module:
         twin = _deepcopy(model, {**computed, **memo})
     except Exception as error:
         raise SurgeryError(
-            f"{type(model).__name__} cannot be copied ({first_line(error)}): give a model that copy.deepcopy can copy"
+            f"{type(model).__name__} cannot be copied ({first_line(error)}): give a model that copy.deepcopy can copy",
+            code="unsupported",
         ) from error
     if any(_drops_caches(type(module)) for module in modules):
         _drop_caches(twin)
@@ -110,7 +115,8 @@ def _refuse_closures(modules: list[nn.Module]) -> None:
                 raise SurgeryError(
                     f"{type(module).__name__}: its {what} a function that holds modules of the model, which a copy "
                     "would share: give types.MethodType(function, module) or functools.partial, which are copied, or "
-                    "write a subclass"
+                    "write a subclass",
+                    code="unsupported",
                 )
 
 

@@ -53,7 +53,9 @@ def layers(model: nn.Module | State, *, example: Any = None, unit: Unit = "layer
     3 Linear 2
     """
     if example is not None and not isinstance(model, nn.Module):
-        raise SurgeryError("a state cannot run on an example: give the module, or leave the example out")
+        raise SurgeryError(
+            "a state cannot run on an example: give the module, or leave the example out", code="argument"
+        )
     root = model if isinstance(model, nn.Module) else as_module(as_state(model, "what has layers"))
     pieces = _pieces(root, unit, example)
     if example is None:
@@ -66,13 +68,13 @@ def _pieces(model: nn.Module, unit: Unit, example: Any) -> list[Layer]:
     """The layers in registration order."""
     values = state(model)
     if not isinstance(unit, str) or unit not in ("layer", "block", "tensor"):
-        raise SurgeryError(f"unknown unit {str(unit)[:40]!r}: choose layer, block or tensor")
+        raise SurgeryError(f"unknown unit {str(unit)[:40]!r}: choose layer, block or tensor", code="argument")
     if unit == "tensor":
         return [Layer(name, "tensor", (name,)) for name in values]
     known = sections(model, example=example) if unit == "block" else []
     blocks = [block for section in known for block in section.blocks]
     if unit == "block" and not blocks:
-        raise SurgeryError(f"{type(model).__name__} has no residual blocks: use unit='layer'")
+        raise SurgeryError(f"{type(model).__name__} has no residual blocks: use unit='layer'", code="unsupported")
     modules = dict(model.named_modules())
     pieces: dict[str, list[str]] = {}
     for name, _, own in owners(model):
@@ -89,11 +91,15 @@ def checked_segments(segments: Sequence[Sequence[str]], what: str = "segments") 
     """
     listed = isinstance(segments, list | tuple)
     if listed and any(isinstance(segment, Layer) for segment in segments):
-        raise SurgeryError(f"{what} are groups of names, not layers: call surgery.segments(layers) first")
+        raise SurgeryError(
+            f"{what} are groups of names, not layers: call surgery.segments(layers) first", code="argument"
+        )
     if not listed or not all(
         isinstance(segment, list | tuple) and all(isinstance(name, str) for name in segment) for segment in segments
     ):
-        raise SurgeryError(f"{what} are a list of groups of tensors' names, as surgery.segments(layers) gives them")
+        raise SurgeryError(
+            f"{what} are a list of groups of tensors' names, as surgery.segments(layers) gives them", code="argument"
+        )
     return [tuple(segment) for segment in segments]
 
 

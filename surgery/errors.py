@@ -2,12 +2,53 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, Literal
 
 import torch
 
+Code = Literal[
+    "argument",  # an argument is of a wrong type, out of range or missing, or does not go with another one
+    "name",  # there is no module, tensor, width, section, method or library's model of this name or pattern
+    "mismatch",  # states or models do not fit each other: names, shapes, dtypes, devices or structure differ
+    "ambiguous",  # what was given allows several results: say more, by an example or a name
+    "unsupported",  # a kind of model, layer, tensor or file that this package does not handle
+    "missing",  # a library that is needed is not installed
+    "run",  # the model, or a function that was given, fails or computes something else when it is called
+    "width",  # a width cannot change as asked: it stays whole, or the order of its positions matters
+    "depth",  # a section cannot have this depth, or the model does not run with it
+    "target",  # a size cannot be reached
+    "strict",  # under `strict`: a number, a configuration or an unused tensor would not follow the widths
+    "values",  # a tensor holds NaN or infinity, has no values (meta device), or none that the operation can use
+    "plan",  # a plan is damaged, of another model, or does more than is possible there
+    "file",  # a file cannot be read or written, holds something else, or is there already
+]
+"""What kind of thing went wrong, for code that goes on in different ways."""
+
 
 class SurgeryError(ValueError):
-    """An operation that cannot be done; the message names the tensor or layer, the shapes and the way out."""
+    """An operation that cannot be done; the message names the tensor or layer, the shapes and the way out.
+
+    Attributes:
+        code: the kind of error, one of `surgery.errors.Code`. Messages may change, codes do not.
+
+    >>> from surgery import load
+    >>> try:
+    ...     load(torch.nn.Linear(2, 3), {"weight": torch.zeros(3, 2)})
+    ... except SurgeryError as error:
+    ...     print(error.code)
+    mismatch
+    """
+
+    def __init__(self, message: str, *, code: Code) -> None:
+        super().__init__(message)
+        self.code: Code = code
+
+    def __reduce__(self) -> tuple[Any, ...]:  # by default the class is called with the message alone
+        return _remake, (type(self), str(self), self.code), vars(self)
+
+
+def _remake(kind: type[SurgeryError], message: str, code: Code) -> SurgeryError:
+    return kind(message, code=code)
 
 
 class InternalError(RuntimeError):
@@ -16,7 +57,7 @@ class InternalError(RuntimeError):
 
 @contextmanager
 def explained(what: str, hint: str = "") -> Iterator[None]:
-    """Whatever somebody's code raises here becomes a SurgeryError that says `what` failed; this package's errors pass.
+    """Whatever somebody's code raises here becomes a SurgeryError of code `run` that says `what` failed; ours pass.
 
     >>> with explained("loss(model, batch) fails", "; give floats"): raise TypeError("int")
     Traceback (most recent call last):
@@ -28,14 +69,14 @@ def explained(what: str, hint: str = "") -> Iterator[None]:
     except (SurgeryError, InternalError):
         raise
     except Exception as error:
-        raise SurgeryError(f"{what}: {first_line(error)}{hint}") from error
+        raise SurgeryError(f"{what}: {first_line(error)}{hint}", code="run") from error
 
 
 @contextmanager
 def about(what: str) -> Iterator[None]:
-    """A SurgeryError that is raised here begins with what it is about.
+    """A SurgeryError that is raised here begins with what it is about, and keeps its code.
 
-    >>> with about("plan.json"): raise SurgeryError("no plan")
+    >>> with about("plan.json"): raise SurgeryError("no plan", code="plan")
     Traceback (most recent call last):
     ...
     surgery.errors.SurgeryError: plan.json: no plan
@@ -43,7 +84,7 @@ def about(what: str) -> Iterator[None]:
     try:
         yield
     except SurgeryError as error:
-        raise SurgeryError(f"{what}: {error}") from None
+        raise SurgeryError(f"{what}: {error}", code=error.code) from None
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -182,9 +182,9 @@ def _own_draws() -> Iterator[None]:
 def check_runs(model: Any, example: Any, who: str) -> None:
     """SurgeryError unless there is a module to run and an input to run it on; `who` is the function that runs it."""
     if not isinstance(model, nn.Module):
-        raise SurgeryError(f"{who} runs the model: give a module, not a {type(model).__name__}")
+        raise SurgeryError(f"{who} runs the model: give a module, not a {type(model).__name__}", code="argument")
     if example is None:
-        raise SurgeryError(f"{who} runs one forward pass: give an input as `example`")
+        raise SurgeryError(f"{who} runs one forward pass: give an input as `example`", code="argument")
 
 
 def call(model: nn.Module, example: Any) -> Any:
@@ -296,7 +296,8 @@ def observed(model: nn.Module, example: Any, watch: Callable[[nn.Module, Any], T
             call(twin, copied(example))
         raise SurgeryError(
             f"{name} runs on the example, but its computation cannot be followed ({first_line(error)}): let it compute "
-            "with plain tensors, such as padded ones in the place of nested ones"
+            "with plain tensors, such as padded ones in the place of nested ones",
+            code="unsupported",
         ) from error
 
 

@@ -35,7 +35,7 @@ def named(name: str, **arguments) -> nn.Module:
         defaults = _torchvision_defaults(_factories(library).get_model_builder(model), model)
         return _factories(library).get_model(model, **{**defaults, **arguments})
     except (TypeError, ValueError, RuntimeError, AssertionError, KeyError) as error:
-        raise SurgeryError(f"{name} cannot be built: {first_line(error)}") from error
+        raise SurgeryError(f"{name} cannot be built: {first_line(error)}", code="argument") from error
 
 
 def check_named(name: str) -> tuple[str, str]:
@@ -46,20 +46,23 @@ def check_named(name: str) -> tuple[str, str]:
     """
     if not isinstance(name, str):
         raise SurgeryError(
-            f"a model's name is timm:NAME or torchvision:NAME (timm:resnet18), not a {type(name).__name__}"
+            f"a model's name is timm:NAME or torchvision:NAME (timm:resnet18), not a {type(name).__name__}",
+            code="argument",
         )
     library, _, model = name.partition(":")
     if library not in _LIBRARIES or not model:
         near = difflib.get_close_matches(library, _LIBRARIES, n=1)
         hint = f"did you mean {f'{near[0]}:{model}'!r}? " if near and model else ""
-        raise SurgeryError(f"unknown model {name!r}: {hint}give timm:NAME or torchvision:NAME (timm:resnet18)")
+        raise SurgeryError(
+            f"unknown model {name!r}: {hint}give timm:NAME or torchvision:NAME (timm:resnet18)", code="name"
+        )
     known = _factories(library).list_models()
     if model.split(".")[0] not in known:  # timm's names may end with a tag for weights
         near = difflib.get_close_matches(model, known, n=3, cutoff=0.5)
         hint = (
             f"did you mean {' or '.join(f'{library}:{other}' for other in near)}?" if near else "see its list_models()"
         )
-        raise SurgeryError(f"{library} has no model {model!r}: {hint}")
+        raise SurgeryError(f"{library} has no model {model!r}: {hint}", code="name")
     return library, model
 
 
@@ -73,9 +76,9 @@ def example_input(model: nn.Module, *, batch: int = 2) -> Tensor:
     torch.Size([2, 3, 224, 224])
     """
     if not isinstance(model, nn.Module):
-        raise SurgeryError(f"an example input is made for a module, not for a {type(model).__name__}")
+        raise SurgeryError(f"an example input is made for a module, not for a {type(model).__name__}", code="argument")
     if not isinstance(batch, Integral) or batch < 0:
-        raise SurgeryError(f"batch is the number of images, got {repr(batch)[:40]}")
+        raise SurgeryError(f"batch is the number of images, got {repr(batch)[:40]}", code="argument")
     return torch.zeros(batch, *input_size(model))
 
 
@@ -115,7 +118,7 @@ def _factories(library: str) -> Any:
     try:
         return importlib.import_module(_LIBRARIES[library])
     except ImportError:
-        raise SurgeryError(f"{library} is not installed: pip install {library}") from None
+        raise SurgeryError(f"{library} is not installed: pip install {library}", code="missing") from None
 
 
 def _torchvision_defaults(factory: Callable[..., nn.Module], name: str) -> dict[str, bool | None]:

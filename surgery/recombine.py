@@ -46,9 +46,11 @@ def segments(layers: Sequence[Layer], *, fraction: float = 0.0) -> list[Segment]
     (5, 1)
     """
     if not isinstance(layers, list | tuple) or not all(isinstance(layer, Layer) for layer in layers):
-        raise SurgeryError("segments takes a list of layers: call surgery.layers(model) first")
+        raise SurgeryError("segments takes a list of layers: call surgery.layers(model) first", code="argument")
     if not isinstance(fraction, Real) or not 0 <= fraction <= 1:
-        raise SurgeryError(f"fraction must be a share of the layers in [0, 1], got {repr(fraction)[:40]}")
+        raise SurgeryError(
+            f"fraction must be a share of the layers in [0, 1], got {repr(fraction)[:40]}", code="argument"
+        )
     # A Fraction, because 3 / (0.1 * 30) must be 1; in floating point it may be a little more.
     size = max(Fraction(fraction).limit_denominator(10**6) * len(layers), Fraction(1))
     groups: dict[int, list[str]] = {}
@@ -71,13 +73,16 @@ def permutations(n: int, k: int, *, generator: torch.Generator | None = None, de
     for name, value in (("n", n), ("k", k)):
         if not isinstance(value, Integral) or value < 0:
             meaning = "segments" if name == "n" else "models"
-            raise SurgeryError(f"{name} is the number of {meaning}, a whole number; got {repr(value)[:40]}")
+            raise SurgeryError(
+                f"{name} is the number of {meaning}, a whole number; got {repr(value)[:40]}", code="argument"
+            )
     if generator is not None and not isinstance(generator, torch.Generator):
         raise SurgeryError(
-            f"generator is a torch.Generator (torch.Generator().manual_seed(0)), not {repr(generator)[:40]}"
+            f"generator is a torch.Generator (torch.Generator().manual_seed(0)), not {repr(generator)[:40]}",
+            code="argument",
         )
     if derange and k == 1:
-        raise SurgeryError("a single model has no derangement: derange=True needs k of 2 or more")
+        raise SurgeryError("a single model has no derangement: derange=True needs k of 2 or more", code="argument")
     device = "cpu" if generator is None else generator.device
     rows: list[Tensor] = []
     while len(rows) < n:
@@ -95,7 +100,7 @@ def inverse(permutations: Tensor) -> Tensor:
     tensor([[1, 2, 0]])
     """
     if not isinstance(permutations, Tensor) or not permutations.ndim:
-        raise SurgeryError("inverse takes permutations [n, k] as a tensor: see surgery.permutations")
+        raise SurgeryError("inverse takes permutations [n, k] as a tensor: see surgery.permutations", code="argument")
     return permutations.argsort(dim=-1)
 
 
@@ -143,14 +148,16 @@ def shuffle(models, *, segments, permutations, inplace=False):
         owner = _owners(models, segments, permutations, stack_size(models))
         return _permute_rows(models, owner, permutations) if inplace else _gather(models, owner, permutations)
     if inplace:
-        raise SurgeryError("inplace=True is for stacks only: a list of states or modules is shuffled into new ones")
+        raise SurgeryError(
+            "inplace=True is for stacks only: a list of states or modules is shuffled into new ones", code="argument"
+        )
     if not isinstance(models, list | tuple) or not models:
-        raise SurgeryError("shuffle takes a stack, or a list of at least one state or module")
+        raise SurgeryError("shuffle takes a stack, or a list of at least one state or module", code="argument")
     if all(isinstance(model, nn.Module) for model in models):
         return _shuffle_modules(models, segments, permutations)
     if all(isinstance(model, Mapping) for model in models):
         return _shuffle_states(models, segments, permutations)
-    raise SurgeryError("shuffle takes models of one kind: a list of states, or a list of modules")
+    raise SurgeryError("shuffle takes models of one kind: a list of states, or a list of modules", code="argument")
 
 
 def _gather(models: Mapping[str, Tensor], owner: Mapping[str, int], permutations: Tensor) -> Stack:
@@ -198,7 +205,8 @@ def _shuffle_states(models, segments, permutations) -> list[State]:
             if (tensor.dtype, tensor.device) != (first.dtype, first.device):
                 raise SurgeryError(
                     f"tensor {name!r} is {first.dtype} on {first.device} in state 0, {tensor.dtype} on "
-                    f"{tensor.device} in state {k}: convert them to one dtype and device first"
+                    f"{tensor.device} in state {k}: convert them to one dtype and device first",
+                    code="mismatch",
                 )
     permutations = permutations.cpu() if isinstance(permutations, Tensor) else permutations
     owner = _owners(models[0], segments, permutations, len(models))
@@ -209,7 +217,9 @@ def _shuffle_states(models, segments, permutations) -> list[State]:
 def _shuffle_modules(models, segments, permutations) -> list[nn.Module]:
     ties = [_ties(model) for model in models]
     if odd := [k for k, tie in enumerate(ties) if tie != ties[0]]:
-        raise SurgeryError(f"models 0 and {odd[0]} are not of one architecture: their tensors' names or ties differ")
+        raise SurgeryError(
+            f"models 0 and {odd[0]} are not of one architecture: their tensors' names or ties differ", code="mismatch"
+        )
     result = []
     for model, values in zip(models, _shuffle_states([state(model) for model in models], segments, permutations)):
         copy, originals = copy_sharing(model)
@@ -232,25 +242,31 @@ def _owners(names, segments: Sequence[Segment], permutations: Tensor, k: int) ->
     for s, members in enumerate(segments):
         for name in members:
             if name in owner:
-                raise SurgeryError(f"tensor {name!r} is in segments {owner[name]} and {s}: it can move only once")
+                raise SurgeryError(
+                    f"tensor {name!r} is in segments {owner[name]} and {s}: it can move only once", code="argument"
+                )
             owner[name] = s
     if missing := [name for name in names if name not in owner]:
         raise SurgeryError(
             f"no segment holds {missing[0]!r} ({len(missing)} missing): segments must cover the models; take "
-            "states with surgery.state(model), which names tied tensors once"
+            "states with surgery.state(model), which names tied tensors once",
+            code="mismatch",
         )
     if unknown := [name for name in owner if name not in names]:
-        raise SurgeryError(f"segments name {unknown[0]!r}, but the models have no such tensor ({len(unknown)} unknown)")
+        raise SurgeryError(
+            f"segments name {unknown[0]!r}, but the models have no such tensor ({len(unknown)} unknown)", code="name"
+        )
     if not isinstance(permutations, Tensor) or permutations.dtype not in (torch.int64, torch.int32):
-        raise SurgeryError("permutations must be an int64 tensor: see surgery.permutations")
+        raise SurgeryError("permutations must be an int64 tensor: see surgery.permutations", code="argument")
     if permutations.shape != (len(segments), k):
         raise SurgeryError(
-            f"permutations have shape {tuple(permutations.shape)}: expected [{len(segments)} segments, {k} models]"
+            f"permutations have shape {tuple(permutations.shape)}: expected [{len(segments)} segments, {k} models]",
+            code="argument",
         )
     if permutations.device.type == "cpu" and not torch.equal(
         permutations.sort(1).values.long(), torch.arange(k).expand(len(segments), k)
     ):
-        raise SurgeryError(f"each row of permutations must hold every slot 0..{k - 1} once")
+        raise SurgeryError(f"each row of permutations must hold every slot 0..{k - 1} once", code="argument")
     return owner
 
 
@@ -259,16 +275,20 @@ def _check_writable(models: Mapping[str, Tensor]) -> None:
     spans = []
     for name, tensor in models.items():
         if tensor.requires_grad:
-            raise SurgeryError(f"tensor {name!r} requires grad and cannot be shuffled in place: detach it first")
+            raise SurgeryError(
+                f"tensor {name!r} requires grad and cannot be shuffled in place: detach it first", code="unsupported"
+            )
         reach = 0  # of the axes so far, by ascending stride: the next stride must be larger
         for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
             if size > 1:
                 if stride <= reach:
-                    raise SurgeryError(f"tensor {name!r} is a broadcast or overlapping view: clone it first")
+                    raise SurgeryError(
+                        f"tensor {name!r} is a broadcast or overlapping view: clone it first", code="unsupported"
+                    )
                 reach += stride * (size - 1)
         if not tensor.is_meta and tensor.numel():
             spans.append((tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.itemsize, name))
     spans.sort()
     for (_, end, a), (start, _, b) in pairwise(spans):
         if start < end:
-            raise SurgeryError(f"tensors {a!r} and {b!r} may share memory: clone one first")
+            raise SurgeryError(f"tensors {a!r} and {b!r} may share memory: clone one first", code="unsupported")

@@ -58,15 +58,17 @@ def percentile_norm(tensor: Tensor, *, q: float = 0.95, stacked: bool = False) -
     """
     check_quantile(q)
     if not isinstance(tensor, Tensor):
-        raise SurgeryError(f"a {type(tensor).__name__} has no percentile norm: give one tensor")
+        raise SurgeryError(f"a {type(tensor).__name__} has no percentile norm: give one tensor", code="argument")
     if not (tensor.is_floating_point() or tensor.is_complex()):
-        raise SurgeryError(f"a tensor of {tensor.dtype} has no percentile norm: convert it to float first")
+        raise SurgeryError(
+            f"a tensor of {tensor.dtype} has no percentile norm: convert it to float first", code="unsupported"
+        )
     if stacked and not tensor.ndim:
-        raise SurgeryError("a scalar is not a stack: give a tensor [K, *S] or stacked=False")
+        raise SurgeryError("a scalar is not a stack: give a tensor [K, *S] or stacked=False", code="argument")
     norms = joint_norms([[row] for row in (tensor if stacked else tensor[None])], q)[:, 0]
     if bool(norms.isnan().any()):
         bad = f" of models {norms.isnan().nonzero().flatten().tolist()}" if stacked else ""
-        raise SurgeryError(f"the tensor{bad} holds NaN or infinity: leave it out")
+        raise SurgeryError(f"the tensor{bad} holds NaN or infinity: leave it out", code="values")
     norms = norms.to(tensor.device, norm_dtype(tensor.dtype))
     return norms if stacked else norms[0]
 
@@ -176,17 +178,19 @@ def norm_factors(
     """
     check_quantile(q)
     if not isinstance(measure, str) or measure not in ("norm", "rms"):
-        raise SurgeryError(f"unknown measure {repr(measure)[:40]}: choose norm or rms")
+        raise SurgeryError(f"unknown measure {repr(measure)[:40]}: choose norm or rms", code="argument")
     if plans is None:
         groups, found = _measure_stack(as_stack(models), q, groups, mask, weights)
     elif mask is not None:
-        raise SurgeryError("plans say which elements each model covers: give either plans or a mask")
+        raise SurgeryError("plans say which elements each model covers: give either plans or a mask", code="argument")
     else:
         groups, found = _measure_parts(client_states(models, plans), plans, q, groups, weights)
     norms = found[..., 0] if measure == "norm" else found[..., 0] / found[..., 1].sqrt().clamp(min=1)
     for g in norms.isnan().any(1).nonzero().flatten()[:1].tolist():
         bad = norms[g].isnan().nonzero().flatten().tolist()
-        raise SurgeryError(f"{', '.join(groups[g])} of models {bad} hold NaN or infinity: leave these models out")
+        raise SurgeryError(
+            f"{', '.join(groups[g])} of models {bad} hold NaN or infinity: leave these models out", code="values"
+        )
     return {name: row for group, row in zip(groups, matching_factors(norms)) for name in group}
 
 
@@ -255,7 +259,8 @@ def _scaled(k: int, values: Mapping[str, Tensor], plan: Plan, factors: Mapping[s
         if others:
             raise SurgeryError(
                 f"tensor {name!r} of model {k} stands for {target!r} and {others[0][1]!r}, which have other factors: "
-                "scale while averaging, average(models, plans, factors=surgery.scale.norm_factors(models, plans), ...)"
+                "scale while averaging, average(models, plans, factors=surgery.scale.norm_factors(models, plans), ...)",
+                code="ambiguous",
             )
         scaled[name] = tensor.detach().clone() if factor == 1 else tensor.detach() * factor
     return scaled
@@ -276,9 +281,9 @@ def checked_groups(
     seen: set[str] = set()
     for name in (name for group in groups for name in group):
         if name not in names:
-            raise SurgeryError(f"groups name {name!r}, but {whole} has no such tensor")
+            raise SurgeryError(f"groups name {name!r}, but {whole} has no such tensor", code="name")
         if name in seen:
-            raise SurgeryError(f"tensor {name!r} is in two groups: it can have only one factor")
+            raise SurgeryError(f"tensor {name!r} is in two groups: it can have only one factor", code="argument")
         seen.add(name)
     within = [tuple(name for name in group if name in floating) for group in groups]
     return [group for group in within if group]
@@ -322,7 +327,7 @@ def norm_dtype(dtype: torch.dtype) -> torch.dtype:
 def check_quantile(q: float) -> None:
     """SurgeryError unless q is in [0, 1]."""
     if not isinstance(q, Real) or not 0 <= q <= 1:
-        raise SurgeryError(f"q must be a quantile in [0, 1], got {repr(q)[:40]}")
+        raise SurgeryError(f"q must be a quantile in [0, 1], got {repr(q)[:40]}", code="argument")
 
 
 def _common(job: Sequence[Tensor]) -> torch.dtype:

@@ -63,17 +63,22 @@ def state(model: nn.Module) -> State:
     """
     if not isinstance(model, nn.Module):
         hint = "a state dict is a state already: give it as it is" if isinstance(model, Mapping) else "give one module"
-        raise SurgeryError(f"state takes the state of a module, not of a {type(model).__name__}: {hint}")
+        raise SurgeryError(
+            f"state takes the state of a module, not of a {type(model).__name__}: {hint}", code="argument"
+        )
     registered = set()
     for name, module in model.named_modules(remove_duplicate=False):
         for attribute, tensor in (*module._parameters.items(), *module._buffers.items()):
             if is_lazy(tensor):
-                raise SurgeryError(f"module {name!r} is lazy and has no weights yet: run one forward pass first")
+                raise SurgeryError(
+                    f"module {name!r} is lazy and has no weights yet: run one forward pass first", code="unsupported"
+                )
             registered.add(joined(name, attribute))
     if lost := [key for key in model.state_dict(keep_vars=True) if key not in registered]:
         raise SurgeryError(
             f"{lost[0]!r} of the state dict is neither a parameter nor a buffer (extra state, quantised weights), so "
-            "it would be lost: convert the model to plain modules first"
+            "it would be lost: convert the model to plain modules first",
+            code="unsupported",
         )
     return {name: tensor.detach() for _, _, own in owners(model) for name, tensor in own.items()}
 
@@ -90,16 +95,23 @@ def as_state(values: Mapping[str, Tensor] | nn.Module, what: str = "a state") ->
         raise SurgeryError(
             f"{what} must be a module or a mapping from names to tensors, as surgery.state(model) gives it, not a "
             f"{type(values).__name__}"
-            + ("; take one, or surgery.stack of all" if isinstance(values, list | tuple) else "")
+            + ("; take one, or surgery.stack of all" if isinstance(values, list | tuple) else ""),
+            code="argument",
         )
     if odd := [name for name, tensor in values.items() if not isinstance(tensor, Tensor) or not isinstance(name, str)]:
         kind = type(values[odd[0]]).__name__
-        raise SurgeryError(f"{odd[0]!r} of {what} is a {kind}: give tensors by name (torch.as_tensor makes them)")
+        raise SurgeryError(
+            f"{odd[0]!r} of {what} is a {kind}: give tensors by name (torch.as_tensor makes them)", code="argument"
+        )
     for name, tensor in values.items():
         if tensor.layout is not torch.strided:
-            raise SurgeryError(f"{name!r} of {what} is {tensor.layout}: give dense tensors (to_dense makes them)")
+            raise SurgeryError(
+                f"{name!r} of {what} is {tensor.layout}: give dense tensors (to_dense makes them)", code="unsupported"
+            )
         if tensor.is_quantized:
-            raise SurgeryError(f"{name!r} of {what} is {tensor.dtype}: give plain tensors (dequantize makes them)")
+            raise SurgeryError(
+                f"{name!r} of {what} is {tensor.dtype}: give plain tensors (dequantize makes them)", code="unsupported"
+            )
     return values
 
 
@@ -112,7 +124,9 @@ def as_stack(models: Models) -> Mapping[str, Tensor]:
     if isinstance(models, Sequence):
         return stack(models)
     if isinstance(models, nn.Module):
-        raise SurgeryError(f"one {type(models).__name__} is no stack: give a list of models, or surgery.stack of them")
+        raise SurgeryError(
+            f"one {type(models).__name__} is no stack: give a list of models, or surgery.stack of them", code="argument"
+        )
     return as_state(models, "a stack")
 
 
@@ -130,7 +144,8 @@ def load(model: nn.Module, values: Mapping[str, Tensor] | nn.Module) -> nn.Modul
     """
     if not isinstance(model, nn.Module):
         raise SurgeryError(
-            f"load copies a state into a module, not into a {type(model).__name__}: give the module first"
+            f"load copies a state into a module, not into a {type(model).__name__}: give the module first",
+            code="argument",
         )
     own, values = state(model), as_state(values, "what is loaded")
     is_lazy_state = isinstance(values, LazyState)
@@ -138,9 +153,13 @@ def load(model: nn.Module, values: Mapping[str, Tensor] | nn.Module) -> nn.Modul
     check_same(own, known, "the model", "the given state")
     for name, tensor in own.items():
         if tensor.is_meta or (known[name].is_meta and not is_lazy_state):
-            raise SurgeryError(f"tensor {name!r} has no data (meta device): call model.to_empty(device=...) first")
+            raise SurgeryError(
+                f"tensor {name!r} has no data (meta device): call model.to_empty(device=...) first", code="values"
+            )
         if not torch.can_cast(known[name].dtype, tensor.dtype):
-            raise SurgeryError(f"tensor {name!r} is {tensor.dtype} in the model and {known[name].dtype} in the state")
+            raise SurgeryError(
+                f"tensor {name!r} is {tensor.dtype} in the model and {known[name].dtype} in the state", code="mismatch"
+            )
     if not is_lazy_state:  # of which one tensor at a time is read
         # Views of the model's own memory, of layers that change places say, are read before any of it is written.
         memory = {_memory(tensor) for tensor in own.values()}
@@ -169,9 +188,11 @@ def stack(states: Sequence[Mapping[str, Tensor] | nn.Module]) -> Stack:
             [1., 1.]])
     """
     if not isinstance(states, list | tuple):
-        raise SurgeryError(f"stack takes a list of states or modules, not a {type(states).__name__}: stack([a, b])")
+        raise SurgeryError(
+            f"stack takes a list of states or modules, not a {type(states).__name__}: stack([a, b])", code="argument"
+        )
     if not states:
-        raise SurgeryError("cannot stack zero states: give at least one")
+        raise SurgeryError("cannot stack zero states: give at least one", code="argument")
     found = [as_state(values, f"state {k}") for k, values in enumerate(states)]
     for k, other in enumerate(found[1:], 1):
         check_same(found[0], other, "state 0", f"state {k}")
@@ -179,7 +200,8 @@ def stack(states: Sequence[Mapping[str, Tensor] | nn.Module]) -> Stack:
             if tensor.device != other[name].device:
                 raise SurgeryError(
                     f"tensor {name!r} is on {tensor.device} in state 0 and on {other[name].device} in state {k}: "
-                    "move them to one device (what is on meta has no data)"
+                    "move them to one device (what is on meta has no data)",
+                    code="mismatch",
                 )
     return {name: torch.stack([s[name] for s in found]) for name in found[0]}
 
@@ -200,7 +222,7 @@ def broadcast(values: Mapping[str, Tensor], k: int) -> Stack:
     torch.Size([3, 2])
     """
     if not isinstance(k, Integral) or k < 1:
-        raise SurgeryError(f"a stack holds at least one model, got k={repr(k)[:40]}")
+        raise SurgeryError(f"a stack holds at least one model, got k={repr(k)[:40]}", code="argument")
     return {name: tensor.expand(k, *tensor.shape) for name, tensor in as_state(values).items()}
 
 
@@ -212,7 +234,8 @@ def stack_size(models: Mapping[str, Tensor]) -> int:
     """
     if not isinstance(models, Mapping):
         raise SurgeryError(
-            f"a {type(models).__name__} is no stack: surgery.stack makes one of a list of states or modules"
+            f"a {type(models).__name__} is no stack: surgery.stack makes one of a list of states or modules",
+            code="argument",
         )
     models = as_state(models, "a stack")
     sizes = {tensor.shape[0] if tensor.ndim else None for tensor in models.values()}
@@ -220,10 +243,11 @@ def stack_size(models: Mapping[str, Tensor]) -> int:
         shapes = {name: tuple(tensor.shape) for name, tensor in list(models.items())[:4]}
         raise SurgeryError(
             f"not a stack: every tensor needs one leading axis K of the same length, got {shapes}; surgery.stack makes "
-            "one of states"
+            "one of states",
+            code="argument",
         )
     if sizes == {0}:
-        raise SurgeryError("the stack holds no model (K = 0)")
+        raise SurgeryError("the stack holds no model (K = 0)", code="argument")
     return sizes.pop()
 
 
@@ -282,10 +306,11 @@ def _flat_pairs(a: Models, b: Models) -> Iterator[tuple[Tensor, Tensor]]:
         name for name in a if a[name].is_complex() or a[name].is_floating_point() != b[name].is_floating_point()
     ]:
         raise SurgeryError(
-            f"tensor {odd[0]!r} is {a[odd[0]].dtype} and {b[odd[0]].dtype}: only real numbers can be compared"
+            f"tensor {odd[0]!r} is {a[odd[0]].dtype} and {b[odd[0]].dtype}: only real numbers can be compared",
+            code="unsupported",
         )
     if not names:
-        raise SurgeryError("the stacks hold no floating-point tensor to compare")
+        raise SurgeryError("the stacks hold no floating-point tensor to compare", code="unsupported")
     dtype = max((compute_dtype(s[name].dtype) for s in (a, b) for name in names), key=lambda d: d.itemsize)
     for name in names:
         yield a[name].reshape(k, -1).to(dtype), b[name].reshape(m, -1).to(dtype)
@@ -313,16 +338,20 @@ def check_same_shapes(
 ) -> None:
     """`check_same` of states by their tensors' shapes."""
     if missing := [name for name in a if name not in b]:
-        raise SurgeryError(f"tensor {missing[0]!r} of {name_a} is missing in {name_b} ({len(missing)} missing)")
+        raise SurgeryError(
+            f"tensor {missing[0]!r} of {name_a} is missing in {name_b} ({len(missing)} missing)", code="mismatch"
+        )
     if extra := [name for name in b if name not in a]:
         raise SurgeryError(
             f"tensor {extra[0]!r} of {name_b} is unknown to {name_a} ({len(extra)} unknown); "
-            "take states with surgery.state(model), which names tied tensors once"
+            "take states with surgery.state(model), which names tied tensors once",
+            code="mismatch",
         )
     for name, shape in a.items():
         if shape != b[name]:
             raise SurgeryError(
-                f"tensor {name!r} has shape {shape} in {name_a} and {b[name]} in {name_b}: the architectures differ"
+                f"tensor {name!r} has shape {shape} in {name_a} and {b[name]} in {name_b}: the architectures differ",
+                code="mismatch",
             )
 
 

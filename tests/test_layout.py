@@ -6,8 +6,12 @@ import subprocess
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
+from typing import get_args
 
 import pytest
+
+import surgery.errors
+import zoo.errors
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = {"surgery": set(), "zoo": set(), "fl": {"surgery", "zoo"}}
@@ -127,6 +131,26 @@ def test_what_torch_keeps_private_is_taken_in_one_place():
             assert not private, f"{name}, line {node.lineno}: use fl.base.torch_private"
     for name in [name for name in FILES if name.split(".")[0] == "surgery" and name != "surgery.torch_private"]:
         assert not re.search(r"\b(_pytree|_python_dispatch)\b", FILES[name].read_text()), name
+
+
+def test_every_error_has_a_code_and_the_reference_lists_all():
+    """Also classes derived from SurgeryError; codes that are no constant are those of other errors."""
+    for package, kinds, codes in (
+        ("surgery", {"SurgeryError", "Unreachable"}, get_args(surgery.errors.Code)),
+        ("zoo", {"ZooError"}, get_args(zoo.errors.Code)),
+    ):
+        used = set()
+        for name in [name for name in FILES if name.split(".")[0] == package]:
+            for node in ast.walk(ast.parse(FILES[name].read_text())):
+                if isinstance(node, ast.ClassDef) and any(ast.unparse(base) in kinds for base in node.bases):
+                    assert node.name in kinds, f"{name}.{node.name} is not looked for here"
+                if isinstance(node, ast.Call) and ast.unparse(node.func) in kinds:
+                    given = [keyword.value for keyword in node.keywords if keyword.arg == "code"]
+                    assert given, f"{name}, line {node.lineno}: an error without a code"
+                    used |= {one.value for one in ast.walk(given[0]) if isinstance(one, ast.Constant)}
+        assert used == {*codes}, package
+        page = (ROOT / "docs" / "reference" / f"{package}.md").read_text()
+        assert re.findall(r"^\| `([a-z]+)` \|", page, re.MULTILINE) == [*codes], package
 
 
 def documented(body: list[ast.stmt]):

@@ -45,7 +45,7 @@ def show(
         json: print one JSON object a line instead
     """
     if yaml and json:
-        raise ZooError("--yaml and --json are two forms of output: give one of them")
+        raise ZooError("--yaml and --json are two forms of output: give one of them", code="argument")
     given: dict[str, Any] = {"num_classes": num_classes, "in_channels": in_channels, "image_size": image_size}
     given |= {"norm": norm, "width": _numbers("width", width, float)}
     given |= {"depth": None if depth == "all" else _numbers("depth", depth, int)}
@@ -71,7 +71,9 @@ def _numbers(flag: str, text: str, kind: Callable[[str], Any]) -> Any:
         numbers = tuple(map(kind, text.split(",")))
     except ValueError:
         what = "whole numbers" if kind is int else "numbers"
-        raise ZooError(f"--{flag} {text!r} is not a list of {what} with one comma between two of them") from None
+        raise ZooError(
+            f"--{flag} {text!r} is not a list of {what} with one comma between two of them", code="argument"
+        ) from None
     return numbers[0] if len(numbers) == 1 else numbers
 
 

@@ -85,20 +85,24 @@ def check(owner: str, field: str, value: Any) -> Any:
     """
     if field in _CHOICES:
         if value not in _CHOICES[field]:
-            raise ZooError(f"{owner}: unknown {field} {value!r}: choose {', '.join(_CHOICES[field])}")
+            raise ZooError(f"{owner}: unknown {field} {value!r}: choose {', '.join(_CHOICES[field])}", code="argument")
         return value
     if field in _SWITCHES:
         if not isinstance(value, bool):
-            raise ZooError(f"{owner}: {field} is true or false, got {value!r}")
+            raise ZooError(f"{owner}: {field} is true or false, got {value!r}", code="argument")
         return value
     if field in _SHARES:
         if not _is_number(value) or not 0 <= value < 1 or (field == "norm_eps" and value == 0):
-            raise ZooError(f"{owner}: {field} must be a number of at least 0 and below 1, got {value!r}")
+            raise ZooError(
+                f"{owner}: {field} must be a number of at least 0 and below 1, got {value!r}", code="argument"
+            )
         return float(value)
     if not _is_count(value):
-        raise ZooError(f"{owner}: {field} must be a whole number, 1 or more, got {value!r}")
+        raise ZooError(f"{owner}: {field} must be a whole number, 1 or more, got {value!r}", code="argument")
     if value > _COUNTS.get(field, _MOST):
-        raise ZooError(f"{owner}: {field} must be at most {_COUNTS.get(field, _MOST):,}, got {value:,}")
+        raise ZooError(
+            f"{owner}: {field} must be at most {_COUNTS.get(field, _MOST):,}, got {value:,}", code="argument"
+        )
     return int(value)
 
 
@@ -113,11 +117,12 @@ def check_rates(owner: str, width: Any, parts: Sequence[str], sections: int) -> 
         rates += rates[-1:] * (len(parts) - sections)
     if len(rates) != len(parts):
         each = f", or one for each of {', '.join(parts)}" if len(parts) > 1 else ""
-        raise ZooError(f"{owner} takes one width{each}; got {len(rates)}")
+        raise ZooError(f"{owner} takes one width{each}; got {len(rates)}", code="argument")
     for rate in rates:
         if not _is_number(rate) or not 0 < rate <= _WIDEST:
             raise ZooError(
-                f"{owner}: width is a rate above 0 and at most {_WIDEST} (1 is the full width), got {rate!r}"
+                f"{owner}: width is a rate above 0 and at most {_WIDEST} (1 is the full width), got {rate!r}",
+                code="argument",
             )
     return tuple(map(float, rates))
 
@@ -135,15 +140,19 @@ def check_depths(owner: str, depths: Any, sections: int | None, exits: bool | No
     several = isinstance(depths, tuple | list)
     result = tuple(depths) if several else (depths,) * (1 if sections is None else sections)
     if sections is not None and len(result) != sections:
-        raise ZooError(f"{owner} takes one depth, or one for each of its {sections} sections; got {len(result)}")
+        raise ZooError(
+            f"{owner} takes one depth, or one for each of its {sections} sections; got {len(result)}", code="argument"
+        )
     present = result or (0,)
     while exits and len(present) > 1 and present[-1] == 0 and not isinstance(present[-1], bool):
         present = present[:-1]
     if wrong := [count for count in present if not _is_count(count)]:
         but = " (the last sections of a model with exits may have 0)" if several and exits is not None else ""
-        raise ZooError(f"{owner}: a section has a whole number of blocks, 1 or more{but}; got {wrong[0]!r}")
+        raise ZooError(
+            f"{owner}: a section has a whole number of blocks, 1 or more{but}; got {wrong[0]!r}", code="argument"
+        )
     if max(result) > _DEEPEST:
-        raise ZooError(f"{owner}: a section has at most {_DEEPEST} blocks; got {max(result):,}")
+        raise ZooError(f"{owner}: a section has at most {_DEEPEST} blocks; got {max(result):,}", code="argument")
     return tuple(map(int, result))
 
 

@@ -152,7 +152,7 @@ class Builder:
                 return nn.GroupNorm(1, channels, self.norm_eps)
             case "none":
                 return nn.Identity()
-        raise ZooError(f"unknown norm {self.norm!r}: choose {', '.join(get_args(Norm))}")
+        raise ZooError(f"unknown norm {self.norm!r}: choose {', '.join(get_args(Norm))}", code="argument")
 
     def make_scaler(self) -> nn.Module:
         """A Scaler, or an Identity without them."""
@@ -281,5 +281,8 @@ def initialise(model: nn.Module, generator: torch.Generator | None = None) -> nn
         elif hasattr(module, "draw"):  # the tokens of a Vision Transformer
             module.draw(generator)
         elif module._parameters or module._buffers:
-            raise ZooError(f"no initial weights for {name} ({type(module).__name__}): add a rule to zoo/layers.py")
+            raise ZooError(
+                f"no initial weights for {name} ({type(module).__name__}): add a rule to zoo/layers.py",
+                code="unsupported",
+            )
     return model

@@ -97,7 +97,8 @@ class InvertedResidualNetwork(Network):
         self.check(stem_channels=stem_channels, last_channels=last_channels)
         if not stages or not all(isinstance(stage, Stage) and stage.kind in _KINDS for stage in stages):
             raise ZooError(
-                f"stages are of the class Stage, each {', '.join(_KINDS[:-1])} or {_KINDS[-1]}, got {stages!r}"
+                f"stages are of the class Stage, each {', '.join(_KINDS[:-1])} or {_KINDS[-1]}, got {stages!r}",
+                code="argument",
             )
         for stage in stages:
             self.check(expansion=stage.expansion, channels=stage.channels, stride=stage.stride)

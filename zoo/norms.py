@@ -100,7 +100,10 @@ def collect_statistics(model: nn.Module, batches: Iterable[Tensor], state: State
     def watch(name: str, _: nn.Module, inputs: tuple[Tensor]) -> None:
         x = inputs[0].float() if inputs[0].dtype in (torch.bfloat16, torch.float16) else inputs[0]
         if x.numel() == x.shape[1]:
-            raise ZooError(f"{name} gets one value per channel, which has no variance: give larger batches or images")
+            raise ZooError(
+                f"{name} gets one value per channel, which has no variance: give larger batches or images",
+                code="argument",
+            )
         moments[name].append(torch.var_mean(x, (0, 2, 3)))
 
     for name, norm in norms.items():
@@ -110,7 +113,7 @@ def collect_statistics(model: nn.Module, batches: Iterable[Tensor], state: State
     for batch in batches:
         functional_call(model, own, (batch,))
     if batch is None:
-        raise ZooError("no batches to collect statistics from: give at least one")
+        raise ZooError("no batches to collect statistics from: give at least one", code="argument")
     result = {}
     for name, pairs in moments.items():
         if pairs:  # the model may not use all of its norms

@@ -74,4 +74,4 @@ def read_yaml(text: str) -> Any:
     except yaml.YAMLError as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         reason = (f"line {mark.line + 1}: " if mark else "") + " ".join(str(problem or error).split())
-    raise ZooError(f"this is not YAML: {reason}")
+    raise ZooError(f"this is not YAML: {reason}", code="file")

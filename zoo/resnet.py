@@ -56,7 +56,7 @@ class Unused(nn.Sequential):
 def make_shortcut(builder: Builder, inputs: int, outputs: int, stride: int, kind: Shortcut) -> nn.Module:
     """The shortcut around a block; the identity if the block keeps the shape. ZooError for an unknown kind."""
     if kind not in get_args(Shortcut):
-        raise ZooError(f"unknown shortcut {kind!r}: choose {', '.join(get_args(Shortcut))}")
+        raise ZooError(f"unknown shortcut {kind!r}: choose {', '.join(get_args(Shortcut))}", code="argument")
     if stride == 1 and inputs == outputs:
         return nn.Identity()
     if kind == "pad":
@@ -217,13 +217,15 @@ class ResNet(Network):
     ) -> None:  # fmt: skip
         self.check(num_classes=num_classes, in_channels=in_channels, stem=stem, exits=exits)
         if not (isinstance(block, type) and hasattr(block, "expansion")):
-            raise ZooError(f"block is a class such as BasicBlock, with an expansion, got {block!r}")
+            raise ZooError(f"block is a class such as BasicBlock, with an expansion, got {block!r}", code="argument")
         if not isinstance(channels, tuple | list) or not channels:
-            raise ZooError(f"channels are those of each section, such as [64, 128, 256, 512], got {channels!r}")
+            raise ZooError(
+                f"channels are those of each section, such as [64, 128, 256, 512], got {channels!r}", code="argument"
+            )
         for count in channels:
             self.check(channels=count)
         if exits and type(self) not in (ResNet, MultiExitResNet):
-            raise ZooError(f"{type(self).__name__} has no exits: derive it from MultiExitResNet")
+            raise ZooError(f"{type(self).__name__} has no exits: derive it from MultiExitResNet", code="unsupported")
         exits = exits or self.exits
         depths = check_depths(type(self).__name__, depths, len(channels), exits)
         builders = self.builders(

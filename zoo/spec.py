@@ -37,16 +37,19 @@ def names() -> list[str]:
 def find(name: str) -> Architecture:
     """The architecture of that name; the ZooError for an unknown name lists similar ones."""
     if not isinstance(name, str):
-        raise ZooError(f"the name of a model must be a string, got {name!r}")
+        raise ZooError(f"the name of a model must be a string, got {name!r}", code="argument")
     if name in PRESETS:
         return PRESETS[name]
     if name.startswith(("timm:", "torchvision:")):
         raise ZooError(
-            f"unknown model {name!r}: the zoo has its own only, and surgery.libraries.named makes those of libraries"
+            f"unknown model {name!r}: the zoo has its own only, and surgery.libraries.named makes those of libraries",
+            code="name",
         )
     if near := difflib.get_close_matches(name, PRESETS, n=3):
-        raise ZooError(f"unknown model {name!r}: did you mean {' or '.join(near)}? `python -m zoo` lists all")
-    raise ZooError(f"unknown model {name!r}: there are {', '.join(names())}")
+        raise ZooError(
+            f"unknown model {name!r}: did you mean {' or '.join(near)}? `python -m zoo` lists all", code="name"
+        )
+    raise ZooError(f"unknown model {name!r}: there are {', '.join(names())}", code="name")
 
 
 class Count(NamedTuple):
@@ -125,7 +128,9 @@ class Spec:
             default = defaults.get(field)
             return default(self.image_size) if callable(default) else default
         if field not in defaults:
-            raise ZooError(f"{self.name} takes no {field}; it takes width, depth, {', '.join(defaults)}")
+            raise ZooError(
+                f"{self.name} takes no {field}; it takes width, depth, {', '.join(defaults)}", code="argument"
+            )
         return check(self.name, field, value)
 
     def _rates(self, width: Any) -> tuple[float, ...]:
@@ -133,7 +138,9 @@ class Spec:
         full = self.architecture.depth
         rates = check_rates(self.name, width, self.architecture.rate_names, len(full or ()))
         if full is None and max(rates) > 1:
-            raise ZooError(f"{self.name} can only be made narrower, by a width of at most 1, got {max(rates):g}")
+            raise ZooError(
+                f"{self.name} can only be made narrower, by a width of at most 1, got {max(rates):g}", code="argument"
+            )
         return rates
 
     def _blocks(self) -> tuple[int, ...] | None:
@@ -142,7 +149,7 @@ class Spec:
         if self.depth is None or full == () == self.depth:
             return full
         if full == ():
-            raise ZooError(f"{self.name} has no sections of blocks, so no depth can be chosen")
+            raise ZooError(f"{self.name} has no sections of blocks, so no depth can be chosen", code="argument")
         return check_depths(self.name, self.depth, None if full is None else len(full), self.exits)
 
     @property
@@ -182,7 +189,7 @@ class Spec:
             with torch.device("meta"):
                 model = self.architecture.build(depths=self.depth, width=self.width, **fields)
         except ZooError as error:
-            raise ZooError(f"{self.name}: {error}") from None
+            raise ZooError(f"{self.name}: {error}", code=error.code) from None
         if torch.device(device).type == "meta":
             return model
         return initialise(model.to_empty(device="cpu"), generator).to(device)
@@ -227,7 +234,9 @@ class Spec:
         except (RuntimeError, ValueError, AssertionError, TypeError, IndexError) as error:
             at = f"{own}" if size is None else f"{own}, not at {size}"
             why = first_line(error)
-            raise ZooError(f"{self.name} cannot be counted: it is made for inputs of size {at}: {why}") from error
+            raise ZooError(
+                f"{self.name} cannot be counted: it is made for inputs of size {at}: {why}", code="argument"
+            ) from error
         return Count(sum(p.numel() for p in model.parameters()), counter.get_total_flops() // 2)
 
     def to_yaml(self) -> str:
@@ -252,9 +261,9 @@ class Spec:
         try:
             values = read_yaml(text)
         except ZooError as error:
-            raise ZooError(f"not a model's spec: {error}") from None
+            raise ZooError(f"not a model's spec: {error}", code="file") from None
         if not isinstance(values, Mapping) or "name" not in values:
-            raise ZooError("not a model's spec: not a mapping with a name")
+            raise ZooError("not a model's spec: not a mapping with a name", code="file")
         return cls.from_dict({key: value if key == "name" else _number(value) for key, value in values.items()})
 
     @classmethod
@@ -266,7 +275,7 @@ class Spec:
         """
         known = [field.name for field in dataclasses.fields(cls)]
         if strange := [key for key in values if key not in known]:
-            raise ZooError(f"a spec has no {strange[0]!r}: there are {', '.join(known)}")
+            raise ZooError(f"a spec has no {strange[0]!r}: there are {', '.join(known)}", code="argument")
         given: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
         return cls(**given)
 

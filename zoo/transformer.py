@@ -152,7 +152,7 @@ def mask_tokens(tokens: Tensor, vocabulary: int, generator: torch.Generator, rat
     tensor([6, 1, 6, 6, 6, 5])
     """
     if not 0 <= rate <= 1:
-        raise ZooError(f"the rate of masked tokens must be between 0 and 1, got {rate}")
+        raise ZooError(f"the rate of masked tokens must be between 0 and 1, got {rate}", code="argument")
     drawn = torch.rand(tokens.shape, generator=generator, device=tokens.device)
     return tokens.masked_fill(drawn < rate, vocabulary)
 

@@ -42,7 +42,8 @@ class VGG(Network):
         depths = check_depths(type(self).__name__, depths, 5)
         if image_size < 32:
             raise ZooError(
-                f"images of a VGG are halved five times and must be 32x32 or larger, got {image_size}x{image_size}"
+                f"images of a VGG are halved five times and must be 32x32 or larger, got {image_size}x{image_size}",
+                code="argument",
             )
         *builders, last = self.builders(width, 5, norm=norm, norm_eps=norm_eps, rounding=rounding, scaler=scaler)
         parts: dict[str, nn.Module] = {}

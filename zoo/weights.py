@@ -69,9 +69,9 @@ def build_with(
         ZooError: if the weights cannot be read, or belong to another model.
     """
     if not isinstance(weights, Mapping | str | Path):
-        raise ZooError(f"weights={weights!r}: give {_FORMS}")
+        raise ZooError(f"weights={weights!r}: give {_FORMS}", code="argument")
     if isinstance(weights, str) and not Path(weights).is_file():
-        raise ZooError(f"there are no weights {weights!r}: give {_FORMS}")
+        raise ZooError(f"there are no weights {weights!r}: give {_FORMS}", code="file")
     state, source = (weights, "the given state") if isinstance(weights, Mapping) else (read(weights), weights)
     theirs = classes(state)
     try:
@@ -81,7 +81,7 @@ def build_with(
     except ZooError as error:
         whole = spec.depth == spec.architecture.depth and set(spec.rates.values()) == {1.0}
         hint = "" if whole else "; weights of a full model go into a full one: cut that by surgery.ungraft and narrow"
-        raise ZooError(f"{spec.name} cannot begin with {source}: {error}{hint}") from None
+        raise ZooError(f"{spec.name} cannot begin with {source}: {error}{hint}", code=error.code) from None
     model = spec.build(generator)
     head = [name for name, tensor in model.state_dict().items() if tensor.shape != full[name].shape]
     model.load_state_dict(full | {name: model.state_dict()[name] for name in head})
@@ -106,7 +106,7 @@ def read(file: str | Path) -> dict[str, Tensor]:
     {'weight': tensor([1., 1.])}
     """
     if not Path(file).is_file():
-        raise ZooError(f"{file}: there is no such file")
+        raise ZooError(f"{file}: there is no such file", code="file")
     try:
         if Path(file).suffix == ".safetensors":
             from safetensors.torch import load_file
@@ -116,15 +116,15 @@ def read(file: str | Path) -> dict[str, Tensor]:
             state = torch.load(file, map_location="cpu", weights_only=True)
     except UnpicklingError:
         what = "is damaged, or holds other objects than tensors, which could run code"
-        raise ZooError(f"{file} {what}: save model.state_dict() instead") from None
+        raise ZooError(f"{file} {what}: save model.state_dict() instead", code="file") from None
     except Exception as error:  # of a damaged file: zipfile's, struct's, safetensors', ...
-        raise ZooError(f"{file} cannot be read as weights: {first_line(error).rstrip('.')}") from None
+        raise ZooError(f"{file} cannot be read as weights: {first_line(error).rstrip('.')}", code="file") from None
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
             state = state[key]
     good = isinstance(state, Mapping) and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items())
     if not good or not state:
-        raise ZooError(f"{file} holds no state dict: save model.state_dict()")
+        raise ZooError(f"{file} holds no state dict: save model.state_dict()", code="file")
     for prefix in ("module.", "_orig_mod.", "module."):
         if all(name.startswith(prefix) for name in state):
             state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
@@ -185,11 +185,11 @@ def load(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
     for name, tensor in own.items():
         if state[name].shape != tensor.shape:
             what = f"{list(state[name].shape)}, this {type(model).__name__}'s {list(tensor.shape)}"
-            raise ZooError(f"the given state is of another model: its {name} is {what}")
+            raise ZooError(f"the given state is of another model: its {name} is {what}", code="mismatch")
     try:
         model.load_state_dict(state, assign=any(tensor.is_meta for tensor in own.values()))
     except RuntimeError as error:
-        raise ZooError(" ".join(str(error).split())) from None
+        raise ZooError(" ".join(str(error).split()), code="mismatch") from None
     return model
 
 
@@ -209,10 +209,14 @@ def _by_position(state: Mapping[str, Tensor], own: Mapping[str, Tensor], model: 
         if x.shape != shape or a.rpartition(".")[2] != b.rpartition(".")[2]:
             raise ZooError(
                 f"the given state is of another model, or not in the order of its state_dict(): it has {a} "
-                f"{list(x.shape)} where this {target} has {b} {list(shape)}"
+                f"{list(x.shape)} where this {target} has {b} {list(shape)}",
+                code="mismatch",
             )
     if len(given) != len(wanted):
-        raise ZooError(f"the given state has {len(given)} tensors (without step counters), this {target} {len(wanted)}")
+        raise ZooError(
+            f"the given state has {len(given)} tensors (without step counters), this {target} {len(wanted)}",
+            code="mismatch",
+        )
     return dict(zip(wanted, given.values()))
 
 
@@ -262,7 +266,8 @@ def to_torchvision(state: Mapping[str, Tensor]) -> State:
                 }
     raise ZooError(
         f"torchvision has no model with these {len(state)} tensors: it has those of "
-        f"{', '.join(counterparts('torchvision'))}, at full width and depth and with 3 input channels"
+        f"{', '.join(counterparts('torchvision'))}, at full width and depth and with 3 input channels",
+        code="mismatch",
     )
 
 

@@ -32,7 +32,7 @@ def naming(flag: str) -> Iterator[None]:
     """Turn a SurgeryError within the block into an FLError that names a flag.
 
     >>> with naming("--fedmr.unit"):
-    ...     raise SurgeryError("there is no such unit")
+    ...     raise SurgeryError("there is no such unit", code="argument")
     Traceback (most recent call last):
     fl.base.errors.FLError: --fedmr.unit: there is no such unit
     """

@@ -36,17 +36,22 @@ def fold(values: Mapping[str, Tensor], folder: str | Path, *, subtract: bool = F
     (found, rest), scales = factors(tensors), scales_of(config, tensors)
     if subtract and (dora := [name for name, one in found.items() if one.magnitude is not None]):
         raise SurgeryError(
-            f"{folder}: the adapter of {dora[0]!r} is DoRA's: use surgery.adapters.unmerge, on the model"
+            f"{folder}: the adapter of {dora[0]!r} is DoRA's: use surgery.adapters.unmerge, on the model",
+            code="unsupported",
         )
     if subtract and rest:
-        raise SurgeryError(f"{folder}: {next(iter(rest))!r} was trained whole: what it was before is not known")
+        raise SurgeryError(
+            f"{folder}: {next(iter(rest))!r} was trained whole: what it was before is not known", code="unsupported"
+        )
     if not isinstance(values, LazyState):
         check_tied(values.items(), rest, "merge it in peft")
         check_tied(values.items(), {joined(name, "weight") for name in found}, "merge it in peft", "has an adapter")
     result = {name: pieces_of(values, name) for name in values}
     for name, tensor in rest.items():
         if _of(folder, name, name, result).shape != tuple(tensor.shape):
-            raise SurgeryError(f"{folder}: {name!r} is {tuple(tensor.shape)}, and {result[name].shape} in the base")
+            raise SurgeryError(
+                f"{folder}: {name!r} is {tuple(tensor.shape)}, and {result[name].shape} in the base", code="mismatch"
+            )
         result[name] = Pieces.of(tensor.to(result[name].dtype))
     turned = _turned(folder, config, found, result)
     for module, one in found.items():
@@ -61,7 +66,7 @@ def fold(values: Mapping[str, Tensor], folder: str | Path, *, subtract: bool = F
 def _of(folder: str | Path, name: str, adapted: str, entries: Mapping[str, Pieces]) -> Pieces:
     """The tensor of the base that one of the adapter belongs to."""
     if name not in entries:
-        raise SurgeryError(f"{folder}: {adapted!r} belongs to {name!r}, which the base does not have")
+        raise SurgeryError(f"{folder}: {adapted!r} belongs to {name!r}, which the base does not have", code="mismatch")
     return entries[name]
 
 
@@ -82,7 +87,8 @@ def _turned(
         if not base.dtype.is_floating_point or base.shape not in ((shape[::-1],) if table else _ways(shape)):
             raise SurgeryError(
                 f"{folder}: {one.names[0]!r} and {one.names[1]!r} make {shape}, and the weight of {module!r} is "
-                f"{base.shape} in {base.dtype}"
+                f"{base.shape} in {base.dtype}",
+                code="mismatch",
             )
         result[module] = table or base.shape != shape
         if not table and shape == shape[::-1]:
@@ -92,7 +98,8 @@ def _turned(
     if square and linear - {said}:
         raise SurgeryError(
             f"{folder}: whether the square weight of {square[0]!r} is [out, in] is not known, as fan_in_fan_out is "
-            f"{said} and others are not so: use surgery.adapters.read_peft and merge, on the model"
+            f"{said} and others are not so: use surgery.adapters.read_peft and merge, on the model",
+            code="ambiguous",
         )
     return result | dict.fromkeys(square, said)
 

@@ -134,7 +134,8 @@ def check_plain(layer: nn.Module, way: str) -> None:
     if hooked or (type(layer) not in MERGED and not is_conv1d(layer)):
         raise SurgeryError(
             f"a {type(layer).__name__}{' with hooks' * bool(hooked)} may compute something else than its weight says, "
-            f"so that no product can be added to it: {way}"
+            f"so that no product can be added to it: {way}",
+            code="unsupported",
         )
 
 
@@ -230,10 +231,13 @@ def initial_magnitude(name: str, module: Any) -> Tensor:
     """DoRA's magnitude beside a layer, with which nothing changes at first. Raises SurgeryError where there is none."""
     if isinstance(module, nn.Embedding):
         raise SurgeryError(
-            f"{name!r} is an embedding, which gets no DoRA: leave it out of modules, or take kind='lora'"
+            f"{name!r} is an embedding, which gets no DoRA: leave it out of modules, or take kind='lora'",
+            code="unsupported",
         )
     check_plain(module, "leave it out of modules, or take kind='lora'")
     magnitude = norms(module.weight.detach(), is_transposed(module))
     if not magnitude.is_meta and not magnitude.all():
-        raise SurgeryError(f"an output of {name!r} has no weight but 0, and DoRA needs a direction: take kind='lora'")
+        raise SurgeryError(
+            f"an output of {name!r} has no weight but 0, and DoRA needs a direction: take kind='lora'", code="values"
+        )
     return magnitude

@@ -74,9 +74,9 @@ def add(
     True
     """
     if not isinstance(rank, Integral) or isinstance(rank, bool) or rank < 1:
-        raise SurgeryError(f"rank={rank!r}: give a whole number of at least 1")
+        raise SurgeryError(f"rank={rank!r}: give a whole number of at least 1", code="argument")
     if kind not in ("lora", "dora"):
-        raise SurgeryError(f"kind={kind!r}: give lora or dora")
+        raise SurgeryError(f"kind={kind!r}: give lora or dora", code="argument")
     tensors: State = {}
     for name, layer in _chosen(model, modules, train).items():
         one = named(name, layer, *initial(layer, rank, generator))
@@ -114,12 +114,17 @@ def attach(
     (2, 0.5)
     """
     if isinstance(model, nn.Module) and (has := next(adapted_layers(model), None)):
-        raise SurgeryError(f"{has[0] or 'the model'} has an adapter already: take them off first, with remove or merge")
+        raise SurgeryError(
+            f"{has[0] or 'the model'} has an adapter already: take them off first, with remove or merge",
+            code="argument",
+        )
     own = _tensors(model)
     found, rest = factors(tensors)
     check_unscaled(found)
     if odd := [name for name in rest if name not in own or own[name].shape != rest[name].shape]:
-        raise SurgeryError(f"{odd[0]!r} of the adapters is no tensor of the model, or has another shape there")
+        raise SurgeryError(
+            f"{odd[0]!r} of the adapters is no tensor of the model, or has another shape there", code="mismatch"
+        )
     trained = _trained(model, train) | rest.keys()
     result = _shared(model, rest)
     for module in result.modules():  # what training changes is a copy
@@ -135,15 +140,18 @@ def attach(
         if wanted != (one.a.shape, one.b.shape):
             raise SurgeryError(
                 f"the adapter of {name} is of {tuple(one.a.shape)} and {tuple(one.b.shape)}, and the layer takes "
-                f"{tuple(wanted[0])} and {tuple(wanted[1])}"
+                f"{tuple(wanted[0])} and {tuple(wanted[1])}",
+                code="mismatch",
             )
         if isinstance(scale, Mapping) and name not in scale:
-            raise SurgeryError(f"scale has no number for {name!r}, which has an adapter")
+            raise SurgeryError(f"scale has no number for {name!r}, which has an adapter", code="argument")
         factor = float(scale[name] if isinstance(scale, Mapping) else scale)
         if not math.isfinite(factor):
-            raise SurgeryError(f"scale={factor} of {name!r}: give a finite number")
+            raise SurgeryError(f"scale={factor} of {name!r}: give a finite number", code="argument")
         if (m := one.magnitude) is not None and m.shape != (takes := initial_magnitude(name, layer).shape):
-            raise SurgeryError(f"the magnitude of {name} is {list(m.shape)}, and it takes {list(takes)}")
+            raise SurgeryError(
+                f"the magnitude of {name} is {list(m.shape)}, and it takes {list(takes)}", code="mismatch"
+            )
         made = LowRank(layer, one.a.detach(), one.b.detach(), factor, dropout, m).train(layer.training)
         if not name:
             return made
@@ -253,7 +261,7 @@ def unmerge(merged: nn.Module, model: nn.Module) -> nn.Module:
 def _chosen(model: nn.Module, patterns: Sequence[str] | None, train: Sequence[str]) -> dict[str, nn.Module]:
     """The layers that get adapters, by name."""
     if isinstance(patterns, str) or isinstance(train, str):
-        raise SurgeryError("modules and train are lists of names or patterns: modules=['*.qkv']")
+        raise SurgeryError("modules and train are lists of names or patterns: modules=['*.qkv']", code="argument")
     every = dict(model.named_modules())
     able = {name: module for name, module in every.items() if why_not(module) is None}
     if patterns is None:
@@ -264,7 +272,9 @@ def _chosen(model: nn.Module, patterns: Sequence[str] | None, train: Sequence[st
             if not any(matches(name, pattern) for name in able):
                 hit = [name for name in every if name and matches(name, pattern)]
                 why = f"{hit[0]} is none: {why_not(every[hit[0]])}" if hit else _unknown(pattern, model)
-                raise SurgeryError(f"modules={pattern!r}: there is no layer that can have an adapter; {why}")
+                raise SurgeryError(
+                    f"modules={pattern!r}: there is no layer that can have an adapter; {why}", code="name"
+                )
         chosen = {n: m for n, m in able.items() if any(matches(n, pattern) for pattern in patterns)}
     chosen = {n: m for n, m in chosen.items() if not any(matches(n, pattern) for pattern in train)}
     shared, places = _several_owners(model), _places(model)
@@ -272,7 +282,8 @@ def _chosen(model: nn.Module, patterns: Sequence[str] | None, train: Sequence[st
         if patterns is not None and not set(patterns).isdisjoint(tied):
             raise SurgeryError(
                 f"{tied[0]} shares its weight with another layer, or is used in several places: its adapter would not "
-                "reach all of them"
+                "reach all of them",
+                code="unsupported",
             )
         _log.warning("no adapter for %s: the layer, or its weight, is used in several places", ", ".join(tied))
     chosen = {n: m for n, m in chosen.items() if n not in tied}
@@ -283,7 +294,9 @@ def _chosen(model: nn.Module, patterns: Sequence[str] | None, train: Sequence[st
         if isinstance(m, _OWNERS) and any(matches(name, pattern) for pattern in wanted) and (reason := why_not(m))
     }
     if packed := [name for name in left if is_packed(every[name])]:
-        raise SurgeryError(f"{packed[0]} cannot have an adapter: {left[packed[0]]}, or leave it out of modules")
+        raise SurgeryError(
+            f"{packed[0]} cannot have an adapter: {left[packed[0]]}, or leave it out of modules", code="unsupported"
+        )
     for name, m in every.items():
         if isinstance(m, nn.MultiheadAttention) and any(matches(name, pattern) for pattern in wanted):
             held = [key for key, p in m._parameters.items() if p is not None and key.endswith("proj_weight")]
@@ -291,7 +304,10 @@ def _chosen(model: nn.Module, patterns: Sequence[str] | None, train: Sequence[st
     for reason in dict.fromkeys(left.values()):
         _log.warning("no adapter for %s: %s", ", ".join(name for name in left if left[name] == reason), reason)
     if not chosen:
-        raise SurgeryError("the model has no layer that can have an adapter: a linear layer, convolution or embedding")
+        raise SurgeryError(
+            "the model has no layer that can have an adapter: a linear layer, convolution or embedding",
+            code="unsupported",
+        )
     return chosen
 
 
@@ -318,7 +334,7 @@ def _trained(model: nn.Module, train: Sequence[str]) -> set[str]:
     """The names of the parameters in modules that are trained whole."""
     for pattern in train:
         if not any(matches(name, pattern) for name, _ in model.named_modules()):
-            raise SurgeryError(f"train={pattern!r}: {_unknown(pattern, model)}")
+            raise SurgeryError(f"train={pattern!r}: {_unknown(pattern, model)}", code="name")
     chosen = {  # a tied one under any of its names
         id(parameter)
         for name, parameter in model.named_parameters(remove_duplicate=False)
@@ -341,9 +357,9 @@ def _layer(model: nn.Module, name: str) -> nn.Module:
     try:
         layer = model.get_submodule(name)
     except AttributeError:
-        raise SurgeryError(f"there is an adapter for {name!r}, and the model has no such module") from None
+        raise SurgeryError(f"there is an adapter for {name!r}, and the model has no such module", code="name") from None
     if reason := why_not(layer):
-        raise SurgeryError(f"{name!r} cannot have an adapter: {reason}")
+        raise SurgeryError(f"{name!r} cannot have an adapter: {reason}", code="unsupported")
     return layer
 
 
@@ -352,13 +368,15 @@ def _replaced(model: nn.Module, merged: bool) -> nn.Module:
     result = _shared(model)
     found = dict(adapted_layers(result))
     if not found:
-        raise SurgeryError("the model has no adapters")
+        raise SurgeryError("the model has no adapters", code="argument")
     shared = _several_owners(result)
     for name, layer in found.items():
         plain = layer.base_layer
         if merged:
             if id(plain.weight) in shared:
-                raise SurgeryError(f"{name} shares its weight with another layer, which would change as well")
+                raise SurgeryError(
+                    f"{name} shares its weight with another layer, which would change as well", code="unsupported"
+                )
             plain.weight = nn.Parameter(layer.weight.detach())
         if not name:
             result = plain

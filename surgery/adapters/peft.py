@@ -62,14 +62,18 @@ def write_peft(model: nn.Module, folder: str | Path, **settings: Any) -> None:
     tensors, factor = state(model), scales(model)
     found, rest = factors(tensors)
     if not found:
-        raise SurgeryError("the model has no adapters")
+        raise SurgeryError("the model has no adapters", code="argument")
     if "" in found:
-        raise SurgeryError("the model is one layer, which peft has no name for: put it into a module")
+        raise SurgeryError(
+            "the model is one layer, which peft has no name for: put it into a module", code="unsupported"
+        )
     check_tied(model.named_parameters(remove_duplicate=False), rest, "leave it out of train")
     _check_convolutions(model)
     dora = [one.magnitude is not None for one in found.values()]
     if any(dora) and not all(dora):
-        raise SurgeryError("some adapters are LoRA's and some DoRA's, and peft's files have one kind")
+        raise SurgeryError(
+            "some adapters are LoRA's and some DoRA's, and peft's files have one kind", code="unsupported"
+        )
     ranks = rank_of(tensors)
     alphas = {name: factor[name] * rank for name, rank in ranks.items()}
     rank, alpha = (Counter(values.values()).most_common(1)[0][0] for values in (ranks, alphas))
@@ -118,7 +122,8 @@ def check_tied(
             other = next(name for name in both if name != one)
             raise SurgeryError(
                 f"{one!r} {what}, and it is {other!r} as well, which peft leaves as it was: {way}, or give each a "
-                "tensor of its own"
+                "tensor of its own",
+                code="unsupported",
             )
 
 
@@ -129,7 +134,8 @@ def _check_convolutions(model: nn.Module) -> None:
         if kind != "zeros" or any(d != 1 for d in dilation):
             raise SurgeryError(
                 f"{name!r} is a convolution with padding_mode={kind!r} and dilation={dilation}, which peft's adapter "
-                "does not have: merge it (surgery.adapters.merge, peft's merge_and_unload), or leave it without one"
+                "does not have: merge it (surgery.adapters.merge, peft's merge_and_unload), or leave it without one",
+                code="unsupported",
             )
 
 
@@ -143,7 +149,7 @@ def _saved(model: nn.Module, tensors: State, whole: Iterable[str], task: str | N
             re.compile(one)
         except re.error as error:
             raise SurgeryError(
-                f"peft reads {one!r} as a regular expression, and it is none ({error}): rename it"
+                f"peft reads {one!r} as a regular expression, and it is none ({error}): rename it", code="unsupported"
             ) from None
     for (name, module), one in product(model.named_modules(remove_duplicate=False), asked):
         taken = name.endswith(one)
@@ -157,7 +163,8 @@ def _saved(model: nn.Module, tensors: State, whole: Iterable[str], task: str | N
             raise SurgeryError(
                 f"peft takes {name!r}, which is not trained whole, for {one!r}, which "
                 f"{'is' if one in saved else f'task_type={task} trains'}, as their names end alike: train both whole "
-                "and adapt neither, or rename one"
+                "and adapt neither, or rename one",
+                code="ambiguous",
             )
     return saved
 
@@ -193,26 +200,31 @@ def read_files(folder: str | Path) -> tuple[dict[str, Any], State]:
     """The configuration and the tensors of a folder, under the names of a model without peft."""
     folder = Path(folder)
     if not (folder / CONFIG).is_file():
-        raise SurgeryError(f"{folder} has no {CONFIG}: give a folder that peft's save_pretrained wrote")
+        raise SurgeryError(f"{folder} has no {CONFIG}: give a folder that peft's save_pretrained wrote", code="file")
     config = read_json(folder / CONFIG)
     if config.get("peft_type") != "LORA":
-        raise SurgeryError(f"{folder}: peft_type {config.get('peft_type')} is not read, only LORA")
+        raise SurgeryError(f"{folder}: peft_type {config.get('peft_type')} is not read, only LORA", code="unsupported")
     for key, why in REFUSED.items():
         if config.get(key):
-            raise SurgeryError(f"{folder}: {key} is not read: {why}")
+            raise SurgeryError(f"{folder}: {key} is not read: {why}", code="unsupported")
     if config.get("bias", "none") != "none":
-        raise SurgeryError(f"{folder}: bias {config['bias']!r} is not read: it changes biases of the base")
+        raise SurgeryError(
+            f"{folder}: bias {config['bias']!r} is not read: it changes biases of the base", code="unsupported"
+        )
     if str(config.get("init_lora_weights")).lower().startswith(CHANGED):
         raise SurgeryError(
             f"{folder}: init_lora_weights {config['init_lora_weights']!r} changed the base that the adapter belongs "
-            "to: convert it with peft's save_pretrained(path_initial_model_for_weight_conversion=...)"
+            "to: convert it with peft's save_pretrained(path_initial_model_for_weight_conversion=...)",
+            code="unsupported",
         )
     path = next((folder / name for name in (WEIGHTS, "adapter_model.bin") if (folder / name).is_file()), None)
     if path is None:
-        raise SurgeryError(f"{folder} has neither {WEIGHTS} nor adapter_model.bin")
+        raise SurgeryError(f"{folder} has neither {WEIGHTS} nor adapter_model.bin", code="file")
     tensors = {name.removeprefix(PREFIX): tensor for name, tensor in open_state(path).items()}
     if bool(config.get("use_dora")) != any(name.endswith(MAGNITUDE) for name in tensors):
-        raise SurgeryError(f"{folder}: use_dora is {config.get('use_dora')}, and the tensors are otherwise")
+        raise SurgeryError(
+            f"{folder}: use_dora is {config.get('use_dora')}, and the tensors are otherwise", code="file"
+        )
     return config, tensors
 
 
@@ -224,7 +236,8 @@ def without_base(folder: str | Path, tensors: State, values: Mapping[str, Tensor
         if values is not None and own in values and not torch.equal(values[own], saved.to(values[own])):
             raise SurgeryError(
                 f"{folder}: {name!r} is not {own!r} of the model, so that the adapter belongs to another base: give "
-                "that one, or save it from peft with save_embedding_layers=False"
+                "that one, or save it from peft with save_embedding_layers=False",
+                code="mismatch",
             )
 
 

@@ -81,7 +81,9 @@ class Factors(NamedTuple):
         if self.alpha is None:
             return 1.0
         if self.alpha.is_meta or not math.isfinite(alpha := self.alpha.item()):
-            raise SurgeryError(f"{self.others[1]!r} is no finite number, and the product is multiplied by it: set it")
+            raise SurgeryError(
+                f"{self.others[1]!r} is no finite number, and the product is multiplied by it: set it", code="values"
+            )
         return alpha / max(len(self.a), 1)
 
     def with_factors(self, a: Tensor, b: Tensor, scale: float) -> "Factors":
@@ -114,24 +116,26 @@ def factors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Factors], State]:
         if "base_layer" in module.split("."):
             raise SurgeryError(
                 f"{name!r} belongs to one of several adapters around each other, as peft has them for parameters of "
-                "experts (target_parameters), whose rows are not one rank: merge them into the base instead"
+                "experts (target_parameters), whose rows are not one rank: merge them into the base instead",
+                code="unsupported",
             )
         second, *magnitudes = [
             joined(module, e.replace("*", adapter[0] if adapter else "")) for e in (end, *MAGNITUDES)
         ]
         if second not in rest:
-            raise SurgeryError(f"{name!r} is there without {second!r}: an adapter has both")
+            raise SurgeryError(f"{name!r} is there without {second!r}: an adapter has both", code="mismatch")
         adapters.setdefault(adapter[0] if adapter else None, name)
         if len(adapters) > 1 or module in found:
             other = found[module].names[0] if module in found else next(iter(adapters.values()))
-            raise SurgeryError(f"{other!r} and {name!r} are of two adapters: give the tensors of one")
+            raise SurgeryError(f"{other!r} and {name!r} are of two adapters: give the tensors of one", code="mismatch")
         others = next((other for other in magnitudes if other in rest), magnitudes[0]), joined(module, "alpha")
         alpha = rest.pop(others[1]) if others[1] in rest and rest[others[1]].numel() == 1 else None
         pair = Factors((name, second), rest.pop(name), rest.pop(second), rest.pop(others[0], None), alpha, others)
         a, b = pair.a, pair.b
         if min(a.ndim, b.ndim) < 2 or len(a) != b.shape[1] or b.shape[2:].numel() != 1:
             raise SurgeryError(
-                f"{name!r} {tuple(a.shape)} and {second!r} {tuple(b.shape)} are of unequal rank, or no factors"
+                f"{name!r} {tuple(a.shape)} and {second!r} {tuple(b.shape)} are of unequal rank, or no factors",
+                code="mismatch",
             )
         found[module] = pair
     biases = {pair.names[1].removesuffix("weight") + "bias" for pair in found.values() if pair.alpha is None}
@@ -139,7 +143,8 @@ def factors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Factors], State]:
     if odd := [name for name in rest if name in scalars or (_PART.fullmatch(name) and name not in biases)]:
         raise SurgeryError(
             f"{odd[0]!r} is there without its other factor, or is a part of an adapter that is no product of two: give "
-            "adapters of two factors, with both"
+            "adapters of two factors, with both",
+            code="mismatch",
         )
     return found, rest
 
@@ -151,7 +156,8 @@ def found_factors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Factors], St
         some = f", such as {next(iter(rest))!r}," if rest else ""
         raise SurgeryError(
             f"none of the {len(rest)} tensors{some} is an adapter's factor: names of factors end in "
-            f"{', '.join(dict.fromkeys(first for first, _ in SPELLINGS))}"
+            f"{', '.join(dict.fromkeys(first for first, _ in SPELLINGS))}",
+            code="argument",
         )
     return found, rest
 
@@ -161,7 +167,8 @@ def check_unscaled(found: Mapping[str, Factors]) -> None:
     if pair := next((pair for pair in found.values() if pair.alpha is not None), None):
         raise SurgeryError(
             f"{pair.others[1]!r} multiplies the product, too, by alpha / rank: multiply {pair.names[1]!r} by that, and "
-            "leave alpha out"
+            "leave alpha out",
+            code="argument",
         )
 
 
@@ -236,25 +243,27 @@ def resize(
     (torch.Size([1, 2]), 0.0, 0.7071067690849304)
     """
     if how not in ("svd", "truncate"):
-        raise SurgeryError(f"how={how!r}: give svd or truncate")
+        raise SurgeryError(f"how={how!r}: give svd or truncate", code="argument")
     found, rest = found_factors(tensors)
     if isinstance(rank, Mapping) and (odd := [*(found.keys() ^ rank.keys())]):
         raise SurgeryError(
-            f"rank is given for {sorted(rank)}, and the adapters are {sorted(found)}: {odd[0]!r} differs"
+            f"rank is given for {sorted(rank)}, and the adapters are {sorted(found)}: {odd[0]!r} differs", code="name"
         )
     result, error = dict(rest), dict.fromkeys(found, 0.0)
     lost: dict[str, Tensor] = {}
     for module, one in found.items():
         new = rank[module] if isinstance(rank, Mapping) else rank
         if isinstance(new, bool) or not isinstance(new, int) or new < 1:
-            raise SurgeryError(f"rank={new!r}: give a whole number of at least 1")
+            raise SurgeryError(f"rank={new!r}: give a whole number of at least 1", code="argument")
         if new > len(one.a) or (how == "truncate" and new == len(one.a)):
             a, b = _grown(one, new, generator)
         else:
             try:
                 a, b, lost[module] = _shrunk(one, new, how)
             except torch.linalg.LinAlgError:
-                raise SurgeryError(f"the adapter of {module!r} holds NaN or infinity: leave it out") from None
+                raise SurgeryError(
+                    f"the adapter of {module!r} holds NaN or infinity: leave it out", code="values"
+                ) from None
         result |= one.with_factors(a, b, one.scale).state
     if lost:  # one wait for the device, not one for each module
         error |= zip(lost, torch.stack([*lost.values()]).tolist())
@@ -322,13 +331,18 @@ def stack(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | Non
     ({'fc': 3}, [[1.0, 0.5], [0.5, 1.0]])
     """
     if not states:
-        raise SurgeryError("there are no adapters to stack: give at least one state")
+        raise SurgeryError("there are no adapters to stack: give at least one state", code="argument")
     split = [found_factors(tensors) for tensors in states]
     if dora := [name for found, _ in split for name, pair in found.items() if pair.magnitude is not None]:
-        raise SurgeryError(f"the adapter of {dora[0]!r} is DoRA's, whose magnitudes have no stack: merge and average")
+        raise SurgeryError(
+            f"the adapter of {dora[0]!r} is DoRA's, whose magnitudes have no stack: merge and average",
+            code="unsupported",
+        )
     shares = [1.0] * len(states) if weights is None else [float(weight) for weight in weights]
     if len(shares) != len(states) or not 0 < sum(shares) < math.inf or min(shares) < 0:
-        raise SurgeryError(f"weights {shares} for {len(states)} states: give each one, none below 0 and one above 0")
+        raise SurgeryError(
+            f"weights {shares} for {len(states)} states: give each one, none below 0 and one above 0", code="argument"
+        )
     shares = [share / sum(shares) for share in shares]
     for k, (found, _) in enumerate(split[1:], 1):
         check_same_shapes(_rankless(split[0][0]), _rankless(found), "state 0", f"state {k}")

@@ -37,14 +37,16 @@ def weight_rows(weights: Weights, k: int, has_fallback: bool) -> Tensor:
     try:
         rows = weights.detach().cpu() if isinstance(weights, Tensor) else torch.tensor(weights, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise SurgeryError(f"weights must be numbers of shape [{k}] or [C, {k}]: {error}") from None
+        raise SurgeryError(f"weights must be numbers of shape [{k}] or [C, {k}]: {error}", code="argument") from None
     if rows.is_complex() or rows.ndim not in (1, 2) or rows.shape[-1] != k or not len(rows):
-        raise SurgeryError(f"weights have shape {tuple(rows.shape)}: expected [{k}] or [C, {k}] for {k} models")
+        raise SurgeryError(
+            f"weights have shape {tuple(rows.shape)}: expected [{k}] or [C, {k}] for {k} models", code="argument"
+        )
     rows = rows.double()
     if not bool((rows >= 0).all() & rows.isfinite().all()):
-        raise SurgeryError(f"weights must be finite and not negative, got {rows.tolist()}")
+        raise SurgeryError(f"weights must be finite and not negative, got {rows.tolist()}", code="argument")
     if not has_fallback and bool((rows.sum(-1) == 0).any()):
-        raise SurgeryError("weights sum to zero: give values for that case as `fallback`")
+        raise SurgeryError("weights sum to zero: give values for that case as `fallback`", code="argument")
     return rows
 
 
@@ -66,5 +68,6 @@ def differing_masks(name: str) -> SurgeryError:
     owner = f"model.get_submodule({module!r})" if module else "model"
     return SurgeryError(
         f"{name!r} is a mask of torch.nn.utils.prune, and the models have different ones, of which there is no mean: "
-        f"make each permanent first, torch.nn.utils.prune.remove({owner}, {mask.removesuffix('_mask')!r})"
+        f"make each permanent first, torch.nn.utils.prune.remove({owner}, {mask.removesuffix('_mask')!r})",
+        code="mismatch",
     )

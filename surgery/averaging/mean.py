@@ -93,9 +93,10 @@ def combine(
     if plans is None:
         if factors is not None:
             raise SurgeryError(
-                "factors scale models while they are averaged by plans: give plans, or match_norms first"
+                "factors scale models while they are averaged by plans: give plans, or match_norms first",
+                code="argument",
             )
         return average_stack(models, weights, fallback, mask, reduce)
     if mask is not None:
-        raise SurgeryError("plans say which elements each model covers: give either plans or a mask")
+        raise SurgeryError("plans say which elements each model covers: give either plans or a mask", code="argument")
     return average_parts(models, plans, weights, fallback, factors, reduce)

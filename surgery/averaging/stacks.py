@@ -27,7 +27,9 @@ def average_stack(
     k = stack_size(models)
     mask = {} if mask is None else {name: checked_mask(name, m, models) for name, m in as_stack(mask).items()}
     if mask and fallback is None:
-        raise SurgeryError("a mask may leave elements that nobody covers: give values for them as `fallback`")
+        raise SurgeryError(
+            "a mask may leave elements that nobody covers: give values for them as `fallback`", code="argument"
+        )
     fallback = None if fallback is None else as_state(fallback, "the fallback")
     rows = weight_rows(weights, k, fallback is not None)
     results = []
@@ -57,14 +59,15 @@ def average_stack(
 def checked_mask(name: str, mask: Tensor, models: Mapping[str, Tensor]) -> Tensor:
     """The mask of one tensor, expanded to its shape."""
     if name not in models:
-        raise SurgeryError(f"the mask names {name!r}, but the stack has no such tensor")
+        raise SurgeryError(f"the mask names {name!r}, but the stack has no such tensor", code="name")
     if mask.dtype is not torch.bool:
-        raise SurgeryError(f"the mask of {name!r} is {mask.dtype}: masks must be boolean")
+        raise SurgeryError(f"the mask of {name!r} is {mask.dtype}: masks must be boolean", code="argument")
     try:
         return mask.to(models[name].device).expand_as(models[name])
     except RuntimeError:
         raise SurgeryError(
-            f"the mask of {name!r} has shape {tuple(mask.shape)}, the stack {tuple(models[name].shape)}"
+            f"the mask of {name!r} has shape {tuple(mask.shape)}, the stack {tuple(models[name].shape)}",
+            code="mismatch",
         ) from None
 
 

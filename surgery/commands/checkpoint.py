@@ -44,7 +44,7 @@ class Model:
 
     def __init__(self, path: Path, name: str | None = None, shape: Sequence[int] | None = None) -> None:
         if shape is not None and any(size < 1 for size in shape):
-            raise SurgeryError(f"--input {','.join(map(str, shape))}: give sizes of 1 or more")
+            raise SurgeryError(f"--input {','.join(map(str, shape))}: give sizes of 1 or more", code="argument")
         self.checkpoint = open_state(path)
         self.values: LazyState = self.checkpoint
         self.folder = self.checkpoint if self.checkpoint.is_folder else None
@@ -188,7 +188,7 @@ def size_in_bytes(text: str | None) -> int | None:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]?)b?", text.strip().lower())
     size = int(float(match[1]) * {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}[match[2]]) if match else 0
     if size < 1:
-        raise SurgeryError(f"--shard-size {text}: give a number of bytes, such as 500MB or 5GB")
+        raise SurgeryError(f"--shard-size {text}: give a number of bytes, such as 500MB or 5GB", code="argument")
     return size
 
 
@@ -198,7 +198,7 @@ def plan_of(path: Path) -> Plan:
         with about(str(path)):
             return Plan.load(path)
     except OSError as error:
-        raise SurgeryError(f"{path} cannot be read: {error.strerror or error}") from None
+        raise SurgeryError(f"{path} cannot be read: {error.strerror or error}", code="file") from None
 
 
 def config_of(module: nn.Module | None) -> dict | None:
@@ -221,7 +221,8 @@ def config_of(module: nn.Module | None) -> dict | None:
             raise SurgeryError(
                 f"no config.json describes the result ({what}), so that from_pretrained would refuse it: give a file, "
                 "--out NAME.safetensors, and a --plan, by which Plan.build makes the model; or choose what it can say: "
-                "prune has --even, --heads and --rounding, which keep layers alike"
+                "prune has --even, --heads and --rounding, which keep layers alike",
+                code="unsupported",
             )
     return json.loads(text())
 
@@ -241,23 +242,27 @@ def build(name: str | None, checkpoint: Checkpoint | None = None) -> nn.Module:
     for text in rest:
         key, equals, value = text.partition("=")
         if not equals or not key.strip().isidentifier():
-            raise SurgeryError(f"model {name}: write arguments as NAME=VALUE, such as num_classes=10")
+            raise SurgeryError(f"model {name}: write arguments as NAME=VALUE, such as num_classes=10", code="argument")
         arguments[key.strip()] = flags.value_of(value)
     library, _, factory = called.partition(":")
     if library in ("timm", "torchvision"):
         return named(called, **arguments)
     if not library or not factory:
-        raise SurgeryError(f"unknown model {name!r}: give {_FORMS}")
+        raise SurgeryError(f"unknown model {name!r}: give {_FORMS}", code="name")
     made = flags.imported(called, "model")(**arguments)
     if not isinstance(made, nn.Module):
-        raise SurgeryError(f"model {called} gives a {type(made).__name__}, and should give a torch.nn.Module")
+        raise SurgeryError(
+            f"model {called} gives a {type(made).__name__}, and should give a torch.nn.Module", code="argument"
+        )
     return made
 
 
 def _described(folder: Checkpoint | None) -> nn.Module:
     found = None if folder is None else folder.config
     if folder is None or found is None:
-        raise SurgeryError(f"this needs the model, of which the checkpoint holds tensors only: give --model {_FORMS}")
+        raise SurgeryError(
+            f"this needs the model, of which the checkpoint holds tensors only: give --model {_FORMS}", code="argument"
+        )
     file = folder.path / "config.json"
     try:
         import transformers
@@ -265,9 +270,13 @@ def _described(folder: Checkpoint | None) -> nn.Module:
         config = transformers.AutoConfig.from_pretrained(folder.path, local_files_only=True)
         return getattr(transformers, found["architectures"][0])(config)
     except ImportError:
-        raise SurgeryError(f"{file} describes a model of transformers, which is not installed: give --model") from None
+        raise SurgeryError(
+            f"{file} describes a model of transformers, which is not installed: give --model", code="missing"
+        ) from None
     except Exception as error:  # transformers' own, of all kinds
-        raise SurgeryError(f"{file} describes no model that can be built ({first_line(error)}): give --model") from None
+        raise SurgeryError(
+            f"{file} describes no model that can be built ({first_line(error)}): give --model", code="unsupported"
+        ) from None
 
 
 def _converted(model: nn.Module, folder: Checkpoint) -> State | None:
@@ -310,7 +319,7 @@ def state_for(model: nn.Module, values: LazyState, what: str, called: str | None
         wrong = f"{odd[-1]!r} of shape {found.pieces(odd[-1]).shape}, and {kind} of {sizes[odd[-1]]}"
     if wrong:
         way_out = "give the --model that it was saved from, with its arguments, such as num_classes=10 for 10 classes"
-        raise SurgeryError(f"{what} has {wrong.removesuffix(', and 0 more such tensors')}: {way_out}")
+        raise SurgeryError(f"{what} has {wrong.removesuffix(', and 0 more such tensors')}: {way_out}", code="mismatch")
     return found
 
 

@@ -52,7 +52,8 @@ def _change(
         if hidden := [section.name for section, known in ordered_sections(shapes).items() if not known]:
             raise SurgeryError(
                 f"{model.path} does not show whether the blocks of {', '.join(map(repr, hidden))} run one after "
-                "another, or beside each other, as experts do: give the model (--model)"
+                "another, or beside each other, as experts do: give the model (--model)",
+                code="ambiguous",
             )
         (_, plan), changed = change(shapes, **depths), None
     made = {"do": name, **depths}

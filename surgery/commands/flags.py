@@ -50,13 +50,13 @@ Heads = Literal["inside", "drop"]
 def check_share(flag: str, value: float | None) -> None:
     """Raise a SurgeryError unless a number, if it is given, is above 0 and at most 1."""
     if value is not None and not 0 < value <= 1:
-        raise SurgeryError(f"{flag} {value:g}: give a share, above 0 and at most 1")
+        raise SurgeryError(f"{flag} {value:g}: give a share, above 0 and at most 1", code="argument")
 
 
 def generator(seed: int) -> torch.Generator:
     """Make a generator from a --seed."""
     if not 0 <= seed < 2**63:
-        raise SurgeryError(f"--seed {seed}: give a whole number from 0 to 2^63 - 1")
+        raise SurgeryError(f"--seed {seed}: give a whole number from 0 to 2^63 - 1", code="argument")
     return torch.Generator().manual_seed(seed)
 
 
@@ -84,21 +84,27 @@ def imported(name: str, flag: str) -> Callable[..., Any]:
     """
     module, _, attribute = name.partition(":")
     if not module or not attribute:
-        raise SurgeryError(f"{flag} {name}: give module:function, a function in a file module.py of your own")
+        raise SurgeryError(
+            f"{flag} {name}: give module:function, a function in a file module.py of your own", code="argument"
+        )
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
         found = getattr(importlib.import_module(module), attribute)
     except Exception as error:  # whatever the user's code raises
-        raise SurgeryError(f"{flag} {name} cannot be loaded: {type(error).__name__}: {first_line(error)}") from error
+        raise SurgeryError(
+            f"{flag} {name} cannot be loaded: {type(error).__name__}: {first_line(error)}", code="run"
+        ) from error
     if not callable(found):
-        raise SurgeryError(f"{flag} {name} is a {type(found).__name__}, and should be a function")
+        raise SurgeryError(f"{flag} {name} is a {type(found).__name__}, and should be a function", code="argument")
 
     def call(*arguments: Any, **named: Any) -> Any:
         try:
             return found(*arguments, **named)
         except Exception as error:  # whatever the user's code raises
-            raise SurgeryError(f"{flag} {name} fails: {type(error).__name__}: {first_line(error)}") from error
+            raise SurgeryError(
+                f"{flag} {name} fails: {type(error).__name__}: {first_line(error)}", code="run"
+            ) from error
 
     return call
 
@@ -107,6 +113,8 @@ def batches_of(data: str) -> list[Any]:
     """List what a function of the user's own gives one after another."""
     found = imported(data, "--data")()
     if not isinstance(found, Iterable):
-        raise SurgeryError(f"--data {data} gives a {type(found).__name__}, and should give batches one after another")
+        raise SurgeryError(
+            f"--data {data} gives a {type(found).__name__}, and should give batches one after another", code="argument"
+        )
     with explained(f"--data {data} fails"):
         return list(found)

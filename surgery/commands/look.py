@@ -52,11 +52,12 @@ def inspect(
     """
     flags.check_share("--width", width)
     if input is not None and any(size < 1 for size in input):
-        raise SurgeryError(f"--input {','.join(map(str, input))}: give sizes of 1 or more")
+        raise SurgeryError(f"--input {','.join(map(str, input))}: give sizes of 1 or more", code="argument")
     if is_checkpoint(target):
         if width is not None or depth is not None or plot is not None:
             raise SurgeryError(
-                "--width, --depth and --plot need a model by name: give timm:NAME; narrow and ungraft cut checkpoints"
+                "--width, --depth and --plot need a model by name: give timm:NAME; narrow and ungraft cut checkpoints",
+                code="argument",
             )
         opened = Model(Path(target), model, input)
         widths = [] if model is None else surgery.widths(opened.built(), **opened.run_arguments())
@@ -64,15 +65,15 @@ def inspect(
         print(dumps(found) if json else contents_text(found, widths))
         return
     if model is not None:
-        raise SurgeryError(f"--model belongs to a checkpoint, and there is no file or folder {target}")
+        raise SurgeryError(f"--model belongs to a checkpoint, and there is no file or folder {target}", code="file")
     if depth is not None and max(depth) > _DEEPEST:
-        raise SurgeryError(f"--depth {max(depth)}: a section may get at most {_DEEPEST} blocks")
+        raise SurgeryError(f"--depth {max(depth)}: a section may get at most {_DEEPEST} blocks", code="argument")
     if plot is not None:
         check_picture(plot)
     steps = Steps(seconds, sys.stderr)
     net = steps("building the model", lambda: build(target))
     if net is None:
-        raise SurgeryError(f"building {target} took more than {seconds:g} s: give more --seconds")
+        raise SurgeryError(f"building {target} took more than {seconds:g} s: give more --seconds", code="run")
     report = report_of(net, width=width, depth=depth, heads=heads, shape=input, name=target, steps=steps)
     if plot is not None:
         draw(report, plot)
@@ -116,7 +117,8 @@ def check(
         if not opened.described:
             raise SurgeryError(
                 f"check runs the model, of which {model} holds tensors only: give timm:NAME, torchvision:NAME, "
-                "module:factory, or a folder with its config.json"
+                "module:factory, or a folder with its config.json",
+                code="argument",
             )
         net = opened.loaded()
     else:

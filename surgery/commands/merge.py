@@ -77,12 +77,12 @@ def merge(
     needs = {_OTHER_FLAGS.get(name, name): p.default is p.empty for name, p in takes.items() if name != "models"}
     for name, value in [*special.items(), ("loss", loss if method != "fisher" else None)]:
         if value is not None and name not in needs:
-            raise SurgeryError(f"{method} takes no --{name}: leave it out")
+            raise SurgeryError(f"{method} takes no --{name}: leave it out", code="argument")
     for name, needed in needs.items():
         if needed and special.get(name, given.get(name)) is None:
-            raise SurgeryError(f"{method} needs {_NEEDED.get(name, f'--set {name}=VALUE')}")
+            raise SurgeryError(f"{method} needs {_NEEDED.get(name, f'--set {name}=VALUE')}", code="argument")
     if not files:
-        raise SurgeryError("there are no models to merge: give two or more files")
+        raise SurgeryError("there are no models to merge: give two or more files", code="argument")
     models, inputs = [Model(file, model, input) for file in files], {}
     made = {"do": "merge", "method": method, "weights": weights, "data": data, "loss": loss, "score": score, **given}
     if weights is not None:
@@ -126,7 +126,9 @@ def method_of(name: str) -> Callable[..., Any]:
     if name not in methods:
         near = difflib.get_close_matches(name, methods, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(methods)}"
-        raise SurgeryError(f"unknown method {name!r}: {hint}, or register one of your own: MODULE:FUNCTION")
+        raise SurgeryError(
+            f"unknown method {name!r}: {hint}, or register one of your own: MODULE:FUNCTION", code="name"
+        )
     return methods[name]
 
 
@@ -168,9 +170,11 @@ def settings(texts: Sequence[str], known: Sequence[str]) -> dict[str, Any]:
         pattern, _, name = left.rpartition(":")
         if not equals or name not in known:
             choice = f"one of {', '.join(known)}" if known else "none, as this method has no settings"
-            raise SurgeryError(f"--set {text}: write NAME=VALUE or PATTERN:NAME=VALUE, where NAME is {choice}")
+            raise SurgeryError(
+                f"--set {text}: write NAME=VALUE or PATTERN:NAME=VALUE, where NAME is {choice}", code="argument"
+            )
         if (pattern or "*") in found.setdefault(name, {}):
-            raise SurgeryError(f"--set {text}: {left} is there twice, give it once")
+            raise SurgeryError(f"--set {text}: {left} is there twice, give it once", code="argument")
         found[name][pattern or "*"] = flags.value_of(right)
     for by_pattern in found.values():
         if "*" in by_pattern:  # the first pattern that matches counts
@@ -181,7 +185,9 @@ def settings(texts: Sequence[str], known: Sequence[str]) -> dict[str, Any]:
 def _pairs(data: str | None) -> list[Any]:
     batches = flags.batches_of(data or "")
     if odd := [one for one in batches if not isinstance(one, list | tuple) or len(one) != 2]:
-        raise SurgeryError(f"--data {data} gives a {type(odd[0]).__name__}: give pairs of inputs and targets")
+        raise SurgeryError(
+            f"--data {data} gives a {type(odd[0]).__name__}: give pairs of inputs and targets", code="argument"
+        )
     return batches
 
 
@@ -196,6 +202,8 @@ def _scorer(score: str | None, models: Sequence[Model]) -> Callable[[Mapping[str
         try:
             return float(found)
         except (TypeError, ValueError, RuntimeError):
-            raise SurgeryError(f"--score {score} gives a {type(found).__name__}, and should give a number") from None
+            raise SurgeryError(
+                f"--score {score} gives a {type(found).__name__}, and should give a number", code="argument"
+            ) from None
 
     return scored

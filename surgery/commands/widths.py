@@ -80,11 +80,11 @@ def prune(
     target: dict[str, Any] = {"macs": macs, "parameters": parameters, "positions": positions}
     target = {name: share for name, share in target.items() if share is not None}
     if len(target) != 1:
-        raise SurgeryError("prune needs a size: give --macs, --parameters or --positions, one of them")
+        raise SurgeryError("prune needs a size: give --macs, --parameters or --positions, one of them", code="argument")
     for name, share in target.items():
         flags.check_share(f"--{name}", share)
     if not 1 <= steps <= 1000:
-        raise SurgeryError(f"--steps {steps}: give a whole number from 1 to 1000")
+        raise SurgeryError(f"--steps {steps}: give a whole number from 1 to 1000", code="argument")
     model, how = source.open(), {"importance": importance, "steps": steps, "heads": heads, "rounding": rounding}
     target["even"] = even
     small, plan, _ = surgery.pruning.prune(
@@ -145,9 +145,11 @@ def permute(
         inverse: undo the --permutations
     """
     if (permutations is None) == (by is None):
-        raise SurgeryError("permute needs an order: give --permutations FILE, or --by, one of the two")
+        raise SurgeryError("permute needs an order: give --permutations FILE, or --by, one of the two", code="argument")
     if inverse and by is not None:
-        raise SurgeryError("--inverse undoes --permutations: give the plan that was written when --by sorted")
+        raise SurgeryError(
+            "--inverse undoes --permutations: give the plan that was written when --by sorted", code="argument"
+        )
     made = {"do": "permute", "permutations": permutations and str(permutations), "by": by, "inverse": inverse}
     model = source.open()
     if permutations is None:
@@ -190,7 +192,8 @@ def align(
     """
     if (by == "activations") != (data is not None):
         raise SurgeryError(
-            f"--by {by} {'takes no' if data else 'needs'} --data, a function that gives batches of inputs"
+            f"--by {by} {'takes no' if data else 'needs'} --data, a function that gives batches of inputs",
+            code="argument",
         )
     draws, model = flags.generator(seed), source.open()
     other = Model(reference)
@@ -220,7 +223,8 @@ def _ordering(model: Model, orders: Mapping[str, Any] | None = None, **by: Any) 
         edit = plan.edits[0]
         raise SurgeryError(
             f"{edit['module'] or 'the model'} keeps a tensor {edit['attribute']!r} along a width that was to get "
-            "another order, and a checkpoint does not hold it: leave that width out, or use symmetry.permute in Python"
+            "another order, and a checkpoint does not hold it: leave that width out, or use symmetry.permute in Python",
+            code="unsupported",
         )
     return plan
 
@@ -246,14 +250,18 @@ def _read(path: Path) -> Plan | dict[str, Any]:
     """Read a plan that permutes, or orders by width."""
     found = read_json(path)
     if not isinstance(found, dict):
-        raise SurgeryError(f'{path} holds no permutations by width, such as {{"fc1.weight:0": [2, 0, 1]}}')
+        raise SurgeryError(f'{path} holds no permutations by width, such as {{"fc1.weight:0": [2, 0, 1]}}', code="file")
     if "format" not in found and "entries" not in found:
         return found
     plan = plan_of(path)
     if odd := [name for name in plan.shapes if not _is_permutation(plan, name)]:
-        raise SurgeryError(f"{path} is a plan that does more to {odd[0]!r} than permute it: use extract or embed")
+        raise SurgeryError(
+            f"{path} is a plan that does more to {odd[0]!r} than permute it: use extract or embed", code="plan"
+        )
     if plan.edits:
-        raise SurgeryError(f"{path} is a plan that also changes the model: use surgery.symmetry.permute in Python")
+        raise SurgeryError(
+            f"{path} is a plan that also changes the model: use surgery.symmetry.permute in Python", code="plan"
+        )
     return plan
 
 

@@ -107,12 +107,14 @@ def check_depth(before: Pass, after: Pass, kept: Mapping[Section, Sequence[int]]
     if after.calls.total() != expected:
         raise SurgeryError(
             f"{after.calls.total()} modules run where {expected} were expected: the forward pass depends on the number "
-            f"of blocks of {', '.join(repr(section.name) for section in kept)}; leave them as they are"
+            f"of blocks of {', '.join(repr(section.name) for section in kept)}; leave them as they are",
+            code="depth",
         )
     free = 1 if before.computed else 0  # the first axis of a detector's outputs is a number of boxes
     if [shape[free:] for shape in after.shapes] != [shape[free:] for shape in before.shapes]:
         raise SurgeryError(
-            f"the output would be {after.shapes} instead of {before.shapes}: leave the sections as they are"
+            f"the output would be {after.shapes} instead of {before.shapes}: leave the sections as they are",
+            code="depth",
         )
 
 
@@ -120,7 +122,9 @@ def check_skips(before: Pass, after: Pass) -> None:
     """SurgeryError if skip connections lead to other blocks, as where outputs are put on a list and taken off it."""
     if before.skips != after.skips:
         block = min(before.skips ^ after.skips)[0]
-        raise SurgeryError(f"a skip connection from {block!r} would lead elsewhere: leave the sections as they are")
+        raise SurgeryError(
+            f"a skip connection from {block!r} would lead elsewhere: leave the sections as they are", code="depth"
+        )
 
 
 _TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4}  # half precision: 0.05
@@ -150,7 +154,8 @@ def check_cached(before: nn.Module, after: nn.Module, example: Any) -> None:
     if why and not _difference(before, example):
         raise SurgeryError(
             f"{type(after).__name__} would {why}: its blocks have to find their slots in the cache; give each "
-            "block its number as an integer attribute (layer_idx), or leave the sections as they are"
+            "block its number as an integer attribute (layer_idx), or leave the sections as they are",
+            code="depth",
         )
 
 

@@ -41,22 +41,26 @@ def depths_by_section(
     given = list(depths.values() if isinstance(depths, Mapping) else depths if isinstance(depths, Sequence) else [None])
     single = [n for d in given for n in (d if lists and isinstance(d, Sequence) and not isinstance(d, str) else [d])]
     if isinstance(depths, str) or not all(type(n) is int for n in single):
-        raise SurgeryError(f"{depths!r} are not numbers of blocks: the model {have}")
+        raise SurgeryError(f"{depths!r} are not numbers of blocks: the model {have}", code="argument")
     if isinstance(depths, Mapping):
         if unknown := [name for name in depths if name not in {section.name for section in found}]:
-            raise SurgeryError(f"there is no section {unknown[0]!r}; the model {have}")
+            raise SurgeryError(f"there is no section {unknown[0]!r}; the model {have}", code="name")
         wanted = [(section, depths.get(section.name, len(section.blocks))) for section in found]
         asked = [section for section in found if section.name in depths]
     else:
         if len(depths) != len(found):
-            raise SurgeryError(f"{len(depths)} depths were given, but one is needed for each section; the model {have}")
+            raise SurgeryError(
+                f"{len(depths)} depths were given, but one is needed for each section; the model {have}",
+                code="argument",
+            )
         wanted, asked = list(zip(found, depths)), [*found]
     for section in asked:
         if isinstance(model, nn.Module) and (again := shared_places(model, section)):
             place, block = again[0]
             raise SurgeryError(
                 f"section {section.name!r} cannot change its depth: {place!r} is the block {block!r} again, and a "
-                "block that is registered twice counts once; give depths by section name and leave this one out"
+                "block that is registered twice counts once; give depths by section name and leave this one out",
+                code="depth",
             )
     return wanted
 
@@ -74,13 +78,15 @@ def check_order(
             continue
         if example is not None:
             raise SurgeryError(
-                f"the example does not run the blocks of section {name!r}: give one that does, or leave it as it is"
+                f"the example does not run the blocks of section {name!r}: give one that does, or leave it as it is",
+                code="ambiguous",
             )
         reason = "a state does not show" if not isinstance(model, nn.Module) else "without an example it is not known"
         raise SurgeryError(
             f"{reason} whether the blocks of section {name!r} run one after another, or beside each other, as experts "
             "do: give the module and its input as example=..."
-            + ("" if isinstance(model, nn.Module) else f", or name the section if they do ({{{name!r}: ...}})")
+            + ("" if isinstance(model, nn.Module) else f", or name the section if they do ({{{name!r}: ...}})"),
+            code="ambiguous",
         )
 
 
@@ -89,18 +95,21 @@ def positions(root: nn.Module, section: Section, depth: int | Sequence[int]) -> 
     have = len(section.blocks)
     if isinstance(depth, int):
         if depth < 1:
-            raise SurgeryError(f"section {section.name!r} cannot have {depth} blocks: keep at least 1")
+            raise SurgeryError(f"section {section.name!r} cannot have {depth} blocks: keep at least 1", code="argument")
         if depth > have:
-            raise SurgeryError(f"section {section.name!r} has {have} blocks, not {depth}: use graft")
+            raise SurgeryError(f"section {section.name!r} has {have} blocks, not {depth}: use graft", code="depth")
         return range(depth)
     if not depth or sorted({*depth} & {*range(have)}) != list(depth):
         raise SurgeryError(
-            f"section {section.name!r} has blocks 0 to {have - 1}: {tuple(depth)} are not ascending positions of blocks"
+            f"section {section.name!r} has blocks 0 to {have - 1}: {tuple(depth)} are not ascending positions of "
+            "blocks",
+            code="argument",
         )
     if depth[0] > 0 and changes_shape(root, section):
         raise SurgeryError(
             f"section {section.name!r} cannot do without its first block {section.blocks[0]!r}, which changes the "
-            "shape of its input (or is not known to keep it): keep position 0"
+            "shape of its input (or is not known to keep it): keep position 0",
+            code="depth",
         )
     return depth
 
@@ -109,7 +118,9 @@ def check_repeatable(root: nn.Module, section: Section, depth: int) -> None:
     """SurgeryError if a section has more blocks than `depth`, or has to grow and its last block cannot be repeated."""
     extra = depth - len(section.blocks)
     if extra < 0:
-        raise SurgeryError(f"section {section.name!r} has {-extra} blocks more than {depth}: use ungraft to drop them")
+        raise SurgeryError(
+            f"section {section.name!r} has {-extra} blocks more than {depth}: use ungraft to drop them", code="depth"
+        )
     if extra and not repeatable(root, section):
         last = section.blocks[-1]
         shapes = [tuple(tensor.shape) for tensor in tensors(root.get_submodule(last)).values() if tensor.ndim > 1]
@@ -119,7 +130,7 @@ def check_repeatable(root: nn.Module, section: Section, depth: int) -> None:
             if shapes
             else "has no matrices"
         )
-        raise SurgeryError(f"section {section.name!r} cannot be deepened: its last block {last!r} {why}")
+        raise SurgeryError(f"section {section.name!r} cannot be deepened: its last block {last!r} {why}", code="depth")
 
 
 Changed = TypeVar("Changed", bound=tuple)
@@ -185,7 +196,9 @@ def first_that_runs(
                 after = watched(made[0], example, grown)
             except SurgeryError as error:
                 changed = ", ".join(repr(section.name) for section in ways)
-                raise SurgeryError(f"another number of blocks in {changed}: {error}; leave them as they are") from error
+                raise SurgeryError(
+                    f"another number of blocks in {changed}: {error}; leave them as they are", code="depth"
+                ) from error
             check_depth(before, after, {section: kept[section] for section in ways})
             check_skips(before, after)
             check_cached(root, made[0], example)

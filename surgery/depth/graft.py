@@ -89,9 +89,11 @@ def graft(
     (5, ['2.0.weight', '3.0.weight'])
     """
     if mode not in ("copy", "identity"):
-        raise SurgeryError(f"unknown mode {mode!r}: choose copy or identity")
+        raise SurgeryError(f"unknown mode {mode!r}: choose copy or identity", code="argument")
     if mode == "identity" and (example is None or not isinstance(model, nn.Module)):
-        raise SurgeryError("mode='identity' runs the model: give a module, and its input as example=...")
+        raise SurgeryError(
+            "mode='identity' runs the model: give a module, and its input as example=...", code="argument"
+        )
     root = checked(model)
     known = ordered_sections(model, example)
     origins: dict[Section, list[int]] = {}  # by position in a deeper section, the block that it is or repeats
@@ -207,7 +209,7 @@ def ungraft(
     (4, ['3.0.bias'])
     """
     if stands_for not in ("equal", "corner", "none"):
-        raise SurgeryError(f"unknown stands_for={stands_for!r}: choose equal, corner or none")
+        raise SurgeryError(f"unknown stands_for={stands_for!r}: choose equal, corner or none", code="argument")
     root = checked(model)
     known = ordered_sections(model, example)
     full = tensors(root)
@@ -267,7 +269,8 @@ def _without(
         if section.blocks[0] in skipped and example is None and (numbered := numbers(root, section)):
             raise SurgeryError(
                 f"the blocks of section {section.name!r} are numbered ({next(iter(numbered))}), and code that looks up "
-                "the first number (a cache) would find nothing: give the model's input as example=..., or keep block 0"
+                "the first number (a cache) would find nothing: give the model's input as example=..., or keep block 0",
+                code="depth",
             )
     shifts = {
         section: Shift(

@@ -51,7 +51,8 @@ def zero_branches(
     args, kwargs = uncached(model, example)
     if any(tensor.is_meta for tensor in (*model.parameters(), *tensors_in((args, kwargs)))):
         raise SurgeryError(
-            "mode='identity' compares outputs, but meta tensors have no values: move the model to another device"
+            "mode='identity' compares outputs, but meta tensors have no values: move the model to another device",
+            code="values",
         )
     args, kwargs = varied((args, kwargs))
     expected = clone(model).eval()(*args, **kwargs)
@@ -73,18 +74,20 @@ def zero_branches(
             (runs, every), blocks = _block_runs(blocks[0], *inputs[id(blocks[0])]), blocks[:1]
         else:
             raise SurgeryError(
-                f"block {name!r} is not called on the example, so its copies cannot be made the identity"
+                f"block {name!r} is not called on the example, so its copies cannot be made the identity", code="depth"
             )
         if runs is None or every is None:
             raise SurgeryError(
                 f"block {name!r} is not the identity when its weights are zero (it ends with a norm, or has no "
-                f"residual branch): {way}"
+                f"residual branch): {way}",
+                code="depth",
             )
         zero = _to_zero(copies[0], blocks, runs)
         if still := zero & _without_gradient(blocks, zero, runs):
             raise SurgeryError(
                 f"copies of {name!r} that begin as the identity could not learn: with zeros for {min(still)!r} its "
-                f"residual branch has no gradient (it ends with a ReLU, or multiplies that by itself): {way}"
+                f"residual branch has no gradient (it ends with a ReLU, or multiplies that by itself): {way}",
+                code="depth",
             )
         if unused := _unused(copies[0], blocks, every) - zero:
             zero |= unused
@@ -100,7 +103,9 @@ def zero_branches(
         for parameter in (p for block in copies for key, p in block.named_parameters() if key in zero):
             parameter.zero_()
     if not _close(clone(deeper).eval()(*args, **kwargs), expected):
-        raise SurgeryError(f"the copies of {', '.join(grafted)} change the model's output: use mode='copy'")
+        raise SurgeryError(
+            f"the copies of {', '.join(grafted)} change the model's output: use mode='copy'", code="depth"
+        )
 
 
 def _zero(block: nn.Module, trials: Sequence[nn.Module], called: nn.Module, given: Call) -> None:

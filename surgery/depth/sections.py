@@ -62,7 +62,9 @@ def ordered_sections(model: nn.Module | State, example: Any = None) -> dict[Sect
     That is known where the example shows it, of entries of a Sequential, and of blocks that are declared to be blocks.
     """
     if example is not None and not isinstance(model, nn.Module):
-        raise SurgeryError("a state cannot be run on an example: give the module, or leave the example out")
+        raise SurgeryError(
+            "a state cannot be run on an example: give the module, or leave the example out", code="argument"
+        )
     root = as_module(model)
     beside: set[str] = set()
     while True:
@@ -401,7 +403,8 @@ def register_block(kind: Kind) -> Kind:
     """
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
         raise SurgeryError(
-            f"{kind!r} is not a class of modules: register the class, not one of its modules or its name"
+            f"{kind!r} is not a class of modules: register the class, not one of its modules or its name",
+            code="argument",
         )
     BLOCKS[kind] = None
     return kind

@@ -75,7 +75,8 @@ def insert(model: nn.Module, name: str, copies: list[nn.Module], grow: bool) -> 
     if runs_nothing(block):
         raise SurgeryError(
             f"{name!r} is a {type(block).__name__}, which is not called itself, so nothing can be chained to it: only "
-            "the list around it could grow, which takes the model's input as example=..."
+            "the list around it could grow, which takes the model's input as example=...",
+            code="depth",
         )
     owner._modules[child] = Chain(block, *copies)
     owner._modules[child].training = block.training
@@ -119,13 +120,15 @@ def _drop_child(model: nn.Module, parent: str, child: str, shrink: bool) -> list
         if runs_nothing(block):
             raise SurgeryError(
                 f"{name!r} is a {type(block).__name__}, which is not called itself, so nothing can take its place: "
-                "only the list around it could shrink, which takes the model's input as example=..."
+                "only the list around it could shrink, which takes the model's input as example=...",
+                code="depth",
             )
         if returns_several(block):
             raise SurgeryError(
                 f"block {name!r} ({type(block).__name__}) returns several values, so no identity can take its place: "
                 + ("give the model's input as example=..., or " if is_list(owner) else "")
-                + "leave its section as it is"
+                + "leave its section as it is",
+                code="depth",
             )
         edit = {"do": "skip", "module": name}
     apply_edit(model, edit)

@@ -101,10 +101,14 @@ def as_module(model: nn.Module | Mapping[str, Tensor]) -> nn.Module:
     if isinstance(model, nn.Module):
         for name, _, own in owners(model):
             if any(map(is_lazy, own.values())):
-                raise SurgeryError(f"module {name!r} is lazy and has no weights yet: run one forward pass first")
+                raise SurgeryError(
+                    f"module {name!r} is lazy and has no weights yet: run one forward pass first", code="unsupported"
+                )
         return model
     if not isinstance(model, Mapping):
-        raise SurgeryError(f"{type(model).__name__} is neither a module nor a state: give one of these")
+        raise SurgeryError(
+            f"{type(model).__name__} is neither a module nor a state: give one of these", code="argument"
+        )
     root = Part()
     for name, tensor in model.items():
         *path, last = name.split(".")

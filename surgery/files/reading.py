@@ -85,12 +85,14 @@ def read_json(path: Path) -> Any:
     """What a file of JSON says; SurgeryError that names a file that cannot be read, or is none."""
     try:
         if path.stat().st_size > _LARGEST:
-            raise SurgeryError(f"{path} is too large for a file of JSON")
+            raise SurgeryError(f"{path} is too large for a file of JSON", code="file")
         return json.loads(path.read_bytes())
     except OSError as error:
-        raise SurgeryError(f"{path} cannot be read: {error.strerror or error}") from None
+        raise SurgeryError(f"{path} cannot be read: {error.strerror or error}", code="file") from None
     except (ValueError, RecursionError) as error:
-        raise SurgeryError(f"{path} is no JSON ({first_line(error)}): mend it, or fetch it again") from None
+        raise SurgeryError(
+            f"{path} is no JSON ({first_line(error)}): mend it, or fetch it again", code="file"
+        ) from None
 
 
 def open_state(path: str | Path) -> Checkpoint:
@@ -115,7 +117,7 @@ def open_state(path: str | Path) -> Checkpoint:
         if path.is_dir():
             return _folder(path)
         if not path.is_file():
-            raise SurgeryError(f"{path}: there is no such file or folder")
+            raise SurgeryError(f"{path}: there is no such file or folder", code="file")
         if path.name.endswith(".index.json"):
             return _sharded(path, path)
         if path.suffix == ".safetensors":
@@ -123,16 +125,18 @@ def open_state(path: str | Path) -> Checkpoint:
         if path.suffix in TORCH:
             return Checkpoint(_torch(path), path, {}, (path,))
     except OSError as error:
-        raise SurgeryError(f"{path} cannot be read: {error.strerror or error}") from None
-    raise SurgeryError(f"{path}: give a file *.safetensors, *{', *'.join(TORCH)} or a folder with one")
+        raise SurgeryError(f"{path} cannot be read: {error.strerror or error}", code="file") from None
+    raise SurgeryError(f"{path}: give a file *.safetensors, *{', *'.join(TORCH)} or a folder with one", code="file")
 
 
 def _folder(path: Path) -> Checkpoint:
     found = [path / name for name in _IN_FOLDERS if (path / name).is_file()][:1] or sorted(path.glob("*.safetensors"))
     if not found:
-        raise SurgeryError(f"{path} holds no {', '.join(_IN_FOLDERS)}")
+        raise SurgeryError(f"{path} holds no {', '.join(_IN_FOLDERS)}", code="file")
     if len(found) > 1:
-        raise SurgeryError(f"{path} holds {len(found)} .safetensors files and no {INDEX}: give one of the files")
+        raise SurgeryError(
+            f"{path} holds {len(found)} .safetensors files and no {INDEX}: give one of the files", code="ambiguous"
+        )
     if found[0].name.endswith(".index.json"):
         return _sharded(found[0], path)
     inside = open_state(found[0])
@@ -143,17 +147,19 @@ def _sharded(index: Path, path: Path) -> Checkpoint:
     found = read_json(index)
     places = found.get("weight_map") if isinstance(found, dict) else None
     if not isinstance(places, dict):
-        raise SurgeryError(f"{index} is damaged or no index of shards: it has no entries under weight_map")
+        raise SurgeryError(f"{index} is damaged or no index of shards: it has no entries under weight_map", code="file")
     shards: dict[str, Checkpoint] = {}
     entries = {}
     for name, file in places.items():
         if not isinstance(file, str) or file not in shards:
             plain = isinstance(file, str) and is_plain(file) and not file.endswith(".json")
             if not plain or not index.with_name(file).is_file():
-                raise SurgeryError(f"{index}: {name!r} is in {str(file)[:60]!r}, which is no file beside the index")
+                raise SurgeryError(
+                    f"{index}: {name!r} is in {str(file)[:60]!r}, which is no file beside the index", code="file"
+                )
             shards[file] = open_state(index.with_name(file))
         if name not in shards[file]:
-            raise SurgeryError(f"{index}: {name!r} is not in {file}")
+            raise SurgeryError(f"{index}: {name!r} is not in {file}", code="file")
         entries[name] = shards[file].pieces(name)
     metadata = next((shard.metadata for shard in shards.values()), {})
     return Checkpoint(entries, path, metadata, (index, *(index.with_name(file) for file in shards)))
@@ -168,7 +174,7 @@ def _safetensors(path: Path) -> Checkpoint:
     try:
         from safetensors import SafetensorError, safe_open  # which surgery does without until a file is read
     except ImportError:
-        raise SurgeryError(f"reading {path} needs a package: pip install safetensors") from None
+        raise SurgeryError(f"reading {path} needs a package: pip install safetensors", code="missing") from None
     file, lock = open(path, "rb", buffering=0), threading.Lock()  # noqa: SIM115 - closed with the last of the tensors
     try:
         with safe_open(path, "pt"):
@@ -176,11 +182,16 @@ def _safetensors(path: Path) -> Checkpoint:
             header = json.loads(file.read(length), object_pairs_hook=_once)
     except (SafetensorError, ValueError, RecursionError) as error:
         why = first_line(error).removeprefix("Error while deserializing header: ")[:120]
-        raise SurgeryError(f"{path} is damaged or no safetensors file: {why}; fetch or save it again") from None
+        raise SurgeryError(
+            f"{path} is damaged or no safetensors file: {why}; fetch or save it again", code="file"
+        ) from None
     metadata, entries = header.pop("__metadata__", None) or {}, {}
     for name, one in header.items():
         if (dtype := DTYPES.get(one["dtype"])) is None:
-            raise SurgeryError(f"{path}: tensor {name!r} has the dtype {one['dtype']!r}, which is not read: convert it")
+            raise SurgeryError(
+                f"{path}: tensor {name!r} has the dtype {one['dtype']!r}, which is not read: convert it",
+                code="unsupported",
+            )
         read = partial(_read, file, lock, path, dtype, 8 + length + one["data_offsets"][0])
         entries[name] = Pieces(tuple(one["shape"]), dtype, read)
     return Checkpoint(entries, path, metadata, (path,))
@@ -202,7 +213,9 @@ def _read(
         file.seek(offset + start * dtype.itemsize)
         while view:
             if not (count := file.readinto(view)):
-                raise SurgeryError(f"{path} is shorter than it was when it was opened: do not change it meanwhile")
+                raise SurgeryError(
+                    f"{path} is shorter than it was when it was opened: do not change it meanwhile", code="file"
+                )
             view = view[count:]
     return data.view(dtype)
 
@@ -217,17 +230,23 @@ def _torch(path: Path) -> dict[str, Pieces]:
         if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
             found = found[key]
     if not isinstance(found, Mapping) or not found:
-        raise SurgeryError(f"{path} holds no state dict: save model.state_dict()")
+        raise SurgeryError(f"{path} holds no state dict: save model.state_dict()", code="file")
     if odd := [name for name, value in found.items() if not isinstance(name, str) or not isinstance(value, Tensor)]:
         what = type(found[odd[0]]).__name__
-        raise SurgeryError(f"{path} holds a {what} as {odd[0]!r}: save model.state_dict(), in which all are tensors")
+        raise SurgeryError(
+            f"{path} holds a {what} as {odd[0]!r}: save model.state_dict(), in which all are tensors", code="file"
+        )
     for prefix in _PREFIXES:
         if all(name.startswith(prefix) for name in found):
             found = {name.removeprefix(prefix): tensor for name, tensor in found.items()}
     if odd := [name for name, tensor in found.items() if tensor.layout is not torch.strided or tensor.is_quantized]:
-        raise SurgeryError(f"{path}: tensor {odd[0]!r} is sparse or quantised: save it as a plain tensor")
+        raise SurgeryError(
+            f"{path}: tensor {odd[0]!r} is sparse or quantised: save it as a plain tensor", code="unsupported"
+        )
     if odd := [name for name, tensor in found.items() if tensor.is_meta]:
-        raise SurgeryError(f"{path}: tensor {odd[0]!r} is on the meta device and has no values: save one that has")
+        raise SurgeryError(
+            f"{path}: tensor {odd[0]!r} is on the meta device and has no values: save one that has", code="values"
+        )
     pieces: dict[tuple, Pieces] = {}  # tied tensors, which lie in the same memory, are one
     same = {name: (t.data_ptr() or id(t), t.dtype, t.shape, t.stride()) for name, t in found.items()}
     _check_claims(path, {same[name]: (name, tensor) for name, tensor in found.items()}.values())
@@ -243,7 +262,9 @@ def _check_claims(path: Path, tensors: Collection[tuple[str, Tensor]]) -> None:
         name, most = max(tensors, key=lambda one: one[1].nbytes - one[1].untyped_storage().nbytes())
         raise SurgeryError(
             f"{path}: its tensors claim {claimed:,} bytes, and it holds {held:,} of them; {name!r} alone, "
-            f"{tuple(most.shape)}, repeats {most.untyped_storage().nbytes():,}: save tensors as they were before expand"
+            f"{tuple(most.shape)}, repeats {most.untyped_storage().nbytes():,}: save tensors as they were before "
+            "expand",
+            code="file",
         )
 
 
@@ -252,9 +273,9 @@ def _loaded(path: Path) -> Any:
     with open(path, "rb") as file:
         beginning = file.read(2)
     if not beginning:
-        raise SurgeryError(f"{path} is empty: fetch or save it again")
+        raise SurgeryError(f"{path} is empty: fetch or save it again", code="file")
     if not beginning.startswith(_BEGINNINGS):
-        raise SurgeryError(f"{path} is no file of torch.save: fetch it again, or save model.state_dict()")
+        raise SurgeryError(f"{path} is no file of torch.save: fetch it again, or save model.state_dict()", code="file")
     try:
         _check_records(path)
         mapped = is_zipfile(path)  # not what was written before PyTorch 1.6
@@ -262,10 +283,10 @@ def _loaded(path: Path) -> Any:
     except SurgeryError:
         raise
     except BadZipFile as error:
-        raise SurgeryError(f"{path} is damaged ({first_line(error)}): fetch or save it again") from None
+        raise SurgeryError(f"{path} is damaged ({first_line(error)}): fetch or save it again", code="file") from None
     except UnpicklingError:
         what = "is damaged, or holds other objects than tensors, which could run code"
-        raise SurgeryError(f"{path} {what}: save model.state_dict() instead") from None
+        raise SurgeryError(f"{path} {what}: save model.state_dict() instead", code="file") from None
     except Exception as error:  # of a damaged file: zipfile's, struct's, pickle's, ...
         before = isinstance(error, OSError) and error.errno == errno.EINVAL  # a seek to a place before the beginning
         if isinstance(error, OSError) and not before:
@@ -273,7 +294,7 @@ def _loaded(path: Path) -> Any:
         # Errors of other kinds say nothing to a user, and those of PytorchStreamReader are about archives.
         cut = before or not isinstance(error, RuntimeError) or re.search("PytorchStreamReader|magic number", str(error))
         why = "it is none, damaged or cut short; fetch or save it again" if cut else first_line(error)
-        raise SurgeryError(f"{path} cannot be read as a file of torch.save: {why}") from None
+        raise SurgeryError(f"{path} cannot be read as a file of torch.save: {why}", code="file") from None
 
 
 def _check_records(path: Path) -> None:
@@ -287,12 +308,15 @@ def _check_records(path: Path) -> None:
             records = archive.infolist()
             names = [record.filename for record in records]
             if any("/code/" in name for name in names):
-                raise SurgeryError(f"{path} holds a TorchScript model, which is no checkpoint: save model.state_dict()")
+                raise SurgeryError(
+                    f"{path} holds a TorchScript model, which is no checkpoint: save model.state_dict()", code="file"
+                )
             folder = names[0].partition("/")[0] if names else ""
             if not {f"{folder}/data.pkl", f"{folder}/version"} <= {*names}:
                 raise SurgeryError(
                     f"{path} is a zip file, but no checkpoint: it lacks the data.pkl and the version that torch.save "
-                    "writes into the one folder of it; give the file that was saved, or save model.state_dict()"
+                    "writes into the one folder of it; give the file that was saved, or save model.state_dict()",
+                    code="file",
                 )
             if odd := [record.filename for record in records if record.compress_type != ZIP_STORED]:
                 raise BadZipFile(f"record {odd[0]!r} is compressed, which torch.save never does")

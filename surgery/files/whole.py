@@ -29,7 +29,7 @@ def replacing(path: Path, *, folder: bool = False) -> Iterator[Path]:
         with in_one_step(path, folder=folder) as temporary:
             yield temporary
     except OSError as error:
-        raise SurgeryError(f"{path} cannot be written: {error.strerror or error}") from None
+        raise SurgeryError(f"{path} cannot be written: {error.strerror or error}", code="file") from None
 
 
 @contextmanager
@@ -58,11 +58,11 @@ def check_absent(path: Path, *, folder: bool = False) -> None:
         if there and folder and path.is_dir() and not path.is_symlink() and not path.is_mount():
             there = any(path.iterdir()) or path.samefile(Path.cwd())
     except OSError as error:
-        raise SurgeryError(f"{path} cannot be written: {error.strerror or error}") from None
+        raise SurgeryError(f"{path} cannot be written: {error.strerror or error}", code="file") from None
     if there:
-        raise SurgeryError(f"{path} exists already: give a new name, or delete it first")
+        raise SurgeryError(f"{path} exists already: give a new name, or delete it first", code="file")
     if not path.parent.is_dir():
-        raise SurgeryError(f"{path}: there is no folder {path.parent}")
+        raise SurgeryError(f"{path}: there is no folder {path.parent}", code="file")
 
 
 def is_plain(name: str) -> bool:

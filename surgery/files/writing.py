@@ -28,7 +28,9 @@ Progress = Callable[[int], object]
 def check_new(path: Path) -> None:
     """SurgeryError unless a state can be written to a path: it must be new (or an empty folder), its parent there."""
     if path.suffix not in (".safetensors", ".pt", ".pth", ".bin", ""):
-        raise SurgeryError(f"{path}: give a file *.safetensors, *.pt, *.pth or *.bin, or a folder (without a suffix)")
+        raise SurgeryError(
+            f"{path}: give a file *.safetensors, *.pt, *.pth or *.bin, or a folder (without a suffix)", code="file"
+        )
     check_absent(path, folder=path.suffix == "")
 
 
@@ -70,13 +72,19 @@ def write(
     values = values if isinstance(values, LazyState) else as_state(values, "what is written")
     pieces = {name: pieces_of(values, name) for name in values}
     if odd := [name for name, one in pieces.items() if one.device.type == "meta"]:
-        raise SurgeryError(f"tensor {odd[0]!r} has no data (meta device): give the model its weights first")
+        raise SurgeryError(
+            f"tensor {odd[0]!r} has no data (meta device): give the model its weights first", code="values"
+        )
     with replacing(path, folder=path.suffix == "") as temporary:
         needed, free = sum(one.nbytes for one in pieces.values()), shutil.disk_usage(temporary.parent).free
         if needed and not free:
-            raise SurgeryError(f"{path} cannot be written: nothing is free on its disk, or it takes no files")
+            raise SurgeryError(
+                f"{path} cannot be written: nothing is free on its disk, or it takes no files", code="file"
+            )
         if needed > free:
-            raise SurgeryError(f"{path} would take {needed:,} bytes, and {free:,} bytes of the disk are free")
+            raise SurgeryError(
+                f"{path} would take {needed:,} bytes, and {free:,} bytes of the disk are free", code="file"
+            )
         if path.suffix == ".safetensors":
             _safetensors(temporary, pieces, texts, progress)
         elif path.suffix in TORCH:
@@ -93,7 +101,9 @@ def _safetensors(path: Path, pieces: Mapping[str, Pieces], metadata: Mapping[str
     for name in order:
         one = pieces[name]
         if one.dtype not in _NAMES:
-            raise SurgeryError(f"tensor {name!r} is {one.dtype}, which safetensors files cannot hold: convert it")
+            raise SurgeryError(
+                f"tensor {name!r} is {one.dtype}, which safetensors files cannot hold: convert it", code="unsupported"
+            )
         header[name] = {"dtype": _NAMES[one.dtype], "shape": one.shape, "data_offsets": [end, end + one.nbytes]}
         end += one.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()

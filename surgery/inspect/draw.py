@@ -66,10 +66,12 @@ def draw(report: Report, path: str | Path) -> None:
         from matplotlib.figure import Figure
         from matplotlib.patches import Patch
     except ImportError:
-        raise SurgeryError("matplotlib is not installed: pip install matplotlib") from None
+        raise SurgeryError("matplotlib is not installed: pip install matplotlib", code="missing") from None
     found = bars(report)
     if not found:
-        raise SurgeryError(f"{report.model} has no layer with a matrix, so there is nothing to draw")
+        raise SurgeryError(
+            f"{report.model} has no layer with a matrix, so there is nothing to draw", code="unsupported"
+        )
     axis = {row.before.name: _output_axis(row) for row in report.layers}
     packed = in_rows(coupled(report, [bar.name for bar in found], {bar.name: axis[bar.layer] for bar in found}))[:_ROWS]
     heights = [0.12 + 0.13 * len(packed), 5.2]
@@ -118,7 +120,7 @@ def check_picture(path: Path) -> str:
     """
     kind = path.suffix.lstrip(".").lower()
     if kind not in ("png", "svg", "pdf"):
-        raise SurgeryError(f"{path}: pictures can be saved as .png, .svg, .pdf")
+        raise SurgeryError(f"{path}: pictures can be saved as .png, .svg, .pdf", code="file")
     check_absent(path)
     return kind
 

@@ -129,7 +129,7 @@ class Steps:
 
     def __init__(self, seconds: float | None = None, stream: TextIO | None = None) -> None:
         if seconds is not None and not 0 < seconds <= 10**6:
-            raise SurgeryError(f"--seconds {seconds:g}: give more than 0, and at most 1,000,000")
+            raise SurgeryError(f"--seconds {seconds:g}: give more than 0, and at most 1,000,000", code="argument")
         alone = threading.current_thread() is threading.main_thread()  # no other one gets signals
         self.seconds = seconds if hasattr(signal, "setitimer") and alone else None
         self.stopped: list[str] = []
@@ -191,7 +191,7 @@ def report_of(
     steps = steps or Steps()
     problem, before = _measured(model, example, steps)
     if problem and width is not None:
-        raise SurgeryError(f"{name or type(model).__name__} {problem}")
+        raise SurgeryError(f"{name or type(model).__name__} {problem}", code="run")
     runs_on = None if problem else example
     found = sections(model, example=runs_on)
     places = {key: [key] for key in state(model)}
@@ -231,11 +231,11 @@ def _example(shape: Sequence[int]) -> Tensor:
     """Make two inputs of zeros. SurgeryError if they do not fit into memory, or torch cannot count their elements."""
     said = ",".join(map(str, shape))
     if reason := shortage(8 * math.prod(shape)):
-        raise SurgeryError(f"an input of {said} {reason}: give a smaller one (--input)")
+        raise SurgeryError(f"an input of {said} {reason}: give a smaller one (--input)", code="argument")
     try:
         return torch.zeros(2, *shape)
     except (RuntimeError, TypeError) as error:
-        raise SurgeryError(f"there is no input of {said}: {first_line(error)}") from None
+        raise SurgeryError(f"there is no input of {said}: {first_line(error)}", code="argument") from None
 
 
 def count_macs(model: nn.Module, example: Tensor) -> int:

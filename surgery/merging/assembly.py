@@ -35,7 +35,9 @@ def union(models: Sequence[Mapping[str, Tensor] | nn.Module]) -> LazyState:
         def read(start: int, stop: int) -> Tensor:
             values = pieces.read(start, stop)
             if not values.is_meta and bool(values.isnan().any()):
-                raise SurgeryError(f"{name!r} of model {k} (from 0) holds NaN: mend that model, or leave it out")
+                raise SurgeryError(
+                    f"{name!r} of model {k} (from 0) holds NaN: mend that model, or leave it out", code="values"
+                )
             return values
 
         return replace(pieces, read=read)
@@ -77,7 +79,7 @@ def passthrough(
     [0.0, 1.0, 11.0, 12.0]
     """
     if not isinstance(models, list | tuple) or not models:
-        raise SurgeryError("passthrough takes a list of states or modules")
+        raise SurgeryError("passthrough takes a list of states or modules", code="argument")
     first = models[0]
     skeleton = first if isinstance(first, nn.Module) else metas(first)
     known = ordered_sections(skeleton, example)
@@ -89,12 +91,14 @@ def passthrough(
     for name, chosen in blocks.items():
         if name not in places[0]:
             found = ", ".join(map(repr, places[0])) or "none"
-            raise SurgeryError(f"the first model has no section {name!r}; it has {found}")
+            raise SurgeryError(f"the first model has no section {name!r}; it has {found}", code="name")
         for k, i in chosen:
             if not 0 <= k < len(models) or not 0 <= i < len(places[k].get(name, ())):
-                raise SurgeryError(f"section {name!r}: there is no block {i} of model {k}")
+                raise SurgeryError(f"section {name!r}: there is no block {i} of model {k}", code="name")
         if len(set(chosen)) < len(chosen):
-            raise SurgeryError(f"section {name!r} repeats a block: list its model twice, and take the second's")
+            raise SurgeryError(
+                f"section {name!r} repeats a block: list its model twice, and take the second's", code="argument"
+            )
     check_order(skeleton, known, [section for section in known if section.name in blocks], blocks, example)
     resized, names = _resized(skeleton, {s: len(b) for s, b in blocks.items()}, places[0], example)
     shapes = metas(resized) if not isinstance(resized, nn.Module) else metas(as_state(resized))
@@ -108,7 +112,9 @@ def passthrough(
         source = _source(name, names, blocks, now, places, outside or {})
         if source not in whole or pieces_of(whole, source).shape != tuple(like.shape):
             there = f"the shape {pieces_of(whole, source).shape} there" if source in whole else "no counterpart there"
-            raise SurgeryError(f"{name!r} of shape {tuple(like.shape)} comes from {source!r}, and has {there}")
+            raise SurgeryError(
+                f"{name!r} of shape {tuple(like.shape)} comes from {source!r}, and has {there}", code="mismatch"
+            )
         entries[name] = (Source(source, (None,) * like.ndim),)
     every = {name: pieces_of(whole, name).shape for name in whole}
     plan = Plan(entries, every, dtypes={name: pieces_of(whole, name).dtype for name in whole})

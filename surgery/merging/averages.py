@@ -70,7 +70,7 @@ def greedy_soup(models: Models, *, score: Callable[[Any], float]) -> Soup:
     def scored(state: Any) -> float:
         value = float(score(state))
         if value != value:
-            raise SurgeryError("the score of a model is NaN, so that models cannot be compared by it")
+            raise SurgeryError("the score of a model is NaN, so that models cannot be compared by it", code="values")
         return value
 
     scores = [scored(state) for state in states]
@@ -109,7 +109,9 @@ def _fisher(group: Group, information: list[Pieces]) -> Reader:
     shares, shape = group.shares(), group.tensors[0].shape
     for k, own in zip(group.places, information):
         if own.shape != shape:
-            raise SurgeryError(f"the Fisher information of {group.name!r} is {own.shape} in model {k}: need {shape}")
+            raise SurgeryError(
+                f"the Fisher information of {group.name!r} is {own.shape} in model {k}: need {shape}", code="mismatch"
+            )
 
     def read(start: int, stop: int) -> Tensor:
         total: Any = 0
@@ -120,7 +122,8 @@ def _fisher(group: Group, information: list[Pieces]) -> Reader:
             weight = share * known.read(start, stop).to(value)
             if not bool((weight >= 0).all() & weight.isfinite().all()):
                 raise SurgeryError(
-                    f"the Fisher information of {group.name!r} is negative, NaN or infinite in model {group.places[i]}"
+                    f"the Fisher information of {group.name!r} is negative, NaN or infinite in model {group.places[i]}",
+                    code="values",
                 )
             total, below, plain = total + weight * value, below + weight, plain + share * value
         return torch.where(below > 0, total / below.masked_fill(below == 0, 1), plain)
@@ -164,10 +167,13 @@ def _regmean(group: Group, grams: list[Pieces], alpha: float) -> Reader:
         if tuple(one.shape) != (inputs, inputs):
             raise SurgeryError(
                 f"the inner products for {group.name!r} have shape {tuple(one.shape)} in model {k}: its inputs need "
-                f"{(inputs, inputs)}"
+                f"{(inputs, inputs)}",
+                code="mismatch",
             )
         if not bool(one.isfinite().all()):
-            raise SurgeryError(f"the inner products for {group.name!r} hold NaN or infinity in model {k}")
+            raise SurgeryError(
+                f"the inner products for {group.name!r} hold NaN or infinity in model {k}", code="values"
+            )
     left = torch.zeros(inputs, inputs, dtype=torch.float64)
     right = torch.zeros(inputs, out, dtype=torch.float64)
     dead = sum(one.diagonal().abs() for one in products) == 0
@@ -180,7 +186,9 @@ def _regmean(group: Group, grams: list[Pieces], alpha: float) -> Reader:
         solved = torch.linalg.solve(left, right).T
     except RuntimeError:  # torch.linalg.LinAlgError is one
         raise SurgeryError(
-            f"the inner products of the inputs of {group.name!r} cannot be inverted: give alpha below 1, or more inputs"
+            f"the inner products of the inputs of {group.name!r} cannot be inverted: give alpha below 1, or more "
+            "inputs",
+            code="values",
         ) from None
     flat = solved.reshape(-1).to(group.dtype).to(group.tensors[0].device)
     return lambda start, stop: flat[start:stop]
@@ -197,15 +205,19 @@ def _by_measures(
 ) -> State | LazyState:
     """Merge by `kernel(group, its measures, **settings)` the tensors that were measured, others by the mean."""
     if not isinstance(measures, list | tuple) or not all(isinstance(own, Mapping) for own in measures):
-        raise SurgeryError(f"{argument} is a list with the {what} of each model, tensors by name")
+        raise SurgeryError(f"{argument} is a list with the {what} of each model, tensors by name", code="argument")
     names = {name for own in measures for name in own}
     for name in names:
         if lacking := [k for k, own in enumerate(measures) if name not in own]:
-            raise SurgeryError(f"model {lacking[0]} has no {what} of {name!r}, which others have: compute it")
+            raise SurgeryError(
+                f"model {lacking[0]} has no {what} of {name!r}, which others have: compute it", code="mismatch"
+            )
 
     def mean(group: Group, **own: Any) -> Reader:
         if group.places[-1] >= len(measures):
-            raise SurgeryError(f"{len(measures)} models have {what}, and model {group.places[-1]} has none")
+            raise SurgeryError(
+                f"{len(measures)} models have {what}, and model {group.places[-1]} has none", code="argument"
+            )
         shares = group.shares()
         if group.name not in names or len(shares) == 1:
             return combination(group, shares)
@@ -214,7 +226,9 @@ def _by_measures(
     result = merged(mean, models, weights=weights, settings=settings)
     count = stack_size(models) if isinstance(models, Mapping) else len(models)
     if len(measures) > count:
-        raise SurgeryError(f"{len(measures)} models have {what}, and {count} are merged: give each one its own")
+        raise SurgeryError(
+            f"{len(measures)} models have {what}, and {count} are merged: give each one its own", code="argument"
+        )
     if unknown := names - set(result):
-        raise SurgeryError(f"{argument} name {min(unknown)!r}, but the models have no such tensor")
+        raise SurgeryError(f"{argument} name {min(unknown)!r}, but the models have no such tensor", code="name")
     return result

@@ -81,7 +81,8 @@ class Group:
         if bool(values.isnan().any()) or not same:
             raise SurgeryError(
                 f"{self.name!r} of {self.whose[i]} holds NaN or infinity, and so would the result: mend that model, or "
-                "leave it out"
+                "leave it out",
+                code="values",
             )
         self.shared.append(True)
         return values.masked_fill(infinite, 0)
@@ -101,7 +102,8 @@ class Group:
         if min(self.weights) < 0 or not total > 0:
             raise SurgeryError(
                 f"the weights of {self.name!r} are {self.weights}: they are divided by their sum, so give numbers that "
-                "are not negative"
+                "are not negative",
+                code="argument",
             )
         return [weight / total for weight in self.weights]
 
@@ -119,7 +121,9 @@ class Group:
                 if result.dtype != exact.dtype and bool((exact.isfinite() & ~result.to(exact.dtype).isfinite()).any()):
                     raise SurgeryError(
                         f"the merged {self.name!r} does not fit into {like.dtype} (its largest number is "
-                        f"{exact[exact.isfinite()].abs().max():.3g}): take a smaller scale, or convert the models first"
+                        f"{exact[exact.isfinite()].abs().max():.3g}): take a smaller scale, or convert the "
+                        "models first",
+                        code="values",
                     )
                 if not self.shared:
                     return result
@@ -171,13 +175,17 @@ def merged(
     states, base = checked(models, base)
     names, settings = list(states[0]), settings or {}
     if len(states) < least or (exactly and len(states) != exactly):
-        raise SurgeryError(f"{method} merges {exactly or f'at least {least}'} models, got {len(states)}")
+        raise SurgeryError(
+            f"{method} merges {exactly or f'at least {least}'} models, got {len(states)}", code="argument"
+        )
     rows = rows_of(weights, len(states), names)
     for setting, (value, _) in settings.items():
         check_patterns(setting, value, names)
         for one in value.values() if isinstance(value, Mapping) else [value]:
             if isinstance(one, list | tuple) and len(one) != len(states):
-                raise SurgeryError(f"{setting}={one!r} has {len(one)} numbers for {len(states)} models: give one each")
+                raise SurgeryError(
+                    f"{setting}={one!r} has {len(one)} numbers for {len(states)} models: give one each", code="argument"
+                )
     entries = {}
     for name in names:
         group = group_of(name, states, base, of_tensor(name, rows, [1.0] * len(states)))
@@ -196,7 +204,9 @@ def group_of(
     """One tensor of the states whose weight is not 0."""
     places = [k for k, weight in enumerate(weights) if weight]
     if not places:
-        raise SurgeryError(f"all models have the weight 0 for {name!r}: give at least one of them a weight")
+        raise SurgeryError(
+            f"all models have the weight 0 for {name!r}: give at least one of them a weight", code="argument"
+        )
     whose = [getattr(states[k], "what", "") or f"model {k} (from 0)" for k in places]
     tensors, own = [pieces_of(states[k], name) for k in places], [weights[k] for k in places]
     whose.append(getattr(base, "what", "") or "the base")
@@ -206,13 +216,17 @@ def group_of(
 def checked(models: Models, base: Base | None = None) -> tuple[list[Mapping[str, Tensor]], Mapping[str, Tensor] | None]:
     """The models and the base as states; SurgeryError unless they have the same names, shapes and kinds of numbers."""
     if isinstance(models, LazyState | nn.Module):
-        raise SurgeryError("one model cannot be merged: give a list of models, or surgery.stack of them")
+        raise SurgeryError(
+            "one model cannot be merged: give a list of models, or surgery.stack of them", code="argument"
+        )
     if isinstance(models, Mapping):
         models = unstack(models)
     if not isinstance(models, list | tuple):
-        raise SurgeryError(f"models must be a stack or a list of states or modules, not a {type(models).__name__}")
+        raise SurgeryError(
+            f"models must be a stack or a list of states or modules, not a {type(models).__name__}", code="argument"
+        )
     if not models:
-        raise SurgeryError("there are no models to merge: give at least one")
+        raise SurgeryError("there are no models to merge: give at least one", code="argument")
     called = {f"model {k}": model for k, model in enumerate(models)} | ({} if base is None else {"the base": base})
     states = {what: one if isinstance(one, LazyState) else as_state(one, what) for what, one in called.items()}
     first = states["model 0"]
@@ -222,19 +236,23 @@ def checked(models: Models, base: Base | None = None) -> tuple[list[Mapping[str,
             here, there = pieces_of(values, name), pieces_of(first, name)
             if here.dtype.is_complex:
                 raise SurgeryError(
-                    f"tensor {name!r} of {what} is {here.dtype}: average complex tensors by surgery.average"
+                    f"tensor {name!r} of {what} is {here.dtype}: average complex tensors by surgery.average",
+                    code="unsupported",
                 )
             if here.dtype.is_floating_point != there.dtype.is_floating_point:
                 raise SurgeryError(
-                    f"tensor {name!r} is {there.dtype} in model 0 and {here.dtype} in {what}: convert one"
+                    f"tensor {name!r} is {there.dtype} in model 0 and {here.dtype} in {what}: convert one",
+                    code="mismatch",
                 )
             if here.device != there.device:
                 raise SurgeryError(
-                    f"tensor {name!r} is on {there.device} in model 0 and on {here.device} in {what}: move one"
+                    f"tensor {name!r} is on {there.device} in model 0 and on {here.device} in {what}: move one",
+                    code="mismatch",
                 )
             if here.device.type == "meta":
                 raise SurgeryError(
-                    f"tensor {name!r} of {what} has no data (meta device): give the model its weights first"
+                    f"tensor {name!r} of {what} has no data (meta device): give the model its weights first",
+                    code="values",
                 )
     base = states.pop("the base", None)
     return [*states.values()], base
@@ -243,7 +261,9 @@ def checked(models: Models, base: Base | None = None) -> tuple[list[Mapping[str,
 def needed(base: Base | None) -> Base:
     """The base; SurgeryError if there is none."""
     if base is None:
-        raise SurgeryError("task vectors are differences from a base: give the model that was fine-tuned as base=...")
+        raise SurgeryError(
+            "task vectors are differences from a base: give the model that was fine-tuned as base=...", code="argument"
+        )
     return base
 
 
@@ -272,11 +292,11 @@ def number(
     0.5
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise SurgeryError(f"{name}={value!r}{where} is no finite number: give one{way_out}")
+        raise SurgeryError(f"{name}={value!r}{where} is no finite number: give one{way_out}", code="argument")
     if not low <= value <= high or (open_low and value == low):
         above = "above" if open_low else "at least"
         limit = "" if high == math.inf else f" and at most {high:g}"
-        raise SurgeryError(f"{name}={value:g}{where} is out of range: give {above} {low:g}{limit}")
+        raise SurgeryError(f"{name}={value:g}{where} is out of range: give {above} {low:g}{limit}", code="argument")
     return value
 
 
@@ -287,7 +307,7 @@ def switch(name: str, value: Any) -> bool:
     False
     """
     if not isinstance(value, bool):
-        raise SurgeryError(f"{name}={value!r}: give true or false, without quotes")
+        raise SurgeryError(f"{name}={value!r}: give true or false, without quotes", code="argument")
     return value
 
 
@@ -307,11 +327,13 @@ def check_patterns(setting: str, value: Any, names: Iterable[str]) -> None:
     names = list(names)
     for pattern in value if isinstance(value, Mapping) else ():
         if not isinstance(pattern, str):
-            raise SurgeryError(f"{setting} has {pattern!r} as a pattern of tensor names: give a text such as 'layer4'")
+            raise SurgeryError(
+                f"{setting} has {pattern!r} as a pattern of tensor names: give a text such as 'layer4'", code="argument"
+            )
         if not any(matches(name, pattern) for name in names):
             near = difflib.get_close_matches(pattern, names, n=3)
             hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"names are such as {names[0]!r}"
-            raise SurgeryError(f"{setting}: no tensor matches {pattern!r}: {hint}")
+            raise SurgeryError(f"{setting}: no tensor matches {pattern!r}: {hint}", code="name")
 
 
 def rows_of(weights: Weights, k: int, names: Iterable[str]) -> list[float] | dict[str, list[float]]:
@@ -322,12 +344,14 @@ def rows_of(weights: Weights, k: int, names: Iterable[str]) -> list[float] | dic
             found = [float(weight) for weight in (row.tolist() if isinstance(row, Tensor) else row)]
         except (TypeError, ValueError):
             raise SurgeryError(
-                f"weights{where} must be {k} numbers, one for each model, got {repr(row)[:60]}"
+                f"weights{where} must be {k} numbers, one for each model, got {repr(row)[:60]}", code="argument"
             ) from None
         if len(found) != k:
-            raise SurgeryError(f"weights{where} must be {k} numbers, one for each model, got {len(found)}: {found}")
+            raise SurgeryError(
+                f"weights{where} must be {k} numbers, one for each model, got {len(found)}: {found}", code="argument"
+            )
         if not all(map(math.isfinite, found)):
-            raise SurgeryError(f"weights{where} must be finite numbers, got {found}")
+            raise SurgeryError(f"weights{where} must be finite numbers, got {found}", code="argument")
         return found
 
     check_patterns("weights", weights, names)

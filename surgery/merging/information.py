@@ -37,7 +37,9 @@ def fisher_information(
         if isinstance(p, nn.Parameter) and (p.is_floating_point() or p.is_complex())  # others have no gradient
     }
     if not found:
-        raise SurgeryError(f"{type(model).__name__} has no parameters, so that there is no information about them")
+        raise SurgeryError(
+            f"{type(model).__name__} has no parameters, so that there is no information about them", code="unsupported"
+        )
     total, count = {name: torch.zeros_like(p) for name, p in found.items()}, 0
     needs = {name: p.requires_grad for name, p in found.items()}
     with in_mode(model, training=False):
@@ -55,7 +57,9 @@ def fisher_information(
             for name, p in found.items():
                 p.requires_grad_(needs[name])
     if not count:
-        raise SurgeryError("there are no samples to measure the Fisher information on: give at least one batch")
+        raise SurgeryError(
+            "there are no samples to measure the Fisher information on: give at least one batch", code="argument"
+        )
     return {name: (value / count).detach() for name, value in total.items()}
 
 
@@ -65,11 +69,14 @@ def _samples(batches: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
         if not isinstance(batch, list | tuple) or len(batch) != 2:
             raise SurgeryError(
                 f"batch {number} (from 0) is a {type(batch).__name__}: give pairs (inputs, targets), where inputs are "
-                "a tensor, a tuple of arguments or a dict of keyword arguments"
+                "a tensor, a tuple of arguments or a dict of keyword arguments",
+                code="argument",
             )
         if len(sizes := set(_sizes(tuple(batch)))) != 1:
             found = f"tensors of {' and '.join(map(str, sorted(sizes)))} samples" if sizes else "no tensors of samples"
-            raise SurgeryError(f"batch {number} (from 0) has {found}: give inputs and targets [B, ...] of the same B")
+            raise SurgeryError(
+                f"batch {number} (from 0) has {found}: give inputs and targets [B, ...] of the same B", code="argument"
+            )
         for i in range(*sizes):
             yield _sample(batch[0], i), _sample(batch[1], i)
 
@@ -119,12 +126,14 @@ def input_grams(model: nn.Module, batches: Iterable[Any]) -> State:
     if computed := [type(module).__name__ for module in measured if "weight" not in module._parameters]:
         raise SurgeryError(
             f"the weight of a {computed[0]} of this {type(model).__name__} is computed from others (weight norm, "
-            "pruning): make it plain first, by torch's remove functions"
+            "pruning): make it plain first, by torch's remove functions",
+            code="unsupported",
         )
     hooks = [module.register_forward_pre_hook(seen, with_kwargs=True) for module in measured]
     if not hooks:
         raise SurgeryError(
-            f"{type(model).__name__} has no linear layer and no convolution whose inputs could be measured"
+            f"{type(model).__name__} has no linear layer and no convolution whose inputs could be measured",
+            code="unsupported",
         )
     try:
         with in_mode(model, training=False):
@@ -134,7 +143,7 @@ def input_grams(model: nn.Module, batches: Iterable[Any]) -> State:
         for hook in hooks:
             hook.remove()
     if not result:
-        raise SurgeryError("no layer was run: give at least one batch of inputs")
+        raise SurgeryError("no layer was run: give at least one batch of inputs", code="argument")
     return result
 
 

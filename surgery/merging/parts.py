@@ -52,7 +52,8 @@ def gram(group: Group) -> Tensor:
     if bad := [whose for whose, finite in zip(group.whose, result.diagonal().isfinite().tolist()) if not finite]:
         raise SurgeryError(
             f"{group.name!r} of {bad[0]} holds numbers too large for a direction: leave that model out, or merge by "
-            "`linear`"
+            "`linear`",
+            code="values",
         )
     return result
 

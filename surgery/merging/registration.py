@@ -48,14 +48,16 @@ def register_method(function: Callable[..., Tensor]) -> Callable[..., State | La
     name = getattr(function, "__name__", "")
     if not name.isidentifier() or name in METHODS or name in _TAKEN:
         why = "is a method already: give it another name" if name.isidentifier() else "has no name: write it with def"
-        raise SurgeryError(f"{name or function!r} {why}")
+        raise SurgeryError(f"{name or function!r} {why}", code="argument")
     if not (every := [*inspect.signature(function).parameters.values()]):
-        raise SurgeryError(f"{name} takes no argument: its first one is a list of tensors")
+        raise SurgeryError(f"{name} takes no argument: its first one is a list of tensors", code="argument")
     tensors, *parameters = every
     keywords = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
     own = {one.name: one.default for one in keywords if one.name not in ("base", "weights")}
     if required := [setting for setting, default in own.items() if default is inspect.Parameter.empty]:
-        raise SurgeryError(f"{name} has no default for {', '.join(required)}: give one, such as {required[0]}=1.0")
+        raise SurgeryError(
+            f"{name} has no default for {', '.join(required)}: give one, such as {required[0]}=1.0", code="argument"
+        )
     takes = {one.name for one in keywords}
     needs_base = any(one.name == "base" and one.default is inspect.Parameter.empty for one in keywords)
 
@@ -74,7 +76,9 @@ def register_method(function: Callable[..., Tensor]) -> Callable[..., State | La
                 result = function(values, **settings, **({"base": base} if "base" in takes else {}))
             if not isinstance(result, Tensor) or tuple(result.shape) != tuple(shape):
                 got = f"a tensor {tuple(result.shape)}" if isinstance(result, Tensor) else type(result).__name__
-                raise SurgeryError(f"{name} gives {got} for {group.name!r}: a tensor {tuple(shape)} is needed")
+                raise SurgeryError(
+                    f"{name} gives {got} for {group.name!r}: a tensor {tuple(shape)} is needed", code="argument"
+                )
             return result.to(group.dtype)
 
         return Pieces.computed(shape, group.dtype, make).read

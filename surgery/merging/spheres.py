@@ -55,7 +55,8 @@ def _slerp(straight: float, group: Group) -> Reader:
     if math.pi - angle < _SMALL:
         raise SurgeryError(
             f"{group.name!r} points in opposite directions in the two models, so that there is no shortest arc: take "
-            "linear for it, or t = 0 or 1 by its name"
+            "linear for it, or t = 0 or 1 by its name",
+            code="values",
         )
     return combination(group, [math.sin((1 - t) * angle) / math.sin(angle), math.sin(t * angle) / math.sin(angle)])
 
@@ -126,7 +127,9 @@ def _one_step(cosines: Tensor, shares: Tensor, name: str) -> Tensor:
     """The weighted mean of unit vectors, scaled to length 1, as coefficients of the vectors."""
     length = (shares @ cosines @ shares).clamp(min=0).sqrt()
     if length < _SMALL:
-        raise SurgeryError(f"the directions of {name!r} cancel each other: take other weights for it, or linear")
+        raise SurgeryError(
+            f"the directions of {name!r} cancel each other: take other weights for it, or linear", code="values"
+        )
     return shares / length
 
 
@@ -148,7 +151,9 @@ def _center(cosines: Tensor, shares: Tensor, name: str) -> Tensor:
     else:
         if length < math.sqrt(_CLOSE):  # rounding lets it turn around the mean
             return mean
-    raise SurgeryError(f"the directions of {name!r} have no unique mean on the sphere: take other weights, or linear")
+    raise SurgeryError(
+        f"the directions of {name!r} have no unique mean on the sphere: take other weights, or linear", code="values"
+    )
 
 
 def model_stock(models: Models, *, base: Base) -> State | LazyState:

@@ -147,7 +147,10 @@ def ties(
     if across == "tensor":
         return _task_vectors(_largest, models, base, weights, scale, normalize, elect=True, density=(density, 1.0))
     if across != "model" or not isinstance(density, int | float):
-        raise SurgeryError(f"across={across!r} with density={density!r}: give across='tensor', or 'model' and a number")
+        raise SurgeryError(
+            f"across={across!r} with density={density!r}: give across='tensor', or 'model' and a number",
+            code="argument",
+        )
     limits = _limits(models, base, weights, density)
     return _task_vectors(
         lambda group, i: _above(limits[group.places[i]], group, i), models, base, weights, scale, normalize, elect=True
@@ -228,7 +231,7 @@ def _dropped(group: Group, i: int, density: float, *, seed: int, rescale: bool) 
 
 def _seed(seed: int) -> int:
     if isinstance(seed, bool) or not isinstance(seed, int):
-        raise SurgeryError(f"seed={seed!r}: give a whole number")
+        raise SurgeryError(f"seed={seed!r}: give a whole number", code="argument")
     return seed
 
 
@@ -325,7 +328,8 @@ def _by_rank(group: Group, i: int, density: float, epsilon: float, *, seed: int)
     if lowest < 0 or density - epsilon / 2 < 0:
         raise SurgeryError(
             f"density={density:g} and epsilon={epsilon:g} for {group.name!r} give probabilities outside of [0, 1]: "
-            f"give an epsilon of at most {2 * min(density, 1 - density):g}"
+            f"give an epsilon of at most {2 * min(density, 1 - density):g}",
+            code="argument",
         )
 
     def rows(start: int, stop: int) -> Tensor:

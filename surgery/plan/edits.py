@@ -25,7 +25,9 @@ def apply_edit(model: nn.Module, edit: Mapping[str, Any]) -> None:
     except SurgeryError:
         raise
     except (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
-        raise SurgeryError(f"the edit {dict(edit)} does not fit this {type(model).__name__}: {error!r}") from error
+        raise SurgeryError(
+            f"the edit {dict(edit)} does not fit this {type(model).__name__}: {error!r}", code="plan"
+        ) from error
 
 
 def set_attribute(model: nn.Module, module: str, attribute: str, value: Any) -> None:
@@ -55,20 +57,27 @@ def _refuse_unless_plain(owner: nn.Module, module: str, attribute: str, value: A
     for name in path:
         owner = vars(owner).get(name)
         if owner is None or isinstance(owner, nn.Module | Tensor | type) or callable(owner) or is_plain(owner):
-            raise SurgeryError(f"{said}, but {name!r} is no configuration there: the plan is not of this model")
+            raise SurgeryError(
+                f"{said}, but {name!r} is no configuration there: the plan is not of this model", code="plan"
+            )
     if isinstance(owner, nn.Module) and last in _EVERY_MODULE_S:
-        raise SurgeryError(f"{said}, which torch keeps there for itself: the plan was not made by this package")
+        raise SurgeryError(
+            f"{said}, which torch keeps there for itself: the plan was not made by this package", code="plan"
+        )
     kind = getattr(type(owner), last, None)
     stored = last in vars(owner) or (isinstance(kind, property) and kind.fset is not None)
     if last.startswith("__") or not stored or not is_plain(_held(owner, last)):
-        raise SurgeryError(f"{said}, which is no number, text or truth value there: the plan is not of this model")
+        raise SurgeryError(
+            f"{said}, which is no number, text or truth value there: the plan is not of this model", code="plan"
+        )
     if not is_plain(value):
         raise SurgeryError(
-            f"{said} to {value!r}: an attribute becomes a number, a text, a truth value or a list of them"
+            f"{said} to {value!r}: an attribute becomes a number, a text, a truth value or a list of them", code="plan"
         )
     if not is_like(old := _held(owner, last), value):
         raise SurgeryError(
-            f"{said} to {value!r}, which is no value like the {old!r} there: a plan changes values, not their kind"
+            f"{said} to {value!r}, which is no value like the {old!r} there: a plan changes values, not their kind",
+            code="plan",
         )
 
 

@@ -73,13 +73,14 @@ def as_index(index: Iterable) -> Index:
 def selected(name: str, index: Index, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape of what an index reads from a tensor of a shape; SurgeryError if it does not fit."""
     if len(index) != len(shape):
-        raise SurgeryError(f"the index of {name!r} has {len(index)} axes, the tensor {len(shape)}")
+        raise SurgeryError(f"the index of {name!r} has {len(index)} axes, the tensor {len(shape)}", code="plan")
     for runs, size in zip(index, shape):
         if runs is not None and (not runs or any(not 0 <= start < stop <= size for start, stop in runs)):
             shown = f"{list(runs)}" if len(runs) < 9 else f"{list(runs[:8])}..."
             raise SurgeryError(
                 f"{shown} are no ranges in an axis of {size} positions of {name!r}: give pairs (start, stop) "
-                f"with 0 <= start < stop <= {size}, at least one"
+                f"with 0 <= start < stop <= {size}, at least one",
+                code="plan",
             )
     return tuple(size if runs is None else sum(b - a for a, b in runs) for runs, size in zip(index, shape))
 

@@ -96,24 +96,28 @@ class Plan:
         self._normalise()
         for name, sources in self.entries.items():
             if not sources:
-                raise SurgeryError(f"tensor {name!r} of the small model has no source in the full one")
+                raise SurgeryError(f"tensor {name!r} of the small model has no source in the full one", code="plan")
             sizes = set()
             for source in sources:
                 if source.name not in self.shapes:
                     raise SurgeryError(
-                        f"tensor {name!r} is read from {source.name!r}: the full model has no such tensor"
+                        f"tensor {name!r} is read from {source.name!r}: the full model has no such tensor", code="plan"
                     )
                 sizes.add(selected(source.name, source.index, self.shapes[source.name]))
             if len(sizes) > 1:
-                raise SurgeryError(f"the sources of {name!r} have different shapes {sorted(sizes)}")
+                raise SurgeryError(f"the sources of {name!r} have different shapes {sorted(sizes)}", code="plan")
         targets = [source.name for sources in self.entries.values() for source in sources]
         for target, held in self.parts.items() if len(set(targets)) < len(targets) else ():
             for (a, first), (b, second) in combinations(held, 2):
                 if overlapping(first, second, self.shapes[target]):
-                    raise SurgeryError(f"{b!r} and {a!r} are both written to {target!r}: their parts must not overlap")
+                    raise SurgeryError(
+                        f"{b!r} and {a!r} are both written to {target!r}: their parts must not overlap", code="plan"
+                    )
         for name, dtype in self.dtypes.items():
             if name not in self.shapes or not isinstance(dtype, torch.dtype):
-                raise SurgeryError(f"dtypes hold {dtype!r} for {name!r}: give torch dtypes of the full model's tensors")
+                raise SurgeryError(
+                    f"dtypes hold {dtype!r} for {name!r}: give torch dtypes of the full model's tensors", code="plan"
+                )
 
     def _normalise(self) -> None:
         """Give the fields the types that they have when they are read from a file."""
@@ -129,11 +133,12 @@ class Plan:
         except (AttributeError, TypeError, ValueError, RecursionError) as error:
             raise SurgeryError(
                 "a Plan takes entries {small name: (Source(full name, index), ...)}, where an index has for each "
-                f"axis None or ranges ((start, stop), ...), then shapes {{full name: shape}}: {error}"
+                f"axis None or ranges ((start, stop), ...), then shapes {{full name: shape}}: {error}",
+                code="plan",
             ) from None
         for name, shape in fields["shapes"].items():
             if min(shape, default=0) < 0 or math.prod(shape) >= 2**60:
-                raise SurgeryError(f"{name!r} of the full model cannot have the shape {shape}")
+                raise SurgeryError(f"{name!r} of the full model cannot have the shape {shape}", code="plan")
         for name, value in fields.items():
             object.__setattr__(self, name, value)
 
@@ -215,7 +220,7 @@ class Plan:
         if into is not None:
             into, own = _fitted(into, self.shapes, "`into`")
             if own != lead:
-                raise SurgeryError("the small model and `into` must both be states or both be stacks")
+                raise SurgeryError("the small model and `into` must both be states or both be stacks", code="argument")
         if not isinstance(small, LazyState) and not isinstance(into, LazyState):
             like = {} if into is not None else self._like_absent(small)
             pairs = {target: self._written(target, small, into, lead, like) for target in self.shapes}
@@ -250,12 +255,14 @@ class Plan:
         if into is None and (odd := [name for name, tensor in own.items() if tensor.dtype != like.dtype]):
             raise SurgeryError(
                 f"{target!r} is made of {held[0][0]!r} ({like.dtype}) and {odd[0]!r} ({own[odd[0]].dtype}): "
-                "give a full state as `into`, whose dtype is taken"
+                "give a full state as `into`, whose dtype is taken",
+                code="mismatch",
             )
         for name, tensor in own.items() if into is not None else ():
             if not torch.can_cast(tensor.dtype, into[target].dtype):
                 raise SurgeryError(
-                    f"{name!r} is {tensor.dtype}, which {target!r} of `into`, {into[target].dtype}, loses"
+                    f"{name!r} is {tensor.dtype}, which {target!r} of `into`, {into[target].dtype}, loses",
+                    code="mismatch",
                 )
         if len(held) == 1 and is_whole(held[0][1]):
             values = like.clone() if into is None else like.to(into[target], copy=True)
@@ -297,13 +304,14 @@ class Plan:
         (Source(name='w', index=(((1, 3),),)),)
         """
         if not isinstance(inner, Plan):
-            raise SurgeryError(f"a plan composes with a plan, not with a {type(inner).__name__}")
+            raise SurgeryError(f"a plan composes with a plan, not with a {type(inner).__name__}", code="argument")
         if fingerprint(self.small_shapes) != inner.fingerprint:
             a, b = self.small_shapes, inner.shapes
             name = next(name for name in (*a, *b) if a.get(name) != b.get(name))
             raise SurgeryError(
                 "the plans do not fit: the inner plan's full model must be the outer plan's small model, and their "
-                f"tensors differ ({name!r} is {a.get(name, 'missing')} and {b.get(name, 'missing')})"
+                f"tensors differ ({name!r} is {a.get(name, 'missing')} and {b.get(name, 'missing')})",
+                code="mismatch",
             )
         entries = {
             name: tuple(
@@ -326,7 +334,8 @@ class Plan:
         if not has_structure(full, self.structure):
             raise SurgeryError(
                 f"this {type(full).__name__} has the tensors of the plan's full model, but modules of other classes or "
-                "settings (heads, groups, strides, ...): give one from the same constructor"
+                "settings (heads, groups, strides, ...): give one from the same constructor",
+                code="plan",
             )
         return self.built(full)
 
@@ -365,7 +374,8 @@ class Plan:
             if data["format"] != _FORMAT or data["version"] != _VERSION:
                 raise SurgeryError(
                     f"this is {data['format']!r} version {data['version']!r}: expected {_FORMAT!r} version {_VERSION}; "
-                    "another version of this package may read it"
+                    "another version of this package may read it",
+                    code="plan",
                 )
             shapes = {name: tuple(map(operator.index, shape)) for name, shape in data["full"].items()}
             entries = {n: tuple(Source(_text(s), as_index(i)) for s, i in own) for n, own in data["entries"].items()}
@@ -376,9 +386,9 @@ class Plan:
         except SurgeryError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise SurgeryError(f"not a plan: {error!r}") from None
+            raise SurgeryError(f"not a plan: {error!r}", code="plan") from None
         if not same:
-            raise SurgeryError("the plan was changed: its shapes do not match its fingerprint")
+            raise SurgeryError("the plan was changed: its shapes do not match its fingerprint", code="plan")
         return cls(entries, shapes, edits, hashed, dtypes)
 
     def save(self, path: str | os.PathLike) -> None:
@@ -472,7 +482,7 @@ def _fitted(
     try:
         check_same_shapes(shapes, found, f"{what} of the plan", "what was given")
     except SurgeryError as error:
-        raise SurgeryError(f"{error}; give the model that the plan was made for") from None
+        raise SurgeryError(f"{error}; give the model that the plan was made for", code="plan") from None
     return values, int(stacked)
 
 
@@ -502,5 +512,7 @@ def _text(value: Any) -> str:
 def _dtype(name: Any) -> torch.dtype:
     dtype = getattr(torch, _text(name), None)
     if not isinstance(dtype, torch.dtype):
-        raise SurgeryError(f"the plan names the dtype {name!r}, which this version of torch does not have: update it")
+        raise SurgeryError(
+            f"the plan names the dtype {name!r}, which this version of torch does not have: update it", code="plan"
+        )
     return dtype

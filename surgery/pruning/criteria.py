@@ -77,12 +77,16 @@ def importance(
     {'0.weight:0': tensor([3., 7., 2.], dtype=torch.float64)}
     """
     if not callable(by) and by not in get_args(Name):
-        raise SurgeryError(f"unknown criterion by={by!r}: choose {', '.join(get_args(Name))} or give a function")
+        raise SurgeryError(
+            f"unknown criterion by={by!r}: choose {', '.join(get_args(Name))} or give a function", code="argument"
+        )
     check_runs(model, example, "importance")
     if isinstance(by, type):
-        raise SurgeryError(f"by={by.__name__} is a class: give an object of it, {by.__name__}()")
+        raise SurgeryError(f"by={by.__name__} is a class: give an object of it, {by.__name__}()", code="argument")
     if any(tensor.is_meta for tensor in model.parameters()):
-        raise SurgeryError(f"{type(model).__name__} has no weights to score (meta device): load some first")
+        raise SurgeryError(
+            f"{type(model).__name__} has no weights to score (meta device): load some first", code="values"
+        )
     if by == "activation":
         solution, found = read_activations(model, example, _all(batches, by), output)
         names = named_widths(solution)
@@ -98,7 +102,9 @@ def importance(
     scores = {name: found[atom] for name, atom in names.items() if not atom.why and atom in found}
     for name, values in scores.items():
         if not values.isfinite().all():
-            raise SurgeryError(f"{by!r} gives {name!r} scores that are not finite: are its weights, or is the loss?")
+            raise SurgeryError(
+                f"{by!r} gives {name!r} scores that are not finite: are its weights, or is the loss?", code="values"
+            )
     return scores
 
 
@@ -123,7 +129,8 @@ def _summed(weights: Computed, solution: Solution, criterion: Criterion) -> dict
                 got = f"a tensor of {tuple(values.shape)}" if isinstance(values, Tensor) else repr(values)
                 raise SurgeryError(
                     f"by gives {got} for axis {position} of {name!r} {tuple(tensor.shape)}: a score for each of its "
-                    f"{axis.size} positions is needed, or None"
+                    f"{axis.size} positions is needed, or None",
+                    code="argument",
                 )
             for atom, part in onto_atoms(axis, values.detach().cpu().double()).items():
                 if atom not in counted:
@@ -151,7 +158,7 @@ def _criterion(
     vectors = {name for name, shape in shapes.items() if len(shape) == 1}
     if by in ("taylor", "fisher"):
         if loss is None:
-            raise SurgeryError(f"by={by!r} needs `loss`, a function of a model and a batch")
+            raise SurgeryError(f"by={by!r} needs `loss`, a function of a model and a batch", code="argument")
         found = dict(_gradients(model, _all(batches, by), loss, squared=by == "fisher"))
         found |= {joined(*key): found[joined(*tensor)] for key, tensor in weights.keys.items()}
         for key, ratio in weights.ratios.items():
@@ -170,7 +177,8 @@ def _criterion(
         scales = {joined(name, "weight") for name in norms}
         if not scales & shapes.keys():
             raise SurgeryError(
-                f"{type(model).__name__} has no batch norm with weights: take another criterion than {by}"
+                f"{type(model).__name__} has no batch norm with weights: take another criterion than {by}",
+                code="unsupported",
             )
         return lambda name, rows, axis: rows.abs().sum(1) if name in scales else None
     biases = {name for name in vectors if "bias" in name.rpartition(".")[2]}
@@ -180,10 +188,12 @@ def _criterion(
 
 def _all(batches: Iterable[Any], by: str) -> list[Any]:
     if isinstance(batches, Tensor | Mapping) or not isinstance(batches, Iterable):
-        raise SurgeryError(f"batches is a list (or another iterable) of batches, got {type(batches).__name__}")
+        raise SurgeryError(
+            f"batches is a list (or another iterable) of batches, got {type(batches).__name__}", code="argument"
+        )
     batches = list(batches)
     if not batches:
-        raise SurgeryError(f"by={by!r} needs `batches`, at least one")
+        raise SurgeryError(f"by={by!r} needs `batches`, at least one", code="argument")
     return batches
 
 
@@ -204,7 +214,9 @@ def _gradients(
             with explained(f"loss(model, batches[{number}]) fails"):
                 value = loss(twin, batch)
             if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
-                raise SurgeryError(f"loss(model, batch) gives {value!r}: a number that depends on the model is needed")
+                raise SurgeryError(
+                    f"loss(model, batch) gives {value!r}: a number that depends on the model is needed", code="argument"
+                )
             found = torch.autograd.grad(value.sum(), parameters, allow_unused=True)
         for sums, gradient in zip(total, found):
             if gradient is not None:

@@ -124,9 +124,13 @@ def prune(
     """
     check_runs(model, example, "prune")
     if not isinstance(target, Target):
-        raise SurgeryError(f"target is a surgery.pruning.Target of macs, parameters or positions, got {target!r}")
+        raise SurgeryError(
+            f"target is a surgery.pruning.Target of macs, parameters or positions, got {target!r}", code="argument"
+        )
     if finetune is not None and not callable(finetune):
-        raise SurgeryError(f"finetune is a function of a model and the number of a step, got {finetune!r}")
+        raise SurgeryError(
+            f"finetune is a function of a model and the number of a step, got {finetune!r}", code="argument"
+        )
     if is_pruner(importance):  # its class has divided the scores itself, and LAMP's not by a mean
         target = replace(target, normalise=False)
     shares = _shares(steps, target)
@@ -170,7 +174,9 @@ def prune(
                     wanted = replace(wanted, sizing=sizing(part, sizes_before))
                 found = final(wanted)
             except SurgeryError as error:
-                raise SurgeryError(f"step {number} of {len(shares)}, from {left / full:.1%}: {error}") from error
+                raise SurgeryError(
+                    f"step {number} of {len(shares)}, from {left / full:.1%}: {error}", code=error.code
+                ) from error
             if fresh := [one for one in found.whole if (one.tensor, one.axis) not in told]:
                 _log.warning(listed(net, fresh))
                 told |= {(one.tensor, one.axis) for one in fresh}
@@ -193,7 +199,8 @@ def _shares(steps: int | Sequence[float], target: Target) -> Sequence[float]:
     if len(shares) < 2 or not falls or shares[-1] != target.share:
         raise SurgeryError(
             f"steps={steps!r}: give how many, at least 1, or the share that is left after each, falling from 1 to the "
-            f"target's {target.share}"
+            f"target's {target.share}",
+            code="argument",
         )
     return shares[1:]
 
@@ -206,7 +213,9 @@ def _trained(net: nn.Module, finetune: Callable[[nn.Module, int], nn.Module | No
     made = finetune(net, number)
     made = net if made is None else made
     if not isinstance(made, nn.Module):
-        raise SurgeryError(f"finetune(model, {number}) gives {type(made).__name__}: give the trained model, or None")
+        raise SurgeryError(
+            f"finetune(model, {number}) gives {type(made).__name__}: give the trained model, or None", code="argument"
+        )
     check_same_shapes(before, shapes_of(made), "the narrow model", f"what finetune(model, {number}) gives")
     return made
 
@@ -224,5 +233,5 @@ def _report_missed(target: Target, share: float, strict: bool) -> None:
     """Log that a target was missed; raise SurgeryError with `strict`."""
     if message := missed(target, share):
         if strict:
-            raise SurgeryError(message)
+            raise SurgeryError(message, code="target")
         _log.warning(message)

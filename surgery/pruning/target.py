@@ -110,14 +110,16 @@ class Target:
     def __post_init__(self):
         given = [share for what in get_args(What) if (share := getattr(self, what)) is not None]
         if len(given) != 1:
-            raise SurgeryError(f"a target is one share, of {', '.join(get_args(What))}: Target(macs=0.5)")
+            raise SurgeryError(
+                f"a target is one share, of {', '.join(get_args(What))}: Target(macs=0.5)", code="argument"
+            )
         for what, share, whole, floor in (
             (self.what, given[0], "the full model in (0", 0),
             ("floor", self.floor, "a width in [0", 1),
         ):
             number = isinstance(share, Real) and not isinstance(share, bool)
             if not number or not (0 < share <= 1 or (floor and share == 0)):
-                raise SurgeryError(f"Target({what}={share!r}): give a share of {whole}, 1]")
+                raise SurgeryError(f"Target({what}={share!r}): give a share of {whole}, 1]", code="argument")
 
     def __repr__(self) -> str:
         floor = "" if self.floor == 0.1 else f", floor={self.floor}"
@@ -167,7 +169,8 @@ def sizing(target: Target, sizes: Mapping[str, int] = MappingProxyType({})) -> S
                 reasons = f"; {listed(seen.model, whole)}" if whole else ""
                 raise Unreachable(
                     f"{target} cannot be reached: {share:.1%} of the {target.what} are left where every width that can "
-                    f"shrink is at its floor: take a lower floor, another rounding or a larger share{reasons}"
+                    f"shrink is at its floor: take a lower floor, another rounding or a larger share{reasons}",
+                    code="target",
                 )
             return kept
 
@@ -291,7 +294,9 @@ def comparable(scores: Tensor, normalise: bool) -> Tensor:
     if not normalise:
         return scores
     if (scores < 0).any():
-        raise SurgeryError("scores that compete over all widths must not be negative: add a constant to them")
+        raise SurgeryError(
+            "scores that compete over all widths must not be negative: add a constant to them", code="argument"
+        )
     return scores / scores.mean() if scores.any() else scores
 
 

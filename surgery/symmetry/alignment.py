@@ -91,11 +91,11 @@ def align(
     """
     models = list(models) if isinstance(models, list | tuple) else []
     if not models or not all(isinstance(model, nn.Module) for model in models):
-        raise SurgeryError("align takes a list of models of one architecture")
+        raise SurgeryError("align takes a list of models of one architecture", code="argument")
     if isinstance(to, bool) or not isinstance(to, int) or not 0 <= to < len(models):
-        raise SurgeryError(f"to is the number of one of {len(models)} models, from 0 on, got {to!r}")
+        raise SurgeryError(f"to is the number of one of {len(models)} models, from 0 on, got {to!r}", code="argument")
     if by not in get_args(By):
-        raise SurgeryError(f"unknown by={by!r}: choose {' or '.join(get_args(By))}")
+        raise SurgeryError(f"unknown by={by!r}: choose {' or '.join(get_args(By))}", code="argument")
     aligner, given = Aligner(models[to], example=example, output=output), list(batches)
     search = Search(starts, generator or torch.Generator().manual_seed(0), progress)
     found: list[dict[str, Tensor]] = []
@@ -153,7 +153,7 @@ class Aligner:
         """The permutations of the other model's widths with which what its layers read matches best."""
         self._checked(reference, "the reference"), self._checked(other, "the other model")
         if not batches:
-            raise SurgeryError("by='activations' needs `batches`, at least one batch of inputs")
+            raise SurgeryError("by='activations' needs `batches`, at least one batch of inputs", code="argument")
         one, two = clone(reference), clone(other)
         with one_by_one():
             solution = solve(traced_in_place(reference, self._example, self._output))
@@ -190,13 +190,15 @@ class Aligner:
         values = as_state(given, what)
         check_same(self._shapes, values, "the model that was traced", what)
         if any(tensor.is_meta for tensor in values.values()):
-            raise SurgeryError(f"{what} has no weights to compare (meta device): load some first")
+            raise SurgeryError(f"{what} has no weights to compare (meta device): load some first", code="values")
         members = self._solution.members  # other tensors may hold infinity, as ranges of clipping do
         ordered = {joined(*key) for atom in self._free.values() for key, _ in members[atom]}
         for name, tensor in values.items():
             real = tensor.dtype.to_real().is_floating_point
             if name in ordered and real and not tensor.isfinite().all():
-                raise SurgeryError(f"{name!r} of {what} is not finite: there is no order in which it matches")
+                raise SurgeryError(
+                    f"{name!r} of {what} is not finite: there is no order in which it matches", code="values"
+                )
         return dict(values)
 
 

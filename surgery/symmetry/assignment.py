@@ -58,7 +58,7 @@ def best_choice(likeness: Likeness, free: Sequence[Atom], search: Search) -> dic
     """
     starts = search.starts
     if isinstance(starts, bool) or not isinstance(starts, int) or starts < 1:
-        raise SurgeryError(f"starts is a number of searches, 1 or more, got {starts!r}")
+        raise SurgeryError(f"starts is a number of searches, 1 or more, got {starts!r}", code="argument")
 
     def drawn(atom: Atom) -> list[int]:
         return torch.randperm(atom.size, generator=search.generator).tolist()

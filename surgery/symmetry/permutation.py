@@ -72,10 +72,13 @@ def permute(
     if (permutations is None) == (by is None):
         raise SurgeryError(
             "permute takes either permutations, {'fc1.weight:0': [2, 0, 1]}, or the scores to sort by, "
-            "by=surgery.pruning.importance(...)"
+            "by=surgery.pruning.importance(...)",
+            code="argument",
         )
     if by is None and not isinstance(permutations, Mapping):
-        raise SurgeryError(f"permute takes permutations by width, {{'fc1.weight:0': [2, 0, 1]}}, got {permutations!r}")
+        raise SurgeryError(
+            f"permute takes permutations by width, {{'fc1.weight:0': [2, 0, 1]}}, got {permutations!r}", code="argument"
+        )
     twin, solution = solved_for(model, example, output, "permute")
     choice = _by_name(solution, permutations or {}) if by is None else _best_first(solution, by)
     return permuted(model, twin, solution, choice)
@@ -88,7 +91,9 @@ def _by_name(solution: Solution, permutations: Mapping[str, Sequence[int] | Tens
     for name, order in permutations.items():
         atom = _atom(name, places)
         if atom in choice:
-            raise SurgeryError(f"{name!r} is a width that has a permutation under another name already")
+            raise SurgeryError(
+                f"{name!r} is a width that has a permutation under another name already", code="argument"
+            )
         choice[atom] = _order(name, atom, order)
     return choice
 
@@ -140,9 +145,11 @@ def _atom(name: str, places: Mapping[str, Atom]) -> Atom:
         near = several or difflib.get_close_matches(str(name), places, n=2)
         hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
         why = "several widths lie along it" if several else "the model has no such width"
-        raise SurgeryError(f"{name!r} cannot be permuted, {why}: {hint}surgery.widths lists all by name")
+        raise SurgeryError(f"{name!r} cannot be permuted, {why}: {hint}surgery.widths lists all by name", code="name")
     if why := places[name].order:
-        raise SurgeryError(f"the {places[name].size} positions of {name!r} cannot be put in another order: {why}")
+        raise SurgeryError(
+            f"the {places[name].size} positions of {name!r} cannot be put in another order: {why}", code="width"
+        )
     return places[name]
 
 
@@ -152,10 +159,13 @@ def _order(name: str, atom: Atom, given: Any) -> list[int]:
         whole = not order.is_floating_point() and order.dtype != torch.bool
         found = order.tolist() if whole else None
     except (TypeError, ValueError, RuntimeError) as error:
-        raise SurgeryError(f"the permutation of {name!r} is no list of positions: {first_line(error)}") from error
+        raise SurgeryError(
+            f"the permutation of {name!r} is no list of positions: {first_line(error)}", code="argument"
+        ) from error
     if order.shape != (atom.size,) or found is None or sorted(found) != list(range(atom.size)):
         raise SurgeryError(
             f"the permutation of {name!r}, a width of {atom.size} positions, must hold each of 0 to {atom.size - 1} "
-            f"once, got {str(found if found is not None else given)[:60]}"
+            f"once, got {str(found if found is not None else given)[:60]}",
+            code="argument",
         )
     return found

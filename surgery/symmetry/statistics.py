@@ -55,19 +55,22 @@ def repair(
     (tensor([3.]), tensor([4.]), tensor([0.]))
     """
     if not isinstance(model, nn.Module):
-        raise SurgeryError(f"repair runs the model: give a module, not a {type(model).__name__}")
+        raise SurgeryError(f"repair runs the model: give a module, not a {type(model).__name__}", code="argument")
     if isinstance(batches, Tensor | Mapping) or not isinstance(batches, Iterable):
-        raise SurgeryError(f"batches is a list (or another iterable) of inputs, got a {type(batches).__name__}")
+        raise SurgeryError(
+            f"batches is a list (or another iterable) of inputs, got a {type(batches).__name__}", code="argument"
+        )
     twin = clone(model)
     norms = [m for m in twin.modules() if isinstance(m, BatchNorm) and m.running_mean is not None]
     if ends or weights is not None:
         if norms or not ends:
             what = "has batch norms: leave out ends and weights" if norms else "was averaged by weights: give its ends"
-            raise SurgeryError(f"{type(model).__name__} {what}")
+            raise SurgeryError(f"{type(model).__name__} {what}", code="argument")
         return _rescaled(twin, list(batches), list(ends), weight_rows(weights, len(ends), False))
     if not norms:
         raise SurgeryError(
-            f"{type(model).__name__} has no batch norm that keeps statistics: give the averaged models as `ends`"
+            f"{type(model).__name__} has no batch norm that keeps statistics: give the averaged models as `ends`",
+            code="unsupported",
         )
     before = [(norm.momentum, copy.deepcopy(norm.num_batches_tracked)) for norm in norms]
     calls: dict[nn.Module, int] = dict.fromkeys(norms, 0)
@@ -101,7 +104,7 @@ def _run(model: nn.Module, batches: Iterable[Any]) -> None:
         with explained(what, "; give inputs without labels, two or more in a batch"):
             call(model, copied(batch))
     if number < 0:
-        raise SurgeryError("repair needs `batches`, at least one")
+        raise SurgeryError("repair needs `batches`, at least one", code="argument")
 
 
 class _Moments:
@@ -147,7 +150,7 @@ _SCALED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
 def _rescaled(model: nn.Module, batches: list[Any], ends: list[nn.Module], weights: Tensor) -> nn.Module:
     """The model itself, each layer after those before it; a channel that is constant is only shifted."""
     if weights.ndim != 1:
-        raise SurgeryError("repair needs one weight for each of the ends")
+        raise SurgeryError("repair needs one weight for each of the ends", code="argument")
     for number, end in enumerate(ends):
         check_same(state(model), as_state(end, f"ends[{number}]"), "the model", f"ends[{number}]")
     names = [name for name, layer in model.named_modules() if isinstance(layer, _SCALED)]
@@ -164,14 +167,19 @@ def _rescaled(model: nn.Module, batches: list[Any], ends: list[nn.Module], weigh
     for name in names:
         if name not in seen[0] or any(one[name].runs != len(batches) for one in seen):
             raise SurgeryError(
-                f"{name!r} does not run once in a pass: its statistics cannot be set right by its weights"
+                f"{name!r} does not run once in a pass: its statistics cannot be set right by its weights",
+                code="unsupported",
             )
         weight = model.get_submodule(name)._parameters.get("weight")
         if name != order[-1] and (weight is None or shared[id(weight)] > 1):
             why = "is computed: remove its parametrization (weight norm, pruning)" if weight is None else "is shared"
-            raise SurgeryError(f"the weight of {name!r} {why}, so that its statistics cannot be set right by it")
+            raise SurgeryError(
+                f"the weight of {name!r} {why}, so that its statistics cannot be set right by it", code="unsupported"
+            )
         if name != order[-1] and model.get_submodule(name).bias is None:
-            raise SurgeryError(f"{name!r} has no bias by which its mean could be set right: give it one of zeros")
+            raise SurgeryError(
+                f"{name!r} has no bias by which its mean could be set right: give it one of zeros", code="unsupported"
+            )
     for name in order[:-1]:
         layer: Any = model.get_submodule(name)
         mean, deviation = _moments(model, batches, [name])[name].mean_and_deviation

@@ -101,13 +101,13 @@ def widen(
         growth = _grown(model, example, output, demand, rate, mode)
     whole = listed(model, growth.whole, "grow")
     if not growth.choice or (whole and strict):
-        raise SurgeryError(whole or f"{type(model).__name__} has no hidden width")
+        raise SurgeryError(whole or f"{type(model).__name__} has no hidden width", code="width")
     plan = growth.outcome
     assert isinstance(plan, Plan)  # of the last attempt, which computes the same
     unused = unused_tensors(growth.solution, growth.choice, model, keep, "grow")
     for shortfall in filter(None, (whole, unused, growth.undescribed)):
         if strict:
-            raise SurgeryError(shortfall)
+            raise SurgeryError(shortfall, code="strict")
         _log.warning(shortfall)
     wide = growth.built(model, plan)
     if noise:
@@ -118,14 +118,20 @@ def widen(
 def _check(model: Any, rate: Any, mode: Any, noise: Any, example: Any) -> None:
     number = isinstance(rate, Real) and not isinstance(rate, bool) and math.isfinite(rate)
     if not number or float(rate) <= 1:
-        raise SurgeryError(f"rate says how many times as wide the model becomes, above 1, got {rate!r}")
+        raise SurgeryError(
+            f"rate says how many times as wide the model becomes, above 1, got {rate!r}", code="argument"
+        )
     if mode not in get_args(Mode):
-        raise SurgeryError(f"unknown mode={mode!r}: choose {' or '.join(get_args(Mode))}")
+        raise SurgeryError(f"unknown mode={mode!r}: choose {' or '.join(get_args(Mode))}", code="argument")
     if isinstance(noise, bool) or not isinstance(noise, Real) or not 0 <= float(noise) < math.inf:
-        raise SurgeryError(f"noise is a share of the weights' standard deviation, 0 or more, got {noise!r}")
+        raise SurgeryError(
+            f"noise is a share of the weights' standard deviation, 0 or more, got {noise!r}", code="argument"
+        )
     check_runs(model, example, "widen")
     if any(tensor.is_meta for tensor in model.parameters()):
-        raise SurgeryError(f"{type(model).__name__} has no weights to repeat (meta device): load some first")
+        raise SurgeryError(
+            f"{type(model).__name__} has no weights to repeat (meta device): load some first", code="values"
+        )
 
 
 class Readers(NamedTuple):
@@ -349,7 +355,9 @@ def _grown(
         try:
             trace = traced_in_place(twin, given, output)
         except SurgeryError as error:
-            raise SurgeryError(f"{error} (in float32, and not in float64 either: widen compares in these)") from error
+            raise SurgeryError(
+                f"{error} (in float32, and not in float64 either: widen compares in these)", code=error.code
+            ) from error
     example, whole = given, {}
 
     def attempt() -> _Growth:
@@ -357,7 +365,9 @@ def _grown(
         chosen = choose(solution, demand)
         sizes = {atom: math.floor(round(atom.size * rate, 9)) for atom in chosen.sliced if not atom.order}
         if (most := max(sizes.values(), default=0)) > _MOST_WIDE:
-            raise SurgeryError(f"rate={rate!r} would give a width of {type(model).__name__} {most:,} positions")
+            raise SurgeryError(
+                f"rate={rate!r} would give a width of {type(model).__name__} {most:,} positions", code="argument"
+            )
         choice = {a: [j % a.size for j in range(n)] for a, n in sizes.items() if n > a.size}
         return _Growth(state(model), twin, example, solution, demand, chosen, choice, readers(solution), rate, mode)
 
@@ -389,14 +399,16 @@ def _grown(
         if not found:
             raise SurgeryError(
                 f"{type(model).__name__} cannot grow: {why.text}, and of which width is not known: leave the modules "
-                "in front of it as they are with keep=[...]"
+                "in front of it as they are with keep=[...]",
+                code="run",
             )
         whole.update(dict.fromkeys(found, why))
         here = attempt()
     raise SurgeryError(
         f"{type(model).__name__} computes something else, or does not run, in more than {_MOST_LEFT} places "
         f"of its code. {listed(model, here.whole, 'grow')}\nLeave these modules, and those that "
-        "share widths with them, as they are with keep=[...]"
+        "share widths with them, as they are with keep=[...]",
+        code="run",
     )
 
 

@@ -153,7 +153,7 @@ def final(request: Request) -> Attempt:
     try:
         return deque(attempts(request), maxlen=1).pop()
     except Unreachable as error:
-        raise SurgeryError(str(error)) from None
+        raise SurgeryError(str(error), code="target") from None
 
 
 def attempts(request: Request, known: Constraints = Constraints()) -> Iterator[Attempt]:
@@ -174,12 +174,12 @@ def attempts(request: Request, known: Constraints = Constraints()) -> Iterator[A
             if known == here.known:  # these widths stay whole already, so it is those of all of the module
                 known = _with_whole(here, stuck, None, everywhere=True)
             if request.strict or known == here.known or len(here.known.whole) >= _MOST_WHOLE:
-                raise SurgeryError(message)
+                raise SurgeryError(message, code="run")
             further = attempt(request, known)
         here = further
         yield here
         if not here.chosen.choice:
-            raise SurgeryError(message)
+            raise SurgeryError(message, code="run")
 
 
 @uncollected()

@@ -100,9 +100,13 @@ class Demand:
         by = self.rounding
         number = by(share) if callable(by) else by * math.ceil(share / by)
         if isinstance(number, bool) or not isinstance(number, Real) or not math.isfinite(number):
-            raise SurgeryError(f"rounding({share}) gives {number!r}: give a function that returns a whole number")
+            raise SurgeryError(
+                f"rounding({share}) gives {number!r}: give a function that returns a whole number", code="argument"
+            )
         if number < 1 <= share:
-            raise SurgeryError(f"rounding({share}) gives {number}, and a width keeps at least 1 position: round up")
+            raise SurgeryError(
+                f"rounding({share}) gives {number}, and a width keeps at least 1 position: round up", code="argument"
+            )
         return max(1, min(size, int(number)))
 
     def pattern_of(self, module: str) -> str | None:
@@ -121,7 +125,8 @@ class Demand:
             b = next(maker for maker in rates if rates[maker] != rates[a])
             raise SurgeryError(
                 f"width asks for {asked[a]} of {a!r} and {asked[b]} of {b!r}, but both make one width of {atom.size} "
-                "positions (they are added, say): give them the same"
+                "positions (they are added, say): give them the same",
+                code="argument",
             )
         return next(iter(rates.values()), self.rate)
 
@@ -129,19 +134,23 @@ class Demand:
 def checked(model: nn.Module, demand: Demand) -> Demand:
     """The demand; SurgeryError if an option is wrong, or a pattern matches no module of the model."""
     if demand.heads not in ("inside", "drop"):
-        raise SurgeryError(f"unknown heads={demand.heads!r}: choose inside or drop")
+        raise SurgeryError(f"unknown heads={demand.heads!r}: choose inside or drop", code="argument")
     if not (callable(demand.rounding) or (type(demand.rounding) is int and demand.rounding > 0)):
-        raise SurgeryError(f"rounding is a function such as math.ceil or a whole number, got {demand.rounding!r}")
+        raise SurgeryError(
+            f"rounding is a function such as math.ceil or a whole number, got {demand.rounding!r}", code="argument"
+        )
     if (
         not isinstance(demand.keep, Sequence)
         or isinstance(demand.keep, str)
         or not all(isinstance(pattern, str) for pattern in demand.keep)
     ):
-        raise SurgeryError(f"keep is a list of names of modules, got {demand.keep!r}")
+        raise SurgeryError(f"keep is a list of names of modules, got {demand.keep!r}", code="argument")
     names = [name for name, _ in model.named_modules(remove_duplicate=False)]
     for pattern in (*demand.keep, *demand.rates):
         if not any(matches(name, pattern) for name in names):
-            raise SurgeryError(f"no module of {type(model).__name__} matches {pattern!r}: {hint(pattern, names)}")
+            raise SurgeryError(
+                f"no module of {type(model).__name__} matches {pattern!r}: {hint(pattern, names)}", code="name"
+            )
     return replace(demand, rounding=math.ceil) if demand.rounding == 1 else demand
 
 
@@ -157,25 +166,31 @@ def parsed(width: Any) -> tuple[float, dict[str, float | int]]:
     """
     if not isinstance(width, Mapping):
         if isinstance(width, nn.Module):
-            raise SurgeryError(f"width is a share in (0, 1], got a {type(width).__name__}: a smaller model is `like`")
+            raise SurgeryError(
+                f"width is a share in (0, 1], got a {type(width).__name__}: a smaller model is `like`", code="argument"
+            )
         if not _is_share(width):
             several = isinstance(width, Integral) and int(width) > 1 and not isinstance(width, bool)
             hint = f", or {{'*': {width}}} for {width} positions of every width" if several else ""
             raise SurgeryError(
-                f"width is a share in (0, 1], or shares by name {{'layer1': 0.5}}{hint}; got {width!r:.60}"
+                f"width is a share in (0, 1], or shares by name {{'layer1': 0.5}}{hint}; got {width!r:.60}",
+                code="argument",
             )
         return width, {}
     rates: dict[str, float | int] = {}
     for pattern, value in width.items():
         if not isinstance(pattern, str):
-            raise SurgeryError(f"width gives shares by the names of modules, got {pattern!r} as a name")
+            raise SurgeryError(
+                f"width gives shares by the names of modules, got {pattern!r} as a name", code="argument"
+            )
         if isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1:
             rates[pattern] = int(value)
         elif _is_share(value) and not isinstance(value, Integral):
             rates[pattern] = value
         else:
             raise SurgeryError(
-                f"width[{pattern!r}] is a share in (0, 1], or a whole number of positions such as 8, got {value!r:.60}"
+                f"width[{pattern!r}] is a share in (0, 1], or a whole number of positions such as 8, got {value!r:.60}",
+                code="argument",
             )
     base = rates.pop("*") if [*rates][-1:] == ["*"] and not isinstance(rates["*"], int) else 1.0
     return base, rates
@@ -224,7 +239,9 @@ def traced_widths(trace: Trace) -> tuple[dict[str, Atom], dict[Axis, axes.Axis]]
 def checked_scores(scores: Any, widths: Mapping[str, Atom], what: str = "scores") -> dict[str, Tensor]:
     """The scores as float64 tensors; SurgeryError for those of no width of the model, or of a wrong length."""
     if not isinstance(scores, Mapping):
-        raise SurgeryError(f"{what} takes scores by width, as surgery.pruning.importance gives them, got {scores!r}")
+        raise SurgeryError(
+            f"{what} takes scores by width, as surgery.pruning.importance gives them, got {scores!r}", code="argument"
+        )
     found = {}
     for name, values in scores.items():
         if name not in widths:
@@ -234,18 +251,19 @@ def checked_scores(scores: Any, widths: Mapping[str, Atom], what: str = "scores"
                 if near
                 else "take surgery.pruning.importance of this model"
             )
-            raise SurgeryError(f"{what} has scores of {name!r}, and the model has no such width: {hint}")
+            raise SurgeryError(f"{what} has scores of {name!r}, and the model has no such width: {hint}", code="name")
         try:
             values = torch.as_tensor(values).detach().cpu().double()
         except (TypeError, ValueError, RuntimeError) as error:
-            raise SurgeryError(f"scores of {name!r} are no numbers: {first_line(error)}") from error
+            raise SurgeryError(f"scores of {name!r} are no numbers: {first_line(error)}", code="argument") from error
         if tuple(values.shape) != (widths[name].size,):
             raise SurgeryError(
                 f"{what} has scores of shape {tuple(values.shape)} for {name!r}, a width of {widths[name].size} "
-                "positions: take surgery.pruning.importance of this model"
+                "positions: take surgery.pruning.importance of this model",
+                code="mismatch",
             )
         if not values.isfinite().all():
-            raise SurgeryError(f"scores of {name!r} are not finite: {values.tolist()[:4]}, ...")
+            raise SurgeryError(f"scores of {name!r} are not finite: {values.tolist()[:4]}, ...", code="values")
         found[name] = values
     return found
 
@@ -272,7 +290,8 @@ def scores_of(atom: Atom, scores: Mapping[Atom, Tensor], solution: Solution) -> 
         name = next(name for name, other in named_widths(solution).items() if other is atom)
         raise SurgeryError(
             f"scores has no scores for the width {name!r}, which is to shrink: add some of another criterion, "
-            "{**importance(by='l1', ...), **scores}, or name its module in keep"
+            "{**importance(by='l1', ...), **scores}, or name its module in keep",
+            code="argument",
         )
     return scores[atom]
 
@@ -339,7 +358,7 @@ def _check_used(solution: Solution, demand: Demand) -> None:
             why = f"keep={list(demand.keep)} names what it matches"
         elif mine:
             why = next(atom.why.text for _, axis in mine for atom in atoms(axis))
-        raise SurgeryError(f"width[{pattern!r}] decides nothing: {why}")
+        raise SurgeryError(f"width[{pattern!r}] decides nothing: {why}", code="argument")
 
 
 def _check_numbers(solution: Solution, demand: Demand, chosen: Chosen) -> None:
@@ -357,7 +376,7 @@ def _check_numbers(solution: Solution, demand: Demand, chosen: Chosen) -> None:
         if (got := size_of(axis, chosen.choice)) == n or excused:
             continue
         asked = f"width[{pattern!r}] asks for {n} positions of the {axis.size} that {module!r} makes"
-        raise SurgeryError(f"{asked}{_why_not(axis, n, got, chosen)}")
+        raise SurgeryError(f"{asked}{_why_not(axis, n, got, chosen)}", code="width")
 
 
 def _why_not(axis: Axis, n: int, got: int, chosen: Chosen) -> str:
@@ -395,11 +414,15 @@ def _check_choice(solution: Solution, choice: Choice, reasons: Mapping[Atom, Why
     names = {atom: name for name, atom in named_widths(solution).items()}
     for atom in choice:
         if atom in reasons:
-            raise SurgeryError(f"positions names {names[atom]!r}, and all of it stays: {reasons[atom].text}")
+            raise SurgeryError(
+                f"positions names {names[atom]!r}, and all of it stays: {reasons[atom].text}", code="width"
+            )
     for axis, why in solution.ordered:
         if not _neighbours(axis, choice):
             name = next(names[atom] for atom in atoms(axis) if atom in choice)
-            raise SurgeryError(f"positions of {name!r} must leave the first ones of an axis of {axis.size}: {why}")
+            raise SurgeryError(
+                f"positions of {name!r} must leave the first ones of an axis of {axis.size}: {why}", code="width"
+            )
 
 
 def _neighbours(axis: Axis, choice: Choice) -> bool:

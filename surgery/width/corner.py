@@ -45,7 +45,10 @@ def corner(model: nn.Module, small: nn.Module) -> tuple[nn.Module, Plan]:
     """
     for name, given in (("model", model), ("like", small)):
         if not isinstance(given, nn.Module):
-            raise SurgeryError(f"{name} is a module, got a {type(given).__name__}: for a state, load it into its model")
+            raise SurgeryError(
+                f"{name} is a module, got a {type(given).__name__}: for a state, load it into its model",
+                code="argument",
+            )
     full, values = state(model), state(small)
     _check_names(full, values)
     entries = {name: (Source(name, _leading(name, tensor, full[name])),) for name, tensor in values.items()}
@@ -63,7 +66,8 @@ def _check_names(full: State, values: State) -> None:
     if names:
         where = "large" if names[0] in full else "small"
         raise SurgeryError(
-            f"only the {where} model has a tensor {names[0]!r}: give both the same depth first, with graft or ungraft"
+            f"only the {where} model has a tensor {names[0]!r}: give both the same depth first, with graft or ungraft",
+            code="mismatch",
         )
 
 
@@ -71,7 +75,8 @@ def _leading(name: str, small: Tensor, full: Tensor) -> Index:
     if small.ndim != full.ndim or any(s > f for s, f in zip(small.shape, full.shape)):
         raise SurgeryError(
             f"{name!r} has shape {tuple(small.shape)} in the small model and {tuple(full.shape)} in the large one, of "
-            "which it is no leading corner"
+            "which it is no leading corner",
+            code="mismatch",
         )
     return tuple(None if s == f else ((0, s),) for s, f in zip(small.shape, full.shape))
 
@@ -157,7 +162,8 @@ def rolling(model: nn.Module, small: nn.Module, *, example: Any) -> Callable[[in
             raise SurgeryError(
                 f"the leading corner {base.small_shapes[name]} of {name!r} {base.shapes[name]} is not the first "
                 "channels of its widths, since their parts (heads, groups, padding) lie one after the other: it cannot "
-                "roll; take models whose narrow versions are their leading corners (another norm or shortcut may do)"
+                "roll; take models whose narrow versions are their leading corners (another norm or shortcut may do)",
+                code="width",
             )
     return plan
 
@@ -178,7 +184,8 @@ def _solved(equations: list[tuple[str, Axis, int]]) -> dict[Atom, int]:
             if not groups:
                 name, axis, n = unknown[0]
                 raise SurgeryError(
-                    f"{axis.size} positions of {name!r} become {n}, and that does not show what each width keeps"
+                    f"{axis.size} positions of {name!r} become {n}, and that does not show what each width keeps",
+                    code="width",
                 )
             kept.update({atom: atom.size for atom in atoms(groups[0])})
         unknown = [equation for equation in unknown if not _known(equation[1], kept)]
@@ -187,7 +194,9 @@ def _solved(equations: list[tuple[str, Axis, int]]) -> dict[Atom, int]:
             why = next(
                 (atom.why.text for atom in atoms(axis) if atom.why), "its widths shrink to other sizes elsewhere"
             )
-            raise SurgeryError(f"{axis.size} positions of {name!r} become {n}, and no choice of them does that: {why}")
+            raise SurgeryError(
+                f"{axis.size} positions of {name!r} become {n}, and no choice of them does that: {why}", code="width"
+            )
     return kept
 
 

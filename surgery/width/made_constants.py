@@ -60,7 +60,8 @@ def other_constants(
     if what:
         raise SurgeryError(
             f"{type(model).__name__} {what}: the heads that stay would not do what they did. Take "
-            "heads='inside', or register what is computed from their number as a buffer of its module"
+            "heads='inside', or register what is computed from their number as a buffer of its module",
+            code="width",
         )
     return list(dict.fromkeys(others))
 

@@ -135,7 +135,8 @@ def _check_one(**ways: Any) -> None:
     if len(told) != 1:
         raise SurgeryError(
             f"narrow takes one of {', '.join(ways)}, got {' and '.join(told) or 'none'}: give width=0.5 (half of every "
-            "width), like=small (a smaller model) or positions={'fc1.weight:0': [0, 2]} (what stays)"
+            "width), like=small (a smaller model) or positions={'fc1.weight:0': [0, 2]} (what stays)",
+            code="argument",
         )
 
 
@@ -143,7 +144,8 @@ def _check_without(way: str, options: Mapping[str, bool]) -> None:
     """SurgeryError for options that have no meaning where one way says all of what stays."""
     if told := [name for name, is_given in options.items() if is_given]:
         raise SurgeryError(
-            f"with {way} nothing is left to choose: leave out {', '.join(told)}, or give a width instead"
+            f"with {way} nothing is left to choose: leave out {', '.join(told)}, or give a width instead",
+            code="argument",
         )
 
 
@@ -155,15 +157,16 @@ def finished(found: Attempt) -> nn.Module:
     solution, demand, chosen, plan = found.solution, found.demand, found.chosen, found.plan
     others = other_constants(model, wanted.example, wanted.output, found.seen, solution, chosen.choice, plan)
     small = plan.built(model)
+    whole = listed(model, found.whole)
     for shortfall, refused in (
-        (listed(model, found.whole), strict or not chosen.choice),
+        (whole, strict or not chosen.choice),
         (constants_differ(model, others), strict),
         (found.undescribed, strict and not (demand.rates or demand.keep or demand.choice)),  # of modules by their names
         (constant_scales(model, found.checked.constant), strict),
         (unused_tensors(solution, chosen.choice, small, demand.keep), strict),
     ):
         if shortfall and refused:
-            raise SurgeryError(shortfall)
+            raise SurgeryError(shortfall, code="width" if shortfall == whole else "strict")
         if shortfall:
             _log.warning(shortfall)
     return small

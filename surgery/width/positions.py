@@ -35,7 +35,8 @@ class TracedPositions:
         if not isinstance(positions, Mapping):
             raise SurgeryError(
                 f"positions takes lists by width, {{'fc1.weight:0': [0, 2]}}, got {positions!r:.60}: surgery.widths "
-                "lists the widths by name"
+                "lists the widths by name",
+                code="argument",
             )
         widths, traced_axis = traced_widths(trace)
         self._found: list[tuple[str, axes.Axis, list[int]]] = []
@@ -43,7 +44,8 @@ class TracedPositions:
             if name not in widths:
                 raise SurgeryError(
                     f"positions names {name!r}, and the model has no such width: {_near(name, widths)}surgery.widths "
-                    "lists all by name"
+                    "lists all by name",
+                    code="name",
                 )
             self._found.append((name, traced_axis[widths[name]], _checked_positions(name, widths[name], given)))
 
@@ -58,17 +60,20 @@ class TracedPositions:
             for atom, kept in found.items():
                 if atom.why and len(kept) < atom.size:
                     raise SurgeryError(
-                        f"positions of {name!r} are fewer than its {axis.size}, and all stay: {atom.why.text}"
+                        f"positions of {name!r} are fewer than its {axis.size}, and all stay: {atom.why.text}",
+                        code="width",
                     )
                 if choice.setdefault(atom, kept) != kept:
                     raise SurgeryError(
                         f"{named[atom]!r} and {name!r} are one width for the code of the model, and keep other "
-                        "positions: give them the same"
+                        "positions: give them the same",
+                        code="argument",
                     )
                 named.setdefault(atom, name)
             if runs_of(axis, found) != as_runs(where):
                 raise SurgeryError(
-                    f"positions of {name!r} are not the same in each of its parts, {axis!r}, as they must be"
+                    f"positions of {name!r} are not the same in each of its parts, {axis!r}, as they must be",
+                    code="width",
                 )
         return {atom: kept for atom, kept in choice.items() if len(kept) < atom.size}
 
@@ -79,20 +84,31 @@ def _checked_positions(name: str, atom: Atom, given: Any) -> list[int]:
     try:
         tensor = torch.as_tensor(given)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise SurgeryError(f"positions of {name!r} are no list of numbers: {first_line(error)}") from error
+        raise SurgeryError(
+            f"positions of {name!r} are no list of numbers: {first_line(error)}", code="argument"
+        ) from error
     if tensor.ndim != 1 or not len(tensor) or tensor.is_floating_point() or tensor.dtype == torch.bool:
-        raise SurgeryError(f"positions of {name!r} are a list of at least one whole number, got {text}")
+        raise SurgeryError(
+            f"positions of {name!r} are a list of at least one whole number, got {text}", code="argument"
+        )
     where = tensor.tolist()
     if len({*where}) != len(where) or not all(0 <= i < atom.size for i in where):
-        raise SurgeryError(f"positions of {name!r} are distinct and from 0 to {atom.size - 1}, got {text}")
+        raise SurgeryError(
+            f"positions of {name!r} are distinct and from 0 to {atom.size - 1}, got {text}", code="argument"
+        )
     if where != sorted(where):
         raise SurgeryError(
-            f"positions of {name!r} are ascending, got {text}: surgery.symmetry.permute puts them in another order"
+            f"positions of {name!r} are ascending, got {text}: surgery.symmetry.permute puts them in another order",
+            code="argument",
         )
     if atom.why and len(where) < atom.size:
-        raise SurgeryError(f"positions of {name!r} are fewer than its {atom.size}, and all stay: {atom.why.text}")
+        raise SurgeryError(
+            f"positions of {name!r} are fewer than its {atom.size}, and all stay: {atom.why.text}", code="width"
+        )
     if atom.order and where[-1] >= len(where):
-        raise SurgeryError(f"positions of {name!r} are its first ones, 0 to {len(where) - 1} here: {atom.order}")
+        raise SurgeryError(
+            f"positions of {name!r} are its first ones, 0 to {len(where) - 1} here: {atom.order}", code="width"
+        )
     return where
 
 

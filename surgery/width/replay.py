@@ -66,7 +66,7 @@ class _Reads(_Replay):
 
     def takes(self, name: str, tensors: list[Tensor]) -> None:
         if self.done >= len(self.steps) or self.steps[self.done].name != name:
-            raise SurgeryError(f"the model computes something else on a batch than on the example: {name}")
+            raise SurgeryError(f"the model computes something else on a batch than on the example: {name}", code="run")
         step = self.steps[self.done]
         for which, (tensor, axes) in enumerate(zip(tensors, step.inputs) if name in self.names else ()):
             if tensor.dtype.to_real().is_floating_point and not _is_of_weights(step.sources[which], self.of_weights):

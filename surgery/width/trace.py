@@ -127,7 +127,7 @@ class Trace:
             kept = tensors_in(output(result) if output else result)
             if not kept:
                 what = "`output` gives" if output else f"{type(model).__name__} returned"
-                raise SurgeryError(f"{what} no tensor, so the shape of its output is not known")
+                raise SurgeryError(f"{what} no tensor, so the shape of its output is not known", code="argument")
             self.lengths.append(len(self.steps) - sum(self.lengths))
             self.use(tensors_in(result))
             self.outputs.append([self.axes_of(tensor) for tensor in tensors_in(result)])

@@ -6,11 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from refusals import refused
 from symmetric import Made
 from torch import nn
 
 import surgery
-from surgery import Section, SurgeryError, graft, ungraft
+from surgery import Section, graft, ungraft
 from surgery.depth.check import check_cached
 from surgery.depth.constants import Shift, numbers, recounted, renumbered
 from surgery.depth.sections import BLOCKS
@@ -127,7 +128,7 @@ def test_without_an_example_lists_keep_their_length_and_caches_are_right(net, mo
     small, _ = ungraft(net, keep=[(0, 2)])
     assert isinstance(small.blocks[1], Skip)
     torch.testing.assert_close(*continued(small))
-    with pytest.raises(SurgeryError, match=r"'blocks' are numbered \(layer_idx\).*give the model's input"):
+    with refused("depth: 'blocks'"):
         ungraft(net, keep=[(1, 2)])
 
 
@@ -156,7 +157,7 @@ class _Slot:
 def test_blocks_that_share_a_slot_are_refused():
     torch.manual_seed(0)
     net = type("Sharing", (Decoder,), {"block": Hidden})(3).eval()
-    with pytest.raises(SurgeryError, match=r"would give other outputs with use_cache=True, by .*layer_idx"):
+    with refused("depth: layer_idx"):
         graft(net, depths=[4], example=EXAMPLE)
     for size in (3, 4):  # nothing has a value on the meta device, and what was wrong before is no reason to refuse
         check_cached(net.to("meta") if size == 4 else net, copy.deepcopy(net), EXAMPLE)
@@ -170,7 +171,7 @@ def test_a_pass_that_goes_on_from_the_cache_is_compared_too(net):
     broken = copy.deepcopy(net)
     broken.__class__ = Forgetful
     check_cached(net, copy.deepcopy(net), IDS)
-    with pytest.raises(SurgeryError, match="when it goes on from its cache, by"):
+    with refused("depth"):
         check_cached(net, broken, (IDS,))
 
 

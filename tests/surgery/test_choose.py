@@ -3,7 +3,6 @@
 import itertools
 import math
 import random
-import re
 from functools import partial
 
 import numpy as np
@@ -11,12 +10,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 from symmetric import Made
 from torch import nn
 from torch.nn import functional as F
 
 import surgery
-from surgery import SurgeryError, narrow, state
+from surgery import narrow, state
 from surgery.names import matches
 from surgery.pruning import Target, prune
 from surgery.width.choose import exact_covers
@@ -71,7 +71,7 @@ def test_rates_are_for_what_the_named_modules_make():
     by_name = {"layer1.a": 0.25, "layer1": 0.5}  # the first that matches; b and the stem are added
     assert sizes(model, by_name) == (4, 3, 20)
     assert sizes(model, {"*.a": 0.75, "*": 0.5}) == (4, 9, 15)
-    with pytest.raises(SurgeryError, match=r"0.5 of 'stem' and 0.25 of 'layer1.b', but both make one width of 8"):
+    with refused("argument: 'stem'", "'layer1.b'"):
         narrow(model, {"stem": 0.5, "layer1": 0.25}, IMAGE)
 
 
@@ -105,14 +105,14 @@ def test_a_number_counts_the_positions_of_all_heads():
     assert plan.entries["q.bias"][0].index == (((0, 2), (6, 8), (12, 14), (18, 20)),)
     small, _ = narrow(net, {"*": 12}, x, heads="drop")
     assert [layer.out_features for layer in (small.q, small.k, small.v)] == [12, 12, 12]
-    for width, message in (
-        ({"q": 10}, "width['q'] asks for 10 positions of the 24 that 'q' makes, which it cannot keep"),
-        ({"q": 10}, "give 8 or 12, or a share"),
-        ({"q": 2}, "give 4, or a share"),
-        ({"q": 8, "k": 12}, "width asks for 8 of 'q' and 12 of 'k', but both make one width"),
-        ({"q": 25}, "widen makes more"),
+    for width, expected in (
+        ({"q": 10}, "width: 'q'"),
+        ({"q": 10}, "width"),
+        ({"q": 2}, "width"),
+        ({"q": 8, "k": 12}, "argument: 'q'"),
+        ({"q": 25}, "width"),
     ):
-        with pytest.raises(SurgeryError, match=re.escape(message)):
+        with refused(expected):
             narrow(net, width, x)
 
 
@@ -126,25 +126,22 @@ def test_modules_that_are_kept_keep_all_their_tensors(caplog):
 
 def test_patterns_that_match_nothing_and_shares_that_are_none_are_refused():
     model = Residual()
-    for options, message in [
-        ({"keep": ["layer3"]}, "no module of Residual matches 'layer3': did you mean 'layer"),
-        ({"keep": "layer1"}, "keep is a list of names of modules, got 'layer1'"),
-        ({"example": None}, "give an input as `example`"),
-        *(({"width": w}, rf"width is a share in \(0, 1\].*got {w!r}") for w in (0, -0.5, 1.5, math.nan, "half", True)),
-        *(
-            ({"width": {"layer1": w}}, rf"width\['layer1'\] is a share .* got {w}")
-            for w in (0, True, 8.0, math.nan, None)
-        ),
-        *(({"width": {"layer2": n}}, "widen makes more") for n in (21, 1000)),
-        ({"width": 4}, r"\{'\*': 4\} for 4 positions of every width"),
-        ({"width": {3: 0.5}}, "got 3 as a name"),
-        ({"width": model}, "a smaller model is `like`"),
-        ({"rounding": "8"}, "rounding is a function"),
-        ({"rounding": lambda share: 0}, "a width keeps at least 1 position: round up"),
-        ({"rounding": lambda share: None}, "give a function that returns a whole number"),
-        ({"heads": "outside"}, "choose inside or drop"),
+    for options, expected in [
+        ({"keep": ["layer3"]}, "name: 'layer3'"),
+        ({"keep": "layer1"}, "argument: 'layer1'"),
+        ({"example": None}, "argument: `example`"),
+        *(({"width": w}, "argument: width") for w in (0, -0.5, 1.5, math.nan, "half", True)),
+        *(({"width": {"layer1": w}}, "argument: 'layer1'") for w in (0, True, 8.0, math.nan, None)),
+        *(({"width": {"layer2": n}}, "width") for n in (21, 1000)),
+        ({"width": 4}, "argument: '*'"),
+        ({"width": {3: 0.5}}, "argument"),
+        ({"width": model}, "argument: `like`"),
+        ({"rounding": "8"}, "argument: rounding"),
+        ({"rounding": lambda share: 0}, "argument"),
+        ({"rounding": lambda share: None}, "argument"),
+        ({"heads": "outside"}, "argument"),
     ]:
-        with pytest.raises(SurgeryError, match=message):
+        with refused(expected):
             narrow(model, **{"width": 0.5, "example": IMAGE, **options})
     assert sizes(model, 0.1, rounding=math.floor) == (1, 1, 2)
 
@@ -168,11 +165,11 @@ def several():
 
 def test_output_says_what_keeps_its_shape(caplog):
     x = torch.randn(2, 6)
-    with pytest.raises(SurgeryError, match=r"axis 0 of a.weight \(8, 6\) stays whole: it is an axis of the output"):
+    with refused("width: a.weight"):
         narrow(several(), 0.5, x)
     small, _ = narrow(several(), 0.5, x, output=lambda out: out["logits"], strict=True)
     assert {name: tuple(t.shape) for name, t in small(x).items()} == {"logits": (2, 3), "hidden": (2, 4)}
-    with pytest.raises(SurgeryError, match="`output` gives no tensor"):
+    with refused("argument: `output`"):
         narrow(several(), 0.5, x, output=lambda out: None)
 
 
@@ -194,9 +191,8 @@ def test_a_gate_stays_whole_and_says_so_while_the_rest_shrinks(caplog):
     small, _ = narrow(model, 0.5, x)
     assert small.gate.out_features == 4
     assert small.up.out_features == small.experts[3].in_features == 5
-    assert "a hidden width of Made cannot shrink" in caplog.text
-    assert "axis 0 of gate.weight (4, 6) stays whole: the order of its positions matters" in caplog.text
-    with pytest.raises(SurgeryError, match="gate"):
+    assert "gate.weight (4, 6)" in caplog.text
+    with refused("width: gate"):
         narrow(model, 0.5, x, strict=True)
 
 
@@ -223,9 +219,7 @@ def test_widths_that_code_holds_in_constants_stay_whole_in_all_blocks(caplog):
     small, _ = narrow(net, 0.5, torch.zeros(3, 4))
     assert small[0].out_features == 3
     assert {block.a.out_features for block in small[1:-1]} == {12}
-    assert "12 hidden widths of Sequential cannot shrink" in caplog.text
-    assert "the code there does not run with fewer" in caplog.text
-    assert "and 7 more" in caplog.text
+    assert {"12", "7"} <= {*caplog.text.split()}  # widths, of which five are listed
 
 
 @settings(max_examples=200)
@@ -247,15 +241,15 @@ def test_exact_covers_are_all_there_are(seed):
 
 def test_patterns_that_decide_nothing_are_refused():
     net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
-    for rates, message in (
-        ({"1": 0.5}, "width['1'] decides nothing: no module that it matches makes a width"),
-        ({"4": 0.5}, "width['4'] decides nothing: it is an axis of the output"),
-        ({"*": 0.5, "0": 0.25}, "width['0'] decides nothing: an earlier pattern matches the same modules"),
+    for rates, expected in (
+        ({"1": 0.5}, "argument: '1'"),
+        ({"4": 0.5}, "argument: '4'"),
+        ({"*": 0.5, "0": 0.25}, "argument: '0'"),
     ):
-        with pytest.raises(SurgeryError, match=re.escape(message)):
+        with refused(expected):
             narrow(net, rates, torch.zeros(1, 4))
     for model in (state(net), [net]):
-        with pytest.raises(SurgeryError, match="give a module, not a"):
+        with refused("argument"):
             narrow(model, 0.5, torch.zeros(1, 4))
 
 
@@ -442,7 +436,7 @@ def test_a_model_that_looks_at_numbers_in_training_mode_alone_is_traced_there_wi
     assert small.average.shape == (small.a.out_features,) < (16,)
     assert model.n == 0
     assert not model.average.any()
-    with pytest.raises(SurgeryError, match=r"does not run in training mode \(.*meta tensors"):  # it has no numbers
+    with refused("strict"):  # it has no numbers
         cut(model.to("meta"), example=x.to("meta"), strict=True)
 
 
@@ -465,7 +459,7 @@ def test_what_no_pass_uses_is_named_if_it_is_as_long_as_a_width_that_shrinks(cap
     narrow(Branch(), 0.5, example)
     (record,) = caplog.records
     assert "  other.weight (16, 16)\n  other.bias (16,)\ngive an example that uses them" in record.message
-    with pytest.raises(SurgeryError, match=r"tensors of Branch that the example does not use in any mode"):
+    with refused("strict: Branch"):
         narrow(Branch(), 0.5, example, strict=True)
     small, _ = narrow(Branch(), 0.5, example[0], strict=True)
     assert small.other.in_features == 8
@@ -480,7 +474,7 @@ def test_a_pass_in_training_mode_that_fails_is_named_where_it_might_have_used_th
                 raise ValueError("give targets")
             return super().forward(x)
 
-    with pytest.raises(SurgeryError, match=r"(?s)in training mode \(.*give targets\).*average \(16,\)"):
+    with refused("strict: average (16,)"):
         narrow(Refuses(), 0.5, torch.randn(2, 8), strict=True)
 
 
@@ -489,7 +483,7 @@ def test_a_part_that_stays_whole_is_named_though_the_rest_of_its_axis_shrinks():
         lambda net, x: net.c(torch.cat([net.a(x), net.b(x).cumsum(-1)], -1)),
         a=nn.Linear(6, 8), b=nn.Linear(6, 12), c=nn.Linear(20, 3),
     )  # fmt: skip
-    with pytest.raises(SurgeryError, match=r"axis 0 of b.weight \(12, 6\) stays whole"):
+    with refused("width: b.weight"):
         narrow(half, 0.5, torch.randn(2, 6), strict=True)
 
 
@@ -532,6 +526,6 @@ def test_widths_take_what_narrow_takes_and_print_as_a_table():
 @pytest.mark.parametrize("width", [{"0": 8}, {"0": 0.5, "*": 0.5}])
 def test_a_width_of_modules_that_are_kept_decides_nothing(width):
     net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 12), nn.Linear(12, 2))
-    with pytest.raises(SurgeryError):
+    with refused("argument"):
         narrow(net, width, torch.zeros(1, 4), keep=["0"])
     assert narrow(net, {"2": 0.5}, torch.zeros(1, 4), keep=["0"])[0][2].out_features == 6

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from refusals import refused
 from torch import nn
 
 import surgery
-from surgery import SurgeryError, average, narrow, state
+from surgery import average, narrow, state
 from surgery.pruning import importance, prune
 from surgery.symmetry import align, permute
 from surgery.widening import widen
@@ -74,13 +75,13 @@ def test_what_would_lose_the_imaginary_part_is_refused():
     _, plan = narrow(Net(), 0.5, X)
     small = plan.extract(state(Net()))
     real = {name: tensor.real.contiguous() for name, tensor in state(Net()).items()}
-    with pytest.raises(SurgeryError, match=r"torch.complex64, which .* of `into`, torch.float32, loses"):
+    with refused("mismatch: `into`"):
         plan.embed(small, into=real)
 
 
 def test_states_that_cannot_be_averaged_are_named():
     one = {"w": torch.ones(2)}
-    with pytest.raises(SurgeryError, match=r"'w' is on cpu in state 0 and on meta in state 1"):
+    with refused("mismatch: 'w'"):
         average([one, {"w": torch.ones(2, device="meta")}])
     packed = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
     for operation in (
@@ -89,7 +90,7 @@ def test_states_that_cannot_be_averaged_are_named():
         surgery.merging.linear,
         lambda models: surgery.distance(models, models),
     ):
-        with pytest.raises(SurgeryError, match=r"'w' of \w+ 0 is torch.qint8: give plain tensors"):
+        with refused("unsupported: 'w'"):
             operation([{"w": packed}, {"w": packed}])
-    with pytest.raises(SurgeryError, match=r"'w' of state 0 is torch.sparse_coo: give dense tensors"):
+    with refused("unsupported: 'w'"):
         average([{"w": torch.ones(2).to_sparse()}, one])

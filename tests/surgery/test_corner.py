@@ -4,6 +4,7 @@ import json
 import pytest
 import timm
 import torch
+from refusals import refused
 from torch import nn
 from torchvision.models import resnet
 from torchvision.models.mobilenetv2 import MobileNetV2
@@ -89,18 +90,18 @@ DEEP = nn.Sequential(*mlp(4), nn.Linear(3, 3))
 
 
 @pytest.mark.parametrize(
-    ("full", "like", "message"),
+    ("full", "like", "expected"),
     [
-        (mlp(4), mlp(6), r"'0.weight' has shape \(6, 2\) in the small model and \(4, 2\) in the large one"),
-        (DEEP, mlp(4), r"only the large model has a tensor '4.weight'"),
-        (mlp(4), DEEP, r"only the small model has a tensor '4.weight'"),
-        (nn.Linear(2, 2, bias=False), nn.Conv1d(2, 2, 1, bias=False), r"'weight' has shape \(2, 2, 1\)"),
+        (mlp(4), mlp(6), "mismatch: '0.weight'"),
+        (DEEP, mlp(4), "mismatch: '4.weight'"),
+        (mlp(4), DEEP, "mismatch: '4.weight'"),
+        (nn.Linear(2, 2, bias=False), nn.Conv1d(2, 2, 1, bias=False), "mismatch: 'weight'"),
         (nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 1)), nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)),
-         r"'1.weight' has shape \(2, 3\)"),
+         "mismatch: '1.weight'"),
     ],
 )  # fmt: skip
-def test_widths_and_depths_that_do_not_fit_are_refused(full, like, message):
-    with pytest.raises(surgery.SurgeryError, match=message):
+def test_widths_and_depths_that_do_not_fit_are_refused(full, like, expected):
+    with refused(expected):
         surgery.narrow(full, like=like)
 
 
@@ -152,7 +153,7 @@ def test_a_plan_rebuilds_attributes_buffers_and_ties():
 def test_buffers_that_no_state_holds_must_lead_too():
     full, like = Holder(6), Holder(3)
     like.table = torch.zeros(3, 3)
-    with pytest.raises(surgery.SurgeryError, match="'table' has shape"):
+    with refused("mismatch: 'table'"):
         surgery.narrow(full, like=like)
 
 
@@ -165,7 +166,7 @@ def test_models_without_data_give_the_plan():
     real = mlp(6)
     assert plan.entries == surgery.narrow(real, like=mlp(4))[1].entries
     assert torch.equal(plan.build(real)[0].weight, real[0].weight[:4])
-    with pytest.raises(surgery.SurgeryError, match="meta"):
+    with refused("values"):
         surgery.narrow(real, like=like)
 
 
@@ -182,18 +183,18 @@ def test_the_copy_is_like_the_smaller_model_in_type_and_flags():
 
 def test_like_is_the_one_way_to_say_the_widths_and_takes_no_options():
     net, small, x = mlp(6), mlp(4), torch.zeros(1, 3)
-    for given, message in (
-        ({}, "got none: give width=0.5"),
-        ({"example": x}, "got none: give width=0.5"),
-        ({"width": 0.5, "like": small}, "got width and like"),
-        ({"like": surgery.state(small)}, "like is a module, got a dict"),
-        ({"like": 0.5}, "like is a module, got a float"),
-        ({"like": small, "scores": {}}, "leave out scores"),
-        ({"like": small, "keep": ["0"], "heads": "drop"}, "leave out keep, heads"),
-        ({"like": small, "rounding": 2, "output": list}, "leave out output, rounding"),
+    for given, expected in (
+        ({}, "argument: width="),
+        ({"example": x}, "argument: width="),
+        ({"width": 0.5, "like": small}, "argument: width"),
+        ({"like": surgery.state(small)}, "argument: like"),
+        ({"like": 0.5}, "argument: like"),
+        ({"like": small, "scores": {}}, "argument: scores"),
+        ({"like": small, "keep": ["0"], "heads": "drop"}, "argument: keep, heads"),
+        ({"like": small, "rounding": 2, "output": list}, "argument: output, rounding"),
     ):
-        with pytest.raises(surgery.SurgeryError, match=message):
+        with refused(expected):
             surgery.narrow(net, **given)
-    with pytest.raises(surgery.SurgeryError, match="model is a module, got a dict"):
+    with refused("argument: model"):
         surgery.narrow(surgery.state(net), like=small)
     assert surgery.narrow(net, like=small, example=x)[1] == surgery.narrow(net, like=small, strict=True)[1]

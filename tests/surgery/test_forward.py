@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from refusals import refused
 from torch import nn
 
 import surgery
@@ -214,7 +215,7 @@ class Nested(nn.Module):
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_a_model_that_runs_but_cannot_be_followed_is_not_said_not_to_run():
-    with pytest.raises(surgery.SurgeryError, match="runs on the example, but"):
+    with refused("unsupported"):
         surgery.narrow(Nested(), 0.5, torch.zeros(2, 3, 4))
-    with pytest.raises(surgery.SurgeryError, match="does not run on the example"):
+    with refused("run"):
         surgery.narrow(Nested(), 0.5, torch.zeros(2, 3, 5))

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
+from refusals import refused
 from selection import some
 from symmetric import Made
 from torch import nn
@@ -671,7 +672,7 @@ def test_plan_as_json_builds_the_small_model_from_a_constructor(tmp_path):
 
 
 def test_the_models_own_error_is_not_hidden():
-    with pytest.raises(SurgeryError, match=r"Linear does not run on the example.*(mat1 and mat2|size mismatch|shapes)"):
+    with refused("run: Linear"):
         narrow(nn.Linear(3, 4), 0.5, torch.zeros(2, 5))
 
 
@@ -696,11 +697,6 @@ def case(function, elements=None, refuses=None, batch=2, rate=0.5, **options):
     """Works, and leaves so many elements; or is refused, with this in the message."""
     assert (elements is None) != (refuses is None)
     return function, elements, refuses, batch, rate, options
-
-
-ORDER = "a.weight {shape} stays whole: an operation depends on the order of its positions"
-CHOICE = "a.weight {shape} stays whole: the order of its positions matters"
-INDEX = "a.weight {shape} stays whole: its positions are picked by an index"
 
 
 def parameter(*shape):
@@ -730,19 +726,11 @@ def swapped(s, y):
 
 ADVERSARIAL = {
     # widths as constants, attributes and shapes
-    "slice_const": case(
-        lambda s, y: torch.cat([y[:, :4] * 2, y[:, 4:]], 1), refuses="the model itself (slice): mul instead of slice"
-    ),
-    "slice_const_middle": case(
-        lambda s, y: y[:, 4:8], refuses="the model itself (slice): start=4 where 2 was expected", c=12, out=4
-    ),
-    "slice_const_negative": case(
-        lambda s, y: y[:, -8:-4], refuses="the model itself (slice): start=-2 where 2 was expected", c=12, out=4
-    ),
-    "slice_const_one": case(
-        lambda s, y: y * y[:, 3:4], refuses="the model itself (slice): start=3 where 2 was expected"
-    ),
-    "narrow_const": case(lambda s, y: y.narrow(1, 4, 4), refuses="the model itself (slice): ", c=12, out=4),
+    "slice_const": case(lambda s, y: torch.cat([y[:, :4] * 2, y[:, 4:]], 1), refuses="run"),
+    "slice_const_middle": case(lambda s, y: y[:, 4:8], refuses="run", c=12, out=4),
+    "slice_const_negative": case(lambda s, y: y[:, -8:-4], refuses="run", c=12, out=4),
+    "slice_const_one": case(lambda s, y: y * y[:, 3:4], refuses="run"),
+    "narrow_const": case(lambda s, y: y.narrow(1, 4, 4), refuses="run", c=12, out=4),
     "slice_attribute": case(lambda s, y: torch.cat([y[:, : s.p] * 2, y[:, s.p :]], 1), elements=147, p=4),
     "slice_quarter_attribute": case(lambda s, y: torch.cat([y[:, : s.p] * 2, y[:, s.p :]], 1), elements=147, p=2),
     "slice_half_of_shape": case(
@@ -761,7 +749,7 @@ ADVERSARIAL = {
     ),
     "select_that_leaves_torch": case(
         lambda s, y: y * y[:, -1].tolist()[0][0][0],
-        refuses="a.weight {shape} stays whole: one of its positions is picked",
+        refuses="width: a.weight",
     ),
     "split_attribute": case(
         lambda s, y: torch.cat([t * i for i, t in enumerate(y.split(s.parts, 1), 1)], 1), elements=147, parts=[2, 6]
@@ -771,14 +759,14 @@ ADVERSARIAL = {
     ),
     "split_const": case(
         lambda s, y: torch.cat([t * i for i, t in enumerate(y.split(4, 1), 1)], 1),
-        refuses="the model itself (split): a result of shape [2, 4, 6, 6] where [2, 2, 6, 6] was expected",
+        refuses="run",
         c=12,
     ),
     "chunk_uneven": case(lambda s, y: torch.cat(y.chunk(4, 1)[::-1], 1), c=10, rate=0.3, elements=137),
     "tensor_split": case(lambda s, y: torch.cat(torch.tensor_split(y, 3, 1)[::-1], 1), elements=147, c=7),
     "view_const": case(
         lambda s, y: y.view(-1, 2, 4, 6, 6).transpose(1, 2).reshape(-1, 8, 6, 6),
-        refuses="the model itself (view): a result of shape [1, 2, 4, 6, 6] where [2, 1, 4, 6, 6] was expected",
+        refuses="run",
     ),
     "view_interleaved": case(lambda s, y: y.view(y.shape[0], -1, 2, 6, 6).transpose(1, 2).flatten(1, 2), elements=147),
     "view_last_digit_const": case(
@@ -797,34 +785,36 @@ ADVERSARIAL = {
         lambda s, y: s.u(y).transpose(1, 2).flatten(1, 2), elements=271, c=16, u=nn.Unflatten(1, (4, -1))
     ),
     "view_batch_and_channels": case(
-        lambda s, y: y.reshape(-1, 6, 6).cumsum(0).view(y.shape[0], -1, 6, 6), refuses=ORDER
+        lambda s, y: y.reshape(-1, 6, 6).cumsum(0).view(y.shape[0], -1, 6, 6), refuses="width: a.weight"
     ),
     "view_mixes": case(
         lambda s, y: y.reshape(y.shape[0], 36, -1).transpose(1, 2).reshape(y.shape[0], -1, 6, 6),
-        refuses="a.weight {shape} stays whole: cannot be followed through a reshape that mixes axes",
+        refuses="width: a.weight",
     ),
     "view_of_memory": case(
         lambda s, y: y.as_strided((2, 4, 6, 6), (y.stride(0), 2 * y.stride(1), 6, 1)),
-        refuses="a.weight {shape} stays whole: positions are picked by data",
+        refuses="width: a.weight",
         out=4,
     ),
     "expand_attribute": case(lambda s, y: y.amax(1, keepdim=True).expand(-1, s.n, -1, -1) + y, elements=147, n=8),
     "expand_const": case(
         lambda s, y: y.amax(1, keepdim=True).expand(-1, 8, -1, -1) + y,
-        refuses="the model itself (add): ",
+        refuses="run",
     ),
     "eye": case(lambda s, y: (y.movedim(1, -1) @ torch.eye(y.shape[1], **D)).movedim(-1, 1), elements=147),
     "arange": case(lambda s, y: y * torch.arange(s.n)[None, :, None, None], elements=147, n=8),
-    "one_hot": case(lambda s, y: y * F.one_hot(torch.tensor(3), s.n)[None, :, None, None], refuses=INDEX, n=8),
+    "one_hot": case(
+        lambda s, y: y * F.one_hot(torch.tensor(3), s.n)[None, :, None, None], refuses="width: a.weight", n=8
+    ),
     "tensor_of_list": case(
         lambda s, y: y * torch.tensor(s.ws)[None, :, None, None],
-        refuses="the model itself (unsqueeze): a result of shape [1, 8] where [1, 4] was expected",
+        refuses="run",
         ws=[1.0, 2, 3, 4, 5, 6, 7, 8],
     ),
     # equal numbers that mean different things
     "width_is_side": case(
         lambda s, y: y.permute(0, 3, 2, 1).contiguous().view(-1, 6, 6, 6).permute(0, 3, 2, 1),
-        refuses="the model itself (view): a result of shape [1, 6, 6, 6] where [2, 6, 6, 3] was expected",
+        refuses="run",
         c=6,
     ),
     "width_is_batch": case(lambda s, y: y.transpose(0, 1) * 2 + y.transpose(0, 1).flip(0), elements=85, c=2, out=2),
@@ -843,32 +833,28 @@ ADVERSARIAL = {
         lambda s, y: (y.flatten(2) * torch.arange(36).remainder(s.every)).sum(2)[..., None, None], elements=147, every=8
     ),
     # conditionals
-    "branch_on_width": case(
-        lambda s, y: y * 2 if s.a.weight.shape[0] > 6 else y * 3, refuses="the model itself (mul): other=3 instead of 2"
-    ),
-    "branch_swaps": case(
-        swapped, refuses="the model itself (mul): mul of other tensors", p=nn.Conv2d(8, 8, 1), q=nn.Conv2d(8, 8, 1)
-    ),
+    "branch_on_width": case(lambda s, y: y * 2 if s.a.weight.shape[0] > 6 else y * 3, refuses="run"),
+    "branch_swaps": case(swapped, refuses="run", p=nn.Conv2d(8, 8, 1), q=nn.Conv2d(8, 8, 1)),
     # order matters
-    "roll": case(lambda s, y: torch.roll(y, 1, 1), refuses=ORDER),
-    "roll_flat": case(lambda s, y: torch.roll(y, 36), refuses=ORDER),
-    "flip": case(lambda s, y: y.flip(1), refuses=ORDER),
-    "cummax": case(lambda s, y: y.cummax(1)[0], refuses=ORDER),
-    "sort_first": case(
-        lambda s, y: y * y.sort(1)[0][:, :3].mean(1, keepdim=True), refuses="a.weight {shape} stays whole: it is sorted"
-    ),
+    "roll": case(lambda s, y: torch.roll(y, 1, 1), refuses="width: a.weight"),
+    "roll_flat": case(lambda s, y: torch.roll(y, 36), refuses="width: a.weight"),
+    "flip": case(lambda s, y: y.flip(1), refuses="width: a.weight"),
+    "cummax": case(lambda s, y: y.cummax(1)[0], refuses="width: a.weight"),
+    "sort_first": case(lambda s, y: y * y.sort(1)[0][:, :3].mean(1, keepdim=True), refuses="width: a.weight"),
     "kth_of_half": case(
         lambda s, y: y * y.kthvalue(y.shape[1] // 2, 1, keepdim=True)[0],
-        refuses="k=2 instead of 4. The code computes that number",
+        refuses="run",
     ),
     "topk_of_half": case(
         lambda s, y: y * y.topk(y.shape[1] // 2, 1)[0].mean(1, keepdim=True),
-        refuses="(k=2 instead of 4). The code computes that number",
+        refuses="run",
     ),
     "diff": case(lambda s, y: F.pad(torch.diff(y, dim=1), (0, 0, 0, 0, 1, 0)), elements=271),
-    "fft": case(lambda s, y: torch.fft.fft(y, dim=1).real, refuses=ORDER),
-    "take_along": case(lambda s, y: torch.take_along_dim(y, y.argsort(1), 1), refuses=CHOICE),
-    "index_shuffle": case(lambda s, y: y[:, s.perm], refuses=INDEX, perm=torch.tensor([3, 1, 4, 0, 5, 2, 7, 6])),
+    "fft": case(lambda s, y: torch.fft.fft(y, dim=1).real, refuses="width: a.weight"),
+    "take_along": case(lambda s, y: torch.take_along_dim(y, y.argsort(1), 1), refuses="width: a.weight"),
+    "index_shuffle": case(
+        lambda s, y: y[:, s.perm], refuses="width: a.weight", perm=torch.tensor([3, 1, 4, 0, 5, 2, 7, 6])
+    ),
     "eca": case(lambda s, y: s.e(y), elements=150, e=Eca()),
     "eca_of_concat": case(lambda s, y: s.e(torch.cat([y, y * 2], 1)), elements=298, out=16, e=Eca()),
     "eca_of_groups": case(lambda s, y: s.e(s.g(y)), elements=186, g=nn.Conv2d(8, 8, 1, groups=2), e=Eca()),
@@ -889,7 +875,7 @@ ADVERSARIAL = {
     ),
     "arange_of_groups": case(
         lambda s, y: s.g(y) * torch.arange(y.shape[1])[None, :, None, None],
-        refuses="a.weight {shape} stays whole: a window or a range runs over it",
+        refuses="width: a.weight",
         g=nn.Conv2d(8, 8, 1, groups=2),
     ),
     # the same in other words
@@ -906,15 +892,13 @@ ADVERSARIAL = {
     ),
     "pad_const": case(
         lambda s, y: s.d(y) + F.pad(y, (0, 0, 0, 0, 2, 2)),
-        refuses="the model itself (constant_pad_nd): a result of shape [2, 8, 6, 6] where [2, 6, 6, 6] was expected",
+        refuses="run",
         d=nn.Conv2d(8, 12, 1),
         out=12,
     ),
     "halves_written": case(lambda s, y: halves_written(y), elements=147),
     "mask_buffer": case(lambda s, y: y * s.mask, elements=147, mask=torch.rand(1, 8, 1, 1, **D)),
-    "mask_in_a_list": case(
-        lambda s, y: y * s.masks[0], refuses="the model itself (mul): ", masks=[torch.rand(1, 8, 1, 1)]
-    ),
+    "mask_in_a_list": case(lambda s, y: y * s.masks[0], refuses="run", masks=[torch.rand(1, 8, 1, 1)]),
     "unused_module": case(lambda s, y: y, elements=219, unused=nn.Conv2d(8, 8, 1)),
     "depth_multiplier": case(lambda s, y: s.m(y), elements=239, m=nn.Conv2d(8, 16, 3, padding=1, groups=8), out=16),
     "tied_transposed": case(
@@ -936,7 +920,7 @@ ADVERSARIAL = {
     ),
     "weight_in_a_vector": case(
         lambda s, y: F.conv2d(y, s.w.view(y.shape[1], -1, 1, 1)),
-        refuses="a.weight {shape} stays whole: widths of 8 * 8 share digits",
+        refuses="width: a.weight",
         w=parameter(64),
     ),
     "kronecker": case(
@@ -956,26 +940,26 @@ def adversarial(name):
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(batch, 3, 6, 6, generator=generator, **D)
     model = randomized(Between(function, **copy.deepcopy(options)).double(), seed=1)
-    return model, x, rate, elements, refuses and refuses.replace("{shape}", str(tuple(model.a.weight.shape)))
+    return model, x, rate, elements, refuses
 
 
-ONLY_REFUSED = {ADVERSARIAL[name][2] for name in ("branch_swaps",)}  # others run with that width whole
+ONLY_REFUSED = {"branch_swaps"}  # others run with that width whole
 
 
 @pytest.mark.parametrize("name", ADVERSARIAL)
 def test_never_a_wrong_model(name, caplog):
-    model, x, rate, left, refuses = adversarial(name)
-    if refuses:
-        with pytest.raises(SurgeryError, match=re.escape(refuses)):
+    model, x, rate, left, expected = adversarial(name)
+    if expected:
+        with refused(expected):
             narrow(model, rate, x, strict=True)
     try:
         small, plan = narrow(model, rate, x)
     except SurgeryError:
-        assert refuses in ONLY_REFUSED
+        assert name in ONLY_REFUSED
         return
     assert_zero_oracle(model, small, plan, x)
     assert_plan(model, small, plan)
-    if refuses:
+    if expected:
         assert elements(small) < elements(model)
         assert "cannot shrink" in caplog.text
         return
@@ -987,7 +971,7 @@ def test_a_constant_in_a_closure_is_an_error_that_names_the_module():
 
     reshaped = Made(lambda net, x: net.conv(x).view(x.shape[0], width, -1).sum(-1), conv=nn.Conv2d(3, width, 1))
     model = nn.Sequential(reshaped, nn.Linear(width, 3))
-    with pytest.raises(SurgeryError, match=r"in 0 .*view"):
+    with refused("run: in 0", "view"):
         narrow(model, 0.5, images(4))
 
 
@@ -997,7 +981,7 @@ def test_a_matrix_that_a_layer_makes_stays_whole_for_what_its_code_says(caplog):
         lambda net, x: F.linear(net.body(x), net.make(x[0, :5]).view(3, 12)), make=nn.Linear(5, 3 * 12), body=body
     )
     narrow(net, 0.5, torch.zeros(2, 8))
-    assert "axis 0 of make.weight (36, 5) stays whole: the code there does not run with fewer: shape" in caplog.text
+    assert "make.weight (36, 5)" in caplog.text
 
 
 def test_widths_of_a_module_that_pads_them_to_a_number_stay_whole_and_others_shrink(caplog):
@@ -1016,8 +1000,7 @@ def test_widths_of_a_module_that_pads_them_to_a_number_stay_whole_and_others_shr
     small, plan = narrow(model, 0.5, x)
     assert [tuple(small[i].weight.shape) for i in (0, 2, 4)] == [(12, 4), (12, 6), (3, 12)]
     assert_zero_oracle(model, small, plan, x)
-    why = "the code there does not run with fewer: a result of shape [2, 2, 5, 28] where [2, 2, 5, 24] was expected"
-    assert f"axis 0 of 1.q.weight (16, 12) stays whole: {why}" in caplog.text
+    assert "1.q.weight (16, 12)" in caplog.text
 
 
 def test_what_reads_one_width_from_another_is_refused_with_ways_that_work():
@@ -1025,7 +1008,7 @@ def test_what_reads_one_width_from_another_is_refused_with_ways_that_work():
         lambda net, x: x + net.out(net.mix(x).cumsum(-1).reshape(x.shape)), mix=nn.Linear(16, 16), out=nn.Linear(16, 16)
     )
     model = nn.Sequential(nn.Linear(4, 16), mixer, nn.Linear(16, 3))
-    with pytest.raises(SurgeryError, match=r'Widths of 16 positions become 8 and 16 there .*keep=\["1"\]') as error:
+    with refused('run: keep=["1"]') as error:
         narrow(model, 0.5, torch.zeros(2, 4))
     assert 'heads="drop"' not in str(error.value)  # there are none
 
@@ -1046,7 +1029,7 @@ def test_a_size_that_numbers_decide_is_no_constant():
         return net.head(y.mean((2, 3))), F.interpolate(x, size)
 
     model = randomized(Made(pasted, body=nn.Conv2d(3, 8, 1), head=nn.Linear(8, 3)))
-    with pytest.raises(SurgeryError, match="its size follows from numbers that the code computes"):
+    with refused("run"):
         narrow(model, 0.5, images(4))
 
 
@@ -1065,20 +1048,20 @@ def test_widths_of_norms_without_rows_stay_whole(settings, caplog):
     model, images = randomized(Detector()).eval(), torch.stack([torch.zeros(3, 6, 6), torch.ones(3, 6, 6)])
     small, plan = narrow(model, 0.5, images[:1])
     assert [tuple(layer.weight.shape[:2]) for layer in (small.body, small.head)] == [(4, 3), (8, 4)]
-    assert "head.weight (8, 8, 1, 1) stays whole: norm gets no rows of the example" in caplog.text
+    assert "head.weight (8, 8, 1, 1)" in caplog.text
     assert "may not run" not in caplog.text
     zeroed = load(model, plan.embed(state(small))[0])
     torch.testing.assert_close(small(images[1:]), zeroed(images[1:]))
     small, _ = narrow(model, 0.5, images[1:], strict=True)
     assert small.head.out_channels == 4
-    with pytest.raises(SurgeryError, match=r"norm gets no rows .* lower the thresholds"):
+    with refused("width: norm"):
         narrow(model, 0.5, images[:1], strict=True)
 
 
 def test_an_operation_without_a_rule_is_named_with_the_tensor(monkeypatch, caplog):
     model, x, rate, *_ = adversarial("cummax")
     monkeypatch.delitem(RULES, "cummax")
-    with pytest.raises(SurgeryError, match=r"a.weight .*cummax .surgery.register_rule can teach it"):
+    with refused("width: a.weight", "cummax"):
         narrow(model, rate, x, strict=True)
     small, _ = narrow(model, rate, x)
     assert small.a.out_channels == 8
@@ -1213,7 +1196,7 @@ def test_a_width_whose_ends_are_repeated_around_it_stays_whole(mode):
         return net.last(nn.functional.pad(net.first(x), (1, 1), mode))
 
     net = Made(forward, first=nn.Linear(3, 4), last=nn.Linear(6, 2))
-    with pytest.raises(SurgeryError, match="positions at its ends are repeated around it"):
+    with refused("width"):
         surgery.narrow(net, 0.5, torch.rand(2, 5, 3))
 
 
@@ -1232,8 +1215,8 @@ def test_a_width_that_is_shifted_against_itself_is_told(caplog):
     """The model came back whole without a word, even with `strict`."""
     small, _ = narrow(Shifted(), 0.5, torch.randn(2, 4))
     assert small.made.weight.shape == (8, 3)
-    assert "axis 0 of made.weight (8, 6) stays whole: the code computes with it and itself, shifted" in caplog.text
-    with pytest.raises(SurgeryError, match="shifted"):
+    assert "made.weight (8, 6)" in caplog.text
+    with refused("width"):
         narrow(Shifted(), 0.5, torch.randn(2, 4), strict=True)
 
 
@@ -1246,7 +1229,7 @@ def test_one_parameter_with_several_weights_is_named():
         def forward(self, x):
             return torch.relu(x @ self.flat[:32].view(4, 8)) @ self.flat[32:].view(8, 3)
 
-    with pytest.raises(SurgeryError, match="flat holds several weights, one behind the other"):
+    with refused("run: flat"):
         narrow(Flat(), 0.5, torch.randn(2, 4))
 
 
@@ -1256,7 +1239,7 @@ def test_a_rate_may_be_a_number_of_numpy():
     target = surgery.pruning.Target(parameters=np.float32(0.6))
     assert surgery.pruning.prune(net, target=target, importance=None, example=x).model[0].out_features == 4
     assert surgery.widening.widen(net, rate=np.int64(2), example=x)[0][0].out_features == 16
-    with pytest.raises(SurgeryError, match=r"would give a width of Sequential 8,000,000,000,000 positions"):
+    with refused("argument: rate="):
         surgery.widening.widen(net, rate=1e12, example=x)
 
 
@@ -1288,8 +1271,8 @@ def test_widths_that_layers_read_and_none_makes_are_told(caplog):
     tokens = torch.tensor([1, 2])
     small, _ = narrow(Table(), 0.5, tokens)
     assert (small.up.in_features, small.up.out_features) == (16, 4)
-    assert "axis 1 of table (9, 16) stays whole: no layer makes it" in caplog.text
-    with pytest.raises(SurgeryError, match="no layer makes it"):
+    assert "table (9, 16)" in caplog.text
+    with refused("width"):
         narrow(Table(), 0.5, tokens, strict=True)
     caplog.clear()
     narrow(Registers(), 0.5, torch.randn(2, 5, 3), strict=True)

@@ -4,11 +4,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refused
 from symmetric import Made
 from torch import Tensor, nn
 
 import surgery
-from surgery import SurgeryError, narrow
+from surgery import narrow
 from surgery.errors import InternalError
 from surgery.width.axes import Axis, find, mark_grouping, unify
 from surgery.width.rules import RuleResult, View, registry
@@ -319,7 +320,7 @@ def test_lists_of_tensors(library):
     ],
 )
 def test_a_wrong_notation_is_refused_with_its_place(notation, place):
-    with pytest.raises(SurgeryError) as error:
+    with refused("argument") as error:
         surgery.register_rule("notation::scaled", notation)
     _, line, mark = str(error.value).splitlines()
     assert (line, mark) == (f"  {notation}", f"  {' ' * place}^")
@@ -335,7 +336,7 @@ def test_a_notation_of_several_lines():
         scale: c -> n c
         """,
     )
-    with pytest.raises(SurgeryError, match="replace=True"):
+    with refused("argument: replace="):
         surgery.register_rule("notation::scaled_", "x: n c -> n c")
     surgery.register_rule("notation::scaled_", "x: n c -> n c", replace=True)
 

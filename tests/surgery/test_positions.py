@@ -1,15 +1,14 @@
 """Narrow models of which the caller says the positions."""
 
-import re
-
 import numpy as np
 import pytest
 import torch
+from refusals import refused
 from torch import nn
 
 import surgery
 import zoo
-from surgery import SurgeryError, narrow, state
+from surgery import narrow, state
 from surgery.width.corner import rolling
 
 X = torch.randn(2, 3, 5)
@@ -67,47 +66,47 @@ def test_widths_that_the_code_takes_for_one_keep_the_same_positions():
     for positions in ({"a.weight:0": [1, 4]}, {"b.weight:0": [1, 4]}, {"a.weight:0": [1, 4], "b.weight:0": [1, 4]}):
         _, plan = narrow(SIZED, positions=positions, example=X)
         assert plan.entries["a.bias"][0].index == plan.entries["b.bias"][0].index == (((1, 2), (4, 5)),)
-    with pytest.raises(SurgeryError, match="are one width for the code"):
+    with refused("argument"):
         narrow(SIZED, positions={"a.weight:0": [1, 4], "b.weight:0": [0]}, example=X)
 
 
 def test_a_width_whose_order_matters_keeps_its_first_positions():
     _, plan = narrow(RANGE, positions={"a.weight:0": [0, 1]}, example=X)
     assert plan.entries["a.bias"][0].index == (((0, 2),),)
-    with pytest.raises(SurgeryError, match="its first ones, 0 to 1 here: a window or a range"):
+    with refused("width"):
         narrow(RANGE, positions={"a.weight:0": [0, 2]}, example=X)
 
 
 @pytest.mark.parametrize(
-    ("net", "given", "message"),
+    ("net", "given", "expected"),
     [
-        (PLAIN, {"a.weight:0": [3, 0]}, "are ascending.*surgery.symmetry.permute"),
-        (PLAIN, {"a.weight:0": [3, 3]}, "distinct and from 0 to 5"),
-        (PLAIN, {"a.weight:0": [6]}, "distinct and from 0 to 5"),
-        (PLAIN, {"a.weight:0": [-1, 0]}, "distinct and from 0 to 5"),
-        *((PLAIN, {"a.weight:0": given}, "at least one whole number") for given in ([], 3, [0.0], [True], [[0, 1]])),
-        *((PLAIN, {"a.weight:0": given}, "no list of numbers") for given in ("01", None, {0, 1})),
-        (PLAIN, {"a.weihgt:0": [0]}, "did you mean 'a.weight:0'"),
-        (PLAIN, {0: [0]}, "surgery.widths lists all by name"),
-        (PLAIN, [0, 1], "surgery.widths lists the widths by name"),
-        (PLAIN, {"c.weight:0": [0]}, "all stay: it is an axis of the output"),
-        (ORDER, {"a.weight:0": [0]}, "all stay: an operation depends on the order"),
+        (PLAIN, {"a.weight:0": [3, 0]}, "argument"),
+        (PLAIN, {"a.weight:0": [3, 3]}, "argument"),
+        (PLAIN, {"a.weight:0": [6]}, "argument"),
+        (PLAIN, {"a.weight:0": [-1, 0]}, "argument"),
+        *((PLAIN, {"a.weight:0": given}, "argument") for given in ([], 3, [0.0], [True], [[0, 1]])),
+        *((PLAIN, {"a.weight:0": given}, "argument") for given in ("01", None, {0, 1})),
+        (PLAIN, {"a.weihgt:0": [0]}, "name: 'a.weight:0'"),
+        (PLAIN, {0: [0]}, "name"),
+        (PLAIN, [0, 1], "argument"),
+        (PLAIN, {"c.weight:0": [0]}, "width"),
+        (ORDER, {"a.weight:0": [0]}, "width"),
     ],
 )
-def test_what_are_no_positions_of_a_width_is_refused(net, given, message):
-    with pytest.raises(SurgeryError, match=message):
+def test_what_are_no_positions_of_a_width_is_refused(net, given, expected):
+    with refused(expected):
         narrow(net, positions=given, example=X)
 
 
 def test_options_that_choose_positions_do_not_go_with_them():
-    for options, message in (
-        ({"scores": {}}, "leave out scores"),
-        ({"heads": "drop", "rounding": 2}, "leave out heads, rounding"),
-        ({"width": 0.5}, "got width and positions"),
-        ({"keep": ["b"]}, "all of it stays: keep='b' asks for it"),
-        ({"example": None}, "give an input as `example`"),
+    for options, expected in (
+        ({"scores": {}}, "argument: scores"),
+        ({"heads": "drop", "rounding": 2}, "argument: heads, rounding"),
+        ({"width": 0.5}, "argument: width"),
+        ({"keep": ["b"]}, "width: 'b'"),
+        ({"example": None}, "argument: `example`"),
     ):
-        with pytest.raises(SurgeryError, match=re.escape(message)):
+        with refused(expected):
             narrow(PLAIN, positions={"a.weight:0": [0]}, **{"example": X, **options})
 
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 
 import surgery
 import surgery.scale as module
@@ -213,20 +214,20 @@ def test_next_to_nothing_is_not_enlarged():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "expected"),
     [
-        ({"models": {"w": torch.tensor([[1.0, math.inf], [1.0, 1.0]])}}, r"w of models \[0\] hold NaN"),
-        ({"models": {"w": torch.tensor([[1.0, 1.0], [math.nan, 1.0]])}}, r"w of models \[1\] hold NaN"),
-        ({"models": {"w": torch.ones(2, 2)}, "q": -0.1}, "q must be a quantile"),
-        ({"q": math.nan}, "q must be a quantile"),
-        ({"groups": [("u",)]}, "'u', but the stack has no such tensor"),
-        ({"groups": [("w",), ("w",)]}, "in two groups"),
-        ({"mask": {"w": torch.ones(2, 3, dtype=torch.bool)}}, "shape"),
-        ({"mask": {"w": torch.ones(2, 2)}}, "masks must be boolean"),
+        ({"models": {"w": torch.tensor([[1.0, math.inf], [1.0, 1.0]])}}, "values"),
+        ({"models": {"w": torch.tensor([[1.0, 1.0], [math.nan, 1.0]])}}, "values"),
+        ({"models": {"w": torch.ones(2, 2)}, "q": -0.1}, "argument: q"),
+        ({"q": math.nan}, "argument: q"),
+        ({"groups": [("u",)]}, "name: 'u'"),
+        ({"groups": [("w",), ("w",)]}, "argument"),
+        ({"mask": {"w": torch.ones(2, 3, dtype=torch.bool)}}, "mismatch"),
+        ({"mask": {"w": torch.ones(2, 2)}}, "argument: masks"),
     ],
 )
-def test_match_norms_refuses(arguments, message):
-    with pytest.raises(surgery.SurgeryError, match=message):
+def test_match_norms_refuses(arguments, expected):
+    with refused(expected):
         surgery.match_norms(**{"models": {"w": torch.ones(2, 2)}, **arguments})
 
 
@@ -251,20 +252,20 @@ def test_who_has_no_weight_may_hold_anything_and_meta_tensors_have_factor_one():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "expected"),
     [
-        ({"measure": "max"}, "choose norm or rms"),
-        ({"q": 2.0}, "q must be a quantile"),
-        ({"groups": [("v",)]}, "'v', but the full model has no such tensor"),
-        ({"groups": [("w",), ("w",)]}, "in two groups"),
-        ({"weights": [1, 2, 3]}, "weights have shape"),
-        ({"plans": [WIDE]}, "2 states and 1 plans"),
-        ({"plans": [WIDE, WIDE]}, r"plan 0 and \(16,\) in state 0"),
-        ({"models": [PAIR[0], {"w": torch.full((64,), math.inf)}]}, r"w of models \[1\] hold NaN or infinity"),
+        ({"measure": "max"}, "argument"),
+        ({"q": 2.0}, "argument: q"),
+        ({"groups": [("v",)]}, "name: 'v'"),
+        ({"groups": [("w",), ("w",)]}, "argument"),
+        ({"weights": [1, 2, 3]}, "argument"),
+        ({"plans": [WIDE]}, "argument"),
+        ({"plans": [WIDE, WIDE]}, "mismatch"),
+        ({"models": [PAIR[0], {"w": torch.full((64,), math.inf)}]}, "values"),
     ],
 )
-def test_factors_with_plans_refuse(arguments, message):
-    with pytest.raises(surgery.SurgeryError, match=message):
+def test_factors_with_plans_refuse(arguments, expected):
+    with refused(expected):
         norm_factors(**{"models": PAIR, "plans": [NARROW, WIDE], **arguments})
 
 
@@ -283,7 +284,7 @@ def test_a_block_that_stands_for_several_cannot_have_two_factors():
     deep = Plan({name: (Source(name, (None,)),) for name in full}, full)
     grafted = Plan({"a": (Source("a", (None,)), Source("b", (None,)))}, full)
     states = [{"a": torch.full((4,), 3.0), "b": torch.full((4,), 5.0)}, {"a": torch.full((4,), 1.0)}]
-    with pytest.raises(surgery.SurgeryError, match=r"'a' of model 1 stands for 'a' and 'b'.*norm_factors"):
+    with refused("ambiguous: 'a'", "'b'"):
         surgery.match_norms(states, [deep, grafted], 1.0)
     scaled, factors = surgery.match_norms(states, [deep, grafted], 1.0, groups=[("a", "b")])  # one factor for both
     assert scaled[1]["a"].tolist() == pytest.approx([factors["b"][1].item()] * 4)

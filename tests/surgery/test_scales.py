@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from refusals import refused
 from torch import nn
 
-from surgery import Plan, SurgeryError, load, narrow, state
+from surgery import Plan, load, narrow, state
 from surgery.width.attempts import Request, final
 from surgery.width.choose import Demand
 
@@ -113,7 +114,7 @@ def test_other_numbers_stay_and_are_an_error_under_strict(name, caplog):
     small, _ = narrow(net, 0.5, x)
     assert len(caplog.records) == 1
     assert small.q.out_features == HEADS * WIDTH // 2
-    with pytest.raises(SurgeryError):
+    with refused("strict"):
         narrow(net, 0.5, x, strict=True)
 
 
@@ -190,7 +191,7 @@ def test_embeddings_are_scaled_by_the_root_of_their_width():
 def test_on_the_meta_device_it_is_not_known_what_a_buffer_holds():
     with torch.device("meta"):
         net = Attention(WIDTH, holds(math.sqrt), lambda net, q, k: q @ k.mT / net.factor)
-    with pytest.raises(SurgeryError):
+    with refused("strict"):
         narrow(net, 0.5, torch.zeros(2, 3, 6, device="meta"), strict=True)
 
 
@@ -200,7 +201,7 @@ def test_on_the_meta_device_it_is_not_known_what_a_buffer_holds():
 def test_a_plan_fills_no_weights(module, attribute, value):
     net, edit = Embedded(), {"do": "fill", "module": module, "attribute": attribute, "value": value}
     _, plan = narrow(net, 0.5, torch.tensor([[1, 2]]))
-    with pytest.raises(SurgeryError):
+    with refused("plan"):
         plan.with_edits([edit]).build(net)
 
 

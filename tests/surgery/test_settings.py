@@ -6,10 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from refusals import refused
 from symmetric import Made
 from torch import nn
 
-from surgery import SurgeryError, load, narrow, state
+from surgery import load, narrow, state
 from surgery.pruning import Target, prune
 from surgery.widening import widen
 
@@ -114,7 +115,7 @@ def test_a_sum_that_nothing_divides_does_not_grow():
             return super().forward(x).relu().sum(-1) / 8
 
     for kind in (Summed, Twice):
-        with pytest.raises(SurgeryError, match="sum in the model itself would compute something else"):
+        with refused("width"):
             widen(kind(4, 8), rate=2, example=X)
 
 
@@ -225,8 +226,8 @@ def test_a_width_along_a_constant_of_the_code_is_told_when_it_does_not_grow(capl
     net = Made(forward, first=nn.Linear(4, 8), second=nn.Linear(8, 8), last=nn.Linear(8, 3))
     wide, _ = widen(net, rate=2, example=X)
     assert (wide.first.out_features, wide.second.out_features) == (8, 16)
-    assert "axis 0 of first.weight (8, 4) stays whole: its order matters: a tensor lies along it" in caplog.text
-    with pytest.raises(SurgeryError, match="its order matters"):
+    assert "first.weight (8, 4)" in caplog.text
+    with refused("width"):
         widen(net, rate=2, example=X, strict=True)
 
 
@@ -240,5 +241,5 @@ def test_a_target_where_a_width_of_one_shrinks_with_another():
 
     net = Made(forward, first=nn.Linear(4, 16), last=nn.Linear(16, 3))
     net.register_buffer("angles", torch.rand(1), persistent=False)
-    with pytest.raises(SurgeryError, match="cannot be reached"):  # it was a KeyError
+    with refused("target"):  # it was a KeyError
         prune(net, target=Target(macs=0.5), importance=None, example=X)

@@ -3,10 +3,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from refusals import refused
 from torch import nn
 
 import zoo
-from surgery import SurgeryError, similarity, state
+from surgery import similarity, state
 from surgery.similarity import block_similarity, convolutions, filter_similarity
 
 
@@ -84,19 +85,19 @@ def test_order_and_scale_of_filters_and_maps_change_nothing():
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "reason"),
+    ("a", "b", "expected"),
     [
-        (torch.ones(2, 2, 3), torch.ones(2, 3, 3), "one shape"),
-        (torch.ones(4), torch.ones(4), "one shape"),
-        (torch.ones(0, 2, 3), torch.ones(0, 2, 3), "one shape"),
-        (torch.ones(2, 2, 3).long(), torch.ones(2, 2, 3).long(), "int64"),
-        (torch.ones(2, 2, 3, device="meta"), torch.ones(2, 2, 3, device="meta"), "meta"),
-        (torch.eye(3)[None], torch.eye(3)[None] * math.nan, "NaN"),
-        (torch.eye(3)[None].log(), torch.eye(3)[None], "NaN"),
+        (torch.ones(2, 2, 3), torch.ones(2, 3, 3), "mismatch"),
+        (torch.ones(4), torch.ones(4), "mismatch"),
+        (torch.ones(0, 2, 3), torch.ones(0, 2, 3), "mismatch"),
+        (torch.ones(2, 2, 3).long(), torch.ones(2, 2, 3).long(), "unsupported: int64"),
+        (torch.ones(2, 2, 3, device="meta"), torch.ones(2, 2, 3, device="meta"), "unsupported"),
+        (torch.eye(3)[None], torch.eye(3)[None] * math.nan, "values"),
+        (torch.eye(3)[None].log(), torch.eye(3)[None], "values"),
     ],
 )
-def test_what_has_no_similarity_is_refused(a, b, reason):
-    with pytest.raises(SurgeryError, match=reason):
+def test_what_has_no_similarity_is_refused(a, b, expected):
+    with refused(expected):
         filter_similarity(a, b)
 
 
@@ -129,7 +130,7 @@ def test_first_blocks_are_compared_where_they_fit():
     assert not one.layers["conv1.weight"].isnan().any()
     assert list(two.layers) == ["conv2.weight"]  # conv1 of the first block has other channels, and shortcut is alone
     assert two.mean() == two.matrix[0, 1] == two.layers["conv2.weight"][0, 1]
-    with pytest.raises(SurgeryError, match=r"deeper model, or compare the first blocks as well \(`first`\)"):
+    with refused("unsupported: `first`"):
         block_similarity(net)
 
 

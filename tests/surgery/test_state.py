@@ -4,6 +4,7 @@ import torchvision
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import average as slow_average
+from refusals import refused
 from torch import nn
 
 import surgery
@@ -132,25 +133,25 @@ def test_inputs_stay_as_they_are():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "expected"),
     [
-        ({"weights": [1.0, 2.0]}, "expected \\[3\\] or \\[C, 3\\]"),
-        ({"weights": [0, 0, 0]}, "sum to zero"),
-        ({"weights": [1, -1, 1]}, "not negative"),
-        ({"weights": [1, float("nan"), 1]}, "finite"),
-        ({"weights": torch.ones(3, dtype=torch.complex64)}, "weights"),
-        ({"weights": "abc"}, "weights must be numbers"),
-        ({"mask": {"a": torch.ones(3, 3, 2, dtype=bool)}}, "fallback"),
-        ({"mask": {"a": torch.ones(3, 3, 2)}, "fallback": {}}, "boolean"),
-        ({"mask": {"a": torch.ones(3, 2, 2, dtype=bool)}, "fallback": {}}, r"shape \(3, 2, 2\)"),
-        ({"mask": {"zzz": torch.ones(1)}, "fallback": {}}, "zzz"),
-        ({"fallback": {"a": torch.zeros(3, 2)}}, "missing in the fallback"),
-        ({"fallback": {**random_states(1, 0)[0], "zzz": torch.zeros(1)}}, "zzz"),
-        ({"fallback": {**random_states(1, 0)[0], "b": torch.zeros(1)}}, "'b' has shape"),
+        ({"weights": [1.0, 2.0]}, "argument"),
+        ({"weights": [0, 0, 0]}, "argument"),
+        ({"weights": [1, -1, 1]}, "argument"),
+        ({"weights": [1, float("nan"), 1]}, "argument"),
+        ({"weights": torch.ones(3, dtype=torch.complex64)}, "argument: weights"),
+        ({"weights": "abc"}, "argument: weights"),
+        ({"mask": {"a": torch.ones(3, 3, 2, dtype=bool)}}, "argument: fallback"),
+        ({"mask": {"a": torch.ones(3, 3, 2)}, "fallback": {}}, "argument"),
+        ({"mask": {"a": torch.ones(3, 2, 2, dtype=bool)}, "fallback": {}}, "mismatch"),
+        ({"mask": {"zzz": torch.ones(1)}, "fallback": {}}, "name: 'zzz'"),
+        ({"fallback": {"a": torch.zeros(3, 2)}}, "mismatch"),
+        ({"fallback": {**random_states(1, 0)[0], "zzz": torch.zeros(1)}}, "mismatch: zzz"),
+        ({"fallback": {**random_states(1, 0)[0], "b": torch.zeros(1)}}, "mismatch: 'b'"),
     ],
 )
-def test_average_refuses(arguments, message):
-    with pytest.raises(surgery.SurgeryError, match=message):
+def test_average_refuses(arguments, expected):
+    with refused(expected):
         surgery.average(surgery.stack(random_states(3, 0)), **arguments)
 
 
@@ -174,7 +175,7 @@ def test_distances_leave_integers_out():
     a = {"w": torch.zeros(1, 2), "steps": torch.tensor([0])}
     b = {"w": torch.zeros(1, 2), "steps": torch.tensor([9])}
     assert surgery.distance(a, b).item() == 0
-    with pytest.raises(surgery.SurgeryError, match="only real numbers"):
+    with refused("unsupported"):
         surgery.distance(a, {"w": torch.zeros(1, 2), "steps": torch.tensor([9.0])})
 
 
@@ -229,37 +230,37 @@ def test_what_would_be_lost_or_cannot_be_filled_is_refused():
         def get_extra_state(self):
             return {"calls": 3}
 
-    for net, message in ((nn.LazyLinear(3), "is lazy"), (Extra(1, 1), "neither a parameter nor a buffer")):
-        with pytest.raises(surgery.SurgeryError, match=message):
+    for net, expected in ((nn.LazyLinear(3), "unsupported"), (Extra(1, 1), "unsupported")):
+        with refused(expected):
             surgery.state(nn.Sequential(net))
-    with pytest.raises(surgery.SurgeryError, match="meta"):
+    with refused("values"):
         surgery.load(nn.Linear(1, 1, device="meta"), surgery.state(nn.Linear(1, 1)))
     assert surgery.state(torchvision.models.quantization.resnet18(weights=None, quantize=False))
     norm = nn.BatchNorm1d(1)
     values = surgery.state(norm) | {"num_batches_tracked": torch.tensor(1.7)}
-    with pytest.raises(surgery.SurgeryError, match=r"torch\.int64 in the model and torch\.float32"):
+    with refused("mismatch"):
         surgery.load(norm, values)
 
 
 @pytest.mark.parametrize(
-    ("other", "message"),
+    ("other", "expected"),
     [
-        ({"a": torch.zeros(2)}, "'b' of state 0 is missing in state 1"),
-        ({"a": torch.zeros(2), "b": torch.zeros(1), "c": torch.zeros(1)}, "'c' of state 1 is unknown"),
-        ({"a": torch.zeros(3), "b": torch.zeros(1)}, r"\(2,\) in state 0 and \(3,\) in state 1"),
+        ({"a": torch.zeros(2)}, "mismatch: 'b'"),
+        ({"a": torch.zeros(2), "b": torch.zeros(1), "c": torch.zeros(1)}, "mismatch: 'c'"),
+        ({"a": torch.zeros(3), "b": torch.zeros(1)}, "mismatch"),
     ],
 )
-def test_states_of_different_architectures_do_not_stack(other, message):
-    with pytest.raises(surgery.SurgeryError, match=message):
+def test_states_of_different_architectures_do_not_stack(other, expected):
+    with refused(expected):
         surgery.stack([{"a": torch.zeros(2), "b": torch.zeros(1)}, other])
 
 
 def test_a_stack_without_a_common_axis_is_refused():
-    with pytest.raises(surgery.SurgeryError, match="not a stack"):
+    with refused("argument"):
         surgery.average({"a": torch.zeros(2, 1), "b": torch.zeros(3, 1)})
-    with pytest.raises(surgery.SurgeryError, match="zero states"):
+    with refused("argument"):
         surgery.stack([])
-    with pytest.raises(surgery.SurgeryError, match="K = 0"):
+    with refused("argument"):
         surgery.average({"a": torch.zeros(0, 1)})
-    with pytest.raises(surgery.SurgeryError, match="k=0"):
+    with refused("argument: k="):
         surgery.broadcast({"a": torch.zeros(1)}, 0)

@@ -4,10 +4,11 @@ from itertools import product
 
 import pytest
 import torch
+from refusals import zoo_refused
 from torch import nn
 from torch.func import functional_call
 
-from zoo import Spec, ZooError
+from zoo import Spec
 from zoo.layers import Builder
 from zoo.resnet import BasicBlock, Bottleneck, PreBasicBlock, PreBottleneck, make_shortcut
 
@@ -135,5 +136,5 @@ def test_pre_activation_blocks_are_what_the_paper_draws(block, shortcut):
 
 def test_an_unknown_shortcut_is_refused_even_if_none_is_needed():
     for inputs in (2, 4):
-        with pytest.raises(ZooError, match="unknown shortcut 'projektion': choose projection, pad, activated, raw"):
+        with zoo_refused("argument: 'projektion'"):
             make_shortcut(Builder(), inputs, 4, 1, "projektion")

@@ -6,6 +6,7 @@ import pytest
 import timm
 import torch
 import torchvision
+from refusals import zoo_refused
 from selection import some
 from timm.models.vision_transformer import VisionTransformer as TimmViT
 from torch import nn
@@ -189,29 +190,29 @@ RESNET = Spec("resnet18", num_classes=5)
 
 
 @pytest.mark.parametrize(
-    ("spec", "state", "message"),
+    ("spec", "state", "expected"),
     [
         (RESNET, lambda: shapes_of(torchvision.models.resnet34),
-         r"layer1\.2\.conv1\.weight \[64, 64, 3, 3\].*section2\.0\.conv1\.weight"),
-        (RESNET, lambda: shapes_of(torchvision.models.mobilenet_v2), r"features.*stem\.conv\.weight \[64, 3, 7, 7\]"),
+         "mismatch: layer1.2.conv1.weight"),
+        (RESNET, lambda: shapes_of(torchvision.models.mobilenet_v2), "mismatch: stem.conv.weight"),
         (RESNET, lambda: shapes_of(torchvision.models.resnet18),
-         r"it has fc\.weight \[1000, 512\] where this ResNet has head\.weight \[5, 512\]"),
+         "mismatch: fc.weight"),
         (RESNET, lambda: dict(list(shapes_of(torchvision.models.resnet18, num_classes=5).items())[:-1]),
-         "101 tensors.*102"),
+         "mismatch"),
         (RESNET, lambda: shapes_of(torchvision.models.resnet18, num_classes=5) | {"more": torch.zeros(1)},
-         "103 tensors.*102"),
-        (RESNET, lambda: {}, "0 tensors"),
-        (RESNET, lambda: Spec("resnet18", 6).build(device="meta").state_dict(), r"head\.weight.*\[6, 512\]"),
+         "mismatch"),
+        (RESNET, lambda: {}, "mismatch"),
+        (RESNET, lambda: Spec("resnet18", 6).build(device="meta").state_dict(), "mismatch: head.weight"),
         (VIT, lambda: shapes_of(lambda: VisionTransformer(16, 4, 2, 3, 24, 96, num_classes=5)),
-         r"heads\.head\.weight \[5, 24\] where this VisionTransformer has head\.weight \[7, 24\]"),
-        (VIT, lambda: dict(list(shapes_of(torchvision_vit).items())[:-1]), "tensors"),
-        (VIT, lambda: shapes_of(torchvision.models.resnet18), r"has stem\.class_token"),
+         "mismatch: heads.head.weight"),
+        (VIT, lambda: dict(list(shapes_of(torchvision_vit).items())[:-1]), "mismatch"),
+        (VIT, lambda: shapes_of(torchvision.models.resnet18), "mismatch: stem.class_token"),
     ],
     ids=["deeper", "other architecture", "other classes", "one less", "one more", "empty", "own names, other shapes",
          "a vit of other classes", "a vit, one less", "a resnet for a vit"],
 )  # fmt: skip
-def test_another_model_s_state_is_refused(spec, state, message):
-    with pytest.raises(zoo.ZooError, match=message):
+def test_another_model_s_state_is_refused(spec, state, expected):
+    with zoo_refused(expected):
         load(spec.build(device="meta"), state())
 
 
@@ -222,12 +223,12 @@ def test_another_model_s_state_is_refused(spec, state, message):
     + [(name, {}) for name in ("resnet20", "cnn", "transformer")],
 )
 def test_what_torchvision_has_not_does_not_go_there(name, options):
-    with pytest.raises(zoo.ZooError, match="torchvision has no model with these"):
+    with zoo_refused("mismatch"):
         to_torchvision(Spec(name, CLASSES, **options).build(device="meta").state_dict())
 
 
 def test_no_tensors_are_no_model():
-    with pytest.raises(zoo.ZooError, match="these 0 tensors"):
+    with zoo_refused("mismatch"):
         to_torchvision({})
 
 
@@ -263,16 +264,14 @@ def test_foreign_states_out_of_order_are_refused_if_the_libraries_do_not_have_th
     state = torchvision.models.ResNet(block, [1, 1, 1, 1]).state_dict()
     load(zoo.create("resnet18", depth=1), state)
     for given in (dict(sorted(state.items())), reordered(state, "bn1.weight", "bn1.bias")):
-        with pytest.raises(
-            zoo.ZooError, match=r"not in the order of its state_dict\(\): it has bn1\.bias \[64\] where"
-        ):
+        with zoo_refused("mismatch: bn1.bias"):
             load(zoo.create("resnet18", depth=1), given)
 
 
 def test_a_refused_state_leaves_the_model_as_it_was():
     net, other = zoo.create("resnet20", width=0.25), zoo.create("resnet20", width=0.25, num_classes=7)
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-    with pytest.raises(zoo.ZooError, match=r"its head\.weight is \[7, 16\], this ResNet's \[10, 16\]"):
+    with zoo_refused("mismatch: head.weight"):
         load(net, other.state_dict())
     assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
 

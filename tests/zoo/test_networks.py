@@ -7,10 +7,11 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
+from refusals import zoo_refused
 from torch import nn
 
 import zoo
-from zoo import CNN, VGG, EfficientNetV2, LeNet, MobileNetV2, ResNet, Spec, Transformer, VisionTransformer, ZooError
+from zoo import CNN, VGG, EfficientNetV2, LeNet, MobileNetV2, ResNet, Spec, Transformer, VisionTransformer
 from zoo.mobilenet import Stage
 from zoo.resnet import BasicBlock, Bottleneck, MultiExitResNet, PreBasicBlock, PreBottleneck
 from zoo.spec import PRESETS
@@ -122,51 +123,51 @@ class Mine(ResNet):
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make", "expected"),
     [
-        (lambda: ResNet("basic", [1], [4]), "block"),
-        (lambda: ResNet(BasicBlock, [1, 1], [4]), "depth"),
-        (lambda: ResNet(BasicBlock, [1, 0], [4, 8]), "whole number of blocks"),
-        (lambda: ResNet(BasicBlock, 1.5, [4, 8]), "whole number of blocks"),
-        (lambda: ResNet(BasicBlock, 1, 4), "channels"),
-        (lambda: ResNet(BasicBlock, [], []), "channels"),
-        (lambda: ResNet(BasicBlock, 1, [4, 0.5]), "channels"),
-        (lambda: ResNet(BasicBlock, 1, [4], num_classes=0), "num_classes"),
-        (lambda: ResNet(BasicBlock, 1, [4], in_channels=True), "in_channels"),
-        (lambda: ResNet(BasicBlock, 1, [4], stem="small"), "stem"),
-        (lambda: ResNet(BasicBlock, [1, 1], [4, 4], shortcut="none"), "shortcut"),
-        (lambda: ResNet(BasicBlock, 1, [4], norm="instance"), "norm"),
-        (lambda: ResNet(BasicBlock, 1, [4], norm_eps=0), "norm_eps"),
-        (lambda: ResNet(BasicBlock, 1, [4], rounding="floor"), "rounding"),
-        (lambda: ResNet(BasicBlock, 1, [4], scaler=1), "scaler"),
-        (lambda: ResNet(BasicBlock, 1, [4], step_size="yes"), "step_size"),
-        (lambda: ResNet(BasicBlock, 1, [4], exits=None), "exits"),
-        (lambda: ResNet(BasicBlock, 1, [4, 8], width=0), "width"),
-        (lambda: ResNet(BasicBlock, 1, [4, 8], width=(1, 1, 1)), "section1, section2"),
-        (lambda: Mine(BasicBlock, 1, [4], exits=True), "MultiExitResNet"),
-        (lambda: MobileNetV2((1, 2)), "7 sections"),
-        (lambda: MobileNetV2(dropout=1), "dropout"),
-        (lambda: EfficientNetV2([], []), "stages"),
-        (lambda: EfficientNetV2([("fused", 1, 16, 1)], [1]), "Stage"),
-        (lambda: EfficientNetV2([Stage("fuse", 1, 16, 1)], [1]), "fused"),
-        (lambda: EfficientNetV2([Stage("fused", 1, 0, 1)], [1]), "channels"),
-        (lambda: EfficientNetV2(STAGES, 1, drop_path=-0.1), "drop_path"),
-        (lambda: EfficientNetV2(STAGES, 1, last_channels=0), "last_channels"),
-        (lambda: VGG((1, 1, 1)), "5 sections"),
-        (lambda: VGG(1, image_size=31), "32x32"),
-        (lambda: VisionTransformer((1, 1), 8, 2), "1 sections|one depth"),
-        (lambda: VisionTransformer(1, 8, 3), "3 heads"),
-        (lambda: VisionTransformer(1, 8, 2, image_size=30), "multiple of 16"),
-        (lambda: VisionTransformer(1, 0, 1), "channels"),
-        (lambda: Transformer(tokens=0), "tokens"),
-        (lambda: Transformer(1, width=(1, 1)), "width"),
-        (lambda: CNN(image_size=3), "4x4"),
-        (lambda: CNN(width=(1, 1)), "conv1, conv2, fc1"),
-        (lambda: LeNet(image_size=8), "16x16"),
+        (lambda: ResNet("basic", [1], [4]), "argument: block"),
+        (lambda: ResNet(BasicBlock, [1, 1], [4]), "argument: depth"),
+        (lambda: ResNet(BasicBlock, [1, 0], [4, 8]), "argument"),
+        (lambda: ResNet(BasicBlock, 1.5, [4, 8]), "argument"),
+        (lambda: ResNet(BasicBlock, 1, 4), "argument: channels"),
+        (lambda: ResNet(BasicBlock, [], []), "argument: channels"),
+        (lambda: ResNet(BasicBlock, 1, [4, 0.5]), "argument: channels"),
+        (lambda: ResNet(BasicBlock, 1, [4], num_classes=0), "argument: num_classes"),
+        (lambda: ResNet(BasicBlock, 1, [4], in_channels=True), "argument: in_channels"),
+        (lambda: ResNet(BasicBlock, 1, [4], stem="small"), "argument: stem"),
+        (lambda: ResNet(BasicBlock, [1, 1], [4, 4], shortcut="none"), "argument: shortcut"),
+        (lambda: ResNet(BasicBlock, 1, [4], norm="instance"), "argument: norm"),
+        (lambda: ResNet(BasicBlock, 1, [4], norm_eps=0), "argument: norm_eps"),
+        (lambda: ResNet(BasicBlock, 1, [4], rounding="floor"), "argument: rounding"),
+        (lambda: ResNet(BasicBlock, 1, [4], scaler=1), "argument: scaler"),
+        (lambda: ResNet(BasicBlock, 1, [4], step_size="yes"), "argument: step_size"),
+        (lambda: ResNet(BasicBlock, 1, [4], exits=None), "argument: exits"),
+        (lambda: ResNet(BasicBlock, 1, [4, 8], width=0), "argument: width"),
+        (lambda: ResNet(BasicBlock, 1, [4, 8], width=(1, 1, 1)), "argument"),
+        (lambda: Mine(BasicBlock, 1, [4], exits=True), "unsupported: MultiExitResNet"),
+        (lambda: MobileNetV2((1, 2)), "argument"),
+        (lambda: MobileNetV2(dropout=1), "argument: dropout"),
+        (lambda: EfficientNetV2([], []), "argument: stages"),
+        (lambda: EfficientNetV2([("fused", 1, 16, 1)], [1]), "argument: Stage"),
+        (lambda: EfficientNetV2([Stage("fuse", 1, 16, 1)], [1]), "argument: fused"),
+        (lambda: EfficientNetV2([Stage("fused", 1, 0, 1)], [1]), "argument: channels"),
+        (lambda: EfficientNetV2(STAGES, 1, drop_path=-0.1), "argument: drop_path"),
+        (lambda: EfficientNetV2(STAGES, 1, last_channels=0), "argument: last_channels"),
+        (lambda: VGG((1, 1, 1)), "argument"),
+        (lambda: VGG(1, image_size=31), "argument"),
+        (lambda: VisionTransformer((1, 1), 8, 2), "argument"),
+        (lambda: VisionTransformer(1, 8, 3), "argument"),
+        (lambda: VisionTransformer(1, 8, 2, image_size=30), "argument"),
+        (lambda: VisionTransformer(1, 0, 1), "argument: channels"),
+        (lambda: Transformer(tokens=0), "argument: tokens"),
+        (lambda: Transformer(1, width=(1, 1)), "argument: width"),
+        (lambda: CNN(image_size=3), "argument"),
+        (lambda: CNN(width=(1, 1)), "argument"),
+        (lambda: LeNet(image_size=8), "argument"),
     ],
 )
-def test_wrong_arguments_are_refused(make, message):
-    with pytest.raises(ZooError, match=message):
+def test_wrong_arguments_are_refused(make, expected):
+    with zoo_refused(expected):
         make()
 
 

@@ -8,11 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import zoo_refused
 from torchvision.models._utils import _make_divisible
 from zoo_models import FAMILIES, small
 
 import zoo
-from zoo import Spec, ZooError
+from zoo import Spec
 from zoo.layers import Builder
 
 
@@ -55,23 +56,23 @@ def test_yaml_is_short_where_rates_are_equal():
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "expected"),
     [
-        ("a: b: c", "not YAML"),
-        ("", "not a mapping with a name"),
-        ("[resnet20]", "not a mapping with a name"),
-        ("resnet20", "not a mapping with a name"),
-        ("{width: 0.5}", "not a mapping with a name"),
-        ("{name: resnet20, widht: 0.5}", "no 'widht': there are name, num_classes"),
-        ("{name: resnet20, width: half}", "width is a rate above 0"),
-        ("{name: resnet2}", "unknown model 'resnet2'"),
-        ("{name: 3}", "the name of a model must be a string, got 3"),
-        ("{name: resnet20, width: [0.5, 0.5]}", "one for each"),
-        ("{name: !!python/name:os.system x}", "not YAML"),
+        ("a: b: c", "file"),
+        ("", "file"),
+        ("[resnet20]", "file"),
+        ("resnet20", "file"),
+        ("{width: 0.5}", "file"),
+        ("{name: resnet20, widht: 0.5}", "argument: 'widht'"),
+        ("{name: resnet20, width: half}", "argument: width"),
+        ("{name: resnet2}", "name: 'resnet2'"),
+        ("{name: 3}", "argument"),
+        ("{name: resnet20, width: [0.5, 0.5]}", "argument"),
+        ("{name: !!python/name:os.system x}", "file"),
     ],
 )
-def test_yaml_that_is_no_spec(text, message):
-    with pytest.raises(ZooError, match=message):
+def test_yaml_that_is_no_spec(text, expected):
+    with zoo_refused(expected):
         Spec.from_yaml(text)
 
 
@@ -84,7 +85,7 @@ def test_numbers_are_plain_whatever_they_come_from():
 
 @pytest.mark.parametrize(("name", "size"), [("cnn", 40), ("vgg11", 16), ("transformer", 100), ("resnet20", 0)])
 def test_what_a_model_cannot_take_cannot_be_counted(name, size):
-    with pytest.raises(ZooError, match=f"{name} cannot be counted: it is made for inputs of size .*, not at {size}: "):
+    with zoo_refused("argument", name, str(size)):
         Spec(name).count(size)
 
 
@@ -117,58 +118,58 @@ def test_rates_belong_to_their_parts():
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "message"),
+    ("name", "options", "expected"),
     [
-        ("resnet2", {}, "unknown model 'resnet2': did you mean .*resnet20"),
-        ("zzz", {}, "unknown model 'zzz': there are cnn, lenet, resnet18.*transformer"),
-        ("resnet20", {"dropout": 0.1}, "resnet20 takes no dropout; it takes width, depth"),
-        ("resnet20", {"tokens": 3}, "takes no tokens"),
-        ("transformer", {"image_size": 32}, "takes no image_size"),
-        ("cnn", {"step_size": True}, "takes no step_size"),
-        ("cnn", {"stem": "cifar"}, "takes no stem"),
-        ("cnn", {"image_size": 3}, "4x4 or larger"),
-        ("vgg11", {"image_size": 31}, "32x32 or larger"),
-        ("cnn", {"depth": 3}, "no sections of blocks"),
-        *(("resnet20", {"width": width}, "width is a rate above 0")
+        ("resnet2", {}, "name: 'resnet2'"),
+        ("zzz", {}, "name: 'zzz'"),
+        ("resnet20", {"dropout": 0.1}, "argument: dropout"),
+        ("resnet20", {"tokens": 3}, "argument: tokens"),
+        ("transformer", {"image_size": 32}, "argument: image_size"),
+        ("cnn", {"step_size": True}, "argument: step_size"),
+        ("cnn", {"stem": "cifar"}, "argument: stem"),
+        ("cnn", {"image_size": 3}, "argument"),
+        ("vgg11", {"image_size": 31}, "argument"),
+        ("cnn", {"depth": 3}, "argument"),
+        *(("resnet20", {"width": width}, "argument: width")
           for width in (0, -1, math.inf, math.nan, True, "1", (1, 1, 0))),
-        ("resnet20", {"width": (1, 1)}, "one for each of section1, section2, section3; got 2"),
-        ("resnet20", {"width": ()}, "got 0"),
-        ("mobilenetv2", {"width": (1,) * 9}, "section7, tail; got 9"),
-        *(("resnet20", {"depth": depth}, f"1 or more; got {said}")
-          for depth, said in ((0, 0), (1.5, 1.5), (True, True))),
-        ("resnet20", {"depth": (1, -1, 1)}, "1 or more .*; got -1"),
-        ("resnet20", {"depth": (1, 1)}, "3 sections; got 2"),
-        *((name, {field: value}, f"{field} must be a whole number")
+        ("resnet20", {"width": (1, 1)}, "argument"),
+        ("resnet20", {"width": ()}, "argument"),
+        ("mobilenetv2", {"width": (1,) * 9}, "argument"),
+        *(("resnet20", {"depth": depth}, "argument")
+          for depth in (0, 1.5, True)),
+        ("resnet20", {"depth": (1, -1, 1)}, "argument"),
+        ("resnet20", {"depth": (1, 1)}, "argument"),
+        *((name, {field: value}, f"argument: {field}")
           for name, field, value in (("resnet20", "num_classes", 0), ("resnet20", "num_classes", 2.0),
                                      ("resnet20", "in_channels", True), ("resnet20", "image_size", -1),
                                      ("transformer", "tokens", 0), ("vit_tiny", "heads", 0))),
-        *((name, {field: 2**32}, f"{field} must be at most [0-9,]+, got 4,294,967,296")
+        *((name, {field: 2**32}, f"argument: {field}")
           for name, field in (("resnet20", "num_classes"), ("resnet20", "in_channels"), ("resnet20", "image_size"),
                               ("transformer", "tokens"), ("vit_tiny", "heads"))),
-        *(("vgg11", {"dropout": rate}, "at least 0 and below 1") for rate in (1.5, 1, -0.1, math.nan)),
-        ("efficientnetv2_s", {"drop_path": 1}, "drop_path must be"),
-        ("resnet20", {"norm_eps": 0}, "norm_eps must be"),
-        ("resnet20", {"norm": "instance"}, "unknown norm 'instance': choose none, batch, static_batch, group, layer"),
-        ("transformer", {"norm": "batch"}, "transformer takes no norm"),
-        ("resnet20", {"stem": "big"}, "unknown stem 'big': choose imagenet, cifar"),
-        ("resnet20", {"rounding": "floor"}, "unknown rounding 'floor': choose ceil, divisor8"),
-        ("resnet20", {"scaler": 1}, "scaler is true or false"),
-        ("resnet20", {"step_size": "yes"}, "step_size is true or false"),
-        ("resnet20", {"exits": 1}, "exits is true or false"),
-        ("cnn", {"exits": True}, "cnn takes no exits"),
-        ("resnet20", {"depth": (1, 1, 0)}, r"1 or more \(the last sections of a model with exits may have 0\); got 0"),
-        *(("resnet20", {"depth": depth, "exits": True}, f"1 or more.*; got {said}")
-          for depth, said in ((0, 0), ((0, 1, 1), 0), ((1, 0, 1), 0), ((1, 1, False), False), ((1, 1, -1), -1))),
-        ("resnet20", {"colour": 1}, "no 'colour'"),
-        ("vit_tiny", {"image_size": 30}, "side must be a multiple of 4, got 30"),
-        ("vit_tiny", {"image_size": 100}, "multiple of 16, got 100: .* stem='cifar', whose patches have 4x4"),
-        ("vit_tiny", {"heads": 5}, "192 channels at full width, which 5 heads cannot share"),
-        ("vit_tiny", {"norm": "batch"}, "vit_tiny takes no norm"),
-        ("resnet20", {"heads": 2}, "resnet20 takes no heads"),
+        *(("vgg11", {"dropout": rate}, "argument") for rate in (1.5, 1, -0.1, math.nan)),
+        ("efficientnetv2_s", {"drop_path": 1}, "argument: drop_path"),
+        ("resnet20", {"norm_eps": 0}, "argument: norm_eps"),
+        ("resnet20", {"norm": "instance"}, "argument: 'instance'"),
+        ("transformer", {"norm": "batch"}, "argument: norm"),
+        ("resnet20", {"stem": "big"}, "argument: 'big'"),
+        ("resnet20", {"rounding": "floor"}, "argument: 'floor'"),
+        ("resnet20", {"scaler": 1}, "argument: scaler"),
+        ("resnet20", {"step_size": "yes"}, "argument: step_size"),
+        ("resnet20", {"exits": 1}, "argument: exits"),
+        ("cnn", {"exits": True}, "argument: exits"),
+        ("resnet20", {"depth": (1, 1, 0)}, "argument"),
+        *(("resnet20", {"depth": depth, "exits": True}, "argument")
+          for depth in (0, (0, 1, 1), (1, 0, 1), (1, 1, False), (1, 1, -1))),
+        ("resnet20", {"colour": 1}, "argument: 'colour'"),
+        ("vit_tiny", {"image_size": 30}, "argument: 30"),
+        ("vit_tiny", {"image_size": 100}, "argument"),
+        ("vit_tiny", {"heads": 5}, "argument"),
+        ("vit_tiny", {"norm": "batch"}, "argument: norm"),
+        ("resnet20", {"heads": 2}, "argument: heads"),
     ],
 )  # fmt: skip
-def test_bad_arguments(name, options, message):
-    with pytest.raises(ZooError, match=message):
+def test_bad_arguments(name, options, expected):
+    with zoo_refused(expected):
         zoo.create(name, **options)
 
 

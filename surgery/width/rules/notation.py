@@ -72,10 +72,12 @@ def register_rule(
     """
     namespace, colons, bare = name.partition("::")
     if not (namespace and colons and bare.isidentifier()):
-        raise SurgeryError(f"{name!r} does not name an operation: write 'namespace::name', without an overload")
+        raise SurgeryError(
+            f"{name!r} does not name an operation: write 'namespace::name', without an overload", code="argument"
+        )
     key = canonical(name)
     if key in registry.RULES and not replace:
-        raise SurgeryError(f"{name} has a rule already: pass replace=True to use another one")
+        raise SurgeryError(f"{name} has a rule already: pass replace=True to use another one", code="argument")
 
     def register(function: Function) -> Function:
         registry.RULES[key] = Rule(key, function, frozenset(sizes))
@@ -188,7 +190,9 @@ class Notation:
 
     def fail(self, message: str, at: int) -> NoReturn:
         """Raise an error that shows the place."""
-        raise SurgeryError(f"the notation of a rule cannot be read: {message}\n  {self.text}\n  {' ' * at}^")
+        raise SurgeryError(
+            f"the notation of a rule cannot be read: {message}\n  {self.text}\n  {' ' * at}^", code="argument"
+        )
 
     def _take(self, *expected: str) -> tuple[str, int]:
         token, at = self._tokens[0]

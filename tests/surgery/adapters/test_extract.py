@@ -5,10 +5,11 @@ import copy
 import numpy as np
 import pytest
 import torch
+from refusals import refused
 from torch import nn
 
 import surgery
-from surgery import SurgeryError, adapters
+from surgery import adapters
 from tests.surgery.adapters.test_fold import tables
 from tests.surgery.adapters.test_model import drawn, network
 
@@ -66,12 +67,12 @@ def test_layers_that_are_equal_get_no_adapter():
     net = plain()
     tuned = surgery.load(copy.deepcopy(net), surgery.state(net) | {"2.weight": torch.zeros(4, 5)})
     assert list(adapters.extract(net, tuned, 2).error) == ["2"]
-    with pytest.raises(SurgeryError, match="no layer"):
+    with refused("argument"):
         adapters.extract(net, net, 2)
 
 
 def test_models_of_other_tensors_are_refused():
-    with pytest.raises(SurgeryError, match="missing in the tuned model"):
+    with refused("mismatch"):
         adapters.extract(nn.Sequential(nn.Linear(2, 3)), nn.Sequential(nn.Linear(2, 3, bias=False)), 1)
 
 
@@ -82,7 +83,7 @@ def plain():
 def test_values_that_are_none_are_refused():
     net, values = plain(), surgery.state(plain())
     values["2.weight"] = torch.full((4, 5), torch.nan)
-    with pytest.raises(SurgeryError, match=r"'2\.weight' has a value that is not finite"):
+    with refused("values: '2.weight'"):
         adapters.extract(net, values, 1)
-    with pytest.raises(SurgeryError, match="on the meta device"):
+    with refused("values"):
         adapters.extract(plain().to("meta"), values, 1)

@@ -4,10 +4,11 @@ import copy
 
 import pytest
 import torch
+from refusals import refused
 from torch import nn
 
 import surgery
-from surgery import SurgeryError, adapters
+from surgery import adapters
 from surgery.adapters.layer import LowRank
 
 
@@ -130,7 +131,7 @@ def test_what_reads_the_weight_reads_the_product_too(caplog):
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0).double()
     adapted = drawn(adapters.add(layer, 2))
     assert [name for name, _ in adapters.adapted_layers(adapted)] == ["self_attn.out_proj", "linear1", "linear2"]
-    assert "no adapter for self_attn.in_proj_weight: a parameter, and no layer" in caplog.text
+    assert "self_attn.in_proj_weight" in caplog.text
     x = IMAGE[:, 0, :4, :1].expand(-1, -1, 8)
     merged = adapters.merge(adapted)
     for mode in (True, False):
@@ -145,7 +146,7 @@ class Squashed(nn.Linear):
 def test_a_layer_that_changes_its_weight_is_adapted_and_not_merged():
     adapted = drawn(adapters.add(nn.Sequential(Squashed(4, 4)), 1))
     adapted(torch.rand(1, 4))
-    with pytest.raises(SurgeryError, match="a Squashed may compute something else"):
+    with refused("unsupported"):
         adapters.merge(adapted)
 
 
@@ -158,10 +159,10 @@ def tied():
 def test_tied_layers_stay_as_they_are(caplog):
     adapted = adapters.add(tied(), 1)
     assert list(adapters.scales(adapted)) == ["1"]
-    assert "no adapter for 2: the layer, or its weight, is used in several places" in caplog.text
+    assert "for 2:" in caplog.text
     assert adapted[2].weight is adapted[0].weight
     assert adapters.merge(adapted)[2].weight is not None
-    with pytest.raises(SurgeryError, match="2 shares its weight with another layer"):
+    with refused("unsupported"):
         adapters.add(tied(), 1, modules=["2"])
 
 
@@ -169,21 +170,21 @@ def test_a_layer_used_in_several_places_stays_as_it_is(caplog):
     layer = nn.Linear(4, 4)
     adapted = adapters.add(nn.Sequential(layer, nn.ReLU(), layer, nn.Linear(4, 4)), 1)
     assert list(adapters.scales(adapted)) == ["3"]
-    assert "no adapter for 0: the layer, or its weight, is used in several places" in caplog.text
+    assert "for 0:" in caplog.text
 
 
 def test_copies_of_adapted_parametrized_layers_have_adapters():
     net = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 4))
     adapted, x = drawn(adapters.add(net, 2)), torch.rand(2, 4)
     assert torch.equal(copy.deepcopy(adapted)(x), adapted(x))
-    with pytest.raises(SurgeryError, match="may compute something else"):
+    with refused("unsupported"):
         adapters.merge(adapted)
 
 
 def test_layers_with_hooks_are_adapted_and_not_merged():
     net = nn.Sequential(nn.Linear(4, 4))
     net[0].register_forward_hook(lambda module, given, output: output * 2)
-    with pytest.raises(SurgeryError, match="a Linear with hooks may compute"):
+    with refused("unsupported"):
         adapters.merge(adapters.add(net, 1))
 
 
@@ -234,43 +235,43 @@ def test_generators_draw_the_same():
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("call", "expected"),
     [
-        (lambda net: adapters.add(net, 0), "rank=0"),
-        (lambda net: adapters.add(net, 2, scale=float("nan")), "scale=nan of '0'"),
+        (lambda net: adapters.add(net, 0), "argument: rank="),
+        (lambda net: adapters.add(net, 2, scale=float("nan")), "argument: '0'"),
         (
             lambda net: adapters.attach(net, adapters.state(adapters.add(net, 1)), scale=float("inf")),
-            "scale=inf of '0'",
+            "argument: '0'",
         ),
-        (lambda net: adapters.add(net, 2, modules="0"), "lists of names"),
-        (lambda net: adapters.add(net, 2, modules=["1"]), "1 is none: a BatchNorm2d is no linear layer"),
-        (lambda net: adapters.add(net, 2, modules=["head"]), "no module is called like that: see model.named_modules"),
-        (lambda net: adapters.add(net, 2, train=["head"]), "train='head'"),
+        (lambda net: adapters.add(net, 2, modules="0"), "argument"),
+        (lambda net: adapters.add(net, 2, modules=["1"]), "name"),
+        (lambda net: adapters.add(net, 2, modules=["head"]), "name"),
+        (lambda net: adapters.add(net, 2, train=["head"]), "name: 'head'"),
         (
             lambda net: adapters.add(nn.Sequential(net), 2, train=["4"]),
-            "train='4': no module is called like that: did you mean '0.4'",
+            "name: '4'",
         ),
-        (lambda net: adapters.add(nn.ReLU(), 2), "has no layer that can have an adapter"),
-        (lambda net: adapters.add(nn.Sequential(nn.Conv2d(4, 4, 1, groups=2)), 2, modules=["0"]), "in 2 groups"),
-        (lambda net: adapters.add(adapters.add(net, 2), 2), "0 has an adapter already"),
-        (lambda net: adapters.merge(net), "has no adapters"),
+        (lambda net: adapters.add(nn.ReLU(), 2), "unsupported"),
+        (lambda net: adapters.add(nn.Sequential(nn.Conv2d(4, 4, 1, groups=2)), 2, modules=["0"]), "name"),
+        (lambda net: adapters.add(adapters.add(net, 2), 2), "argument"),
+        (lambda net: adapters.merge(net), "argument"),
         (
             lambda net: adapters.add(nn.Sequential(nn.Embedding(3, 2, max_norm=1.0)), 1, modules=["0"]),
-            "changes its weight",
+            "name",
         ),
-        (lambda net: adapters.attach(net, adapters.state(adapters.add(net, 1)), scale={}), "no number for '0'"),
-        (lambda net: adapters.attach(net, {"0.lora_A.weight": torch.ones(2, 4, 3, 3)}), "without '0.lora_B.weight'"),
-        (lambda net: adapters.attach(net, {"0.lora_B.weight": torch.ones(6, 2, 1, 1)}), "without its other factor"),
+        (lambda net: adapters.attach(net, adapters.state(adapters.add(net, 1)), scale={}), "argument: '0'"),
+        (lambda net: adapters.attach(net, {"0.lora_A.weight": torch.ones(2, 4, 3, 3)}), "mismatch: '0.lora_B.weight'"),
+        (lambda net: adapters.attach(net, {"0.lora_B.weight": torch.ones(6, 2, 1, 1)}), "mismatch"),
         (
             lambda net: adapters.attach(net, adapters.state(adapters.add(nn.Sequential(nn.Linear(4, 6)), 2))),
-            r"of \(2, 4\) and \(6, 2\), and the layer takes \(2, 4, 3, 3\) and \(6, 2, 1, 1\)",
+            "mismatch",
         ),
-        (lambda net: adapters.attach(net, {"fc.weight": torch.ones(2)}), "'fc.weight' of the adapters"),
-        (lambda net: adapters.attach(net[:1], adapters.state(adapters.add(net, 2))), "no such module"),
+        (lambda net: adapters.attach(net, {"fc.weight": torch.ones(2)}), "mismatch: 'fc.weight'"),
+        (lambda net: adapters.attach(net[:1], adapters.state(adapters.add(net, 2))), "name"),
     ],
 )
-def test_what_is_refused(call, message):
-    with pytest.raises(SurgeryError, match=message):
+def test_what_is_refused(call, expected):
+    with refused(expected):
         call(network())
 
 
@@ -292,7 +293,7 @@ class Packed(nn.Linear):
 @pytest.mark.parametrize("modules", [None, ["0"]])
 def test_packed_weights_are_refused_by_name(modules):
     net = nn.Sequential(Packed(), nn.Linear(4, 2))
-    with pytest.raises(SurgeryError, match=r"0 (cannot have an adapter|is none): its weight is packed \(torch.uint8"):
+    with refused("name" if modules else "unsupported", "torch.uint8"):
         adapters.add(net, 2, modules=modules)
     assert list(adapters.scales(adapters.add(net, 2, modules=["1"]))) == ["1"]
 
@@ -329,7 +330,7 @@ def test_layers_that_unpack_their_weight_have_an_adapter_beside(kind):
     again = adapters.attach(net, adapters.state(adapted), scale=0.5)
     assert torch.equal(again(x), adapted(x))
     assert torch.equal(adapters.remove(adapted)(x), before)
-    with pytest.raises(SurgeryError, match=f"a {type(net[0]).__name__} may compute something else than its weight"):
+    with refused("unsupported"):
         adapters.merge(adapted)
 
 

@@ -4,10 +4,11 @@ import json
 
 import pytest
 import torch
+from refusals import refused
 from torch import nn
 
 import surgery
-from surgery import SurgeryError, adapters
+from surgery import adapters
 from tests.surgery.adapters.test_model import IMAGE, drawn, network
 
 
@@ -38,7 +39,7 @@ def test_statistics_that_move_in_training_are_in_the_file_of_norms_that_are_trai
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 2)).double().eval()
     adapters.write_peft(adapters.add(net, 2), tmp_path / "without")
-    assert "statistics of 1, which move in training mode, are not in the file" in caplog.text
+    assert "statistics of 1" in caplog.text
     caplog.clear()
     adapted = drawn(adapters.add(net, 2, train=["1"])).train()
     for _ in range(20):
@@ -87,30 +88,30 @@ def folder(path, **config):
 
 
 @pytest.mark.parametrize(
-    ("config", "message"),
+    ("config", "expected"),
     [
-        ({"peft_type": "IA3"}, "peft_type IA3 is not read"),
-        ({"use_dora": True}, "use_dora is True, and the tensors are otherwise"),
-        ({"bias": "all"}, "bias 'all' is not read"),
-        ({"init_lora_weights": "pissa_niter_4"}, "'pissa_niter_4' changed the base"),
+        ({"peft_type": "IA3"}, "unsupported"),
+        ({"use_dora": True}, "file: use_dora"),
+        ({"bias": "all"}, "unsupported: 'all'"),
+        ({"init_lora_weights": "pissa_niter_4"}, "unsupported: 'pissa_niter_4'"),
     ],
 )
-def test_what_is_another_function_is_refused(tmp_path, config, message):
-    with pytest.raises(SurgeryError, match=message):
+def test_what_is_another_function_is_refused(tmp_path, config, expected):
+    with refused(expected):
         adapters.read_peft(network(), folder(tmp_path / "adapter", **config))
 
 
 def test_what_is_missing_is_named(tmp_path):
-    with pytest.raises(SurgeryError, match=r"has no adapter_config\.json"):
+    with refused("file: adapter_config.json"):
         adapters.read_peft(network(), tmp_path)
     (folder(tmp_path / "adapter") / "adapter_model.safetensors").unlink()
-    with pytest.raises(SurgeryError, match=r"neither adapter_model\.safetensors"):
+    with refused("file: adapter_model.safetensors"):
         adapters.read_peft(network(), tmp_path / "adapter")
-    with pytest.raises(SurgeryError, match="exists already"):
+    with refused("file"):
         folder(tmp_path / "adapter")
-    with pytest.raises(SurgeryError, match="put it into a module"):
+    with refused("unsupported"):
         adapters.write_peft(adapters.add(nn.Linear(2, 2), 1), tmp_path / "other")
-    with pytest.raises(SurgeryError, match="has no adapters"):
+    with refused("argument"):
         adapters.write_peft(network(), tmp_path / "other")
 
 
@@ -179,14 +180,13 @@ def llama(tied):
 )
 def test_a_tied_tensor_that_is_trained_whole_is_refused(tmp_path, pattern, settings):
     peft = pytest.importorskip("peft")
-    either = r"'(model\.embed_tokens|lm_head)\.weight'"
-    tied = rf"{either} is trained whole, and it is {either} as well"
+    tied = ("'model.embed_tokens.weight'", "'lm_head.weight'")
     ours = adapters.add(llama(True), 2, modules=["*.q_proj"], train=[pattern])
-    with pytest.raises(SurgeryError, match=tied):
+    with refused("unsupported", *tied):
         adapters.write_peft(ours, tmp_path / "ours")
     config = peft.LoraConfig(target_modules=["q_proj"], modules_to_save=[pattern.removeprefix("*.")], **settings)
     peft.get_peft_model(llama(True), config).save_pretrained(tmp_path / "theirs")
-    with pytest.raises(SurgeryError, match=tied):
+    with refused("unsupported", *tied):
         adapters.read_peft(llama(True), tmp_path / "theirs")
 
 
@@ -194,10 +194,10 @@ def test_a_tied_tensor_that_is_trained_whole_is_refused(tmp_path, pattern, setti
 def test_a_convolution_that_peft_computes_otherwise_is_refused(tmp_path, setting):
     peft = pytest.importorskip("peft")
     net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, **setting))
-    with pytest.raises(SurgeryError, match=f"'0' is a convolution with .*{next(iter(setting))}"):
+    with refused("unsupported: '0'", *setting):
         adapters.write_peft(adapters.add(net, 2), tmp_path / "ours")
     peft.get_peft_model(surgery.copying.clone(net), peft.LoraConfig(target_modules=["0"])).save_pretrained(tmp_path)
-    with pytest.raises(SurgeryError, match=f"'0' is a convolution with .*{next(iter(setting))}"):
+    with refused("unsupported: '0'", *setting):
         adapters.read_peft(net, tmp_path)
 
 
@@ -233,7 +233,7 @@ def test_peft_trains_the_same_modules_whole_or_none_is_written(tmp_path, modules
     for parameter in ours.parameters():
         parameter.data += parameter.requires_grad
     if taken:
-        with pytest.raises(SurgeryError, match=f"peft takes '{taken}', which is not trained whole, for '"):
+        with refused("ambiguous", repr(taken)):
             adapters.write_peft(ours, tmp_path / "ours", task_type=task)
         return
     adapters.write_peft(ours, tmp_path / "ours", task_type=task)
@@ -269,9 +269,7 @@ def test_weights_of_the_base_that_peft_saves_are_those_of_the_model(tmp_path, ta
             torch.testing.assert_close(back[name], tensor, **near)
     next(layer for name, layer in model.named_modules() if name.endswith(target)).weight[0] += 1
     for read, base in ((adapters.read_peft, model), (adapters.fold, surgery.state(model)))[: 2 - tied]:
-        with pytest.raises(
-            SurgeryError, match=rf"{target}\.base_layer\.weight' is not '.*{target}\.weight' of the mod"
-        ):
+        with refused("mismatch", f"{target}.base_layer.weight'"):
             read(base, tmp_path)
 
 
@@ -281,7 +279,7 @@ def test_names_are_regular_expressions_for_peft(tmp_path):
     net["part"] = nn.ModuleDict({"fc": nn.Linear(2, 2)})
     with pytest.raises(ValueError, match="No modules were targeted"):  # the dot of part.fc is any character
         peft.get_peft_model(net, peft.LoraConfig(target_modules=["part_fc"], modules_to_save=["part.fc"]))
-    with pytest.raises(SurgeryError, match=r"peft takes 'part_fc', which is not trained whole, for 'part\.fc'"):
+    with refused("ambiguous: 'part_fc'", "'part.fc'"):
         adapters.write_peft(adapters.add(net, 1, modules=["part_fc"], train=["part.fc"]), tmp_path / "adapter")
-    with pytest.raises(SurgeryError, match=r"peft reads 'head\(' as a regular expression, .*: rename it"):
+    with refused("unsupported: 'head('"):
         adapters.write_peft(adapters.add(net, 1, modules=["fc"], train=["head("]), tmp_path / "adapter")

@@ -9,6 +9,7 @@ from drawn_plans import cohorts, embedded, few
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import average as slow_average
+from refusals import refused
 
 import surgery
 import surgery.averaging.plans as plans_module
@@ -62,7 +63,7 @@ def test_models_scaled_by_plans_average_as_with_factors(case):
         for sources in plan.entries.values()
     )
     if torn:
-        with pytest.raises(surgery.SurgeryError, match=r"norm_factors\(models, plans\)"):
+        with refused("ambiguous"):
             surgery.match_norms(states, plans)
         return
     scaled, factors = surgery.match_norms(states, plans)
@@ -157,28 +158,28 @@ STATE, FULL = {"w": torch.ones(1)}, {"w": torch.ones(2)}
 
 
 @pytest.mark.parametrize(
-    ("states", "plans", "options", "message"),
+    ("states", "plans", "options", "expected"),
     [
-        ([STATE], [PLAN, PLAN], {}, "1 states and 2 plans"),
-        ([], [], {}, "0 states"),
-        ([STATE, STATE], [PLAN, OTHER], {}, "plan 1 is of the full model"),
-        ([STATE, FULL], [PLAN, PLAN], {}, r"shape \(1,\) in plan 1 and \(2,\) in state 1"),
-        ([STATE], [PLAN], {"fallback": STATE}, "full model and"),
-        ([STATE], [PLAN], {"fallback": {"w": torch.ones(2).long()}}, "torch.int64 in the fallback and torch.float32"),
-        ([STATE], [PLAN], {"fallback": None}, "as `fallback`"),
-        ([STATE], [PLAN], {"mask": [{"w": torch.ones(1) > 0}]}, "either plans or a mask"),
-        ([STATE], None, {"factors": {"w": [2.0]}}, "give plans"),
-        ([STATE], [3], {}, "give weights by name"),
-        ([STATE], [PLAN], {"weights": [1, 2]}, "weights have shape"),
-        ([STATE], [PLAN], {"weights": [[1]]}, "one for each client"),
-        ([STATE], [PLAN], {"weights": [-1]}, "not negative"),
-        ([STATE], [PLAN], {"factors": {"v": torch.ones(1)}}, "name 'v', but the full model has no such tensor"),
-        ([STATE], [PLAN], {"factors": {"w": torch.ones(2)}}, "factors of 'w' have shape"),
-        ([STATE], [PLAN], {"factors": {"w": torch.tensor([torch.nan])}}, "must be finite"),
+        ([STATE], [PLAN, PLAN], {}, "argument"),
+        ([], [], {}, "argument"),
+        ([STATE, STATE], [PLAN, OTHER], {}, "mismatch"),
+        ([STATE, FULL], [PLAN, PLAN], {}, "mismatch"),
+        ([STATE], [PLAN], {"fallback": STATE}, "mismatch"),
+        ([STATE], [PLAN], {"fallback": {"w": torch.ones(2).long()}}, "mismatch"),
+        ([STATE], [PLAN], {"fallback": None}, "argument: `fallback`"),
+        ([STATE], [PLAN], {"mask": [{"w": torch.ones(1) > 0}]}, "argument"),
+        ([STATE], None, {"factors": {"w": [2.0]}}, "argument"),
+        ([STATE], [3], {}, "argument"),
+        ([STATE], [PLAN], {"weights": [1, 2]}, "argument"),
+        ([STATE], [PLAN], {"weights": [[1]]}, "argument"),
+        ([STATE], [PLAN], {"weights": [-1]}, "argument"),
+        ([STATE], [PLAN], {"factors": {"v": torch.ones(1)}}, "name: 'v'"),
+        ([STATE], [PLAN], {"factors": {"w": torch.ones(2)}}, "argument: 'w'"),
+        ([STATE], [PLAN], {"factors": {"w": torch.tensor([torch.nan])}}, "argument"),
     ],
 )
-def test_it_refuses(states, plans, options, message):
-    with pytest.raises(surgery.SurgeryError, match=message):
+def test_it_refuses(states, plans, options, expected):
+    with refused(expected):
         surgery.average(states, plans, **{"fallback": FULL, **options})
 
 
@@ -194,7 +195,7 @@ def test_masks_of_pruning_are_not_averaged():
         assert result["w_mask"].tolist() == [1, 0, 1]
         assert result["w_orig"].tolist() == [2.5, 2.5, 3]
         states[0]["w_mask"][0] = 0
-        with pytest.raises(surgery.SurgeryError):
+        with refused("mismatch"):
             mean(states, plans, **given)
         assert mean(states, plans, weights=[0, 1], **given)["w_mask"].tolist() == [1, 0, 1]
         states[0]["w_mask"][0] = 1

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from refusals import refused
 
 from surgery import SurgeryError, merging
 from surgery.files import open_state, write
@@ -83,9 +84,9 @@ def test_a_method_takes_a_base_weights_and_settings(module):
     assert [*parameters] == ["models", "base", "weights", "share", "signs"]
     with pytest.raises((SurgeryError, TypeError), match="base"):
         merging.furthest(states)
-    with pytest.raises(SurgeryError, match="base"):
+    with refused("argument: base"):
         merging.furthest(states, base=None)
-    with pytest.raises(SurgeryError, match="no tensor matches"):
+    with refused("name: 'c'"):
         merging.furthest(states, base=base, share={"c": 0.5})
 
 
@@ -105,19 +106,19 @@ def test_wrong_methods(module):
     def nothing(tensors):
         pass
 
-    for wrong, match in (
-        (linear, "already"),
-        (lambda tensors: tensors[0], "name"),
-        (needs, "share"),
-        (lambda: 0, "name"),
+    for wrong, expected in (
+        (linear, "argument"),
+        (lambda tensors: tensors[0], "argument"),
+        (needs, "argument: share"),
+        (lambda: 0, "argument"),
     ):
-        with pytest.raises(SurgeryError, match=match):
+        with refused(expected):
             merging.register_method(wrong)
-    with pytest.raises(SurgeryError, match="already"):
+    with refused("argument"):
         merging.register_method(module.median)
-    for wrong in (short, broken, nothing):
+    for wrong, code in ((short, "argument"), (broken, "run"), (nothing, "argument")):
         method = merging.register_method(wrong)
-        with pytest.raises(SurgeryError, match=f"{wrong.__name__} .*'a.weight'"):
+        with refused(code, wrong.__name__, "'a.weight'"):
             method(models())
     with pytest.raises(AttributeError):
         _ = merging.shorter

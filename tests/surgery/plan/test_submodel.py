@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from refusals import refused
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
@@ -35,9 +36,9 @@ def test_neighbours_become_one_run():
 
 def test_plans_that_do_not_fit_do_not_compose():
     half = Plan({"w": (Source("w", (((0, 4),),)),)}, {"w": (8,)})
-    with pytest.raises(surgery.SurgeryError, match=r"'w' is \(4,\) and \(8,\)"):
+    with refused("mismatch: 'w'"):
         half.compose(half)
-    with pytest.raises(surgery.SurgeryError, match="'v' is missing"):
+    with refused("mismatch: 'v'"):
         half.compose(Plan({"w": (Source("w", (None,)),)}, {"w": (4,), "v": (2,)}))
 
 
@@ -59,49 +60,49 @@ PLAN, MISSING = Plan({"w": (Source("w", (((0, 2),),)),)}, {"w": (3,)}), object()
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "expected"),
     [
-        ({"version": 3}, "version 3.*expected .* version 2"),
-        ({"version": 1}, "version 1"),
-        ({"version": True}, "version True"),
-        ({"version": None}, "version None"),
-        ({"format": "zip"}, "'zip'"),
-        ({"full": {"w": [4]}}, "fingerprint"),
-        ({"full": {"w": [3], "v": [1]}}, "fingerprint"),
-        ({"full": {"w": ["3"]}}, "not a plan"),
-        ({"full": {"w": 3}}, "not a plan"),
-        ({"full": [3]}, "not a plan"),
-        ({"fingerprint": "0"}, "fingerprint"),
-        ({"entries": {"w": [["w", [[[0, 9]]]]]}}, "no ranges in an axis of 3 positions of 'w'"),
-        ({"entries": {"w": [["w", [[[0, 1.5]]]]]}}, "not a plan"),
-        ({"entries": {"w": [[3, [None]]]}}, "not a plan"),
-        ({"structure": 3}, "not a plan"),
-        ({"dtypes": ["float32"]}, "not a plan"),
-        ({"dtypes": {"w": "float99"}}, "'float99'"),
-        ({"dtypes": {"w": "nn"}}, "'nn'"),
-        ({"dtypes": {"v": "float32"}}, "'v'"),
-        ({"entries": {"w": [["v", [None]]]}}, "'v'"),
-        ({"entries": {"w": []}}, "no source"),
-        ({"entries": {"w": [["w", [[[0]]]]]}}, "not a plan"),
-        ({"entries": {"w": [["w", [[["x", 1]]]]]}}, "not a plan"),
-        ({"entries": {"w": [["w"]]}}, "not a plan"),
-        ({"entries": {"w": "wx"}}, "not a plan"),
-        ({"entries": ["w"]}, "not a plan"),
-        ({"edits": ["skip"]}, "not a plan"),
-        ({"edits": None}, "not a plan"),
-        *(({key: MISSING}, "not a plan") for key in json.loads(PLAN.to_json()) if key != "structure"),
-        *((text, "not a plan") for text in ("", "{", "[]", "null", "3", '"text"', "{}", "PK\x03")),
+        ({"version": 3}, "plan"),
+        ({"version": 1}, "plan"),
+        ({"version": True}, "plan"),
+        ({"version": None}, "plan"),
+        ({"format": "zip"}, "plan: 'zip'"),
+        ({"full": {"w": [4]}}, "plan: fingerprint"),
+        ({"full": {"w": [3], "v": [1]}}, "plan: fingerprint"),
+        ({"full": {"w": ["3"]}}, "plan"),
+        ({"full": {"w": 3}}, "plan"),
+        ({"full": [3]}, "plan"),
+        ({"fingerprint": "0"}, "plan: fingerprint"),
+        ({"entries": {"w": [["w", [[[0, 9]]]]]}}, "plan: 'w'"),
+        ({"entries": {"w": [["w", [[[0, 1.5]]]]]}}, "plan"),
+        ({"entries": {"w": [[3, [None]]]}}, "plan"),
+        ({"structure": 3}, "plan"),
+        ({"dtypes": ["float32"]}, "plan"),
+        ({"dtypes": {"w": "float99"}}, "plan: 'float99'"),
+        ({"dtypes": {"w": "nn"}}, "plan: 'nn'"),
+        ({"dtypes": {"v": "float32"}}, "plan: 'v'"),
+        ({"entries": {"w": [["v", [None]]]}}, "plan: 'v'"),
+        ({"entries": {"w": []}}, "plan"),
+        ({"entries": {"w": [["w", [[[0]]]]]}}, "plan"),
+        ({"entries": {"w": [["w", [[["x", 1]]]]]}}, "plan"),
+        ({"entries": {"w": [["w"]]}}, "plan"),
+        ({"entries": {"w": "wx"}}, "plan"),
+        ({"entries": ["w"]}, "plan"),
+        ({"edits": ["skip"]}, "plan"),
+        ({"edits": None}, "plan"),
+        *(({key: MISSING}, "plan") for key in json.loads(PLAN.to_json()) if key != "structure"),
+        *((text, "plan") for text in ("", "{", "[]", "null", "3", '"text"', "{}", "PK\x03")),
     ],
 )
-def test_other_text_than_a_plans_is_refused_in_one_line(change, message, tmp_path):
+def test_other_text_than_a_plans_is_refused_in_one_line(change, expected, tmp_path):
     if isinstance(change, dict):
         fields = json.loads(PLAN.to_json()) | change
         change = json.dumps({key: value for key, value in fields.items() if value is not MISSING})
-    with pytest.raises(surgery.SurgeryError, match=message) as caught:
+    with refused(expected) as caught:
         Plan.from_json(change)
     assert "\n" not in str(caught.value)
     (tmp_path / "plan").write_bytes(b"\x80\xff\x00" + change.encode())
-    with pytest.raises(surgery.SurgeryError, match="not a plan"):
+    with refused("plan"):
         Plan.load(tmp_path / "plan")
 
 
@@ -109,29 +110,29 @@ TWO = {"v": (2,), "w": (3, 4)}
 
 
 @pytest.mark.parametrize(
-    ("entries", "message"),
+    ("entries", "expected"),
     [
-        ({"v": ()}, "'v' of the small model has no source"),
-        ({"v": (Source("u", (None,)),)}, "read from 'u'"),
-        ({"v": (Source("v", (None,)), Source("v", (None,)))}, "'v' and 'v' are both written to 'v'"),
-        ({"a": (Source("v", (None,)),), "b": (Source("v", (None,)),)}, "'b' and 'a' are both written to 'v'"),
-        ({"v": (Source("v", ()),)}, "'v' has 0 axes, the tensor 1"),
-        ({"w": (Source("w", (((0, 3),), ((0, 5),))),)}, "axis of 4 positions of 'w'"),
-        ({"w": (Source("w", (((-1, 2),), None)),)}, "axis of 3 positions of 'w'"),
-        ({"w": (Source("w", (((1, 1),), None)),)}, "no ranges in an axis of 3"),
-        ({"w": (Source("w", ((), None)),)}, "no ranges in an axis of 3"),
-        ({"w": (Source("w", (((2, 1),), None)),)}, "no ranges in an axis of 3"),
+        ({"v": ()}, "plan: 'v'"),
+        ({"v": (Source("u", (None,)),)}, "plan: 'u'"),
+        ({"v": (Source("v", (None,)), Source("v", (None,)))}, "plan: 'v'"),
+        ({"a": (Source("v", (None,)),), "b": (Source("v", (None,)),)}, "plan: 'b'"),
+        ({"v": (Source("v", ()),)}, "plan: 'v'"),
+        ({"w": (Source("w", (((0, 3),), ((0, 5),))),)}, "plan: 'w'"),
+        ({"w": (Source("w", (((-1, 2),), None)),)}, "plan: 'w'"),
+        ({"w": (Source("w", (((1, 1),), None)),)}, "plan"),
+        ({"w": (Source("w", ((), None)),)}, "plan"),
+        ({"w": (Source("w", (((2, 1),), None)),)}, "plan"),
         (
             {"a": (Source("w", (((0, 2),), None)),), "b": (Source("w", (((2, 3), (1, 2)), None)),)},
-            "'b' and 'a' are both written to 'w'",
+            "plan: 'b'",
         ),
-        ({"v": Source("v", (None,))}, "a Plan takes entries"),
-        ({"v": (Source("v", (3,)),)}, "a Plan takes entries"),
-        ({"a": (Source("v", (None,)), Source("w", (None, None)))}, r"'a' have different shapes \[\(2,\), \(3, 4\)\]"),
+        ({"v": Source("v", (None,))}, "plan"),
+        ({"v": (Source("v", (3,)),)}, "plan"),
+        ({"a": (Source("v", (None,)), Source("w", (None, None)))}, "plan: 'a'"),
     ],
 )
-def test_malformed_plans_are_refused(entries, message):
-    with pytest.raises(surgery.SurgeryError, match=message):
+def test_malformed_plans_are_refused(entries, expected):
+    with refused(expected):
         Plan(entries, TWO)
 
 
@@ -141,28 +142,28 @@ STACK = {"w": torch.zeros(2, 3, 4), "v": torch.zeros(2, 2)}
 
 
 @pytest.mark.parametrize(
-    ("call", "given", "message"),
+    ("call", "given", "expected"),
     [
-        *((call, given, message)
+        *((call, given, expected)
           for call in ("extract", "into")
-          for given, message in (
-              ({"w": FULL["w"]}, "'v' of .* is missing"),
-              (FULL | {"u": torch.zeros(2)}, "'u' of what was given is unknown"),
-              (FULL | {"w": torch.zeros(3, 5)}, "'w' has shape"),
-              (FULL | {"w": torch.zeros(3)}, "'w' has shape"),
-              (FULL | {"w": STACK["w"]}, "'w' has shape"),
-              (STACK | {"v": torch.zeros(3, 2)}, "has shape"),
-              (STACK | {"u": torch.zeros(())}, "'u' of what was given is unknown"),
-              ({}, "is missing"),
+          for given, expected in (
+              ({"w": FULL["w"]}, "plan: 'v'"),
+              (FULL | {"u": torch.zeros(2)}, "plan: 'u'"),
+              (FULL | {"w": torch.zeros(3, 5)}, "plan: 'w'"),
+              (FULL | {"w": torch.zeros(3)}, "plan: 'w'"),
+              (FULL | {"w": STACK["w"]}, "plan: 'w'"),
+              (STACK | {"v": torch.zeros(3, 2)}, "plan"),
+              (STACK | {"u": torch.zeros(())}, "plan: 'u'"),
+              ({}, "plan"),
           )),
-        ("embed", {"w": torch.zeros(3, 4)}, "'w' has shape"),
-        ("embed", SMALL | {"v": torch.zeros(2)}, "'v' of what was given is unknown"),
-        ("into", STACK, "both be states or both be stacks"),
+        ("embed", {"w": torch.zeros(3, 4)}, "plan: 'w'"),
+        ("embed", SMALL | {"v": torch.zeros(2)}, "plan: 'v'"),
+        ("into", STACK, "argument"),
     ],
 )  # fmt: skip
-def test_a_state_of_another_model_is_refused_by_name(call, given, message):
+def test_a_state_of_another_model_is_refused_by_name(call, given, expected):
     calls = {"extract": WIDE.extract, "embed": WIDE.embed, "into": lambda given: WIDE.embed(SMALL, into=given)}
-    with pytest.raises(surgery.SurgeryError, match=message):
+    with refused(expected):
         calls[call](given)
 
 
@@ -237,7 +238,7 @@ def test_a_plan_with_dtypes_gives_what_is_dropped_its_own():
 def test_a_tensor_made_of_parts_of_two_dtypes_is_refused_without_a_state_to_write_into():
     plan = Plan({n: (Source("w", (((i, i + 1),),)),) for i, n in enumerate("ab")}, {"w": (2,)})
     small = {"a": torch.ones(1), "b": torch.ones(1).half()}
-    with pytest.raises(surgery.SurgeryError, match=r"'w' is made of 'a' .*float32.* and 'b' .*float16.*`into`"):
+    with refused("mismatch: 'w'", "'a'", "'b'"):
         plan.embed(small)
     assert plan.embed(small, into={"w": torch.zeros(2)})[0]["w"].tolist() == [1, 1]
 
@@ -402,51 +403,51 @@ def test_build_keeps_dtypes_and_runs_on_meta():
 
 
 @pytest.mark.parametrize(
-    ("edit", "message"),
+    ("edit", "expected"),
     [
-        ({"do": "explode"}, "explode"),
-        ({"module": "inner"}, "'do'"),
-        ({"do": "skip", "module": "nobody"}, "nobody"),
-        ({"do": "skip", "module": "inner.nobody"}, "nobody"),
-        ({"do": "skip"}, "module"),
-        ({"do": "set", "module": "", "attribute": "nothing", "value": 1}, "nothing"),
-        ({"do": "slice", "module": "", "attribute": "table", "index": [[[0, 99]], None]}, "table"),
-        ({"do": "slice", "module": "", "attribute": "plain", "index": [None, [[0, 1]]]}, "plain"),
-        ({"do": "unchain", "module": "inner", "keep": 1}, "not a Chain"),
+        ({"do": "explode"}, "plan: explode"),
+        ({"module": "inner"}, "plan: 'do'"),
+        ({"do": "skip", "module": "nobody"}, "plan: nobody"),
+        ({"do": "skip", "module": "inner.nobody"}, "plan: nobody"),
+        ({"do": "skip"}, "plan: module"),
+        ({"do": "set", "module": "", "attribute": "nothing", "value": 1}, "plan: nothing"),
+        ({"do": "slice", "module": "", "attribute": "table", "index": [[[0, 99]], None]}, "plan: table"),
+        ({"do": "slice", "module": "", "attribute": "plain", "index": [None, [[0, 1]]]}, "plan: plain"),
+        ({"do": "unchain", "module": "inner", "keep": 1}, "plan"),
     ],
 )
-def test_an_edit_that_does_not_fit_is_refused(edit, message):
+def test_an_edit_that_does_not_fit_is_refused(edit, expected):
     plan = zoo_plan(Zoo())
-    with pytest.raises(surgery.SurgeryError, match=message):
+    with refused(expected):
         Plan(plan.entries, plan.shapes, (edit,)).build(Zoo())
 
 
 def test_build_refuses_other_models_and_edits_that_leave_other_tensors():
     plan = zoo_plan(Zoo())
-    with pytest.raises(surgery.SurgeryError, match=r"'mean' has shape \(6,\)"):
+    with refused("plan: 'mean'"):
         plan.build(Zoo(8))
-    with pytest.raises(surgery.SurgeryError, match=r"'mean' of the full model"):
+    with refused("plan: 'mean'"):
         plan.build(nn.Linear(2, 2))
     edits = ({"do": "skip", "module": "inner"},)
-    with pytest.raises(surgery.SurgeryError, match=r"'inner.bias' of the plan is unknown to the edited"):
+    with refused("mismatch: 'inner.bias'"):
         Plan(plan.entries, plan.shapes, edits).build(Zoo())
 
     class Stubborn(nn.Linear):
         def __deepcopy__(self, memo):
             raise RuntimeError("no copies")
 
-    with pytest.raises(surgery.SurgeryError, match="cannot be copied"):
+    with refused("unsupported"):
         Plan({"weight": (Source("weight", (None, None)),)}, {"weight": (1, 1)}).build(Stubborn(1, 1, bias=False))
 
 
 def test_build_names_a_tensor_of_another_shape_before_it_speaks_of_settings():
     net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
     _, plan = surgery.narrow(net, 0.5, torch.zeros(1, 3))
-    with pytest.raises(surgery.SurgeryError, match=r"'0.weight' has shape .* \(6, 3\) in what was given"):
+    with refused("plan: '0.weight'"):
         plan.build(nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 2)))
-    with pytest.raises(surgery.SurgeryError, match="modules of other classes or settings"):
+    with refused("plan"):
         plan.build(nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)))
-    with pytest.raises(surgery.SurgeryError, match="the state of a module, not of a dict"):
+    with refused("argument"):
         plan.build(surgery.state(net))
 
 

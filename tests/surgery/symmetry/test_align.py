@@ -3,11 +3,12 @@
 import pytest
 import torch
 from library_models import LIBRARY_MODELS, library_model
+from refusals import refused
 from symmetric import IMAGE, SMALL, image, randomized, same_outputs
 from torch import nn
 
 import zoo
-from surgery import SurgeryError, average, load, stack, state, widths
+from surgery import average, load, stack, state, widths
 from surgery.names import joined
 from surgery.symmetry import align, permute, repair
 from surgery.symmetry.alignment import Aligner
@@ -117,7 +118,7 @@ def test_repair_keeps_norms_that_do_not_run_and_counts_calls(caplog):
     fixed = repair(net, batches=[x])
     assert fixed.norms["a"].running_mean == 1
     assert fixed.norms["b"].running_mean == 5
-    assert "norms.b keep their statistics: the batches do not run them" in caplog.text
+    assert "norms.b" in caplog.text
     for times in (1, 2):
         twice = repair(net, batches=[(x, y)] * times).norms["a"]
         assert twice.running_mean == 6.5
@@ -151,8 +152,8 @@ def test_repair_refuses_weights_that_are_shared_or_computed():
     def computed():
         return nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.ReLU(), nn.Linear(4, 2))
 
-    for made, said in ((shared, "'0' is shared"), (computed, "'0' is computed: remove its parametrization")):
-        with pytest.raises(SurgeryError, match=f"the weight of {said}"):
+    for made in (shared, computed):
+        with refused("unsupported: '0'"):
             repair(made(), batches=[torch.randn(8, 4)], ends=[made(), made()])
 
 
@@ -162,7 +163,7 @@ def test_what_is_infinite_beside_the_widths_does_not_matter():
     assert equal(align([net, other], example=x).models[1], net)
     with torch.no_grad():
         other.up.bias[0] = torch.inf
-    with pytest.raises(SurgeryError, match=r"'up\.bias' of the other model is not finite"):
+    with refused("values: 'up.bias'"):
         align([net, other], example=x)
 
 
@@ -264,38 +265,38 @@ def test_what_cannot_be_rescaled_is_refused():
     layer = nn.Linear(3, 3)
     norm = nn.Sequential(layer, nn.BatchNorm1d(3))
     free = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3))
-    for model, kwargs, why in [
-        (norm, {"ends": [norm]}, "leave out ends"),
-        (layer, {"weights": [1]}, "give its ends"),
-        (free, {"ends": [free]}, "'0' has no bias"),
-        (nn.Sequential(layer, layer), {"ends": [nn.Sequential(layer, layer)]}, "does not run once"),
-        (layer, {"ends": [nn.Linear(3, 2)]}, "shape"),
+    for model, kwargs, expected in [
+        (norm, {"ends": [norm]}, "argument: ends"),
+        (layer, {"weights": [1]}, "argument"),
+        (free, {"ends": [free]}, "unsupported: '0'"),
+        (nn.Sequential(layer, layer), {"ends": [nn.Sequential(layer, layer)]}, "unsupported"),
+        (layer, {"ends": [nn.Linear(3, 2)]}, "mismatch"),
     ]:
-        with pytest.raises(SurgeryError, match=why):
+        with refused(expected):
             repair(model, batches=[x], **kwargs)
 
 
 def test_wrong_arguments_are_refused():
     net, other = SMALL["residual"](), SMALL["residual"](c=8)
-    for models, kwargs, why in [
-        ([net, other], {}, "shape"),
-        (net, {}, "a list of models"),
-        ([net, net], {"starts": 0}, "1 or more"),
-        ([net, net], {"to": 2}, "number of one of 2"),
-        ([net, net], {"by": "names"}, "choose weights or activations"),
-        ([net, net], {"by": "activations"}, "needs `batches`"),
-        ([net, net], {"by": "activations", "batches": [torch.zeros(1, 7, 6, 6)]}, r"does not run on batches\[0\]"),
-        ([net, net], {"example": None}, "give an input"),
+    for models, kwargs, expected in [
+        ([net, other], {}, "mismatch"),
+        (net, {}, "argument"),
+        ([net, net], {"starts": 0}, "argument"),
+        ([net, net], {"to": 2}, "argument"),
+        ([net, net], {"by": "names"}, "argument"),
+        ([net, net], {"by": "activations"}, "argument: `batches`"),
+        ([net, net], {"by": "activations", "batches": [torch.zeros(1, 7, 6, 6)]}, "run"),
+        ([net, net], {"example": None}, "argument"),
     ]:
-        with pytest.raises(SurgeryError, match=why):
+        with refused(expected):
             align(models, **{"example": IMAGE, **kwargs})
-    for model, batches, why in [
-        (net, [], "at least one"),
-        (net, IMAGE, "a list"),
-        (SMALL["attention"](), [IMAGE], "no batch norm"),
-        (net, [torch.zeros(1, 7, 6, 6)], r"batches\[0\]"),
+    for model, batches, expected in [
+        (net, [], "argument"),
+        (net, IMAGE, "argument"),
+        (SMALL["attention"](), [IMAGE], "unsupported"),
+        (net, [torch.zeros(1, 7, 6, 6)], "run"),
     ]:
-        with pytest.raises(SurgeryError, match=why):
+        with refused(expected):
             repair(model, batches=batches)
 
 

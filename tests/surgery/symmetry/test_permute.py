@@ -9,11 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from library_models import LIBRARY_MODELS, library_model
+from refusals import refused
 from symmetric import IMAGE, SMALL, Grouped, Made, image, randomized, same_outputs
 from torch import nn
 from torch.nn import functional as F
 
-from surgery import SurgeryError, load, narrow, state, widths
+from surgery import load, narrow, state, widths
 from surgery.pruning import importance
 from surgery.symmetry import align, permute
 from surgery.widening import widen
@@ -73,9 +74,9 @@ def test_a_width_has_a_name_for_every_axis_of_its_own():
     one, _ = permute(net, {"norm1.bias:0": [3, 2, 1, 0]}, example=IMAGE.double())
     other, _ = permute(net, {"conv1.weight:0": [3, 2, 1, 0]}, example=IMAGE.double())
     assert all(torch.equal(a, b) for a, b in zip(state(one).values(), state(other).values()))
-    with pytest.raises(SurgeryError, match=r"permute takes permutations by width, .* got \[3, 2, 1, 0\]"):
+    with refused("argument"):
         permute(net, [3, 2, 1, 0], example=IMAGE.double())
-    with pytest.raises(SurgeryError, match="under another name already"):
+    with refused("argument"):
         permute(net, {"norm1.bias:0": [3, 2, 1, 0], "conv1.weight:0": [0, 1, 2, 3]}, example=IMAGE.double())
 
 
@@ -99,20 +100,20 @@ def between(function, width=8):
 
 
 @pytest.mark.parametrize(
-    ("name", "why"),
+    ("name", "expected"),
     [
-        ("a.bias:0", "a window or a range runs over it"),
-        ("b.bias:0", "depends on the order"),
-        ("c.bias:0", "register it as a buffer"),
-        ("d.bias:0", "a window or a range runs over it"),
-        ("a.weight:1", "an axis of the input"),
-        ("head.bias:0", "an axis of the output"),
-        ("head.weight:1", "several widths lie along it: did you mean 'head.weight:1:0'"),
-        ("f.bias:0", "the model has no such width"),
+        ("a.bias:0", "width"),
+        ("b.bias:0", "width"),
+        ("c.bias:0", "width"),
+        ("d.bias:0", "width"),
+        ("a.weight:1", "width"),
+        ("head.bias:0", "width"),
+        ("head.weight:1", "name: 'head.weight:1:0'"),
+        ("f.bias:0", "name"),
     ],
 )
-def test_what_has_an_order_is_refused_with_the_reason(name, why):
-    with pytest.raises(SurgeryError, match=why):
+def test_what_has_an_order_is_refused_with_the_reason(name, expected):
+    with refused(expected):
         permute(told(), {name: [1, 0, 2, 3, 4, 5]}, example=torch.zeros(1, 4))
 
 
@@ -191,7 +192,7 @@ def test_what_code_tells_apart_keeps_its_order_whatever_is_done(name):
     found = {w.name: w.order for w in widths(net, x)}
     assert found["a.weight:0"]
     assert not found["b.weight:0"]
-    with pytest.raises(SurgeryError, match="cannot be put in another order"):
+    with refused("width"):
         permute(net, {"a.weight:0": list(range(7, -1, -1))}, example=x)
     assert same_outputs(net, permute(net, by=scores, example=x)[0], x)
     aligned = align([net, twin], example=x)
@@ -201,11 +202,11 @@ def test_what_code_tells_apart_keeps_its_order_whatever_is_done(name):
     rolled = rolling(net, OfOrder(ORDERED[name], 4), example=x)(2)
     assert rolled.entries["b.weight"][0].index == (((2, 6),), ((0, 4),))
     if name == "tolist":  # the sum is an argument, which is another number in the narrow model
-        with pytest.raises(SurgeryError, match="does not run with narrow widths"):
+        with refused("run"):
             narrow(net, 0.5, x, scores=scores, strict=True)
         return
     if name == "linspace":  # so are the constants
-        with pytest.raises(SurgeryError, match="constants whose numbers depend on how many there are"):
+        with refused("strict"):
             narrow(net, 0.5, x, scores=scores, strict=True)
     small, plan = narrow(net, 0.5, x, scores=scores, strict=name != "linspace")
     assert plan.entries["b.weight"][0].index == (((4, 8),), ((0, 4),))
@@ -230,7 +231,7 @@ def test_parts_side_by_side_that_a_constant_numbers_stay_whole():
 
     net, x = Sides(torch.relu), torch.zeros(2, 4)
     net.c = nn.Linear(16, 3)
-    with pytest.raises(SurgeryError, match="the positions that stay would not be the first ones"):
+    with refused("width"):
         narrow(net.double(), 0.5, x.double(), strict=True)
 
 
@@ -274,32 +275,32 @@ def test_heads_of_constants_are_dropped_if_those_left_compute_what_they_did(best
             assert same_outputs(full, small, x)
         else:
             for given in (x, x.to("meta")):
-                with pytest.raises(SurgeryError, match=r"others with fewer heads.* Take heads='inside'"):
+                with refused("width"):
                     narrow(net, 0.5, given, scores=scores, heads="drop")
         assert narrow(net, 0.5, x, scores=scores)[0].heads == 4
 
 
 @pytest.mark.parametrize("best", [True, False])
 @pytest.mark.parametrize(
-    ("scale", "refused"),
+    ("scale", "dropped"),
     [
-        (lambda h, y: torch.full((h, 1), 1 / h, device=y.device, dtype=y.dtype), "constants for each head"),
-        (lambda h, y: torch.ones(h, 1, device=y.device, dtype=y.dtype) * (1 / h), "constants for each head"),
-        (lambda h, y: torch.ones(h, 1, device=y.device, dtype=y.dtype) * h, "constants for each head"),
-        (lambda h, y: torch.tensor(1 / h, device=y.device, dtype=y.dtype), "constants for each head"),
-        (lambda h, y: h**-0.5, "computes with other numbers"),
-        (lambda h, y: h, "computes with other numbers"),
-        (lambda h, y: torch.full((h, 1), 0.5, device=y.device, dtype=y.dtype), ""),
-        (lambda h, y: torch.tensor(y.shape[-1] ** 0.5, device=y.device, dtype=y.dtype), ""),
-        (lambda h, y: y.shape[-1] ** 0.5, ""),
+        (lambda h, y: torch.full((h, 1), 1 / h, device=y.device, dtype=y.dtype), False),
+        (lambda h, y: torch.ones(h, 1, device=y.device, dtype=y.dtype) * (1 / h), False),
+        (lambda h, y: torch.ones(h, 1, device=y.device, dtype=y.dtype) * h, False),
+        (lambda h, y: torch.tensor(1 / h, device=y.device, dtype=y.dtype), False),
+        (lambda h, y: h**-0.5, False),
+        (lambda h, y: h, False),
+        (lambda h, y: torch.full((h, 1), 0.5, device=y.device, dtype=y.dtype), True),
+        (lambda h, y: torch.tensor(y.shape[-1] ** 0.5, device=y.device, dtype=y.dtype), True),
+        (lambda h, y: y.shape[-1] ** 0.5, True),
     ],
 )
-def test_heads_scaled_by_their_number_are_not_dropped(scale, refused, best):
+def test_heads_scaled_by_their_number_are_not_dropped(scale, dropped, best):
     net, x = randomized(Heads(None, scale)), torch.randn(2, 5, 12, dtype=torch.float64)
     scores = {k: torch.arange(len(v)) for k, v in importance(net, example=x).items()} if best else None
     options = {"width": 0.5, "example": x, "scores": scores, "strict": True}
-    if refused:
-        with pytest.raises(SurgeryError, match=f"Heads .*{refused}.* Take heads='inside'"):
+    if not dropped:
+        with refused("width"):
             narrow(net, heads="drop", **options)
     else:
         small, plan = narrow(net, heads="drop", **options)
@@ -341,7 +342,7 @@ def test_constants_of_heads_that_cannot_be_compared_are_refused_with_the_reason(
         randomized(Looks(None, lambda h, y: torch.full((h, 1), 0.5, device=y.device))),
         torch.randn(2, 5, 12, dtype=torch.float64),
     )
-    with pytest.raises(SurgeryError, match=r"not known \(no two heads\)"):
+    with refused("width"):
         narrow(net, 0.5, x, heads="drop")
 
 
@@ -351,7 +352,7 @@ def ramped(ramp):
 
 
 @pytest.mark.parametrize(
-    ("ramp", "refused"),
+    ("ramp", "differs"),
     [
         (lambda n, kind: torch.linspace(0, 1, n, **kind), True),
         (lambda n, kind: torch.arange(n, **kind) / n, True),
@@ -360,14 +361,14 @@ def ramped(ramp):
         (lambda n, kind: torch.tensor([3.0, 1, 4, 1, 5, 9, 2, 6][:n], **kind), False),
     ],
 )
-def test_constants_along_a_width_are_the_first_of_the_full_models(ramp, refused, caplog):
+def test_constants_along_a_width_are_the_first_of_the_full_models(ramp, differs, caplog):
     net, x = randomized(ramped(ramp)), torch.randn(2, 4, dtype=torch.float64)
     small, plan = narrow(net, 0.5, x)
     full = load(ramped(ramp).double(), plan.embed(state(small))[0])
-    assert same_outputs(full, small, x) != refused
-    assert refused == any("constants whose numbers depend" in message for message in caplog.messages)
-    if refused:
-        with pytest.raises(SurgeryError, match=r"Made makes constants .* along a.weight:0: .* as a buffer"):
+    assert same_outputs(full, small, x) != differs
+    assert differs == any("a.weight" in message for message in caplog.messages)
+    if differs:
+        with refused("strict: a.weight"):
             narrow(net, 0.5, x, strict=True)
     else:
         narrow(net, 0.5, x, strict=True)
@@ -384,7 +385,7 @@ def test_a_tensor_of_the_code_that_data_fill_is_no_constant():
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [0, 0, 1, 2], [0.5, 1, 2, 3], "0123", None, [True, False, True, False]])
 def test_what_is_no_permutation_is_refused(order):
-    with pytest.raises(SurgeryError, match="permutation of"):
+    with refused("argument"):
         permute(SMALL["residual"](), {"norm1.bias:0": order}, example=IMAGE)
 
 
@@ -471,7 +472,6 @@ def test_what_the_example_does_not_use_is_told(caplog):
     turned = {"i.weight:0": torch.arange(8).flip(0)}
     permuted, _ = permute(net, turned, example=x)
     assert "c.weight (8, 3)" in caplog.text
-    assert "compute something else" in caplog.text
     assert not torch.allclose(permuted(x, x[:, :3]), net(x, x[:, :3]), atol=1e-3)
     caplog.clear()
     align([Optional(), net], example=x)
@@ -479,7 +479,7 @@ def test_what_the_example_does_not_use_is_told(caplog):
     caplog.clear()
     widen(net, rate=2, example=x)
     assert "c.weight (8, 3)" in caplog.text
-    with pytest.raises(SurgeryError, match=r"(?s)widths that grow.*c.weight"):
+    with refused("strict: c.weight"):
         widen(net, rate=2, example=x, strict=True)
     caplog.clear()
     permute(net, {"i.weight:0": torch.arange(8)}, example=x)
@@ -491,12 +491,12 @@ def test_an_order_is_either_permutations_or_scores_to_sort_by():
     net, x = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), torch.zeros(1, 2)
     orders, scores = {"0.weight:0": [2, 0, 1]}, {"0.weight:0": torch.tensor([1.0, 2.0, 2.0])}
     assert permute(net, by=scores, example=x)[1] == permute(net, {"0.weight:0": [1, 2, 0]}, example=x)[1]
-    for wrong, message in (
-        ({}, "takes either permutations"),
-        ({"permutations": orders, "by": scores}, "takes either permutations"),
-        ({"permutations": scores["0.weight:0"]}, "takes permutations by width"),
-        ({"by": "l1"}, "by takes scores by width"),
-        ({"by": {"1.weight:0": scores["0.weight:0"]}}, "the model has no such width"),
+    for wrong, expected in (
+        ({}, "argument"),
+        ({"permutations": orders, "by": scores}, "argument"),
+        ({"permutations": scores["0.weight:0"]}, "argument"),
+        ({"by": "l1"}, "argument: by"),
+        ({"by": {"1.weight:0": scores["0.weight:0"]}}, "name"),
     ):
-        with pytest.raises(SurgeryError, match=message):
+        with refused(expected):
             permute(net, **wrong, example=x)

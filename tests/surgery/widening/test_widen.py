@@ -4,10 +4,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from library_models import LIBRARY_MODELS, library_model
+from refusals import refused
 from symmetric import IMAGE, SMALL, Made, image, randomized, same_outputs
 from torch import nn
 
-from surgery import SurgeryError, narrow, state
+from surgery import narrow, state
 from surgery.widening import widen
 from surgery.width.replay import same
 
@@ -84,9 +85,9 @@ def test_a_norm_over_a_width_allows_whole_multiples(caplog):
     net, x = randomized(SMALL["grouped"]()), image()
     wide, _ = widen(net, rate=1.5, example=x)
     assert wide.stem.out_channels == 12
-    assert "group_norm in norm would compute something else" in caplog.text
+    assert "group_norm in norm" in caplog.text
     assert same_outputs(net, wide, x)
-    with pytest.raises(SurgeryError, match="a whole number as rate"):
+    with refused("width"):
         widen(net, rate=1.5, example=x, strict=True)
 
 
@@ -118,20 +119,20 @@ def test_what_would_change_stays_with_the_reason(caplog):
     assert same_outputs(net, wide, x)
     sizes = {name: getattr(wide, name).out_features for name in ("a", "b", "c", "d", "plain")}
     assert sizes == {"a": 6, "b": 6, "c": 6, "d": 6, "plain": 12}
-    assert "_softmax in the model itself would compute something else" in caplog.text
+    assert "_softmax" in caplog.text
 
 
 def test_a_width_along_which_two_computed_tensors_are_multiplied_stays():
     layers = {name: nn.Linear(4, 6) for name in ("query", "key", "value")}
     scores = Made(lambda net, x: (net.query(x) @ net.key(x).mT) @ net.value(x).relu(), **layers)
-    with pytest.raises(SurgeryError, match="two computed tensors are multiplied and summed along it"):
+    with refused("width"):
         widen(scores, rate=2, example=torch.randn(2, 5, 4))
 
 
 def test_too_many_places_are_named_with_a_way_out(monkeypatch):
     monkeypatch.setattr("surgery.widening.growth._MOST_LEFT", 2)
     net, x = randomized(mixed()), torch.randn(3, 4, dtype=torch.float64)
-    with pytest.raises(SurgeryError, match=r"(?s)axis 0 of a.weight \(6, 4\) stays whole: _softmax in .*keep="):
+    with refused("run: a.weight"):
         widen(net, rate=2, example=x)
     wide, _ = widen(net, rate=2, example=x, keep=["a", "b", "c", "d"])
     assert wide.plain.out_features == 12
@@ -183,18 +184,18 @@ def test_wrong_arguments_are_refused():
     net = SMALL["residual"]()
     with torch.device("meta"):
         empty = SMALL["residual"]()
-    for model, kwargs, why in [
-        (net, {"rate": 1}, "above 1"),
-        (net, {"rate": "2"}, "above 1"),
-        (net, {"rate": 2, "mode": "half"}, "choose copy or zero"),
-        (net, {"rate": 2, "noise": -1}, "noise"),
-        (net, {"rate": 2, "example": None}, "give an input"),
-        (net, {"rate": 2, "example": torch.zeros(1, 7, 6, 6)}, "does not run on the example"),
-        (net, {"rate": 1.1}, "no hidden width|cannot grow"),
-        (empty, {"rate": 2}, "no weights to repeat"),
-        (state(net), {"rate": 2}, "give a module"),
+    for model, kwargs, expected in [
+        (net, {"rate": 1}, "argument"),
+        (net, {"rate": "2"}, "argument"),
+        (net, {"rate": 2, "mode": "half"}, "argument"),
+        (net, {"rate": 2, "noise": -1}, "argument: noise"),
+        (net, {"rate": 2, "example": None}, "argument"),
+        (net, {"rate": 2, "example": torch.zeros(1, 7, 6, 6)}, "run"),
+        (net, {"rate": 1.1}, "width"),
+        (empty, {"rate": 2}, "values"),
+        (state(net), {"rate": 2}, "argument"),
     ]:
-        with pytest.raises(SurgeryError, match=why):
+        with refused(expected):
             widen(model, **{"example": IMAGE, **kwargs})
 
 
@@ -202,7 +203,7 @@ def test_a_tied_embedding_is_named_with_the_way_out():
     layers = {"table": nn.Embedding(9, 4), "inner": nn.Linear(4, 4), "head": nn.Linear(4, 9, bias=False)}
     tied = Made(lambda net, x: net.head(torch.tanh(net.inner(net.table(x)))), **layers)
     tied.head.weight = tied.table.weight
-    with pytest.raises(SurgeryError, match=r"table.weight and head.weight are one tensor, .*: untie them"):
+    with refused("width: table.weight", "head.weight"):
         widen(tied, rate=2, example=torch.zeros(2, 3, dtype=torch.long))
 
 
@@ -258,7 +259,7 @@ def test_experts_behind_a_grouped_product_grow(mode):
 def test_where_nothing_that_grows_could_be_left_the_reason_is_told(monkeypatch):
     monkeypatch.setattr("surgery.widening.growth.changed", lambda *_: 0)
     net = nn.Sequential(nn.Tanh(), nn.Linear(4, 6), nn.Linear(6, 2))
-    with pytest.raises(SurgeryError, match=r"Sequential cannot grow: .* would compute something else"):
+    with refused("run"):
         widen(net, rate=2, example=torch.randn(3, 4))
 
 
