@@ -8,13 +8,19 @@ import copy
 import logging
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from surgery.configuration import (
+from surgery.errors import first_line
+from surgery.forward import named_tensors
+from surgery.hooks import Difference
+from surgery.names import joined
+from surgery.plan import Edit, Plan
+from surgery.states import names_by_id, shapes_of
+from surgery.transformers.settings import (
     Fields,
     attribute_edits,
     fields,
@@ -26,15 +32,8 @@ from surgery.configuration import (
     set_field,
     undescribed,
 )
-from surgery.errors import first_line
-from surgery.forward import named_tensors
-from surgery.names import joined
-from surgery.plan import Edit, Plan
-from surgery.states import names_by_id, shapes_of
 from surgery.width.constants import COUNT, LEAST, NewSizes, Sizes, merged, renewed
 
-Difference = Callable[[nn.Module], tuple[int, str] | None]
-"""How many operations of a narrow model do not run as predicted, and what the first of them does; None if all do."""
 _log = logging.getLogger(__name__)
 _MOST_MADE = 40  # models that are made to find the values
 
@@ -74,7 +73,7 @@ class _Made(NamedTuple):
     shares: Collection[float] = ()
 
 
-def config_edits(model: nn.Module, plan: Plan, sizes: NewSizes, difference: Difference) -> tuple[Sequence[Edit], str]:
+def width_edits(model: nn.Module, plan: Plan, sizes: NewSizes, difference: Difference) -> tuple[Sequence[Edit], str]:
     """Return edits after which a narrow model's configuration says its widths, or none and why it cannot say them.
 
     Of a configuration that did not describe the full model either, that is logged.
@@ -92,7 +91,7 @@ def config_edits(model: nn.Module, plan: Plan, sizes: NewSizes, difference: Diff
         module = cut[0].rpartition(".")[0]
         what = f"its class does not save {cut[0]}, and computes another one for another width"
         return [], undescribed(model, what, f"leave that width as it is with keep={[module]}")
-    config = getattr(model, holder_of(model))
+    config = getattr(model, str(holder_of(model)))
     try:
         full = made_from(type(model), config)
         what = mismatch(model, full)
