@@ -9,6 +9,7 @@ from sklearn.datasets import load_digits
 
 import surgery
 import zoo
+from fl.analysis.similarity import block_similarity
 
 x, y = (torch.tensor(part) for part in load_digits(return_X_y=True))
 x, draw = x.view(-1, 1, 8, 8).float() / 16, torch.Generator().manual_seed(0)
@@ -17,7 +18,7 @@ net, _ = surgery.graft(net, depths=[4, 4, 4], example=x[:2])
 optimizer, found = torch.optim.Adam(net.parameters(), lr=0.003), {}
 for step in range(51):
     if step % 5 == 0:
-        for section in surgery.similarity.block_similarity(net):
+        for section in block_similarity(net):
             found.setdefault(section.name, []).append(section.mean())
     batch = torch.randint(len(x), (32,), generator=draw)
     torch.nn.functional.cross_entropy(net(x[batch]), y[batch]).backward()

@@ -10,6 +10,7 @@ import tyro
 from torch import nn
 
 from fl import models
+from fl.analysis.similarity import SectionSimilarity, block_similarity
 from fl.analysis.weights import Compared, initial_model, measure, read, scale_table, similarity_table
 from fl.base.console import guarded, program
 from fl.base.errors import FLError
@@ -23,7 +24,6 @@ from fl.runs.assembly import pick_device
 from fl.runs.folder import load_model
 from fl.settings import Config
 from fl.settings.help import HELP, command, show
-from surgery.similarity import SectionSimilarity, block_similarity
 from zoo import Spec
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fl.analysis.similarity import SectionSimilarity, convolutions
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.base.tables import aligned
@@ -17,7 +18,6 @@ from fl.runs import checkpoint
 from fl.runs.folder import load_initial_weights, load_model
 from fl.settings import Config
 from surgery import Plan, State, SurgeryError, layers, narrow, sections, state, ungraft
-from surgery.similarity import SectionSimilarity, convolutions
 from surgery.states import check_same
 from zoo import Spec
 

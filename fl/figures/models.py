@@ -15,11 +15,11 @@ from matplotlib.image import AxesImage
 from matplotlib.ticker import LogLocator, MaxNLocator
 
 from fl.analysis.landscape import Landscape
+from fl.analysis.similarity import SectionSimilarity
 from fl.analysis.weights import Compared, Member, ends
 from fl.base.errors import FLError
 from fl.figures.style import COLORS, caption, save, shorten
 from fl.models.fleet import brief
-from surgery.similarity import SectionSimilarity
 
 _TITLE = 30  # characters of a line above a panel
 _LEAST = 1.1  # the colours span at least this factor, so that rounding does not fill them

@@ -20,8 +20,8 @@ from fl.base.errors import FLError
 from fl.base.plugins import transformers
 from fl.data import Dataset
 from fl.data.arrays import pieces
-from surgery.configuration import first_difference, made_from
 from surgery.states import shapes_of
+from surgery.transformers.settings import first_difference, made_from
 
 KINDS = ("hf", "hf-config")
 """hf:FOLDER has the folder's weights, hf-config:FOLDER (or FILE) has weights that are drawn."""

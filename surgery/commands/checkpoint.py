@@ -2,10 +2,8 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from inspect import signature
-from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -15,7 +13,6 @@ from tqdm import tqdm
 from tyro.conf import Positional, arg
 
 from surgery.commands import flags
-from surgery.configuration import first_difference, holder_of, made_from, reread
 from surgery.errors import SurgeryError, about, first_line
 from surgery.files import Checkpoint, check_absent, check_new, open_state, write
 from surgery.forward import call, in_mode, observed
@@ -23,7 +20,8 @@ from surgery.inspect.contents import PROVENANCE, size_text
 from surgery.lazy import LazyState, pieces_of
 from surgery.libraries import example_input, named
 from surgery.plan import Plan, fingerprint
-from surgery.states import State, load, owners, shapes_of, state
+from surgery.states import load, owners, shapes_of, state
+from surgery.transformers.folders import config_json, converted, model_of, named_inputs, output_for, why_unreadable
 
 _FORMS = "timm:NAME, torchvision:NAME, or module:factory of your own, each with arguments if needed (,num_classes=10)"
 
@@ -63,10 +61,10 @@ class Model:
             try:
                 self.values = state_for(module, self.values, str(self.path), self.name)
             except SurgeryError:
-                converted = None if self.name or self.folder is None else _converted(module, self.folder)
-                if converted is None:
+                known = None if self.name or self.folder is None else converted(module, self.folder.path)
+                if known is None:
                     raise
-                self.values = LazyState({key: pieces_of(converted, key) for key in converted}, str(self.path))
+                self.values = LazyState({key: pieces_of(known, key) for key in known}, str(self.path))
             self.module = module
         return self.module
 
@@ -207,24 +205,15 @@ def config_of(module: nn.Module | None) -> dict | None:
     Raises:
         SurgeryError: if the model's class would make other tensors of it, so that it could not read its weights.
     """
-    text = getattr(getattr(module, "config", None), "to_json_string", None)
-    if module is None or not callable(text):
-        return None
-    holder = holder_of(module)
-    if holder is not None:
-        try:
-            made = made_from(type(module), reread(getattr(module, holder)))
-            what = first_difference(shapes_of(module), shapes_of(made))
-        except Exception as error:  # whatever the class raises
-            what = f"its class raises {type(error).__name__} for it: {first_line(error)}"
-        if what:
-            raise SurgeryError(
-                f"no config.json describes the result ({what}), so that from_pretrained would refuse it: give a file, "
-                "--out NAME.safetensors, and a --plan, by which Plan.build makes the model; or choose what it can say: "
-                "prune has --even, --heads and --rounding, which keep layers alike",
-                code="unsupported",
-            )
-    return json.loads(text())
+    config = None if module is None else config_json(module)
+    if module is not None and config is not None and (what := why_unreadable(module)):
+        raise SurgeryError(
+            f"no config.json describes the result ({what}), so that from_pretrained would refuse it: give a file, "
+            "--out NAME.safetensors, and a --plan, by which Plan.build makes the model; or choose what it can say: "
+            "prune has --even, --heads and --rounding, which keep layers alike",
+            code="unsupported",
+        )
+    return config
 
 
 def build(name: str | None, checkpoint: Checkpoint | None = None) -> nn.Module:
@@ -265,10 +254,7 @@ def _described(folder: Checkpoint | None) -> nn.Module:
         )
     file = folder.path / "config.json"
     try:
-        import transformers
-
-        config = transformers.AutoConfig.from_pretrained(folder.path, local_files_only=True)
-        return getattr(transformers, found["architectures"][0])(config)
+        return model_of(folder.path, found["architectures"][0])
     except ImportError:
         raise SurgeryError(
             f"{file} describes a model of transformers, which is not installed: give --model", code="missing"
@@ -277,20 +263,6 @@ def _described(folder: Checkpoint | None) -> nn.Module:
         raise SurgeryError(
             f"{file} describes no model that can be built ({first_line(error)}): give --model", code="unsupported"
         ) from None
-
-
-def _converted(model: nn.Module, folder: Checkpoint) -> State | None:
-    """Return the state of a folder as transformers reads it, which renames and joins the tensors of many files.
-
-    They are all read. None if some tensor is missing or unknown to it, too.
-    """
-    try:
-        given = {"local_files_only": True, "dtype": "auto", "output_loading_info": True}
-        kind: Any = type(model)
-        loaded, report = kind.from_pretrained(folder.path, **given)
-    except Exception:  # transformers' own, of all kinds, or a class without it
-        return None
-    return None if any(report[f"{what}_keys"] for what in ("missing", "unexpected", "mismatched")) else state(loaded)
 
 
 def state_for(model: nn.Module, values: LazyState, what: str, called: str | None = None) -> LazyState:
@@ -337,31 +309,13 @@ def check_runs(model: nn.Module, example: Any, shape: Sequence[int] | None) -> N
     observed(model, example, run, hint)
 
 
-def output_for(model: nn.Module) -> Callable[[Any], Any] | None:
-    """Return what picks the output that counts; None: all of it.
-
-    Of an encoder with a decoder it is the decoder's result: the encoder's is returned beside it, and is a hidden one.
-    """
-    return itemgetter(0) if getattr(getattr(model, "config", None), "is_encoder_decoder", False) else None
-
-
 def example_for(model: nn.Module, shape: Sequence[int] | None) -> Any:
     """Make an input of a model: zeros of the given shape (without the batch), or tokens where it begins with a table.
 
     One for an encoder and a decoder also has tokens that the decoder reads.
     """
-    main, config = getattr(model, "main_input_name", None), getattr(model, "config", None)
-    tokens = torch.ones(2, *(shape or (8,)), dtype=torch.long)
-    if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in signature(model.forward).parameters:
-        given = tokens
-        if main != "input_ids":
-            encoder: Any = model
-            given = torch.zeros(2, *shape) if shape else example_input(encoder.get_encoder())
-        elif isinstance(end := getattr(config, "eos_token_id", None), int):
-            tokens[..., -1] = end  # after which classifiers look
-        return {main: given, "decoder_input_ids": torch.ones(2, 8, dtype=torch.long)}
-    if main == "input_ids":
-        return {"input_ids": tokens}
+    if (inputs := named_inputs(model, shape)) is not None:
+        return inputs
     first = next((module for _, module, _ in owners(model)), None)
     if isinstance(first, nn.Embedding) and len(shape or (8,)) == 1:
         return torch.zeros(2, *(shape or (8,)), dtype=torch.long)

@@ -10,13 +10,14 @@ from tyro.conf import Positional, arg
 
 import surgery
 from surgery.commands import flags
-from surgery.commands.checkpoint import Model, build, check_runs, example_for, output_for
+from surgery.commands.checkpoint import Model, build, check_runs, example_for
 from surgery.depth.sections import repeatable
 from surgery.errors import SurgeryError
 from surgery.inspect.contents import contents, contents_text
 from surgery.inspect.describe import describe
 from surgery.inspect.draw import check_picture, draw
 from surgery.inspect.report import Steps, report_of
+from surgery.transformers.folders import output_for
 
 _DEEPEST = 500  # blocks of a section; more than any published network has, and few enough to be copied in a minute
 

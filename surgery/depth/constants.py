@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from surgery.configuration import is_settings
 from surgery.depth.sections import Section
 from surgery.depth.splice import is_list
 from surgery.names import is_inside, joined
+from surgery.plain import is_settings
 
 Key = tuple[str, str]  # a module's name, and an attribute of it or of an object that it holds: "config.num_layers"
 _COUNTING = {"num", "n", "nb", "number", "of", "hidden"}

@@ -6,7 +6,6 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from torch import Tensor, nn
 
-from surgery.configuration import warn_if_lost
 from surgery.copying import copy_sharing, replace_tensors
 from surgery.depth.constants import Shift, numbers, recounted, renumbered
 from surgery.depth.depths import (
@@ -25,6 +24,7 @@ from surgery.depth.sections import Section, ordered_sections
 from surgery.depth.splice import copies_of, drop, insert
 from surgery.depth.tree import tensors
 from surgery.errors import SurgeryError
+from surgery.hooks import followers
 from surgery.names import joined, outwards
 from surgery.plan import Plan, Source, structure
 from surgery.plan.edits import attribute_of, set_attribute
@@ -118,7 +118,8 @@ def graft(
     found = {name: tuple(sources) for name, sources in entries.items()}
     if not isinstance(model, nn.Module):
         return tensors(made.model), Plan(found, shapes, dtypes=dtypes)
-    warn_if_lost(model, made.model)
+    for follower in followers(made.model):
+        follower.check_depth(model, made.model)
     return made.model, Plan(found, shapes, tuple(made.undo), structure(made.model), dtypes)
 
 
@@ -245,7 +246,8 @@ def ungraft(
         return plan.build(root), plan
 
     small, plan = first_that_runs(root, [*known], kept, example, attempt)
-    warn_if_lost(model, small)
+    for follower in followers(small):
+        follower.check_depth(model, small)
     return small, plan
 
 

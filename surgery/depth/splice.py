@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from surgery.configuration import is_settings
 from surgery.copying import copy_sharing, replace_tensors
 from surgery.depth.tree import Chain, Part, is_sequential, returns_several
 from surgery.errors import SurgeryError
 from surgery.names import joined
+from surgery.plain import is_settings
 from surgery.plan.edits import apply_edit
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surgery.configuration import is_like, is_plain
 from surgery.depth.tree import Chain, Skip
 from surgery.errors import SurgeryError
 from surgery.names import joined
+from surgery.plain import is_like, is_plain
 from surgery.plan.positions import as_index, selected, take
 
 

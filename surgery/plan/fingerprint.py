@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from surgery.configuration import is_plain
+from surgery.plain import is_plain
 
 _VERSION = "3:"  # what `structure` begins with; another version's hashes were made of other facts
 _ASIDE = {"device", "dtype", "name_or_path"}  # may differ between models that compute the same

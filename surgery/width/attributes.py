@@ -111,7 +111,7 @@ def _labels(unread: Mapping[Place, Number], known: Mapping[str, NewSizes]) -> It
     """Yield (place, new value) of numbers that no operation takes and that say how wide their module is.
 
     They are as large as exactly one width of their module, or a scale that an operation of it computes by itself. What
-    a configuration says is found by its class, see `surgery.width.config`.
+    a configuration says is found by its class, see `surgery.transformers.width`.
     """
     for place, value in unread.items():
         sizes, news = known.get(place.module), set[Number]()

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from surgery.configuration import holder_of
 from surgery.errors import first_line
 from surgery.forward import call, copied, in_mode, named_tensors, tensors_in, watching
+from surgery.hooks import followers
 from surgery.names import is_inside, joined
 from surgery.plan import Plan
 from surgery.plan.edits import apply_edit, attribute_of
@@ -20,7 +20,6 @@ from surgery.states import names_by_id
 from surgery.torch_private import Operations, tree_map
 from surgery.width.attributes import attribute_values
 from surgery.width.axes import SHUFFLED
-from surgery.width.config import config_edits
 from surgery.width.constants import (
     Sizes,
     layer_edits,
@@ -108,17 +107,19 @@ def checked_plan(
 def with_configuration(
     model: nn.Module, plan: Plan, solution: Solution, choice: Choice, example: Any
 ) -> tuple[Plan, str]:
-    """Return a checked plan after which the configuration says the new widths; or the same plan, and why it cannot."""
+    """Return a checked plan after which a configuration says the new widths, too; or the plan, and why it cannot."""
 
     def difference(small: nn.Module) -> tuple[int, str] | None:
         found = _Predicted(small, solution, choice).difference(example)
         return None if found is None else (len(solution.steps) - found.step, str(found))
 
-    if holder_of(model) is None:  # as most models: their widths lie in attributes alone
-        return plan, ""
-    everywhere = together(new_sizes(solution, choice, Scales(solution, choice)).values())
-    more, problem = config_edits(model, plan, everywhere, difference)
-    return (plan.with_edits((*plan.edits, *more)) if more else plan), problem
+    problems = []
+    for follower in followers(model):
+        everywhere = together(new_sizes(solution, choice, Scales(solution, choice)).values())
+        more, problem = follower.width_edits(model, plan, everywhere, difference)
+        plan = plan.with_edits((*plan.edits, *more)) if more else plan
+        problems.append(problem)
+    return plan, "\n".join(filter(None, problems))
 
 
 def _no_way_on(model: nn.Module, solution: Solution, choice: Choice, difference: _Diverged) -> str:

@@ -12,10 +12,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from surgery.configuration import is_plain
 from surgery.errors import SurgeryError
 from surgery.forward import named_tensors
 from surgery.names import joined
+from surgery.plain import is_plain
 from surgery.plan import Index, Plan, Source, structure
 from surgery.states import State, load, names_by_id, shapes_of, state
 from surgery.width.plan import plan_of

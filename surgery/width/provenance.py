@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from surgery.configuration import is_settings
+from surgery.plain import is_settings
 
 Number: TypeAlias = int | float
 

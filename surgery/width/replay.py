@@ -119,6 +119,7 @@ def changed(model: nn.Module, wide: nn.Module, solution: Solution, choice: Choic
     A sum over repeated positions counts only if what is computed of it differs, too: it may be divided by their number.
     """
     keep = _Keep(solution)
+    model = clone(model)  # a forward pass may leave something in it, such as the state of a recurrence
     with explained(f"{type(model).__name__} does not run again"), in_mode(model, training=False), watching(model), keep:
         before = tensors_in(call(model, copied(example)))
     compare = _Compare(keep.kept, solution, choice)

@@ -8,8 +8,8 @@ from typing import Any, Generic, TypeVar
 
 from torch import nn
 
-from surgery.configuration import is_plain
 from surgery.names import outwards
+from surgery.plain import is_plain
 from surgery.width.rules.registry import rule_for
 
 A = TypeVar("A")  # an axis: of `surgery.width.axes` while a model is traced, of `surgery.width.solve` afterwards

@@ -12,7 +12,7 @@ from torch import nn
 
 import surgery
 from benchmarks import zeros
-from surgery.configuration import attribute_edits, holder_of, made_from
+from surgery.transformers.settings import attribute_edits, holder_of, made_from
 from tests.surgery import test_huggingface_depth as families
 
 
@@ -330,7 +330,7 @@ class Rows(nn.Sequential):
 
 
 def test_a_number_that_only_happens_to_be_that_of_a_width_stays(monkeypatch, caplog):
-    monkeypatch.setattr("surgery.width.config._MOST_MADE", 1)  # found without trying one value after the other
+    monkeypatch.setattr("surgery.transformers.width._MOST_MADE", 1)  # found without trying one value after the other
     config = SimpleNamespace(table_size=32, hidden_size=32, inner_size=32, output_size=32)
     small, _ = surgery.narrow(Rows(config), 0.5, torch.zeros(2, 5, dtype=torch.int64))
     assert vars(small.config) == {"table_size": 32, "hidden_size": 16, "inner_size": 16, "output_size": 32}

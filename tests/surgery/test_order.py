@@ -7,7 +7,6 @@ from torch import nn
 
 import surgery
 from surgery import graft, ungraft
-from surgery.similarity import block_similarity
 from zoo import Spec
 
 
@@ -239,8 +238,6 @@ def test_what_takes_blocks_for_pieces_leaves_out_modules_beside_each_other_where
     assert pieces[0] >= {*rows, *beside}
     assert pieces[1] >= {*rows}
     assert pieces[1].isdisjoint(beside)
-    assert [found.name for found in block_similarity(net)] == ["0.blocks", "1.branches"]
-    assert [found.name for found in block_similarity(net, example=X)] == ["0.blocks"]
 
 
 def test_a_section_beside_heads_changes_and_the_heads_do_not():

@@ -57,8 +57,6 @@ CALLS = {
         "weights": [1],
         "measure": "rms",
     },
-    surgery.similarity.block_similarity: {"model": NET},
-    surgery.similarity.filter_similarity: {"a": NET[0].weight, "b": NET[0].weight},
     surgery.state: {"model": NET},
     surgery.load: {"model": make(), "values": STATE},
     surgery.stack: {"states": [STATE, SECOND]},

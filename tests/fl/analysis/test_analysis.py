@@ -8,6 +8,7 @@ from torch import nn
 
 from fl import load_model, models, simulate
 from fl.analysis.__main__ import main
+from fl.analysis.similarity import SectionSimilarity, block_similarity
 from fl.analysis.weights import Compared, Member, ends, initial_model, measure, place, read, similarity_table
 from fl.base.errors import FLError
 from fl.base.rng import Rng
@@ -19,7 +20,6 @@ from fl.runs.assembly import build
 from fl.settings import Config
 from surgery import Plan, state
 from surgery.plan import Source
-from surgery.similarity import SectionSimilarity, block_similarity
 from zoo import Spec
 
 CONFIG = Config(algorithm=("fedavg",), model="preresnet20", width=(0.25,), depth=(2, 1, 3), seeds=(3,))

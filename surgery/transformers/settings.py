@@ -18,12 +18,11 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
-from surgery.errors import first_line
 from surgery.names import joined
+from surgery.plain import is_like, is_plain, is_settings
 from surgery.states import shapes_of
 
 Fields = tuple[str, ...]  # where a value lies in a configuration: names of attributes, and keys of dicts
-_log = logging.getLogger(__name__)
 
 
 def holder_of(model: nn.Module) -> str | None:
@@ -107,11 +106,11 @@ def mismatch(model: nn.Module, made: nn.Module, but: Collection[str] = ()) -> st
     Args:
         but: the names of attributes whose numbers do not count.
     """
-    differences = (what for key, what in _other_numbers(model, made) if key not in but)
+    differences = (what for key, what in other_numbers(model, made) if key not in but)
     return first_difference(shapes_of(model), shapes_of(made)) or next(differences, "")
 
 
-def _other_numbers(model: nn.Module, made: nn.Module) -> Iterator[tuple[str, str]]:
+def other_numbers(model: nn.Module, made: nn.Module) -> Iterator[tuple[str, str]]:
     """(name of the attribute, the difference in words) of the numbers in which the modules of two models differ."""
     others = dict(made.named_modules())
     for name, module in model.named_modules():
@@ -130,30 +129,6 @@ def first_difference(mine: Mapping[str, tuple[int, ...]], made: Mapping[str, tup
             has, gets = (f"{shapes[name]}" if name in shapes else "missing" for shapes in (mine, made))
             return f"{name} is {has} here and {gets} in a model made from it"
     return ""
-
-
-def warn_if_lost(before: nn.Module, after: nn.Module) -> None:
-    """Log a warning if its configuration, saved and read, described a model before its depth changed, and does not now.
-
-    Numbers that differed before, as those do that a forward pass sets, may differ now.
-    """
-    holder = holder_of(after)
-    if holder is None:
-        return
-    try:
-        made = made_from(type(before), reread(getattr(before, holder)))
-    except Exception:  # it was not made so: whatever its constructor raises
-        return
-    if first_difference(shapes_of(before), shapes_of(made)):
-        return
-    known = {key for key, _ in _other_numbers(before, made)}
-    try:
-        what = mismatch(after, made_from(type(after), reread(getattr(after, holder))), but=known)
-    except Exception as error:
-        what = f"its class raises {type(error).__name__} for it: {first_line(error)}"
-    if what:
-        hint = "give example=..., if you did not: it may show a form that the configuration can describe"
-        _log.warning(undescribed(after, what, hint))
 
 
 def undescribed(model: nn.Module, what: str, hint: str) -> str:
@@ -247,47 +222,3 @@ def _is_number(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(map(_is_number, value))
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def is_settings(value: Any) -> bool:
-    """Whether a value is an object whose attributes may be set, such as a configuration; no module, tensor or class."""
-    frozen = getattr(getattr(type(value), "__dataclass_params__", None), "frozen", False)
-    plain = hasattr(value, "__dict__") and not isinstance(value, nn.Module | Tensor | type) and not callable(value)
-    return plain and not frozen
-
-
-def is_plain(value: Any, keys: Any = str) -> bool:
-    """Whether an edit may carry a value: numbers, texts, truth values, None, and lists and dicts of them.
-
-    Args:
-        keys: the types of keys that dicts may have.
-
-    >>> is_plain((8, 0.5, None)), is_plain(len)
-    (True, False)
-    """
-    if value is None or isinstance(value, (int, float, str)):
-        return True
-    if isinstance(value, (list, tuple)):
-        return all(is_plain(item, keys) for item in value)
-    return isinstance(value, dict) and all(isinstance(k, keys) and is_plain(item, keys) for k, item in value.items())
-
-
-def is_like(old: Any, value: Any) -> bool:
-    """Whether one plain value may take the place of another.
-
-    A number may take that of a number, a list of such items that of a list. A number or a list of numbers may take the
-    place of None, and None theirs.
-
-    >>> is_like(8, 0.5), is_like((2, 2), [1]), is_like(None, 4), is_like(8, "8"), is_like(8, True)
-    (True, True, True, False, False)
-    """
-    if isinstance(old, list | tuple) and isinstance(value, list | tuple):
-        return all(any(is_like(one, item) for one in old or [0]) for item in value)
-    if isinstance(old, dict) and isinstance(value, dict):
-        return all(key not in old or is_like(old[key], item) for key, item in value.items())
-    if old is None or value is None:
-        other = value if old is None else old
-        return other is None or is_like(0, other) or is_like([0], other)
-    if isinstance(old, bool) is not isinstance(value, bool):
-        return False
-    return any(isinstance(old, kind) and isinstance(value, kind) for kind in (str, int | float))

@@ -3,12 +3,14 @@ import math
 import numpy as np
 import pytest
 import torch
-from refusals import refused
 from torch import nn
 
 import zoo
-from surgery import similarity, state
-from surgery.similarity import block_similarity, convolutions, filter_similarity
+from fl.analysis import similarity
+from fl.analysis.similarity import block_similarity, convolutions, filter_similarity
+from fl.base.errors import FLError
+from surgery import state
+from tests.surgery.test_order import Branches, Row, X, part
 
 
 def matched(table):
@@ -85,19 +87,19 @@ def test_order_and_scale_of_filters_and_maps_change_nothing():
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "expected"),
+    ("a", "b", "reason"),
     [
-        (torch.ones(2, 2, 3), torch.ones(2, 3, 3), "mismatch"),
-        (torch.ones(4), torch.ones(4), "mismatch"),
-        (torch.ones(0, 2, 3), torch.ones(0, 2, 3), "mismatch"),
-        (torch.ones(2, 2, 3).long(), torch.ones(2, 2, 3).long(), "unsupported: int64"),
-        (torch.ones(2, 2, 3, device="meta"), torch.ones(2, 2, 3, device="meta"), "unsupported"),
-        (torch.eye(3)[None], torch.eye(3)[None] * math.nan, "values"),
-        (torch.eye(3)[None].log(), torch.eye(3)[None], "values"),
+        (torch.ones(2, 2, 3), torch.ones(2, 3, 3), "one shape"),
+        (torch.ones(4), torch.ones(4), "one shape"),
+        (torch.ones(0, 2, 3), torch.ones(0, 2, 3), "one shape"),
+        (torch.ones(2, 2, 3).long(), torch.ones(2, 2, 3).long(), "int64"),
+        (torch.ones(2, 2, 3, device="meta"), torch.ones(2, 2, 3, device="meta"), "meta"),
+        (torch.eye(3)[None], torch.eye(3)[None] * math.nan, "NaN"),
+        (torch.eye(3)[None].log(), torch.eye(3)[None], "NaN"),
     ],
 )
-def test_what_has_no_similarity_is_refused(a, b, expected):
-    with refused(expected):
+def test_what_has_no_similarity_is_refused(a, b, reason):
+    with pytest.raises(FLError, match=reason):
         filter_similarity(a, b)
 
 
@@ -130,7 +132,7 @@ def test_first_blocks_are_compared_where_they_fit():
     assert not one.layers["conv1.weight"].isnan().any()
     assert list(two.layers) == ["conv2.weight"]  # conv1 of the first block has other channels, and shortcut is alone
     assert two.mean() == two.matrix[0, 1] == two.layers["conv2.weight"][0, 1]
-    with refused("unsupported: `first`"):
+    with pytest.raises(FLError, match=r"deeper model, or compare the first blocks as well \(`first`\)"):
         block_similarity(net)
 
 
@@ -147,3 +149,9 @@ def test_models_without_convolutions_are_compared_by_their_linear_layers():
 def test_the_gpu_agrees():
     a, b = weights(16, 12, 3, 3, dtype=torch.float32)
     assert filter_similarity(a.cuda(), b.cuda()) == pytest.approx(filter_similarity(a, b), abs=1e-5)
+
+
+def test_modules_beside_each_other_are_no_section_where_an_example_shows_them():
+    net = nn.Sequential(Row(part(), part(), part()), Branches(sum))
+    assert [found.name for found in block_similarity(net)] == ["0.blocks", "1.branches"]
+    assert [found.name for found in block_similarity(net, example=X)] == ["0.blocks"]

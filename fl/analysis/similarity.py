@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fl.base.errors import FLError
 from surgery.depth.sections import sections
-from surgery.errors import SurgeryError
 from surgery.states import State, as_state
 from surgery.transfer import double
 
@@ -40,7 +40,7 @@ def filter_similarity(a: Tensor, b: Tensor) -> float:
         a, b: floating weights [Co, Ci, *kernel] or [Co, Ci] of one shape, on one device.
 
     Raises:
-        SurgeryError: for shapes that differ or have fewer than two axes, for integers, for tensors without data, and
+        FLError: for shapes that differ or have fewer than two axes, for integers, for tensors without data, and
             for NaN or infinity.
 
     >>> w = torch.randn(4, 3, 3, 3, generator=torch.Generator().manual_seed(0))
@@ -48,25 +48,20 @@ def filter_similarity(a: Tensor, b: Tensor) -> float:
     (1.0, 1.0)
     """
     if not isinstance(a, Tensor) or not isinstance(b, Tensor):
-        raise SurgeryError(
-            "filter_similarity compares two weights: give tensors, such as model.conv1.weight", code="argument"
-        )
+        raise FLError("filter_similarity compares two weights: give tensors, such as model.conv1.weight")
     if a.shape != b.shape or a.ndim < 2 or not a.numel():
-        raise SurgeryError(
+        raise FLError(
             f"weights of shapes {tuple(a.shape)} and {tuple(b.shape)} have no similarity: give two of one shape "
-            "[Co, Ci, *kernel] or [Co, Ci]",
-            code="mismatch",
+            "[Co, Ci, *kernel] or [Co, Ci]"
         )
     if not (a.is_floating_point() and b.is_floating_point()) or a.is_meta or b.is_meta:
-        raise SurgeryError(
-            f"weights of {a.dtype} on {a.device} have no similarity: give floats with data", code="unsupported"
-        )
+        raise FLError(f"weights of {a.dtype} on {a.device} have no similarity: give floats with data")
     first, second = _standard_maps(a.detach()), _standard_maps(b.detach())
     side = max(1, math.isqrt((_TILE if a.device.type == "cpu" else _TILE_CUDA) // first.shape[1]))
     tiles = [[_map_similarity(x, y) for y in second.split(side)] for x in first.split(side)]
     value = _greedy(torch.cat([torch.cat(row, 1) for row in tiles])).item()
     if not math.isfinite(value):
-        raise SurgeryError("the weights hold NaN or infinity: take the model from before it diverged", code="values")
+        raise FLError("the weights hold NaN or infinity: take the model from before it diverged")
     return max(-1.0, min(1.0, value))
 
 
@@ -138,7 +133,7 @@ def block_similarity(model: nn.Module | State, *, first: bool = False, example: 
         One entry for each section that has at least two blocks to compare.
 
     Raises:
-        SurgeryError: if there is no such section.
+        FLError: if there is no such section.
 
     >>> block = lambda: nn.Sequential(nn.Conv1d(4, 4, 3), nn.ReLU(), nn.Conv1d(4, 4, 3))
     >>> net = nn.Sequential(nn.Conv1d(2, 4, 3), *(block() for _ in range(4)))
@@ -159,10 +154,9 @@ def block_similarity(model: nn.Module | State, *, first: bool = False, example: 
             result.append(SectionSimilarity(section.name, blocks, alike))
     if not result:
         what = "two blocks" if first else "two blocks after its first"
-        raise SurgeryError(
+        raise FLError(
             f"no section has {what} to compare: give a deeper model"
-            + ("" if first else ", or compare the first blocks as well (`first`)"),
-            code="unsupported",
+            + ("" if first else ", or compare the first blocks as well (`first`)")
         )
     return result
 

@@ -8,13 +8,19 @@ import copy
 import logging
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from surgery.configuration import (
+from surgery.errors import first_line
+from surgery.forward import named_tensors
+from surgery.hooks import Difference
+from surgery.names import joined
+from surgery.plan import Edit, Plan
+from surgery.states import names_by_id, shapes_of
+from surgery.transformers.settings import (
     Fields,
     attribute_edits,
     fields,
@@ -26,17 +32,11 @@ from surgery.configuration import (
     set_field,
     undescribed,
 )
-from surgery.errors import first_line
-from surgery.forward import named_tensors
-from surgery.names import joined
-from surgery.plan import Edit, Plan
-from surgery.states import names_by_id, shapes_of
 from surgery.width.constants import COUNT, LEAST, NewSizes, Sizes, merged, renewed
 
-Difference = Callable[[nn.Module], tuple[int, str] | None]
-"""How many operations of a narrow model do not run as predicted, and what the first of them does; None if all do."""
 _log = logging.getLogger(__name__)
-_MOST_MADE = 40  # models that are made to find the values
+_MOST_MADE = 40  # models that are made to find the values from one guess
+_STARTS = 3  # other guesses from which they are looked for
 
 
 class _Score(NamedTuple):
@@ -74,7 +74,7 @@ class _Made(NamedTuple):
     shares: Collection[float] = ()
 
 
-def config_edits(model: nn.Module, plan: Plan, sizes: NewSizes, difference: Difference) -> tuple[Sequence[Edit], str]:
+def width_edits(model: nn.Module, plan: Plan, sizes: NewSizes, difference: Difference) -> tuple[Sequence[Edit], str]:
     """Return edits after which a narrow model's configuration says its widths, or none and why it cannot say them.
 
     Of a configuration that did not describe the full model either, that is logged.
@@ -92,7 +92,7 @@ def config_edits(model: nn.Module, plan: Plan, sizes: NewSizes, difference: Diff
         module = cut[0].rpartition(".")[0]
         what = f"its class does not save {cut[0]}, and computes another one for another width"
         return [], undescribed(model, what, f"leave that width as it is with keep={[module]}")
-    config = getattr(model, holder_of(model))
+    config = getattr(model, str(holder_of(model)))
     try:
         full = made_from(type(model), config)
         what = mismatch(model, full)
@@ -140,17 +140,38 @@ class _Search:
 
     def found(self, counts: Sizes) -> _Made:
         """The best values that were found when numbers of heads and groups become these in the beginning."""
-        here, values, sizes = self.judged(self.config, self.full), {}, self.sizes.numbers
+        here = self.judged(self.config, self.full)
         guess = dict(guessed(self.config, self.sizes.widths, counts))
         made = self.made(guess)
-        if made is None or made.score.shapes:
-            guess = {path: new for path, new in guess.items() if not self.contradicts(path, new)}
-            made = self.made(guess)
+        if made is not None and not made.score.shapes:
+            return self.improved(guess, made, here)
+        likely = {path: new for path, new in guess.items() if not self.contradicts(path, new)}
+        best = self.improved(likely, self.made(likely), here)
+        # One number may be as large as a width by chance, and the class may make up for it with others: all but one.
+        fewer = [{key: new for key, new in likely.items() if key != path} for path in likely]
+        tried = [
+            (made.score, i, made) for i, one in enumerate(fewer if any(best.score) else ()) if (made := self.made(one))
+        ]
+        for _, i, made in sorted(tried)[:_STARTS]:
+            self.tries = _MOST_MADE
+            best = min(best, self.improved(fewer[i], made, here), key=lambda found: found.score)
+            if not any(best.score):
+                break
+        return best
+
+    def improved(self, guess: dict[Fields, Any], made: _Made | None, here: _Made) -> _Made:
+        """The best values that are found from a guess by changing one after the other.
+
+        Args:
+            guess, made: the guess, and what the class makes of it.
+            here: what it makes of the full model's configuration; it counts if the guess is no better.
+        """
+        values: dict[Fields, Any] = {}
         if made is not None and made.score < here.score:
             here, values = made, guess
         while any(here.score) and self.tries > 0:
             tries = []
-            for path, new in alternatives(here.config, self.config, sizes, here.pairs, here.shares):
+            for path, new in alternatives(here.config, self.config, self.sizes.numbers, here.pairs, here.shares):
                 if (made := self.made({**values, path: new})) is not None:
                     tries.append((made.score, len(tries), made, {**values, path: new}))
                     if not any(made.score):

@@ -1,0 +1,83 @@
+"""Folders of HuggingFace's transformers: a model made of a config.json, the config.json of a model, and its inputs."""
+
+import json
+from collections.abc import Callable, Sequence
+from inspect import signature
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from surgery.errors import first_line
+from surgery.libraries import example_input
+from surgery.states import State, shapes_of, state
+from surgery.transformers.settings import first_difference, holder_of, made_from, reread
+
+
+def config_json(model: nn.Module) -> dict | None:
+    """Return what config.json has to say of a model; None if it has no such configuration."""
+    text = getattr(getattr(model, "config", None), "to_json_string", None)
+    return json.loads(text()) if callable(text) else None
+
+
+def why_unreadable(model: nn.Module) -> str:
+    """Return why a model's class, given its saved configuration, cannot read its weights; "" if it can."""
+    holder = holder_of(model)
+    if holder is None:
+        return ""
+    try:
+        made = made_from(type(model), reread(getattr(model, holder)))
+        return first_difference(shapes_of(model), shapes_of(made))
+    except Exception as error:  # whatever the class raises
+        return f"its class raises {type(error).__name__} for it: {first_line(error)}"
+
+
+def model_of(folder: Path, architecture: str) -> nn.Module:
+    """Make the model that a folder's config.json describes; ImportError without transformers, or whatever it raises."""
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    return getattr(transformers, architecture)(config)
+
+
+def converted(model: nn.Module, folder: Path) -> State | None:
+    """Return the state of a folder as transformers reads it, which renames and joins the tensors of many files.
+
+    They are all read. None if some tensor is missing or unknown to it, too.
+    """
+    try:
+        given = {"local_files_only": True, "dtype": "auto", "output_loading_info": True}
+        kind: Any = type(model)
+        loaded, report = kind.from_pretrained(folder, **given)
+    except Exception:  # transformers' own, of all kinds, or a class without it
+        return None
+    return None if any(report[f"{what}_keys"] for what in ("missing", "unexpected", "mismatched")) else state(loaded)
+
+
+def output_for(model: nn.Module) -> Callable[[Any], Any] | None:
+    """Return what picks the output that counts; None: all of it.
+
+    Of an encoder with a decoder it is the decoder's result: the encoder's is returned beside it, and is a hidden one.
+    """
+    return itemgetter(0) if getattr(getattr(model, "config", None), "is_encoder_decoder", False) else None
+
+
+def named_inputs(model: nn.Module, shape: Sequence[int] | None) -> dict[str, torch.Tensor] | None:
+    """Make the inputs of a model that reads tokens, by name; None if it is not known to be one.
+
+    Args:
+        shape: of one input, without the batch. For an encoder and a decoder it is the encoder's.
+    """
+    main, config = getattr(model, "main_input_name", None), getattr(model, "config", None)
+    tokens = torch.ones(2, *(shape or (8,)), dtype=torch.long)
+    if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in signature(model.forward).parameters:
+        given = tokens
+        if main != "input_ids":
+            encoder: Any = model
+            given = torch.zeros(2, *shape) if shape else example_input(encoder.get_encoder())
+        elif isinstance(end := getattr(config, "eos_token_id", None), int):
+            tokens[..., -1] = end  # after which classifiers look
+        return {str(main): given, "decoder_input_ids": torch.ones(2, 8, dtype=torch.long)}
+    return {"input_ids": tokens} if main == "input_ids" else None
