@@ -8,6 +8,8 @@ import torch
 import torchvision
 from torch import nn
 
+import fl
+import surgery
 from fl.base.errors import FLError
 from fl.models import create, make_spec
 from fl.models.library import LibrarySpec, _defaults, counterpart, fetch
@@ -219,3 +221,18 @@ def test_without_a_network_timm_looks_into_the_cache_only(monkeypatch):
     fetch("timm", "resnet18")
     assert offline == [True, False]
     assert not constants.HF_HUB_OFFLINE
+
+
+def test_a_narrow_model_by_name_trains_as_the_same_one_made_in_python():
+    settings = {"algorithm": "fedavg", "clients": 2, "participants": 2, "partition": "iid", "samples": 40}
+    fed, method = fl.build(fl.Config(model="timm:resnet10t", width=0.5, **settings))
+    start = method.init()
+    net = timm.create_model("resnet10t", num_classes=10, in_chans=1)
+    small, _ = surgery.narrow(net, 0.5, torch.zeros(2, *fed.data.test_x.shape[1:]))
+    own, its_method = fl.build(fl.Config(**settings), model=surgery.load(small, start["global"]))
+    ends = []
+    for federation, algorithm in ((fed, method), (own, its_method)):
+        rng = fl.Rng(0, 1)
+        ends.append(algorithm.round(algorithm.init(), federation.sample(rng), rng)[0]["global"])
+    assert any(not torch.equal(ends[0][name], tensor) for name, tensor in start["global"].items())
+    torch.testing.assert_close(ends[0], ends[1], rtol=0, atol=0)
