@@ -33,7 +33,7 @@ from surgery import transfer
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of a shell's background jobs, and so of what tests start
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-SLOW = 2  # cases of a slow test in `.ci/run`
+SLOW = 1  # cases of a slow test in `.ci/run`
 FURTHER = 1  # slow cases there of a test of which some run by default
 
 hypothesis.settings.register_profile("here", deadline=None)  # a busy machine is no failure
