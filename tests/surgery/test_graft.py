@@ -847,3 +847,21 @@ def test_a_section_before_others_of_its_list_grows_in_it():
     net = Listed().eval()
     first, *_ = surgery.sections(net)
     assert len(graft(net, depths={first.name: len(first.blocks) + 2}, example=torch.randn(2, 3))[0].blocks) == 7
+
+
+@pytest.mark.parametrize(("stands_for", "blocks"), [("none", [1]), ("equal", [1]), ("corner", [1, 2, 3])])
+def test_a_block_stands_for_dropped_ones_of_its_shapes(stands_for, blocks):
+    """The first of three blocks reads fewer features than the others."""
+
+    class Block(nn.Module):
+        def __init__(self, inputs):
+            super().__init__()
+            self.a, self.b = nn.Linear(inputs, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.b(self.a(x).relu())
+
+    net = nn.Sequential(nn.Linear(2, 4), Block(4), Block(8), Block(8), nn.Linear(8, 2))
+    (section,) = surgery.sections(net)
+    _, plan = ungraft(net, keep={section.name: 1}, stands_for=stands_for, example=torch.zeros(1, 2))
+    assert [source.name for source in plan.entries["1.b.weight"]] == [f"{i}.b.weight" for i in blocks]

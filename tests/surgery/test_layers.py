@@ -127,3 +127,15 @@ def test_bare_parameters_are_a_layer_of_their_own():
     model = timm.create_model("vit_tiny_patch16_224")
     root = surgery.layers(model)[0]
     assert root == ("", "VisionTransformer", ("cls_token", "pos_embed"))
+
+
+def test_with_an_example_layers_come_in_the_order_in_which_they_run():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last, self.idle, self.first = nn.Linear(4, 2), nn.Linear(4, 4), nn.Linear(3, 4)
+
+        def forward(self, x):
+            return self.last(self.first(x))
+
+    assert [layer.name for layer in surgery.layers(Net(), example=torch.zeros(1, 3))] == ["first", "last", "idle"]

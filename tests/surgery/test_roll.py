@@ -143,3 +143,20 @@ def test_corners_that_are_no_windows_are_refused():
     with refused("mismatch"):
         rolling(nn.Sequential(*mlps[0], nn.Linear(3, 3)), mlps[1], example=torch.zeros(1, 2))
     assert surgery.width.corner.rolling is rolling
+
+
+class Counted(nn.Module):
+    """Positions of the first width are multiplied by their number."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(3, width), nn.Linear(width, width), nn.Linear(width, 2)
+
+    def forward(self, x):
+        h = self.a(x).relu()
+        return self.c(self.b(h * torch.arange(h.shape[1], dtype=h.dtype)).relu())
+
+
+def test_a_width_whose_order_matters_keeps_its_first_positions():
+    plan = rolling(Counted(8), Counted(4), example=torch.zeros(1, 3))(3)
+    assert [plan.entries[name][0].index for name in ("a.bias", "b.bias")] == [(((0, 4),),), (((3, 7),),)]

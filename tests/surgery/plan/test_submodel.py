@@ -527,3 +527,13 @@ def test_depth_edits_remove_skip_and_unchain_blocks():
     apply_edit(net, {"do": "skip", "module": "last"})
     assert isinstance(net["last"], Skip)
     assert net["last"](3, key=4) == 3
+
+
+def test_a_saved_plan_replaces_the_file_and_does_not_change_it(tmp_path):
+    """Whoever has opened the old file, which a hard link stands for, reads the old plan."""
+    net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+    first, second = (surgery.narrow(net, share, torch.zeros(1, 3))[1] for share in (0.5, 0.25))
+    first.save(tmp_path / "plan.json")
+    (tmp_path / "opened.json").hardlink_to(tmp_path / "plan.json")
+    second.save(tmp_path / "plan.json")
+    assert (Plan.load(tmp_path / "opened.json"), Plan.load(tmp_path / "plan.json")) == (first, second)
