@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+import surgery
 from fl.base.errors import FLError
 from fl.base.plugins import transformers
 from fl.data import Dataset
 from fl.data.arrays import pieces
 from surgery.states import shapes_of
-from surgery.transformers.settings import first_difference, made_from
 
 KINDS = ("hf", "hf-config")
 """hf:FOLDER has the folder's weights, hf-config:FOLDER (or FILE) has weights that are drawn."""
@@ -93,8 +93,9 @@ class HFModel(nn.Module):
 
         FLError for a model that was cut, whose sizes its configuration does not say.
         """
-        with torch.random.fork_rng(devices=[]):
-            cut = first_difference(shapes_of(self.model), shapes_of(made_from(type(self.model), self.model.config)))
+        settings = surgery.transformers.settings
+        made = settings.made_from(type(self.model), self.model.config)
+        cut = settings.first_difference(shapes_of(self.model), shapes_of(made))
         if cut:
             raise FLError(
                 f"{folder}: a model that --width or --depth has cut is not that of its config.json ({cut}): write its "
