@@ -3,7 +3,9 @@
 import argparse
 import csv
 import dataclasses
+import functools
 import importlib
+import inspect
 import json
 import os
 import re
@@ -350,8 +352,15 @@ def test_commands_are_there_and_take_their_arguments(words, tmp_path, monkeypatc
     """Settings of runs pass their checks; other commands end when their arguments are parsed."""
 
     def ending(parser):
-        def parsed(*args, **settings):
-            raise Parsed(parser(*args, **settings))
+        def parsed(first, *args, **settings):
+            if inspect.isfunction(first):  # which tyro calls with the arguments
+
+                @functools.wraps(first)
+                def end(*_, **__):
+                    raise Parsed
+
+                first = end
+            raise Parsed(parser(first, *args, **settings))
 
         return parsed
 
