@@ -17,9 +17,8 @@ net = zoo.create("resnet20", draw, width=0.25, depth=2, in_channels=1, image_siz
 net, _ = surgery.graft(net, depths=[4, 4, 4], example=x[:2])
 optimizer, found = torch.optim.Adam(net.parameters(), lr=0.003), {}
 for step in range(51):
-    if step % 5 == 0:
-        for section in block_similarity(net):
-            found.setdefault(section.name, []).append(section.mean())
+    for section in block_similarity(net) if step % 5 == 0 else ():
+        found.setdefault(section.name, []).append(section.mean())
     batch = torch.randint(len(x), (32,), generator=draw)
     torch.nn.functional.cross_entropy(net(x[batch]), y[batch]).backward()
     optimizer.step()
