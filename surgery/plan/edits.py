@@ -4,6 +4,7 @@ An edit is a JSON object: `do` names the function below that carries it out, the
 """
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from surgery.depth.tree import Chain, Skip
 from surgery.errors import SurgeryError
+from surgery.forward import named_tensors
 from surgery.names import joined
 from surgery.plain import is_like, is_plain
 from surgery.plan.positions import as_index, selected, take
@@ -24,7 +26,7 @@ def apply_edit(model: nn.Module, edit: Mapping[str, Any]) -> None:
         _EDITS[edit["do"]](model, **arguments)
     except SurgeryError:
         raise
-    except (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise SurgeryError(
             f"the edit {dict(edit)} does not fit this {type(model).__name__}: {error!r}", code="plan"
         ) from error
@@ -104,11 +106,13 @@ def slice_buffer(model: nn.Module, module: str, attribute: str, index: list) -> 
 
 def fill(model: nn.Module, module: str, attribute: str, value: float) -> None:
     """Fill a tensor that is not in the state with a number, such as a scale that follows a width."""
-    owner = model.get_submodule(module)
-    tensor = getattr(owner, attribute)
-    if isinstance(tensor, nn.Parameter) or type(value) not in (int, float):
+    tensor = getattr(model.get_submodule(module), attribute)
+    if isinstance(tensor, nn.Parameter) or type(value) not in (int, float) or not math.isfinite(value):
         raise TypeError(f"{joined(module, attribute)} is trained, or {value!r} is no number")
-    setattr(owner, attribute, torch.full_like(tensor, value))
+    filled = torch.full_like(tensor, value)
+    for (name, each), other in list(named_tensors(model)):  # it may be there under several names
+        if other is tensor:
+            setattr(model.get_submodule(name), each, filled)
 
 
 def remove(model: nn.Module, module: str, first: int, count: int) -> None:

@@ -28,7 +28,7 @@ from surgery.width.constants import (
     together,
 )
 from surgery.width.rules.registry import is_step, operation_name
-from surgery.width.scales import Scales, Scaling
+from surgery.width.scales import Held, Scales, Scaling
 from surgery.width.solve import SPLITS, Axes, Axis, Choice, Product, Solution, Sum, atoms, size_of
 from surgery.width.steps import Step, bind, scalars_of
 from surgery.width.trace import Origins
@@ -68,7 +68,7 @@ def checked_plan(
     solution: Solution,
     choice: Choice,
     example: Any,
-    held: Mapping[tuple[str, str], float | None] = MappingProxyType({}),
+    held: Mapping[tuple[str, str], Held] = MappingProxyType({}),
 ) -> Checked | Divergence:
     """Return the plan with edits of attributes, or a Divergence if the narrow model does something else than predicted.
 
@@ -81,7 +81,7 @@ def checked_plan(
     scalings, by_module = list(scales.scalings()), new_sizes(solution, choice, scales)
     kept, tensors = names_by_id(model), dict(named_tensors(model))
     in_state = {key for key, tensor in tensors.items() if id(tensor) in kept}
-    news = {one.held: one.new for one in scalings if one.held and one.new is not None and one.held not in in_state}
+    news = {key: new for key, new in _filled(solution, scalings).items() if key not in in_state}
     fills = [{"do": "fill", "module": m, "attribute": a, "value": value} for (m, a), value in news.items()]
     sizes = together(by_module.values()).numbers
     found: list[_Diverged] = []
@@ -102,6 +102,21 @@ def checked_plan(
         found.append(diverged)
     here = max(found, key=lambda one: one.step)
     return Divergence(here.step, str(here), _no_way_on(model, solution, choice, here))
+
+
+def _filled(solution: Solution, scalings: Sequence[Scaling]) -> dict[tuple[str, str], float]:
+    """Return what tensors of one number are filled with: those of which all steps that take them ask the same."""
+    asked: dict[tuple[str, str], dict[int, set[float | None]]] = {}
+    for one in scalings:
+        if one.held is not None:
+            asked.setdefault(one.held, {}).setdefault(one.step, set()).add(one.new)
+    found = {}
+    for key, by_step in asked.items():
+        takers = {number for number, step in enumerate(solution.steps) if key in step.sources}
+        news = set().union(*by_step.values())
+        if takers == by_step.keys() and len(news) == 1 and (new := news.pop()) is not None:
+            found[key] = new
+    return found
 
 
 def with_configuration(

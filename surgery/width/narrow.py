@@ -82,7 +82,9 @@ def narrow(
             of which it is a multiple, upwards. `zoo.divisor8` gives the multiples of 8 that MobileNets have.
         strict: whether a hidden width that stays whole, although it was to shrink, is an error, and a tensor that no
             pass has used although it is as long as a width that shrinks, and a constant of the code along a width whose
-            order matters that is not the first positions of the full model's. Otherwise such widths are logged as a
+            order matters that is not the first positions of the full model's, and a number that scales attention and
+            stays though it is no power of a width, and for one width for all a configuration that cannot say the new
+            widths. Otherwise such widths are logged as a
             warning with the reasons, and an error only if nothing shrinks; such tensors and constants are logged, too.
 
     Returns:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+import torch
 from torch import nn
 
 from surgery.forward import named_tensors
@@ -24,6 +25,7 @@ _NORMS = {"native_layer_norm", "native_group_norm", "_fused_rms_norm", "rms_norm
 _ENDS = {"_softmax", "_log_softmax", "_safe_softmax", "cumsum", *_NORMS}  # what they return has another scale
 _KEEPS_SCALE = {"add", "sub", "mul", "div", "masked_fill", "where", "neg"}
 
+_NEAR = 1e-6
 _ROOT = math.sqrt(2)
 _FACTORS = (_ROOT, 1 / _ROOT, 2.0, 0.5)
 
@@ -98,16 +100,28 @@ class Scaling(NamedTuple):
         return f"{number} ({where}), for sums of {old} products, {new} in the narrow model"
 
 
-def held_numbers(model: nn.Module) -> dict[tuple[str, str], float | None]:
+class Held(NamedTuple):
+    """The number that a tensor of one element holds.
+
+    Attributes:
+        value: None on the meta device.
+        precision: of the tensor's dtype, relative to the number.
+    """
+
+    value: float | None
+    precision: float
+
+
+def held_numbers(model: nn.Module) -> dict[tuple[str, str], Held]:
     """Return the numbers that buffers and plain tensors of one element hold, by (module, attribute).
 
-    They are None on the meta device. What is trained is none.
+    What is trained is none.
 
     >>> held_numbers(nn.PReLU()), list(held_numbers(nn.BatchNorm1d(1)))
     ({}, [('', 'running_mean'), ('', 'running_var')])
     """
     return {
-        key: None if tensor.is_meta else tensor.item()
+        key: Held(None if tensor.is_meta else tensor.item(), max(_NEAR, torch.finfo(tensor.dtype).eps))
         for key, tensor in named_tensors(model)
         if tensor.numel() == 1 and tensor.is_floating_point() and not isinstance(tensor, nn.Parameter)
     }
@@ -118,14 +132,14 @@ class Scales:
 
     Args:
         solution, choice: the axes of a model, and which positions stay.
-        held: by (module, attribute) the number that a tensor of one element holds, None where it is not known.
+        held: by (module, attribute) the number that a tensor of one element holds.
     """
 
     def __init__(
         self,
         solution: Solution,
         choice: Choice,
-        held: Mapping[tuple[str, str], float | None] | None = None,
+        held: Mapping[tuple[str, str], Held] | None = None,
     ):
         self.steps, self.choice, self.held = solution.steps, choice, held or {}
         self._weights = of_weights(self.steps)
@@ -184,8 +198,8 @@ class Scales:
         found = [one for number in numbers for one in self._scalings_of_products(number)]
         right = {one.contraction.step for one in found if one.new is not None}
         for one in found:
-            own = one.contraction
-            if one.new is not None or not (own.learned or own.step in right or self._is_normalised(own)):
+            own, is_doubled = one.contraction, one.held is None and one.value in (2, -1, -2)  # as in |q - k| ** 2
+            if one.new is not None or not (is_doubled or own.learned or own.step in right or self._is_normalised(own)):
                 yield one
         for number in numbers:
             yield from self._scalings_of_vectors(number)
@@ -195,30 +209,31 @@ class Scales:
         step = self.steps[number]
         for contraction, before in self.scaled(number):
             if contraction.changes and (before or not contraction.learned):
-                for key, value in self._numbers(step):
-                    new = None if value is None else _renewed(value, contraction, before, step)
+                for key, value, precision in self._numbers(step):
+                    new = None if value is None else _renewed(value, contraction, before, step, precision)
                     yield Scaling(number, value, new, contraction, key, step.module)
 
     def _scalings_of_vectors(self, number: int) -> Iterator[Scaling]:
         """Yield the numbers with which a step scales embeddings and vectors of length 1, if they follow."""
         step = self.steps[number]
         power = 0.5 if step.name == "mul" else -0.5
-        for key, value in self._numbers(step) if step.name in ("mul", "div") else ():
+        for key, value, precision in self._numbers(step) if step.name in ("mul", "div") else ():
             for axis in self._unit_length(step):
                 old, new = axis.size, self._size(axis)
-                if old != new and value is not None and _is(value, old**power):
+                if old != new and (value is None or _is(value, old**power, precision)):
                     contraction = Contraction(number, ((old, new),), (1, 1), False)
-                    yield Scaling(number, value, new**power, contraction, key, step.module)
+                    follows = None if value is None else new**power
+                    yield Scaling(number, value, follows, contraction, key, step.module)
 
-    def _numbers(self, step: Step[Axis]) -> Iterator[tuple[Any, float | None]]:
-        """Yield the numbers with which a step scales, with (module, attribute) of tensors that hold them, or None."""
+    def _numbers(self, step: Step[Axis]) -> Iterator[tuple[Any, float | None, float]]:
+        """Yield (where, number, precision) of what a step scales with: where a tensor holds it, or None."""
         names = step.scalars if step.name in ("mul", "div") else {"alpha", "scale"} & step.scalars.keys()
         for value in (step.scalars[name] for name in names):
             if type(value) in (int, float) and value != 1:
-                yield None, value
+                yield None, value, _NEAR
         for key in step.sources if step.name in ("mul", "div") else ():
-            if key in self.held and self.held[key] != 1:
-                yield key, self.held[key]
+            if key in self.held and self.held[key].value != 1:
+                yield key, *self.held[key]
 
     def _is_normalised(self, contraction: Contraction) -> bool:
         """Return whether a factor of a sum was divided by its own length, so that the sum is of no other scale."""
@@ -330,17 +345,19 @@ def _by_tensor(step: Step[Axis]) -> bool:
     return step.name == "div" and len(step.inputs) == 2
 
 
-def _is(value: float, other: float) -> bool:
-    return math.isclose(value, other, rel_tol=1e-6)
+def _is(value: float, other: float, precision: float = _NEAR) -> bool:
+    return math.isclose(value, other, rel_tol=precision)
 
 
-def _renewed(value: float, contraction: Contraction, before: bool, step: Step[Axis]) -> float | None:
+def _renewed(
+    value: float, contraction: Contraction, before: bool, step: Step[Axis], precision: float = _NEAR
+) -> float | None:
     """Return what a number becomes that scales a sum; None if it is no power of the sum's length."""
     if value <= 0 or value == 1:
         return None
     divisor = value if step.name == "div" else 1 / value
     for factor, new_factor, power in contraction.divisors(before):
         for old, new in contraction.lengths:
-            if old > 1 and _is(divisor, factor * old**power):
+            if old > 1 and _is(divisor, factor * old**power, precision):
                 return new_factor * new**power if step.name == "div" else new**-power / new_factor
     return None

@@ -222,3 +222,61 @@ def test_what_stays_is_part_of_the_check():
     net = Attention(WIDTH, lambda net, d: None, lambda net, q, k: q @ k.mT * 0.7)
     (only,) = final(Request(net, torch.zeros(2, 3, 6), Demand(0.5))).checked.constant
     assert (only.value, only.new, only.contraction.lengths) == (0.7, None, ((WIDTH, WIDTH // 2),))
+
+
+class Twice(nn.Module):
+    """Two attentions that hold one scale."""
+
+    def __init__(self, share, precision=torch.double):
+        super().__init__()
+        self.parts = nn.ModuleList(Attention(WIDTH, lambda net, d: None, self.scores) for _ in range(2))
+        for part in self.parts:
+            part.scale = share
+        self.to(precision)
+
+    @staticmethod
+    def scores(net, q, k):
+        return q @ k.mT * net.scale.factor
+
+    def forward(self, x):
+        return self.parts[0](x) + self.parts[1](x)
+
+
+def shared(precision=torch.double):
+    scale = nn.Module()
+    scale.register_buffer("factor", torch.tensor(WIDTH**-0.5, dtype=precision), persistent=False)
+    return scale
+
+
+X = torch.randn(2, 3, 6, dtype=torch.double)
+
+
+def test_a_tensor_that_several_sums_share_follows_if_all_ask_the_same(caplog):
+    small, _ = narrow(Twice(shared()), 0.5, X, strict=True)
+    assert small.parts[1].scale.factor.item() == (WIDTH // 2) ** -0.5
+    kept, _ = narrow(Twice(shared()), {"parts.0.[qk]": 0.5}, X)
+    assert kept.parts[0].scale.factor.item() == WIDTH**-0.5
+    assert len(caplog.records) == 1
+    with refused("strict"):
+        narrow(Twice(shared()), {"parts.0.[qk]": 0.5}, X, strict=True)
+
+
+def test_a_tensor_under_two_names_stays_one():
+    net = Twice(shared())
+    net.parts[1].scale = shared()
+    net.parts[1].scale.factor = net.parts[0].scale.factor
+    small, _ = narrow(net, 0.5, X, strict=True)
+    assert small.parts[0].scale.factor is small.parts[1].scale.factor
+    assert small.parts[0].scale.factor.item() == (WIDTH // 2) ** -0.5
+
+
+def test_numbers_of_low_precision_follow():
+    small, _ = narrow(Embedded(24).bfloat16(), 0.5, torch.tensor([[1, 2]]), strict=True)
+    assert small.factor == torch.tensor(12**0.5, dtype=torch.bfloat16)
+
+
+def test_distances_of_queries_and_keys_have_no_scale():
+    def scores(net, q, k):
+        return 2 * (q @ k.mT) - (q * q).sum(-1, keepdim=True) - (k * k).sum(-1, keepdim=True).mT
+
+    narrow(Attention(WIDTH, lambda net, d: None, scores).double(), 0.5, X, strict=True)
