@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable
 from functools import wraps
+from importlib import import_module
 from typing import Any
 
 from torch import Tensor
@@ -14,8 +15,6 @@ from surgery.states import Models, State
 
 METHODS: dict[str, Callable[..., Any]] = {}
 """The methods that need nothing but models and numbers; `fisher`, `regmean` and `greedy_soup` need more."""
-
-_TAKEN = {"fisher", "regmean", "greedy_soup", "passthrough", "union"}
 
 
 def register_method(function: Callable[..., Tensor]) -> Callable[..., State | LazyState]:
@@ -46,11 +45,17 @@ def register_method(function: Callable[..., Tensor]) -> Callable[..., State | La
     >>> del METHODS["median"]
     """
     name = getattr(function, "__name__", "")
-    if not name.isidentifier() or name in METHODS or name in _TAKEN:
-        why = "is a method already: give it another name" if name.isidentifier() else "has no name: write it with def"
+    if not name.isidentifier() or name in METHODS or name in vars(import_module("surgery.merging")):
+        why = (
+            "is in surgery.merging already: give it another name"
+            if name.isidentifier()
+            else "has no name: write it with def"
+        )
         raise SurgeryError(f"{name or function!r} {why}", code="argument")
     if not (every := [*inspect.signature(function).parameters.values()]):
         raise SurgeryError(f"{name} takes no argument: its first one is a list of tensors", code="argument")
+    if any(one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in every):
+        raise SurgeryError(f"{name} takes *arguments or **settings: name each of them", code="argument")
     tensors, *parameters = every
     keywords = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
     own = {one.name: one.default for one in keywords if one.name not in ("base", "weights")}

@@ -122,3 +122,21 @@ def test_wrong_methods(module):
             method(models())
     with pytest.raises(AttributeError):
         _ = merging.shorter
+
+
+@pytest.mark.parametrize("name", ["fisher", "driver", "METHODS", "register_method", "ties"])
+def test_a_method_takes_no_name_that_is_taken(name):
+    def function(tensors):
+        return tensors[0]
+
+    function.__name__ = name
+    with refused(f"argument: {name}"):
+        merging.register_method(function)
+
+
+def test_a_method_names_its_settings():
+    def stars(tensors, *rest, **more):
+        return tensors[0]
+
+    with refused("argument: stars"):
+        merging.register_method(stars)
