@@ -155,10 +155,4 @@ def memory(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-METHOD = Method(
-    clusamp,
-    refuses={
-        "privacy": "draws clients by what their updates are like",
-        "presence": "draws its clients itself, from all of them",
-    },
-)
+METHOD = Method(clusamp, lacks={"uniform_sampling"})

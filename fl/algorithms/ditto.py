@@ -45,4 +45,4 @@ def ditto(fed: Federation, options: DittoOptions = DittoOptions()) -> Algorithm:
     return replace(with_own_models(fed), client=client, server=server)
 
 
-METHOD = Method(ditto, DittoOptions(), clients="personalized", sees="mean")
+METHOD = Method(ditto, DittoOptions(), clients="personalized", mean_only=True)

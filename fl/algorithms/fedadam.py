@@ -66,4 +66,4 @@ def adaptive(
     return replace(fedavg(fed), init=init, server=server)
 
 
-METHOD = Method(fedadam, FedAdamOptions(), sees="mean")
+METHOD = Method(fedadam, FedAdamOptions(), mean_only=True)

@@ -25,4 +25,4 @@ def fedavg(fed: Federation) -> Algorithm:
     return Algorithm(fed, init, client, server)
 
 
-METHOD = Method(fedavg, sees="mean")
+METHOD = Method(fedavg, mean_only=True)

@@ -41,4 +41,4 @@ def fedavgm(fed: Federation, options: FedAvgMOptions = FedAvgMOptions()) -> Algo
     return replace(fedavg(fed), init=init, server=server)
 
 
-METHOD = Method(fedavgm, FedAvgMOptions(), sees="mean")
+METHOD = Method(fedavgm, FedAvgMOptions(), mean_only=True)

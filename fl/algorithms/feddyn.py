@@ -54,11 +54,4 @@ def feddyn(fed: Federation, options: FedDynOptions = FedDynOptions()) -> Algorit
     return replace(fedavg(fed), init=init, client=client, server=server)
 
 
-METHOD = Method(
-    feddyn,
-    FedDynOptions(),
-    refuses=dict.fromkeys(
-        ("tampering", "compression", "privacy"),
-        "has clients remember what they train, which the server would not receive",
-    ),
-)
+METHOD = Method(feddyn, FedDynOptions(), lacks={"changed_updates"})

@@ -86,9 +86,4 @@ def server_step(start: State, trained: Stack, sizes: tuple[int, ...], mean: Stat
     return max(1.0, ratio) if math.isfinite(ratio) else 1.0
 
 
-METHOD = Method(
-    fedexp,
-    FedExPOptions(),
-    columns={"server_step": float},
-    refuses={"privacy": "takes its step from the lengths of single updates"},
-)
+METHOD = Method(fedexp, FedExPOptions(), columns={"server_step": float})

@@ -274,11 +274,6 @@ def _ends(fed: Federation, module: nn.Linear) -> bool:
 METHOD = Method(
     fedgen,
     FedGenOptions(),
-    refuses={
-        "exits": "generates the inputs of one classifier",
-        "privacy": "has clients tell how many samples of each class they have",
-        "masked": "adds a loss of logits that it does not mask",
-        "loss": "learns from the cross entropy of classes, on the server as well",
-    },
     labels=lambda options: True,
+    lacks={"several_classifiers", "masked_logits", "any_loss"},
 )

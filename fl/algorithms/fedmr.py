@@ -79,7 +79,8 @@ def fedmr(fed: Federation, options: FedMROptions = FedMROptions()) -> Algorithm:
         *secure_steps(fed, pieces, options.secure, options.align),
         *_alignment_steps(fed, options.align),
     ]
-    return replace(fedavg(fed), init=init, send=send, server=server, steps=steps)
+    lacks = frozenset({"open_updates"} if options.secure else ())
+    return replace(fedavg(fed), init=init, send=send, server=server, steps=steps, lacks=lacks)
 
 
 def _alignment_steps(fed: Federation, align: bool) -> list[Step]:
@@ -103,11 +104,4 @@ def _aligned(models: Stack, sizes: Sequence[int], aligner: Aligner) -> Stack:
     return stack(states)
 
 
-METHOD = Method(
-    fedmr,
-    FedMROptions(),
-    refuses={
-        "feedback": "gives a client another model in each round, and what was left unsent is of the last one's",
-        "privacy": "recombines the models of clients and sends them on",
-    },
-)
+METHOD = Method(fedmr, FedMROptions(), lacks={"same_model"})

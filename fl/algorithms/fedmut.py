@@ -83,4 +83,4 @@ def signs(n: int, k: int, beta: float, generator: torch.Generator) -> Tensor:
     return torch.cat([pairs[permutations(n, len(pairs), generator=generator)], torch.zeros(n, k % 2)], dim=1)
 
 
-METHOD = Method(fedmut, FedMutOptions(), sees="mean")
+METHOD = Method(fedmut, FedMutOptions(), mean_only=True)

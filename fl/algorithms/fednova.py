@@ -27,7 +27,7 @@ def fednova(fed: Federation) -> Algorithm:
 
     def server(state, clients, update, rng):
         old = state["global"]
-        counts = gradients_of(fed, clients)
+        counts = gradients_of(fed, update.steps)
         weights = tensor(update.sizes, dtype=counts.dtype)
         factors = (weights @ counts) / weights.sum() / counts  # tau_eff / ||a_i||_1
         factors = upload(factors, fed.data.device)
@@ -39,10 +39,4 @@ def fednova(fed: Federation) -> Algorithm:
     return replace(fedavg(fed), server=server)
 
 
-METHOD = Method(
-    fednova,
-    refuses={
-        "privacy": "weighs updates by how many steps each client takes",
-        "tampering": "multiplies updates after a defence has cut them",
-    },
-)
+METHOD = Method(fednova, lacks={"plain_average"})

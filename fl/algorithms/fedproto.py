@@ -131,11 +131,5 @@ METHOD = Method(
     fedproto,
     FedProtoOptions(),
     clients="personalized",
-    refuses={
-        "exits": "compares the inputs of one classifier",
-        "privacy": "sends prototypes, and no model",
-        "masked": "trains on representations beside the logits, which it does not mask",
-        "tampering": "sends prototypes, and no model that could be tampered with",
-        "compression": "sends prototypes, and no update of a model",
-    },
+    lacks={"several_classifiers", "masked_logits", "changed_updates"},
 )

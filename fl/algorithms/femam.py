@@ -264,13 +264,7 @@ METHOD = Method(
     FeMAMOptions(),
     clients="personalized",
     columns={"level": int, "models_used": float},  # that trained in the round, from 1; a client's mean number
-    refuses={
-        "exits": "adds logits of one classifier to logits",
-        "privacy": "groups clients by what they send",
-        "masked": "adds logits to logits, masked or not",
-        "choosing": "averages the few models of a cluster",
-        "feedback": "trains another model on each level, and what was left unsent is of the last one's",
-    },
     pathways=pathways,
     validates=validates,
+    lacks={"several_classifiers", "masked_logits", "whole_average", "same_model"},
 )

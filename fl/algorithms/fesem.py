@@ -72,13 +72,4 @@ def fesem(fed: Federation, options: FeSEMOptions = FeSEMOptions(), flags: str = 
     return replace(fedavg(fed), init=init, send=send, server=server, models=models, levels=levels)
 
 
-METHOD = Method(
-    fesem,
-    FeSEMOptions(),
-    clients="personalized",
-    refuses={
-        "choosing": "averages the few models of a cluster",
-        "feedback": "moves clients between clusters, and what was left unsent is of the last one's model",
-        "privacy": "groups clients by what they send",
-    },
-)
+METHOD = Method(fesem, FeSEMOptions(), clients="personalized", lacks={"whole_average", "same_model"})

@@ -70,8 +70,7 @@ def flexifed(fed: Federation, options: FlexiFedOptions = FlexiFedOptions()) -> A
 def _largest(fed: Federation, fleet: Fleet) -> int:
     """The first honest client with the global model's architecture, or the first of all."""
     shapes = {name: tuple(tensor.shape) for name, tensor in state(fed.model).items()}
-    bad = fed.attack.malicious if fed.attack else frozenset()
-    for client in sorted(range(len(fleet)), key=lambda client: client in bad):
+    for client in sorted(range(len(fleet)), key=lambda client: client in fed.malicious):
         if fleet[client].plan.small_shapes == shapes:
             return client
     raise FLError(
@@ -132,9 +131,4 @@ def _shared(paths: Sequence[list[Signature]]):
         yield position[0]
 
 
-METHOD = Method(
-    flexifed,
-    FlexiFedOptions(),
-    clients="heterogeneous",
-    refuses={"adapters": "cuts models by depth, and adapters have ranks"},
-)
+METHOD = Method(flexifed, FlexiFedOptions(), clients="heterogeneous", lacks={"adapters"})

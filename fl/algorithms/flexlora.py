@@ -30,9 +30,4 @@ def flexlora(fed: Federation) -> Algorithm:
     return of_ranks(fed, server)
 
 
-METHOD = Method(
-    flexlora,
-    clients="heterogeneous",
-    columns={"lost": float},
-    refuses={"tampering": "averages products of matrices, which rules for whole models do not know"},
-)
+METHOD = Method(flexlora, clients="heterogeneous", columns={"lost": float}, lacks={"plain_average"})

@@ -62,9 +62,4 @@ def flora(fed: Federation) -> Algorithm:
     return replace(whole, send=send, client=client)
 
 
-METHOD = Method(
-    flora,
-    clients="heterogeneous",
-    base_changes=True,
-    refuses={"tampering": "stacks adapters, which rules for whole models do not know"},
-)
+METHOD = Method(flora, clients="heterogeneous", base_changes=True, lacks={"plain_average"})

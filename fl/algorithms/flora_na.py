@@ -92,11 +92,4 @@ def _solved(h: Tensor, c: Tensor, x: Tensor) -> Tensor:
     return x + torch.linalg.pinv(h, hermitian=True, rtol=1e-12) @ (c - h @ x)
 
 
-METHOD = Method(
-    flora_na,
-    columns={"lost": float},
-    refuses={
-        "tampering": "combines clients' matrices with numbers of its own, which rules do not know",
-        "privacy": "looks at the matrices of each client",
-    },
-)
+METHOD = Method(flora_na, columns={"lost": float}, lacks={"plain_average"})

@@ -16,7 +16,6 @@ from fl.base.rng import Rng, draw
 from fl.base.settings import AtLeast1, number
 from fl.engine.work import Meter
 from fl.federation import Federation
-from fl.federation.defence import Defence
 from fl.partition import Split, Splits
 from surgery import State, broadcast, cosine, distance
 from surgery.transfer import download
@@ -54,8 +53,7 @@ def fltrust(fed: Federation, options: FLTrustOptions = FLTrustOptions()) -> Algo
     def trained_by_server(start: State, rng: Rng) -> State:
         own = everybody[draw(len(everybody), options.root, Rng(rng.seed).torch("root"))]
         clients = Splits.of([Split(own, own[:0], own[:0])])
-        server = replace(fed, clients=clients, participants=1, fleet=None, presence=None, truth=None, meter=Meter())
-        server = replace(server, pace=None, attack=None, defence=Defence())
+        server = replace(fed, clients=clients, participants=1, fleet=None, truth=None, meter=Meter(), training=())
         return server.train(broadcast(start, 1), [0], rng.apart("root")).states
 
     def server(state, clients, update, rng):
@@ -74,12 +72,4 @@ def fltrust(fed: Federation, options: FLTrustOptions = FLTrustOptions()) -> Algo
     return replace(fedavg(fed), server=server)
 
 
-METHOD = Method(
-    fltrust,
-    FLTrustOptions(),
-    columns={"trusted": int},
-    refuses={
-        "privacy": "weighs single updates",
-        "choosing": "scales all updates to one length and weighs them itself",
-    },
-)
+METHOD = Method(fltrust, FLTrustOptions(), columns={"trusted": int}, lacks={"whole_average"})

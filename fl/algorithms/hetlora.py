@@ -53,8 +53,4 @@ def norm(one: Factors) -> torch.Tensor:
     return torch.linalg.norm(b @ a.T)
 
 
-METHOD = Method(
-    hetlora,
-    clients="heterogeneous",
-    refuses={"tampering": "weighs clients by the norms of their products, which rules of the server do not know"},
-)
+METHOD = Method(hetlora, clients="heterogeneous", lacks={"plain_average"})

@@ -145,10 +145,4 @@ def _read_from(plan: Plan, full: Collection[str]) -> set[str]:
     return {name for name, sources in plan.entries.items() if sources[0].name in full}
 
 
-METHOD = Method(
-    inclusivefl, InclusiveFLOptions(), clients="heterogeneous",
-    refuses={
-        "adapters": "cuts models by depth, and adapters have ranks",
-        "exits": "has one classifier for each depth (depthfl and scalefl are for models with exits)",
-    },
-)  # fmt: skip
+METHOD = Method(inclusivefl, InclusiveFLOptions(), clients="heterogeneous", lacks={"adapters", "several_classifiers"})

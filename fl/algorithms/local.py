@@ -33,12 +33,4 @@ def local(fed: Federation) -> Algorithm:
     return replace(with_own_models(fed), send=send, client=client, server=server)
 
 
-METHOD = Method(
-    local,
-    clients="personalized",
-    refuses={
-        "tampering": "sends nothing that could be tampered with",
-        "compression": "sends nothing",
-        "privacy": "sends nothing that could be seen",
-    },
-)
+METHOD = Method(local, clients="personalized", lacks={"changed_updates"})

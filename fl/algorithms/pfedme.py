@@ -176,4 +176,4 @@ def _halves(values: Sequence) -> tuple[Sequence, Sequence]:
     return values[:half], values[half:]
 
 
-METHOD = Method(pfedme, PFedMeOptions(), clients="personalized", sees="mean")
+METHOD = Method(pfedme, PFedMeOptions(), clients="personalized", mean_only=True)

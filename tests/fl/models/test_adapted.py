@@ -110,7 +110,7 @@ def test_a_stranger_gets_a_plain_model(federation_of):
     )
 
 
-WITH_ADAPTERS = sorted(name for name, method in ALGORITHMS.items() if "adapters" not in method.refuses)
+WITH_ADAPTERS = sorted(name for name, method in ALGORITHMS.items() if "adapters" not in method.lacks)
 
 
 KINDS = {*METHODS, *(name for name in ALGORITHMS if "lora" in name)}
