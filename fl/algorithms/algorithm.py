@@ -60,7 +60,7 @@ class Algorithm:
         client: (message, client_states, clients, rng) -> update: what the clients of a round do with what they receive
             and with their states [K, ...], all of them at once. It must treat each client as if it were alone. What
             they send, `update.received`, has the names of the message's "model", or is empty.
-        server: (server, clients, update, rng) -> server: the server's rule, or (server, metrics) for a method with
+        aggregate: (server, clients, update, rng) -> server: the server's rule, or (server, metrics) for a method with
             columns of its own. A function of its arguments alone; the given server is not changed. Rounds count from 1
             (`rng.round`). It must not need `update.client_states`, nor the states in the part "clients", which stays
             as it is: clients on other machines keep these.
@@ -85,7 +85,7 @@ class Algorithm:
     fed: Federation
     init: Callable[[], Server]
     client: Client
-    server: Callable[[Server, Sequence[int], ClientUpdate, Rng], Server | tuple[Server, dict[str, float]]]
+    aggregate: Callable[[Server, Sequence[int], ClientUpdate, Rng], Server | tuple[Server, dict[str, float]]]
     send: Callable[[Server, Sequence[int], Rng], Message] | None = None
     steps: Sequence[Step] = ()
     models: Callable[[Server], ClientModels] | None = None
@@ -132,16 +132,16 @@ class Algorithm:
         if not any(update.sizes) and not self.always_aggregates:
             return server, update
         server = {**server, CLIENTS: client_states} if keeps else server
-        server, metrics = self.served(server, clients, update, rng)
+        server, metrics = self.aggregated(server, clients, update, rng)
         if keeps:
             server = {**server, CLIENTS: server.get(CLIENTS, client_states)}
         return server, update._replace(metrics={**update.metrics, **metrics})
 
-    def served(
+    def aggregated(
         self, server: Server, clients: Sequence[int], update: ClientUpdate, rng: Rng
     ) -> tuple[Server, dict[str, float]]:
         """What the server's rule makes of an update, and its metrics, if it has some."""
-        result = self.server(server, clients, update, rng)
+        result = self.aggregate(server, clients, update, rng)
         return result if isinstance(result, tuple) else (result, {})
 
     def client_models(self, server: Server) -> ClientModels:

@@ -77,7 +77,7 @@ def hiding(
     """
 
     def aggregate(server, clients, update, rng):
-        after, metrics = algorithm.served(hide(server), clients, update, rng)
+        after, metrics = algorithm.aggregated(hide(server), clients, update, rng)
         return show(server, after), metrics
 
     def seen(function: Callable[..., Any] | None) -> Callable[..., Any] | None:
@@ -85,7 +85,7 @@ def hiding(
 
     return replace(
         algorithm,
-        server=aggregate,
+        aggregate=aggregate,
         send=seen(algorithm.send),
         models=seen(algorithm.models),
         keeps=seen(algorithm.keeps),

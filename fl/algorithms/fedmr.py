@@ -63,10 +63,10 @@ def fedmr(fed: Federation, options: FedMROptions = FedMROptions()) -> Algorithm:
         start = fed.initial()
         return {"global": start, "slots": broadcast(start, fed.participants)}
 
-    def send(state, clients, rng):
-        return {"model": state["slots"]}
+    def send(server, clients, rng):
+        return {"model": server["slots"]}
 
-    def server(state, clients, update, rng):
+    def aggregate(server, clients, update, rng):
         mean = fed.average(update.received, [size > 0 for size in update.sizes])  # without those that were dropped
         if rng.round <= options.stage1_rounds:
             slots = broadcast(mean, len(clients))
@@ -80,7 +80,7 @@ def fedmr(fed: Federation, options: FedMROptions = FedMROptions()) -> Algorithm:
         *_alignment_steps(fed, options.align),
     ]
     lacks = frozenset({"open_updates"} if options.secure else ())
-    return replace(fedavg(fed), init=init, send=send, server=server, steps=steps, lacks=lacks)
+    return replace(fedavg(fed), init=init, send=send, aggregate=aggregate, steps=steps, lacks=lacks)
 
 
 def _alignment_steps(fed: Federation, align: bool) -> list[Step]:

@@ -25,8 +25,8 @@ def fednova(fed: Federation) -> Algorithm:
     """
     check_plain(fed, "fednova")
 
-    def server(state, clients, update, rng):
-        old = state["global"]
+    def aggregate(server, clients, update, rng):
+        old = server["global"]
         counts = gradients_of(fed, update.steps)
         weights = tensor(update.sizes, dtype=counts.dtype)
         factors = (weights @ counts) / weights.sum() / counts  # tau_eff / ||a_i||_1
@@ -36,7 +36,7 @@ def fednova(fed: Federation) -> Algorithm:
         }
         return {"global": fed.average({**update.received, **scaled}, update.sizes)}
 
-    return replace(fedavg(fed), server=server)
+    return replace(fedavg(fed), aggregate=aggregate)
 
 
 METHOD = Method(fednova, lacks={"plain_average"})

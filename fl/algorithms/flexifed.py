@@ -58,12 +58,12 @@ def flexifed(fed: Federation, options: FlexiFedOptions = FlexiFedOptions()) -> A
                 kept |= {mine.entries[name][0].name: small[name] for name in missing}
         return {"global": deployed.extract(kept), "tree": kept}
 
-    def server(state, clients, update, rng):
+    def aggregate(server, clients, update, rng):
         each = [plans[client] for client in clients]
-        after = fed.average(update.received, update.sizes, state["tree"], plans=each)
+        after = fed.average(update.received, update.sizes, server["tree"], plans=each)
         return {"global": deployed.extract(after), "tree": after}
 
-    parts = of_parts(fed, lambda client: plans[client], server, lambda state: state["tree"])
+    parts = of_parts(fed, lambda client: plans[client], aggregate, lambda server: server["tree"])
     return replace(parts, init=init, plan=None)  # whose place is in the tree, not in the global model
 
 

@@ -56,8 +56,8 @@ def fltrust(fed: Federation, options: FLTrustOptions = FLTrustOptions()) -> Algo
         server = replace(fed, clients=clients, participants=1, fleet=None, truth=None, meter=Meter(), training=())
         return server.train(broadcast(start, 1), [0], rng.apart("root")).states
 
-    def server(state, clients, update, rng):
-        old = state["global"]
+    def aggregate(server, clients, update, rng):
+        old = server["global"]
         own = trained_by_server(old, rng)
         root, steps = ({n: trained[n] - old[n] for n in fed.trainable} for trained in (own, update.received))
         nothing = {name: torch.zeros_like(tensor) for name, tensor in root.items()}
@@ -69,7 +69,7 @@ def fltrust(fed: Federation, options: FLTrustOptions = FLTrustOptions()) -> Algo
         moved = {n: old[n] + options.lr * (mean[n] - old[n]) for n in root} if options.lr != 1 else {}
         return {"global": mean | moved}, {"trusted": int((trust > 0).sum())}
 
-    return replace(fedavg(fed), server=server)
+    return replace(fedavg(fed), aggregate=aggregate)
 
 
 METHOD = Method(fltrust, FLTrustOptions(), columns={"trusted": int}, lacks={"whole_average"})

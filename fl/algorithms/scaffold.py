@@ -63,8 +63,11 @@ def scaffold(fed: Federation, options: ScaffoldOptions = ScaffoldOptions()) -> A
     def init():
         return {"global": fed.initial(), "control": zeros(), CLIENTS: fed.client_states(zeros())}
 
-    def send(state, clients, rng):
-        return {"model": broadcast(state["global"], len(clients)), "control": broadcast(state["control"], len(clients))}
+    def send(server, clients, rng):
+        return {
+            "model": broadcast(server["global"], len(clients)),
+            "control": broadcast(server["control"], len(clients)),
+        }
 
     def client(message, client_states, clients, rng):
         start, control = message["model"], message["control"]
@@ -73,8 +76,8 @@ def scaffold(fed: Federation, options: ScaffoldOptions = ScaffoldOptions()) -> A
         mean = mean_gradients(start, update.states, update.steps, rng)
         return update._replace(client_states={name: mean[name] - shift[name] for name in shift})
 
-    def server(state, clients, update, rng):
-        old, control = state["global"], state["control"]
+    def aggregate(server, clients, update, rng):
+        old, control = server["global"], server["control"]
         arrived = [float(size > 0) for size in update.sizes]
         mean = fed.average(update.received, arrived)
         start = broadcast(old, len(clients))
@@ -84,7 +87,7 @@ def scaffold(fed: Federation, options: ScaffoldOptions = ScaffoldOptions()) -> A
         average = fed.average(change, arrived)
         return {"global": mean | moved, "control": {n: tensor + share * average[n] for n, tensor in control.items()}}
 
-    return replace(fedavg(fed), init=init, send=send, client=client, server=server)
+    return replace(fedavg(fed), init=init, send=send, client=client, aggregate=aggregate)
 
 
 METHOD = Method(scaffold, ScaffoldOptions(), lacks={"changed_updates"})

@@ -179,18 +179,18 @@ def with_privacy(algorithm: Algorithm, privacy: Privacy) -> Algorithm:
             )
         return {**algorithm.init(), _PART: {"clip": torch.tensor(privacy.clip, device=fed.data.device)}}
 
-    def server(state, clients, update, rng):
+    def aggregate(server, clients, update, rng):
         k, device = len(clients), fed.data.device
-        starts = algorithm.send(state, clients, rng)["model"] if algorithm.send else broadcast(state["global"], k)
+        starts = algorithm.send(server, clients, rng)["model"] if algorithm.send else broadcast(server["global"], k)
         if starts.keys() != update.received.keys() or k != fed.participants:
             raise FLError("--privacy.clip is for methods whose K clients send all of the model, and nothing else")
         generator = torch.Generator().manual_seed(secrets.randbits(63)) if fed.remote else rng.torch("privacy")
-        mean, clip = privacy.mean(update.received, starts, state[_PART]["clip"], list(fed.trainable), generator)
+        mean, clip = privacy.mean(update.received, starts, server[_PART]["clip"], list(fed.trainable), generator)
         models = broadcast(mean, k)
         seen = ClientUpdate(models, torch.zeros(k, device=device), (1,) * k, models)
-        public = {name: part for name, part in state.items() if name not in (_PART, CLIENTS)}
-        after, metrics = algorithm.served(public, clients, seen, rng)
-        metrics = {**metrics, "update_clip": state[_PART]["clip"].item()}
+        public = {name: part for name, part in server.items() if name not in (_PART, CLIENTS)}
+        after, metrics = algorithm.aggregated(public, clients, seen, rng)
+        metrics = {**metrics, "update_clip": server[_PART]["clip"].item()}
         if privacy.noise:
             metrics["epsilon"] = spent(fed, privacy, rng.round)
         return {**after, _PART: {"clip": clip}}, metrics
@@ -198,7 +198,7 @@ def with_privacy(algorithm: Algorithm, privacy: Privacy) -> Algorithm:
     return replace(
         algorithm,
         init=init,
-        server=server,
+        aggregate=aggregate,
         always_aggregates=True,  # which hides who did not send anything
         max_rounds=affordable,
         lacks=algorithm.lacks | {"uniform_sampling"},  # it counts on as many clients in each round

@@ -103,12 +103,12 @@ class HalfwayOptions:
 
 
 def halfway(fed, options=HalfwayOptions()):
-    def server(state, clients, update, rng):
-        before, mean = state["global"], fed.average(update.received, update.sizes)
+    def aggregate(server, clients, update, rng):
+        before, mean = server["global"], fed.average(update.received, update.sizes)
         moved = {name: t + options.share * (mean[name] - t) for name, t in before.items()}
         return {"global": moved}, {"moved": options.share}
 
-    return replace(fedavg(fed), server=server)
+    return replace(fedavg(fed), aggregate=aggregate)
 
 
 METHOD = Method(

@@ -75,7 +75,10 @@ REFUSED = [
     ("run --compression.kind topk --compression.bits 4", "--compression.bits is for --compression.kind quantise"),
     ("run --compression.feedback", "--compression.feedback is for --compression.kind topk or quantise"),
     ("run --algorithm scaffold --compression.kind topk", "scaffold sends no updates of a model that may be changed"),
-    ("run --algorithm fedfa --compression.kind topk --compression.feedback", "fedfa gives a client another model, or another part of it"),
+    (
+        "run --algorithm fedfa --compression.kind topk --compression.feedback",
+        "fedfa gives a client another model, or another part of it",
+    ),
     ("run --privacy.delta 0.1", "--privacy.noise is for --privacy.clip above 0"),
     ("run --privacy.clip 1", "fedmr looks at single updates, or keeps more than their mean: leave --privacy.clip out"),
     ("run --algorithm fedavg --privacy.clip 1 --privacy.noise 0 --model resnet20", "running_mean is a buffer"),

@@ -340,7 +340,7 @@ def test_the_global_model_of_fedrep_stays_if_every_client_failed_in_one_half(mak
     clients = [0, 1, 2]
     states = {name: tensor[clients] for name, tensor in before["clients"].items()}
     update = algorithm.client(algorithm.send(before, clients, rng), states, clients, rng)
-    after = algorithm.server(before, clients, update._replace(sizes=(0, 0, 0)), rng)
+    after = algorithm.aggregate(before, clients, update._replace(sizes=(0, 0, 0)), rng)
     assert_same(after["global"], before["global"])
 
 
