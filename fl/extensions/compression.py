@@ -217,7 +217,11 @@ def with_compression(algorithm: Algorithm, compression: Compression) -> Algorith
         unsent = {name: tensor for name, tensor in before[CLIENTS].items() if name.startswith(_UNSENT)}
         return {**after, CLIENTS: {**after.get(CLIENTS, _without(before[CLIENTS])), **unsent}}
 
-    made = hiding(algorithm, hide, show)
+    def aggregate(server, clients, update, rng):
+        seen = update._replace(client_states=_without(update.client_states))
+        return algorithm.aggregate(server, clients, seen, rng)
+
+    made = hiding(replace(algorithm, aggregate=aggregate), hide, show)
     personalize = algorithm.personalize and (
         lambda models, own, clients, rng: algorithm.personalize(models, _without(own), clients, rng)
     )

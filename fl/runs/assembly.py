@@ -204,10 +204,15 @@ def resolve_inputs(config: Config, dataset: data.Dataset | None, model: custom_m
     return (config if model is None else replace(config, model=custom_model.GIVEN)).holding_out()
 
 
+def make_method(config: Config, fed: Federation) -> Algorithm:
+    """Make the method of the settings, with nothing around it."""
+    (name,) = config.algorithm
+    return ALGORITHMS[name](fed, config.options_of(name))
+
+
 def make_algorithm(config: Config, fed: Federation, rng: Rng) -> Algorithm:
     """Make the method of the settings, within the extensions that wrap it, for a federation that fits them."""
-    (name,) = config.algorithm
-    algorithm = ALGORITHMS[name](fed, config.options_of(name))
+    algorithm = make_method(config, fed)
     for one in sorted(config.extensions().values(), key=lambda one: one.stage):
         algorithm = one.algorithm(algorithm, config, rng) if one.algorithm else algorithm
     return algorithm

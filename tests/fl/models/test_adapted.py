@@ -296,7 +296,7 @@ def test_a_run_folder_has_adapters_and_gives_the_plain_model(tmp_path, change):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"algorithm": "nefl"}, "nefl cuts models by width and depth, and adapters have ranks"),
+        ({"algorithm": "nefl"}, "nefl cuts models by width or depth, and adapters have ranks"),
         ({"adapters": replace(RANKS, train=("3",))}, "fedavg gives all clients one"),
         ({"adapters": replace(CONFIG.adapters, modules=("head",))}, "--adapters: modules='head'"),
         ({"adapters": AdapterOptions(), "algorithm": "flexlora"}, "flexlora averages the products"),
