@@ -60,16 +60,28 @@ def _read(
     solution: Solution, choice: Choice, scales: Scales, values: Mapping[Place, Number]
 ) -> Iterator[tuple[Expression, Number]]:
     """Yield what expressions that operations took become: the new size of an axis, the new scale, or the same."""
+    asked: dict[Expression, set[Number]] = defaultdict(set)  # by what scales, or is scaled as it is
+    stay: list[tuple[Expression, Number]] = []
     for expression, axes, steps in solution.reads:
         lengths: dict[int, set[int]] = merged(scales.lengths(step) for step in steps)
         if found := list(_lengths_in(expression, lengths, values)):  # a scale that the code computes of a length
-            yield from found
+            for part, new in found:
+                asked[part].add(new)
             continue
         value = evaluate(expression, values)
-        news: set[Number] = {size_of(axis, choice) for axis in axes}
-        news |= {new for step in steps for new in scales.become(step, value)} or ({value} if steps else set())
-        if len(news) == 1:
-            yield expression, news.pop()
+        sizes, scaled = (
+            {size_of(axis, choice) for axis in axes},
+            {n for one in steps for n in scales.become(one, value)},
+        )
+        if scaled or (steps and isinstance(value, float)):
+            asked[expression] |= scaled | sizes or {value}
+        elif len(sizes) == 1:
+            yield expression, sizes.pop()
+        elif steps:
+            stay.append((expression, value))
+    # what several share follows if all ask the same
+    yield from ((expression, news.pop()) for expression, news in asked.items() if len(news) == 1)
+    yield from stay
 
 
 def _lengths_in(

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from surgery.forward import named_tensors
 from surgery.names import joined
 from surgery.width.flow import ATTENTION, LOOKUPS, Contraction, Flow
+from surgery.width.provenance import Place, places
 from surgery.width.solve import SUMS, Axis, Choice, Solution, digits, size_of
 from surgery.width.steps import Step
 
@@ -37,6 +38,7 @@ class Scaling(NamedTuple):
         contraction: the sum.
         held: (module, attribute) of the tensor that holds it, None for a plain number.
         module: whose code computes with it.
+        places: the attributes that it is computed of.
     """
 
     step: int
@@ -45,10 +47,13 @@ class Scaling(NamedTuple):
     contraction: Contraction
     held: tuple[str, str] | None
     module: str
+    places: Sequence[Place] = ()
 
     def __str__(self) -> str:
         number = "a number on the meta device" if self.value is None else f"{self.value:.6g}"
-        where = joined(*self.held) if self.held else f"a constant in the code of {self.module or 'the model itself'}"
+        attributes = ", ".join(joined(*place[:2]) for place in self.places)
+        where = joined(*self.held) if self.held else attributes
+        where = where or f"a constant in the code of {self.module or 'the model itself'}"
         (old, new), *_ = self.contraction.lengths
         return f"{number} ({where}), for sums of {old} products, {new} in the narrow model"
 
@@ -104,7 +109,7 @@ class Scales:
         held: Mapping[tuple[str, str], Held] | None = None,
     ):
         self.steps, self.choice, self.held = solution.steps, choice, held or {}
-        self._flow = Flow(self.steps, choice)
+        self._flow, self._reads = Flow(self.steps, choice), solution.reads
 
     def of(self, number: int) -> Iterator[tuple[float, float]]:
         """Yield (number, what it becomes) of what a step computes with; attention's default scale is one."""
@@ -191,12 +196,12 @@ class Scales:
             if contraction.changes and (before or not contraction.learned):
                 for key, value, precision in self._numbers(step):
                     new = None if value is None else _renewed(value, contraction, before, step, precision)
-                    yield Scaling(number, value, new, contraction, key, step.module)
+                    yield Scaling(number, value, new, contraction, key, step.module, self._places(number))
         divides = step.name == "div" and step.inputs[0]
         for value in (v for v in step.scalars.values() if divides and type(v) in (int, float) and v >= _LEAST):
             for own in (self._flow.contractions[one] for one in self._flow.around(number)):
                 if own.learned and (new := dict(own.lengths).get(value, value)) != value:
-                    yield Scaling(number, value, new, own, None, step.module)
+                    yield Scaling(number, value, new, own, None, step.module, self._places(number))
 
     def _scalings_of_vectors(self, number: int) -> Iterator[Scaling]:
         """Yield the numbers with which a step scales embeddings and vectors of length 1, if they follow."""
@@ -209,6 +214,11 @@ class Scales:
                     contraction = Contraction(number, ((old, new),), (1, 1), False)
                     follows = None if value is None else new**power
                     yield Scaling(number, value, follows, contraction, key, step.module)
+
+    def _places(self, number: int) -> list[Place]:
+        """Return the attributes that a step's number is computed of."""
+        expressions = (read.number for read in self._reads if number in read.steps)
+        return list(dict.fromkeys(place for one in expressions for place in places(one)))
 
     def _numbers(self, step: Step[Axis]) -> Iterator[tuple[Any, float | None, float]]:
         """Yield (where, number, precision) of what a step scales with: where a tensor holds it, or None."""
