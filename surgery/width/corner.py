@@ -143,8 +143,8 @@ def _kept_scales(model: nn.Module, small: nn.Module, plan: Plan) -> str:
     if not named:
         return ""
     return (
-        f"the smaller {type(model).__name__} gets the model's numbers {'; '.join(named)}, since they are saved with its "
-        "weights: if they scale what becomes narrower, set them anew in the copy"
+        f"the smaller {type(model).__name__} gets the model's numbers {'; '.join(named)}, since they are saved with "
+        "its weights: if they scale what becomes narrower, set them anew in the copy"
     )
 
 
