@@ -33,10 +33,11 @@ from surgery.torch_private import Operations, Watch, tree_leaves, tree_map
 from surgery.width import axes
 from surgery.width.axes import Axes, Axis, Kind, Why, lost
 from surgery.width.by_tensor import ByTensor
-from surgery.width.provenance import Tracking, remember, tracked_in
+from surgery.width.provenance import Tracked, Tracking, plain, remember, tracked_in
 from surgery.width.reads import Read, read
 from surgery.width.rules.registry import Rule, RuleResult, View, is_step, operation_name, rule_for
 from surgery.width.steps import Step, bind, scalars_of
+from surgery.width.wrapped import Wrapped
 
 _FOREIGN = "a tensor lies along it that the model does not hold: register it as a buffer of its module"
 _LEAVES = {"numpy", "tolist", "__array__", "__dlpack__", "storage", "untyped_storage", "apply_", "map_"}
@@ -64,6 +65,7 @@ class Trace:
         written: axes whose sizes a reshape says where it leaves another one open.
         reads: what operations took of the numbers that the model's attributes hold.
         tracking: numbers that remember, and what the code compared them with.
+        wrapped: the numbers that the code puts into tensors.
         filled, empty: the modules that made numbers of the example, and by module the axes of results without any.
     """
 
@@ -81,6 +83,7 @@ class Trace:
         if track:
             remember(model, self.tracking)
         self.reads: list[Read[Axis]] = []
+        self.wrapped = Wrapped()
         self._axes = ByTensor[Axes]()
         self._learned = ByTensor[bool]()  # parameters, and what was computed from them and from constants alone
         self._data = ByTensor[bool]()  # the example, and what was computed from it
@@ -280,7 +283,10 @@ class _Calls(TorchFunctionMode):
             self.trace.use(given)
         first = len(self.trace.steps)
         result = func(*args, **(kwargs or {}))
+        wrapped = self.trace.wrapped.create(func, args, kwargs or {}, result)
         for number in tracked_in((args, kwargs or {}), self.trace.tracking):
+            if number is wrapped:  # what takes the tensor reads it
+                continue
             steps = dict(enumerate(self.trace.steps[first:], first))
             self.trace.reads.append(
                 read(number, (*args, *(kwargs or {}).values()), tensors_in(result), steps, self.trace.axes_of)
@@ -334,11 +340,15 @@ class _Follow(Operations):
             trace.summed.update(dict.fromkeys(outputs, learnt.summed))
         if summed and rule and rule.carries:
             trace.summed.update(dict.fromkeys(outputs, summed[0]))
+        trace.wrapped.follow(func, bound, given, outputs)
         if not is_step(func):
             self.origins.passed(given, outputs)
             return result
         name, after = operation_name(func), [trace.axes_of(tensor) for tensor in outputs]
-        sources, scalars = self.origins.of(given), scalars_of(func, bound)
+        sources, wrapped = self.origins.of(given), trace.wrapped.scales(func, bound, given)
+        scalars = scalars_of(func, bound) | {key: plain(number) for key, number in wrapped.items()}
+        remembered = [number for number in wrapped.values() if isinstance(number, Tracked)]
+        trace.reads += [Read(number.expression, (), (len(trace.steps),)) for number in remembered]
         self.origins.made(len(trace.steps), outputs)
         decided = decisions(func, given, result)
         trace.steps.append(
