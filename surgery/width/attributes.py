@@ -93,7 +93,7 @@ def _lengths_in(
     is_number = isinstance(expression, Place) and (
         isinstance(values[expression], float) or _NO_WIDTH.search(expression.attribute)
     )
-    news = () if is_number else lengths.get(evaluate(expression, values), ())  # type: ignore[call-overload]
+    news = () if is_number else lengths.get(evaluate(expression, values), ())  # type: ignore[call-overload, arg-type]
     if len(news) == 1:
         yield expression, next(iter(news))
     elif isinstance(expression, Operation):
