@@ -79,6 +79,7 @@ class Trace:
         output: Callable[[Any], Any] | None = None,
         track: bool = False,
     ):
+        self.output = output
         self.tracking = Tracking()
         if track:
             remember(model, self.tracking)
@@ -100,7 +101,7 @@ class Trace:
         self._fixed_if_used = ByTensor[
             Sequence[tuple[Axis, Why]]
         ]()  # by tensor the axes that stay whole if it is used, and why
-        self.modes = modes
+        self.modes: tuple[bool, ...] = ()
         self.tensors: dict[tuple[str, str], Axes] = {}
         self.parameters: set[tuple[str, str]] = set()
         self.steps: list[Step[Axis]] = []
@@ -116,26 +117,32 @@ class Trace:
                 axes.fix(axis, Why(Kind.INPUT, "it is an axis of the input"))
         self.outputs: list[list[Axes]] = []
         self.lengths: list[int] = []
-        origins = Origins(held)
+        self._origins = Origins(held)
         self.touched: set[int] = set()
         for training in modes:
-            with (
-                in_mode(model, training),
-                watching(model) as where,
-                _drawn(),
-                _Calls(self),
-                _Follow(self, where, origins),
-            ):
-                result = call(model, example)
-            kept = tensors_in(output(result) if output else result)
-            if not kept:
-                what = "`output` gives" if output else f"{type(model).__name__} returned"
-                raise SurgeryError(f"{what} no tensor, so the shape of its output is not known", code="argument")
-            self.lengths.append(len(self.steps) - sum(self.lengths))
-            self.use(tensors_in(result))
-            self.outputs.append([self.axes_of(tensor) for tensor in tensors_in(result)])
-            for axis in (axis for tensor in kept for axis in self.axes_of(tensor)):
-                axes.fix(axis, Why(Kind.OUTPUT, "it is an axis of the output"))
+            self.follow(model, example, training)
+
+    def follow(self, model: nn.Module, example: Any, training: bool) -> None:
+        """Follow one more forward pass of the model on the example."""
+        self.tracking.is_open = True
+        with (
+            in_mode(model, training),
+            watching(model) as where,
+            _drawn(),
+            _Calls(self),
+            _Follow(self, where, self._origins),
+        ):
+            result = call(model, example)
+        kept = tensors_in(self.output(result) if self.output else result)
+        if not kept:
+            what = "`output` gives" if self.output else f"{type(model).__name__} returned"
+            raise SurgeryError(f"{what} no tensor, so the shape of its output is not known", code="argument")
+        self.modes += (training,)
+        self.lengths.append(len(self.steps) - sum(self.lengths))
+        self.use(tensors_in(result))
+        self.outputs.append([self.axes_of(tensor) for tensor in tensors_in(result)])
+        for axis in (axis for tensor in kept for axis in self.axes_of(tensor)):
+            axes.fix(axis, Why(Kind.OUTPUT, "it is an axis of the output"))
         self.tracking.is_open = False
         several = {key: tensor for key, tensor in named_tensors(model) if tensor.numel() > 1}
         self.unused = [key for key, tensor in several.items() if id(tensor) not in self.touched]
@@ -405,11 +412,11 @@ def traced(model: nn.Module, example: Any, output: Callable[[Any], Any] | None =
     Args:
         output: what of the model's output has to keep its shape; all of it if it is not given.
     """
-    ran: list[nn.Module] = []
+    ran: list[tuple[nn.Module, Any]] = []
 
     def trace(copy: nn.Module, given: Any) -> Trace:
-        found, twin = _traced_with_numbers(model, copy, given, output)
-        ran.append(twin)
+        found, *with_it = _traced_with_numbers(model, copy, given, output)
+        ran.append(tuple(with_it))
         return found
 
     seen = observed(model, example, trace)
@@ -419,17 +426,21 @@ def traced(model: nn.Module, example: Any, output: Callable[[Any], Any] | None =
     for one in ways:
         copy_of = ghost_of if one.on_meta else clone
         try:
-            if _trains_otherwise(ran[-1] if one is seen else clone(model), copied(one.example), seen.found):
-                seen = one._replace(
-                    found=Trace(
-                        copy_of(model), copied(one.example), (False, True), output, track=bool(seen.found.reads)
-                    )
-                )
+            if _trains_otherwise(copy_of(model), copied(one.example), seen.found):
+                if one.on_meta == seen.on_meta:
+                    seen.found.follow(*ran[-1], training=True)
+                else:
+                    track = bool(seen.found.reads)
+                    found = Trace(copy_of(model), copied(one.example), (False, True), output, track)
+                    seen = one._replace(found=found)
             seen.found.untrained = ""
             break
         except InternalError:
             raise
         except Exception as error:  # if it cannot train on this example the pass in evaluation mode has to do
+            if len(seen.found.steps) > sum(seen.found.lengths):  # without the steps up to where it fails
+                again = ghost_of(model) if seen.on_meta else clone(model)
+                seen = seen._replace(found=_traced_with_numbers(model, again, copied(seen.example), output)[0])
             seen.found.untrained = first_line(error)
             name = type(model).__name__
             _log.info("%s does not run on the example in training mode: %s", name, seen.found.untrained)
@@ -446,13 +457,14 @@ def traced_in_place(model: nn.Module, example: Any, output: Callable[[Any], Any]
 
 def _traced_with_numbers(
     model: nn.Module, twin: nn.Module, example: Any, output: Callable[[Any], Any] | None
-) -> tuple[Trace, nn.Module]:
+) -> tuple[Trace, nn.Module, Any]:
     """Trace a copy of the model with numbers that remember their attributes, or with plain ones if its code asks.
 
-    The copy that ran is returned, too.
+    The copy that ran and the example that it was given are returned, too.
     """
     try:
-        return Trace(twin, copied(example), output=output, track=True), twin
+        given = copied(example)
+        return Trace(twin, given, output=output, track=True), twin, given
     except (SurgeryError, InternalError):
         raise
     except Exception as error:
@@ -460,7 +472,7 @@ def _traced_with_numbers(
         twin = ghost_of(model) if on_meta else clone(model)
         found = Trace(twin, example, output=output)
         _log.info("%s runs with plain numbers alone: %s", type(model).__name__, first_line(error))
-        return found, twin
+        return found, twin, example
 
 
 def _follow_copies(model: nn.Module, trace: Trace) -> None:
