@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import surgery
 from surgery import narrow
-from surgery.width.axes import Axis, find, mark_grouping, unify
 from surgery.width import rules
+from surgery.width.axes import Axis, find, mark_grouping, unify
 from surgery.width.rules import RuleResult, View, registry
 from surgery.width.rules.notation import rule_of
 from tests.surgery.test_narrow import assert_plan, assert_zero_oracle, randomized
