@@ -238,7 +238,13 @@ _PLACES = 2  # tensors that a row of the table names of those along which a widt
 
 
 class Widths(list[Width]):
-    """A list of widths that prints as a table; `surgery.widths` shows one."""
+    """A list of widths that prints as a table; `surgery.widths` shows one.
+
+    Attributes:
+        shrink: whether a width was asked for, so that the table says how many positions are kept.
+    """
+
+    shrink = True
 
     def __repr__(self) -> str:
         rows = [("name", "size", "kept", "grouping", "lies along", "all stay, or the first ones, since")]
@@ -248,9 +254,12 @@ class Widths(list[Width]):
             along = f"{places}, +{more} more" if more > 0 else places
             why = width.reason or width.order
             rows.append((width.name, str(width.size), str(width.kept), width.grouping, along, why))
-        lengths = [max(map(len, column)) for column in zip(*rows)]
-        pads = (str.ljust, str.rjust, str.rjust, str.ljust, str.ljust, str.ljust)
-        lines = ("  ".join(pad(cell, n) for pad, cell, n in zip(pads, row, lengths)) for row in rows)
+        columns = [*zip(*rows)]
+        pads = [str.ljust, str.rjust, str.rjust, str.ljust, str.ljust, str.ljust]
+        if not self.shrink:
+            del columns[2], pads[2]
+        lengths = [max(map(len, column)) for column in columns]
+        lines = ("  ".join(pad(cell, n) for pad, cell, n in zip(pads, row, lengths)) for row in zip(*columns))
         return "\n".join(line.rstrip() for line in lines)
 
 
@@ -270,7 +279,7 @@ def widths(
         width: as for `surgery.narrow`; None keeps every width.
 
     Returns:
-        A list of `Width`, which prints as a table.
+        A list of `Width`, which prints as a table, without the column of what is kept if no `width` is given.
 
     >>> net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
     >>> import torch
@@ -305,7 +314,7 @@ def widths(
             return "it tells heads or groups apart, and each of these shrinks"
         return "a smaller share rounds to all of it, or another digit of the same width shrinks"
 
-    return Widths(
+    table = Widths(
         Width(
             atom.size,
             size_of(atom, chosen.choice),
@@ -318,3 +327,5 @@ def widths(
         for atom, members in solution.members.items()
         if atom.size > 1
     )
+    table.shrink = width is not None
+    return table
