@@ -86,10 +86,11 @@ def register_method(function: Callable[..., Tensor]) -> Callable[..., State | La
             base = None if group.base is None else group.origin(0, size).reshape(shape).clone()
             with explained(f"{name} fails on {group.name!r}"):
                 result = function(values, **settings, **({"base": base} if "base" in takes else {}))
-            if not isinstance(result, Tensor) or tuple(result.shape) != tuple(shape):
-                got = f"a tensor {tuple(result.shape)}" if isinstance(result, Tensor) else type(result).__name__
+            is_tensor = isinstance(result, Tensor)
+            if not is_tensor or tuple(result.shape) != tuple(shape) or result.is_complex():
+                got = f"a {result.dtype} tensor {tuple(result.shape)}" if is_tensor else type(result).__name__
                 raise SurgeryError(
-                    f"{name} gives {got} for {group.name!r}: a tensor {tuple(shape)} is needed", code="argument"
+                    f"{name} gives {got} for {group.name!r}: a real tensor {tuple(shape)} is needed", code="argument"
                 )
             result = result.to(group.dtype)
             if not bool(result.isfinite().all()):

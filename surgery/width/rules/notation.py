@@ -146,8 +146,7 @@ def _watched(operation: str, function: Function, names: Collection[str]) -> Func
         except Exception as error:
             hint = f": {operation} takes {', '.join(args)}" if isinstance(error, KeyError) else ""
             raise RuleError(
-                f"the rule for {operation} ({function.__module__}.{function.__qualname__}) is wrong: "
-                f"{first_line(error)}{hint}",
+                f"the rule for {operation} ({rule.__module__}.{rule.__qualname__}) is wrong: {first_line(error)}{hint}",
                 code="argument",
             ) from error
 

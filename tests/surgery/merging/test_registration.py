@@ -130,11 +130,15 @@ def test_wrong_methods(module):
     def undefined(tensors):
         return 0 * tensors[0] / 0
 
+    def imaginary(tensors):
+        return tensors[0] * 1j
+
     def huge(tensors):
         return tensors[0].double() * 1e300
 
     for wrong, code in (
-        (short, "argument"), (broken, "run"), (nothing, "argument"), (undefined, "values"), (huge, "values"),
+        (short, "argument"), (imaginary, "argument"), (broken, "run"), (nothing, "argument"), (undefined, "values"),
+        (huge, "values"),
     ):  # fmt: skip
         method = merging.register_method(wrong)
         with refused(code, wrong.__name__, "'a.weight'"):
