@@ -144,9 +144,10 @@ def _watched(operation: str, function: Function, names: Collection[str]) -> Func
                 args[name]  # an error if there is no such argument; torch's own layers have attributes, too
             return learnt
         except Exception as error:
+            who = getattr(function, "__qualname__", type(function).__qualname__)
             hint = f": {operation} takes {', '.join(args)}" if isinstance(error, KeyError) else ""
             raise RuleError(
-                f"the rule for {operation} ({rule.__module__}.{rule.__qualname__}) is wrong: {first_line(error)}{hint}",
+                f"the rule for {operation} ({function.__module__}.{who}) is wrong: {first_line(error)}{hint}",
                 code="argument",
             ) from error
 
