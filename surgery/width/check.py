@@ -9,8 +9,10 @@ from contextlib import nullcontext
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
+from surgery.copying import clone
 from surgery.errors import first_line
 from surgery.forward import call, copied, in_mode, named_tensors, tensors_in, watching
 from surgery.hooks import followers
@@ -137,6 +139,21 @@ def with_configuration(
         plan = plan.with_edits((*plan.edits, *more)) if more else plan
         problems.append(problem)
     return plan, "\n".join(filter(None, problems))
+
+
+def difference_where_it_is(model: nn.Module, solution: Solution, choice: Choice, example: Any) -> str:
+    """Return what a narrow model does otherwise than predicted where its tensors and the example are; or ""."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    for training, outputs in zip(solution.modes, solution.outputs):
+        twin = clone(model)  # a forward pass may leave things behind
+        try:
+            with torch.random.fork_rng(devices), in_mode(twin, training):
+                shapes = [tuple(tensor.shape) for tensor in tensors_in(call(twin, copied(example)))]
+        except Exception as error:
+            return first_line(error)
+        if shapes != [tuple(size_of(axis, choice) for axis in found) for found in outputs]:
+            return f"the output has the shapes {shapes}"
+    return ""
 
 
 def _no_way_on(model: nn.Module, solution: Solution, choice: Choice, difference: _Diverged) -> str:

@@ -35,7 +35,16 @@ from surgery.width.axes import Axes, Axis, Kind, Why, lost
 from surgery.width.by_tensor import ByTensor
 from surgery.width.provenance import Tracked, Tracking, plain, remember, tracked_in
 from surgery.width.reads import Read, read
-from surgery.width.rules.registry import Rule, RuleResult, View, is_step, operation_name, rule_for
+from surgery.width.rules.registry import (
+    Rule,
+    RuleError,
+    RuleResult,
+    View,
+    is_step,
+    operation_name,
+    rule_for,
+    way_to_teach,
+)
 from surgery.width.steps import Step, bind, scalars_of
 from surgery.width.wrapped import Wrapped
 
@@ -329,6 +338,8 @@ class _Follow(Operations):
             learnt = _learnt(trace, rule, bound, result) if rule else _not_followed(func, before, outputs)
             for tensor, found in zip(outputs, learnt.axes):
                 trace.assign(tensor, found, replace=torch.Tag.inplace_view in func.tags)
+        except RuleError:
+            raise
         except (InternalError, LookupError, TypeError, ValueError, AttributeError) as error:
             raise InternalError(f"{_described(func, rule)} is wrong: {first_line(error)}") from error
         trace.made += [(self.where[-1], axis) for axis in learnt.features]
@@ -393,8 +404,9 @@ def _learnt(trace: Trace, rule: Rule, bound: dict[str, Any], result: Any) -> Rul
 def _not_followed(func: Any, inputs: list[Axes], outputs: list[Tensor]) -> RuleResult:
     """An operation without a rule: everything stays whole."""
     name = operation_name(func)
+    why = lost(f"cannot be followed through {name} ({way_to_teach(name)})")
     for axis in (axis for found in inputs for axis in found):
-        axes.fix(axis, lost(f"cannot be followed through {name} (surgery.register_rule can teach it)"))
+        axes.fix(axis, why)
     return RuleResult([[Axis(size, lost(f"a result of {name}")) for size in tensor.shape] for tensor in outputs])
 
 
@@ -435,7 +447,7 @@ def traced(model: nn.Module, example: Any, output: Callable[[Any], Any] | None =
                     seen = one._replace(found=found)
             seen.found.untrained = ""
             break
-        except InternalError:
+        except (InternalError, RuleError):
             raise
         except Exception as error:  # if it cannot train on this example the pass in evaluation mode has to do
             if len(seen.found.steps) > sum(seen.found.lengths):  # without the steps up to where it fails
