@@ -43,9 +43,53 @@ CASES = [
     f"--algorithm fedavg --optimizer adam --lr 0.001 --crop 1 --flip --lr-schedule cosine {SHORT}",
     TEXT,
     f"--algorithm femam --partition clusters --clusters 2,3 --local-test 0.2 {SHORT}",
-    f"--algorithm ditto --partition iid --joining 0.2 --leaving 0.2 --local-valid 0.1 {SHORT}",
+    f"--algorithm ditto --partition iid --presence.joining 0.2 --presence.leaving 0.2 --local-valid 0.1 {SHORT}",
     f"--algorithm fedavg --last-batch partial --batch-size 16 --clip 1 --masked-loss {SHORT}",
     f"--algorithm fedavg --keep-best --precision bf16 {SHORT}",
+]
+MORE = [  # features that wrap methods, alone and together
+    *(
+        f"--algorithm {name} --backend loop {SHORT}"
+        for name in (
+            *("fedavgm", "fedadam", "fedadagrad", "fedyogi", "scaffold", "feddyn", "fednova", "moon", "fedbn"),
+            *("apfl", "perfedavg", "fedproto", "fltrust"),
+        )
+    ),
+    *(
+        f"--algorithm {name} {flags} --local-valid 0.1 {SHORT}"
+        for name in ("fedavg", "fedmr", "ditto", "fednova", "apfl", "femam", "fedadam")
+        for flags in (
+            "--attack.share 0.4 --attack.amplify 20",
+            "--attack.share 0.4 --attack.amplify 20 --defence.rule median --defence.clip 1",
+            "--pace.spread 1 --pace.speed 200 --pace.deadline 0.15",
+            "--pace.spread 1 --pace.speed 200 --pace.deadline 0.15 --pace.late drop",
+            "--pace.spread 1 --pace.speed 200 --pace.deadline 0.15 --attack.share 0.4 --defence.clip 1",
+            "--compression.kind topk --compression.share 0.1",
+            "--compression.kind topk --compression.share 0.1 --compression.feedback",
+            "--compression.kind quantise --compression.bits 4",
+            "--compression.kind quantise --compression.bits 4 --compression.feedback --attack.share 0.4",
+            "--privacy.clip 0.5 --privacy.noise 0",
+            "--presence.joining 0.2 --presence.leaving 0.2",
+            "--lr 1000",
+        )
+    ),
+    *(
+        f"--algorithm {name} --local-valid 0.1 {flags} {PARTS}"
+        for name in ("fedfa", "heterofl", "flexifed")
+        for flags in (
+            "--attack.share 0.4 --attack.amplify 20 --attack.architecture largest",
+            "--attack.share 0.4 --defence.rule trimmed --masked-loss",
+            "--pace.spread 1 --pace.speed 200 --pace.deadline 0.15",
+            "--compression.kind quantise --compression.bits 4",
+        )
+    ),
+    f"--algorithm fedavg --privacy.clip 0.5 --privacy.noise 0.5 --privacy.epsilon 100 --privacy.delta 0.01 {SHORT}",
+    f"--algorithm fedavg --privacy.clip 0.5 --privacy.noise 1 --privacy.quantile 0.5 --privacy.delta 0.01 {SHORT}",
+    f"--algorithm fedavg --privacy.clip 0.5 --privacy.noise 0 --compression.kind topk --compression.feedback {SHORT}",
+    f"--algorithm fedavg --privacy.clip 0.5 --privacy.noise 0 --attack.share 0.4 --pace.deadline 0.2 {SHORT}",
+    f"--algorithm fedmr --fedmr.secure 2 --attack.share 0.4 --defence.rule median --defence.clip 1 {SHORT}",
+    f"--algorithm fedmr --fedmr.align 1 --attack.share 0.4 --compression.kind topk {SHORT}",
+    f"--algorithm fedavg --defence.rule multikrum {SHORT} --clients 8 --participants 6 --local-test 0.2",
 ]
 RANKS = [f"--algorithm {name} --backend loop {SHORT}" for name in ("fedavg", "fedmr", "femam", "clusamp", "pfedme")]
 
@@ -106,7 +150,7 @@ def main() -> int:
 
     torch.set_num_threads(1)
     how, path = sys.argv[1], Path(sys.argv[2])
-    cases = [*((case, 1) for case in CASES), *((case, 2) for case in RANKS)]
+    cases = [*((case, 1) for case in CASES + MORE), *((case, 2) for case in RANKS)]
     stored = json.loads(path.read_text()) if path.exists() else {}
     wrong = 0
     for case, ranks in cases:

@@ -10,11 +10,11 @@ SHARE = 0.8
 
 
 def careful(fed: fl.Federation) -> fl.Algorithm:
-    def server(state, clients, update, rng):
-        before, mean = state["global"], fed.average(update.received, update.sizes)
+    def aggregate(server, clients, update, rng):
+        before, mean = server["global"], fed.average(update.received, update.sizes)
         return {"global": {name: before[name] + SHARE * (mean[name] - before[name]) for name in before}}
 
-    return replace(fedavg(fed), server=server)
+    return replace(fedavg(fed), aggregate=aggregate)
 
 
 ALGORITHMS["careful"] = Method(careful)

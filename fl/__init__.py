@@ -16,10 +16,6 @@ from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.data import Dataset
 from fl.federation import Federation, LocalTraining
-from fl.federation.attack import AttackOptions
-from fl.federation.compression import Compression
-from fl.federation.defence import Defence
-from fl.federation.privacy import Privacy
 from fl.models.adapted import AdapterOptions
 from fl.models.architectures import ArchitectureOptions
 from fl.runs.assembly import build
@@ -28,22 +24,19 @@ from fl.runs.folder import load_model
 from fl.runs.one_run import Round, Run, simulate
 from fl.runs.pathways import Pathways
 from fl.settings import Config
+from fl.settings.extensions import EXTENSIONS as _EXTENSIONS
 from surgery import __version__ as __version__
 
 __all__ = [
     "AdapterOptions",
     "Algorithm",
     "ArchitectureOptions",
-    "AttackOptions",
-    "Compression",
     "Config",
     "Dataset",
-    "Defence",
     "FLError",
     "Federation",
     "LocalTraining",
     "Pathways",
-    "Privacy",
     "Results",
     "Rng",
     "Round",
@@ -56,3 +49,11 @@ __all__ = [
     "simulate",
     "simulate_all",
 ]
+
+
+def __getattr__(name: str) -> type:
+    """Find the options of an extension, such as `fl.Compression`."""
+    for one in _EXTENSIONS.values():
+        if type(one.options).__name__ == name:
+            return type(one.options)
+    raise AttributeError(f"module 'fl' has no attribute {name!r}")

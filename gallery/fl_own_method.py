@@ -13,13 +13,13 @@ from fl.algorithms.method import Method
 
 
 def heavy(fed: fl.Federation) -> fl.Algorithm:
-    def server(state, clients, update, rng):
-        old, mean = state["global"], fed.average(update.received, update.sizes)
-        steps = {name: 0.5 * step + mean[name] - old[name] for name, step in state["steps"].items()}
+    def aggregate(server, clients, update, rng):
+        old, mean = server["global"], fed.average(update.received, update.sizes)
+        steps = {name: 0.5 * step + mean[name] - old[name] for name, step in server["steps"].items()}
         return {"global": {name: old[name] + step for name, step in steps.items()}, "steps": steps}
 
     start = {"global": fed.initial(), "steps": {name: 0 * tensor for name, tensor in fed.initial().items()}}
-    return replace(fedavg(fed), init=lambda: start, server=server)
+    return replace(fedavg(fed), init=lambda: start, aggregate=aggregate)
 
 
 ALGORITHMS["heavy"] = Method(heavy)

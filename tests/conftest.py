@@ -20,6 +20,7 @@ import torch
 from fleets import local
 from matplotlib.figure import Figure
 from pretend_gpu import PretendGPU
+from wrapped import wrapped
 
 import zoo
 from fl import engine
@@ -201,6 +202,7 @@ def make_federation():
         others = torch.arange(sum(sizes), every).split(3)
         clients = [Split(part, other[:2], other[2:]) for part, other in zip(training, others, strict=True)]
         settings = {"epochs": 2, "batch_size": 4, **settings}
-        return Federation(model, data, clients, participants, *local(settings), **settings)
+        around = {name: settings.pop(name) for name in ("attack", "defence", "pace") if name in settings}
+        return wrapped(Federation(model, data, clients, participants, *local(settings), **settings), **around)
 
     return make

@@ -6,6 +6,7 @@ from functools import cache, partial
 
 import torch
 from ranks import NEED_ADAPTERS
+from wrapped import wrapped
 
 import surgery
 from fl.algorithms import ALGORITHMS
@@ -79,7 +80,9 @@ def fleet_federation(base, chosen, sizes=SIZES, dtype=torch.float64, **settings)
     clients = [Split(part, part[:2], part[:2]) for part in torch.arange(sum(sizes)).split(list(sizes))]
     settings = {"epochs": 1, "batch_size": 6, "optimizer": SGD(0.05, 0.9, 0.01), "backend": "loop", **settings}
     participants = settings.pop("participants", len(sizes))
-    return Federation(model, data, clients, participants, *local(settings), spec=base, fleet=fleet, **settings)
+    around = {name: settings.pop(name) for name in ("attack", "defence", "pace") if name in settings}
+    fed = Federation(model, data, clients, participants, *local(settings), spec=base, fleet=fleet, **settings)
+    return wrapped(fed, **around)
 
 
 @cache
@@ -125,10 +128,10 @@ def spoil(monkeypatch, bad, calls=range(1, 1000)):
     """
     honest, numbers = Federation._in_chunks, itertools.count(1)
 
-    def train(fed, cohort, *more):
-        states, loss = honest(fed, cohort, *more)
+    def train(fed, training):
+        states, loss = honest(fed, training)
         if next(numbers) in calls:
-            for client, state in zip(cohort.clients, per_client(states)):
+            for client, state in zip(training.cohort.clients, per_client(states)):
                 if client in bad:
                     next(iter(state.values())).view(-1)[0] = torch.nan
         return states, loss

@@ -17,8 +17,8 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = {"surgery": set(), "zoo": set(), "fl": {"surgery", "zoo"}}
 """What each may import beside itself."""
 ROOMS = [
-    "base", "distributed", "data", "partition", "engine", "models", "federation", "secure", "algorithms", "settings",
-    "runs", "analysis", "figures", "deploy",
+    "base", "distributed", "data", "partition", "engine", "models", "federation", "secure", "algorithms", "extensions",
+    "settings", "runs", "analysis", "figures", "deploy",
 ]  # fmt: skip
 """The rooms of fl: each may import those before it. What lies in fl itself, and every __main__, are commands, which
 may import all of them."""

@@ -35,7 +35,7 @@ from fl.analysis.structure import Structure
 from fl.base.errors import Diverged
 from fl.base.rng import draw
 from fl.base.settings import role
-from fl.federation.attack import draw_malicious
+from fl.extensions.attack import draw_malicious
 from fl.landscape import Arguments
 from fl.runs import checkpoint, metrics
 from fl.runs.assembly import pick_device
@@ -184,7 +184,7 @@ where its cell compares them."""
 def attackers(config: Config, number: int) -> int:
     """How many of a round's participants are malicious, where clients are drawn uniformly.
 
-    >>> from fl.federation.attack import AttackOptions
+    >>> from fl.extensions.attack import AttackOptions
     >>> config = Config(algorithm=("fedavg",), seeds=(0,), clients=20, participants=5, attack=AttackOptions(share=0.2))
     >>> [attackers(config, number) for number in range(1, 7)]
     [1, 0, 1, 1, 1, 1]

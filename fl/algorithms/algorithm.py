@@ -1,6 +1,6 @@
 """What a federated method is: a client function and a server function."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -9,11 +9,10 @@ from torch import Tensor
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.base.torch_private import tree_leaves
-from fl.federation import Federation, traffic
+from fl.federation import Federation, capabilities, traffic
 from fl.federation.client_models import ClientModels, given, personal, predict, shared
 from fl.federation.clients import CLIENTS, Client, Message, check_message, check_update, updated
-from fl.federation.cohort import replace_rows, select
-from fl.federation.compression import UNSENT
+from fl.federation.cohort import select
 from fl.federation.update import ClientUpdate
 from surgery import Plan, Stack, State, broadcast, state
 
@@ -61,7 +60,7 @@ class Algorithm:
         client: (message, client_states, clients, rng) -> update: what the clients of a round do with what they receive
             and with their states [K, ...], all of them at once. It must treat each client as if it were alone. What
             they send, `update.received`, has the names of the message's "model", or is empty.
-        server: (server, clients, update, rng) -> server: the server's rule, or (server, metrics) for a method with
+        aggregate: (server, clients, update, rng) -> server: the server's rule, or (server, metrics) for a method with
             columns of its own. A function of its arguments alone; the given server is not changed. Rounds count from 1
             (`rng.round`). It must not need `update.client_states`, nor the states in the part "clients", which stays
             as it is: clients on other machines keep these.
@@ -77,12 +76,16 @@ class Algorithm:
         plan: client -> where its model lies in the global one, for methods whose clients always have the same part of
             it; None for others.
         levels: server -> which client has which model, for methods that look for clusters of clients; None for others.
+        lacks: what it cannot do of `fl.federation.capabilities`.
+        always_aggregates: whether the server's rule is asked also in a round in which no update arrives.
+        max_rounds: number of rounds -> (how many of them it can do, why not one more); None: all of them.
+        name: what it is called.
     """
 
     fed: Federation
     init: Callable[[], Server]
     client: Client
-    server: Callable[[Server, Sequence[int], ClientUpdate, Rng], Server | tuple[Server, dict[str, float]]]
+    aggregate: Callable[[Server, Sequence[int], ClientUpdate, Rng], Server | tuple[Server, dict[str, float]]]
     send: Callable[[Server, Sequence[int], Rng], Message] | None = None
     steps: Sequence[Step] = ()
     models: Callable[[Server], ClientModels] | None = None
@@ -91,15 +94,27 @@ class Algorithm:
     sample: Callable[[Server, Rng], list[int]] | None = None
     plan: Callable[[int], Plan] | None = None
     levels: Callable[[Server], Levels] | None = None
+    lacks: frozenset[str] = frozenset()
+    always_aggregates: bool = False
+    max_rounds: Callable[[int], tuple[int, str]] | None = None
+    name: str = "this method"
+
+    def check(self, needs: Mapping[str, str]) -> None:
+        """Raise FLError if it lacks what a setting, or what is to wrap it, needs.
+
+        Args:
+            needs: from names of `fl.federation.capabilities.CAPABILITIES` to the flags that ask for them.
+        """
+        capabilities.check(self.name, self.lacks, needs)
 
     def choose(self, server: Server, rng: Rng) -> list[int]:
         """The clients of a round."""
         return self.sample(server, rng) if self.sample else self.fed.sample(rng)
 
     def round(self, server: Server, clients: Sequence[int], rng: Rng) -> tuple[Server, ClientUpdate]:
-        """One round: the server's message, the clients' update, the steps between, the server's rule.
+        """Do a round: the server's message, the clients' update, the steps between, the server's rule.
 
-        If no update arrives, the server stays as it was (with --privacy.clip it moves by noise).
+        If no update arrives, the server stays as it was.
         """
         message = self.send(server, clients, rng) if self.send else {"model": broadcast(server["global"], len(clients))}
         check_message(message)
@@ -111,25 +126,22 @@ class Algorithm:
             update = self.client(message, select(client_states, clients) if client_states else {}, clients, rng)
             client_states = updated(client_states, clients, update)
         check_update(update, message)
-        update, unsent, sent = self._compressed(message, update, server.get(UNSENT, {}), clients, rng)
-        update = update._replace(metrics=self._traffic(message, update, clients, sent))
+        update = update._replace(metrics=self._traffic(message, update, clients))
         for step in self.steps:
             update = step(update, message, clients, rng)
-        if not any(update.sizes) and not self.fed.privacy.clip:  # which hides who did not send anything
+        if not any(update.sizes) and not self.always_aggregates:
             return server, update
         server = {**server, CLIENTS: client_states} if keeps else server
-        server, metrics = self.served(server, clients, update, rng)
+        server, metrics = self.aggregated(server, clients, update, rng)
         if keeps:
             server = {**server, CLIENTS: server.get(CLIENTS, client_states)}
-        if unsent:
-            server = {**server, UNSENT: unsent}
         return server, update._replace(metrics={**update.metrics, **metrics})
 
-    def served(
+    def aggregated(
         self, server: Server, clients: Sequence[int], update: ClientUpdate, rng: Rng
     ) -> tuple[Server, dict[str, float]]:
         """What the server's rule makes of an update, and its metrics, if it has some."""
-        result = self.server(server, clients, update, rng)
+        result = self.aggregate(server, clients, update, rng)
         return result if isinstance(result, tuple) else (result, {})
 
     def client_models(self, server: Server) -> ClientModels:
@@ -159,27 +171,7 @@ class Algorithm:
         )
         return personal(made, len(clients))
 
-    def _compressed(
-        self, message: Message, update: ClientUpdate, unsent: Stack, clients: Sequence[int], rng: Rng
-    ) -> tuple[ClientUpdate, Stack, list[int]]:
-        """The update as the server receives it, what all clients have not sent yet, and the bytes that each sends."""
-        fed, received = self.fed, update.received
-        if not fed.compression.on or not received:
-            return update, unsent, traffic.nbytes(received)
-        if "model" not in message:
-            raise FLError('--compression.kind compresses what clients add to the message\'s "model", and there is none')
-        if fed.compression.feedback and not unsent:
-            raise FLError("--compression.feedback: nothing is remembered; make the algorithm by calling its Method")
-        own = select(unsent, clients) if unsent else {}
-        result = fed.compression.compressed(received, message["model"], own, clients, rng, fed.trainable)
-        if unsent:
-            took = [row for row, size in enumerate(update.sizes) if size]
-            unsent = replace_rows(unsent, [clients[row] for row in took], select(result.unsent, took))
-        return update._replace(received=result.received), unsent, result.sent
-
-    def _traffic(
-        self, message: Message, update: ClientUpdate, clients: Sequence[int], sent: Sequence[int]
-    ) -> dict[str, float]:
+    def _traffic(self, message: Message, update: ClientUpdate, clients: Sequence[int]) -> dict[str, float]:
         """What went over the network, see `fl.federation.traffic`."""
         fed, known = self.fed, {}
         models = fed.models_of(clients)
@@ -187,4 +179,5 @@ class Algorithm:
             known[id(model)] = known.get(id(model)) or sum(tensor.nbytes for tensor in state(model).values())
         received = [tensor for name, part in message.items() if name != "levels" for tensor in tree_leaves(part)]
         mean = sum(known[id(model)] for model in models) / len(models)
+        sent = traffic.nbytes(update.received) if update.sent is None else update.sent
         return traffic.count(update.sizes, mean, sum(tensor.nbytes for tensor in received), sent)

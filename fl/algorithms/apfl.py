@@ -55,9 +55,8 @@ def apfl(fed: Federation, options: APFLOptions = APFLOptions()) -> Algorithm:
     """
     mixture = Mixture(fed.model, options.alpha, options.adaptive)
     optimizer = Apart(fed.local.optimizer.lr, fed.local.optimizer, options.adaptive)
-    whole = replace(fed.defence, clip=0.0)  # clipped is what is sent, without v
     objective = mixed(fed.local.loss)
-    both = replace(fed.with_local(optimizer=optimizer), model=mixture, defence=whole)
+    both = replace(fed.with_local(optimizer=optimizer), model=mixture)
 
     def init():
         start = fed.initial()
@@ -68,7 +67,6 @@ def apfl(fed: Federation, options: APFLOptions = APFLOptions()) -> Algorithm:
         update = both.train({**beside(model=message["model"]), **client_states}, clients, rng, objective)
         kept = {name: update.states[name] for name in client_states}
         states, sent = part_of(update.states, "model"), part_of(update.received, "model")
-        sent = fed.clipped(sent, message["model"], update.sizes)
         return update._replace(states=states, received=sent, client_states=kept)
 
     def personalize(models, client_states, clients, rng):
@@ -152,10 +150,4 @@ class Apart(NamedTuple):
         return values[: len(values) // 2], values[len(values) // 2 :]
 
 
-METHOD = Method(
-    apfl,
-    APFLOptions(),
-    clients="personalized",
-    refuses={"masked": "has logits of two models in its objective, which it does not mask"},
-    sees="mean",
-)
+METHOD = Method(apfl, APFLOptions(), clients="personalized", mean_only=True, lacks={"masked_logits"})

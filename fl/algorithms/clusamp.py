@@ -55,20 +55,20 @@ def clusamp(fed: Federation) -> Algorithm:
         gradients = {name: torch.zeros(n, *p.shape, device=p.device) for name, p in learnt.items()}
         return {"global": fed.initial(), "gradients": gradients}
 
-    def sample(state, rng):
-        return draw_each(distributions(sizes, similarity_tree(state["gradients"]), fed.participants), rng)
+    def sample(server, rng):
+        return draw_each(distributions(sizes, similarity_tree(server["gradients"]), fed.participants), rng)
 
-    def server(state, clients, update, rng):
+    def aggregate(server, clients, update, rng):
         received, kept = update.received, [size > 0 for size in update.sizes]
         seen = {client: k for k, (client, keep) in enumerate(zip(clients, kept)) if keep}  # each once
         rows, entries = upload(torch.tensor([list(seen), list(seen.values())]), fed.data.device)
         gradients = {}
-        for name, before in state["gradients"].items():
-            change = received[name].index_select(0, entries) - state["global"][name]
+        for name, before in server["gradients"].items():
+            change = received[name].index_select(0, entries) - server["global"][name]
             gradients[name] = before.index_copy(0, rows, change.float().nan_to_num())  # of huge weights it overflows
         return {"global": fed.average(received, kept), "gradients": gradients}
 
-    return replace(fedavg(fed), init=init, server=server, sample=sample)
+    return replace(fedavg(fed), init=init, aggregate=aggregate, sample=sample)
 
 
 def similarity_tree(gradients: Stack) -> np.ndarray:
@@ -155,10 +155,4 @@ def memory(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-METHOD = Method(
-    clusamp,
-    refuses={
-        "privacy": "draws clients by what their updates are like",
-        "presence": "draws its clients itself, from all of them",
-    },
-)
+METHOD = Method(clusamp, lacks={"uniform_sampling"})

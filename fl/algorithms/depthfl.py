@@ -71,9 +71,4 @@ def mutual(loss: Loss) -> Objective:
     return objective
 
 
-METHOD = Method(
-    depthfl,
-    DepthFLOptions(),
-    clients="heterogeneous",
-    refuses={"adapters": "cuts models by depth, and adapters have ranks"},
-)
+METHOD = Method(depthfl, DepthFLOptions(), clients="heterogeneous", lacks={"adapters"})

@@ -39,10 +39,10 @@ def ditto(fed: Federation, options: DittoOptions = DittoOptions()) -> Algorithm:
             client_states=trained_or_same(fed, client_states, clients, rng, objective, {"anchor": start})
         )
 
-    def server(state, clients, update, rng):
+    def aggregate(server, clients, update, rng):
         return {"global": fed.average(update.received, update.sizes)}
 
-    return replace(with_own_models(fed), client=client, server=server)
+    return replace(with_own_models(fed), client=client, aggregate=aggregate)
 
 
-METHOD = Method(ditto, DittoOptions(), clients="personalized", sees="mean")
+METHOD = Method(ditto, DittoOptions(), clients="personalized", mean_only=True)

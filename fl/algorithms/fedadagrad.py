@@ -30,4 +30,4 @@ def fedadagrad(fed: Federation, options: FedAdagradOptions = FedAdagradOptions()
     return adaptive(fed, options.lr, options.beta1, options.tau, lambda before, square: before + square)
 
 
-METHOD = Method(fedadagrad, FedAdagradOptions(), sees="mean")
+METHOD = Method(fedadagrad, FedAdagradOptions(), mean_only=True)

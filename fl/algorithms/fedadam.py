@@ -55,15 +55,15 @@ def adaptive(
         zeros = {name: 0 * start[name] for name in fed.trainable}
         return {"global": start, "momentum": zeros, "variance": {name: zero + tau**2 for name, zero in zeros.items()}}
 
-    def server(state, clients, update, rng):
-        old, mean = state["global"], fed.average(update.received, update.sizes)
-        step = {name: mean[name] - old[name] for name in state["momentum"]}
-        momentum = {name: beta1 * m + (1 - beta1) * step[name] for name, m in state["momentum"].items()}
-        seconds = {name: squares(v, step[name].square()) for name, v in state["variance"].items()}
+    def aggregate(server, clients, update, rng):
+        old, mean = server["global"], fed.average(update.received, update.sizes)
+        step = {name: mean[name] - old[name] for name in server["momentum"]}
+        momentum = {name: beta1 * m + (1 - beta1) * step[name] for name, m in server["momentum"].items()}
+        seconds = {name: squares(v, step[name].square()) for name, v in server["variance"].items()}
         moved = {name: old[name] + lr * m / (seconds[name].sqrt() + tau) for name, m in momentum.items()}
         return {"global": mean | moved, "momentum": momentum, "variance": seconds}
 
-    return replace(fedavg(fed), init=init, server=server)
+    return replace(fedavg(fed), init=init, aggregate=aggregate)
 
 
-METHOD = Method(fedadam, FedAdamOptions(), sees="mean")
+METHOD = Method(fedadam, FedAdamOptions(), mean_only=True)

@@ -65,8 +65,4 @@ def adaptive_ascent(rho: float, eta: float = 0.0) -> Ascent:
     return ascend
 
 
-METHOD = Method(
-    fedasam,
-    FedASAMOptions(),
-    sees="mean",
-)
+METHOD = Method(fedasam, FedASAMOptions(), mean_only=True)

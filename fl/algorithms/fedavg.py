@@ -19,10 +19,10 @@ def fedavg(fed: Federation) -> Algorithm:
     def client(message, client_states, clients, rng):
         return fed.train(message["model"], clients, rng)
 
-    def server(state, clients, update, rng):
+    def aggregate(server, clients, update, rng):
         return {"global": fed.average(update.received, update.sizes)}
 
-    return Algorithm(fed, init, client, server)
+    return Algorithm(fed, init, client, aggregate)
 
 
-METHOD = Method(fedavg, sees="mean")
+METHOD = Method(fedavg, mean_only=True)

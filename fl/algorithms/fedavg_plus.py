@@ -23,4 +23,4 @@ def fedavg_plus(fed: Federation, options: FedAvgPlusOptions = FedAvgPlusOptions(
     return fine_tuned(fed, fedavg(fed), options.epochs)
 
 
-METHOD = Method(fedavg_plus, FedAvgPlusOptions(), clients="personalized", sees="mean")
+METHOD = Method(fedavg_plus, FedAvgPlusOptions(), clients="personalized", mean_only=True)

@@ -32,13 +32,13 @@ def fedavgm(fed: Federation, options: FedAvgMOptions = FedAvgMOptions()) -> Algo
         start = fed.initial()
         return {"global": start, "velocity": {name: 0 * start[name] for name in fed.trainable}}
 
-    def server(state, clients, update, rng):
-        old, mean = state["global"], fed.average(update.received, update.sizes)
-        velocity = {name: options.beta * v + (mean[name] - old[name]) for name, v in state["velocity"].items()}
+    def aggregate(server, clients, update, rng):
+        old, mean = server["global"], fed.average(update.received, update.sizes)
+        velocity = {name: options.beta * v + (mean[name] - old[name]) for name, v in server["velocity"].items()}
         moved = {name: old[name] + options.lr * v for name, v in velocity.items()}
         return {"global": mean | moved, "velocity": velocity}
 
-    return replace(fedavg(fed), init=init, server=server)
+    return replace(fedavg(fed), init=init, aggregate=aggregate)
 
 
-METHOD = Method(fedavgm, FedAvgMOptions(), sees="mean")
+METHOD = Method(fedavgm, FedAvgMOptions(), mean_only=True)

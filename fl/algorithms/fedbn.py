@@ -27,6 +27,4 @@ def fedbn(fed: Federation) -> Algorithm:
     return split(fed, kept)
 
 
-METHOD = Method(
-    fedbn, clients="personalized", refuses={"privacy": "keeps the mean of clients' batch norms beside the global model"}
-)
+METHOD = Method(fedbn, clients="personalized")

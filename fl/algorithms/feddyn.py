@@ -44,21 +44,14 @@ def feddyn(fed: Federation, options: FedDynOptions = FedDynOptions()) -> Algorit
         moved = {n: g - options.alpha * (update.states[n] - start[n]) for n, g in client_states.items()}
         return update._replace(client_states=moved)
 
-    def server(state, clients, update, rng):
-        old = state["global"]
+    def aggregate(server, clients, update, rng):
+        old = server["global"]
         arrived = [float(size > 0) for size in update.sizes]
         mean, share = fed.average(update.received, arrived), sum(arrived) / len(fed.clients)
-        h = {name: tensor - options.alpha * share * (mean[name] - old[name]) for name, tensor in state["h"].items()}
+        h = {name: tensor - options.alpha * share * (mean[name] - old[name]) for name, tensor in server["h"].items()}
         return {"global": mean | {name: mean[name] - tensor / options.alpha for name, tensor in h.items()}, "h": h}
 
-    return replace(fedavg(fed), init=init, client=client, server=server)
+    return replace(fedavg(fed), init=init, client=client, aggregate=aggregate)
 
 
-METHOD = Method(
-    feddyn,
-    FedDynOptions(),
-    refuses=dict.fromkeys(
-        ("tampering", "compression", "privacy"),
-        "has clients remember what they train, which the server would not receive",
-    ),
-)
+METHOD = Method(feddyn, FedDynOptions(), lacks={"changed_updates"})

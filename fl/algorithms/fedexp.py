@@ -47,21 +47,21 @@ def fedexp(fed: Federation, options: FedExPOptions = FedExPOptions()) -> Algorit
         start = fed.initial()
         return {"global": start, "iterate": start}
 
-    def send(state, clients, rng):
-        return {"model": broadcast(state["iterate"], len(clients))}
+    def send(server, clients, rng):
+        return {"model": broadcast(server["iterate"], len(clients))}
 
-    def server(state, clients, update, rng):
+    def aggregate(server, clients, update, rng):
         mean = fed.average(update.received, update.sizes)
-        params = {name: state["iterate"][name] for name in learnt}
+        params = {name: server["iterate"][name] for name in learnt}
         step = server_step(params, update.received, update.sizes, mean, options.eps)
         if options.max_step:
             step = min(step, options.max_step)
         iterate = mean | {name: torch.lerp(tensor, mean[name], step) for name, tensor in params.items()}
         both = options.last_two and rng.round > 1
-        deployed = average(stack([state["iterate"], iterate])) if both else iterate
+        deployed = average(stack([server["iterate"], iterate])) if both else iterate
         return {"global": deployed, "iterate": iterate}, {"server_step": step}
 
-    return replace(fedavg(fed), init=init, send=send, server=server)
+    return replace(fedavg(fed), init=init, send=send, aggregate=aggregate)
 
 
 def server_step(start: State, trained: Stack, sizes: tuple[int, ...], mean: State, eps: float) -> float:
@@ -86,9 +86,4 @@ def server_step(start: State, trained: Stack, sizes: tuple[int, ...], mean: Stat
     return max(1.0, ratio) if math.isfinite(ratio) else 1.0
 
 
-METHOD = Method(
-    fedexp,
-    FedExPOptions(),
-    columns={"server_step": float},
-    refuses={"privacy": "takes its step from the lengths of single updates"},
-)
+METHOD = Method(fedexp, FedExPOptions(), columns={"server_step": float})

@@ -55,16 +55,16 @@ def fedfa(fed: Federation, options: FedFAOptions = FedFAOptions()) -> Algorithm:
     def plan(client):
         return kinds[fleet.owned[client]]
 
-    def server(state, clients, update, rng):
+    def aggregate(server, clients, update, rng):
         plans, factors = [plan(client) for client in clients], None
         if options.scale != "none":  # lines 12 and 18
             factors = norm_factors(
                 update.received, plans, q=options.quantile, groups=groups, weights=update.sizes, measure=options.scale
             )
-        mean = fed.average(update.received, update.sizes, state["global"], plans=plans, factors=factors)  # 14-24
+        mean = fed.average(update.received, update.sizes, server["global"], plans=plans, factors=factors)  # 14-24
         return {"global": mean}
 
-    return of_parts(fed, plan, server)  # line 6
+    return of_parts(fed, plan, aggregate)  # line 6
 
 
 METHOD = Method(fedfa, FedFAOptions(), clients="heterogeneous")

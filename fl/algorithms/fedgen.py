@@ -90,9 +90,9 @@ def fedgen(fed: Federation, options: FedGenOptions = FedGenOptions()) -> Algorit
         memory = Adam().memory([generator[name] for name in LEARNED])
         return {"global": fed.initial(), "generator": generator, **_moments(memory)}
 
-    def send(state, clients, rng):
+    def send(server, clients, rng):
         k = len(clients)
-        return {"model": broadcast(state["global"], k), "generator": broadcast(state["generator"], k)}
+        return {"model": broadcast(server["global"], k), "generator": broadcast(server["generator"], k)}
 
     def client(message, client_states, clients, rng):
         generator, factor = message["generator"], options.decay ** (rng.round - 1)
@@ -106,14 +106,14 @@ def fedgen(fed: Federation, options: FedGenOptions = FedGenOptions()) -> Algorit
         }
         return fed.train(message["model"], clients, rng, objective, context)
 
-    def server(state, clients, update, rng):
+    def aggregate(server, clients, update, rng):
         sent = torch.tensor([size > 0 for size in update.sizes])  # dropped clients send nothing
         counts = torch.stack([torch.bincount(labels[fed.clients.train[c]], minlength=classes) for c in clients])
         counts = counts * sent[:, None]
         drawn = _drawn(counts.sum(0), options, rng)
         generator, memory = train_generator(
-            state["generator"],
-            {kind: list(state[f"generator_{kind}"].values()) for kind in _MEMORY},
+            server["generator"],
+            {kind: list(server[f"generator_{kind}"].values()) for kind in _MEMORY},
             Adam(options.lr * options.decay ** (rng.round - 1), weight_decay=options.weight_decay),
             (update.received[weight], update.received[bias] if bias else None),
             upload((counts / counts.sum(0).clamp(min=1)).to(like.dtype), device),
@@ -127,7 +127,7 @@ def fedgen(fed: Federation, options: FedGenOptions = FedGenOptions()) -> Algorit
         metrics = traffic.more(update.metrics, model, up=counts[0].nbytes * sent.sum().item() / len(clients))
         return {"global": mean, "generator": generator, **_moments(memory)}, metrics
 
-    return replace(fedavg(fed), init=init, send=send, client=client, server=server)
+    return replace(fedavg(fed), init=init, send=send, client=client, aggregate=aggregate)
 
 
 def distilling(weight: str, bias: str | None) -> Objective:
@@ -274,11 +274,6 @@ def _ends(fed: Federation, module: nn.Linear) -> bool:
 METHOD = Method(
     fedgen,
     FedGenOptions(),
-    refuses={
-        "exits": "generates the inputs of one classifier",
-        "privacy": "has clients tell how many samples of each class they have",
-        "masked": "adds a loss of logits that it does not mask",
-        "loss": "learns from the cross entropy of classes, on the server as well",
-    },
     labels=lambda options: True,
+    lacks={"several_classifiers", "masked_logits", "any_loss"},
 )

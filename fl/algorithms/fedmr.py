@@ -63,10 +63,10 @@ def fedmr(fed: Federation, options: FedMROptions = FedMROptions()) -> Algorithm:
         start = fed.initial()
         return {"global": start, "slots": broadcast(start, fed.participants)}
 
-    def send(state, clients, rng):
-        return {"model": state["slots"]}
+    def send(server, clients, rng):
+        return {"model": server["slots"]}
 
-    def server(state, clients, update, rng):
+    def aggregate(server, clients, update, rng):
         mean = fed.average(update.received, [size > 0 for size in update.sizes])  # without those that were dropped
         if rng.round <= options.stage1_rounds:
             slots = broadcast(mean, len(clients))
@@ -79,7 +79,8 @@ def fedmr(fed: Federation, options: FedMROptions = FedMROptions()) -> Algorithm:
         *secure_steps(fed, pieces, options.secure, options.align),
         *_alignment_steps(fed, options.align),
     ]
-    return replace(fedavg(fed), init=init, send=send, server=server, steps=steps)
+    lacks = frozenset({"open_updates"} if options.secure else ())
+    return replace(fedavg(fed), init=init, send=send, aggregate=aggregate, steps=steps, lacks=lacks)
 
 
 def _alignment_steps(fed: Federation, align: bool) -> list[Step]:
@@ -103,11 +104,4 @@ def _aligned(models: Stack, sizes: Sequence[int], aligner: Aligner) -> Stack:
     return stack(states)
 
 
-METHOD = Method(
-    fedmr,
-    FedMROptions(),
-    refuses={
-        "feedback": "gives a client another model in each round, and what was left unsent is of the last one's",
-        "privacy": "recombines the models of clients and sends them on",
-    },
-)
+METHOD = Method(fedmr, FedMROptions(), lacks={"same_model"})

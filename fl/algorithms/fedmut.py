@@ -51,8 +51,8 @@ def fedmut(fed: Federation, options: FedMutOptions = FedMutOptions()) -> Algorit
         start = fed.initial()
         return {"global": start, "previous": start}
 
-    def send(state, clients, rng):
-        here, before = state["global"], state["previous"]
+    def send(server, clients, rng):
+        here, before = server["global"], server["previous"]
         past = max(rng.round - 2, 0)  # rounds with mutants
         beta = options.beta * (1 - min(past / options.beta_rounds, 1))  # equation 5
         drawn = options.radius * signs(len(groups), len(clients), beta, rng.torch("mutate"))
@@ -64,11 +64,11 @@ def fedmut(fed: Federation, options: FedMutOptions = FedMutOptions()) -> Algorit
                 starts[name] = here[name] + row.to(shift).view(-1, *[1] * shift.ndim) * shift
         return {"model": starts}
 
-    def server(state, clients, update, rng):
+    def aggregate(server, clients, update, rng):
         weights = update.sizes if options.weighted else [float(size > 0) for size in update.sizes]
-        return {"global": fed.average(update.received, weights), "previous": state["global"]}
+        return {"global": fed.average(update.received, weights), "previous": server["global"]}
 
-    return replace(fedavg(fed), init=init, send=send, server=server)
+    return replace(fedavg(fed), init=init, send=send, aggregate=aggregate)
 
 
 def signs(n: int, k: int, beta: float, generator: torch.Generator) -> Tensor:
@@ -83,4 +83,4 @@ def signs(n: int, k: int, beta: float, generator: torch.Generator) -> Tensor:
     return torch.cat([pairs[permutations(n, len(pairs), generator=generator)], torch.zeros(n, k % 2)], dim=1)
 
 
-METHOD = Method(fedmut, FedMutOptions(), sees="mean")
+METHOD = Method(fedmut, FedMutOptions(), mean_only=True)

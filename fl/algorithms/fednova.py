@@ -25,9 +25,9 @@ def fednova(fed: Federation) -> Algorithm:
     """
     check_plain(fed, "fednova")
 
-    def server(state, clients, update, rng):
-        old = state["global"]
-        counts = gradients_of(fed, clients)
+    def aggregate(server, clients, update, rng):
+        old = server["global"]
+        counts = gradients_of(fed, update.steps)
         weights = tensor(update.sizes, dtype=counts.dtype)
         factors = (weights @ counts) / weights.sum() / counts  # tau_eff / ||a_i||_1
         factors = upload(factors, fed.data.device)
@@ -36,13 +36,7 @@ def fednova(fed: Federation) -> Algorithm:
         }
         return {"global": fed.average({**update.received, **scaled}, update.sizes)}
 
-    return replace(fedavg(fed), server=server)
+    return replace(fedavg(fed), aggregate=aggregate)
 
 
-METHOD = Method(
-    fednova,
-    refuses={
-        "privacy": "weighs updates by how many steps each client takes",
-        "tampering": "multiplies updates after a defence has cut them",
-    },
-)
+METHOD = Method(fednova, lacks={"plain_average"})

@@ -70,8 +70,8 @@ def fedproto(fed: Federation, options: FedProtoOptions = FedProtoOptions()) -> A
         none = torch.zeros(classes, width, dtype=dtype, device=fed.data.device)
         return {**own_models.init(), "prototypes": {"means": none, "counts": none.new_zeros(classes)}}
 
-    def send(state, clients, rng):
-        return {"model": broadcast(state["prototypes"], len(clients))}
+    def send(server, clients, rng):
+        return {"model": broadcast(server["prototypes"], len(clients))}
 
     def client(message, client_states, clients, rng):
         update = shown.train(beside(model=client_states), clients, rng, objective, message["model"])
@@ -88,16 +88,16 @@ def fedproto(fed: Federation, options: FedProtoOptions = FedProtoOptions()) -> A
         counts = of_class.sum(0)
         return {"means": sums / counts.clamp(min=1)[:, None], "counts": counts}
 
-    def server(state, clients, update, rng):
-        old, sent = state["prototypes"], update.received
+    def aggregate(server, clients, update, rng):
+        old, sent = server["prototypes"], update.received
         counts = sent["counts"] * upload(torch.tensor(update.sizes) > 0, old["counts"].device)[:, None]
         total = counts.sum(0)
         means = (counts[:, :, None] * sent["means"]).sum(0) / total.clamp(min=1)[:, None]
         means = torch.where((total > 0)[:, None], means, old["means"])
         known = {"means": means, "counts": torch.where(total > 0, total, old["counts"])}
-        return {"global": fed.mean_of_clients(state[CLIENTS], otherwise=state["global"]), "prototypes": known}
+        return {"global": fed.mean_of_clients(server[CLIENTS], otherwise=server["global"]), "prototypes": known}
 
-    return replace(own_models, init=init, send=send, client=client, server=server)
+    return replace(own_models, init=init, send=send, client=client, aggregate=aggregate)
 
 
 class Shown(nn.Module):
@@ -131,11 +131,5 @@ METHOD = Method(
     fedproto,
     FedProtoOptions(),
     clients="personalized",
-    refuses={
-        "exits": "compares the inputs of one classifier",
-        "privacy": "sends prototypes, and no model",
-        "masked": "trains on representations beside the logits, which it does not mask",
-        "tampering": "sends prototypes, and no model that could be tampered with",
-        "compression": "sends prototypes, and no update of a model",
-    },
+    lacks={"several_classifiers", "masked_logits", "changed_updates"},
 )

@@ -29,4 +29,4 @@ def fedprox(fed: Federation, options: FedProxOptions = FedProxOptions()) -> Algo
     return replace(fedavg(fed), client=client)
 
 
-METHOD = Method(fedprox, FedProxOptions(), sees="mean")
+METHOD = Method(fedprox, FedProxOptions(), mean_only=True)

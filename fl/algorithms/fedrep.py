@@ -57,9 +57,4 @@ def fedrep(fed: Federation, options: FedRepOptions = FedRepOptions()) -> Algorit
     return replace(split(fed, head), client=client)
 
 
-METHOD = Method(
-    fedrep,
-    FedRepOptions(),
-    clients="personalized",
-    refuses={"privacy": "keeps the mean of clients' heads beside the global body"},
-)
+METHOD = Method(fedrep, FedRepOptions(), clients="personalized")

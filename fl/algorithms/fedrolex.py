@@ -52,5 +52,5 @@ METHOD = Method(
     HeteroFLOptions(),
     clients="heterogeneous",
     labels=lambda options: options.own_rows,
-    refuses={"adapters": "rolls a window over channels, and adapters have ranks"},
+    lacks={"adapters"},
 )

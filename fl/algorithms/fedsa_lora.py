@@ -22,7 +22,4 @@ def fedsa_lora(fed: Federation) -> Algorithm:
     return split(fed, kept)
 
 
-METHOD = Method(
-    fedsa_lora, clients="personalized",
-    refuses={"privacy": "keeps the mean of clients' matrices beside the global model"},
-)  # fmt: skip
+METHOD = Method(fedsa_lora, clients="personalized")  # fmt: skip

@@ -19,4 +19,4 @@ def fedyogi(fed: Federation, options: FedAdamOptions = FedAdamOptions()) -> Algo
     return adaptive(fed, options.lr, options.beta1, options.tau, squares)
 
 
-METHOD = Method(fedyogi, FedAdamOptions(), sees="mean")
+METHOD = Method(fedyogi, FedAdamOptions(), mean_only=True)

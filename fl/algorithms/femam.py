@@ -9,7 +9,7 @@ from torch import Tensor
 from fl.algorithms.algorithm import Algorithm, Levels, Server
 from fl.algorithms.method import Method
 from fl.algorithms.parts.additive import Cache, Validation
-from fl.algorithms.parts.clustering import ASSIGNMENTS, COMPARED, Clustering, aggregate
+from fl.algorithms.parts.clustering import ASSIGNMENTS, COMPARED, Clustering, cluster_means
 from fl.algorithms.parts.levels import ClusterLevel, GlobalLevel, Kind, PersonalLevel, handed_out
 from fl.base.errors import FLError
 from fl.base.rng import Rng
@@ -98,15 +98,15 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
         structure = {"pathways": torch.cat([used[None], unused])}
         return {"global": start, **levels, "structure": structure, "progress": _begun(0, used, options)}
 
-    def training(state) -> tuple[int, Level]:
+    def training(server) -> tuple[int, Level]:
         """The newest level, with the model that each client trains."""
-        at = int(state["progress"]["level"])
-        return at, Level(state[names[at]], state["progress"]["members"])
+        at = int(server["progress"]["level"])
+        return at, Level(server[names[at]], server["progress"]["members"])
 
-    def send(state, clients, rng):
+    def send(server, clients, rng):
         """Line 5: the model of the newest level, and once those of the levels below."""
-        at, level = training(state)
-        message = {"levels": levels_of(state)[:at], **kinds[at].message(level, clients)}
+        at, level = training(server)
+        message = {"levels": levels_of(server)[:at], **kinds[at].message(level, clients)}
         if at and mean:
             message["share"] = upload(1 / (1 + count(message["levels"], n)[clients]), fed.data.device)
         return message
@@ -119,12 +119,12 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
         logits = cache.table(message["levels"]) if at else None
         return kind.sent(fed.train(starts, clients, rng, objectives[at], context, per_sample=logits))
 
-    def server(state, clients, update, rng):
+    def aggregate(server, clients, update, rng):
         """Lines 10 to 13 on the newest level, and at its end also lines 14 to 17 and line 2 for the next."""
-        (at, level), pathways, metrics = training(state), state["structure"]["pathways"], {}
-        kind, below = kinds[at], levels_of(state)[:at]
+        (at, level), pathways, metrics = training(server), server["structure"]["pathways"], {}
+        kind, below = kinds[at], levels_of(server)[:at]
         level = kind.collect(level, clients, update, rng)  # lines 10 to 12
-        progress = {**state["progress"], "rounds": state["progress"]["rounds"] + 1, "members": level.used}
+        progress = {**server["progress"], "rounds": server["progress"]["rounds"] + 1, "members": level.used}
         if at < last and not options.level_rounds:
             accuracy = torch.tensor([validation.accuracy(below, level)])
             progress["accuracy"] = torch.cat([progress["accuracy"][1:], accuracy])
@@ -134,18 +134,18 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
         if over:
             offers = len(kind.offers(level)) if prunes else 0
             metrics = handed_out(update.metrics, len(clients), level, kept, offers)
-            kept = kept._replace(models=aggregate(fed, kept.models, kept.used, clients, update))  # line 16
-        first = {"global": kind.mean(kept, otherwise=state["global"])} if at == 0 else {}
+            kept = kept._replace(models=cluster_means(fed, kept.models, kept.used, clients, update))  # line 16
+        first = {"global": kind.mean(kept, otherwise=server["global"])} if at == 0 else {}
         pathways = pathways.index_copy(0, torch.tensor([at]), kept.used[None])
-        state = {**state, **first, names[at]: kept.models, "structure": {"pathways": pathways}, "progress": progress}
+        server = {**server, **first, names[at]: kept.models, "structure": {"pathways": pathways}, "progress": progress}
         if over:  # line 2
-            state[names[at + 1]] = kinds[at + 1].begin(new_model(state, at + 1, rng))
-            state["progress"] = _begun(at + 1, torch.full((n,), -1), options)
-        return state, {**metrics, "level": at + 1, "models_used": (pathways >= 0).sum().item() / n}
+            server[names[at + 1]] = kinds[at + 1].begin(new_model(server, at + 1, rng))
+            server["progress"] = _begun(at + 1, torch.full((n,), -1), options)
+        return server, {**metrics, "level": at + 1, "models_used": (pathways >= 0).sum().item() / n}
 
-    def new_model(state, at: int, rng: Rng) -> State:
+    def new_model(server, at: int, rng: Rng) -> State:
         """What a level begins from: the same model for all of its clusters or clients."""
-        return state["global"] if options.start == "global" else fed.initial(Rng(rng.seed).torch("level", at))
+        return server["global"] if options.start == "global" else fed.initial(Rng(rng.seed).torch("level", at))
 
     def pruned(kind: Kind, level: Level, below: list[Level]) -> Level:
         """With the model that each client keeps (equation 9), -1 for those that are as well off without."""
@@ -158,20 +158,20 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
         keeps = (losses[0] - losses[1] > options.min_gain) | ~answered
         return level._replace(used=torch.where(keeps, level.used, -1))
 
-    def models(state):
-        levels = levels_of(state)
+    def models(server):
+        levels = levels_of(server)
         strangers = torch.where(count(levels, n) == 0, 0, -1)
-        return ClientModels([*levels, Level([state["global"]], strangers)], mean)
+        return ClientModels([*levels, Level([server["global"]], strangers)], mean)
 
-    def levels(state):
-        progress = state["progress"]
+    def levels(server):
+        progress = server["progress"]
         trained = int(progress["level"]) + bool(progress["rounds"])
-        return Levels(list(options.levels), state["structure"]["pathways"].tolist(), trained)
+        return Levels(list(options.levels), server["structure"]["pathways"].tolist(), trained)
 
-    def keeps(state):
-        return names[int(state["progress"]["level"])] == CLIENTS
+    def keeps(server):
+        return names[int(server["progress"]["level"])] == CLIENTS
 
-    return Algorithm(fed, init, client, server, send, models=models, keeps=keeps, levels=levels)
+    return Algorithm(fed, init, client, aggregate, send, models=models, keeps=keeps, levels=levels)
 
 
 def part_of(at: int, kind: str) -> str:
@@ -179,10 +179,10 @@ def part_of(at: int, kind: str) -> str:
     return CLIENTS if kind == "personal" else f"level{at + 1}"
 
 
-def levels_of(state: Server) -> list[Level]:
+def levels_of(server: Server) -> list[Level]:
     """The levels of a server, with the model that each client predicts with."""
-    pathways = state["structure"]["pathways"]
-    return [Level(state.get(f"level{at}", state.get(CLIENTS)), used) for at, used in enumerate(pathways, 1)]
+    pathways = server["structure"]["pathways"]
+    return [Level(server.get(f"level{at}", server.get(CLIENTS)), used) for at, used in enumerate(pathways, 1)]
 
 
 def pathways(options: FeMAMOptions, server: Server) -> tuple[tuple[str, ...], ClientModels]:
@@ -264,13 +264,7 @@ METHOD = Method(
     FeMAMOptions(),
     clients="personalized",
     columns={"level": int, "models_used": float},  # that trained in the round, from 1; a client's mean number
-    refuses={
-        "exits": "adds logits of one classifier to logits",
-        "privacy": "groups clients by what they send",
-        "masked": "adds logits to logits, masked or not",
-        "choosing": "averages the few models of a cluster",
-        "feedback": "trains another model on each level, and what was left unsent is of the last one's",
-    },
     pathways=pathways,
     validates=validates,
+    lacks={"several_classifiers", "masked_logits", "whole_average", "same_model"},
 )

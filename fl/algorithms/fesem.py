@@ -51,34 +51,25 @@ def fesem(fed: Federation, options: FeSEMOptions = FeSEMOptions(), flags: str = 
         nobody = torch.full((1, len(fed.clients)), -1)
         return {"global": start, "clusters": broadcast(start, options.clusters), "structure": {"pathways": nobody}}
 
-    def send(state, clients, rng):
-        (mapping,) = state["structure"]["pathways"]
-        return {"model": starts_of(state["clusters"], mapping, clients, state["global"])}
+    def send(server, clients, rng):
+        (mapping,) = server["structure"]["pathways"]
+        return {"model": starts_of(server["clusters"], mapping, clients, server["global"])}
 
-    def server(state, clients, update, rng):
-        (mapping,), clusters = state["structure"]["pathways"], state["clusters"]
+    def aggregate(server, clients, update, rng):
+        (mapping,), clusters = server["structure"]["pathways"], server["clusters"]
         clusters, mapping = clustering.update(clusters, mapping, clients, update, rng)
         mean = centre(fed, clusters, mapping)
         return {"global": mean, "clusters": clusters, "structure": {"pathways": mapping[None]}}
 
-    def models(state):
-        mapping = state["structure"]["pathways"][0]
+    def models(server):
+        mapping = server["structure"]["pathways"][0]
         used = torch.where(mapping < 0, options.clusters, mapping)
-        return ClientModels([Level([*unstack(state["clusters"]), state["global"]], used)])
+        return ClientModels([Level([*unstack(server["clusters"]), server["global"]], used)])
 
-    def levels(state):
-        return Levels([str(options.clusters)], state["structure"]["pathways"].tolist(), 1)
+    def levels(server):
+        return Levels([str(options.clusters)], server["structure"]["pathways"].tolist(), 1)
 
-    return replace(fedavg(fed), init=init, send=send, server=server, models=models, levels=levels)
+    return replace(fedavg(fed), init=init, send=send, aggregate=aggregate, models=models, levels=levels)
 
 
-METHOD = Method(
-    fesem,
-    FeSEMOptions(),
-    clients="personalized",
-    refuses={
-        "choosing": "averages the few models of a cluster",
-        "feedback": "moves clients between clusters, and what was left unsent is of the last one's model",
-        "privacy": "groups clients by what they send",
-    },
-)
+METHOD = Method(fesem, FeSEMOptions(), clients="personalized", lacks={"whole_average", "same_model"})

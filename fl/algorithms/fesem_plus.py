@@ -26,13 +26,4 @@ def fesem_plus(fed: Federation, options: FeSEMPlusOptions = FeSEMPlusOptions()) 
     return fine_tuned(fed, fesem(fed, options, "fesem-plus"), options.epochs)
 
 
-METHOD = Method(
-    fesem_plus,
-    FeSEMPlusOptions(),
-    clients="personalized",
-    refuses={
-        "choosing": "averages the few models of a cluster",
-        "feedback": "moves clients between clusters, and what was left unsent is of the last one's model",
-        "privacy": "groups clients by what they send",
-    },
-)
+METHOD = Method(fesem_plus, FeSEMPlusOptions(), clients="personalized", lacks={"whole_average", "same_model"})

@@ -158,12 +158,4 @@ def _places(runs: Runs | None) -> list[int] | slice:
     return slice(None) if runs is None else positions(runs)
 
 
-METHOD = Method(
-    fjord,
-    FjORDOptions(),
-    clients="heterogeneous",
-    refuses={
-        "adapters": "cuts models by width, and adapters have ranks",
-        "exits": "distils the output of one classifier",
-    },
-)
+METHOD = Method(fjord, FjORDOptions(), clients="heterogeneous", lacks={"adapters", "several_classifiers"})

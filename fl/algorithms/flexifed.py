@@ -58,20 +58,19 @@ def flexifed(fed: Federation, options: FlexiFedOptions = FlexiFedOptions()) -> A
                 kept |= {mine.entries[name][0].name: small[name] for name in missing}
         return {"global": deployed.extract(kept), "tree": kept}
 
-    def server(state, clients, update, rng):
+    def aggregate(server, clients, update, rng):
         each = [plans[client] for client in clients]
-        after = fed.average(update.received, update.sizes, state["tree"], plans=each)
+        after = fed.average(update.received, update.sizes, server["tree"], plans=each)
         return {"global": deployed.extract(after), "tree": after}
 
-    parts = of_parts(fed, lambda client: plans[client], server, lambda state: state["tree"])
+    parts = of_parts(fed, lambda client: plans[client], aggregate, lambda server: server["tree"])
     return replace(parts, init=init, plan=None)  # whose place is in the tree, not in the global model
 
 
 def _largest(fed: Federation, fleet: Fleet) -> int:
     """The first honest client with the global model's architecture, or the first of all."""
     shapes = {name: tuple(tensor.shape) for name, tensor in state(fed.model).items()}
-    bad = fed.attack.malicious if fed.attack else frozenset()
-    for client in sorted(range(len(fleet)), key=lambda client: client in bad):
+    for client in sorted(range(len(fleet)), key=lambda client: client in fed.malicious):
         if fleet[client].plan.small_shapes == shapes:
             return client
     raise FLError(
@@ -132,9 +131,4 @@ def _shared(paths: Sequence[list[Signature]]):
         yield position[0]
 
 
-METHOD = Method(
-    flexifed,
-    FlexiFedOptions(),
-    clients="heterogeneous",
-    refuses={"adapters": "cuts models by depth, and adapters have ranks"},
-)
+METHOD = Method(flexifed, FlexiFedOptions(), clients="heterogeneous", lacks={"adapters"})

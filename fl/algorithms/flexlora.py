@@ -20,19 +20,14 @@ def flexlora(fed: Federation) -> Algorithm:
     """
     ranks = global_ranks(fed, "flexlora averages the products of adapters, both of whose matrices are trained")
 
-    def server(state, clients, update, rng):
+    def aggregate(server, clients, update, rng):
         stacked = stack(*arrived(update))
         joint = rank_of(stacked)
         best, lost = resize(stacked, {module: min(rank, joint[module]) for module, rank in ranks.items()})
         mean, _ = resize(best, ranks, generator=rng.torch("rows"), how="truncate")  # few clients have fewer ranks
         return {"global": mean}, {"lost": sum(lost.values()) / len(lost)}
 
-    return of_ranks(fed, server)
+    return of_ranks(fed, aggregate)
 
 
-METHOD = Method(
-    flexlora,
-    clients="heterogeneous",
-    columns={"lost": float},
-    refuses={"tampering": "averages products of matrices, which rules for whole models do not know"},
-)
+METHOD = Method(flexlora, clients="heterogeneous", columns={"lost": float}, lacks={"plain_average"})

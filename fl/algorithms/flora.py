@@ -36,35 +36,30 @@ def flora(fed: Federation) -> Algorithm:
     if not fed.frozen.issuperset(bases.values()):
         raise FLError("flora changes the weights that adapters are beside, and here they are constants: use fl.build")
 
-    def send(state, clients, rng):
-        models = [without(one, bases.values()) for one in whole.send(state, clients, rng)["model"]]
-        return {"model": models, "base": broadcast({n: state["global"][n] for n in bases.values()}, len(clients))}
+    def send(server, clients, rng):
+        models = [without(one, bases.values()) for one in whole.send(server, clients, rng)["model"]]
+        return {"model": models, "base": broadcast({n: server["global"][n] for n in bases.values()}, len(clients))}
 
     def client(message, client_states, clients, rng):
         starts = [own | base for own, base in zip(message["model"], per_client(message["base"]))]
         update = fed.train(starts, clients, rng)
         return update._replace(received=[without(one, bases.values()) for one in update.received])
 
-    def server(state, clients, update, rng):
+    def aggregate(server, clients, update, rng):
         stacked = stack(*arrived(update))
         found, rest = factors(stacked)
         base, none = {}, {}
         for module, one in found.items():
             change = LowRank(layers[module].base_layer, one.a, one.b, layers[module].multiplier).change().detach()
-            base[bases[module]] = changed(state["global"][bases[module]], change)
+            base[bases[module]] = changed(server["global"][bases[module]], change)
             none |= one._replace(a=one.a[:0], b=one.b[:, :0]).state
         new = resize(none, ranks, generator=rng.torch("rows"), how="truncate").state
         down = sum(tensor.nbytes for tensor in stacked.values())
         models = down * update.metrics["models_down"] / update.metrics["bytes_down"]
         return {"global": rest | new | base}, {"bytes_down": down, "models_down": models}
 
-    whole = of_ranks(fed, server)
+    whole = of_ranks(fed, aggregate)
     return replace(whole, send=send, client=client)
 
 
-METHOD = Method(
-    flora,
-    clients="heterogeneous",
-    base_changes=True,
-    refuses={"tampering": "stacks adapters, which rules for whole models do not know"},
-)
+METHOD = Method(flora, clients="heterogeneous", base_changes=True, lacks={"plain_average"})

@@ -31,7 +31,7 @@ def flora_na(fed: Federation) -> Algorithm:
     global_ranks(fed, "flora_na combines both matrices of adapters")
     names = [name for one in factors(fed.initial())[0].values() for name in one.names]
 
-    def server(state, clients, update, rng):
+    def aggregate(server, clients, update, rng):
         rows = [row for row, size in enumerate(update.sizes) if size]
         sizes = torch.tensor([update.sizes[row] for row in rows], dtype=torch.float64)
         sent = [select(update.received[name], rows) for name in names]
@@ -43,7 +43,7 @@ def flora_na(fed: Federation) -> Algorithm:
         mean |= {name: torch.tensordot(one, t, 1) for name, one, t in zip(names, numbers, sent)}
         return {"global": mean}, {"lost": sum(lost for *_, lost in found) / len(found)}
 
-    return replace(fedavg(fed), server=server)
+    return replace(fedavg(fed), aggregate=aggregate)
 
 
 def combine(a: Tensor, b: Tensor, shares: Tensor) -> tuple[Tensor, Tensor, float]:
@@ -92,11 +92,4 @@ def _solved(h: Tensor, c: Tensor, x: Tensor) -> Tensor:
     return x + torch.linalg.pinv(h, hermitian=True, rtol=1e-12) @ (c - h @ x)
 
 
-METHOD = Method(
-    flora_na,
-    columns={"lost": float},
-    refuses={
-        "tampering": "combines clients' matrices with numbers of its own, which rules do not know",
-        "privacy": "looks at the matrices of each client",
-    },
-)
+METHOD = Method(flora_na, columns={"lost": float}, lacks={"plain_average"})

@@ -16,7 +16,6 @@ from fl.base.rng import Rng, draw
 from fl.base.settings import AtLeast1, number
 from fl.engine.work import Meter
 from fl.federation import Federation
-from fl.federation.defence import Defence
 from fl.partition import Split, Splits
 from surgery import State, broadcast, cosine, distance
 from surgery.transfer import download
@@ -54,12 +53,11 @@ def fltrust(fed: Federation, options: FLTrustOptions = FLTrustOptions()) -> Algo
     def trained_by_server(start: State, rng: Rng) -> State:
         own = everybody[draw(len(everybody), options.root, Rng(rng.seed).torch("root"))]
         clients = Splits.of([Split(own, own[:0], own[:0])])
-        server = replace(fed, clients=clients, participants=1, fleet=None, presence=None, truth=None, meter=Meter())
-        server = replace(server, pace=None, attack=None, defence=Defence())
+        server = replace(fed, clients=clients, participants=1, fleet=None, truth=None, meter=Meter(), training=())
         return server.train(broadcast(start, 1), [0], rng.apart("root")).states
 
-    def server(state, clients, update, rng):
-        old = state["global"]
+    def aggregate(server, clients, update, rng):
+        old = server["global"]
         own = trained_by_server(old, rng)
         root, steps = ({n: trained[n] - old[n] for n in fed.trainable} for trained in (own, update.received))
         nothing = {name: torch.zeros_like(tensor) for name, tensor in root.items()}
@@ -71,15 +69,7 @@ def fltrust(fed: Federation, options: FLTrustOptions = FLTrustOptions()) -> Algo
         moved = {n: old[n] + options.lr * (mean[n] - old[n]) for n in root} if options.lr != 1 else {}
         return {"global": mean | moved}, {"trusted": int((trust > 0).sum())}
 
-    return replace(fedavg(fed), server=server)
+    return replace(fedavg(fed), aggregate=aggregate)
 
 
-METHOD = Method(
-    fltrust,
-    FLTrustOptions(),
-    columns={"trusted": int},
-    refuses={
-        "privacy": "weighs single updates",
-        "choosing": "scales all updates to one length and weighs them itself",
-    },
-)
+METHOD = Method(fltrust, FLTrustOptions(), columns={"trusted": int}, lacks={"whole_average"})

@@ -68,10 +68,10 @@ def heterofl(
                 kept[client] = None if held.all() else counted_rows(fleet[client].model, held)
         return [kept[client] for client in clients]
 
-    def send(state, clients, rng):
-        return {"model": extract_all(state["global"], [window(client, rng.round) for client in clients])}
+    def send(server, clients, rng):
+        return {"model": extract_all(server["global"], [window(client, rng.round) for client in clients])}
 
-    def server(state, clients, update, rng):
+    def aggregate(server, clients, update, rng):
         plans = [window(client, rng.round) for client in clients]
         states, weights = update.received, update.sizes
         if options.own_rows:
@@ -80,10 +80,10 @@ def heterofl(
             plans = [plan.compose(inner) if inner else plan for plan, inner in zip(plans, own)]
         if not options.weighted:
             weights = [float(size > 0) for size in update.sizes]
-        return {"global": fed.average(states, weights, state["global"], plans=plans)}
+        return {"global": fed.average(states, weights, server["global"], plans=plans)}
 
     models = models_of(fed, lambda client: window(client, 0))
-    return replace(fedavg(fed), send=send, server=server, models=models, plan=fixed)
+    return replace(fedavg(fed), send=send, aggregate=aggregate, models=models, plan=fixed)
 
 
 def counted_rows(model: nn.Module, held: torch.Tensor) -> Plan:

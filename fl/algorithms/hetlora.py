@@ -25,13 +25,13 @@ def hetlora(fed: Federation) -> Algorithm:
     """
     ranks = global_ranks(fed, "hetlora weighs both matrices of adapters by their products")
 
-    def server(state, clients, update, rng):
+    def aggregate(server, clients, update, rng):
         states, sizes = arrived(update)
         padded = [resize(one, ranks, how="truncate").state for one in states]
         mean, found = average(padded, weights=sizes), [factors(one)[0] for one in padded]
         norms = torch.stack([torch.stack([norm(one[module]) for one in found]) for module in ranks]).cpu()
         held = [rank_of(one) for one in states]
-        for (module, old), shares in zip(factors(state["global"])[0].items(), norms):
+        for (module, old), shares in zip(factors(server["global"])[0].items(), norms):
             shares = shares if shares.any() else torch.ones_like(shares)  # nobody has learnt anything there
             a, b = average([one[module].state for one in found], weights=shares).values()
             most = max(one[module] for one in held)  # rows that nobody has stay: zeros would never learn again
@@ -39,7 +39,7 @@ def hetlora(fed: Federation) -> Algorithm:
             mean |= old._replace(a=a, b=b).state
         return {"global": mean}
 
-    return of_ranks(fed, server)
+    return of_ranks(fed, aggregate)
 
 
 def norm(one: Factors) -> torch.Tensor:
@@ -53,8 +53,4 @@ def norm(one: Factors) -> torch.Tensor:
     return torch.linalg.norm(b @ a.T)
 
 
-METHOD = Method(
-    hetlora,
-    clients="heterogeneous",
-    refuses={"tampering": "weighs clients by the norms of their products, which rules of the server do not know"},
-)
+METHOD = Method(hetlora, clients="heterogeneous", lacks={"plain_average"})

@@ -86,15 +86,15 @@ def inclusivefl(fed: Federation, options: InclusiveFLOptions = InclusiveFLOption
         start = average.init()
         return {**start, "momentum": {key: torch.zeros_like(start["own"][key]) for _, _, key, _ in learns}}
 
-    def server(state, clients, update, rng):
-        old, momentum = state["own"], state["momentum"]
-        after = average.server(state, clients, update, rng)
+    def aggregate(server, clients, update, rng):
+        old, momentum = server["own"], server["momentum"]
+        after = average.aggregate(server, clients, update, rng)
         took = {fleet.owned[client] for client, size in zip(clients, update.sizes) if size}
         for small, _, key, _ in learns:
             if small in took:
                 update_of_own = after["own"][key] - old[key]
                 after["own"][key] = old[key] + (1 - options.beta) * update_of_own + options.beta * momentum[key]
-        means = {kind: mean_update(state, clients, update, kind) for kind in took.intersection(order[1:])}
+        means = {kind: mean_update(server, clients, update, kind) for kind in took.intersection(order[1:])}
         fresh = {
             key: torch.stack([means[large][name] for name in above]).mean(0)
             for _, large, key, above in learns
@@ -102,7 +102,7 @@ def inclusivefl(fed: Federation, options: InclusiveFLOptions = InclusiveFLOption
         }
         return {**after, "momentum": momentum | fresh}
 
-    return replace(average, init=init, server=server)
+    return replace(average, init=init, aggregate=aggregate)
 
 
 def _from_small_to_large(plans: Sequence[Plan], depths: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -145,10 +145,4 @@ def _read_from(plan: Plan, full: Collection[str]) -> set[str]:
     return {name for name, sources in plan.entries.items() if sources[0].name in full}
 
 
-METHOD = Method(
-    inclusivefl, InclusiveFLOptions(), clients="heterogeneous",
-    refuses={
-        "adapters": "cuts models by depth, and adapters have ranks",
-        "exits": "has one classifier for each depth (depthfl and scalefl are for models with exits)",
-    },
-)  # fmt: skip
+METHOD = Method(inclusivefl, InclusiveFLOptions(), clients="heterogeneous", lacks={"adapters", "several_classifiers"})

@@ -13,10 +13,4 @@ def indep(fed: Federation) -> Algorithm:
     return fedmr(fed, FedMROptions(segment_fraction=1.0))
 
 
-METHOD = Method(
-    indep,
-    refuses={
-        "feedback": "gives a client another model in each round, and what was left unsent is of the last one's",
-        "privacy": "sends clients' models on as they are",
-    },
-)
+METHOD = Method(indep, lacks={"same_model"})

@@ -19,26 +19,18 @@ def local(fed: Federation) -> Algorithm:
     send their models, it stays the initial model.
     """
 
-    def send(state, clients, rng):
+    def send(server, clients, rng):
         return {}
 
     def client(message, client_states, clients, rng):
         update = fed.train(client_states, clients, rng)
         return update._replace(received={}, client_states=update.states)
 
-    def server(state, clients, update, rng):
-        mean = fed.mean_of_clients(state[CLIENTS], otherwise=state["global"])
+    def aggregate(server, clients, update, rng):
+        mean = fed.mean_of_clients(server[CLIENTS], otherwise=server["global"])
         return {"global": mean}
 
-    return replace(with_own_models(fed), send=send, client=client, server=server)
+    return replace(with_own_models(fed), send=send, client=client, aggregate=aggregate)
 
 
-METHOD = Method(
-    local,
-    clients="personalized",
-    refuses={
-        "tampering": "sends nothing that could be tampered with",
-        "compression": "sends nothing",
-        "privacy": "sends nothing that could be seen",
-    },
-)
+METHOD = Method(local, clients="personalized", lacks={"changed_updates"})

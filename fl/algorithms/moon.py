@@ -110,12 +110,4 @@ def contrastive(loss: Loss, mu: float, temperature: float) -> Objective:
     return objective
 
 
-METHOD = Method(
-    moon,
-    MOONOptions(),
-    refuses={
-        "exits": "compares the inputs of one classifier",
-        "masked": "has an objective of representations, which it does not mask",
-    },
-    sees="mean",
-)
+METHOD = Method(moon, MOONOptions(), mean_only=True, lacks={"several_classifiers", "masked_logits"})

@@ -78,9 +78,4 @@ def _apart(model: nn.Module, plan: Plan) -> set[str]:
     }
 
 
-METHOD = Method(
-    nefl,
-    NeFLOptions(),
-    clients="heterogeneous",
-    refuses={"adapters": "cuts models by width and depth, and adapters have ranks"},
-)
+METHOD = Method(nefl, NeFLOptions(), clients="heterogeneous", lacks={"adapters"})

@@ -107,4 +107,4 @@ def by_halves(loss: Loss) -> Objective:
     return objective
 
 
-METHOD = Method(perfedavg, PerFedAvgOptions(), clients="personalized", sees="mean")
+METHOD = Method(perfedavg, PerFedAvgOptions(), clients="personalized", mean_only=True)

@@ -67,13 +67,13 @@ def pfedme(fed: Federation, options: PFedMeOptions = PFedMeOptions()) -> Algorit
         sent = pair.copy_of(trained.received)
         return trained._replace(states=sent, received=sent, client_states=pair.personal_of(trained.states))
 
-    def server(state, clients, update, rng):
+    def aggregate(server, clients, update, rng):
         mean = fed.average(update.received, update.sizes)
         for name in pair.learnt:
-            mean[name] = torch.lerp(state["global"][name], mean[name], options.mixing)
+            mean[name] = torch.lerp(server["global"][name], mean[name], options.mixing)
         return {"global": mean}
 
-    return replace(with_own_models(fed), client=client, server=server)
+    return replace(with_own_models(fed), client=client, aggregate=aggregate)
 
 
 class Pair(nn.Module):
@@ -176,4 +176,4 @@ def _halves(values: Sequence) -> tuple[Sequence, Sequence]:
     return values[:half], values[half:]
 
 
-METHOD = Method(pfedme, PFedMeOptions(), clients="personalized", sees="mean")
+METHOD = Method(pfedme, PFedMeOptions(), clients="personalized", mean_only=True)

@@ -54,47 +54,40 @@ def scaffold(fed: Federation, options: ScaffoldOptions = ScaffoldOptions()) -> A
         start = fed.initial()
         return {name: 0 * start[name] for name in fed.trainable}
 
-    def mean_gradients(start, trained, clients, rng):  # (x - y_i) / (K_i eta)
+    def mean_gradients(start, trained, steps, rng):  # (x - y_i) / (K_i eta)
         rate = fed.local.optimizer.lr * fed.local.schedule(rng.round)
-        counts = (gradients_of(fed, clients) * rate).clamp(min=1e-30)  # a schedule may end at 0, and nobody moves
+        counts = (gradients_of(fed, steps) * rate).clamp(min=1e-30)  # a schedule may end at 0, and nobody moves
         counts = upload(counts, fed.data.device)
         return {name: (start[name] - trained[name]) / of_shape(counts, trained[name]) for name in fed.trainable}
 
     def init():
         return {"global": fed.initial(), "control": zeros(), CLIENTS: fed.client_states(zeros())}
 
-    def send(state, clients, rng):
-        return {"model": broadcast(state["global"], len(clients)), "control": broadcast(state["control"], len(clients))}
+    def send(server, clients, rng):
+        return {
+            "model": broadcast(server["global"], len(clients)),
+            "control": broadcast(server["control"], len(clients)),
+        }
 
     def client(message, client_states, clients, rng):
         start, control = message["model"], message["control"]
         shift = {name: control[name] - tensor for name, tensor in client_states.items()}
         update = fed.train(start, clients, rng, objective, {"shift": shift})
-        mean = mean_gradients(start, update.states, clients, rng)
+        mean = mean_gradients(start, update.states, update.steps, rng)
         return update._replace(client_states={name: mean[name] - shift[name] for name in shift})
 
-    def server(state, clients, update, rng):
-        old, control = state["global"], state["control"]
+    def aggregate(server, clients, update, rng):
+        old, control = server["global"], server["control"]
         arrived = [float(size > 0) for size in update.sizes]
         mean = fed.average(update.received, arrived)
         start = broadcast(old, len(clients))
-        change = {n: g - control[n] for n, g in mean_gradients(start, update.received, clients, rng).items()}
+        change = {n: g - control[n] for n, g in mean_gradients(start, update.received, update.steps, rng).items()}
         share = sum(arrived) / len(fed.clients)
         moved = {n: old[n] + options.lr * (mean[n] - old[n]) for n in control}
         average = fed.average(change, arrived)
         return {"global": mean | moved, "control": {n: tensor + share * average[n] for n, tensor in control.items()}}
 
-    return replace(fedavg(fed), init=init, send=send, client=client, server=server)
+    return replace(fedavg(fed), init=init, send=send, client=client, aggregate=aggregate)
 
 
-METHOD = Method(
-    scaffold,
-    ScaffoldOptions(),
-    refuses={
-        **dict.fromkeys(
-            ("tampering", "compression"),
-            "has control variates of what clients train, which the server would not receive",
-        ),
-        "privacy": "has control variates of clients beside their models",
-    },
-)
+METHOD = Method(scaffold, ScaffoldOptions(), lacks={"changed_updates"})

@@ -87,9 +87,4 @@ def from_the_last(loss: Loss, temperature: float, rising: bool, distils: bool) -
     return objective
 
 
-METHOD = Method(
-    scalefl,
-    ScaleFLOptions(),
-    clients="heterogeneous",
-    refuses={"adapters": "cuts models by width and depth, and adapters have ranks"},
-)
+METHOD = Method(scalefl, ScaleFLOptions(), clients="heterogeneous", lacks={"adapters"})

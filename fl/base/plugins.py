@@ -15,7 +15,7 @@ from typing import Any
 from fl.base.errors import FLError
 from surgery.errors import first_line
 
-GROUPS = {what: f"layer_surgery.{what}" for what in ("datasets", "models", "algorithms")}
+GROUPS = {what: f"layer_surgery.{what}" for what in ("datasets", "models", "algorithms", "extensions")}
 
 
 def declared(package: str, name: str, kind: type) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from fl.models.fleet import Fleet, make_fleet
 from fl.models.init import find
 from fl.models.library import spec_class
 from fl.partition import Parts, Split, Splits
-from fl.runs.assembly import make_algorithm, make_models, model_spec, pick_device, training
+from fl.runs.assembly import make_method, make_models, model_spec, pick_device, training
 from fl.runs.evaluate import score_clients
 from fl.secure import Client
 from fl.settings import Config
@@ -228,7 +228,7 @@ class Node:
         key = {name: asked[name] for name in made_of}
         if self._key != key:
             self._fed = self._federation(**key)
-            self._algorithm = make_algorithm(Config.from_yaml(asked["config"]), self._fed)
+            self._algorithm = make_method(Config.from_yaml(asked["config"]), self._fed)
             self._validation: Validation | None = None
             self._key = key
         return asked, self._on_device(request.tensors)

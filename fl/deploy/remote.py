@@ -24,7 +24,6 @@ from fl.deploy.nodes import Link, Nodes, Waiting
 from fl.deploy.secret import SecretExchange, take_key
 from fl.engine.constants import digest as base_digest
 from fl.federation import Federation
-from fl.federation.attack import AttackOptions
 from fl.federation.client_models import ClientModels, Level
 from fl.federation.clients import Message, at_nodes
 from fl.federation.scores import SCORES, task_of
@@ -46,10 +45,9 @@ def check_settings(config: Config) -> None:
     """Raise FLError for settings that runs with clients on other machines do not have."""
     if len(config.runs()) > 1:
         raise FLError("nodes train one method with one seed at a time: give one --algorithm and one of --seeds")
-    if config.attack != AttackOptions():
-        raise FLError("--attack simulates malicious clients: with real ones leave it out")
-    if config.compression.on:
-        raise FLError("--compression.kind is for simulations: nodes send whole models, so leave it out")
+    for name, one in config.extensions().items():
+        if one.simulated:
+            raise FLError(f"--{name} is for simulated clients, and these are on other machines: leave it out")
     if ALGORITHMS[config.algorithm[0]].base_changes:
         raise FLError(
             f"{config.algorithm[0]} changes the weights beside adapters, and between machines only adapters travel: "
@@ -141,11 +139,6 @@ class Remote:
 
     def client_states(self, start: State) -> State:
         """See `RemoteClients.client_states`."""
-        if self.federation.defence.clip:
-            raise FLError(
-                "--defence.clip clips what clients send, and with models of their own on other machines a method sends "
-                "only a part of what it trains: leave it out"
-            )
         begin = {f"{_START}{name}": tensor for name, tensor in start.items()}
         return {"run": torch.tensor(_number()), "version": torch.zeros(len(self.splits), dtype=torch.int64), **begin}
 
@@ -214,7 +207,7 @@ class Remote:
         sizes = self._sizes(clients, came)
         start = message.get("model", {})
         trained = states if isinstance(start, list) else stack(states) if start else {}
-        return ClientUpdate(trained, loss, sizes, fed.clipped(trained, start, sizes))
+        return ClientUpdate(trained, loss, sizes, trained, steps=fed.steps(clients))
 
     def _sizes(self, clients: Sequence[int], came: Collection[int]) -> tuple[int, ...]:
         """The numbers of samples of clients, 0 for those at other positions than these."""

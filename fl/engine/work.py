@@ -104,13 +104,14 @@ class Meter:
 
     Attributes:
         flops: of forward passes in local training; a training step costs about three of them.
-        seconds: of simulated time, of whoever took longest (`fl.federation.pace`).
+        metrics: columns of metrics.csv that what wraps local training has measured.
     """
 
     def __init__(self) -> None:
-        self.flops, self.seconds = 0, 0.0
+        self.flops = 0
+        self.metrics: dict[str, float] = {}
 
     def read(self) -> int:
         """Return the operations since the last reading, and begin anew."""
-        flops, self.flops, self.seconds = self.flops, 0, 0.0
+        flops, self.flops, self.metrics = self.flops, 0, {}
         return flops

@@ -2,16 +2,41 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fl.base.errors import Diverged
 from fl.federation.cohort import States, replace_rows, select, stacks
+from fl.federation.trainer import Stage, Trainer, Training
+from fl.federation.update import ClientUpdate
 from surgery import Stack, State
 
 _log = logging.getLogger("fl")
+
+
+class WithoutDiverged(NamedTuple):
+    """The middleware that drops clients whose loss or weights are no longer finite, see `drop_failed`."""
+
+    @property
+    def stage(self) -> Stage:
+        """Where it stands."""
+        return Stage.DIVERGENCE
+
+    def __call__(self, fed: Any, train: Trainer) -> Trainer:
+        """Wrap local training."""
+
+        def run(training: Training) -> ClientUpdate:
+            update, cohort = train(training), training.cohort
+            received, sizes = drop_failed(
+                update.received, update.loss, cohort.states, cohort.clients, update.sizes, training.rng.round
+            )
+            is_one = update.received is update.states
+            states = received if is_one else restored(update.states, cohort.states, sizes)
+            return update._replace(states=states, sizes=sizes, received=received)
+
+        return run
 
 
 def drop_failed(

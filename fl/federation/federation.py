@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -10,32 +11,28 @@ from torch import Tensor, nn
 import surgery
 from fl.base.errors import FLError
 from fl.base.rng import Rng, draw
-from fl.base.settings import check_values
 from fl.data import Dataset
 from fl.distributed import current
 from fl.engine import Group, Job, progress, train
 from fl.engine.batches import filled, make_batches
+from fl.engine.losses import cross_entropy
 from fl.engine.objectives import Ascent, Objective, masked
 from fl.engine.work import Meter, flops
-from fl.federation.attack import Attack
+from fl.federation.aggregator import Aggregator, WeightedMean
 from fl.federation.clients import RemoteClients
 from fl.federation.cohort import Cohort, States, classes_held, joined, per_client, select, with_entry
-from fl.federation.compression import Compression
-from fl.federation.defence import Defence
-from fl.federation.divergence import drop_failed, restored
+from fl.federation.divergence import WithoutDiverged
 from fl.federation.inference import collect, infer, infer_each, lacks_statistics
 from fl.federation.last_value import LastValue
 from fl.federation.local_training import LocalObjective, LocalTraining
-from fl.federation.pace import Pace, late
-from fl.federation.presence import Presence
-from fl.federation.privacy import Privacy
-from fl.federation.requirements import REQUIREMENTS
 from fl.federation.scores import Metric
+from fl.federation.trainer import Middleware, Trainer, Training
 from fl.federation.update import ClientUpdate
 from fl.models.fleet import Fleet, uniform
 from fl.models.init import Start
 from fl.partition import Splits
 from surgery import Plan, Stack, State, broadcast
+from surgery.adapters import adapted_layers
 from surgery.states import as_stack, stack_size
 from surgery.transfer import upload
 from zoo import Spec
@@ -56,17 +53,14 @@ class Federation:
         spec: what makes the model; None for one that was given as a module.
         fleet: each client's architecture, for methods in which they differ; the model is then the global one, which
             contains them all. None: all clients have the model.
-        presence: the rounds in which each client takes part; None: all are there in every round.
         start: the trained weights that the run begins with; None: they are drawn.
         truth: the cluster that each client's data were dealt out in, on each level: [levels, clients]; None: unknown.
-        pace: how fast each client is, and how long the server waits, in simulated time; None: for all, as long as they
-            take.
         remote: the clients, if they are on other machines and train there; None: all are simulated here. The client and
             server functions of methods do not look at it: `client_states` and `mean_of_clients` do what depends on it.
-        attack: malicious clients and what they do; None: all are honest.
-        defence: how the server averages, see `average`.
-        compression: how clients compress what they send.
-        privacy: what the server hides of each client, see `fl.algorithms.parts.private`.
+        training: what wraps local training, in any order, see `fl.federation.trainer`.
+        aggregator: how the server averages, see `average`.
+        malicious: clients that evaluations leave out.
+        report: (federation, clients) -> the classes that they say they have; None: the truth.
         metrics: what evaluations measure beside the scores of every run.
         meter: adds up what the clients compute.
 
@@ -89,15 +83,13 @@ class Federation:
     create: Callable[[torch.Generator], nn.Module] | None = None
     spec: Spec | None = None
     fleet: Fleet | None = None
-    presence: Presence | None = None
     start: Start | None = None
     truth: Tensor | None = None
-    pace: Pace | None = None
     remote: RemoteClients | None = None
-    attack: Attack | None = None
-    defence: Defence = Defence()
-    compression: Compression = Compression()
-    privacy: Privacy = Privacy()
+    training: Sequence[Middleware] = ()
+    aggregator: Aggregator = WeightedMean()
+    malicious: frozenset[int] = frozenset()
+    report: Callable[["Federation", Sequence[int]], Tensor] | None = None
     metrics: Sequence[Metric] = ()
     meter: Meter = field(default_factory=Meter, repr=False, compare=False)
     _classes: dict[int, Tensor] = field(init=False, default_factory=dict, repr=False, compare=False)
@@ -116,17 +108,13 @@ class Federation:
         if not isinstance(self.local, LocalTraining):
             raise FLError(f"Federation(local={self.local!r}): give LocalTraining(epochs=1, batch_size=20, ...)")
         self.local.check(self.data)
-        check_values(self.defence, "defence")
-        if self.defence.chooses and self.pace and self.pace.deadline and not self.pace.partial:
-            raise FLError(
-                f"--defence.rule {self.defence.rule} needs all clients of a round, and --pace.late drop leaves some "
-                "out: take partial"
-            )
-        check_values(self.compression, "compression")
-        if self.compression.on and self.defence.clip:
-            raise FLError("--defence.clip cuts updates before --compression.kind changes them again: leave one out")
-        check_values(self.privacy, "privacy")
-        self.defence.check_number(self.participants, "the participants of a round")
+        for one in self.training if self.aggregator.chooses else ():
+            if getattr(one, "leaves_out", False):
+                rule, other = (", ".join(getattr(part, "needs", {}).values()) for part in (self.aggregator, one))
+                raise FLError(
+                    f"{rule or 'the aggregator'} needs all clients of a round, and {other or one} leaves some out: "
+                    "drop one of the two"
+                )
 
     def with_local(self, **settings: Any) -> "Federation":
         """The same clients, who train with other settings, named as in `LocalTraining`."""
@@ -183,12 +171,11 @@ class Federation:
         return {name: tensor.clone() for name, tensor in surgery.state(model).items()}
 
     def sample(self, rng: Rng) -> list[int]:
-        """K different clients of those who are there, drawn uniformly and in random order.
+        """Draw K different clients uniformly, in random order.
 
         They are the same for every method in the same round with the same seed.
         """
-        there = self.presence.at(rng.round) if self.presence else range(len(self.clients))
-        return [there[i] for i in draw(len(there), self.participants, rng.torch("sample"))]
+        return draw(len(self.clients), self.participants, rng.torch("sample"))
 
     def average(
         self,
@@ -199,14 +186,14 @@ class Federation:
         plans: Sequence[Plan] | None = None,
         factors: Mapping[str, Tensor] | None = None,
     ) -> State | Stack:
-        """Average the models that clients send as the server does: `Defence.average`.
+        """Average the models that clients send, by the server's rule.
 
         Frozen parameters stay the same: those of the models, or with plans those of the fallback.
 
         Args:
             models, weights, fallback, plans, factors: as for `surgery.average`.
         """
-        mean = self.defence.average(models, weights, fallback, self.trainable, plans=plans, factors=factors)
+        mean = self.aggregator.average(models, weights, fallback, self.trainable, plans=plans, factors=factors)
         if plans is None:
             return self.keep_frozen(dict(as_stack(models)), mean)
         if not (frozen := self.frozen):
@@ -216,22 +203,26 @@ class Federation:
         kept -= set(self.trainable)  # a frozen block may stand for deeper ones that are trained
         return mean | {name: fallback[name].clone() for name in kept}
 
-    @property
-    def requirements(self) -> set[str]:
-        """Names of the `fl.federation.requirements.REQUIREMENTS` that this federation has."""
-        return {what for what, one in REQUIREMENTS.items() if one.by_federation(self)}
+    def needs(self) -> dict[str, str]:
+        """Return what a method must be able to do here, see `fl.federation.capabilities`, and what asks for it."""
+        found: dict[str, str] = {}
+        if self.local.masked:
+            found["masked_logits"] = "--masked-loss"
+        if self.local.loss is not cross_entropy:
+            found["any_loss"] = "--loss, --label-smoothing and --class-weights"
+        if getattr(self.model, "exits", False):
+            found["several_classifiers"] = "--exits"
+        if next(adapted_layers(self.model), None):
+            found["adapters"] = "--adapters.kind"
+        if self.fleet and len(self.fleet.architectures) > 1:
+            found["architectures"] = "--architectures and --adapters.ranks"
+        for part in (*self.training, self.aggregator):
+            found |= getattr(part, "needs", {})
+        return found
 
     def reported_classes(self, clients: Sequence[int]) -> Tensor:
-        """Return which classes (of text: tokens) each client says its training samples have: bool [K, classes].
-
-        Malicious clients add those of their spoilt samples: they train on both, and say so.
-        """
-        classes = self.true_classes(clients)
-        if rows := self.attack.rows(clients) if self.attack else []:
-            spoilt = classes_held(self.attack.data, self.clients.train, [clients[row] for row in rows])
-            index = upload(torch.tensor(rows), classes.device)
-            classes = classes.index_copy(0, index, classes[index] | spoilt)
-        return classes
+        """Return which classes (of text: tokens) each client says its training samples have: bool [K, classes]."""
+        return self.report(self, clients) if self.report else self.true_classes(clients)
 
     def true_classes(self, clients: Sequence[int]) -> Tensor:
         """Return which classes (of text: tokens) the true training samples of each client have: bool [K, classes].
@@ -275,10 +266,9 @@ class Federation:
         per_sample: Tensor | None = None,
         models: Sequence[nn.Module] | None = None,
     ) -> ClientUpdate:
-        """Train the k-th of the clients from the k-th of the starts. See `fl.engine.train`.
+        """Train the k-th of the clients from the k-th of the starts, within what wraps local training (`training`).
 
-        A client whose loss or weights are no longer finite is dropped, see `drop_failed`. Malicious clients train a
-        second time, on spoilt data, and send a mixture of the two results. Updates are clipped if the defence says so.
+        A client whose loss or weights are no longer finite is dropped, see `fl.federation.divergence`.
 
         Args:
             starts: a stack [K, ...]; or a list of K states of several architectures, which train as if one by one.
@@ -292,7 +282,7 @@ class Federation:
             Diverged: if all clients have to be dropped.
             FLError: for a stack if clients have models of several architectures.
         """
-        parts, k = self.clients.train, len(clients)
+        k = len(clients)
         mixed = isinstance(starts, list)
         if not mixed and self.fleet is not None and len(self.fleet.architectures) > 1:
             raise FLError(
@@ -304,73 +294,33 @@ class Federation:
             raise FLError(f"{given} starting states for {k} clients: give one each, and as many models and contexts")
         if models is None:
             models = self.models_of(clients) if mixed else [self.model] * k
-        cohort = Cohort(clients, models, starts)
         context = list(context or [{}] * k) if mixed else context or {}
         each = LocalObjective(objective or self.local.objective, context, ascent, per_sample)
-        passes = self.local.epochs * self.local.repeats * (2 if ascent else 1)
-        wanted, done = self._all_steps(clients), self.steps(clients, models, bool(ascent))
-        if self.pace:
-            ends = self.seconds(clients, models, bool(ascent))
-            self.meter.seconds = max(self.meter.seconds, *(min(end, self.pace.deadline or end) for end in ends))
-        for client, model, all_steps, made in zip(clients, models, wanted, done):
-            samples = self.local.samples_of_epoch(len(parts[client]), parts)
-            self.meter.flops += passes * samples * flops(model, self.data) * made // all_steps
-        states, loss = self._run(cohort, self._masked(cohort, each), rng)
-        rows = self.attack.rows(clients) if self.attack else []
-        sent = self._amplified(states, rows, cohort, each, rng) if rows else states
-        received, arrived = drop_failed(sent, loss, starts, clients, [len(parts[c]) for c in clients], rng.round)
-        if self.pace and any(missing := late(done, wanted, self.pace.partial)):
-            arrived = tuple(0 if gone else size for gone, size in zip(missing, arrived))
-            received = restored(received, starts, arrived)
-        states = restored(states, starts, arrived) if sent is not states or self.pace else received
-        return ClientUpdate(states, loss, arrived, self.clipped(received, starts, arrived))
+        return self.trainer(Training(Cohort(clients, models, starts), each, rng, self.steps(clients)))
 
-    def _all_steps(self, clients: Sequence[int]) -> list[int]:
+    @cached_property
+    def trainer(self) -> Trainer:
+        """What `train` calls: local training within its middlewares, in the order of their stages."""
+        trainer: Trainer = self.train_cohort
+        for middleware in sorted((WithoutDiverged(), *self.training), key=lambda one: one.stage):
+            trainer = middleware(self, trainer)
+        return trainer
+
+    def train_cohort(self, training: Training) -> ClientUpdate:
+        """Train a cohort, and nothing else: see `fl.engine.train`. The server receives what was trained."""
+        cohort, objective, _, steps = training
+        parts, passes = self.clients.train, self.local.epochs * self.local.repeats * (2 if objective.ascent else 1)
+        for client, model, made, every in zip(cohort.clients, cohort.models, steps, self.steps(cohort.clients)):
+            samples = self.local.samples_of_epoch(len(parts[client]), parts)
+            self.meter.flops += passes * samples * flops(model, self.data) * made // every
+        states, loss = self._run(training._replace(objective=self._masked(cohort, objective)))
+        return ClientUpdate(states, loss, tuple(len(parts[client]) for client in cohort.clients), states, steps=steps)
+
+    def steps(self, clients: Sequence[int]) -> tuple[int, ...]:
+        """Count the steps that clients make in a round if nobody stops them."""
         size, parts = self.local.size_of_batches(self.clients.train), self.clients.train
         per_batch = self.local.epochs * self.local.repeats
-        return [filled(len(parts[client]), size) // size * per_batch for client in clients]
-
-    def steps(
-        self, clients: Sequence[int], models: Sequence[nn.Module] | None = None, ascent: bool = False
-    ) -> list[int]:
-        """How many steps clients make in a round: all, or those that they have made by the deadline.
-
-        Args:
-            models: the architecture of each; None: as the fleet says.
-            ascent: whether each step takes two gradients.
-        """
-        every = self._all_steps(clients)
-        if not self.pace:
-            return every
-        cost = self._samples_of_a_step(clients, models, ascent)
-        return [self.pace.steps_done(client, n, one) for client, n, one in zip(clients, every, cost)]
-
-    def seconds(
-        self, clients: Sequence[int], models: Sequence[nn.Module] | None = None, ascent: bool = False
-    ) -> list[float]:
-        """Compute how long clients would take for a round at their pace, in simulated seconds, without a deadline.
-
-        See `steps`.
-        """
-        assert self.pace
-        every, cost = self._all_steps(clients), self._samples_of_a_step(clients, models, ascent)
-        return [self.pace.seconds(client, n, one) for client, n, one in zip(clients, every, cost)]
-
-    def _samples_of_a_step(
-        self, clients: Sequence[int], models: Sequence[nn.Module] | None = None, ascent: bool = False
-    ) -> list[float]:
-        """Samples of the global model that take as long as one step of each client."""
-        samples = self.local.size_of_batches(self.clients.train) * (2 if ascent else 1)
-        models, whole = models or self.models_of(clients), flops(self.model, self.data)
-        return [samples * (flops(model, self.data) / whole if whole else 1.0) for model in models]
-
-    def clipped(self, states: States, starts: States, sizes: Sequence[int]) -> States:
-        """The states as the server takes them, whose steps from the starts are clipped if the defence says so.
-
-        Args:
-            sizes: 0 for clients that were dropped.
-        """
-        return self.defence.clipped(states, starts, sizes, self.trainable) if self.defence.clip else states
+        return tuple(filled(len(parts[client]), size) // size * per_batch for client in clients)
 
     def _masked(self, cohort: Cohort, each: LocalObjective) -> LocalObjective:
         """What clients minimise: if they train so, with logits of 0 for classes that they do not have."""
@@ -379,32 +329,27 @@ class Federation:
         context = with_entry(each.context, "held", self.true_classes(cohort.clients))
         return each._replace(objective=masked(each.objective), context=context)
 
-    def _amplified(self, honest: States, rows: Sequence[int], cohort: Cohort, each: LocalObjective, rng: Rng) -> States:
-        """What the clients send of whom those in these rows are malicious, and train on spoilt data as well."""
-        spoilt, malicious = replace(self, data=self.attack.data), cohort.select(rows)
-        learnt, _ = spoilt._run(malicious, spoilt._masked(malicious, each.select(rows)), rng)
-        return self.attack.amplified(honest, malicious.states, learnt, rows, self.trainable.keys())
-
     @property
-    def _run(self) -> Callable[[Cohort, LocalObjective, Rng], tuple[States, Tensor]]:
+    def _run(self) -> Callable[[Training], tuple[States, Tensor]]:
         """How clients train here: `_in_chunks`, on several ranks if there are some."""
         return self._over_ranks if current().sharing else self._in_chunks
 
-    def _over_ranks(self, cohort: Cohort, each: LocalObjective, rng: Rng) -> tuple[States, Tensor]:
+    def _over_ranks(self, training: Training) -> tuple[States, Tensor]:
         """As `_in_chunks`; every rank trains its share of the clients."""
 
         def some(rows: Sequence[int]) -> list[tuple[State, Tensor]]:
-            states, losses = self._in_chunks(cohort.select(rows), each.select(rows), rng)
+            states, losses = self._in_chunks(training.select(rows))
             return list(zip(per_client(states), losses))
 
-        parts = self.clients.train
+        parts, cohort = self.clients.train, training.cohort
         samples = [filled(len(parts[client]), self.local.size_of_batches(parts)) for client in cohort.clients]
         work = [n * max(1, flops(model, self.data)) for n, model in zip(samples, cohort.models)]
         states, losses = zip(*current().shared(work, some))
         return list(states) if isinstance(cohort.states, list) else surgery.stack(states), torch.stack(losses)
 
-    def _in_chunks(self, cohort: Cohort, each: LocalObjective, rng: Rng) -> tuple[States, Tensor]:
+    def _in_chunks(self, training: Training) -> tuple[States, Tensor]:
         """The trained states, in the form of the cohort's, and the losses [K]. A few clients train at a time."""
+        cohort, objective, rng, steps = training
         parts, k = [], len(cohort.clients)
         chunk = self.local.max_parallel_clients or k
         progress.begin(k)
@@ -415,19 +360,32 @@ class Federation:
             groups = []
             for rows in alike.values():
                 clients, starts = [cohort.clients[row] for row in rows], select(cohort.states, rows, stacked=True)
-                each_of_them = each.select(rows, stacked=True)
-                groups.append(self.group(cohort.models[rows[0]], starts, clients, each_of_them, rng))
+                each = objective.select(rows, stacked=True)
+                model, limits = cohort.models[rows[0]], [steps[row] for row in rows]
+                groups.append(self.group(model, starts, clients, each, rng, limits))
             parts += zip(alike.values(), train(groups, self.local.backend, self.local.chosen))
         return joined(parts, cohort.states)
 
-    def group(self, model: nn.Module, starts: Stack, clients: Sequence[int], each: LocalObjective, rng: Rng) -> Group:
-        """Clients of one architecture, in the form that the engine takes."""
+    def group(
+        self,
+        model: nn.Module,
+        starts: Stack,
+        clients: Sequence[int],
+        each: LocalObjective,
+        rng: Rng,
+        steps: Sequence[int] | None = None,
+    ) -> Group:
+        """Clients of one architecture, in the form that the engine takes.
+
+        Args:
+            steps: after how many each client is stopped; None: it makes all.
+        """
         local, data, parts, values = self.local, self.data, self.clients.train, each.per_sample
         size = local.size_of_batches(parts)
         changes = (local.repeats, local.augment, data.x.shape[-1], local.last_batch)
         own, limits = [parts[client] for client in clients], None
-        if self.pace and self.pace.deadline:  # those without a step make one, which nobody receives
-            limits = [max(1, n) for n in self.steps(clients, [model] * len(clients), bool(each.ascent))]
+        if steps is not None and tuple(steps) != self.steps(clients):
+            limits = [max(1, n) for n in steps]  # those without a step make one, which nobody receives
         if data.on_host:  # these clients' samples alone go to the device, and are counted from 0 there
             samples, sizes = torch.cat(own), [len(part) for part in own]
             data, own = data.taken(samples), torch.arange(len(samples)).split(sizes)

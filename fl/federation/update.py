@@ -1,6 +1,6 @@
 """What comes of the training of a round's clients."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -18,12 +18,14 @@ class ClientUpdate(NamedTuple):
         states: the clients' trained models: a stack, or a list of K states where architectures differ.
         loss: each client's mean over its steps [K].
         sizes: each client's number of training samples, 0 if it was dropped from the round.
-        received: the models as the server receives them: what it averages. They are `states` itself unless an attack,
-            a defence or the method changed them on their way.
+        received: the models as the server receives them: what it averages. They are `states` itself
+            unless the method, or what wraps it, changed them on their way.
         client_states: the new ones [K, ...], for methods whose clients keep something for themselves. The server sees
             them only in a simulation.
         metrics: columns of metrics.csv that the round brings along: what went over the network (see
             `fl.federation.traffic`), and those that the method names.
+        steps: how many steps each client has made; empty where nobody counts.
+        sent: the bytes of what each client sends; None: those of `received`.
     """
 
     states: States
@@ -32,6 +34,8 @@ class ClientUpdate(NamedTuple):
     received: States
     client_states: Stack = _NOTHING
     metrics: Mapping[str, float] = _NOTHING
+    steps: tuple[int, ...] = ()
+    sent: Sequence[int] | None = None
 
     def __repr__(self) -> str:
         first, *others = stacks(self.states)

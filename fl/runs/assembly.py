@@ -20,10 +20,7 @@ from fl.engine import Precision
 from fl.engine.augment import Augment
 from fl.engine.work import activation_bytes
 from fl.federation import Federation, LocalTraining
-from fl.federation.attack import draw_malicious, make_attack
 from fl.federation.clients import RemoteClients
-from fl.federation.pace import PaceOptions, make_pace
-from fl.federation.presence import make_presence
 from fl.federation.scores import metrics_of
 from fl.models import custom_model, hf
 from fl.models.adapted import adapted, fleet_of_ranks
@@ -70,12 +67,9 @@ def build(
     device, rng = pick_device(config.device), Rng(seed)
     dataset, local, splits, truth = _dealt(config, dataset, rng, device, remote)
 
-    malicious = draw_malicious(config.attack, config.clients, rng)
-    attack = make_attack(config.attack, malicious, dataset, splits, rng)
-    presence = make_presence(config.clients, config.cohort(), config.joining, config.leaving, config.rounds, rng)
-
     base = model_spec(config, dataset, model)
-    take_largest = malicious if config.attack.architecture == "largest" else frozenset()
+    extensions = config.extensions().values()
+    take_largest = frozenset[int]().union(*(one.largest(config, rng) for one in extensions if one.largest))
     spec, specs = _specs(config, base, dataset, splits, rng, take_largest, remote)
     if start is None and config.init:
         start = find(config.init, spec)
@@ -98,19 +92,15 @@ def build(
         spec=spec,
         start=start,
         fleet=make_fleet(net, spec, specs) if specs else fleet,
-        attack=attack,
-        defence=config.defence,
-        compression=config.compression,
-        privacy=config.privacy,
-        presence=presence,
-        pace=make_pace(config.pace, config.clients, rng),
         metrics=metrics_of(config.metrics, dataset),
         truth=truth,
         remote=remote,
     )
+    for one in extensions:
+        fed = one.federation(fed, config, rng) if one.federation else fed
     if device.type == "cpu":
         _ask_for_batch(fed, local)
-    algorithm = make_algorithm(config, fed)
+    algorithm = make_algorithm(config, fed, rng)
     if remote:
         remote.begin(fed)
     return fed, algorithm
@@ -123,8 +113,9 @@ def _check_one_run(config: Config, remote: RemoteClients | None) -> None:
         raise FLError(
             "these are the settings of several runs: fl.simulate_all trains them all, or take one of config.runs()"
         )
-    if remote and config.pace != PaceOptions():
-        raise FLError("--pace is of simulated clients, and these are on other machines: leave it out")
+    for name, one in config.extensions().items() if remote else ():
+        if one.simulated:
+            raise FLError(f"--{name} is for simulated clients, and these are on other machines: leave it out")
 
 
 def _dealt(
@@ -213,10 +204,18 @@ def resolve_inputs(config: Config, dataset: data.Dataset | None, model: custom_m
     return (config if model is None else replace(config, model=custom_model.GIVEN)).holding_out()
 
 
-def make_algorithm(config: Config, fed: Federation) -> Algorithm:
-    """The method of the settings, for a federation that fits them."""
+def make_method(config: Config, fed: Federation) -> Algorithm:
+    """Make the method of the settings, with nothing around it."""
     (name,) = config.algorithm
     return ALGORITHMS[name](fed, config.options_of(name))
+
+
+def make_algorithm(config: Config, fed: Federation, rng: Rng) -> Algorithm:
+    """Make the method of the settings, within the extensions that wrap it, for a federation that fits them."""
+    algorithm = make_method(config, fed)
+    for one in sorted(config.extensions().values(), key=lambda one: one.stage):
+        algorithm = one.algorithm(algorithm, config, rng) if one.algorithm else algorithm
+    return algorithm
 
 
 def training(config: Config, dataset: data.Dataset) -> tuple[data.Dataset, LocalTraining]:

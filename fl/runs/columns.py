@@ -13,6 +13,7 @@ from fl.federation import Federation, traffic
 from fl.federation.cohort import Cohort
 from fl.runs import evaluate
 from fl.settings import Config
+from fl.settings.extensions import EXTENSIONS
 
 
 class RoundContext(NamedTuple):
@@ -30,7 +31,7 @@ class RoundContext(NamedTuple):
     cohort: Cohort
 
 
-_FIRST = {
+_FIRST: dict[str, Column] = {
     "round": Column(int),
     "seconds": Column(),
     "train_loss": Column(),
@@ -76,12 +77,12 @@ _FIRST = {
     "models_cosine_released": Column(due="models", limits=(-1, 1)),
     **dict.fromkeys(traffic.COLUMNS, Column()),
     "macs": Column(),
-    "simulated_seconds": Column(),
-    "update_clip": Column(digits=3, label="longest update of a client", limits=(0, math.inf)),
-    "epsilon": Column(heading="epsilon", limits=(0, math.inf)),
 }
 """Those that a round and its evaluation fill. `macs` are the multiply-accumulates of a participant's forward passes in
 training, on average; a step costs about three times as many."""
+
+for _one in EXTENSIONS.values():
+    _FIRST |= _one.columns
 
 MEASURED: dict[str, Column] = {}
 """Those that are measured by a function of a `RoundContext`. A line here is all that another one takes."""

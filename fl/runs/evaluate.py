@@ -144,9 +144,8 @@ def honest_cohort(fed: Federation, states: States, clients: Sequence[int], kept:
     Args:
         states: the trained models of all participants, a stack or a list.
     """
-    bad = fed.attack.malicious if fed.attack else ()
     return Cohort(clients, fed.models_of(clients), states).select(
-        [row for row, keep in enumerate(kept) if keep and clients[row] not in bad]
+        [row for row, keep in enumerate(kept) if keep and clients[row] not in fed.malicious]
     )
 
 

@@ -176,7 +176,7 @@ def architecture_rows(fed: Federation) -> list[dict[str, object]]:
         participant receives and sends in a round. count, malicious: numbers of clients. clients: which they are,
         separated by spaces.
     """
-    fleet, bad = fed.fleet_or_uniform, fed.attack.malicious if fed.attack else frozenset()
+    fleet = fed.fleet_or_uniform
     rows = []
     for k, kind in enumerate(fleet.architectures):
         owners = [client for client, own in enumerate(fleet.owned) if own == k]
@@ -189,7 +189,7 @@ def architecture_rows(fed: Federation) -> list[dict[str, object]]:
             "bytes_down": weight,
             "bytes_up": weight,
             "count": len(owners),
-            "malicious": len(bad.intersection(owners)),
+            "malicious": len(fed.malicious.intersection(owners)),
             "clients": " ".join(map(str, owners)),
         }
         rows.append(row)

@@ -20,7 +20,6 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from fl import data
 from fl.algorithms import ALGORITHMS
 from fl.algorithms.algorithm import Algorithm, Server, check_server
-from fl.algorithms.parts.private import affordable
 from fl.base.errors import FLError
 from fl.base.files import write_json, write_text
 from fl.base.rng import Rng
@@ -160,8 +159,9 @@ class Run:
 
     @cached_property
     def last(self) -> int:
-        """The last round, which comes before --rounds where the budget of privacy is spent earlier."""
-        return affordable(self.fed, self.config.rounds)
+        """The last round, which comes before --rounds where the method can do no more."""
+        rounds = self.config.rounds
+        return self.algorithm.max_rounds(rounds)[0] if self.algorithm.max_rounds else rounds
 
     @property
     def over(self) -> bool:
@@ -290,8 +290,8 @@ def rounds(run: Run) -> Iterator[int]:
             bar.update()
             yield number
     if run.last < config.rounds:
-        spends = f"round {run.last + 1} would spend more than --privacy.epsilon {config.privacy.epsilon}"
-        _log.warning("warning: training ends after %d of %d rounds: %s", run.last, config.rounds, spends)
+        _, why = run.algorithm.max_rounds(config.rounds)
+        _log.warning("warning: training ends after %d of %d rounds: %s", run.last, config.rounds, why)
 
 
 def one_round(run: Run, number: int) -> Row:
@@ -326,8 +326,7 @@ def _measured(run: Run, number: int, rng: Rng) -> tuple[Server, Row, evaluate.Sc
     loss = check_finite(server, run.server, update.loss, number)[kept].mean().item()
     took = time.perf_counter() - started
     row = {"round": number, "seconds": took, "train_loss": loss, **update.metrics}
-    if fed.pace:
-        row["simulated_seconds"] = fed.meter.seconds
+    row |= fed.meter.metrics
     row["macs"] = fed.meter.read() / 2 / len(clients)
     if dropped:
         row["dropped"] = dropped
@@ -349,7 +348,7 @@ def evaluate_round(run: Run, server: Server, cohort: Cohort, number: int) -> tup
     if "global" in wanted:
         scores = evaluate.score_clients(fed, lambda: algorithm.client_models(server))
         sizes = {part: getattr(fed.clients, part).sizes.tolist() for part in scores}
-        left_out = fed.attack.malicious if fed.attack else evaluate.silent(scores)
+        left_out = fed.malicious or evaluate.silent(scores)
         row |= evaluate.summarise_clients(scores, left_out, sizes)
         # last, so that a checkpoint finds the global model's statistics as they were just collected
         row |= evaluate.evaluate_global(fed, lambda images: algorithm.predict(server, images, None))

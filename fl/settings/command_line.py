@@ -69,8 +69,9 @@ def _resumed(argv: list[str], folder: Path, saved: Config) -> Config:
     check_read(resumed, {flag_in(word) for word in argv})
     if "rounds" in different and SCHEDULES[resumed.lr_schedule]:
         raise FLError(f"--rounds cannot change: --lr-schedule {resumed.lr_schedule} depends on the number of rounds")
-    if "rounds" in different and (resumed.joining or resumed.leaving):
-        raise FLError("--rounds cannot change: the rounds of --joining and --leaving were drawn among them")
+    for name, one in resumed.extensions().items() if "rounds" in different else ():
+        if one.fixes_rounds(getattr(resumed, name)):
+            raise FLError(f"--rounds cannot change: what --{name} does in which round was drawn among them")
     return resumed
 
 

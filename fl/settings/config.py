@@ -48,6 +48,8 @@ _RENAMED = {
     "femam.lam": "femam.prox",
     "femam.lam-everywhere": "femam.prox-all-levels",
     "femam.epsilon": "femam.min-gain",
+    "joining": "presence.joining",
+    "leaving": "presence.leaving",
 }
 """From flags of earlier versions to what they are called now."""
 _GONE = {
@@ -58,6 +60,8 @@ _GONE = {
     "secure-aggregation": "an app of Flower's own",
 }
 """From flags and groups of earlier versions that are gone to what a user takes instead."""
+_MOVED = {"joining": "presence", "leaving": "presence"}
+"""From settings to the groups where they are now; files of earlier versions have them outside."""
 _log = logging.getLogger("fl")
 
 
@@ -109,7 +113,7 @@ class Config(MethodOptions, Fields):
                 "your own method a Method(..., clients='heterogeneous')"
             )
         for name in self.algorithm:
-            ALGORITHMS[name].refuse(self.requirements)
+            ALGORITHMS[name].refuse(self.asks())
         if self.adapters.on and self.architectures != ArchitectureOptions():
             raise FLError(
                 "--adapters.kind: clients have one base, and --architectures gives them several: leave one out"
@@ -241,7 +245,7 @@ class Config(MethodOptions, Fields):
             values, names = _without_gone(read_yaml(text))
             if names and not gone:
                 raise FLError(f"{_are_gone(names)}; delete these lines")
-            return cls._from_values(values)
+            return cls._from_values(_moved(values))
         except (FLError, ZooError) as error:
             raise FLError(f"not the settings of a run: {error}") from None
 
@@ -335,6 +339,16 @@ def _without_gone(values: Any, group: str = "") -> tuple[Any, list[str]]:
             rest[name], inside = _without_gone(value, flag)
             names += inside
     return rest, names
+
+
+def _moved(values: Any) -> Any:
+    """Return the values of settings, each in the group where it is now."""
+    if not isinstance(values, dict):
+        return values
+    kept = {name: value for name, value in values.items() if name not in _MOVED}
+    for name in values.keys() & _MOVED.keys():
+        kept[_MOVED[name]] = {**kept.get(_MOVED[name], {}), name: values[name]}
+    return kept
 
 
 def _filled(default: Kind, values: dict[str, Any], group: str = "") -> Kind:

@@ -10,6 +10,7 @@ import tyro
 import zoo
 from fl import data, models
 from fl.algorithms import ALGORITHMS, OPTIONS, methods_of
+from fl.algorithms.extension import Extension
 from fl.algorithms.method import KINDS as METHOD_KINDS
 from fl.base.errors import FLError
 from fl.base.plugins import path_of
@@ -44,16 +45,11 @@ from fl.engine.batches import LAST_BATCHES
 from fl.engine.losses import Loss
 from fl.engine.optimizers import SCHEDULES, Schedule, schedule
 from fl.engine.precision import NAMES as PRECISIONS
-from fl.federation.attack import AttackOptions
-from fl.federation.compression import Compression
-from fl.federation.defence import Defence
-from fl.federation.pace import PaceOptions
-from fl.federation.privacy import Privacy
-from fl.federation.requirements import REQUIREMENTS
 from fl.models.adapted import AdapterOptions
 from fl.models.architectures import ArchitectureOptions
 from fl.partition import KINDS, Partition, check_text_kind, deal
 from fl.partition import overview as partitions
+from fl.settings.extensions import EXTENSIONS
 
 _LOADED = Role(data=True)
 _RARE = Rare()
@@ -213,6 +209,14 @@ def _methods() -> str:
     )
 
 
+ExtensionOptions = make_dataclass(
+    "ExtensionOptions",
+    [(name, Annotated[type(one.options), Rare()], field(default=one.options)) for name, one in EXTENSIONS.items()],
+    frozen=True,
+)
+"""The options of every extension, under its name."""
+
+
 MethodOptions = make_dataclass(
     "MethodOptions", [(name, type(default), field(default=default)) for name, default in OPTIONS.items()], frozen=True
 )
@@ -240,7 +244,7 @@ def _count(word: str) -> int:
 
 
 @dataclass(frozen=True)
-class Fields(DataSettings):
+class Fields(ExtensionOptions, DataSettings):
     """The flags of `python -m fl.run` with their defaults, and the objects that are made from several of them."""
 
     algorithm: Annotated[_Methods, Role(compared=False), tyro.conf.arg(help=_methods())] = ("fedmr",)
@@ -272,11 +276,6 @@ class Fields(DataSettings):
     """share of the clients that train in a round, in place of --participants; 0 goes by --participants"""
     participants: Annotated[int, Flag(_count, "INT>=1", Limits(least=1)), OnlyWith("participation", 0)] = Default(5)
     """how many clients train in a round; without this flag all clients where there are fewer than 5"""
-    joining: Annotated[Share, _RARE] = 0.0
-    """share of the clients who join late, after a round that is drawn for each of them"""
-    leaving: Annotated[Share, _RARE] = 0.0
-    """share of the clients who leave early, after a round that is drawn for each of them"""
-    pace: Annotated[PaceOptions, _RARE] = PaceOptions()
     rounds: Annotated[AtLeast1, Role(resumable=True)] = 40
     """number of communication rounds"""
     local_epochs: AtLeast1 = 5
@@ -333,11 +332,6 @@ class Fields(DataSettings):
     """share of each client's samples that is held out for validation; 0 is none, or 0.1 for a method that needs some"""
     local_test: _HeldOut = 0.0
     """share of each client's samples that is held out for testing"""
-
-    attack: Annotated[AttackOptions, _RARE] = AttackOptions()
-    defence: Annotated[Defence, _RARE] = Defence()
-    compression: Annotated[Compression, _RARE] = Compression()
-    privacy: Annotated[Privacy, _RARE] = Privacy()
 
     metrics: Annotated[_Metrics, Role(compared=False)] = ()
     """further metrics of the global model and of clients' own data: scikit-learn's scorers, such as roc_auc_ovr or
@@ -436,13 +430,30 @@ class Fields(DataSettings):
 
     @property
     def fixes_rounds(self) -> bool:
-        """Whether the number of rounds changes rounds before the last: their learning rate, or who joins and leaves."""
-        return bool(SCHEDULES[self.lr_schedule] or self.joining or self.leaving)
+        """Whether the number of rounds changes rounds before the last: their learning rate, say."""
+        drawn = any(one.fixes_rounds(getattr(self, name)) for name, one in self.extensions().items())
+        return bool(SCHEDULES[self.lr_schedule]) or drawn
 
-    @property
-    def requirements(self) -> set[str]:
-        """Names of the `fl.federation.requirements.REQUIREMENTS` that these settings have."""
-        return {what for what, one in REQUIREMENTS.items() if one.by_config(self)}
+    def extensions(self) -> dict[str, Extension]:
+        """Return the extensions that these settings ask for, by name: those whose options are not the defaults."""
+        return {name: one for name, one in EXTENSIONS.items() if getattr(self, name) != one.options}
+
+    def asks(self) -> dict[str, str]:
+        """Return what a method must be able to do, see `fl.federation.capabilities`, and the flags that ask for it."""
+        found: dict[str, str] = {}
+        if self.masked_loss:
+            found["masked_logits"] = "--masked-loss"
+        if self.loss not in ("default", "cross_entropy") or self.label_smoothing or self.class_weights:
+            found["any_loss"] = "--loss, --label-smoothing and --class-weights"
+        if self.exits:
+            found["several_classifiers"] = "--exits"
+        if self.adapters.on:
+            found["adapters"] = "--adapters.kind"
+        if self.architectures != ArchitectureOptions() or len(set(self.adapters.ranks)) > 1:
+            found["architectures"] = "--architectures and --adapters.ranks"
+        for name, one in self.extensions().items():
+            found |= one.needs(getattr(self, name))
+        return found
 
     def cohort(self) -> int:
         """K, the number of participants of a round."""

@@ -117,7 +117,7 @@ def test_lines_of_help_are_as_long_as_the_terminal_is_wide(width, capsys, monkey
         (
             [],
             "--fedmr.segment-fraction --alpha --rounds --momentum INT>=1 {sgd,adam,adamw} 0<=FLOAT<=1 FLOAT>0",
-            "--femam.window --clusters --betas --joining --attack.share --text.tokens",
+            "--femam.window --clusters --betas --presence.joining --attack.share --text.tokens",
         ),
         (["--algorithm", "femam,fedavg+"], "--femam.window --fedavg-plus.epochs", "--fedmr.segment-fraction"),
         (["--partition", "clusters", "--lr-schedule", "step"], "--clusters --lr-steps", "--alpha"),

@@ -10,8 +10,8 @@ from fl.algorithms import ALGORITHMS, FedMROptions
 from fl.analysis import groups
 from fl.analysis.groups import outcome
 from fl.base.errors import FLError
-from fl.federation.attack import AttackOptions
-from fl.federation.defence import Defence
+from fl.extensions.attack import AttackOptions
+from fl.extensions.defence import Defence
 from fl.figures import curves as plot
 from fl.figures.style import COLORS
 from fl.models.architectures import ArchitectureOptions

@@ -21,6 +21,7 @@ from torch import nn
 import fl
 from fl import AttackOptions, Compression, Defence, FLError, Rng
 from fl.algorithms import ALGORITHMS
+from fl.extensions.presence import PresenceOptions
 from fl.federation.client_models import predict_all
 
 
@@ -30,12 +31,17 @@ def name(request):
     return request.param
 
 
-REQUIREMENTS = {
-    "masked": {"masked_loss": True},
-    "presence": {"joining": 0.2, "leaving": 0.2},
-    "tampering": {"attack": AttackOptions(share=0.4, amplify=3.0), "defence": Defence("median", clip=1.0)},
-}
-"""What a method may refuse, as settings ask for it."""
+ASKED = [
+    {"masked_loss": True},
+    {"presence": PresenceOptions(joining=0.2, leaving=0.2)},
+    {"attack": AttackOptions(share=0.4, amplify=3.0), "defence": Defence("median", clip=1.0)},
+]
+"""Settings that not every method can do."""
+
+
+def lacks(name, **changes):
+    """Whether a method cannot do what settings ask for."""
+    return bool(fl.Config(**changes).asks().keys() & ALGORITHMS[name].all_lacks)
 
 
 FROZEN = {"first.weight", "first.bias"}
@@ -207,12 +213,6 @@ def with_one_of(*changes):
     return pytest.mark.parametrize(("name", "changes"), in_turn(ALGORITHMS, changes, METHODS), scope="module")
 
 
-def alone_refused(method, changes):
-    """Whether a method cannot have a rule that chooses among clients, though it can have others."""
-    chooses = changes.get("defence", Defence()).chooses
-    return chooses and ("choosing" in method.refuses or method.clients == "heterogeneous")
-
-
 @pytest.mark.parametrize("changes", [{"backend": "vmap", "max_parallel_clients": 2}, {"backend": "workers"}])
 def test_backends_agree(name, changes):
     """After two rounds, so that what a method keeps has come to matter; in chunks of two clients and of one."""
@@ -253,7 +253,7 @@ TAMPERED = [{"defence": Defence("median")}, KRUM, CLIP, {"attack": AttackOptions
 AND_ACCEPTED = [  # by the methods whose turn is one that they refuse
     pytest.param(name, CLIP, marks=pytest.mark.slow)
     for name, changes in (case.values for case in in_turn(ALGORITHMS, TAMPERED, METHODS))
-    if "tampering" not in ALGORITHMS[name].refuses and alone_refused(ALGORITHMS[name], changes)
+    if lacks(name, **changes) and not lacks(name, **TAMPERED[0])
 ]
 
 
@@ -263,8 +263,7 @@ AND_ACCEPTED = [  # by the methods whose turn is one that they refuse
     scope="module",
 )
 def test_attacks_and_defences_reach_what_is_sent(name, changes):
-    method = ALGORITHMS[name]
-    if "tampering" in method.refuses or alone_refused(method, changes):
+    if lacks(name, **changes):
         with pytest.raises(FLError, match=f"{name} .*: leave"):
             built(name, **changes)
         return
@@ -277,10 +276,9 @@ def test_attacks_and_defences_reach_what_is_sent(name, changes):
 
 @with_one_of({"compression": Compression("topk", share=0.1)}, {"compression": Compression("quantise", bits=4)})
 def test_compression_reaches_what_is_sent_and_its_traffic(name, changes):
-    method, compression = ALGORITHMS[name], changes["compression"]
-    feedback = "feedback" not in method.refuses and method.clients != "heterogeneous"
-    compression = replace(compression, feedback=feedback)
-    refused = "compression" in method.refuses
+    refused = lacks(name, **changes)
+    feedback = not refused and not lacks(name, compression=replace(changes["compression"], feedback=True))
+    compression = replace(changes["compression"], feedback=feedback)
     for wrong in [compression] * refused + [replace(compression, feedback=True)] * (not feedback):
         with pytest.raises(FLError, match=f"{name} .*: leave --compression"):
             built(name, compression=wrong)
@@ -292,7 +290,7 @@ def test_compression_reaches_what_is_sent_and_its_traffic(name, changes):
         assert 0 < round.trained.metrics["bytes_up"] < plain.trained.metrics["bytes_up"]
     server = history[-1].server
     assert all(tensor.isfinite().all() for tensor in tensors(server).values())
-    assert ("unsent" in server) == feedback
+    assert any(key.startswith("unsent.") for key in server.get("clients", {})) == feedback
     changed = {key for part, key in differing(history[0].server, server) if part == "global"}
     assert changed
     assert not changed & FROZEN
@@ -320,8 +318,8 @@ def test_a_module_will_do_by_default_or_is_refused_with_the_reason(name):
 
 def asking(name, **changes):
     """Settings that ask for all that the method does not refuse."""
-    for what in REQUIREMENTS.keys() - ALGORITHMS[name].refuses.keys():
-        changes |= REQUIREMENTS[what]
+    for more in ASKED:
+        changes |= {} if lacks(name, **more) else more
     return settings(name, precision="bf16", **changes)
 
 

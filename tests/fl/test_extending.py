@@ -28,6 +28,61 @@ from fl.settings.fields import PartitionOptions
 ROOT = Path(__file__).parents[2]
 
 FILES = {
+    "extensions/late.py": '''
+"""The last clients of a round send nothing, and the others half of what they learnt."""
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from fl.algorithms.extension import Extension, Stage
+from fl.base.columns import Column
+from fl.base.settings import Natural
+from fl.federation import trainer
+from fl.federation.divergence import restored
+
+
+@dataclass(frozen=True)
+class LateOptions:
+    """Late."""
+
+    clients: Natural = 0
+    """how many clients are late"""
+
+
+class Late(NamedTuple):
+    clients: int
+    stage = trainer.Stage.ARRIVAL
+
+    def __call__(self, fed, train):
+        def run(training):
+            update, start = train(training), training.cohort.states
+            sizes = tuple(size if row >= self.clients else 0 for row, size in enumerate(update.sizes))
+            fed.meter.metrics["absent"] = float(self.clients)
+            return update._replace(sizes=sizes, received=restored(update.received, start, sizes))
+
+        return run
+
+
+def halved(algorithm):
+    algorithm.check({"changed_updates": "--late.clients"})
+
+    def client(message, client_states, clients, rng):
+        update, start = algorithm.client(message, client_states, clients, rng), message["model"]
+        sent, names = update.received, algorithm.fed.trainable
+        return update._replace(received={**sent, **{n: (start[n] + sent[n]) / 2 for n in names}})
+
+    return replace(algorithm, client=client)
+
+
+EXTENSION = Extension(
+    LateOptions(),
+    needs=lambda options: {"changed_updates": "--late.clients"},
+    federation=lambda fed, config, rng: replace(fed, training=(*fed.training, Late(config.late.clients))),
+    algorithm=lambda algorithm, config, rng: halved(algorithm),
+    stage=Stage.SENDING,
+    columns={"absent": Column(heading="absent")},
+)
+''',
     "algorithms/halfway.py": '''
 """FedAvg that moves a share of the way."""
 
@@ -48,19 +103,19 @@ class HalfwayOptions:
 
 
 def halfway(fed, options=HalfwayOptions()):
-    def server(state, clients, update, rng):
-        before, mean = state["global"], fed.average(update.received, update.sizes)
+    def aggregate(server, clients, update, rng):
+        before, mean = server["global"], fed.average(update.received, update.sizes)
         moved = {name: t + options.share * (mean[name] - t) for name, t in before.items()}
         return {"global": moved}, {"moved": options.share}
 
-    return replace(fedavg(fed), server=server)
+    return replace(fedavg(fed), aggregate=aggregate)
 
 
 METHOD = Method(
     halfway,
     HalfwayOptions(),
     columns={"moved": Column(heading="moved %", factor=100)},
-    refuses={"masked": "is too simple for that"},
+    lacks={"masked_logits"},
 )
 ''',
     "data/stripes.py": '''
@@ -141,20 +196,38 @@ AT_START.append(draw)
 
 
 @pytest.fixture
-def extended(tmp_path, monkeypatch):
-    """`fl.run` of a copy of the package with these files and lines, which is all of fl that is imported meanwhile."""
+def copied(tmp_path, monkeypatch):
+    """A function that imports `fl.run` of a copy of the package, which is all of fl that is imported meanwhile."""
     shutil.copytree(ROOT / "fl", tmp_path / "fl")
+    before = {name: sys.modules.pop(name) for name in [*sys.modules] if name.split(".")[0] == "fl"}
+    monkeypatch.syspath_prepend(tmp_path)
+    yield lambda: import_module("fl.run")
+    for name in [name for name in sys.modules if name.split(".")[0] == "fl"]:
+        del sys.modules[name]
+    sys.modules.update(before)
+
+
+@pytest.fixture
+def extended(copied, tmp_path):
+    """`fl.run` with these files and lines."""
     for name, text in FILES.items():
         (tmp_path / "fl" / name).write_text(text)
     for name, text in LINES.items():
         with open(tmp_path / "fl" / name, "a") as file:
             file.write(text)
-    before = {name: sys.modules.pop(name) for name in [*sys.modules] if name.split(".")[0] == "fl"}
-    monkeypatch.syspath_prepend(tmp_path)
-    yield import_module("fl.run")
-    for name in [name for name in sys.modules if name.split(".")[0] == "fl"]:
-        del sys.modules[name]
-    sys.modules.update(before)
+    return copied()
+
+
+def test_without_extensions_the_command_works(copied, tmp_path, capsys):
+    shutil.rmtree(tmp_path / "fl/extensions")
+    main, flags = copied().main, [*TINY, "--rounds", "2", "--out", str(tmp_path), "--name", "mine"]
+    assert main([*flags, "--algorithm", "fedmr,femam,fedfa"]) == 0
+    assert main(["--resume", str(tmp_path / "mine"), "--rounds", "3"]) == 0
+    with pytest.raises(SystemExit):
+        main([*flags, "--attack.share", "0.2"])
+    assert "attack" in capsys.readouterr().err
+    for method in ("fedmr", "femam", "fedfa"):
+        assert len((tmp_path / f"mine/{method}-seed0/metrics.csv").read_text().splitlines()) == 4
 
 
 @pytest.mark.slow
@@ -163,10 +236,23 @@ def test_each_is_one_new_file(extended, tmp_path, capsys, monkeypatch):
     assert Path(extended.__file__).is_relative_to(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
     flags = [*TINY, "--algorithm", "fedavg,halfway", "--halfway.share", "0.25", "--dataset", "stripes"]
-    flags += ["--samples", "0", "--eval-every", "2", "--partition", "largest", "--first-share", "0.75"]
+    flags += [
+        "--samples",
+        "0",
+        "--eval-every",
+        "2",
+        "--partition",
+        "largest",
+        "--first-share",
+        "0.75",
+        "--late.clients",
+        "1",
+    ]
     flags += ["--name", "mine", "--out", str(tmp_path)]
     refused = [[*flags, "--masked-loss"], [*flags, "--architectures.widths", "0.5,1"]]
     refused += [[*flags, "--partition", "iid"], [*flags, "--algorithm", "fedavg"]]
+    without = [word for word in flags if word not in ("--halfway.share", "0.25")]
+    refused += [[*without, "--algorithm", "scaffold"]]
     assert extended.main(flags) == 0
     assert "sure %" in capsys.readouterr().out
     assert [extended.main(one) for one in refused] == [2] * len(refused)
@@ -182,17 +268,21 @@ def test_each_is_one_new_file(extended, tmp_path, capsys, monkeypatch):
         assert words in shown
 
     for words in (
-        "halfway is too simple for that: leave --masked-loss out", "all clients of fedavg,halfway have one model",
+        "halfway has an objective of more than one model's logits, which it does not mask: leave --masked-loss out",
+        "all clients of fedavg,halfway have one model",
         "--first-share is for --partition largest, not for iid", "--halfway.share is for halfway",
+        "scaffold sends no updates of a model that may be changed on their way: leave --late.clients out",
     ):  # fmt: skip
         assert words in errors
 
     folder = tmp_path / "mine"
     settings = yaml.safe_load((folder / "config.yaml").read_text())
     assert settings["halfway"] == {"share": 0.25}
+    assert settings["late"] == {"clients": 1}
     assert (settings["dataset"], settings["partition"], settings["first_share"]) == ("stripes", "largest", 0.75)
     rows = list(csv.DictReader((folder / "halfway-seed0/metrics.csv").open()))
     assert [row["moved"] for row in rows] == ["0.25"] * 4
+    assert [(row["absent"], row["dropped"]) for row in rows] == [("1.0", "1")] * 4
     assert [bool(row["certainty"]) for row in rows] == [False, True, False, True]
     first, *_ = csv.DictReader((folder / "halfway-seed0/clients.csv").open())
     assert (first["train"], first["valid"]) == ("135", "15")  # three quarters of 200

@@ -27,9 +27,9 @@ from fl.data import Dataset
 from fl.engine import SGD, Adam, Precision, train
 from fl.engine.augment import Augment
 from fl.engine.objectives import cross_entropy
+from fl.extensions.trimmed import trimmed_mean
 from fl.federation import Federation, LocalTraining
 from fl.federation.local_training import LocalObjective
-from fl.federation.trimmed import trimmed_mean
 from fl.partition import Split
 from fl.runs.assembly import build
 from fl.runs.evaluate import score_clients
@@ -309,7 +309,7 @@ SETTINGS = {
     "in parts": ["--max-parallel-clients", "1"],
     "static batch norm": ["--model", "resnet9", "--width", "0.5", "--norm", "static_batch"],
     "crops and flips": ["--crop", "1", "--flip"],
-    "comings and goings": ["--joining", "0.25", "--leaving", "0.25"],
+    "comings and goings": ["--presence.joining", "0.25", "--presence.leaving", "0.25"],
     "adam": ["--optimizer", "adam", "--lr", "0.001"],
     "secure": ["--fedmr.secure", "1"],
 }

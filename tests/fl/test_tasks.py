@@ -183,7 +183,7 @@ def test_clients_train_every_exit_of_their_model(backend):
     torch.testing.assert_close(algorithm.predict(server, fed.data.test_x[:5], None), logits.detach().mean(1))
 
 
-WITH_ANY_LOSS = [name for name, one in ALGORITHMS.items() if "loss" not in one.refuses]
+WITH_ANY_LOSS = [name for name, one in ALGORITHMS.items() if "any_loss" not in one.lacks]
 KINDS = {*METHODS, "apfl", "depthfl", "ditto", "fedasam", "fedprox", "fjord", "moon", "nefl", "perfedavg", "scaffold"}
 
 

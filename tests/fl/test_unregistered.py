@@ -12,11 +12,11 @@ from fl.algorithms.method import Method
 
 
 def mine(fed):
-    def server(state, clients, update, rng):
-        return plain.server(state, clients, update, rng), {"depth_of_mine": 3.0}
+    def aggregate(server, clients, update, rng):
+        return plain.aggregate(server, clients, update, rng), {"depth_of_mine": 3.0}
 
     plain = fedavg(fed)
-    return replace(plain, server=server)
+    return replace(plain, aggregate=aggregate)
 
 
 METHOD = Method(mine, clients="heterogeneous", columns={"depth_of_mine": float})

@@ -15,7 +15,7 @@ from benchmarks.papers.run import Part, play
 from benchmarks.papers.verdict import measure, result
 from fl import AdapterOptions, AttackOptions, Config, FLError, simulate
 from fl.algorithms import FeMAMOptions
-from fl.federation.attack import Attack
+from fl.extensions.attack import Attack
 from fl.landscape import main as fl_landscape
 
 TINY = Config(

@@ -31,10 +31,10 @@ def global_ranks(fed: Federation, does: str) -> dict[str, int]:
     return rank_of(start)
 
 
-def of_ranks(fed: Federation, server: Callable) -> Algorithm:
+def of_ranks(fed: Federation, aggregate: Callable) -> Algorithm:
     """FedAvg with another server, whose clients get as many first rows of A and columns of B as their rank says."""
     fleet = fed.fleet_or_uniform
-    return of_parts(fed, lambda client: fleet[client].plan, server)
+    return of_parts(fed, lambda client: fleet[client].plan, aggregate)
 
 
 def arrived(update: ClientUpdate) -> tuple[list[State], list[int]]:

@@ -74,10 +74,12 @@ class Clustering:
             found = torch.from_numpy(_kmeans(states, centres, begun, rng))
         mapping = mapping.clone()
         mapping[[clients[row] for row in rows]] = found.cpu()
-        return aggregate(self.fed, models, mapping, clients, update), mapping
+        return cluster_means(self.fed, models, mapping, clients, update), mapping
 
 
-def aggregate(fed: Federation, models: Stack, mapping: Tensor, clients: Sequence[int], update: ClientUpdate) -> Stack:
+def cluster_means(
+    fed: Federation, models: Stack, mapping: Tensor, clients: Sequence[int], update: ClientUpdate
+) -> Stack:
     """Each cluster's mean over its participants by their number of samples (Eq. 7); its model if there are none."""
     k = stack_size(models)
     members = torch.nn.functional.one_hot(mapping[clients] + 1, k + 1)[:, 1:]  # -1, no cluster, falls away

@@ -14,7 +14,7 @@ from fl.federation import Federation
 
 def check_exits(fed: Federation, method: str, distils: bool) -> None:
     """Raises FLError for a model without exits, and for distillation of other outputs than those of classes."""
-    if "exits" not in fed.requirements:
+    if "several_classifiers" not in fed.needs():
         raise FLError(f"{method} trains a classifier after each section of a model: give --exits, and --model resnet18")
     if distils and fed.data.task != "classification":
         raise FLError(f"{method} distils classes, and the data are for {fed.data.task}: give --{method}.distil 0")

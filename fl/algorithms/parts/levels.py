@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl.algorithms.parts.clustering import Clustering, aggregate, centre, starts_of
+from fl.algorithms.parts.clustering import Clustering, centre, cluster_means, starts_of
 from fl.base.rng import Rng
 from fl.engine.objectives import Batch, Call, Objective, proximal
 from fl.federation import Federation, traffic
@@ -72,7 +72,7 @@ class GlobalLevel(Kind):
 
     def collect(self, level: Level, clients: Sequence[int], update: ClientUpdate, rng: Rng) -> Level:
         """The level after a round: the mean of what the participants sent, by their numbers of samples (B.1b)."""
-        return level._replace(models=aggregate(self.fed, level.models, level.used, clients, update))
+        return level._replace(models=cluster_means(self.fed, level.models, level.used, clients, update))
 
 
 class ClusterLevel(Kind):

@@ -32,8 +32,8 @@ def with_own_models(fed: Federation) -> Algorithm:
         start = fed.initial()
         return {"global": start, CLIENTS: fed.client_states(start)}
 
-    def models(state):
-        return personal(state[CLIENTS], len(fed.clients))
+    def models(server):
+        return personal(server[CLIENTS], len(fed.clients))
 
     return replace(fedavg(fed), init=init, models=models)
 
@@ -128,18 +128,18 @@ def adapted(algorithm: Algorithm, adapt: Callable[[Stack, Sequence[int], Rng], S
     def init():
         return {**algorithm.init(), "rng": _marked(Rng(0))}
 
-    def server(state, clients, update, rng):
-        after, metrics = algorithm.served(state, clients, update, rng)
+    def aggregate(server, clients, update, rng):
+        after, metrics = algorithm.aggregated(server, clients, update, rng)
         return {**after, "rng": _marked(rng)}, metrics
 
-    def models(state):
-        found = algorithm.models(state) if algorithm.models else shared(state["global"], count)
-        return found._replace(rng=last_round(state))
+    def models(server):
+        found = algorithm.models(server) if algorithm.models else shared(server["global"], count)
+        return found._replace(rng=last_round(server))
 
     def personalize(models, client_states, clients, rng):
         return adapt(models, clients, rng.apart("fine-tune"))
 
-    return replace(algorithm, init=init, server=server, models=models, personalize=personalize)
+    return replace(algorithm, init=init, aggregate=aggregate, models=models, personalize=personalize)
 
 
 def last_round(server: Server) -> Rng:

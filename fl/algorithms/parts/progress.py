@@ -20,14 +20,14 @@ def check_plain(fed: Federation, method: str) -> None:
         )
 
 
-def gradients_of(fed: Federation, clients: Sequence[int]) -> Tensor:
+def gradients_of(fed: Federation, steps: Sequence[int]) -> Tensor:
     """By how many gradients each client moves in a round, if they were all equal: float64 [K], on the CPU.
 
     Without momentum it is the number of its steps. With momentum mu a gradient counts in all later steps as well: in
     all (1 - mu^m) / (1 - mu) for the m-th from the end (Wang et al., NeurIPS 2020, section 4: the 1-norm of a_i).
     """
-    steps, mu = torch.tensor(fed.steps(clients), dtype=torch.float64), fed.local.optimizer.momentum
-    return (steps - mu * (1 - mu**steps) / (1 - mu)) / (1 - mu) if mu else steps
+    made, mu = torch.tensor(steps, dtype=torch.float64), fed.local.optimizer.momentum
+    return (made - mu * (1 - mu**made) / (1 - mu)) / (1 - mu) if mu else made
 
 
 def of_shape(values: Tensor, like: Tensor) -> Tensor:

@@ -75,15 +75,6 @@ def secure_steps(fed: Federation, pieces: Sequence[Segment], repeats: int, align
             "--fedmr.secure needs models of two or more pieces: in one piece they would only change hands; take a "
             "smaller --fedmr.segment-fraction or another --fedmr.unit"
         )
-    if fed.compression.on:
-        raise FLError("--compression.kind compresses updates, and --fedmr.secure seals whole models: drop one")
-    if fed.remote and fed.defence.clip:
-        raise FLError("--defence.clip needs the models as clients trained them, which --fedmr.secure hides: drop one")
-    if fed.defence.chooses:
-        raise FLError(
-            f"--defence.rule {fed.defence.rule} compares the models as clients trained them, which --fedmr.secure "
-            "hides: drop one"
-        )
     require()
     return [SecureRecombination(fed, pieces, repeats)]
 

@@ -30,31 +30,31 @@ def split(fed: Federation, kept: Collection[str]) -> Algorithm:
         start = fed.initial()
         return {"global": start, CLIENTS: fed.client_states({name: start[name] for name in names if name in kept})}
 
-    def send(state, clients, rng):
-        return {"model": broadcast(without(state["global"], kept), len(clients))}
+    def send(server, clients, rng):
+        return {"model": broadcast(without(server["global"], kept), len(clients))}
 
     def client(message, client_states, clients, rng):
         update = fed.train(joined(message["model"], client_states), clients, rng)
         own = {name: update.states[name] for name in client_states}
         return update._replace(received=without(update.received, kept), client_states=own)
 
-    def server(state, clients, update, rng):
-        mean = dict(state["global"])
+    def aggregate(server, clients, update, rng):
+        mean = dict(server["global"])
         for models in filter(None, (update.received, update.client_states)):  # apart: a server does not know the latter
-            known = {name: state["global"][name] for name in models}  # where nobody has arrived
+            known = {name: server["global"][name] for name in models}  # where nobody has arrived
             mean |= fed.average(models, update.sizes, fallback=known)
         return {"global": mean}
 
     def joined(rest, part):
         return {name: part[name] if name in part else rest[name] for name in names}
 
-    def models(state):
-        return shared(without(state["global"], kept), len(fed.clients))
+    def models(server):
+        return shared(without(server["global"], kept), len(fed.clients))
 
     def personalize(models, client_states, clients, rng):
         return joined(models, client_states)
 
-    return Algorithm(fed, init, client, server, send, models=models, personalize=personalize)
+    return Algorithm(fed, init, client, aggregate, send, models=models, personalize=personalize)
 
 
 def without(state: Mapping[str, Tensor], kept: Collection[str]) -> State:

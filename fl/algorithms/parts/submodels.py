@@ -64,7 +64,7 @@ def models_of(
 def of_parts(
     fed: Federation,
     plan: Callable[[int], Plan],
-    server: Callable,
+    aggregate: Callable,
     source: Callable[[Server], Mapping[str, Tensor]] = lambda server: server["global"],
 ) -> Algorithm:
     """FedAvg with another server, whose clients are sent parts of the global model, and predict with these.
@@ -73,10 +73,10 @@ def of_parts(
         plan, source: see `models_of`.
     """
 
-    def send(state, clients, rng):
-        return {"model": extract_all(source(state), [plan(client) for client in clients])}
+    def send(server, clients, rng):
+        return {"model": extract_all(source(server), [plan(client) for client in clients])}
 
-    return replace(fedavg(fed), send=send, server=server, models=models_of(fed, plan, source), plan=plan)
+    return replace(fedavg(fed), send=send, aggregate=aggregate, models=models_of(fed, plan, source), plan=plan)
 
 
 def with_own_tensors(fed: Federation, plans: Sequence[Plan], own: Sequence[Collection[str]]) -> Algorithm:
@@ -107,8 +107,8 @@ def with_own_tensors(fed: Federation, plans: Sequence[Plan], own: Sequence[Colle
     def within(client):
         return plans[fleet.owned[client]]
 
-    def everything(state):
-        return {**state["global"], **state["own"]}
+    def everything(server):
+        return {**server["global"], **server["own"]}
 
     def init():
         start, kept = fed.initial(), {}
@@ -117,12 +117,12 @@ def with_own_tensors(fed: Federation, plans: Sequence[Plan], own: Sequence[Colle
             kept |= {mine: small[name] for name, mine in names.items()}
         return {"global": start, "own": kept}
 
-    def server(state, clients, update, rng):
+    def aggregate(server, clients, update, rng):
         each = [plan(client) for client in clients]
-        after = fed.average(update.received, update.sizes, everything(state), plans=each)
-        return {part: {name: after[name] for name in state[part]} for part in ("global", "own")}
+        after = fed.average(update.received, update.sizes, everything(server), plans=each)
+        return {part: {name: after[name] for name in server[part]} for part in ("global", "own")}
 
-    return replace(of_parts(fed, plan, server, everything), init=init, plan=within)
+    return replace(of_parts(fed, plan, aggregate, everything), init=init, plan=within)
 
 
 def _joint(plan: Plan, own: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], shared: bool) -> Plan:

@@ -11,12 +11,13 @@ from rounds import assert_same, play, row
 from selection import some
 from torch import nn
 from torch.func import functional_call
+from wrapped import within
 
 from fl.algorithms import APFLOptions, PerFedAvgOptions, apfl, fedavg, local, perfedavg
 from fl.base.rng import Rng
 from fl.engine import SGD, Adam
 from fl.engine.batches import make_batches
-from fl.federation.defence import Defence
+from fl.extensions.defence import Defence
 
 NET = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.Tanh(), nn.Linear(6, 3)).double()
 NORMED = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)).double()
@@ -117,8 +118,9 @@ def test_apfl_trains_the_global_model_as_fedavg_does(federation_of, backend, opt
 
 
 def test_what_apfl_sends_is_clipped_as_in_fedavg(federation_of):
-    fed = federation_of(defence=Defence(clip=0.05))
-    for (one, _), (other, _) in zip(play(apfl(fed), fed), play(fedavg(fed), fed)):
+    fed = federation_of()
+    pair = (play(within(make(fed), defence=Defence(clip=0.05)), fed) for make in (apfl, fedavg))
+    for (one, _), (other, _) in zip(*pair):
         assert_close(one["global"], other["global"])
 
 
@@ -200,8 +202,9 @@ def test_perfedavg_trains_alike_in_both_backends(federation_of, optimizer):
 
 def test_updates_of_a_model_with_a_single_number_are_clipped(federation_of):
     """The number is part of what trains, not of what is sent; it does not move, and does not make updates longer."""
-    fed = federation_of(defence=Defence(clip=0.005))
-    (_, loose), (_, tight) = (play(perfedavg(each), each, rounds=1)[0] for each in (federation_of(), fed))
+    fed = federation_of()
+    clipped = within(perfedavg(fed), defence=Defence(clip=0.005))
+    (_, loose), (_, tight) = (play(each, fed, rounds=1)[0] for each in (perfedavg(fed), clipped))
     for k in range(2):
         moves = [
             torch.cat([(u.received[n][k] - t).flatten() for n, t in fed.initial().items()]) for u in (loose, tight)

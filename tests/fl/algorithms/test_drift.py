@@ -100,7 +100,7 @@ def test_who_is_dropped_remembers_nothing_new_and_counts_nowhere(make_federation
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
 def test_gradients_are_counted_as_steps_of_a_constant_one_move(make_federation, momentum, last):
     fed = plain(make_federation, momentum=momentum, repeats=3, last_batch=last)
-    for client, count in zip([0, 2], gradients_of(fed, [0, 2]).tolist()):
+    for client, count in zip([0, 2], gradients_of(fed, fed.steps([0, 2])).tolist()):
         size = fed.local.size_of_batches(fed.clients.train)
         weight = torch.nn.Parameter(torch.zeros(()))
         optimizer = torch.optim.SGD([weight], lr=1.0, momentum=momentum)

@@ -22,9 +22,9 @@ from fl.base.rng import Rng
 from fl.engine import SGD
 from fl.engine.augment import Augment
 from fl.engine.batches import make_batches
+from fl.extensions.defence import Defence
 from fl.federation import Federation
 from fl.federation.client_models import Level, predict, predict_all
-from fl.federation.defence import Defence
 from fl.federation.update import ClientUpdate
 from fl.partition import Split
 from fl.runs.pathways import Pathways

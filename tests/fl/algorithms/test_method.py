@@ -11,19 +11,20 @@ from fleets import SPECS, fleet_federation
 from ranks import NEED_ADAPTERS
 from rounds import made
 from torch import nn
+from wrapped import within
 
 from fl import ArchitectureOptions, Config, FLError, algorithms
 from fl.algorithms import ALGORITHMS, OPTIONS, fedavg, methods_of
 from fl.algorithms.method import Method
 from fl.base.rng import Rng
 from fl.engine.losses import by_name
-from fl.federation.attack import Attack
-from fl.federation.compression import Compression
-from fl.federation.defence import Defence
-from fl.federation.pace import Pace, PaceOptions
-from fl.federation.presence import Presence
-from fl.federation.privacy import Privacy
-from fl.federation.requirements import REQUIREMENTS
+from fl.extensions.attack import Attack, AttackOptions
+from fl.extensions.compression import Compression
+from fl.extensions.defence import Defence
+from fl.extensions.pace import Pace, PaceOptions
+from fl.extensions.presence import Presence, PresenceOptions
+from fl.extensions.privacy import Privacy
+from fl.federation.capabilities import CAPABILITIES
 from fl.models.adapted import AdapterOptions, adapted
 
 ROOT = Path(__file__).parents[3]
@@ -36,71 +37,103 @@ def test_what_methods_are_made_of_can_be_imported():
         assert getattr(algorithms, type(options).__name__) is type(options)
 
 
-ASKING = {
-    "masked": {"masked": True},
-    "loss": {"loss": by_name("focal", "classification")},
-    "exits": {"model": "resnet20", "exits": True},
-    "adapters": {"model": adapted(nn.Linear(64, 3), AdapterOptions("lora"), torch.Generator())},
-    "tampering": {"defence": Defence(rule="median")},
-    "choosing": {"defence": Defence(rule="krum", malicious=0)},
-    "pace": {"pace": Pace(torch.ones(4, dtype=torch.float64))},
-    "compression": {"compression": Compression("topk")},
-    "feedback": {"compression": Compression("topk", feedback=True)},
-    "privacy": {"privacy": Privacy(clip=1.0)},
-    "presence": {"presence": Presence(torch.ones(4), torch.full((4,), 9))},
+FOR_FEDERATIONS = {  # what a federation is made with, and what a method must be able to do there
+    "masked": ({"masked": True}, {"masked_logits"}),
+    "loss": ({"loss": by_name("focal", "classification")}, {"any_loss"}),
+    "exits": ({"model": "resnet20", "exits": True}, {"several_classifiers"}),
+    "adapters": ({"model": adapted(nn.Linear(64, 3), AdapterOptions("lora"), torch.Generator())}, {"adapters"}),
+    "defence": ({"defence": Defence(rule="median")}, {"changed_updates", "plain_average"}),
+    "choosing": (
+        {"defence": Defence(rule="krum", malicious=0)},
+        {"changed_updates", "plain_average", "whole_average", "open_updates"},
+    ),
+    "pace": ({"pace": Pace(torch.ones(4, dtype=torch.float64))}, {"one_training"}),
 }
-BESIDE = {"choosing": {"tampering"}, "feedback": {"compression"}}
-REFUSALS = [(name, what) for name, method in ALGORITHMS.items() for what in method.refuses]
+FOR_ALGORITHMS = {  # what wraps a method, and what it must be able to do there
+    "compression": ({"compression": Compression("topk")}, {"changed_updates", "open_updates"}),
+    "feedback": (
+        {"compression": Compression("topk", feedback=True)}, {"changed_updates", "open_updates", "same_model"}
+    ),
+    "clip": ({"defence": Defence(clip=1.0)}, {"changed_updates", "plain_average", "open_updates"}),
+    "privacy": ({"privacy": Privacy(clip=1.0, noise=0.0)}, {"mean_only"}),
+    "presence": ({"presence": Presence(torch.ones(4), torch.full((4,), 9))}, {"uniform_sampling"}),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "what"), REFUSALS)
-def test_methods_refuse_from_python_what_they_refuse_on_the_command_line(name, what, make_federation):
-    fed = make_federation(**({"participants": 3} if what == "choosing" else {}), **ASKING[what])
-    assert fed.requirements == {what} | BESIDE.get(what, set())
-    for make in (ALGORITHMS[name], lambda fed: made(name, fed, Config())):
-        with pytest.raises(FLError, match=f"{name} .*: leave {REQUIREMENTS[what].flags} out"):
-            make(fed)
+@pytest.mark.parametrize("what", FOR_FEDERATIONS)
+def test_methods_refuse_a_federation_that_needs_what_they_lack(what, make_federation):
+    settings, needs = FOR_FEDERATIONS[what]
+    fed = make_federation(**settings)
+    assert fed.needs().keys() == needs
+    for name, method in ALGORITHMS.items():
+        if lacking := needs & method.all_lacks:
+            for make in (method, lambda fed, name=name: made(name, fed, Config())):
+                with pytest.raises(FLError, match=f"{name} .*: leave {fed.needs()[min(lacking)]} out"):
+                    make(fed)
+        else:
+            method.refuse(fed.needs())
+
+
+@pytest.mark.parametrize("what", FOR_ALGORITHMS)
+def test_methods_refuse_to_be_wrapped_by_what_needs_more_than_they_can(what, make_federation):
+    around, needs = FOR_ALGORITHMS[what]
+    for name, method in ALGORITHMS.items():
+        if method.clients == "heterogeneous" or name in NEED_ADAPTERS:
+            continue
+        algorithm = made(name, make_federation("resnet20" if name == "fedbn" else "cnn"))
+        if needs & method.all_lacks:
+            with pytest.raises(FLError, match=f"{name} .*: leave --.* out"):
+                within(algorithm, **around)
+        else:
+            within(algorithm, **around)
 
 
 NOT_PRIVATE = (
     *("clusamp", "fedbn", "feddyn", "fedexp", "fedgen", "fedmr", "fednova", "fedproto", "fedrep", "femam"),
     *("fedsa_lora", "fesem", "fesem_plus", "flora_na", "fltrust", "indep", "local", "scaffold"),
 )
+CLUSTERING = ("fesem", "fesem_plus", "femam")
 
 
-def test_who_refuses_what():
-    assert set(REFUSALS) == {
-        ("fedgen", "masked"),
-        *((name, "adapters") for name in set(methods_of("heterogeneous")) - {"fedfa", "heterofl", *NEED_ADAPTERS}),
-        *((name, "tampering") for name in ("flexlora", "flora", "flora_na", "hetlora")),
-        ("fedgen", "loss"),
-        *((name, "exits") for name in ("fedgen", "fedproto", "femam", "fjord", "inclusivefl", "moon")),
-        ("femam", "masked"),
-        *((name, "masked") for name in ("moon", "apfl", "fedproto")),
-        *((name, "tampering") for name in ("local", "scaffold", "fednova", "feddyn", "fedproto")),
-        ("clusamp", "presence"),
-        *((name, "compression") for name in ("local", "scaffold", "feddyn", "fedproto")),
-        *((name, "feedback") for name in ("fedmr", "indep", "fesem", "fesem_plus", "femam")),
-        *((name, "privacy") for name in NOT_PRIVATE),
-        *((name, "choosing") for name in ("fesem", "fesem_plus", "femam", "fltrust")),
-    }
-    assert set(ASKING) == set(REQUIREMENTS) - {"architectures"}  # which depends on the kind of method, see below
-    asking = {
-        "masked": {"masked_loss": True},
-        "loss": {"class_weights": (1.0, 2.0)},
-        "exits": {"exits": True},
-        "adapters": {"adapters": AdapterOptions("lora")},
-        "tampering": {"defence": Defence(rule="median")},
-        "pace": {"pace": PaceOptions(spread=1.0)},
-        "compression": {"compression": Compression("quantise")},
-        "presence": {"leaving": 0.5},
-        "privacy": {"privacy": Privacy(clip=1.0)},
-        "architectures": {"architectures": ArchitectureOptions(widths=(0.5, 1.0))},
-    }
-    assert Config(defence=Defence("krum")).requirements == {"choosing", "tampering"}
-    assert Config(compression=Compression("topk", feedback=True)).requirements == {"compression", "feedback"}
-    for what, settings in asking.items():
-        assert Config(**settings).requirements == {what}
+def test_who_lacks_what():
+    expected = {what: set(names) for what, names in {
+        "masked_logits": ("fedgen", "femam", "moon", "apfl", "fedproto"),
+        "adapters": set(methods_of("heterogeneous")) - {"fedfa", "heterofl", *NEED_ADAPTERS},
+        "plain_average": ("flexlora", "flora", "flora_na", "hetlora", "fednova"),
+        "any_loss": ("fedgen",),
+        "several_classifiers": ("fedgen", "fedproto", "femam", "fjord", "inclusivefl", "moon"),
+        "changed_updates": ("local", "scaffold", "feddyn", "fedproto"),
+        "uniform_sampling": ("clusamp",),
+        "same_model": ("fedmr", "indep", *CLUSTERING, *methods_of("heterogeneous")),
+        "mean_only": (*NOT_PRIVATE, *methods_of("heterogeneous")),
+        "whole_average": (*CLUSTERING, "fltrust", *methods_of("heterogeneous")),
+        "one_training": methods_of("personalized"),
+        "architectures": (*methods_of("global"), *methods_of("personalized")),
+        "open_updates": (),
+    }.items()}  # fmt: skip
+    assert expected.keys() == CAPABILITIES.keys()
+    for what, names in expected.items():
+        assert {name for name, method in ALGORITHMS.items() if what in method.all_lacks} == names, what
+
+
+def test_settings_ask_for_the_same():
+    for settings, needs in (
+        ({"masked_loss": True}, {"masked_logits"}),
+        ({"class_weights": (1.0, 2.0)}, {"any_loss"}),
+        ({"exits": True}, {"several_classifiers"}),
+        ({"adapters": AdapterOptions("lora")}, {"adapters"}),
+        ({"defence": Defence(rule="median")}, FOR_FEDERATIONS["defence"][1]),
+        ({"defence": Defence("krum")}, FOR_FEDERATIONS["choosing"][1]),
+        ({"attack": AttackOptions(share=0.5)}, {"changed_updates", "plain_average"}),
+        ({"pace": PaceOptions(spread=1.0)}, {"one_training"}),
+        ({"compression": Compression("quantise")}, FOR_ALGORITHMS["compression"][1]),
+        ({"compression": Compression("topk", feedback=True)}, FOR_ALGORITHMS["feedback"][1]),
+        ({"presence": PresenceOptions(leaving=0.5)}, {"uniform_sampling"}),
+        ({"privacy": Privacy(clip=1.0)}, {"mean_only"}),
+        ({"architectures": ArchitectureOptions(widths=(0.5, 1.0))}, {"architectures"}),
+        ({}, set()),
+    ):
+        assert Config(**settings).asks().keys() == needs
 
 
 def named(name):
@@ -128,8 +161,8 @@ class Loose:
         (named("x"), {"columns": {"drift": str}}, "columns are int or float"),
         (
             named("x"),
-            {"refuses": {"masked_loss": "no"}},
-            "refuses names some of masked, loss, tampering, choosing, ",
+            {"lacks": {"masked_loss"}},
+            "lacks names some of mean_only, changed_updates, ",
         ),
     ],
 )
@@ -157,7 +190,7 @@ def test_a_method_cannot_hide_a_setting(name):
 
 def test_a_method_with_one_model_refuses_clients_of_different_architectures():
     fed = fleet_federation(SPECS["cnn"], [(1.0, None), (0.5, None)], [4, 4])
-    assert fed.requirements == {"architectures"}
+    assert fed.needs().keys() == {"architectures"}
     for name in ALGORITHMS.keys() - methods_of("heterogeneous"):
         with pytest.raises(FLError, match=f"{name} gives all clients one architecture: leave --architectures and"):
             made(name, fed, Config())

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from oracles import average
 from rounds import assert_same, play, played, poison, row
 from torch import nn
+from wrapped import wrapped
 
 import surgery
 from fl.algorithms import (
@@ -35,8 +36,8 @@ from fl.base.rng import Rng
 from fl.engine import SGD, Adam
 from fl.engine.batches import make_batches
 from fl.engine.objectives import cross_entropy
+from fl.extensions.attack import Attack
 from fl.federation import federation as training
-from fl.federation.attack import Attack
 
 NET = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)).double()
 OPTIMIZER = SGD(0.05, 0.9, clip=1.0)
@@ -211,7 +212,7 @@ def test_pfedmes_trained_states_are_the_copies_that_the_server_received(federati
     fed, sent = federation_of(participants=4), []
     attack = Attack(frozenset([1]), dataclasses.replace(fed.data, y=fed.data.y.flip(0)), amplify=5.0)
     for tampering in (None, attack):
-        there = dataclasses.replace(fed, attack=tampering)
+        there = wrapped(fed, attack=tampering)
         ((server, trained),) = play(pfedme(there, PFedMeOptions(inner_steps=2)), there, 1)
         assert trained.states.keys() == trained.received.keys() == fed.initial().keys()
         torch.testing.assert_close(server["global"], there.average(trained.received, trained.sizes))  # mixing is 1
@@ -339,7 +340,7 @@ def test_the_global_model_of_fedrep_stays_if_every_client_failed_in_one_half(mak
     clients = [0, 1, 2]
     states = {name: tensor[clients] for name, tensor in before["clients"].items()}
     update = algorithm.client(algorithm.send(before, clients, rng), states, clients, rng)
-    after = algorithm.server(before, clients, update._replace(sizes=(0, 0, 0)), rng)
+    after = algorithm.aggregate(before, clients, update._replace(sizes=(0, 0, 0)), rng)
     assert_same(after["global"], before["global"])
 
 

@@ -90,7 +90,8 @@ def test_no_setting_takes_what_lies_outside(group, field, flag):
 class Asking:
     """A federation as far as a method may look at it before it has checked its options."""
 
-    requirements = frozenset()
+    def needs(self):
+        return {}
 
 
 @dataclasses.dataclass(frozen=True)

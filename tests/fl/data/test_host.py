@@ -29,7 +29,7 @@ CASES = {
     "values of each sample": {"algorithm": ("femam",), "local_valid": 0.2, "local_test": 0.2},
     "prototypes": {"algorithm": ("fedproto",), "local_test": 0.2},
     "static batch norms": {"algorithm": ("heterofl",), "norm": "static_batch", "eval_client_models_every": 1},
-    "masked": {"masked_loss": True, "attack": fl.Config().attack.__class__(share=0.4)},
+    "masked": {"masked_loss": True, "attack": fl.AttackOptions(share=0.4)},
     "text": {"samples": 0, "model": "transformer", "partition": "contiguous", "local_test": 0.2},
 }
 

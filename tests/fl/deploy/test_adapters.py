@@ -11,7 +11,7 @@ import fl
 from fl.base.errors import FLError
 from fl.deploy.nodes import Waiting
 from fl.deploy.remote import check_settings, serve
-from fl.federation.privacy import Privacy
+from fl.extensions.privacy import Privacy
 from fl.models.create import make_spec
 
 slow = pytest.mark.slow

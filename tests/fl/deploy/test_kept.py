@@ -13,6 +13,7 @@ from fl.deploy.folders import SERVER, node_folder, read_node, read_server
 from fl.deploy.nodes import Waiting
 from fl.deploy.remote import serve
 from fl.deploy.store import Store
+from fl.extensions.defence import Defence
 
 slow = pytest.mark.slow
 HELD_OUT = {"local_valid": 0.1, "local_test": 0.1}
@@ -150,7 +151,7 @@ def test_a_node_that_lost_its_state_is_left_out_and_named(prepared, tmp_path, ca
     assert scores(tmp_path / "run")
 
 
-def test_what_nodes_send_is_not_clipped_with_a_state_of_their_own(tmp_path):
-    config = settings("ditto", defence=replace(settings("ditto").defence, clip=0.5))
-    with pytest.raises(FLError, match=r"--defence\.clip clips what clients send"):
-        deployed(config, tmp_path)
+@pytest.mark.slow
+def test_what_nodes_send_is_clipped_and_not_what_they_keep(tmp_path):
+    config = settings("ditto", defence=Defence(clip=0.5))
+    assert same(deployed(config, tmp_path)[0], simulated(config, tmp_path))

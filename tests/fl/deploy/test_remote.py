@@ -35,7 +35,7 @@ DEPTHS = ArchitectureOptions(depths=("1", "2"), choose="cycle")
         ),
         pytest.param("fesem", {"fesem": FeSEMOptions(clusters=2)}, marks=slow),
         pytest.param("fedavg", {"masked_loss": True}, marks=slow),
-        pytest.param("fedavg", {"defence": replace(settings("fedavg").defence, clip=0.5)}, marks=slow),
+        pytest.param("fedavg", {"defence": fl.Defence(clip=0.5)}, marks=slow),
         pytest.param("heterofl", {**DEEP, "architectures": WIDTHS}, marks=slow),
         pytest.param("fedfa", {**DEEP, "architectures": WIDTHS}, marks=slow),
         pytest.param("fjord", {**DEEP, "architectures": WIDTHS}, marks=slow),

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 from rounds import assert_same, play, poison
+from wrapped import wrapped
 
 import fl
 from fl.algorithms import FLTrustOptions, fedavg, fedmr, fedrep, fltrust
 from fl.base.errors import FLError
 from fl.base.rng import Rng, draw
-from fl.federation.attack import Attack
-from fl.federation.defence import Defence, krum_order, squared_distances
+from fl.extensions.attack import Attack
+from fl.extensions.defence import Defence, krum_order, squared_distances
 from fl.partition import Split
 from surgery import broadcast
 
@@ -119,9 +120,9 @@ def test_too_few_models_are_refused_with_the_numbers(make_federation, monkeypatc
         (Defence("multikrum", malicious=0, keep=3), "keep 3: of 4 .*, at most 2 can be kept"),
     ):
         with pytest.raises(FLError, match=message):
-            replace(fed, defence=defence)
+            wrapped(fed, defence=defence)
     poison(monkeypatch, {1}, [0, 1])
-    fed = replace(fed, defence=Defence("krum", malicious=0))
+    fed = wrapped(fed, defence=Defence("krum", malicious=0))
     with pytest.raises(FLError, match=r"needs 3 models \(2f \+ 3\), and there are 2 of clients that arrived"):
         play(fedavg(fed), fed, 1)
     with pytest.raises(FLError, match="a mean for each cluster"):
@@ -172,7 +173,7 @@ def by_hand(fed, server, update, options):
     """The paper's algorithm 2 in NumPy, from the server's own training: (new parameters, how many are trusted)."""
     samples = fed.clients.train.samples
     own = samples[draw(len(samples), options.root, Rng(0).torch("root"))]
-    alone = replace(fed, clients=[Split(own, own[:0], own[:0])], participants=1, attack=None)
+    alone = replace(fed, clients=[Split(own, own[:0], own[:0])], participants=1, training=())
     old = server["global"]
     trained = alone.train(broadcast(old, 1), [0], Rng(0, 1).apart("root")).states
     names = list(fed.trainable)
@@ -189,7 +190,7 @@ def test_fltrust_line_by_line(make_federation, lr):
     fed = make_federation(participants=4, dtype=torch.float64)
     y = fed.data.y.clone()
     y[fed.clients.train[1]] = (y[fed.clients.train[1]] + 1) % 3
-    fed = replace(fed, attack=Attack(frozenset({1}), replace(fed.data, y=y), 30.0))
+    fed = wrapped(fed, attack=Attack(frozenset({1}), replace(fed.data, y=y), 30.0))
     options = FLTrustOptions(root=9, lr=lr)
     algorithm = fltrust(fed, options)
     start = algorithm.init()

@@ -5,11 +5,15 @@ import math
 import pytest
 import torch
 from selection import some
+from wrapped import wrapped
 
 import fl
 from fl.algorithms.parts.progress import gradients_of
 from fl.base.rng import Rng
-from fl.federation.pace import Pace, PaceOptions, make_pace
+from fl.extensions.pace import Pace, PaceOptions, make_pace, samples_of_a_step
+from fl.federation.cohort import Cohort
+from fl.federation.local_training import LocalObjective
+from fl.federation.trainer import Training
 from fl.runs.metrics import read
 from surgery import average, broadcast
 
@@ -20,7 +24,7 @@ def built(pace=None, algorithm="fedavg", **more):
     fed, made = fl.build(fl.Config(algorithm=algorithm, **{**FEW, **more}))
     if pace is None:
         return fed, made
-    fed = fl.Federation(fed.model, fed.data, fed.clients, fed.participants, fed.local, pace=pace)
+    fed = wrapped(fl.Federation(fed.model, fed.data, fed.clients, fed.participants, fed.local), pace=pace)
     return fed, fl.algorithms.ALGORITHMS[algorithm](fed)
 
 
@@ -35,7 +39,7 @@ def test_a_client_stopped_after_two_of_four_epochs_has_trained_for_two():
     fed, _ = built(slow, local_epochs=4)
     start = broadcast(plain.initial(), 4)
     two, stopped = (one.train(start, [0, 1, 2, 3], Rng(0, 1)) for one in (plain, fed))
-    assert fed.steps([0, 1]) == plain.steps([0, 1])
+    assert stopped.steps == two.steps
     for name, tensor in two.states.items():
         assert torch.equal(stopped.states[name], tensor)
     assert stopped.sizes == two.sizes
@@ -56,12 +60,12 @@ def test_backends_agree_where_clients_stop_early(backend):
 
 @pytest.mark.slow
 def test_time_enough_changes_nothing():
-    plain, method = built()
-    fed, timed = built(Pace(speeds(*[1.0] * 8)))
+    _, method = built()
+    _, timed = built(Pace(speeds(*[1.0] * 8)))
     server = method.init()
-    one, other = (each.round(server, [0, 1, 2, 3], Rng(0, 1))[0]["global"] for each in (method, timed))
-    assert all(torch.equal(one[name], other[name]) for name in one)
-    assert fed.steps(range(8)) == plain.steps(range(8))
+    one, other = (each.round(server, [0, 1, 2, 3], Rng(0, 1)) for each in (method, timed))
+    assert all(torch.equal(one[0]["global"][name], other[0]["global"][name]) for name in one[0]["global"])
+    assert one[1].steps == other[1].steps
 
 
 @pytest.mark.parametrize(("partial", "sizes"), [(True, [True, True, False, True]), (False, [True, False, False, True])])
@@ -96,8 +100,8 @@ def test_methods_count_the_steps_that_were_made(method):
     pace = Pace(speeds(1e9, 100, 200, 1e9, *[100] * 4), deadline=1.0)
     fed, algorithm = built(pace, method, momentum=0.0, local_epochs=2)
     everything = built(None, method, momentum=0.0, local_epochs=2)[0].steps([0, 1, 2])
-    assert gradients_of(fed, [0, 1, 2]).tolist() == [everything[0], 10, min(20, everything[2])]
-    server, _ = algorithm.round(algorithm.init(), [0, 1, 2, 3], Rng(0, 1))
+    server, update = algorithm.round(algorithm.init(), [0, 1, 2, 3], Rng(0, 1))
+    assert gradients_of(fed, update.steps[:3]).tolist() == [everything[0], 10, min(20, everything[2])]
     assert all(tensor.isfinite().all() for tensor in server["global"].values())
 
 
@@ -136,8 +140,12 @@ def test_a_smaller_model_takes_less_time():
             **FEW,
         )
     )
-    own = fed.seconds([0, 1])
-    equal = [fed.pace.seconds(k, fed.steps([k])[0], 10) for k in (0, 1)]
+    (pace,) = fed.training
+    starts = [fed.fleet[client].plan.extract(fed.initial()) for client in (0, 1)]
+    cohort = Cohort([0, 1], fed.models_of([0, 1]), starts)
+    training = Training(cohort, LocalObjective(), Rng(0, 1), fed.steps([0, 1]))
+    own = [pace.seconds(k, n, cost) for k, n, cost in zip((0, 1), training.steps, samples_of_a_step(fed, training))]
+    equal = [pace.seconds(k, fed.steps([k])[0], 10) for k in (0, 1)]
     assert own[0] < 0.6 * equal[0]
     assert own[1] == pytest.approx(equal[1])
 

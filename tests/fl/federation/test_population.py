@@ -1,7 +1,6 @@
 """Clients are indices: how they are packed and drawn, who is there, and what they cost."""
 
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,14 +8,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
+from wrapped import within
 
 import fl
 from fl.algorithms import fedavg
 from fl.base.errors import FLError
 from fl.base.rng import Rng, draw
 from fl.data import Dataset
+from fl.extensions.presence import Presence, PresenceOptions, make_presence
 from fl.federation import Federation, LocalTraining
-from fl.federation.presence import Presence, make_presence
 from fl.partition import Parts, Split, Splits, deal, hold_out
 from fl.run import main
 from fl.runs.evaluate import score_clients
@@ -228,12 +228,17 @@ def test_shares_of_the_clients_come_and_go(clients, joining, leaving):
 @pytest.mark.parametrize(
     ("joining", "leaving", "rounds", "message"),
     [
-        (0.4, 0.3, 9, r"--joining 0.4 and --leaving 0.3 of 10 clients leave fewer than the 4 participants"),
+        (
+            0.4,
+            0.3,
+            9,
+            r"--presence.joining 0.4 and --presence.leaving 0.3 of 10 clients leave fewer than the 4 participants",
+        ),
         (-0.1, 0.2, 9, r"smaller shares in \[0, 1\]"),
         (0.1, 1.2, 9, r"smaller shares in \[0, 1\]"),
         (0.1, 0.0, 1, "need two --rounds or more"),
-        (0.04, 0.3, 9, "--joining 0.04 of 10 clients is nobody: use 0.1 or more, or 0"),
-        (0.3, 0.04, 9, "--leaving 0.04 of 10 clients is nobody"),
+        (0.04, 0.3, 9, "--presence.joining 0.04 of 10 clients is nobody: use 0.1 or more, or 0"),
+        (0.3, 0.04, 9, "--presence.leaving 0.04 of 10 clients is nobody"),
     ],
 )
 def test_who_cannot_come_and_go_is_refused(joining, leaving, rounds, message):
@@ -244,8 +249,8 @@ def test_who_cannot_come_and_go_is_refused(joining, leaving, rounds, message):
 
 
 def test_a_method_that_draws_its_clients_refuses_those_who_come_and_go():
-    with pytest.raises(FLError, match="clusamp draws its clients itself"):
-        Config(algorithm=("clusamp",), joining=0.1).check()
+    with pytest.raises(FLError, match=r"clusamp .*: leave --presence out"):
+        Config(algorithm=("clusamp",), presence=PresenceOptions(joining=0.1)).check()
 
 
 def presence(first, last):
@@ -255,14 +260,15 @@ def presence(first, last):
 def test_a_round_draws_from_those_who_are_there(make_federation):
     """K distinct ones, each equally often; with everyone there the very same as without presence."""
     fed = make_federation(sizes=(3, 4, 5, 6, 7, 8), participants=2)
-    moving = replace(fed, presence=presence([1, 1, 3, 1, 2, 1], [ALWAYS, 2, ALWAYS, ALWAYS, ALWAYS, 4]))
-    always = replace(fed, presence=presence([1] * 6, [ALWAYS] * 6))
+    some = presence([1, 1, 3, 1, 2, 1], [ALWAYS, 2, ALWAYS, ALWAYS, ALWAYS, 4])
+    moving, always = (within(fedavg(fed), presence=one) for one in (some, presence([1] * 6, [ALWAYS] * 6)))
+    server = moving.init()
     for number in range(1, 7):
-        there, counts = moving.presence.at(number), torch.zeros(6)
+        there, counts = some.at(number), torch.zeros(6)
         for seed in range(150):
-            drawn = moving.sample(Rng(seed, number))
+            drawn = moving.choose(server, Rng(seed, number))
             assert len(set(drawn)) == 2
             assert set(drawn) <= set(there)
             counts[drawn] += 1
         assert (counts[there] > 300 / len(there) * 0.6).all()
-        assert always.sample(Rng(0, number)) == fed.sample(Rng(0, number))
+        assert always.choose(server, Rng(0, number)) == fed.sample(Rng(0, number))

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from ranks import assert_equal, left, ran, simulate_all, tiny
 from rounds import assert_same, made, play
 from selection import METHODS, some
+from wrapped import within, wrapped
 
 import fl
 from fl.algorithms import ALGORITHMS, fedavg
-from fl.algorithms.parts.private import affordable
 from fl.base.errors import FLError
 from fl.base.rng import Rng
-from fl.federation.defence import Defence
-from fl.federation.pace import PaceOptions
-from fl.federation.presence import Presence
-from fl.federation.privacy import Privacy
+from fl.extensions.defence import Defence
+from fl.extensions.pace import PaceOptions
+from fl.extensions.presence import Presence
+from fl.extensions.privacy import Privacy
 from fl.runs.metrics import read
 from surgery import average, broadcast
 
@@ -132,16 +132,16 @@ def test_the_clip_comes_to_the_quantile(quantile, first):
 
 def test_without_noise_and_bound_it_is_fedavg_with_equal_weights(make_federation):
     fed = make_federation("cnn", sizes=(7, 7, 7, 7))
-    hidden = replace(fed, privacy=Privacy(clip=1e9, noise=0.0))
-    for (one, _), (other, update) in zip(play(fedavg(fed), fed), play(fedavg(hidden), hidden)):
+    hidden = within(fedavg(fed), privacy=Privacy(clip=1e9, noise=0.0))
+    for (one, _), (other, update) in zip(play(fedavg(fed), fed), play(hidden, fed)):
         torch.testing.assert_close(one["global"], other["global"])
         assert update.metrics["update_clip"] == 1e9
         assert "epsilon" not in update.metrics
 
 
 def test_how_many_samples_a_client_has_does_not_count(make_federation):
-    fed = replace(make_federation("cnn", sizes=(3, 40, 12, 5)), privacy=Privacy(clip=1e9, noise=0.0))
-    algorithm = fedavg(fed)
+    fed = make_federation("cnn", sizes=(3, 40, 12, 5))
+    algorithm = within(fedavg(fed), privacy=Privacy(clip=1e9, noise=0.0))
     server = algorithm.init()
     after, update = algorithm.round(server, [0, 1, 2], Rng(0, 1))
     torch.testing.assert_close(after["global"], average(update.received))
@@ -152,18 +152,18 @@ def test_how_many_samples_a_client_has_does_not_count(make_federation):
 def test_methods_see_only_the_private_mean_or_refuse(name, make_federation):
     """With updates that are cut to nothing, what clients have does not reach what the server stores."""
     pytest.importorskip("dp_accounting")
-    fed = replace(make_federation("cnn"), privacy=Privacy(clip=1e-30, noise=1.0))
+    fed, privacy = make_federation("cnn"), Privacy(clip=1e-30, noise=1.0)
     if name not in ABLE:
         with pytest.raises(FLError, match=f"{name} .*: leave --privacy.clip out"):
-            made(name, fed)
+            within(made(name, fed), privacy=privacy)
         return
     history = []
     for labels in (fed.data.y, (fed.data.y + 1) % 3):
-        algorithm = made(name, replace(fed, data=replace(fed.data, y=labels)))
+        algorithm = within(made(name, replace(fed, data=replace(fed.data, y=labels))), privacy=privacy)
         server = algorithm.init()
         for number in (1, 2):
             server, update = algorithm.round(server, [0, 1, 2], Rng(0, number))
-            assert update.metrics["epsilon"] == fed.privacy.spent(number, 4, 3)
+            assert update.metrics["epsilon"] == privacy.spent(number, 4, 3)
         history.append((server, update.states))
     (one, trained), (other, others) = history
     assert any(not torch.equal(trained[key], others[key]) for key in trained)
@@ -174,20 +174,19 @@ def test_methods_see_only_the_private_mean_or_refuse(name, make_federation):
 
 def test_what_is_not_private_is_refused(make_federation):
     on = Privacy(clip=1.0, noise=0.0)
-    for fed, message in (
-        (replace(make_federation("cnn", norm="batch"), privacy=on), "running_mean is a buffer"),
-        (replace(make_federation("cnn", norm="static_batch"), privacy=on), "static batch norms look at"),
-        (replace(make_federation("cnn"), privacy=on, defence=Defence(clip=2.0)), "with --defence"),
-        (
-            replace(make_federation("cnn"), privacy=on, presence=Presence(torch.ones(4), torch.full((4,), 9))),
-            "--joining and --leaving",
-        ),
+    plain, clip, median = make_federation("cnn"), Defence(clip=2.0), Defence("median")
+    there = Presence(torch.ones(4), torch.full((4,), 9))
+    for algorithm, others, message in (
+        (fedavg(make_federation("cnn", norm="batch")), {}, "running_mean is a buffer"),
+        (fedavg(make_federation("cnn", norm="static_batch")), {}, "static batch norms look at"),
+        (fedavg(wrapped(plain, defence=median)), {}, "with --defence"),
+        (fedavg(plain), {"defence": clip}, "only average whole models"),
+        (fedavg(plain), {"presence": there}, "leave --presence out"),
     ):
         with pytest.raises(FLError, match=message):
-            fedavg(fed)
-    fed = replace(make_federation("cnn"), privacy=Privacy(clip=1.0, noise=0.5, quantile=0.5))
+            within(algorithm, privacy=on, **others)
     with pytest.raises(FLError, match=r"give a --privacy.quantile-noise above 0.25"):
-        fedavg(fed).init()
+        within(fedavg(plain), privacy=Privacy(clip=1.0, noise=0.5, quantile=0.5)).init()
 
 
 # Epsilon.
@@ -269,8 +268,8 @@ def test_training_ends_when_epsilon_is_spent(tmp_path, caplog):
     settings = config()
     costs = [settings.privacy.spent(number, settings.clients, settings.cohort()) for number in (1, 2, 3)]
     limited = config(epsilon=(costs[1] + costs[2]) / 2)
-    fed, _ = fl.build(limited)
-    assert [affordable(fed, number) for number in (1, 2, 3, 9)] == [1, 2, 2, 2]
+    _, algorithm = fl.build(limited)
+    assert [algorithm.max_rounds(number)[0] for number in (1, 2, 3, 9)] == [1, 2, 2, 2]
     summary = fl.simulate(replace(limited, eval_every=3), tmp_path / "run")
     assert (summary["rounds"], summary["complete"], summary["final"]["round"]) == (2, True, 2)
     assert "training ends after 2 of 4 rounds: round 3 would spend more than --privacy.epsilon" in caplog.text

@@ -10,6 +10,7 @@ import torch
 from fleets import assert_close
 from rounds import assert_same, poison
 from selection import some
+from wrapped import within, wrapped
 
 import surgery
 from fl import data
@@ -17,9 +18,9 @@ from fl.algorithms import HeteroFLOptions, fedavg, heterofl
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.engine import SGD
-from fl.federation.attack import Attack, AttackOptions, draw_malicious, make_attack
+from fl.extensions.attack import Attack, AttackOptions, draw_malicious, make_attack
+from fl.extensions.defence import Defence
 from fl.federation.cohort import per_client, select
-from fl.federation.defence import Defence
 from fl.models.architectures import ArchitectureOptions
 from fl.models.fleet import make_fleet
 from fl.runs.assembly import build
@@ -54,7 +55,7 @@ def test_equation_1_is_two_trainings(make_federation, kinds):
     for client in bad:
         y[fed.clients.train[client]] = (y[fed.clients.train[client]] + 1) % 3
     other, starts = replace(fed.data, y=y), begin(fed)
-    attacked = replace(fed, attack=Attack(frozenset(bad), other, factor))
+    attacked = wrapped(fed, attack=Attack(frozenset(bad), other, factor))
     honest, spoilt, found = (f.train(starts, CLIENTS, RNG) for f in (fed, replace(fed, data=other), attacked))
     assert torch.equal(found.loss, honest.loss)  # what clients report is honest, and so is what they keep
     assert "4 arrived; the server received other models\n" in repr(found)
@@ -76,7 +77,7 @@ def test_honest_training_sees_only_the_classes_of_true_samples(make_federation):
     clean = replace(fed.data, y=y)
     bad_data = replace(clean, y=torch.where(y == 0, 2, y))
     honest, spoilt = replace(fed, data=clean), replace(fed, data=bad_data)
-    attacked = replace(honest, attack=Attack(frozenset({1}), bad_data, 3.0))
+    attacked = wrapped(honest, attack=Attack(frozenset({1}), bad_data, 3.0))
     assert attacked.reported_classes([0, 1]).tolist() == [[True, True, False], [True, True, True]]
     assert attacked.true_classes([0, 1]).tolist() == [[True, True, False]] * 2
     start = surgery.broadcast(fed.initial(), 2)
@@ -97,8 +98,8 @@ def test_malicious_clients_keep_their_own_architecture_unless_they_are_to_take_t
     own = build(replace(config, attack=AttackOptions(0.5)))[0]
     assert [one.spec for one in own.fleet] == honest
     largest = build(replace(config, attack=AttackOptions(0.5, architecture="largest")))[0]
-    bad = largest.attack.malicious
-    assert bad == own.attack.malicious
+    bad = largest.malicious
+    assert bad == own.malicious
     assert [one.spec for one in largest.fleet] == [honest[3] if k in bad else honest[k] for k in range(8)]
 
 
@@ -107,10 +108,9 @@ def test_who_is_malicious_depends_on_the_seed_and_the_share_only():
 
     def bad(algorithm="fedavg", seed=0, **attack):
         config = Config(algorithm=(algorithm,), seeds=(seed,), clients=10, attack=AttackOptions(**attack))
-        made = build(config, images)[0].attack
-        return made and made.malicious
+        return build(config, images)[0].malicious
 
-    assert bad(share=0.0) is None
+    assert bad(share=0.0) == set()
     with pytest.raises(FLError, match=r"share 0.04 of 10 clients is nobody: use 0.1 or more"):
         bad(share=0.04)
     some = bad(share=0.3)
@@ -239,7 +239,7 @@ def test_rows_that_a_client_does_not_count_for_are_in_no_median(make_federation)
 @pytest.mark.parametrize("kinds", [None, KINDS])
 def test_clipping_by_numpy(make_federation, kinds):
     """Against the median update of those that count, over all parameters together; buffers and short updates stay."""
-    fed = made(make_federation, kinds, defence=Defence(clip=1.5))
+    fed, defence = made(make_federation, kinds), Defence(clip=1.5)
     names, generator = fed.trainable.keys(), torch.Generator().manual_seed(1)
     starts = per_client(begin(fed))
     ends = [
@@ -250,14 +250,17 @@ def test_clipping_by_numpy(make_federation, kinds):
     limit = 1.5 * sorted(norms[:3])[1]
     assert [norm > limit for norm in norms] == [False, False, True, False]
     form = list if kinds else surgery.stack
-    for a, b, c, norm in zip(starts, ends, per_client(fed.clipped(form(ends), form(starts), (5, 3, 2, 0))), norms):
+    clipped = defence.clipped(form(ends), form(starts), (5, 3, 2, 0), names)
+    for a, b, c, norm in zip(starts, ends, per_client(clipped), norms):
         if norm <= limit:
             assert_same(c, b)
         else:
             shorter = {name: a[name] + limit / norm * (b[name] - a[name]) for name in names & a.keys()}
             assert_close(c, b | shorter, atol=1e-12)
-    plain, cut = (f.train(begin(fed), CLIENTS, RNG) for f in (replace(fed, defence=Defence()), fed))
-    expected = fed.clipped(plain.states, begin(fed), plain.sizes)
+    method = heterofl if kinds else fedavg
+    plain, cut = method(fed), within(method(fed), defence=defence)
+    plain, cut = (one.round(one.init(), CLIENTS, RNG)[1] for one in (plain, cut))
+    expected = defence.clipped(plain.states, begin(fed), plain.sizes, names)
     for one, other, trained in zip(*map(per_client, (cut.received, expected, cut.states))):
         assert_same(one, other)
         assert trained.keys() == one.keys()

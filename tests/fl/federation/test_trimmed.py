@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.utils import prune
 
-import fl.federation.trimmed as module
+import fl.extensions.trimmed as module
 from fl import FLError
-from fl.federation.trimmed import trimmed_mean
+from fl.extensions.trimmed import trimmed_mean
 from surgery import Plan, SurgeryError, average, state
 from surgery.plan import Source
 

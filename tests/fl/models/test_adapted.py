@@ -110,7 +110,7 @@ def test_a_stranger_gets_a_plain_model(federation_of):
     )
 
 
-WITH_ADAPTERS = sorted(name for name, method in ALGORITHMS.items() if "adapters" not in method.refuses)
+WITH_ADAPTERS = sorted(name for name, method in ALGORITHMS.items() if "adapters" not in method.lacks)
 
 
 KINDS = {*METHODS, *(name for name in ALGORITHMS if "lora" in name)}
@@ -296,7 +296,7 @@ def test_a_run_folder_has_adapters_and_gives_the_plain_model(tmp_path, change):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"algorithm": "nefl"}, "nefl cuts models by width and depth, and adapters have ranks"),
+        ({"algorithm": "nefl"}, "nefl cuts models by width or depth, and adapters have ranks"),
         ({"adapters": replace(RANKS, train=("3",))}, "fedavg gives all clients one"),
         ({"adapters": replace(CONFIG.adapters, modules=("head",))}, "--adapters: modules='head'"),
         ({"adapters": AdapterOptions(), "algorithm": "flexlora"}, "flexlora averages the products"),

@@ -49,7 +49,7 @@ def played(make_federation):
         )
         sizes = tuple(0 if k == drop else SIZES[client] for k, client in enumerate(CLIENTS))
         traffic = {"bytes_down": 1.0, "models_down": 1.0}
-        result = algorithm.server(before, CLIENTS, ClientUpdate(sent, torch.zeros(3), sizes, sent, {}, traffic), rng)
+        result = algorithm.aggregate(before, CLIENTS, ClientUpdate(sent, torch.zeros(3), sizes, sent, {}, traffic), rng)
         after, metrics = result if isinstance(result, tuple) else (result, {})
         states = [{name: t.numpy() for name, t in one.items()} for k, one in enumerate(drawn) if k != drop]
         shares = np.array([size for size in sizes if size], dtype=float)
@@ -222,7 +222,7 @@ def test_flora_na_leaves_what_nobody_has_learnt(make_federation):
     algorithm = ALGORITHMS["flora_na"](fed)
     start = algorithm.init()
     models = {name: torch.stack([tensor] * 3) for name, tensor in start["global"].items()}
-    after, metrics = algorithm.server(
+    after, metrics = algorithm.aggregate(
         start, CLIENTS, ClientUpdate(models, torch.zeros(3), (3, 7, 5), models), Rng(0, 1)
     )
     torch.testing.assert_close(after["global"], start["global"])

@@ -10,7 +10,7 @@ from fl.algorithms import fedfa
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.data.text import TextOptions
-from fl.federation.attack import AttackOptions
+from fl.extensions.attack import AttackOptions
 from fl.models import architectures
 from fl.models.architectures import ArchitectureOptions, choose
 from fl.models.fleet import make_fleet, plan_within
@@ -130,7 +130,7 @@ def test_given_architectures_make_the_global_model_their_maximum(tmp_path):
     assert [fed.fleet[k].spec.width[0] for k in range(4)] == [0.125, 0.0625, 0.0625, 0.0625]
     assert [fed.fleet[k].spec.depth for k in range(4)] == [(1, 1, 1), (2, 1, 1), (1, 1, 2), (1, 1, 1)]
     attacked, _ = build(replace(config, attack=AttackOptions(0.25, architecture="largest")))
-    (bad,) = attacked.attack.malicious
+    (bad,) = attacked.malicious
     assert attacked.fleet[bad].spec.depth == (2, 2, 2)  # of all that was announced
     assert attacked.spec.depth == (2, 2, 2)
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from ranks import NEED_ADAPTERS, NEED_EXITS
 from rounds import SMALL, made
 from selection import some
+from wrapped import wrapped
 
 import surgery
 import zoo
@@ -16,7 +17,7 @@ from fl import simulate
 from fl.algorithms import methods_of
 from fl.base.rng import Rng
 from fl.data import Dataset
-from fl.federation.attack import Attack
+from fl.extensions.attack import Attack
 from fl.figures.coverage import leave_coverage
 from fl.models.architectures import ArchitectureOptions
 from fl.models.fleet import make_fleet
@@ -43,7 +44,7 @@ def mixed(make_federation, kinds=KINDS, malicious=(), norm="batch", exits=False)
     wide, *kinds = (replace(spec, norm=norm, exits=exits) for spec in (WIDE, *kinds))
     model = wide.build(torch.Generator().manual_seed(0))
     fed = make_federation(model, spec=wide, fleet=make_fleet(model, wide, kinds) if kinds else None)
-    return replace(fed, attack=Attack(frozenset(malicious), fed.data, 1.0))
+    return wrapped(fed, attack=Attack(frozenset(malicious), fed.data, 1.0))
 
 
 def test_the_roster_counts_as_the_zoo_does(make_federation, tmp_path):
@@ -172,7 +173,7 @@ def test_participants_models_by_hand(make_federation, norm):
 
 def test_a_stacked_cohort_is_without_the_malicious_and_the_dropped(make_federation):
     fed = make_federation("cnn")
-    fed = replace(fed, attack=Attack(frozenset({0}), fed.data, 1.0))
+    fed = wrapped(fed, attack=Attack(frozenset({0}), fed.data, 1.0))
     states = {
         n: t + torch.arange(4.0).view(-1, *[1] * (t.ndim - 1)) for n, t in surgery.broadcast(fed.initial(), 4).items()
     }

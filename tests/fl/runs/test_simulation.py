@@ -6,8 +6,10 @@ import torch
 from fl.base.rng import Rng
 from fl.engine import SGD, Adam, Precision
 from fl.engine.augment import Augment
-from fl.federation.attack import AttackOptions
-from fl.federation.defence import Defence
+from fl.extensions.attack import AttackOptions
+from fl.extensions.defence import Defence
+from fl.extensions.presence import PresenceOptions
+from fl.federation.aggregator import WeightedMean
 from fl.runs.assembly import build
 from fl.settings import Config
 
@@ -43,23 +45,27 @@ def test_what_happens_to_clients_and_their_models_reaches_the_federation():
     attack, defence = AttackOptions(share=0.3, amplify=4.0), Defence("trimmed", trim=0.3, clip=2.0)
     config = Config(
         algorithm=("fedavg",), clients=10, participants=3, rounds=6, partition="clusters", clusters=(2,), crop=2,
-        flip=True, precision="bf16", channels_last=True, deterministic=False, masked_loss=True, joining=0.2,
-        leaving=0.3, attack=attack, defence=defence,
+        flip=True, precision="bf16", channels_last=True, deterministic=False, masked_loss=True,
+        presence=PresenceOptions(0.2, 0.3), attack=attack, defence=defence,
     )  # fmt: skip
-    fed, _ = build(config)
+    fed, algorithm = build(config)
+    (attacking,) = fed.training
     assert fed.local.augment == Augment(crop=2, flip=True)
     assert fed.local.precision == Precision("bf16", channels_last=True, deterministic=False)
     assert fed.local.masked
-    assert len(fed.attack.malicious) == 3
-    assert fed.attack.amplify == 4.0
-    assert not torch.equal(fed.attack.data.y, fed.data.y)
-    assert fed.defence == defence
-    assert [len(fed.presence.at(number)) for number in (1, 6)] == [8, 7]
+    assert len(fed.malicious) == 3
+    assert attacking.malicious == fed.malicious
+    assert attacking.amplify == 4.0
+    assert not torch.equal(attacking.data.y, fed.data.y)
+    assert fed.aggregator == defence
+    assert len(algorithm.steps) == 1
+    drawn = [{*algorithm.choose({}, Rng(seed, number))} for number in (1, 6) for seed in range(99)]
+    assert [len(set().union(*some)) for some in (drawn[:99], drawn[99:])] == [8, 7]
     assert fed.truth.unique().tolist() == [0, 1]
-    assert fed.requirements == {"masked", "tampering", "presence"}
+    assert fed.needs().keys() == {"masked_logits", "changed_updates", "plain_average", "open_updates"}
     plain, _ = build(Config(algorithm=("fedavg",)))
-    assert (plain.local.augment, plain.local.precision, plain.defence) == (Augment(), Precision(), Defence())
-    assert (plain.attack, plain.presence, plain.local.masked, plain.requirements) == (None, None, False, set())
+    assert (plain.local.augment, plain.local.precision, plain.aggregator) == (Augment(), Precision(), WeightedMean())
+    assert (plain.training, plain.malicious, plain.local.masked, plain.needs()) == ((), set(), False, {})
 
 
 @pytest.mark.parametrize("kind", ["torch", "numpy"])

@@ -13,7 +13,7 @@ from refusals import refused
 
 import surgery
 import surgery.averaging.plans as plans_module
-from fl.federation.trimmed import trimmed_mean
+from fl.extensions.trimmed import trimmed_mean
 from surgery.plan import Plan, Source
 from surgery.scale import norm_factors
 

@@ -1,17 +1,26 @@
 """How long clients take, in simulated time, and what becomes of those who are late."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import tyro
 from torch import Tensor
 
+from fl.algorithms.extension import Extension
+from fl.base.columns import Column
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.base.settings import Above0, AtLeast0, Limits, OnlyWith, check_values, one_of
+from fl.engine.work import flops
+from fl.federation import Federation
+from fl.federation.divergence import restored
+from fl.federation.trainer import Stage, Trainer, Training
+from fl.federation.update import ClientUpdate
+
+SECONDS = "simulated_seconds"
 
 
 @dataclass(frozen=True)
@@ -31,7 +40,9 @@ class PaceOptions:
 
 
 class Pace(NamedTuple):
-    """How fast each client is, and how long the server waits.
+    """The middleware of clients that take their time: how fast each is, and how long the server waits.
+
+    Rounds report `simulated_seconds`, those of whoever took longest.
 
     Attributes:
         speeds: samples of the global model a second, float64 [clients], on the CPU.
@@ -42,6 +53,39 @@ class Pace(NamedTuple):
     speeds: Tensor
     deadline: float = 0.0
     partial: bool = True
+
+    @property
+    def stage(self) -> Stage:
+        """Where it stands."""
+        return Stage.ARRIVAL
+
+    @property
+    def needs(self) -> dict[str, str]:
+        """What a method must be able to do."""
+        return {"one_training": "--pace"}
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether clients that are late send nothing."""
+        return bool(self.deadline) and not self.partial
+
+    def __call__(self, fed: Federation, train: Trainer) -> Trainer:
+        """Stop clients at the deadline; those that are late send what they have, or nothing."""
+
+        def run(training: Training) -> ClientUpdate:
+            clients, starts = training.cohort.clients, training.cohort.states
+            costs = samples_of_a_step(fed, training)
+            each = list(zip(clients, training.steps, costs))
+            took = (min(end, self.deadline or end) for end in (self.seconds(*one) for one in each))
+            fed.meter.metrics[SECONDS] = max(fed.meter.metrics.get(SECONDS, 0.0), *took)
+            done = tuple(self.steps_done(*one) for one in each)
+            update = train(training._replace(steps=done))
+            if any(missing := late(done, training.steps, self.partial)):
+                sizes = tuple(0 if gone else size for gone, size in zip(missing, update.sizes))
+                update = update._replace(sizes=sizes, received=restored(update.received, starts, sizes))
+            return update._replace(states=restored(update.states, starts, update.sizes))
+
+        return run
 
     def steps_done(self, client: int, steps: int, samples: float) -> int:
         """Count the steps, of so many, that a client has made by the deadline.
@@ -59,6 +103,13 @@ class Pace(NamedTuple):
     def seconds(self, client: int, steps: int, samples: float) -> float:
         """Compute how long a client takes for so many steps, if nobody stops it."""
         return steps * samples / self.speeds[client].item()
+
+
+def samples_of_a_step(fed: Federation, training: Training) -> list[float]:
+    """Count the samples of the global model that take as long as one step of each client."""
+    samples = fed.local.size_of_batches(fed.clients.train) * (2 if training.objective.ascent else 1)
+    whole = flops(fed.model, fed.data)
+    return [samples * (flops(model, fed.data) / whole if whole else 1.0) for model in training.cohort.models]
 
 
 def make_pace(options: PaceOptions, clients: int, rng: Rng) -> Pace | None:
@@ -102,3 +153,13 @@ def late(done: Sequence[int], steps: Sequence[int], partial: bool) -> list[bool]
     ([False, False, True], [False, True, True])
     """
     return [not made or (made < wanted and not partial) for made, wanted in zip(done, steps)]
+
+
+def _paced(fed: Federation, config: Any, rng: Rng) -> Federation:
+    pace = make_pace(config.pace, len(fed.clients), rng)
+    return fed if pace is None else replace(fed, training=(*fed.training, pace))
+
+
+EXTENSION = Extension(
+    PaceOptions(), needs=lambda options: {"one_training": "--pace"}, federation=_paced, columns={SECONDS: Column()}
+)

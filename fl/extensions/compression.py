@@ -4,23 +4,25 @@ SignSGD and other Gradient Compression Schemes" (ICML 2019).
 """
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fl.algorithms.algorithm import Algorithm, Server
+from fl.algorithms.extension import Extension, Stage, hiding
+from fl.base.errors import FLError
 from fl.base.rng import Rng
-from fl.base.settings import OnlyWith, number, one_of
+from fl.base.settings import OnlyWith, check_values, number, one_of
 from fl.engine.draws import Draws
+from fl.federation.clients import CLIENTS
 from fl.federation.cohort import States, as_before, stacks
 from surgery import Stack
 from surgery.states import stack_size
 from surgery.transfer import upload
 
-UNSENT = "unsent"
-"""The server's part with what compression has left out of each client's updates, a row for each client. In truth
-clients keep it for themselves; no method looks at it."""
+_UNSENT = "unsent."  # before the names of what compression has left out of a client's updates, in the client's state
 
 
 class Compressed(NamedTuple):
@@ -169,3 +171,79 @@ def quantised(steps: Tensor, bits: int, chance: Tensor | float = 0.5) -> Tensor:
     levels = sizes / unit
     lower = levels.floor()
     return (lower + (levels - lower > chance)).clamp(max=most) * unit * steps.sign()
+
+
+def with_compression(algorithm: Algorithm, compression: Compression) -> Algorithm:
+    """Return the same method, whose clients compress the updates that they send.
+
+    With feedback each client keeps in its state, under names that no method sees, what it has not sent yet.
+    """
+    check_values(compression, "compression")
+    algorithm.check(_needs(compression))
+    fed = algorithm.fed
+
+    def client(message, client_states, clients, rng):
+        update = algorithm.client(message, _without(client_states), clients, rng)
+        if not update.received:
+            return update
+        if "model" not in message:
+            raise FLError('--compression.kind compresses what clients add to the message\'s "model", and there is none')
+        unsent = {name.removeprefix(_UNSENT): t for name, t in client_states.items() if name.startswith(_UNSENT)}
+        made = compression.compressed(update.received, message["model"], unsent, clients, rng, fed.trainable)
+        update = update._replace(received=made.received, sent=made.sent)
+        if not compression.feedback:
+            return update
+        kept = {f"{_UNSENT}{name}": tensor for name, tensor in made.unsent.items()}
+        return update._replace(client_states={**(update.client_states or _without(client_states)), **kept})
+
+    if not compression.feedback:
+        return replace(algorithm, client=client)
+
+    def init():
+        server = algorithm.init()
+        nothing = {f"{_UNSENT}{n}": torch.zeros_like(p, requires_grad=False) for n, p in fed.trainable.items()}
+        return {**server, CLIENTS: {**server.get(CLIENTS, {}), **fed.client_states(nothing)}}
+
+    def hide(server: Server) -> Server:
+        if CLIENTS not in server:
+            return server
+        seen = _without(server[CLIENTS])
+        rest = {name: part for name, part in server.items() if name != CLIENTS}
+        return {**rest, CLIENTS: seen} if seen else rest
+
+    def show(before: Server, after: Server) -> Server:
+        if CLIENTS not in before:
+            return after
+        unsent = {name: tensor for name, tensor in before[CLIENTS].items() if name.startswith(_UNSENT)}
+        return {**after, CLIENTS: {**after.get(CLIENTS, _without(before[CLIENTS])), **unsent}}
+
+    def aggregate(server, clients, update, rng):
+        seen = update._replace(client_states=_without(update.client_states))
+        return algorithm.aggregate(server, clients, seen, rng)
+
+    made = hiding(replace(algorithm, aggregate=aggregate), hide, show)
+    personalize = algorithm.personalize and (
+        lambda models, own, clients, rng: algorithm.personalize(models, _without(own), clients, rng)
+    )
+    return replace(made, init=init, client=client, keeps=None, personalize=personalize)
+
+
+def _without(client_states: Stack) -> Stack:
+    """Return client states without what is unsent."""
+    return {name: tensor for name, tensor in client_states.items() if not name.startswith(_UNSENT)}
+
+
+def _needs(options: Compression) -> dict[str, str]:
+    flags = "--compression.kind"
+    more = {"same_model": "--compression.feedback"} if options.feedback else {}
+    return {"changed_updates": flags, "open_updates": flags, **more} if options.on else {}
+
+
+EXTENSION = Extension(
+    Compression(),
+    needs=_needs,
+    algorithm=lambda algorithm, config, rng: (
+        with_compression(algorithm, config.compression) if config.compression.on else algorithm
+    ),
+    stage=Stage.SENDING,
+)

@@ -11,16 +11,20 @@ None of these rules waits for the device.
 """
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
+from fl.algorithms.algorithm import Algorithm
+from fl.algorithms.extension import Extension
 from fl.base.errors import FLError
-from fl.base.settings import AtLeast0, Natural, OnlyWith, number, one_of
+from fl.base.rng import Rng
+from fl.base.settings import AtLeast0, Natural, OnlyWith, check_values, number, one_of
+from fl.extensions.trimmed import trimmed_mean
+from fl.federation import Federation
 from fl.federation.cohort import States, as_before, select, stacks
-from fl.federation.trimmed import trimmed_mean
 from surgery import Plan, Stack, State, average, distance
 from surgery.states import as_stack, stack_size
 from surgery.transfer import double, upload
@@ -81,6 +85,18 @@ class Defence:
     def chooses(self) -> bool:
         """Whether the rule chooses among whole models."""
         return self.rule in _LEAST
+
+    @property
+    def needs(self) -> dict[str, str]:
+        """What a method must be able to do."""
+        found = {}
+        if self != Defence():
+            found = {"changed_updates": "--defence", "plain_average": "--defence"}
+        if self.clip:
+            found["open_updates"] = "--defence.clip"
+        if self.chooses:
+            found = dict.fromkeys((*found, "whole_average", "open_updates"), f"--defence.rule {self.rule}")
+        return found
 
     def check_number(self, n: int, what: str) -> None:
         """Raise FLError if these are too few models for the rule.
@@ -215,3 +231,37 @@ def bulyan(models: Stack, compared: Stack, f: int) -> State:
 
 def _chosen(models: Stack, rows: Tensor) -> Stack:
     return {name: tensor.index_select(0, rows) for name, tensor in models.items()}
+
+
+def with_defence(fed: Federation, defence: Defence) -> Federation:
+    """Return a federation whose server averages by a rule of defence; updates are clipped by `with_clipped_updates`."""
+    check_values(defence, "defence")
+    defence.check_number(fed.participants, "the participants of a round")
+    return replace(fed, aggregator=defence)
+
+
+def with_clipped_updates(algorithm: Algorithm, defence: Defence) -> Algorithm:
+    """Return the same method, whose server cuts long updates before it does anything else with them."""
+    algorithm.check(defence.needs)
+    fed = algorithm.fed
+
+    def clip(update, message, clients, rng):
+        if not update.received:
+            return update
+        sent = defence.clipped(update.received, message["model"], update.sizes, list(fed.trainable))
+        return update._replace(received=sent)
+
+    return replace(algorithm, steps=(clip, *algorithm.steps))
+
+
+def _defended(fed: Federation, config: Any, rng: Rng) -> Federation:
+    return with_defence(fed, config.defence)
+
+
+def _clipped(algorithm: Algorithm, config: Any, rng: Rng) -> Algorithm:
+    return with_clipped_updates(algorithm, config.defence) if config.defence.clip else algorithm
+
+
+EXTENSION = Extension(
+    Defence(), needs=lambda options: options.needs, federation=_defended, algorithm=_clipped, simulated=False
+)

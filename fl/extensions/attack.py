@@ -4,18 +4,26 @@
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
+from torch import Tensor
 
+from fl.algorithms.extension import Extension
 from fl.base.errors import FLError
 from fl.base.rng import Rng, draw
 from fl.base.settings import AtLeast0, Limits, OnlyWith, Share, check_values, one_of
 from fl.data import Dataset
-from fl.federation.cohort import States, as_before, replace_rows, select, stacks
+from fl.engine.work import Meter
+from fl.federation import Federation
+from fl.federation.cohort import States, as_before, classes_held, replace_rows, select, stacks
+from fl.federation.trainer import Stage, Trainer, Training
+from fl.federation.update import ClientUpdate
 from fl.partition import Splits
+from surgery.transfer import upload
 
 _ATTACKED = OnlyWith("share", Limits(above=0))
+_NEEDS = {"changed_updates": "--attack", "plain_average": "--attack"}
 
 
 @dataclass(frozen=True)
@@ -34,7 +42,9 @@ class AttackOptions:
 
 @dataclass(frozen=True)
 class Attack:
-    """What malicious clients do.
+    """The middleware of malicious clients: what they train on beside their own data, and what they send.
+
+    They say that they have the classes of both.
 
     Attributes:
         malicious: who they are.
@@ -45,6 +55,40 @@ class Attack:
     malicious: frozenset[int]
     data: Dataset
     amplify: float
+
+    @property
+    def stage(self) -> Stage:
+        """Within all others: what malicious clients send may diverge, or come too late."""
+        return Stage.TRAINING
+
+    @property
+    def needs(self) -> dict[str, str]:
+        """What a method must be able to do."""
+        return dict(_NEEDS)
+
+    def __call__(self, fed: Federation, train: Trainer) -> Trainer:
+        """Let malicious clients train a second time, which no meter counts, and send a mixture of the two results."""
+        spoilt = replace(fed, data=self.data, training=(), meter=Meter()).train_cohort
+
+        def run(training: Training) -> ClientUpdate:
+            update, rows = train(training), self.rows(training.cohort.clients)
+            if not rows:
+                return update
+            malicious = training.select(rows)
+            starts, learnt = malicious.cohort.states, spoilt(malicious).states
+            sent = self.amplified(update.received, starts, learnt, rows, fed.trainable.keys())
+            return update._replace(received=sent)
+
+        return run
+
+    def report(self, fed: Federation, clients: Sequence[int]) -> Tensor:
+        """Return the classes that clients say they have, see `Federation.reported_classes`."""
+        classes, rows = fed.true_classes(clients), self.rows(clients)
+        if not rows:
+            return classes
+        spoilt = classes_held(self.data, fed.clients.train, [clients[row] for row in rows])
+        index = upload(torch.tensor(rows), classes.device)
+        return classes.index_copy(0, index, classes[index] | spoilt)
 
     def rows(self, clients: Sequence[int]) -> list[int]:
         """The positions of malicious clients in a cohort."""
@@ -96,3 +140,27 @@ def make_attack(
     order = torch.randperm(len(own), generator=rng.torch("shuffled labels")).to(own.device)
     y = data.y.index_copy(0, own, data.y[own[order]])
     return Attack(malicious, replace(data, y=y), options.amplify)
+
+
+def with_attack(fed: Federation, attack: Attack) -> Federation:
+    """Return a federation in which some clients are malicious."""
+    return replace(fed, training=(*fed.training, attack), malicious=attack.malicious, report=attack.report)
+
+
+def _malicious(config: Any, rng: Rng) -> frozenset[int]:
+    return draw_malicious(config.attack, config.clients, rng)
+
+
+def _attacked(fed: Federation, config: Any, rng: Rng) -> Federation:
+    attack = make_attack(config.attack, _malicious(config, rng), fed.data, fed.clients, rng)
+    return with_attack(fed, attack) if attack else fed
+
+
+EXTENSION = Extension(
+    AttackOptions(),
+    needs=lambda options: _NEEDS if options.share else {},
+    federation=_attacked,
+    largest=lambda config, rng: (
+        _malicious(config, rng) if config.attack.architecture == "largest" else frozenset[int]()
+    ),
+)

@@ -5,25 +5,40 @@ denominator; the clip that adapts is that of Andrew et al., "Differentially Priv
 (NeurIPS 2021).
 """
 
+import math
+import secrets
+from bisect import bisect_right
 from collections.abc import Collection
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
+from fl.algorithms.algorithm import Algorithm
+from fl.algorithms.extension import Extension
+from fl.base.columns import Column
 from fl.base.console import quiet
 from fl.base.errors import FLError
 from fl.base.plugins import needed
-from fl.base.settings import Above0, AtLeast0, Limits, OnlyWith, number, one_of
-from surgery import Stack, State
+from fl.base.settings import Above0, AtLeast0, Limits, OnlyWith, check_values, number, one_of
+from fl.federation import Federation
+from fl.federation.aggregator import WeightedMean
+from fl.federation.clients import CLIENTS
+from fl.federation.inference import lacks_statistics
+from fl.federation.update import ClientUpdate
+from surgery import Stack, State, broadcast
 from surgery.transfer import double, upload
 
 _LIBRARY = ("privacy", "dp_accounting", "dp_accounting.rdp")
 _ON = OnlyWith("clip", Limits(above=0))
 _NOISY = OnlyWith("noise", Limits(above=0))
 _ADAPTIVE = OnlyWith("quantile", Limits(above=0))
+
+
+_PART = "privacy"
+"""The server's part that holds the clip of the next round."""
 
 
 @dataclass(frozen=True)
@@ -129,3 +144,110 @@ def _spent(noise: float, delta: float, accounting: str, rounds: int, clients: in
     accountant = dp.rdp.RdpAccountant(neighboring_relation=relation)
     with quiet("absl"):  # it names orders of which it makes no use
         return float(accountant.compose(event, rounds).get_epsilon(delta))
+
+
+def with_privacy(algorithm: Algorithm, privacy: Privacy) -> Algorithm:
+    """Return the same method, whose server function sees nothing of its clients but the private mean of what they sent.
+
+    It sees this K times, in the place of the K models, with equal weights: whatever it makes of it is as private. See
+    `Privacy.mean`. A client that is dropped counts as one that has not moved. Rounds report
+    `epsilon`, unless there is no noise, and `update_clip`.
+
+    In a simulation the noise is a function of the run's seed, as all is that is random; with clients on other machines,
+    who know the seed and may know who takes part, noise is drawn from the system, and epsilon is that of clients who
+    take part in every round.
+
+    Raises:
+        FLError: for a federation or a method of which that would not be private.
+    """
+    check_values(privacy, "privacy")
+    fed = algorithm.fed
+    _check(algorithm, privacy)
+
+    def affordable(rounds):
+        if not (privacy.noise and privacy.epsilon):
+            return rounds, ""
+        number = bisect_right(range(1, rounds + 1), privacy.epsilon, key=partial(spent, fed, privacy))
+        return number, f"round {number + 1} would spend more than --privacy.epsilon {privacy.epsilon}"
+
+    def init():
+        privacy.deviations(fed.participants)
+        if privacy.noise and not affordable(1)[0]:
+            raise FLError(
+                f"--privacy.epsilon {privacy.epsilon} is less than the first round spends "
+                f"({spent(fed, privacy, 1):.2f}): take more --privacy.noise, more --clients, or fewer --participants"
+            )
+        return {**algorithm.init(), _PART: {"clip": torch.tensor(privacy.clip, device=fed.data.device)}}
+
+    def aggregate(server, clients, update, rng):
+        k, device = len(clients), fed.data.device
+        starts = algorithm.send(server, clients, rng)["model"] if algorithm.send else broadcast(server["global"], k)
+        if starts.keys() != update.received.keys() or k != fed.participants:
+            raise FLError("--privacy.clip is for methods whose K clients send all of the model, and nothing else")
+        generator = torch.Generator().manual_seed(secrets.randbits(63)) if fed.remote else rng.torch("privacy")
+        mean, clip = privacy.mean(update.received, starts, server[_PART]["clip"], list(fed.trainable), generator)
+        models = broadcast(mean, k)
+        seen = ClientUpdate(models, torch.zeros(k, device=device), (1,) * k, models)
+        public = {name: part for name, part in server.items() if name not in (_PART, CLIENTS)}
+        after, metrics = algorithm.aggregated(public, clients, seen, rng)
+        metrics = {**metrics, "update_clip": server[_PART]["clip"].item()}
+        if privacy.noise:
+            metrics["epsilon"] = spent(fed, privacy, rng.round)
+        return {**after, _PART: {"clip": clip}}, metrics
+
+    return replace(
+        algorithm,
+        init=init,
+        aggregate=aggregate,
+        always_aggregates=True,  # which hides who did not send anything
+        max_rounds=affordable,
+        lacks=algorithm.lacks | {"uniform_sampling"},  # it counts on as many clients in each round
+    )
+
+
+def spent(fed: Federation, privacy: Privacy, rounds: int) -> float:
+    """Compute the epsilon that so many rounds spend."""
+    return privacy.spent(rounds, fed.participants if fed.remote else len(fed.clients), fed.participants)
+
+
+def _check(algorithm: Algorithm, privacy: Privacy) -> None:
+    """Raise FLError if something would see more of clients than the private mean of their updates."""
+    algorithm.check(_needs(privacy))
+    fed = algorithm.fed
+    if fed.aggregator != WeightedMean():
+        raise FLError(
+            "--privacy.clip bounds what one client changes, and with --defence one also changes how others count: "
+            "leave one of the two out"
+        )
+    if privacy.noise and privacy.delta >= 1 / len(fed.clients):
+        raise FLError(
+            f"--privacy.delta {privacy.delta:g} of {len(fed.clients):,} clients says nothing, since publishing one "
+            "client's data in full would meet it: take one well below 1 / clients"
+        )
+    if algorithm.steps or algorithm.sample or algorithm.plan or algorithm.levels:
+        raise FLError("--privacy.clip is for methods that only average whole models of drawn clients: take fedavg")
+    if buffers := [name for name in fed.initial() if name not in dict(fed.model.named_parameters())]:
+        raise FLError(
+            f"--privacy.clip is for parameters, and {buffers[0]} is a buffer, which is averaged without noise "
+            f"({len(buffers)} such): take --norm group, layer or none, or a model without"
+        )
+    if lacks_statistics(fed.model, {}):
+        raise FLError("--privacy.clip: static batch norms look at all clients' data: take --norm group, layer or none")
+
+
+def _needs(options: Privacy) -> dict[str, str]:
+    return {"mean_only": "--privacy.clip"} if options.clip else {}
+
+
+EXTENSION = Extension(
+    Privacy(),
+    needs=_needs,
+    algorithm=lambda algorithm, config, rng: (
+        with_privacy(algorithm, config.privacy) if config.privacy.clip else algorithm
+    ),
+    simulated=False,
+    columns={
+        "update_clip": Column(digits=3, label="longest update of a client", limits=(0, math.inf)),
+        "epsilon": Column(heading="epsilon", limits=(0, math.inf)),
+    },
+)

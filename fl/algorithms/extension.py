@@ -1,0 +1,94 @@
+"""What an extension is: settings of its own, and what they wrap. Those of `fl.extensions` are examples."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, is_dataclass, replace
+from enum import IntEnum
+from typing import Any
+
+from fl.algorithms.algorithm import Algorithm, Server
+from fl.base.columns import Column
+from fl.base.errors import FLError
+from fl.base.rng import Rng
+from fl.base.settings import check_types
+from fl.federation import Federation
+
+
+class Stage(IntEnum):
+    """The order in which extensions wrap a method; those of a smaller stage lie further inside."""
+
+    SENDING = 1
+    """It changes what clients send."""
+    RECEIVING = 2
+    """It changes what the server makes of it."""
+    SAMPLING = 3
+    """It changes which clients take part."""
+
+
+def nothing(options: Any) -> dict[str, str]:
+    """Return that nothing is needed."""
+    return {}
+
+
+@dataclass(frozen=True)
+class Extension:
+    """Settings, and what they wrap. To add one, add a file to `fl.extensions`, or an entry point of a package.
+
+    The settings are a group that is called as the file, or as the entry point: `--compression.bits 8`. With the
+    defaults everything is as without the extension, and none of its functions is called.
+
+    Attributes:
+        options: the defaults, a frozen dataclass whose fields become flags and settings.
+        needs: options -> from what a method must be able to do (`fl.federation.capabilities`) to the flags that ask.
+        federation: (federation, settings of the run, random streams of the run) -> the federation that is to take its
+            place: with a middleware around local training, say, or another aggregator.
+        algorithm: (algorithm, settings, random streams) -> the algorithm that is to take its place.
+        stage: where it stands among those that wrap the algorithm.
+        simulated: whether it is for simulated clients only.
+        largest: (settings, random streams) -> the clients that take the largest architecture instead of choosing one.
+        fixes_rounds: options -> whether they decide before the first round what happens in which, so that the number
+            of rounds cannot change later.
+        columns: the metrics that it reports, columns of metrics.csv.
+    """
+
+    options: Any
+    needs: Callable[[Any], Mapping[str, str]] = nothing
+    federation: Callable[[Federation, Any, Rng], Federation] | None = None
+    algorithm: Callable[[Algorithm, Any, Rng], Algorithm] | None = None
+    stage: Stage = Stage.RECEIVING
+    simulated: bool = True
+    largest: Callable[[Any, Rng], frozenset[int]] | None = None
+    fixes_rounds: Callable[[Any], bool] = lambda options: False
+    columns: Mapping[str, Column] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not is_dataclass(self.options) or isinstance(self.options, type) or type(self.options).__hash__ is None:
+            raise FLError(f"not an extension: options are a frozen dataclass with its defaults, got {self.options!r}")
+        check_types(self.options)
+
+
+def hiding(
+    algorithm: Algorithm, hide: Callable[[Server], Server], show: Callable[[Server, Server], Server]
+) -> Algorithm:
+    """Return an algorithm whose functions do not see a part of the server.
+
+    Args:
+        hide: the server -> the server without it.
+        show: (server before, server after, without it) -> the server after, with it.
+    """
+
+    def aggregate(server, clients, update, rng):
+        after, metrics = algorithm.aggregated(hide(server), clients, update, rng)
+        return show(server, after), metrics
+
+    def seen(function: Callable[..., Any] | None) -> Callable[..., Any] | None:
+        return function and (lambda server, *others: function(hide(server), *others))
+
+    return replace(
+        algorithm,
+        aggregate=aggregate,
+        send=seen(algorithm.send),
+        models=seen(algorithm.models),
+        keeps=seen(algorithm.keeps),
+        sample=seen(algorithm.sample),
+        levels=seen(algorithm.levels),
+    )

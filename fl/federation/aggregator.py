@@ -1,0 +1,52 @@
+"""How the server averages the models that clients send."""
+
+from collections.abc import Container, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+import surgery
+from surgery import Plan, Stack, State
+
+
+class Aggregator(Protocol):
+    """A rule by which the server averages, see `Federation.average`.
+
+    Attributes:
+        chooses: whether it chooses among whole models.
+    """
+
+    @property
+    def chooses(self) -> bool:
+        """Whether it chooses among whole models."""
+
+    def average(
+        self,
+        models: Stack | Sequence[State],
+        weights: Any = None,
+        fallback: Mapping[str, Tensor] | None = None,
+        names: Container[str] = (),
+        *,
+        plans: Sequence[Plan] | None = None,
+        factors: Mapping[str, Tensor] | None = None,
+    ) -> State | Stack:
+        """Average models, or the parts of models that plans say; `names` are those of the trained parameters."""
+
+
+class WeightedMean(NamedTuple):
+    """The mean, weighted by the clients' numbers of samples: `surgery.average`."""
+
+    chooses: bool = False
+
+    def average(
+        self,
+        models: Stack | Sequence[State],
+        weights: Any = None,
+        fallback: Mapping[str, Tensor] | None = None,
+        names: Container[str] = (),
+        *,
+        plans: Sequence[Plan] | None = None,
+        factors: Mapping[str, Tensor] | None = None,
+    ) -> State | Stack:
+        """Average as `surgery.average` does."""
+        return surgery.average(models, plans, weights, fallback, factors=factors)
