@@ -137,7 +137,6 @@ class Trace:
         with (
             in_mode(model, training),
             watching(model) as where,
-            _drawn(),
             _Calls(self),
             _Follow(self, where, self._origins),
         ):
@@ -275,14 +274,6 @@ class Origins:
         """The outputs were computed by this step."""
         for position, tensor in enumerate(outputs):
             self._of[tensor] = (step, position)
-
-
-@contextmanager
-def _drawn() -> Iterator[None]:
-    """Random numbers begin where no seed begins, so that it shows if the code sets one; all is put back."""
-    with torch.random.fork_rng(devices=()):
-        torch.rand((), device="cpu")
-        yield
 
 
 class _Calls(TorchFunctionMode):
