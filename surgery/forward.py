@@ -134,12 +134,15 @@ _UNFUSED = _Unfused()
 
 
 @contextmanager
-def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
+def in_mode(model: nn.Module, training: bool, own_draws: bool = True) -> Iterator[None]:
     """Training or evaluation mode without gradients; every module's training flag is put back afterwards.
 
     Attention and transformer layers run operation by operation, without torch's fused kernels for evaluation. In
     training mode batch norms and dropout evaluate all the same: the axes are those of training, which refuses a single
     value a channel. What the code draws is the same in every pass, and nobody else's numbers change.
+
+    Args:
+        own_draws: False where the body also takes batches of the caller's, who may draw them.
     """
     flags = {module: module.training for module in model.modules()}
     if any(type(module).train is not nn.Module.train for module in flags):
@@ -151,7 +154,7 @@ def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
         if isinstance(module, (BatchNorm, Dropout)):
             _set_training(module, False)
     try:
-        with torch.no_grad(), _UNFUSED, _own_draws() if training else nullcontext():
+        with torch.no_grad(), _UNFUSED, _own_draws() if own_draws else nullcontext():
             yield
     finally:
         for module, flag in flags.items():
@@ -183,7 +186,10 @@ def uncollected() -> Iterator[None]:
 
 @contextmanager
 def _own_draws() -> Iterator[None]:
-    """Random numbers of torch, NumPy and Python begin at a seed, and are put back afterwards."""
+    """Random numbers of torch, NumPy and Python begin anew, and are put back afterwards.
+
+    torch's begin where no seed begins, so that it shows if the code sets one.
+    """
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices):
@@ -191,6 +197,7 @@ def _own_draws() -> Iterator[None]:
             random.seed(0)
             np.random.seed(0)  # noqa: NPY002
             torch.manual_seed(0) if devices else torch.default_generator.manual_seed(0)
+            torch.rand((), device="cpu")
             yield
         finally:
             random.setstate(python)

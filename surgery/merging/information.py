@@ -42,7 +42,7 @@ def fisher_information(
         )
     total, count = {name: torch.zeros_like(p) for name, p in found.items()}, 0
     needs = {name: p.requires_grad for name, p in found.items()}
-    with in_mode(model, training=False):
+    with in_mode(model, training=False, own_draws=False):
         try:
             for p in found.values():
                 p.requires_grad_(True)
@@ -136,7 +136,7 @@ def input_grams(model: nn.Module, batches: Iterable[Any]) -> State:
             code="unsupported",
         )
     try:
-        with in_mode(model, training=False):
+        with in_mode(model, training=False, own_draws=False):
             for batch in batches:
                 call(model, batch)
     finally:

@@ -83,7 +83,7 @@ def repair(
         norm.momentum = 1 / calls[norm]  # the mean over all calls
 
     hooks = [norm.register_forward_pre_hook(counted) for norm in norms]
-    with in_mode(twin, training=False):
+    with in_mode(twin, training=False, own_draws=False):
         for norm in norms:
             norm.num_batches_tracked = None
             norm.train()

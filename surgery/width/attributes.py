@@ -63,12 +63,14 @@ def _read(
     asked: dict[Expression, set[Number]] = defaultdict(set)  # by what scales, or is scaled as it is
     stay: list[tuple[Expression, Number]] = []
     for expression, axes, steps in solution.reads:
+        value = evaluate(expression, values)
         lengths: dict[int, set[int]] = merged(scales.lengths(step) for step in steps)
+        if any(solution.steps[step].name != "div" for step in steps):  # by a length as it is the code divides
+            lengths = {old: news for old, news in lengths.items() if old != value}
         if found := list(_lengths_in(expression, lengths, values)):  # a scale that the code computes of a length
             for part, new in found:
                 asked[part].add(new)
             continue
-        value = evaluate(expression, values)
         sizes, scaled = (
             {size_of(axis, choice) for axis in axes},
             {n for one in steps for n in scales.become(one, value)},

@@ -9,7 +9,6 @@ from contextlib import nullcontext
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from surgery.copying import clone
@@ -143,11 +142,10 @@ def with_configuration(
 
 def difference_where_it_is(model: nn.Module, solution: Solution, choice: Choice, example: Any) -> str:
     """Return what a narrow model does otherwise than predicted where its tensors and the example are; or ""."""
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     for training, outputs in zip(solution.modes, solution.outputs):
         twin = clone(model)  # a forward pass may leave things behind
         try:
-            with torch.random.fork_rng(devices), in_mode(twin, training):
+            with in_mode(twin, training):
                 shapes = [tuple(tensor.shape) for tensor in tensors_in(call(twin, copied(example)))]
         except Exception as error:
             return first_line(error)

@@ -76,7 +76,7 @@ def narrow(
             equal ones the first. A width whose order matters (`widths` says why) keeps its first positions even so.
         keep: such patterns of modules whose tensors stay whole.
         output: what of the output has to keep its shape: `lambda y: y.logits` for a model that also returns its hidden
-            states.
+            states. If it computes (`lambda y: y.logits[:, -1]`), what it computes with keeps its shape.
         heads: `inside` keeps all heads of an attention and slices inside each of them (of 4 heads of 25 positions 4 of
             13 stay, and 52 of another width of 100 if the code reads the one size from the other); `drop` keeps the
             first heads, and is refused where constants and scales that the code makes for heads are others with fewer

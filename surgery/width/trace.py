@@ -7,7 +7,7 @@ touches, so that nothing is assumed about it.
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -137,24 +137,32 @@ class Trace:
         with (
             in_mode(model, training),
             watching(model) as where,
-            _drawn(),
             _Calls(self),
             _Follow(self, where, self._origins),
         ):
             result = call(model, example)
-        kept = tensors_in(self.output(result) if self.output else result)
-        if not kept:
-            what = "`output` gives" if self.output else f"{type(model).__name__} returned"
-            raise SurgeryError(f"{what} no tensor, so the shape of its output is not known", code="argument")
+        kept = self._kept(model, result)
         self.modes += (training,)
         self.lengths.append(len(self.steps) - sum(self.lengths))
-        self.use(tensors_in(result))
+        self.use([*tensors_in(result), *kept])
         self.outputs.append([self.axes_of(tensor) for tensor in tensors_in(result)])
         for axis in (axis for tensor in kept for axis in self.axes_of(tensor)):
             axes.fix(axis, Why(Kind.OUTPUT, "it is an axis of the output"))
         self.tracking.is_open = False
         several = {key: tensor for key, tensor in named_tensors(model) if tensor.numel() > 1}
         self.unused = [key for key, tensor in several.items() if id(tensor) not in self.touched]
+
+    def _kept(self, model: nn.Module, result: Any) -> list[Tensor]:
+        """Return the tensors of a model's result that keep their shapes: what `output` picks, or computes with."""
+        if self.output:
+            with _Computed(self._axes, tensors_in(result)) as computed:
+                kept = computed.sources(tensors_in(self.output(result)))
+        else:
+            kept = tensors_in(result)
+        if not kept:
+            what = "`output` gives" if self.output else f"{type(model).__name__} returned"
+            raise SurgeryError(f"{what} no tensor, so the shape of its output is not known", code="argument")
+        return kept
 
     def axes_of(self, tensor: Tensor) -> Axes:
         """The axes of a tensor; new ones if it was not seen before."""
@@ -277,12 +285,34 @@ class Origins:
             self._of[tensor] = (step, position)
 
 
-@contextmanager
-def _drawn() -> Iterator[None]:
-    """Random numbers begin where no seed begins, so that it shows if the code sets one; all is put back."""
-    with torch.random.fork_rng(devices=()):
-        torch.rand((), device="cpu")
-        yield
+class _Computed(TorchFunctionMode):
+    """Notes of which tensors of the forward pass other tensors are computed."""
+
+    def __init__(self, known: Mapping[Tensor, Any], returned: Iterable[Tensor]):
+        super().__init__()
+        self._known, self._of = known, ByTensor[list[Tensor]]()
+        self._of.update({tensor: [tensor] for tensor in returned})
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        given = self._sources(tensors_in((args, kwargs)))
+        result = func(*args, **(kwargs or {}))
+        for tensor in tensors_in(result):
+            self._of[tensor] = given
+        return result
+
+    def _sources(self, tensors: Iterable[Tensor]) -> list[Tensor]:
+        found = (one for t in tensors for one in self._of.get(t, [t] if t in self._known else []))
+        return list({id(one): one for one in found}.values())
+
+    def sources(self, tensors: list[Tensor]) -> list[Tensor]:
+        """The tensors of the forward pass of which these were computed; SurgeryError if one was computed of none."""
+        if not all(self._sources([tensor]) for tensor in tensors):
+            raise SurgeryError(
+                "`output` gives a tensor that is not computed, by torch, of what the model returned, so what has to "
+                "keep its shape is not known: let it pick tensors alone, as `lambda result: result.logits`",
+                code="argument",
+            )
+        return self._sources(tensors)
 
 
 class _Calls(TorchFunctionMode):

@@ -4,6 +4,7 @@ import itertools
 import math
 import random
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -171,6 +172,58 @@ def test_output_says_what_keeps_its_shape(caplog):
     assert {name: tuple(t.shape) for name, t in small(x).items()} == {"logits": (2, 3), "hidden": (2, 4)}
     with refused("argument: `output`"):
         narrow(several(), 0.5, x, output=lambda out: None)
+
+
+class Both(NamedTuple):
+    logits: torch.Tensor
+    hidden: torch.Tensor
+
+
+def both():
+    return Made(lambda net, x: Both(net.b(hidden := net.a(x).relu()), hidden), a=nn.Linear(6, 8), b=nn.Linear(8, 4))
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        lambda out: out.logits,
+        lambda out: out.logits[:],
+        lambda out: out.logits[:, :2],  # what stays whole is what it takes
+        lambda out: out[0].detach().float(),
+        lambda out: out.logits.data.T,
+        lambda out: F.softmax(out.logits, -1),
+        lambda out: {"class": out.logits.argmax(-1), "more": [row.exp() for row in out.logits]},
+        # What it computes with hidden it does not give.
+        lambda out: {name: tensor.double() for name, tensor in out._asdict().items()}["logits"],
+        lambda out: out.logits.add_(1),
+    ],
+)
+def test_what_output_computes_with_keeps_its_shape(output):
+    small, _ = narrow(both(), 0.5, torch.randn(2, 6), output=output)
+    assert small.b.weight.shape == (4, 4)
+
+
+@pytest.mark.parametrize(
+    "output", [lambda out: {"a": out.logits[:], "b": out.hidden.exp()}, lambda out: torch.cat(out, 1)]
+)
+def test_all_that_output_computes_with_keeps_its_shape(output):
+    with refused("width: a.weight"):
+        narrow(both(), 0.5, torch.randn(2, 6), output=output)
+
+
+def test_output_gives_what_the_model_returned():
+    x = torch.randn(2, 6)
+    with_input = Made(lambda net, x: (net.b(net.a(x).relu()), x), a=nn.Linear(6, 8), b=nn.Linear(8, 4))
+    small, _ = narrow(with_input, 0.5, x, output=lambda out: out[1])  # an input that it returned: no class has to stay
+    assert small.b.weight.shape == (2, 4)
+    for output in (
+        lambda out: x,
+        lambda out: torch.zeros(2, 4),
+        lambda out: torch.from_numpy(out.logits.numpy()),
+        lambda out: torch.tensor(out.logits.tolist()),
+    ):
+        with refused("argument: `output` gives a tensor"):
+            narrow(both(), 0.5, x, output=output)
 
 
 def best_of_four(net, x):

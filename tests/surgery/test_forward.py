@@ -3,13 +3,16 @@
 import copy
 import gc
 import logging
+import random
 import threading
 from collections import UserDict
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from refusals import refused
+from symmetric import Made
 from torch import nn
 
 import surgery
@@ -219,3 +222,38 @@ def test_a_model_that_runs_but_cannot_be_followed_is_not_said_not_to_run():
         surgery.narrow(Nested(), 0.5, torch.zeros(2, 3, 4))
     with refused("run"):
         surgery.narrow(Nested(), 0.5, torch.zeros(2, 3, 5))
+
+
+def states_of_draws():
+    return torch.get_rng_state().tolist(), random.getstate(), str(np.random.get_state())  # noqa: NPY002
+
+
+@pytest.mark.parametrize("looks", [False, True], ids=["meta", "here"])
+@pytest.mark.parametrize(
+    "draw",
+    [torch.rand, lambda _: torch.rand((), device="cpu").item(), lambda _: random.random(), lambda _: np.random.rand()],  # noqa: NPY002
+    ids=["torch", "host", "python", "numpy"],
+)
+def test_what_a_model_draws_in_evaluation_mode_is_nobody_else_s(draw, looks):
+    def forward(net, x):
+        times = 2 if looks and x.sum().item() > 1e9 else 1
+        return net.b(net.a(x).relu() * draw(()) * times)
+
+    net, x = Made(forward, a=nn.Linear(4, 6), b=nn.Linear(6, 2)), torch.zeros(2, 4)
+    before = states_of_draws()
+    small, _ = surgery.narrow(net, 0.5, x)  # each pass draws the same, so that none seems to be another
+    surgery.layers(net, example=x)
+    surgery.widths(net, x)
+    surgery.symmetry.permute(net, {"a.weight:0": torch.arange(5, -1, -1)}, example=x)
+    assert states_of_draws() == before
+    assert small.a.out_features == 3
+
+
+def test_batches_are_drawn_from_the_caller_s_random_numbers():
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    torch.manual_seed(0)
+    drawn = torch.rand(2, 6, 3)
+    torch.manual_seed(0)
+    repaired = surgery.symmetry.repair(net, batches=(torch.rand(6, 3) for _ in range(2)))
+    means = net[0](drawn.flatten(0, 1)).mean(0)
+    torch.testing.assert_close(repaired[1].running_mean, means)

@@ -629,6 +629,9 @@ def test_blocks_of_a_registered_class_are_found(told):
         surgery.register_block(step())
     inside = nn.Sequential(Step(step(), step()), Step(step(), step()))
     assert [section.blocks for section in surgery.sections(inside)] == [("0", "1")]
+    derived = type("Derived", (Step,), {})
+    both = Made(lambda net, x: net.fine(net.coarse(x)), coarse=derived(*step()), fine=derived(*step()))
+    assert surgery.sections(both) == [("", ("coarse", "fine"))]
 
 
 BLOCK = """

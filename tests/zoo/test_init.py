@@ -29,6 +29,23 @@ def test_weights_come_from_the_generator_alone(name):
     assert all(not torch.equal(a[key], other[key]) for key in matrices)
 
 
+@pytest.mark.parametrize("name", ["cnn", "resnet20", "vit_tiny", "transformer"])
+def test_weights_are_drawn_in_the_order_of_the_modules(name):
+    """So that a seed gives the model that it gave to those who published with it."""
+    drawn, net = draw(name, 1), small(name).build()
+    generator = torch.Generator().manual_seed(1)
+    for part in net.children():
+        part.torch_init = net.torch_init
+        zoo.initialise(part, generator)
+    assert all(torch.equal(drawn[key], tensor) for key, tensor in net.state_dict().items())
+
+
+def test_the_first_convolution_has_the_first_numbers():
+    expected = torch.empty_like(drawn := draw("resnet20", 0)["stem.conv.weight"])
+    expected.normal_(0, math.sqrt(2 / (9 * len(drawn))), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(drawn, expected)
+
+
 @pytest.mark.parametrize("name", ["cnn", "resnet20", "transformer"])
 def test_without_a_generator_weights_come_from_the_global_one(name):
     states = []

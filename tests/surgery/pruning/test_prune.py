@@ -181,7 +181,6 @@ def test_scores_are_asked_of_the_trained_model():
     same(returned, expected)
 
 
-@pytest.mark.slow
 def test_the_floor_is_a_share_of_the_full_widths():
     net, floor = linear(10), 0.5
     with torch.no_grad():
