@@ -239,7 +239,7 @@ class _Predicted(Operations):
     def difference(self, example: Any) -> _Diverged | None:
         """The first operation of the narrow model that is not as predicted, or None."""
         last = len(self.solution.steps) - 1
-        for training, outputs in zip(self.solution.modes, self.solution.outputs):
+        for training, outputs, returned in zip(self.solution.modes, self.solution.outputs, self.solution.returned):
             try:
                 # Watched like the full model: without hooks torch's own layers may use other, fused operations.
                 with in_mode(self.small, training), watching(self.small), self.wrapping, self:
@@ -249,6 +249,8 @@ class _Predicted(Operations):
             expected = [tuple(size_of(axis, self.choice) for axis in found) for found in outputs]
             if [tuple(tensor.shape) for tensor in tensors_in(output)] != expected:
                 return _Diverged(min(self.done, last), "the output has another shape")
+            if self.origins.of(tensors_in(output)) != returned:  # which an index that was taken for a width has picked
+                return _Diverged(min(self.done, last), "the output is another tensor")
         return None if self.done > last else _Diverged(self.done, "the narrow model stops early")
 
     def run(self, func, args, kwargs):

@@ -132,6 +132,7 @@ class Solution:
         steps: the operations in order, with solved axes.
         modes, lengths, outputs: for each forward pass whether it was in training mode, how many of the steps it has,
             and the axes of the output's tensors.
+        returned: for each forward pass where the output's tensors came from, as a step's `sources`.
         made: (module, axis) for each axis along which a layer with weights makes features.
         ordered: (axis, why) for each axis whose kept positions must be 0, 1, 2, ... without a gap.
         written: digits whose sizes the code says where a reshape leaves another one open.
@@ -149,6 +150,7 @@ class Solution:
     modes: tuple[bool, ...]
     lengths: Sequence[int]
     outputs: Sequence[Sequence[Axes]]
+    returned: Sequence[Sequence[Any]]
     made: Sequence[tuple[str, Axis]]
     ordered: Sequence[tuple[Axis, str]]
     written: frozenset[Axis]
@@ -180,6 +182,7 @@ def solve(trace: Trace, whole: Mapping[axes.Axis, Why] = MappingProxyType({})) -
         trace.modes,
         trace.lengths,
         [[freeze.all(found) for found in output] for output in trace.outputs],
+        trace.returned,
         [(module, freeze(axis)) for module, axis in trace.made],
         list(dict.fromkeys((freeze(axis), why) for axis, why in trace.ordered)),
         frozenset(digit for axis in trace.written for digit in digits(freeze(axis))),

@@ -62,7 +62,7 @@ class Trace:
         parameters: the keys of those that are parameters.
         steps: the operations, in order.
         lengths: for each forward pass how many of the steps it has.
-        outputs: for each forward pass the axes of the output's tensors.
+        outputs, returned: for each forward pass the axes of the output's tensors, and where these came from.
         unused: the tensors, of more than one element, that no operation used, by (module name, attribute name).
         untrained: why no pass was in training mode though it does something else there, or "".
         summed: by matrix product the axis that was summed to compute it.
@@ -125,6 +125,7 @@ class Trace:
             for axis in self.axes_of(tensor):
                 axes.fix(axis, Why(Kind.INPUT, "it is an axis of the input"))
         self.outputs: list[list[Axes]] = []
+        self.returned: list[list[Any]] = []
         self.lengths: list[int] = []
         self._origins = Origins(held)
         self.touched: set[int] = set()
@@ -146,6 +147,7 @@ class Trace:
         self.lengths.append(len(self.steps) - sum(self.lengths))
         self.use([*tensors_in(result), *kept])
         self.outputs.append([self.axes_of(tensor) for tensor in tensors_in(result)])
+        self.returned.append(self._origins.of(tensors_in(result)))
         for axis in (axis for tensor in kept for axis in self.axes_of(tensor)):
             axes.fix(axis, Why(Kind.OUTPUT, "it is an axis of the output"))
         self.tracking.is_open = False

@@ -1369,3 +1369,26 @@ def test_a_training_pass_that_fails_leaves_nothing():
     assert ("auxiliary", "weight") in trace.unused
     small, _ = narrow(net, 0.5, x, output=lambda result: result if result.ndim else ())
     assert small.eval()(x).shape == (2, 3)
+
+
+def test_an_index_that_is_as_large_as_a_width_is_no_label():
+    """Which of its values a model returns, as a number in a list, equals a width by chance."""
+
+    class Picks(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(5, 12), nn.Linear(12, 6), *(nn.Linear(6, 6) for _ in range(11))])
+            self.outputs = [12, 13]
+
+        def forward(self, x):
+            values = [x]
+            for layer in self.layers:
+                values.append(layer(values[-1]).relu())
+            return [values[at] for at in self.outputs]
+
+    net, x = Picks().double(), torch.randn(2, 5).double()
+    small, plan = surgery.narrow(net, {"layers.0": 0.5}, x)
+    assert (small.layers[0].out_features, small.outputs) == (6, [12, 13])
+    full = surgery.load(copy.deepcopy(net), plan.embed(surgery.state(small))[0])
+    for found, expected in zip(small(x), full(x)):
+        torch.testing.assert_close(found, expected)
