@@ -22,7 +22,7 @@ ROOMS = [
 ]  # fmt: skip
 """The rooms of fl: each may import those before it. What lies in fl itself, and every __main__, are commands, which
 may import all of them."""
-DRAWS = "fl.runs.one_run"
+DRAWS = "fl.runs.simulation"
 """The one file that looks up: a run leaves figures, which read runs."""
 
 

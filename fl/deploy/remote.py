@@ -32,7 +32,7 @@ from fl.models.architectures import announced
 from fl.models.search import Space, largest_within
 from fl.partition import Parts, Splits
 from fl.runs.evaluate import held_out
-from fl.runs.one_run import simulate
+from fl.runs.simulation import simulate
 from fl.settings import Config
 from surgery import State, stack
 from zoo import Spec
