@@ -166,11 +166,13 @@ def _deepcopy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
         kind = type(value)
         if kind in _ATOMS or (kind is tuple and _ATOMS.issuperset(map(type, value))):
             new = value
+        elif kind in _EMPTY and not value and name in _OWN:  # which modules do not share
+            new = kind()
         elif name == _COMPILED:  # by `module.compile()`, for the original alone
             new = None
         elif id(value) in memo:
             new = memo[id(value)]
-        elif kind in _EMPTY and not value and (name in _OWN or not getattr(value, "__dict__", None)):
+        elif kind in _EMPTY and not value and not getattr(value, "__dict__", None):
             new = memo[id(value)] = kind()
         elif name in _HELD and kind is dict:
             new, copied = memo.setdefault(id(value), {}), _deepcopy if name == "_modules" else copy.deepcopy

@@ -44,8 +44,15 @@ def tensors_in(tree: Any) -> list[Tensor]:
         return [tree]
     if kind is tuple or kind is list or kind is dict:
         parts = tree.values() if kind is dict else tree
-        return [tensor for part in parts if type(part) not in _LEAVES for tensor in tensors_in(part)]
-    found = []
+        held: list[Tensor] = []
+        for part in parts:
+            kind = type(part)
+            if kind is Tensor or kind is nn.Parameter:
+                held.append(part)
+            elif kind not in _LEAVES and not (kind is list and _LEAVES.issuperset(map(type, part))):
+                held += tensors_in(part)
+        return held
+    found: list[Tensor] = []
     for leaf in tree_leaves(tree):
         if isinstance(leaf, Tensor):
             found.append(leaf)
@@ -135,17 +142,28 @@ def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
     value a channel. What the code draws is the same in every pass, and nobody else's numbers change.
     """
     flags = {module: module.training for module in model.modules()}
-    model.train(training)
-    for module in flags:
-        if module.training and isinstance(module, BatchNorm | Dropout):
-            module.training = False
+    if any(type(module).train is not nn.Module.train for module in flags):
+        model.train(training)
+    else:
+        for module in flags:
+            _set_training(module, training)
+    for module in flags if training else ():
+        if isinstance(module, (BatchNorm, Dropout)):
+            _set_training(module, False)
     try:
         with torch.no_grad(), _UNFUSED, _own_draws() if training else nullcontext():
             yield
     finally:
         for module, flag in flags.items():
-            if module.training is not flag:
-                module.training = flag
+            _set_training(module, flag)
+
+
+def _set_training(module: nn.Module, flag: bool) -> None:
+    """Set a flag past the module, which takes many times as long; scripted ones keep theirs elsewhere."""
+    if "training" in vars(module):
+        vars(module)["training"] = flag
+    else:
+        module.training = flag
 
 
 @contextmanager

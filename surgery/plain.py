@@ -24,8 +24,11 @@ def is_plain(value: Any, keys: Any = str) -> bool:
     if value is None or isinstance(value, (int, float, str)):
         return True
     if isinstance(value, (list, tuple)):
-        return all(is_plain(item, keys) for item in value)
+        return _ATOMS.issuperset(map(type, value)) or all(is_plain(item, keys) for item in value)
     return isinstance(value, dict) and all(isinstance(k, keys) and is_plain(item, keys) for k, item in value.items())
+
+
+_ATOMS = {type(None), bool, int, float, str}
 
 
 def is_like(old: Any, value: Any) -> bool:

@@ -136,7 +136,7 @@ def test_what_torch_keeps_private_is_taken_in_one_place():
 def test_every_error_has_a_code_and_the_reference_lists_all():
     """Also classes derived from SurgeryError; codes that are no constant are those of other errors."""
     for package, kinds, codes in (
-        ("surgery", {"SurgeryError", "Unreachable"}, get_args(surgery.errors.Code)),
+        ("surgery", {"SurgeryError", "Unreachable", "RuleError"}, get_args(surgery.errors.Code)),
         ("zoo", {"ZooError"}, get_args(zoo.errors.Code)),
     ):
         used = set()

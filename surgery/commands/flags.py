@@ -4,7 +4,7 @@ import ast
 import importlib
 import sys
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -83,6 +83,9 @@ def imported(name: str, flag: str) -> Callable[..., Any]:
     2.0
     """
     module, _, attribute = name.partition(":")
+    if module.endswith(".py"):
+        path = Path(module).with_suffix("")
+        raise SurgeryError(f"{flag} {name}: write {'.'.join(path.parts)}:{attribute}, without .py", code="argument")
     if not module or not attribute:
         raise SurgeryError(
             f"{flag} {name}: give module:function, a function in a file module.py of your own", code="argument"
@@ -98,6 +101,7 @@ def imported(name: str, flag: str) -> Callable[..., Any]:
     if not callable(found):
         raise SurgeryError(f"{flag} {name} is a {type(found).__name__}, and should be a function", code="argument")
 
+    @wraps(found)
     def call(*arguments: Any, **named: Any) -> Any:
         try:
             return found(*arguments, **named)

@@ -118,11 +118,14 @@ def average(files: Positional[flags.Files], *, weights: flags.Weights = None, to
 
 def method_of(name: str) -> Callable[..., Any]:
     """Return the method of a name, or one of the user's own, module:function; a SurgeryError lists what there is."""
-    methods = {**merging.METHODS, **_MEASURED}
     if ":" in name:
-        flags.imported(name, "method")  # which registers it
-        name = name.rpartition(":")[2]
-        methods = merging.METHODS
+        found = inspect.unwrap(flags.imported(name, "method"), stop=lambda one: one in merging.METHODS.values())
+        if found not in merging.METHODS.values():
+            raise SurgeryError(
+                f"{name} is no merge method: put @surgery.merging.register_method above it", code="argument"
+            )
+        return found
+    methods = {**merging.METHODS, **_MEASURED}
     if name not in methods:
         near = difflib.get_close_matches(name, methods, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(methods)}"

@@ -3,10 +3,11 @@
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from torch import nn
 from tqdm import tqdm
+from tyro.conf import arg
 
 import surgery
 from surgery.commands import flags
@@ -20,6 +21,7 @@ from surgery.plan.positions import positions as positions_of
 
 _log = logging.getLogger(__name__)
 Importance = Literal["l1", "l2", "bn_scale"]
+_CRITERION = f"{{{','.join(get_args(Importance))}}}|MODULE:FUNCTION"
 
 
 def narrow(
@@ -56,7 +58,7 @@ def prune(
     macs: flags.OptionalShare = None,
     parameters: flags.OptionalShare = None,
     positions: flags.OptionalShare = None,
-    importance: Importance = "l1",
+    importance: Annotated[str, arg(metavar=_CRITERION)] = "l1",
     steps: int = 1,
     even: flags.Flag = False,
     heads: flags.Heads = "inside",
@@ -71,7 +73,7 @@ def prune(
         macs: the share of multiply-accumulates to keep, in (0, 1]
         parameters: the share of parameters to keep, in (0, 1]
         positions: the share of the positions of all widths to keep, in (0, 1]: 1 - torch-pruning's pruning_ratio
-        importance: of a position: by the norm of its weights, or by batch norms' scales
+        importance: of a position: by the norm of its weights, by batch norms' scales, or by a function of yours
         steps: in how many steps, each of which scores again what is left
         even: keep the same share of all widths, so that layers stay alike, as a folder of transformers' model asks
         heads: what is done to attention: cut inside every head, or drop heads
@@ -85,12 +87,14 @@ def prune(
         flags.check_share(f"--{name}", share)
     if not 1 <= steps <= 1000:
         raise SurgeryError(f"--steps {steps}: give a whole number from 1 to 1000", code="argument")
-    model, how = source.open(), {"importance": importance, "steps": steps, "heads": heads, "rounding": rounding}
+    criterion = _criterion_of(importance, "--importance")
+    model, how = source.open(), {"steps": steps, "heads": heads, "rounding": rounding}
     target["even"] = even
+    size = surgery.pruning.Target(**target)
     small, plan, _ = surgery.pruning.prune(
-        model.loaded(), target=surgery.pruning.Target(**target), **how, **model.run_arguments()
+        model.loaded(), target=size, importance=criterion, **how, **model.run_arguments()
     )
-    made = {"do": "prune", **target, **how}
+    made = {"do": "prune", **target, "importance": importance, **how}
     to.write(plan.extract(model.values), made, {"model": model}, like=model, module=small)
     to.write_plan(plan)
 
@@ -131,7 +135,7 @@ def permute(
     source: From,
     *,
     permutations: flags.OptionalFile = None,
-    by: Annotated[Importance | None, flags.optional(metavar="{l1,l2,bn_scale}")] = None,
+    by: Annotated[str | None, flags.optional(metavar=_CRITERION)] = None,
     inverse: flags.Flag = False,
     to: ToPlanned,
 ) -> None:
@@ -141,7 +145,8 @@ def permute(
 
     Args:
         permutations: orders by width: {"fc1.weight:0": [2, 0, 1]} puts position 2 first; or a plan, without a --model
-        by: put the most important positions first, by the norm of their weights or by batch norms' scales
+        by: put the most important positions first, by the norm of their weights, by batch norms' scales, or by a
+            function of yours
         inverse: undo the --permutations
     """
     if (permutations is None) == (by is None):
@@ -150,11 +155,12 @@ def permute(
         raise SurgeryError(
             "--inverse undoes --permutations: give the plan that was written when --by sorted", code="argument"
         )
+    criterion = by and _criterion_of(by, "--by")
     made = {"do": "permute", "permutations": permutations and str(permutations), "by": by, "inverse": inverse}
     model = source.open()
     if permutations is None:
         run = model.run_arguments()
-        scores = surgery.pruning.importance(model.loaded(), by=by, **run)
+        scores = surgery.pruning.importance(model.loaded(), by=criterion, **run)
         plan = _ordering(model, by=_in_checkpoints(model.built(), run, scores))
         values = plan.extract(model.values)
     elif isinstance(given := _read(permutations), Plan):
@@ -214,6 +220,16 @@ def align(
     inputs = {"model": model, "to": other}
     to.write(plan.extract(model.values), made, inputs, like=model, module=model.module)
     to.write_plan(plan)
+
+
+def _criterion_of(name: str, flag: str) -> Any:
+    """Return the name of a criterion, or a function of the user's own, module:function."""
+    if ":" in name:
+        return flags.imported(name, flag)
+    if name not in get_args(Importance):
+        choice = ", ".join(get_args(Importance))
+        raise SurgeryError(f"{flag} {name}: choose {choice}, or give module:function of your own", code="argument")
+    return name
 
 
 def _ordering(model: Model, orders: Mapping[str, Any] | None = None, **by: Any) -> Plan:

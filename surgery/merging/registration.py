@@ -1,5 +1,6 @@
 """Methods by name, and those of a user: pure functions of the tensors of one name."""
 
+import difflib
 import inspect
 from collections.abc import Callable
 from functools import wraps
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from surgery.errors import SurgeryError, explained
 from surgery.lazy import LazyState, Pieces, Reader
-from surgery.merging.driver import Group, merged, needed
+from surgery.merging.driver import Group, merged
 from surgery.states import Models, State
 
 METHODS: dict[str, Callable[..., Any]] = {}
@@ -20,11 +21,14 @@ METHODS: dict[str, Callable[..., Any]] = {}
 def register_method(function: Callable[..., Tensor]) -> Callable[..., State | LazyState]:
     """Add a merge method: a function from the tensors of one name, one of each model, to the merged tensor.
 
-    The tensors have the dtype to compute in. The method has the function's name, and takes what the others take:
-    models as a stack or a list of states, modules or files; the rest of the function's parameters by keyword. `base`
-    is there the base's tensor, `weights` a list of the models' weights. Any other parameter is a setting: a number, or
-    numbers by patterns of tensor names. Models of weight 0 are left out, integer tensors carry the maximum, and the
-    function is called with whole tensors, one name at a time.
+    The tensors are copies, in the dtype to compute in. The method has the function's name. It takes models as a stack
+    or a list of states, modules or `surgery.files.open_state(path)`, and by keyword the rest of the function's
+    parameters, `base` and `weights` only if they are among these. The function gets the base's tensor as `base`, and as
+    `weights` a list of the models' weights: as they were given, 1 without any, not divided by their sum, and negative
+    ones too. Any other parameter is a setting: a number, or numbers by patterns of tensor names. Models of weight 0 are
+    left out, integer tensors carry the maximum, and the function is called with whole tensors, one name at a time.
+
+    A function of the same module and name takes the place of the one before it, as when a notebook's cell runs again.
 
     Args:
         function: of a list of tensors, and of whatever else it takes. Each setting has a default.
@@ -33,8 +37,9 @@ def register_method(function: Callable[..., Tensor]) -> Callable[..., State | La
         The method, which is also `surgery.merging.METHODS[name]` and `surgery.merging.name`.
 
     Raises:
-        SurgeryError: if there is a method of this name, or a setting has no default. When it is called: if the function
-            fails, or gives no tensor of the shape that it was given.
+        SurgeryError: if there is another method of this name, or a setting has no default. When it is called: for
+            arguments that the method does not take, and if the function fails, or gives no tensor of the shape that it
+            was given, or NaN or infinity.
 
     >>> import torch
     >>> @register_method
@@ -45,7 +50,9 @@ def register_method(function: Callable[..., Tensor]) -> Callable[..., State | La
     >>> del METHODS["median"]
     """
     name = getattr(function, "__name__", "")
-    if not name.isidentifier() or name in METHODS or name in vars(import_module("surgery.merging")):
+    before = METHODS.get(name)
+    again = before and (before.__module__, before.__qualname__) == (function.__module__, function.__qualname__)
+    if not name.isidentifier() or (before and not again) or name in vars(import_module("surgery.merging")):
         why = (
             "is in surgery.merging already: give it another name"
             if name.isidentifier()
@@ -75,29 +82,43 @@ def register_method(function: Callable[..., Tensor]) -> Callable[..., State | La
             settings["weights"] = group.weights
 
         def make() -> Tensor:
-            values = [group.value(i, 0, size).reshape(shape) for i in range(len(group.tensors))]
-            base = None if group.base is None else group.origin(0, size).reshape(shape)
+            values = [group.value(i, 0, size).reshape(shape).clone() for i in range(len(group.tensors))]
+            base = None if group.base is None else group.origin(0, size).reshape(shape).clone()
             with explained(f"{name} fails on {group.name!r}"):
                 result = function(values, **settings, **({"base": base} if "base" in takes else {}))
-            if not isinstance(result, Tensor) or tuple(result.shape) != tuple(shape):
-                got = f"a tensor {tuple(result.shape)}" if isinstance(result, Tensor) else type(result).__name__
+            is_tensor = isinstance(result, Tensor)
+            if not is_tensor or tuple(result.shape) != tuple(shape) or result.is_complex():
+                got = f"a {result.dtype} tensor {tuple(result.shape)}" if is_tensor else type(result).__name__
                 raise SurgeryError(
-                    f"{name} gives {got} for {group.name!r}: a tensor {tuple(shape)} is needed", code="argument"
+                    f"{name} gives {got} for {group.name!r}: a real tensor {tuple(shape)} is needed", code="argument"
                 )
-            return result.to(group.dtype)
+            result = result.to(group.dtype)
+            if not bool(result.isfinite().all()):
+                raise SurgeryError(
+                    f"{name} gives NaN or infinity for {group.name!r}, and the models hold none: mend the method",
+                    code="values",
+                )
+            return result
 
         return Pieces.computed(shape, group.dtype, make).read
 
     @wraps(function)
-    def method(models: Models, **given: Any) -> State | LazyState:
-        bound = signature.bind(models, **given)
-        bound.apply_defaults()
-        settings = dict(bound.arguments)
-        base = needed(settings.get("base")) if needs_base else settings.get("base")
+    def method(models: Models, *more: Any, **given: Any) -> State | LazyState:
+        if more:
+            raise SurgeryError(f"{name} takes the models as one list: {name}([a, b])", code="argument")
+        for key in given.keys() - takes:
+            near = difflib.get_close_matches(key, takes, n=1)
+            choice = f"takes {', '.join(map(str, signature.parameters))}"
+            raise SurgeryError(
+                f"{name} takes no {key!r}: {f'did you mean {near[0]!r}?' if near else f'it {choice}'}", code="argument"
+            )
+        settings = {one.name: one.default for one in keywords if one.name != "base"} | given
+        if needs_base and settings.get("base") is None:
+            raise SurgeryError(f"{name} needs a base: give the model that was fine-tuned as base=...", code="argument")
         return merged(
             kernel,
             models,
-            base=base,
+            base=settings.get("base"),
             weights=settings.get("weights"),
             method=name,
             settings={setting: (settings[setting], default) for setting, default in own.items()},

@@ -54,9 +54,10 @@ def importance(
             `fisher`: the sum of w^2 * gradient^2, the mean over batches: batches of one sample give the diagonal of
             the empirical Fisher information (Theis et al., 2018), larger ones a coarser estimate;
             `activation`: the mean of |x| where layers read the width;
-            a function of a parameter's name, its elements as rows [size, elements], one row for each position of an
-            axis, and the number of that axis. It gives scores [size], or None to leave the axis out: `lambda name,
-            rows, axis: rows.abs().amax(1) if axis == 0 else None`;
+            a function of a parameter's name, a copy of its elements as rows [size, elements], one row for each position
+            of an axis, and the number of that axis. It is asked for every axis of every parameter, biases and norms
+            ([size, 1]) too. It gives scores [size], or None to leave the axis out: `lambda name, rows, axis:
+            rows.abs().amax(1) if axis == 0 else None`;
             or one of torch-pruning's importance classes, `tp.importance.GroupMagnitudeImportance(p=2)`.
         batches: what `loss` takes, for `taylor` and `fisher`; inputs like `example` for `activation`.
         loss: from a model and a batch to a number. The model is a copy in evaluation mode.
@@ -97,18 +98,35 @@ def importance(
         if is_pruner(by):
             found = pruner_scores(model, weights.solution(solution), by, weights)
         else:
-            criterion = by if callable(by) else _criterion(weights, by, batches, loss)
-            found = _summed(weights, solution, criterion)
+            criterion = _of_copies(by) if callable(by) else _criterion(weights, by, batches, loss)
+            found = _summed(weights, solution, criterion, called(by))
     scores = {name: found[atom] for name, atom in names.items() if not atom.why and atom in found}
     for name, values in scores.items():
         if not values.isfinite().all():
             raise SurgeryError(
-                f"{by!r} gives {name!r} scores that are not finite: are its weights, or is the loss?", code="values"
+                f"{called(by)} gives {name!r} scores that are not finite: are its weights, or is the loss?",
+                code="values",
             )
     return scores
 
 
-def _summed(weights: Computed, solution: Solution, criterion: Criterion) -> dict[Atom, Tensor]:
+def called(by: Any) -> str:
+    """Return what errors call a criterion: the function's name.
+
+    >>> called(importance), called("l1"), called(None)
+    ('importance', 'l1', 'None')
+    """
+    return (
+        by if isinstance(by, str) else getattr(by, "__name__", "") or (type(by).__name__ if callable(by) else repr(by))
+    )
+
+
+def _of_copies(function: Criterion) -> Criterion:
+    """Return the criterion of a user with copies of the rows, so that it may work in place."""
+    return lambda name, rows, axis: function(name, rows.clone(), axis)
+
+
+def _summed(weights: Computed, solution: Solution, criterion: Criterion, by: str) -> dict[Atom, Tensor]:
     """The sum over all axes of all parameters of the scores along them; tied parameters count once.
 
     Of parameters that a weight is computed of only widths count that the weight does not have: an adapter's rank.
@@ -121,15 +139,16 @@ def _summed(weights: Computed, solution: Solution, criterion: Criterion) -> dict
         for position, axis in enumerate(tensor_axes):
             if counted and counted.issuperset(atoms(axis)):
                 continue
-            with explained(f"by fails for axis {position} of {name!r}"), torch.no_grad():
+            with explained(f"{by} fails for axis {position} of {name!r}"), torch.no_grad():
                 values = criterion(name, tensor.movedim(position, 0).reshape(axis.size, -1), position)
             if values is None:
                 continue
-            if not isinstance(values, Tensor) or tuple(values.shape) != (axis.size,):
-                got = f"a tensor of {tuple(values.shape)}" if isinstance(values, Tensor) else repr(values)
+            is_tensor = isinstance(values, Tensor)
+            if not is_tensor or tuple(values.shape) != (axis.size,) or values.is_complex():
+                got = f"a {values.dtype} tensor of {tuple(values.shape)}" if is_tensor else type(values).__name__
                 raise SurgeryError(
-                    f"by gives {got} for axis {position} of {name!r} {tuple(tensor.shape)}: a score for each of its "
-                    f"{axis.size} positions is needed, or None",
+                    f"{by} gives {got} for axis {position} of {name!r} {tuple(tensor.shape)}: a tensor of "
+                    f"{axis.size} real scores, one for each position, is needed, or None",
                     code="argument",
                 )
             for atom, part in onto_atoms(axis, values.detach().cpu().double()).items():

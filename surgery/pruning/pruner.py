@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from surgery.errors import SurgeryError, explained
 from surgery.forward import check_runs
 from surgery.plan import Plan
-from surgery.pruning.criteria import Criterion, Name, is_criterion, is_pruner
+from surgery.pruning.criteria import Criterion, Name, called, is_criterion, is_pruner
 from surgery.pruning.criteria import importance as score_widths
 from surgery.pruning.target import Cost, Target, What, missed, sizing
 from surgery.states import check_same_shapes, shapes_of
@@ -99,7 +99,8 @@ def prune(
             the full model's widths in all steps.
         importance: a criterion, as `by` of `surgery.pruning.importance`: its name, a function of a parameter's name,
             rows and an axis, or an object of one of torch-pruning's importance classes. Or a function of a model alone
-            that gives scores as `surgery.pruning.importance` does. It is asked for each model that is cut. Or such
+            that gives scores as `surgery.pruning.importance` does. It is given the model itself that is cut, in each
+            step, and is to leave it as it is. Or such
             scores themselves, or None: all widths then keep the same share, and of each the first positions stay.
         batches, loss: as for `surgery.pruning.importance`.
         steps: in how many steps, in each of which equally many positions go, as in torch-pruning. Or the shares of the
@@ -146,11 +147,19 @@ def prune(
             "; give a criterion's name, a criterion (a function of a name, rows and an axis), or a function of a model"
         )
         measure: Any = importance
-        with explained("importance(model) fails", hint):
-            return measure(net)
+        with explained(f"{called(importance)}(model) fails", hint):
+            found = measure(net)
+        if not isinstance(found, Mapping):
+            raise SurgeryError(
+                f"{called(importance)}(model) gives {type(found).__name__}: scores by width are needed, as "
+                "surgery.pruning.importance gives them",
+                code="argument",
+            )
+        return found
 
+    who = "importance" if importance is None or isinstance(importance, Mapping) else called(importance)
     demand = checked(model, Demand(target.rate, {}, keep, heads, rounding))
-    asked = Request(model, example, demand, output, strict, scores(model), sizing(target))
+    asked = Request(model, example, demand, output, strict, scores(model), sizing(target, by=who))
     found = final(asked)  # what has to be refused is refused now, and what is less than asked for is told once
     if len(shares) == 1 or strict:
         _report_missed(target, _cost(found, target.what).share(found.chosen.choice), strict)
@@ -165,13 +174,13 @@ def prune(
             known = asked.scores if number == 1 else scores(net)
             try:
                 part = target.of(min(1.0, share * full / left))
-                wanted = replace(asked, model=net, scores=known, sizing=sizing(part, sizes_before))
+                wanted = replace(asked, model=net, scores=known, sizing=sizing(part, sizes_before, who))
                 if isinstance(steps, int) and number < steps:  # of the rest of the way an equal part
                     ahead = attempt(wanted, found.known)
                     count = _cost(ahead, "positions")
                     stay = count.full - (count.full - count(ahead.chosen.choice)) / (steps - number + 1)
                     part = target.of(stay / count.full, "positions")
-                    wanted = replace(wanted, sizing=sizing(part, sizes_before))
+                    wanted = replace(wanted, sizing=sizing(part, sizes_before, who))
                 found = final(wanted)
             except SurgeryError as error:
                 raise SurgeryError(

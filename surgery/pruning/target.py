@@ -147,10 +147,11 @@ class Target:
         return self.share if self.what == "positions" else math.sqrt(self.share)
 
 
-def sizing(target: Target, sizes: Mapping[str, int] = MappingProxyType({})) -> Sizing:
+def sizing(target: Target, sizes: Mapping[str, int] = MappingProxyType({}), by: str = "importance") -> Sizing:
     """Return what decides how many positions each width keeps so that the model is as large as the target.
 
     Args:
+        by: what errors call the criterion.
         sizes: by name how many positions widths had before the model was cut for the first time, of which the target's
             floor is a share.
     """
@@ -159,10 +160,14 @@ def sizing(target: Target, sizes: Mapping[str, int] = MappingProxyType({})) -> S
         seen: Observed[Trace], solution: Solution, demand: Demand, score: Callable[[Atom], Tensor] | None
     ) -> Numbers:
         cost = Cost(seen.model, solution, target.what, seen.found.lengths[0])
-        before = {atom: sizes.get(name, atom.size) for name, atom in named_widths(solution).items()}
+        names = {atom: name for name, atom in named_widths(solution).items()}
+        before = {atom: sizes.get(name, atom.size) for atom, name in names.items()}
+
+        def worth(atom: Atom) -> Tensor:
+            return comparable(score(atom), target.normalise, f"{by} gives {names[atom]!r}")
 
         def numbers(widths: Collection[Atom]) -> Mapping[Atom, int]:
-            kept = numbers_kept(target, cost, widths, demand.share, score, before)
+            kept = numbers_kept(target, cost, widths, demand.share, score and worth, before)
             share = cost.share({atom: range(n) for atom, n in kept.items() if n < atom.size})
             if share > target.share:
                 whole = stayed_whole(solution, demand, choose(solution, demand))
@@ -192,13 +197,13 @@ def numbers_kept(
     Args:
         widths: those that may shrink.
         rounded: from a width's size and a share to a number of positions.
-        scores: of a width; None for one share of all widths.
+        scores: of a width, comparable over widths; None for one share of all widths.
         sizes: how many positions the widths had in the beginning, of which the target's floor is a share.
     """
     if target.even:
         return _even(target, cost, widths, rounded, sizes)
     floors = [floor_of(target, atom, sizes) for atom in widths]
-    owner, value = _ranked(floors, widths, scores, target.normalise)
+    owner, value = _ranked(floors, widths, scores)
     order = value.argsort(descending=True, stable=True)
     owner, widths = owner[order], list(widths)
 
@@ -270,7 +275,7 @@ def floor_of(target: Target, atom: Atom, sizes: Mapping[Atom, int]) -> int:
 
 
 def _ranked(
-    floors: Sequence[int], widths: Collection[Atom], scores: Callable[[Atom], Tensor] | None, normalise: bool
+    floors: Sequence[int], widths: Collection[Atom], scores: Callable[[Atom], Tensor] | None
 ) -> tuple[Tensor, Tensor]:
     """([n] which width each position belongs to, [n] how much it is worth), the positions of a width best first.
 
@@ -279,7 +284,7 @@ def _ranked(
     """
     owners, values = [], []
     for number, (atom, floor) in enumerate(zip(widths, floors)):
-        value = -torch.arange(atom.size) / atom.size if scores is None else comparable(scores(atom), normalise)
+        value = -torch.arange(atom.size) / atom.size if scores is None else scores(atom)
         value = value.double().sort(descending=True).values
         value[:floor] = math.inf
         owners.append(torch.full((atom.size,), number))
@@ -289,13 +294,15 @@ def _ranked(
     return torch.cat(owners), torch.cat(values)
 
 
-def comparable(scores: Tensor, normalise: bool) -> Tensor:
+def comparable(scores: Tensor, normalise: bool, whose: str) -> Tensor:
     """Scores that compete over all widths: divided by their mean, or as they are."""
     if not normalise:
         return scores
     if (scores < 0).any():
         raise SurgeryError(
-            "scores that compete over all widths must not be negative: add a constant to them", code="argument"
+            f"{whose} negative scores, which cannot be divided by their mean: Target(..., normalise=False) compares "
+            "them over all widths as they are, Target(..., even=True) only within each width",
+            code="argument",
         )
     return scores / scores.mean() if scores.any() else scores
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from surgery.names import outwards
-from surgery.width.constants import COUNT, NewSizes, Sizes, together
+from surgery.width.constants import COUNT, NewSizes, Sizes, merged, together
 from surgery.width.provenance import Expression, Number, Operation, Place, evaluate, numbers, places, solve_for_places
 from surgery.width.scales import Scales
 from surgery.width.solve import Choice, Solution, size_of
@@ -60,19 +60,45 @@ def _read(
     solution: Solution, choice: Choice, scales: Scales, values: Mapping[Place, Number]
 ) -> Iterator[tuple[Expression, Number]]:
     """Yield what expressions that operations took become: the new size of an axis, the new scale, or the same."""
+    asked: dict[Expression, set[Number]] = defaultdict(set)  # by what scales, or is scaled as it is
+    stay: list[tuple[Expression, Number]] = []
     for expression, axes, steps in solution.reads:
-        summed: dict[Number, set[int]] = defaultdict(set)
-        for axis in (axis for step in steps for axis in solution.steps[step].summed):
-            summed[axis.size].add(size_of(axis, choice))
-        widths = [place for place in places(expression) if len(summed.get(values[place], ())) == 1]
-        if widths and isinstance(expression, Operation):  # a scale that the code computes of a width that was summed
-            yield from ((place, next(iter(summed[values[place]]))) for place in widths)
+        lengths: dict[int, set[int]] = merged(scales.lengths(step) for step in steps)
+        if found := list(_lengths_in(expression, lengths, values)):  # a scale that the code computes of a length
+            for part, new in found:
+                asked[part].add(new)
             continue
         value = evaluate(expression, values)
-        news: set[Number] = {size_of(axis, choice) for axis in axes}
-        news |= {new for step in steps for new in scales.become(step, value)} or ({value} if steps else set())
-        if len(news) == 1:
-            yield expression, news.pop()
+        sizes, scaled = (
+            {size_of(axis, choice) for axis in axes},
+            {n for one in steps for n in scales.become(one, value)},
+        )
+        if scaled or (steps and isinstance(value, float)):
+            asked[expression] |= scaled | sizes or {value}
+        elif len(sizes) == 1:
+            yield expression, sizes.pop()
+        elif steps:
+            stay.append((expression, value))
+    # what several share follows if all ask the same
+    yield from ((expression, news.pop()) for expression, news in asked.items() if len(news) == 1)
+    yield from stay
+
+
+def _lengths_in(
+    expression: Expression, lengths: Mapping[int, set[int]], values: Mapping[Place, Number]
+) -> Iterator[tuple[Expression, Number]]:
+    """Yield (part, what it becomes) of the largest parts of an expression that are the length of a sum."""
+    if not isinstance(expression, Place | Operation):
+        return
+    is_number = isinstance(expression, Place) and (
+        isinstance(values[expression], float) or _NO_WIDTH.search(expression.attribute)
+    )
+    news = () if is_number else lengths.get(evaluate(expression, values), ())  # type: ignore[call-overload, arg-type]
+    if len(news) == 1:
+        yield expression, next(iter(news))
+    elif isinstance(expression, Operation):
+        yield from _lengths_in(expression.left, lengths, values)
+        yield from _lengths_in(expression.right, lengths, values)
 
 
 def _compared(

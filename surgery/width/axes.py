@@ -157,6 +157,8 @@ def atoms(axis: Axis) -> Iterator[Axis]:
 
 def fix(axis: Axis, why: Why) -> None:
     """Every position of this axis must stay; of several reasons the firmest is kept."""
+    if not isinstance(why, Why):
+        raise InternalError(f"fix: why is role('...'), picked('...') or lost('...'), not {why!r}")
     axis = find(axis)
     if axis.kind == "atom":
         axis.why = firmest(axis.why, why)
@@ -170,7 +172,13 @@ def is_fixed(axis: Axis) -> bool:
 
 
 def mark_grouping(axis: Axis, what: str) -> None:
-    """Each position of this axis is a head or a group, computed side by side with the others; `what` says which."""
+    """Each position of this axis is a head or a group, computed side by side with the others.
+
+    Args:
+        what: "heads" or "groups".
+    """
+    if what not in ("heads", "groups"):
+        raise InternalError(f"mark_grouping: an axis counts 'heads' or 'groups', not {what!r}")
     for digit in digits(axis):
         digit.grouping = digit.grouping or what
 
@@ -217,6 +225,8 @@ def cut(axis: Axis, at: int) -> None:
 def segment(axis: Axis, start: int, stop: int) -> Axis:
     """Positions start to stop as an axis of their own."""
     axis = find(axis)
+    if not 0 <= start <= stop <= axis.size:
+        raise InternalError(f"segment: {start} to {stop} are no positions of an axis of {axis.size}")
     if (start, stop) == (0, axis.size):
         return axis
     cut(axis, start)
@@ -251,7 +261,7 @@ def unify(a: Axis, b: Axis) -> None:
     if a is b:
         return
     if a.size != b.size:
-        raise InternalError(f"axes of {a.size} and {b.size} positions are unified")
+        raise InternalError(f"axes of {a.size!r} and {b.size!r} positions are unified")
     if a.kind != "atom" and b.kind == "atom":
         a, b = b, a
     if a.kind != "atom":
@@ -291,6 +301,8 @@ def regroup(old: list[Axis], sizes: list[int]) -> list[Axis]:
             return [Axis(size, role("an empty tensor")) for size in sizes]
         found = iter(regroup(rest, others))
         return [next(found) if size else Axis(0, role("an empty tensor")) for size in sizes]
+    if prod(axis.size for axis in old) != prod(sizes):
+        raise InternalError(f"regroup: axes {old} have not as many positions as sizes {sizes}")
     queue = [digit for axis in old for digit in digits(axis)]
     if not _fits([digit.size for digit in queue], sizes):
         queue = _merge_fixed(queue)

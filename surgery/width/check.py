@@ -5,11 +5,14 @@ The narrow model runs beside the full one's trace, and every operation has to be
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
+from surgery.copying import clone
 from surgery.errors import first_line
 from surgery.forward import call, copied, in_mode, named_tensors, tensors_in, watching
 from surgery.hooks import followers
@@ -32,6 +35,7 @@ from surgery.width.scales import Held, Scales, Scaling
 from surgery.width.solve import SPLITS, Axes, Axis, Choice, Product, Solution, Sum, atoms, size_of
 from surgery.width.steps import Step, bind, scalars_of
 from surgery.width.trace import Origins
+from surgery.width.wrapped import ITEM, Wrapped, Wrapping
 
 
 class Checked(NamedTuple):
@@ -137,6 +141,21 @@ def with_configuration(
     return plan, "\n".join(filter(None, problems))
 
 
+def difference_where_it_is(model: nn.Module, solution: Solution, choice: Choice, example: Any) -> str:
+    """Return what a narrow model does otherwise than predicted where its tensors and the example are; or ""."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    for training, outputs in zip(solution.modes, solution.outputs):
+        twin = clone(model)  # a forward pass may leave things behind
+        try:
+            with torch.random.fork_rng(devices), in_mode(twin, training):
+                shapes = [tuple(tensor.shape) for tensor in tensors_in(call(twin, copied(example)))]
+        except Exception as error:
+            return first_line(error)
+        if shapes != [tuple(size_of(axis, choice) for axis in found) for found in outputs]:
+            return f"the output has the shapes {shapes}"
+    return ""
+
+
 def _no_way_on(model: nn.Module, solution: Solution, choice: Choice, difference: _Diverged) -> str:
     step = solution.steps[difference.step]
     where = step.module or "the model itself"
@@ -215,7 +234,9 @@ class _Predicted(Operations):
         self.solution, self.choice, self.done, self.origins = solution, choice, 0, Origins(named_tensors(small))
         self.scales, self.changed, self.shapes = scales, changed, shapes or {}
         self.same: set[tuple[int, Any]] = set()  # (step, number) of numbers that are as in the full model
-        self.small = small
+        self.small, self.wrapped = small, Wrapped()
+        wraps = any(key.endswith(ITEM) for step in solution.steps for key in step.scalars)
+        self.wrapping = Wrapping(self.wrapped) if wraps else nullcontext()
 
     def difference(self, example: Any) -> _Diverged | None:
         """The first operation of the narrow model that is not as predicted, or None."""
@@ -223,7 +244,7 @@ class _Predicted(Operations):
         for training, outputs in zip(self.solution.modes, self.solution.outputs):
             try:
                 # Watched like the full model: without hooks torch's own layers may use other, fused operations.
-                with in_mode(self.small, training), watching(self.small), self:
+                with in_mode(self.small, training), watching(self.small), self.wrapping, self:
                     output = call(self.small, copied(example))
             except Exception as error:
                 return error if isinstance(error, _Diverged) else _Diverged(min(self.done, last), first_line(error))
@@ -236,7 +257,8 @@ class _Predicted(Operations):
         inputs = tensors_in((args, kwargs))
         sources = self.origins.of(inputs)
         result = self.result(func, args, kwargs)
-        name, outputs = operation_name(func), tensors_in(result)
+        name, outputs, bound = operation_name(func), tensors_in(result), bind(func, args, kwargs)
+        self.wrapped.follow(func, bound, inputs, outputs)
         if not is_step(func):
             self.origins.passed(inputs, outputs)
             return result
@@ -245,14 +267,13 @@ class _Predicted(Operations):
         step = self.solution.steps[self.done]
         if step.name != name:
             raise _Diverged(self.done, f"{name} instead of {step.name}")
-        if step.decided is not None and self._stays(step.outputs):
+        if step.decided is not None and self._stays(step.outputs) and not self.wrapped.holds(inputs):
             # Numbers differ, so what they decide may: which expert gets which token. Both models are to run alike.
             result = tree_map(
                 lambda old, new: new if old is None else old, step.decided, result, is_leaf=lambda part: part is None
             )
             outputs = tensors_in(result)
-        bound = bind(func, args, kwargs)
-        scalars = scalars_of(func, bound)
+        scalars = scalars_of(func, bound) | self.wrapped.scales(func, bound, inputs)
         computed = ", ".join(
             f"{key}={value} instead of {step.scalars.get(key)}"
             for key, value in scalars.items()
@@ -300,7 +321,7 @@ class _Predicted(Operations):
             return True
         if self.scales and any(math.isclose(old, value, rel_tol=1e-9) for value in self.changed):
             known = self.scales.of(self.done)
-            return any(math.isclose(a, old, rel_tol=1e-9) and math.isclose(b, new, rel_tol=1e-9) for a, b in known)
+            return any(math.isclose(a, old, rel_tol=1e-6) and math.isclose(b, new, rel_tol=1e-6) for a, b in known)
         sizes = step_sizes(step, self.choice)
         sizes |= {
             axis.size: {size_of(axis, self.choice)} | sizes.get(axis.size, set())
@@ -309,4 +330,5 @@ class _Predicted(Operations):
         if isinstance(old, int) and isinstance(new, int):
             return new in sizes.get(old, ())
         shares = [n / size for size, news in sizes.items() for n in news if size]
-        return any(math.isclose(new / old, s**p, rel_tol=1e-9) for s in shares for p in (-1, -0.5, -0.25, 0.25, 0.5, 1))
+        # a tensor that gave the number may be of single precision
+        return any(math.isclose(new / old, s**p, rel_tol=1e-6) for s in shares for p in (-1, -0.5, -0.25, 0.25, 0.5, 1))

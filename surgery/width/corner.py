@@ -6,11 +6,14 @@ channel was trained as often as any other.
 """
 
 import copy
+import logging
+import math
 from collections.abc import Callable
 from math import prod
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from surgery.errors import SurgeryError
 from surgery.forward import named_tensors
@@ -19,9 +22,12 @@ from surgery.plain import is_plain
 from surgery.plan import Index, Plan, Source, structure
 from surgery.states import State, load, names_by_id, shapes_of, state
 from surgery.width.plan import plan_of
+from surgery.width.scales import held_numbers, is_of_one_number
 from surgery.width.solve import Atom, Axis, Product, Sum, atoms, digits, grouping_of, size_of, solve
 from surgery.width.trace import traced
 
+_log = logging.getLogger(__name__)
+_LEAST = 8  # powers of shorter widths are equal to other numbers by chance
 _OWN = vars(nn.Module()).keys() - {"training"}  # what every module keeps for itself
 
 
@@ -55,6 +61,8 @@ def corner(model: nn.Module, small: nn.Module) -> tuple[nn.Module, Plan]:
     shapes = shapes_of(full)
     dtypes = {name: tensor.dtype for name, tensor in full.items()}
     plan = Plan(entries, shapes, (*_attributes(model, small), *_slices(model, small)), structure(model), dtypes)
+    if kept := _kept_scales(model, small, plan):
+        _log.warning(kept)
     result = copy.deepcopy(small)
     if all(tensor.is_meta for tensor in (*full.values(), *values.values())):
         return result, plan
@@ -103,13 +111,41 @@ def _slices(model: nn.Module, small: nn.Module) -> list[dict[str, Any]]:
         other = others.get((module, attribute), tensor)
         if id(tensor) in held:
             continue
-        is_number = tensor.numel() == other.numel() == 1 and tensor.is_floating_point()
-        if is_number and not (tensor.is_meta or other.is_meta or tensor.item() == other.item()):  # a scale, say
-            edits.append({"do": "fill", "module": module, "attribute": attribute, "value": other.item()})
+        is_number = tensor.is_floating_point() and is_of_one_number(tensor) and is_of_one_number(other)
+        if is_number and not (tensor.is_meta or other.is_meta) and tensor.flatten()[0] != other.flatten()[0]:  # a scale
+            edits.append({"do": "fill", "module": module, "attribute": attribute, "value": other.flatten()[0].item()})
         if other.shape != tensor.shape:
             index = _leading(joined(module, attribute), other, tensor)
             edits.append({"do": "slice", "module": module, "attribute": attribute, "index": index})
     return edits
+
+
+def _kept_scales(model: nn.Module, small: nn.Module, plan: Plan) -> str:
+    """Return which saved numbers the copy takes of the model though they may be scales; "" if there are none.
+
+    They are others in `small`, or powers of a width that it has less of. Statistics of norms are none.
+    """
+    modules, saved, others = dict(model.named_modules()), names_by_id(model), held_numbers(small)
+    tensors = dict(named_tensors(model))
+    pairs = ((plan.shapes[name], shape) for name, shape in plan.small_shapes.items())
+    shorter = {old for full, less in pairs for old, new in zip(full, less) if new < old and old >= _LEAST}
+    heads = {old // n for old in shorter for n in range(1, old // _LEAST + 1) if old % n == 0}  # the width of each
+    powers = [old**power for old in heads for power in (0.5, 1, -0.5, -1)]
+    named = []
+    for (module, attribute), (value, precision) in held_numbers(model).items():
+        other = others.get((module, attribute))
+        if value is None or id(tensors[module, attribute]) not in saved or isinstance(modules[module], _NormBase):
+            continue
+        differs = other and other.value is not None and not math.isclose(value, other.value, rel_tol=precision)
+        if differs or any(math.isclose(value, power, rel_tol=precision) for power in powers):
+            there = f" ({other.value:.6g} in the small one)" if other and differs else ""
+            named.append(f"{joined(module, attribute)}, {value:.6g}{there}")
+    if not named:
+        return ""
+    return (
+        f"the smaller {type(model).__name__} gets the model's numbers {'; '.join(named)}, since they are saved with "
+        "its weights: if they scale what becomes narrower, set them anew in the copy"
+    )
 
 
 def rolling(model: nn.Module, small: nn.Module, *, example: Any) -> Callable[[int], Plan]:

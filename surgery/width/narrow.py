@@ -9,14 +9,16 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from surgery.errors import SurgeryError
-from surgery.forward import check_runs, uncollected
+from surgery.forward import check_runs, named_tensors, tensors_in, uncollected
 from surgery.names import joined
 from surgery.plan import Plan
 from surgery.width.attempts import Attempt, Request, attempts, final
+from surgery.width.check import difference_where_it_is
 from surgery.width.choose import Demand, Heads, Rounding, Scores, Shares, checked, choose, parsed
 from surgery.width.corner import corner
 from surgery.width.made_constants import other_constants
 from surgery.width.positions import Positions
+from surgery.width.rules import registry
 from surgery.width.shortfall import (
     constant_scales,
     constants_differ,
@@ -51,7 +53,8 @@ def narrow(
     But for `like`, one forward pass in evaluation mode shows which axes of which tensors are one width, and another in
     training mode if the model does something else there. The narrow model's own passes are then compared, operation by
     operation, with what the algebra of axes predicts, so that no wrong model is returned. All run on the meta device if
-    the model can, so that they cost little.
+    the model can, so that they cost little. If an operation has a rule of yours (`surgery.register_rule`), the narrow
+    model also runs once where it is.
 
     Args:
         model: any module; it is not changed.
@@ -159,6 +162,7 @@ def finished(found: Attempt) -> nn.Module:
     solution, demand, chosen, plan = found.solution, found.demand, found.chosen, found.plan
     others = other_constants(model, wanted.example, wanted.output, found.seen, solution, chosen.choice, plan)
     small = plan.built(model)
+    _try_taught(found, small)
     whole = listed(model, found.whole)
     for shortfall, refused in (
         (whole, strict or not chosen.choice),
@@ -172,6 +176,30 @@ def finished(found: Attempt) -> nn.Module:
         if shortfall:
             _log.warning(shortfall)
     return small
+
+
+def _try_taught(found: Attempt, small: nn.Module) -> None:
+    """SurgeryError if the narrow model runs on the meta device alone, because a rule of a user's is wrong.
+
+    There an operation's `register_fake` has run, which may accept what the operation itself does not.
+    """
+    model, example, seen, solution = found.request.model, found.request.example, found.seen, found.solution
+    taught = sorted({rule.name for rule in registry.RULES.values() if rule.taught} & {s.name for s in solution.steps})
+    tensors = (*tensors_in(example), *(tensor for _, tensor in named_tensors(model)))
+    if not taught or not seen.on_meta or any(tensor.is_meta for tensor in tensors):
+        return
+    difference = difference_where_it_is(small, solution, found.chosen.choice, example)
+    if difference and not (of_full := difference_where_it_is(model, solution, {}, example)):
+        raise SurgeryError(
+            f"the rule for {' or '.join(taught)} is wrong: the narrow {type(model).__name__} runs on the meta device, "
+            f"as register_fake says, and not on the example itself: {difference}",
+            code="run",
+        )
+    if difference:
+        _log.warning(
+            "the rule for %s could not be tried: %s does not run on the example itself: %s",
+            " and ".join(taught), type(model).__name__, of_full,
+        )  # fmt: skip
 
 
 class Width(NamedTuple):
@@ -210,7 +238,13 @@ _PLACES = 2  # tensors that a row of the table names of those along which a widt
 
 
 class Widths(list[Width]):
-    """A list of widths that prints as a table; `surgery.widths` shows one."""
+    """A list of widths that prints as a table; `surgery.widths` shows one.
+
+    Attributes:
+        shrink: whether a width was asked for, so that the table says how many positions are kept.
+    """
+
+    shrink = True
 
     def __repr__(self) -> str:
         rows = [("name", "size", "kept", "grouping", "lies along", "all stay, or the first ones, since")]
@@ -220,9 +254,12 @@ class Widths(list[Width]):
             along = f"{places}, +{more} more" if more > 0 else places
             why = width.reason or width.order
             rows.append((width.name, str(width.size), str(width.kept), width.grouping, along, why))
-        lengths = [max(map(len, column)) for column in zip(*rows)]
-        pads = (str.ljust, str.rjust, str.rjust, str.ljust, str.ljust, str.ljust)
-        lines = ("  ".join(pad(cell, n) for pad, cell, n in zip(pads, row, lengths)) for row in rows)
+        columns = [*zip(*rows)]
+        pads = [str.ljust, str.rjust, str.rjust, str.ljust, str.ljust, str.ljust]
+        if not self.shrink:
+            del columns[2], pads[2]
+        lengths = [max(map(len, column)) for column in columns]
+        lines = ("  ".join(pad(cell, n) for pad, cell, n in zip(pads, row, lengths)) for row in zip(*columns))
         return "\n".join(line.rstrip() for line in lines)
 
 
@@ -242,7 +279,7 @@ def widths(
         width: as for `surgery.narrow`; None keeps every width.
 
     Returns:
-        A list of `Width`, which prints as a table.
+        A list of `Width`, which prints as a table, without the column of what is kept if no `width` is given.
 
     >>> net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
     >>> import torch
@@ -277,7 +314,7 @@ def widths(
             return "it tells heads or groups apart, and each of these shrinks"
         return "a smaller share rounds to all of it, or another digit of the same width shrinks"
 
-    return Widths(
+    table = Widths(
         Width(
             atom.size,
             size_of(atom, chosen.choice),
@@ -290,3 +327,5 @@ def widths(
         for atom, members in solution.members.items()
         if atom.size > 1
     )
+    table.shrink = width is not None
+    return table

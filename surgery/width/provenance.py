@@ -289,7 +289,7 @@ def solve_for_places(
     """Return the new values of places, given what expressions become.
 
     Expressions of one place alone count first. Of each other one that does not become so with what is known, the place
-    without a new value gets one; if there are several, the one that is a width.
+    without a new value gets one; if there are several, the one that is a width, and of which it can be computed.
 
     Args:
         equations: (expression, its new value).
@@ -307,11 +307,20 @@ def solve_for_places(
         known = {**values, **found}
         unknown = [place for place in dict.fromkeys(places(expression)) if place not in found]
         unknown = unknown if len(unknown) == 1 else [place for place in unknown if is_width(place)]
-        if len(unknown) != 1 or _value(expression, known) == result:
+        if _value(expression, known) == result:
             continue
-        value = invert(expression, unknown[0], result, known)
-        if isinstance(value, float) and isinstance(values[unknown[0]], int):
-            value = int(value) if value.is_integer() else None
-        if value is not None and _value(expression, {**known, unknown[0]: value}) == result:
-            found[unknown[0]] = value
+        options = {
+            place: value for place in unknown if (value := _solved(expression, place, result, known)) is not None
+        }
+        if len(options) == 1:  # of a quotient the dividend
+            found |= options
     return found
+
+
+def _solved(expression: Expression, unknown: Place, result: Number, values: Mapping[Place, Number]) -> Number | None:
+    """Return the value of one place that gives an expression this value, of the kind that it has; None without one."""
+    value = invert(expression, unknown, result, values)
+    if isinstance(value, float) and isinstance(values[unknown], int):
+        value = int(value) if value.is_integer() else None
+    solves = value is not None and _value(expression, {**values, unknown: value}) == result
+    return value if solves else None

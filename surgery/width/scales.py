@@ -10,68 +10,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from surgery.forward import named_tensors
 from surgery.names import joined
-from surgery.width.replay import of_weights
-from surgery.width.rules.registry import RULES
-from surgery.width.solve import SUMS, Axis, Choice, Solution, atoms, digits, factors, size_of
+from surgery.width.flow import ATTENTION, LOOKUPS, Contraction, Flow
+from surgery.width.provenance import Place, places
+from surgery.width.solve import SUMS, Axis, Choice, Solution, digits, size_of
 from surgery.width.steps import Step
-
-_ATTENTION = "scaled_dot_product_attention"
-_LOOKUPS = {"embedding", "index", "index_select", "gather"}
-_NORMS = {"native_layer_norm", "native_group_norm", "_fused_rms_norm", "rms_norm"}
-_ENDS = {"_softmax", "_log_softmax", "_safe_softmax", "cumsum", *_NORMS}  # what they return has another scale
-_KEEPS_SCALE = {"add", "sub", "mul", "div", "masked_fill", "where", "neg"}
 
 _NEAR = 1e-6
 _ROOT = math.sqrt(2)
 _FACTORS = (_ROOT, 1 / _ROOT, 2.0, 0.5)
+_LEAST = 8  # shorter sums of layers are as long as other numbers by chance
 
 Divisors: TypeAlias = Iterable[tuple[float, float, float]]
 """(factor, new factor, power): sums of products are divided by factor * length ** power. The first that fits counts."""
-
-
-class Contraction(NamedTuple):
-    """A sum of products.
-
-    Attributes:
-        step: the number of the step that computes it.
-        lengths: (old, new): over how many products it sums. For a convolution also with the positions of its window.
-        heads: (old, new): how many heads lie beside each other.
-        learned: whether one of the factors consists of weights.
-    """
-
-    step: int
-    lengths: tuple[tuple[int, int], ...]
-    heads: tuple[int, int]
-    learned: bool
-
-    @property
-    def changes(self) -> bool:
-        """Whether the narrow model sums over another number of products."""
-        return any(old != new for old, new in self.lengths)
-
-    def divisors(self, before: bool) -> Divisors:
-        """Yield what sums of this kind are divided by.
-
-        Args:
-            before: whether one of the factors is scaled, rather than the sum.
-        """
-        yield 1, 1, 0.5
-        if self.learned and not before:  # any other number is as likely to be a share of a residual branch
-            return
-        yield 1, 1, 1
-        if not self.learned:
-            yield 1, 1, 0.25
-            (old, new) = self.heads
-            for power in (0.5, 1, -0.5, -1) if old > 1 else ():
-                yield old**power, new**power, 0.5
-        for factor in _FACTORS:
-            yield factor, factor, 0.5
-        for factor in _FACTORS if not self.learned else ():
-            yield factor, factor, 1
 
 
 class Scaling(NamedTuple):
@@ -84,6 +38,7 @@ class Scaling(NamedTuple):
         contraction: the sum.
         held: (module, attribute) of the tensor that holds it, None for a plain number.
         module: whose code computes with it.
+        places: the attributes that it is computed of.
     """
 
     step: int
@@ -92,16 +47,19 @@ class Scaling(NamedTuple):
     contraction: Contraction
     held: tuple[str, str] | None
     module: str
+    places: Sequence[Place] = ()
 
     def __str__(self) -> str:
         number = "a number on the meta device" if self.value is None else f"{self.value:.6g}"
-        where = joined(*self.held) if self.held else f"a constant in the code of {self.module or 'the model itself'}"
+        attributes = ", ".join(joined(*place[:2]) for place in self.places)
+        where = joined(*self.held) if self.held else attributes
+        where = where or f"a constant in the code of {self.module or 'the model itself'}"
         (old, new), *_ = self.contraction.lengths
         return f"{number} ({where}), for sums of {old} products, {new} in the narrow model"
 
 
 class Held(NamedTuple):
-    """The number that a tensor of one element holds.
+    """The number that a tensor holds, in all of its elements.
 
     Attributes:
         value: None on the meta device.
@@ -113,18 +71,27 @@ class Held(NamedTuple):
 
 
 def held_numbers(model: nn.Module) -> dict[tuple[str, str], Held]:
-    """Return the numbers that buffers and plain tensors of one element hold, by (module, attribute).
+    """Return the numbers that buffers and plain tensors hold, all of their elements the same, by (module, attribute).
 
     What is trained is none.
 
     >>> held_numbers(nn.PReLU()), list(held_numbers(nn.BatchNorm1d(1)))
     ({}, [('', 'running_mean'), ('', 'running_var')])
     """
-    return {
-        key: Held(None if tensor.is_meta else tensor.item(), max(_NEAR, torch.finfo(tensor.dtype).eps))
-        for key, tensor in named_tensors(model)
-        if tensor.numel() == 1 and tensor.is_floating_point() and not isinstance(tensor, nn.Parameter)
-    }
+    found = {}
+    for key, tensor in named_tensors(model):
+        if tensor.is_floating_point() and not isinstance(tensor, nn.Parameter) and is_of_one_number(tensor):
+            precision = max(_NEAR, torch.finfo(tensor.dtype).eps)
+            found[key] = Held(None if tensor.is_meta else tensor.flatten()[0].item(), precision)
+    return found
+
+
+def is_of_one_number(tensor: Tensor) -> bool:
+    """Return whether all elements of a tensor are the same number, but 0; on the meta device a single one is known."""
+    if tensor.numel() < 2 or tensor.is_meta or tensor.layout is not torch.strided:
+        return tensor.numel() == 1
+    first = tensor.flatten()[0]
+    return bool(first != 0) and bool((tensor == first).all())
 
 
 class Scales:
@@ -132,7 +99,7 @@ class Scales:
 
     Args:
         solution, choice: the axes of a model, and which positions stay.
-        held: by (module, attribute) the number that a tensor of one element holds.
+        held: by (module, attribute) the number that a tensor holds in all of its elements.
     """
 
     def __init__(
@@ -142,9 +109,7 @@ class Scales:
         held: Mapping[tuple[str, str], Held] | None = None,
     ):
         self.steps, self.choice, self.held = solution.steps, choice, held or {}
-        self._weights = of_weights(self.steps)
-        self._contractions = dict(self._found())
-        self._behind, self._ahead = self._flow_on(), self._flow_back()
+        self._flow, self._reads = Flow(self.steps, choice), solution.reads
 
     def of(self, number: int) -> Iterator[tuple[float, float]]:
         """Yield (number, what it becomes) of what a step computes with; attention's default scale is one."""
@@ -154,7 +119,7 @@ class Scales:
             for old, new in {one.lengths[0] for one, before in self.scaled(number) if before and not one.learned}:
                 if _is(value, old**-0.25):  # the root of the default
                     yield old**-0.5, new**-0.5
-        if step.name == _ATTENTION and (own := self._contractions.get(number)):
+        if step.name == ATTENTION and (own := self._flow.contractions.get(number)):
             (old, new), *_ = own.lengths
             yield old**-0.5, new**-0.5
 
@@ -181,12 +146,30 @@ class Scales:
 
     def scaled(self, number: int) -> list[tuple[Contraction, bool]]:
         """Return the sums that a number scales with which a step computes, and whether it scales one of the factors."""
-        if own := self._contractions.get(number):
-            return [] if own.learned else [(own, False)]
+        flow = self._flow
+        if own := flow.contractions.get(number):
+            return [] if own.learned or flow.is_cosine(own) else [(own, False)]
         if self.steps[number].name not in ("mul", "div"):
             return []
-        behind = [(self._contractions[one], False) for one in self._behind[number]]
-        return behind + [(self._contractions[one], True) for one in self._ahead[number]]
+        found = [(one, False) for one in flow.behind[number]] + [(one, True) for one in flow.ahead[number]]
+        sums = [(flow.contractions[one], before) for one, before in found]
+        return [(one, before) for one, before in sums if not flow.is_cosine(one)]
+
+    def lengths(self, number: int) -> dict[int, set[int]]:
+        """Return the lengths of what was summed that a step scales, or that a layer is to sum, and what they become.
+
+        An attribute that is as large as one, and by which the code divides, is that length. Short ones may well be
+        something else where a layer has scales in its weights.
+        """
+        flow, found = self._flow, dict[int, set[int]]()
+        for axis in self.steps[number].summed:
+            found.setdefault(axis.size, set()).add(self._size(axis))
+        scaled = [one for one, _ in self.scaled(number)] if self.steps[number].name in ("mul", "div") else []
+        for one in (*scaled, *(flow.contractions[reader] for reader in flow.readers.get(number, ()))):
+            for old, new in one.lengths:
+                if not one.learned or old >= _LEAST:
+                    found.setdefault(old, set()).add(new)
+        return found
 
     def scalings(self) -> Iterator[Scaling]:
         """Yield the numbers that scale a sum whose length changes.
@@ -199,7 +182,9 @@ class Scales:
         right = {one.contraction.step for one in found if one.new is not None}
         for one in found:
             own, is_doubled = one.contraction, one.held is None and one.value in (2, -1, -2)  # as in |q - k| ** 2
-            if one.new is not None or not (is_doubled or own.learned or own.step in right or self._is_normalised(own)):
+            if one.new is not None or not (
+                is_doubled or own.learned or own.step in right or self._flow.is_normalised(own)
+            ):
                 yield one
         for number in numbers:
             yield from self._scalings_of_vectors(number)
@@ -211,7 +196,12 @@ class Scales:
             if contraction.changes and (before or not contraction.learned):
                 for key, value, precision in self._numbers(step):
                     new = None if value is None else _renewed(value, contraction, before, step, precision)
-                    yield Scaling(number, value, new, contraction, key, step.module)
+                    yield Scaling(number, value, new, contraction, key, step.module, self._places(number))
+        divides = step.name == "div" and step.inputs[0]
+        for value in (v for v in step.scalars.values() if divides and type(v) in (int, float) and v >= _LEAST):
+            for own in (self._flow.contractions[one] for one in self._flow.around(number)):
+                if own.learned and (new := dict(own.lengths).get(value, value)) != value:
+                    yield Scaling(number, value, new, own, None, step.module, self._places(number))
 
     def _scalings_of_vectors(self, number: int) -> Iterator[Scaling]:
         """Yield the numbers with which a step scales embeddings and vectors of length 1, if they follow."""
@@ -225,6 +215,11 @@ class Scales:
                     follows = None if value is None else new**power
                     yield Scaling(number, value, follows, contraction, key, step.module)
 
+    def _places(self, number: int) -> list[Place]:
+        """Return the attributes that a step's number is computed of."""
+        expressions = (read.number for read in self._reads if number in read.steps)
+        return list(dict.fromkeys(place for one in expressions for place in places(one)))
+
     def _numbers(self, step: Step[Axis]) -> Iterator[tuple[Any, float | None, float]]:
         """Yield (where, number, precision) of what a step scales with: where a tensor holds it, or None."""
         names = step.scalars if step.name in ("mul", "div") else {"alpha", "scale"} & step.scalars.keys()
@@ -235,118 +230,50 @@ class Scales:
             if key in self.held and self.held[key].value != 1:
                 yield key, *self.held[key]
 
-    def _is_normalised(self, contraction: Contraction) -> bool:
-        """Return whether a factor of a sum was divided by its own length, so that the sum is of no other scale."""
-        step = self.steps[contraction.step]
-        makers = [self._made_by(step.sources[which]) for which, _, _ in self._factors(contraction.step)]
-        return any(made is not None and (made.name in _NORMS or _by_tensor(made)) for made in makers)
-
     def _size(self, axis: Axis) -> int:
         return size_of(axis, self.choice)
 
-    def _factors(self, number: int) -> list[tuple[int, int, list[Any]]]:
-        """Return (input, axis, atoms) of the two axes that a step sums together."""
-        step = self.steps[number]
-        if step.name == _ATTENTION:
-            return [(which, len(step.inputs[which]) - 1, [*atoms(step.inputs[which][-1])]) for which in (0, 1)]
-        return [*factors(step)]
-
-    def _found(self) -> Iterator[tuple[int, Contraction]]:
-        """Yield the sums of products by the number of their step."""
-        for number, step in enumerate(self.steps):
-            if not (summed := self._factors(number)):
-                continue
-            first, axis, parts = summed[0]
-            if "convolution" in step.name:
-                length = (math.prod(a.size for a in parts), math.prod(size_of(a, self.choice) for a in parts))
-                window = math.prod(a.size for a in step.inputs[summed[1][0]][2:])
-                lengths = [length, (length[0] * window, length[1] * window)]
-            else:
-                along = step.inputs[first][axis]
-                lengths = [(along.size, self._size(along))]
-            around = (a for which, _, _ in summed for one in step.inputs[which] for a in atoms(one))
-            heads = {a for a in around if a.grouping == "heads" and not a.why}.difference(parts)
-            counted = math.prod(a.size for a in heads), math.prod(size_of(a, self.choice) for a in heads)
-            learned = any(self._is_of_weights(step.sources[which]) for which, _, _ in summed)
-            yield number, Contraction(number, tuple(lengths), counted, learned)
-
-    def _flow_on(self) -> list[frozenset[int]]:
-        """Return by step the sums that it takes, by their numbers: those that layers compute up to an addition."""
-        given: list[frozenset[int]] = []  # by step the sums that its result holds
-        taken: list[frozenset[int]] = []
-        none: frozenset[int] = frozenset()
-        for number, step in enumerate(self.steps):
-            before = [given[one[0]] if _is_step(one) else none for one in step.sources]
-            carries = step.name not in _LOOKUPS and (rule := RULES.get(step.name)) and rule.carries
-            several = none.union(*before)
-            if number in self._contractions:
-                taken.append(none)
-                given.append(frozenset({number}))
-            elif carries:
-                taken.append(none)
-                given.append(before[0] if before else none)
-            elif step.name in _KEEPS_SCALE:
-                taken.append(several)
-                given.append(frozenset(one for one in several if not self._contractions[one].learned))
-            else:
-                taken.append(none)
-                given.append(none)
-        return taken
-
-    def _flow_back(self) -> list[frozenset[int]]:
-        """Return by step the sums of which its result is a factor; weights count for those that layers compute."""
-        ahead = [frozenset[int]() for _ in self.steps]
-        for number, step in reversed([*enumerate(self.steps)]):
-            own = self._contractions.get(number)
-            if own is not None:
-                for which, _, _ in self._factors(number):
-                    source = step.sources[which]
-                    if _is_step(source) and (not own.learned or self._weights[source[0]]):
-                        ahead[source[0]] |= {number}
-            elif ahead[number] and step.name not in _ENDS:
-                for source in filter(_is_step, step.sources):
-                    ahead[source[0]] |= {
-                        one for one in ahead[number] if self._weights[source[0]] or not self._contractions[one].learned
-                    }
-        return ahead
-
-    def _is_of_weights(self, source: Any) -> bool:
-        return source is not None and (isinstance(source[0], str) or self._weights[source[0]])
+    def _made_by(self, step: Step[Axis]) -> Step[Axis] | None:
+        made = self._flow.made_by(step.sources[0]) if step.sources else None
+        return None if made is None else self.steps[made]
 
     def _unit_length(self, step: Step[Axis]) -> Iterator[Axis]:
         """Yield the widths of embeddings, and of vectors that were divided by their length, that a step scales."""
-        made = self._made_by(step.sources[0]) if step.sources else None
-        if made and made.name in _LOOKUPS | {"div"}:
+        made = self._made_by(step)
+        if made and made.name in LOOKUPS | {"div"}:
             for found in step.inputs:
                 yield from dict.fromkeys([found[-1], *digits(found[-1])] if found else [])
 
-    def _made_by(self, source: Any) -> Step[Axis] | None:
-        """Return the step that made a tensor, other than by putting it elsewhere."""
-        while _is_step(source):
-            step = self.steps[source[0]]
-            if not ((rule := RULES.get(step.name)) and rule.carries and step.name not in _LOOKUPS):
-                return step
-            source = step.sources[0] if step.sources else None
-        return None
-
     def _summed(self, step: Step[Axis]) -> Sequence[Axis]:
         """Return the axes that were summed to compute what a step takes, but by layers with weights."""
-        before = self._made_by(step.sources[0]) if step.sources else None
-        by_a_layer = before is not None and before.name in SUMS and any(map(self._is_of_weights, before.sources))
+        before = self._made_by(step)
+        by_a_layer = before is not None and before.name in SUMS and any(map(self._flow.is_of_weights, before.sources))
         return () if by_a_layer else step.summed
-
-
-def _is_step(source: Any) -> bool:
-    return source is not None and not isinstance(source[0], str)
-
-
-def _by_tensor(step: Step[Axis]) -> bool:
-    """Return whether a step divides a tensor by another one."""
-    return step.name == "div" and len(step.inputs) == 2
 
 
 def _is(value: float, other: float, precision: float = _NEAR) -> bool:
     return math.isclose(value, other, rel_tol=precision)
+
+
+def _divisors(contraction: Contraction, before: bool) -> Divisors:
+    """Yield what sums of one kind are divided by.
+
+    Args:
+        before: whether one of the factors is scaled, rather than the sum.
+    """
+    yield 1, 1, 0.5
+    if contraction.learned and not before:  # any other number is as likely to be a share of a residual branch
+        return
+    yield 1, 1, 1
+    if not contraction.learned:
+        yield 1, 1, 0.25
+        (old, new) = contraction.heads
+        for power in (0.5, 1, -0.5, -1) if old > 1 else ():
+            yield old**power, new**power, 0.5
+    for factor in _FACTORS:
+        yield factor, factor, 0.5
+    for factor in _FACTORS if not contraction.learned else ():
+        yield factor, factor, 1
 
 
 def _renewed(
@@ -356,7 +283,7 @@ def _renewed(
     if value <= 0 or value == 1:
         return None
     divisor = value if step.name == "div" else 1 / value
-    for factor, new_factor, power in contraction.divisors(before):
+    for factor, new_factor, power in _divisors(contraction, before):
         for old, new in contraction.lengths:
             if old > 1 and _is(divisor, factor * old**power, precision):
                 return new_factor * new**power if step.name == "div" else new**-power / new_factor

@@ -152,8 +152,8 @@ def constant_scales(model: nn.Module, constant: Sequence[Scaling]) -> str:
     return _list(
         f"numbers of {type(model).__name__} scale sums of products that become shorter, and stay:",
         list(dict.fromkeys(map(str, constant))),
-        last="powers of the length follow if they are in attributes, or in buffers that are not saved, and if the code "
-        "computes them of shapes; what is right for other numbers is not known",
+        last="powers of the length follow in attributes, and in buffers that are not saved, if all sums that share one "
+        "ask the same, and if the code computes them of shapes; what is right for other numbers is not known",
     )
 
 

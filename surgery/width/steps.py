@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Generic, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from surgery.names import outwards
 from surgery.plain import is_plain
@@ -103,5 +103,15 @@ def _defaults(func: Any) -> dict[str, Any]:
 def scalars_of(func: Any, bound: dict[str, Any]) -> dict[str, Any]:
     """The numbers, strings and flags of a call, except sizes, which the shapes of the results show."""
     rule = rule_for(func)
-    own = {key: tuple(v) if isinstance(v, list) else v for key, v in bound.items() if not (rule and key in rule.sizes)}
-    return {key: value for key, value in own.items() if value is not None and is_plain(value)}
+    sizes = rule.sizes if rule else ()
+    found = {}
+    for key, value in bound.items():
+        if value is None or key in sizes or type(value) in _NOT_PLAIN:
+            continue
+        if type(value) in _PLAIN or is_plain(value):
+            found[key] = tuple(value) if isinstance(value, list) else value
+    return found
+
+
+_PLAIN = {bool, int, float, str}
+_NOT_PLAIN = {Tensor, nn.Parameter}  # most of what operations take, without a look through a list of types

@@ -33,10 +33,20 @@ from surgery.torch_private import Operations, Watch, tree_leaves, tree_map
 from surgery.width import axes
 from surgery.width.axes import Axes, Axis, Kind, Why, lost
 from surgery.width.by_tensor import ByTensor
-from surgery.width.provenance import Tracking, remember, tracked_in
+from surgery.width.provenance import Tracked, Tracking, plain, remember, tracked_in
 from surgery.width.reads import Read, read
-from surgery.width.rules.registry import Rule, RuleResult, View, is_step, operation_name, rule_for
+from surgery.width.rules.registry import (
+    Rule,
+    RuleError,
+    RuleResult,
+    View,
+    is_step,
+    operation_name,
+    rule_for,
+    way_to_teach,
+)
 from surgery.width.steps import Step, bind, scalars_of
+from surgery.width.wrapped import Wrapped
 
 _FOREIGN = "a tensor lies along it that the model does not hold: register it as a buffer of its module"
 _LEAVES = {"numpy", "tolist", "__array__", "__dlpack__", "storage", "untyped_storage", "apply_", "map_"}
@@ -64,6 +74,7 @@ class Trace:
         written: axes whose sizes a reshape says where it leaves another one open.
         reads: what operations took of the numbers that the model's attributes hold.
         tracking: numbers that remember, and what the code compared them with.
+        wrapped: the numbers that the code puts into tensors.
         filled, empty: the modules that made numbers of the example, and by module the axes of results without any.
     """
 
@@ -77,10 +88,12 @@ class Trace:
         output: Callable[[Any], Any] | None = None,
         track: bool = False,
     ):
+        self.output = output
         self.tracking = Tracking()
         if track:
             remember(model, self.tracking)
         self.reads: list[Read[Axis]] = []
+        self.wrapped = Wrapped()
         self._axes = ByTensor[Axes]()
         self._learned = ByTensor[bool]()  # parameters, and what was computed from them and from constants alone
         self._data = ByTensor[bool]()  # the example, and what was computed from it
@@ -97,7 +110,7 @@ class Trace:
         self._fixed_if_used = ByTensor[
             Sequence[tuple[Axis, Why]]
         ]()  # by tensor the axes that stay whole if it is used, and why
-        self.modes = modes
+        self.modes: tuple[bool, ...] = ()
         self.tensors: dict[tuple[str, str], Axes] = {}
         self.parameters: set[tuple[str, str]] = set()
         self.steps: list[Step[Axis]] = []
@@ -113,26 +126,32 @@ class Trace:
                 axes.fix(axis, Why(Kind.INPUT, "it is an axis of the input"))
         self.outputs: list[list[Axes]] = []
         self.lengths: list[int] = []
-        origins = Origins(held)
+        self._origins = Origins(held)
         self.touched: set[int] = set()
         for training in modes:
-            with (
-                in_mode(model, training),
-                watching(model) as where,
-                _drawn(),
-                _Calls(self),
-                _Follow(self, where, origins),
-            ):
-                result = call(model, example)
-            kept = tensors_in(output(result) if output else result)
-            if not kept:
-                what = "`output` gives" if output else f"{type(model).__name__} returned"
-                raise SurgeryError(f"{what} no tensor, so the shape of its output is not known", code="argument")
-            self.lengths.append(len(self.steps) - sum(self.lengths))
-            self.use(tensors_in(result))
-            self.outputs.append([self.axes_of(tensor) for tensor in tensors_in(result)])
-            for axis in (axis for tensor in kept for axis in self.axes_of(tensor)):
-                axes.fix(axis, Why(Kind.OUTPUT, "it is an axis of the output"))
+            self.follow(model, example, training)
+
+    def follow(self, model: nn.Module, example: Any, training: bool) -> None:
+        """Follow one more forward pass of the model on the example."""
+        self.tracking.is_open = True
+        with (
+            in_mode(model, training),
+            watching(model) as where,
+            _drawn(),
+            _Calls(self),
+            _Follow(self, where, self._origins),
+        ):
+            result = call(model, example)
+        kept = tensors_in(self.output(result) if self.output else result)
+        if not kept:
+            what = "`output` gives" if self.output else f"{type(model).__name__} returned"
+            raise SurgeryError(f"{what} no tensor, so the shape of its output is not known", code="argument")
+        self.modes += (training,)
+        self.lengths.append(len(self.steps) - sum(self.lengths))
+        self.use(tensors_in(result))
+        self.outputs.append([self.axes_of(tensor) for tensor in tensors_in(result)])
+        for axis in (axis for tensor in kept for axis in self.axes_of(tensor)):
+            axes.fix(axis, Why(Kind.OUTPUT, "it is an axis of the output"))
         self.tracking.is_open = False
         several = {key: tensor for key, tensor in named_tensors(model) if tensor.numel() > 1}
         self.unused = [key for key, tensor in several.items() if id(tensor) not in self.touched]
@@ -280,7 +299,10 @@ class _Calls(TorchFunctionMode):
             self.trace.use(given)
         first = len(self.trace.steps)
         result = func(*args, **(kwargs or {}))
+        wrapped = self.trace.wrapped.create(func, args, kwargs or {}, result)
         for number in tracked_in((args, kwargs or {}), self.trace.tracking):
+            if number is wrapped:  # what takes the tensor reads it
+                continue
             steps = dict(enumerate(self.trace.steps[first:], first))
             self.trace.reads.append(
                 read(number, (*args, *(kwargs or {}).values()), tensors_in(result), steps, self.trace.axes_of)
@@ -316,6 +338,8 @@ class _Follow(Operations):
             learnt = _learnt(trace, rule, bound, result) if rule else _not_followed(func, before, outputs)
             for tensor, found in zip(outputs, learnt.axes):
                 trace.assign(tensor, found, replace=torch.Tag.inplace_view in func.tags)
+        except RuleError:
+            raise
         except (InternalError, LookupError, TypeError, ValueError, AttributeError) as error:
             raise InternalError(f"{_described(func, rule)} is wrong: {first_line(error)}") from error
         trace.made += [(self.where[-1], axis) for axis in learnt.features]
@@ -334,11 +358,15 @@ class _Follow(Operations):
             trace.summed.update(dict.fromkeys(outputs, learnt.summed))
         if summed and rule and rule.carries:
             trace.summed.update(dict.fromkeys(outputs, summed[0]))
+        trace.wrapped.follow(func, bound, given, outputs)
         if not is_step(func):
             self.origins.passed(given, outputs)
             return result
         name, after = operation_name(func), [trace.axes_of(tensor) for tensor in outputs]
-        sources, scalars = self.origins.of(given), scalars_of(func, bound)
+        sources, wrapped = self.origins.of(given), trace.wrapped.scales(func, bound, given)
+        scalars = scalars_of(func, bound) | {key: plain(number) for key, number in wrapped.items()}
+        remembered = [number for number in wrapped.values() if isinstance(number, Tracked)]
+        trace.reads += [Read(number.expression, (), (len(trace.steps),)) for number in remembered]
         self.origins.made(len(trace.steps), outputs)
         decided = decisions(func, given, result)
         trace.steps.append(
@@ -376,8 +404,9 @@ def _learnt(trace: Trace, rule: Rule, bound: dict[str, Any], result: Any) -> Rul
 def _not_followed(func: Any, inputs: list[Axes], outputs: list[Tensor]) -> RuleResult:
     """An operation without a rule: everything stays whole."""
     name = operation_name(func)
+    why = lost(f"cannot be followed through {name} ({way_to_teach(name)})")
     for axis in (axis for found in inputs for axis in found):
-        axes.fix(axis, lost(f"cannot be followed through {name} (surgery.register_rule can teach it)"))
+        axes.fix(axis, why)
     return RuleResult([[Axis(size, lost(f"a result of {name}")) for size in tensor.shape] for tensor in outputs])
 
 
@@ -395,11 +424,11 @@ def traced(model: nn.Module, example: Any, output: Callable[[Any], Any] | None =
     Args:
         output: what of the model's output has to keep its shape; all of it if it is not given.
     """
-    ran: list[nn.Module] = []
+    ran: list[tuple[nn.Module, Any]] = []
 
     def trace(copy: nn.Module, given: Any) -> Trace:
-        found, twin = _traced_with_numbers(model, copy, given, output)
-        ran.append(twin)
+        found, *with_it = _traced_with_numbers(model, copy, given, output)
+        ran.append(tuple(with_it))
         return found
 
     seen = observed(model, example, trace)
@@ -409,17 +438,21 @@ def traced(model: nn.Module, example: Any, output: Callable[[Any], Any] | None =
     for one in ways:
         copy_of = ghost_of if one.on_meta else clone
         try:
-            if _trains_otherwise(ran[-1] if one is seen else clone(model), copied(one.example), seen.found):
-                seen = one._replace(
-                    found=Trace(
-                        copy_of(model), copied(one.example), (False, True), output, track=bool(seen.found.reads)
-                    )
-                )
+            if _trains_otherwise(copy_of(model), copied(one.example), seen.found):
+                if one.on_meta == seen.on_meta:
+                    seen.found.follow(*ran[-1], training=True)
+                else:
+                    track = bool(seen.found.reads)
+                    found = Trace(copy_of(model), copied(one.example), (False, True), output, track)
+                    seen = one._replace(found=found)
             seen.found.untrained = ""
             break
-        except InternalError:
+        except (InternalError, RuleError):
             raise
         except Exception as error:  # if it cannot train on this example the pass in evaluation mode has to do
+            if len(seen.found.steps) > sum(seen.found.lengths):  # without the steps up to where it fails
+                again = ghost_of(model) if seen.on_meta else clone(model)
+                seen = seen._replace(found=_traced_with_numbers(model, again, copied(seen.example), output)[0])
             seen.found.untrained = first_line(error)
             name = type(model).__name__
             _log.info("%s does not run on the example in training mode: %s", name, seen.found.untrained)
@@ -436,13 +469,14 @@ def traced_in_place(model: nn.Module, example: Any, output: Callable[[Any], Any]
 
 def _traced_with_numbers(
     model: nn.Module, twin: nn.Module, example: Any, output: Callable[[Any], Any] | None
-) -> tuple[Trace, nn.Module]:
+) -> tuple[Trace, nn.Module, Any]:
     """Trace a copy of the model with numbers that remember their attributes, or with plain ones if its code asks.
 
-    The copy that ran is returned, too.
+    The copy that ran and the example that it was given are returned, too.
     """
     try:
-        return Trace(twin, copied(example), output=output, track=True), twin
+        given = copied(example)
+        return Trace(twin, given, output=output, track=True), twin, given
     except (SurgeryError, InternalError):
         raise
     except Exception as error:
@@ -450,7 +484,7 @@ def _traced_with_numbers(
         twin = ghost_of(model) if on_meta else clone(model)
         found = Trace(twin, example, output=output)
         _log.info("%s runs with plain numbers alone: %s", type(model).__name__, first_line(error))
-        return found, twin
+        return found, twin, example
 
 
 def _follow_copies(model: nn.Module, trace: Trace) -> None:

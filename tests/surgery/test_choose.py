@@ -520,7 +520,8 @@ def test_widths_take_what_narrow_takes_and_print_as_a_table():
     lines = str(found).splitlines()
     assert len(lines) == 1 + len(found)
     assert lines[1].split() == ["stem.weight:0", "8", "8", "stem.weight:0,", "stem.bias:0,", "+4", "more"]
-    assert str(surgery.widths(nn.Identity(), IMAGE)).split()[:3] == ["name", "size", "kept"]
+    assert str(surgery.widths(nn.Identity(), IMAGE, 0.5)).split()[:3] == ["name", "size", "kept"]
+    assert str(surgery.widths(nn.Identity(), IMAGE)).split()[:3] == ["name", "size", "grouping"]
 
 
 @pytest.mark.parametrize("width", [{"0": 8}, {"0": 0.5, "*": 0.5}])

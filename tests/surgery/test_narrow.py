@@ -25,6 +25,7 @@ from surgery import SurgeryError, load, narrow, state
 from surgery.forward import call as forward
 from surgery.plan import Plan
 from surgery.width.rules.registry import RULES
+from surgery.width.trace import traced
 
 timm = pytest.importorskip("timm")
 torchvision = pytest.importorskip("torchvision")
@@ -1333,3 +1334,38 @@ def test_the_size_of_a_head_follows_by_each_of_its_usual_names(name):
     assert small.q.out_features == 8
     assert getattr(small, name) == 4
     assert small.pad_value == 8
+
+
+class _Auxiliary(nn.Module):
+    """Returns something else in training mode, computed by one more layer."""
+
+    calls = 0
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.auxiliary = nn.Linear(4, 8), nn.Linear(8, 3), nn.Linear(8, 3)
+
+    def forward(self, x):
+        type(self).calls += 1
+        hidden = self.first(x).relu()
+        return {"main": self.second(hidden), "more": self.auxiliary(hidden)} if self.training else self.second(hidden)
+
+
+def test_a_model_that_trains_otherwise_runs_five_times():
+    # Followed in both modes, once in between to see that they differ; then the narrow model in both.
+    _Auxiliary.calls = 0
+    small, plan = narrow(_Auxiliary(), 0.5, torch.zeros(2, 4))
+    assert _Auxiliary.calls == 5
+    assert plan.small_shapes["auxiliary.weight"] == (3, 4)
+    assert small.train()(torch.zeros(2, 4))["more"].shape == (2, 3)
+
+
+def test_a_training_pass_that_fails_leaves_nothing():
+    # The pass runs when its operations are counted; that its output is no tensor shows when it is followed.
+    net, x = _Auxiliary(), torch.zeros(2, 4)
+    trace = traced(net, x, output=lambda result: result if result.ndim else ()).found
+    assert trace.untrained
+    assert trace.lengths == [len(trace.steps)]
+    assert ("auxiliary", "weight") in trace.unused
+    small, _ = narrow(net, 0.5, x, output=lambda result: result if result.ndim else ())
+    assert small.eval()(x).shape == (2, 3)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import surgery
 from surgery import narrow
-from surgery.errors import InternalError
+from surgery.width import rules
 from surgery.width.axes import Axis, find, mark_grouping, unify
 from surgery.width.rules import RuleResult, View, registry
 from surgery.width.rules.notation import rule_of
@@ -239,6 +239,18 @@ def test_a_tensor_that_is_not_listed_stays_whole():
 
 
 @pytest.fixture(scope="module")
+def lenient():
+    """An operation with another `register_fake` than it does itself."""
+
+    @torch.library.custom_op("notation::lenient", mutates_args=())
+    def lenient(x: Tensor, scale: Tensor) -> Tensor:
+        return x * scale
+
+    lenient.register_fake(lambda x, scale: torch.empty_like(x))
+    return lenient
+
+
+@pytest.fixture(scope="module")
 def library():
     """Operations of torch.library's other ways: one changed in place, a list of results, one made of torch's own."""
     defined = torch.library.Library("notation", "FRAGMENT")
@@ -348,12 +360,106 @@ UNFIT = [
     "x: n t (a b), scale: _ -> n t _",
     "x: n t c, scale: c -> n t c, n",
     "x: n t c, scale: c -> n t 5",
+    "x: n t c, scale: c -> c",
 ]
+
+
+NO_RULES = {  # what a function gives, and what the error names
+    "nothing": (lambda view, args, out: None, "NoneType", "here 3"),
+    "an axis": (lambda view, args, out: view.axes_of(args["x"])[0], "Axis"),
+    "a text": (lambda view, args, out: "... c", "str"),
+    "a tensor": (lambda view, args, out: out, "Tensor"),
+    "too few": (lambda view, args, out: view.axes_of(args["x"])[1:], "(2, 5, 8)"),
+    "two results": (lambda view, args, out: [view.axes_of(args["x"])] * 2, "2 results"),
+    "no such argument": (lambda view, args, out: view.axes_of(args["input"]), "'input'", "takes x, scale"),
+    "no such size": (lambda view, args, out: RuleResult(view.axes_of(args["x"]), {"length": 3}), "'length'"),
+    "one argument": (lambda view: view, "takes 1"),
+    "no tensor": (lambda view, args, out: view.axes_of(3), "axes_of", "3"),
+    "a new tensor": (lambda view, args, out: view.axes_of(args["x"] + 1), "axes_of"),
+    "its own error": (lambda view, args, out: 1 // 0, "division"),
+    "other sizes": (lambda view, args, out: unify(*view.axes_of(args["x"])[:2]), "2 and 5"),
+    "a text as size": (lambda view, args, out: [*view.axes_of(args["x"])[:2], Axis("8")], "'8'"),
+    "a text as reason": (lambda view, args, out: rules.fix(view.axes_of(args["x"])[2], "why"), "fix", "role("),
+    "fresh": (lambda view, args, out: rules.fresh(out.shape, "why"), "role(", "'why'"),
+    "segment": (lambda view, args, out: rules.segment(view.axes_of(args["x"])[2], 4, 9), "4 to 9"),
+    "reversed": (lambda view, args, out: rules.segment(view.axes_of(args["x"])[2], 5, 2), "5 to 2"),
+    "before": (lambda view, args, out: rules.segment(view.axes_of(args["x"])[2], -3, 8), "-3 to 8"),
+    "a kind": (lambda view, args, out: mark_grouping(view.axes_of(args["x"])[2], "head"), "'head'"),
+    "regroup": (lambda view, args, out: rules.regroup(view.axes_of(args["x"])[2:], [2, 2]), "regroup"),
+}
+
+
+@pytest.mark.parametrize("name", NO_RULES)
+def test_a_function_that_is_no_rule_is_named(name):
+    function, *names = NO_RULES[name]
+    surgery.register_rule("notation::scaled")(function)
+    net = Made(lambda net, x: OPERATIONS["scaled"](net.body(x), net.scale), body=nn.Linear(6, 8), scale=torch.ones(8))
+    with refused("argument: the rule for notation::scaled (tests", *names):
+        narrow(net, 0.5, X.float())
+
+
+def test_what_no_rule_can_be_registered_for():
+    for wrong in (matmul, None):
+        with refused("argument: @register_rule('namespace::name')"):
+            surgery.register_rule(wrong)
+    with refused("argument: register_rule"):
+        surgery.register_rule("notation::scaled", matmul)
+    with refused("argument: {'heads'}"):
+        surgery.register_rule("notation::split", sizes="heads")
+    with refused("argument: 'haeds'", "takes x, heads"):
+        surgery.register_rule("notation::split", "x: n t (heads c) -> n heads t c", sizes={"haeds"})
+
+
+@pytest.mark.parametrize(("notation", "sizes"), [("x: ... c, scal: c -> ... c", ()), ("x: ... c -> ... c", {"scal"})])
+def test_arguments_of_an_operation_that_is_defined_later(notation, sizes):
+    surgery.register_rule("notation::later", notation, sizes=sizes)
+    defined = torch.library.Library("notation", "FRAGMENT")
+    try:
+        defined.define("later(Tensor x, Tensor scale) -> Tensor")
+        for key in ("CPU", "Meta"):
+            defined.impl("later", lambda x, scale: x * scale, key)
+        net = Made(lambda net, x: torch.ops.notation.later(net.body(x), net.scale), body=nn.Linear(6, 8))
+        net.scale = torch.ones(8)
+        with refused("argument: 'scal'", "takes x, scale"), torch.no_grad():
+            narrow(net, 0.5, X.float())
+    finally:
+        defined._destroy()
+
+
+def test_a_rule_for_an_operation_that_there_is_not_is_named():
+    surgery.register_rule("notation::scalde", "x: ... c, scale: c -> ... c")
+    net = Made(lambda net, x: OPERATIONS["scaled"](net.body(x), net.scale), body=nn.Linear(6, 8), scale=torch.ones(8))
+    net = nn.Sequential(net, nn.Linear(8, 2))
+    with refused("width: notation::scalde", "did you mean notation::scaled?"):
+        narrow(net, 0.5, X.float())
+
+
+@pytest.mark.parametrize("is_real", [True, False])
+def test_a_kernel_that_does_not_run_with_a_rule_is_refused(lenient, is_real):
+    """`register_fake` accepts any shapes, so that the meta device shows nothing."""
+    surgery.register_rule("notation::lenient", "x: ... c, scale: d -> ... c")
+    net = Made(
+        lambda net, x: net.head(lenient(net.body(x), net.scale)),
+        body=nn.Linear(6, 8), head=nn.Linear(8, 3), scale=nn.Parameter(torch.ones(8)),
+    )  # fmt: skip
+    if is_real:
+        with refused("run: notation::lenient", "size of tensor a (4)"):
+            narrow(net, {"body": 0.5}, X.float())
+        surgery.register_rule("notation::lenient", "x: ... c, scale: c -> ... c", replace=True)
+    assert narrow(net if is_real else net.to("meta"), {"body": 0.5}, X.float())[0].head.in_features == 4
+
+
+def test_a_kernel_that_does_not_run_anyway_is_said(lenient, caplog):
+    surgery.register_rule("notation::lenient", "x: ... c, scale: _ -> ... c")
+    net = Made(
+        lambda net, x: net.head(lenient(net.body(x), net.scale)),
+        body=nn.Linear(6, 8), head=nn.Linear(8, 3), scale=nn.Parameter(torch.ones(7)),
+    )  # fmt: skip
+    assert narrow(net, 0.5, X.float())[0].head.in_features == 4
+    assert "notation::lenient could not be tried" in caplog.text
 
 
 @pytest.mark.parametrize("notation", UNFIT)
 def test_a_notation_that_does_not_fit_a_call_is_named(notation):
-    with pytest.raises(
-        InternalError, match=r"the rule for notation::scaled \(surgery.register_rule\('notation::scaled', "
-    ):
+    with refused("argument: the rule for notation::scaled (surgery.register_rule('notation::scaled', "):
         narrowed("scaled", notation, lambda net, x, op: op(net.body(x), net.scale), weights={"scale": (8,)})

@@ -15,7 +15,6 @@ from torch.nn.utils import prune
 import surgery
 from surgery import narrow
 from surgery.depth import sections as declared
-from surgery.errors import InternalError
 from surgery.forward import in_mode
 from surgery.width import rules
 from surgery.width.rules import registry
@@ -581,21 +580,21 @@ def test_a_wrong_rule_is_named(library, told):
     def short(view, args, out):
         return view.axes_of(args["x"])[:1]
 
-    with pytest.raises(InternalError, match=r"the rule for testlib::norm \(.*short\) is wrong: .*shape \(2, 8\)"):
+    with refused("argument: the rule for testlib::norm (", "short) is wrong", "shape (2, 8)"):
         narrow(scaled(library), 0.5, floats(2, 6))
 
     @surgery.register_rule("testlib::norm", replace=True)
     def misspelt(view, args, out):
         return view.axes_of(args["y"])
 
-    with pytest.raises(InternalError, match=r"misspelt\) is wrong: no key 'y'"):
+    with refused("argument: misspelt) is wrong: no key 'y'", "takes x, scale"):
         narrow(scaled(library), 0.5, floats(2, 6))
 
     @surgery.register_rule("testlib::norm", replace=True)
     def several(view, args, out):
         return [view.axes_of(args["x"])] * 2
 
-    with pytest.raises(InternalError, match="the axes of 2 results where there are 1"):
+    with refused("argument: the axes of 2 results where there are 1"):
         narrow(scaled(library), 0.5, floats(2, 6))
 
 
@@ -608,7 +607,7 @@ def test_names_of_rules(told):
         surgery.register_rule("aten::cumsum_")
     kept = surgery.register_rule("aten::cumsum", replace=True)(assert_plan)
     assert kept is assert_plan
-    assert registry.RULES["cumsum"].function is assert_plan
+    assert registry.RULES["cumsum"].function.__wrapped__ is assert_plan
 
 
 class Step(nn.Sequential):

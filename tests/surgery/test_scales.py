@@ -14,6 +14,7 @@ from surgery.width.attempts import Request, final
 from surgery.width.choose import Demand
 
 HEADS, WIDTH = 4, 16  # positions of each head, of which half stay
+X = torch.randn(2, 3, 6, dtype=torch.double)
 
 
 class Attention(nn.Module):
@@ -61,6 +62,15 @@ def root(d):
     return d**-0.5
 
 
+def sums(q, k):
+    """Products of queries and keys without a matrix product."""
+    return (q.unsqueeze(-2) * k.unsqueeze(-3)).sum(-1)
+
+
+def keeps(net, d):
+    net.width = d
+
+
 CAUSAL = torch.ones(3, 3).triu(1).bool()
 FOLLOW = {
     "after": (sets(root), after),
@@ -80,6 +90,33 @@ FOLLOW = {
     "tensor": (sets(lambda d: torch.tensor([d]).double() ** -0.5), after),
     "shape": (lambda net, d: None, lambda net, q, k: q @ k.mT / math.sqrt(q.shape[-1])),
     "in_range": (sets(root), lambda net, q, k: 50 * torch.tanh(q @ k.mT * net.factor / 50)),
+    # numbers that the code puts into tensors
+    "wrapped": (sets(root), lambda net, q, k: torch.tensor(net.factor) * (q @ k.mT)),
+    "wrapped_before": (sets(root), lambda net, q, k: (q * torch.as_tensor([net.factor]).to(q)) @ k.mT),
+    "wrapped_full": (sets(root), lambda net, q, k: q @ k.mT * torch.full((), net.factor)),
+    "wrapped_for_heads": (sets(root), lambda net, q, k: q @ k.mT * q.new_full((HEADS, 1, 1), net.factor)),
+    "wrapped_width": (keeps, lambda net, q, k: q @ k.mT / torch.sqrt(torch.tensor(net.width, dtype=q.dtype))),
+    "wrapped_width_there": (keeps, lambda net, q, k: q @ k.mT * q.new_tensor(net.width).rsqrt()),
+    "wrapped_power": (keeps, lambda net, q, k: q @ k.mT * (2 * q.new_tensor(net.width)) ** -0.5),
+    "wrapped_shape": (lambda net, d: None, lambda net, q, k: q @ k.mT / torch.sqrt(q.new_tensor(q.size(-1)))),
+    # sums that are no matrix products
+    "sum": (sets(root), lambda net, q, k: sums(q, k) * net.factor),
+    "sum_of_width": (keeps, lambda net, q, k: sums(q, k) * net.width**-0.5),
+    "vecdot": (sets(root), lambda net, q, k: torch.linalg.vecdot(q.unsqueeze(-2), k.unsqueeze(-3)) * net.factor),
+    "distance": (sets(math.sqrt), lambda net, q, k: -torch.cdist(q, k) / net.factor),
+    # what keeps the scale of a sum
+    "relu": (sets(root), lambda net, q, k: (q @ k.mT).relu() * net.factor),
+    "clamp": (sets(root), lambda net, q, k: (q @ k.mT).clamp(-50, 50) * net.factor),
+    "cat": (sets(root), lambda net, q, k: (torch.cat([q @ k.mT, sums(q, k)], -1) * net.factor)[..., :3]),
+    "stack": (sets(root), lambda net, q, k: (torch.stack([q @ k.mT, q @ k.mT]) * net.factor)[0]),
+    "softplus": (sets(root), lambda net, q, k: F.softplus(q @ k.mT) * net.factor),
+    # tensors of equal numbers
+    "buffer_for_heads": (holds(lambda d: [[[d**-0.5]]] * HEADS), after),
+    "tensor_for_heads": (sets(lambda d: torch.full((HEADS, 1, 1), d**-0.5, dtype=torch.double)), after),
+    "root_mean_square": (
+        sets(root),
+        lambda net, q, k: (q / q.square().mean(-1, keepdim=True).sqrt()) @ k.mT * net.factor,
+    ),
 }  # fmt: skip
 
 
@@ -104,7 +141,16 @@ STAY = {
     "attribute": (sets(lambda d: 0.7), after),
     "numpy_in_single_precision": (sets(lambda d: np.float32(d) ** -1), after),
     "saved_buffer": (holds(root, persistent=True), after),
-}
+    "saved_for_heads": (holds(lambda d: [[[d**-0.5]]] * HEADS, persistent=True), after),
+    "another_for_heads": (holds(lambda d: [[[0.7]]] * HEADS), after),
+    "wrapped": (lambda net, d: None, lambda net, q, k: q @ k.mT / torch.tensor(4.0)),
+    "wrapped_there": (lambda net, d: None, lambda net, q, k: q @ k.mT / q.new_tensor(WIDTH).sqrt()),
+    "wrapped_for_heads": (lambda net, d: None, lambda net, q, k: q @ k.mT * torch.full((HEADS, 1, 1), 0.25)),
+    "sum": (lambda net, d: None, lambda net, q, k: sums(q, k) * 0.7),
+    "distance": (lambda net, d: None, lambda net, q, k: -torch.cdist(q, k) / 4),
+    "relu": (lambda net, d: None, lambda net, q, k: (q @ k.mT).relu() * 0.25),
+    "cat": (lambda net, d: None, lambda net, q, k: (torch.cat([q @ k.mT, sums(q, k)], -1) * 0.25)[..., :3]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", STAY)
@@ -129,6 +175,105 @@ def test_other_numbers_stay_and_are_an_error_under_strict(name, caplog):
 def test_without_a_number_that_should_have_followed_strict_is_content(scores, caplog):
     net, x = Attention(WIDTH, lambda net, d: None, scores), torch.randn(2, 3, 6)
     narrow(net, 0.5, x, strict=True)
+    assert not caplog.records
+
+
+COSINES = {
+    "normalize": lambda net, q, k: F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT / net.factor,
+    "norm": lambda net, q, k: (q / q.norm(dim=-1, keepdim=True)) @ F.normalize(k, dim=-1).mT / net.factor,
+    "inverse_root": lambda net, q, k: unit(q) @ unit(k).mT / net.factor,
+    "sum": lambda net, q, k: sums(F.normalize(q, dim=-1), F.normalize(k, dim=-1)) / net.factor,
+    "of_scores": lambda net, q, k: q @ k.mT / (q.norm(dim=-1)[..., None] * k.norm(dim=-1)[..., None, :]) / net.factor,
+}  # fmt: skip
+
+
+def unit(x):
+    return x * x.square().sum(-1, keepdim=True).add(1e-6).rsqrt()
+
+
+@pytest.mark.parametrize("name", COSINES)
+def test_a_temperature_of_cosines_stays_though_it_is_a_power_of_the_width(name, caplog):
+    small, _ = narrow(Attention(WIDTH, sets(root), COSINES[name]).double(), 0.5, X, strict=True)
+    assert small.factor == WIDTH**-0.5
+    assert not caplog.records
+
+
+VIEWS = {
+    "heads": lambda net, x: x.unflatten(-1, (net.heads, -1)),
+    "width": lambda net, x: x.unflatten(-1, (-1, net.width // net.heads)),
+    "literal": lambda net, x: x.unflatten(-1, (8, -1)),
+}
+QUOTIENTS = {
+    "floor": lambda net, x: x * (net.width // net.heads) ** -0.5,
+    "true": lambda net, x: x * (net.width / net.heads) ** -0.5,
+    "wrapped": lambda net, x: x * torch.tensor(net.width // net.heads, dtype=x.dtype) ** -0.5,
+}
+
+
+class AsManyHeads(nn.Module):
+    """Attention with as many heads as each has positions, whose width its code divides by them."""
+
+    def __init__(self, view, scale):
+        super().__init__()
+        self.q, self.k, self.v, self.out = nn.Linear(6, 64), nn.Linear(6, 64), nn.Linear(6, 64), nn.Linear(64, 5)
+        self.width, self.heads, self.view, self.scale = 64, 8, view, scale
+
+    def forward(self, x):
+        q, k, v = (self.view(self, layer(x)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        return self.out((self.scale(self, q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("scale", QUOTIENTS)
+def test_a_quotient_of_width_and_heads_follows_by_the_width(view, scale):
+    small, _ = narrow(AsManyHeads(VIEWS[view], QUOTIENTS[scale]).double(), 0.5, X, strict=True)
+    assert (small.width, small.heads) == (32, 8)
+
+
+class Readout(nn.Module):
+    """A layer whose result, or what it reads, is divided by how many it sums, as in muP."""
+
+    def __init__(self, compute, width=16):
+        super().__init__()
+        self.a, self.out, self.compute = nn.Linear(4, width), nn.Linear(width, 3), compute
+        self.width, self.base, self.depth = width, 64, 16
+
+    def forward(self, x):
+        return self.compute(self, self.a(x).relu())
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda net, y: net.out(y) / net.width,
+        lambda net, y: net.out(y) * (1 / net.width),
+        lambda net, y: net.out(y) * (net.base / net.width),
+        lambda net, y: net.out(y) / torch.tensor(net.width),
+        lambda net, y: net.out(y / net.width),
+        lambda net, y: net.out(y)[:, None] * net.width**-1,
+    ],
+)
+def test_an_attribute_that_is_the_length_of_a_layers_sum_follows(compute):
+    net, x = Readout(compute), torch.randn(2, 4)
+    small, _ = narrow(net, 0.5, x, strict=True)
+    assert small.width == 8
+    torch.testing.assert_close(small(x), load(Readout(compute, 8), state(small))(x))
+
+
+@pytest.mark.parametrize("compute", [lambda net, y: net.out(y) / 16, lambda net, y: net.out(y / 16.0)])
+def test_a_constant_that_is_the_length_of_a_layers_sum_is_named(compute, caplog):
+    narrow(Readout(compute), 0.5, torch.randn(2, 4))
+    assert len(caplog.records) == 1
+    with refused("strict"):
+        narrow(Readout(compute), 0.5, torch.randn(2, 4), strict=True)
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [lambda net, y: net.out(y) / 12, lambda net, y: net.out(y) * 0.0625, lambda net, y: net.out(y) * torch.tensor(0.5)],
+)
+def test_other_constants_behind_a_layer_are_none_of_its_scales(compute, caplog):
+    narrow(Readout(compute), 0.5, torch.randn(2, 4), strict=True)
     assert not caplog.records
 
 
@@ -248,9 +393,6 @@ def shared(precision=torch.double):
     return scale
 
 
-X = torch.randn(2, 3, 6, dtype=torch.double)
-
-
 def test_a_tensor_that_several_sums_share_follows_if_all_ask_the_same(caplog):
     small, _ = narrow(Twice(shared()), 0.5, X, strict=True)
     assert small.parts[1].scale.factor.item() == (WIDTH // 2) ** -0.5
@@ -259,6 +401,57 @@ def test_a_tensor_that_several_sums_share_follows_if_all_ask_the_same(caplog):
     assert len(caplog.records) == 1
     with refused("strict"):
         narrow(Twice(shared()), {"parts.0.[qk]": 0.5}, X, strict=True)
+
+
+class Settings:
+    """What several modules read."""
+
+    def __init__(self):
+        self.factor, self.width = WIDTH**-0.5, WIDTH
+
+
+def with_settings(scores):
+    net = Twice(Settings()).double()
+    for part in net.parts:
+        part.scores = scores
+    return net
+
+
+@pytest.mark.parametrize("scores", [Twice.scores, lambda net, q, k: q @ k.mT * net.scale.width**-0.5])
+def test_an_attribute_that_several_sums_share_follows_if_all_ask_the_same(scores, caplog):
+    small, _ = narrow(with_settings(scores), 0.5, X, strict=True)
+    assert WIDTH // 2 in (small.parts[0].scale.width, round(small.parts[1].scale.factor ** -2))
+    for shares in ({"parts.0.[qk]": 0.5}, {"parts.0.[qk]": 0.5, "parts.1.[qk]": 0.25}):
+        caplog.clear()
+        kept, _ = narrow(with_settings(scores), shares, X)
+        assert (kept.parts[0].scale.width, kept.parts[1].scale.factor) == (WIDTH, WIDTH**-0.5)
+        (record,) = caplog.records
+        assert "parts.0.scale" in record.getMessage()
+        with refused("strict"):
+            narrow(with_settings(scores), shares, X, strict=True)
+
+
+@pytest.mark.parametrize("value", [root, lambda d: [[[d**-0.5]]] * HEADS])
+def test_a_smaller_model_that_gets_a_saved_scale_is_named(value, caplog):
+    full, half = (Attention(width, holds(value, persistent=True), after) for width in (WIDTH, WIDTH // 2))
+    narrow(full, like=half)
+    narrow(full, like=narrow(full, like=half)[0])
+    assert len(caplog.records) == 3
+    caplog.clear()
+    full, half = (Attention(width, holds(value), after) for width in (WIDTH, WIDTH // 2))
+    small, plan = narrow(full, like=half)
+    assert torch.equal(small.factor, half.factor)
+    assert torch.equal(plan.build(full).factor, half.factor)
+    assert not caplog.records
+
+
+def test_statistics_of_norms_and_other_numbers_are_no_saved_scales(caplog):
+    full, half = (nn.Sequential(nn.Conv2d(1, n, 1), nn.Conv2d(n, 1, 1), nn.BatchNorm2d(1)) for n in (16, 8))
+    full[2].running_var.fill_(4.0)
+    for net in (full, half):
+        net[0].register_buffer("decay", torch.tensor(0.9))
+    narrow(full, like=half)
+    assert not caplog.records
 
 
 def test_a_tensor_under_two_names_stays_one():

@@ -27,7 +27,7 @@ def pointwise(view, args, out):
     native_dropout _fused_dropout bernoulli normal uniform exponential cauchy geometric log_normal
     random nan_to_num isnan embedding_renorm renorm
     """,
-    sizes={"size"},
+    sizes={"size", "fill_value"},
 )
 def _same(view, args, out):
     return view.axes_of([*tensors(args), out][0])
@@ -88,7 +88,7 @@ def _glu(view, args, out):
     zeros ones empty rand randn scalar_tensor new_zeros new_ones new_full new_empty tril_indices triu_indices
     empty_strided new_empty_strided _efficientzerotensor empty_permuted
     """,
-    sizes={"size", "stride"},
+    sizes={"size", "stride", "fill_value", "s"},
 )
 def _create(view, args, out):
     return fresh(out.shape)

@@ -3,17 +3,28 @@
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, wraps
 from math import prod
 from typing import Any, NamedTuple, NoReturn, overload
 
 import torch
 from torch import Tensor
 
-from surgery.errors import SurgeryError
-from surgery.width.axes import Axis, fix, lost, mark_grouping, product, regroup, role, unify
+from surgery.errors import SurgeryError, first_line
+from surgery.forward import tensors_in
+from surgery.width.axes import Axis, Why, atoms, fix, lost, mark_grouping, product, regroup, role, unify
 from surgery.width.rules import registry
-from surgery.width.rules.registry import Function, Rule, RuleResult, View, broadcast_axes, canonical, results
+from surgery.width.rules.registry import (
+    Function,
+    Rule,
+    RuleError,
+    RuleResult,
+    View,
+    argument_names,
+    broadcast_axes,
+    canonical,
+    results,
+)
 
 _FURTHER = "..."
 _TOKEN = re.compile(r"->|\.\.\.|[A-Za-z_]\w*|\d+|\S")
@@ -58,8 +69,9 @@ def register_rule(
         replace: whether the rule may take the place of one that the operation has already.
 
     Raises:
-        SurgeryError: if the name has no namespace, if the notation cannot be read or names an argument that the
-            operation does not have, or if the operation has a rule and `replace` is not set.
+        SurgeryError: if the name has no namespace, if the notation cannot be read, if it or `sizes` names an argument
+            that the operation does not have, or if the operation has a rule and `replace` is not set. When a model is
+            traced: if the rule fails, or gives axes that are not those of the results.
 
     >>> register_rule("doctest::linear", "x: ... i, weight: o i, bias: o -> ... o")
     >>> @register_rule("doctest::twice")
@@ -70,6 +82,14 @@ def register_rule(
     ...
     surgery.errors.SurgeryError: doctest::twice has a rule already: pass replace=True to use another one
     """
+    if not isinstance(name, str) or not isinstance(notation, str | None):
+        raise SurgeryError(
+            "a rule is registered for a name: write @register_rule('namespace::name') above a function, or "
+            "register_rule('namespace::name', 'x: ... i, weight: o i -> ... o')",
+            code="argument",
+        )
+    if isinstance(sizes, str):
+        raise SurgeryError(f"sizes={sizes!r} is no set of names: write {{{sizes!r}}}", code="argument")
     namespace, colons, bare = name.partition("::")
     if not (namespace and colons and bare.isidentifier()):
         raise SurgeryError(
@@ -79,14 +99,77 @@ def register_rule(
     if key in registry.RULES and not replace:
         raise SurgeryError(f"{name} has a rule already: pass replace=True to use another one", code="argument")
 
+    known = argument_names(name)
+    for one in sizes if known else ():
+        if one not in known:
+            raise SurgeryError(f"sizes: {one!r} is no argument: {name} takes {', '.join(known)}", code="argument")
+
+    listed = () if notation is None else Notation(notation).arguments
+    unknown = () if known else (*sizes, *listed)
+
     def register(function: Function) -> Function:
-        registry.RULES[key] = Rule(key, function, frozenset(sizes))
+        registry.RULES[key] = Rule(key, _watched(name, function, unknown), frozenset(sizes), taught=True)
         return function
 
     if notation is None:
         return register
     register(rule_of(notation, name))
     return None
+
+
+def _watched(operation: str, function: Function, names: Collection[str]) -> Function:
+    """Return a rule of a user's that says what is wrong with it, or with what it returns, in a RuleError.
+
+    Args:
+        names: of arguments that the operation must have, which was not known when the rule was registered.
+    """
+
+    @wraps(function)
+    def rule(view: View, args: dict[str, Any], out: Any) -> RuleResult:
+        given, outs = tensors_in((list(args.values()), out)), tensors_in(out)
+
+        def axes_of(tensor: Tensor) -> tuple[Axis, ...]:
+            if not any(tensor is one for one in given):
+                which = next((f"{name} is " for name, value in args.items() if value is tensor), "")
+                what = "a tensor that the rule has made" if isinstance(tensor, Tensor) else repr(tensor)
+                raise TypeError(f"view.axes_of: {which}{what}, and no tensor of the operation")
+            return view.axes_of(tensor)
+
+        try:
+            found = function(View(axes_of, view.is_weight), args, out)
+            learnt = found if isinstance(found, RuleResult) else RuleResult(found)
+            if wrong := _wrong_axes(learnt.axes, outs):
+                raise ValueError(wrong)
+            for name in (*names, *(learnt.sizes if "::" in canonical(operation) else ())):
+                args[name]  # an error if there is no such argument; torch's own layers have attributes, too
+            return learnt
+        except Exception as error:
+            who = getattr(function, "__qualname__", type(function).__qualname__)
+            hint = f": {operation} takes {', '.join(args)}" if isinstance(error, KeyError) else ""
+            raise RuleError(
+                f"the rule for {operation} ({function.__module__}.{who}) is wrong: {first_line(error)}{hint}",
+                code="argument",
+            ) from error
+
+    return rule
+
+
+def _wrong_axes(found: Any, outs: Sequence[Tensor]) -> str:
+    """Return what is wrong with what a rule gives as the axes of an operation's results, or ""."""
+    needed = f"a list of axes, one for each axis of the result (here {outs[0].ndim if outs else 0}), is needed"
+    if not isinstance(found, list | tuple):
+        return f"it returns {type(found).__name__}: {needed}"
+    rows = [found for _ in outs] if all(isinstance(axis, Axis) for axis in found) else found
+    if len(rows) != len(outs):
+        return f"it gives the axes of {len(rows)} results where there are {len(outs)}"
+    for row, tensor in zip(rows, outs):
+        if not isinstance(row, list | tuple) or not all(isinstance(axis, Axis) for axis in row):
+            return f"it returns {found!r}: {needed}"
+        if (sizes := [axis.size for axis in row]) != list(tensor.shape):
+            return f"a result of shape {tuple(tensor.shape)} gets axes of sizes {sizes}"
+        if odd := [atom for axis in row for atom in atoms(axis) if not isinstance(atom.why, Why | None)]:
+            return f"a new axis stays whole because of role('...'), picked('...') or lost('...'), not {odd[0].why!r}"
+    return ""
 
 
 @dataclass
@@ -114,7 +197,8 @@ class Pattern:
         is_open = (_FURTHER,) in self.axes
         more = tensor.ndim - len(self.axes) + is_open
         if more < 0 if is_open else not -self.optional <= more <= 0:
-            raise ValueError(f"{name} has {tensor.ndim} axes, and {len(self.axes)} are written")
+            hint = ": write ... for further axes" if more > 0 else ""
+            raise ValueError(f"{name} has {tensor.ndim} axes, and {len(self.axes) - is_open} are written{hint}")
         dims = iter(range(tensor.ndim))
         return [
             (digits, [next(dims) for _ in range(more if digits == (_FURTHER,) else 1)])
@@ -141,7 +225,12 @@ class Notation:
         while end == ",":
             name, at = self._take()
             if not name.isidentifier() or name in self.arguments:
-                self.fail("write the name of an argument" if name not in self.arguments else "it is there twice", at)
+                self.fail(
+                    "write the name of an argument, as in `x: ... c`"
+                    if name not in self.arguments
+                    else "it is there twice",
+                    at,
+                )
             self._take(":")
             self.arguments[name] = self._pattern(None)
             end, _ = self._take(",", "->")
@@ -257,7 +346,7 @@ def rule_of(text: str, operation: str) -> Function:
                        ^
     """
     notation = Notation(text)
-    known = _argument_names(operation)
+    known = argument_names(operation)
     for name in notation.arguments if known else ():
         if name not in known:
             place = re.search(rf"\b{name} ?:", notation.text)
@@ -297,14 +386,6 @@ def rule_of(text: str, operation: str) -> Function:
     return rule
 
 
-def _argument_names(operation: str) -> list[str]:
-    """The names of the arguments of a registered operation and its in-place variant; none if there is none yet."""
-    space, _, bare = operation.rpartition("::")
-    packets = [getattr(getattr(torch.ops, space or "aten"), name, None) for name in (bare, f"{bare}_")]
-    schemas = [getattr(packet, name)._schema for packet in packets if packet for name in packet.overloads()]
-    return list(dict.fromkeys(argument.name for schema in schemas for argument in schema.arguments))
-
-
 class _Placed(NamedTuple):
     """A tensor of a call, and the dimensions of each axis that is written for it."""
 
@@ -326,7 +407,7 @@ def _given(notation: Notation, args: Mapping[str, Any]) -> Iterator[tuple[str, P
 def _sizes(placed: Sequence[_Placed], args: Mapping[str, Any]) -> dict[str, int]:
     """The size of each word: a number, an argument of this name, that of axes, or what is left of a product."""
     exact: dict[str, int] = {}
-    seen: dict[str, set[int]] = {}
+    seen: dict[str, dict[str, set[int]]] = {}  # by word how many positions each tensor has
     products = []
     for name, tensor, axes in placed:
         for digits, dims in axes:
@@ -337,11 +418,15 @@ def _sizes(placed: Sequence[_Placed], args: Mapping[str, Any]) -> dict[str, int]
             if len(digits) > 1:
                 products.append((name, digits, tensor.shape[dims[0]]))
             elif digits != (_FURTHER,):
-                seen.setdefault(digits[0], set()).add(tensor.shape[dims[0]])
-    sizes = {word: max(found, key=lambda size: size != 1) for word, found in seen.items()} | exact
+                seen.setdefault(digits[0], {}).setdefault(name, set()).add(tensor.shape[dims[0]])
+    sizes = {
+        word: max(set().union(*found.values()), key=lambda size: size != 1) for word, found in seen.items()
+    } | exact
     for word, found in seen.items():
-        if not found <= {1, sizes[word]}:
-            raise ValueError(f"the axis {word.partition('@')[0]} has {sizes[word]} and {sorted(found)} positions")
+        if not set().union(*found.values()) <= {1, sizes[word]}:
+            where = ", ".join(f"{name} {' and '.join(map(str, sorted(these)))}" for name, these in found.items())
+            asked = f", and should have {exact[word]}" if word in exact else ""
+            raise ValueError(f"the axis {word.partition('@')[0]} has not one size: {where}{asked}")
     for _ in products:
         for _, digits, size in products:
             unknown = [word for word in digits if word not in sizes]

@@ -1,5 +1,6 @@
 """Rules by the names of operations: what a rule may ask and answer, and what several rules need."""
 
+import difflib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -8,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from surgery.errors import SurgeryError
 from surgery.width.axes import Axes, Axis, Why, find, fix, mark_grouping, picked, place, regroup, role, unify
 
 
@@ -67,6 +69,7 @@ class Rule:
         sizes: arguments that the results' shapes show; they are not compared between a model and a narrow one.
         layout: whether the result is the first argument in another layout of memory, which a narrow model may not need.
         carries: whether the result holds the numbers of the first argument, so that it is a sum over the same axis.
+        taught: whether `register_rule` added it.
     """
 
     name: str
@@ -74,6 +77,11 @@ class Rule:
     sizes: frozenset[str] = frozenset()
     layout: bool = False
     carries: bool = False
+    taught: bool = False
+
+
+class RuleError(SurgeryError):
+    """A rule that `register_rule` added is wrong."""
 
 
 RULES: dict[str, Rule] = {}
@@ -137,6 +145,22 @@ def operation_name(func: Any) -> str:
     """`add` for aten.add_.Tensor: variants of one operation, and operations that do the same, share a name."""
     name = _name_of(func)
     return RULES[name].name if name in RULES else name
+
+
+def argument_names(operation: str) -> list[str]:
+    """The names of the arguments of a registered operation and its in-place variant; none if there is none yet."""
+    space, _, bare = operation.rpartition("::")
+    packets = [getattr(getattr(torch.ops, space or "aten"), name, None) for name in (bare, f"{bare}_")]
+    schemas = [getattr(packet, name)._schema for packet in packets if packet for name in packet.overloads()]
+    return list(dict.fromkeys(argument.name for schema in schemas for argument in schema.arguments))
+
+
+def way_to_teach(name: str) -> str:
+    """What to do about an operation without a rule; a rule for no operation whose name is like its was meant for it."""
+    unused = [key for key, rule in RULES.items() if rule.taught and not argument_names(key)]
+    if near := difflib.get_close_matches(name, unused, n=1):
+        return f"there is a rule for {near[0]}, which is no operation: did you mean {name}?"
+    return "surgery.register_rule can teach it"
 
 
 def is_step(func: Any) -> bool:

@@ -49,6 +49,18 @@ def test_a_method_of_a_module_of_ones_own(files):
     assert main(["merge", "math:sqrt", "a.safetensors", "--out", "d.safetensors"]) == 2
 
 
+def test_a_method_of_ones_own_is_not_taken_for_another(files, capsys):
+    """An undecorated `linear` is not ours; a method may stand under another name."""
+    Path("named_methods.py").write_text(
+        "from surgery.merging import ties\nother = ties\ndef linear(tensors): return tensors[0]\n"
+    )
+    arguments = ["a.safetensors", "b.safetensors", "--out", "c.safetensors"]
+    assert "register_method" in refused(capsys, "merge", "named_methods:linear", *arguments)
+    assert "write named_methods:linear" in refused(capsys, "merge", "named_methods.py:linear", *arguments)
+    assert "write a.b:linear" in refused(capsys, "merge", "a/b.py:linear", *arguments)
+    assert main(["merge", "named_methods:other", *arguments, "--base", "base.safetensors"]) == 0
+
+
 def test_a_merge_and_where_it_comes_from(files, capsys):
     settings = ["--set", "density=0.5", "--set", "head:density=0.9", "--set", "across=tensor", "--weights", "1,2"]
     names = ["a.safetensors", "b.safetensors", "--base", "base.safetensors", "--out", "c.safetensors"]

@@ -84,6 +84,20 @@ def test_prune_keeps_what_matters(net):
     assert surgery.Plan.load("plan.json") == stepwise.plan
 
 
+def test_prune_and_permute_take_a_criterion_of_ones_own(net, capsys, tmp_path):
+    text = "def largest(name, rows, axis): return rows.abs().amax(1)\ndef nothing(model): pass\n"
+    (tmp_path / "own_criteria.py").write_text(text)
+    size = ("--positions", "0.5", "--importance")
+    run("prune", "net.safetensors", *size, "own_criteria:largest", *GIVEN, "--out", "small.safetensors")
+    options = {"example": torch.zeros(2, 5), "importance": lambda name, rows, axis: rows.abs().amax(1)}
+    small = surgery.pruning.prune(net, target=surgery.pruning.Target(positions=0.5), **options).model
+    same("small.safetensors", surgery.state(small))
+    for name, word in (("l3", "bn_scale"), ("own_criteria:nothing", "NoneType"), ("own_criteria.py:largest", ".py")):
+        assert word in refused(capsys, "prune", "net.safetensors", *size, name, *GIVEN, "--out", "no.safetensors")
+    run("permute", "net.safetensors", "--by", "own_criteria:largest", *GIVEN, "--out", "sorted.safetensors")
+    assert "--by l3" in refused(capsys, "permute", "net.safetensors", "--by", "l3", *GIVEN, "--out", "no.safetensors")
+
+
 @pytest.mark.parametrize("model", [(), GIVEN], ids=["by names", "by model"])
 def test_graft_and_ungraft(net, model):
     run("graft", "net.safetensors", "--depths", "5", *model, "--out", "deep.safetensors", "--plan", "deep.json")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from refusals import refused
 
-from surgery import SurgeryError, merging
+from surgery import merging
 from surgery.files import open_state, write
 from surgery.lazy import LazyState
 from surgery.merging import registration
@@ -82,8 +82,14 @@ def test_a_method_takes_a_base_weights_and_settings(module):
     )
     parameters = inspect.signature(merging.furthest).parameters
     assert [*parameters] == ["models", "base", "weights", "share", "signs"]
-    with pytest.raises((SurgeryError, TypeError), match="base"):
+    with refused("argument: base"):
         merging.furthest(states)
+    with refused("argument: furthest", "'share'"):
+        merging.furthest(states, base=base, shar=0.5)
+    with refused("argument: median", "takes models"):
+        merging.median(states, weights=[1, 2, 3])
+    with refused("argument: median([a, b])"):
+        merging.median(*states)
     with refused("argument: base"):
         merging.furthest(states, base=None)
     with refused("name: 'c'"):
@@ -114,14 +120,53 @@ def test_wrong_methods(module):
     ):
         with refused(expected):
             merging.register_method(wrong)
-    with refused("argument"):
-        merging.register_method(module.median)
-    for wrong, code in ((short, "argument"), (broken, "run"), (nothing, "argument")):
+
+    def median(tensors):
+        return tensors[0]
+
+    with refused("argument: median"):
+        merging.register_method(median)
+
+    def undefined(tensors):
+        return 0 * tensors[0] / 0
+
+    def imaginary(tensors):
+        return tensors[0] * 1j
+
+    def huge(tensors):
+        return tensors[0].double() * 1e300
+
+    for wrong, code in (
+        (short, "argument"), (imaginary, "argument"), (broken, "run"), (nothing, "argument"), (undefined, "values"),
+        (huge, "values"),
+    ):  # fmt: skip
         method = merging.register_method(wrong)
         with refused(code, wrong.__name__, "'a.weight'"):
             method(models())
     with pytest.raises(AttributeError):
         _ = merging.shorter
+
+
+def test_a_method_may_be_registered_again(module):
+    before = merging.median
+    module = importlib.reload(module)
+    assert merging.METHODS["median"] is module.median is not before
+
+
+def test_a_method_that_works_in_place_leaves_the_models(module):
+    @merging.register_method
+    def inplace(tensors, *, base, weights, powers=1.0):
+        weights.reverse()
+        base.zero_()
+        return tensors[0].mul_(0).add_(7)
+
+    states = models(4)
+    copies = [{name: tensor.clone() for name, tensor in state.items()} for state in states]
+    weights = [1.0, 2.0, 3.0]
+    found = inplace(states[:3], base=states[3], weights=weights)
+    assert bool((found["a.weight"] == 7).all())
+    assert weights == [1.0, 2.0, 3.0]
+    assert all(torch.equal(state[name], copy[name]) for state, copy in zip(states, copies) for name in copy)
 
 
 @pytest.mark.parametrize("name", ["fisher", "driver", "METHODS", "register_method", "ties"])

@@ -216,6 +216,19 @@ def test_scores_follow_widths_that_turn_out_to_be_one():
     assert found[solution.axis_of(third)].tolist() == [34, 56, 78]
 
 
+def lambda_named(name, function):
+    """A function by which errors can call it."""
+    function.__name__ = name
+    return function
+
+
+def test_a_criterion_that_works_in_place_leaves_the_model():
+    net, x = two_layers(), torch.zeros(2, 3).double()
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    importance(net, example=x, by=lambda name, rows, axis: rows.mul_(0).sum(1))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+
+
 def test_what_cannot_be_scored_is_refused():
     net, x = two_layers(), torch.zeros(2, 3).double()
 
@@ -234,7 +247,13 @@ def test_what_cannot_be_scored_is_refused():
     fails("run: loss", by="fisher", loss=lambda model, batch: model(batch), batches=BATCHES)
     fails("argument: loss", by="taylor", loss=lambda model, batch: 1.0, batches=BATCHES)
     fails("values", by="taylor", loss=lambda m, b: squared(m, b) * float("nan"), batches=BATCHES)
-    fails("argument: by", by=lambda name, rows, axis: rows.abs())
+    for wrong in (torch.abs, torch.Tensor.tolist, lambda rows: rows.sum(1) * 1j):
+
+        def criterion(name, rows, axis, wrong=wrong):
+            return wrong(rows)
+
+        fails("argument: criterion gives", by=criterion)
+    fails("values: criterion", by=lambda_named("criterion", lambda name, rows, axis: rows.sum(1) / 0))
     net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).double()
     fails("unsupported", by="bn_scale")
     net = net.to("meta")
@@ -386,7 +405,13 @@ def test_targets_that_cannot_be_reached():
     fails("target: 50.0%", Target(macs=0.3, floor=0.5))
     fails("target: 12.5%", Target(macs=0.1, floor=0))
     fails("target: 50.0%", Target(macs=0.6), strict=True)
-    fails("argument: scores", Target(macs=0.5), {"0.weight:0": -torch.ones(8)})
+    fails("argument: '0.weight:0'", Target(macs=0.5), {"0.weight:0": -torch.ones(8)})
+    negative = lambda_named("negative", lambda name, rows, axis: -rows.abs().sum(1))
+    fails("argument: negative gives '0.weight:0'", Target(macs=0.5), negative)
+    for target in (Target(macs=0.5, normalise=False), Target(macs=0.5, even=True)):
+        kept = prune_to(net, example=x, target=target, importance=negative).model[0].weight
+        order = importance(net, example=x, by=negative)["0.weight:0"].topk(len(kept)).indices.sort().values
+        assert torch.equal(kept, net[0].weight[order])
     fails("argument: target", 0.5)
     layers = {"a": nn.Linear(6, 12), "b": nn.Linear(12, 6), "c": nn.Linear(6, 2)}
     net, x = Made(lambda net, x: net.c(net.b(net.a(x).cumsum(1))), **layers), torch.zeros(3, 6)

@@ -274,7 +274,9 @@ def test_what_cannot_be_is_refused_before_any_training():
     fails("argument: dict", model={})
     fails("argument: `batches`", importance="taylor", loss=loss)
     fails("argument: 'hessian'", importance="hessian")
-    fails("run: importance", importance=lambda name, rows: rows.sum(1))
+    fails("run: <lambda>", importance=lambda name, rows: rows.sum(1))
+    for nothing in (None, [1], "l1", torch.ones(8)):
+        fails(f"argument: <lambda>(model) gives {type(nothing).__name__}", importance=lambda model, one=nothing: one)
     fails("argument", importance=lambda name, rows, axis: rows)
     fails("argument", importance=lambda model: {})
     fails("argument: `example`", example=None)
