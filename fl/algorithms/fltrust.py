@@ -45,7 +45,7 @@ def fltrust(fed: Federation, options: FLTrustOptions = FLTrustOptions()) -> Algo
         FLError: for more samples than there are, and with clients on other machines, whose samples nobody else has.
     """
     everybody = fed.clients.train.samples
-    if fed.remote:
+    if not fed.transport.has_data:
         raise FLError("fltrust trains on samples of its own at the server, which deployed servers have not: take krum")
     if options.root > len(everybody):
         raise FLError(f"--fltrust.root {options.root}: all clients have {len(everybody)} samples")

@@ -9,7 +9,7 @@ from fl import data
 from fl.base.errors import Diverged, FLError, Unwritable
 from fl.base.files import write_text
 from fl.distributed import current
-from fl.federation.clients import RemoteClients
+from fl.federation.transport import Transport
 from fl.models.custom_model import Model
 from fl.runs import lock
 from fl.runs.lock import SETTINGS, open_run_folder
@@ -30,7 +30,7 @@ def opened(
     resume: bool,
     dataset: data.Dataset | None,
     model: Model | None,
-    remote: RemoteClients | None,
+    transport: Transport,
     at_start: Sequence[Draw] = (),
     at_end: Sequence[Draw] = (),
 ) -> Iterator[RunState]:
@@ -47,7 +47,7 @@ def opened(
         with open_run_folder(folder, resume), terminable() as ending:
             if resume and (folder / SETTINGS).exists():
                 Config.read(folder, resume=True)  # which refuses settings that are gone
-            run = RunState.begin(config, folder, resume, dataset, model, remote)
+            run = RunState.begin(config, folder, resume, dataset, model, transport)
             run.ending = ending
             try:
                 check_ranks_agree(run)

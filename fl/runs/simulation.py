@@ -16,7 +16,7 @@ from torch import nn
 from fl import data
 from fl.base.errors import FLError
 from fl.distributed import current, is_joined, is_one_of_several, joined
-from fl.federation.clients import RemoteClients
+from fl.federation.transport import IN_PROCESS, Transport
 from fl.models.adapted import folded
 from fl.models.custom_model import Model
 from fl.runs.assembly import build, resolve_inputs
@@ -108,7 +108,7 @@ class Run:
     raised as well: at a `break` Python can only print them.
 
     Args:
-        config, folder, resume, dataset, model, remote: as `simulate` takes them.
+        config, folder, resume, dataset, model, transport: as `simulate` takes them.
 
     Raises:
         FLError: when the first round is asked for, as `simulate` does; also under torchrun.
@@ -130,10 +130,10 @@ class Run:
         resume: bool = False,
         dataset: data.Dataset | None = None,
         model: Model | None = None,
-        remote: RemoteClients | None = None,
+        transport: Transport = IN_PROCESS,
     ) -> None:
         self.config, self.folder, self.resume = config, Path(folder), resume
-        self.dataset, self.model, self.remote = dataset, model, remote
+        self.dataset, self.model, self.transport = dataset, model, transport
         self._run: RunState | None = None
         self._kept: Generator[Round] | None = None
 
@@ -162,7 +162,7 @@ class Run:
         """Do the rounds that are left; the run is closed when this is, wherever it is then."""
         if is_one_of_several() and not is_joined():
             raise FLError("fl.Run is for one process: under torchrun use fl.simulate, with on_round to see each round")
-        inputs = (self.config, self.folder, self.resume, self.dataset, self.model, self.remote)
+        inputs = (self.config, self.folder, self.resume, self.dataset, self.model, self.transport)
         with opened(*inputs, AT_START, AT_END) as run, Bar(run) as bar:
             self.resume, self._run = True, run
             for number in run.numbers_left():
@@ -182,7 +182,7 @@ def simulate(
     dataset: data.Dataset | None = None,
     model: Model | None = None,
     on_round: OnRound | None = None,
-    remote: RemoteClients | None = None,
+    transport: Transport = IN_PROCESS,
 ) -> dict:
     """Run all rounds of one method with one seed and leave a run folder; return its summary.
 
@@ -208,7 +208,7 @@ def simulate(
             run needs; give the same to resume it.
         on_round: called after each round with its row of metrics.csv, a dict of plain numbers. If it returns True, the
             run stops there; `resume` goes on with the next round.
-        remote: clients on other machines, who train there (see `fl.deploy`); None: they are simulated.
+        transport: of clients on other machines, who train there (see `fl.deploy`); by default they are simulated.
 
     Raises:
         FLError: if the folder has something in it (or, resuming, holds no run of these data, model and method), another
@@ -219,11 +219,11 @@ def simulate(
     if on_round is not None and not callable(on_round):
         raise FLError(f"on_round={on_round!r}: give a function of a row of metrics")
     with joined() as ranks:
-        if remote and ranks.size > 1:
+        if not transport.has_data and ranks.size > 1:
             raise FLError("clients on other machines train there: start one process, without torchrun")
         if ranks.rank:
             return _follow(config, Path(folder), resume, dataset, model)
-        with Run(config, folder, resume, dataset, model, remote) as run:
+        with Run(config, folder, resume, dataset, model, transport) as run:
             for round in run:
                 said = on_round(round.row) if on_round else False
                 if isinstance(said, bool | np.bool_) and said:  # and not for whatever else it may return

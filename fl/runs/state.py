@@ -15,7 +15,7 @@ from fl.algorithms.algorithm import Algorithm, Server, check_server
 from fl.base.errors import FLError
 from fl.base.files import write_json, write_text
 from fl.federation import Federation
-from fl.federation.clients import RemoteClients
+from fl.federation.transport import IN_PROCESS, Transport
 from fl.models.custom_model import Model
 from fl.partition import KINDS
 from fl.runs import checkpoint, evaluate, metrics
@@ -72,24 +72,24 @@ class RunState:
         restore: bool,
         dataset: data.Dataset | None = None,
         model: Model | None = None,
-        remote: RemoteClients | None = None,
+        transport: Transport = IN_PROCESS,
     ) -> "RunState":
         """Build a run from its settings, without writing anything.
 
         Args:
             restore: whether to go on from what its folder keeps, if there is anything in it.
-            remote: clients on other machines; None: they are simulated here.
+            transport: where clients are.
 
         Raises FLError, where it is restored, for a folder that holds no run of these data, model and method.
         """
         config = resolve_inputs(config, dataset, model)
         if not restore:
-            fed, algorithm = build(config, dataset, model, remote=remote)
+            fed, algorithm = build(config, dataset, model, transport=transport)
             check_best_by(config, fed)
             server = check_server(algorithm.init())
             return cls(config, fed, algorithm, folder, server, 0, checkpoint.custom_inputs(config, fed))
         config.check_registered(folder)
-        fed, algorithm = build(config, dataset, model, load_initial_weights(folder, config), remote)
+        fed, algorithm = build(config, dataset, model, load_initial_weights(folder, config), transport)
         given = checkpoint.custom_inputs(config, fed)
         if (folder / checkpoint.FILE).exists():
             checkpoint.check_inputs(folder, fed, given)
@@ -104,14 +104,14 @@ class RunState:
         resume: bool,
         dataset: data.Dataset | None = None,
         model: Model | None = None,
-        remote: RemoteClients | None = None,
+        transport: Transport = IN_PROCESS,
     ) -> "RunState":
         """Prepare a run and write what its folder holds before the first round.
 
         Args:
             folder: there already, and `fl.runs.lock.open_run_folder`.
         """
-        run = cls.prepare(config, folder, resume, dataset, model, remote)
+        run = cls.prepare(config, folder, resume, dataset, model, transport)
         config, fed, done = run.config, run.fed, run.done
         if done:
             run.best = checkpoint.read_best(folder)
@@ -123,7 +123,7 @@ class RunState:
         if fed.fleet:
             save_architectures(fed, folder)
         used, there = fed.clients.total, len(fed.data.y)
-        if used < there and not remote and not KINDS[config.partition].partial:
+        if used < there and transport.splits is None and not KINDS[config.partition].partial:
             _log.warning(f"warning: {config.spread()} leaves {there - used:,} of {there:,} training samples unused")
         rows = metrics.kept(folder / FILE, done, lambda row: run.due(row["round"]))
         run.table = ClientTable(folder, fed, rows)  # it may be refused, and metrics.csv is then as it was
