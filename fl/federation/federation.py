@@ -170,6 +170,10 @@ class Federation:
             model = self.create(generator).to(self.data.device, non_blocking=True)
         return {name: tensor.clone() for name, tensor in surgery.state(model).items()}
 
+    def zeros(self) -> State:
+        """Return a tensor of zeros for each trained parameter."""
+        return {name: torch.zeros_like(p, requires_grad=False) for name, p in self.trainable.items()}
+
     def sample(self, rng: Rng) -> list[int]:
         """Draw K different clients uniformly, in random order.
 

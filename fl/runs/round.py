@@ -31,7 +31,7 @@ def one_round(run: RunState, number: int) -> tuple[Server, Row, evaluate.Scores]
         clients = algorithm.choose(run.server, rng)
         server, update = algorithm.round(run.server, clients, rng)
 
-        arrived = [size > 0 for size in update.sizes or [1] * len(clients)]
+        arrived = update.arrived or [True] * len(clients)
         counted = arrived if any(arrived) else [True] * len(clients)  # what they started from, if nobody's came
         # waits for the device, so that the time below is the round's
         losses = check_finite(server, run.server, update.loss, number)[torch.tensor(counted)]
