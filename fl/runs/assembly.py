@@ -1,4 +1,4 @@
-"""From settings to a federation and a method: data, split, architectures, attack and model, drawn from the seed."""
+"""From settings to a federation and a method: data, split, architectures and model, drawn from the seed."""
 
 import logging
 from collections.abc import Callable
