@@ -12,7 +12,7 @@ from fl.distributed import current, joined
 from fl.runs.assembly import pick_device
 from fl.runs.folder import new_folder, run_name
 from fl.runs.many_runs import resumable, train_all
-from fl.runs.one_run import simulate
+from fl.runs.simulation import simulate
 from fl.runs.summary import advice, describe
 from fl.settings.command_line import parse
 

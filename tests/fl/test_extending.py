@@ -176,7 +176,7 @@ MEASURED["certainty"] = Column(
     due="global", heading="sure %", factor=100, label="mean certainty", measure=certainty
 )
 ''',
-    "runs/one_run.py": '''
+    "runs/simulation.py": '''
 
 def draw(run):
     """How many samples each client has."""
