@@ -319,8 +319,13 @@ def _images() -> Iterator[Cell]:
             "networks, candidates and settings",
             "benchmarks.papers fedfa-cifar10-preresnet-both-iid --help",
         ),
-        ("table7-9", "Tables 7 to 9", "blocks of a section are alike", "fl.analysis similarity RUN"),
-        ("table10", "Table 10", "weights of models of different size differ in scale", "fl.analysis scales RUN RUN"),
-        ("figure7-9", "Figs. 7 to 9", "the weights' distributions", "fl.analysis scales RUN RUN"),
+        ("table7-9", "Tables 7 to 9", "blocks of a section are alike", "benchmarks.papers.models similarity RUN"),
+        (
+            "table10",
+            "Table 10",
+            "weights of models of different size differ in scale",
+            "benchmarks.papers.models scales RUN RUN",
+        ),
+        ("figure7-9", "Figs. 7 to 9", "the weights' distributions", "benchmarks.papers.models scales RUN RUN"),
     ):
         yield Cell(f"fedfa.{name}", place, f"{what} (image)", command=f"python -m {command}")
