@@ -122,7 +122,7 @@ def test_lines_of_help_are_as_long_as_the_terminal_is_wide(width, capsys, monkey
         (["--algorithm", "femam,fedavg+"], "--femam.window --fedavg-plus.epochs", "--fedmr.segment-fraction"),
         (["--partition", "clusters", "--lr-schedule", "step"], "--clusters --lr-steps", "--alpha"),
         (["--algorithm", "heterofl"], "--architectures.widths --architectures.weak", "--architectures.file"),
-        (["pydoc"], "--text.tokens --text.vocabulary", "--fedmr.segment-fraction"),
+        (["text"], "--text.tokens --text.vocabulary", "--fedmr.segment-fraction"),
         (["--lr", "wrong"], "--fedmr.segment-fraction", "--femam.window"),
     ],
 )
