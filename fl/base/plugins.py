@@ -54,7 +54,7 @@ def installed(what: str) -> dict[str, EntryPoint]:
 @cache
 def _entry_points() -> EntryPoints:
     """Read the entry points of all installed packages, which takes milliseconds for each package."""
-    return entry_points()
+    return entry_points()  # type: ignore[return-value]
 
 
 def is_path(name: str, known: tuple[str, ...] = ()) -> bool:

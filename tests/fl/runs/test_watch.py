@@ -296,7 +296,7 @@ def test_backends_count_the_clients_that_are_done(make_federation, backend):
 
 def test_a_long_round_says_how_many_clients_are_done_on_a_terminal_only(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(bar, "_LONG", 0)
-    monkeypatch.setattr(rounds, "_OFTEN", 0)
+    monkeypatch.setattr(bar, "_OFTEN", 0)
     fl.simulate(replace(CONFIG, rounds=1), tmp_path / "file")
     assert "client" not in capsys.readouterr().err
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
