@@ -81,7 +81,7 @@ def test_commands_are_called_as_the_user_called_them(capsys, monkeypatch):
          "--optimizer adam", "fedavg,fedprox,fedmr"),
         ("--algorithm ditto --ditto.lam 0.5 --lr-schedule step --lr-steps 0.5", "fedavg,fedprox,ditto"),
         ("--algorithm fedprox --fedprox.mu 0.5 --no-download --seeds 7", "fedavg,fedprox,fedmr"),
-        ("pydoc --text.length 32", "fedavg,fedprox,fedmr"),
+        ("text --text.length 32", "fedavg,fedprox,fedmr"),
         ("--algorithm heterofl", ""),
         ("--seeds 0,1", ""),
     ],
