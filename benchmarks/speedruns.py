@@ -45,7 +45,7 @@ def sides(device: str) -> dict[str, tuple[ModuleType, fl.Config]]:
     one["femam"].ROUNDS = (ROUNDS, ROUNDS, ROUNDS, ROUNDS)
     for module in one.values():
         module.DEVICE = device
-    levels = RECIPES["femam-digits"]()
+    levels = RECIPES["femam"]()
     sizes = ArchitectureOptions(choose="cycle", widths=(0.5, 1.0), depths=("2", "3"))
     settings = {
         "fedmr": fl.Config(rounds=ROUNDS),

@@ -44,7 +44,7 @@ PICTURES = {
         "partition.png",
     ),
     "landscape": Picture(
-        "python -m fl.run fashion-mnist-rivals --algorithm fedavg,fedmr --seeds 0 --name pair && "
+        "python -m benchmarks.papers fashion-mnist-rivals --algorithm fedavg,fedmr --seeds 0 --name pair && "
         "python -m fl.landscape runs/pair/fedavg-seed0 runs/pair/fedmr-seed0",
         "landscape.png",
         "ten minutes",
@@ -69,7 +69,7 @@ PICTURES = {
     "femam-clusters": Picture(f"{CLUSTERS} && python -m fl.compare runs/clusters", "comparison.png"),
     "femam-traffic": Picture(f"{CLUSTERS} && python -m fl.compare runs/clusters --against traffic", "comparison.png"),
     "fedfa-coverage": Picture(
-        "python -m fl.run fedfa-fashion-mnist --algorithm fedfa --seeds 0 --rounds 1 --depth 2 "
+        "python -m benchmarks.papers fedfa-fashion-mnist --algorithm fedfa --seeds 0 --rounds 1 --depth 2 "
         "--architectures.depths 1,2 --name fa",
         "runs/fa/coverage.png",
     ),

@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.papers.recipes import RECIPES
 from fl.settings.command_line import parse
 
 RESULTS = Path(__file__).resolve().parent.parent / "benchmarks/results"
@@ -16,7 +17,7 @@ RESULTS = Path(__file__).resolve().parent.parent / "benchmarks/results"
 
 def main(out: Path, rows: Path, settings: list[str]) -> None:
     """Write a run folder for each stored table."""
-    config, _ = parse(settings)
+    config, _ = parse(settings, RECIPES)
     tables = {tuple(path.stem.rsplit("-seed", 1)): path for path in sorted((RESULTS / rows).glob("*-seed*.csv"))}
     if not tables:
         sys.exit(f"{RESULTS / rows} holds no METHOD-seedN.csv")

@@ -21,8 +21,8 @@ from fl.models.architectures import ArchitectureOptions
 from fl.runs.assembly import build
 from fl.runs.export import export
 from fl.runs.folder import load_model
-from fl.runs.one_run import Round, Run, simulate
 from fl.runs.pathways import Pathways
+from fl.runs.simulation import Round, Run, simulate
 from fl.settings import Config
 from fl.settings.extensions import EXTENSIONS as _EXTENSIONS
 from surgery import __version__ as __version__

@@ -10,7 +10,6 @@ from fl import __version__
 from fl.base.console import guarded
 
 COMMANDS = {
-    "analysis": ("fl.analysis.__main__", "Measurements of trained models of different size"),
     "compare": ("fl.compare", "Compare runs in one figure and one table"),
     "data": ("fl.data.__main__", "Deal a data set out to clients, and see who holds what"),
     "deploy": ("fl.deploy.__main__", "Train with real clients on Flower"),

@@ -18,8 +18,6 @@ from fl.analysis.groups import AGAINST, along, common, find_runs, group, selecti
 from fl.base.console import guarded
 from fl.base.settings import choice
 from fl.base.tables import fitted, wrapped
-from fl.figures.curves import comparison_figure
-from fl.figures.style import check_new
 from fl.settings.help import command
 
 
@@ -55,6 +53,9 @@ def compare(
         lay_out: makes the text of a table's cells, see `fl.base.tables`.
         new: whether the figure must not be there yet.
     """
+    from fl.figures.curves import comparison_figure
+    from fl.figures.style import check_new
+
     choice("--against", [against], AGAINST)
     groups = group(find_runs(folders))
     tables = [table(groups, lay_out)] + ([] if target is None else [target_table(groups, target, lay_out)])

@@ -1,7 +1,7 @@
 """Train federated models: `python -m fl.run [RECIPE] [--flags]`."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fl.analysis.groups import find_runs, group, table
 from fl.base.console import guarded
@@ -12,23 +12,28 @@ from fl.distributed import current, joined
 from fl.runs.assembly import pick_device
 from fl.runs.folder import new_folder, run_name
 from fl.runs.many_runs import resumable, train_all
-from fl.runs.one_run import simulate
+from fl.runs.simulation import simulate
 from fl.runs.summary import advice, describe
 from fl.settings.command_line import parse
+from fl.settings.recipes import RECIPES, Recipe
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line. Returns the exit code: 0, 1 if training failed, 2 for what cannot be run, 130 on Ctrl-C."""
-    return guarded(lambda: run(list(sys.argv[1:] if argv is None else argv)))
+def main(argv: Sequence[str] | None = None, recipes: Mapping[str, Recipe] = RECIPES) -> int:
+    """Run the command line. Returns the exit code: 0, 1 if training failed, 2 for what cannot be run, 130 on Ctrl-C.
+
+    Args:
+        recipes: those whose name may be the first word.
+    """
+    return guarded(lambda: run(list(sys.argv[1:] if argv is None else argv), recipes))
 
 
 @joined()
-def run(argv: list[str]) -> int:
+def run(argv: list[str], recipes: Mapping[str, Recipe] = RECIPES) -> int:
     """Run every method and seed of the command.
 
     If there are several, each has a folder within that of the command, and one table and one figure compare them.
     """
-    config, folder = parse(argv)
+    config, folder = parse(argv, recipes)
     config.check()
     dataset = config.load().to(pick_device(config.device))
     folder = folder or new_folder(config, config.title())

@@ -17,8 +17,6 @@ import tyro
 
 from fl.analysis.structure import agreement, describe, find
 from fl.base.console import guarded
-from fl.figures.clients import structure_maps
-from fl.figures.style import check_new, save
 from fl.settings.help import command
 
 
@@ -43,6 +41,9 @@ def run(arguments: Arguments) -> int:
     found = find(arguments.folders)
     out = arguments.out or (None if arguments.json else Path("structure.png"))
     if out is not None:
+        from fl.figures.clients import structure_maps
+        from fl.figures.style import check_new, save
+
         check_new(out)
         save(structure_maps(list(found.values())), out)
     if arguments.json:

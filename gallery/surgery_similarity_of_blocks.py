@@ -1,6 +1,6 @@
 """Copies of blocks move apart while they learn
 
-`graft` makes a network deeper by copies of its blocks. How alike the blocks of a section are is measured as it trains.
+`graft` makes a network deeper by copies of its blocks. How far they are from each other is measured as it trains.
 """
 
 import matplotlib.pyplot as plt
@@ -9,7 +9,6 @@ from sklearn.datasets import load_digits
 
 import surgery
 import zoo
-from fl.analysis.similarity import block_similarity
 
 x, y = (torch.tensor(part) for part in load_digits(return_X_y=True))
 x, draw = x.view(-1, 1, 8, 8).float() / 16, torch.Generator().manual_seed(0)
@@ -17,8 +16,9 @@ net = zoo.create("resnet20", draw, width=0.25, depth=2, in_channels=1, image_siz
 net, _ = surgery.graft(net, depths=[4, 4, 4], example=x[:2])
 optimizer, found = torch.optim.Adam(net.parameters(), lr=0.003), {}
 for step in range(51):
-    for section in block_similarity(net) if step % 5 == 0 else ():
-        found.setdefault(section.name, []).append(section.mean())
+    for section in surgery.sections(net) if step % 5 == 0 else ():
+        copies = [dict(net.get_submodule(block).named_parameters()) for block in section.blocks[1:]]
+        found.setdefault(section.name, []).append(surgery.distance(copies, copies).mean().item())
     batch = torch.randint(len(x), (32,), generator=draw)
     torch.nn.functional.cross_entropy(net(x[batch]), y[batch]).backward()
     optimizer.step()
@@ -27,4 +27,4 @@ figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
 for name, values in found.items():
     print(f"{name}: {values[0]:.2f} at first, {values[-1]:.2f} in the end")
     axis.plot(range(0, 51, 5), values, "o-", label=name)
-axis.set(title="Copies of blocks move apart", xlabel="training step", ylabel="similarity"), axis.legend(), plt.show()
+axis.set(title="Copies of blocks move apart", xlabel="training step", ylabel="distance"), axis.legend(), plt.show()

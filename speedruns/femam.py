@@ -11,7 +11,7 @@ ours; its factor n_i/n of the gradient, equation B.4, is left out.)
 
 Everything is here: the data, who holds what, the model, local training, clusters, pruning, and the test. Nothing is
 imported but torch, NumPy, and scikit-learn for the data and for K-means. The accuracies are, but for rounding, those of
-`python -m fl.run femam-digits --algorithm femam --backend vmap`.
+`python -m fl.run femam --algorithm femam --backend vmap`.
 """
 
 import time

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tomllib
 import types
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -30,6 +31,7 @@ from torch.distributed.run import get_args_parser as torchrun_arguments
 import fl
 import surgery
 import zoo
+from benchmarks.papers.recipes import RECIPES
 from fl.__main__ import COMMANDS
 from fl.algorithms import ALGORITHMS
 from fl.data import LOADERS
@@ -373,6 +375,9 @@ def test_commands_are_there_and_take_their_arguments(words, tmp_path, monkeypatc
                 parse(arguments)
         case ("python", "-m", "fl.run", *arguments):
             parse(arguments)[0].check()
+        case ("python", "-m", "benchmarks.papers", name, *flags) if name in RECIPES:
+            with nullcontext() if "--help" not in flags else pytest.raises(SystemExit, match="0"):
+                parse([name, *flags], RECIPES)[0].check()
         case ("torchrun", *arguments):
             given = torchrun_arguments().parse_args(arguments)
             assert given.module

@@ -22,7 +22,7 @@ ROOMS = [
 ]  # fmt: skip
 """The rooms of fl: each may import those before it. What lies in fl itself, and every __main__, are commands, which
 may import all of them."""
-DRAWS = "fl.runs.one_run"
+DRAWS = "fl.runs.simulation"
 """The one file that looks up: a run leaves figures, which read runs."""
 
 
@@ -182,3 +182,25 @@ def test_nothing_lies_at_the_root_that_does_not_belong_there():
     folders = {".ci", "benchmarks", "docs", "examples", "fl", "gallery", "speedruns", "surgery", "tests", "zoo"}
     files = {".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md", "mkdocs.yml", "pyproject.toml"}
     assert {line.split("/")[0] for line in listed.splitlines()} == folders | files
+
+
+NAMED = {  # files of the core that name an extension, and why
+    "fl/__init__.py": "an example",
+    "fl/algorithms/extension.py": "an example",
+    "fl/analysis/costs.py": "the flag that fills a column",
+    "fl/analysis/groups.py": "the flag that fills a column",
+    "fl/compare.py": "the flag that fills a column",
+    "fl/runs/folder.py": "what older runs may need",
+    "fl/secure/__init__.py": "what it is not",
+    "fl/settings/config.py": "settings of older versions",
+}
+
+
+def test_the_core_of_fl_names_no_extension():
+    """They wrap it; where a file has to name one, the seam is wrong, or it is here with a reason."""
+    names = {file.stem for file in (ROOT / "fl/extensions").glob("[a-z]*.py")} - {"trimmed"} | {"remote"}
+    word = re.compile(rf"\b({'|'.join(sorted(names))})\b", re.IGNORECASE)
+    others = ("fl/extensions/", "fl/deploy/", "fl/settings/recipes")
+    files = {str(file.relative_to(ROOT)): file for file in (ROOT / "fl").rglob("*.py")}
+    core = {name: file.read_text() for name, file in files.items() if not name.startswith(others)}
+    assert {name for name, text in core.items() if word.search(text)} == set(NAMED)

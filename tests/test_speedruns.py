@@ -49,7 +49,7 @@ def test_femam_has_the_accuracies_of_the_library(tmp_path, capsys):
     one_file = speedrun("femam")
     one_file.ROUNDS = (30, 6, 6, 4)
     found = torch.tensor(one_file.main())
-    config = RECIPES["femam-digits"]()
+    config = RECIPES["femam"]()
     options = replace(config.femam, level_rounds=(30, 6))
     settings = {"algorithm": ("femam",), "rounds": 46, "backend": "vmap", "device": one_file.DEVICE, "femam": options}
     fl.simulate(replace(config, **settings), tmp_path / "run")

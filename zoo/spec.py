@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 import yaml
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from zoo import cnn, mobilenet, resnet, transformer, vgg, vit
 from zoo.architecture import Architecture, Rounding, check, check_depths, check_rates
@@ -224,6 +223,8 @@ class Spec:
         >>> Spec("resnet18").count()
         Count(parameters=11689512, macs=1814073344)
         """
+        from torch.utils.flop_counter import FlopCounterMode  # imports triton
+
         own = self.tokens or self.image_size
         try:
             model = self.build(device="meta").eval().requires_grad_(False)

@@ -1,8 +1,8 @@
 """The papers' tables and figures as cells that can be run, and what their abstracts claim.
 
-Read cell.py (what a cell is), fedmr.py, femam.py, fedfa.py, heterofl.py, depthfl.py and adapters.py (the cells),
-stored.py and run.py (their runs), verdict.py and page.py (what the runs say). `python -m benchmarks.papers` is the
-command.
+Read cell.py (what a cell is), recipes/ (the papers' settings), fedmr.py, femam.py, fedfa.py, heterofl.py, depthfl.py
+and adapters.py (the cells), stored.py and run.py (their runs), verdict.py and page.py (what the runs say). `python -m
+benchmarks.papers` is the command.
 """
 
 import difflib
@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from benchmarks.papers import adapters, depthfl, fedfa, fedmr, femam, heterofl
 from benchmarks.papers.cell import Cell
+from benchmarks.papers.recipes import RECIPES
 from benchmarks.papers.verdict import NOT_RUN, UNKNOWN
 from fl import FLError
 
@@ -35,9 +36,9 @@ def find(name: str) -> Cell:
     """The cell of this id. Raises FLError, which names the nearest one, if there is none."""
     if name in cells():
         return cells()[name]
-    near = difflib.get_close_matches(name, cells(), n=1)
+    near = difflib.get_close_matches(name, [*cells(), *RECIPES], n=1)
     hint = f"did you mean {near[0]}? " if near else ""
-    raise FLError(f"no cell is called {name!r}: {hint}`python -m benchmarks.papers` lists all {len(cells())}")
+    raise FLError(f"no cell and no recipe is called {name!r}: {hint}`python -m benchmarks.papers` lists all cells")
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,11 @@
     python -m benchmarks.papers                                        # all cells, with the verdict on each
     python -m benchmarks.papers fedmr.table1.cifar10.lenet.dir0.5 --minutes 60
     python -m benchmarks.papers --page                                 # only make the page again
+    python -m benchmarks.papers femam-fashion-mnist --rounds 50        # a recipe, with the flags of python -m fl.run
 
 Called at the root of a checkout. Finished runs are kept, interrupted ones resumed, so that long cells can be run in
-parts: the same command goes on. The beginning of ids, such as femam.table1, lists the cells that begin so.
+parts: the same command goes on. The beginning of ids, such as femam.table1, lists the cells that begin so; that of
+recipes' names, such as femam-, the recipes.
 """
 
 import argparse
@@ -14,9 +16,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.papers import cells, find, page, stored
+from benchmarks.papers.recipes import RECIPES
 from benchmarks.papers.run import Part, play
 from benchmarks.papers.verdict import result
 from fl import FLError
+from fl.run import main as train
+from fl.settings.recipes import overview
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -24,7 +29,9 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         "python -m benchmarks.papers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("ids", nargs="*", metavar="ID", help="cells to run, or the beginning of those to list")
+    parser.add_argument(
+        "ids", nargs="*", metavar="ID", help="cells to run, a recipe, or the beginning of those to list"
+    )
     parser.add_argument("--algorithm", default="", metavar="NAME,...", help="which of the methods (or other lines)")
     parser.add_argument("--seeds", default="", metavar="INT,...", help="which seeds; the paper's unless given")
     parser.add_argument(
@@ -44,6 +51,9 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line. Returns the exit code: 0, 2 for what cannot be run, 130 on Ctrl-C."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if argv and argv[0] in RECIPES:
+        return train(argv, RECIPES)
     given = arguments(argv)
     try:
         run(given)
@@ -56,14 +66,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(given: argparse.Namespace) -> None:
-    """Run parts of cells, or list the cells."""
-    names = [one for one in cells() if one.startswith(tuple(given.ids) or "")]
+    """Run parts of cells, or list cells or recipes."""
+    begin = tuple(given.ids)
+    names = [one for one in cells() if one.startswith(begin or "")]
+    recipes = {name: line for name, line in overview(RECIPES).items() if name.startswith(begin)}
     if given.page:
         page.write_page()
     elif names and not any(one in names for one in given.ids):
         width = max(map(len, names))
         for name in names:
             print(f"{name:{width}}  {page.said(result(cells()[name], given.store))}")
+    elif recipes and not names:
+        width = max(map(len, recipes))
+        for name, line in recipes.items():
+            print(f"{name:{width}}  {line}")
     else:
         seeds = tuple(int(seed) for seed in given.seeds.split(",") if seed)
         methods = tuple(name for name in given.algorithm.split(",") if name)

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from benchmarks.papers.cell import Arm, Cell, Comparison, Published
+from benchmarks.papers.recipes.nested import depthfl_cifar100
 from fl.algorithms.depthfl import DepthFLOptions
 from fl.algorithms.heterofl import HeteroFLOptions
 from fl.models.architectures import ArchitectureOptions
-from fl.settings.recipes.nested import depthfl_cifar100
 
 _DEPTHS = {"a": "2-0-0-0", "b": "2-2-0-0", "c": "2-2-2-0", "d": "2-2-2-2"}
 _NUMBERS = {"depthfl": 76.06, "fedavg": 72.67, "heterofl": 57.61, "a": 67.08, "b": 70.78, "c": 68.41, "d": 59.17}

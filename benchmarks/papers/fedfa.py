@@ -8,9 +8,9 @@ from dataclasses import replace
 from itertools import product
 
 from benchmarks.papers.cell import OWN, SMALLER, Arm, Cell, Comparison, arms
+from benchmarks.papers.recipes.fedfa import RIVALS, SMALL, TARGETS, row
 from fl import ArchitectureOptions, AttackOptions, Config, Defence
 from fl.algorithms.fedfa import FedFAOptions
-from fl.settings.recipes.fedfa import RIVALS, SMALL, TARGETS, row
 
 _TITLES = {"preresnet": "Pre-ResNet", "mobilenetv2": "MobileNetV2", "efficientnetv2": "EfficientNetV2"}
 _GLOBAL, _LOCAL = "test accuracy in %, last three evaluations", "local accuracy in %"
@@ -317,10 +317,15 @@ def _images() -> Iterator[Cell]:
             "table4-6",
             "Tables 4 to 6",
             "networks, candidates and settings",
-            "fl.run fedfa-cifar10-preresnet-both-iid --help",
+            "benchmarks.papers fedfa-cifar10-preresnet-both-iid --help",
         ),
-        ("table7-9", "Tables 7 to 9", "blocks of a section are alike", "fl.analysis similarity RUN"),
-        ("table10", "Table 10", "weights of models of different size differ in scale", "fl.analysis scales RUN RUN"),
-        ("figure7-9", "Figs. 7 to 9", "the weights' distributions", "fl.analysis scales RUN RUN"),
+        ("table7-9", "Tables 7 to 9", "blocks of a section are alike", "benchmarks.papers.models similarity RUN"),
+        (
+            "table10",
+            "Table 10",
+            "weights of models of different size differ in scale",
+            "benchmarks.papers.models scales RUN RUN",
+        ),
+        ("figure7-9", "Figs. 7 to 9", "the weights' distributions", "benchmarks.papers.models scales RUN RUN"),
     ):
         yield Cell(f"fedfa.{name}", place, f"{what} (image)", command=f"python -m {command}")

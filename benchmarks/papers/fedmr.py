@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from benchmarks.papers.cell import OWN, SMALLER, Arm, Cell, Comparison, Published, arms
+from benchmarks.papers.recipes.fedmr import METHODS, NUMBERS, fashion_mnist_rivals, released, row
 from fl import Config
 from fl.algorithms.fedmr import FedMROptions
-from fl.settings.recipes.fedmr import METHODS, NUMBERS, fashion_mnist_rivals, released, row
 
 _LATE = "test accuracy in %, mean of the last ten evaluations"
 _RISE = Comparison(

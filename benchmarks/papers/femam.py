@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from benchmarks.papers.cell import SMALLER, Arm, Cell, Comparison, Published, arms
+from benchmarks.papers.recipes.femam import METHODS, digits, fashion_mnist, femnist, released, row, rows
 from fl import Config
-from fl.settings.recipes.femam import METHODS, digits, fashion_mnist, femnist, released, row, rows
 
 _OWN = "accuracy on the clients' own test data in %"
 _F1 = "macro-F1 on the clients' own test data in %"
@@ -73,7 +73,7 @@ def _figures() -> Iterator[Cell]:
     )  # fmt: skip
     yield Cell(
         "femam.figure3", "Figs. 3, C.6, C.8", "staircases and curves (image)",
-        command="python -m fl.run femam-cifar100-levels3-6-11",
+        command="python -m benchmarks.papers femam-cifar100-levels3-6-11",
     )  # fmt: skip
     yield Cell(
         "femam.figure4", "Figs. 4, A.1, C.2, C.4", "which clients share models, beside the truth (image)",

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from benchmarks.papers.cell import Arm, Cell, Comparison, Published
+from benchmarks.papers.recipes.nested import heterofl_a_e
 from fl.models.architectures import ArchitectureOptions
-from fl.settings.recipes.nested import heterofl_a_e
 
 _NUMBERS = {"a-e": 89.98, "a": 90.83, "a-b-c-d-e": 87.46, "e": 76.53}
 _RATES = {"a": 1.0, "b": 0.5, "c": 0.25, "d": 0.125, "e": 0.0625}

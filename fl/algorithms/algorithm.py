@@ -11,7 +11,7 @@ from fl.base.rng import Rng
 from fl.base.torch_private import tree_leaves
 from fl.federation import Federation, capabilities, traffic
 from fl.federation.client_models import ClientModels, given, personal, predict, shared
-from fl.federation.clients import CLIENTS, Client, Message, check_message, check_update, updated
+from fl.federation.clients import CLIENTS, Client, Message, check_message, check_update
 from fl.federation.cohort import select
 from fl.federation.update import ClientUpdate
 from surgery import Plan, Stack, State, broadcast, state
@@ -120,11 +120,7 @@ class Algorithm:
         check_message(message)
         keeps = self.keeps(server) if self.keeps else CLIENTS in server
         client_states = server[CLIENTS] if keeps else {}
-        if self.fed.remote:
-            update, client_states = self.fed.remote.run(self, message, client_states, clients, rng)
-        else:
-            update = self.client(message, select(client_states, clients) if client_states else {}, clients, rng)
-            client_states = updated(client_states, clients, update)
+        update, client_states = self.fed.transport.run(self, message, client_states, clients, rng)
         check_update(update, message)
         update = update._replace(metrics=self._traffic(message, update, clients))
         for step in self.steps:
@@ -147,7 +143,7 @@ class Algorithm:
     def client_models(self, server: Server) -> ClientModels:
         """The models that clients predict with. Clients on other machines make theirs themselves."""
         models = self.models(server) if self.models else shared(server["global"], len(self.fed.clients))
-        if self.personalize and self.fed.remote:
+        if self.personalize and not self.fed.transport.has_data:
             return models._replace(client_states=server.get(CLIENTS, {}))
         everybody = range(len(self.fed.clients))
         return self._personal(server, models, everybody) if self.personalize else models

@@ -59,7 +59,7 @@ def clusamp(fed: Federation) -> Algorithm:
         return draw_each(distributions(sizes, similarity_tree(server["gradients"]), fed.participants), rng)
 
     def aggregate(server, clients, update, rng):
-        received, kept = update.received, [size > 0 for size in update.sizes]
+        received, kept = update.received, update.arrived
         seen = {client: k for k, (client, keep) in enumerate(zip(clients, kept)) if keep}  # each once
         rows, entries = upload(torch.tensor([list(seen), list(seen.values())]), fed.data.device)
         gradients = {}

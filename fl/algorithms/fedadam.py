@@ -51,9 +51,9 @@ def adaptive(
     """
 
     def init():
-        start = fed.initial()
-        zeros = {name: 0 * start[name] for name in fed.trainable}
-        return {"global": start, "momentum": zeros, "variance": {name: zero + tau**2 for name, zero in zeros.items()}}
+        zeros = fed.zeros()
+        variance = {name: zero + tau**2 for name, zero in zeros.items()}
+        return {"global": fed.initial(), "momentum": zeros, "variance": variance}
 
     def aggregate(server, clients, update, rng):
         old, mean = server["global"], fed.average(update.received, update.sizes)

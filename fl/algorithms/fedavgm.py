@@ -29,8 +29,7 @@ def fedavgm(fed: Federation, options: FedAvgMOptions = FedAvgMOptions()) -> Algo
     """
 
     def init():
-        start = fed.initial()
-        return {"global": start, "velocity": {name: 0 * start[name] for name in fed.trainable}}
+        return {"global": fed.initial(), "velocity": fed.zeros()}
 
     def aggregate(server, clients, update, rng):
         old, mean = server["global"], fed.average(update.received, update.sizes)

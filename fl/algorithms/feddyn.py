@@ -30,12 +30,8 @@ def feddyn(fed: Federation, options: FedDynOptions = FedDynOptions()) -> Algorit
     """
     objective = proximal(options.alpha, shifted(fed.local.objective))
 
-    def zeros():
-        start = fed.initial()
-        return {name: 0 * start[name] for name in fed.trainable}
-
     def init():
-        return {"global": fed.initial(), "h": zeros(), CLIENTS: fed.client_states(zeros())}
+        return {"global": fed.initial(), "h": fed.zeros(), CLIENTS: fed.client_states(fed.zeros())}
 
     def client(message, client_states, clients, rng):
         start = message["model"]
@@ -46,8 +42,7 @@ def feddyn(fed: Federation, options: FedDynOptions = FedDynOptions()) -> Algorit
 
     def aggregate(server, clients, update, rng):
         old = server["global"]
-        arrived = [float(size > 0) for size in update.sizes]
-        mean, share = fed.average(update.received, arrived), sum(arrived) / len(fed.clients)
+        mean, share = fed.average(update.received, update.arrived), sum(update.arrived) / len(fed.clients)
         h = {name: tensor - options.alpha * share * (mean[name] - old[name]) for name, tensor in server["h"].items()}
         return {"global": mean | {name: mean[name] - tensor / options.alpha for name, tensor in h.items()}, "h": h}
 

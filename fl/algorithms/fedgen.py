@@ -107,7 +107,7 @@ def fedgen(fed: Federation, options: FedGenOptions = FedGenOptions()) -> Algorit
         return fed.train(message["model"], clients, rng, objective, context)
 
     def aggregate(server, clients, update, rng):
-        sent = torch.tensor([size > 0 for size in update.sizes])  # dropped clients send nothing
+        sent = torch.tensor(update.arrived)
         counts = torch.stack([torch.bincount(labels[fed.clients.train[c]], minlength=classes) for c in clients])
         counts = counts * sent[:, None]
         drawn = _drawn(counts.sum(0), options, rng)

@@ -67,7 +67,7 @@ def fedmr(fed: Federation, options: FedMROptions = FedMROptions()) -> Algorithm:
         return {"model": server["slots"]}
 
     def aggregate(server, clients, update, rng):
-        mean = fed.average(update.received, [size > 0 for size in update.sizes])  # without those that were dropped
+        mean = fed.average(update.received, update.arrived)
         if rng.round <= options.stage1_rounds:
             slots = broadcast(mean, len(clients))
         else:

@@ -65,7 +65,7 @@ def fedmut(fed: Federation, options: FedMutOptions = FedMutOptions()) -> Algorit
         return {"model": starts}
 
     def aggregate(server, clients, update, rng):
-        weights = update.sizes if options.weighted else [float(size > 0) for size in update.sizes]
+        weights = update.sizes if options.weighted else update.arrived
         return {"global": fed.average(update.received, weights), "previous": server["global"]}
 
     return replace(fedavg(fed), init=init, send=send, aggregate=aggregate)

@@ -90,7 +90,7 @@ def fedproto(fed: Federation, options: FedProtoOptions = FedProtoOptions()) -> A
 
     def aggregate(server, clients, update, rng):
         old, sent = server["prototypes"], update.received
-        counts = sent["counts"] * upload(torch.tensor(update.sizes) > 0, old["counts"].device)[:, None]
+        counts = sent["counts"] * upload(torch.tensor(update.arrived), old["counts"].device)[:, None]
         total = counts.sum(0)
         means = (counts[:, :, None] * sent["means"]).sum(0) / total.clamp(min=1)[:, None]
         means = torch.where((total > 0)[:, None], means, old["means"])

@@ -45,7 +45,7 @@ def fltrust(fed: Federation, options: FLTrustOptions = FLTrustOptions()) -> Algo
         FLError: for more samples than there are, and with clients on other machines, whose samples nobody else has.
     """
     everybody = fed.clients.train.samples
-    if fed.remote:
+    if not fed.transport.has_data:
         raise FLError("fltrust trains on samples of its own at the server, which deployed servers have not: take krum")
     if options.root > len(everybody):
         raise FLError(f"--fltrust.root {options.root}: all clients have {len(everybody)} samples")
@@ -64,7 +64,7 @@ def fltrust(fed: Federation, options: FLTrustOptions = FLTrustOptions()) -> Algo
         scale = (distance(root, nothing) / distance(steps, nothing).clamp(min=1e-30)).flatten()
         scaled = {n: old[n] + of_shape(scale, step) * step for n, step in steps.items()}
         (trust,) = download([cosine(steps, root).flatten().clamp(min=0)])
-        trust = trust * (torch.tensor(update.sizes) > 0)
+        trust = trust * torch.tensor(update.arrived)
         mean = fed.average({**update.received, **scaled}, trust, fallback=old)
         moved = {n: old[n] + options.lr * (mean[n] - old[n]) for n in root} if options.lr != 1 else {}
         return {"global": mean | moved}, {"trusted": int((trust > 0).sum())}

@@ -79,7 +79,7 @@ def heterofl(
             states = [inner.extract(state) if inner else state for inner, state in zip(own, states)]
             plans = [plan.compose(inner) if inner else plan for plan, inner in zip(plans, own)]
         if not options.weighted:
-            weights = [float(size > 0) for size in update.sizes]
+            weights = update.arrived
         return {"global": fed.average(states, weights, server["global"], plans=plans)}
 
     models = models_of(fed, lambda client: window(client, 0))

@@ -50,10 +50,6 @@ def scaffold(fed: Federation, options: ScaffoldOptions = ScaffoldOptions()) -> A
     check_plain(fed, "scaffold")
     objective = shifted(fed.local.objective)
 
-    def zeros():
-        start = fed.initial()
-        return {name: 0 * start[name] for name in fed.trainable}
-
     def mean_gradients(start, trained, steps, rng):  # (x - y_i) / (K_i eta)
         rate = fed.local.optimizer.lr * fed.local.schedule(rng.round)
         counts = (gradients_of(fed, steps) * rate).clamp(min=1e-30)  # a schedule may end at 0, and nobody moves
@@ -61,7 +57,7 @@ def scaffold(fed: Federation, options: ScaffoldOptions = ScaffoldOptions()) -> A
         return {name: (start[name] - trained[name]) / of_shape(counts, trained[name]) for name in fed.trainable}
 
     def init():
-        return {"global": fed.initial(), "control": zeros(), CLIENTS: fed.client_states(zeros())}
+        return {"global": fed.initial(), "control": fed.zeros(), CLIENTS: fed.client_states(fed.zeros())}
 
     def send(server, clients, rng):
         return {
@@ -78,7 +74,7 @@ def scaffold(fed: Federation, options: ScaffoldOptions = ScaffoldOptions()) -> A
 
     def aggregate(server, clients, update, rng):
         old, control = server["global"], server["control"]
-        arrived = [float(size > 0) for size in update.sizes]
+        arrived = update.arrived
         mean = fed.average(update.received, arrived)
         start = broadcast(old, len(clients))
         change = {n: g - control[n] for n, g in mean_gradients(start, update.received, update.steps, rng).items()}

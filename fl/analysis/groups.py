@@ -26,7 +26,7 @@ _COSTS = {"megabytes": COSTS["megabytes"], "seconds": COSTS["elapsed"]}
 
 
 @dataclass(frozen=True)
-class Run:
+class RecordedRun:
     """A run folder: its settings and its rows."""
 
     folder: Path
@@ -43,12 +43,12 @@ def folders_with(file: str, folders: Sequence[Path]) -> dict[Path, list[Path]]:
     return {folder: [path.parent for path in sorted(folder.rglob(file))] for folder in folders}
 
 
-def find_runs(folders: Sequence[Path]) -> list[Run]:
+def find_runs(folders: Sequence[Path]) -> list[RecordedRun]:
     """Find the runs in folders, which are run folders or contain some; runs of one command in its order of methods.
 
     Raises FLError for a folder without runs, and for runs that were not evaluated yet.
     """
-    runs: dict[Path, Run] = {}
+    runs: dict[Path, RecordedRun] = {}
     for folder, found in folders_with(FILE, folders).items():
         if not found:
             raise FLError(f"{folder} holds no run: there is no {FILE} in it or below it")
@@ -64,13 +64,13 @@ def find_runs(folders: Sequence[Path]) -> list[Run]:
                 raise FLError(f"{path} has no evaluated round yet")
             if len(config.runs()) != 1:
                 raise FLError(f"{path / 'config.yaml'} names several methods or seeds, which one run does not have")
-            inside.append(Run(path, config, rows))
+            inside.append(RecordedRun(path, config, rows))
         inside.sort(key=lambda run: [*names, *run.config.algorithm].index(*run.config.algorithm))
         runs |= {run.folder.resolve(): run for run in inside}
     return list(runs.values())
 
 
-def group(runs: Sequence[Run]) -> dict[str, list[Run]]:
+def group(runs: Sequence[RecordedRun]) -> dict[str, list[RecordedRun]]:
     """Group runs by label: the method, and the settings other than the seed in which the runs differ.
 
     Raises FLError for two runs with the same label and seed.
@@ -80,7 +80,7 @@ def group(runs: Sequence[Run]) -> dict[str, list[Run]]:
     for settings in tables:
         for name, value in settings.items():
             values.setdefault(name, set()).add(value)
-    groups: dict[str, list[Run]] = {}
+    groups: dict[str, list[RecordedRun]] = {}
     for run, settings in zip(runs, tables):
         (method,) = run.config.algorithm
         differ = {name.removeprefix(f"{method}."): value for name, value in settings.items() if len(values[name]) > 1}
@@ -96,7 +96,7 @@ def group(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def target_table(
-    groups: dict[str, list[Run]], target: float, lay_out: Callable[[Sequence[Sequence[str]]], str] = wrapped
+    groups: dict[str, list[RecordedRun]], target: float, lay_out: Callable[[Sequence[Sequence[str]]], str] = wrapped
 ) -> str:
     """Tabulate the costs of runs up to a target, with a line for each label: FedFA's Table 2.
 
@@ -139,7 +139,7 @@ def target_table(
     )
 
 
-def along(run: Run, against: str) -> list[Row]:
+def along(run: RecordedRun, against: str) -> list[Row]:
     """Add the column that curves are drawn against to the rows of a run, from `fl.analysis.costs.totals`.
 
     Raises FLError if it was not counted in every round.
@@ -197,7 +197,7 @@ def others() -> dict[str, Column]:
     return found
 
 
-def table(groups: dict[str, list[Run]], lay_out: Callable[[Sequence[Sequence[str]]], str] = wrapped) -> str:
+def table(groups: dict[str, list[RecordedRun]], lay_out: Callable[[Sequence[Sequence[str]]], str] = wrapped) -> str:
     """Make a table of results and costs with a line for each label.
 
     It has mean ± sample standard deviation over seeds of the results that `outcome` computes, then mean costs. Scores
@@ -239,12 +239,12 @@ def have_client_scores(results: Sequence[Mapping[str, float]]) -> bool:
     return all(f"local_test_{first_score(result)}" in result for result in results)
 
 
-def selection(run: Run) -> Row:
+def selection(run: RecordedRun) -> Row:
     """Find the round that a run is judged by on clients' own data, see `fl.runs.metrics.selected`."""
     return selected(run.rows, run.config.best_by, run.config.keep_best)
 
 
-def outcome(run: Run) -> dict[str, float]:
+def outcome(run: RecordedRun) -> dict[str, float]:
     """Compute the results of a run, and the last evaluated round.
 
     Scores of the global model (accuracy, loss, and macro-F1 or perplexity; of numbers their error and R2; metrics that

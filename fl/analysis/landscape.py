@@ -13,7 +13,7 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from tqdm import tqdm
 
-from fl.analysis.groups import Run, group
+from fl.analysis.groups import RecordedRun, group
 from fl.base.errors import FLError
 from fl.base.rng import Rng, draw
 from fl.base.tables import aligned, write_csv
@@ -100,7 +100,15 @@ def write_grid(found: Sequence[Landscape], path: Path) -> None:
 
 
 def landscape(
-    run: Run, title: str, dataset: Dataset, axis: Tensor, part: str, number: int, seed: int, together: int, device: str
+    run: RecordedRun,
+    title: str,
+    dataset: Dataset,
+    axis: Tensor,
+    part: str,
+    number: int,
+    seed: int,
+    together: int,
+    device: str,
 ) -> Landscape:
     """Measure the loss around the global model of a run.
 
@@ -210,7 +218,7 @@ def hessian_traces(loss: Callable[[State], Tensor], at: State, generator: torch.
     return found.cpu().double()
 
 
-def titles(runs: Sequence[Run]) -> list[str]:
+def titles(runs: Sequence[RecordedRun]) -> list[str]:
     """Make a title for each run: the method, the settings in which runs differ, and the seed if there are several."""
     labels = {id(run): label for label, members in group(runs).items() for run in members}
     several = len({run.config.seeds for run in runs}) > 1

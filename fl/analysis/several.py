@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fl import data
-from fl.analysis.groups import Run, find_runs, group, outcome, table
+from fl.analysis.groups import RecordedRun, find_runs, group, outcome, table
 from fl.base.errors import FLError
 from fl.distributed import joined
 from fl.models.custom_model import Model
@@ -31,7 +31,7 @@ class Results:
             ended with a loss that is not finite, which are.
     """
 
-    runs: Sequence[Run]
+    runs: Sequence[RecordedRun]
     failed: Mapping[Path, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -55,7 +55,7 @@ class Results:
         """Return a DataFrame with a row for each round of each run: method, seed, and the columns of metrics.csv."""
         return _pandas().DataFrame([{**name, **row} for name, run in self._named() for row in run.rows])
 
-    def _named(self) -> list[tuple[dict[str, Any], Run]]:
+    def _named(self) -> list[tuple[dict[str, Any], RecordedRun]]:
         """The first columns of a run's rows, and the run."""
         labels = group(self.runs).items()
         return [({"method": label, "seed": run.config.seeds[0]}, run) for label, runs in labels for run in runs]

@@ -12,7 +12,7 @@ from fl.analysis.groups import folders_with
 from fl.base.errors import FLError
 from fl.base.files import write_json
 from fl.base.tables import aligned
-from fl.runs.run import Run
+from fl.runs.state import RunState
 
 FILE = "structure.json"
 
@@ -73,7 +73,7 @@ class Structure:
         return len(self.truth[0])
 
     @classmethod
-    def of(cls, run: Run) -> "Structure | None":
+    def of(cls, run: RunState) -> "Structure | None":
         """Make the structure of a run.
 
         None if its method does not give clients models on levels, or nobody knows the truth, as of real clients.

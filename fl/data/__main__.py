@@ -16,8 +16,6 @@ from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.base.settings import changed, check_read, number
 from fl.data import Dataset
-from fl.figures.clients import partition_map
-from fl.figures.style import check_new, save
 from fl.partition import Partition, counts
 from fl.settings.fields import DataSettings
 from fl.settings.help import command
@@ -45,6 +43,9 @@ class Look(DataSettings):
             what = "text" if dataset.text else f"data for {dataset.task}"
             raise FLError(f"--plot draws clients by classes, and {what} has no classes: leave it out, or take --json")
         if self.plot is not None:
+            from fl.figures.clients import partition_map
+            from fl.figures.style import check_new, save
+
             check_new(self.plot, "--plot")
         partition = self.deal(dataset, Rng(self.seed).numpy("partition"))
         labels, classes = (dataset.y, dataset.classes) if counted else (torch.zeros(len(dataset.y)).long(), 1)

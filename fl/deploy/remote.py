@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from fl import data
 from fl.algorithms import ALGORITHMS
 from fl.algorithms.algorithm import Algorithm
+from fl.algorithms.parts.additive import Validation
 from fl.algorithms.parts.secure_round import SecureRecombination
 from fl.base.errors import FLError
 from fl.base.rng import Rng
@@ -32,7 +33,7 @@ from fl.models.architectures import announced
 from fl.models.search import Space, largest_within
 from fl.partition import Parts, Splits
 from fl.runs.evaluate import held_out
-from fl.runs.one_run import simulate
+from fl.runs.simulation import simulate
 from fl.settings import Config
 from surgery import State, stack
 from zoo import Spec
@@ -78,11 +79,11 @@ def serve(link: Link, config: Config, folder: Path, test: Dataset, waiting: Wait
     )
     remote = Remote(link, config, test, waiting)
     resume = (folder / "config.yaml").exists()
-    return simulate(remote.config, folder, resume, remote.dataset, remote=remote)
+    return simulate(remote.config, folder, resume, remote.dataset, transport=remote)
 
 
 class Remote:
-    """See `fl.federation.clients.RemoteClients`.
+    """The transport of clients on other machines, see `fl.federation.transport.Transport`.
 
     A client's state never leaves its node, which keeps a version of it for each round that the server may still
     name. The server stores the numbers: of the run, and of each client's version [clients], 0 for a client that has
@@ -97,6 +98,7 @@ class Remote:
     """
 
     federation: Federation
+    has_data = False
 
     def __init__(self, link: Link, config: Config, test: Dataset, waiting: Waiting) -> None:
         (name,) = config.algorithm
@@ -127,7 +129,7 @@ class Remote:
         return specs
 
     def begin(self, fed: Federation) -> None:
-        """See `RemoteClients.begin`."""
+        """See `Transport.begin`."""
         if fed.data.task != "classification" or fed.metrics:
             what = f"data for {fed.data.task}" if fed.data.task != "classification" else "--metrics"
             raise FLError(f"clients on other machines are scored by accuracy and loss only, not with {what}: simulate")
@@ -137,15 +139,15 @@ class Remote:
             requests = [NodeMessage(self.header("base", client, Rng(0)), {}) for client in clients]
             self.nodes.exchange(clients, requests, 0, lambda k, answer: None, "before the first round", every=True)
 
-    def client_states(self, start: State) -> State:
-        """See `RemoteClients.client_states`."""
+    def client_states(self, fed: Federation, start: State) -> State:
+        """See `Transport.client_states`."""
         begin = {f"{_START}{name}": tensor for name, tensor in start.items()}
         return {"run": torch.tensor(_number()), "version": torch.zeros(len(self.splits), dtype=torch.int64), **begin}
 
     def run(
         self, algorithm: Algorithm, message: Message, client_states: State, clients: Sequence[int], rng: Rng
     ) -> tuple[ClientUpdate, State]:
-        """See `RemoteClients.run`."""
+        """See `Transport.run`."""
         secure = next((s for s in algorithm.steps if isinstance(s, SecureRecombination)), None)
         self._secret = SecretExchange(secure, message["model"]) if secure else None
         if client_states:
@@ -223,13 +225,13 @@ class Remote:
         return {name.removeprefix("state/"): tensor.to(device) for name, tensor in tensors.items()}, loss.to(device)
 
     def recombine(
-        self, update: ClientUpdate, message: Message, clients: Sequence[int], secure: SecureRecombination, rng: Rng
+        self, secure: SecureRecombination, update: ClientUpdate, message: Message, clients: Sequence[int], rng: Rng
     ) -> ClientUpdate:
-        """See `RemoteClients.recombine`."""
+        """See `Transport.recombine`."""
         return self._secret.recombine(self, update, clients, rng)
 
-    def judge(self, what: str, levels: Sequence[Level], more: Sequence[Level | None], mean: bool) -> Tensor:
-        """See `RemoteClients.judge`."""
+    def judge(self, validation: Validation, what: str, levels: Sequence[Level], more: Sequence[Level | None]) -> Tensor:
+        """See `Transport.judge`."""
         clients, requests, seen = range(len(self.splits)), [], {}
         for client in clients:
             digests, tensors = self._levels(levels, client, seen)
@@ -244,7 +246,7 @@ class Remote:
                     tensors |= flat(level.state(int(level.used[client])), f"more{number}")
                 kinds.append("personal" if there else "sent" if used else "")
             header = self.header("judge", client, Rng(0))
-            header |= {"what": what, "mean": mean, "levels": digests, "more": kinds, "keeps": keeps}
+            header |= {"what": what, "mean": validation.mean, "levels": digests, "more": kinds, "keeps": keeps}
             requests.append(NodeMessage(header, tensors))
 
         def read(k: int, answer: NodeMessage) -> list[float]:
@@ -259,12 +261,12 @@ class Remote:
         silent = [math.nan] * len(more)
         return torch.tensor([came.get(k, silent) for k in clients], dtype=torch.float64).T
 
-    def score(self, models: ClientModels) -> dict[str, list[dict[str, float]]]:
-        """See `RemoteClients.score`."""
-        fed, seen = self.federation, {}
+    def score(self, models: Callable[[], ClientModels], here: Callable) -> dict[str, list[dict[str, float]]]:
+        """See `Transport.score`."""
+        fed, seen, used = self.federation, {}, models()
         parts, clients = held_out(fed), range(len(self.splits))
         columns = list(SCORES[task_of(fed.data)])
-        requests = [self._question(models, client, parts, seen) for client in clients]
+        requests = [self._question(used, client, parts, seen) for client in clients]
 
         def read(k: int, answer: NodeMessage) -> dict[str, dict[str, float]]:
             scores = fields(answer.header, {"scores": dict})["scores"]

@@ -43,7 +43,7 @@ class SecretExchange:
         return {"pieces": pieces, "server": self._server.public.hex(), "repeats": self._step.repeats}
 
     def recombine(self, remote: Any, update: ClientUpdate, clients: Sequence[int], rng: Rng) -> ClientUpdate:
-        """See `fl.federation.clients.RemoteClients.recombine`.
+        """See `fl.federation.transport.Transport.recombine`.
 
         Args:
             remote: `fl.deploy.remote.Remote`, which carries the requests.

@@ -29,7 +29,7 @@ _log = logging.getLogger("fl")
 _STREAMS = 16  # clients side by side at most
 _WARM_UP = 3  # eager steps before a program's first capture, in which libraries choose kernels and make workspaces
 _WINDOW = 256  # steps whose rows a slot holds at a time; more than a warm-up takes
-_PROGRAMS = 4  # of one model: two objectives in turn (Ditto) on two sets of data in turn (under an attack)
+_PROGRAMS = 4  # of one model: two objectives in turn (Ditto) on two sets of data in turn
 
 Capture = Callable[[Callable[[], None], int], Callable[[], None]]
 """(step, eager steps before) -> a function that repeats the step."""

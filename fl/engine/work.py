@@ -7,7 +7,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from fl.base.torch_private import storage_of
 from fl.data import Dataset
@@ -79,6 +78,8 @@ def _counts(model: nn.Module, data: Dataset) -> _Counts:
 
 
 def _counted(shadow: nn.Module, two: torch.Tensor) -> _Counts:
+    from torch.utils.flop_counter import FlopCounterMode  # imports triton
+
     made_by_layers: dict[object, torch.UntypedStorage] = {}
 
     def note(module: nn.Module, given: tuple, made: object) -> None:

@@ -201,7 +201,7 @@ def with_compression(algorithm: Algorithm, compression: Compression) -> Algorith
 
     def init():
         server = algorithm.init()
-        nothing = {f"{_UNSENT}{n}": torch.zeros_like(p, requires_grad=False) for n, p in fed.trainable.items()}
+        nothing = {f"{_UNSENT}{name}": tensor for name, tensor in fed.zeros().items()}
         return {**server, CLIENTS: {**server.get(CLIENTS, {}), **fed.client_states(nothing)}}
 
     def hide(server: Server) -> Server:

@@ -184,7 +184,9 @@ def with_privacy(algorithm: Algorithm, privacy: Privacy) -> Algorithm:
         starts = algorithm.send(server, clients, rng)["model"] if algorithm.send else broadcast(server["global"], k)
         if starts.keys() != update.received.keys() or k != fed.participants:
             raise FLError("--privacy.clip is for methods whose K clients send all of the model, and nothing else")
-        generator = torch.Generator().manual_seed(secrets.randbits(63)) if fed.remote else rng.torch("privacy")
+        generator = (
+            torch.Generator().manual_seed(secrets.randbits(63)) if not fed.transport.has_data else rng.torch("privacy")
+        )
         mean, clip = privacy.mean(update.received, starts, server[_PART]["clip"], list(fed.trainable), generator)
         models = broadcast(mean, k)
         seen = ClientUpdate(models, torch.zeros(k, device=device), (1,) * k, models)
@@ -207,7 +209,7 @@ def with_privacy(algorithm: Algorithm, privacy: Privacy) -> Algorithm:
 
 def spent(fed: Federation, privacy: Privacy, rounds: int) -> float:
     """Compute the epsilon that so many rounds spend."""
-    return privacy.spent(rounds, fed.participants if fed.remote else len(fed.clients), fed.participants)
+    return privacy.spent(rounds, len(fed.clients) if fed.transport.has_data else fed.participants, fed.participants)
 
 
 def _check(algorithm: Algorithm, privacy: Privacy) -> None:

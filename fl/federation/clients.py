@@ -1,24 +1,16 @@
-"""Where the client function of a method runs: in this process for all clients of a round, or on machines of their own.
-
-What clients keep for themselves from round to round lies in the server's part CLIENTS: in a simulation the states of
-all clients, a row each; for clients on other machines only the numbers of the versions that their nodes keep.
-"""
+"""What clients are sent, what they send, and what they keep for themselves."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from torch import Tensor
 
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.base.torch_private import tree_leaves
-from fl.federation.client_models import ClientModels, Level
 from fl.federation.cohort import replace_rows, select
 from fl.federation.update import ClientUpdate
-from fl.models.search import Space
-from fl.partition import Splits
 from surgery import Stack, State
-from zoo import Spec
 
 CLIENTS = "clients"
 
@@ -29,47 +21,6 @@ which each client is sent its own once."""
 
 Client: TypeAlias = Callable[[Message, Stack, Sequence[int], Rng], ClientUpdate]
 """(what each client receives, its client state, the clients, rng) -> what comes of it."""
-
-
-class RemoteClients(Protocol):
-    """Clients on other machines, see `fl.deploy.remote`.
-
-    Attributes:
-        splits: how many samples each client has. The numbers of the samples mean nothing here.
-        labels: whether the labels of the data that stand in for the clients' are as frequent as theirs.
-    """
-
-    splits: Splits
-    labels: bool
-
-    def specs(self, space: Space) -> list[Spec] | None:
-        """The architecture of each client by its own budget; None if the settings choose them."""
-
-    def begin(self, fed: Any) -> None:
-        """Called once the federation and its method have been built."""
-
-    def client_states(self, start: State) -> State:
-        """What the server stores of client states before any of them took part."""
-
-    def run(
-        self, algorithm: Any, message: Message, client_states: State, clients: Sequence[int], rng: Rng
-    ) -> tuple[ClientUpdate, State]:
-        """Run the method's client function on their nodes; returns also what the server then stores of their states.
-
-        Raises FLError if too few clients answer.
-        """
-
-    def recombine(self, update: ClientUpdate, message: Message, clients: Sequence[int], secure: Any, rng: Rng) -> Any:
-        """The update after the clients have exchanged pieces of their models in secret, see `fl.secure`."""
-
-    def judge(self, what: str, levels: Sequence[Level], more: Sequence[Level | None], mean: bool) -> Tensor:
-        """What clients' validation data say of levels: float64 [len(more), clients].
-
-        It is nan for clients that did not answer; see `fl.algorithms.parts.additive.Validation`.
-        """
-
-    def score(self, models: ClientModels) -> dict[str, list[dict[str, float]]]:
-        """The scores of every client on its own held-out samples, nan for clients that did not answer."""
 
 
 def updated(client_states: Stack, clients: Sequence[int], update: ClientUpdate) -> Stack:

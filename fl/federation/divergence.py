@@ -101,7 +101,7 @@ def check_finite(server: Mapping[str, State], before: Mapping[str, State], loss:
     if not (said[-1] and all(fine.values())):
         for part, name, tensor in named:
             if not _stays_finite(tensor, [before.get(some, {}).get(name) for some in (part, "global")]):
-                more = "a --clip such as 1, or a --defence.clip if single clients send huge updates"
+                more = "a --clip such as 1, or a limit for what single clients send"
                 raise _diverged(round, f"the server's {part}/{name}", more)
     return said[:-1]
 

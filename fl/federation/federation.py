@@ -19,7 +19,6 @@ from fl.engine.losses import cross_entropy
 from fl.engine.objectives import Ascent, Objective, masked
 from fl.engine.work import Meter, flops
 from fl.federation.aggregator import Aggregator, WeightedMean
-from fl.federation.clients import RemoteClients
 from fl.federation.cohort import Cohort, States, classes_held, joined, per_client, select, with_entry
 from fl.federation.divergence import WithoutDiverged
 from fl.federation.inference import collect, infer, infer_each, lacks_statistics
@@ -27,11 +26,12 @@ from fl.federation.last_value import LastValue
 from fl.federation.local_training import LocalObjective, LocalTraining
 from fl.federation.scores import Metric
 from fl.federation.trainer import Middleware, Trainer, Training
+from fl.federation.transport import IN_PROCESS, Transport
 from fl.federation.update import ClientUpdate
 from fl.models.fleet import Fleet, uniform
 from fl.models.init import Start
 from fl.partition import Splits
-from surgery import Plan, Stack, State, broadcast
+from surgery import Plan, Stack, State
 from surgery.adapters import adapted_layers
 from surgery.states import as_stack, stack_size
 from surgery.transfer import upload
@@ -55,8 +55,8 @@ class Federation:
             contains them all. None: all clients have the model.
         start: the trained weights that the run begins with; None: they are drawn.
         truth: the cluster that each client's data were dealt out in, on each level: [levels, clients]; None: unknown.
-        remote: the clients, if they are on other machines and train there; None: all are simulated here. The client and
-            server functions of methods do not look at it: `client_states` and `mean_of_clients` do what depends on it.
+        transport: where clients are, and how the server reaches them. Methods do not look at it: `client_states` and
+            `mean_of_clients` do what depends on it.
         training: what wraps local training, in any order, see `fl.federation.trainer`.
         aggregator: how the server averages, see `average`.
         malicious: clients that evaluations leave out.
@@ -85,7 +85,7 @@ class Federation:
     fleet: Fleet | None = None
     start: Start | None = None
     truth: Tensor | None = None
-    remote: RemoteClients | None = None
+    transport: Transport = IN_PROCESS
     training: Sequence[Middleware] = ()
     aggregator: Aggregator = WeightedMean()
     malicious: frozenset[int] = frozenset()
@@ -170,6 +170,10 @@ class Federation:
             model = self.create(generator).to(self.data.device, non_blocking=True)
         return {name: tensor.clone() for name, tensor in surgery.state(model).items()}
 
+    def zeros(self) -> State:
+        """Return a tensor of zeros for each trained parameter."""
+        return {name: torch.zeros_like(p, requires_grad=False) for name, p in self.trainable.items()}
+
     def sample(self, rng: Rng) -> list[int]:
         """Draw K different clients uniformly, in random order.
 
@@ -230,7 +234,7 @@ class Federation:
         Raises:
             FLError: for clients on other machines who were not asked for their labels.
         """
-        if self.remote and not self.remote.labels:
+        if not self.transport.labels:
             raise FLError("the labels of clients on other machines are not known: leave what needs them out")
         if fresh := [client for client in dict.fromkeys(clients) if client not in self._classes]:
             self._classes.update(zip(fresh, classes_held(self.data, self.clients.train, fresh)))
@@ -242,7 +246,7 @@ class Federation:
         In a simulation this is the start, a row for each client of the population. It belongs into the server's part
         `fl.federation.clients.CLIENTS`.
         """
-        return self.remote.client_states(start) if self.remote else broadcast(start, len(self.clients))
+        return self.transport.client_states(self, start)
 
     def mean_of_clients(self, states: Stack, otherwise: State) -> State:
         """The mean of all personal models by their numbers of samples, for a stranger; nobody trains from it.
@@ -251,7 +255,7 @@ class Federation:
             states: the server's part `fl.federation.clients.CLIENTS`.
             otherwise: taken where clients are on other machines and never send these models.
         """
-        if self.remote:
+        if not self.transport.has_data:
             return otherwise
         return self.keep_frozen(states, surgery.average(states, weights=self.clients.train.sizes))
 
@@ -438,7 +442,7 @@ class Federation:
         model = model or self.model
         if not lacks_statistics(model, state):
             return {}
-        if self.remote:
+        if not self.transport.has_data:
             raise FLError(
                 "static batch norms need a pass over all clients' data, which lie on other machines: take another "
                 "--norm than static_batch"

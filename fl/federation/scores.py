@@ -1,7 +1,8 @@
 """What is measured of predictions: the scores of each task, and metrics by name.
 
 The scores of every run are computed for all clients at once, since scikit-learn takes milliseconds for each; tests hold
-them to scikit-learn's. Metrics that are asked for are scikit-learn's own scorers, or functions of yours.
+them to scikit-learn's. Metrics that are asked for are scikit-learn's own scorers, or functions of yours. Only they
+import scikit-learn, which takes seconds.
 """
 
 import logging
@@ -9,14 +10,11 @@ import math
 import numbers
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from inspect import signature
 from typing import Any, NamedTuple
 
 import numpy as np
-from sklearn import metrics as sklearn_metrics
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-from sklearn.metrics import get_scorer, get_scorer_names, precision_recall_fscore_support
 
 from fl.base.errors import FLError
 from fl.base.plugins import failed, find, is_path, kind
@@ -168,6 +166,8 @@ def metric(name: str, data: Dataset) -> Metric:
             raise FLError(f"--metrics {name}: {why}; leave it out")
         what, classes = name.removesuffix("_per_class"), data.names or range(data.classes)
         return Metric(tuple(f"{what}_{one}" for one in classes), partial(_per_class, _PER_CLASS[name]))
+    from sklearn.metrics import get_scorer_names
+
     if name not in get_scorer_names():
         own = ", ".join(_PER_CLASS)
         raise FLError(
@@ -183,18 +183,20 @@ def _scorer(name: str, data: Dataset) -> Callable[[np.ndarray, np.ndarray], Sequ
 
     There scikit-learn warns and returns 0, or another number that would count in the mean over clients.
     """
+    from sklearn.metrics import get_scorer
+
     what, _, average = name.partition("_")
     if what in _RATIOS:
         return lambda outputs, targets: [_ratio(what, average or "binary", outputs, targets.astype(np.int64))]
     if name == "average_precision" and data.task == "multilabel":
         return lambda outputs, targets: [_average_precision(outputs, targets.astype(np.int64))]
     if name == "average_precision" and data.classes > 2:
-        every, shares = np.arange(data.classes), _Classes().predict_proba
+        every = np.arange(data.classes)
         return lambda outputs, targets: [
-            _average_precision(shares(outputs), (targets[:, None] == every).astype(np.int64))
+            _average_precision(_softmax(outputs), (targets[:, None] == every).astype(np.int64))
         ]
     scorer: Any = get_scorer(name)
-    estimator: Any = _ESTIMATORS[data.task]()
+    estimator: Any = _estimators()[data.task]()
     estimator.classes_ = np.arange(data.classes)
     known = signature(scorer._score_func).parameters
     if data.task == "classification" and "labels" in known and "multi_class" not in known:
@@ -245,19 +247,25 @@ def _ratio(what: str, average: str, outputs: np.ndarray, targets: np.ndarray) ->
             options["labels"] = there
     if not defined:
         return math.nan
-    score = getattr(sklearn_metrics, f"{what}_score")
+    from sklearn import metrics
+
+    score = getattr(metrics, f"{what}_score")
     return score(targets, predicted, average=average, zero_division=0, **options)
 
 
 def _average_precision(outputs: np.ndarray, targets: np.ndarray) -> float:
     """Compute scikit-learn's average precision, the mean over the labels that a sample has; NaN if none has any."""
+    from sklearn.metrics import average_precision_score
+
     there = np.flatnonzero(targets.any(0))
-    each = [sklearn_metrics.average_precision_score(targets[:, label], outputs[:, label]) for label in there]
+    each = [average_precision_score(targets[:, label], outputs[:, label]) for label in there]
     return float(np.mean(each)) if each else math.nan
 
 
 def _check_scorer(name: str, data: Dataset) -> None:
     """Raise FLError for a scorer that cannot score outputs of such a task, before anything is trained."""
+    from sklearn.metrics import get_scorer
+
     outputs, targets = _tried(data)
     why = ""
     if data.task != "regression" and "_regression" in get_scorer(name)._score_func.__module__:
@@ -312,6 +320,8 @@ def _per_class(which: int, outputs: np.ndarray, targets: np.ndarray) -> Sequence
     """Each class's number; NaN where it is not defined: recall where no sample has the class, precision where none is
     predicted to, F1 where neither is so. Such a client does not count in the mean over clients.
     """
+    from sklearn.metrics import precision_recall_fscore_support
+
     several = targets.ndim > 1
     predicted = (outputs > 0) if several else outputs.argmax(1)
     labels = range(outputs.shape[1])
@@ -331,32 +341,32 @@ def _own(name: str, function: Callable, outputs: np.ndarray, targets: np.ndarray
     return [float(value)]
 
 
-class _Classes(ClassifierMixin, BaseEstimator):
-    """A classifier that takes logits as its samples, so that scikit-learn's scorers score them."""
-
-    def predict(self, logits: np.ndarray) -> np.ndarray:
-        return logits.argmax(1)
-
-    def predict_proba(self, logits: np.ndarray) -> np.ndarray:
-        shares = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
-        return shares / shares.sum(1, keepdims=True)
+def _softmax(logits: np.ndarray) -> np.ndarray:
+    shares = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
+    return shares / shares.sum(1, keepdims=True)
 
 
-class _Labels(ClassifierMixin, BaseEstimator):
-    """The same, of several labels a sample."""
+@cache
+def _estimators() -> dict[str, type]:
+    """Make the classes by which scikit-learn's scorers score a model's outputs: they take these as their samples."""
+    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 
-    def predict(self, logits: np.ndarray) -> np.ndarray:
-        return (logits > 0).astype(np.int64)
+    class Classes(ClassifierMixin, BaseEstimator):
+        def predict(self, logits: np.ndarray) -> np.ndarray:
+            return logits.argmax(1)
 
-    def predict_proba(self, logits: np.ndarray) -> np.ndarray:
-        return 1 / (1 + np.exp(-logits.astype(np.float64)))
+        def predict_proba(self, logits: np.ndarray) -> np.ndarray:
+            return _softmax(logits)
 
+    class Labels(ClassifierMixin, BaseEstimator):
+        def predict(self, logits: np.ndarray) -> np.ndarray:
+            return (logits > 0).astype(np.int64)
 
-class _Numbers(RegressorMixin, BaseEstimator):
-    """A regressor that takes predictions as its samples."""
+        def predict_proba(self, logits: np.ndarray) -> np.ndarray:
+            return 1 / (1 + np.exp(-logits.astype(np.float64)))
 
-    def predict(self, numbers: np.ndarray) -> np.ndarray:
-        return numbers
+    class Numbers(RegressorMixin, BaseEstimator):
+        def predict(self, numbers: np.ndarray) -> np.ndarray:
+            return numbers
 
-
-_ESTIMATORS = {"classification": _Classes, "regression": _Numbers, "multilabel": _Labels}
+    return {"classification": Classes, "regression": Numbers, "multilabel": Labels}

@@ -42,7 +42,7 @@ class Stage(IntEnum):
     """Where a middleware stands: those of a smaller stage lie further inside."""
 
     TRAINING = 1
-    """It changes what clients learn or send, such as an attack."""
+    """It changes what clients learn or send."""
     DIVERGENCE = 2
     """It drops clients whose numbers are no longer finite."""
     ARRIVAL = 3

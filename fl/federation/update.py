@@ -37,12 +37,17 @@ class ClientUpdate(NamedTuple):
     steps: tuple[int, ...] = ()
     sent: Sequence[int] | None = None
 
+    @property
+    def arrived(self) -> list[bool]:
+        """Whether each client's update arrived; that of one that was dropped did not."""
+        return [size > 0 for size in self.sizes]
+
     def __repr__(self) -> str:
         first, *others = stacks(self.states)
         elements = sum(tensor[:1].numel() for tensor in first.values())
         kind = "models of their own" if others else f"{len(first)} tensors, {elements:,} elements each"
         changed = "" if self.received is self.states else "; the server received other models"
         return (
-            f"ClientUpdate: {len(self.loss)} clients, {kind}; {sum(size > 0 for size in self.sizes)} arrived{changed}\n"
+            f"ClientUpdate: {len(self.loss)} clients, {kind}; {sum(self.arrived)} arrived{changed}\n"
             f"  mean loss {self.loss.float().mean():.4f}; {', '.join(self.metrics) or 'no metrics'}"
         )

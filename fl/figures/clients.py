@@ -15,7 +15,7 @@ from fl.base.errors import FLError
 from fl.figures.style import save, shorten
 from fl.partition import counts
 from fl.partition.kind import Partition
-from fl.runs.run import Run
+from fl.runs.state import RunState
 
 CLUSTERS = [
     "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#870f2d", "#0000ff", "#69e1b4",
@@ -126,7 +126,7 @@ def _cells(level: Sequence[int], kind: int | None) -> list[int]:
     return [-1 if model < 0 else order[model] if kind is None else kind for model in level]
 
 
-def leave_structure(run: Run) -> None:
+def leave_structure(run: RunState) -> None:
     """Write structure.json and structure.png, of methods with models on levels."""
     if structure := Structure.of(run):
         structure.save(run.folder)

@@ -18,7 +18,7 @@ from torch import Tensor
 from fl.base.errors import FLError
 from fl.figures.style import save, shorten
 from fl.models.fleet import ungrafted
-from fl.runs.run import Run
+from fl.runs.state import RunState
 from surgery import Plan, sections
 
 _GRID = 400  # positions of a row
@@ -92,7 +92,7 @@ def _mark(panel: Axes, names: Sequence[tuple[str, str, str]], named: bool) -> No
     panel.tick_params(axis="y", length=0)
 
 
-def leave_coverage(run: Run) -> None:
+def leave_coverage(run: RunState) -> None:
     """Write coverage.png, of methods whose clients keep a part of the global model; if they graft, also without it."""
     if not run.fed.fleet or not run.algorithm.plan:
         return

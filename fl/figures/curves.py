@@ -18,7 +18,7 @@ from fl.engine.losses import cross_entropy
 from fl.figures.style import COLORS, caption, finish, save, shorten
 from fl.runs.columns import columns, first_score
 from fl.runs.metrics import Row, selected
-from fl.runs.run import Run
+from fl.runs.state import RunState
 
 MOST = len(COLORS)
 """Lines in colour in one panel; more are shared out among panels."""
@@ -244,7 +244,7 @@ def run_figure(rows: Sequence[Row], title: str, path: Path, what: str = "cross e
     save(figure, path)
 
 
-def leave_curves(run: Run) -> None:
+def leave_curves(run: RunState) -> None:
     """Write curves.png into the run folder, once a round was done."""
     if run.rows:
         what = "cross entropy" if run.fed.local.loss is cross_entropy else "loss"

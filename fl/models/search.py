@@ -14,7 +14,6 @@ from functools import cached_property, lru_cache
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 import surgery
 from fl.base.errors import FLError
@@ -292,6 +291,8 @@ def size(spec: Spec, unit: Unit) -> int:
         return sum(4 * tensor.numel() for tensor in surgery.state(model).values() if tensor.is_floating_point())
     if unit == "parameters":
         return sum(parameter.numel() for parameter in model.parameters())
+    from torch.utils.flop_counter import FlopCounterMode  # imports triton
+
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model.eval().requires_grad_(False)(spec.example(device="meta"))
     return counter.get_total_flops() // 2

@@ -1,4 +1,4 @@
-"""From settings to a federation and a method: data, split, architectures, attack and model, drawn from the seed."""
+"""From settings to a federation and a method: data, split, architectures and model, drawn from the seed."""
 
 import logging
 from collections.abc import Callable
@@ -20,8 +20,8 @@ from fl.engine import Precision
 from fl.engine.augment import Augment
 from fl.engine.work import activation_bytes
 from fl.federation import Federation, LocalTraining
-from fl.federation.clients import RemoteClients
 from fl.federation.scores import metrics_of
+from fl.federation.transport import IN_PROCESS, Transport
 from fl.models import custom_model, hf
 from fl.models.adapted import adapted, fleet_of_ranks
 from fl.models.architectures import choose
@@ -41,7 +41,7 @@ def build(
     dataset: data.Dataset | None = None,
     model: custom_model.Model | None = None,
     start: Start | None = None,
-    remote: RemoteClients | None = None,
+    transport: Transport = IN_PROCESS,
 ) -> tuple[Federation, Algorithm]:
     """The federation and the method of a config with one algorithm and one seed.
 
@@ -54,23 +54,23 @@ def build(
             or a function that makes one, whose weights then depend on the seed. Methods that start several models from
             different weights need a function.
         start: the trained weights that --init names, if a run folder has kept them.
-        remote: clients on other machines, which have their data already; `dataset` stands in for these
-            and has a test set. None: the settings deal the data out to clients here.
+        transport: where clients are. If on other machines, they have their data already; `dataset` stands in for these
+            and has a test set. By default the settings deal the data out to clients here.
 
     >>> fed, algorithm = build(Config(algorithm=("fedavg",)))
     >>> len(fed.clients), list(algorithm.init())
     (20, ['global'])
     """
     config = resolve_inputs(config, dataset, model)
-    _check_one_run(config, remote)
+    _check_one_run(config, transport)
     (seed,) = config.seeds
     device, rng = pick_device(config.device), Rng(seed)
-    dataset, local, splits, truth = _dealt(config, dataset, rng, device, remote)
+    dataset, local, splits, truth = _dealt(config, dataset, rng, device, transport)
 
     base = model_spec(config, dataset, model)
     extensions = config.extensions().values()
     take_largest = frozenset[int]().union(*(one.largest(config, rng) for one in extensions if one.largest))
-    spec, specs = _specs(config, base, dataset, splits, rng, take_largest, remote)
+    spec, specs = _specs(config, base, dataset, splits, rng, take_largest, transport)
     if start is None and config.init:
         start = find(config.init, spec)
     if device.type == "cpu":
@@ -94,41 +94,40 @@ def build(
         fleet=make_fleet(net, spec, specs) if specs else fleet,
         metrics=metrics_of(config.metrics, dataset),
         truth=truth,
-        remote=remote,
+        transport=transport,
     )
     for one in extensions:
         fed = one.federation(fed, config, rng) if one.federation else fed
     if device.type == "cpu":
         _ask_for_batch(fed, local)
     algorithm = make_algorithm(config, fed, rng)
-    if remote:
-        remote.begin(fed)
+    transport.begin(fed)
     return fed, algorithm
 
 
-def _check_one_run(config: Config, remote: RemoteClients | None) -> None:
+def _check_one_run(config: Config, transport: Transport) -> None:
     """FLError for settings that contradict each other, or are not those of one run of these clients."""
     config.check()
     if len(config.runs()) > 1:
         raise FLError(
             "these are the settings of several runs: fl.simulate_all trains them all, or take one of config.runs()"
         )
-    for name, one in config.extensions().items() if remote else ():
+    for name, one in () if transport.has_data else config.extensions().items():
         if one.simulated:
             raise FLError(f"--{name} is for simulated clients, and these are on other machines: leave it out")
 
 
 def _dealt(
-    config: Config, dataset: data.Dataset | None, rng: Rng, device: torch.device, remote: RemoteClients | None
+    config: Config, dataset: data.Dataset | None, rng: Rng, device: torch.device, transport: Transport
 ) -> tuple[data.Dataset, LocalTraining, partition.Splits, torch.Tensor | None]:
     """The data on their device, how clients train on them, what each client has, and its true group, if it is known."""
     if dataset is None:
         dataset = config.load()
-    elif not remote:
+    elif transport.splits is None:
         dataset = config.prepare(replace(dataset, name=data.GIVEN) if config.dataset == data.GIVEN else dataset)
-    if remote:
+    if transport.splits is not None:
         dataset, local = training(config, dataset)
-        return dataset.to(device, config.data_on), local, remote.splits, None
+        return dataset.to(device, config.data_on), local, transport.splits, None
     parts, truth = config.deal(dataset, rng.numpy("partition"))
     dataset, local = training(config, dataset)
     splits = partition.hold_out(parts, config.local_valid, config.local_test, rng.numpy("hold-out"))
@@ -264,7 +263,7 @@ def _specs(
     clients: partition.Splits,
     rng: Rng,
     take_largest: frozenset[int],
-    remote: RemoteClients | None,
+    transport: Transport,
 ) -> tuple[Spec, list[Spec]]:
     """Return the global model and each client's own; no own models if all clients have the global one.
 
@@ -273,8 +272,8 @@ def _specs(
     (name,) = config.algorithm
     if ALGORITHMS[name].clients != "heterogeneous" or config.adapters.on:
         return base, []
-    chosen = remote.specs(config.architectures.announce(base)) if remote else None
-    if remote and not chosen and config.architectures.choose == "zico":
+    chosen = None if transport.has_data else transport.specs(config.architectures.announce(base))
+    if not (transport.has_data or chosen) and config.architectures.choose == "zico":
         raise FLError(
             "--architectures.choose zico looks at clients' data, which lie on other machines here: give each node a "
             "width, a depth or a budget, or --architectures.choose cycle, random, budget or given"

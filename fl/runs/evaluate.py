@@ -248,11 +248,14 @@ def score_clients(fed: Federation, models: Callable[[], ClientModels]) -> Scores
     parts = {part: getattr(fed.clients, part) for part in held_out(fed)}
     if not parts:
         return {}
-    if fed.remote:
-        return fed.remote.score(models())
+    return fed.transport.score(models, partial(_score_here, fed, parts))
+
+
+def _score_here(fed: Federation, parts: Mapping[str, Parts], used: ClientModels) -> Scores:
+    """Score clients whose data are in this process."""
     # What is masked of a text depends on its place among the samples that a model is asked for: each client's own.
     outputs = _of_each if fed.local.augment.mask else _of_all
-    used, task, loss = models(), task_of(fed.data), fed.local.loss
+    task, loss = task_of(fed.data), fed.local.loss
     tokens = fed.data.y[0].numel() if task == "text" else 1
     tallies = [
         _tally(outputs(fed, used, each), task, loss, (each.sizes * tokens).tolist(), bool(fed.metrics))

@@ -21,7 +21,7 @@ from fl.models.custom_model import LIBRARIES, Model
 from fl.models.hf import HFModel
 from fl.runs import checkpoint
 from fl.runs.folder import is_last_best, load_initial_weights, load_with_adapters
-from fl.runs.run import Run
+from fl.runs.state import RunState
 from fl.settings import Config
 from surgery import State, SurgeryError, adapters
 from surgery.files.whole import in_one_step
@@ -225,10 +225,10 @@ def module_with(fed: Federation, state: State, module: nn.Module | None = None) 
     return net.eval()
 
 
-def _built(folder: Path, model: Model | None, dataset: Dataset | None) -> Run:
+def _built(folder: Path, model: Model | None, dataset: Dataset | None) -> RunState:
     """Rebuild a run as its checkpoint has it, on the CPU; FLError for a model or data of another run."""
     checkpoint.read_header(folder)  # without one there is nothing that was trained
-    return Run.prepare(replace(Config.read(folder), device="cpu"), folder, True, dataset, model)
+    return RunState.prepare(replace(Config.read(folder), device="cpu"), folder, True, dataset, model)
 
 
 def _content(kind: str, net: nn.Module) -> bytes:

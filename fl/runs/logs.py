@@ -10,14 +10,14 @@ import yaml
 from fl.base.errors import FLError
 from fl.base.files import write_text
 from fl.runs.metrics import Row
-from fl.runs.run import Run
+from fl.runs.state import RunState
 from surgery.errors import first_line
 
 _ID = "wandb-id.txt"
 
 
 @contextmanager
-def _tensorboard(run: Run) -> Iterator[Callable[[Row], None]]:
+def _tensorboard(run: RunState) -> Iterator[Callable[[Row], None]]:
     """Log columns as curves for `tensorboard --logdir FOLDER`, in the folder `tensorboard` of the run folder. A resumed
     run continues it: the rounds that it repeats take the place of the former ones.
     """
@@ -40,7 +40,7 @@ def _tensorboard(run: Run) -> Iterator[Callable[[Row], None]]:
 
 
 @contextmanager
-def _wandb(run: Run) -> Iterator[Callable[[Row], None]]:
+def _wandb(run: RunState) -> Iterator[Callable[[Row], None]]:
     """Log settings and rounds to Weights & Biases, whose WANDB_... variables say where they go. A resumed run goes on
     with its log, under the id that is kept in the run folder.
 
@@ -76,7 +76,7 @@ def _wandb(run: Run) -> Iterator[Callable[[Row], None]]:
         yield tell
 
 
-LOGS: dict[str, Callable[[Run], AbstractContextManager[Callable[[Row], None]]]] = {
+LOGS: dict[str, Callable[[RunState], AbstractContextManager[Callable[[Row], None]]]] = {
     "tensorboard": _tensorboard,
     "wandb": _wandb,
 }
@@ -92,7 +92,7 @@ def require(names: Sequence[str]) -> None:
 
 
 @contextmanager
-def logged(run: Run) -> Iterator[Callable[[Row], None]]:
+def logged(run: RunState) -> Iterator[Callable[[Row], None]]:
     """Open the logs, and yield a function that tells them of a row."""
     with ExitStack() as stack:
         logs = [stack.enter_context(LOGS[name](run)) for name in run.config.log]

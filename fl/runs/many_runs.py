@@ -16,8 +16,8 @@ from fl.distributed import current
 from fl.models.custom_model import Model
 from fl.runs.lock import SETTINGS, is_unused, open_run_folder
 from fl.runs.logs import require
-from fl.runs.one_run import simulate
-from fl.runs.run import Run
+from fl.runs.simulation import simulate
+from fl.runs.state import RunState
 from fl.settings import Config
 
 _log = logging.getLogger("fl")
@@ -113,7 +113,7 @@ def _check(config: Config, folder: Path, dataset: data.Dataset, model: Model | N
     if (folder / SETTINGS).exists():
         Config.read(folder, resume=True)  # which refuses settings that are gone
     with quiet("fl", "surgery"):
-        Run.prepare(config, folder, True, dataset, model)
+        RunState.prepare(config, folder, True, dataset, model)
 
 
 def _warn_of_renamed(folder: Path, runs: Mapping[Path, Config]) -> None:

@@ -2,7 +2,7 @@
 
 import difflib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,14 +13,17 @@ from fl.engine.optimizers import SCHEDULES
 from fl.settings import Config
 from fl.settings.config import check_renamed
 from fl.settings.help import asked, parsed, settings_page
-from fl.settings.recipes import RECIPES
+from fl.settings.recipes import RECIPES, Recipe
 from fl.settings.recipes import describe as describe_recipe
 
 _log = logging.getLogger("fl")
 
 
-def parse(argv: list[str]) -> tuple[Config, Path | None]:
+def parse(argv: list[str], recipes: Mapping[str, Recipe] = RECIPES) -> tuple[Config, Path | None]:
     """Parse the command line of a run. Return the settings, and the folder to resume or None.
+
+    Args:
+        recipes: those whose name may be the first word.
 
     Raises:
         FLError: for an unknown recipe, options that nothing reads, and settings that a resumed run cannot change.
@@ -28,13 +31,16 @@ def parse(argv: list[str]) -> tuple[Config, Path | None]:
     start, about, recipe = Config(), Config.__doc__, argv and not argv[0].startswith("-")
     if recipe:
         name = argv.pop(0)
-        if name not in RECIPES:
-            near = difflib.get_close_matches(name, RECIPES, n=1)
+        if name not in recipes:
+            near = difflib.get_close_matches(name, recipes, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
-            raise FLError(f"unknown recipe {name!r}: {hint}{program('run')} --help lists all {len(RECIPES)}")
-        start, about = RECIPES[name](), f"{about}\n\n{describe_recipe(name)}"
+            raise FLError(
+                f"unknown recipe {name!r}: {hint}there are {', '.join(recipes)}; the papers' are in a checkout, "
+                "`python -m benchmarks.papers NAME`"
+            )
+        start, about = recipes[name](), f"{about}\n\n{describe_recipe(recipes[name])}"
     if asked(argv):
-        settings_page(argv, start, about)
+        settings_page(argv, start, about, {} if recipe else recipes)
     given, file = {flag_in(word) for word in argv}, None
     check_renamed(given)
     config = _cli(argv, start)

@@ -21,7 +21,7 @@ from fl.base.console import as_called, program
 from fl.base.errors import FLError
 from fl.base.settings import Flag, Rare, choice, flag_in, flag_of, marks, settings_of, types_of
 from fl.settings.config import Config, check_renamed
-from fl.settings.recipes import overview
+from fl.settings.recipes import Recipe, overview
 
 HELP = ("-h", "--help")
 Kind = TypeVar("Kind")
@@ -76,7 +76,7 @@ def parsed(kind: type[Kind], argv: Sequence[str], quiet: bool = False, **options
     return tyro.cli(kind, args=argv, config=(tyro.conf.HelptextFromCommentsOff,), **options)
 
 
-def settings_page(argv: list[str], start: Config, about: str) -> NoReturn:
+def settings_page(argv: list[str], start: Config, about: str, recipes: Mapping[str, Recipe]) -> NoReturn:
     """Print the page of `fl.run`, and end the program.
 
     It has the usual settings, of which those that the command line's other words give decide what else is read; after
@@ -85,6 +85,7 @@ def settings_page(argv: list[str], start: Config, about: str) -> NoReturn:
     Args:
         start: the defaults, which a recipe may have set.
         about: a description of the command.
+        recipes: what its first word may be, which is listed.
 
     Raises FLError for a method that does not exist.
     """
@@ -100,7 +101,7 @@ def settings_page(argv: list[str], start: Config, about: str) -> NoReturn:
     choice("--algorithm", config.algorithm, ALGORITHMS)
     hidden = {one.flag for one in settings_of(config) if one.unread or marks(one.field, Rare)}
     hidden |= {flag_of(field.name) for field in dataclasses.fields(Config) if marks(field, Rare)}  # groups, too
-    sections = _sections(start, lambda flag: everything or flag not in hidden, _BEGIN) | {"recipes": overview()}
+    sections = _sections(start, lambda flag: everything or flag not in hidden, _BEGIN) | {"recipes": overview(recipes)}
     say, after = program("run"), ""
     if not everything:
         after = (

@@ -81,7 +81,7 @@ def test_commands_are_called_as_the_user_called_them(capsys, monkeypatch):
          "--optimizer adam", "fedavg,fedprox,fedmr"),
         ("--algorithm ditto --ditto.lam 0.5 --lr-schedule step --lr-steps 0.5", "fedavg,fedprox,ditto"),
         ("--algorithm fedprox --fedprox.mu 0.5 --no-download --seeds 7", "fedavg,fedprox,fedmr"),
-        ("pydoc --text.length 32", "fedavg,fedprox,fedmr"),
+        ("text --text.length 32", "fedavg,fedprox,fedmr"),
         ("--algorithm heterofl", ""),
         ("--seeds 0,1", ""),
     ],
@@ -122,7 +122,7 @@ def test_lines_of_help_are_as_long_as_the_terminal_is_wide(width, capsys, monkey
         (["--algorithm", "femam,fedavg+"], "--femam.window --fedavg-plus.epochs", "--fedmr.segment-fraction"),
         (["--partition", "clusters", "--lr-schedule", "step"], "--clusters --lr-steps", "--alpha"),
         (["--algorithm", "heterofl"], "--architectures.widths --architectures.weak", "--architectures.file"),
-        (["pydoc"], "--text.tokens --text.vocabulary", "--fedmr.segment-fraction"),
+        (["text"], "--text.tokens --text.vocabulary", "--fedmr.segment-fraction"),
         (["--lr", "wrong"], "--fedmr.segment-fraction", "--femam.window"),
     ],
 )

@@ -42,7 +42,7 @@ def test_a_run_of_which_no_round_was_trained_is_exported_with_a_warning(folder, 
     def fails(*_):
         raise RuntimeError
 
-    monkeypatch.setattr("fl.runs.run._measured", fails)
+    monkeypatch.setattr("fl.runs.simulation.one_round", fails)
     with pytest.raises(RuntimeError):
         fl.simulate(CONFIG, tmp_path / "run")
     fl.export(tmp_path / "run", tmp_path / "model.pt")

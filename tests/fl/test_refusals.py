@@ -10,7 +10,6 @@ import surgery.__main__
 import zoo.__main__
 from fl import compare, landscape, run, simulate
 from fl.__main__ import main
-from fl.analysis.__main__ import main as analysis
 from fl.data.__main__ import main as data
 from fl.export import main as export
 from fl.settings import Config
@@ -20,7 +19,7 @@ COMMANDS = {
     "run": lambda argv: run.main([*TINY, *argv]),
     "recipe": run.main,
     "text": lambda argv: run.main([*TINY, *TEXT.split(), *argv]),
-    "landscape": landscape.main, "analysis": analysis, "data": data, "compare": compare.main,
+    "landscape": landscape.main, "data": data, "compare": compare.main,
     "export": export, "fl": main, "surgery": surgery.__main__.main, "zoo": zoo.__main__.main,
 }  # fmt: skip
 REFUSED = [
@@ -114,12 +113,6 @@ REFUSED = [
     ("export RUN nowhere/model.pt", "there is no folder"),
     ("export RUN model.onnx", "unknown format 'onnx': there are pt, safetensors, hf, peft"),
     ("export RUN model.pt --client 4", "there are clients 0 to 3"),
-    ("analysis similarity", "give run folders, or an untrained --model"),
-    ("analysis similarity nowhere --out taken.png", "nowhere"),
-    ("analysis similarity --model nothing", "nothing"),
-    ("analysis similarity --model resnet20 --width ''", "at least one --width"),
-    ("analysis similarity --model cnn", "no section"),
-    ("analysis similarity --model resnet20 --out a.doc", "'doc'"),
     ("surgery inspect torchvision:resnet18 --width nan", "width"),
     ("surgery inspect torchvision:resnet18 --input 3,99999999,99999999", "--input"),
     ("surgery inspect torchvision:resnet18 --depth 1000,1000,1000,1000", "depth"),

@@ -27,8 +27,8 @@ from fl.engine import SGD, graphs, train
 from fl.engine.augment import Augment
 from fl.engine.objectives import cross_entropy, with_logits
 from fl.federation.local_training import LocalObjective
-from fl.runs.run import Run
-from fl.runs.run import rounds as play
+from fl.runs.round import one_round
+from fl.runs.state import RunState
 from fl.settings.command_line import parse
 
 STORED = Path(__file__).parents[2] / "benchmarks/results/launches.json"
@@ -57,11 +57,18 @@ MORE = {
 }
 
 
+def play(run):
+    """Do the rounds of a run, one whenever it is asked for the next."""
+    for number in run.numbers_left():
+        run.record(number, *one_round(run, number))
+        yield
+
+
 def seen_in_rounds(gpu, folder, name, *flags, rounds):
     """What the device saw of each of some rounds, evaluation included, with few clients."""
     tiny = [*TINY, "--participants", "3", "--samples", "400", "--local-test", "0.1", "--device", "cuda"]
     config, _ = parse([*tiny, "--algorithm", name, *OF_METHOD.get(name, []), *flags])
-    played = play(Run.begin(dataclasses.replace(config, rounds=rounds), folder, resume=False))
+    played = play(RunState.begin(dataclasses.replace(config, rounds=rounds), folder, resume=False))
     for _ in range(rounds):
         with gpu.watch() as seen:
             next(played)

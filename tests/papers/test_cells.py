@@ -7,9 +7,9 @@ import torch
 
 from benchmarks.papers import CLAIMS, adapters, cells, find
 from benchmarks.papers.cell import PAPERS, SMALLER, Cell, Comparison, Published
+from benchmarks.papers.recipes import fedmr, femam
 from benchmarks.papers.verdict import MEASURES, result
 from fl import FLError
-from fl.settings.recipes import fedmr, femam
 
 
 def test_all_tables_and_figures_with_results_have_a_cell():

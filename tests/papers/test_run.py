@@ -203,7 +203,7 @@ def test_the_command_lists_runs_and_refuses(cell, tmp_path, monkeypatch, capsys)
     assert command.main(["fedfa.table4-6"]) == 2
     assert "fedfa.table4-6 is an image" in capsys.readouterr().err
     assert command.main(["fedmr.table9"]) == 2
-    assert "no cell is called 'fedmr.table9'" in capsys.readouterr().err
+    assert "no cell and no recipe is called 'fedmr.table9'" in capsys.readouterr().err
     assert command.main(["femam.figure5a", "--algorithm", "fedmr"]) == 2
     assert "femam.figure5a has no 'fedmr': it has femam, fedavg, ditto" in capsys.readouterr().err
     monkeypatch.setattr(command, "find", lambda name: cell)

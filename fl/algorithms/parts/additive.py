@@ -69,17 +69,17 @@ class Validation:
                 f"client {int(empty[0])} has no samples to validate on ({len(empty)} such clients): hold some out with "
                 "--local-valid, such as 0.1, or give both --femam.no-prune and --femam.level-rounds"
             )
-        self._fed, self._cache, self._mean, self._parts = fed, cache, mean, parts
+        self._fed, self._cache, self.mean, self._parts = fed, cache, mean, parts
         self._here, self._owners = _here(fed, parts)
         self._samples = upload(self._here, device)
         self._labels = fed.data.labels_at(self._here)
 
     def ask_losses(self, levels: Sequence[Level], more: Sequence[Level | None]) -> tuple[Tensor, Tensor]:
         """The `losses`, and which clients answered: bool [clients]. In a simulation all do."""
-        if not self._fed.remote:
-            return self.losses(levels, more), torch.ones(len(self._parts), dtype=torch.bool)
-        losses = self._fed.remote.judge("losses", levels, more, self._mean)
-        return losses, ~losses.isnan().all(0)
+        transport = self._fed.transport
+        losses = transport.judge(self, "losses", levels, more)
+        everybody = torch.ones(len(self._parts), dtype=torch.bool)
+        return losses, everybody if transport.has_data else ~losses.isnan().all(0)
 
     def losses(self, levels: Sequence[Level], more: Sequence[Level | None]) -> Tensor:
         """Mean loss of each client: float64 [len(more), clients], on the CPU.
@@ -96,9 +96,8 @@ class Validation:
 
     def accuracy(self, levels: Sequence[Level], newest: Level) -> float:
         """The mean over the clients of their accuracy (over those on other machines that answered)."""
-        if self._fed.remote:
-            return self._fed.remote.judge("accuracies", levels, [newest], self._mean).nanmean().item()
-        return self.accuracies(levels, [newest]).mean().item()
+        values = self._fed.transport.judge(self, "accuracies", levels, [newest])
+        return values[~values.isnan()].mean().item()
 
     def accuracies(self, levels: Sequence[Level], more: Sequence[Level | None]) -> Tensor:
         """The accuracy of each client, as `losses`."""
@@ -111,7 +110,7 @@ class Validation:
         total = self._cache.table(levels)[self._samples]
         if newest is not None:
             total = total + logits(self._fed, newest, self._here, self._owners)
-        if not self._mean:
+        if not self.mean:
             return total
         used = count([*levels, *([newest] if newest else [])], len(self._parts)).clamp(min=1)
         return total / upload(used[self._owners], total.device).view(-1, *[1] * (total.ndim - 1))

@@ -46,8 +46,10 @@ class SecureRecombination(NamedTuple):
             sent to other clients), bytes_up, bytes_down, models_up and models_down as they really were, and
             secure_seconds.
         """
-        if self.fed.remote:
-            return self.fed.remote.recombine(update, message, clients, self, rng)
+        return self.fed.transport.recombine(self, update, message, clients, rng)
+
+    def simulated(self, update: ClientUpdate, message: Message, clients: Sequence[int], rng: Rng) -> ClientUpdate:
+        """Recombine the models of clients that are simulated in this process."""
         each = zip(clients, to_bytes(update.received, self.pieces), update.sizes)
         models = {client: model for client, model, size in each if size}
         outcome = exchange(models, self.repeats, {client: choices(rng, client) for client in models})

@@ -485,3 +485,11 @@ def test_test_samples_of_unknown_owners_are_not_pooled():
     data = Dataset.from_arrays(TABLE, LABELS, TABLE[:2], LABELS[:2], list("bacb"))
     with pytest.raises(fl.FLError, match=r"--pool-test-set: .* does not say who owns its test samples"):
         data.pooled()
+
+
+def test_padding_repeats_the_edge():
+    x = torch.arange(2 * 8 * 8, dtype=torch.uint8).reshape(2, 1, 8, 8)
+    padded = Dataset("x", x, torch.tensor([0, 1]), x, torch.tensor([0, 1]), 2).padded(3)
+    at = torch.arange(14).sub(3).clamp(0, 7)
+    assert torch.equal(padded.x, x[..., at, :][..., at])
+    assert torch.equal(padded.test_x, padded.x)

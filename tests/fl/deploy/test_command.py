@@ -34,7 +34,7 @@ def test_it_writes_what_other_machines_need(tmp_path):
 @pytest.mark.parametrize("source", ["recipe", "file"])
 def test_clients_models_that_only_a_recipe_evaluates_are_not_evaluated(source, tmp_path, capsys):
     (tmp_path / "config.yaml").write_text("samples: 50\neval_client_models_every: 5\n")
-    start = ["fedfa-text"] if source == "recipe" else ["--config", str(tmp_path / "config.yaml")]
+    start = ["fedfa"] if source == "recipe" else ["--config", str(tmp_path / "config.yaml")]
     one = ["--algorithm", "fedavg", "--seeds", "0", "--only", "app", "--folder", str(tmp_path)]
     assert main([*start, *one]) == 0
     assert capsys.readouterr().err.count("--eval-client-models-every is 0 here") == 1

@@ -14,11 +14,12 @@ from torch import nn
 import fl
 from fl import models
 from fl import run as cli
-from fl.analysis.weights import initial_model
 from fl.base.errors import FLError
+from fl.base.rng import Rng
 from fl.data import load
 from fl.models import custom_model
 from fl.models.init import Start, find, maker
+from fl.runs.checkpoint import read_model
 from fl.runs.folder import INITIAL, load_initial_weights, save_initial_weights
 
 DIGITS = {"num_classes": 10, "in_channels": 1, "image_size": 8}
@@ -248,7 +249,8 @@ def test_a_run_keeps_what_it_began_with_and_resumes_without_the_file(cnn, tmp_pa
     start = load_initial_weights(tmp_path / "whole", whole)
     assert (start.source, len(start.sha256)) == (str(path), 64)
     assert json.loads((tmp_path / "whole/summary.json").read_text())["init"]["sha256"] == start.sha256
-    assert torch.equal(initial_model(tmp_path / "whole").fc2.bias, state["fc2.bias"])
+    again = maker(read_model(tmp_path / "whole")[0], start)(Rng(0).torch("weights"))
+    assert torch.equal(again.fc2.bias, state["fc2.bias"])
     with pytest.raises(FLError, match="no such file"):
         fl.simulate(whole, tmp_path / "new")
     assert not Path(tmp_path / "new").exists()
@@ -258,7 +260,7 @@ def test_a_run_keeps_what_it_began_with_and_resumes_without_the_file(cnn, tmp_pa
         load_initial_weights(tmp_path / "whole", replace(whole, init=None))
     (tmp_path / "whole" / INITIAL).unlink()
     with pytest.raises(FLError, match="is gone"):
-        initial_model(tmp_path / "whole")
+        load_initial_weights(tmp_path / "whole", whole)
 
 
 def test_weights_of_a_library_are_known_by_its_name(cnn, tmp_path):

@@ -26,7 +26,7 @@ from fl.runs.assembly import build
 from fl.runs.folder import ARCHITECTURES as FILE
 from fl.runs.folder import architecture_rows, save_architectures
 from fl.runs.metrics import read
-from fl.runs.run import Run
+from fl.runs.state import RunState
 from fl.settings import Config
 from zoo import Spec
 
@@ -115,7 +115,7 @@ def test_coverage_is_drawn_as_the_method_has_it(make_federation, tmp_path, monke
     drawn = []
     monkeypatch.setattr("fl.figures.coverage.save", lambda figure, _: drawn.append(figure))
     fed = mixed(make_federation, DEPTHS if name == "flexifed" else KINDS)
-    leave_coverage(Run(SMALL, fed, made(name, fed), tmp_path, {}, 0))
+    leave_coverage(RunState(SMALL, fed, made(name, fed), tmp_path, {}, 0))
     assert [axis.get_title() for figure in drawn for axis in figure.axes if axis.get_title()] == panels
     assert all(figure.get_suptitle() == SMALL.title() for figure in drawn)
 

@@ -54,7 +54,7 @@ def test_checkpoints_are_written_after_every_second_round_and_the_last(tmp_path,
         done.append(number)
         return save(folder, server, number, *rest, **options)
 
-    monkeypatch.setattr("fl.runs.run.checkpoint.save", noting)
+    monkeypatch.setattr("fl.runs.state.checkpoint.save", noting)
     fl.simulate(replace(CONFIG, rounds=5, checkpoint_every=2), tmp_path / "run")
     assert done == [2, 4, 5]
 
@@ -246,14 +246,14 @@ def test_a_second_sigterm_ends_at_once_and_one_while_the_run_is_left_is_not_lost
 @pytest.mark.parametrize("last", [1, 2])
 def test_a_command_that_is_stopped_says_whether_rounds_are_left(tmp_path, monkeypatch, capsys, last):
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    saves = fl.runs.run.Run.advance
+    saves = fl.runs.state.RunState.advance
 
     def advance(run, server, number):
         saves(run, server, number)
         if number == last:
             dropped_by_del() if last == 1 else signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr("fl.runs.run.Run.advance", advance)
+    monkeypatch.setattr("fl.runs.state.RunState.advance", advance)
     flags = ["--algorithm", "fedavg", "--rounds", "2", "--clients", "4", "--participants", "2", "--width", "0.1"]
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
     assert cli.main([*flags, "--local-epochs", "1", "--samples", "80", "--out", str(tmp_path), "--name", "a"]) == 143

@@ -15,10 +15,11 @@ import fl
 from fl import run as cli
 from fl.base.errors import FLError
 from fl.engine import BACKENDS, progress
-from fl.runs import checkpoint, logs
-from fl.runs import run as rounds
+from fl.runs import bar, checkpoint, logs
+from fl.runs import round as rounds
 from fl.runs.export import client_model
 from fl.runs.metrics import read
+from fl.runs.state import RunState
 from fl.runs.summary import describe
 from fl.settings.fields import LOGS
 from surgery import broadcast
@@ -140,14 +141,13 @@ def undefined(outputs, targets):
 @pytest.fixture
 def models(monkeypatch):
     """From the number of each round to its global model."""
-    kept, real = {}, rounds.one_round
+    kept, real = {}, RunState.advance
 
-    def noted(run, number):
-        row = real(run, number)
+    def noted(run, server, number):
+        real(run, server, number)
         kept[number] = torch.cat([tensor.flatten() for tensor in run.server["global"].values()])
-        return row
 
-    monkeypatch.setattr(rounds, "one_round", noted)
+    monkeypatch.setattr(RunState, "advance", noted)
     return kept
 
 
@@ -231,7 +231,7 @@ def test_tensorboard_has_the_columns_and_goes_on_after_a_kill(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fl.runs.run.Run.close", lambda run, diverged: {})
+        patch.setattr("fl.runs.state.RunState.close", lambda run, diverged: None)
         with pytest.raises(KeyboardInterrupt):
             fl.simulate(config, tmp_path / "run", resume=True, on_round=killed)
     fl.simulate(config, tmp_path / "run", resume=True)
@@ -295,8 +295,8 @@ def test_backends_count_the_clients_that_are_done(make_federation, backend):
 
 
 def test_a_long_round_says_how_many_clients_are_done_on_a_terminal_only(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(rounds, "_LONG", 0)
-    monkeypatch.setattr(rounds, "_OFTEN", 0)
+    monkeypatch.setattr(bar, "_LONG", 0)
+    monkeypatch.setattr(bar, "_OFTEN", 0)
     fl.simulate(replace(CONFIG, rounds=1), tmp_path / "file")
     assert "client" not in capsys.readouterr().err
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)

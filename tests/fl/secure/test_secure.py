@@ -20,6 +20,7 @@ from fl.algorithms.parts.secure_round import SecureRecombination, from_bytes, to
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.federation import traffic
+from fl.federation.transport import IN_PROCESS
 from fl.federation.update import ClientUpdate
 from fl.secure import SERVER, Client, Server, exchange
 from fl.secure.boxes import LOCKED_EXTRA, SEALED_EXTRA, Keys
@@ -362,7 +363,7 @@ def test_choices_are_the_rounds_and_the_clients_own():
     trained = ClientUpdate(stack, torch.zeros(2), (1, 1), stack, metrics=traffic.count((1, 1), 1, 2, (1, 1)))
     owners = []
     for rng in (Rng(0, 1), Rng(0, 1), Rng(0, 2), Rng(1, 1)):
-        step = SecureRecombination(SimpleNamespace(remote=None), [(name,) for name in stack], 1)
+        step = SecureRecombination(SimpleNamespace(transport=IN_PROCESS), [(name,) for name in stack], 1)
         states = step(trained, {"model": stack}, [3, 5], rng).states
         owners.append([int(tensor[0]) for tensor in states.values()])
     assert owners[0] == owners[1]

@@ -1,320 +1,54 @@
-"""Recipes can be run, say the papers' numbers, and have the papers' settings."""
+"""Recipes can be run and say how, and what they say of themselves is shown."""
 
 import re
 import shlex
 from dataclasses import replace
-from itertools import product
 
 import pytest
-import torch
-from fl_flags import TINY
-from selection import some
 
+from benchmarks.papers import find
 from fl import run as cli
-from fl.base.rng import Rng
-from fl.base.settings import without_unread
-from fl.data import Dataset
-from fl.models import create
-from fl.models.fleet import plan_within
-from fl.partition import hold_out
-from fl.runs.assembly import model_spec
+from fl.base.errors import FLError
 from fl.settings import Config
-from fl.settings.recipes import RECIPES, describe, fedfa, fedmr, femam, overview
-
-IMAGES = {  # channels, side and classes
-    "cifar10": (3, 32, 10), "cifar100": (3, 32, 100), "femnist": (1, 28, 62), "fashion-mnist": (1, 28, 10),
-}  # fmt: skip
-RIVAL = {"depth": "flexifed", "width": "heterofl", "both": "nefl"}
-DATA = ("cifar10", "cifar100", "fashion-mnist")
-ROWS = {
-    f"fedfa-{'-'.join(parts)}": parts
-    for parts in product(DATA, ("preresnet", "mobilenetv2", "efficientnetv2"), RIVAL, ("iid", "noniid"))
-}
-TEXTS = {f"fedfa-wikitext2-{mode}": mode for mode in RIVAL}
-FEDMR = [
-    *(f"fedmr-{'-'.join(parts)}" for parts in product(
-        ("cifar10", "cifar100"), ("cnn", "resnet20", "vgg16"), ("dir0.1", "dir0.5", "dir1.0", "iid"))),
-    *(f"fedmr-femnist-{model}" for model in ("cnn", "resnet20", "vgg16")),
-]  # fmt: skip
-SPLITS = {  # a row of FeMAM's tables -> clusters, and classes of a client over all levels
-    "cifar100-clusters30": ((5,), 30),
-    "cifar100-clusters50": ((5,), 50),
-    "cifar100-clusters80": ((5,), 80),
-    "cifar100-levels2-5-9": ((2, 5, 9), 19 + 7 + 3),
-    "cifar100-levels3-6-11": ((3, 6, 11), 14 + 6 + 2),
-    "tiny-clusters50": ((5,), 50),
-    "tiny-clusters90": ((5,), 90),
-    "tiny-clusters140": ((5,), 140),
-    "tiny-levels4-13-21": ((4, 13, 21), 20 + 6 + 2),
-    "tiny-levels9-15-22": ((9, 15, 22), 9 + 5 + 2),
-    **{f"{data}-{split}": (None, None) for data in ("cifar100", "tiny") for split in ("dir0.1", "iid")},
-}
-SIZES = {"cifar100": (45_000, 5_000, 10_000), "tiny": (95_000, 5_000, 10_000)}  # appendix C.1
-CLASSES = {"cifar100": 100, "tiny": 200}
+from fl.settings.recipes import RECIPES, describe, overview
 
 
-def blank(data):
-    """A data set of two images, whose shape and classes are right."""
-    channels, side, classes = IMAGES[data]
-    x, y = torch.zeros(2, channels, side, side, dtype=torch.uint8), torch.tensor([0, classes - 1])
-    return Dataset("zeros", x, y, x, y, classes)
-
-
-CIFAR = [f"{name}-cifar10" for name in ("fedfa", "heterofl", "vit", "fedadam", "scaffold", "nefl")]
-
-
-@pytest.mark.parametrize("name", some(RECIPES, [*CIFAR, *(name for name in RECIPES if name.endswith("digits"))]))
+@pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_can_be_run_and_says_how(name):
-    config, text = RECIPES[name](), describe(name)
+    config, text = RECIPES[name](), describe(RECIPES[name])
     config.check()
-    assert Config.from_yaml(config.to_yaml()) == without_unread(config)
-    assert max(map(len, text.splitlines())) <= 120 or name.startswith(("fedmr-", "femam-"))
+    assert Config.from_yaml(config.to_yaml()) == config
+    assert max(map(len, text.splitlines())) <= 120
     commands = re.findall(r"^ *python -m fl\.run (\S+)(.*)$", text, re.MULTILINE)
     assert commands[0] == (name, "")
     for recipe, flags in commands[1:]:
         assert recipe == name
-        if name not in fedfa.TABLE or name == "fedfa-cifar10-preresnet-both-iid":  # the others have the same flags
-            cli.parse([recipe, *shlex.split(flags)])[0].check()
-        else:
-            assert flags == " --attack.share 0.2 --attack.amplify 20"
+        cli.parse([recipe, *shlex.split(flags)])[0].check()
 
 
-def test_there_is_one_for_every_row_of_the_tables_and_the_overview_names_it():
-    tables = {fedmr: FEDMR, fedfa: [*ROWS, *TEXTS], femam: [f"femam-{name}" for name in SPLITS]}
-    for paper, names in tables.items():
-        assert set(paper.TABLE) == set(names)
-        lines = str({name: overview()[name] for name in paper.OVERVIEW})
-        for part in {part for name in names for part in re.split(r"-(?![0-9])", name)}:
-            assert re.search(rf"\b{re.escape(part)}\b", lines), part
-        if paper is not fedfa:
-            assert [*paper.RELEASED] == [f"{name}-released" for name in paper.TABLE]
-    rows = fedmr.TABLE | fedmr.RELEASED | femam.TABLE | femam.RELEASED | fedfa.TABLE
-    named = {name for paper in tables for name in paper.OVERVIEW}
-    assert overview().keys() == RECIPES.keys() - rows.keys() | named
+def test_help_lists_the_recipes_and_describes_one(capsys):
+    assert overview().keys() == RECIPES.keys()
+    for argv in (["--help"], ["femam", "--help"]):
+        with pytest.raises(SystemExit, match="0"):
+            cli.main(argv)
+        printed = " ".join(capsys.readouterr().out.split())
+        assert ("climbs a stair" in printed) == ("femam" in argv)
+        assert all(line in printed for line in overview().values()) == ("femam" not in argv)
 
 
-@pytest.mark.parametrize("name", fedmr.TABLE)
-def test_fedmrs_rows(name):
-    config, code = RECIPES[name](), RECIPES[f"{name}-released"]()
-    data, model, *spread = name.split("-")[1:]
-    assert config.algorithm == fedmr.METHODS
-    settings = (config.lr, config.momentum, config.batch_size, config.local_epochs, config.rounds)
-    assert settings == (0.01, 0.9, 50, 5, 500)
-    assert config.cohort() == (18 if data == "femnist" else 10)
-    assert config.fedmr.stage1_rounds == code.fedmr.stage1_rounds == (0 if model == "cnn" else 100)
-    named = {"dir0.1": "dirichlet0.1", "dir0.5": "dirichlet0.5", "dir1.0": "dirichlet1", "iid": "iid"}
-    assert config.spread() == (named[spread[0]] if spread else "natural")
-    assert (code.momentum, code.fedmr.unit, code.fedmut.unit) == (0.5, "tensor", "tensor")
-    assert code.fedexp.eps == (1.8 if data == "femnist" else 1)
-    assert code.model == ("lenet" if model == "cnn" and data != "femnist" else config.model)
-    assert len(re.findall(r"(?:fed[a-z]+|clusamp) \d\d\.\d\d±\d\.\d\d", describe(name))) == 8
-    padded = blank(data).padded(config.pad)
-    net = create(torch.Generator(), model_spec(replace(config, width=(0.1,)), padded))
-    assert net.eval()(padded.normalise(padded.x)).shape == (2, padded.classes)
+def test_recipes_of_ones_own_are_taken_in_their_place():
+    def mine():
+        """Mine, without flags."""
+        return Config(rounds=7)
+
+    config, _ = cli.parse(["mine", "--lr", "0.5"], {"mine": mine})
+    assert config == Config(rounds=7, lr=0.5)
+    with pytest.raises(FLError, match="unknown recipe 'digits': there are mine"):
+        cli.parse(["digits"], {"mine": mine})
 
 
-def test_the_papers_numbers_are_told():
-    """Some that the papers' texts name, corners of the tables, and sums, so that no digit is mistyped."""
-    iid, own, all_ = "(accuracy)", "on the clients' own classes (models_own_accuracy)", "on all (accuracy)"
-    for name, words in {
-        "fedmr-cifar10-resnet20-dir0.1": ["fedmr 59.20±1.22", "fedmut 50.75±1.85", "fedavg 42.14±3.91"],
-        "fedmr-cifar100-cnn-iid": ["--dataset cifar100-coarse", "--model lenet"],
-        "femam-cifar100-clusters30": [" local 22.81±0.11 and 13.80±0.33"],
-        "femam-tiny-clusters140": [" fedprox 30.28±0.15 and 22.16±0.14"],
-        "femam-cifar100-levels3-6-11": [" pfedme 51.85±0.17 and 44.10±0.41"],
-        "fedfa-cifar10-preresnet-depth-iid": [f"1.00-1.04 times * {iid}", f"1.22-2.09 times * {iid}", "--target 0.7 "],
-        "fedfa-cifar100-mobilenetv2-depth-noniid": [f"2.21-3.31 times * {own}", f"1.21-1.74 times * {all_}", "0.25 "],
-        "fedfa-fashion-mnist-preresnet-width-noniid": [f"0.99-1.13 times * {own}", f"1.00-1.16 times * {all_}", "0.3 "],
-        "fedfa-cifar10-efficientnetv2-both-iid": [f"1.00-1.02 times * {iid}", f"1.01-2.11 times * {iid}", "0.7 "],
-        "fedfa-cifar10-preresnet-both-noniid": [f"0.99-1.06 times * {own}", f"1.23-1.63 times * {all_}", "0.4 "],
-        "fedfa-wikitext2-both": ["1.07-4.50 times FedFA's", "Table 3"],
-    }.items():
-        text = " ".join(describe(name).split())
-        for word in words:
-            assert re.search(re.escape(word).replace(r"\ \*\ ", r"\ [\w' ]*"), text), (name, word)
-    numbers = [float(number.split("±")[0]) for row in fedmr.NUMBERS.values() for number in row.values()]
-    assert sum(numbers) == pytest.approx(12389.52)
-    told, total = {}, 0
-    for name in SPLITS:
-        text = describe(f"femam-{name}")
-        cells = re.findall(r"(\w+) (\d?\d\.\d\d)±\d\.\d\d and (\d?\d\.\d\d)±\d\.\d\d", text)
-        assert [method for method, *_ in cells] == list(femam.METHODS)
-        told[name] = {method: float(accuracy) for method, accuracy, _ in cells}
-        total += sum(float(number) for _, *pair in cells for number in pair)
-        assert max(told[name], key=told[name].get) == ("fedprox" if "iid" in name else "femam")  # appendix C.5
-        head = text.splitlines()[0]
-        assert f"{told[name]['femam']:.2f}±" in head
-        assert re.search(r"Table (C\.\d)", head)[1] == {"c": "C.2", "l": "C.4"}.get(name.split("-")[1][0], "C.3")
-        assert ("60.46±0.35 for FeMAM" in text) == (name == "tiny-dir0.1")
-    assert total == pytest.approx(8155.37)
-
-
-@pytest.mark.parametrize(
-    "name", some(SPLITS, ["cifar100-clusters30", "cifar100-levels2-5-9", "tiny-clusters50", "tiny-dir0.1"])
-)
-def test_femams_settings_are_the_papers_and_the_samples_can_be_dealt_out(name):
-    """On as many labels as the pooled data sets have: who gets how much, of how many classes, in which clusters."""
-    config, (counts, classes) = RECIPES[f"femam-{name}"](), SPLITS[name]
-    data = name.split("-")[0]
-    assert (config.cohort(), config.local_epochs, config.rounds, len(config.seeds)) == (50, 2, 700, 4)
-    assert (config.lr, config.momentum, config.batch_size, config.model) == (0.01, 0, 32, "resnet9")
-    assert (config.fedprox.mu, config.pfedme.lam, config.pfedme.mu, config.ditto.lam) == (0.1, 0.1, 0.01, 0.1)
-    assert config.pool_test_set
-    assert (config.femam.share_gradients, config.femam.window) == (True, 50)
-    labels = torch.arange(sum(SIZES[data])) % CLASSES[data]
-    pooled = Dataset(data, torch.empty(0), labels, torch.empty(0), labels[:0], CLASSES[data])
-    for seed in config.seeds:
-        parts, structure = config.deal(pooled, Rng(seed).numpy("partition"))
-        splits = hold_out(parts, config.local_valid, config.local_test, Rng(seed).numpy("hold-out"))
-        held = (splits.train, splits.valid, splits.test)
-        assert all(abs(len(part.samples) - size) <= 12 for part, size in zip(held, SIZES[data]))
-        assert int(splits.valid.sizes.min()) >= 30
-        assert sum(part.samples.numel() for part in held) == len(labels)  # none is left over
-        known = [len(labels[part].unique()) for part in parts]
-        if counts:
-            assert set(known) == {classes}
-            assert [len(level.unique()) for level in structure] == list(counts)
-        elif config.partition == "iid":
-            assert min(known) >= 0.98 * CLASSES[data]
-        else:
-            assert min(known) <= CLASSES[data] / 3  # very different mixtures
-
-
-def test_each_dirichlet_split_is_that_of_its_paper_or_code():
-    """Hsu et al.'s mixtures for 100 clients of 500 images; by class what FedMR's and others' released code has."""
-    labels = torch.arange(50_000) % 10
-    data = Dataset("cifar10", torch.empty(0), labels, torch.empty(0), labels[:0], 10)
-    mixed = ("fedavgm", "fedadagrad", "fedadam", "fedyogi", "scaffold", "feddyn")
-    for method in mixed:
-        config = RECIPES[f"{method}-cifar10"]()
-        assert config.spread().startswith("dirichlet_mixture0.")
-        parts = config.deal(data, Rng(0).numpy("partition")).parts
-        assert len(parts) == 100
-        assert parts.sizes.max() - parts.sizes.min() <= 1
-    for name in ("moon-cifar10", "fednova-cifar10", "fedmr-cifar10-cnn-dir0.1", "femam-cifar100-dir0.1"):
-        assert RECIPES[name]().partition == "dirichlet"
-
-
-def test_femams_released_code_differs_by_the_flags_that_are_told():
-    config, text = RECIPES["femam-tiny-iid"](), describe("femam-tiny-iid").split("released code differs")[1]
-    flags = shlex.split(" ".join(re.findall(r"(--.*?) \(", text)))
-    assert cli.parse(["femam-tiny-iid", *flags])[0] == RECIPES["femam-tiny-iid-released"]()
-    assert RECIPES["femam-tiny-iid-released"]().femam.start != config.femam.start
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_fedfas_settings_of_images(name):
-    _, _, mode, spread = ROWS[name]
-    config = RECIPES[name]()
-    assert config.algorithm == (RIVAL[mode], "fedfa")
-    assert (config.clients, config.cohort(), config.local_epochs, config.batch_size) == (100, 10, 5, 10)
-    assert (config.lr, config.momentum, config.weight_decay, config.clip) == (0.1, 0.9, 5e-4, 1)
-    assert [round(config.schedule()(config.rounds * s // 100 + 1), 4) for s in (0, 49, 50, 75)] == [1, 1, 0.1, 0.01]
-    expected = ("iid-unequal", False, 400) if spread == "iid" else ("shards0.2", True, 800)
-    assert (config.spread(), config.masked_loss, config.rounds) == expected
-    assert config.architectures.widths == ((1.0,) if mode == "depth" else (0.5, 0.75, 1.0))
-    assert bool(config.architectures.depths) == (mode != "width")
-    assert config.architectures.announce(config.spec()).largest == config.spec()
-
-
-@pytest.mark.parametrize("name", TEXTS)
-def test_fedfas_settings_of_text(name):
-    config = RECIPES[name]()
-    assert config.algorithm == (RIVAL[TEXTS[name]], "fedfa")
-    words = torch.zeros(2, 64, dtype=torch.int32)
-    spec = model_spec(config, Dataset("words", words, words.long(), words, words.long(), 33_278))
-    assert (config.text.vocabulary, spec.tokens, spec.depth, spec.dropout, spec.num_classes) == (
-        0,
-        64,
-        (4,),
-        0.2,
-        33_278,
-    )
-    assert [round(config.schedule()(number), 4) for number in (50, 51, 100, 101)] == [1, 0.1, 0.1, 0.01]
-    model = spec.build(device="meta")
-    assert model.embedding.token.weight.shape == (33_278, 256)
-    assert model.section1[0].fc1.weight.shape == (512, 256)
-    if TEXTS[name] == "both":
-        check_candidates(config, spec)
-
-
-BOTH = [name for name in ROWS if name.endswith("both-iid")]
-
-
-@pytest.mark.parametrize("name", some(BOTH, BOTH[::3]))
-def test_fedfas_models_take_their_images(name):
-    """The full one and the smallest, with the 10 images of a step, on the meta device."""
-    data, config = ROWS[name][0], RECIPES[name]()
-    spec = model_spec(config, blank(data))
-    for one in (spec, config.architectures.announce(spec).smallest):
-        assert one.build(device="meta")(one.example(10, device="meta")).shape == (10, IMAGES[data][2])
-    if data == "cifar10":  # the same for all data
-        check_candidates(config, spec)
-
-
-def check_candidates(config, full):
-    """The largest is the model itself, and the smallest a part of it that stands for all the blocks that it lacks."""
-    space = config.architectures.announce(full)
-    assert len(set(space)) == 3 * len(config.architectures.depths)
-    assert space.largest == full
-    plan = plan_within(full.build(device="meta"), space.smallest.build(device="meta"), "corner")
-    written = {source.name for sources in plan.entries.values() for source in sources}
-    assert written == set(plan.shapes)
-    assert all(few >= min(2, many) for few, many in zip(space.smallest.depth, full.depth))
-
-
-def test_heterofls_and_nefls_own():
-    config = RECIPES["heterofl-cifar10"]()
-    assert [config.schedule()(number) for number in (150, 151, 250, 251)] == pytest.approx([1, 0.1, 0.1, 0.01])
-    space = config.architectures.announce(config.spec())
-    assert [(spec.width[0], spec.depth) for spec in space] == [(2.0**-n, (2, 2, 2, 2)) for n in range(5)]
-    config = RECIPES["nefl-cifar10"]()
-    assert [width**2 for width in config.architectures.widths] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1])
-    assert [config.schedule()(number) for number in (250, 251, 375, 376)] == pytest.approx([1, 0.1, 0.1, 0.01])
-
-
-def test_flowers_heterofl_and_fjord():
-    config = RECIPES["heterofl-cifar10-a-e"]()
-    assert (config.cohort(), config.local_epochs, config.rounds, config.norm) == (100, 5, 400, "static_batch")
-    assert [config.schedule()(number) for number in (150, 151, 250, 251)] == pytest.approx([1, 0.1, 0.1, 0.01])
-    space = config.architectures.announce(config.spec())
-    assert [round(spec.count(32).parameters / 1000, 2) for spec in (space.largest, space.smallest)] == [11172.17, 44.51]
-    config = RECIPES["fjord-cifar10"]()
-    assert (config.cohort(), config.local_epochs, config.rounds, config.batch_size) == (10, 1, 500, 32)
-    assert config.fjord.widths == config.architectures.widths
-
-
-def test_depthfls_own():
-    config = RECIPES["depthfl-cifar100"]()
-    assert (config.cohort(), config.local_epochs, config.rounds, config.batch_size) == (10, 5, 1000, 50)
-    assert [config.schedule()(number) for number in (1, 2, 3)] == pytest.approx([1, 0.998, 0.998**2])
-    assert [sum(map(bool, spec.depth)) for spec in config.architectures.announce(config.spec())] == [1, 2, 3, 4]
-
-
-def test_scalefls_own():
-    config = RECIPES["scalefl-cifar10"]()
-    assert (config.cohort(), config.local_epochs, config.batch_size) == (10, 5, 16)
-    assert [config.schedule()(number) for number in (100, 101, 200, 201)] == pytest.approx([1, 0.1, 0.1, 0.01])
-    assert config.scalefl.start == config.rounds // 4 + 1
-    levels = [config.spec().scaled(w, d) for w, d in zip(config.architectures.widths, config.architectures.blocks())]
-    assert [sum(spec.depth) for spec in levels] == [30, 38, 46, 54]
-    assert [max(spec.width) for spec in levels] == [0.7, 0.7, 0.75, 1]
-    space = config.architectures.announce(config.spec())
-    assert all(level in space for level in levels)
-
-
-@pytest.mark.slow
-def test_a_row_can_be_run_on_other_data(tmp_path):
-    flags = [*TINY, "--dataset", "digits", "--rounds", "1", "--seeds", "0", "--algorithm", "fedgen"]
-    assert cli.main(["fedmr-cifar100-cnn-dir0.1", *flags, "--out", str(tmp_path), "--name", "a"]) == 0
-    config = Config.read(tmp_path / "a")
-    assert (config.fedgen.alpha, config.fedgen.beta) == (10.0, 1.0)
-    assert "fedprox" not in (tmp_path / "a" / "config.yaml").read_text()
-
-
-def test_padding_repeats_the_edge():
-    x = torch.arange(2 * 8 * 8, dtype=torch.uint8).reshape(2, 1, 8, 8)
-    padded = Dataset("x", x, torch.tensor([0, 1]), x, torch.tensor([0, 1]), 2).padded(3)
-    at = torch.arange(14).sub(3).clamp(0, 7)
-    assert torch.equal(padded.x, x[..., at, :][..., at])
-    assert torch.equal(padded.test_x, padded.x)
+def test_cifar10_has_the_settings_of_the_runs_whose_accuracy_it_names():
+    cell = find("fedmr.table1.cifar10.lenet.dir0.5")
+    for method in ("fedavg", "fedmr"):
+        run = replace(cell.arm(method).config, seeds=(0,)).to_yaml()
+        assert replace(RECIPES["cifar10"](), algorithm=(method,)).to_yaml() == run

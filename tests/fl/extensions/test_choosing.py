@@ -215,4 +215,4 @@ def test_fltrust_needs_its_samples(make_federation):
     with pytest.raises(FLError, match=r"root 1000: all clients have \d+ samples"):
         fltrust(fed, FLTrustOptions(root=1000))
     with pytest.raises(FLError, match="deployed servers have not"):
-        fltrust(replace(fed, remote=SimpleNamespace()))
+        fltrust(replace(fed, transport=SimpleNamespace(has_data=False)))

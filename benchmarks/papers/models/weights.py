@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fl.analysis.similarity import SectionSimilarity, convolutions
+from benchmarks.papers.models.similarity import SectionSimilarity, convolutions
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.base.tables import aligned

@@ -1,58 +1,39 @@
-"""A run while it goes on: what it is made of, its files that resuming needs, and its rounds."""
+"""A run while it goes on: what it is made of, and its files that resuming needs."""
 
-import hashlib
 import logging
 import platform
-import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib import metadata
 from pathlib import Path
 
 import torch
-from torch import Tensor
-from tqdm import tqdm
-from tqdm.contrib.logging import logging_redirect_tqdm
 
 from fl import data
 from fl.algorithms import ALGORITHMS
 from fl.algorithms.algorithm import Algorithm, Server, check_server
 from fl.base.errors import FLError
 from fl.base.files import write_json, write_text
-from fl.base.rng import Rng
-from fl.base.settings import written
-from fl.base.torch_private import tree_map
-from fl.distributed import current
-from fl.engine import progress
 from fl.federation import Federation
-from fl.federation.clients import RemoteClients
-from fl.federation.cohort import Cohort
-from fl.federation.divergence import check_finite
+from fl.federation.transport import IN_PROCESS, Transport
 from fl.models.custom_model import Model
 from fl.partition import KINDS
 from fl.runs import checkpoint, evaluate, metrics
 from fl.runs.assembly import build, pick_device, resolve_inputs
-from fl.runs.columns import RoundContext, asked_for, columns, first_score, measure_columns
+from fl.runs.columns import asked_for, columns, first_score
 from fl.runs.folder import fixed, load_initial_weights, restore_server, save_architectures, save_initial_weights
 from fl.runs.lock import SETTINGS
 from fl.runs.metrics import FILE, ClientTable, Metrics, Row
+from fl.runs.signals import Ending
 from fl.runs.summary import failure
 from fl.settings import Config
-from fl.settings.config import plain
 from surgery.transfer import host_copies
 
 _log = logging.getLogger("fl")
-_LONG = 10  # seconds of a round after which the bar also counts clients
-_OFTEN = 0.5  # seconds between two such counts
-_FREE = {"out", "name", "device", "data-on", "data-root", "log", "checkpoint-every", "keep-best"}
-"""Flags that ranks may have different values of."""
 
 
 @dataclass
-class Run:
+class RunState:
     """One method with one seed, in a folder.
 
     Attributes:
@@ -63,6 +44,9 @@ class Run:
         metrics, table: the rows of all rounds so far, and the clients' scores.
         saved: the round of the last checkpoint; None before the first.
         best: the best model so far, with --keep-best.
+        summary: that of summary.json, once it was closed.
+        ending: whether SIGTERM has come.
+        log: is told of each row, see --log.
     """
 
     config: Config
@@ -76,6 +60,9 @@ class Run:
     table: ClientTable = field(init=False)
     saved: int | None = None
     best: checkpoint.Best | None = None
+    summary: dict | None = None
+    ending: Ending = field(default_factory=Ending)
+    log: Callable[[Row], None] = lambda row: None
 
     @classmethod
     def prepare(
@@ -85,24 +72,24 @@ class Run:
         restore: bool,
         dataset: data.Dataset | None = None,
         model: Model | None = None,
-        remote: RemoteClients | None = None,
-    ) -> "Run":
+        transport: Transport = IN_PROCESS,
+    ) -> "RunState":
         """Build a run from its settings, without writing anything.
 
         Args:
             restore: whether to go on from what its folder keeps, if there is anything in it.
-            remote: clients on other machines; None: they are simulated here.
+            transport: where clients are.
 
         Raises FLError, where it is restored, for a folder that holds no run of these data, model and method.
         """
         config = resolve_inputs(config, dataset, model)
         if not restore:
-            fed, algorithm = build(config, dataset, model, remote=remote)
+            fed, algorithm = build(config, dataset, model, transport=transport)
             check_best_by(config, fed)
             server = check_server(algorithm.init())
             return cls(config, fed, algorithm, folder, server, 0, checkpoint.custom_inputs(config, fed))
         config.check_registered(folder)
-        fed, algorithm = build(config, dataset, model, load_initial_weights(folder, config), remote)
+        fed, algorithm = build(config, dataset, model, load_initial_weights(folder, config), transport)
         given = checkpoint.custom_inputs(config, fed)
         if (folder / checkpoint.FILE).exists():
             checkpoint.check_inputs(folder, fed, given)
@@ -117,14 +104,14 @@ class Run:
         resume: bool,
         dataset: data.Dataset | None = None,
         model: Model | None = None,
-        remote: RemoteClients | None = None,
-    ) -> "Run":
+        transport: Transport = IN_PROCESS,
+    ) -> "RunState":
         """Prepare a run and write what its folder holds before the first round.
 
         Args:
             folder: there already, and `fl.runs.lock.open_run_folder`.
         """
-        run = cls.prepare(config, folder, resume, dataset, model, remote)
+        run = cls.prepare(config, folder, resume, dataset, model, transport)
         config, fed, done = run.config, run.fed, run.done
         if done:
             run.best = checkpoint.read_best(folder)
@@ -136,7 +123,7 @@ class Run:
         if fed.fleet:
             save_architectures(fed, folder)
         used, there = fed.clients.total, len(fed.data.y)
-        if used < there and not remote and not KINDS[config.partition].partial:
+        if used < there and transport.splits is None and not KINDS[config.partition].partial:
             _log.warning(f"warning: {config.spread()} leaves {there - used:,} of {there:,} training samples unused")
         rows = metrics.kept(folder / FILE, done, lambda row: run.due(row["round"]))
         run.table = ClientTable(folder, fed, rows)  # it may be refused, and metrics.csv is then as it was
@@ -167,6 +154,25 @@ class Run:
     def over(self) -> bool:
         """Whether --patience says that training has brought nothing better for too long."""
         return 0 < self.config.patience <= metrics.evaluations_since_best(self.rows, self.config.best_by)
+
+    def numbers_left(self) -> Iterator[int]:
+        """Yield the numbers of the rounds that are left, as long as --patience lasts."""
+        for number in range(self.done + 1, self.last + 1):
+            if self.over:
+                return
+            yield number
+        if self.last < self.config.rounds:
+            _, why = self.algorithm.max_rounds(self.config.rounds)
+            _log.warning("warning: training ends after %d of %d rounds: %s", self.last, self.config.rounds, why)
+
+    def record(self, number: int, server: Server, row: Row, scores: evaluate.Scores) -> None:
+        """Write a round into the run's tables, go on to its server, and save a checkpoint if one is due."""
+        self.metrics.add(row)
+        self.table.add(number, scores)
+        self.advance(server, number)
+        if number % self.config.checkpoint_every == 0:
+            self.save()
+        self.log(self.rows[-1])
 
     def advance(self, server: Server, number: int) -> None:
         """Go on to the server after a round whose row is in the table."""
@@ -200,8 +206,8 @@ class Run:
         )
         self.saved = self.done
 
-    def close(self, diverged: str = "") -> dict:
-        """Write the checkpoint of the last round and the summary, which is returned.
+    def close(self, diverged: str = "") -> None:
+        """Write the checkpoint of the last round and the summary.
 
         Args:
             diverged: why training could not go on, if it could not.
@@ -210,9 +216,8 @@ class Run:
             self.save(statistics=False)  # first what cannot be made again
             if self.fed.statistics(self.server["global"]):
                 self.save()
-        summary = self.summarise(diverged)
-        write_json(self.folder / "summary.json", summary)
-        return summary
+        self.summary = self.summarise(diverged)
+        write_json(self.folder / "summary.json", self.summary)
 
     def summarise(self, diverged: str) -> dict:
         """Make the content of summary.json: settings in brief, results, what the run began from and where it ran."""
@@ -254,167 +259,3 @@ def check_best_by(config: Config, fed: Federation) -> None:
     able = [*asked, *(name for name in known if name in measured)]
     if config.best_by not in ("auto", *able):
         raise FLError(f"--best-by {config.best_by} is not measured by this run: there are {', '.join(able)}")
-
-
-def rounds(run: Run) -> Iterator[int]:
-    """Do the rounds that are left with a progress bar, add a row of metrics for each, and yield their numbers."""
-    config, terminal = run.config, sys.stderr.isatty()
-    bar = tqdm(
-        total=config.rounds,
-        initial=run.done,
-        desc=f"{config.algorithm[0]} seed {config.seeds[0]}",
-        unit="round",
-        mininterval=0.1 if terminal else 30,
-        dynamic_ncols=True,
-    )
-    began, last, reached = 0.0, 0.0, ""
-
-    def count(done: float, clients: int) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - began >= _LONG and now - last >= _OFTEN:
-            last = now
-            bar.set_postfix_str(", ".join(filter(None, (reached, f"client {min(int(done), clients)}/{clients}"))))
-
-    with bar:
-        for number in range(run.done + 1, run.last + 1):
-            if run.over:
-                return
-            began = time.monotonic()
-            # Not for the whole loop: others may go on between its rounds.
-            with logging_redirect_tqdm(), progress.shown(count) if terminal else nullcontext():
-                row = one_round(run, number)
-            if (score := first_score(row)) in row:
-                reached = f"{score} {columns()[score].text(row[score])}"
-            bar.set_postfix_str(reached, refresh=False)
-            bar.update()
-            yield number
-    if run.last < config.rounds:
-        _, why = run.algorithm.max_rounds(config.rounds)
-        _log.warning("warning: training ends after %d of %d rounds: %s", run.last, config.rounds, why)
-
-
-def one_round(run: Run, number: int) -> Row:
-    """Train a cohort, apply the server's rule, evaluate and store what is due; return the round's row of metrics."""
-    sync_server(run)
-    server, row, scores = measured_round(run, number)
-    run.metrics.add(row)
-    run.table.add(number, scores)
-    run.advance(server, number)
-    return row
-
-
-def measured_round(run: Run, number: int) -> tuple[Server, Row, evaluate.Scores]:
-    """Do a round without writing: return the server after it, its row of metrics and the clients' scores."""
-    rng, device = Rng(run.config.seeds[0], number), run.fed.data.device
-    with torch.random.fork_rng([device] if device.type == "cuda" and torch.cuda.default_generators else []):
-        # Of models that draw numbers in evaluation mode, too. Nothing here draws from torch's own generators.
-        torch.manual_seed(int(rng.numpy("evaluation").integers(2**63)))
-        return _measured(run, number, rng)
-
-
-def _measured(run: Run, number: int, rng: Rng) -> tuple[Server, Row, evaluate.Scores]:
-    fed, algorithm = run.fed, run.algorithm
-    fed.meter.read()  # forget what evaluation trained (fine-tuned models), which is not part of a round
-    started = time.perf_counter()
-    clients = algorithm.choose(run.server, rng)
-    server, update = algorithm.round(run.server, clients, rng)
-    kept = torch.tensor([size > 0 for size in update.sizes or [1] * len(clients)])
-    if (dropped := int((~kept).sum())) == len(kept):
-        kept = ~kept  # nobody's model arrived: what is measured is what they started from
-    # waits for the device, so that the time below is the round's
-    loss = check_finite(server, run.server, update.loss, number)[kept].mean().item()
-    took = time.perf_counter() - started
-    row = {"round": number, "seconds": took, "train_loss": loss, **update.metrics}
-    row |= fed.meter.metrics
-    row["macs"] = fed.meter.read() / 2 / len(clients)
-    if dropped:
-        row["dropped"] = dropped
-    measured, scores = evaluate_round(
-        run, server, evaluate.honest_cohort(fed, update.states, clients, kept.tolist()), number
-    )
-    return server, row | measured, scores
-
-
-def evaluate_round(run: Run, server: Server, cohort: Cohort, number: int) -> tuple[Row, evaluate.Scores]:
-    """Measure what is due after a round: its metrics, and the scores of each client."""
-    fed, algorithm, wanted = run.fed, run.algorithm, run.due(number)
-    scores: evaluate.Scores = {}
-    row = evaluate.mean_cosine(fed, cohort)
-    if "models" in wanted:
-        row |= evaluate.released_cosine(fed, cohort)
-    participants = evaluate.evaluate_models(fed, cohort) if "models" in wanted else {}
-    row |= measure_columns(RoundContext(run.config, fed, algorithm, server, cohort), wanted)
-    if "global" in wanted:
-        scores = evaluate.score_clients(fed, lambda: algorithm.client_models(server))
-        sizes = {part: getattr(fed.clients, part).sizes.tolist() for part in scores}
-        left_out = fed.malicious or evaluate.silent(scores)
-        row |= evaluate.summarise_clients(scores, left_out, sizes)
-        # last, so that a checkpoint finds the global model's statistics as they were just collected
-        row |= evaluate.evaluate_global(fed, lambda images: algorithm.predict(server, images, None))
-    return row | participants, scores
-
-
-def check_ranks_agree(run: Run) -> None:
-    """Check that all ranks do the same run, and let them begin at the round of rank 0, whose run may be resumed.
-
-    Raises:
-        FLError: if a rank has other settings, another version or other data than rank 0; it says which and in what.
-    """
-    ranks = current()
-    if ranks.size == 1:
-        return
-    ranks.device = run.fed.data.device
-    words = {package: _version(package) for package in ("layer-surgery", "torch")}
-    words |= {f"--{one.flag}": plain(one.value) for one in run.config.settings() if one.flag not in _FREE}
-    words |= {f"data {part}": value for part, value in data.fingerprint(run.fed.data).items()}
-    model = str({name: list(tensor.shape) for name, tensor in checkpoint.flatten(run.server).items()})
-    words |= {"device": ranks.device.type, "model": hashlib.sha256(model.encode()).hexdigest()[:12]}
-    said = ranks.tell((run.done, words))
-    run.done, first = said[0]
-    for rank, (_, other) in enumerate(said):
-        for name in first | other:
-            its, mine = (written(word.get(name)) for word in (other, first))
-            if its != mine:
-                reason = f"rank {rank} has {name} {its}, and rank 0 has {mine}"
-                raise FLError(f"{reason}: start all ranks with the same command on the same data")
-
-
-def sync_server(run: Run) -> dict | None:
-    """Go on with the server of rank 0, and return the summary with which rank 0 has ended the run, if it has.
-
-    Other ranks have the same server, bit for bit, where their processors compute alike; where they do not, or rank 0
-    has resumed the run, it is sent.
-    """
-    ranks = current()
-    if ranks.size == 1:
-        return None
-    words = ranks.tell((None, _sums([tensor for state in run.server.values() for tensor in state.values()])))
-    summary, sums = words[0]
-    if summary is None and any(word != sums for _, word in words):
-        found = ranks.gather(run.server if ranks.rank == 0 else {})[0]
-        run.server = tree_map(lambda mine, its: its.to(mine.device), run.server, found)
-    return summary
-
-
-def tell_end(summary: dict) -> None:
-    """End the run of all ranks with the summary of rank 0: the others are in `sync_server`."""
-    current().tell((summary, []))
-
-
-def _sums(tensors: Sequence[Tensor]) -> list[int]:
-    """Return a checksum of each tensor; a stack of one model is read once."""
-    sums = []
-    for tensor in tensors:
-        if tensor.ndim and tensor.stride(0) == 0 and len(tensor) > 1:
-            tensor = tensor[:1]
-        whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.dtype.itemsize]
-        sums.append(tensor.contiguous().view(-1).view(whole).sum(dtype=torch.int64))
-    return torch.stack([each.cpu() for each in sums]).tolist()
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "not installed"

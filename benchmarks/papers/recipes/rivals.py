@@ -27,8 +27,8 @@ _OWN = {"local_test": 0.2, "eval_client_models_every": 10, "eval_every": 10}
 def fedavgm() -> Config:
     """FedAvgM on CIFAR-10, after figure 5 of Hsu et al. (2019): 100 clients of 500 images, Dirichlet 0.1, 5 a round.
 
-    python -m fl.run fedavgm-cifar10
-    python -m fl.run fedavgm-cifar10 --alpha 10
+    python -m benchmarks.papers fedavgm-cifar10
+    python -m benchmarks.papers fedavgm-cifar10 --alpha 10
 
     From Flower's baseline, which repeats the figure: a mixture of classes for each client, one epoch, batches of 64,
     momentum 0.9 on the server, 1,000 rounds; the paper has 10,000. Ours are the clients' learning rate and the network,
@@ -44,7 +44,7 @@ def fedavgm() -> Config:
 def fedadagrad() -> Config:
     """FedAdagrad on CIFAR-10, after the experiments of Reddi et al. (ICLR 2021): 100 clients of 500 images, 10 a round.
 
-    python -m fl.run fedadagrad-cifar10
+    python -m benchmarks.papers fedadagrad-cifar10
 
     From repositories that repeat them: 500 images a client, one epoch, batches of 20, 4,000 rounds. The paper's tables
     were not seen: the split, both learning rates and the network (theirs: ResNet-18) are ours.
@@ -55,7 +55,7 @@ def fedadagrad() -> Config:
 def fedadam() -> Config:
     """FedAdam on CIFAR-10, in the setting of fedadagrad-cifar10.
 
-    python -m fl.run fedadam-cifar10
+    python -m benchmarks.papers fedadam-cifar10
     """
     return replace(_REDDI, algorithm=("fedavg", "fedadam"), fedadam=FedAdamOptions(lr=0.03))
 
@@ -63,7 +63,7 @@ def fedadam() -> Config:
 def fedyogi() -> Config:
     """FedYogi on CIFAR-10, in the setting of fedadagrad-cifar10.
 
-    python -m fl.run fedyogi-cifar10
+    python -m benchmarks.papers fedyogi-cifar10
     """
     return replace(_REDDI, algorithm=("fedavg", "fedyogi"), fedyogi=FedAdamOptions(lr=0.03))
 
@@ -71,7 +71,7 @@ def fedyogi() -> Config:
 def scaffold() -> Config:
     """SCAFFOLD on CIFAR-10, as FedDyn's released code runs it as a rival: 100 clients, Dirichlet 0.6, 10 a round.
 
-    python -m fl.run scaffold-cifar10
+    python -m benchmarks.papers scaffold-cifar10
 
     From that code's example: 100 clients of 500 images with a mixture of classes each, five epochs, batches of 50,
     learning rate 0.1, 1,000 rounds. There all clients take part, with weight decay 0.001, which SCAFFOLD refuses here;
@@ -83,8 +83,8 @@ def scaffold() -> Config:
 def feddyn() -> Config:
     """FedDyn on CIFAR-10, after its released code's example: 100 clients, Dirichlet 0.6, 10 a round.
 
-    python -m fl.run feddyn-cifar10
-    python -m fl.run feddyn-cifar10 --partition iid --participants 100
+    python -m benchmarks.papers feddyn-cifar10
+    python -m benchmarks.papers feddyn-cifar10 --partition iid --participants 100
 
     The second is the example: all clients take part, and their data are alike; the split of the first, a mixture of
     classes for each client, is in its README.
@@ -99,8 +99,8 @@ def feddyn() -> Config:
 def fednova() -> Config:
     """FedNova on CIFAR-10, after table 1 of Wang et al. (NeurIPS 2020): 16 clients, Dirichlet 0.1, VGG-11.
 
-    python -m fl.run fednova-cifar10
-    python -m fl.run fednova-cifar10 --momentum 0.9
+    python -m benchmarks.papers fednova-cifar10
+    python -m benchmarks.papers fednova-cifar10 --momentum 0.9
 
     From Flower's baseline, which repeats the table: all clients take part, two epochs, batches of 32, learning rate
     0.05, 100 rounds. There clients have weight decay 0.0001, which FedNova refuses here, and VGG-11 has two hidden
@@ -116,7 +116,7 @@ def fednova() -> Config:
 def fedbn() -> Config:
     """FedBN on FEMNIST's writers, whose images look different: 100 writers, 10 a round, ResNet-9.
 
-    python -m fl.run fedbn-femnist
+    python -m benchmarks.papers fedbn-femnist
 
     No table of Li et al. (ICLR 2021): their clients hold digits from five sources (MNIST, SVHN, USPS, SynthDigits,
     MNIST-M), which are not offered. What it has in common is that inputs differ and not so much labels.
@@ -131,8 +131,8 @@ def fedbn() -> Config:
 def moon() -> Config:
     """MOON on CIFAR-10, after table 1 of Li et al. (CVPR 2021): 10 clients, Dirichlet 0.5, all take part.
 
-    python -m fl.run moon-cifar10
-    python -m fl.run moon-cifar10 --model resnet18 --norm group
+    python -m benchmarks.papers moon-cifar10
+    python -m benchmarks.papers moon-cifar10 --model resnet18 --norm group
 
     From the released code's README and defaults: ten epochs, batches of 64, learning rate 0.01, momentum 0.9, weight
     decay 0.00001, 100 rounds, mu 5, temperature 0.5; a CNN of LeNet's size. It puts a projection before the last layer,
@@ -148,7 +148,7 @@ def moon() -> Config:
 def perfedavg() -> Config:
     """Per-FedAvg on CIFAR-10: 50 clients of two classes each, 10 a round.
 
-    python -m fl.run perfedavg-cifar10
+    python -m benchmarks.papers perfedavg-cifar10
 
     No table of Fallah et al. (NeurIPS 2020), which were not seen, and whose authors released no code that we found. Two
     classes a client, batches of 40, four epochs and both rates (alpha 0.01, 0.001 for the rounds) are from another's
@@ -163,8 +163,8 @@ def perfedavg() -> Config:
 def apfl() -> Config:
     """APFL on MNIST, after its released code's example: 10 clients of two classes each, all take part.
 
-    python -m fl.run apfl-mnist
-    python -m fl.run apfl-mnist --apfl.adaptive
+    python -m benchmarks.papers apfl-mnist
+    python -m benchmarks.papers apfl-mnist --apfl.adaptive
 
     From that README: learning rate 0.1, batches of 50, 20 rounds, alpha 0.5. There a round has ten steps, here it is an
     epoch, and the network (theirs: an MLP) is ours. No table of the paper, which was not seen.
@@ -179,7 +179,7 @@ def apfl() -> Config:
 def fedproto() -> Config:
     """FedProto on MNIST, after its released code's example: 20 clients of three classes each, all take part.
 
-    python -m fl.run fedproto-mnist
+    python -m benchmarks.papers fedproto-mnist
 
     From that README: one epoch, batches of 4, learning rate 0.01, momentum 0.5, 100 rounds, weight 1. There clients
     have 100 images of each of about three classes, here 300 of exactly three; the network is ours. It is the case of

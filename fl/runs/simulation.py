@@ -1,13 +1,12 @@
-"""From settings to a trained model: run the rounds, measure, keep the run folder up to date."""
+"""The loop over rounds, which every run is.
+
+`Run` is the loop, `simulate` goes through it. What happens within a round is in `fl.runs.round`, and what is kept of
+it in `fl.runs.state`.
+"""
 
 import atexit
-import signal
-import sys
-import threading
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TypeAlias
 from weakref import WeakSet
 
@@ -15,21 +14,20 @@ import numpy as np
 from torch import nn
 
 from fl import data
-from fl.base.errors import Diverged, FLError, Terminated, Unwritable
-from fl.base.files import write_text
+from fl.base.errors import FLError
 from fl.distributed import current, is_joined, is_one_of_several, joined
-from fl.federation.clients import RemoteClients
+from fl.federation.transport import IN_PROCESS, Transport
 from fl.models.adapted import folded
 from fl.models.custom_model import Model
-from fl.runs import lock
 from fl.runs.assembly import build, resolve_inputs
+from fl.runs.bar import Bar
 from fl.runs.export import client_module, module_with
 from fl.runs.folder import load_initial_weights
-from fl.runs.lock import SETTINGS, open_run_folder
-from fl.runs.logs import logged, require
+from fl.runs.lockstep import check_ranks_agree, sync_server, tell_end
 from fl.runs.metrics import Row
-from fl.runs.run import Run as OpenRun
-from fl.runs.run import check_ranks_agree, measured_round, rounds, sync_server, tell_end
+from fl.runs.opened import opened
+from fl.runs.round import one_round
+from fl.runs.state import RunState
 from fl.settings import Config
 
 OnRound: TypeAlias = Callable[[Row], bool | None]
@@ -37,13 +35,13 @@ OnRound: TypeAlias = Callable[[Row], bool | None]
 
 
 # Figures are imported where they are drawn: matplotlib takes 0.7 s, and a node of `fl.deploy` starts for each message.
-def _draw_at_start(run: OpenRun) -> None:
+def _draw_at_start(run: RunState) -> None:
     from fl.figures.coverage import leave_coverage
 
     leave_coverage(run)
 
 
-def _draw_at_end(run: OpenRun) -> None:
+def _draw_at_end(run: RunState) -> None:
     from fl.figures.clients import leave_structure
     from fl.figures.curves import leave_curves
 
@@ -68,22 +66,6 @@ def _close_all() -> None:
         one.close()
 
 
-class Ending:
-    """Whether SIGTERM has come, and when it ends a run.
-
-    Attributes:
-        told: whether it has come.
-        saving: whether the run saves, so that it ends afterwards.
-    """
-
-    told = saving = False
-
-    def look(self) -> None:
-        """Raise `Terminated` if SIGTERM has come: Python drops what is raised in a callback or in `__del__`."""
-        if self.told:
-            raise Terminated
-
-
 class Round:
     """A round of a `Run` that was just done; it stays as it is when the run goes on.
 
@@ -93,7 +75,7 @@ class Round:
         server: what the server keeps after it, by name; "global" is the state of the global model.
     """
 
-    def __init__(self, run: OpenRun) -> None:
+    def __init__(self, run: RunState) -> None:
         self.number, self.row, self.server = run.done, dict(run.rows[-1]), run.server
         self._fed, self._algorithm = run.fed, run.algorithm
 
@@ -126,10 +108,7 @@ class Run:
     raised as well: at a `break` Python can only print them.
 
     Args:
-        config, folder, resume, dataset, model, remote: as `simulate` takes them.
-
-    Attributes:
-        summary: that of summary.json, once the run was closed.
+        config, folder, resume, dataset, model, transport: as `simulate` takes them.
 
     Raises:
         FLError: when the first round is asked for, as `simulate` does; also under torchrun.
@@ -151,13 +130,17 @@ class Run:
         resume: bool = False,
         dataset: data.Dataset | None = None,
         model: Model | None = None,
-        remote: RemoteClients | None = None,
+        transport: Transport = IN_PROCESS,
     ) -> None:
         self.config, self.folder, self.resume = config, Path(folder), resume
-        self.dataset, self.model, self.remote = dataset, model, remote
-        self.summary: dict | None = None
-        self._ending = Ending()
+        self.dataset, self.model, self.transport = dataset, model, transport
+        self._run: RunState | None = None
         self._kept: Generator[Round] | None = None
+
+    @property
+    def summary(self) -> dict | None:
+        """That of summary.json, once the run was closed."""
+        return self._run and self._run.summary
 
     def __enter__(self) -> "Run":
         self._kept = self._opened()
@@ -176,49 +159,20 @@ class Run:
         return opened
 
     def _rounds(self) -> Generator[Round]:
-        """Do the rounds that are left; what is open is closed when this is, wherever it is then."""
+        """Do the rounds that are left; the run is closed when this is, wherever it is then."""
         if is_one_of_several() and not is_joined():
             raise FLError("fl.Run is for one process: under torchrun use fl.simulate, with on_round to see each round")
-        config, folder, resume = self.config, self.folder, self.resume
-        require(config.log)
-        try:
-            with open_run_folder(folder, resume), terminable() as self._ending:
-                if resume and (folder / SETTINGS).exists():
-                    Config.read(folder, resume=True)
-                run = OpenRun.begin(config, folder, resume, self.dataset, self.model, self.remote)
-                try:
-                    check_ranks_agree(run)
-                except FLError:  # also where another rank is lost before the first round
-                    for one in () if resume else folder.iterdir():
-                        if one.is_file() and one.name != lock.FILE:
-                            one.unlink()
-                    raise
-                for write in AT_START:
-                    write(run)
-                write_text(folder / SETTINGS, run.config.to_yaml())
-                self.resume = True
-                diverged = ""
-                try:
-                    with logged(run) as log, current().together():
-                        for number in rounds(run):
-                            if number % config.checkpoint_every == 0:
-                                run.save()
-                            log(run.rows[-1])
-                            yield Round(run)
-                            self._ending.look()
-                except Diverged as error:
-                    diverged = str(error)
-                    raise
-                finally:
-                    self._ending.saving = True
-                    self.summary = run.close(diverged)
-                    for write in AT_END:
-                        write(run)
-        except Unwritable as error:
-            if not (folder / SETTINGS).exists():
-                raise
-            way = f"then go on with --resume {folder}, which loses no round of its checkpoint"
-            raise FLError(f"{error}; {way}") from None
+        inputs = (self.config, self.folder, self.resume, self.dataset, self.model, self.transport)
+        with opened(*inputs, AT_START, AT_END) as run, Bar(run) as bar:
+            self.resume, self._run = True, run
+            for number in run.numbers_left():
+                with bar.during_round():
+                    sync_server(run)  # with other ranks
+                    server, row, scores = one_round(run, number)
+                    run.record(number, server, row, scores)
+                bar.advance(row)
+                yield Round(run)
+                run.ending.look()
 
 
 def simulate(
@@ -228,7 +182,7 @@ def simulate(
     dataset: data.Dataset | None = None,
     model: Model | None = None,
     on_round: OnRound | None = None,
-    remote: RemoteClients | None = None,
+    transport: Transport = IN_PROCESS,
 ) -> dict:
     """Run all rounds of one method with one seed and leave a run folder; return its summary.
 
@@ -254,7 +208,7 @@ def simulate(
             run needs; give the same to resume it.
         on_round: called after each round with its row of metrics.csv, a dict of plain numbers. If it returns True, the
             run stops there; `resume` goes on with the next round.
-        remote: clients on other machines, who train there (see `fl.deploy`); None: they are simulated.
+        transport: of clients on other machines, who train there (see `fl.deploy`); by default they are simulated.
 
     Raises:
         FLError: if the folder has something in it (or, resuming, holds no run of these data, model and method), another
@@ -265,16 +219,16 @@ def simulate(
     if on_round is not None and not callable(on_round):
         raise FLError(f"on_round={on_round!r}: give a function of a row of metrics")
     with joined() as ranks:
-        if remote and ranks.size > 1:
+        if not transport.has_data and ranks.size > 1:
             raise FLError("clients on other machines train there: start one process, without torchrun")
         if ranks.rank:
             return _follow(config, Path(folder), resume, dataset, model)
-        with Run(config, folder, resume, dataset, model, remote) as run:
+        with Run(config, folder, resume, dataset, model, transport) as run:
             for round in run:
                 said = on_round(round.row) if on_round else False
                 if isinstance(said, bool | np.bool_) and said:  # and not for whatever else it may return
                     break
-        run._ending.look()  # where it came while the run was left
+        run._run.ending.look()  # where it came while the run was left
         tell_end(run.summary)
         return run.summary
 
@@ -283,42 +237,10 @@ def _follow(config: Config, folder: Path, resume: bool, dataset: data.Dataset | 
     """Do the rounds of a rank other than 0, which writes no run folder, until rank 0 ends the run."""
     config = resolve_inputs(config, dataset, model)
     fed, algorithm = build(config, dataset, model, load_initial_weights(folder, config) if resume else None)
-    run = OpenRun(config, fed, algorithm, folder, algorithm.init(), 0)
+    run = RunState(config, fed, algorithm, folder, algorithm.init(), 0)
     check_ranks_agree(run)
     with current().together():
         while (summary := sync_server(run)) is None:
             run.done += 1
-            run.server, *_ = measured_round(run, run.done)
+            run.server, *_ = one_round(run, run.done)
     return summary
-
-
-@contextmanager
-def terminable() -> Iterator[Ending]:
-    """Raise `Terminated` in the block on SIGTERM, after a handler of the user's was called.
-
-    It comes at once; where Python drops it, at the next `Ending.look`, at another SIGTERM or at the end of the block,
-    whichever is first. Once the block is `saving` it comes only at the end: torchrun sends SIGTERM where another rank
-    has died, and then this one has to save. It comes in the main thread alone, which is the one that signals reach, and
-    where SIGTERM is not ignored. Of several runs that go on side by side the first does it for all.
-    """
-    ending = Ending()
-    main = threading.current_thread() is threading.main_thread()
-    before = signal.getsignal(signal.SIGTERM) if main else None
-    if before in (None, signal.SIG_IGN) or getattr(before, "__module__", "") == __name__:
-        yield ending
-        return
-
-    def ended(number: int, frame: FrameType | None) -> None:
-        ending.told = True
-        if callable(before):
-            before(number, frame)
-        # not again while the first one is on its way out
-        if not ending.saving and not isinstance(sys.exception(), Terminated | GeneratorExit):
-            raise Terminated
-
-    signal.signal(signal.SIGTERM, ended)
-    try:
-        yield ending
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    ending.look()

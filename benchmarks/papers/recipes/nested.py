@@ -2,21 +2,21 @@
 
 from dataclasses import replace
 
+from benchmarks.papers.recipes.fedfa import PAPER
 from fl.algorithms.fjord import FjORDOptions
 from fl.algorithms.scalefl import ScaleFLOptions
 from fl.models.architectures import ArchitectureOptions
 from fl.settings import Config
-from fl.settings.recipes import first
-from fl.settings.recipes.fedfa import PAPER
+from fl.settings.recipes import text
 
 
 def heterofl_a_e() -> Config:
     """HeteroFL on CIFAR-10, IID, all 100 clients in each of 400 rounds; half of them have a sixteenth of the width.
 
-    python -m fl.run heterofl-cifar10-a-e
-    python -m fl.run heterofl-cifar10-a-e --architectures.widths 1
-    python -m fl.run heterofl-cifar10-a-e --architectures.widths 1,0.5,0.25,0.125,0.0625
-    python -m fl.run heterofl-cifar10-a-e --architectures.widths 1 --width 0.0625
+    python -m benchmarks.papers heterofl-cifar10-a-e
+    python -m benchmarks.papers heterofl-cifar10-a-e --architectures.widths 1
+    python -m benchmarks.papers heterofl-cifar10-a-e --architectures.widths 1,0.5,0.25,0.125,0.0625
+    python -m benchmarks.papers heterofl-cifar10-a-e --architectures.widths 1 --width 0.0625
 
     The table of Flower's baseline heterofl (CIFAR-10, IID accuracy) has 89.98 for a-e, 90.83 for a, 87.46 for a-b-c-d-e
     and 76.53 for e, one number each. There clients draw their width anew in every round; here they keep it. Its README
@@ -33,9 +33,9 @@ def heterofl_a_e() -> Config:
 def fjord_cifar10() -> Config:
     """FjORD on CIFAR-10, IID: ResNet-18 of five widths, 10 of 100 clients in each of 500 rounds.
 
-    python -m fl.run fjord-cifar10
-    python -m fl.run fjord-cifar10 --fjord.distil
-    python -m fl.run fjord-cifar10 --algorithm heterofl,fjord
+    python -m benchmarks.papers fjord-cifar10
+    python -m benchmarks.papers fjord-cifar10 --fjord.distil
+    python -m benchmarks.papers fjord-cifar10 --algorithm heterofl,fjord
 
     These are the settings of the authors' baseline for Flower, which shows a figure and no numbers. It keeps running
     statistics for each width; here they are those of static batch norm. Not run to the end by us.
@@ -52,9 +52,9 @@ def fjord_cifar10() -> Config:
 def depthfl_cifar100() -> Config:
     """DepthFL on CIFAR-100, IID: ResNet-18 that ends after one to four sections, 10 of 100 clients in 1,000 rounds.
 
-    python -m fl.run depthfl-cifar100
-    python -m fl.run depthfl-cifar100 --depthfl.distil 0
-    python -m fl.run depthfl-cifar100 --architectures.depths 2-0-0-0
+    python -m benchmarks.papers depthfl-cifar100
+    python -m benchmarks.papers depthfl-cifar100 --depthfl.distil 0
+    python -m benchmarks.papers depthfl-cifar100 --architectures.depths 2-0-0-0
 
     The table of the authors' baseline for Flower has 76.06 for DepthFL, which has FedDyn's regulariser as well, and
     72.67 for DepthFL (FedAvg), the second of these. Its exits are deeper than these, so that its numbers are no
@@ -72,14 +72,14 @@ def depthfl_cifar100() -> Config:
 def inclusivefl_pydoc() -> Config:
     """InclusiveFL on Python's own documentation: Transformers of 2, 4 and 6 blocks, a third of 30 clients each.
 
-    python -m fl.run inclusivefl-pydoc
-    python -m fl.run inclusivefl-pydoc --inclusivefl.own none
-    python -m fl.run inclusivefl-pydoc --algorithm heterofl,fedfa,inclusivefl
+    python -m benchmarks.papers inclusivefl-pydoc
+    python -m benchmarks.papers inclusivefl-pydoc --inclusivefl.own none
+    python -m benchmarks.papers inclusivefl-pydoc --algorithm heterofl,fedfa,inclusivefl
 
     The paper has RoBERTas of 4, 8 and 12 blocks on GLUE; these settings are ours, with depths in the same proportion.
     """
     return replace(
-        first.pydoc(), algorithm=("inclusivefl",), depth=(6,),
+        text(), algorithm=("inclusivefl",), depth=(6,),
         architectures=ArchitectureOptions(depths=("2", "4", "6"), choose="cycle"),
     )  # fmt: skip
 
@@ -87,9 +87,9 @@ def inclusivefl_pydoc() -> Config:
 def scalefl_cifar10() -> Config:
     """ScaleFL on CIFAR-10: ResNet-110 of four sizes, 10 of 100 clients in a round, nearly IID (Dirichlet, alpha 100).
 
-    python -m fl.run scalefl-cifar10
-    python -m fl.run scalefl-cifar10 --scalefl.distil 0
-    python -m fl.run scalefl-cifar10 --algorithm heterofl,depthfl,scalefl
+    python -m benchmarks.papers scalefl-cifar10
+    python -m benchmarks.papers scalefl-cifar10 --scalefl.distil 0
+    python -m benchmarks.papers scalefl-cifar10 --algorithm heterofl,depthfl,scalefl
 
     These are the settings of the authors' released code, whose command for this model does not distil: the second of
     these. It does not say how many rounds; the learning rate drops after 100 and 200. Its models end, as here, after

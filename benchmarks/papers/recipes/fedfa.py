@@ -9,13 +9,12 @@ lets each section have its own, where the depths are single numbers, and the sea
 
 from dataclasses import replace
 from itertools import product
-from textwrap import fill
 from typing import NamedTuple
 
+from benchmarks.papers.recipes.table import recipe
 from fl.data import TextOptions
 from fl.models.architectures import ArchitectureOptions
-from fl.settings import Config
-from fl.settings.recipes.table import recipe
+from fl.settings import Config, recipes
 
 # ---- Settings of the experiments that a CPU can do: all their numbers are here. ----
 
@@ -29,10 +28,7 @@ _MEASURED = replace(
     eval_client_models_every=24, depth=(3,),
 )  # fmt: skip
 SMALL = {
-    "digits": replace(
-        _CPU, dataset="digits", partition="shards", class_share=0.2, masked_loss=True, model="preresnet20",
-        width=(0.25,), rounds=40, local_epochs=5, lr=0.05, eval_every=2,
-    ),
+    "digits": recipes.fedfa(),
     "fashion-mnist": replace(_MEASURED, dataset="fashion-mnist", model="preresnet18", width=(0.125,)),
     "cifar10": replace(
         _MEASURED, dataset="cifar10", model="preresnet18", stem="imagenet", width=(0.25,), crop=4, flip=True
@@ -84,15 +80,6 @@ RIVALS = {mode: claims for mode, *claims in map(str.split, _CLAIMS.strip().split
 """From mode to its rival and the six ranges."""
 TARGETS = {"cifar10": (0.7, 0.4), "cifar100": (0.25, 0.25), "fashion-mnist": (0.8, 0.3)}
 """The accuracies up to which section 5.3.2 counts computation: in IID and in non-IID settings."""
-_TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "fashion-mnist": "Fashion-MNIST", "wikitext2": "WikiText-2"}
-
-OVERVIEW = {
-    "fedfa-DATA-MODEL-MODE-SPREAD": (
-        "FedFA's Table 1, a reconstruction: FedFA and FlexiFed (MODE depth), HeteroFL (width) or NeFL (both); DATA "
-        "cifar10, cifar100 or fashion-mnist, MODEL preresnet, mobilenetv2 or efficientnetv2, SPREAD iid or noniid; "
-        "and fedfa-wikitext2-MODE with a transformer"
-    )
-}
 
 
 def row(data: str, network: str, mode: str, spread: str) -> Config:
@@ -120,57 +107,16 @@ def row(data: str, network: str, mode: str, spread: str) -> Config:
     return replace(config, partition="shards", class_share=0.2, masked_loss=True, rounds=800)
 
 
-def _claims(rival: str, ratios: list[str], spread: str) -> str:
-    """What the paper's text says of images."""
-    better, worse = (
-        f"{iid} times {{}} (accuracy)"
-        if spread == "iid"
-        else f"{own} times {{}} on the clients' own classes (models_own_accuracy), {all} times on all (accuracy)"
-        for iid, own, all in (ratios[:3], ratios[3:])
-    )
-    return (
-        f"FedFA's accuracy is {better.format(f'that of {rival}')}. The attack costs {rival} "
-        f"{worse.format('what it costs FedFA')}; milder ones have a share of 0.01, or an amplify (lambda) of 1. Up to "
-        "the target accuracy FedFA computes 0.95-1.02 times as much (section 5.3.2)."
-    )
-
-
-_PERPLEXITIES = """\
-The rivals' perplexities after local training (models_perplexity) are 1.07-4.50 times FedFA's. --model \
-transformer_masked is HeteroFL's masked language model, which has lower ones."""
-
-
 def _about(name: str, data: str, network: str, mode: str, spread: str) -> str:
-    text, net, (rival, *ratios) = data == "wikitext2", NETWORKS[network], RIVALS[mode]
-    commands, where, claims = f"python -m fl.run {name}", "", _PERPLEXITIES
-    if not text:
-        where, claims = {"iid": ", IID", "noniid": ", non-IID"}[spread], _claims(rival, ratios, spread)
-        commands += f"\n{commands} --attack.share 0.2 --attack.amplify 20"
-        commands += f"\npython -m fl.compare RUN --target {TARGETS[data][spread == 'noniid']}"
-    widths, depths = (", ".join(map(str, values)) for values in (WIDTHS, net.depths))
-    listed = {"depth": f"depths {depths}", "width": f"widths {widths}", "both": f"widths {widths}; depths {depths}"}
-    given = (
-        "A reconstruction, mostly of HeteroFL's settings, is what the text does not give: clients and rounds, the "
-        f"optimizer, the network and its candidates ({listed[mode]}). Half of the clients take the smallest, the "
-        "others what ZiCo scores best on their own data."
-    )
-    if net.model == "mobilenetv2":
-        given += (
-            " The network's strides are those for large images, so one of 32x32 ends as a single pixel: --stem cifar."
-        )
+    net, rival = NETWORKS[network], RIVALS[mode][0]
+    where = "" if data == "wikitext2" else ", IID" if spread == "iid" else ", non-IID"
+    return f"""FedFA and {rival}, a reconstruction: {data}, {net.title}{where}.
 
-    claims, given = (fill(paragraph, 116, break_on_hyphens=False) for paragraph in (claims, given))
-    return f"""FedFA and {rival}, a reconstruction: {_TITLES[data]}, {net.title}{where}.
+    python -m benchmarks.papers {name}
 
-{commands}
-
-The paper's Table {3 if text else 1} is an image; its text says of all models and data sets (section 5.3.1):
-{claims}
-
-{given}
-
-Both methods with three seeds are six runs; --seeds 0 makes it two. Not run to the end by us.
-"""
+    Half of the clients take the smallest architecture, the others what ZiCo scores best on their own data. Both methods
+    with three seeds are six runs; --seeds 0 makes it two. Not run to the end by us.
+    """
 
 
 _CELLS = {
@@ -181,25 +127,15 @@ TABLE = {name: recipe(_about(name, *cells), row, *cells) for name, cells in _CEL
 """From name to recipe, for each comparison of the paper's Tables 1 and 3."""
 
 
-def digits() -> Config:
-    """FedFA, HeteroFL and NeFL on handwritten digits: 20 clients with 2 of the 10 classes, of two widths and depths.
-
-    python -m fl.run fedfa-digits
-
-    A reconstruction in small: a narrow Pre-ResNet-20, half of whose clients take the smallest of four architectures.
-    """
-    return SMALL["digits"]
-
-
 def fashion_mnist() -> Config:
     """FedFA, HeteroFL and NeFL on Fashion-MNIST: 40 clients with 2 of the 10 classes, of two widths and depths.
 
-    python -m fl.run fedfa-fashion-mnist
-    python -m fl.run fedfa-fashion-mnist --attack.share 0.2 --attack.amplify 20 --eval-every 6
-    python -m fl.run fedfa-fashion-mnist --algorithm heterofl,fedfa --architectures.depths own
-    python -m fl.run fedfa-fashion-mnist --algorithm flexifed,fedfa --architectures.widths 1
-    python -m fl.run fedfa-fashion-mnist --partition iid --unequal --no-masked-loss
-    python -m fl.run fedfa-fashion-mnist --model mobilenetv2 --stem cifar
+    python -m benchmarks.papers fedfa-fashion-mnist
+    python -m benchmarks.papers fedfa-fashion-mnist --attack.share 0.2 --attack.amplify 20 --eval-every 6
+    python -m benchmarks.papers fedfa-fashion-mnist --algorithm heterofl,fedfa --architectures.depths own
+    python -m benchmarks.papers fedfa-fashion-mnist --algorithm flexifed,fedfa --architectures.widths 1
+    python -m benchmarks.papers fedfa-fashion-mnist --partition iid --unequal --no-masked-loss
+    python -m benchmarks.papers fedfa-fashion-mnist --model mobilenetv2 --stem cifar
 
     A reconstruction in small: a narrow Pre-ResNet-18. In the third only widths differ, in the fourth only depths, as
     FlexiFed asks; the last is a narrow MobileNetV2.
@@ -210,7 +146,7 @@ def fashion_mnist() -> Config:
 def cifar10() -> Config:
     """FedFA, HeteroFL and NeFL on CIFAR-10: 40 clients with 2 of the 10 classes, of two widths and depths.
 
-    python -m fl.run fedfa-cifar10
+    python -m benchmarks.papers fedfa-cifar10
 
     A reconstruction in small, with the commands of fedfa-fashion-mnist: a narrow Pre-ResNet-18 that halves images twice
     before its first section, to be four times as fast.
@@ -221,7 +157,7 @@ def cifar10() -> Config:
 def text() -> Config:
     """FedFA, HeteroFL and NeFL on the words of Python's documentation: 30 topics as clients, two widths and depths.
 
-    python -m fl.run fedfa-text
+    python -m benchmarks.papers fedfa-text
 
     A reconstruction in small: a narrow Transformer, measured by perplexity.
     """
@@ -231,8 +167,8 @@ def text() -> Config:
 def heterofl_cifar10() -> Config:
     """HeteroFL's own experiment on CIFAR-10, IID: Pre-ResNet-18, five widths from 1 to 1/16, as many clients of each.
 
-    python -m fl.run heterofl-cifar10
-    python -m fl.run heterofl-cifar10 --partition shards --masked-loss --rounds 800
+    python -m benchmarks.papers heterofl-cifar10
+    python -m benchmarks.papers heterofl-cifar10 --partition shards --masked-loss --rounds 800
 
     The second is non-IID, two classes a client. The settings are those of HeteroFL's released code, for clients that
     keep their width; three seeds are our reconstruction. Not run to the end by us.
@@ -247,8 +183,8 @@ def heterofl_cifar10() -> Config:
 def nefl_cifar10() -> Config:
     """NeFL's own experiment on CIFAR-10, IID: ResNet-18 of the widths sqrt(0.2), sqrt(0.4), ... 1, 20 clients of each.
 
-    python -m fl.run nefl-cifar10
-    python -m fl.run nefl-cifar10 --model resnet34
+    python -m benchmarks.papers nefl-cifar10
+    python -m benchmarks.papers nefl-cifar10 --model resnet34
 
     These are its submodels in width alone: those in depth leave out blocks that change the shape, which stay here. A
     reconstruction are momentum 0.9, five local epochs, no weight decay, crop and flip, and three seeds. The network's

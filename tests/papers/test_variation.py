@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 import zoo
-from fl.analysis.weights import variation_of
+from benchmarks.papers.models.weights import variation_of
 from fl.base.errors import FLError
 from surgery import SurgeryError, narrow, state, ungraft
 

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 import zoo
-from fl.analysis import similarity
-from fl.analysis.similarity import block_similarity, convolutions, filter_similarity
+from benchmarks.papers.models import similarity
+from benchmarks.papers.models.similarity import block_similarity, convolutions, filter_similarity
 from fl.base.errors import FLError
 from surgery import state
 from tests.surgery.test_order import Branches, Row, X, part

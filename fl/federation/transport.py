@@ -1,0 +1,123 @@
+"""How a round reaches its clients: in this process, or on machines of their own.
+
+What clients keep for themselves from round to round lies in the server's part CLIENTS: in this process the states of
+all clients, a row each; for clients on other machines only what their transport needs to find them again.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from fl.base.rng import Rng
+from fl.federation.client_models import ClientModels, Level
+from fl.federation.clients import Message, updated
+from fl.federation.cohort import select
+from fl.federation.update import ClientUpdate
+from fl.models.search import Space
+from fl.partition import Splits
+from surgery import Stack, State, broadcast
+from zoo import Spec
+
+
+class Transport(Protocol):
+    """Where clients are, and how the server reaches them.
+
+    Attributes:
+        has_data: whether the data of the clients are in this process.
+        labels: whether it is known how many samples of each class they have.
+        splits: how many samples each client has, which says nothing about where these lie; None: the settings deal the
+            data out.
+    """
+
+    has_data: bool
+    labels: bool
+    splits: Splits | None
+
+    def specs(self, space: Space) -> list[Spec] | None:
+        """Return the architecture of each client by its own budget; None if the settings choose them."""
+
+    def begin(self, fed: Any) -> None:
+        """Take the federation, once it and its method have been built."""
+
+    def client_states(self, fed: Any, start: State) -> Stack:
+        """Return what the server stores of client states before any of them took part."""
+
+    def run(
+        self, algorithm: Any, message: Message, client_states: Stack, clients: Sequence[int], rng: Rng
+    ) -> tuple[ClientUpdate, Stack]:
+        """Run the method's client function where clients are.
+
+        Returns:
+            The update, and what the server then stores of client states.
+
+        Raises:
+            FLError: if too few clients answer.
+        """
+
+    def recombine(
+        self, secure: Any, update: ClientUpdate, message: Message, clients: Sequence[int], rng: Rng
+    ) -> ClientUpdate:
+        """Let clients exchange pieces of their models in secret, see `fl.secure`; return the update after that."""
+
+    def judge(self, validation: Any, what: str, levels: Sequence[Level], more: Sequence[Level | None]) -> Tensor:
+        """Ask clients' validation data: float64 [len(more), clients], nan for clients that did not answer.
+
+        Args:
+            validation: `fl.algorithms.parts.additive.Validation`; `what` is one of its methods.
+        """
+
+    def score(self, models: Callable[[], ClientModels], here: Callable[[ClientModels], Any]) -> Any:
+        """Score every client on its own held-out samples, nan for clients that did not answer.
+
+        Args:
+            here: scores clients whose data are in this process.
+        """
+
+
+class InProcess:
+    """All clients are simulated in this process, which has their data."""
+
+    has_data = labels = True
+    splits: Splits | None = None
+
+    def specs(self, space: Space) -> None:
+        """Return None: the settings choose architectures."""
+
+    def begin(self, fed: Any) -> None:
+        """Do nothing."""
+
+    def client_states(self, fed: Any, start: State) -> Stack:
+        """Return the start, a row for each client of the population."""
+        return broadcast(start, len(fed.clients))
+
+    def run(
+        self, algorithm: Any, message: Message, client_states: Stack, clients: Sequence[int], rng: Rng
+    ) -> tuple[ClientUpdate, Stack]:
+        """Call the method's client function."""
+        own = select(client_states, clients) if client_states else {}
+        update = algorithm.client(message, own, clients, rng)
+        return update, updated(client_states, clients, update)
+
+    def recombine(
+        self, secure: Any, update: ClientUpdate, message: Message, clients: Sequence[int], rng: Rng
+    ) -> ClientUpdate:
+        """Let simulated clients do it."""
+        return secure.simulated(update, message, clients, rng)
+
+    def judge(self, validation: Any, what: str, levels: Sequence[Level], more: Sequence[Level | None]) -> Tensor:
+        """Look at the data."""
+        return getattr(validation, what)(levels, more)
+
+    def score(self, models: Callable[[], ClientModels], here: Callable[[ClientModels], Any]) -> Any:
+        """Look at the data."""
+        return here(models())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, InProcess)
+
+    def __hash__(self) -> int:
+        return hash(InProcess)
+
+
+IN_PROCESS = InProcess()

@@ -1,0 +1,97 @@
+"""Extensions together: the order in which they wrap, every pair of them, and that their defaults change nothing."""
+
+from itertools import combinations
+
+import pytest
+import torch
+from ranks import tiny
+from rounds import play
+
+import fl
+from fl.extensions.attack import AttackOptions
+from fl.extensions.compression import Compression
+from fl.extensions.defence import Defence
+from fl.extensions.pace import PaceOptions
+from fl.extensions.presence import PresenceOptions
+from fl.extensions.privacy import Privacy
+from fl.federation.divergence import WithoutDiverged
+from fl.settings.extensions import EXTENSIONS
+
+ON = {
+    "attack": {"attack": AttackOptions(share=0.4, amplify=3.0)},
+    "compression": {"compression": Compression("topk", share=0.1)},
+    "feedback": {"compression": Compression("topk", share=0.1, feedback=True)},
+    "median": {"defence": Defence("median")},
+    "krum": {"defence": Defence("krum", malicious=0)},
+    "clip": {"defence": Defence(clip=1.0)},
+    "pace": {"pace": PaceOptions(spread=1.0, speed=200.0, deadline=0.15)},
+    "late": {"pace": PaceOptions(spread=1.0, speed=200.0, deadline=0.15, late="drop")},
+    "presence": {"presence": PresenceOptions(joining=0.2, leaving=0.2)},
+    "privacy": {"privacy": Privacy(clip=0.5, noise=0.0)},
+}
+"""One or two ways of each extension, as settings ask for it."""
+
+TOGETHER_REFUSED = {
+    *(("privacy", one) for one in ("median", "krum", "clip", "presence")),  # what one client changes has no bound
+    ("late", "krum"),  # which needs all clients of a round
+}
+REFUSED = {"fedmr": {"feedback", "privacy"}}  # by the method alone, see tests/fl/algorithms/test_method.py
+
+
+def settings(method, *names):
+    changes = {key: value for name in names for key, value in ON[name].items()}
+    return tiny(method, clients=8, participants=4, rounds=2, norm="none", **changes)
+
+
+def same_extension(one, other):
+    return ON[one].keys() == ON[other].keys()
+
+
+@pytest.mark.parametrize("method", ["fedavg", pytest.param("fedmr", marks=pytest.mark.slow)])
+def test_every_pair_runs_or_is_refused(method):
+    """What runs keeps finite numbers, reports what each of the two reports, and moves the model."""
+    for one, other in combinations(ON, 2):
+        if same_extension(one, other):
+            continue
+        pair = {(one, other), (other, one)}
+        if pair & TOGETHER_REFUSED or {one, other} & REFUSED.get(method, set()):
+            with pytest.raises(fl.FLError):
+                fl.build(settings(method, one, other))
+            continue
+        fed, algorithm = fl.build(settings(method, one, other))
+        history = play(algorithm, fed, rounds=1)
+        server, update = history[-1]
+        assert all(tensor.isfinite().all() for tensor in server["global"].values()), (one, other)
+        if {one, other} & {"compression", "feedback"}:
+            whole = sum(tensor.nbytes for tensor in fed.initial().values())
+            assert update.metrics["bytes_up"] < 0.5 * whole, (one, other)
+        if {one, other} & {"pace", "late"}:
+            assert 0 < fed.meter.metrics["simulated_seconds"] <= 0.15, (one, other)
+        if "privacy" in (one, other):
+            assert update.metrics["update_clip"] == 0.5
+        if "attack" in (one, other):
+            assert len(fed.malicious) == 3
+
+
+def test_the_order_is_that_of_the_stages():
+    """Malicious clients train within the check for divergence, and both within the deadline; clipping comes first of
+    what the server does.
+    """
+    config = tiny("fedavg", clients=8, participants=4, rounds=2, **ON["attack"], **ON["late"], **ON["clip"])
+    fed, algorithm = fl.build(config)
+    stages = sorted((*fed.training, WithoutDiverged()), key=lambda one: one.stage)
+    assert [type(one).__name__ for one in stages] == ["Attack", "WithoutDiverged", "Pace"]
+    order = sorted((one for one in EXTENSIONS if EXTENSIONS[one].algorithm), key=lambda one: EXTENSIONS[one].stage)
+    assert order == ["compression", "defence", "privacy", "presence"]
+    assert len(algorithm.steps) == 1
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedmr"])
+def test_with_their_defaults_nothing_is_wrapped(method):
+    fed, algorithm = fl.build(tiny(method))
+    plain = fl.algorithms.ALGORITHMS[method](fed)
+    assert (fed.training, fed.malicious, fed.report) == ((), frozenset(), None)
+    assert len(algorithm.steps) == len(plain.steps)
+    assert (algorithm.sample, algorithm.max_rounds, algorithm.always_aggregates) == (plain.sample, None, False)
+    found, expected = (play(one, fed, rounds=1)[-1][0]["global"] for one in (algorithm, plain))
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
