@@ -21,7 +21,7 @@ LEFT = {name: left for table, left in ((FREE, 4), (WHOLE, 8)) for names in table
 SAMPLES = {name: call for table in (FREE, WHOLE) for names, call in table.items() for name in names.split()}
 EXAMPLE = torch.rand(2, 5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 # A matrix with repeated rows has another factor. (What is drawn along a width leaves that one whole.)
-NOT_WIDENED = "multinomial _efficientzerotensor linalg_eig _linalg_svd _linalg_eigh"
+NOT_WIDENED = "_efficientzerotensor linalg_eig _linalg_svd _linalg_eigh"
 WIDENED = (
     "rand_like randn_like bernoulli randint_like native_dropout normal uniform cauchy log_normal exponential geometric "
     "random rand randn randint randperm multinomial _efficientzerotensor "
