@@ -20,5 +20,5 @@ def within(algorithm, *, compression=None, defence=None, privacy=None, presence=
     """The algorithm within these."""
     algorithm = with_compression(algorithm, compression) if compression else algorithm
     algorithm = with_clipped_updates(algorithm, defence) if defence and defence.clip else algorithm
-    algorithm = with_privacy(algorithm, privacy) if privacy else algorithm
-    return with_presence(algorithm, presence) if presence else algorithm
+    algorithm = with_presence(algorithm, presence) if presence else algorithm
+    return with_privacy(algorithm, privacy) if privacy else algorithm

@@ -13,8 +13,8 @@ from fl.base.settings import check_types
 from fl.federation import Federation
 
 
-class Stage(IntEnum):
-    """The order in which extensions wrap a method; those of a smaller stage lie further inside."""
+class Order(IntEnum):
+    """The order in which extensions wrap a method, the smallest innermost; equal ones go by name."""
 
     SENDING = 1
     """It changes what clients send."""
@@ -22,6 +22,8 @@ class Stage(IntEnum):
     """It changes what the server makes of it."""
     SAMPLING = 3
     """It changes which clients take part."""
+    PROMISING = 4
+    """It promises something of all that the others do."""
 
 
 def nothing(options: Any) -> dict[str, str]:
@@ -42,8 +44,9 @@ class Extension:
         federation: (federation, settings of the run, random streams of the run) -> the federation that is to take its
             place: with a middleware around local training, say, or another aggregator.
         algorithm: (algorithm, settings, random streams) -> the algorithm that is to take its place.
-        stage: where it stands among those that wrap the algorithm.
-        simulated: whether it is for simulated clients only.
+        order: where it stands among those that wrap the algorithm; given if it wraps that.
+        simulated: whether it is for simulated clients only. Clients on other machines know nothing of extensions: only
+            one that changes nothing but what the server does is for them, too.
         largest: (settings, random streams) -> the clients that take the largest architecture instead of choosing one.
         fixes_rounds: options -> whether they decide before the first round what happens in which, so that the number
             of rounds cannot change later.
@@ -54,7 +57,7 @@ class Extension:
     needs: Callable[[Any], Mapping[str, str]] = nothing
     federation: Callable[[Federation, Any, Rng], Federation] | None = None
     algorithm: Callable[[Algorithm, Any, Rng], Algorithm] | None = None
-    stage: Stage = Stage.RECEIVING
+    order: Order | None = None
     simulated: bool = True
     largest: Callable[[Any, Rng], frozenset[int]] | None = None
     fixes_rounds: Callable[[Any], bool] = lambda options: False
@@ -64,6 +67,11 @@ class Extension:
         if not is_dataclass(self.options) or isinstance(self.options, type) or type(self.options).__hash__ is None:
             raise FLError(f"not an extension: options are a frozen dataclass with its defaults, got {self.options!r}")
         check_types(self.options)
+        if (self.algorithm is None) != (self.order is None) or not isinstance(self.order, Order | None):
+            raise FLError(
+                f"not an extension: order says where it wraps the algorithm, one of {', '.join(Order.__members__)} of "
+                f"fl.algorithms.extension.Order, and is given with algorithm= alone; got {self.order!r}"
+            )
 
 
 def hiding(

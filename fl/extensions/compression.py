@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fl.algorithms.algorithm import Algorithm, Server
-from fl.algorithms.extension import Extension, Stage, hiding
+from fl.algorithms.extension import Extension, Order, hiding
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.base.settings import OnlyWith, check_values, number, one_of
@@ -245,5 +245,5 @@ EXTENSION = Extension(
     algorithm=lambda algorithm, config, rng: (
         with_compression(algorithm, config.compression) if config.compression.on else algorithm
     ),
-    stage=Stage.SENDING,
+    order=Order.SENDING,
 )

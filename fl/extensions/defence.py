@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fl.algorithms.algorithm import Algorithm
-from fl.algorithms.extension import Extension
+from fl.algorithms.extension import Extension, Order
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.base.settings import AtLeast0, Natural, OnlyWith, check_values, number, one_of
@@ -146,6 +146,8 @@ class Defence:
         >>> Defence(clip=2.0).clipped(end, start, [1, 1, 1], {"w"})["w"].flatten()
         tensor([1., 2., 4.])
         """
+        if not any(sizes):  # nobody arrived
+            return trained
         pairs = list(zip(stacks(trained), stacks(starts)))
         norms = torch.cat([_lengths(after, before, names) for after, before in pairs])
         counted = upload(torch.tensor([k for k, size in enumerate(sizes) if size]), norms.device)
@@ -263,5 +265,10 @@ def _clipped(algorithm: Algorithm, config: Any, rng: Rng) -> Algorithm:
 
 
 EXTENSION = Extension(
-    Defence(), needs=lambda options: options.needs, federation=_defended, algorithm=_clipped, simulated=False
+    Defence(),
+    needs=lambda options: options.needs,
+    federation=_defended,
+    algorithm=_clipped,
+    order=Order.RECEIVING,
+    simulated=False,
 )

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fl.algorithms.algorithm import Algorithm
-from fl.algorithms.extension import Extension, Stage
+from fl.algorithms.extension import Extension, Order
 from fl.base.errors import FLError
 from fl.base.rng import Rng, draw
 from fl.base.settings import Share
@@ -112,7 +112,7 @@ EXTENSION = Extension(
     PresenceOptions(),
     needs=lambda options: {"uniform_sampling": _FLAGS},
     algorithm=_present,
-    stage=Stage.SAMPLING,
+    order=Order.SAMPLING,
     simulated=False,
     fixes_rounds=lambda options: True,
 )

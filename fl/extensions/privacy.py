@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fl.algorithms.algorithm import Algorithm
-from fl.algorithms.extension import Extension
+from fl.algorithms.extension import Extension, Order
 from fl.base.columns import Column
 from fl.base.console import quiet
 from fl.base.errors import FLError
@@ -203,7 +203,6 @@ def with_privacy(algorithm: Algorithm, privacy: Privacy) -> Algorithm:
         aggregate=aggregate,
         always_aggregates=True,  # which hides who did not send anything
         max_rounds=affordable,
-        lacks=algorithm.lacks | {"uniform_sampling"},  # it counts on as many clients in each round
     )
 
 
@@ -247,6 +246,7 @@ EXTENSION = Extension(
     algorithm=lambda algorithm, config, rng: (
         with_privacy(algorithm, config.privacy) if config.privacy.clip else algorithm
     ),
+    order=Order.PROMISING,
     simulated=False,
     columns={
         "update_clip": Column(digits=3, label="longest update of a client", limits=(0, math.inf)),

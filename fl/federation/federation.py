@@ -25,7 +25,7 @@ from fl.federation.inference import collect, infer, infer_each, lacks_statistics
 from fl.federation.last_value import LastValue
 from fl.federation.local_training import LocalObjective, LocalTraining
 from fl.federation.scores import Metric
-from fl.federation.trainer import Middleware, Trainer, Training
+from fl.federation.trainer import Middleware, Stage, Trainer, Training
 from fl.federation.transport import IN_PROCESS, Transport
 from fl.federation.update import ClientUpdate
 from fl.models.fleet import Fleet, uniform
@@ -108,6 +108,12 @@ class Federation:
         if not isinstance(self.local, LocalTraining):
             raise FLError(f"Federation(local={self.local!r}): give LocalTraining(epochs=1, batch_size=20, ...)")
         self.local.check(self.data)
+        for one in self.training:
+            if not callable(one) or not isinstance(getattr(one, "stage", None), Stage):
+                raise FLError(
+                    f"{one!r} is no middleware: give a function of (federation, trainer) with a `stage`, one of "
+                    "fl.federation.trainer.Stage"
+                )
         for one in self.training if self.aggregator.chooses else ():
             if getattr(one, "leaves_out", False):
                 rule, other = (", ".join(getattr(part, "needs", {}).values()) for part in (self.aggregator, one))

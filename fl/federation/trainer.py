@@ -39,7 +39,7 @@ Trainer: TypeAlias = Callable[[Training], ClientUpdate]
 
 
 class Stage(IntEnum):
-    """Where a middleware stands: those of a smaller stage lie further inside."""
+    """Where a middleware stands: those of a smaller stage lie further inside, nearer to training."""
 
     TRAINING = 1
     """It changes what clients learn or send."""
@@ -54,7 +54,9 @@ class Middleware(Protocol):
 
     Attributes:
         stage: where it stands among others.
-        needs: from what a method must be able to do (`fl.federation.capabilities`) to the flags that ask for it.
+        needs: from what a method must be able to do (`fl.federation.capabilities`) to the flags that ask for it. It may
+            be left out, if that is nothing.
+        leaves_out: whether it may drop clients of a round. It may be left out, if not.
     """
 
     @property

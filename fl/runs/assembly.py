@@ -96,8 +96,12 @@ def build(
         truth=truth,
         transport=transport,
     )
-    for one in extensions:
+    for name, one in config.extensions().items():
         fed = one.federation(fed, config, rng) if one.federation else fed
+        if not isinstance(fed, Federation):
+            raise FLError(f"the extension {name} made no federation: {fed!r}")
+    if fed.training and not transport.has_data:
+        raise FLError("clients on other machines train by themselves: leave extensions that wrap training out")
     if device.type == "cpu":
         _ask_for_batch(fed, local)
     algorithm = make_algorithm(config, fed, rng)
@@ -212,8 +216,13 @@ def make_method(config: Config, fed: Federation) -> Algorithm:
 def make_algorithm(config: Config, fed: Federation, rng: Rng) -> Algorithm:
     """Make the method of the settings, within the extensions that wrap it, for a federation that fits them."""
     algorithm = make_method(config, fed)
-    for one in sorted(config.extensions().values(), key=lambda one: one.stage):
-        algorithm = one.algorithm(algorithm, config, rng) if one.algorithm else algorithm
+    wrapping = {name: one for name, one in config.extensions().items() if one.algorithm}
+    for name, one in sorted(wrapping.items(), key=lambda item: item[1].order):
+        within, algorithm = algorithm, one.algorithm(algorithm, config, rng)
+        if not isinstance(algorithm, Algorithm):
+            raise FLError(f"the extension {name} made no algorithm of the method: {algorithm!r}")
+        if algorithm.client is not within.client and not fed.transport.has_data:
+            raise FLError(f"--{name} changes what clients do, and those on other machines know nothing of it: drop it")
     return algorithm
 
 

@@ -149,6 +149,8 @@ class Run:
     def __exit__(self, *_: object) -> None:
         kept, self._kept = self._kept, None
         kept.close()
+        if self._run:
+            self._run.ending.look()  # for a SIGTERM that came while the run was left
 
     def __iter__(self) -> Iterator[Round]:
         return self._kept or self._opened()  # the latter closes when a loop drops it
@@ -228,7 +230,6 @@ def simulate(
                 said = on_round(round.row) if on_round else False
                 if isinstance(said, bool | np.bool_) and said:  # and not for whatever else it may return
                     break
-        run._run.ending.look()  # where it came while the run was left
         tell_end(run.summary)
         return run.summary
 

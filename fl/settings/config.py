@@ -32,7 +32,8 @@ from fl.base.settings import (
 from fl.data import GIVEN
 from fl.models.architectures import ArchitectureOptions
 from fl.models.init import check_init
-from fl.settings.fields import Fields, MethodOptions
+from fl.settings.extensions import EXTENSIONS
+from fl.settings.fields import ExtensionOptions, Fields, MethodOptions
 from zoo import ZooError
 from zoo.plain_yaml import read_yaml
 
@@ -303,7 +304,11 @@ class Config(MethodOptions, Fields):
             names = _without_gone(read_yaml(text))[1] if resume else []
             if names:  # without the lines it would be another run
                 raise FLError(f"{_are_gone(names)}; go on with the version that began the run")
-            return cls.from_yaml(text, gone=True)
+            config = cls.from_yaml(text, gone=True)
+            for name, section in read_yaml(text).items() if resume else ():
+                if isinstance(section, dict) and not hasattr(config, name) and name not in config.algorithm:
+                    raise FLError(f"this run was made with {name}, which is not installed here: install it, and go on")
+            return config
         except (FLError, ZooError) as error:
             raise FLError(f"{path}: {error}") from None
 
@@ -372,6 +377,9 @@ def _filled(default: Kind, values: dict[str, Any], group: str = "") -> Kind:
     return replace(default, **result)
 
 
+for _name in EXTENSIONS:
+    if _name in ALGORITHMS or any(_name in vars(_base) for _base in Config.__mro__ if _base is not ExtensionOptions):
+        raise FLError(f"an extension cannot be called {_name!r}, which is a setting or a method already: rename it")
 for _name in OPTIONS:  # a method's options must not hide a setting or a method of Config
     if hasattr(Fields, _name) or _name in vars(Config):
         raise FLError(f"a method with options cannot be called {_name!r}, which is a setting already: rename it")

@@ -36,7 +36,7 @@ FILES = {
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from fl.algorithms.extension import Extension, Stage
+from fl.algorithms.extension import Extension, Order
 from fl.base.columns import Column
 from fl.base.settings import Natural
 from fl.federation import trainer
@@ -81,7 +81,7 @@ EXTENSION = Extension(
     needs=lambda options: {"changed_updates": "--late.clients"},
     federation=lambda fed, config, rng: replace(fed, training=(*fed.training, Late(config.late.clients))),
     algorithm=lambda algorithm, config, rng: halved(algorithm),
-    stage=Stage.SENDING,
+    order=Order.SENDING,
     columns={"absent": Column(heading="absent")},
 )
 ''',

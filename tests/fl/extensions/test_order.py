@@ -1,6 +1,8 @@
 """Extensions together: the order in which they wrap, every pair of them, and that their defaults change nothing."""
 
+from dataclasses import replace
 from itertools import combinations
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -8,13 +10,16 @@ from ranks import tiny
 from rounds import play
 
 import fl
+from fl.algorithms.extension import Extension, Order
 from fl.extensions.attack import AttackOptions
 from fl.extensions.compression import Compression
 from fl.extensions.defence import Defence
 from fl.extensions.pace import PaceOptions
 from fl.extensions.presence import PresenceOptions
 from fl.extensions.privacy import Privacy
+from fl.federation import trainer
 from fl.federation.divergence import WithoutDiverged
+from fl.federation.transport import InProcess
 from fl.settings.extensions import EXTENSIONS
 
 ON = {
@@ -81,8 +86,8 @@ def test_the_order_is_that_of_the_stages():
     fed, algorithm = fl.build(config)
     stages = sorted((*fed.training, WithoutDiverged()), key=lambda one: one.stage)
     assert [type(one).__name__ for one in stages] == ["Attack", "WithoutDiverged", "Pace"]
-    order = sorted((one for one in EXTENSIONS if EXTENSIONS[one].algorithm), key=lambda one: EXTENSIONS[one].stage)
-    assert order == ["compression", "defence", "privacy", "presence"]
+    order = sorted((one for one in EXTENSIONS if EXTENSIONS[one].algorithm), key=lambda one: EXTENSIONS[one].order)
+    assert order == ["compression", "defence", "presence", "privacy"]
     assert len(algorithm.steps) == 1
 
 
@@ -95,3 +100,60 @@ def test_with_their_defaults_nothing_is_wrapped(method):
     assert (algorithm.sample, algorithm.max_rounds, algorithm.always_aggregates) == (plain.sample, None, False)
     found, expected = (play(one, fed, rounds=1)[-1][0]["global"] for one in (algorithm, plain))
     assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_clipping_a_round_in_which_nobody_arrives_leaves_the_model():
+    late = {"pace": PaceOptions(spread=1.0, deadline=1e-3)}
+    fed, algorithm = fl.build(tiny("fedavg", clients=8, participants=4, rounds=2, **late, **ON["clip"]))
+    (first, _), (last, update) = (algorithm.init(), None), play(algorithm, fed, rounds=1)[-1]
+    assert not any(update.arrived)
+    assert all(torch.equal(first["global"][name], last["global"][name]) for name in first["global"])
+
+
+class Idle(NamedTuple):
+    stage: trainer.Stage | str = trainer.Stage.ARRIVAL
+
+    def __call__(self, fed, train):
+        return train
+
+
+def test_what_is_no_extension_or_middleware_is_refused(make_federation):
+    def wrap(algorithm, config, rng):
+        return algorithm
+
+    options = PresenceOptions()
+    for wrong in ({"options": PresenceOptions}, {"algorithm": wrap}, {"order": Order.SENDING}):
+        with pytest.raises(fl.FLError, match="not an extension"):
+            Extension(**{"options": options, **wrong})
+    with pytest.raises(fl.FLError, match="not an extension"):
+        Extension(options, algorithm=wrap, order=trainer.Stage.ARRIVAL)
+    with pytest.raises(fl.FLError, match="no middleware"):
+        replace(make_federation("cnn"), training=[Idle("arrival")])
+    replace(make_federation("cnn"), training=[Idle()])
+
+
+def test_nodes_know_nothing_of_what_wraps_training_or_clients(monkeypatch):
+    monkeypatch.setattr(Elsewhere, "splits", fl.build(tiny("fedavg"))[0].clients)
+    for name, one in (
+        ("pace", replace(EXTENSIONS["pace"], simulated=False)),
+        ("compression", replace(EXTENSIONS["compression"], simulated=False)),
+    ):
+        monkeypatch.setitem(EXTENSIONS, name, one)
+        with pytest.raises(fl.FLError, match="on other machines"):
+            fl.build(tiny("fedavg", **ON[name]), fl.data.load("digits"), transport=Elsewhere())
+
+
+class Elsewhere(InProcess):
+    """Clients of whom the server has no data."""
+
+    has_data = False
+
+
+def test_a_run_goes_on_only_with_its_extensions(tmp_path, monkeypatch):
+    settings = tiny("fedavg", clients=8, participants=4, rounds=1, **ON["clip"])
+    fl.simulate(settings, tmp_path / "run")
+    text = (tmp_path / "run/config.yaml").read_text()
+    (tmp_path / "run/config.yaml").write_text(text.replace("defence:", "gone:"))
+    with pytest.raises(fl.FLError, match="made with gone, which is not installed"):
+        fl.Config.read(tmp_path / "run", resume=True)
+    assert fl.Config.read(tmp_path / "run").defence == Defence()
