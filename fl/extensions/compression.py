@@ -18,6 +18,7 @@ from fl.base.settings import OnlyWith, check_values, number, one_of
 from fl.engine.draws import Draws
 from fl.federation.clients import CLIENTS
 from fl.federation.cohort import States, as_before, stacks
+from fl.federation.divergence import restored
 from surgery import Stack
 from surgery.states import stack_size
 from surgery.transfer import upload
@@ -190,7 +191,8 @@ def with_compression(algorithm: Algorithm, compression: Compression) -> Algorith
             raise FLError('--compression.kind compresses what clients add to the message\'s "model", and there is none')
         unsent = {name.removeprefix(_UNSENT): t for name, t in client_states.items() if name.startswith(_UNSENT)}
         made = compression.compressed(update.received, message["model"], unsent, clients, rng, fed.trainable)
-        update = update._replace(received=made.received, sent=made.sent)
+        received = restored(made.received, message["model"], update.sizes)  # who was dropped sends nothing of before
+        update = update._replace(received=received, sent=made.sent)
         if not compression.feedback:
             return update
         kept = {f"{_UNSENT}{name}": tensor for name, tensor in made.unsent.items()}
@@ -242,8 +244,6 @@ def _needs(options: Compression) -> dict[str, str]:
 EXTENSION = Extension(
     Compression(),
     needs=_needs,
-    algorithm=lambda algorithm, config, rng: (
-        with_compression(algorithm, config.compression) if config.compression.on else algorithm
-    ),
+    algorithm=lambda algorithm, config, rng: with_compression(algorithm, config.compression),
     order=Order.SENDING,
 )

@@ -243,9 +243,7 @@ def _needs(options: Privacy) -> dict[str, str]:
 EXTENSION = Extension(
     Privacy(),
     needs=_needs,
-    algorithm=lambda algorithm, config, rng: (
-        with_privacy(algorithm, config.privacy) if config.privacy.clip else algorithm
-    ),
+    algorithm=lambda algorithm, config, rng: with_privacy(algorithm, config.privacy),
     order=Order.PROMISING,
     simulated=False,
     columns={

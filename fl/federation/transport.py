@@ -113,11 +113,5 @@ class InProcess:
         """Look at the data."""
         return here(models())
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, InProcess)
-
-    def __hash__(self) -> int:
-        return hash(InProcess)
-
 
 IN_PROCESS = InProcess()

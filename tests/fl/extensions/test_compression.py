@@ -162,6 +162,8 @@ def test_a_client_that_is_dropped_keeps_what_it_has_not_sent(make_federation, mo
         assert torch.equal(tensor[[1, 3]], before["clients"][name][[1, 3]])
     name = "unsent.conv1.weight"
     assert not torch.equal(after["clients"][name][0], before["clients"][name][0])
+    start = {name: tensor[None] for name, tensor in before["global"].items()}
+    assert [bool(one) for one in steps_of(algorithm.fed, update, start).any(1)] == [True, False, True]
 
 
 @pytest.mark.parametrize("compression", [replace(TOPK, feedback=True), Compression("quantise", bits=16)])
