@@ -6,14 +6,16 @@ A fifth of the clients send what they learnt from shuffled labels, enlarged. The
 import matplotlib.pyplot as plt
 
 import fl
+from fl.extensions.attack import AttackOptions
+from fl.extensions.defence import Defence
 
 clients = {"partition": "iid", "participants": 10, "local_epochs": 2, "width": 0.25}
-attack = fl.AttackOptions(share=0.2, amplify=10.0)
+attack = AttackOptions(share=0.2, amplify=10.0)
 cases = {
     "nobody attacks": {},
     "attacked": {"attack": attack},
-    "attacked, median": {"attack": attack, "defence": fl.Defence(rule="median")},
-    "attacked, clipped": {"attack": attack, "defence": fl.Defence(clip=1.0)},
+    "attacked, median": {"attack": attack, "defence": Defence(rule="median")},
+    "attacked, clipped": {"attack": attack, "defence": Defence(clip=1.0)},
 }
 figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
 for number, (label, settings) in enumerate(cases.items()):

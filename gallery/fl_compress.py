@@ -7,13 +7,14 @@ import matplotlib.pyplot as plt
 import torch
 
 import fl
+from fl.extensions.compression import Compression
 
 clients = {"partition": "shards", "clients": 20, "participants": 20, "local_epochs": 1, "lr": 0.01}
 cases = {
-    "all of it": fl.Compression(),
-    "4 bits an entry": fl.Compression("quantise", bits=4),
-    "1 % of the entries": fl.Compression("topk", share=0.01),
-    "1 %, the rest remembered": fl.Compression("topk", share=0.01, feedback=True),
+    "all of it": Compression(),
+    "4 bits an entry": Compression("quantise", bits=4),
+    "1 % of the entries": Compression("topk", share=0.01),
+    "1 %, the rest remembered": Compression("topk", share=0.01, feedback=True),
 }
 torch.manual_seed(0)
 net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))

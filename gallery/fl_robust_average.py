@@ -8,7 +8,7 @@ import torch
 
 import surgery
 import zoo
-from fl import Defence
+from fl.extensions.defence import Defence
 
 draw = torch.Generator().manual_seed(0)
 truth = surgery.state(zoo.create("lenet", draw))
