@@ -9,7 +9,7 @@ All panels share the two random directions (up to the scale of each model's filt
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -73,27 +73,28 @@ def run(arguments: Arguments) -> int:
     check_new(arguments.out)
     if (grid_file := arguments.out.with_suffix(".csv")).exists():
         raise FLError(f"{grid_file} exists already: choose another --out")
-    settings = [
-        replace(run.config, data_root=arguments.data_root or run.config.data_root, download=arguments.download)
-        for run in runs
+    asked = [
+        (run.config.data.dataset, run.config.data.text, run.config.model.name == "transformer_masked") for run in runs
     ]
-    asked = [(one.dataset, one.text, one.model == "transformer_masked") for one in settings]
     for run, what in zip(runs, asked):
         if what != asked[0]:
             raise FLError(
                 f"{runs[0].folder} and {run.folder} have other data or another task ({asked[0][0]} and {what[0]}, text "
                 "cut differently, or masked), so their losses cannot be compared: give runs of one data set and task"
             )
-    loaded = {one.origin(): one for one in settings}
-    loaded = {origin: one.load().to(device) for origin, one in loaded.items()}
+    wanted, root = {run.config.data.origin(): run.config for run in runs}, arguments.data_root
+    loaded = {
+        origin: one.data.load(root or one.execution.data_root, arguments.download).to(device)
+        for origin, one in wanted.items()
+    }
     how = axis, arguments.part, arguments.samples, arguments.seed, arguments.together, arguments.device
-    found = [landscape(run, title, loaded[run.config.origin()], *how) for run, title in zip(runs, titles(runs))]
+    found = [landscape(run, title, loaded[run.config.data.origin()], *how) for run, title in zip(runs, titles(runs))]
     what = f"{found[0].samples:,} {arguments.part} samples"
-    task, asked_loss = loaded[settings[0].origin()].task, runs[0].config.loss
+    task, asked_loss = loaded[runs[0].config.data.origin()].task, runs[0].config.local.loss
     plain = task == "classification" and asked_loss in ("default", "cross_entropy")
     name = "cross entropy" if plain else "loss"
     print(f"{name} of {what}, and how it rises within {arguments.radius:g} of the model\n\n{table(found)}")
-    chance = math.log(loaded[settings[0].origin()].classes)
+    chance = math.log(loaded[runs[0].config.data.origin()].classes)
     for one in found:
         if plain and not one.centre < 0.99 * chance:
             print(f"\n{one.title} is no better than chance ({chance:.3f}), so it means nothing how flat it is")

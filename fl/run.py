@@ -33,19 +33,20 @@ def run(argv: list[str], recipes: Mapping[str, Recipe] = RECIPES) -> int:
 
     If there are several, each has a folder within that of the command, and one table and one figure compare them.
     """
-    config, folder = parse(argv, recipes)
-    config.check()
-    dataset = config.load().to(pick_device(config.device))
-    folder = folder or new_folder(config, config.title())
-    runs, resume = config.runs(), bool(config.resume)
+    request = parse(argv, recipes)
+    experiment, resume = request.experiment, request.resume is not None
+    experiment.check()
+    runs = experiment.runs()
+    dataset = runs[0].load().to(pick_device(runs[0].execution.device))
+    folder = request.resume or new_folder(request.out, request.name, experiment.title())
     with resumable(folder):
         if len(runs) == 1:
-            summary = simulate(config, folder, resume, dataset)
+            summary = simulate(runs[0], folder, resume, dataset)
             failed = "failed" in summary
             print(describe(summary))
         else:
             inside = {folder / run_name(one): one for one in runs}
-            ended = train_all(inside, folder / "config.yaml", config.to_yaml(), resume, dataset)
+            ended = train_all(inside, folder / "config.yaml", experiment.to_yaml(), resume, dataset)
             failed = bool(ended.failed)
             if not current().rank:
                 write_text(folder / "comparison.txt", compare(ended.done, folder / "comparison.png") + "\n")
@@ -53,7 +54,7 @@ def run(argv: list[str], recipes: Mapping[str, Recipe] = RECIPES) -> int:
                 if failed:
                     print(ended.describe())
     if not current().rank:
-        print(advice(config, folder))
+        print(advice(experiment, folder))
     return int(failed)
 
 

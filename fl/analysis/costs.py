@@ -44,16 +44,16 @@ def totals(config: Config, rows: Sequence[Row]) -> dict[str, list[float]]:
         training. simulated: seconds of simulated time (--pace).
 
     >>> rows = [{"seconds": 2.0, "macs": 1e12}, {"seconds": 3.0, "macs": 1e12}]
-    >>> totals(Config(participants=5), rows)
+    >>> totals(Config.of(participants=5), rows)
     {'tmac': [5.0, 10.0], 'elapsed': [2.0, 5.0]}
     """
     steps = {"elapsed": [row["seconds"] for row in rows]}
     if all("simulated_seconds" in row for row in rows):
         steps = {"simulated": [row["simulated_seconds"] for row in rows]} | steps
     if all("macs" in row for row in rows):
-        steps = {"tmac": [config.cohort() * row["macs"] / 1e12 for row in rows]} | steps
+        steps = {"tmac": [config.clients.cohort() * row["macs"] / 1e12 for row in rows]} | steps
     if all({"bytes_down", "bytes_up"} <= row.keys() for row in rows):
-        share = config.cohort() / config.clients
+        share = config.clients.cohort() / config.clients.number
         # what one peer sends, another receives
         exchanged = [row["bytes_down"] + row["bytes_up"] + 2 * row.get("bytes_peers", 0) for row in rows]
         steps = {"megabytes": [share * number / 1e6 for number in exchanged]} | steps

@@ -16,7 +16,7 @@ from fl.runs import checkpoint
 from fl.runs.columns import columns, first_score
 from fl.runs.folder import check_intact
 from fl.runs.metrics import FILE, Row, best, evaluated, read, selected
-from fl.settings import Config
+from fl.settings import Config, Experiment
 
 AGAINST = {"rounds": "round", "traffic": "megabytes", "macs": "tmac", "seconds": "elapsed", "simulated": "simulated"}
 """From what curves can be drawn against to its column in the rows."""
@@ -52,7 +52,7 @@ def find_runs(folders: Sequence[Path]) -> list[RecordedRun]:
     for folder, found in folders_with(FILE, folders).items():
         if not found:
             raise FLError(f"{folder} holds no run: there is no {FILE} in it or below it")
-        names = Config.read(folder).algorithm if (folder / "config.yaml").exists() else ()
+        names = Experiment.read(folder).algorithms if (folder / "config.yaml").exists() else ()
         inside = []
         for path in found:
             config = Config.read(path)
@@ -62,10 +62,8 @@ def find_runs(folders: Sequence[Path]) -> list[RecordedRun]:
                 check_intact(path, config)
             if not evaluated(rows):
                 raise FLError(f"{path} has no evaluated round yet")
-            if len(config.runs()) != 1:
-                raise FLError(f"{path / 'config.yaml'} names several methods or seeds, which one run does not have")
             inside.append(RecordedRun(path, config, rows))
-        inside.sort(key=lambda run: [*names, *run.config.algorithm].index(*run.config.algorithm))
+        inside.sort(key=lambda run: [*names, run.config.method.name].index(run.config.method.name))
         runs |= {run.folder.resolve(): run for run in inside}
     return list(runs.values())
 
@@ -75,21 +73,21 @@ def group(runs: Sequence[RecordedRun]) -> dict[str, list[RecordedRun]]:
 
     Raises FLError for two runs with the same label and seed.
     """
-    tables = [{one.name: one.value for one in run.config.settings() if one.role.compared} for run in runs]
+    tables = [run.config.compared() for run in runs]
     values: dict[str, set] = {}
     for settings in tables:
         for name, value in settings.items():
             values.setdefault(name, set()).add(value)
     groups: dict[str, list[RecordedRun]] = {}
     for run, settings in zip(runs, tables):
-        (method,) = run.config.algorithm
+        method = run.config.method.name
         differ = {name.removeprefix(f"{method}."): value for name, value in settings.items() if len(values[name]) > 1}
         if "participation" in differ and not settings["participation"]:  # a number was given, and no share
             del differ["participation"]
             differ["participants"] = settings["participants"]
         texts = {n: (",".join(map(str, v)) or "none") if isinstance(v, tuple) else v for n, v in differ.items()}
         label = " ".join([method, *(f"{name}={text}" for name, text in texts.items())])
-        if twins := [other for other in groups.get(label, ()) if other.config.seeds == run.config.seeds]:
+        if twins := [other for other in groups.get(label, ()) if other.config.seed == run.config.seed]:
             raise FLError(f"{run.folder} and {twins[0].folder} have the same settings and seed: give one of them")
         groups.setdefault(label, []).append(run)
     return groups
@@ -159,15 +157,15 @@ def along(run: RecordedRun, against: str) -> list[Row]:
 def common(configs: Sequence[Config]) -> str:
     """Make a title of the settings that all runs have in common.
 
-    >>> common([Config(), Config(model="lenet")])
+    >>> common([Config(), Config.of(model="lenet")])
     'digits, dirichlet0.5, 20 clients, 5 a round'
     """
     shared = {
-        "{}": {"custom data" if config.dataset == GIVEN else config.dataset for config in configs},
-        "{} ": {"custom model" if config.model == GIVEN else config.model for config in configs},
-        "{}  ": {config.spread() for config in configs},
-        "{} clients": {config.clients for config in configs},
-        "{} a round": {config.cohort() for config in configs},
+        "{}": {"custom data" if config.data.dataset == GIVEN else config.data.dataset for config in configs},
+        "{} ": {"custom model" if config.model.name == GIVEN else config.model.name for config in configs},
+        "{}  ": {config.data.spread() for config in configs},
+        "{} clients": {config.clients.number for config in configs},
+        "{} a round": {config.clients.cohort() for config in configs},
     }
     return ", ".join(text.format(*values).strip() for text, values in shared.items() if len(values) == 1)
 
@@ -241,7 +239,7 @@ def have_client_scores(results: Sequence[Mapping[str, float]]) -> bool:
 
 def selection(run: RecordedRun) -> Row:
     """Find the round that a run is judged by on clients' own data, see `fl.runs.metrics.selected`."""
-    return selected(run.rows, run.config.best_by, run.config.keep_best)
+    return selected(run.rows, run.config.evaluation.best_by, run.config.evaluation.keep_best)
 
 
 def outcome(run: RecordedRun) -> dict[str, float]:
@@ -259,7 +257,7 @@ def outcome(run: RecordedRun) -> dict[str, float]:
     reached = [row[first] for row in measured]
     scores = {key: last[key] for key in ("round", *_scores(last)) if key in last}
     late = {"late": float(np.mean(reached[-TAIL:]))}
-    if top := best(measured, run.config.best_by):
+    if top := best(measured, run.config.evaluation.best_by):
         late["best"] = top[first]
     of_clients = {key: chosen[key] for key in _client_scores(chosen) if key in chosen}
     further = others()

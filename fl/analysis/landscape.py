@@ -221,8 +221,8 @@ def hessian_traces(loss: Callable[[State], Tensor], at: State, generator: torch.
 def titles(runs: Sequence[RecordedRun]) -> list[str]:
     """Make a title for each run: the method, the settings in which runs differ, and the seed if there are several."""
     labels = {id(run): label for label, members in group(runs).items() for run in members}
-    several = len({run.config.seeds for run in runs}) > 1
-    return [labels[id(run)] + (f", seed {run.config.seeds[0]}" if several else "") for run in runs]
+    several = len({run.config.seed for run in runs}) > 1
+    return [labels[id(run)] + (f", seed {run.config.seed}" if several else "") for run in runs]
 
 
 _NORMS = (BatchOrInstanceNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,11 @@ from fl.analysis.groups import RecordedRun, find_runs, group, outcome, table
 from fl.base.errors import FLError
 from fl.distributed import joined
 from fl.models.custom_model import Model
-from fl.runs.assembly import pick_device, resolve_inputs
+from fl.runs.assembly import given_inputs, pick_device
 from fl.runs.folder import run_name
 from fl.runs.lock import SETTINGS
 from fl.runs.many_runs import Ended, train_all
-from fl.settings import Config
+from fl.settings import Experiment
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Results:
     def _named(self) -> list[tuple[dict[str, Any], RecordedRun]]:
         """The first columns of a run's rows, and the run."""
         labels = group(self.runs).items()
-        return [({"method": label, "seed": run.config.seeds[0]}, run) for label, runs in labels for run in runs]
+        return [({"method": label, "seed": run.config.seed}, run) for label, runs in labels for run in runs]
 
 
 def results(*folders: str | Path) -> Results:
@@ -70,20 +70,20 @@ def results(*folders: str | Path) -> Results:
 
 
 def simulate_all(
-    config: Config,
+    experiment: Experiment,
     folder: str | Path,
     resume: bool = False,
     dataset: data.Dataset | None = None,
     model: Model | None = None,
 ) -> Results | None:
-    """Run every method with every seed of the settings, one after another, and return what they have reached.
+    """Run every method with every seed of an experiment, one after another, and return what they have reached.
 
     Each has a run folder within the given one, as from `python -m fl.run --algorithm A,B --seeds 0,1`, and `python -m
     fl.compare FOLDER` draws them in one figure. The data set is loaded once. What is wrong with any of the runs is
     refused before the first trains; after one whose training fails the others go on.
 
     Args:
-        config: with any number of algorithms and seeds.
+        experiment: the methods, the seeds, and what they have in common.
         folder: must be new or empty, unless its runs are resumed: finished ones are kept, the others go on.
         dataset, model: of your own, as in `simulate`.
 
@@ -95,11 +95,14 @@ def simulate_all(
     """
     folder = Path(folder)
     with joined() as ranks:
-        config = resolve_inputs(config, dataset, model)
-        config.check()
-        loaded = (config.load() if dataset is None else dataset).to(pick_device(config.device))
-        inside = {folder / run_name(one): one for one in config.runs()}
-        ended = train_all(inside, folder / SETTINGS, config.to_yaml(), resume, loaded, model)
+        if not isinstance(experiment, Experiment):
+            raise FLError(f"simulate_all takes an fl.Experiment, got {type(experiment).__name__}: a Config is one run")
+        common = given_inputs(experiment.config, dataset, model)
+        experiment = replace(experiment, config=common).holding_out()
+        experiment.check()
+        loaded = (common.load() if dataset is None else dataset).to(pick_device(common.execution.device))
+        inside = {folder / run_name(one): one for one in experiment.runs()}
+        ended = train_all(inside, folder / SETTINGS, experiment.to_yaml(), resume, loaded, model)
         return None if ranks.rank else Results(find_runs(ended.done), ended.failed)
 
 

@@ -80,7 +80,8 @@ class Structure:
         """
         if not run.algorithm.levels or run.fed.truth is None:
             return None
-        (name,), (seed,), levels = run.config.algorithm, run.config.seeds, run.algorithm.levels(run.server)
+        name, seed = run.config.method.name, run.config.seed
+        levels = run.algorithm.levels(run.server)
         truth, title, names = run.fed.truth.tolist(), run.config.title(), run.fed.client_names
         return cls(name, levels.names, truth, levels.models, levels.trained, seed, title, names)
 

@@ -8,7 +8,7 @@ momentum: Annotated[AtLeast0, OnlyWith("optimizer", "sgd")] = 0.9
 
 import math
 import re
-from collections.abc import Callable, Collection, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import Field, dataclass, fields, is_dataclass, replace
 from functools import cache
 from numbers import Integral, Real
@@ -99,18 +99,35 @@ class OnlyWith:
 
 
 @dataclass(frozen=True)
-class Role:
-    """What a setting is for, where that is more than the result of a run.
+class Named:
+    """Says what a setting is called on the command line and in `Config.of`, where that is not its field's name."""
 
-    Attributes:
-        compared: whether runs that differ in it are different runs, and not the same one computed in another way.
-        resumable: whether a run that is resumed may have another value of it.
-        data: whether it says which data set is loaded.
+    name: str
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """One of several named alternatives, with the options that it alone reads.
+
+    >>> Chosen("iid")
+    Chosen(name='iid', options=None)
     """
 
-    compared: bool = True
-    resumable: bool = False
-    data: bool = False
+    name: str
+    options: Any = None
+
+
+@dataclass(frozen=True)
+class Alternatives:
+    """Says what a setting that is a `Chosen` can be.
+
+    Attributes:
+        options: () -> from the name of each alternative to its default options, or None if it has none.
+        prefixed: whether flags of options begin with the name of the alternative: `--fedmr.unit`, but `--alpha`.
+    """
+
+    options: Callable[[], Mapping[str, Any]]
+    prefixed: bool = False
 
 
 @dataclass(frozen=True)
@@ -327,9 +344,9 @@ def marks(field: Field, kind: type[Kind]) -> list[Kind]:
     return [mark for mark in getattr(field.type, "__metadata__", ()) if isinstance(mark, kind)]
 
 
-def role(field: Field) -> Role:
-    """Return what a field is for."""
-    return next(iter(marks(field, Role)), Role())
+def name_of(field: Field) -> str:
+    """Return what a setting is called outside its dataclass, see `Named`."""
+    return next((mark.name for mark in marks(field, Named)), field.name)
 
 
 def flag_of(name: str, group: str = "") -> str:
@@ -362,30 +379,33 @@ def check_values(settings: Any, group: str = "") -> None:
 
     It looks at a dataclass and at the groups of settings within; `group` is what its flags begin with.
     """
-    for field in fields(settings):
-        value = getattr(settings, field.name)
-        if is_dataclass(value):
-            check_values(value, field.name)
-            continue
-        flag = flag_of(field.name, group)
-        kinds, _ = types_of(field.type)
-        if kinds and not fits(field.type, value):
-            raise FLError(f"--{flag} must be {described(field.type)}, got {value!r}")
-        items = as_tuple(value)
-        for item in items:
-            if isinstance(item, float) and not math.isfinite(item):
-                raise FLError(f"--{flag} must be a finite number, got {written(value)}")
-            if isinstance(item, float) and abs(item) > LARGEST:
-                raise FLError(f"--{flag} must be at most {LARGEST:.3g}, which a float32 holds, got {item}")
-        for mark in marks(field, Flag):
-            if isinstance(mark.items, Limits):
-                if any(item not in mark.items for item in items):
-                    raise FLError(f"--{flag} must be {mark.items}, got {written(value)}")
-            elif mark.items is not None:
-                choice(f"--{flag}", items, mark.items)
-        for item in items:
-            if isinstance(item, Integral) and abs(item) >= 2**63:
-                raise FLError(f"--{flag} must be below 2^63, got {item}")
+    for one in settings_of(settings, group):
+        check_value(one)
+
+
+def check_value(setting: "Setting") -> None:
+    """Raise FLError for a value that a setting cannot have."""
+    field, value, flag = setting.field, setting.value, setting.flag
+    for several in marks(field, Alternatives):
+        choice(f"--{flag}", [value], several.options())
+    kinds, _ = types_of(field.type)
+    if kinds and not fits(field.type, value):
+        raise FLError(f"--{flag} must be {described(field.type)}, got {value!r}")
+    items = as_tuple(value)
+    for item in items:
+        if isinstance(item, float) and not math.isfinite(item):
+            raise FLError(f"--{flag} must be a finite number, got {written(value)}")
+        if isinstance(item, float) and abs(item) > LARGEST:
+            raise FLError(f"--{flag} must be at most {LARGEST:.3g}, which a float32 holds, got {item}")
+    for mark in marks(field, Flag):
+        if isinstance(mark.items, Limits):
+            if any(item not in mark.items for item in items):
+                raise FLError(f"--{flag} must be {mark.items}, got {written(value)}")
+        elif mark.items is not None:
+            choice(f"--{flag}", items, mark.items)
+    for item in items:
+        if isinstance(item, Integral) and abs(item) >= 2**63:
+            raise FLError(f"--{flag} must be below 2^63, got {item}")
 
 
 def check_types(settings: Any) -> None:
@@ -400,89 +420,82 @@ def check_types(settings: Any) -> None:
 
 
 class Setting(NamedTuple):
-    """A setting with its value in a dataclass of settings, or in a group of settings within one.
+    """A setting with its value.
 
     Attributes:
-        group: the name of the group, "" for a setting that is in none.
-        role: that of the field, or else of its group.
+        group: what its flag begins with, the name of a group of settings or of a method; "" for a setting in none.
+        path: the names of the fields that lead to it.
         unread: why nothing reads it beside these other settings; "" where it is read.
     """
 
     field: Field
     group: str
     value: Any
-    role: Role
+    path: tuple[str, ...]
     unread: str
 
     @property
     def name(self) -> str:
-        """The name as Python writes it: `fedexp.max_step`."""
-        return (f"{self.group}." if self.group else "") + self.field.name
+        """The name as `Config.of` has it, that of its group before it: `fedexp.max_step`."""
+        return (f"{self.group}." if self.group else "") + name_of(self.field)
 
     @property
     def flag(self) -> str:
         """The name as the command line writes it: `fedexp.max-step`."""
-        return flag_of(self.field.name, self.group)
+        return flag_of(self.name)
 
 
-def settings_of(settings: Any) -> list[Setting]:
-    """List all settings of a dataclass and of the groups within, each with why nothing reads it.
+def settings_of(settings: Any, group: str = "", path: tuple[str, ...] = (), why: str = "") -> Iterator[Setting]:
+    """Yield the settings of a dataclass and of the groups within, each with why nothing reads it.
 
-    This is the one answer to which settings a run reads.
+    This is the one answer to which settings a run reads. A setting is read only with what its type says (`OnlyWith`), a
+    group unless the dataclass has a method `group_unread(group)` that gives a reason.
 
-    A setting is read only with what its type says (`OnlyWith`), a group unless the dataclass has a method
-    `group_unread(group)` that gives a reason.
+    Args:
+        group: what flags begin with.
+        path: the fields that lead to the dataclass.
+        why: why nothing reads any of them.
     """
-    found = []
     for field in fields(settings):
-        value = getattr(settings, field.name)
-        if not is_dataclass(value):
-            reason = _unread(settings, field, "")
-            found.append(Setting(field, "", value, role(field), reason))
-            continue
-        group = field.name
-        whole = settings.group_unread(group) if hasattr(settings, "group_unread") else ""
-        for inner in fields(value):
-            reason = whole and f"--{flag_of(inner.name, group)} {whole}"
-            reason = reason or _unread(value, inner, group)
-            kind = next(iter(marks(inner, Role)), role(field))
-            found.append(Setting(inner, group, getattr(value, inner.name), kind, reason))
-    return found
+        value, here = getattr(settings, field.name), (*path, field.name)
+        if isinstance(value, Chosen):
+            yield Setting(field, group, value.name, here, why)
+            if value.options is not None:
+                (several,) = marks(field, Alternatives)
+                yield from settings_of(value.options, value.name if several.prefixed else group, here, why)
+        elif is_dataclass(value):
+            whole = settings.group_unread(field.name) if hasattr(settings, "group_unread") else ""
+            yield from settings_of(value, field.name, here, whole)
+        else:
+            reason = f"--{flag_of(name_of(field), group)} {why}" if why else _unread(settings, field, group)
+            yield Setting(field, group, value, here, reason)
 
 
 def _unread(settings: Any, field: Field, group: str) -> str:
     """Say why nothing reads a setting beside the others of its dataclass; "" if it is read."""
     types = {field.name: field for field in fields(settings)}
-    needs = getattr(settings, "needs", {})  # of options whose type does not say it
-    for mark in [*marks(field, OnlyWith), *([needs[field.name]] if field.name in needs else [])]:
+    for mark in marks(field, OnlyWith):
+        needed = types[mark.setting]
         other = getattr(settings, mark.setting)
-        flag, setting = flag_of(field.name, group), flag_of(mark.setting, group)
+        flag, setting = flag_of(name_of(field), group), flag_of(name_of(needed), group)
         if other not in mark.values:
             return f"--{flag} is for --{setting} {mark}, not for {other}: leave it out, or give --{setting} {mark}"
-        if reason := _unread(settings, types[mark.setting], group):
+        if reason := _unread(settings, needed, group):
             return reason
     return ""
 
 
-def changed(settings: Any, start: Any) -> list[Setting]:
-    """List the settings whose values differ from those in a second dataclass of the same kind."""
-    return [now for now, was in zip(settings_of(settings), settings_of(start)) if now.value != was.value]
-
-
-def check_read(settings: Any, flags: Collection[str]) -> None:
-    """Raise FLError for the first of some flags that nothing reads, see `settings_of`."""
-    for setting in settings_of(settings):
-        if setting.unread and setting.flag in flags:
-            raise FLError(setting.unread)
-
-
-def without_unread(settings: Kind) -> Kind:
-    """Replace each setting that nothing reads by its default."""
-    start = type(settings)()
-    usual: dict[str, dict[str, Any]] = {"": {}}
-    for one in settings_of(settings):
-        if one.unread:
-            default = getattr(start, one.group) if one.group else start
-            usual.setdefault(one.group, {})[one.field.name] = getattr(default, one.field.name)
-    groups = {group: replace(getattr(settings, group), **values) for group, values in usual.items() if group}
-    return replace(settings, **usual[""], **groups)
+def as_read(settings: Kind) -> Kind:
+    """Replace each setting that nothing reads by its default, also in groups within."""
+    usual = type(settings)()
+    changes: dict[str, Any] = {}
+    for field in fields(settings):  # type: ignore[arg-type]  # Kind is a dataclass
+        value = getattr(settings, field.name)
+        if isinstance(value, Chosen):
+            changes[field.name] = replace(value, options=value.options and as_read(value.options))
+        elif is_dataclass(value):
+            unread = hasattr(settings, "group_unread") and settings.group_unread(field.name)
+            changes[field.name] = getattr(usual, field.name) if unread else as_read(value)
+        elif _unread(settings, field, ""):
+            changes[field.name] = getattr(usual, field.name)
+    return replace(settings, **changes)

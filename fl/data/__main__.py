@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -14,15 +14,16 @@ import tyro
 from fl.base.console import guarded
 from fl.base.errors import FLError
 from fl.base.rng import Rng
-from fl.base.settings import changed, check_read, number
+from fl.base.settings import flag_in, number
 from fl.data import Dataset
 from fl.partition import Partition, counts
-from fl.settings.fields import DataSettings
+from fl.settings import Config, Experiment
+from fl.settings.flags import entries, flags_class, given
 from fl.settings.help import command
 
 
 @dataclass(frozen=True)
-class Look(DataSettings):
+class Look:
     """Deal a data set out to clients as `fl.run` does, and look at who holds what."""
 
     seed: Annotated[int, number(int, "INT", least=0, below=2**32)] = 0
@@ -33,54 +34,71 @@ class Look(DataSettings):
     plot: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """draw clients x classes into a .png, .svg or .pdf; must be new"""
 
-    def run(self) -> int:
-        """Carry out the command."""
-        self.check_data()
-        check_read(self, [one.flag for one in changed(self, Look())])
-        dataset = self.load()
-        counted = dataset.task == "classification" and not dataset.text
-        if self.plot is not None and not counted:
-            what = "text" if dataset.text else f"data for {dataset.task}"
-            raise FLError(f"--plot draws clients by classes, and {what} has no classes: leave it out, or take --json")
-        if self.plot is not None:
-            from fl.figures.clients import partition_map
-            from fl.figures.style import check_new, save
 
-            check_new(self.plot, "--plot")
-        partition = self.deal(dataset, Rng(self.seed).numpy("partition"))
-        labels, classes = (dataset.y, dataset.classes) if counted else (torch.zeros(len(dataset.y)).long(), 1)
-        table = counts(partition, labels, classes)
-        samples, sizes = partition.parts.samples, partition.parts.sizes
-        names = dataset.names_of_clients(samples, torch.arange(len(sizes)).repeat_interleave(sizes))
-        if self.plot is not None:
-            title = f"{dataset.name}, {self.spread()}, {self.clients} clients, seed {self.seed}"
-            save(partition_map(partition, labels, classes, title, names), self.plot)
-        if self.json:
-            owners = {"owners": names} if names else {}
-            print(json.dumps({"counts": table.tolist(), "structure": partition.structure.tolist(), **owners}))
-        else:
-            print(self.describe(dataset, partition, table, names))
-        return 0
+_ALSO = ("clients", "data_root", "download")
+"""What the command takes beside the settings of the data."""
+_LEFT_OUT = ("local_valid", "local_test")
+"""Settings of the data that do not change what it shows."""
 
-    def describe(self, dataset: Dataset, partition: Partition, table: np.ndarray, names: Sequence[str] = ()) -> str:
-        """Say in a few lines what each client got."""
-        counted = table.shape[1] > 1
-        lines = [
-            repr(dataset),
-            f"{self.spread()}: {self.clients} clients, seed {self.seed}",
-            "",
-            f"samples used      {table.sum():,} of {len(dataset.y):,}",
-            f"samples a client  {_range(table.sum(1))}",
-            *([f"classes a client  {_range((table > 0).sum(1))}"] if counted else []),
-            *(
-                [f"samples moved     {partition.parts.moved:,}, from the largest clients"]
-                if partition.parts.moved
-                else []
-            ),
-            *([f"owners            {_some(names)}"] if names else []),
-            f"true clusters     {_clusters(partition.structure.numpy())}",
-        ]
-        return "\n".join([*lines, f"drawn in          {self.plot}"] if self.plot is not None else lines)
+
+def look(argv: Sequence[str] | None) -> int:
+    """Carry out the command."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    every = {name: one for inside in entries(()).values() for name, one in inside.items()}
+    names = [name for name in entries(())["data"] if name not in _LEFT_OUT]
+    asked: Any = command(flags_class({"data": {name: every[name] for name in (*names, *_ALSO)}}, Look), "data", argv)
+    flags = {flag_in(word) for word in argv} - {"seed", "json", "plot"}
+    config = Config.of(seed=asked.seed, **given(asked, flags, Experiment()))
+    config.check_values()
+    if not config.data.pool_test_set:
+        config.data.check()
+    for one in config.settings():
+        if one.unread and one.flag in flags:
+            raise FLError(one.unread)
+    dataset = config.load()
+    counted = dataset.task == "classification" and not dataset.text
+    if asked.plot is not None and not counted:
+        what = "text" if dataset.text else f"data for {dataset.task}"
+        raise FLError(f"--plot draws clients by classes, and {what} has no classes: leave it out, or take --json")
+    if asked.plot is not None:
+        from fl.figures.clients import partition_map
+        from fl.figures.style import check_new, save
+
+        check_new(asked.plot, "--plot")
+    partition = config.data.deal(dataset, config.clients.number, Rng(config.seed).numpy("partition"))
+    labels, classes = (dataset.y, dataset.classes) if counted else (torch.zeros(len(dataset.y)).long(), 1)
+    table = counts(partition, labels, classes)
+    samples, sizes = partition.parts.samples, partition.parts.sizes
+    names = dataset.names_of_clients(samples, torch.arange(len(sizes)).repeat_interleave(sizes))
+    if asked.plot is not None:
+        title = f"{dataset.name}, {config.data.spread()}, {config.clients.number} clients, seed {config.seed}"
+        save(partition_map(partition, labels, classes, title, names), asked.plot)
+    if asked.json:
+        owners = {"owners": names} if names else {}
+        print(json.dumps({"counts": table.tolist(), "structure": partition.structure.tolist(), **owners}))
+    else:
+        lines = describe(config, dataset, partition, table, names)
+        print(f"{lines}\ndrawn in          {asked.plot}" if asked.plot is not None else lines)
+    return 0
+
+
+def describe(
+    config: Config, dataset: Dataset, partition: Partition, table: np.ndarray, names: Sequence[str] = ()
+) -> str:
+    """Say in a few lines what each client got."""
+    counted, moved = table.shape[1] > 1, partition.parts.moved
+    lines = [
+        repr(dataset),
+        f"{config.data.spread()}: {config.clients.number} clients, seed {config.seed}",
+        "",
+        f"samples used      {table.sum():,} of {len(dataset.y):,}",
+        f"samples a client  {_range(table.sum(1))}",
+        *([f"classes a client  {_range((table > 0).sum(1))}"] if counted else []),
+        *([f"samples moved     {moved:,}, from the largest clients"] if moved else []),
+        *([f"owners            {_some(names)}"] if names else []),
+        f"true clusters     {_clusters(partition.structure.numpy())}",
+    ]
+    return "\n".join(lines)
 
 
 def _range(values: np.ndarray) -> str:
@@ -118,7 +136,7 @@ def _clusters(structure: np.ndarray) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code: 0, 2 for what cannot be done, 130 on Ctrl-C."""
-    return guarded(lambda: command(Look, "data", argv).run())
+    return guarded(lambda: look(argv))
 
 
 if __name__ == "__main__":

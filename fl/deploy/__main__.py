@@ -5,7 +5,6 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from fl.base.console import guarded, program
@@ -37,23 +36,24 @@ def _main(argv: list[str]) -> int:
     options, flags = _parser().parse_known_args(argv)
     if options.nodes < 1 or options.quorum < 1 or options.round_timeout <= 0:
         raise FLError("--nodes, --quorum and --round-timeout are 1 or more, and above 0")
-    config, resumed = parse([*flags, "--clients", str(options.nodes)])
-    if resumed:
+    request = parse([*flags, "--clients", str(options.nodes)])
+    config = request.one_run()
+    if request.resume:
         raise FLError("--resume: give the --folder of the deployment, whose run goes on if there is one")
     typed = {*map(flag_in, flags)}
-    if not (config.participation or "participants" in typed):
-        participants = min(Config().participants, options.nodes)
-        flags, config = [*flags, "--participants", str(participants)], replace(config, participants=participants)
-    if config.eval_client_models_every and "eval-client-models-every" not in typed:
+    if not (config.clients.participation or "participants" in typed):
+        participants = min(Config().clients.participants, options.nodes)
+        flags, config = [*flags, "--participants", str(participants)], config.replace(participants=participants)
+    if config.evaluation.client_models_every and "eval-client-models-every" not in typed:
         print(
             "--eval-client-models-every is 0 here: clients' models and their data are not in one place", file=sys.stderr
         )
-        flags, config = [*flags, "--eval-client-models-every", "0"], replace(config, eval_client_models_every=0)
+        flags, config = [*flags, "--eval-client-models-every", "0"], config.replace(eval_client_models_every=0)
     config.check()
     check_settings(config)
     if options.only in ("keys", None):
         require()
-    root = Path(options.folder or new_folder(replace(config, name=None), "deploy")).resolve()
+    root = Path(options.folder or new_folder(request.out, None, "deploy")).resolve()
     threads = options.threads or (0 if options.only else share_of_cores(options.nodes + 1))
     if options.only == "keys":
         here = ["127.0.0.1", "localhost"]  # where the SuperLink's own processes reach it

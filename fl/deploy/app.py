@@ -94,7 +94,7 @@ def client_app() -> Any:
 def _train(grid: Grid, context: Context) -> None:
     settings = RunSettings.of(context.run_config)
     try:
-        config, _ = parse(shlex.split(settings.flags))
+        config = parse(shlex.split(settings.flags)).one_run()
         waiting = Waiting(settings.round_timeout, settings.quorum, settings.nodes, settings.start_timeout)
         test = read_server(Path(settings.server_data or Path(settings.data, SERVER)))
         summary = serve(GridLink(grid), config, Path(settings.folder), test, waiting)

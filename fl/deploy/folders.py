@@ -67,11 +67,11 @@ def deal_out(config: Config, root: Path) -> None:
     """
     if root.exists() and any(root.iterdir()):
         raise FLError(f"{root} exists already: choose another folder for the nodes' data")
-    rng = Rng(config.seeds[0])
+    rng = Rng(config.seed)
     dataset = config.load()
-    parts, _ = config.deal(dataset, rng.numpy("partition"))
-    splits = hold_out(parts, config.local_valid, config.local_test, rng.numpy("hold-out"))
-    save_server(root / SERVER, dataset.tested_on(splits.test.samples) if config.pool_test_set else dataset)
+    parts, _ = config.data.deal(dataset, config.clients.number, rng.numpy("partition"))
+    splits = hold_out(parts, config.data.local_valid, config.data.local_test, rng.numpy("hold-out"))
+    save_server(root / SERVER, dataset.tested_on(splits.test.samples) if config.data.pool_test_set else dataset)
     for client, split in enumerate(splits):
         save_node(node_folder(root, client), dataset, split)
 

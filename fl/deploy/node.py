@@ -253,10 +253,10 @@ class Node:
         where all clients are, and none of them is ever read.
         """
         settings = Config.from_yaml(config)
-        device = pick_device(settings.device)
+        device = pick_device(settings.execution.device)
         data, local = training(settings, self.data.to(device))
-        spec = model_spec(settings, data) if custom_model.is_custom(settings.model) else _spec(model)
-        if settings.adapters.on:
+        spec = model_spec(settings, data) if custom_model.is_custom(settings.model.name) else _spec(model)
+        if settings.model.adapters.on:
             net, make, architectures = self._adapted(settings, spec, clients, device, base)
         else:
             net, make, architectures = create(torch.Generator(), spec).to(device), partial(create, spec=spec), None
@@ -281,7 +281,7 @@ class Node:
         self, settings: Config, spec: Spec, clients: int, device: torch.device, base: str | None
     ) -> tuple[nn.Module, Callable[..., nn.Module], Fleet | None]:
         """The models with adapters on this node's base. Raises InvalidMessage if it is not the server's."""
-        init, way = self.init or settings.init, "give the node its own copy: --node-config 'init=\"FILE\"'"
+        init, way = self.init or settings.model.init, "give the node its own copy: --node-config 'init=\"FILE\"'"
         try:
             made = make_models(settings, spec, find(init, spec) if init else None, clients, device)
         except FLError as error:

@@ -35,6 +35,7 @@ from fl.partition import Parts, Splits
 from fl.runs.evaluate import held_out
 from fl.runs.simulation import simulate
 from fl.settings import Config
+from fl.settings.extensions import EXTENSIONS
 from surgery import State, stack
 from zoo import Spec
 
@@ -44,17 +45,15 @@ _START = "start."  # before the names of the state of clients that have no versi
 
 def check_settings(config: Config) -> None:
     """Raise FLError for settings that runs with clients on other machines do not have."""
-    if len(config.runs()) > 1:
-        raise FLError("nodes train one method with one seed at a time: give one --algorithm and one of --seeds")
-    for name, one in config.extensions().items():
-        if one.simulated:
+    for name in config.extensions:
+        if EXTENSIONS[name].simulated:
             raise FLError(f"--{name} is for simulated clients, and these are on other machines: leave it out")
-    if ALGORITHMS[config.algorithm[0]].base_changes:
+    if ALGORITHMS[config.method.name].base_changes:
         raise FLError(
-            f"{config.algorithm[0]} changes the weights beside adapters, and between machines only adapters travel: "
+            f"{config.method.name} changes the weights beside adapters, and between machines only adapters travel: "
             "take another --algorithm, or a simulation"
         )
-    if config.eval_client_models_every:
+    if config.evaluation.client_models_every:
         raise FLError(
             "--eval-client-models-every needs clients' models and their data in one place: with clients on other "
             "machines leave it out (--local-test lets each node evaluate the model that it predicts with)"
@@ -67,16 +66,14 @@ def serve(link: Link, config: Config, folder: Path, test: Dataset, waiting: Wait
     Rounds, run folder and checkpoint are those of a simulation.
 
     Args:
-        config: with one algorithm and one seed; the number of clients is that of the nodes.
+        config: the settings of the run; the number of clients is that of the nodes.
         test: the server's test set, see `fl.deploy.folders.read_server`.
 
     Raises:
         FLError: as `fl.simulate`, if too few nodes are there, or too few answer in a round.
     """
     check_settings(config)
-    config = dataclasses.replace(
-        config, dataset=data.GIVEN, text=data.TextOptions(), pool_test_set=False, pad=0, samples=0
-    )
+    config = config.replace(dataset=data.GIVEN, text=data.TextOptions(), pool_test_set=False, pad=0, samples=0)
     remote = Remote(link, config, test, waiting)
     resume = (folder / "config.yaml").exists()
     return simulate(remote.config, folder, resume, remote.dataset, transport=remote)
@@ -101,15 +98,14 @@ class Remote:
     has_data = False
 
     def __init__(self, link: Link, config: Config, test: Dataset, waiting: Waiting) -> None:
-        (name,) = config.algorithm
-        self.labels = ALGORITHMS[name].labels(config.options_of(name))
+        self.labels = ALGORITHMS[config.method.name].labels(config.method.options)
         self.nodes = Nodes(link, waiting, test, self.labels)
         here = [said for _, said in sorted(self.nodes.reported.items())]
         self._budgets = [said["budget"] for said in here]
         self.splits = _splits([said["sizes"] for said in here])
         self.dataset = _stand_in(test, here, self.labels)
-        self.config = dataclasses.replace(config, clients=len(here))
-        self._settings = dataclasses.replace(self.config, name=None, resume=None).to_yaml()
+        self.config = config.replace(clients=len(here))
+        self._settings = self.config.to_yaml()
         self._has: dict[int, set[str]] = {}  # the digests of the finished levels that each client's node has
         self._saved: dict[int, Tensor] = {}  # by run: the versions that the last checkpoint names
         self._secret: SecretExchange | None = None  # of the round, where clients recombine their models in secret
@@ -123,7 +119,7 @@ class Remote:
             if not budget:
                 raise FLError(f"client {client} reported no width, depth or budget, and others did: give each node one")
             if "budget" in budget:
-                specs.append(largest_within(space, budget["budget"], self.config.architectures.unit))
+                specs.append(largest_within(space, budget["budget"], self.config.model.architectures.unit))
             else:
                 specs += announced(space, [budget], f"what client {client} reported")
         return specs
@@ -335,7 +331,7 @@ class Remote:
     def _snapshot(self, client_states: State, rng: Rng) -> None:
         """Remember the versions of the last checkpoint: a run that is resumed from it will ask for these."""
         run = int(client_states["run"])
-        if run not in self._saved or (rng.round - 1) % self.config.checkpoint_every == 0:
+        if run not in self._saved or (rng.round - 1) % self.config.evaluation.checkpoint_every == 0:
             self._saved[run] = client_states["version"].clone()
 
     def header(self, kind: str, client: int, rng: Rng) -> dict[str, Any]:

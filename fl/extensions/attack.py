@@ -148,11 +148,11 @@ def with_attack(fed: Federation, attack: Attack) -> Federation:
 
 
 def _malicious(config: Any, rng: Rng) -> frozenset[int]:
-    return draw_malicious(config.attack, config.clients, rng)
+    return draw_malicious(config.extensions["attack"], config.clients.number, rng)
 
 
 def _attacked(fed: Federation, config: Any, rng: Rng) -> Federation:
-    attack = make_attack(config.attack, _malicious(config, rng), fed.data, fed.clients, rng)
+    attack = make_attack(config.extensions["attack"], _malicious(config, rng), fed.data, fed.clients, rng)
     return with_attack(fed, attack) if attack else fed
 
 
@@ -161,6 +161,6 @@ EXTENSION = Extension(
     needs=lambda options: _NEEDS if options.share else {},
     federation=_attacked,
     largest=lambda config, rng: (
-        _malicious(config, rng) if config.attack.architecture == "largest" else frozenset[int]()
+        _malicious(config, rng) if config.extensions["attack"].architecture == "largest" else frozenset[int]()
     ),
 )

@@ -244,6 +244,6 @@ def _needs(options: Compression) -> dict[str, str]:
 EXTENSION = Extension(
     Compression(),
     needs=_needs,
-    algorithm=lambda algorithm, config, rng: with_compression(algorithm, config.compression),
+    algorithm=lambda algorithm, config, rng: with_compression(algorithm, config.extensions["compression"]),
     order=Order.SENDING,
 )

@@ -257,11 +257,15 @@ def with_clipped_updates(algorithm: Algorithm, defence: Defence) -> Algorithm:
 
 
 def _defended(fed: Federation, config: Any, rng: Rng) -> Federation:
-    return with_defence(fed, config.defence)
+    return with_defence(fed, config.extensions["defence"])
 
 
 def _clipped(algorithm: Algorithm, config: Any, rng: Rng) -> Algorithm:
-    return with_clipped_updates(algorithm, config.defence) if config.defence.clip else algorithm
+    return (
+        with_clipped_updates(algorithm, config.extensions["defence"])
+        if config.extensions["defence"].clip
+        else algorithm
+    )
 
 
 EXTENSION = Extension(

@@ -156,7 +156,7 @@ def late(done: Sequence[int], steps: Sequence[int], partial: bool) -> list[bool]
 
 
 def _paced(fed: Federation, config: Any, rng: Rng) -> Federation:
-    pace = make_pace(config.pace, len(fed.clients), rng)
+    pace = make_pace(config.extensions["pace"], len(fed.clients), rng)
     return fed if pace is None else replace(fed, training=(*fed.training, pace))
 
 

@@ -103,7 +103,7 @@ def with_presence(algorithm: Algorithm, presence: Presence) -> Algorithm:
 
 
 def _present(algorithm: Algorithm, config: Any, rng: Rng) -> Algorithm:
-    fed, options = algorithm.fed, config.presence
+    fed, options = algorithm.fed, config.extensions["presence"]
     presence = make_presence(len(fed.clients), fed.participants, options.joining, options.leaving, config.rounds, rng)
     return with_presence(algorithm, presence) if presence else algorithm
 

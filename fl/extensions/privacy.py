@@ -243,7 +243,7 @@ def _needs(options: Privacy) -> dict[str, str]:
 EXTENSION = Extension(
     Privacy(),
     needs=_needs,
-    algorithm=lambda algorithm, config, rng: with_privacy(algorithm, config.privacy),
+    algorithm=lambda algorithm, config, rng: with_privacy(algorithm, config.extensions["privacy"]),
     order=Order.PROMISING,
     simulated=False,
     columns={

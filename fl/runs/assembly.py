@@ -30,6 +30,7 @@ from fl.models.fleet import Fleet, make_fleet
 from fl.models.init import Start, find, maker
 from fl.models.search import maximum
 from fl.settings import Config
+from fl.settings.extensions import EXTENSIONS
 from zoo import Spec, ZooError
 
 _log = logging.getLogger("fl")
@@ -43,40 +44,42 @@ def build(
     start: Start | None = None,
     transport: Transport = IN_PROCESS,
 ) -> tuple[Federation, Algorithm]:
-    """The federation and the method of a config with one algorithm and one seed.
+    """Make the federation and the method of a run.
 
     The split, the initial weights, the sampling and the batches depend on the seed, not on the method.
 
     Args:
-        dataset: data of your own, in the place of `config.dataset`; or the settings' data set, if it is loaded already
-            for another run (by `config.load()`, or `fl.data.load` without changing it since).
-        model: a model of your own, in the place of `config.model`: an `nn.Module`, whose weights are the initial ones,
-            or a function that makes one, whose weights then depend on the seed. Methods that start several models from
-            different weights need a function.
+        dataset: data of your own, in the place of those of the settings; or these, if they are loaded already for
+            another run (by `config.load()`, or `fl.data.load` without changing them since).
+        model: a model of your own, in the place of that of the settings: an `nn.Module`, whose weights are the initial
+            ones, or a function that makes one, whose weights then depend on the seed. Methods that start several models
+            from different weights need a function.
         start: the trained weights that --init names, if a run folder has kept them.
         transport: where clients are. If on other machines, they have their data already; `dataset` stands in for these
             and has a test set. By default the settings deal the data out to clients here.
 
-    >>> fed, algorithm = build(Config(algorithm=("fedavg",)))
+    >>> fed, algorithm = build(Config.of(algorithm="fedavg"))
     >>> len(fed.clients), list(algorithm.init())
     (20, ['global'])
     """
     config = resolve_inputs(config, dataset, model)
-    _check_one_run(config, transport)
-    (seed,) = config.seeds
-    device, rng = pick_device(config.device), Rng(seed)
+    config.check()
+    for name in () if transport.has_data else config.extensions:
+        if EXTENSIONS[name].simulated:
+            raise FLError(f"--{name} is for simulated clients, and these are on other machines: leave it out")
+    device, rng = pick_device(config.execution.device), Rng(config.seed)
     dataset, local, splits, truth = _dealt(config, dataset, rng, device, transport)
 
     base = model_spec(config, dataset, model)
-    extensions = config.extensions().values()
+    extensions = [EXTENSIONS[name] for name in config.extensions]
     take_largest = frozenset[int]().union(*(one.largest(config, rng) for one in extensions if one.largest))
     spec, specs = _specs(config, base, dataset, splits, rng, take_largest, transport)
-    if start is None and config.init:
-        start = find(config.init, spec)
+    if start is None and config.model.init:
+        start = find(config.model.init, spec)
     if device.type == "cpu":
         _ask_for_round(config, specs or [spec])
     net, create, fleet = make_models(config, spec, start, len(splits), device)
-    one_start = isinstance(getattr(spec, "source", None), nn.Module) and not config.adapters.on
+    one_start = isinstance(getattr(spec, "source", None), nn.Module) and not config.model.adapters.on
     if start is None:
         _warn_of_drawn(config, spec, net)
     if not isinstance(spec, custom_model.CustomSpec) and not dataset.text:
@@ -86,17 +89,17 @@ def build(
         net,
         dataset,
         splits,
-        config.cohort(),
+        config.clients.cohort(),
         local,
         create=None if one_start else create,
         spec=spec,
         start=start,
         fleet=make_fleet(net, spec, specs) if specs else fleet,
-        metrics=metrics_of(config.metrics, dataset),
+        metrics=metrics_of(config.evaluation.metrics, dataset),
         truth=truth,
         transport=transport,
     )
-    for name, one in config.extensions().items():
+    for name, one in zip(config.extensions, extensions):
         fed = one.federation(fed, config, rng) if one.federation else fed
         if not isinstance(fed, Federation):
             raise FLError(f"the extension {name} made no federation: {fed!r}")
@@ -109,18 +112,6 @@ def build(
     return fed, algorithm
 
 
-def _check_one_run(config: Config, transport: Transport) -> None:
-    """FLError for settings that contradict each other, or are not those of one run of these clients."""
-    config.check()
-    if len(config.runs()) > 1:
-        raise FLError(
-            "these are the settings of several runs: fl.simulate_all trains them all, or take one of config.runs()"
-        )
-    for name, one in () if transport.has_data else config.extensions().items():
-        if one.simulated:
-            raise FLError(f"--{name} is for simulated clients, and these are on other machines: leave it out")
-
-
 def _dealt(
     config: Config, dataset: data.Dataset | None, rng: Rng, device: torch.device, transport: Transport
 ) -> tuple[data.Dataset, LocalTraining, partition.Splits, torch.Tensor | None]:
@@ -128,16 +119,18 @@ def _dealt(
     if dataset is None:
         dataset = config.load()
     elif transport.splits is None:
-        dataset = config.prepare(replace(dataset, name=data.GIVEN) if config.dataset == data.GIVEN else dataset)
+        dataset = config.data.prepare(
+            replace(dataset, name=data.GIVEN) if config.data.dataset == data.GIVEN else dataset
+        )
     if transport.splits is not None:
         dataset, local = training(config, dataset)
-        return dataset.to(device, config.data_on), local, transport.splits, None
-    parts, truth = config.deal(dataset, rng.numpy("partition"))
+        return dataset.to(device, config.execution.data_on), local, transport.splits, None
+    parts, truth = config.data.deal(dataset, config.clients.number, rng.numpy("partition"))
     dataset, local = training(config, dataset)
-    splits = partition.hold_out(parts, config.local_valid, config.local_test, rng.numpy("hold-out"))
-    if config.pool_test_set:
+    splits = partition.hold_out(parts, config.data.local_valid, config.data.local_test, rng.numpy("hold-out"))
+    if config.data.pool_test_set:
         dataset = dataset.tested_on(splits.test.samples)
-    return dataset.to(device, config.data_on), local, splits, truth
+    return dataset.to(device, config.execution.data_on), local, splits, truth
 
 
 def _ask_for_round(config: Config, specs: list[Spec]) -> None:
@@ -146,8 +139,8 @@ def _ask_for_round(config: Config, specs: list[Spec]) -> None:
     A lower bound: the initial model, the server's, those that clients send, and the weights, gradients and momentum of
     a client that trains, all as small as the smallest.
     """
-    needed = (config.cohort() + 5) * min(map(weight_bytes, specs))
-    what = f"a round of {config.cohort():,} clients"
+    needed = (config.clients.cohort() + 5) * min(map(weight_bytes, specs))
+    what = f"a round of {config.clients.cohort():,} clients"
     ask_memory(needed, what, "use fewer --participants, or a smaller --width or --depth")
 
 
@@ -161,13 +154,13 @@ def _ask_for_batch(fed: Federation, local: LocalTraining) -> None:
 def _warn_of_drawn(config: Config, spec: Spec, net: nn.Module) -> None:
     """Say which weights that look like trained ones are drawn, as nothing was given to begin with."""
     if drawn := getattr(net, "drawn", ()):
-        frozen = config.adapters.on and not config.adapters.train
+        frozen = config.model.adapters.on and not config.model.adapters.train
         _log.warning(
             "warning: --model %s begins with a drawn %s, which its folder has not, or for other classes%s",
-            config.model, ", ".join(drawn), ": train it beside adapters, with --adapters.train" if frozen else "",
+            config.model.name, ", ".join(drawn), ": train it beside adapters, with --adapters.train" if frozen else "",
         )  # fmt: skip
-    trained = isinstance(spec, custom_model.CustomSpec) and not config.model.startswith("hf-config:")
-    if config.adapters.on and not trained:
+    trained = isinstance(spec, custom_model.CustomSpec) and not config.model.name.startswith("hf-config:")
+    if config.model.adapters.on and not trained:
         _log.warning("warning: --adapters.kind freezes weights that are drawn: give trained ones with --init")
 
 
@@ -178,12 +171,12 @@ def make_models(
 
     All weights that are not in `start` depend on the seed alone.
     """
-    rng, create = Rng(config.seeds[0]), maker(spec, start)
+    rng, create = Rng(config.seed), maker(spec, start)
     net = create(rng.torch("weights"))
-    if not config.adapters.on:
+    if not config.model.adapters.on:
         return net.to(device), create, None
-    create = partial(adapted, net, config.adapters, base_changes=ALGORITHMS[config.algorithm[0]].base_changes)
-    net, ranks, again = create(rng.torch("adapters")).to(device), config.adapters.ranks, partial(_again, create)
+    create = partial(adapted, net, config.model.adapters, base_changes=ALGORITHMS[config.method.name].base_changes)
+    net, ranks, again = create(rng.torch("adapters")).to(device), config.model.adapters.ranks, partial(_again, create)
     return net, again, fleet_of_ranks(lambda r: again(rng.torch("adapters"), r), ranks, clients, net) if ranks else None
 
 
@@ -193,7 +186,12 @@ def _again(create: Callable[..., nn.Module], *args: Any) -> nn.Module:
 
 
 def resolve_inputs(config: Config, dataset: data.Dataset | None, model: custom_model.Model | None) -> Config:
-    """Complete the settings of a run: what was given, and not found by name, and how many samples a method holds out.
+    """Complete the settings of a run: by what was given, and by how many samples its method holds out."""
+    return given_inputs(config, dataset, model).holding_out()
+
+
+def given_inputs(config: Config, dataset: data.Dataset | None, model: custom_model.Model | None) -> Config:
+    """Complete the settings of a run by what was given, and not found by name.
 
     Data that were changed since they were loaded are given.
     """
@@ -202,21 +200,20 @@ def resolve_inputs(config: Config, dataset: data.Dataset | None, model: custom_m
             f"dataset is a {type(dataset).__name__}: give what fl.Dataset.from_arrays, from_torch or from_huggingface "
             "makes of it"
         )
-    if dataset is not None and not config.names(dataset):
-        config = replace(config, dataset=data.GIVEN).fitted(dataset)
-    return (config if model is None else replace(config, model=custom_model.GIVEN)).holding_out()
+    if dataset is not None and not config.data.names(dataset):
+        config = config.replace(dataset=data.GIVEN).fitted(dataset)
+    return config if model is None else config.replace(model=custom_model.GIVEN)
 
 
 def make_method(config: Config, fed: Federation) -> Algorithm:
     """Make the method of the settings, with nothing around it."""
-    (name,) = config.algorithm
-    return ALGORITHMS[name](fed, config.options_of(name))
+    return ALGORITHMS[config.method.name](fed, config.method.options)
 
 
 def make_algorithm(config: Config, fed: Federation, rng: Rng) -> Algorithm:
     """Make the method of the settings, within the extensions that wrap it, for a federation that fits them."""
     algorithm = make_method(config, fed)
-    wrapping = {name: one for name, one in config.extensions().items() if one.algorithm}
+    wrapping = {name: EXTENSIONS[name] for name in config.extensions if EXTENSIONS[name].algorithm}
     for name, one in sorted(wrapping.items(), key=lambda item: item[1].order):
         within, algorithm = algorithm, one.algorithm(algorithm, config, rng)
         if not isinstance(algorithm, Algorithm):
@@ -228,18 +225,20 @@ def make_algorithm(config: Config, fed: Federation, rng: Rng) -> Algorithm:
 
 def training(config: Config, dataset: data.Dataset) -> tuple[data.Dataset, LocalTraining]:
     """The data as clients train on them, and how these train."""
-    augment = Augment(config.crop, config.flip)
-    if config.channels_last and dataset.x.ndim != 4:
+    local, execution, name = config.local, config.execution, config.model.name
+    augment = Augment(local.crop, local.flip)
+    if execution.channels_last and dataset.x.ndim != 4:
         raise FLError("--channels-last is a layout of images, and the samples are none: leave it out")
-    if hf.is_hf(config.model):
-        if config.model.startswith("hf:") and data.is_text(config.dataset) and ":" not in config.text.tokens:
+    if hf.is_hf(name):
+        tokens = config.data.text.tokens
+        if name.startswith("hf:") and data.is_text(config.data.dataset) and ":" not in tokens:
             _log.warning(
                 "warning: --text.tokens %s numbers tokens in another way than the model of %s learned them: give "
                 "--text.tokens tokenizer:FOLDER, unless that is meant",
-                config.text.tokens, config.model,
+                tokens, name,
             )  # fmt: skip
-        dataset = hf.fitted(config.model, dataset)
-    if config.model == "transformer_masked":  # it has to name the tokens, some of which are hidden
+        dataset = hf.fitted(name, dataset)
+    if name == "transformer_masked":  # it has to name the tokens, some of which are hidden
         if not dataset.text:
             raise FLError("--model transformer_masked is made for text, and the data set is none: choose another model")
         if dataset.on_host:
@@ -251,17 +250,17 @@ def training(config: Config, dataset: data.Dataset) -> tuple[data.Dataset, Local
         dataset = replace(dataset, y=dataset.x.long(), test_y=dataset.test_x.long())
         augment = augment._replace(mask=_MASKED, token=dataset.classes)
     return dataset, LocalTraining(
-        epochs=config.local_epochs,
-        batch_size=config.batch_size,
-        last_batch=config.last_batch,
-        optimizer=config.local_optimizer(),
-        schedule=config.schedule(),
-        loss=config.local_loss(dataset),
+        epochs=local.epochs,
+        batch_size=local.batch_size,
+        last_batch=local.last_batch,
+        optimizer=local.make_optimizer(),
+        schedule=local.schedule(config.rounds),
+        loss=local.make_loss(dataset),
         augment=augment,
-        masked=config.masked_loss,
-        backend=config.backend,
-        max_parallel_clients=config.max_parallel_clients,
-        precision=Precision(config.precision, config.channels_last, config.deterministic),
+        masked=local.masked_loss,
+        backend=execution.backend,
+        max_parallel_clients=execution.max_parallel_clients,
+        precision=Precision(local.precision, execution.channels_last, execution.deterministic),
     )
 
 
@@ -278,17 +277,18 @@ def _specs(
 
     The global model has the maximum of all clients' widths and depths.
     """
-    (name,) = config.algorithm
-    if ALGORITHMS[name].clients != "heterogeneous" or config.adapters.on:
+    if ALGORITHMS[config.method.name].clients != "heterogeneous" or config.model.adapters.on:
         return base, []
-    chosen = None if transport.has_data else transport.specs(config.architectures.announce(base))
-    if not (transport.has_data or chosen) and config.architectures.choose == "zico":
+    chosen = None if transport.has_data else transport.specs(config.model.architectures.announce(base))
+    if not (transport.has_data or chosen) and config.model.architectures.choose == "zico":
         raise FLError(
             "--architectures.choose zico looks at clients' data, which lie on other machines here: give each node a "
             "width, a depth or a budget, or --architectures.choose cycle, random, budget or given"
         )
-    chosen = chosen or choose(config.architectures, base, dataset, clients, config.batch_size, rng, take_largest)
-    if hasattr(options := config.options_of(name), "adapt"):
+    chosen = chosen or choose(
+        config.model.architectures, base, dataset, clients, config.local.batch_size, rng, take_largest
+    )
+    if hasattr(options := config.method.options, "adapt"):
         chosen = list(map(options.adapt, chosen))
     return maximum(chosen), chosen
 
@@ -299,17 +299,19 @@ def model_spec(config: Config, dataset: data.Dataset, model: custom_model.Model 
     Args:
         model: a model of your own, if the settings do not name it.
     """
-    if custom_model.is_custom(config.model):
-        source = custom_model.by_name(config.model) if model is None else model
+    if custom_model.is_custom(config.model.name):
+        source = custom_model.by_name(config.model.name) if model is None else model
         try:
-            return custom_model.describe(config.model, source, dataset, config.width, config.depth or None)
+            return custom_model.describe(
+                config.model.name, source, dataset, config.model.width, config.model.depth or None
+            )
         except ZooError as error:
             raise FLError(str(error)) from None
     if dataset.text:
-        return replace(config.spec(dataset.classes, text=True), tokens=dataset.x.shape[1])
+        return replace(config.model.spec(config.data, dataset.classes, text=True), tokens=dataset.x.shape[1])
     if not dataset.images:
-        check_shape(config.spec(dataset.classes, text=False), nn.Identity(), dataset.x.shape[1:])
-    return config.spec(dataset.classes, dataset.x.shape[1], dataset.x.shape[-1], text=False)
+        check_shape(config.model.spec(config.data, dataset.classes, text=False), nn.Identity(), dataset.x.shape[1:])
+    return config.model.spec(config.data, dataset.classes, dataset.x.shape[1], dataset.x.shape[-1], text=False)
 
 
 def pick_device(name: str) -> torch.device:

@@ -25,7 +25,7 @@ class Bar:
         self._bar = tqdm(
             total=config.rounds,
             initial=run.done,
-            desc=f"{config.algorithm[0]} seed {config.seeds[0]}",
+            desc=f"{config.method.name} seed {config.seed}",
             unit="round",
             mininterval=0.1 if self._terminal else 30,
             dynamic_ncols=True,

@@ -147,7 +147,7 @@ def custom_inputs(config: Config, fed: Federation) -> dict[str, Any]:
     The settings name such data `given` or `my_module:load`, which does not say what they hold; likewise models.
     """
     return {
-        "data": data.fingerprint(fed.data) if data.is_custom(config.dataset) else None,
+        "data": data.fingerprint(fed.data) if data.is_custom(config.data.dataset) else None,
         "model": custom_model.identity(fed.spec) if isinstance(fed.spec, custom_model.CustomSpec) else None,
         "base": digest(fed.model),
     }

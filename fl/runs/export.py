@@ -3,7 +3,6 @@
 import copy
 import io
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -145,11 +144,11 @@ def _base(folder: Path, net: nn.Module, own: bool) -> dict[str, str | None]:
     if not any(adapters.adapted_layers(net)):
         raise FLError(f"{folder} has no adapters (--adapters.kind lora), which peft's files are made of")
     if any(name.endswith("base_layer.weight") for name, _ in net.named_parameters()):
-        raise FLError(f"{folder}: {config.algorithm[0]} has changed the base as well: give another format")
+        raise FLError(f"{folder}: {config.method.name} has changed the base as well: give another format")
     trained, start, drawn, name = adapters.state(net), load_initial_weights(folder, config), (), None
-    kind = config.model.partition(":")[0] if ":" in config.model else "zoo"
+    kind = config.model.name.partition(":")[0] if ":" in config.model.name else "zoo"
     if isinstance(net, HFModel):
-        if config.depth or set(config.width) != {1.0}:
+        if config.model.depth or set(config.model.width) != {1.0}:
             raise FLError(
                 f"{folder}: --width or --depth has cut the base, and {net.folder} is another: give another format"
             )
@@ -228,7 +227,7 @@ def module_with(fed: Federation, state: State, module: nn.Module | None = None) 
 def _built(folder: Path, model: Model | None, dataset: Dataset | None) -> RunState:
     """Rebuild a run as its checkpoint has it, on the CPU; FLError for a model or data of another run."""
     checkpoint.read_header(folder)  # without one there is nothing that was trained
-    return RunState.prepare(replace(Config.read(folder), device="cpu"), folder, True, dataset, model)
+    return RunState.prepare(Config.read(folder).replace(device="cpu"), folder, True, dataset, model)
 
 
 def _content(kind: str, net: nn.Module) -> bytes:

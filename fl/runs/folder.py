@@ -29,8 +29,8 @@ from fl.models.custom_model import LIBRARIES, Model
 from fl.models.fleet import brief
 from fl.models.init import Start, maker
 from fl.runs import checkpoint, metrics
-from fl.settings import Config
-from fl.settings.config import plain
+from fl.settings import Config, stored
+from fl.settings.config import RESUMABLE, plain
 from surgery.files.whole import is_plain
 from zoo import Spec
 
@@ -48,7 +48,7 @@ def restore_server(config: Config, folder: Path, algorithm: Algorithm, spec: Spe
     if not (folder / checkpoint.FILE).exists():
         table = folder / metrics.FILE
         done = len(metrics.read(table)) if table.exists() else 0
-        if (folder / "summary.json").exists() or (done and done > Config.read(folder).checkpoint_every):
+        if (folder / "summary.json").exists() or (done and done > Config.read(folder).evaluation.checkpoint_every):
             raise FLError(
                 f"{folder / checkpoint.FILE} is gone, though {done} rounds were done: put it back, or start a new run "
                 "under another --name"
@@ -72,8 +72,9 @@ def check_intact(folder: Path, config: Config, table: bool = True) -> None:
     """
     header = checkpoint.read_header(folder)
     try:
+        before_now = stored.flags(header["settings"])
         for flag, value in fixed(config).items():
-            if (before := header["settings"].get(flag, value)) != value:
+            if (before := before_now.get(flag, value)) != value:
                 was, now = (written(tuple(v) if isinstance(v, list) else v) for v in (before, value))
                 why = " (--keep-best and --patience compare the evaluations of all rounds)" * (flag == "eval-every")
                 raise FLError(
@@ -90,20 +91,24 @@ def check_intact(folder: Path, config: Config, table: bool = True) -> None:
 
 def run_name(config: Config) -> str:
     """The folder of one method and seed among several."""
-    return f"{config.algorithm[0]}-seed{config.seeds[0]}"
+    return f"{config.method.name}-seed{config.seed}"
 
 
-def new_folder(config: Config, title: str) -> Path:
-    """The folder for a new run: the given --name, or the title with a number where it is taken."""
-    if config.name is not None:
-        if not config.name:
+def new_folder(out: str, name: str | None, title: str) -> Path:
+    """Name the folder for a new run: the given --name, or the title with a number where it is taken.
+
+    Args:
+        out: the folder that it lies in.
+    """
+    if name is not None:
+        if not name:
             raise FLError("--name is empty: give the run folder a name, or leave the flag out")
-        if not is_plain(config.name):
-            raise FLError(f"--name {config.name} is not a plain name: give the folder that it lies in with --out")
-        return Path(config.out, config.name)
-    path, number = Path(config.out, title), itertools.count(2)
+        if not is_plain(name):
+            raise FLError(f"--name {name} is not a plain name: give the folder that it lies in with --out")
+        return Path(out, name)
+    path, number = Path(out, title), itertools.count(2)
     while path.exists():
-        path = Path(config.out, f"{title}-{next(number)}")
+        path = Path(out, f"{title}-{next(number)}")
     return path
 
 
@@ -113,19 +118,18 @@ def fixed(config: Config) -> dict[str, Any]:
     The number of rounds is one of them where the learning rate, or who joins and leaves, depends on it; how often is
     evaluated where --keep-best or --patience compare all evaluations.
 
-    >>> settings = fixed(Config(lr=0.5))
+    >>> settings = fixed(Config.of(lr=0.5))
     >>> settings["lr"], "rounds" in settings, "fedmr.segment-fraction" in settings, "fedprox.mu" in settings
     (0.5, False, True, False)
-    >>> fixed(Config(lr_schedule="cosine"))["rounds"]
+    >>> fixed(Config.of(lr_schedule="cosine"))["rounds"]
     40
     """
-    settings = {setting.flag: setting for setting in config.settings() if setting.name not in ("out", "name")}
-    free = {flag for flag, setting in settings.items() if setting.role.resumable}
+    free = set(RESUMABLE)
     if config.fixes_rounds:
         free.discard("rounds")
-    if config.keep_best or config.patience:
-        free.discard("eval-every")
-    return {flag: plain(setting.value) for flag, setting in settings.items() if flag not in free}
+    if config.evaluation.keep_best or config.patience:
+        free.discard("eval_every")
+    return {one.flag: plain(one.value) for one in config.settings() if not one.unread and one.name not in free}
 
 
 def save_initial_weights(folder: Path, start: Start) -> None:
@@ -149,15 +153,15 @@ def load_initial_weights(folder: Path, config: Config) -> Start | None:
     """
     path = folder / INITIAL
     if not path.exists():
-        if config.init and (folder / checkpoint.FILE).exists():
+        if config.model.init and (folder / checkpoint.FILE).exists():
             raise FLError(
-                f"{path} is gone, which has the weights of --init {config.init} that the run began with: put it back, "
-                "or start a new run under another --name"
+                f"{path} is gone, which has the weights of --init {config.model.init} that the run began with: put it "
+                "back, or start a new run under another --name"
             )
         return None
     taken, said = tensors.read(path, _FORMAT)
     start = Start(taken, said["source"], said["sha256"], tuple(said["left"]), tuple(said["summed"]))
-    init = str(config.init) if config.init else None
+    init = str(config.model.init) if config.model.init else None
     if (start.source.partition(":")[0] if init in LIBRARIES else start.source) != init:
         now = f"--init {init}" if init else "no --init"
         raise FLError(
@@ -236,17 +240,15 @@ def load_model(folder: str | Path, model: Model | None = None, *, best: bool = F
 def load_with_adapters(folder: Path, model: Model | None = None, *, best: bool = False) -> nn.Module:
     """Load the trained global model of a run folder, with its adapters, as `load_model` does."""
     config = Config.read(folder)
-    if len(config.runs()) > 1:
-        raise FLError(f"{folder} holds several runs: give one of the folders in it")
     if (folder / checkpoint.FILE).exists():
         check_intact(folder, config, table=best)
         if not checkpoint.read_header(folder)["round"]:
             _log.warning(f"warning: no round of {folder} was trained: these are its initial weights")
     spec, state = checkpoint.read_model(folder, model, best=best and not is_last_best(folder))
-    if config.adapters.on:
-        base = maker(spec, load_initial_weights(folder, config))(Rng(config.seeds[0]).torch("weights"))
+    if config.model.adapters.on:
+        base = maker(spec, load_initial_weights(folder, config))(Rng(config.seed).torch("weights"))
         changes = any(name.endswith("base_layer.weight") for name in state)  # whether or not the method is still here
-        net = adapted(base, config.adapters, Rng(config.seeds[0]).torch("adapters"), base_changes=changes)
+        net = adapted(base, config.model.adapters, Rng(config.seed).torch("adapters"), base_changes=changes)
         checkpoint.check_base(folder, net)
     else:
         net = models.create(torch.Generator(), spec)
@@ -267,11 +269,11 @@ def is_last_best(folder: Path) -> bool:
     """
     header = checkpoint.read_header(folder)
     rows = [row for row in metrics.read(folder / metrics.FILE) if row["round"] <= header["round"]]
-    best = metrics.best(rows, Config.read(folder).best_by)
+    best = metrics.best(rows, Config.read(folder).evaluation.best_by)
     if not best:
         why = "none was evaluated before its checkpoint"
         if metrics.evaluated(rows):
-            why = f"{metrics.judged_by(rows, Config.read(folder).best_by)} was nan in every evaluation"
+            why = f"{metrics.judged_by(rows, Config.read(folder).evaluation.best_by)} was nan in every evaluation"
         raise FLError(f"{folder} has no best round: {why}; best=False gives the model of the last one")
     if best["round"] not in (header["round"], header["best"]):
         raise FLError(f"{folder} has not kept the model of its best round, {best['round']}: train with --keep-best")

@@ -31,7 +31,9 @@ def check_ranks_agree(run: RunState) -> None:
         return
     ranks.device = run.fed.data.device
     words = {package: _version(package) for package in ("layer-surgery", "torch")}
-    words |= {f"--{one.flag}": plain(one.value) for one in run.config.settings() if one.flag not in _FREE}
+    words |= {
+        f"--{one.flag}": plain(one.value) for one in run.config.settings() if not one.unread and one.flag not in _FREE
+    }
     words |= {f"data {part}": value for part, value in data.fingerprint(run.fed.data).items()}
     model = str({name: list(tensor.shape) for name, tensor in checkpoint.flatten(run.server).items()})
     words |= {"device": ranks.device.type, "model": hashlib.sha256(model.encode()).hexdigest()[:12]}

@@ -95,7 +95,7 @@ def require(names: Sequence[str]) -> None:
 def logged(run: RunState) -> Iterator[Callable[[Row], None]]:
     """Open the logs, and yield a function that tells them of a row."""
     with ExitStack() as stack:
-        logs = [stack.enter_context(LOGS[name](run)) for name in run.config.log]
+        logs = [stack.enter_context(LOGS[name](run)) for name in run.config.evaluation.log]
 
         def tell(row: Row) -> None:
             for log in logs:

@@ -5,7 +5,7 @@ import logging
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fl import data
@@ -72,7 +72,7 @@ def train_all(
     Finished runs are kept, interrupted ones are resumed; after a run whose training fails the others go on.
 
     Args:
-        runs: the settings (with one method and one seed) of the run in each folder.
+        runs: the settings of the run in each folder.
         settings: the file that describes all of them, in the folder above theirs, which must be new unless `resume`.
         text: the content of that file.
         dataset: of all runs.
@@ -88,8 +88,7 @@ def train_all(
                 _check(one, path, dataset, model)
             _warn_of_renamed(settings.parent, runs)
             write_text(settings, text)
-        placed = {path: replace(one, out=str(path.parent), name=path.name) for path, one in runs.items()}
-        for path, one in placed.items():
+        for path, one in runs.items():
             try:
                 failed = simulate(one, path, path.exists(), dataset, model).get("failed", "")
                 ended.done.append(path)
@@ -109,7 +108,7 @@ def _check(config: Config, folder: Path, dataset: data.Dataset, model: Model | N
     # do: whether the data set can be dealt out with this seed, whether the model takes its samples, whether a client's
     # budget has an architecture, whether the weights of --init fit and whether a folder's checkpoint is of this run are
     # only known once that was tried.
-    require(config.log)
+    require(config.evaluation.log)
     if (folder / SETTINGS).exists():
         Config.read(folder, resume=True)  # which refuses settings that are gone
     with quiet("fl", "surgery"):

@@ -42,7 +42,7 @@ def opened(
     Raises:
         FLError: as `fl.simulate` does.
     """
-    require(config.log)
+    require(config.evaluation.log)
     try:
         with open_run_folder(folder, resume), terminable() as ending:
             if resume and (folder / SETTINGS).exists():

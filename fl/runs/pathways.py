@@ -133,15 +133,15 @@ class Pathways:
             spec = checkpoint.spec_of(path, state["spec"], state["custom"], model)
             return cls(spec, state["kinds"], levels, state["mean"])
         config = Config.read(path)
-        name, known = ",".join(config.algorithm), {n: method for n, method in ALGORITHMS.items() if method.pathways}
+        name, known = config.method.name, {n: method for n, method in ALGORITHMS.items() if method.pathways}
         if name not in known:
             raise FLError(f"{path} is a run of {name}, whose clients have no pathways: there are {', '.join(known)}")
-        if config.adapters.on:
+        if config.model.adapters.on:
             raise FLError(f"{path}: levels of adapters have no base in them: use fl.load_model")
-        if config.norm == "static_batch" or config.model == "transformer_masked":
+        if config.model.norm == "static_batch" or config.model.name == "transformer_masked":
             raise FLError(f"{path}: for a model with static batch norms, or of masked text, use fl.load_model")
         spec, server = checkpoint.read_parts(path, model=model)
-        kinds, used = known[name].pathways(config.options_of(name), server)
+        kinds, used = known[name].pathways(config.method.options, server)
         return cls(spec, kinds, used.levels, used.mean)
 
     def _call(self, state: State, x: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ def one_round(run: RunState, number: int) -> tuple[Server, Row, evaluate.Scores]
     Returns:
         The server after the round, its row of metrics.csv, and the scores of each client.
     """
-    fed, algorithm, rng = run.fed, run.algorithm, Rng(run.config.seeds[0], number)
+    fed, algorithm, rng = run.fed, run.algorithm, Rng(run.config.seed, number)
     with _own_random_numbers(run, rng):
         fed.meter.read()  # forget what evaluation trained (fine-tuned models), which is not part of a round
         started = time.perf_counter()

@@ -203,10 +203,10 @@ def simulate(
     Args:
         config: with one algorithm and one seed.
         folder: must be new or empty, unless the run in it is resumed.
-        dataset: data of your own, such as `fl.Dataset.from_arrays(...)`, in the place of `config.dataset`; or the
-            settings' data set, as `config.load()` returns it, so that several runs load it once.
-        model: a model of your own, in the place of `config.model`: an `nn.Module`, whose weights are the initial ones,
-            or a function that makes one, see `fl.build`. The checkpoint keeps which data and which model its
+        dataset: data of your own, such as `fl.Dataset.from_arrays(...)`, in the place of those of the settings;
+            or these, as `config.load()` returns them, so that several runs load them once.
+        model: a model of your own, in the place of that of the settings: an `nn.Module`, whose weights are the initial
+            ones, or a function that makes one, see `fl.build`. The checkpoint keeps which data and which model its
             run needs; give the same to resume it.
         on_round: called after each round with its row of metrics.csv, a dict of plain numbers. If it returns True, the
             run stops there; `resume` goes on with the next round.

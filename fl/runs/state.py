@@ -123,8 +123,10 @@ class RunState:
         if fed.fleet:
             save_architectures(fed, folder)
         used, there = fed.clients.total, len(fed.data.y)
-        if used < there and transport.splits is None and not KINDS[config.partition].partial:
-            _log.warning(f"warning: {config.spread()} leaves {there - used:,} of {there:,} training samples unused")
+        if used < there and transport.splits is None and not KINDS[config.data.partition.name].partial:
+            _log.warning(
+                f"warning: {config.data.spread()} leaves {there - used:,} of {there:,} training samples unused"
+            )
         rows = metrics.kept(folder / FILE, done, lambda row: run.due(row["round"]))
         run.table = ClientTable(folder, fed, rows)  # it may be refused, and metrics.csv is then as it was
         run.metrics = Metrics(folder / FILE, rows, asked_for(fed))
@@ -137,10 +139,10 @@ class RunState:
 
     def due(self, number: int) -> set[str]:
         """Say what is evaluated after a round: the "global" model, the participants' "models"; both after the last."""
-        last, wanted = number == self.last, set()
-        if last or number % self.config.eval_every == 0:
+        last, wanted, asked = number == self.last, set(), self.config.evaluation
+        if last or number % asked.every == 0:
             wanted.add("global")
-        if self.config.eval_client_models_every and (last or number % self.config.eval_client_models_every == 0):
+        if asked.client_models_every and (last or number % asked.client_models_every == 0):
             wanted.add("models")
         return wanted
 
@@ -153,7 +155,7 @@ class RunState:
     @property
     def over(self) -> bool:
         """Whether --patience says that training has brought nothing better for too long."""
-        return 0 < self.config.patience <= metrics.evaluations_since_best(self.rows, self.config.best_by)
+        return 0 < self.config.patience <= metrics.evaluations_since_best(self.rows, self.config.evaluation.best_by)
 
     def numbers_left(self) -> Iterator[int]:
         """Yield the numbers of the rounds that are left, as long as --patience lasts."""
@@ -170,16 +172,17 @@ class RunState:
         self.metrics.add(row)
         self.table.add(number, scores)
         self.advance(server, number)
-        if number % self.config.checkpoint_every == 0:
+        if number % self.config.evaluation.checkpoint_every == 0:
             self.save()
         self.log(self.rows[-1])
 
     def advance(self, server: Server, number: int) -> None:
         """Go on to the server after a round whose row is in the table."""
         self.server, self.done = server, number
-        regular = number % self.config.eval_every == 0  # not only since the run ends here, perhaps to be trained on
-        if self.config.keep_best and regular and metrics.best(self.rows, self.config.best_by).get("round") == number:
-            personal = ALGORITHMS[self.config.algorithm[0]].clients == "personalized"
+        asked = self.config.evaluation
+        regular = number % asked.every == 0  # not only since the run ends here, perhaps to be trained on
+        if asked.keep_best and regular and metrics.best(self.rows, asked.best_by).get("round") == number:
+            personal = ALGORITHMS[self.config.method.name].clients == "personalized"
             parts = server if personal else {"global": server["global"]}
             named = checkpoint.flatten({**parts, "statistics": self.fed.statistics(server["global"])})
             copies = host_copies(list(named.values()))  # that no device has to hold
@@ -222,17 +225,18 @@ class RunState:
     def summarise(self, diverged: str) -> dict:
         """Make the content of summary.json: settings in brief, results, what the run began from and where it ran."""
         config, start, rows = self.config, self.fed.start, metrics.evaluated(self.rows)
+        best_by, keep_best = config.evaluation.best_by, config.evaluation.keep_best
         score = first_score(rows[-1]) if rows else "accuracy"
-        best, by = metrics.best(rows, config.best_by), metrics.judged_by(rows, config.best_by)
-        chosen = metrics.selected(rows, config.best_by, config.keep_best)
+        best, by = metrics.best(rows, best_by), metrics.judged_by(rows, best_by)
+        chosen = metrics.selected(rows, best_by, keep_best)
         local = [key for key in chosen if key.startswith("local_")]
         if rows and not best:
-            asked, kept = "--best-by " * (config.best_by != "auto"), ", and no model is kept as such" * config.keep_best
+            asked, kept = "--best-by " * (best_by != "auto"), ", and no model is kept as such" * keep_best
             _log.warning(f"warning: {asked}{by} was nan in every evaluation: no round is best{kept}")
         early = self.done < config.rounds and self.over
         return {
-            "algorithm": config.algorithm[0],
-            "seed": config.seeds[0],
+            "algorithm": config.method.name,
+            "seed": config.seed,
             "rounds": self.done,
             "complete": self.done == (self.last or config.rounds) or early,
             **({"stopped": {"patience": config.patience, "best": best.get("round")}} if early else {}),
@@ -241,7 +245,7 @@ class RunState:
             "selected": {key: chosen[key] for key in ("round", *local)} if local else {},
             **({"init": {"source": start.source, "sha256": start.sha256, "drawn": start.left}} if start else {}),
             "seconds": sum(row["seconds"] for row in self.rows),
-            "device": str(pick_device(config.device)),
+            "device": str(pick_device(config.execution.device)),
             "torch": torch.__version__,
             "python": platform.python_version(),
         } | ({"failed": lost} if (lost := diverged or failure(self.rows)) else {})
@@ -257,5 +261,5 @@ def check_best_by(config: Config, fed: Federation) -> None:
         clients = [name for name in known if name.startswith(f"local_{part}_") and name not in asked]
         measured |= {name for name in clients if not name.removeprefix(f"local_{part}_").startswith(others)}
     able = [*asked, *(name for name in known if name in measured)]
-    if config.best_by not in ("auto", *able):
-        raise FLError(f"--best-by {config.best_by} is not measured by this run: there are {', '.join(able)}")
+    if config.evaluation.best_by not in ("auto", *able):
+        raise FLError(f"--best-by {config.evaluation.best_by} is not measured by this run: there are {', '.join(able)}")

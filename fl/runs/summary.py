@@ -9,11 +9,11 @@ from pathlib import Path
 from fl.algorithms import methods_of
 from fl.base.console import program
 from fl.base.errors import FLError
-from fl.base.settings import Flag, changed, marks, written
 from fl.runs.columns import columns, first_score
 from fl.runs.folder import run_name
 from fl.runs.metrics import FILE, Row, evaluations_since_best, read
-from fl.settings import Config
+from fl.settings import Config, Experiment
+from fl.settings.flags import words
 
 _SECOND = {"f1": "macro-F1", "perplexity": "perplexity", "r2": "R2"}
 _WORDS = {"accuracy": "accuracy", "mae": "mean absolute error"} | _SECOND
@@ -83,18 +83,19 @@ def describe(summary: dict) -> str:
     )
 
 
-def advice(config: Config, folder: Path) -> str:
+def advice(experiment: Experiment, folder: Path) -> str:
     """Write where the results lie and what to try next."""
-    where, runs = shlex.quote(str(folder)), config.runs()
+    where, runs = shlex.quote(str(folder)), experiment.runs()
+    config = runs[0]
     several = len(runs) > 1
     lines = {"results": f"{where}/", "figure": f"{where}/{'comparison.png' if several else 'curves.png'}"}
     if not config.fixes_rounds:  # more rounds would change these
         tables = [folder / run_name(one) / FILE for one in runs] if several else [folder / FILE]
-        waited = [evaluations_since_best(read(path), config.best_by) for path in tables if path.exists()]
+        waited = [evaluations_since_best(read(path), config.evaluation.best_by) for path in tables if path.exists()]
         left = [number < config.patience for number in waited]
         patient = " --patience 0" if config.patience and not all(left) else ""
         lines["train on"] = f"{program('run')} --resume {where} --rounds {2 * config.rounds}{patient}"
-    if not several and config.algorithm[0] not in methods_of("heterogeneous") and (others := _comparison(config)):
+    if not several and config.method.name not in methods_of("heterogeneous") and (others := _comparison(config)):
         lines["compare"] = others
     lines["settings"] = f"{program('run')} --help"
     return "\n" + "\n".join(f"{what:10}{text}" for what, text in lines.items())
@@ -102,22 +103,13 @@ def advice(config: Config, folder: Path) -> str:
 
 def _comparison(config: Config) -> str:
     """Write the command that trains other methods as this one, with more seeds; "" if they cannot do it."""
-    (method,) = config.algorithm
-    rivals = ("fedavg", "fedprox")
-    methods = (*rivals, *(Config().algorithm if method in rivals else (method,)))
-    others = replace(config, algorithm=methods, seeds=(0, 1, 2), name=None, resume=None, config=None)
+    method, rivals = config.method.name, ("fedavg", "fedprox")
+    methods = (*rivals, *(Experiment().algorithms if method in rivals else (method,)))
+    others = replace(Experiment.alone(config), algorithms=methods, seeds=(0, 1, 2))
     try:
         others.check()
     except FLError:
         return ""
-    words = [program("run"), "--algorithm", ",".join(methods), "--seeds", "0,1,2"]
-    for one in changed(others, Config(algorithm=methods, seeds=others.seeds)):
-        if one.unread:
-            continue
-        if isinstance(one.value, bool):
-            group, dot, name = one.flag.rpartition(".")
-            words.append(f"--{group}{dot}{'' if one.value else 'no-'}{name}")
-        else:
-            texts = [mark.str_from_instance(one.value)[0] for mark in marks(one.field, Flag)]
-            words += [f"--{one.flag}", shlex.quote(texts[0] if texts else written(one.value))]
-    return " ".join(words)
+    changed = [one for one in config.changed() if not one.unread and one.name not in ("algorithm", "seed")]
+    given = [program("run"), "--algorithm", ",".join(methods), "--seeds", "0,1,2"]
+    return " ".join(given + words(changed))

@@ -1,5 +1,6 @@
-"""The settings of a run: recipes, the command line, YAML. No room above this one knows `Config`."""
+"""The settings of a run: nested by topic, as flat flags, as YAML, as recipes. No room above this one knows `Config`."""
 
 from fl.settings.config import Config
+from fl.settings.experiment import Experiment
 
-__all__ = ["Config"]
+__all__ = ["Config", "Experiment"]

@@ -2,25 +2,49 @@
 
 import difflib
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from fl.base.console import program
 from fl.base.errors import FLError
-from fl.base.settings import changed, check_read, check_values, flag_in, settings_of, without_unread, written
+from fl.base.settings import flag_in, written
 from fl.engine.optimizers import SCHEDULES
-from fl.settings import Config
-from fl.settings.config import check_renamed
-from fl.settings.help import asked, parsed, settings_page
+from fl.settings import Config, Experiment
+from fl.settings.config import RESUMABLE
+from fl.settings.flags import Command, named, overridden
+from fl.settings.help import asked, settings_page
 from fl.settings.recipes import RECIPES, Recipe
 from fl.settings.recipes import describe as describe_recipe
+from fl.settings.stored import check_renamed
 
 _log = logging.getLogger("fl")
 
 
-def parse(argv: list[str], recipes: Mapping[str, Recipe] = RECIPES) -> tuple[Config, Path | None]:
-    """Parse the command line of a run. Return the settings, and the folder to resume or None.
+@dataclass(frozen=True)
+class Request:
+    """What a command line asks for.
+
+    Attributes:
+        experiment: the runs.
+        out, name: where the folder of the runs is made, and its name; None: one that the settings make.
+        resume: the folder in which they go on.
+    """
+
+    experiment: Experiment
+    out: str = Command.out
+    name: str | None = None
+    resume: Path | None = None
+
+    def one_run(self) -> Config:
+        """Return the settings of the run. Raises FLError if there are several."""
+        runs = self.experiment.runs()
+        if len(runs) > 1:
+            raise FLError("nodes train one method with one seed at a time: give one --algorithm and one of --seeds")
+        return runs[0]
+
+
+def parse(argv: list[str], recipes: Mapping[str, Recipe] = RECIPES) -> Request:
+    """Parse the command line of a run.
 
     Args:
         recipes: those whose name may be the first word.
@@ -28,7 +52,8 @@ def parse(argv: list[str], recipes: Mapping[str, Recipe] = RECIPES) -> tuple[Con
     Raises:
         FLError: for an unknown recipe, options that nothing reads, and settings that a resumed run cannot change.
     """
-    start, about, recipe = Config(), Config.__doc__, argv and not argv[0].startswith("-")
+    start, recipe = Experiment(), argv and not argv[0].startswith("-")
+    about = "Federated training of models that are cut and sewn, with FedMR on real digits as the default."
     if recipe:
         name = argv.pop(0)
         if name not in recipes:
@@ -41,48 +66,67 @@ def parse(argv: list[str], recipes: Mapping[str, Recipe] = RECIPES) -> tuple[Con
         start, about = recipes[name](), f"{about}\n\n{describe_recipe(recipes[name])}"
     if asked(argv):
         settings_page(argv, start, about, {} if recipe else recipes)
-    given, file = {flag_in(word) for word in argv}, None
-    check_renamed(given)
-    config = _cli(argv, start)
-    if config.config is not None:
-        if recipe or config.resume is not None:
-            other = "a recipe" if recipe else "--resume"
-            raise FLError(f"--config and {other} both say where the settings come from: leave one of them out")
-        file = Path(config.config)
-        start = Config.from_file(file)
-        config = replace(_cli(argv, start), config=None)
-    if config.resume is not None:
-        if recipe:
-            raise FLError("--resume takes the settings from the folder: leave the recipe out")
-        folder = Path(config.resume)
-        return _resumed(argv, folder, Config.read(folder, resume=True)), folder
-    check_values(config)
-    check_read(config, given)
-    for one in changed(start, Config()) if file else ():
-        if reason := next(now.unread for now in settings_of(config) if now.flag == one.flag):
-            _log.warning("warning: %s has a setting that is ignored: %s", file, reason)
-    return without_unread(config).holding_out("local-valid" in given), None
+    flags = {flag_in(word) for word in argv}
+    check_renamed(flags)
+    file, folder = named(argv, "config"), named(argv, "resume")
+    if file is not None or folder is not None:
+        others = [what for what, there in (("a recipe", recipe), ("--config", file), ("--resume", folder)) if there]
+        if len(others) > 1:
+            raise FLError(f"{' and '.join(others)} both say where the settings come from: leave one of them out")
+        start = Experiment.from_file(Path(file)) if file is not None else Experiment.read(Path(folder or ""), True)
+    experiment, values = overridden(argv, start)
+    if folder is not None:
+        for one in start.runs():
+            one.check_registered(Path(folder))
+        _check_resumed(start, experiment, flags, Path(folder))
+        return Request(experiment, resume=Path(folder))
+    for one in experiment.runs():
+        one.check_values()
+        for setting in one.settings():
+            if setting.unread and setting.flag in flags:
+                raise FLError(setting.unread)
+    if file is not None:
+        _warn_of_unread(file, experiment)
+    experiment = experiment.as_read().holding_out("local-valid" in flags)
+    return Request(experiment, values.out, values.name)
 
 
-def _resumed(argv: list[str], folder: Path, saved: Config) -> Config:
-    """The settings of a run that goes on, of which flags may change some."""
-    saved.check_registered(folder)
-    resumed = _cli(argv, replace(saved, resume=None))
-    different = {setting.flag: setting for setting in changed(saved, resumed)}
-    for flag, was in different.items():
-        if not was.role.resumable:
-            raise FLError(f"--{flag} cannot change when a run is resumed (it had {written(was.value)})")
-    check_read(resumed, {flag_in(word) for word in argv})
-    if "rounds" in different and SCHEDULES[resumed.lr_schedule]:
-        raise FLError(f"--rounds cannot change: --lr-schedule {resumed.lr_schedule} depends on the number of rounds")
-    for name, one in resumed.extensions().items() if "rounds" in different else ():
-        if one.fixes_rounds(getattr(resumed, name)):
+def _check_resumed(saved: Experiment, resumed: Experiment, flags: set[str], folder: Path) -> None:
+    """Raise FLError for a flag that changes what a run that goes on cannot change."""
+    for flag, before, after in (
+        ("algorithm", saved.algorithms, resumed.algorithms),
+        ("seeds", saved.seeds, resumed.seeds),
+    ):
+        if before != after:
+            raise FLError(f"--{flag} cannot change when a run is resumed (it had {written(before)})")
+    for flag in sorted(flags & {"out", "name"}):
+        raise FLError(f"--{flag} cannot change when a run is resumed (it lies in {folder})")
+    for before, after in zip(saved.runs(), resumed.runs()):
+        were = {one.flag: one.value for one in before.settings()}
+        for one in after.settings():
+            changed = one.value != were.get(one.flag, one.field.default)
+            if changed and one.name not in RESUMABLE:
+                raise FLError(
+                    f"--{one.flag} cannot change when a run is resumed (it had "
+                    f"{written(were.get(one.flag, one.field.default))})"
+                )
+            if one.unread and one.flag in flags:
+                raise FLError(one.unread)
+        if before.rounds == after.rounds:
+            continue
+        if SCHEDULES[after.local.lr_schedule]:
+            raise FLError(
+                f"--rounds cannot change: --lr-schedule {after.local.lr_schedule} depends on the number of rounds"
+            )
+        if after.fixes_rounds:
+            name = next(name for name in after.extensions)
             raise FLError(f"--rounds cannot change: what --{name} does in which round was drawn among them")
-    return resumed
 
 
-def _cli(argv: Sequence[str], default: Config) -> Config:
-    given = {*map(flag_in, argv)}
-    if "participants" in given and "participation" not in given:  # a number overrides the share of a recipe or a file
-        default = replace(default, participation=0.0)
-    return parsed(Config, argv, prog=program("run"), default=default)
+def _warn_of_unread(file: str, experiment: Experiment) -> None:
+    """Say which settings of a file no run reads."""
+    said = [one.unread for run in experiment.runs()[:1] for one in run.changed() if one.unread]
+    for name in experiment.options.keys() - set(experiment.algorithms):
+        said.append(f"{name} is not in --algorithm {','.join(experiment.algorithms)}")
+    for one in said:
+        _log.warning("warning: %s has a setting that is ignored: %s", file, one)

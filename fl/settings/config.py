@@ -1,83 +1,225 @@
-"""The settings of a run: check them, write them as YAML, read them."""
+"""The settings of a run: nested by topic, checked, written as YAML and read again."""
 
+import difflib
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from reprlib import repr as short
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
 
-from fl import data
-from fl.algorithms import ALGORITHMS, OPTIONS, methods_of
+from fl.algorithms import ALGORITHMS, methods_of
 from fl.algorithms.method import Method
 from fl.base.errors import FLError
 from fl.base.files import regular
 from fl.base.settings import (
+    Alternatives,
+    AtLeast1,
+    Chosen,
     Default,
     Kind,
+    Named,
+    Natural,
     Setting,
-    changed,
-    check_read,
-    check_values,
+    as_plain,
+    as_read,
+    check_value,
     described,
-    flag_of,
     from_yaml,
     lowered_defaults,
+    marks,
+    number,
     settings_of,
-    without_unread,
 )
-from fl.data import GIVEN
+from fl.data import GIVEN, Dataset
+from fl.engine.optimizers import SCHEDULES
 from fl.models.architectures import ArchitectureOptions
-from fl.models.init import check_init
+from fl.partition import KINDS
+from fl.settings import stored
+from fl.settings.data import DataSettings
+from fl.settings.evaluation import EvaluationSettings
+from fl.settings.execution import ExecutionSettings
 from fl.settings.extensions import EXTENSIONS
-from fl.settings.fields import ExtensionOptions, Fields, MethodOptions
+from fl.settings.model import ModelSettings
+from fl.settings.places import OWN, PLACES, TOPICS
+from fl.settings.topic import Topic
+from fl.settings.training import ClientSettings, LocalSettings
 from zoo import ZooError
 from zoo.plain_yaml import read_yaml
 
-_SOURCES = ("config", "resume")
-"""Settings that say where the others come from."""
 _HELD_OUT = 0.1
 """Of each client's samples, for a method that validates, where the settings hold none out."""
-_RENAMED = {
-    "chunk": "max-parallel-clients",
-    "pool": "pool-test-set",
-    "models-every": "eval-client-models-every",
-    "fedmr.fraction": "fedmr.segment-fraction",
-    "femam.lam": "femam.prox",
-    "femam.lam-everywhere": "femam.prox-all-levels",
-    "femam.epsilon": "femam.min-gain",
-    "joining": "presence.joining",
-    "leaving": "presence.leaving",
-}
-"""From flags of earlier versions to what they are called now."""
-_GONE = {
-    "jobs": "several commands, as a shell loop or xargs -P starts them",
-    "activation-checkpointing": "torch.utils.checkpoint in a model of your own",
-    **dict.fromkeys(("attack.kind", "attack.target", "attack.size"), "data of your own that bear the trigger"),
-    "sample-privacy": "Opacus",
-    "secure-aggregation": "an app of Flower's own",
-}
-"""From flags and groups of earlier versions that are gone to what a user takes instead."""
-_MOVED = {"joining": "presence", "leaving": "presence"}
-"""From settings to the groups where they are now; files of earlier versions have them outside."""
+_SAME_RUN = {"seed", "algorithm"} | {name for name, place in PLACES.items() if place[0] in ("evaluation", "execution")}
+"""Settings in which runs may differ that compare the same thing."""
+RESUMABLE = frozenset(
+    {"rounds", "patience", "eval_every", "eval_client_models_every", "checkpoint_every", "log", "device", "data_on"}
+    | {"max_parallel_clients", "data_root", "download"}
+)
+"""Settings that a run may change when it goes on."""
 _log = logging.getLogger("fl")
 
 
+def _options() -> dict[str, Any]:
+    """Return the default options of every method, also of those that a script has registered."""
+    return {name: getattr(method, "options", None) for name, method in ALGORITHMS.items()}
+
+
 @dataclass(frozen=True)
-class Config(MethodOptions, Fields):
-    """Federated training of models that are cut and sewn, with FedMR on real digits as the default."""
+class Config:
+    """Federated training of models that are cut and sewn, with FedMR on real digits as the default.
+
+    It is one run, of one method with one seed. `Config.of` takes settings by the names that they have as flags.
+
+    Attributes:
+        extensions: the options of extensions that are asked for, by name.
+
+    >>> config = Config.of(dataset="digits", alpha=0.1, algorithm="fedprox", lr=0.05)
+    >>> config.local.lr, config.data.partition.options.alpha, config.method.options
+    (0.05, 0.1, FedProxOptions(mu=0.01))
+    """
+
+    data: DataSettings = DataSettings()
+    model: ModelSettings = ModelSettings()
+    method: Annotated[Chosen, Named("algorithm"), Alternatives(_options, prefixed=True)] = Chosen(
+        "fedmr", ALGORITHMS["fedmr"].options
+    )
+    clients: ClientSettings = ClientSettings()
+    local: LocalSettings = LocalSettings()
+    rounds: AtLeast1 = 40
+    """number of communication rounds"""
+    patience: Natural = 0
+    """stop when so many evaluations have brought nothing better: a smaller mean validation loss where clients
+    validate (--local-valid), else a higher test accuracy; 0 is never"""
+    seed: Annotated[int, number(int, "INT", least=0, below=2**32)] = 0
+    """determines the split, the initial weights, the sampling and the batches"""
+    evaluation: EvaluationSettings = EvaluationSettings()
+    execution: ExecutionSettings = ExecutionSettings()
+    extensions: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        with suppress(TypeError):  # of wrong types, which `check` explains
-            for name in OPTIONS.keys() & set(self.algorithm):
-                options = self.options_of(name)
-                lowered = lowered_defaults(options, [one.name for one in fields(options)], self.clients)
-                if lowered:
-                    object.__setattr__(self, name, replace(options, **lowered))
+        for name in OWN:
+            object.__setattr__(self, name, as_plain(getattr(self, name)))
+        asked = {name: as_plain(options) for name, options in self.extensions.items()}
+        asked = {name: one for name, one in asked.items() if name not in EXTENSIONS or one != EXTENSIONS[name].options}
+        object.__setattr__(self, "extensions", asked)
+        with suppress(TypeError, ValueError, AttributeError, ZeroDivisionError):  # of wrong types, see `check`
+            object.__setattr__(self, "clients", self.clients.following())
+            object.__setattr__(self, "data", self.data.following(self.clients.number))
+            options = self.method.options
+            if options is not None:
+                lowered = lowered_defaults(options, [one.name for one in fields(options)], self.clients.number)
+                options = as_plain(replace(options, **lowered) if lowered else options)
+                object.__setattr__(self, "method", replace(self.method, options=options))
+
+    @classmethod
+    def of(cls, **settings: Any) -> "Config":
+        """Make the settings of a run from names as flags have them, with _ for -, and whole groups.
+
+        Args:
+            settings: such as dataset="cifar10", alpha=0.1, algorithm="fedprox", fedprox=FedProxOptions(mu=1.0),
+                privacy=Privacy(clip=0.5), or a topic: local=LocalSettings(...).
+
+        Raises:
+            FLError: for a setting that there is not, and for an option of another partition or method.
+        """
+        return cls().replace(**settings)
+
+    def replace(self, /, **settings: Any) -> "Config":
+        """Return these settings with some replaced, named as `of` has them.
+
+        The options of a partition and of a method are the defaults where another one is chosen.
+        """
+        whole = {name: value for name, value in settings.items() if isinstance(value, Topic) or name in OWN}
+        given: dict[str, dict[str, Any]] = {}
+        extensions = dict(self.extensions)
+        rest: dict[str, Any] = {}
+        for name, value in settings.items():
+            if name in whole:
+                continue
+            if name in EXTENSIONS:
+                extensions[name] = _checked(name, value, EXTENSIONS[name].options)
+            elif name in PLACES and name != "partition":
+                topic, inside = PLACES[name]
+                given.setdefault(topic, {})[inside] = value
+            else:
+                rest[name] = value
+        old = whole.get("data", self.data).partition
+        partition = _chosen(old, rest.pop("partition", old), {name: kind.options for name, kind in KINDS.items()})
+        if (reads := partition.options) is not None:
+            known = {one.name for one in fields(reads)}
+            values = {name: rest.pop(name) for name in [*rest] if name in known}
+            partition = replace(partition, options=replace(reads, **as_plain_values(values))) if values else partition
+        if partition != old:
+            given.setdefault("data", {})["partition"] = partition
+        method = _chosen(self.method, rest.pop("algorithm", self.method), _options())
+        if method.name in rest:
+            own = _checked(method.name, rest.pop(method.name), _options()[method.name])
+            method = replace(method, options=own)
+        for name in rest:
+            raise FLError(_unknown(name, partition.name, method.name))
+        topics = {name: replace(whole.pop(name, getattr(self, name)), **values) for name, values in given.items()}
+        return replace(self, **whole, **topics, method=method, extensions=extensions)
+
+    def settings(self) -> list[Setting]:
+        """List all settings of the run, each with why nothing reads it; those of extensions that it does not ask for
+        are left out.
+
+        >>> flags = {one.flag for one in Config.of(algorithm="fedavg").settings() if not one.unread}
+        >>> "lr" in flags, "fedmr.segment-fraction" in flags, "betas" in flags
+        (True, False, False)
+        """
+        return list(self._settings())
+
+    def _settings(self) -> Iterator[Setting]:
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if one.name == "extensions":
+                for name, options in value.items():
+                    yield from settings_of(options, name, (name,))
+            elif one.name in TOPICS:
+                for setting in settings_of(value, "", (one.name,)):
+                    yield setting._replace(unread=setting.unread or self._unread(setting))
+            elif isinstance(value, Chosen):
+                yield Setting(one, "", value.name, (one.name,), "")
+                if value.options is not None:
+                    yield from settings_of(value.options, value.name, (one.name,))
+            else:
+                yield Setting(one, "", value, (one.name,), "")
+
+    def _unread(self, setting: Setting) -> str:
+        """Say why the method does not read a setting. One that is not registered here may read --architectures."""
+        able, name = methods_of("heterogeneous"), self.method.name
+        if setting.group == "architectures" and name in ALGORITHMS and name not in able:
+            return f"--{setting.flag} is for {', '.join(able)}: all clients of {name} have one model; leave it out"
+        return ""
+
+    def changed(self, usual: "Config | None" = None) -> list[Setting]:
+        """List the settings whose values differ from others, by default from those of a run that sets none."""
+        were = {one.flag: one.value for one in (usual or Config()).replace(algorithm=self.method.name).settings()}
+        defaults = {f"{one}.": EXTENSIONS[one].options for one in self.extensions if one in EXTENSIONS}
+        found = []
+        for one in self.settings():
+            group = defaults.get(f"{one.group}.")
+            was = were.get(one.flag, getattr(group, one.field.name, None) if group else one.field.default)
+            if one.value != was:
+                found.append(one)
+        return found
+
+    def compared(self) -> dict[str, Any]:
+        """Return the settings by name in which runs that are compared may differ, but the method and the seed."""
+        return {one.name: one.value for one in self.settings() if not one.unread and one.name not in _SAME_RUN}
+
+    def as_read(self) -> "Config":
+        """Replace each setting that nothing reads by its default."""
+        topics = {name: as_read(getattr(self, name)) for name in TOPICS}
+        if self.method.name in ALGORITHMS and self.method.name not in methods_of("heterogeneous"):
+            topics["model"] = replace(topics["model"], architectures=ArchitectureOptions())
+        options = self.method.options
+        method = replace(self.method, options=None if options is None else as_read(options))
+        return replace(self, **topics, method=method, extensions={n: as_read(o) for n, o in self.extensions.items()})
 
     def check(self) -> None:
         """Raise FLError for settings that do not go together, and values that a setting cannot have.
@@ -86,211 +228,203 @@ class Config(MethodOptions, Fields):
         """
         if wrong := [name for name, method in ALGORITHMS.items() if not isinstance(method, Method)]:
             raise FLError(f"ALGORITHMS[{wrong[0]!r}] is no Method: put Method({wrong[0]}) there")
-        self.check_data()
-        if not self.algorithm or not self.seeds:
-            raise FLError("give at least one --algorithm and one of --seeds")
-        if len(set(self.algorithm)) < len(self.algorithm) or len(set(self.seeds)) < len(self.seeds):
-            raise FLError("--algorithm and --seeds: name each method and each seed only once")
-        if len(self.betas) != 2:
-            raise FLError(f"--betas takes two numbers, got {','.join(map(str, self.betas))}")
-        if self.nesterov and not self.momentum:
-            raise FLError("--nesterov needs a --momentum above 0")
-        if self.pool_test_set and not self.local_test:
-            raise FLError(
-                "--pool-test-set leaves no test set, so clients have to hold samples out: give --local-test, such as "
-                "0.17"
-            )
-        if data.is_text(self.dataset) and (
-            wrong := [name for name in ("crop", "flip", "masked_loss") if getattr(self, name)]
-        ):
-            raise FLError(f"--{flag_of(wrong[0])} is for images, and the data set is text: leave it out")
-        # Options of methods that are not run are let through: from Python, one Config may serve several.
-        check_read(self, [one.flag for one in changed(self, type(self)()) if one.group not in ALGORITHMS])
-        uniform = [name for name in self.algorithm if name not in methods_of("heterogeneous")]
-        if uniform and self.architectures != ArchitectureOptions():
+        self.check_values()
+        self.data.check()
+        self.local.check(self.data.dataset)
+        for one in self.changed():
+            if one.unread:
+                raise FLError(one.unread)
+        name = self.method.name
+        if self.model.architectures != ArchitectureOptions() and name not in methods_of("heterogeneous"):
             able = ", ".join(methods_of("heterogeneous"))
             raise FLError(
-                f"--architectures are for {able}: {uniform[0]} gives all clients one model; leave them out, or make "
-                "your own method a Method(..., clients='heterogeneous')"
+                f"--architectures are for {able}: {name} gives all clients one model; leave them out, or make your own "
+                "method a Method(..., clients='heterogeneous')"
             )
-        for name in self.algorithm:
-            ALGORITHMS[name].refuse(self.asks())
-        if self.adapters.on and self.architectures != ArchitectureOptions():
-            raise FLError(
-                "--adapters.kind: clients have one base, and --architectures gives them several: leave one out"
-            )
-        self.adapters.check()
-        if self.init is not None:
-            check_init(self.init, self.model)
-        self.architectures.check()
-        self.schedule()
-        self.cohort()
-        self.architectures.announce(self.spec())
+        ALGORITHMS[name].refuse(self.asks())
+        self.model.check()
+        self.local.schedule(self.rounds)
+        self.clients.cohort()
+        self.model.architectures.announce(self.model.spec(self.data))
+
+    def check_values(self) -> None:
+        """Raise FLError for a value that a setting cannot have."""
+        for name, kind in TOPICS.items():
+            if not isinstance(value := getattr(self, name), kind):
+                raise FLError(
+                    f"{name} of a Config is a {kind.__name__}, got {value!r}: Config.of takes single settings"
+                )
+        for name in self.extensions:
+            if name not in EXTENSIONS:
+                raise FLError(f"there is no extension {name!r}: there are {', '.join(EXTENSIONS)}")
+        for one in self.settings():
+            check_value(one)
 
     def check_recorded(self) -> None:
         """Raise FLError for a value that a setting cannot have; the method, data and model need not be here."""
-        check_values(replace(self, algorithm=tuple(name for name in self.algorithm if name in ALGORITHMS)))
-        self.cohort()
+        known = self.method.name in ALGORITHMS
+        (self if known else replace(self, method=Config.method)).check_values()
+        self.clients.cohort()
 
     def check_registered(self, folder: Path) -> None:
         """Raise FLError if a run that is to go on is of a method that this process does not know."""
-        if unknown := [name for name in self.algorithm if name not in ALGORITHMS]:
+        if (name := self.method.name) not in ALGORITHMS:
             raise FLError(
-                f"{folder} holds a run of {unknown[0]}, which is no method of this installation: work with it from "
+                f"{folder} holds a run of {name}, which is no method of this installation: work with it from "
                 "Python, after the lines that register it, as in "
                 f"fl.simulate(fl.Config.read({str(folder)!r}), {str(folder)!r}, resume=True); or make it a file or a "
                 "package (docs/guides/method.md), so that every command knows it"
             )
 
-    def options_of(self, name: str) -> Any:
-        """The options of a method as they are set here; its defaults, if a script has registered it.
+    def asks(self) -> dict[str, str]:
+        """Return what a method must be able to do, see `fl.federation.capabilities`, and the flags that ask for it."""
+        found: dict[str, str] = {}
+        local, model = self.local, self.model
+        if local.masked_loss:
+            found["masked_logits"] = "--masked-loss"
+        if local.loss not in ("default", "cross_entropy") or local.label_smoothing or local.class_weights:
+            found["any_loss"] = "--loss, --label-smoothing and --class-weights"
+        if model.exits:
+            found["several_classifiers"] = "--exits"
+        if model.adapters.on:
+            found["adapters"] = "--adapters.kind"
+        if model.architectures != ArchitectureOptions() or len(set(model.adapters.ranks)) > 1:
+            found["architectures"] = "--architectures and --adapters.ranks"
+        for name, options in self.extensions.items():
+            found |= EXTENSIONS[name].needs(options)
+        return found
 
-        >>> Config().options_of("fedprox")
-        FedProxOptions(mu=0.01)
-        """
-        default, own = ALGORITHMS[name].options, getattr(self, name, None)
-        return own if isinstance(own, type(default)) else default
+    @property
+    def fixes_rounds(self) -> bool:
+        """Whether the number of rounds changes rounds before the last: their learning rate, say."""
+        drawn = any(EXTENSIONS[name].fixes_rounds(options) for name, options in self.extensions.items())
+        return bool(SCHEDULES[self.local.lr_schedule]) or drawn
 
     def holding_out(self, chosen: bool = False) -> "Config":
-        """The settings, with samples held out if one of their methods validates on them and they hold none out.
+        """Return the settings, with samples held out if the method validates on them and they hold none out.
 
         Args:
             chosen: whether somebody has asked for the share of the settings, so that it cannot be another one.
 
         Raises:
-            FLError: if none are to be held out, and a method needs some.
+            FLError: if none are to be held out, and the method needs some.
         """
-        for name in () if self.local_valid else self.algorithm:
-            if (method := ALGORITHMS.get(name)) and method.validates(self.options_of(name)):
-                if chosen:
-                    raise FLError(
-                        f"--local-valid 0: {name} validates on samples that clients hold out; leave the flag out (for "
-                        f"{_HELD_OUT}) or give a share"
-                    )
-                _log.warning(f"{name} validates on samples that clients hold out: --local-valid {_HELD_OUT} is taken")
-                return replace(self, local_valid=_HELD_OUT)
-        return self
+        name, method = self.method.name, ALGORITHMS.get(self.method.name)
+        if self.data.local_valid or not (method and method.validates(self.method.options)):
+            return self
+        if chosen:
+            raise FLError(
+                f"--local-valid 0: {name} validates on samples that clients hold out; leave the flag out (for "
+                f"{_HELD_OUT}) or give a share"
+            )
+        _log.warning(f"{name} validates on samples that clients hold out: --local-valid {_HELD_OUT} is taken")
+        return self.replace(local_valid=_HELD_OUT)
 
-    def group_unread(self, group: str) -> str:
-        """Why nothing reads a group of settings. A method that is not registered here may read --architectures."""
-        methods = ",".join(self.algorithm)
-        if group in ALGORITHMS and group not in self.algorithm:
-            return f"is for {group}, which is not in --algorithm {methods}: leave it out, or add {group}"
-        able = methods_of("heterogeneous")
-        if group == "architectures" and all(name in ALGORITHMS and name not in able for name in self.algorithm):
-            return f"is for {', '.join(able)}: all clients of {methods} have one model; leave it out"
-        return super().group_unread(group)
+    def fitted(self, dataset: Dataset) -> "Config":
+        """Move numbers that nobody set into the limits that given data leave them."""
+        if self.data.partition.name not in KINDS:  # as `check` says
+            return self
+        clients, least = self.clients.number, self.data.min_samples
+        count = len(dataset.y) + self.data.pool_test_set * len(dataset.test_y)
+        if KINDS[self.data.partition.name].partial and dataset.owners is not None and isinstance(clients, Default):
+            able = int((dataset.owners.unique(return_counts=True)[1] >= least).sum())
+            clients = min(clients, able) or clients
+        elif isinstance(least, Default) and not self.data.samples:
+            least = min(least, max(1, count // clients))
+        same = (clients, least) == (self.clients.number, self.data.min_samples)
+        return self if same else self.replace(clients=clients, min_samples=least)
 
-    def settings(self) -> list[Setting]:
-        """The settings that a run of these reads, and no others.
+    def load(self) -> Dataset:
+        """Load the data set of the settings."""
+        return self.data.load(self.execution.data_root, self.execution.download)
 
-        >>> flags = {setting.flag for setting in Config(algorithm="fedavg").settings()}
-        >>> "lr" in flags, "fedmr.segment-fraction" in flags, "betas" in flags, "resume" in flags
-        (True, False, False, False)
-        """
-        return [one for one in settings_of(self) if not one.unread and one.name not in _SOURCES]
+    def title(self, methods: str = "", seeds: str = "") -> str:
+        """Make a short name of the settings.
 
-    def runs(self) -> list["Config"]:
-        """One config for each method and seed, each with the options that its method reads."""
-        each = [replace(self, algorithm=(a,), seeds=(s,)) for a in self.algorithm for s in self.seeds]
-        return [without_unread(one) for one in each]
+        Args:
+            methods, seeds: those of several runs.
 
-    def title(self) -> str:
-        """A short name made from the settings.
-
-        >>> Config(seeds=(0, 1)).title()
+        >>> Config().title(seeds="0,1")
         'fedmr-digits-cnn-dirichlet0.5-seed0,1'
-        >>> Config(dataset="text:novels/emma.txt", model="transformer", partition="iid").title()
+        >>> Config.of(dataset="text:novels/emma.txt", model="transformer", partition="iid").title()
         'fedmr-emma-transformer-iid-seed0'
-        >>> Config(dataset=GIVEN, model=GIVEN).title()
+        >>> Config.of(dataset=GIVEN, model=GIVEN).title()
         'fedmr-custom-data-custom-model-dirichlet0.5-seed0'
         """
-        dataset = self.dataset if ":" not in self.dataset else Path(self.dataset.partition(":")[2]).stem
-        dataset = "custom-data" if self.dataset == GIVEN else dataset
-        model = "custom-model" if self.model == GIVEN else self.model.replace(":", "-")
-        seeds = ",".join(map(str, self.seeds))
-        return f"{','.join(self.algorithm)}-{dataset}-{model}-{self.spread()}-seed{seeds}"
+        dataset, model = self.data.dataset, self.model.name
+        dataset = dataset if ":" not in dataset else Path(dataset.partition(":")[2]).stem
+        dataset = "custom-data" if dataset == GIVEN else dataset
+        model = "custom-model" if model == GIVEN else model.replace(":", "-")
+        return f"{methods or self.method.name}-{dataset}-{model}-{self.data.spread()}-seed{seeds or self.seed}"
 
     def to_yaml(self) -> str:
-        """The settings that a run reads as YAML, those of a group in a mapping of its own.
+        """Write the settings that a run reads as YAML, nested by topic. `from_yaml` is the inverse.
 
-        Those that say where they come from are left out. `from_yaml` is the inverse for settings whose others have
-        their defaults.
-
-        >>> "momentum" in Config(optimizer="adam").to_yaml(), "fedprox" in Config(algorithm="fedavg").to_yaml()
-        (False, False)
+        >>> "momentum" in Config.of(optimizer="adam").to_yaml(), "unit: layer" in Config().to_yaml()
+        (False, True)
         """
+        return yaml.safe_dump(self.values(), sort_keys=False)
+
+    def values(self) -> dict[str, Any]:
+        """Return the settings that a run reads as plain mappings, nested by topic."""
         result: dict[str, Any] = {}
-        for setting in self.settings():
-            place = result.setdefault(setting.group, {}) if setting.group else result
-            place[setting.field.name] = plain(setting.value)
-        return yaml.safe_dump(result, sort_keys=False)
+        for one in self.settings():
+            if not one.unread:
+                path = (*one.path, "name") if marks(one.field, Alternatives) else one.path
+                *topic, last = path
+                place = result
+                for name in topic:
+                    place = place.setdefault(name, {})
+                place[last] = plain(one.value)
+        return result
 
     @classmethod
     def from_yaml(cls, text: str, gone: bool = False) -> "Config":
-        """The settings from YAML; settings that it leaves out have their defaults.
+        """Read the settings of one run from YAML; those that it leaves out have their defaults.
 
-        A section that is not known here, or has something in it that is not, is ignored with a warning if these
-        settings do not read it: a method's file may be gone or have other options by now.
+        Settings may also stand there by the names of their flags, outside of topics, as in files of version 0.2.
+
+        A method that is not known here keeps its name alone, with a warning. So is an extension left out.
 
         Args:
             gone: whether the text may name settings that are gone, which are then left out.
 
-        Raises FLError for text that is not YAML, a setting that is there twice, unknown settings that are read and
-        values of a wrong type.
+        Raises FLError for text that is not YAML, a setting that is there twice, unknown settings, values of a wrong
+        type, and several methods or seeds.
 
-        >>> Config.from_yaml(Config(lr=0.5).to_yaml()) == Config(lr=0.5)
+        >>> Config.from_yaml(Config.of(lr=0.5).to_yaml()) == Config.of(lr=0.5)
         True
         """
         try:
-            values, names = _without_gone(read_yaml(text))
-            if names and not gone:
-                raise FLError(f"{_are_gone(names)}; delete these lines")
-            return cls._from_values(_moved(values))
+            return cls.from_values(stored.nested(_mapping(text), gone))
         except (FLError, ZooError) as error:
             raise FLError(f"not the settings of a run: {error}") from None
 
     @classmethod
-    def _from_values(cls, values: Any) -> "Config":
-        if not isinstance(values, dict):
-            raise FLError("it is not a mapping")
-        if strange := [name for name in _SOURCES if name in values]:
-            raise FLError(f"{strange[0]} is a flag, which no file of settings has")
-        sections = {name: value for name, value in values.items() if isinstance(value, dict)}
-        config = _filled(cls(), {name: value for name, value in values.items() if name not in sections})
-        for name, section in sections.items():
-            known = hasattr(config, name)
-            try:
-                config = _filled(config, {name: section})
-            except FLError as why:
-                if known and not config.group_unread(name):
-                    raise
-                _log.warning("warning: section %s is ignored, since this run does not read it (%s)", name, why)
-        return config
-
-    @classmethod
-    def from_file(cls, path: Path) -> "Config":
-        """The settings in a YAML file, such as the config.yaml of a run.
-
-        Where that run lies is left out if it was named: a run of the same settings has a folder of its own. Raises
-        FLError, which names the file.
-        """
-        if path.exists() and not path.is_file():
-            raise FLError(f"--config {path} is not a regular file: give a YAML file, such as the config.yaml of a run")
-        try:
-            config = cls.from_yaml(path.read_text())
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is not text"
-            raise FLError(f"--config {path} cannot be read: {reason}") from None
-        except FLError as error:
-            raise FLError(f"--config {path}: {error}") from None
-        if config.name == path.resolve().parent.name:
-            return replace(config, out=cls.out, name=None)
-        return config
+    def from_values(cls, values: Mapping[str, Any], start: "Config | None" = None) -> "Config":
+        """Read settings from mappings as `values` returns them; the others are those of `start`, or the defaults."""
+        start = start or cls()
+        found: dict[str, Any] = {}
+        extensions = dict(start.extensions)
+        types = {one.name: one for one in fields(cls)}
+        for name, value in values.items():
+            if name in TOPICS:
+                found[name] = _filled(getattr(start, name), _section(name, value), name)
+            elif name == "method":
+                found[name] = _filled_choice(start.method, _options(), _section(name, value), name)
+            elif name in EXTENSIONS:
+                extensions[name] = _filled(EXTENSIONS[name].options, _section(name, value), name)
+            elif name in OWN:
+                found[name] = _value(types[name].type, value, name)
+            elif isinstance(value, dict):
+                _log.warning("warning: section %s is ignored, since nothing here reads it", name)
+            else:
+                raise FLError(_unknown(name))
+        return replace(start, **found, extensions=extensions)
 
     @classmethod
     def read(cls, folder: str | Path, resume: bool = False) -> "Config":
-        """The settings of a run folder.
+        """Read the settings of a run folder.
 
         Args:
             resume: whether its run is to go on, which a run with settings that are gone cannot.
@@ -301,12 +435,12 @@ class Config(MethodOptions, Fields):
         except (OSError, UnicodeDecodeError):
             raise FLError(f"{folder} is not a run folder: it has no config.yaml that can be read") from None
         try:
-            names = _without_gone(read_yaml(text))[1] if resume else []
-            if names:  # without the lines it would be another run
-                raise FLError(f"{_are_gone(names)}; go on with the version that began the run")
+            values = _mapping(text)
+            if resume:
+                stored.check_resumable(values)
             config = cls.from_yaml(text, gone=True)
-            for name, section in read_yaml(text).items() if resume else ():
-                if isinstance(section, dict) and not hasattr(config, name) and name not in config.algorithm:
+            for name, section in values.items() if resume else ():
+                if isinstance(section, dict) and name not in (*TOPICS, *EXTENSIONS, "method"):
                     raise FLError(f"this run was made with {name}, which is not installed here: install it, and go on")
             return config
         except (FLError, ZooError) as error:
@@ -314,72 +448,98 @@ class Config(MethodOptions, Fields):
 
 
 def plain(value: Any) -> Any:
-    """A list in the place of a tuple, and a number in that of a default, which YAML does not know."""
+    """Return a list in the place of a tuple, and a number in that of a default, which YAML does not know."""
     return list(value) if isinstance(value, tuple) else int(value) if isinstance(value, Default) else value
 
 
-def check_renamed(flags: Iterable[str]) -> None:
-    """Raise FLError for the first flag of an earlier version, written without its dashes."""
-    for flag in flags:
-        if flag in _RENAMED:
-            raise FLError(f"--{flag} is now --{_RENAMED[flag]}")
-        if names := {flag, flag.partition(".")[0]} & _GONE.keys():
-            raise FLError(f"{_are_gone(names)}; leave it out")
+def as_plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Make Python's numbers and tuples of all values of a mapping."""
+    return {name: tuple(value) if isinstance(value, list) else as_plain(value) for name, value in values.items()}
 
 
-def _are_gone(names: Iterable[str]) -> str:
-    """Name settings that are gone, each with what a user takes instead."""
-    return ", ".join(f"--{name} is gone (instead: {_GONE[name]})" for name in names)
+def _chosen(before: Chosen, asked: Any, options: Mapping[str, Any]) -> Chosen:
+    """Return an alternative by name, with the options that are set already if it has the same ones."""
+    if isinstance(asked, Chosen):
+        return asked
+    if isinstance(asked, str) and asked.endswith("+"):  # papers write FedAvg+
+        asked = f"{asked[:-1]}_plus"
+    usual = options.get(asked) if isinstance(asked, str) else None
+    same = before.name == asked or (usual is not None and type(before.options) is type(usual))
+    return Chosen(asked, before.options if same else usual)
 
 
-def _without_gone(values: Any, group: str = "") -> tuple[Any, list[str]]:
-    """Return the values of settings without those that are gone, and the names of these."""
+def _checked(name: str, value: Any, usual: Any) -> Any:
+    """Return options if they are of the right class; raise FLError otherwise."""
+    if not isinstance(value, type(usual)):
+        raise FLError(f"{name} takes {type(usual).__name__}, got {short(value)}")
+    return value
+
+
+def _unknown(name: str, partition: str = "", method: str = "") -> str:
+    """Say what is wrong with the name of a setting that there is not, or that is for something else."""
+    flag = name.replace("_", "-")
+    able = [kind for kind, one in KINDS.items() if name in one.reads]
+    if able:
+        some = " or ".join(able)
+        return f"--{flag} is for --partition {some}, not for {partition}: leave it out, or give --partition {some}"
+    if name in ALGORITHMS:
+        return f"--{flag} is for {name}, which is not --algorithm {method}: leave it out, or give {name}"
+    if gone := stored.said_of(flag):
+        return gone
+    known = [*PLACES, *OWN, "algorithm", *(option for one in KINDS.values() for option in one.reads), *EXTENSIONS]
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"unknown setting {name}" + (f": did you mean {near[0]}?" if near else "")
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    values = read_yaml(text)
     if not isinstance(values, dict):
-        return values, []
-    rest, names = {}, []
+        raise FLError("it is not a mapping")
+    return values
+
+
+def _section(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise FLError(f"{name} is not a mapping")
+    return value
+
+
+def _filled(default: Kind, values: Mapping[str, Any], where: str) -> Kind:
+    """Return a dataclass with the given values, each of the type that its field has."""
+    types, result = {one.name: one for one in fields(default)}, {}  # type: ignore[arg-type]
     for name, value in values.items():
-        if (flag := flag_of(str(name), group)) in _GONE:
-            names.append(flag)
-        else:
-            rest[name], inside = _without_gone(value, flag)
-            names += inside
-    return rest, names
-
-
-def _moved(values: Any) -> Any:
-    """Return the values of settings, each in the group where it is now."""
-    if not isinstance(values, dict):
-        return values
-    kept = {name: value for name, value in values.items() if name not in _MOVED}
-    for name in values.keys() & _MOVED.keys():
-        kept[_MOVED[name]] = {**kept.get(_MOVED[name], {}), name: values[name]}
-    return kept
-
-
-def _filled(default: Kind, values: dict[str, Any], group: str = "") -> Kind:
-    """A dataclass with the given values, each of the type that its field has."""
-    types, where, result = {field.name: field.type for field in fields(default)}, f"{group}." if group else "", {}
-    for name, value in values.items():
+        here = f"{where}.{name}"
         if name not in types:
-            check_renamed([flag_of(str(name), group)])
-            raise FLError(f"unknown setting {where}{name}")
-        if is_dataclass(old := getattr(default, name)):
-            if not isinstance(value, dict):
-                raise FLError(f"{name} is not a mapping")
-            result[name] = _filled(old, value, name)
-            continue
-        try:
-            result[name] = from_yaml(types[name], value)
-        except TypeError:
-            share = "; a share of the clients is participation" if name == "participants" else ""
-            wanted = described(types[name])
-            raise FLError(f"{where}{name} cannot be {short(value)}: give {wanted}{share}") from None
+            known = difflib.get_close_matches(str(name), types, n=1)
+            raise FLError(f"unknown setting {here}" + (f": did you mean {known[0]}?" if known else ""))
+        old = getattr(default, name)
+        if isinstance(old, Chosen):
+            (several,) = marks(types[name], Alternatives)
+            result[name] = _filled_choice(old, several.options(), _section(here, value), here)
+        elif is_dataclass(old):
+            result[name] = _filled(old, _section(here, value), here)
+        else:
+            result[name] = _value(types[name].type, value, here)
     return replace(default, **result)
 
 
-for _name in EXTENSIONS:
-    if _name in ALGORITHMS or any(_name in vars(_base) for _base in Config.__mro__ if _base is not ExtensionOptions):
-        raise FLError(f"an extension cannot be called {_name!r}, which is a setting or a method already: rename it")
-for _name in OPTIONS:  # a method's options must not hide a setting or a method of Config
-    if hasattr(Fields, _name) or _name in vars(Config):
-        raise FLError(f"a method with options cannot be called {_name!r}, which is a setting already: rename it")
+def _filled_choice(before: Chosen, options: Mapping[str, Any], values: Mapping[str, Any], where: str) -> Chosen:
+    name = values.get("name", before.name)
+    chosen = _chosen(before, name, options)
+    inside = {key: value for key, value in values.items() if key != "name"}
+    if not inside:
+        return chosen
+    if name not in options:  # a method whose file is gone: its name is all that is known here
+        _log.warning("warning: the options of %s are ignored, since it is not installed here", name)
+        return chosen
+    if chosen.options is None:
+        raise FLError(f"{where}.{next(iter(inside))}: {name} has no options")
+    return replace(chosen, options=_filled(chosen.options, inside, where))
+
+
+def _value(kind: Any, value: Any, where: str) -> Any:
+    try:
+        return from_yaml(kind, value)
+    except TypeError:
+        share = "; a share of the clients is participation" if where.endswith("participants") else ""
+        raise FLError(f"{where} cannot be {short(value)}: give {described(kind)}{share}") from None

@@ -3,12 +3,11 @@
 import argparse
 import dataclasses
 import inspect
-import io
 import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args
@@ -19,23 +18,25 @@ from docstring_parser.attrdoc import AttributeDocstrings
 from fl.algorithms import ALGORITHMS
 from fl.base.console import as_called, program
 from fl.base.errors import FLError
-from fl.base.settings import Flag, Rare, choice, flag_in, flag_of, marks, settings_of, types_of
-from fl.settings.config import Config, check_renamed
+from fl.base.settings import Alternatives, Flag, Rare, choice, flag_in, flag_of, marks, one_of, types_of
+from fl.settings.experiment import Experiment
+from fl.settings.flags import Command, Entry, entries, named, overridden, parsed
 from fl.settings.recipes import Recipe, overview
+from fl.settings.stored import check_renamed
 
 HELP = ("-h", "--help")
 Kind = TypeVar("Kind")
 
-_BEGIN = {
-    "dataset": "data",
-    "algorithm": "method and model",
-    "participation": "training",
-    "local_valid": "held-out samples",
-    "seeds": "seeds and measurements",
-    "device": "machine",
-    "out": "run folder",
+_PAGE = {
+    "data": ("data",),
+    "method and model": ("algorithm", "model"),
+    "clients": ("clients",),
+    "training": ("rounds", "local"),
+    "seeds and measurements": ("seeds", "evaluation"),
+    "machine": ("execution",),
+    "run folder": ("out", "name", "config", "resume"),
 }
-"""The setting that a section of the help begins with, and its heading."""
+"""From the headings of the help to topics, and flags of the command."""
 
 
 def asked(argv: Sequence[str]) -> bool:
@@ -54,7 +55,7 @@ def command(kind: type[Kind], name: str, argv: Sequence[str] | None) -> Kind:
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     if asked(argv):
-        sections = _sections(kind)
+        sections = _arguments(kind)
         places = [word for word in sections["arguments"] if not word.startswith("-")]
         flags = ["[--FLAG VALUE ...]"] * (len(places) < len(sections["arguments"]))
         show(name, " ".join([*places, *flags]), inspect.getdoc(kind), sections)
@@ -62,21 +63,7 @@ def command(kind: type[Kind], name: str, argv: Sequence[str] | None) -> Kind:
     return parsed(kind, argv, prog=program(name))
 
 
-def parsed(kind: type[Kind], argv: Sequence[str], quiet: bool = False, **options: Any) -> Kind:
-    """Parse a command line with tyro. Flags are described by docstrings.
-
-    Comments at fields are not looked for, since tyro would read the source of nearly every class for them.
-
-    Args:
-        quiet: whether nothing is said of a mistake, which ends the program.
-    """
-    if quiet:  # tyro's console_outputs=False is not: it still tells of values that a flag does not take
-        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-            return parsed(kind, argv, **options)
-    return tyro.cli(kind, args=argv, config=(tyro.conf.HelptextFromCommentsOff,), **options)
-
-
-def settings_page(argv: list[str], start: Config, about: str, recipes: Mapping[str, Recipe]) -> NoReturn:
+def settings_page(argv: list[str], start: Experiment, about: str, recipes: Mapping[str, Recipe]) -> NoReturn:
     """Print the page of `fl.run`, and end the program.
 
     It has the usual settings, of which those that the command line's other words give decide what else is read; after
@@ -92,33 +79,77 @@ def settings_page(argv: list[str], start: Config, about: str, recipes: Mapping[s
     at = next(i for i, word in enumerate(argv) if word in HELP)
     everything = argv[at + 1 : at + 2] == ["all"]
     others = [word for word in argv[:at] + argv[at + 1 + everything :] if word not in HELP]
-    config = start
+    experiment = start
     with suppress(SystemExit, FLError):  # whoever asks for help may have made a mistake
-        config = parsed(Config, others, default=start, quiet=True)
-        if config.config is not None:
-            start = Config.from_file(Path(config.config))
-            config = parsed(Config, others, default=start, quiet=True)
-    choice("--algorithm", config.algorithm, ALGORITHMS)
-    hidden = {one.flag for one in settings_of(config) if one.unread or marks(one.field, Rare)}
-    hidden |= {flag_of(field.name) for field in dataclasses.fields(Config) if marks(field, Rare)}  # groups, too
-    sections = _sections(start, lambda flag: everything or flag not in hidden, _BEGIN) | {"recipes": overview(recipes)}
+        if (file := named(others, "config")) is not None:
+            experiment = start = Experiment.from_file(Path(file))
+        experiment, _ = overridden(others, start, quiet=True)
+    if asked_for := named(others, "algorithm"):
+        choice("--algorithm", Experiment(algorithms=tuple(asked_for.split(","))).algorithms, ALGORITHMS)
+    read = {
+        one.flag for run in experiment.runs() for one in run.settings() if not one.unread and not marks(one.field, Rare)
+    }
+    rare = {name for inside in entries(()).values() for name, one in inside.items() if marks(one.field, Rare)}
+    hidden = {flag_of(name) for name in rare}
+    shown = (lambda _: True) if everything else (lambda flag: flag in read and flag.partition(".")[0] not in hidden)
+    page = _page(start, tuple(ALGORITHMS) if everything else experiment.algorithms, shown)
     say, after = program("run"), ""
     if not everything:
         after = (
-            f"These are the usual settings, and those of {','.join(config.algorithm)}. `{say} --algorithm NAME --help` "
-            f"shows those of another method, `{say} --help all` shows all settings. A recipe is named settings, which "
-            f"flags override: `{say} RECIPE --help` describes one."
+            f"These are the usual settings, and those of {','.join(experiment.algorithms)}. `{say} --algorithm NAME "
+            f"--help` shows those of another method, `{say} --help all` shows all settings. A recipe is named "
+            f"settings, which flags override: `{say} RECIPE --help` describes one."
         )
-    show("run", "[RECIPE] [--FLAG VALUE ...]", about, sections, after)
+    show("run", "[RECIPE] [--FLAG VALUE ...]", about, page | {"recipes": overview(recipes)}, after)
 
 
 def every_setting() -> dict[str, dict[str, str]]:
-    """What `--help all` shows, as `show` takes it.
+    """Return what `--help all` shows, as `show` takes it.
 
     >>> every_setting()["run folder"]["--out FOLDER"]
     'folder in which run folders are made (default: runs)'
     """
-    return _sections(Config(), begin=_BEGIN)
+    return _page(Experiment(), tuple(ALGORITHMS), lambda _: True)
+
+
+def _page(start: Experiment, methods: Sequence[str], shown: Callable[[str], bool]) -> dict[str, dict[str, str]]:
+    """Lay out the sections of the page of `fl.run`.
+
+    Args:
+        start: the defaults. methods: whose options are there.
+        shown: flag of a setting -> whether it is there.
+    """
+    values = {one.flag: one.value for run in reversed(start.runs()) for one in run.settings()}
+    values |= {"algorithm": start.algorithms, "seeds": start.seeds}
+    command = {one.name: one for one in dataclasses.fields(Command)}
+    found, page, groups = entries(methods), {}, {}
+
+    def lines(name: str, one: Entry) -> dict[str, str]:
+        if one.group:
+            inside = [each for each in dataclasses.fields(one.default) if shown(flag_of(each.name, name))]
+            title = f"options of {name}" if name in ALGORITHMS else name
+            now = {each.name: values.get(flag_of(each.name, name), getattr(one.default, each.name)) for each in inside}
+            entry = dict(_entry(type(one.default), each, flag_of(each.name, name), now[each.name]) for each in inside)
+            groups.update({title: entry} if entry else {})
+            return {}
+        flag = flag_of(name)
+        return (
+            dict([_entry(one.owner or object, one.field, flag, values.get(flag, one.default))]) if shown(flag) else {}
+        )
+
+    for heading, parts in _PAGE.items():
+        page[heading] = section = {}
+        for part in parts:
+            if part in found:
+                for name, one in found[part].items():
+                    section |= lines(name, one)
+            else:
+                one = command[part]
+                section |= [_entry(Command, one, flag_of(part), values.get(part, one.default))]
+    for part in ("methods", "extensions"):
+        for name, one in found[part].items():
+            lines(name, one)
+    return {title: flags for title, flags in (page | groups).items() if flags}
 
 
 def show(name: str, usage: str, about: str, sections: Mapping[str, Mapping[str, str]], after: str = "") -> NoReturn:
@@ -143,25 +174,16 @@ def show(name: str, usage: str, about: str, sections: Mapping[str, Mapping[str, 
     raise SystemExit(0)
 
 
-def _sections(
-    settings: Any, shown: Callable[[str], bool] = lambda _: True, begin: Mapping[str, str] | None = None
-) -> dict[str, dict[str, str]]:
-    """The sections of a page, as `show` takes them: those of a dataclass, or of its defaults, that `begin` at some of
-    its fields, and one for each group in it.
-    """
-    title, sections, groups = "arguments", {}, {}
-    for field in dataclasses.fields(settings):
-        title = (begin or {}).get(field.name, title)
-        value = getattr(settings, field.name, dataclasses.MISSING)
-        if not shown(flag_of(field.name)):
-            continue
-        if dataclasses.is_dataclass(value):
-            name = f"options of {field.name}" if field.name in ALGORITHMS else field.name
-            inner = [one for one in dataclasses.fields(value) if shown(flag_of(one.name, field.name))]
-            groups[name] = dict(_entry(value, one, field.name) for one in inner)
+def _arguments(kind: type) -> dict[str, dict[str, str]]:
+    """Lay out the page of a command, from the dataclass of its arguments: a section for it, and one for each group."""
+    page: dict[str, dict[str, str]] = {"arguments": {}}
+    for one in dataclasses.fields(kind):
+        if dataclasses.is_dataclass(group := one.default):
+            inside = [(each, getattr(group, each.name)) for each in dataclasses.fields(group)]
+            page[one.name] = dict(_entry(type(group), each, flag_of(each.name, one.name), now) for each, now in inside)
         else:
-            sections.setdefault(title, {}).update([_entry(settings, field)])
-    return sections | {name: flags for name, flags in groups.items() if flags}
+            page["arguments"] |= [_entry(kind, one, flag_of(one.name), one.default)]
+    return page
 
 
 @lru_cache
@@ -174,13 +196,18 @@ def _documented(kind: type) -> dict[str, str]:
     return found
 
 
-def _entry(settings: Any, field: dataclasses.Field, group: str = "") -> tuple[str, str]:
-    """A flag as it is written, `--rounds INT>=1`, `--flip, --no-flip` or `FOLDERS ...`; and what it does, with its
-    default where the text does not say it.
+def _entry(kind: type, field: dataclasses.Field, flag: str, default: Any) -> tuple[str, str]:
+    """Write a flag, as `--rounds INT>=1`, `--flip, --no-flip` or `FOLDERS ...`, and what it does.
+
+    Its default is there where the text does not say it.
     """
-    default = getattr(settings, field.name, dataclasses.MISSING)
+    said = (mark.help for mark in marks(field, object) if getattr(mark, "help", None))
+    owner, name = field.metadata.get("documented", (kind, field.name))
+    text = next(said, "") or _documented(owner).get(name, "")
+    if several := marks(field, Alternatives):
+        return f"--{flag} {one_of(*several[0].options()).metavar}", f"{text} (default: {default})"
     kinds, many = types_of(field.type)
-    flag, parsed = flag_of(field.name, group), marks(field, Flag)
+    parsed = marks(field, Flag)
     word = next((mark.metavar for mark in marks(field, object) if getattr(mark, "metavar", None)), "")
     usual = "" if default in (dataclasses.MISSING, None, "", ()) else default
     if _is(field, tyro.conf.Positional):
@@ -195,9 +222,6 @@ def _entry(settings: Any, field: dataclasses.Field, group: str = "") -> tuple[st
         written = f"--{flag} {word or '|'.join(names)}".rstrip()
     if parsed and default is not dataclasses.MISSING:
         usual = parsed[0].str_from_instance(default)[0]
-    given = (mark.help for mark in marks(field, object) if getattr(mark, "help", None))
-    kind = settings if isinstance(settings, type) else type(settings)
-    text = next(given, _documented(kind).get(field.name, ""))
     return written, f"{text} (default: {usual})" if usual != "" else text
 
 

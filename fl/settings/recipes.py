@@ -10,22 +10,22 @@ from textwrap import indent
 
 from fl.algorithms import FeMAMOptions
 from fl.models.architectures import ArchitectureOptions
-from fl.settings import Config
+from fl.settings import Experiment
 
-Recipe = Callable[[], Config]
+Recipe = Callable[[], Experiment]
 
 
-def digits() -> Config:
+def digits() -> Experiment:
     """FedMR on scikit-learn's handwritten digits: 20 clients, Dirichlet 0.5, the defaults.
 
     python -m fl.run digits
 
     About 20 s on two CPU cores, about 97% test accuracy.
     """
-    return Config()
+    return Experiment.of()
 
 
-def fashion_mnist() -> Config:
+def fashion_mnist() -> Experiment:
     """FedAvg and FedMR on Fashion-MNIST: 100 clients, Dirichlet 0.5, 10 a round, McMahan's CNN, two seeds.
 
     python -m fl.run fashion-mnist
@@ -33,13 +33,13 @@ def fashion_mnist() -> Config:
     About two hours of one CPU thread (the rounds of its four runs sum to 6,600 s). Measured: FedAvg 87.16 ± 1.01,
     FedMR 85.42 ± 0.64 (% in the last round).
     """
-    return Config(
-        algorithm=("fedavg", "fedmr"), dataset="fashion-mnist", model="cnn", clients=100, participation=0.1,
+    return Experiment.of(
+        algorithms=("fedavg", "fedmr"), dataset="fashion-mnist", model="cnn", clients=100, participation=0.1,
         local_epochs=5, batch_size=50, lr=0.01, momentum=0.9, rounds=40, seeds=(0, 1), eval_client_models_every=10,
     )  # fmt: skip
 
 
-def cifar10() -> Config:
+def cifar10() -> Experiment:
     """FedAvg and FedMR on CIFAR-10: 100 clients, Dirichlet 0.5, 10 a round, LeNet, 500 rounds.
 
     python -m fl.run cifar10
@@ -48,13 +48,13 @@ def cifar10() -> Config:
     A row of FedMR's Table 1 in the settings of its released code. Each of the two runs takes 20 to 55 minutes of one
     CPU thread. Measured with three seeds: FedAvg 54.0 ± 1.2, FedMR 58.8 ± 0.8 (%, mean of the last ten evaluations).
     """
-    return Config(
-        algorithm=("fedavg", "fedmr"), dataset="cifar10", model="lenet", clients=100, participation=0.1,
+    return Experiment.of(
+        algorithms=("fedavg", "fedmr"), dataset="cifar10", model="lenet", clients=100, participation=0.1,
         local_epochs=5, batch_size=50, lr=0.01, momentum=0.5, rounds=500, eval_every=10,
     )  # fmt: skip
 
 
-def femam() -> Config:
+def femam() -> Experiment:
     """FeMAM, FedAvg and Local on 600 handwritten digits: 20 clients in 4 clusters with 3 of the 10 classes each.
 
     python -m fl.run femam
@@ -62,15 +62,15 @@ def femam() -> Config:
     FeMAM's accuracy on the clients' own test data climbs a stair: one model for all (78% after its 50 rounds, seed 0),
     four for clusters (97% ten rounds later), four more, and one for each client. Alone, clients had 90% by round 50.
     """
-    return Config(
-        algorithm=("local", "fedavg", "femam"), dataset="digits", samples=600, pool_test_set=True, clients=20,
+    return Experiment.of(
+        algorithms=("local", "fedavg", "femam"), dataset="digits", samples=600, pool_test_set=True, clients=20,
         partition="clusters", clusters=(4,), cluster_classes=(3,), local_valid=0.15, local_test=0.2, model="cnn",
         width=(0.25,), participation=1.0, local_epochs=2, batch_size=10, lr=0.05, momentum=0.0, rounds=80,
         femam=FeMAMOptions(levels=("global", "4", "4", "personal"), level_rounds=(50, 10)),
     )  # fmt: skip
 
 
-def fedfa() -> Config:
+def fedfa() -> Experiment:
     """FedFA, HeteroFL and NeFL on handwritten digits: 20 clients with 2 of the 10 classes, of two widths and depths.
 
     python -m fl.run fedfa
@@ -79,15 +79,15 @@ def fedfa() -> Config:
     A narrow Pre-ResNet-20, half of whose clients take the smallest of four architectures. A round takes about ten
     seconds on two busy CPU cores.
     """
-    return Config(
-        algorithm=("heterofl", "nefl", "fedfa"), dataset="digits", partition="shards", class_share=0.2, clients=20,
+    return Experiment.of(
+        algorithms=("heterofl", "nefl", "fedfa"), dataset="digits", partition="shards", class_share=0.2, clients=20,
         participants=5, model="preresnet20", width=(0.25,), norm="static_batch", masked_loss=True, rounds=40,
         local_epochs=5, batch_size=10, lr=0.05, clip=1.0, eval_every=2, eval_client_models_every=10,
         architectures=ArchitectureOptions(widths=(0.5, 1.0), depths=("2", "3")),
     )  # fmt: skip
 
 
-def text() -> Config:
+def text() -> Experiment:
     """FedAvg on the words of Python's documentation, topics as clients: a narrow Transformer, measured by perplexity.
 
     python -m fl.run text
@@ -95,8 +95,8 @@ def text() -> Config:
     Measured with one thread of a busy machine (`OMP_NUM_THREADS=1`, seed 0, Python 3.11's text): 66 s, perplexity 142,
     17.4% of the words right. The words' frequencies alone give 193 and 2.7%.
     """
-    return Config(
-        algorithm=("fedavg",), dataset="pydoc", partition="natural", clients=30, min_samples=5, participants=5,
+    return Experiment.of(
+        algorithms=("fedavg",), dataset="pydoc", partition="natural", clients=30, min_samples=5, participants=5,
         model="transformer", width=0.25, rounds=30, local_epochs=2, lr=0.1, clip=1.0,
     )  # fmt: skip
 

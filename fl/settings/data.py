@@ -1,0 +1,129 @@
+"""Settings of the data: which set, how it is dealt out to clients, and what these hold out."""
+
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any
+
+import numpy as np
+import tyro
+
+from fl import data
+from fl.base.errors import FLError
+from fl.base.settings import (
+    Alternatives,
+    AtLeast1,
+    Chosen,
+    Default,
+    Natural,
+    Rare,
+    check_values,
+    lowered_defaults,
+    number,
+)
+from fl.data import Dataset, Origin, TextOptions
+from fl.data import overview as data_sets
+from fl.partition import KINDS, Partition, check_text_kind, deal
+from fl.partition import overview as partitions
+from fl.settings.topic import Topic
+
+_HeldOut = Annotated[float, number(float, least=0, below=1)]
+_Partition = Annotated[Chosen, Alternatives(lambda: {name: kind.options for name, kind in KINDS.items()})]
+
+
+@dataclass(frozen=True)
+class DataSettings(Topic):
+    """A data set, its partition over clients, and what they hold out."""
+
+    dataset: Annotated[str, tyro.conf.arg(help=data_sets())] = "digits"
+    samples: Natural = 0
+    """share out only this many samples, drawn at random; 0 is all"""
+    partition: Annotated[_Partition, tyro.conf.arg(help=f"how samples are dealt out: {partitions()}")] = Chosen(
+        "dirichlet", KINDS["dirichlet"].options
+    )
+    pool_test_set: Annotated[bool, Rare()] = False
+    """share out the test set as well; models are then tested only on what clients hold out (--local-test) (FeMAM)"""
+    min_samples: Annotated[AtLeast1, Rare()] = Default(10)
+    """least number of samples of a client; without this flag fewer than 10 where --samples are too few for that"""
+    pad: Annotated[Natural, Rare()] = 0
+    """enlarge every image by this many pixels on each side, repeating its edge, for models that need larger images
+    (vgg16: 32x32)"""
+    local_valid: _HeldOut = 0.0
+    """share of each client's samples that is held out for validation; 0 is none, or 0.1 for a method that needs some"""
+    local_test: _HeldOut = 0.0
+    """share of each client's samples that is held out for testing"""
+    text: TextOptions = TextOptions()
+
+    def check(self) -> None:
+        """Raise FLError for settings of the data that cannot be, without looking at the data."""
+        data.check_name(self.dataset)
+        check_values(self)
+        if data.is_text(self.dataset):
+            check_text_kind(self.partition.name)
+            self.text.check()
+        if self.pad and data.is_text(self.dataset):
+            raise FLError(f"--pad is for images, and {self.dataset} is text: leave it out")
+        if self.pool_test_set and not self.local_test:
+            raise FLError(
+                "--pool-test-set leaves no test set, so clients have to hold samples out: give --local-test, such as "
+                "0.17"
+            )
+
+    def group_unread(self, group: str) -> str:
+        """Say why nothing reads a group of settings, see `fl.base.settings.settings_of`."""
+        return f"is for data sets of text, not for {self.dataset}: leave it out" * (not data.is_text(self.dataset))
+
+    def following(self, clients: int) -> "DataSettings":
+        """Move numbers that nobody set into the limits that other settings leave them."""
+        least, options = self.min_samples, self.partition.options
+        if isinstance(least, Default):
+            usual = type(self).min_samples
+            least = Default(max(1, min(usual, self.samples // clients) if self.samples else usual))
+        if options is not None:
+            options = replace(options, **lowered_defaults(options, [one.name for one in fields(options)], clients))
+        same = (least, options) == (self.min_samples, self.partition.options)
+        return self if same else replace(self, min_samples=least, partition=replace(self.partition, options=options))
+
+    def load(self, root: str | None = None, download: bool = True) -> Dataset:
+        """Load the data set, prepared as the settings say.
+
+        Args:
+            root: the folder of the data sets.
+            download: whether to download what is missing.
+        """
+        return self.prepare(data.load(self.dataset, root, download, self.text))
+
+    def prepare(self, dataset: Dataset) -> Dataset:
+        """Give a data set a border, pool and reduce it as the settings say; it is unchanged if it is that already."""
+        wanted, origin = self.origin(), dataset.origin
+        if origin == wanted:
+            return dataset
+        bordered = dataset.padded(self.pad)
+        made = (bordered.pooled() if self.pool_test_set else bordered).sampled(self.samples)
+        return made.marked(wanted if origin == wanted.bare() else None)
+
+    def origin(self) -> Origin:
+        """Return that of the data which `load` returns."""
+        text = self.text if data.is_text(self.dataset) else None
+        return Origin(self.dataset, text, self.pad, self.pool_test_set, self.samples)
+
+    def names(self, dataset: Dataset) -> bool:
+        """Say whether this is the data set of the settings, as it was loaded by its name, prepared or not.
+
+        >>> DataSettings(samples=100).names(data.load("digits")), DataSettings().names(DataSettings(samples=100).load())
+        (True, False)
+        """
+        return dataset.origin in (self.origin(), self.origin().bare())
+
+    def deal(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> Partition:
+        """Deal the samples out to clients. Returns those of each, and the true structure."""
+        options = self.partition.options
+        given: dict[str, Any] = {} if options is None else {f.name: getattr(options, f.name) for f in fields(options)}
+        kind, owners = self.partition.name, dataset.owners
+        return deal(dataset.y, kind, clients, rng, minimum=self.min_samples, owners=owners, **given)
+
+    def spread(self) -> str:
+        """Name the partition in a word.
+
+        >>> DataSettings().spread()
+        'dirichlet0.5'
+        """
+        return self.partition.name + KINDS[self.partition.name].word(self.partition.options)

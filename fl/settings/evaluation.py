@@ -1,0 +1,43 @@
+"""Settings of what is measured in a run, and what is kept of it. They do not change what it learns."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+from fl.base.plugins import path_of
+from fl.base.settings import AtLeast1, Named, Natural, Rare, several
+from fl.settings.topic import Topic
+
+LOGS = ("tensorboard", "wandb")
+"""What --log can name: packages, each of which is also an extra of this project."""
+
+
+@dataclass(frozen=True)
+class EvaluationSettings(Topic):
+    """What is measured, and what is kept of a run."""
+
+    every: Annotated[AtLeast1, Named("eval_every")] = 1
+    """evaluate the global model (and clients on the samples that they hold out) every so many rounds"""
+    client_models_every: Annotated[Natural, Named("eval_client_models_every"), Rare()] = 0
+    """evaluate the model of each client of a round on the test set every so many rounds, which takes as long as so many
+    evaluations, and their similarity as FedMR's released code does; 0 is never (their cosine is always measured)"""
+    metrics: Annotated[tuple[str, ...], several(str, "NAME,...", empty="none")] = ()
+    """further metrics of the global model and of clients' own data: scikit-learn's scorers, such as roc_auc_ovr or
+    balanced_accuracy; precision_per_class, recall_per_class or f1_per_class; your own: module:function from (outputs,
+    targets) to a number"""
+    best_by: Annotated[str, Rare(), tyro.conf.arg(metavar="COLUMN")] = "auto"
+    """column of metrics.csv by which --patience, --keep-best and the summary find the best round, such as f1, loss or
+    test_roc_auc_ovr; auto is the mean validation loss where clients validate, else the test accuracy"""
+    keep_best: bool = False
+    """keep the model of the best evaluated round as well, for `fl.load_model(folder, best=True)`"""
+    checkpoint_every: Annotated[AtLeast1, Rare()] = 10
+    """write a checkpoint every so many rounds, and one at the end or on Ctrl-C"""
+    log: Annotated[tuple[str, ...], several(str, "NAME,...", empty="none", items=LOGS)] = ()
+    """also log every round to tensorboard (in the run folder) or wandb; each is an extra of the same name"""
+
+    def __post_init__(self) -> None:
+        asked = self.metrics if isinstance(self.metrics, tuple | list) else (self.metrics,)
+        paths = (path_of("metrics", one) if callable(one) else one for one in asked)
+        object.__setattr__(self, "metrics", tuple(paths))
+        super().__post_init__()

@@ -1,0 +1,36 @@
+"""Settings of where and how a run is computed. They do not change what it learns, but for rounding."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+from fl.base.settings import Natural, Rare, one_of
+from fl.data.dataset import PLACES
+from fl.engine import backend_names
+from fl.settings.topic import Topic
+
+
+@dataclass(frozen=True)
+class ExecutionSettings(Topic):
+    """Where and how a run is computed."""
+
+    device: str = "auto"
+    """cpu, cuda, cuda:1, ...; auto is a GPU if there is one"""
+    backend: Annotated[str, one_of(*backend_names())] = "auto"
+    """how a round's clients train: loop (one after another), workers (threads on the CPU), vmap (all as one
+    program), graphs (CUDA graphs); auto is the one that was measured to be fastest"""
+    max_parallel_clients: Annotated[Natural, Rare()] = 0
+    """train at most this many clients side by side, to save memory; 0 is all clients of a round"""
+    channels_last: Annotated[bool, Rare()] = False
+    """keep channels as the last axis of images and convolutions in memory (not with vmap)"""
+    deterministic: Annotated[bool, Rare()] = True
+    """on CUDA: take only convolutions that add numbers in a fixed order, so that a run can be repeated exactly; without
+    it some are faster"""
+    data_on: Annotated[str, one_of(*PLACES), Rare()] = "auto"
+    """where samples lie: on the device that trains, or on the host, so that those of a round's cohort alone are copied;
+    auto is the device, and the host for data in memory-mapped files (--dataset folder:PATH)"""
+    data_root: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
+    """folder of the data sets [$FL_DATA_ROOT, else ~/.cache/layer-surgery]"""
+    download: Annotated[bool, Rare()] = True
+    """download a data set that is missing"""

@@ -1,0 +1,172 @@
+"""Several runs that are compared: methods and seeds, in otherwise equal settings."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fl.algorithms import ALGORITHMS
+from fl.base.errors import FLError
+from fl.base.files import regular
+from fl.base.settings import as_plain
+from fl.settings import stored
+from fl.settings.config import Config
+from zoo import ZooError
+from zoo.plain_yaml import read_yaml
+
+_log = logging.getLogger("fl")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Several methods, each with several seeds, in otherwise equal settings.
+
+    `Experiment.of` takes what `Config.of` takes, with algorithms and seeds in the plural.
+
+    Attributes:
+        config: what the runs have in common.
+        options: those of methods by name, where they are not the defaults; methods that are not run may have some.
+
+    >>> experiment = Experiment.of(algorithms=("fedavg", "fedprox"), seeds=(0, 1), rounds=10)
+    >>> [(run.method.name, run.seed) for run in experiment.runs()]
+    [('fedavg', 0), ('fedavg', 1), ('fedprox', 0), ('fedprox', 1)]
+    """
+
+    config: Config = Config()
+    algorithms: tuple[str, ...] = ("fedmr",)
+    seeds: tuple[int, ...] = (0,)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        names = (self.algorithms,) if isinstance(self.algorithms, str) else as_plain(self.algorithms)
+        seeds = as_plain(self.seeds)
+        plus = (f"{one[:-1]}_plus" if isinstance(one, str) and one.endswith("+") else one for one in names)
+        object.__setattr__(self, "algorithms", tuple(plus))  # papers write FedAvg+
+        object.__setattr__(self, "seeds", tuple(seeds) if isinstance(seeds, tuple | list) else (seeds,))
+
+    @classmethod
+    def of(cls, **settings: Any) -> "Experiment":
+        """Make an experiment from the names of settings, see `Config.of`; algorithms and seeds are several."""
+        return cls().replace(**settings)
+
+    @classmethod
+    def alone(cls, config: Config) -> "Experiment":
+        """Make an experiment of one run."""
+        options = {} if config.method.options is None else {config.method.name: config.method.options}
+        return cls(config, (config.method.name,), (config.seed,), options)
+
+    def replace(self, /, **settings: Any) -> "Experiment":
+        """Return the experiment with some settings replaced, named as `of` has them."""
+        own = {name: settings.pop(name) for name in ("algorithms", "seeds") if name in settings}
+        for name, other in (("algorithm", "algorithms"), ("seed", "seeds")):
+            if name in settings:
+                raise FLError(f"an experiment has several {other}: give {other}= in the place of {name}=")
+        options = {name: settings.pop(name) for name in [*settings] if name in ALGORITHMS}
+        return replace(self, config=self.config.replace(**settings), options={**self.options, **options}, **own)
+
+    def runs(self) -> list[Config]:
+        """List the settings of each run, method by method."""
+        return [self._run(name).replace(seed=seed) for name in self.algorithms for seed in self.seeds]
+
+    def _run(self, name: str) -> Config:
+        own = {name: self.options[name]} if name in self.options else {}
+        return self.config.replace(algorithm=name, **own)
+
+    def as_read(self) -> "Experiment":
+        """Replace settings that no run reads by their defaults, and forget the options of methods that are not run."""
+        return replace(
+            self,
+            config=self.runs()[0].as_read() if len(self.algorithms) == 1 else self.config.as_read(),
+            options={name: one for name, one in self.options.items() if name in self.algorithms},
+        )
+
+    def check(self) -> None:
+        """Raise FLError for settings that do not go together in one of the runs, see `Config.check`."""
+        if not self.algorithms or not self.seeds:
+            raise FLError("give at least one --algorithm and one of --seeds")
+        if len(set(self.algorithms)) < len(self.algorithms) or len(set(self.seeds)) < len(self.seeds):
+            raise FLError("--algorithm and --seeds: name each method and each seed only once")
+        for one in self.runs():
+            one.check()
+
+    def holding_out(self, chosen: bool = False) -> "Experiment":
+        """Return the experiment, with samples held out in all runs if one of them needs some, see `Config`."""
+        for name in self.algorithms:
+            run = self._run(name)
+            if (held := run.holding_out(chosen)) is not run:
+                return self.replace(local_valid=held.data.local_valid)
+        return self
+
+    def title(self) -> str:
+        """Make a short name of the settings."""
+        return self.config.title(",".join(self.algorithms), ",".join(map(str, self.seeds)))
+
+    def to_yaml(self) -> str:
+        """Write the settings of all runs as YAML; of one run as `Config.to_yaml` does."""
+        runs = self.runs()
+        if len(runs) == 1:
+            return runs[0].to_yaml()
+        values: dict[str, Any] = {"algorithm": list(self.algorithms), "seeds": list(self.seeds)}
+        for one in runs:
+            own = one.values()
+            method, _ = own.pop("method"), own.pop("seed")
+            values |= {name: {**values.get(name, {}), **value} if isinstance(value, dict) else value
+                       for name, value in own.items()}  # fmt: skip
+            values[method.pop("name")] = method
+        return yaml.safe_dump({name: value for name, value in values.items() if value != {}}, sort_keys=False)
+
+    @classmethod
+    def from_yaml(cls, text: str, gone: bool = False) -> "Experiment":
+        """Read the settings of an experiment, or of one run, from YAML, see `Config.from_yaml`."""
+        values = read_yaml(text)
+        if not isinstance(values, dict):
+            raise FLError("it is not a mapping")
+        common, algorithms, seeds, options = stored.separated(values, gone)
+        config = Config.from_values(common)
+        algorithms, seeds = algorithms or (config.method.name,), seeds or (config.seed,)
+        known = {} if config.method.options is None else {config.method.name: config.method.options}
+        for name, section in options.items():
+            try:
+                known[name] = Config.from_values({"method": {"name": name, **section}}).method.options
+            except (FLError, TypeError) as why:
+                if name in algorithms:
+                    raise
+                _log.warning("warning: section %s is ignored, since this run does not read it (%s)", name, why)
+        return cls(config, algorithms, seeds, known)
+
+    @classmethod
+    def from_file(cls, path: Path, flag: str = "--config") -> "Experiment":
+        """Read the settings in a YAML file, such as the config.yaml of a run. Raises FLError, which names the file."""
+        if path.exists() and not path.is_file():
+            raise FLError(f"{flag} {path} is not a regular file: give a YAML file, such as the config.yaml of a run")
+        try:
+            return cls.from_yaml(path.read_text())
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is not text"
+            raise FLError(f"{flag} {path} cannot be read: {reason}") from None
+        except (FLError, ZooError) as error:
+            raise FLError(f"{flag} {path}: {error}") from None
+
+    @classmethod
+    def read(cls, folder: Path, resume: bool = False) -> "Experiment":
+        """Read the settings of a run folder, or of the folder of several runs.
+
+        Args:
+            resume: whether they are to go on, which runs of earlier versions cannot.
+        """
+        path = folder / "config.yaml"
+        try:
+            text = regular(path).read_text()
+        except (OSError, UnicodeDecodeError):
+            raise FLError(f"{folder} is not a run folder: it has no config.yaml that can be read") from None
+        try:
+            if not stored.several(read_yaml(text)):
+                return cls.alone(Config.read(folder, resume))
+            if resume:
+                stored.check_resumable(read_yaml(text))
+            return cls.from_yaml(text, gone=True)
+        except (FLError, ZooError) as error:
+            raise error if str(path) in str(error) else FLError(f"{path}: {error}") from None

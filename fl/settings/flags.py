@@ -1,0 +1,224 @@
+"""The flags of `python -m fl.run`: flat, made from the settings by topic and the options of partitions and methods."""
+
+import io
+import shlex
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import Field, dataclass, field, fields, is_dataclass, make_dataclass, replace
+from typing import Annotated, Any, NamedTuple
+
+import tyro
+
+from fl.algorithms import ALGORITHMS, OPTIONS, methods_of
+from fl.algorithms.method import KINDS as METHOD_KINDS
+from fl.base.console import program
+from fl.base.errors import FLError
+from fl.base.settings import (
+    Chosen,
+    Flag,
+    Kind,
+    Rare,
+    Setting,
+    check_values,
+    flag_in,
+    flag_of,
+    marks,
+    name_of,
+    one_of,
+    several,
+    written,
+)
+from fl.partition import KINDS
+from fl.settings.config import Config
+from fl.settings.experiment import Experiment
+from fl.settings.extensions import EXTENSIONS
+from fl.settings.places import OWN, PLACES, TOPICS
+
+
+def _about_methods() -> str:
+    one, own, different = (", ".join(methods_of(kind)) for kind in METHOD_KINDS)
+    return (
+        f"federated methods, comma-separated: one global model {one}; a personalized model for each client {own}; "
+        f"heterogeneous clients of different --architectures {different}. Several run on the same splits and are "
+        "compared"
+    )
+
+
+@dataclass(frozen=True)
+class Command:
+    """What a command runs, and where its runs lie."""
+
+    algorithm: Annotated[
+        tuple[str, ...], several(str, "NAME,...", items=ALGORITHMS), tyro.conf.arg(help=_about_methods())
+    ] = ("fedmr",)
+    seeds: Annotated[tuple[int, ...], several(int, "INT,...", least=0, below=2**32)] = (0,)
+    """one run for each seed, which determines the split, the initial weights, the sampling and the batches"""
+    out: Annotated[str, tyro.conf.arg(metavar="FOLDER")] = "runs"
+    """folder in which run folders are made"""
+    name: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    """name of the run folder, which must be new [made from the settings]"""
+    config: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
+    """take the settings of this file, such as the config.yaml of a run; flags override them"""
+    resume: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
+    """continue the run in this folder, with its settings; --rounds can be raised if --lr-schedule is constant or
+    exponential and no client joins or leaves"""
+
+
+class Entry(NamedTuple):
+    """A flag, or a group of flags whose names begin with the group's.
+
+    Attributes:
+        field: of the dataclass `owner`, which documents it. default: its value, the options of a group.
+    """
+
+    owner: type | None
+    field: Field
+    default: Any
+
+    @property
+    def group(self) -> bool:
+        """Whether it is a group."""
+        return is_dataclass(self.default)
+
+
+def entries(methods: Iterable[str], topics: Collection[str] = tuple(TOPICS)) -> dict[str, dict[str, Entry]]:
+    """List all settings that flags may give, by topic and name.
+
+    The options of all partitions, of some methods and of extensions are among them.
+
+    Args:
+        methods: whose options are among them.
+        topics: which are among them.
+    """
+    found: dict[str, dict[str, Entry]] = {}
+    for topic in topics:
+        kind, inside = TOPICS[topic], found.setdefault(topic, {})
+        for one in fields(kind):
+            chosen = isinstance(one.default, Chosen)
+            inside[name_of(one)] = Entry(kind, one, one.default.name if chosen else one.default)
+            for each in KINDS.values() if chosen else ():
+                for option in fields(each.options) if each.options is not None else ():
+                    inside.setdefault(option.name, Entry(type(each.options), option, option.default))
+    found["rounds"] = {one.name: Entry(Config, one, one.default) for one in fields(Config) if one.name in OWN[:-1]}
+    found["methods"] = {name: _group(name, OPTIONS[name]) for name in methods if name in OPTIONS}
+    found["extensions"] = {name: _group(name, one.options, Rare()) for name, one in EXTENSIONS.items()}
+    return found
+
+
+def _group(name: str, options: Any, *notes: Any) -> Entry:
+    made = make_dataclass("Group", [(name, Annotated[type(options), "a group", *notes], field(default=options))])
+    return Entry(None, fields(made)[0], options)
+
+
+def flags_class(found: Mapping[str, Mapping[str, Entry]], base: type = Command) -> type:
+    """Make the dataclass whose fields are these flags, after those of a base class."""
+    types = []
+    for name, one in ((name, one) for inside in found.values() for name, one in inside.items()):
+        kind = one.field.type
+        if isinstance(one.field.default, Chosen):
+            notes = [note for note in kind.__metadata__ if hasattr(note, "help")]
+            kind = Annotated[str, one_of(*KINDS), *notes]
+        types.append((name, kind, field(default=one.default, metadata={"documented": (one.owner, one.field.name)})))
+    return make_dataclass("Flags", types, bases=(base,), frozen=True)
+
+
+def parsed(kind: type[Kind], argv: Sequence[str], quiet: bool = False, **options: Any) -> Kind:
+    """Parse a command line with tyro. Flags are described by docstrings.
+
+    Comments at fields are not looked for, since tyro would read the source of nearly every class for them.
+
+    Args:
+        quiet: whether nothing is said of a mistake, which ends the program.
+    """
+    if quiet:  # tyro's console_outputs=False is not: it still tells of values that a flag does not take
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            return parsed(kind, argv, **options)
+    return tyro.cli(kind, args=argv, config=(tyro.conf.HelptextFromCommentsOff,), **options)
+
+
+def overridden(argv: Sequence[str], start: Experiment, quiet: bool = False) -> tuple[Experiment, Any]:
+    """Put the flags of a command line in the place of settings of an experiment. Returns it with the values of flags.
+
+    Args:
+        quiet: see `parsed`.
+    """
+    flags = {flag_in(word) for word in argv}
+    asked = named(argv, "algorithm")
+    methods = start.algorithms if asked is None else Experiment(algorithms=tuple(asked.split(","))).algorithms
+    check_methods(flags, methods)
+    values = parsed(flags_class(entries(methods)), argv, quiet, prog=program("run"))
+    check_values(replace(values, algorithm=methods if asked else values.algorithm))
+    own: dict[str, Any] = {"algorithms": methods}
+    if "seeds" in flags:
+        own["seeds"] = values.seeds
+    changes = given(values, flags, start)
+    if "participants" in changes and "participation" not in changes:  # a number overrides a share of the start
+        changes["participation"] = 0.0
+    return start.replace(**own, **changes), values
+
+
+def given(values: Any, flags: Collection[str], start: Experiment) -> dict[str, Any]:
+    """Return the settings that a command line gives, as `Config.of` takes them.
+
+    Args:
+        values: those of all flags.
+        flags: those that the command line has.
+        start: the settings whose groups they change.
+    """
+    found: dict[str, Any] = {}
+    command = {one.name for one in fields(Command)}
+    for one in fields(values):
+        value = getattr(values, one.name)
+        if is_dataclass(value):
+            inside = {f.name: getattr(value, f.name) for f in fields(value) if flag_of(f.name, one.name) in flags}
+            if inside:
+                found[one.name] = replace(_now(one.name, start), **inside)  # type: ignore[type-var]
+        elif flag_of(one.name) in flags and one.name not in command:
+            found[one.name] = value
+    return found
+
+
+def _now(name: str, start: Experiment) -> Any:
+    """Return a group as it is before the command line changes it."""
+    if name in PLACES:
+        topic, inside = PLACES[name]
+        return getattr(getattr(start.config, topic), inside)
+    if name in EXTENSIONS:
+        return start.config.extensions.get(name, EXTENSIONS[name].options)
+    return start.options.get(name, OPTIONS[name])
+
+
+def check_methods(flags: Iterable[str], methods: Collection[str]) -> None:
+    """Raise FLError for a flag of a method that is not run."""
+    for flag in flags:
+        name = flag.partition(".")[0].replace("-", "_")
+        if "." in flag and name in OPTIONS and name not in methods:
+            raise FLError(
+                f"--{flag} is for {name}, which is not in --algorithm {','.join(methods)}: leave it out, or add {name}"
+            )
+
+
+def words(settings: Iterable[Setting]) -> list[str]:
+    """Write settings as the words of a command line."""
+    found = []
+    for one in settings:
+        if isinstance(one.value, bool):
+            group, dot, name = one.flag.rpartition(".")
+            found.append(f"--{group}{dot}{'' if one.value else 'no-'}{name}")
+        else:
+            texts = [mark.str_from_instance(one.value)[0] for mark in marks(one.field, Flag)]
+            found += [f"--{one.flag}", shlex.quote(texts[0] if texts else written(one.value))]
+    return found
+
+
+def named(argv: Iterable[str], flag: str) -> str | None:
+    """Find the value of a flag among the words of a command line, without reading the others; the last one counts."""
+    found, before = None, ""
+    for word in argv:
+        if before == flag:
+            found = word
+        name, equals, value = word.partition("=")
+        if equals and flag_in(name) == flag:
+            found = value
+        before = "" if equals else flag_in(word)
+    return found
