@@ -41,7 +41,7 @@ def megabytes() -> float:
 
 def one(kind: str, clients: int, backend: str) -> dict:
     """Train a round in this process."""
-    config = fl.Config(
+    config = fl.Config.of(
         algorithm="fedavg", clients=clients, participants=clients, samples=4 * clients + 100, partition="iid",
         local_epochs=1, batch_size=2, momentum=0.0, min_samples=1, backend=backend, device="cpu",
         adapters=fl.AdapterOptions("lora", rank=RANK) if kind == "adapters" else fl.AdapterOptions(),

@@ -100,20 +100,20 @@ def on_flower(root: Path, config: fl.Config, how: str, own: bool, timeout: float
     """The seconds of rounds on Flower; `how` is "simulation" (Ray) or "deployment"."""
     root.mkdir()
     deal_out(config, root / "data")
-    values = {"data": str(root / "data"), "nodes": config.clients, "threads": 1}
+    values = {"data": str(root / "data"), "nodes": config.clients.number, "threads": 1}
     if own:
-        flags = f"--algorithm fedavg --participants {config.participants} --rounds {config.rounds} "
-        flags += f"--width {config.width[0]} --local-epochs {config.local_epochs} --eval-every {config.rounds}"
+        flags = f"--algorithm fedavg --participants {config.clients.participants} --rounds {config.rounds} "
+        flags += f"--width {config.model.width[0]} --local-epochs {config.local.epochs} --eval-every {config.rounds}"
         times = {"round-timeout": timeout, "start-timeout": timeout}
         local.write_app(
             root / "app", values | {"flags": shlex.join(shlex.split(flags)), "folder": str(root / "run"), **times}
         )
     else:
-        more = {"rounds": config.rounds, "epochs": config.local_epochs, "width": config.width[0]}
+        more = {"rounds": config.rounds, "epochs": config.local.epochs, "width": config.model.width[0]}
         local.write_app(root / "app", values | {"folder": str(root / "ends.json"), **more})
         (root / "app" / "surgery_app.py").write_text(THEIRS)
-    words = ("--federation-config", f"num-supernodes={config.clients}") if how == "simulation" else ()
-    nodes = local.processes(root, "insecure = true") if words else local.deployment(root, config.clients)
+    words = ("--federation-config", f"num-supernodes={config.clients.number}") if how == "simulation" else ()
+    nodes = local.processes(root, "insecure = true") if words else local.deployment(root, config.clients.number)
     with nodes as running:
         if words:
             running.start_superlink("--insecure", "--simulation")
@@ -133,8 +133,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()
     rounds, epochs = (3, 1) if options.quick else (options.rounds, options.epochs)
-    config = fl.Config(
-        algorithm=("fedavg",),
+    config = fl.Config.of(
+        algorithm="fedavg",
         clients=options.clients,
         participants=options.clients,
         rounds=rounds,

@@ -174,8 +174,8 @@ def train_cifar10(args: argparse.Namespace) -> None:
     """Train FedMR on real CIFAR-10 until the time is over, and write its rows."""
     begin, backend, rows = time.perf_counter(), admitted_backend(args.out, args.device), []
     data = unpack()
-    config = fl.Config(
-        algorithm=("fedmr",), model="lenet" if args.quick else "resnet20", clients=100, participants=10, rounds=500,
+    config = fl.Config.of(
+        algorithm="fedmr", model="lenet" if args.quick else "resnet20", clients=100, participants=10, rounds=500,
         alpha=0.5, local_epochs=1 if args.quick else 5, batch_size=50, lr=0.01, momentum=0.5, device=args.device,
         backend=backend, eval_every=2,
     )  # fmt: skip

@@ -65,7 +65,7 @@ _WORDS = 5e-3  # seconds of a round for its words
 
 def made(model: str) -> torch.nn.Module:
     """The model for images of CIFAR-10."""
-    spec = Config(model=model).spec(10, 3, 32, text=False)
+    spec = Config.of(model=model).spec(10, 3, 32, text=False)
     return create(torch.Generator().manual_seed(0), spec)
 
 

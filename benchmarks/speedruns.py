@@ -48,16 +48,16 @@ def sides(device: str) -> dict[str, tuple[ModuleType, fl.Config]]:
     levels = RECIPES["femam"]()
     sizes = ArchitectureOptions(choose="cycle", widths=(0.5, 1.0), depths=("2", "3"))
     settings = {
-        "fedmr": fl.Config(rounds=ROUNDS),
+        "fedmr": fl.Config.of(rounds=ROUNDS),
         "femam": replace(
-            levels, algorithm=("femam",), rounds=4 * ROUNDS, femam=replace(levels.femam, level_rounds=(ROUNDS,))
+            levels, algorithm="femam", rounds=4 * ROUNDS, femam=replace(levels.femam, level_rounds=(ROUNDS,))
         ),
-        "fedfa": fl.Config(
-            algorithm=("fedfa",), model="preresnet20", norm="layer", width=(0.5,), lr=0.05, rounds=ROUNDS,
+        "fedfa": fl.Config.of(
+            algorithm="fedfa", model="preresnet20", norm="layer", width=(0.5,), lr=0.05, rounds=ROUNDS,
             architectures=sizes,
         ),
     }  # fmt: skip
-    return {name: (one[name], replace(config, backend="vmap", device=device)) for name, config in settings.items()}
+    return {name: (one[name], config.replace(backend="vmap", device=device)) for name, config in settings.items()}
 
 
 def quiet(call: Callable) -> Callable:

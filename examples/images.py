@@ -20,5 +20,5 @@ def model():
     return timm.create_model("resnet10t", True, pretrained_cfg_overlay={"file": weights}, num_classes=data.classes)
 
 
-summary = fl.simulate(fl.Config(algorithm="fedavg", clients=5, rounds=3), "runs/images", dataset=data, model=model)
+summary = fl.simulate(fl.Config.of(algorithm="fedavg", clients=5, rounds=3), "runs/images", dataset=data, model=model)
 print(f"accuracy {summary['final']['accuracy']:.1%}")

@@ -11,7 +11,7 @@ DATA = fl.Config().load()
 def objective(trial: optuna.Trial) -> float:
     lr = trial.suggest_float("lr", 1e-3, 0.3, log=True)
     width = trial.suggest_categorical("width", [0.25, 0.5, 1.0])
-    config = fl.Config(**BASE, lr=lr, width=width)
+    config = fl.Config.of(**BASE, lr=lr, width=width)
     for round in fl.Run(config, f"runs/optuna/trial{trial.number}", dataset=DATA):
         trial.report(round.row["local_valid_loss"], round.number)
         if trial.should_prune():

@@ -16,7 +16,7 @@ def perceptron() -> nn.Module:
     return nn.Sequential(nn.Linear(30, 32), nn.ReLU(), nn.Linear(32, 2))
 
 
-config = fl.Config(algorithm="fedavg", clients=10, rounds=10)
+config = fl.Config.of(algorithm="fedavg", clients=10, rounds=10)
 summary = fl.simulate(config, "runs/table", dataset=data, model=perceptron)
 print(f"accuracy {summary['final']['accuracy']:.1%}")
 print(fl.load_model("runs/table", model=perceptron))

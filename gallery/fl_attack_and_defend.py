@@ -19,7 +19,7 @@ cases = {
 }
 figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
 for number, (label, settings) in enumerate(cases.items()):
-    rows, config = [], fl.Config(algorithm="fedavg", rounds=5, **clients, **settings)
+    rows, config = [], fl.Config.of(algorithm="fedavg", rounds=5, **clients, **settings)
     fl.simulate(config, f"runs/attack{number}", on_round=rows.append)
     print(f"{label}: {rows[-1]['accuracy']:.1%}")
     axis.plot([row["round"] for row in rows], [100 * row["accuracy"] for row in rows], "o-", label=label)

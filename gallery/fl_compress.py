@@ -20,7 +20,7 @@ torch.manual_seed(0)
 net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
 figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
 for number, (label, compression) in enumerate(cases.items()):
-    rows, config = [], fl.Config(algorithm="fedavg", rounds=40, eval_every=4, compression=compression, **clients)
+    rows, config = [], fl.Config.of(algorithm="fedavg", rounds=40, eval_every=4, compression=compression, **clients)
     fl.simulate(config, f"runs/compress{number}", model=net, on_round=rows.append)
     evaluated = [row for row in rows if "accuracy" in row]
     print(f"{label}: {rows[-1]['bytes_up']:,.0f} bytes a round, {evaluated[-1]['accuracy']:.1%}")

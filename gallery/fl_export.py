@@ -8,7 +8,7 @@ import torch
 
 import fl
 
-config = fl.Config(algorithm="fedavg", partition="iid", rounds=8, local_epochs=2, width=0.5)
+config = fl.Config.of(algorithm="fedavg", partition="iid", rounds=8, local_epochs=2, width=0.5)
 fl.simulate(config, "runs/trained")
 data = config.load()
 images, labels = data.test_x, data.test_y

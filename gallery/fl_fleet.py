@@ -8,7 +8,7 @@ import matplotlib.pyplot as plt
 import fl
 
 mix = fl.ArchitectureOptions(widths=(0.25, 0.5, 1.0), depths=("2", "3"), choose="cycle")
-config = fl.Config(algorithm="fedfa", model="preresnet20", width=0.25, rounds=1, local_epochs=1, architectures=mix)
+config = fl.Config.of(algorithm="fedfa", model="preresnet20", width=0.25, rounds=1, local_epochs=1, architectures=mix)
 fed, _ = fl.build(config)
 print("the first three clients:", [(fed.fleet[k].spec.width, fed.fleet[k].spec.depth) for k in range(3)])
 fl.simulate(config, "runs/fleet")

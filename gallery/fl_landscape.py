@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 import fl
 
 for rounds in (2, 6):
-    config = fl.Config(algorithm="fedavg", partition="iid", rounds=rounds, local_epochs=2, width=0.25)
+    config = fl.Config.of(algorithm="fedavg", partition="iid", rounds=rounds, local_epochs=2, width=0.25)
     fl.simulate(config, f"runs/landscape{rounds}")
 landscape = ["fl.landscape", "runs/landscape2", "runs/landscape6", "--points", "9", "--samples", "100"]
 print(subprocess.run([sys.executable, "-m", *landscape], check=True, capture_output=True, text=True).stdout)

@@ -9,7 +9,7 @@ from torch import nn
 import fl
 
 net = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
-config = fl.Config(algorithm=("fedavg", "scaffold"), seeds=(0, 1), rounds=15, alpha=0.1, momentum=0.0, local_epochs=2)
+config = fl.Config.of(algorithm=("fedavg", "scaffold"), seeds=(0, 1), rounds=15, alpha=0.1, momentum=0.0, local_epochs=2)
 fl.simulate_all(config, "runs/several", model=net)
 found: fl.Results = fl.results("runs/several")  # also later, in another program
 print(found)

@@ -18,7 +18,7 @@ x = np.stack([turn * np.cos(angle), turn * np.sin(angle)], axis=1) + rng.normal(
 data = fl.Dataset.from_arrays(x[:900], y[:900], x[900:], y[900:])
 print(data)
 net = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 3))
-config = fl.Config(algorithm="fedavg", clients=10, rounds=15, lr=0.1)
+config = fl.Config.of(algorithm="fedavg", clients=10, rounds=15, lr=0.1)
 summary = fl.simulate(config, "runs/spirals", dataset=data, model=net)
 net = fl.load_model("runs/spirals", model=net)
 figure, axis = plt.subplots(figsize=(6, 4.5), layout="constrained")

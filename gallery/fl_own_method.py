@@ -24,7 +24,7 @@ def heavy(fed: fl.Federation) -> fl.Algorithm:
 
 ALGORITHMS["heavy"] = Method(heavy)
 for name in ("fedavg", "heavy"):
-    rows, config = [], fl.Config(algorithm=name, rounds=12, partition="iid", local_epochs=1)
+    rows, config = [], fl.Config.of(algorithm=name, rounds=12, partition="iid", local_epochs=1)
     print(fl.simulate(config, f"runs/own-method-{name}", on_round=rows.append)["final"])
     plt.plot(range(1, 13), [row["accuracy"] for row in rows], "o-", label=name)
 plt.title("FedAvg with momentum"), plt.xlabel("round"), plt.ylabel("test accuracy"), plt.legend(), plt.show()

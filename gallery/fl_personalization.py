@@ -11,7 +11,7 @@ clients = {"clients": 12, "partition": "clusters", "clusters": (4,), "cluster_cl
 held_out = {"pool_test_set": True, "local_valid": 0.15, "local_test": 0.2}
 figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
 for name, label in {"fedavg": "one model for all", "local": "each alone", "ditto": "Ditto"}.items():
-    rows, config = [], fl.Config(algorithm=name, rounds=5, local_epochs=1, width=0.25, **clients, **held_out)
+    rows, config = [], fl.Config.of(algorithm=name, rounds=5, local_epochs=1, width=0.25, **clients, **held_out)
     fl.simulate(config, f"runs/personal-{name}", on_round=rows.append)
     accuracy = [100 * row["local_test_accuracy"] for row in rows]
     print(f"{label}: {accuracy[-1]:.1f} %")

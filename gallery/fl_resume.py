@@ -8,7 +8,7 @@ import torch
 
 import fl
 
-config = fl.Config(algorithm="fedavg", partition="iid", rounds=10, local_epochs=1)
+config = fl.Config.of(algorithm="fedavg", partition="iid", rounds=10, local_epochs=1)
 rows = {"stopped": [], "resumed": [], "whole": []}
 fl.simulate(config, "runs/stopped", on_round=lambda row: rows["stopped"].append(row) or row["round"] == 5)
 fl.simulate(config, "runs/stopped", resume=True, on_round=rows["resumed"].append)

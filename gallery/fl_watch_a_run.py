@@ -7,7 +7,7 @@ import matplotlib.pyplot as plt
 
 import fl
 
-config = fl.Config(algorithm="fedmr", rounds=12, width=0.25, local_epochs=2)
+config = fl.Config.of(algorithm="fedmr", rounds=12, width=0.25, local_epochs=2)
 watched = []
 with fl.Run(config, "runs/watched") as run:
     for round in run:

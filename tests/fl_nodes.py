@@ -19,7 +19,7 @@ SMALL |= {"backend": "loop", "eval_client_models_every": 0}
 
 
 def settings(algorithm, **changes):
-    return fl.Config(algorithm=(algorithm,), **{**SMALL, **changes})
+    return fl.Config.of(algorithm=algorithm, **{**SMALL, **changes})
 
 
 def travelled(message):
@@ -63,8 +63,8 @@ class Direct:
 def dealt(config, root: Path, budgets=None):
     """The nodes of these settings, and the server's test set."""
     deal_out(config, root)
-    budgets = budgets or [{}] * config.clients
-    nodes = [Node(k, *read_node(node_folder(root, k)), budgets[k], root / f"kept-{k}") for k in range(config.clients)]
+    budgets = budgets or [{}] * config.clients.number
+    nodes = [Node(k, *read_node(node_folder(root, k)), budgets[k], root / f"kept-{k}") for k in range(config.clients.number)]
     return nodes, read_server(root / SERVER)
 
 
@@ -72,7 +72,7 @@ def deployed(config, root: Path, spoil=lambda c, r, a: a, budgets=None):
     """The server's tensors after a run with nodes."""
     nodes, test = dealt(config, root / "data", budgets)
     link = Direct(nodes, spoil)
-    serve(link, config, root / "remote", test, Waiting(start=0, nodes=config.clients))
+    serve(link, config, root / "remote", test, Waiting(start=0, nodes=config.clients.number))
     return tensors(root / "remote"), link
 
 

@@ -92,20 +92,20 @@ NEED_ADAPTERS = {
 
 
 def tiny(name, **changes):
-    config = replace(TINY, algorithm=(name,), **changes)
+    config = TINY.replace(algorithm=name, **changes)
     if name == "fedbn":  # which has nothing to keep at clients without batch norms
-        return replace(config, model="resnet9", width=(0.25,))
+        return config.replace(model="resnet9", width=(0.25,))
     if name in NEED_ADAPTERS:
-        return replace(config, adapters=NEED_ADAPTERS[name])
+        return config.replace(adapters=NEED_ADAPTERS[name])
     if ALGORITHMS[name].clients != "heterogeneous":
         return config
     if name in ("flexifed", "inclusivefl"):
-        config, chosen = replace(config, model="preresnet18", width=(0.05,)), ArchitectureOptions(depths=("1", "2"))
+        config, chosen = config.replace(model="preresnet18", width=(0.05,)), ArchitectureOptions(depths=("1", "2"))
     else:
         chosen = ArchitectureOptions(widths=(0.5, 1.0))
     if name in NEED_EXITS:
-        config = replace(config, model="resnet9", width=(0.25,), exits=True)
-    return replace(config, local_valid=0.0, architectures=chosen)
+        config = config.replace(model="resnet9", width=(0.25,), exits=True)
+    return config.replace(local_valid=0.0, architectures=chosen)
 
 
 def simulate_all(rank, configs, folder):

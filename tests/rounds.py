@@ -16,7 +16,7 @@ from fl.runs import evaluate
 from fl.runs.metrics import read
 from fl.settings import Config
 
-SMALL = Config(
+SMALL = Config.of(
     fesem=FeSEMOptions(2),
     fesem_plus=FeSEMPlusOptions(2),
     femam=FeMAMOptions(("global", "2", "personal"), (1, 1)),

@@ -122,8 +122,8 @@ def assert_sound(name):
         {"defence": fl.Defence(clip=0.5)},
         {"defence": fl.Defence("median")},
     ):
-        config = fl.Config(
-            algorithm=(name,), rounds=3, model="resnet9", width=0.25, local_epochs=1, batch_size=100, participation=1.0,
+        config = fl.Config.of(
+            algorithm=name, rounds=3, model="resnet9", width=0.25, local_epochs=1, batch_size=100, participation=1.0,
             clients=4, partition="iid", samples=400, **settings,
         )  # fmt: skip
         fed, algorithm = fl.build(config)

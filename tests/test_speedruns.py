@@ -34,7 +34,7 @@ def test_fedmr_is_the_library_bit_for_bit(tmp_path, capsys):
     one_file.ROUNDS = 3
     found = one_file.main()
     printed = [line.split(": ")[1] for line in capsys.readouterr().out.splitlines() if line.startswith("round")]
-    fl.simulate(fl.Config(rounds=3, backend="vmap", device=one_file.DEVICE), tmp_path / "run")
+    fl.simulate(fl.Config.of(rounds=3, backend="vmap", device=one_file.DEVICE), tmp_path / "run")
     expected = dict(fl.load_model(tmp_path / "run").named_parameters())
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name].cpu(), expected[name]) for name in expected)
@@ -51,8 +51,8 @@ def test_femam_has_the_accuracies_of_the_library(tmp_path, capsys):
     found = torch.tensor(one_file.main())
     config = RECIPES["femam"]()
     options = replace(config.femam, level_rounds=(30, 6))
-    settings = {"algorithm": ("femam",), "rounds": 46, "backend": "vmap", "device": one_file.DEVICE, "femam": options}
-    fl.simulate(replace(config, **settings), tmp_path / "run")
+    settings = {"algorithm": "femam", "rounds": 46, "backend": "vmap", "device": one_file.DEVICE, "femam": options}
+    fl.simulate(config.replace(**settings), tmp_path / "run")
     with open(tmp_path / "run" / "metrics.csv") as file:
         expected = torch.tensor([float(row["local_test_accuracy"]) for row in csv.DictReader(file)])
     assert (found - expected).abs().max() < 0.02
@@ -73,8 +73,8 @@ def test_fedfa_is_the_library_but_for_rounding(seed, tmp_path):
     found = one_file.main()
     sizes = ArchitectureOptions(choose="cycle", widths=(0.5, 1.0), depths=("2", "3"))
     settings = {"model": "preresnet20", "norm": "layer", "width": (0.5,), "local_epochs": 2, "lr": 0.05, "rounds": 1}
-    config = fl.Config(
-        algorithm=("fedfa",), architectures=sizes, seeds=(seed,), backend="vmap", device=one_file.DEVICE, **settings
+    config = fl.Config.of(
+        algorithm="fedfa", architectures=sizes, seed=seed, backend="vmap", device=one_file.DEVICE, **settings
     )
     fl.simulate(config, tmp_path / "run")
     expected = dict(fl.load_model(tmp_path / "run").named_parameters())

@@ -92,7 +92,7 @@ def test_the_comparison_that_is_proposed_keeps_the_settings_of_the_run(flags, me
     assert len(found) == bool(methods)
     for line in found:
         proposed, _ = parse(shlex.split(line.removeprefix("compare   python -m fl.run ")))
-        assert proposed == replace(config, algorithm=tuple(methods.split(",")), seeds=(0, 1, 2), name=None)
+        assert proposed == config.replace(algorithm=tuple(methods.split(",")), seeds=(0, 1, 2), name=None)
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -134,7 +134,7 @@ def test_help_shows_what_the_command_reads(argv, shown, hidden, capsys):
 
 @pytest.mark.slow
 def test_settings_come_from_a_file_and_flags_override_them(tmp_path):
-    config = Config(algorithm="fedprox", lr=0.5, seeds=(3, 4), alpha=0.1)
+    config = Config.of(algorithm="fedprox", lr=0.5, seeds=(3, 4), alpha=0.1)
     path = tmp_path / "mine.yaml"
     path.write_text(config.to_yaml())
     assert parse(["--config", str(path)]) == (config, None)
@@ -142,12 +142,12 @@ def test_settings_come_from_a_file_and_flags_override_them(tmp_path):
         config, lr=0.25, fedprox=replace(config.fedprox, mu=1.0)
     )
     path.write_text("rounds: 7\nname: mine\n")
-    assert parse(["--config", str(path)])[0] == Config(rounds=7, name="mine")
+    assert parse(["--config", str(path)])[0] == Config.of(rounds=7, name="mine")
     path = tmp_path / "runs/mine/config.yaml"  # a run's, without the folder that it has
     path.parent.mkdir(parents=True)
-    path.write_text(Config(rounds=7, out=str(tmp_path / "runs"), name="mine").to_yaml())
-    assert parse(["--config", str(path)])[0] == Config(rounds=7)
-    named = Config(rounds=7, out="elsewhere", name="mine")
+    path.write_text(Config.of(rounds=7, out=str(tmp_path / "runs"), name="mine").to_yaml())
+    assert parse(["--config", str(path)])[0] == Config.of(rounds=7)
+    named = Config.of(rounds=7, out="elsewhere", name="mine")
     assert parse(["--config", str(path), "--name", "mine", "--out", "elsewhere"])[0] == named
 
 
@@ -176,15 +176,15 @@ def test_what_a_file_of_settings_cannot_be_is_said(text, flags, said, tmp_path):
 
 def test_a_plus_is_written_as_in_papers(capsys):
     assert parse(["--algorithm", "fedavg+,fesem+"])[0].algorithm == ("fedavg_plus", "fesem_plus")
-    assert Config.from_yaml("algorithm: [fesem+]") == Config(algorithm="fesem_plus")
+    assert Config.from_yaml("algorithm: [fesem+]") == Config.of(algorithm="fesem_plus")
     with pytest.raises(FLError, match="unknown --algorithm 'fedmr_plus'"):
-        Config(algorithm="fedmr+").check()
+        Config.of(algorithm="fedmr+").check()
 
 
 @pytest.mark.slow
 def test_samples_are_held_out_for_a_method_that_validates(caplog):
     said = "femam validates on samples that clients hold out: --local-valid 0.1 is taken"
-    fed, _ = fl.build(Config(algorithm="femam", width=0.1))
+    fed, _ = fl.build(Config.of(algorithm="femam", width=0.1))
     assert fed.clients.valid.sizes.min() > 0
     for flags, share in (
         ("--algorithm fedavg,femam", 0.1),

@@ -22,7 +22,7 @@ from fl.settings import Config
 def left_by(folder, rows, **settings):
     """What a run of these rows leaves, which are numbered from 1."""
     folder.mkdir()
-    (folder / "config.yaml").write_text(Config(**settings).to_yaml())
+    (folder / "config.yaml").write_text(Config.of(**settings).to_yaml())
     metrics = Metrics(folder / "metrics.csv")
     for number, row in enumerate(rows, 1):
         metrics.add({"round": number, "seconds": 2.0, "train_loss": 1.0, **row})
@@ -36,11 +36,11 @@ def fake_run(folder, accuracies, **settings):
 @pytest.mark.drawn
 def test_runs_are_grouped_by_what_differs_beside_the_seed(tmp_path, capsys):
     """Those of one command in its order of methods."""
-    (tmp_path / "config.yaml").write_text(Config(algorithm=("fedmr", "fedavg")).to_yaml())
-    fake_run(tmp_path / "a", [0.1, 0.5], algorithm=("fedavg",), seeds=(0,))
-    fake_run(tmp_path / "b", [0.2, 0.7], algorithm=("fedavg",), seeds=(1,))
-    fake_run(tmp_path / "c", [0.3, 0.8], algorithm=("fedmr",))
-    fake_run(tmp_path / "d", [0.3, 0.9], algorithm=("fedmr",), fedmr=FedMROptions(segment_fraction=0.5))
+    (tmp_path / "config.yaml").write_text(Config.of(algorithm=("fedmr", "fedavg")).to_yaml())
+    fake_run(tmp_path / "a", [0.1, 0.5], algorithm="fedavg", seed=0)
+    fake_run(tmp_path / "b", [0.2, 0.7], algorithm="fedavg", seed=1)
+    fake_run(tmp_path / "c", [0.3, 0.8], algorithm="fedmr")
+    fake_run(tmp_path / "d", [0.3, 0.9], algorithm="fedmr", fedmr=FedMROptions(segment_fraction=0.5))
     out = tmp_path / "figure.png"
     assert compare.main([str(tmp_path), "--out", str(out)]) == 0
     rows = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()[1:4]]
@@ -55,7 +55,7 @@ def found(*folders):
 
 def test_the_table_has_mean_and_sample_standard_deviation(tmp_path):
     for seed, last in enumerate((0.5, 0.7)):
-        fake_run(tmp_path / f"s{seed}", [0.9, last], algorithm=("fedavg",), seeds=(seed,))
+        fake_run(tmp_path / f"s{seed}", [0.9, last], algorithm="fedavg", seed=seed)
     (row,) = groups.table(found(tmp_path)).splitlines()[1:]
     assert f"60.00 ± {100 * math.sqrt(0.02):.2f}" in row  # final: 50 and 70
     assert "75.00 ±" in row  # late mean: 70 and 80
@@ -98,8 +98,8 @@ def drawn(monkeypatch):
 
 def test_clients_own_data_count_in_the_round_that_validation_selects(tmp_path, drawn):
     for seed, chosen in enumerate((0.5, 0.7)):
-        own_run(tmp_path / f"a{seed}", [0.2, chosen, 0.9], [3.0, 1.0, 2.0], algorithm=("fedavg",), seeds=(seed,))
-    own_run(tmp_path / "b", [0.3], [1.0], algorithm=("fedprox",))
+        own_run(tmp_path / f"a{seed}", [0.2, chosen, 0.9], [3.0, 1.0, 2.0], algorithm="fedavg", seed=seed)
+    own_run(tmp_path / "b", [0.3], [1.0], algorithm="fedprox")
     head, averaged, proximal = compare.compare([tmp_path], tmp_path / "f.png").splitlines()
     scores = ["clients' acc. %", "clients' F1 %", "global acc. %", "last-10 acc. %", "global loss", "global F1 %"]
     assert cells(head) == ["method", "seeds", "rounds", *scores, "seconds"]
@@ -110,7 +110,7 @@ def test_clients_own_data_count_in_the_round_that_validation_selects(tmp_path, d
     assert [axis.get_ylabel() for axis in drawn[0].axes] == ["test accuracy", label, "test loss"]
     assert drawn[0].axes[1].lines[0].get_ydata().tolist() == pytest.approx([0.2, 0.6, 0.9])
 
-    fake_run(tmp_path / "c", [0.5], algorithm=("fedmut",))  # whose clients hold nothing out
+    fake_run(tmp_path / "c", [0.5], algorithm="fedmut")  # whose clients hold nothing out
     mixed = compare.compare([tmp_path], tmp_path / "f.png").splitlines()[0]
     assert cells(mixed)[3:7] == ["final acc. %", "last-10 acc. %", "best acc. %", "final loss"]
     assert "clients' acc" not in mixed
@@ -126,7 +126,7 @@ def cells(line):
 def test_ten_methods_fit_into_160_columns(tmp_path):
     for name, alpha in zip(sorted(ALGORITHMS), (0.125, 0.0625) * 5):
         for seed in (0, 1):
-            settings, costs = {"algorithm": (name,), "alpha": alpha, "seeds": (seed,)}, [traffic(3e10, 3e10)]
+            settings, costs = {"algorithm": name, "alpha": alpha, "seed": seed}, [traffic(3e10, 3e10)]
             own_run(tmp_path / f"{name}{seed}", [1 - 0.4 * seed], [100.0 * seed], costs, **settings)
     lines = groups.table(found(tmp_path)).splitlines()
     assert len({len(line) for line in lines}) == 1
@@ -139,9 +139,9 @@ def test_costs_are_those_of_the_whole_run(tmp_path):
     quarter = {"clients": 20, "participants": 5}
     for seed in (0, 1):
         more = [traffic(1e6, (1 + seed) * 1e6), traffic(1e6, 1e6, peers=3e6)]
-        path = own_run(tmp_path / f"a{seed}", [0.2, 0.4], [2.0, 1.0], more, **quarter, seeds=(seed,)) / "metrics.csv"
+        path = own_run(tmp_path / f"a{seed}", [0.2, 0.4], [2.0, 1.0], more, **quarter, seed=seed) / "metrics.csv"
         Metrics(path, read(path)).add({"round": 3, "seconds": 0.5, "train_loss": 1.0, **traffic(4e6, 0.0)})
-    own_run(tmp_path / "old", [0.3], [1.0], algorithm=("fedprox",), **quarter)  # counted no bytes
+    own_run(tmp_path / "old", [0.3], [1.0], algorithm="fedprox", **quarter)  # counted no bytes
     results = [outcome(run) for runs in found(tmp_path).values() for run in runs]
     assert [run.get("megabytes") for run in results] == [(2 + 8 + 4) / 4, (3 + 8 + 4) / 4, None]
     assert [run["seconds"] for run in results] == [4.5, 4.5, 2]
@@ -159,10 +159,10 @@ def test_curves_against_traffic_and_time(tmp_path, drawn):
     silent, half = [traffic(0.0, 0.0)] * 2, {"clients": 20, "participants": 10}
     for seed, up in enumerate((1e6, 3e6)):
         more = [traffic(1e6, up), traffic(1e6, up, peers=2e6)]
-        own_run(tmp_path / f"a{seed}", [0.2, 0.4 + 0.2 * seed], [2.0, 1.0], more, **half, seeds=(seed,))
-        local = {**half, "algorithm": ("indep",), "seeds": (seed,)}
+        own_run(tmp_path / f"a{seed}", [0.2, 0.4 + 0.2 * seed], [2.0, 1.0], more, **half, seed=seed)
+        local = {**half, "algorithm": "indep", "seed": seed}
         own_run(tmp_path / f"l{seed}", [0.3 + 0.2 * seed, 0.9], [1.0, 2.0], silent, **local)
-    every = {"algorithm": ("fedprox",), "clients": 20, "participants": 20}
+    every = {"algorithm": "fedprox", "clients": 20, "participants": 20}
     own_run(tmp_path / "p", [0.1, 0.2], [2.0, 1.0], [traffic(1e6, 1e6)] * 2, **every)
     out = tmp_path / "f.png"
     assert compare.main([str(tmp_path), "--out", str(out), "--against", "traffic"]) == 0
@@ -193,7 +193,7 @@ def test_new_levels_are_vertical_lines_and_a_curve_that_ends_upright_has_a_dot(t
     folder = own_run(tmp_path / "a", [0.1, 0.1, 0.1, 0.1, 0.6], [1.0] * 5, more, participants=20)
     rows = read(folder / "metrics.csv")
     assert [type(row["level"]) for row in rows] == [int] * 5
-    own_run(tmp_path / "b", [0.1] * 5, [1.0] * 5, more[:1] * 5, algorithm=("fedavg",), participants=20)
+    own_run(tmp_path / "b", [0.1] * 5, [1.0] * 5, more[:1] * 5, algorithm="fedavg", participants=20)
     for against, places, dots in (("rounds", [3, 5], []), ("traffic", [6, 8], [[[8, 0.6]]]), ("seconds", [6, 10], [])):
         compare.compare([tmp_path / "b", tmp_path / "a"], tmp_path / "f.png", against)
         for axis in drawn[-1].axes:
@@ -216,7 +216,7 @@ def mac_run(folder, accuracies, macs=2e12, **settings):
     for number, accuracy in enumerate(accuracies, 1):
         row = traffic(1e6, 2e6) | ({"macs": number * macs} if macs else {})
         rows.append(row | ({"accuracy": accuracy, "loss": 1.0} if accuracy is not None else {}))
-    return left_by(folder, rows, **{"algorithm": ("fedfa",), "clients": 4, "participants": 2} | settings)
+    return left_by(folder, rows, **{"algorithm": "fedfa", "clients": 4, "participants": 2} | settings)
 
 
 @pytest.mark.slow
@@ -225,11 +225,11 @@ def test_a_target_tells_what_runs_took_to_it(tmp_path, drawn):
     compare.compare([mac_run(tmp_path / "a0", [0.1, 0.7, 0.3])], tmp_path / "f.png", "macs")
     assert drawn[0].axes[0].lines[0].get_xdata().tolist() == pytest.approx([4, 12, 24])  # 2 clients, 2, 4 and 6 each
     assert drawn[0].axes[0].get_xlabel() == "TMAC of all clients, forward passes only"
-    mac_run(tmp_path / "a1", [0.8, None, 0.9], seeds=(1,))
-    mac_run(tmp_path / "b0", [0.1, 0.69999], algorithm=("nefl",))
-    mac_run(tmp_path / "b1", [None, None, 0.9], algorithm=("nefl",), seeds=(1,))
-    mac_run(tmp_path / "c0", [0.1], algorithm=("heterofl",))
-    mac_run(tmp_path / "d0", [0.9], algorithm=("fedrolex",), macs=None)
+    mac_run(tmp_path / "a1", [0.8, None, 0.9], seed=1)
+    mac_run(tmp_path / "b0", [0.1, 0.69999], algorithm="nefl")
+    mac_run(tmp_path / "b1", [None, None, 0.9], algorithm="nefl", seed=1)
+    mac_run(tmp_path / "c0", [0.1], algorithm="heterofl")
+    mac_run(tmp_path / "d0", [0.9], algorithm="fedrolex", macs=None)
     plain = compare.compare([tmp_path], tmp_path / "f.png")
     text = compare.compare([tmp_path], tmp_path / "f.png", target=0.7)
     assert text.startswith(plain + "\n\n")
@@ -256,7 +256,7 @@ def test_a_target_above_one_is_a_perplexity(tmp_path):
     assert dict(zip(cells(head), cells(line), strict=True))["local perplexity"] == "45.00"
     assert "global test perplexity of 50 or less" in said
     assert cells(reached) == ["fedmr", "1", "2", "4.0"]
-    image = fake_run(tmp_path / "b", [0.5], algorithm=("fedavg",))
+    image = fake_run(tmp_path / "b", [0.5], algorithm="fedavg")
     _, *mixed = map(cells, groups.table(found(folder, image)).splitlines())
     assert sum(row.count("-") for row in mixed) == 2  # neither has what is of the other's kind
 
@@ -265,15 +265,15 @@ def test_local_accuracy_and_epsilon_have_columns(tmp_path, drawn):
     """The last that was measured; epsilon's also where some runs have none."""
     spent = {"epsilon": 0.5, "update_clip": 0.1}
     more = [{"models_own_accuracy": 0.25, **spent}, {"models_own_accuracy": 0.75}, {}]
-    own_run(tmp_path / "a", [0.1] * 3, [1.0] * 3, more, algorithm=("fedfa",))
-    own_run(tmp_path / "b", [0.1], [1.0], more[1:2], algorithm=("nefl",))
+    own_run(tmp_path / "a", [0.1] * 3, [1.0] * 3, more, algorithm="fedfa")
+    own_run(tmp_path / "b", [0.1], [1.0], more[1:2], algorithm="nefl")
     text = compare.compare([tmp_path], tmp_path / "f.png")
     head, private, plain = map(cells, text.splitlines())
     assert head[9:] == ["local acc. %", "epsilon", "seconds"]
     assert (private[9:11], plain[9:11]) == (["75.00", "0.50"], ["75.00", "-"])
     assert drawn[0].axes[3].get_ylabel() == "longest update of a client"
 
-    own_run(tmp_path / "c", [0.1], [1.0], algorithm=("flexifed",))  # whose models were not asked
+    own_run(tmp_path / "c", [0.1], [1.0], algorithm="flexifed")  # whose models were not asked
     assert "local" not in compare.compare([tmp_path], tmp_path / "f.png")
 
 
@@ -285,8 +285,8 @@ def test_labels_name_what_differs_and_was_given(tmp_path):
         "b": {"defence": Defence("median")},
         "c": {"architectures": few},
         "d": {"architectures": many},
-        "e": {"algorithm": ("fedavg",)},
-        "f": {"algorithm": ("fedavg",), "participation": 0.5, "seeds": (1,)},
+        "e": {"algorithm": "fedavg"},
+        "f": {"algorithm": "fedavg", "participation": 0.5, "seed": 1},
     }.items():
         mac_run(tmp_path / name, [0.5], **settings)
     for names, labels in {

@@ -41,7 +41,7 @@ ASKED = [
 
 def lacks(name, **changes):
     """Whether a method cannot do what settings ask for."""
-    return bool(fl.Config(**changes).asks().keys() & ALGORITHMS[name].all_lacks)
+    return bool(fl.Config.of(**changes).asks().keys() & ALGORITHMS[name].all_lacks)
 
 
 FROZEN = {"first.weight", "first.bias"}
@@ -106,8 +106,8 @@ def settings(name, **changes):
     few = {"rounds": 3, "participants": 3, "local_valid": 0.2, "local_test": 0.2, "batch_size": 16}
     config = tiny(name, **{**few, **changes})
     fltrust = replace(config.fltrust, root=20)  # no sample that nobody can train on is among them
-    config = replace(config, fltrust=fltrust, pfedme=replace(config.pfedme, inner_steps=2))
-    return replace(config, femam=replace(config.femam, start="global"))  # as one module has to, not at random
+    config = config.replace(fltrust=fltrust, pfedme=replace(config.pfedme, inner_steps=2))
+    return config.replace(femam=replace(config.femam, start="global"))  # as one module has to, not at random
 
 
 def built(name, data=None, **changes):
@@ -297,11 +297,11 @@ def test_compression_reaches_what_is_sent_and_its_traffic(name, changes):
 
 
 def test_a_module_will_do_by_default_or_is_refused_with_the_reason(name):
-    config, begun = fl.Config(algorithm=(name,), samples=0, local_valid=0.2), None
+    config, begun = fl.Config.of(algorithm=name, samples=0, local_valid=0.2), None
     if name in NEED_ADAPTERS:
         with pytest.raises(FLError, match=r"there are none.*: give --adapters"):
             fl.build(config, table(), net(name))
-        config = replace(config, adapters=NEED_ADAPTERS[name])
+        config = config.replace(adapters=NEED_ADAPTERS[name])
     with suppress(FLError):
         fed, algorithm = fl.build(config, table(), net(name))
         begun = algorithm.init()

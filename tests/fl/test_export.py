@@ -17,7 +17,7 @@ from fl.runs.export import client_model
 from fl.runs.folder import restore_server
 from surgery.adapters import read_peft
 
-CONFIG = fl.Config(algorithm="fedavg", clients=4, participants=2, rounds=1, local_epochs=1, width=0.1, batch_size=50)
+CONFIG = fl.Config.of(algorithm="fedavg", clients=4, participants=2, rounds=1, local_epochs=1, width=0.1, batch_size=50)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def perceptron():
 def test_a_run_of_a_model_and_data_of_one_s_own_is_exported_with_them(tmp_path):
     data, folder = fl.data.load("digits"), tmp_path / "run"
     data = fl.Dataset.from_arrays(data.x[:200], data.y[:200], data.test_x[:50], data.test_y[:50], top=16)
-    config = replace(CONFIG, algorithm=("local",), width=1.0)
+    config = CONFIG.replace(algorithm="local", width=1.0)
     fl.simulate(config, folder, dataset=data, model=perceptron)
     own = {"model": perceptron, "dataset": data}
     net = perceptron()
@@ -104,10 +104,10 @@ def test_a_run_of_a_model_and_data_of_one_s_own_is_exported_with_them(tmp_path):
 def test_adapters_alone_are_a_folder_of_peft(folder, tmp_path, capsys):
     base = perceptron()
     options = AdapterOptions("lora", rank=2, modules=("1",), train=("3",))
-    config = replace(CONFIG, width=1.0, adapters=options)
+    config = CONFIG.replace(width=1.0, adapters=options)
     x = images()
     for method in ("fedavg", "local"):
-        fl.simulate(replace(config, algorithm=(method,)), tmp_path / method, model=base)
+        fl.simulate(config.replace(algorithm=method), tmp_path / method, model=base)
     fl.export(tmp_path / "fedavg", tmp_path / "all", model=base, format="peft")
     expected = fl.load_model(tmp_path / "fedavg", base)(x)
     torch.testing.assert_close(read_peft(base, tmp_path / "all")(x), expected)
@@ -120,16 +120,16 @@ def test_adapters_alone_are_a_folder_of_peft(folder, tmp_path, capsys):
     whole = perceptron()
     whole.load_state_dict(torch.load(tmp_path / "one.pt", weights_only=True))
     torch.testing.assert_close(whole(x), read_peft(base, tmp_path / "one")(x))
-    fl.simulate(replace(config, algorithm=("flora",)), tmp_path / "flora", model=base)
+    fl.simulate(config.replace(algorithm="flora"), tmp_path / "flora", model=base)
     with pytest.raises(FLError, match="flora has changed the base as well"):
         fl.export(tmp_path / "flora", tmp_path / "other", model=base, format="peft")
     with pytest.raises(FLError, match="exists already"):
         fl.export(tmp_path / "fedavg", tmp_path / "all", model=base, format="peft")
     convolutional = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 10))
-    fl.simulate(replace(config, adapters=AdapterOptions("lora", rank=2)), tmp_path / "norm", model=convolutional)
+    fl.simulate(config.replace(adapters=AdapterOptions("lora", rank=2)), tmp_path / "norm", model=convolutional)
     with pytest.raises(FLError, match="the statistics of 1 have moved"):
         fl.export(tmp_path / "norm", tmp_path / "other", model=convolutional, format="peft")
-    fl.simulate(replace(CONFIG, adapters=AdapterOptions("lora", rank=2)), tmp_path / "drawn")
+    fl.simulate(CONFIG.replace(adapters=AdapterOptions("lora", rank=2)), tmp_path / "drawn")
     with pytest.raises(FLError, match=r"base was drawn \(all of it\)"):
         fl.export(tmp_path / "drawn", tmp_path / "other", format="peft")
     assert main([str(folder), str(tmp_path / "other"), "--format", "peft"]) == 2

@@ -330,7 +330,7 @@ def test_settings_on_the_gpu(cuda, case, method):
     config, _ = parse([*flags, "--backend", "loop", "--device", "cpu"])
     results = []
     for device, backend in (("cpu", "loop"), ("cuda", "graphs")):
-        fed, algorithm = build(dataclasses.replace(config, device=device, backend=backend))
+        fed, algorithm = build(config.replace(device=device, backend=backend))
         for model in (fed.model, *(kind.model for kind in fed.fleet_or_uniform.architectures)):
             model.double()
         algorithm = made(method, fed, config)

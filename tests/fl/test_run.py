@@ -132,8 +132,8 @@ def test_several_methods_and_seeds_share_splits_and_end_in_a_comparison(tmp_path
 
 @pytest.mark.slow
 def test_a_share_of_participants(tmp_path, capsys):
-    assert [Config(clients=30, participation=share).cohort() for share in (0.1, 1.0, 0.01)] == [3, 30, 1]
-    assert Config(clients=30, participants=1).cohort() == 1
+    assert [Config.of(clients=30, participation=share).cohort() for share in (0.1, 1.0, 0.01)] == [3, 30, 1]
+    assert Config.of(clients=30, participants=1).cohort() == 1
     tiny = [flag for flag in TINY if flag not in ("--participants", "2")]
     assert cli.main([*tiny, "--participation", "0.5", "--rounds", "1", "--out", str(tmp_path), "--name", "a"]) == 0
     assert "\nparticipants:" not in (tmp_path / "a/config.yaml").read_text()
@@ -170,7 +170,7 @@ def test_divergence_stops_with_a_line_and_keeps_what_was_done(tmp_path, capsys):
 
 def test_settings_written_by_hand_are_read():
     config = Config.from_yaml("algorithm: fedmr\nlr: 1\nparticipation: 0.5\nseeds: 3\nfedmr: {segment_fraction: 1}")
-    assert (config.algorithm, config.lr, config.participation, config.seeds) == (("fedmr",), 1.0, 0.5, (3,))
+    assert (config.algorithm, config.local.lr, config.clients.participation, config.seeds) == (("fedmr",), 1.0, 0.5, (3,))
     assert isinstance(config.fedmr.segment_fraction, float)
 
 
@@ -241,7 +241,7 @@ def test_folders_of_runs_are_not_touched_by_others(tmp_path, capsys):
     with pytest.raises(fl.FLError, match="several runs"):
         fl.load_model(several)
     with pytest.raises(fl.FLError, match=r"config\.runs"):
-        fl.build(Config(seeds=(0, 1)))
+        fl.build(Config.of(seeds=(0, 1)))
     assert Config.read(several / "fedmr-seed1").name == "fedmr-seed1"
     assert snapshot(tmp_path) == before
     for _ in range(2):

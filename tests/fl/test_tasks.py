@@ -100,7 +100,7 @@ def net():
 
 def settings(**more):
     few = {"algorithm": "fedavg", "clients": 6, "participants": 2, "rounds": 2, "partition": "iid", "local_epochs": 1}
-    return fl.Config(**{**few, **more})
+    return fl.Config.of(**{**few, **more})
 
 
 WEIGHTS = torch.tensor([1.0, 2.0, 0.5])
@@ -159,8 +159,8 @@ def test_the_loss_of_a_model_with_exits_is_the_sum_of_theirs(task, targets):
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
 def test_clients_train_every_exit_of_their_model(backend):
     """One step of one client, written out; and predictions are the mean of the exits."""
-    config = fl.Config(
-        algorithm=("fedavg",), samples=60, clients=2, participants=1, model="resnet20", depth=(1,), width=(0.25,),
+    config = fl.Config.of(
+        algorithm="fedavg", samples=60, clients=2, participants=1, model="resnet20", depth=(1,), width=(0.25,),
         norm="group", exits=True, local_epochs=1, batch_size=100, min_samples=2, momentum=0.0, lr=0.1, backend=backend,
     )  # fmt: skip
     fed, algorithm = fl.build(config)
@@ -193,11 +193,11 @@ def test_every_method_minimises_the_loss_that_it_is_given(method, tmp_path):
     validating = {"local_valid": 0.2} if ALGORITHMS[method].validates(settings().options_of(method)) else {}
     config = settings(algorithm=method, loss=nothing, clients=14, **validating)
     if method in NEED_ADAPTERS:
-        config = dataclasses.replace(config, adapters=NEED_ADAPTERS[method])
+        config = config.replace(adapters=NEED_ADAPTERS[method])
     if ALGORITHMS[method].clients == "heterogeneous":  # which need a model of the zoo
         if method in NEED_EXITS:  # whose exits are not apart with one section
             one = fl.ArchitectureOptions(depths=("1-0-0-0",))
-            config = dataclasses.replace(config, model="resnet9", width=(0.1,), exits=True, architectures=one)
+            config = config.replace(model="resnet9", width=(0.1,), exits=True, architectures=one)
         fed, algorithm = fl.build(config)
     else:
         normed = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))

@@ -28,7 +28,7 @@ def folder(tmp_path, monkeypatch):
     config = fl.Config.from_yaml(run.parse([*TINY, "--algorithm", "fedavg", "--rounds", "2"])[0].to_yaml())
     with monkeypatch.context() as patch:
         patch.setitem(ALGORITHMS, "mine", METHOD)
-        fl.simulate(replace(config, algorithm="mine"), tmp_path / "mine", on_round=lambda row: True)
+        fl.simulate(config.replace(algorithm="mine"), tmp_path / "mine", on_round=lambda row: True)
     fl.simulate(config, tmp_path / "plain")
     return tmp_path / "mine"
 
@@ -56,5 +56,5 @@ def test_a_method_may_have_the_name_of_a_setting(monkeypatch):
         return fedavg(fed)
 
     monkeypatch.setitem(ALGORITHMS, "momentum", Method(momentum))
-    _, algorithm = fl.build(fl.Config(algorithm=("momentum",), clients=2, participation=1.0, samples=100, width=(0.1,)))
+    _, algorithm = fl.build(fl.Config.of(algorithm="momentum", clients=2, participation=1.0, samples=100, width=(0.1,)))
     assert algorithm.init().keys() == {"global"}

@@ -75,7 +75,7 @@ def test_scores_are_those_of_the_tokens_that_count():
 def test_backends_agree(backend):
     after = {}
     for name in ("loop", backend):
-        config = fl.Config(
+        config = fl.Config.of(
             algorithm="fedavg", rounds=1, participants=5, clients=5, partition="natural", local_epochs=2, batch_size=4,
             backend=name,
         )  # fmt: skip
@@ -85,7 +85,7 @@ def test_backends_agree(backend):
 
 
 def test_one_client_is_sgd_by_hand():
-    config = fl.Config(
+    config = fl.Config.of(
         algorithm="fedavg", rounds=1, participants=1, clients=1, partition="iid", local_epochs=1, batch_size=100,
         lr=0.5, momentum=0.0,
     )  # fmt: skip
@@ -99,7 +99,7 @@ def test_one_client_is_sgd_by_hand():
 
 
 def test_scores_of_each_client_are_of_its_tokens(tmp_path):
-    config = fl.Config(
+    config = fl.Config.of(
         algorithm="fedavg", rounds=1, participants=5, clients=5, partition="natural", batch_size=4, local_test=0.25
     )
     data, net = text(), network()
@@ -124,7 +124,7 @@ def test_a_client_has_the_tokens_of_its_prompts():
 @pytest.mark.slow
 @pytest.mark.parametrize("method", sorted(ALGORITHMS.keys() - OTHERS))
 def test_every_method_trains_on_them(method, tmp_path):
-    config = fl.Config(
+    config = fl.Config.of(
         algorithm=method, rounds=2, participants=3, clients=5, partition="natural", batch_size=4, model="transformer",
         width=0.125, depth=2, local_test=0.25,
     )  # fmt: skip
@@ -146,6 +146,6 @@ def test_what_is_refused(x, y, message):
 
 
 def test_prototypes_need_every_token():
-    config = fl.Config(algorithm="fedproto", clients=5, participants=2, partition="natural")
+    config = fl.Config.of(algorithm="fedproto", clients=5, participants=2, partition="natural")
     with pytest.raises(fl.FLError, match="some of these data count for none"):
         fl.build(config, dataset=text(), model=network())

@@ -63,7 +63,7 @@ def test_a_server_that_no_checkpoint_could_hold_is_refused_before_the_first_roun
 
     monkeypatch.setitem(ALGORITHMS, "mine", Method(mine))
     with pytest.raises(FLError, match=f"the server's part '{next(iter(more))}' is"):
-        fl.simulate(fl.Config(algorithm=("mine",), rounds=1, width=(0.1,)), tmp_path / "a")
+        fl.simulate(fl.Config.of(algorithm="mine", rounds=1, width=(0.1,)), tmp_path / "a")
 
 
 def test_other_methods_can_be_fine_tuned_where_clients_have_one_model(make_federation):

@@ -15,8 +15,8 @@ from fl.algorithms.heterofl import HeteroFLOptions
 from surgery import state
 
 DEPTHS = ("1-0-0-0", "1-1-0-0", "1-1-1-1")
-CONFIG = fl.Config(
-    algorithm=("depthfl",), samples=120, clients=6, participants=3, min_samples=5, model="resnet9", width=(0.25,),
+CONFIG = fl.Config.of(
+    algorithm="depthfl", samples=120, clients=6, participants=3, min_samples=5, model="resnet9", width=(0.25,),
     norm="group", exits=True, local_epochs=1, batch_size=200, momentum=0.0, lr=0.1, backend="loop",
     last_batch="partial",
     architectures=fl.ArchitectureOptions(depths=DEPTHS, choose="cycle"),
@@ -68,7 +68,7 @@ def test_backends_agree(backend):
     servers = []
     for one in ("loop", backend):
         _, algorithm = fl.build(
-            replace(CONFIG, backend=one, lr=0.01, batch_size=8, last_batch="filled", depthfl=DepthFLOptions(ramp=0))
+            CONFIG.replace(backend=one, lr=0.01, batch_size=8, last_batch="filled", depthfl=DepthFLOptions(ramp=0))
         )
         servers.append(algorithm.round(algorithm.init(), [0, 1, 2, 3], fl.Rng(0, 1))[0]["global"])
     torch.testing.assert_close(*servers, atol=1e-5, rtol=1e-4)
@@ -87,7 +87,7 @@ def test_without_distillation_it_is_heterofl_and_of_one_architecture_fedavg():
 
 
 def test_a_model_with_one_exit_has_nobody_to_learn_from():
-    config = replace(CONFIG, architectures=fl.ArchitectureOptions(depths=("1-0-0-0",), choose="cycle"))
+    config = CONFIG.replace(architectures=fl.ArchitectureOptions(depths=("1-0-0-0",), choose="cycle"))
     fed, algorithm = fl.build(config)
     plain = depthfl(fed, DepthFLOptions(0.0))
     for (one, _), (other, _) in zip(play(algorithm, fed, 1), play(plain, fed, 1), strict=True):
@@ -107,11 +107,11 @@ def test_clients_predict_with_the_mean_of_their_own_exits():
 
 def test_what_it_is_not_for_is_refused():
     with pytest.raises(FLError, match="after each section of a model: give --exits, and --model resnet18"):
-        fl.build(replace(CONFIG, exits=False, architectures=fl.ArchitectureOptions()))
+        fl.build(CONFIG.replace(exits=False, architectures=fl.ArchitectureOptions()))
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(60, 1, 8, 8, generator=generator), torch.randn(60, 2, generator=generator)
     numbers = fl.Dataset.from_arrays(x, y, x, y, task="regression")
-    given = replace(CONFIG, samples=0, partition="iid")
+    given = CONFIG.replace(samples=0, partition="iid")
     with pytest.raises(FLError, match=r"distils classes, .* regression: give --depthfl.distil 0"):
         fl.build(given, numbers)
     fl.build(replace(given, depthfl=DepthFLOptions(0.0)), numbers)

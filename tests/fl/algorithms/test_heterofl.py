@@ -72,11 +72,11 @@ def test_scalers_divide_by_the_rate_over_the_servers():
         for section, rate in enumerate(rates, 1):
             assert {r for name, r in found.items() if name.startswith(f"section{section}.")} == {rate}
     half = ArchitectureOptions(widths=(0.5, 1.0), choose="cycle")
-    config = Config(algorithm=("heterofl",), model="cnn", width=(0.1,), clients=2, participants=2, architectures=half)
+    config = Config.of(algorithm="heterofl", model="cnn", width=(0.1,), clients=2, participants=2, architectures=half)
     fed, _ = build(config)
     rates = [{m.rate for m in fed.fleet[k].model.modules() if isinstance(m, Scaler)} for k in (0, 1)]
     assert rates == [{0.5}, {1.0}]
-    plain, _ = build(replace(config, heterofl=HeteroFLOptions(scaler=False)))
+    plain, _ = build(config.replace(heterofl=HeteroFLOptions(scaler=False)))
     assert not any(isinstance(m, Scaler) for m in plain.fleet[0].model.modules())
 
 

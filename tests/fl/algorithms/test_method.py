@@ -133,7 +133,7 @@ def test_settings_ask_for_the_same():
         ({"architectures": ArchitectureOptions(widths=(0.5, 1.0))}, {"architectures"}),
         ({}, set()),
     ):
-        assert Config(**settings).asks().keys() == needs
+        assert Config.of(**settings).asks().keys() == needs
 
 
 def named(name):
@@ -174,7 +174,7 @@ def test_what_is_no_method_is_refused(make, given, said):
 def test_a_function_that_is_put_in_is_refused(monkeypatch):
     monkeypatch.setitem(ALGORITHMS, "mine", named("mine"))
     with pytest.raises(FLError, match=r"ALGORITHMS\['mine'\] is no Method: put Method\(mine\) there"):
-        Config(algorithm="mine").check()
+        Config.of(algorithm="mine").check()
 
 
 @pytest.mark.parametrize("name", ["model", "check", "attack", "cohort", "title"])

@@ -121,7 +121,7 @@ def kind(name, option):
 def results(name, options, kind):
     """All that the server keeps after some rounds, but how far it is, and what clients predict."""
     settings = SETTINGS[kind]
-    fed, algorithm = fl.build(Config(algorithm=(name,), **{name: options}, **settings), data())
+    fed, algorithm = fl.build(Config.of(algorithm=name, **{name: options}, **settings), data())
     server = algorithm.init()
     for number in range(1, settings["rounds"] + 1):
         rng = Rng(0, number)

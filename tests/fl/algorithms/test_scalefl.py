@@ -14,8 +14,8 @@ from fl.algorithms.heterofl import HeteroFLOptions
 from fl.algorithms.scalefl import ScaleFLOptions, scalefl
 from zoo.layers import Scaler
 
-CONFIG = fl.Config(
-    algorithm=("scalefl",), samples=120, clients=6, participants=3, min_samples=5, model="resnet9", width=(0.25,),
+CONFIG = fl.Config.of(
+    algorithm="scalefl", samples=120, clients=6, participants=3, min_samples=5, model="resnet9", width=(0.25,),
     norm="group", exits=True, local_epochs=1, batch_size=200, momentum=0.0, lr=0.1, backend="loop",
     last_batch="partial",
     architectures=fl.ArchitectureOptions(
@@ -47,7 +47,7 @@ def loss_of(logits, y, options, distils):
 ])  # fmt: skip
 def test_a_round_as_the_authors_write_it(number, options):
     """Of clients of unequal width, who end after different sections and make one step each."""
-    fed, _ = fl.build(replace(CONFIG, scalefl=options))
+    fed, _ = fl.build(CONFIG.replace(scalefl=options))
     algorithm, clients, rng = scalefl(fed, options), [0, 3, 5], fl.Rng(0, number)
     shapes = [{name: p.shape for name, p in fed.fleet[client].model.named_parameters()} for client in clients]
     assert len({tuple(one.values()) for one in shapes}) == 3
@@ -75,7 +75,7 @@ def test_a_round_as_the_authors_write_it(number, options):
 @pytest.mark.parametrize("scaler", some((True, False), [True]))
 def test_without_distillation_and_weights_it_is_heterofl(scaler):
     options = ScaleFLOptions(distil=0.0, exits="equal", scaler=scaler)
-    fed, algorithm = fl.build(replace(CONFIG, scalefl=options))
+    fed, algorithm = fl.build(CONFIG.replace(scalefl=options))
     assert scaler == any(module.rate < 1 for module in fed.fleet[0].model.modules() if isinstance(module, Scaler))
     others = heterofl(fed, HeteroFLOptions(scaler=scaler, own_rows=False))
     for (one, _), (other, _) in zip(play(algorithm, fed, 2), play(others, fed, 2), strict=True):
@@ -89,7 +89,7 @@ def test_backends_agree(backend):
     for one in ("loop", backend):
         options = ScaleFLOptions(distil=1.0)
         _, algorithm = fl.build(
-            replace(CONFIG, width=(0.5,), backend=one, lr=0.01, batch_size=8, last_batch="filled", scalefl=options)
+            CONFIG.replace(width=(0.5,), backend=one, lr=0.01, batch_size=8, last_batch="filled", scalefl=options)
         )
         servers.append(algorithm.round(algorithm.init(), [0, 1, 2, 3], fl.Rng(0, 1))[0]["global"])
     torch.testing.assert_close(*servers, atol=1e-5, rtol=1e-4)
@@ -97,10 +97,10 @@ def test_backends_agree(backend):
 
 def test_what_it_is_not_for_is_refused():
     with pytest.raises(FLError, match="scalefl trains a classifier after each section of a model: give --exits"):
-        fl.build(replace(CONFIG, exits=False, architectures=fl.ArchitectureOptions()))
+        fl.build(CONFIG.replace(exits=False, architectures=fl.ArchitectureOptions()))
     x, y = torch.randn(60, 1, 8, 8), torch.randn(60, 2)
     numbers = fl.Dataset.from_arrays(x, y, x, y, task="regression")
-    given = replace(CONFIG, samples=0, partition="iid")
+    given = CONFIG.replace(samples=0, partition="iid")
     with pytest.raises(FLError, match=r"scalefl distils classes, .* regression: give --scalefl.distil 0"):
         fl.build(given, numbers)
     _, algorithm = fl.build(replace(given, scalefl=ScaleFLOptions(0.0)), numbers)

@@ -14,7 +14,7 @@ from fl import run as cli
 from fl.base.errors import FLError
 from fl.runs.metrics import read
 
-CONFIG = fl.Config(
+CONFIG = fl.Config.of(
     algorithm=("fedavg", "fedprox"), seeds=(0, 1), clients=4, participants=2, rounds=2, local_epochs=1, width=0.1,
     batch_size=50, samples=200,
 )  # fmt: skip
@@ -56,10 +56,10 @@ def test_several_are_refused_by_simulate_and_resumed_together(found, tmp_path):
 def test_data_and_a_model_of_ones_own_and_failures(tmp_path):
     x, y = torch.randn(200, 6, generator=torch.Generator().manual_seed(0)), torch.arange(200) % 3
     data = fl.Dataset.from_arrays(x, y, x, y)
-    config = replace(CONFIG, algorithm="fedavg", rounds=1, width=1.0, batch_size=10)
+    config = CONFIG.replace(algorithm="fedavg", rounds=1, width=1.0, batch_size=10)
     found = fl.simulate_all(config, tmp_path / "own", dataset=data, model=lambda: nn.Linear(6, 3))
-    assert [run.config.model for run in found.runs] == ["given", "given"]
-    config = replace(CONFIG, algorithm=("fedavg", "fedexp"), seeds=0, rounds=1, clip=1.0)
+    assert [run.config.model.name for run in found.runs] == ["given", "given"]
+    config = CONFIG.replace(algorithm=("fedavg", "fedexp"), seeds=0, rounds=1, clip=1.0)
     with pytest.MonkeyPatch.context() as patch:
         real = fl.Federation.train
 

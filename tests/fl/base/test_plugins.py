@@ -84,7 +84,7 @@ WRONG = [
 def test_each_way_to_fail_is_one_line(name, said, module):
     for call in (
         lambda: load_data(name),
-        lambda: fl.build(fl.Config(dataset="my_own_module:load", model=name, clients=2, participants=1)),
+        lambda: fl.build(fl.Config.of(dataset="my_own_module:load", model=name, clients=2, participants=1)),
     ):
         with pytest.raises(FLError, match=said) as error:
             call()
@@ -92,11 +92,11 @@ def test_each_way_to_fail_is_one_line(name, said, module):
 
 
 def test_a_run_by_import_path(module, tmp_path):
-    config = fl.Config(dataset=f"{module}:load", model=f"{module}:Nets.Small", clients=2, participants=1, rounds=1)
+    config = fl.Config.of(dataset=f"{module}:load", model=f"{module}:Nets.Small", clients=2, participants=1, rounds=1)
     fl.simulate(config, "run")
     saved = fl.Config.read(tmp_path / "run")
-    assert (saved.dataset, saved.model) == (config.dataset, config.model)
-    assert fl.simulate(fl.Config(**{**vars(saved), "rounds": 2}), "run", resume=True)["rounds"] == 2
+    assert (saved.dataset, saved.model) == (config.data.dataset, config.model.name)
+    assert fl.simulate(fl.Config.of(**{**vars(saved), "rounds": 2}), "run", resume=True)["rounds"] == 2
     assert fl.load_model("run")[0].in_features == 7
     # of another length, as Python takes a file of the same length that is written in the same second for unchanged
     (tmp_path / "my_own_module.py").write_text(MODULE.replace("7, 8", "7, 16").replace("8, 3", "16, 3"))
@@ -111,7 +111,7 @@ def test_what_a_colon_meant_it_still_means(module):
     assert not custom_model.is_custom("timm:resnet18")
     assert not custom_model.is_custom("torchvision:resnet18")
     with pytest.raises(FLError, match="did you mean 'timm:resnet18'"):
-        fl.Config(model="timn:resnet18").check()
+        fl.Config.of(model="timn:resnet18").check()
     assert find("models", "torch.nn:Linear") is nn.Linear
 
 

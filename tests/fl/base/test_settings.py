@@ -182,13 +182,13 @@ def test_roles():
 )
 def test_a_value_of_another_type_is_refused(wrong, message):
     with pytest.raises(FLError, match=message):
-        Config(**wrong).check()
+        Config.of(**wrong).check()
 
 
 def test_numbers_of_numpy_lists_and_single_values_are_taken():
-    config = Config(algorithm="fedavg", seeds=[0, 1], rounds=np.int64(3), lr=np.float32(0.1), width=1)
+    config = Config.of(algorithm="fedavg", seeds=[0, 1], rounds=np.int64(3), lr=np.float32(0.1), width=1)
     config.check()
-    assert (config.algorithm, config.seeds, config.width) == (("fedavg",), (0, 1), (1.0,))
+    assert (config.algorithm, config.seeds, config.model.width) == (("fedavg",), (0, 1), (1.0,))
 
 
 NOT_FOR_SETTINGS = ["float", list[int], dict, Literal["a"], tuple[int, int], tuple[tuple[int, ...], ...], Any]

@@ -146,7 +146,7 @@ def test_bytes_of_tensors_whose_last_stride_is_not_1(tensor, tmp_path):
 def test_a_run_on_arrays_with_a_new_last_axis(x, y, task, net, tmp_path, monkeypatch):
     monkeypatch.setattr("fl.figures.curves.run_figure", lambda *_: None)
     data = Dataset.from_arrays(x, y, x, y, owners=[0, 0, 1, 1], task=task)
-    config = fl.Config(algorithm="fedavg", partition="natural", clients=2, participants=2, rounds=1, min_samples=1)
+    config = fl.Config.of(algorithm="fedavg", partition="natural", clients=2, participants=2, rounds=1, min_samples=1)
     assert fl.simulate(config, tmp_path / "run", dataset=data, model=net)["final"]["round"] == 1
 
 
@@ -164,7 +164,7 @@ def test_a_run_on_arrays_with_a_new_last_axis(x, y, task, net, tmp_path, monkeyp
 )
 def test_a_model_and_data_that_do_not_fit_each_other(x, last, said):
     data = Dataset.from_arrays(x, LABELS, x, LABELS, classes=13 if x is TOKENS else 3)
-    config = fl.Config(clients=2, participants=1, partition="iid", min_samples=1)
+    config = fl.Config.of(clients=2, participants=1, partition="iid", min_samples=1)
     with pytest.raises(FLError, match=said):
         fl.build(config, data, nn.Sequential(nn.Linear(3, data.classes), *last))
     if x is not TOKENS:
@@ -214,7 +214,7 @@ def test_owners_may_have_names_and_a_data_set_prints_as_a_few_lines():
 )
 def test_clients_are_named_by_their_owners(owners, names, said):
     data = Dataset.from_arrays(TABLE, LABELS, TABLE, LABELS, owners)
-    config = fl.Config(algorithm="fedavg", partition="natural", clients=3, participants=1, min_samples=1)
+    config = fl.Config.of(algorithm="fedavg", partition="natural", clients=3, participants=1, min_samples=1)
     fed, _ = fl.build(config, dataset=data, model=nn.Linear(5, 3))
     assert (data.owner_names, fed.client_names) == (names, said)
     pooled = data.sampled(3)
@@ -280,7 +280,7 @@ def test_tables_are_not_padded_and_not_cropped():
     with pytest.raises(FLError, match=r"--pad is for images, and the samples of given are \[5\]"):
         table.padded(2)
     for settings in ({"crop": 1}, {"flip": True}):
-        config = fl.Config(clients=2, participants=1, partition="iid", min_samples=1, **settings)
+        config = fl.Config.of(clients=2, participants=1, partition="iid", min_samples=1, **settings)
         with pytest.raises(FLError, match=r"--crop and --flip are for images, and samples are \[5\]"):
             fl.build(config, table, nn.Linear(5, 3))
 

@@ -19,16 +19,16 @@ from fl.data import Dataset, arrays, fingerprint, folder, load
 from fl.federation.local_training import LocalObjective
 from fl.runs import evaluate
 
-TINY = fl.Config(
-    algorithm=("fedavg",), samples=240, clients=6, participants=3, rounds=2, local_epochs=1, width=0.1, device="cpu"
+TINY = fl.Config.of(
+    algorithm="fedavg", samples=240, clients=6, participants=3, rounds=2, local_epochs=1, width=0.1, device="cpu"
 )
 CASES = {
     "loop": {"backend": "loop", "crop": 2},
     "vmap, clients that test": {"backend": "vmap", "local_test": 0.2},
     "workers, some at a time": {"backend": "workers", "max_parallel_clients": 2, "last_batch": "partial"},
-    "values of each sample": {"algorithm": ("femam",), "local_valid": 0.2, "local_test": 0.2},
-    "prototypes": {"algorithm": ("fedproto",), "local_test": 0.2},
-    "static batch norms": {"algorithm": ("heterofl",), "norm": "static_batch", "eval_client_models_every": 1},
+    "values of each sample": {"algorithm": "femam", "local_valid": 0.2, "local_test": 0.2},
+    "prototypes": {"algorithm": "fedproto", "local_test": 0.2},
+    "static batch norms": {"algorithm": "heterofl", "norm": "static_batch", "eval_client_models_every": 1},
     "masked": {"masked_loss": True, "attack": fl.AttackOptions(share=0.4)},
     "text": {"samples": 0, "model": "transformer", "partition": "contiguous", "local_test": 0.2},
 }
@@ -48,7 +48,7 @@ def test_results_are_those_of_data_on_the_device(tmp_path, case):
     """Bit for bit."""
     found = []
     for where in ("device", "host"):
-        config = replace(TINY, **CASES[case], data_on=where)
+        config = TINY.replace(**CASES[case], data_on=where)
         fl.simulate(config, tmp_path / where, dataset=own_data(case))
         found.append(results(tmp_path / where))
     assert found[0] == found[1]
@@ -128,10 +128,10 @@ def test_a_folder_holds_the_same_data(tmp_path, monkeypatch):
     assert not there.on_host
     assert torch.equal(data.samples_at(torch.tensor([3, 200])), digits.x[[3, 200]])
     for name, given in (("mapped", {"dataset": f"folder:{tmp_path / 'digits'}", "samples": 0}), ("plain", {})):
-        fl.simulate(replace(TINY, **given), tmp_path / name)
+        fl.simulate(TINY.replace(**given), tmp_path / name)
     assert results(tmp_path / "mapped") == results(tmp_path / "plain")
     # relative to the root of data sets
-    fl.simulate(replace(TINY, dataset="folder:digits", data_root=str(tmp_path)), tmp_path / "relative")
+    fl.simulate(TINY.replace(dataset="folder:digits", data_root=str(tmp_path)), tmp_path / "relative")
 
 
 def test_a_map_that_is_read_only_is_not_copied(tmp_path):

@@ -78,7 +78,7 @@ def test_a_tokenizer_ends_answers(tmp_path, words):
 
 
 def test_it_trains_and_measures_answers(tmp_path):
-    config = fl.Config(
+    config = fl.Config.of(
         algorithm="fedavg", dataset=write(tmp_path / "sums.jsonl", ROWS), partition="natural", clients=2,
         participants=2, rounds=2, model="transformer", width=0.125, depth=1, text=TextOptions("byte", length=24),
     )  # fmt: skip
@@ -128,7 +128,7 @@ def test_files_that_are_none(tmp_path):
 
 
 def test_a_masked_model_names_any_token(tmp_path):
-    config = fl.Config(
+    config = fl.Config.of(
         algorithm="fedavg", dataset=write(tmp_path / "sums.jsonl", ROWS), partition="natural", clients=2,
         participants=2, model="transformer_masked", width=0.125, depth=1, text=TextOptions("byte", length=24),
     )  # fmt: skip

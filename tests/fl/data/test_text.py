@@ -271,8 +271,8 @@ def test_a_language_model_is_measured_by_perplexity_and_taken_out(tmp_path):
 
 
 def test_a_masked_language_model_is_asked_for_what_it_does_not_see():
-    config = fl.Config(
-        algorithm=("fedavg",), dataset="pydoc", partition="natural", clients=6, participants=3, min_samples=3,
+    config = fl.Config.of(
+        algorithm="fedavg", dataset="pydoc", partition="natural", clients=6, participants=3, min_samples=3,
         text=TextOptions(vocabulary=200, length=16), model="transformer_masked", width=0.125, depth=1,
         local_epochs=1, lr=0.05,
     )  # fmt: skip

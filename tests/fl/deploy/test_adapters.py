@@ -66,7 +66,7 @@ def test_clients_keep_their_b_on_their_nodes(base, tmp_path):
     here = simulated(config, tmp_path)
     assert sent
     assert not any("lora_B" in name for name in sent)
-    for client in range(config.clients):
+    for client in range(config.clients.number):
         files = sorted((tmp_path / "data" / f"kept-{client}").glob("*/*.safetensors"))
         mine = load_file(files[-1]) if files else {}
         assert bool(mine) == (there["clients/version"][client] != 0)
@@ -107,7 +107,7 @@ def test_messages_have_the_bytes_of_what_is_trained(options, base, tmp_path):
 def prepared(config, tmp_path, **inits):
     nodes, test = dealt(config, tmp_path / "data")
     nodes = [replace(node, init=inits.get(f"node{node.number}")) for node in nodes]
-    return Direct(nodes), test, Waiting(start=0, nodes=config.clients)
+    return Direct(nodes), test, Waiting(start=0, nodes=config.clients.number)
 
 
 @pytest.mark.slow

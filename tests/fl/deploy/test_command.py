@@ -39,7 +39,7 @@ def test_clients_models_that_only_a_recipe_evaluates_are_not_evaluated(source, t
     assert main([*start, *one]) == 0
     assert capsys.readouterr().err.count("--eval-client-models-every is 0 here") == 1
     config, _ = parse(shlex.split(run_config(tmp_path)["flags"]))
-    assert config.eval_client_models_every == 0
+    assert config.evaluation.client_models_every == 0
     assert main([*start, *one, "--eval-client-models-every", "5"]) == 2
     assert "--eval-client-models-every needs" in capsys.readouterr().err
 

@@ -57,7 +57,7 @@ def test_a_node_keeps_what_its_client_has_in_the_simulator_and_sends_none_of_it(
 
     there, _ = deployed(config, tmp_path, look)
     here = simulated(config, tmp_path)
-    for client in range(config.clients):
+    for client in range(config.clients.number):
         files = sorted((tmp_path / "data" / f"kept-{client}").glob("*/*.safetensors"))
         mine = load_file(files[-1]) if files else {}
         assert bool(mine) == (there["clients/version"][client] != 0)
@@ -158,5 +158,5 @@ def test_what_nodes_send_is_clipped_and_not_what_they_keep(tmp_path):
     shared = [name for name in there if name.startswith("global/")]
     assert shared
     assert all(torch.equal(there[name], here[name]) for name in shared)
-    plain = simulated(replace(config, defence=Defence()), tmp_path / "plain")
+    plain = simulated(config.replace(defence=Defence()), tmp_path / "plain")
     assert not all(torch.equal(plain[name], here[name]) for name in shared)

@@ -87,7 +87,7 @@ def test_a_client_whose_answer_cannot_be_used_is_left_out_and_named(fault, prepa
 @pytest.mark.slow
 def test_with_too_few_clients_the_run_stops_and_goes_on_later(prepared, tmp_path):
     config, nodes, test = prepared
-    config = replace(config, rounds=3)
+    config = config.replace(rounds=3)
     waiting = Waiting(start=0, nodes=3, quorum=2)
     deaf = Direct(nodes, lambda client, round, answer: "no answer within 5 s" if client and round == 2 else answer)
     with pytest.raises(FLError, match=r"round 2: 1 of 3 clients answered, fewer than --quorum 2: client \d is left"):
@@ -198,7 +198,7 @@ def test_a_node_with_more_samples_than_can_be_numbered_here_is_refused(tmp_path,
 def test_a_node_with_too_high_a_number_keeps_nobody_from_starting(tmp_path, caplog):
     config = settings("fedavg", clients=4, rounds=1)
     nodes, test = dealt(config, tmp_path / "data")
-    serve(Direct(nodes), replace(config, clients=3), tmp_path / "run", test, Waiting(start=0, nodes=3))
+    serve(Direct(nodes), config.replace(clients=3), tmp_path / "run", test, Waiting(start=0, nodes=3))
     assert "a node is refused: a node says that it is client 3" in caplog.text
 
 

@@ -89,7 +89,7 @@ def test_a_lost_rank_is_named_and_nothing_is_lost(tmp_path, capfd, monkeypatch, 
 
 def other(rank, bad, folder):
     """Rank `bad` has other settings."""
-    run_to_its_end(replace(CONFIG, lr=0.5) if rank == bad else CONFIG, folder)
+    run_to_its_end(CONFIG.replace(lr=0.5) if rank == bad else CONFIG, folder)
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ FEDAVG = tiny("fedavg", local_valid=0.0, rounds=4)
 def test_a_run_goes_on_in_two_processes(tmp_path):
     config = replace(FEDAVG, rounds=2)
     simulate(config, tmp_path / "whole")
-    simulate(replace(config, rounds=1), tmp_path / "run")
+    simulate(config.replace(rounds=1), tmp_path / "run")
     assert ran(2, resumed, config, tmp_path / "run") == [0, 0]
     assert_equal(tmp_path / "whole", tmp_path / "run")
 
@@ -62,7 +62,7 @@ def test_backends_that_train_clients_side_by_side(tmp_path, backend):
 @pytest.mark.slow
 def test_chunks_and_divergence_are_the_same_on_several_ranks(tmp_path):
     """Attacks and clips are in the runs of tests/fl/test_contract.py."""
-    chunked = replace(FEDAVG, max_parallel_clients=1, algorithm=("fedmr",))
+    chunked = replace(FEDAVG, max_parallel_clients=1, algorithm="fedmr")
     configs = {"chunked": chunked, "diverging": replace(FEDAVG, lr=1e3, momentum=0.0, rounds=2)}
     tolerant(0, configs, tmp_path / "1")
     assert ran(2, tolerant, configs, tmp_path / "2") == [0, 0]

@@ -491,7 +491,7 @@ def test_embeddings_learn_nothing_of_padding(backend, tmp_path):
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randint(9, (60, 6), generator=generator).int(), torch.arange(60) % 3
     data, net = Dataset.from_arrays(x[:40], y[:40], x[40:], y[40:]), Padded()
-    config = fl.Config(
+    config = fl.Config.of(
         algorithm="fedavg", clients=3, participants=3, rounds=1, partition="iid", min_samples=1, batch_size=5, lr=0.1,
         backend=backend,
     )  # fmt: skip

@@ -207,7 +207,7 @@ def accuracy_on_digits(compression):
         )
 
     everybody = {"clients": 20, "participants": 20, "partition": "shards", "local_epochs": 1, "lr": 0.01}
-    settings = fl.Config(algorithm="fedavg", model="given", compression=compression, **everybody)
+    settings = fl.Config.of(algorithm="fedavg", model="given", compression=compression, **everybody)
     fed, algorithm = fl.build(settings, fl.data.load("digits"), net)
     server = play(algorithm, fed, rounds=20)[-1][0]
     return (algorithm.predict(server, fed.data.test_x).argmax(1) == fed.data.test_y).double().mean().item()

@@ -21,7 +21,7 @@ FEW = {"clients": 8, "participants": 4, "width": 0.125, "partition": "iid", "mom
 
 
 def built(pace=None, algorithm="fedavg", **more):
-    fed, made = fl.build(fl.Config(algorithm=algorithm, **{**FEW, **more}))
+    fed, made = fl.build(fl.Config.of(algorithm=algorithm, **{**FEW, **more}))
     if pace is None:
         return fed, made
     fed = wrapped(fl.Federation(fed.model, fed.data, fed.clients, fed.participants, fed.local), pace=pace)
@@ -126,14 +126,14 @@ def test_speeds_from_a_file(tmp_path):
 def test_two_gradients_a_step_take_twice_as_long(tmp_path):
     took = []
     for method in ("fedavg", "fedasam"):
-        config = fl.Config(algorithm=method, rounds=1, pace=PaceOptions(spread=0.5), **FEW)
+        config = fl.Config.of(algorithm=method, rounds=1, pace=PaceOptions(spread=0.5), **FEW)
         took.append(fl.simulate(config, tmp_path / method)["final"]["simulated_seconds"])
     assert took[1] == pytest.approx(2 * took[0])
 
 
 def test_a_smaller_model_takes_less_time():
     fed, _ = fl.build(
-        fl.Config(
+        fl.Config.of(
             algorithm="heterofl",
             architectures=fl.ArchitectureOptions(widths=(0.5, 1.0), choose="cycle"),
             pace=PaceOptions(spread=0.1),
@@ -154,7 +154,7 @@ def test_a_smaller_model_takes_less_time():
 def test_a_run_has_simulated_seconds(tmp_path, capsys):
     from fl.compare import main
 
-    config = fl.Config(algorithm="fedavg", rounds=2, pace=PaceOptions(spread=1.0, deadline=0.1), **FEW)
+    config = fl.Config.of(algorithm="fedavg", rounds=2, pace=PaceOptions(spread=1.0, deadline=0.1), **FEW)
     fl.simulate(config, tmp_path / "run")
     rows = read(tmp_path / "run" / "metrics.csv")
     assert [row["simulated_seconds"] for row in rows] == pytest.approx([0.1, 0.1], abs=0.05)
@@ -173,4 +173,4 @@ def test_a_run_has_simulated_seconds(tmp_path, capsys):
 )
 def test_refusals(more, message):
     with pytest.raises(fl.FLError, match=message):
-        fl.build(fl.Config(**{**FEW, "clients": 30, "pace": PaceOptions(deadline=1.0), **more}))
+        fl.build(fl.Config.of(**{**FEW, "clients": 30, "pace": PaceOptions(deadline=1.0), **more}))

@@ -288,7 +288,7 @@ def test_a_round_that_nobody_ends_is_as_private_as_any_other():
     pytest.importorskip("dp_accounting", reason="epsilon needs pip install 'layer-surgery[privacy]'")
     settings = {"clients": 6, "participants": 6, "width": 0.125, "partition": "iid", "norm": "none"}
     slow = PaceOptions(speed=1e-3, deadline=1.0, late="drop")
-    config = fl.Config(algorithm="fedavg", pace=slow, privacy=Privacy(clip=0.5, noise=1.0, delta=1e-3), **settings)
+    config = fl.Config.of(algorithm="fedavg", pace=slow, privacy=Privacy(clip=0.5, noise=1.0, delta=1e-3), **settings)
     fed, algorithm = fl.build(config)
     server = algorithm.init()
     after, update = algorithm.round(server, range(6), Rng(0, 1))
@@ -300,4 +300,4 @@ def test_a_round_that_nobody_ends_is_as_private_as_any_other():
 
 def test_a_delta_that_says_nothing_is_refused(make_federation):
     with pytest.raises(FLError, match="says nothing"):
-        fl.build(fl.Config(algorithm="fedavg", clients=20, privacy=Privacy(clip=0.5, noise=1.0, delta=0.05)))
+        fl.build(fl.Config.of(algorithm="fedavg", clients=20, privacy=Privacy(clip=0.5, noise=1.0, delta=0.05)))

@@ -91,13 +91,13 @@ def test_honest_training_sees_only_the_classes_of_true_samples(make_federation):
 @pytest.mark.slow
 def test_malicious_clients_keep_their_own_architecture_unless_they_are_to_take_the_largest():
     architectures = ArchitectureOptions((0.5, 1.0), ("1", "2"), choose="cycle")
-    config = Config(
-        algorithm=("fedfa",), model="preresnet20", width=0.125, clients=8, participants=2, architectures=architectures
+    config = Config.of(
+        algorithm="fedfa", model="preresnet20", width=0.125, clients=8, participants=2, architectures=architectures
     )
     honest = [one.spec for one in build(config)[0].fleet]
-    own = build(replace(config, attack=AttackOptions(0.5)))[0]
+    own = build(config.replace(attack=AttackOptions(0.5)))[0]
     assert [one.spec for one in own.fleet] == honest
-    largest = build(replace(config, attack=AttackOptions(0.5, architecture="largest")))[0]
+    largest = build(config.replace(attack=AttackOptions(0.5, architecture="largest")))[0]
     bad = largest.malicious
     assert bad == own.malicious
     assert [one.spec for one in largest.fleet] == [honest[3] if k in bad else honest[k] for k in range(8)]
@@ -107,7 +107,7 @@ def test_who_is_malicious_depends_on_the_seed_and_the_share_only():
     images = data.load("digits")
 
     def bad(algorithm="fedavg", seed=0, **attack):
-        config = Config(algorithm=(algorithm,), seeds=(seed,), clients=10, attack=AttackOptions(**attack))
+        config = Config.of(algorithm=algorithm, seed=seed, clients=10, attack=AttackOptions(**attack))
         return build(config, images)[0].malicious
 
     assert bad(share=0.0) == set()
@@ -154,7 +154,7 @@ def test_labels_are_dealt_out_anew_among_the_malicious_only(make_federation):
 )
 def test_bad_options_are_refused(settings, message):
     with pytest.raises(FLError, match=message):
-        Config(**settings).check()
+        Config.of(**settings).check()
 
 
 def test_a_median_of_nobody_is_refused():

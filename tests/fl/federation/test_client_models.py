@@ -56,7 +56,7 @@ def test_clients_of_text_are_scored_alike(model):
     """What is masked depends on a client alone, not on who else is evaluated."""
     settings = {"partition": "iid", "width": 0.1, "local_test": 0.2, "participants": 3, "clients": 4, "min_samples": 1}
     settings |= {"dataset": "pydoc", "samples": 60, "text": TextOptions("byte", length=16), "batch_size": 10}
-    fed, algorithm = fl.build(fl.Config(algorithm=("local",), model=model, **settings))
+    fed, algorithm = fl.build(fl.Config.of(algorithm="local", model=model, **settings))
     assert_as_one_by_one(fed, algorithm, play(algorithm, fed, rounds=1)[-1][0])
 
 

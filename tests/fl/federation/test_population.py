@@ -195,10 +195,10 @@ def test_a_run_says_how_many_samples_are_not_used(flags, said, tmp_path, caplog)
 
 
 def test_a_recipe_s_own_options_do_not_hinder_another_partition(monkeypatch):
-    monkeypatch.setitem(fl.settings.recipes.RECIPES, "skewed", lambda: fl.Config(alpha=0.1))
+    monkeypatch.setitem(fl.settings.recipes.RECIPES, "skewed", lambda: fl.Config.of(alpha=0.1))
     monkeypatch.setattr(fl.settings.recipes.RECIPES["skewed"], "__doc__", "A recipe.")
     config, _ = fl.run.parse(["skewed", "--partition", "iid"])
-    assert (config.partition, config.alpha) == ("iid", fl.Config.alpha)  # nothing reads the recipe's
+    assert (config.data.partition.name, config.alpha) == ("iid", fl.Config.alpha)  # nothing reads the recipe's
     config.check()
 
 
@@ -250,7 +250,7 @@ def test_who_cannot_come_and_go_is_refused(joining, leaving, rounds, message):
 
 def test_a_method_that_draws_its_clients_refuses_those_who_come_and_go():
     with pytest.raises(FLError, match=r"clusamp .*: leave --presence out"):
-        Config(algorithm=("clusamp",), presence=PresenceOptions(joining=0.1)).check()
+        Config.of(algorithm="clusamp", presence=PresenceOptions(joining=0.1)).check()
 
 
 def presence(first, last):

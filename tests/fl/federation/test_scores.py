@@ -120,6 +120,6 @@ def test_clients_without_positives_do_not_count_in_the_mean(tmp_path):
         net.weight.copy_(torch.tensor([[-1.0, 0.0], [1.0, 0.0]]))
     names = ["recall", "precision", "jaccard", "average_precision"]
     settings = {"partition": "natural", "clients": 4, "participants": 4, "rounds": 1, "lr": 1e-9, "local_test": 0.25}
-    config = fl.Config(algorithm="fedavg", metrics=names, **settings)
+    config = fl.Config.of(algorithm="fedavg", metrics=names, **settings)
     final = fl.simulate(config, tmp_path / "run", dataset=data, model=net)["final"]
     assert {final[f"{part}test_{name}"] for part in ("", "local_") for name in names} == {1.0}

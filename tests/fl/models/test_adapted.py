@@ -221,7 +221,7 @@ def other():
 
 
 def test_another_base_is_refused(tmp_path):
-    fl.simulate(replace(CONFIG, rounds=1), tmp_path / "run", model=small)
+    fl.simulate(CONFIG.replace(rounds=1), tmp_path / "run", model=small)
     with pytest.raises(FLError, match="adapters on other weights"):
         fl.load_model(tmp_path / "run", model=other)
     with pytest.raises(FLError, match="adapters on other weights"):
@@ -231,7 +231,7 @@ def test_another_base_is_refused(tmp_path):
 def test_a_model_of_ones_own_stays_as_it_was_though_the_server_changes_the_base(tmp_path):
     own = small()
     before = {name: tensor.clone() for name, tensor in own.state_dict().items()}
-    fl.simulate(replace(CONFIG, algorithm="flora"), tmp_path / "run", model=own)
+    fl.simulate(CONFIG.replace(algorithm="flora"), tmp_path / "run", model=own)
     model = fl.load_model(tmp_path / "run", model=own)
     assert_same(own.state_dict(), before)
     assert not torch.equal(model[1].weight, own[1].weight)
@@ -250,11 +250,11 @@ def with_another_layer():
     "change", [{"algorithm": "flexlora", "adapters": AdapterOptions("lora", ranks=(1, 2))}, {"algorithm": "fesem"}]
 )
 def test_a_layer_without_an_adapter_is_named_once(caplog, change):
-    fl.build(replace(CONFIG, **{"adapters": AdapterOptions("lora", rank=2)} | change), model=with_another_layer)
+    fl.build(CONFIG.replace(**{"adapters": AdapterOptions("lora", rank=2)} | change), model=with_another_layer)
     assert caplog.text.count("no adapter for 0: a ConvTranspose2d") == 1
 
 
-CONFIG = fl.Config(
+CONFIG = fl.Config.of(
     algorithm="fedavg", rounds=2, clients=6, participants=3, local_epochs=1,
     adapters=AdapterOptions("lora", rank=2, train=("3",)),
 )  # fmt: skip
@@ -267,16 +267,16 @@ CONFIG = fl.Config(
         {},
         *({"algorithm": name, "adapters": replace(RANKS, train=("3",))} for name in ("flexlora", "flora", "hetlora")),
         {"algorithm": "flora_na"},
-        {"adapters": replace(CONFIG.adapters, learn="b")},
-        {"adapters": replace(CONFIG.adapters, kind="dora")},
+        {"adapters": replace(CONFIG.model.adapters, learn="b")},
+        {"adapters": replace(CONFIG.model.adapters, kind="dora")},
         {"algorithm": "heterofl", "adapters": replace(RANKS, train=("3",), kind="dora")},
         {"algorithm": "heterofl", "adapters": replace(RANKS, train=("3",), learn="b")},
     ],
 )
 def test_a_run_folder_has_adapters_and_gives_the_plain_model(tmp_path, change):
-    config = replace(CONFIG, **change)
+    config = CONFIG.replace(**change)
     fl.simulate(config, tmp_path / "whole", model=small)
-    fl.simulate(replace(config, rounds=1), tmp_path / "parts", model=small)
+    fl.simulate(config.replace(rounds=1), tmp_path / "parts", model=small)
     fl.simulate(config, tmp_path / "parts", resume=True, model=small)
     servers = [checkpoint.read_parts(tmp_path / name, small)[1] for name in ("whole", "parts")]
     assert_same(*(server["global"] for server in servers))
@@ -298,26 +298,26 @@ def test_a_run_folder_has_adapters_and_gives_the_plain_model(tmp_path, change):
     [
         ({"algorithm": "nefl"}, "nefl cuts models by width or depth, and adapters have ranks"),
         ({"adapters": replace(RANKS, train=("3",))}, "fedavg gives all clients one"),
-        ({"adapters": replace(CONFIG.adapters, modules=("head",))}, "--adapters: modules='head'"),
+        ({"adapters": replace(CONFIG.model.adapters, modules=("head",))}, "--adapters: modules='head'"),
         ({"adapters": AdapterOptions(), "algorithm": "flexlora"}, "flexlora averages the products"),
         ({"adapters": AdapterOptions(), "algorithm": "fedsa_lora"}, "fedsa_lora averages one matrix"),
         ({"adapters": AdapterOptions(), "algorithm": "flora"}, "flora stacks adapters"),
         ({"adapters": AdapterOptions(), "algorithm": "flora_na"}, "flora_na combines both"),
         ({"adapters": AdapterOptions(), "algorithm": "hetlora"}, "hetlora weighs both"),
-        ({"adapters": replace(CONFIG.adapters, learn="b"), "algorithm": "hetlora"}, "--adapters.learn both"),
-        ({"adapters": replace(CONFIG.adapters, rank=0)}, "rank"),
+        ({"adapters": replace(CONFIG.model.adapters, learn="b"), "algorithm": "hetlora"}, "--adapters.learn both"),
+        ({"adapters": replace(CONFIG.model.adapters, rank=0)}, "rank"),
         *(
             (
-                {"adapters": replace(CONFIG.adapters, kind="dora"), "algorithm": name},
+                {"adapters": replace(CONFIG.model.adapters, kind="dora"), "algorithm": name},
                 f"{name} .* DoRA's have magnitudes",
             )
             for name in ("fedsa_lora", "flexlora", "flora", "flora_na", "hetlora")
         ),
-        ({"algorithm": "flexlora", "adapters": replace(CONFIG.adapters, ranks=(1, 2))}, "leave one of them out"),
-        ({"adapters": replace(CONFIG.adapters, learn="b"), "algorithm": "flexlora"}, "--adapters.learn both"),
-        ({"adapters": replace(CONFIG.adapters, learn="b"), "algorithm": "fedsa_lora"}, "--adapters.learn both"),
+        ({"algorithm": "flexlora", "adapters": replace(CONFIG.model.adapters, ranks=(1, 2))}, "leave one of them out"),
+        ({"adapters": replace(CONFIG.model.adapters, learn="b"), "algorithm": "flexlora"}, "--adapters.learn both"),
+        ({"adapters": replace(CONFIG.model.adapters, learn="b"), "algorithm": "fedsa_lora"}, "--adapters.learn both"),
     ],
 )
 def test_what_is_refused(change, message):
     with pytest.raises(FLError, match=message):
-        fl.build(replace(CONFIG, **change), model=small)
+        fl.build(CONFIG.replace(**change), model=small)

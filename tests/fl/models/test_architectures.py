@@ -120,16 +120,16 @@ def test_given_architectures_make_the_global_model_their_maximum(tmp_path):
     depths = (1, [2, 1, 1], [1, 1, 2], [1, 1, 1])
     path.write_text(yaml.safe_dump([{"width": 0.5 if k else 1.0, "depth": depth} for k, depth in enumerate(depths)]))
     options = ArchitectureOptions((0.5, 1.0), ("1", "2"), mixed=True, choose="given", file=str(path))
-    config = Config(
-        algorithm=("fedfa",), model="preresnet20", width=0.125, clients=4, participants=2, architectures=options
+    config = Config.of(
+        algorithm="fedfa", model="preresnet20", width=0.125, clients=4, participants=2, architectures=options
     )
     with pytest.raises(FLError, match=r"client 1 is refused: .* depth 2-1-1 \(announced: 1, 2\)"):
-        build(replace(config, architectures=replace(options, mixed=False)))
+        build(config.replace(architectures=replace(options, mixed=False)))
     fed, _ = build(config)
     assert (fed.spec.width[0], fed.spec.depth) == (0.125, (2, 1, 2))
     assert [fed.fleet[k].spec.width[0] for k in range(4)] == [0.125, 0.0625, 0.0625, 0.0625]
     assert [fed.fleet[k].spec.depth for k in range(4)] == [(1, 1, 1), (2, 1, 1), (1, 1, 2), (1, 1, 1)]
-    attacked, _ = build(replace(config, attack=AttackOptions(0.25, architecture="largest")))
+    attacked, _ = build(config.replace(attack=AttackOptions(0.25, architecture="largest")))
     (bad,) = attacked.malicious
     assert attacked.fleet[bad].spec.depth == (2, 2, 2)  # of all that was announced
     assert attacked.spec.depth == (2, 2, 2)
@@ -171,13 +171,13 @@ def test_files_that_are_refused(make_federation, tmp_path, text, message):
     ],
 )
 def test_options_that_are_refused_before_anything_is_loaded(options, message):
-    config = Config(algorithm=("fedfa",), model="preresnet20", architectures=ArchitectureOptions(**options))
+    config = Config.of(algorithm="fedfa", model="preresnet20", architectures=ArchitectureOptions(**options))
     with pytest.raises(FLError, match=message):
         config.check()
 
 
 def test_methods_with_one_model_refuse_architectures():
-    config = Config(algorithm=("fedfa", "fedavg"), model="preresnet20", architectures=ArchitectureOptions((0.5, 1.0)))
+    config = Config.of(algorithm=("fedfa", "fedavg"), model="preresnet20", architectures=ArchitectureOptions((0.5, 1.0)))
     with pytest.raises(FLError, match=r"--architectures are for depthfl, fedfa.*fedavg gives all clients one model"):
         config.check()
 
@@ -233,8 +233,8 @@ def test_a_client_has_the_zoo_s_model_with_its_part_of_the_global_one(make_feder
 def test_clients_of_a_language_model():
     """On words of pydoc: the heads stay, each gets narrower."""
     options = ArchitectureOptions((0.5, 1.0), ("1", "2"), choose="cycle")
-    config = Config(
-        algorithm=("fedfa",), dataset="pydoc", model="transformer", partition="iid", clients=4, participants=2,
+    config = Config.of(
+        algorithm="fedfa", dataset="pydoc", model="transformer", partition="iid", clients=4, participants=2,
         width=0.25, text=TextOptions(vocabulary=100, length=16), samples=40, architectures=options, dropout=0.0,
     )  # fmt: skip
     fed, algorithm = build(config)

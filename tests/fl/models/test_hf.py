@@ -30,7 +30,7 @@ def folders(tmp_path_factory):
     """Folders as save_pretrained writes them: gpt2 (with a tokenizer, dropout of 0.1 everywhere), llama, bert, vit."""
     root = tmp_path_factory.mktemp("hf")
     torch.manual_seed(0)
-    gpt2 = transformers.GPT2Config(
+    gpt2 = transformers.GPT2Config.of(
         vocab_size=320, n_layer=2, n_embd=32, n_head=2, n_positions=64, bos_token_id=0, eos_token_id=0
     )
     llama = transformers.LlamaConfig(vocab_size=320, num_key_value_heads=2, attention_dropout=0.1, **SIZES)
@@ -84,7 +84,7 @@ def settings(folders, name, kind="hf", **changes):
         "algorithm": "fedavg", "rounds": 1, "clients": 3, "participants": 3, "partition": "iid", "min_samples": 1,
         "local_epochs": 1, "batch_size": 4, "lr": 0.1, "momentum": 0.0, "model": f"{kind}:{folders / name}",
     }  # fmt: skip
-    return fl.Config(**basic | given | changes), data
+    return fl.Config.of(**basic | given | changes), data
 
 
 def library(folder, name):
@@ -228,7 +228,7 @@ def test_a_round_of_one_client_is_sgd_by_hand(folders, tmp_path):
     model(input_ids=x, labels=x).loss.backward()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter -= config.lr * parameter.grad
+            parameter -= config.local.lr * parameter.grad
     trained = dict(fl.load_model(tmp_path / "run").model.named_parameters())
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(trained[name], parameter, rtol=1e-4, atol=1e-6)
@@ -240,7 +240,7 @@ def test_a_round_of_one_client_is_sgd_by_hand(folders, tmp_path):
 
 def test_drawn_weights_follow_the_seed(folders):
     first, again, other = (
-        fl.build(settings(folders, "gpt2", "hf-config", seeds=(seed,))[0])[0].model.state_dict() for seed in (0, 0, 1)
+        fl.build(settings(folders, "gpt2", "hf-config", seed=seed)[0])[0].model.state_dict() for seed in (0, 0, 1)
     )
     name = "model.transformer.h.0.attn.c_attn.weight"
     assert torch.equal(first[name], again[name])
@@ -370,13 +370,13 @@ def test_next_tokens_see_no_later_ones_and_any_earlier_one(tmp_path):
     given = {"dataset": f"text:{tmp_path / 'notes.txt'}", "partition": "iid", "clients": 2, "participants": 2}
     given |= {"text": TextOptions("byte", length=16), "min_samples": 1, "algorithm": "fedavg"}
     with pytest.raises(fl.FLError, match="sees the tokens that come next"):
-        fl.build(fl.Config(model=f"hf-config:{tmp_path / 'bert'}", **given))
-    gpt2 = transformers.GPT2Config(
+        fl.build(fl.Config.of(model=f"hf-config:{tmp_path / 'bert'}", **given))
+    gpt2 = transformers.GPT2Config.of(
         vocab_size=320, n_layer=2, n_embd=32, n_head=2, n_positions=64, bos_token_id=0, eos_token_id=0, pad_token_id=0
     )
     model = transformers.GPT2LMHeadModel(gpt2).eval()
     model.save_pretrained(tmp_path / "gpt2")
-    fed, _ = fl.build(fl.Config(model=f"hf:{tmp_path / 'gpt2'}", **given))
+    fed, _ = fl.build(fl.Config.of(model=f"hf:{tmp_path / 'gpt2'}", **given))
     x = torch.tensor([[0, 5, 0, 7, 9, 0]])
     with torch.no_grad():
         torch.testing.assert_close(fed.model.eval()(x), model(x).logits, atol=1e-6, rtol=1e-5)
@@ -390,7 +390,7 @@ def test_what_lies_beside_a_file_of_settings_stays_there(tmp_path):
     (tmp_path / "llama/tokenizer_old").mkdir()
     (tmp_path / "notes.txt").write_text(TOPICS)
     for k, name in enumerate((f"hf-config:{tmp_path / 'llama/config.json'}", f"hf-config:{tmp_path / 'llama'}")):
-        config = fl.Config(
+        config = fl.Config.of(
             algorithm="fedavg", dataset=f"text:{tmp_path / 'notes.txt'}", partition="iid", clients=2, participants=2,
             rounds=1, text=TextOptions("byte", length=16), min_samples=1, model=name,
         )  # fmt: skip

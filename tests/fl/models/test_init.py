@@ -197,7 +197,7 @@ def test_without_a_network_the_error_names_the_weights_and_the_way_out(monkeypat
     with pytest.raises(FLError, match="torchvision publishes no weights for timm:resnet18"):
         begun("torchvision", "timm:resnet18")
     with pytest.raises(FLError, match=r"timm publishes no weights for a model of your own .* --init FILE.pt"):
-        fl.build(fl.Config(init="timm", model="torch.nn:Identity"))
+        fl.build(fl.Config.of(init="timm", model="torch.nn:Identity"))
     with pytest.raises(FLError, match=r"torchvision publishes no weights for a model of your own \(model=Net\)"):
         find("torchvision", custom_model.describe("given", Net, load("digits")))
 
@@ -212,16 +212,16 @@ def test_what_a_library_publishes_is_taken(resnet, monkeypatch):
     assert start.sha256 == begun("torchvision", "resnet18")[1].sha256
 
 
-TINY = fl.Config(clients=4, participants=2, rounds=2, local_epochs=1, width=0.1, batch_size=50, local_valid=0.1)
+TINY = fl.Config.of(clients=4, participants=2, rounds=2, local_epochs=1, width=0.1, batch_size=50, local_valid=0.1)
 
 
 @pytest.mark.parametrize(("name", "widths"), [("fedmr", ()), ("nefl", (0.5, 1.0)), ("flexifed", (1.0,))])
 def test_methods_begin_there(cnn, name, widths, tmp_path):
     """With clients' parts cut out of it, where architectures differ; what they would draw otherwise is the file's."""
     path, state = cnn
-    config = replace(TINY, algorithm=name, width=1.0, init=str(path))
+    config = TINY.replace(algorithm=name, width=1.0, init=str(path))
     if widths:
-        config = replace(config, architectures=fl.ArchitectureOptions(widths=widths, choose="cycle"))
+        config = config.replace(architectures=fl.ArchitectureOptions(widths=widths, choose="cycle"))
     fed, algorithm = fl.build(config)
     server = algorithm.init()
     for part, tensors in server.items():
@@ -239,7 +239,7 @@ def test_methods_begin_there(cnn, name, widths, tmp_path):
 @pytest.mark.slow
 def test_a_run_keeps_what_it_began_with_and_resumes_without_the_file(cnn, tmp_path):
     path, state = cnn
-    whole = replace(TINY, algorithm="fedavg", init=str(path))
+    whole = TINY.replace(algorithm="fedavg", init=str(path))
     fl.simulate(whole, tmp_path / "whole")
     fl.simulate(replace(whole, rounds=1), tmp_path / "stopped")
     path.unlink()
@@ -266,9 +266,9 @@ def test_a_run_keeps_what_it_began_with_and_resumes_without_the_file(cnn, tmp_pa
 def test_weights_of_a_library_are_known_by_its_name(cnn, tmp_path):
     state = cnn[1]
     save_initial_weights(tmp_path, Start(dict(state), "timm:cnn", "0" * 64))
-    assert load_initial_weights(tmp_path, replace(TINY, init="timm")).source == "timm:cnn"
+    assert load_initial_weights(tmp_path, TINY.replace(init="timm")).source == "timm:cnn"
     with pytest.raises(FLError, match="began with --init timm:cnn, and now the settings say --init torchvision"):
-        load_initial_weights(tmp_path, replace(TINY, init="torchvision"))
+        load_initial_weights(tmp_path, TINY.replace(init="torchvision"))
 
 
 class Net(nn.Module):

@@ -225,11 +225,11 @@ def test_without_a_network_timm_looks_into_the_cache_only(monkeypatch):
 
 def test_a_narrow_model_by_name_trains_as_the_same_one_made_in_python():
     settings = {"algorithm": "fedavg", "clients": 2, "participants": 2, "partition": "iid", "samples": 40}
-    fed, method = fl.build(fl.Config(model="timm:resnet10t", width=0.5, **settings))
+    fed, method = fl.build(fl.Config.of(model="timm:resnet10t", width=0.5, **settings))
     start = method.init()
     net = timm.create_model("resnet10t", num_classes=10, in_chans=1)
     small, _ = surgery.narrow(net, 0.5, torch.zeros(2, *fed.data.test_x.shape[1:]))
-    own, its_method = fl.build(fl.Config(**settings), model=surgery.load(small, start["global"]))
+    own, its_method = fl.build(fl.Config.of(**settings), model=surgery.load(small, start["global"]))
     ends = []
     for federation, algorithm in ((fed, method), (own, its_method)):
         rng = fl.Rng(0, 1)

@@ -106,15 +106,15 @@ def test_what_cannot_be_trained_is_one_line(name, arguments, message):
 def test_settings_are_checked_before_anything_is_built():
     for settings in ({"model": "timm:resnet1"}, {"width": 2.0, "model": "timm:resnet18"}):
         with pytest.raises(FLError, match="resnet1"):
-            Config(**settings).check()
+            Config.of(**settings).check()
 
 
 def test_width_and_depth_may_be_single_numbers():
-    config = Config(model="resnet20", width=0.5, depth=2)
-    assert (config.width, config.depth) == ((0.5,), (2,))
+    config = Config.of(model="resnet20", width=0.5, depth=2)
+    assert (config.model.width, config.model.depth) == ((0.5,), (2,))
     assert config.spec().depth == (2, 2, 2)
     assert Config.from_yaml(config.to_yaml()) == config
-    assert Config(width=[0.5, 1.0, 1.0]).width == (0.5, 1.0, 1.0)
+    assert Config.of(width=[0.5, 1.0, 1.0]).width == (0.5, 1.0, 1.0)
 
 
 @pytest.mark.slow
@@ -150,7 +150,7 @@ def test_width_and_depth_are_given_by_section():
 
 def test_a_model_of_text_is_made_for_the_length_of_the_sequences():
     text = TextOptions(vocabulary=50, length=16)
-    config = Config(dataset="pydoc", partition="natural", model="transformer", text=text)
+    config = Config.of(dataset="pydoc", partition="natural", model="transformer", text=text)
     data = config.load()
     assert model_spec(config, replace(data, x=data.x[:, :8])).tokens == 8
 

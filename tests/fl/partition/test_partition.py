@@ -320,7 +320,7 @@ def test_the_figure_is_drawn_and_its_counts_are_right(tmp_path):
 def test_pooled_data_are_tested_on_what_clients_hold_out():
     """All digits are dealt out, none is in two parts of the data, and the test set is the clients' own test samples."""
     shares = {"local_valid": 0.1, "local_test": 0.2}
-    config = Config(pool_test_set=True, samples=1500, partition="iid", algorithm=("fedavg",), **shares)
+    config = Config.of(pool_test_set=True, samples=1500, partition="iid", algorithm="fedavg", **shares)
     fed, _ = build(config)
     every = torch.cat([part.samples for part in (fed.clients.train, fed.clients.valid, fed.clients.test)])
     assert len(every.unique()) == len(every) == fed.clients.total == 1500
@@ -331,7 +331,7 @@ def test_pooled_data_are_tested_on_what_clients_hold_out():
     assert {row.tobytes() for row in fed.data.x.flatten(1).numpy()} <= rows
     assert torch.equal(fed.data.x, whole.pooled().sampled(1500).x)
     with pytest.raises(FLError, match="--pool-test-set leaves no test set"):
-        replace(config, local_test=0.0).check()
+        config.replace(local_test=0.0).check()
     with pytest.raises(FLError, match="--samples 2,000: digits has 1,437"):
         whole.sampled(2000)
 

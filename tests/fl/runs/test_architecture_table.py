@@ -90,8 +90,8 @@ def test_the_meter_by_hand(make_federation, name):
 
 def test_the_column_of_macs_is_a_participant_s_mean(tmp_path):
     options = ArchitectureOptions((0.5, 1.0), choose="cycle")
-    config = Config(
-        algorithm=("fedfa",), clients=4, participants=4, rounds=2, local_epochs=2, width=0.1, architectures=options,
+    config = Config.of(
+        algorithm="fedfa", clients=4, participants=4, rounds=2, local_epochs=2, width=0.1, architectures=options,
         partition="iid", batch_size=200,
     )  # fmt: skip
     simulate(config, tmp_path / "a")

@@ -73,7 +73,7 @@ def test_owners_have_a_column(tmp_path):
     data, net = fl.Dataset.from_arrays(x, y, x, y, owners=names), torch.nn.Linear(4, 3)
     for seed, expected in ((0, ["athens", "oslo", "zurich"]), (1, ["athens", "berlin", "oslo"])):
         given = {"partition": "natural", "participants": 2, "rounds": 2, "local_test": 0.3, "min_samples": 5}
-        config, folder = Config(algorithm="fedavg", clients=3, seeds=(seed,), **given), tmp_path / str(seed)
+        config, folder = Config.of(algorithm="fedavg", clients=3, seed=seed, **given), tmp_path / str(seed)
         fl.simulate(config, folder, dataset=data, model=net)
         table = (folder / FILE).read_text()
         rows = rows_of(folder, 1) + rows_of(folder, 2)

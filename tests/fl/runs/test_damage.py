@@ -23,8 +23,8 @@ from fl.runs import checkpoint, evaluate
 from fl.settings import Config
 from zoo.spec import PRESETS
 
-CONFIG = Config(
-    algorithm=("fedavg",), clients=3, participants=1, samples=90, rounds=1, local_epochs=1, batch_size=50, width=0.1,
+CONFIG = Config.of(
+    algorithm="fedavg", clients=3, participants=1, samples=90, rounds=1, local_epochs=1, batch_size=50, width=0.1,
     backend="loop",
 )  # fmt: skip
 MEASURED = "accuracy", "loss", "f1", "local"
@@ -42,14 +42,14 @@ def runs(tmp_path_factory, data):
     """A run with all files that there are, whose best round is not its last, and others: by what they differ in."""
     weights = tmp_path_factory.mktemp("weights") / "cnn.safetensors"
     save_file(fl.build(CONFIG, data)[0].initial(), weights)
-    config = replace(CONFIG, rounds=4, keep_best=True, checkpoint_every=2, lr=0.2, local_valid=0.1, init=str(weights))
-    others = {"": {}, "seed": {"seeds": (1,)}, "width": {"width": 0.2, "init": None}, "method": {"algorithm": "fedmr"}}
+    config = CONFIG.replace(rounds=4, keep_best=True, checkpoint_every=2, lr=0.2, local_valid=0.1, init=str(weights))
+    others = {"": {}, "seed": {"seed": 1}, "width": {"width": 0.2, "init": None}, "method": {"algorithm": "fedmr"}}
     found = {name: tmp_path_factory.mktemp("runs") / "a" for name in others}
     for name, changes in others.items():
         scores = iter((0.3, 0.9, 0.4, 0.5))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(evaluate, "evaluate_global", lambda *_, s=scores: {"accuracy": next(s), "loss": 1.0})
-            simulate(replace(config, **changes), found[name], dataset=data)
+            simulate(config.replace(**changes), found[name], dataset=data)
     return found
 
 
@@ -277,10 +277,10 @@ def test_a_resumed_run_keeps_to_the_backend_that_auto_chose(tmp_path, data, monk
     for name in ("vmap", "loop"):
         real = engine.BACKENDS[name]
         monkeypatch.setitem(engine.BACKENDS, name, lambda groups, n=name, r=real: used.append(n) or r(groups))
-    config, folder = replace(CONFIG, backend="auto"), tmp_path / "a"
+    config, folder = CONFIG.replace(backend="auto"), tmp_path / "a"
     simulate(config, folder, dataset=data)
     order.reverse()  # as on a machine with other threads
-    simulate(replace(config, rounds=2), folder, resume=True, dataset=data)
+    simulate(config.replace(rounds=2), folder, resume=True, dataset=data)
     simulate(config, tmp_path / "b", dataset=data)
     assert used == ["vmap", "vmap", "loop"]
 

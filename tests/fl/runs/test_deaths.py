@@ -19,8 +19,8 @@ from fl.runs import evaluate
 from fl.runs.lock import is_unused
 from fl.settings import Config
 
-CONFIG = Config(
-    algorithm=("fedavg",), clients=3, participants=1, samples=90, rounds=2, local_epochs=1, batch_size=50, width=0.1,
+CONFIG = Config.of(
+    algorithm="fedavg", clients=3, participants=1, samples=90, rounds=2, local_epochs=1, batch_size=50, width=0.1,
     local_valid=0.1, local_test=0.1, checkpoint_every=1, backend="loop", out="runs", name="a",
 )  # fmt: skip
 

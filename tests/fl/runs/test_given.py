@@ -48,7 +48,7 @@ class Net(nn.Module):
 
 
 def test_digits_as_arrays_are_the_digits_by_name(digits, tmp_path):
-    config = fl.Config(**SMALL)
+    config = fl.Config.of(**SMALL)
     fl.simulate(config, tmp_path / "named")
     fl.simulate(config, tmp_path / "given", dataset=arrays(digits))
     assert results(tmp_path / "given") == results(tmp_path / "named")
@@ -58,41 +58,41 @@ def test_digits_as_arrays_are_the_digits_by_name(digits, tmp_path):
 
 
 def test_data_that_were_changed_since_they_were_loaded_are_given(digits, tmp_path):
-    config, other = fl.Config(**SMALL), replace(digits, x=digits.x * 0)
-    assert other.name == config.dataset
+    config, other = fl.Config.of(**SMALL), replace(digits, x=digits.x * 0)
+    assert other.name == config.data.dataset
     fl.simulate(config, tmp_path / "run", dataset=other)
     assert fl.Config.read(tmp_path / "run").dataset == "given"
     for same in (None, digits, config.load()):
         with pytest.raises(FLError, match="holds a run on data of your own, with x uint8"):
-            fl.simulate(replace(config, rounds=3), tmp_path / "run", resume=True, dataset=same)
-    assert fl.simulate(replace(config, rounds=3), tmp_path / "run", resume=True, dataset=other)["rounds"] == 3
+            fl.simulate(config.replace(rounds=3), tmp_path / "run", resume=True, dataset=same)
+    assert fl.simulate(config.replace(rounds=3), tmp_path / "run", resume=True, dataset=other)["rounds"] == 3
 
 
 MANY = {"pad": 1, "pool_test_set": True, "samples": 100, "local_test": 0.2}
 
 
 def test_loaded_data_are_prepared_once_as_the_settings_say(digits):
-    config = fl.Config(**{**SMALL, **MANY})
+    config = fl.Config.of(**{**SMALL, **MANY})
     named, _ = fl.build(config)
     assert len(named.data.x) == 100
     assert named.data.x.shape[-1] == 10
-    for same in (digits, config.load(), config.load().to("cpu"), config.prepare(config.load()), arrays(digits)):
+    for same in (digits, config.load(), config.load().to("cpu"), config.data.prepare(config.load()), arrays(digits)):
         fed, _ = fl.build(config, same)
         assert all(torch.equal(getattr(fed.data, part), getattr(named.data, part)) for part in ("x", "y", "test_x"))
     for less in (digits, config.load()):
-        assert config.names(less)
-        assert not config.names(replace(less))
-    fewer = replace(config, samples=50)  # of data that were prepared by other settings
+        assert config.data.names(less)
+        assert not config.data.names(replace(less))
+    fewer = config.replace(samples=50)  # of data that were prepared by other settings
     assert not fewer.names(config.load())
     with pytest.raises(FLError, match="--samples 3,000"):
-        fl.build(replace(config, samples=3000), digits)
+        fl.build(config.replace(samples=3000), digits)
 
 
 def test_a_module_is_the_federation_made_by_hand(digits, tmp_path):
     """Its weights are the start, it is not changed, and all that is drawn besides is as with a model by name."""
     net = perceptron()
     before = {name: tensor.clone() for name, tensor in state(net).items()}
-    config = fl.Config(algorithm="fedavg", **FEW)
+    config = fl.Config.of(algorithm="fedavg", **FEW)
     fl.simulate(config, tmp_path / "run", model=net)
     base, _ = fl.build(config)
     fed = fl.Federation(net, base.data, base.clients, 2, base.local)
@@ -107,9 +107,9 @@ def test_a_module_is_the_federation_made_by_hand(digits, tmp_path):
 
 def test_a_resumed_run_ends_like_an_uninterrupted_one(digits, tmp_path):
     """Also with another start in the module, since the checkpoint has all weights."""
-    data, net, config = arrays(digits), perceptron(), fl.Config(**{**FEW, "rounds": 3, "eval_every": 1})
+    data, net, config = arrays(digits), perceptron(), fl.Config.of(**{**FEW, "rounds": 3, "eval_every": 1})
     fl.simulate(config, tmp_path / "whole", model=net, dataset=data)
-    fl.simulate(replace(config, rounds=2), tmp_path / "parts", model=net, dataset=data)
+    fl.simulate(config.replace(rounds=2), tmp_path / "parts", model=net, dataset=data)
     fl.simulate(config, tmp_path / "parts", resume=True, model=perceptron(), dataset=data)
     assert results(tmp_path / "whole") == results(tmp_path / "parts")
 
@@ -125,19 +125,19 @@ def table(classes=3):
 
 def test_a_narrow_module_keeps_its_first_channels_and_clients_have_parts_of_it(tmp_path):
     net = Net()
-    fed, _ = fl.build(fl.Config(width=0.5, **FEW), model=net)
+    fed, _ = fl.build(fl.Config.of(width=0.5, **FEW), model=net)
     assert torch.equal(fed.initial()["conv.weight"], net.conv.weight[:3])
-    fl.simulate(fl.Config(width=0.5, **FEW), tmp_path / "run", model=net)
+    fl.simulate(fl.Config.of(width=0.5, **FEW), tmp_path / "run", model=net)
     assert fl.load_model(tmp_path / "run", model=net).conv.out_channels == 3
     mix = fl.ArchitectureOptions(widths=(0.5, 1.0), choose="cycle")
-    fl.simulate(fl.Config(algorithm="fedfa", architectures=mix, **FEW), tmp_path / "mixed", model=Net)
+    fl.simulate(fl.Config.of(algorithm="fedfa", architectures=mix, **FEW), tmp_path / "mixed", model=Net)
     assert [row[:4] for row in (tmp_path / "mixed/architectures.csv").read_text().splitlines()[1:]] == ["0.5,", "1,fu"]
 
 
 @pytest.mark.slow
 def test_methods_that_start_several_models_need_a_function(tmp_path):
     femam = replace(fl.Config().femam, level_rounds=(1,), levels=("global", "personal"))
-    config = fl.Config(algorithm="femam", **FEW, local_valid=0.2, femam=femam)
+    config = fl.Config.of(algorithm="femam", **FEW, local_valid=0.2, femam=femam)
     with pytest.raises(FLError, match=r"one module has only one start: give a function .* or --femam\.start global"):
         fl.simulate(config, tmp_path / "module", model=Net())
     assert fl.simulate(config, tmp_path / "function", model=Net)["final"]["level"] == 2
@@ -149,7 +149,7 @@ def test_methods_that_start_several_models_need_a_function(tmp_path):
         fl.Pathways.load(tmp_path / "pathways.safetensors")
     again, x = fl.Pathways.load(tmp_path / "pathways.safetensors", Net), pathways.spec.example(2)
     assert torch.equal(again.predict(0, x), pathways.predict(0, x))
-    same = replace(config, femam=replace(femam, start="global"))
+    same = config.replace(femam=replace(femam, start="global"))
     assert fl.simulate(same, tmp_path / "module", model=Net())["final"]["level"] == 2
 
 
@@ -168,7 +168,7 @@ class Tied(nn.Module):
 def test_a_model_with_tied_weights_is_loaded_again(tmp_path):
     x = torch.randint(50, (40, 6), generator=torch.Generator().manual_seed(0))
     data, settings = fl.Dataset.from_arrays(x, x, x, x, classes=50), {**FEW, "samples": 0}
-    fl.simulate(fl.Config(algorithm=("fedavg",), **settings), tmp_path / "run", dataset=data, model=Tied)
+    fl.simulate(fl.Config.of(algorithm="fedavg", **settings), tmp_path / "run", dataset=data, model=Tied)
     net = fl.load_model(tmp_path / "run", Tied)
     assert net.last.weight is net.embed.weight
     _, server = checkpoint.read_parts(tmp_path / "run", model=Tied)
@@ -177,7 +177,7 @@ def test_a_model_with_tied_weights_is_loaded_again(tmp_path):
 
 def test_a_function_draws_its_weights_from_the_run_s_seed_alone():
     torch.manual_seed(5)
-    one, again, other = (fl.build(fl.Config(seeds=(seed,), **FEW), model=Net)[0].initial() for seed in (0, 0, 1))
+    one, again, other = (fl.build(fl.Config.of(seed=seed, **FEW), model=Net)[0].initial() for seed in (0, 0, 1))
     drawn = torch.rand(1)
     torch.manual_seed(5)
     assert torch.equal(drawn, torch.rand(1))
@@ -187,16 +187,16 @@ def test_a_function_draws_its_weights_from_the_run_s_seed_alone():
 
 @pytest.mark.slow
 def test_a_folder_refuses_other_data_and_another_model(digits, tmp_path):
-    config, data = fl.Config(**FEW), arrays(digits)
+    config, data = fl.Config.of(**FEW), arrays(digits)
     folder = tmp_path / "run"
     fl.simulate(config, folder, dataset=data, model=Net)
-    fl.simulate(fl.Config(**SMALL), tmp_path / "named")
+    fl.simulate(fl.Config.of(**SMALL), tmp_path / "named")
     before = {path: path.read_bytes() for path in folder.iterdir()}
     x, y = digits.x.numpy(), digits.y.numpy()
     test_x, test_y = digits.test_x.numpy(), digits.test_y.numpy()
 
     def resume(**given):
-        return lambda: fl.simulate(replace(config, rounds=3), folder, resume=True, **given)
+        return lambda: fl.simulate(config.replace(rounds=3), folder, resume=True, **given)
 
     for call, said in (
         (resume(model=Net), "data of your own, with x uint8"),
@@ -294,17 +294,17 @@ NEXT = fl.Dataset.from_arrays(*[TEXT[:, :-1], TEXT[:, 1:]] * 2)
 )
 def test_what_does_not_fit_is_refused_in_one_line(given, settings, said):
     with pytest.raises(FLError, match=said) as error:
-        fl.build(fl.Config(**{**FEW, "samples": 0, **settings}), **given)
+        fl.build(fl.Config.of(**{**FEW, "samples": 0, **settings}), **given)
     assert "\n" not in str(error.value)
 
 
 def test_images_that_are_not_square_and_tokens_with_a_label_each_and_with_one_for_all(tmp_path):
-    config = fl.Config(algorithm=("fedavg",), **{**FEW, "samples": 0, "width": 0.1})
+    config = fl.Config.of(algorithm="fedavg", **{**FEW, "samples": 0, "width": 0.1})
     for data, model, shape in ((WIDE, "resnet9", (80, 2)), (NEXT, "transformer", (40, 5, 11))):
-        fed, algorithm = fl.build(replace(config, model=model), data)
+        fed, algorithm = fl.build(config.replace(model=model), data)
         assert algorithm.predict(algorithm.init(), fed.data.test_x, None).shape == shape
     bag = nn.Sequential(nn.EmbeddingBag(11, 4), nn.Linear(4, 2))
-    fed, algorithm = fl.build(replace(config, width=1.0), fl.Dataset.from_arrays(*[TEXT, TEXT[:, 0] % 2] * 2), bag)
+    fed, algorithm = fl.build(config.replace(width=1.0), fl.Dataset.from_arrays(*[TEXT, TEXT[:, 0] % 2] * 2), bag)
     server, _ = algorithm.round(algorithm.init(), [0, 1], fl.Rng(0, 1))
     assert not torch.equal(server["global"]["1.weight"], bag[1].weight)
     with pytest.raises(FLError, match="give a function of a row"):
@@ -325,7 +325,7 @@ class Noisy(nn.Linear):
 @pytest.mark.parametrize("algorithm", ["fedmr", "femam"])
 def test_a_model_that_draws_numbers_in_evaluation_is_measured_the_same_each_time(tmp_path, digits, algorithm):
     """Its metrics were others in each run of the same settings, and models side by side failed."""
-    config = fl.Config(**FEW | {"algorithm": algorithm, "local_test": 0.2, "eval_every": 1, "clients": 6})
+    config = fl.Config.of(**FEW | {"algorithm": algorithm, "local_test": 0.2, "eval_every": 1, "clients": 6})
     torch.manual_seed(0)
     fl.simulate(config, tmp_path / "one", dataset=digits, model=Noisy)
     torch.manual_seed(1)
@@ -336,4 +336,4 @@ def test_a_model_that_draws_numbers_in_evaluation_is_measured_the_same_each_time
 def test_complex_parameters_are_refused(tmp_path, digits):
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10, dtype=torch.complex64))
     with pytest.raises(FLError, match=r"has complex parameters \(1.weight\): hold their torch.view_as_real"):
-        fl.simulate(fl.Config(**FEW), tmp_path / "run", dataset=digits, model=net)
+        fl.simulate(fl.Config.of(**FEW), tmp_path / "run", dataset=digits, model=net)

@@ -13,7 +13,7 @@ from fl.runs.folder import load_model
 from fl.settings import Config
 from surgery.memory import free_memory, shortage
 
-SMALL = {"algorithm": ("fedavg",), "samples": 200, "clients": 4, "participants": 2, "width": 0.1, "device": "cpu"}
+SMALL = {"algorithm": "fedavg", "samples": 200, "clients": 4, "participants": 2, "width": 0.1, "device": "cpu"}
 
 
 @pytest.fixture
@@ -53,15 +53,15 @@ def test_the_smaller_of_the_machine_s_memory_and_its_control_group_s(tmp_path, m
 
 
 def test_a_run_of_models_that_do_not_fit(free):
-    one = sum(t.nbytes for t in build(Config(**SMALL))[0].model.state_dict().values())
+    one = sum(t.nbytes for t in build(Config.of(**SMALL))[0].model.state_dict().values())
     free(7 * one - 1)
     with pytest.raises(FLError, match=r"a round of 2 clients would take at least .* use fewer --participants"):
-        build(Config(**SMALL))
+        build(Config.of(**SMALL))
     free(7 * one)
     with pytest.raises(FLError, match=r"a batch of 1,000 samples would take at least .* smaller --batch-size"):
-        build(Config(**{**SMALL, "samples": 1000, "clients": 1, "participants": 1}, batch_size=5000))
+        build(Config.of(**{**SMALL, "samples": 1000, "clients": 1, "participants": 1}, batch_size=5000))
     free(None)
-    build(Config(**SMALL))
+    build(Config.of(**SMALL))
 
 
 def test_a_model_of_a_checkpoint_that_does_not_fit(tmp_path, free):

@@ -20,7 +20,7 @@ from fl.runs.export import client_model
 from fl.runs.lock import folder_lock
 from fl.runs.metrics import read
 
-CONFIG = fl.Config(algorithm="fedavg", clients=4, participants=2, rounds=4, local_epochs=1, width=0.1, batch_size=50)
+CONFIG = fl.Config.of(algorithm="fedavg", clients=4, participants=2, rounds=4, local_epochs=1, width=0.1, batch_size=50)
 
 
 def same(a, b):
@@ -55,12 +55,12 @@ def test_checkpoints_are_written_after_every_second_round_and_the_last(tmp_path,
         return save(folder, server, number, *rest, **options)
 
     monkeypatch.setattr("fl.runs.state.checkpoint.save", noting)
-    fl.simulate(replace(CONFIG, rounds=5, checkpoint_every=2), tmp_path / "run")
+    fl.simulate(CONFIG.replace(rounds=5, checkpoint_every=2), tmp_path / "run")
     assert done == [2, 4, 5]
 
 
 def test_clients_models_are_evaluated_in_every_second_round_and_the_last(tmp_path):
-    fl.simulate(replace(CONFIG, rounds=3, eval_client_models_every=2), tmp_path / "run")
+    fl.simulate(CONFIG.replace(rounds=3, eval_client_models_every=2), tmp_path / "run")
     rows = read(tmp_path / "run" / "metrics.csv")
     assert [row["round"] for row in rows if "models_accuracy" in row] == [2, 3]
 
@@ -153,7 +153,7 @@ def test_a_second_loop_over_a_run_goes_on(tmp_path, whole):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "fedrep"])
 def test_a_round_has_its_models_and_keeps_them(tmp_path, name):
-    config = replace(CONFIG, algorithm=name, local_valid=0.0)
+    config = CONFIG.replace(algorithm=name, local_valid=0.0)
     kept = []
     for round in fl.Run(config, tmp_path / "looked"):
         kept.append((round, {part: {n: t.clone() for n, t in state.items()} for part, state in round.server.items()}))
@@ -263,7 +263,7 @@ def test_a_command_that_is_stopped_says_whether_rounds_are_left(tmp_path, monkey
 
 @pytest.mark.slow
 def test_two_runs_side_by_side_are_those_alone(tmp_path, whole):
-    handler, loggers, other = signal.getsignal(signal.SIGTERM), list(logging.root.handlers), replace(CONFIG, seeds=(1,))
+    handler, loggers, other = signal.getsignal(signal.SIGTERM), list(logging.root.handlers), CONFIG.replace(seed=1)
     for one, two in zip(fl.Run(CONFIG, tmp_path / "a"), fl.Run(other, tmp_path / "b")):
         assert one.number == two.number
     assert signal.getsignal(signal.SIGTERM) is handler
@@ -271,18 +271,18 @@ def test_two_runs_side_by_side_are_those_alone(tmp_path, whole):
     assert same(fl.load_model(tmp_path / "a"), fl.load_model(whole))
     fl.simulate(other, tmp_path / "alone")
     assert same(two.model, fl.load_model(tmp_path / "alone"))
-    longer = fl.Run(replace(CONFIG, rounds=6), tmp_path / "a", resume=True)
+    longer = fl.Run(CONFIG.replace(rounds=6), tmp_path / "a", resume=True)
     with pytest.raises(FLError, match="is in use by process"):
         list(zip(longer, longer))
 
 
 def test_errors_are_those_of_simulate(tmp_path, monkeypatch):
-    run = fl.Run(replace(CONFIG, lr=1e30), tmp_path / "run")
+    run = fl.Run(CONFIG.replace(lr=1e30), tmp_path / "run")
     with pytest.raises(Diverged):
         list(run)
     assert run.summary["failed"]
     with pytest.raises(FLError, match="the settings of several runs"):
-        [*fl.Run(replace(CONFIG, seeds=(0, 1)), tmp_path / "several")]
+        [*fl.Run(CONFIG.replace(seeds=(0, 1)), tmp_path / "several")]
     assert not (tmp_path / "several").exists()
     with pytest.raises(FLError, match="give a function of a row"):
         fl.simulate(CONFIG, tmp_path / "new", on_round=3)

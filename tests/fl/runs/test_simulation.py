@@ -15,15 +15,15 @@ from fl.settings import Config
 
 
 def test_every_setting_reaches_the_federation():
-    config = Config(
-        algorithm=("fedavg",), clients=7, participants=3, local_epochs=2, batch_size=9, lr=0.3, momentum=0.4,
+    config = Config.of(
+        algorithm="fedavg", clients=7, participants=3, local_epochs=2, batch_size=9, lr=0.3, momentum=0.4,
         weight_decay=0.05, partition="iid", backend="vmap", width=0.5, norm="group", model="resnet20",
         local_valid=0.1, local_test=0.2, nesterov=True, clip=0.7, max_parallel_clients=2, lr_schedule="step",
         lr_factor=0.5,
         lr_steps=(0.25,), rounds=8,
     )  # fmt: skip
     fed, _ = build(config)
-    adam = Config(algorithm=("fedavg",), optimizer="adam", lr=0.1, betas=(0.8, 0.99), weight_decay=0.1, clip=2.0)
+    adam = Config.of(algorithm="fedavg", optimizer="adam", lr=0.1, betas=(0.8, 0.99), weight_decay=0.1, clip=2.0)
     assert build(adam)[0].local.optimizer == Adam(0.1, 0.8, 0.99, weight_decay=0.1, clip=2.0)
     adamw = build(replace(adam, optimizer="adamw", lr_schedule="exponential", lr_decay=0.5, lr_warmup=1))[0].local
     assert adamw.optimizer == Adam(0.1, 0.8, 0.99, weight_decay=0.1, clip=2.0, decoupled=True)
@@ -43,8 +43,8 @@ def test_every_setting_reaches_the_federation():
 
 def test_what_happens_to_clients_and_their_models_reaches_the_federation():
     attack, defence = AttackOptions(share=0.3, amplify=4.0), Defence("trimmed", trim=0.3, clip=2.0)
-    config = Config(
-        algorithm=("fedavg",), clients=10, participants=3, rounds=6, partition="clusters", clusters=(2,), crop=2,
+    config = Config.of(
+        algorithm="fedavg", clients=10, participants=3, rounds=6, partition="clusters", clusters=(2,), crop=2,
         flip=True, precision="bf16", channels_last=True, deterministic=False, masked_loss=True,
         presence=PresenceOptions(0.2, 0.3), attack=attack, defence=defence,
     )  # fmt: skip
@@ -63,7 +63,7 @@ def test_what_happens_to_clients_and_their_models_reaches_the_federation():
     assert [len(set().union(*some)) for some in (drawn[:99], drawn[99:])] == [8, 7]
     assert fed.truth.unique().tolist() == [0, 1]
     assert fed.needs().keys() == {"masked_logits", "changed_updates", "plain_average", "open_updates"}
-    plain, _ = build(Config(algorithm=("fedavg",)))
+    plain, _ = build(Config.of(algorithm="fedavg"))
     assert (plain.local.augment, plain.local.precision, plain.aggregator) == (Augment(), Precision(), WeightedMean())
     assert (plain.training, plain.malicious, plain.local.masked, plain.needs()) == ((), set(), False, {})
 

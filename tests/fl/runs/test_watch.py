@@ -24,7 +24,7 @@ from fl.runs.summary import describe
 from fl.settings.fields import LOGS
 from surgery import broadcast
 
-CONFIG = fl.Config(algorithm="fedavg", clients=4, participants=2, rounds=6, local_epochs=1, width=0.1, batch_size=50)
+CONFIG = fl.Config.of(algorithm="fedavg", clients=4, participants=2, rounds=6, local_epochs=1, width=0.1, batch_size=50)
 
 
 def scores(monkeypatch, accuracies, losses=()):
@@ -54,9 +54,9 @@ def test_a_function_sees_every_row_and_may_stop_the_run(tmp_path):
     summary = fl.simulate(CONFIG, tmp_path / "run", on_round=watch)
     assert seen == read(tmp_path / "run/metrics.csv")
     assert (summary["rounds"], summary["complete"]) == (2, False)
-    fl.simulate(replace(CONFIG, rounds=3), tmp_path / "run", resume=True, on_round=seen.append)
+    fl.simulate(CONFIG.replace(rounds=3), tmp_path / "run", resume=True, on_round=seen.append)
     assert [row["round"] for row in seen] == [1, 2, 3]  # what is not True does not stop
-    fl.simulate(replace(CONFIG, rounds=3), tmp_path / "whole")
+    fl.simulate(CONFIG.replace(rounds=3), tmp_path / "whole")
     assert torch.equal(model_of(tmp_path / "run"), model_of(tmp_path / "whole"))
     with pytest.raises(ZeroDivisionError):
         fl.simulate(CONFIG, tmp_path / "failing", on_round=lambda row: 1 / 0)
@@ -82,18 +82,18 @@ def test_patience_stops_and_a_resumed_run_decides_the_same(tmp_path, monkeypatch
 
 def test_clients_validation_decides_where_there_is_one(tmp_path, monkeypatch):
     scores(monkeypatch, [0.1, 0.2, 0.3, 0.4, 0.5, 0.6], [3.0, 1.0, 2.0, 1.5, 0.5, 0.1])
-    summary = fl.simulate(replace(CONFIG, local_valid=0.1, patience=2), tmp_path / "run")
+    summary = fl.simulate(CONFIG.replace(local_valid=0.1, patience=2), tmp_path / "run")
     assert (summary["rounds"], summary["stopped"]["best"]) == (4, 2)
 
 
 def test_a_column_that_is_never_a_number_has_no_best_round(tmp_path, caplog):
-    asked = replace(CONFIG, metrics=(f"{__name__}:undefined",), best_by="test_undefined")
+    asked = CONFIG.replace(metrics=(f"{__name__}:undefined",), best_by="test_undefined")
     fl.simulate(asked, tmp_path / "run")
     assert "--best-by test_undefined was nan in every evaluation" in caplog.text
 
 
 def test_where_no_round_has_a_number_none_is_kept_as_the_best(tmp_path):
-    asked = replace(CONFIG, metrics=(f"{__name__}:undefined",), best_by="test_undefined", rounds=2, keep_best=True)
+    asked = CONFIG.replace(metrics=(f"{__name__}:undefined",), best_by="test_undefined", rounds=2, keep_best=True)
     summary = fl.simulate(replace(asked, patience=2), tmp_path / "run")
     assert summary["best"] == {}
     assert checkpoint.read_header(tmp_path / "run")["best"] is None
@@ -125,7 +125,7 @@ def test_the_best_round_of_the_summary_is_the_one_whose_model_is_kept(tmp_path, 
 
     monkeypatch.setattr(rounds, "evaluate_round", others)
     best, folder = 2 if column else 1, tmp_path / "run"
-    summary = fl.simulate(replace(CONFIG, rounds=3, keep_best=True, **settings), folder)
+    summary = fl.simulate(CONFIG.replace(rounds=3, keep_best=True, **settings), folder)
     assert summary["best"]["round"] == checkpoint.read_header(folder)["best"] == best
     assert summary["best"].keys() == {"round", "accuracy", *filter(None, [column])}
     assert summary["selected"].get("round", best) == best
@@ -151,7 +151,7 @@ def models(monkeypatch):
     return kept
 
 
-BEST = replace(CONFIG, keep_best=True, checkpoint_every=3)
+BEST = CONFIG.replace(keep_best=True, checkpoint_every=3)
 
 
 @pytest.mark.slow
@@ -183,8 +183,8 @@ def test_a_kill_around_a_checkpoint_leaves_the_best_model_of_its_rounds(
 @pytest.mark.slow
 def test_an_evaluation_that_only_ended_a_run_is_forgotten_when_it_goes_on(tmp_path, monkeypatch, models):
     scores(monkeypatch, [0, 0.5, 0.9, 0.4])
-    config = replace(CONFIG, keep_best=True, eval_every=2, rounds=4)
-    fl.simulate(replace(config, rounds=3), tmp_path / "run")
+    config = CONFIG.replace(keep_best=True, eval_every=2, rounds=4)
+    fl.simulate(config.replace(rounds=3), tmp_path / "run")
     assert torch.equal(model_of(tmp_path / "run", best=True), models[3])
     fl.simulate(config, tmp_path / "run", resume=True)
     assert torch.equal(model_of(tmp_path / "run", best=True), models[2])
@@ -194,12 +194,12 @@ def test_an_evaluation_that_only_ended_a_run_is_forgotten_when_it_goes_on(tmp_pa
 def test_evaluations_that_are_compared_stay_as_frequent(tmp_path, monkeypatch, models, judged):
     """Or round 1, the best, would lose its score, and its model with it."""
     scores(monkeypatch, [0.9, 0.5, 0.4])
-    config = replace(CONFIG, rounds=2, **judged)
+    config = CONFIG.replace(rounds=2, **judged)
     fl.simulate(config, tmp_path / "run")
     message = r"with --eval-every 1, and now it is 2 \(--keep-best and --patience compare .*: put 1 back"
     with pytest.raises(FLError, match=message):
-        fl.simulate(replace(config, rounds=3, eval_every=2), tmp_path / "run", resume=True)
-    if config.keep_best:
+        fl.simulate(config.replace(rounds=3, eval_every=2), tmp_path / "run", resume=True)
+    if config.evaluation.keep_best:
         assert torch.equal(model_of(tmp_path / "run", best=True), models[1])
     else:
         with pytest.raises(FLError, match="has not kept the model of its best round, 1: train with --keep-best"):
@@ -223,8 +223,8 @@ def test_clients_models_of_the_best_round_are_kept_where_clients_have_some(tmp_p
 def test_tensorboard_has_the_columns_and_goes_on_after_a_kill(tmp_path):
     """Also the rounds before it was asked for."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    fl.simulate(replace(CONFIG, rounds=1), tmp_path / "run")
-    config = replace(CONFIG, log=("tensorboard",), rounds=4, checkpoint_every=3)
+    fl.simulate(CONFIG.replace(rounds=1), tmp_path / "run")
+    config = CONFIG.replace(log=("tensorboard",), rounds=4, checkpoint_every=3)
 
     def killed(row):
         if row["round"] == 4:
@@ -256,12 +256,12 @@ def test_wandb_offline_has_settings_and_rounds_and_keeps_its_id(tmp_path, monkey
         return log
 
     monkeypatch.setattr(wandb, "init", init)
-    config = replace(CONFIG, log=("wandb",), rounds=2)
+    config = CONFIG.replace(log=("wandb",), rounds=2)
     fl.simulate(config, tmp_path / "run")
-    fl.simulate(replace(config, rounds=3), tmp_path / "run", resume=True)
+    fl.simulate(config.replace(rounds=3), tmp_path / "run", resume=True)
     assert [step for step, _ in logged] == [1, 2, 3]
     assert begun[0]["id"] == begun[1]["id"]
-    assert begun[0]["config"]["lr"] == CONFIG.lr
+    assert begun[0]["config"]["lr"] == CONFIG.local.lr
     assert len(list((tmp_path / "run/wandb").glob("offline-run-*"))) == 2
     assert logged[2][1].keys() == read(tmp_path / "run/metrics.csv")[2].keys() - {"round"}
 
@@ -297,10 +297,10 @@ def test_backends_count_the_clients_that_are_done(make_federation, backend):
 def test_a_long_round_says_how_many_clients_are_done_on_a_terminal_only(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(bar, "_LONG", 0)
     monkeypatch.setattr(bar, "_OFTEN", 0)
-    fl.simulate(replace(CONFIG, rounds=1), tmp_path / "file")
+    fl.simulate(CONFIG.replace(rounds=1), tmp_path / "file")
     assert "client" not in capsys.readouterr().err
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    fl.simulate(replace(CONFIG, rounds=1, backend="loop"), tmp_path / "terminal")
+    fl.simulate(CONFIG.replace(rounds=1, backend="loop"), tmp_path / "terminal")
     assert "client 1/2" in capsys.readouterr().err
 
 
@@ -309,6 +309,6 @@ def test_a_log_is_told_of_every_row_before_the_user_is(tmp_path, monkeypatch):
     monkeypatch.setattr("fl.runs.logs.find_spec", lambda name: ModuleSpec(name, None, origin="here"))
     log = lambda run: nullcontext(lambda row: told.append(("log", row["round"])))  # noqa: E731
     monkeypatch.setitem(logs.LOGS, "wandb", log)
-    config = replace(CONFIG, rounds=2, log=("wandb",))
+    config = CONFIG.replace(rounds=2, log=("wandb",))
     fl.simulate(config, tmp_path / "run", on_round=lambda row: told.append(("user", row["round"])))
     assert told == [("log", 1), ("user", 1), ("log", 2), ("user", 2)]

@@ -39,10 +39,10 @@ def test_help_lists_the_recipes_and_describes_one(capsys):
 def test_recipes_of_ones_own_are_taken_in_their_place():
     def mine():
         """Mine, without flags."""
-        return Config(rounds=7)
+        return Config.of(rounds=7)
 
     config, _ = cli.parse(["mine", "--lr", "0.5"], {"mine": mine})
-    assert config == Config(rounds=7, lr=0.5)
+    assert config == Config.of(rounds=7, lr=0.5)
     with pytest.raises(FLError, match="unknown recipe 'digits': there are mine"):
         cli.parse(["digits"], {"mine": mine})
 
@@ -50,5 +50,5 @@ def test_recipes_of_ones_own_are_taken_in_their_place():
 def test_cifar10_has_the_settings_of_the_runs_whose_accuracy_it_names():
     cell = find("fedmr.table1.cifar10.lenet.dir0.5")
     for method in ("fedavg", "fedmr"):
-        run = replace(cell.arm(method).config, seeds=(0,)).to_yaml()
-        assert replace(RECIPES["cifar10"](), algorithm=(method,)).to_yaml() == run
+        run = replace(cell.arm(method).config, seed=0).to_yaml()
+        assert replace(RECIPES["cifar10"](), algorithm=method).to_yaml() == run
