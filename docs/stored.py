@@ -6,7 +6,6 @@ ROWS is a folder below benchmarks/results with a METHOD-seedN.csv for each run, 
 
 import shutil
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.papers.recipes import RECIPES
@@ -26,7 +25,7 @@ def main(out: Path, rows: Path, settings: list[str]) -> None:
     for (method, seed), path in tables.items():
         folder = out / path.stem
         folder.mkdir()
-        (folder / "config.yaml").write_text(config.replace(algorithm=method, seeds=(int(seed),)).to_yaml())
+        (folder / "config.yaml").write_text(config.replace(algorithm=method, seed=int(seed)).to_yaml())
         shutil.copy(path, folder / "metrics.csv")
         if (structure := path.with_name(f"{path.stem}-structure.json")).exists():
             shutil.copy(structure, folder / "structure.json")

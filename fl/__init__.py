@@ -1,7 +1,7 @@
 """Federated methods composed from `surgery` and `zoo`: `python -m fl.run`, or from Python as below.
 
 >>> from fl import Config, Rng, build
->>> config = Config(algorithm=("fedmr",), rounds=1)
+>>> config = Config.of(algorithm="fedmr", rounds=1)
 >>> fed, algorithm = build(config)
 >>> server = algorithm.init()
 >>> rng = Rng(seed=0, round=1)
@@ -23,7 +23,7 @@ from fl.runs.export import export
 from fl.runs.folder import load_model
 from fl.runs.pathways import Pathways
 from fl.runs.simulation import Round, Run, simulate
-from fl.settings import Config
+from fl.settings import Config, Experiment
 from fl.settings.extensions import EXTENSIONS as _EXTENSIONS
 from surgery import __version__ as __version__
 
@@ -33,6 +33,7 @@ __all__ = [
     "ArchitectureOptions",
     "Config",
     "Dataset",
+    "Experiment",
     "FLError",
     "Federation",
     "LocalTraining",

@@ -11,7 +11,9 @@ from fl.algorithms import FeMAMOptions
 levels = FeMAMOptions(levels=("global", "3", "personal"), level_rounds=(4, 3))
 held_out = {"pool_test_set": True, "local_valid": 0.15, "local_test": 0.2}
 clients = {"clients": 20, "participation": 1.0, "partition": "clusters", "clusters": (3,), "width": 0.25}
-fl.simulate(fl.Config.of(algorithm="femam", femam=levels, rounds=9, local_epochs=2, **clients, **held_out), "runs/levels")
+fl.simulate(
+    fl.Config.of(algorithm="femam", femam=levels, rounds=9, local_epochs=2, **clients, **held_out), "runs/levels"
+)
 trained = fl.Pathways.load("runs/levels")
 print("models of client 0, level by level:", trained.pathway(0))
 data = fl.Config().load()

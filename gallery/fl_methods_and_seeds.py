@@ -9,16 +9,16 @@ from torch import nn
 import fl
 
 net = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
-config = fl.Config.of(algorithm=("fedavg", "scaffold"), seeds=(0, 1), rounds=15, alpha=0.1, momentum=0.0, local_epochs=2)
-fl.simulate_all(config, "runs/several", model=net)
+methods, few = ("fedavg", "scaffold"), {"rounds": 15, "alpha": 0.1, "momentum": 0.0, "local_epochs": 2}
+fl.simulate_all(fl.Experiment.of(algorithms=methods, seeds=(0, 1), **few), "runs/several", model=net)
 found: fl.Results = fl.results("runs/several")  # also later, in another program
 print(found)
 
 figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
-for color, method in zip(("C0", "C1"), config.algorithm):
+for color, method in zip(("C0", "C1"), methods):
     for run in found.runs:
-        if run.config.algorithm == (method,):
-            label = method if run.config.seeds == (0,) else None
+        if run.config.method.name == method:
+            label = method if run.config.seed == 0 else None
             accuracies = [100 * row["accuracy"] for row in run.rows]
             axis.plot(range(1, len(accuracies) + 1), accuracies, color=color, alpha=0.7, label=label)
 axis.set(title="Labels differ: two methods, two seeds", xlabel="round", ylabel="test accuracy, %")

@@ -64,7 +64,9 @@ def dealt(config, root: Path, budgets=None):
     """The nodes of these settings, and the server's test set."""
     deal_out(config, root)
     budgets = budgets or [{}] * config.clients.number
-    nodes = [Node(k, *read_node(node_folder(root, k)), budgets[k], root / f"kept-{k}") for k in range(config.clients.number)]
+    nodes = [
+        Node(k, *read_node(node_folder(root, k)), budgets[k], root / f"kept-{k}") for k in range(config.clients.number)
+    ]
     return nodes, read_server(root / SERVER)
 
 

@@ -8,12 +8,13 @@ import io
 import signal
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import Field, fields, is_dataclass
+from dataclasses import Field, fields
 
 from hypothesis import strategies as st
 
-from fl.base.settings import Flag, Limits, flag_of, marks, types_of
-from fl.settings import Config
+from fl.algorithms import ALGORITHMS
+from fl.base.settings import Alternatives, Flag, Limits, flag_of, marks, types_of
+from fl.settings.flags import Command, entries
 
 NONSENSE = ("", "x", "nan", "inf", "-1", "0", "1e300", "1" + "0" * 21, "1,,2", "--", "{}", "\N{SNOWMAN}")
 """Values that hardly any flag takes. None of them asks for a lot of work that could be done."""
@@ -28,20 +29,19 @@ class TooSlow(BaseException):
     """A command has taken too long. Like KeyboardInterrupt it is no Exception."""
 
 
-def settings(default: object, group: str = "") -> Iterator[tuple[str, Field]]:
-    """(flag, field) of all settings, those of groups within, too."""
-    for field in fields(default):
-        value = getattr(default, field.name)
-        if is_dataclass(value):
-            yield from settings(value, field.name)
-        elif flag_of(field.name, group) not in FIXED:
-            yield flag_of(field.name, group), field
+def settings() -> Iterator[tuple[str, Field]]:
+    """(flag, field) of all settings."""
+    for inside in entries(ALGORITHMS).values():
+        for name, one in inside.items():
+            several = fields(one.default) if one.group else (one.field,)
+            yield from ((flag_of(f.name, name) if one.group else flag_of(name), f) for f in several)
+    yield from ((flag_of(f.name), f) for f in fields(Command))
 
 
 def values(field: Field) -> tuple[str, ...]:
     """Words for a setting: some that it takes, those around its limits, and nonsense."""
     kinds, several = types_of(field.type)
-    found: list[str] = []
+    found: list[str] = [name for mark in marks(field, Alternatives) for name in mark.options()]
     for mark in marks(field, Flag):
         if isinstance(mark.items, Limits):
             step = 1 if int in kinds else 1e-9
@@ -50,7 +50,7 @@ def values(field: Field) -> tuple[str, ...]:
                 found += [str(edge), str(edge - step), *([str(edge + step)] if abs(edge) < 100 else [])]
         elif mark.items:
             found += list(mark.items)
-    found += {int: ("1", "2"), float: ("0.5", "1e-3")}.get(kinds[0], ())
+    found += {int: ("1", "2"), float: ("0.5", "1e-3")}.get(kinds[0] if kinds else str, ())
     if several:
         found += [",".join(found[:2]), ",".join(found[:1] * 3), "all", "own"]
     return (*found, *NONSENSE)
@@ -68,7 +68,7 @@ def flags(draw: Callable) -> list[str]:
     return argv
 
 
-EVERY = list(settings(Config()))
+EVERY = [(flag, field) for flag, field in settings() if flag not in FIXED]
 
 
 @st.composite

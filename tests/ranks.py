@@ -4,11 +4,10 @@ import multiprocessing
 import os
 import socket
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 
 import torch
 import torch.distributed as dist
-from rounds import SMALL
+from rounds import small
 
 from fl import simulate
 from fl.algorithms import ALGORITHMS
@@ -62,20 +61,19 @@ def _rank(rank, environment, work, arguments):
             dist.destroy_process_group()  # which forked processes do not do at their exit
 
 
-TINY = replace(
-    SMALL,
-    samples=240,
-    clients=6,
-    participants=5,
-    model="cnn",
-    width=(0.1,),
-    rounds=2,
-    local_epochs=1,
-    batch_size=8,
-    backend="loop",
-    alpha=0.3,
-    local_valid=0.2,
-)
+TINY = {
+    "samples": 240,
+    "clients": 6,
+    "participants": 5,
+    "model": "cnn",
+    "width": (0.1,),
+    "rounds": 2,
+    "local_epochs": 1,
+    "batch_size": 8,
+    "backend": "loop",
+    "alpha": 0.3,
+    "local_valid": 0.2,
+}
 """Five of six clients, who hold very different numbers of samples."""
 
 
@@ -92,7 +90,7 @@ NEED_ADAPTERS = {
 
 
 def tiny(name, **changes):
-    config = TINY.replace(algorithm=name, **changes)
+    config = small(name, **{**TINY, **changes})
     if name == "fedbn":  # which has nothing to keep at clients without batch norms
         return config.replace(model="resnet9", width=(0.25,))
     if name in NEED_ADAPTERS:

@@ -16,18 +16,23 @@ from fl.runs import evaluate
 from fl.runs.metrics import read
 from fl.settings import Config
 
-SMALL = Config.of(
-    fesem=FeSEMOptions(2),
-    fesem_plus=FeSEMPlusOptions(2),
-    femam=FeMAMOptions(("global", "2", "personal"), (1, 1)),
-    fltrust=FLTrustOptions(root=8),
-)
-"""For federations of few clients and rounds."""
+SMALL = {
+    "fesem": FeSEMOptions(2),
+    "fesem_plus": FeSEMPlusOptions(2),
+    "femam": FeMAMOptions(("global", "2", "personal"), (1, 1)),
+    "fltrust": FLTrustOptions(root=8),
+}
+"""Options of methods for federations of few clients and rounds."""
 
 
-def made(name, fed, config=SMALL):
-    """The algorithm of a method, with its options in these settings."""
-    return ALGORITHMS[name](fed, getattr(config, name, None))
+def small(name, **settings):
+    """The settings of a run of a method, with its options for few clients."""
+    return Config.of(**{"algorithm": name, **{one: SMALL[one] for one in [name] if one in SMALL}, **settings})
+
+
+def made(name, fed, options=SMALL):
+    """The algorithm of a method, with its options among these."""
+    return ALGORITHMS[name](fed, options.get(name))
 
 
 def play(algorithm, fed, rounds=3, first=1, server=None):

@@ -195,6 +195,8 @@ def given_inputs(config: Config, dataset: data.Dataset | None, model: custom_mod
 
     Data that were changed since they were loaded are given.
     """
+    if not isinstance(config, Config):
+        raise FLError(f"this takes an fl.Config, got {type(config).__name__}: fl.simulate_all trains an fl.Experiment")
     if not isinstance(dataset, data.Dataset | None):
         raise FLError(
             f"dataset is a {type(dataset).__name__}: give what fl.Dataset.from_arrays, from_torch or from_huggingface "

@@ -77,6 +77,7 @@ def check_intact(folder: Path, config: Config, table: bool = True) -> None:
             if (before := before_now.get(flag, value)) != value:
                 was, now = (written(tuple(v) if isinstance(v, list) else v) for v in (before, value))
                 why = " (--keep-best and --patience compare the evaluations of all rounds)" * (flag == "eval-every")
+                flag = {"seed": "seeds"}.get(flag, flag)
                 raise FLError(
                     f"{folder} was trained with --{flag} {was}, and now it is {now}{why}: put {was} back into "
                     f"{folder / 'config.yaml'}, or start a new run"

@@ -2,7 +2,7 @@
 
 import difflib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from fl.base.settings import (
     as_read,
     check_value,
     described,
+    flag_of,
     from_yaml,
     lowered_defaults,
     marks,
@@ -44,7 +45,7 @@ from fl.settings.evaluation import EvaluationSettings
 from fl.settings.execution import ExecutionSettings
 from fl.settings.extensions import EXTENSIONS
 from fl.settings.model import ModelSettings
-from fl.settings.places import OWN, PLACES, TOPICS
+from fl.settings.places import GROUPS, OWN, PLACES, TOPICS
 from fl.settings.topic import Topic
 from fl.settings.training import ClientSettings, LocalSettings
 from zoo import ZooError
@@ -193,7 +194,10 @@ class Config:
         """Say why the method does not read a setting. One that is not registered here may read --architectures."""
         able, name = methods_of("heterogeneous"), self.method.name
         if setting.group == "architectures" and name in ALGORITHMS and name not in able:
-            return f"--{setting.flag} is for {', '.join(able)}: all clients of {name} have one model; leave it out"
+            return (
+                f"--{setting.flag} is for {', '.join(able)}: {name} gives all clients one model; leave it out, or make "
+                "your own method a Method(..., clients='heterogeneous')"
+            )
         return ""
 
     def changed(self, usual: "Config | None" = None) -> list[Setting]:
@@ -208,9 +212,17 @@ class Config:
                 found.append(one)
         return found
 
-    def compared(self) -> dict[str, Any]:
-        """Return the settings by name in which runs that are compared may differ, but the method and the seed."""
-        return {one.name: one.value for one in self.settings() if not one.unread and one.name not in _SAME_RUN}
+    def compared(self, extensions: Iterable[str] = ()) -> dict[str, Any]:
+        """Return the settings by name in which runs that are compared may differ, but the method and the seed.
+
+        Args:
+            extensions: whose settings are among them, also where the run does not ask for them.
+        """
+        neutral = [name for name in extensions if name not in self.extensions and name in EXTENSIONS]
+        others = [one for name in neutral for one in settings_of(EXTENSIONS[name].options, name)]
+        return {
+            one.name: one.value for one in (*self.settings(), *others) if not one.unread and one.name not in _SAME_RUN
+        }
 
     def as_read(self) -> "Config":
         """Replace each setting that nothing reads by its default."""
@@ -234,14 +246,7 @@ class Config:
         for one in self.changed():
             if one.unread:
                 raise FLError(one.unread)
-        name = self.method.name
-        if self.model.architectures != ArchitectureOptions() and name not in methods_of("heterogeneous"):
-            able = ", ".join(methods_of("heterogeneous"))
-            raise FLError(
-                f"--architectures are for {able}: {name} gives all clients one model; leave them out, or make your own "
-                "method a Method(..., clients='heterogeneous')"
-            )
-        ALGORITHMS[name].refuse(self.asks())
+        ALGORITHMS[self.method.name].refuse(self.asks())
         self.model.check()
         self.local.schedule(self.rounds)
         self.clients.cohort()
@@ -396,7 +401,7 @@ class Config:
         True
         """
         try:
-            return cls.from_values(stored.nested(_mapping(text), gone))
+            return cls.from_values(stored.nested(_mapping(text), cls().method.name, gone))
         except (FLError, ZooError) as error:
             raise FLError(f"not the settings of a run: {error}") from None
 
@@ -440,7 +445,7 @@ class Config:
                 stored.check_resumable(values)
             config = cls.from_yaml(text, gone=True)
             for name, section in values.items() if resume else ():
-                if isinstance(section, dict) and name not in (*TOPICS, *EXTENSIONS, "method"):
+                if isinstance(section, dict) and name not in (*TOPICS, *EXTENSIONS, *ALGORITHMS, *GROUPS, "method"):
                     raise FLError(f"this run was made with {name}, which is not installed here: install it, and go on")
             return config
         except (FLError, ZooError) as error:
@@ -486,6 +491,8 @@ def _unknown(name: str, partition: str = "", method: str = "") -> str:
         return f"--{flag} is for {name}, which is not --algorithm {method}: leave it out, or give {name}"
     if gone := stored.said_of(flag):
         return gone
+    if name in ("algorithms", "seeds"):
+        return f"a Config is one run, and {name} are several: give them to fl.Experiment.of"
     known = [*PLACES, *OWN, "algorithm", *(option for one in KINDS.values() for option in one.reads), *EXTENSIONS]
     near = difflib.get_close_matches(name, known, n=1)
     return f"unknown setting {name}" + (f": did you mean {near[0]}?" if near else "")
@@ -510,6 +517,8 @@ def _filled(default: Kind, values: Mapping[str, Any], where: str) -> Kind:
     for name, value in values.items():
         here = f"{where}.{name}"
         if name not in types:
+            if said := stored.said_of(flag_of(here)):
+                raise FLError(said)
             known = difflib.get_close_matches(str(name), types, n=1)
             raise FLError(f"unknown setting {here}" + (f": did you mean {known[0]}?" if known else ""))
         old = getattr(default, name)
@@ -534,7 +543,8 @@ def _filled_choice(before: Chosen, options: Mapping[str, Any], values: Mapping[s
         return chosen
     if chosen.options is None:
         raise FLError(f"{where}.{next(iter(inside))}: {name} has no options")
-    return replace(chosen, options=_filled(chosen.options, inside, where))
+    inner = name if where == "method" else where  # as the flags of its options begin
+    return replace(chosen, options=_filled(chosen.options, inside, inner))
 
 
 def _value(kind: Any, value: Any, where: str) -> Any:

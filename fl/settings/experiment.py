@@ -36,13 +36,13 @@ class Experiment:
     """
 
     config: Config = Config()
-    algorithms: tuple[str, ...] = ("fedmr",)
+    algorithms: tuple[str, ...] = (Config.method.name,)
     seeds: tuple[int, ...] = (0,)
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         names = (self.algorithms,) if isinstance(self.algorithms, str) else as_plain(self.algorithms)
-        seeds = as_plain(self.seeds)
+        seeds = as_plain(list(self.seeds) if isinstance(self.seeds, range) else self.seeds)
         plus = (f"{one[:-1]}_plus" if isinstance(one, str) and one.endswith("+") else one for one in names)
         object.__setattr__(self, "algorithms", tuple(plus))  # papers write FedAvg+
         object.__setattr__(self, "seeds", tuple(seeds) if isinstance(seeds, tuple | list) else (seeds,))

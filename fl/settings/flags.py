@@ -50,7 +50,7 @@ class Command:
 
     algorithm: Annotated[
         tuple[str, ...], several(str, "NAME,...", items=ALGORITHMS), tyro.conf.arg(help=_about_methods())
-    ] = ("fedmr",)
+    ] = Experiment.algorithms
     seeds: Annotated[tuple[int, ...], several(int, "INT,...", least=0, below=2**32)] = (0,)
     """one run for each seed, which determines the split, the initial weights, the sampling and the batches"""
     out: Annotated[str, tyro.conf.arg(metavar="FOLDER")] = "runs"

@@ -36,7 +36,7 @@ GROUPS = ("text", "architectures", "adapters")
 """Settings that are groups, whose flags begin with their names."""
 
 
-def _check_names() -> None:
+def check_names() -> None:
     """Raise FLError for an option of a partition, a method or an extension that hides a setting."""
     taken = {*PLACES, *OWN, *TOPICS, "algorithm", "method", "extensions"}
     for kind, one in KINDS.items():
@@ -52,4 +52,4 @@ def _check_names() -> None:
             raise FLError(f"an extension cannot be called {name!r}, which is a setting or a method already: rename it")
 
 
-_check_names()
+check_names()

@@ -1,5 +1,6 @@
 """Settings as files of earlier versions have them: flat, with other names, of several methods and seeds at once."""
 
+import logging
 from collections.abc import Iterable, Mapping
 from reprlib import repr as short
 from typing import Any
@@ -11,6 +12,7 @@ from fl.partition import KINDS
 from fl.settings.extensions import EXTENSIONS
 from fl.settings.places import GROUPS, PLACES, TOPICS
 
+_log = logging.getLogger("fl")
 _RENAMED = {
     "chunk": "max-parallel-clients",
     "pool": "pool-test-set",
@@ -60,10 +62,11 @@ def check_resumable(values: Mapping[str, Any]) -> None:
         raise FLError("an earlier version began this run: go on with that one, or start it again")
 
 
-def nested(values: Mapping[str, Any], gone: bool = False) -> dict[str, Any]:
+def nested(values: Mapping[str, Any], usual: str, gone: bool = False) -> dict[str, Any]:
     """Bring the settings of a file into the form of `fl.Config.values`. Settings outside of topics find theirs.
 
     Args:
+        usual: the method of a file that names none.
         gone: whether settings that are gone are left out.
 
     Raises:
@@ -72,9 +75,13 @@ def nested(values: Mapping[str, Any], gone: bool = False) -> dict[str, Any]:
     values, several, seeds, options = separated(values, gone)
     if len(several) > 1 or len(seeds) > 1:
         raise FLError("it names several methods or seeds, which one run does not have")
-    for name in several:
-        method = {"name": name, **options.get(name, {})}
-        values["method"] = method | values.get("method", {}) if name in options or "method" in values else method
+    method = values.get("method", {})
+    name = several[0] if several else method.get("name", usual) if isinstance(method, dict) else usual
+    own = options.pop(str(name), {})
+    if several or own:
+        values["method"] = {"name": name, **method, **own}
+    for other in options:
+        _log.warning("warning: section %s is ignored, since this run does not read it", other)
     for seed in seeds:
         values["seed"] = seed
     return values

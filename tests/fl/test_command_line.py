@@ -4,7 +4,7 @@ import re
 import shlex
 import sys
 import tomllib
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,12 +14,12 @@ import fl
 import surgery
 import zoo
 from fl import __main__ as cli
+from fl.algorithms import FedProxOptions
 from fl.base.console import as_called
 from fl.base.errors import FLError
-from fl.base.settings import flag_of
 from fl.runs.summary import advice
-from fl.settings import Config
-from fl.settings.command_line import parse
+from fl.settings import Config, Experiment
+from fl.settings.command_line import Request, parse
 
 ROOT = Path(__file__).parents[2]
 
@@ -68,7 +68,7 @@ def test_commands_are_called_as_the_user_called_them(capsys, monkeypatch):
     assert "usage: layer-surgery surgery COMMAND" in printed(capsys, "surgery", "--help")
     assert cli.main(["zoo", "resnet1"]) == 2
     assert "`layer-surgery zoo` lists all" in capsys.readouterr().err
-    lines = advice(Config(), Path("runs/a")).split("\n")
+    lines = advice(Experiment(), Path("runs/a")).split("\n")
     assert "train on  layer-surgery run --resume runs/a --rounds 80" in lines
     assert as_called("a `python -m zoo` b python -m fl.data") == "a `layer-surgery zoo` b layer-surgery data"
 
@@ -87,20 +87,21 @@ def test_commands_are_called_as_the_user_called_them(capsys, monkeypatch):
     ],
 )  # fmt: skip
 def test_the_comparison_that_is_proposed_keeps_the_settings_of_the_run(flags, methods):
-    config, _ = parse(shlex.split(flags))
-    found = [line for line in advice(config, Path("runs/a")).split("\n") if line.startswith("compare ")]
+    experiment = parse(shlex.split(flags)).experiment
+    found = [line for line in advice(experiment, Path("runs/a")).split("\n") if line.startswith("compare ")]
     assert len(found) == bool(methods)
     for line in found:
-        proposed, _ = parse(shlex.split(line.removeprefix("compare   python -m fl.run ")))
-        assert proposed == config.replace(algorithm=tuple(methods.split(",")), seeds=(0, 1, 2), name=None)
+        proposed = parse(shlex.split(line.removeprefix("compare   python -m fl.run "))).experiment
+        wanted = replace(experiment, algorithms=tuple(methods.split(",")), seeds=(0, 1, 2))
+        assert proposed.runs() == wanted.runs()
 
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_lines_of_help_are_as_long_as_the_terminal_is_wide(width, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(width))
     text = printed(capsys, "run", "--help", "all")
-    flags = {flag_of(field.name) for field in fields(Config) if not is_dataclass(field.default)}
-    for flag in (*flags, "fedmr.stage1-rounds", "text.tokens", "text.vocabulary", "text.length"):
+    flags = {one.flag for one in Config().settings()} - {"seed"}
+    for flag in (*flags, "seeds", "fedmr.stage1-rounds", "text.tokens", "text.vocabulary", "text.length"):
         assert f"--{flag}" in text
     assert not re.search(r"default:\s+(None|\(\)|\))", text)  # but for what has one
     lines = text.splitlines()
@@ -134,34 +135,29 @@ def test_help_shows_what_the_command_reads(argv, shown, hidden, capsys):
 
 @pytest.mark.slow
 def test_settings_come_from_a_file_and_flags_override_them(tmp_path):
-    config = Config.of(algorithm="fedprox", lr=0.5, seeds=(3, 4), alpha=0.1)
+    experiment = Experiment.of(algorithms="fedprox", lr=0.5, seeds=(3, 4), alpha=0.1)
     path = tmp_path / "mine.yaml"
-    path.write_text(config.to_yaml())
-    assert parse(["--config", str(path)]) == (config, None)
-    assert parse(["--lr", "0.25", f"--config={path}", "--fedprox.mu", "1"])[0] == replace(
-        config, lr=0.25, fedprox=replace(config.fedprox, mu=1.0)
-    )
-    path.write_text("rounds: 7\nname: mine\n")
-    assert parse(["--config", str(path)])[0] == Config.of(rounds=7, name="mine")
-    path = tmp_path / "runs/mine/config.yaml"  # a run's, without the folder that it has
-    path.parent.mkdir(parents=True)
-    path.write_text(Config.of(rounds=7, out=str(tmp_path / "runs"), name="mine").to_yaml())
-    assert parse(["--config", str(path)])[0] == Config.of(rounds=7)
-    named = Config.of(rounds=7, out="elsewhere", name="mine")
-    assert parse(["--config", str(path), "--name", "mine", "--out", "elsewhere"])[0] == named
+    path.write_text(experiment.to_yaml())
+    assert parse(["--config", str(path)]).experiment.runs() == experiment.runs()
+    found = parse(["--lr", "0.25", f"--config={path}", "--fedprox.mu", "1"]).experiment
+    assert found.runs() == experiment.replace(lr=0.25, fedprox=FedProxOptions(mu=1.0)).runs()
+    path.write_text("rounds: 7\nclients: {number: 3}\nlr: 0.5")
+    assert parse(["--config", str(path)]).one_run() == Config.of(rounds=7, clients=3, lr=0.5)
+    path.write_text("rounds: 7\nout: runs\nname: mine\n")  # as run folders of version 0.2 have it
+    assert parse(["--config", str(path)]) == Request(Experiment.alone(Config.of(rounds=7)))
+    request = parse(["--config", str(path), "--name", "mine", "--out", "elsewhere"])
+    assert (request.out, request.name, request.resume) == ("elsewhere", "mine", None)
 
 
 @pytest.mark.parametrize(
     ("text", "flags", "said"),
     [
         ("rounds: 7\nspeed: 3\n", [], "unknown setting speed"),
-        ("resume: runs/a\n", [], "resume is a flag"),
-        ("config: b.yaml\n", [], "config is a flag"),
         ("[" * 9000, [], "not YAML"),
         (None, [], "cannot be read: No such file"),
         (Path("/dev/zero"), [], "is not a regular file"),
         ("rounds: 7\n", ["--resume", "runs/a"], "--config and --resume both say"),
-        ("rounds: 7\n", ["digits"], "--config and a recipe both say"),
+        ("rounds: 7\n", ["digits"], "a recipe and --config both say"),
     ],
 )
 def test_what_a_file_of_settings_cannot_be_is_said(text, flags, said, tmp_path):
@@ -175,7 +171,7 @@ def test_what_a_file_of_settings_cannot_be_is_said(text, flags, said, tmp_path):
 
 
 def test_a_plus_is_written_as_in_papers(capsys):
-    assert parse(["--algorithm", "fedavg+,fesem+"])[0].algorithm == ("fedavg_plus", "fesem_plus")
+    assert parse(["--algorithm", "fedavg+,fesem+"]).experiment.algorithms == ("fedavg_plus", "fesem_plus")
     assert Config.from_yaml("algorithm: [fesem+]") == Config.of(algorithm="fesem_plus")
     with pytest.raises(FLError, match="unknown --algorithm 'fedmr_plus'"):
         Config.of(algorithm="fedmr+").check()
@@ -193,7 +189,7 @@ def test_samples_are_held_out_for_a_method_that_validates(caplog):
         ("--algorithm fedavg", 0),
         ("--algorithm femam --local-valid 0.2", 0.2),
     ):
-        assert parse(flags.split())[0].local_valid == share
+        assert parse(flags.split()).experiment.config.data.local_valid == share
     assert caplog.messages == [said] * 2
     for flags in (["--local-valid", "0"], ["--local_valid=0.0"]):
         with pytest.raises(FLError, match="--local-valid 0: femam validates on samples"):

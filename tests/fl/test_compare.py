@@ -36,7 +36,7 @@ def fake_run(folder, accuracies, **settings):
 @pytest.mark.drawn
 def test_runs_are_grouped_by_what_differs_beside_the_seed(tmp_path, capsys):
     """Those of one command in its order of methods."""
-    (tmp_path / "config.yaml").write_text(Config.of(algorithm=("fedmr", "fedavg")).to_yaml())
+    (tmp_path / "config.yaml").write_text(Experiment.of(algorithms=("fedmr", "fedavg")).to_yaml())
     fake_run(tmp_path / "a", [0.1, 0.5], algorithm="fedavg", seed=0)
     fake_run(tmp_path / "b", [0.2, 0.7], algorithm="fedavg", seed=1)
     fake_run(tmp_path / "c", [0.3, 0.8], algorithm="fedmr")

@@ -104,16 +104,19 @@ def net(name):
 def settings(name, **changes):
     """Of six clients, three of whom take part in a round."""
     few = {"rounds": 3, "participants": 3, "local_valid": 0.2, "local_test": 0.2, "batch_size": 16}
+    own = {
+        "fltrust": {"root": 20},  # no sample that nobody can train on is among them
+        "pfedme": {"inner_steps": 2},
+        "femam": {"start": "global"},  # as one module has to, not at random
+    }.get(name)
     config = tiny(name, **{**few, **changes})
-    fltrust = replace(config.fltrust, root=20)  # no sample that nobody can train on is among them
-    config = config.replace(fltrust=fltrust, pfedme=replace(config.pfedme, inner_steps=2))
-    return config.replace(femam=replace(config.femam, start="global"))  # as one module has to, not at random
+    return config.replace(**{name: replace(config.method.options, **own)}) if own else config
 
 
 def built(name, data=None, **changes):
     """(federation, algorithm) for the module."""
     return fl.build(
-        replace(settings(name, **changes), model="given", width=(1.0,), exits=False, samples=0),
+        settings(name, **changes).replace(model="given", width=(1.0,), exits=False, samples=0),
         data or table(),
         net(name),
     )

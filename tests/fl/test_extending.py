@@ -25,7 +25,7 @@ from fl.base.errors import FLError
 from fl.base.plugins import declared
 from fl.data import LOADERS
 from fl.partition import KINDS, Kind
-from fl.settings.fields import PartitionOptions
+from fl.settings.places import check_names
 
 ROOT = Path(__file__).parents[2]
 
@@ -318,7 +318,7 @@ def test_nothing_outside_knows_a_data_set_or_a_partition_by_name():
                 mine = {room, "recipes.py"} & {*where.parts}
                 if not mine and isinstance(node, ast.Constant) and node.value in names[room]:
                     known.add((str(where), node.value))
-    assert known == {("fl/settings/fields.py", "digits"), ("fl/settings/fields.py", "dirichlet")}  # the defaults
+    assert known == {("fl/settings/data.py", "digits"), ("fl/settings/data.py", "dirichlet")}  # the defaults
 
 
 @dataclass(frozen=True)
@@ -329,9 +329,7 @@ class Options:
 def test_a_partition_cannot_hide_a_setting(monkeypatch):
     monkeypatch.setitem(KINDS, "mine", Kind(KINDS["iid"].deal, Options()))
     with pytest.raises(FLError, match="--partition mine cannot have an option 'samples'"):
-
-        class Other(PartitionOptions):
-            samples: int = 3
+        check_names()
 
 
 @pytest.mark.parametrize("options", [Options, {"a": 1}, make_dataclass("Loose", ["samples"])(1)])

@@ -327,13 +327,13 @@ def test_settings_on_the_gpu(cuda, case, method):
     if case in ("krum", "bulyan") and method == "heterofl":
         pytest.skip("parts of models are not compared")
     flags = [*TINY, "--samples", "300", "--algorithm", method, "--lr", "0.015625", *SETTINGS[case]]
-    config, _ = parse([*flags, "--backend", "loop", "--device", "cpu"])
+    config = parse([*flags, "--backend", "loop", "--device", "cpu"]).one_run()
     results = []
     for device, backend in (("cpu", "loop"), ("cuda", "graphs")):
         fed, algorithm = build(config.replace(device=device, backend=backend))
         for model in (fed.model, *(kind.model for kind in fed.fleet_or_uniform.architectures)):
             model.double()
-        algorithm = made(method, fed, config)
+        algorithm = made(method, fed, {config.method.name: config.method.options})
         results.append((fed, algorithm, play(algorithm, fed, rounds=2)[-1][0]))
     (_, _, expected), (fed, algorithm, server) = results
     assert_close(server["global"], expected["global"])

@@ -125,7 +125,9 @@ REFUSED = [
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "run"
-    config = Config.of(algorithm="fedavg", clients=4, participants=2, rounds=1, local_epochs=1, width=0.1, batch_size=50)
+    config = Config.of(
+        algorithm="fedavg", clients=4, participants=2, rounds=1, local_epochs=1, width=0.1, batch_size=50
+    )
     simulate(config, folder)
     return folder
 

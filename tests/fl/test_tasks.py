@@ -2,7 +2,6 @@
 
 import copy
 import csv
-import dataclasses
 import math
 import warnings
 
@@ -190,7 +189,7 @@ KINDS = {*METHODS, "apfl", "depthfl", "ditto", "fedasam", "fedprox", "fjord", "m
 @pytest.mark.parametrize("method", some(WITH_ANY_LOSS, [name for name in WITH_ANY_LOSS if name in KINDS]))
 def test_every_method_minimises_the_loss_that_it_is_given(method, tmp_path):
     """A loss of 0 moves no model, except for what a method's own terms do."""
-    validating = {"local_valid": 0.2} if ALGORITHMS[method].validates(settings().options_of(method)) else {}
+    validating = {"local_valid": 0.2} if ALGORITHMS[method].validates(ALGORITHMS[method].options) else {}
     config = settings(algorithm=method, loss=nothing, clients=14, **validating)
     if method in NEED_ADAPTERS:
         config = config.replace(adapters=NEED_ADAPTERS[method])
@@ -332,7 +331,7 @@ def test_metrics_are_scikit_learn_s_and_your_own(tmp_path):
     with open(tmp_path / "run" / "clients.csv") as file:
         scores = [float(row["test_margin"]) for row in csv.DictReader(file) if row["round"] == "3"]
     assert summary["final"]["local_test_margin"] == pytest.approx(np.mean(scores))
-    assert fl.Config.read(tmp_path / "run").metrics[-1].endswith("test_tasks:margin")
+    assert fl.Config.read(tmp_path / "run").evaluation.metrics[-1].endswith("test_tasks:margin")
 
 
 def test_a_metric_that_writes_into_what_it_gets_changes_no_other(tmp_path):
@@ -512,14 +511,13 @@ def test_a_metric_of_your_own_may_be_undefined(tmp_path):
 
 def test_the_landscape_of_numbers_and_who_holds_how_many(tmp_path, capsys, monkeypatch):
     from fl.analysis.landscape import mean_loss
-    from fl.data.__main__ import Look
+    from fl.data.__main__ import main
 
     data = table("regression")
     model = net().eval()
     loss = losses.by_name("huber", "regression")
     found = mean_loss(model, data, data.test_x, data.test_y, 1, loss)(dict(model.named_parameters()))
     assert found.item() == pytest.approx(loss(model(data.test_x), data.test_y).mean().item(), rel=1e-5)
-    look = Look(clients=4, partition="iid")
-    monkeypatch.setattr(Look, "load", lambda self: data)
-    assert look.run() == 0
+    monkeypatch.setattr(fl.Config, "load", lambda self: data)
+    assert main(["--clients", "4", "--partition", "iid"]) == 0
     assert "classes a client" not in capsys.readouterr().out

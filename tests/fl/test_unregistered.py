@@ -25,7 +25,7 @@ METHOD = Method(mine, clients="heterogeneous", columns={"depth_of_mine": float})
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """That of a run of such a method, after one of two rounds."""
-    config = fl.Config.from_yaml(run.parse([*TINY, "--algorithm", "fedavg", "--rounds", "2"])[0].to_yaml())
+    config = fl.Config.from_yaml(run.parse([*TINY, "--algorithm", "fedavg", "--rounds", "2"]).one_run().to_yaml())
     with monkeypatch.context() as patch:
         patch.setitem(ALGORITHMS, "mine", METHOD)
         fl.simulate(config.replace(algorithm="mine"), tmp_path / "mine", on_round=lambda row: True)

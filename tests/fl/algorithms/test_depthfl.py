@@ -114,4 +114,4 @@ def test_what_it_is_not_for_is_refused():
     given = CONFIG.replace(samples=0, partition="iid")
     with pytest.raises(FLError, match=r"distils classes, .* regression: give --depthfl.distil 0"):
         fl.build(given, numbers)
-    fl.build(replace(given, depthfl=DepthFLOptions(0.0)), numbers)
+    fl.build(given.replace(depthfl=DepthFLOptions(0.0)), numbers)

@@ -1,7 +1,5 @@
 """HeteroFL and FedRolex, element by element."""
 
-from dataclasses import replace
-
 import oracles
 import pytest
 import torch

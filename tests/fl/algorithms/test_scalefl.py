@@ -1,5 +1,4 @@
 import copy
-from dataclasses import replace
 
 import pytest
 import torch
@@ -103,5 +102,5 @@ def test_what_it_is_not_for_is_refused():
     given = CONFIG.replace(samples=0, partition="iid")
     with pytest.raises(FLError, match=r"scalefl distils classes, .* regression: give --scalefl.distil 0"):
         fl.build(given, numbers)
-    _, algorithm = fl.build(replace(given, scalefl=ScaleFLOptions(0.0)), numbers)
+    _, algorithm = fl.build(given.replace(scalefl=ScaleFLOptions(0.0)), numbers)
     algorithm.round(algorithm.init(), [0, 1], fl.Rng(0, 1))

@@ -3,7 +3,6 @@
 import math
 import statistics
 import sys
-from dataclasses import replace
 
 import pytest
 import torch
@@ -14,20 +13,20 @@ from fl import run as cli
 from fl.base.errors import FLError
 from fl.runs.metrics import read
 
-CONFIG = fl.Config.of(
-    algorithm=("fedavg", "fedprox"), seeds=(0, 1), clients=4, participants=2, rounds=2, local_epochs=1, width=0.1,
+EXPERIMENT = fl.Experiment.of(
+    algorithms=("fedavg", "fedprox"), seeds=(0, 1), clients=4, participants=2, rounds=2, local_epochs=1, width=0.1,
     batch_size=50, samples=200,
 )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    return fl.simulate_all(CONFIG, tmp_path_factory.mktemp("several") / "all")
+    return fl.simulate_all(EXPERIMENT, tmp_path_factory.mktemp("several") / "all")
 
 
 @pytest.mark.slow
 def test_all_runs_are_those_of_the_command_and_of_simulate(found, tmp_path, capsys):
-    (tmp_path / "settings.yaml").write_text(CONFIG.to_yaml())
+    (tmp_path / "settings.yaml").write_text(EXPERIMENT.to_yaml())
     assert cli.main(["--config", str(tmp_path / "settings.yaml"), "--out", str(tmp_path), "--name", "command"]) == 0
     folder = found.runs[0].folder.parent
     assert [run.folder.name for run in found.runs] == ["fedavg-seed0", "fedavg-seed1", "fedprox-seed0", "fedprox-seed1"]
@@ -43,12 +42,12 @@ def test_all_runs_are_those_of_the_command_and_of_simulate(found, tmp_path, caps
 
 @pytest.mark.slow
 def test_several_are_refused_by_simulate_and_resumed_together(found, tmp_path):
-    with pytest.raises(FLError, match=r"fl\.simulate_all trains them all, or take one"):
-        fl.simulate(CONFIG, tmp_path / "run")
+    with pytest.raises(FLError, match=r"fl\.simulate_all"):
+        fl.simulate(EXPERIMENT, tmp_path / "run")
     folder = found.runs[0].folder.parent
     with pytest.raises(FLError, match="exists already"):
-        fl.simulate_all(CONFIG, folder)
-    again = fl.simulate_all(CONFIG, folder, resume=True)
+        fl.simulate_all(EXPERIMENT, folder)
+    again = fl.simulate_all(EXPERIMENT, folder, resume=True)
     assert [run.rows for run in again.runs] == [run.rows for run in found.runs]
 
 
@@ -56,10 +55,10 @@ def test_several_are_refused_by_simulate_and_resumed_together(found, tmp_path):
 def test_data_and_a_model_of_ones_own_and_failures(tmp_path):
     x, y = torch.randn(200, 6, generator=torch.Generator().manual_seed(0)), torch.arange(200) % 3
     data = fl.Dataset.from_arrays(x, y, x, y)
-    config = CONFIG.replace(algorithm="fedavg", rounds=1, width=1.0, batch_size=10)
+    config = EXPERIMENT.replace(algorithms="fedavg", rounds=1, width=1.0, batch_size=10)
     found = fl.simulate_all(config, tmp_path / "own", dataset=data, model=lambda: nn.Linear(6, 3))
     assert [run.config.model.name for run in found.runs] == ["given", "given"]
-    config = CONFIG.replace(algorithm=("fedavg", "fedexp"), seeds=0, rounds=1, clip=1.0)
+    config = EXPERIMENT.replace(algorithms=("fedavg", "fedexp"), seeds=0, rounds=1, clip=1.0)
     with pytest.MonkeyPatch.context() as patch:
         real = fl.Federation.train
 

@@ -9,35 +9,36 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fl import Config, FLError
+from fl import Config, Experiment, FLError
 from fl.algorithms import ALGORITHMS, OPTIONS, FedProxOptions
 from fl.base.settings import (
     Flag,
     Limits,
     OnlyWith,
-    changed,
-    check_read,
+    as_read,
     check_types,
-    check_values,
     fits,
     flag_of,
     from_yaml,
     marks,
-    role,
     settings_of,
     types_of,
-    without_unread,
 )
 from fl.settings import command_line
+from fl.settings.config import RESUMABLE
+from fl.settings.flags import entries
+from fl.settings.places import OWN, PLACES
 
-LIMITED = [
-    (group, field, flag)
-    for group, settings in [("", Config()), *((f.name, f.default) for f in dataclasses.fields(Config))]
-    if dataclasses.is_dataclass(settings)
-    for field in dataclasses.fields(settings)
-    for flag in marks(field, Flag)
-    if flag.items is not None
+ENTRIES = [(name, one) for inside in entries(ALGORITHMS).values() for name, one in inside.items()]
+FIELDS = [
+    *(("", name, one.field) for name, one in ENTRIES if not one.group),
+    *((name, field.name, field) for name, one in ENTRIES if one.group for field in dataclasses.fields(one.default)),
 ]
+LIMITED = [
+    (group, name, field, flag) for group, name, field in FIELDS for flag in marks(field, Flag) if flag.items is not None
+]
+BESIDE = {"class_share": "shards", "clusters": "clusters", "cluster_classes": "clusters"}
+"""Partitions whose options are not those of the default one."""
 
 
 @pytest.mark.parametrize(
@@ -70,21 +71,22 @@ def outside(flag, kind):
     return [*wrong, *([math.nan, math.inf] if plain is float else [])]
 
 
-@pytest.mark.parametrize(("group", "field", "flag"), LIMITED, ids=[flag_of(f.name, g) for g, f, _ in LIMITED])
-def test_no_setting_takes_what_lies_outside(group, field, flag):
-    default = Config()
-    within = getattr(default, group) if group else default
+@pytest.mark.parametrize(("group", "name", "field", "flag"), LIMITED, ids=[flag_of(n, g) for g, n, *_ in LIMITED])
+def test_no_setting_takes_what_lies_outside(group, name, field, flag):
     wrong = outside(flag, field.type)
     assert wrong
     for bad in wrong:
-        value = (bad,) if isinstance(getattr(within, field.name), tuple) else bad
-        changed = dataclasses.replace(within, **{field.name: value})
-        config = dataclasses.replace(default, **{group: changed}) if group else changed
-        with pytest.raises(FLError, match=f"--{flag_of(field.name, group)}( |$)"):
-            config.check()
+        value = (bad,) if types_of(field.type)[1] else bad
+        if group:
+            options = dataclasses.replace(dict(ENTRIES)[group].default, **{name: value})
+            config = Config.of(**{group: options}, algorithm=group if group in OPTIONS else "fedavg")
+        else:
+            config = Config.of(**{name: value}, partition=BESIDE.get(name, "dirichlet"))
+        with pytest.raises(FLError, match=f"--{flag_of(name, group)}( |$)"):
+            config.check_values()
         if group in OPTIONS:  # the method, which needs no more than this to refuse
-            with pytest.raises(FLError, match=f"--{flag_of(field.name, group)} "):
-                ALGORITHMS[group](Asking(), changed)
+            with pytest.raises(FLError, match=f"--{flag_of(name, group)} "):
+                ALGORITHMS[group](Asking(), options)
 
 
 class Asking:
@@ -123,48 +125,22 @@ def test_a_setting_is_read_only_if_what_it_needs_is_read():
     assert unread(Links(taken=False), "chain.on") == "--chain.on needs --taken"
 
 
-def test_what_is_not_read_has_its_default_and_only_named_settings_have_to_be_read():
+def test_what_is_not_read_has_its_default():
     links = Links(Chain(on=True, size=2))
-    assert [(one.flag, one.value) for one in changed(links, Links())] == [("chain.on", True), ("chain.size", 2)]
-    assert without_unread(links) == Links(Chain(on=True))
-    assert without_unread(dataclasses.replace(links, taken=False)) == Links(taken=False)
-    check_read(Chain(on=True, size=2), ["on"])
-    check_read(Chain(on=True, kind="c", size=2), ["on", "size"])
-    with pytest.raises(FLError, match="--size is for --kind b or c, not for a: leave it out"):
-        check_read(Chain(on=True), ["size"])  # even with its default
+    assert as_read(links) == Links(Chain(on=True))
+    assert as_read(Links(Chain(on=True, kind="c", size=2))) == Links(Chain(on=True, kind="c", size=2))
+    assert as_read(dataclasses.replace(links, taken=False)) == Links(taken=False)
 
 
 def test_all_settings_have_defaults_that_are_allowed():
-    check_values(Config())
-    for group in [Config(), *OPTIONS.values()]:
-        for field in dataclasses.fields(group):
-            assert all(hasattr(group, mark.setting) for mark in marks(field, OnlyWith)), field.name
+    Config().check_values()
+    for group, _, field in FIELDS:
+        owner = dict(ENTRIES)[group].default if group else next(one.owner for _, one in ENTRIES if one.field is field)
+        assert all(hasattr(owner, mark.setting) for mark in marks(field, OnlyWith)), field.name
 
 
-def test_roles():
-    """What a run is beside its settings: where it is computed, how often it is looked at, where it lies."""
-    where = {"data_root", "download"}
-    free = where | {"device", "eval_every", "eval_client_models_every", "checkpoint_every", "log", "resume"}
-    free |= {"data_on", "max_parallel_clients"}
-    how = {
-        "out",
-        "name",
-        "config",
-        "backend",
-        "channels_last",
-        "deterministic",
-        "keep_best",
-        "algorithm",
-        "seeds",
-        "best_by",
-        "metrics",
-    }
-    for what, names in {
-        "data": where | {"dataset", "text", "pad", "pool_test_set", "samples"},
-        "resumable": free | {"rounds", "patience"},
-        "compared": {field.name for field in dataclasses.fields(Config)} - free - how,
-    }.items():
-        assert {one.name for one in dataclasses.fields(Config) if getattr(role(one), what)} == names
+def test_what_a_run_may_change_when_it_goes_on_is_a_setting():
+    assert {*PLACES, *OWN} >= RESUMABLE
 
 
 @pytest.mark.parametrize(
@@ -175,9 +151,10 @@ def test_roles():
         ({"rounds": True}, "--rounds must be a whole number, got True"),
         ({"flip": "no"}, "--flip must be true or false, got 'no'"),
         ({"model": 3}, "--model must be text, got 3"),
-        ({"seeds": ("a",)}, r"--seeds must be a list, each item a whole number, got \('a',\)"),
-        ({"algorithm": 5}, "--algorithm must be a list, each item text, got 5"),
-        ({"fedprox": FedProxOptions("much")}, "--fedprox.mu must be a number, got 'much'"),
+        ({"seed": "a"}, "--seed must be a whole number, got 'a'"),
+        ({"algorithm": 5}, "unknown --algorithm 5"),
+        ({"alpha": "much"}, "--alpha must be a number, got 'much'"),
+        ({"algorithm": "fedprox", "fedprox": FedProxOptions("much")}, "--fedprox.mu must be a number, got 'much'"),
     ],
 )
 def test_a_value_of_another_type_is_refused(wrong, message):
@@ -186,9 +163,10 @@ def test_a_value_of_another_type_is_refused(wrong, message):
 
 
 def test_numbers_of_numpy_lists_and_single_values_are_taken():
-    config = Config.of(algorithm="fedavg", seeds=[0, 1], rounds=np.int64(3), lr=np.float32(0.1), width=1)
-    config.check()
-    assert (config.algorithm, config.seeds, config.model.width) == (("fedavg",), (0, 1), (1.0,))
+    experiment = Experiment.of(algorithms="fedavg", seeds=[0, 1], rounds=np.int64(3), lr=np.float32(0.1), width=1)
+    experiment.check()
+    assert (experiment.algorithms, experiment.seeds) == (("fedavg",), (0, 1))
+    assert experiment.config.model.width == (1.0,)
 
 
 NOT_FOR_SETTINGS = ["float", list[int], dict, Literal["a"], tuple[int, int], tuple[tuple[int, ...], ...], Any]

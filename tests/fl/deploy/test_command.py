@@ -38,7 +38,7 @@ def test_clients_models_that_only_a_recipe_evaluates_are_not_evaluated(source, t
     one = ["--algorithm", "fedavg", "--seeds", "0", "--only", "app", "--folder", str(tmp_path)]
     assert main([*start, *one]) == 0
     assert capsys.readouterr().err.count("--eval-client-models-every is 0 here") == 1
-    config, _ = parse(shlex.split(run_config(tmp_path)["flags"]))
+    config = parse(shlex.split(run_config(tmp_path)["flags"])).one_run()
     assert config.evaluation.client_models_every == 0
     assert main([*start, *one, "--eval-client-models-every", "5"]) == 2
     assert "--eval-client-models-every needs" in capsys.readouterr().err

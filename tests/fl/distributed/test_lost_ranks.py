@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from fl.federation import federation as training
 from fl.run import main
 from fl.runs import checkpoint
 
-CONFIG = replace(tiny("fedavg"), rounds=4, local_valid=0.0, checkpoint_every=100)
+CONFIG = tiny("fedavg").replace(rounds=4, local_valid=0.0, checkpoint_every=100)
 
 
 def refuse():

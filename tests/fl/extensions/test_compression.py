@@ -227,7 +227,7 @@ def test_few_entries_train_with_feedback_and_hardly_without():
 
 
 def config(name="fedavg", **changes):
-    return replace(tiny(name), **{"rounds": 3, **changes})
+    return tiny(name).replace(**{"rounds": 3, **changes})
 
 
 def test_traffic_by_hand():

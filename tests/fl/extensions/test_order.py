@@ -156,4 +156,4 @@ def test_a_run_goes_on_only_with_its_extensions(tmp_path, monkeypatch):
     (tmp_path / "run/config.yaml").write_text(text.replace("defence:", "gone:"))
     with pytest.raises(fl.FLError, match="made with gone, which is not installed"):
         fl.Config.read(tmp_path / "run", resume=True)
-    assert fl.Config.read(tmp_path / "run").defence == Defence()
+    assert fl.Config.read(tmp_path / "run").extensions == {}

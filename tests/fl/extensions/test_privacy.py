@@ -233,8 +233,8 @@ def test_every_row_has_epsilon_and_runs_resume_exactly(tmp_path):
     assert_equal(tmp_path / "whole", tmp_path / "parts")
     whole, _ = left(tmp_path / "whole")
     spent = [row["epsilon"] for row in whole]
-    k, n = settings.cohort(), settings.clients
-    assert spent == [pytest.approx(settings.privacy.spent(number, n, k)) for number in (1, 2, 3, 4)]
+    k, n = settings.clients.cohort(), settings.clients.number
+    assert spent == [pytest.approx(settings.extensions["privacy"].spent(number, n, k)) for number in (1, 2, 3, 4)]
     clips = [row["update_clip"] for row in whole]
     assert clips[0] == 0.5
     assert len(set(clips)) == 4
@@ -254,23 +254,28 @@ def test_ranks_draw_the_same_noise(tmp_path):
 def test_clients_on_other_machines_cannot_know_the_noise(tmp_path):
     """They know the seed, and perhaps who takes part; so neither makes epsilon smaller."""
     pytest.importorskip("dp_accounting")
-    settings = replace(nodes.settings("fedavg"), privacy=Privacy(clip=0.5, noise=1.0))
+    settings = nodes.settings("fedavg").replace(privacy=Privacy(clip=0.5, noise=1.0))
     one, other = (nodes.deployed(settings, tmp_path / name)[0] for name in ("one", "other"))
     assert not nodes.same(one, other)
     rows = read(tmp_path / "one" / "remote" / "metrics.csv")
-    assert [row["epsilon"] for row in rows] == pytest.approx([settings.privacy.spent(n, 3, 3) for n in (1, 2)])
-    clipped = replace(settings, privacy=Privacy(clip=0.5, noise=0.0))
+    assert [row["epsilon"] for row in rows] == pytest.approx(
+        [settings.extensions["privacy"].spent(n, 3, 3) for n in (1, 2)]
+    )
+    clipped = settings.replace(privacy=Privacy(clip=0.5, noise=0.0))
     assert nodes.same(nodes.deployed(clipped, tmp_path / "third")[0], nodes.simulated(clipped, tmp_path))
 
 
 def test_training_ends_when_epsilon_is_spent(tmp_path, caplog):
     pytest.importorskip("dp_accounting")
     settings = config()
-    costs = [settings.privacy.spent(number, settings.clients, settings.cohort()) for number in (1, 2, 3)]
+    costs = [
+        settings.extensions["privacy"].spent(number, settings.clients.number, settings.clients.cohort())
+        for number in (1, 2, 3)
+    ]
     limited = config(epsilon=(costs[1] + costs[2]) / 2)
     _, algorithm = fl.build(limited)
     assert [algorithm.max_rounds(number)[0] for number in (1, 2, 3, 9)] == [1, 2, 2, 2]
-    summary = fl.simulate(replace(limited, eval_every=3), tmp_path / "run")
+    summary = fl.simulate(limited.replace(eval_every=3), tmp_path / "run")
     assert (summary["rounds"], summary["complete"], summary["final"]["round"]) == (2, True, 2)
     assert "training ends after 2 of 4 rounds: round 3 would spend more than --privacy.epsilon" in caplog.text
     with pytest.raises(FLError, match=r"is less than the first round spends"):

@@ -195,10 +195,10 @@ def test_a_run_says_how_many_samples_are_not_used(flags, said, tmp_path, caplog)
 
 
 def test_a_recipe_s_own_options_do_not_hinder_another_partition(monkeypatch):
-    monkeypatch.setitem(fl.settings.recipes.RECIPES, "skewed", lambda: fl.Config.of(alpha=0.1))
+    monkeypatch.setitem(fl.settings.recipes.RECIPES, "skewed", lambda: fl.Experiment.of(alpha=0.1))
     monkeypatch.setattr(fl.settings.recipes.RECIPES["skewed"], "__doc__", "A recipe.")
-    config, _ = fl.run.parse(["skewed", "--partition", "iid"])
-    assert (config.data.partition.name, config.alpha) == ("iid", fl.Config.alpha)  # nothing reads the recipe's
+    config = fl.run.parse(["skewed", "--partition", "iid"]).one_run()
+    assert config == fl.Config.of(partition="iid")  # nothing reads the recipe's
     config.check()
 
 

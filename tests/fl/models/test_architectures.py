@@ -17,7 +17,7 @@ from fl.models.fleet import make_fleet, plan_within
 from fl.models.library import LibrarySpec
 from fl.models.search import Space
 from fl.runs.assembly import build
-from fl.settings import Config
+from fl.settings import Config, Experiment
 from surgery import Plan, state
 from zoo import Spec
 from zoo.layers import Scaler
@@ -177,8 +177,11 @@ def test_options_that_are_refused_before_anything_is_loaded(options, message):
 
 
 def test_methods_with_one_model_refuse_architectures():
-    config = Config.of(algorithm=("fedfa", "fedavg"), model="preresnet20", architectures=ArchitectureOptions((0.5, 1.0)))
-    with pytest.raises(FLError, match=r"--architectures are for depthfl, fedfa.*fedavg gives all clients one model"):
+    options = ArchitectureOptions((0.5, 1.0))
+    config = Experiment.of(algorithms=("fedfa", "fedavg"), model="preresnet20", architectures=options)
+    with pytest.raises(
+        FLError, match=r"--architectures\.widths is for depthfl, fedfa.*fedavg gives all clients one model"
+    ):
         config.check()
 
 

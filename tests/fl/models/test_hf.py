@@ -30,7 +30,7 @@ def folders(tmp_path_factory):
     """Folders as save_pretrained writes them: gpt2 (with a tokenizer, dropout of 0.1 everywhere), llama, bert, vit."""
     root = tmp_path_factory.mktemp("hf")
     torch.manual_seed(0)
-    gpt2 = transformers.GPT2Config.of(
+    gpt2 = transformers.GPT2Config(
         vocab_size=320, n_layer=2, n_embd=32, n_head=2, n_positions=64, bos_token_id=0, eos_token_id=0
     )
     llama = transformers.LlamaConfig(vocab_size=320, num_key_value_heads=2, attention_dropout=0.1, **SIZES)
@@ -371,7 +371,7 @@ def test_next_tokens_see_no_later_ones_and_any_earlier_one(tmp_path):
     given |= {"text": TextOptions("byte", length=16), "min_samples": 1, "algorithm": "fedavg"}
     with pytest.raises(fl.FLError, match="sees the tokens that come next"):
         fl.build(fl.Config.of(model=f"hf-config:{tmp_path / 'bert'}", **given))
-    gpt2 = transformers.GPT2Config.of(
+    gpt2 = transformers.GPT2Config(
         vocab_size=320, n_layer=2, n_embd=32, n_head=2, n_positions=64, bos_token_id=0, eos_token_id=0, pad_token_id=0
     )
     model = transformers.GPT2LMHeadModel(gpt2).eval()

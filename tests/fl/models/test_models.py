@@ -112,7 +112,7 @@ def test_settings_are_checked_before_anything_is_built():
 def test_width_and_depth_may_be_single_numbers():
     config = Config.of(model="resnet20", width=0.5, depth=2)
     assert (config.model.width, config.model.depth) == ((0.5,), (2,))
-    assert config.spec().depth == (2, 2, 2)
+    assert config.model.spec().depth == (2, 2, 2)
     assert Config.from_yaml(config.to_yaml()) == config
     assert Config.of(width=[0.5, 1.0, 1.0]).width == (0.5, 1.0, 1.0)
 

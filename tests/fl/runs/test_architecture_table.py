@@ -7,14 +7,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from ranks import NEED_ADAPTERS, NEED_EXITS
-from rounds import SMALL, made
+from rounds import made
 from selection import some
 from wrapped import wrapped
 
 import surgery
 import zoo
 from fl import simulate
-from fl.algorithms import methods_of
+from fl.algorithms import OPTIONS, methods_of
 from fl.base.rng import Rng
 from fl.data import Dataset
 from fl.extensions.attack import Attack
@@ -80,7 +80,7 @@ def test_the_meter_by_hand(make_federation, name):
     server = algorithm.init()
     fed.meter.read()
     algorithm.round(server, CLIENTS, Rng(0, 1))
-    passes = {"ditto": 2 + 2, "fedasam": 2 * 2, "fedrep": 2 + SMALL.fedrep.head_epochs}.get(name, 2)
+    passes = {"ditto": 2 + 2, "fedasam": 2 * 2, "fedrep": 2 + OPTIONS["fedrep"].head_epochs}.get(name, 2)
     macs = sum(
         PASSED[client] * passes * replace((kinds or [WIDE] * 4)[client], exits=exits).count().macs for client in CLIENTS
     )
@@ -115,9 +115,9 @@ def test_coverage_is_drawn_as_the_method_has_it(make_federation, tmp_path, monke
     drawn = []
     monkeypatch.setattr("fl.figures.coverage.save", lambda figure, _: drawn.append(figure))
     fed = mixed(make_federation, DEPTHS if name == "flexifed" else KINDS)
-    leave_coverage(RunState(SMALL, fed, made(name, fed), tmp_path, {}, 0))
+    leave_coverage(RunState(Config(), fed, made(name, fed), tmp_path, {}, 0))
     assert [axis.get_title() for figure in drawn for axis in figure.axes if axis.get_title()] == panels
-    assert all(figure.get_suptitle() == SMALL.title() for figure in drawn)
+    assert all(figure.get_suptitle() == Config().title() for figure in drawn)
 
 
 def by_hand(fed, cohort, statistics):

@@ -21,7 +21,7 @@ from fl.settings import Config
 
 CONFIG = Config.of(
     algorithm="fedavg", clients=3, participants=1, samples=90, rounds=2, local_epochs=1, batch_size=50, width=0.1,
-    local_valid=0.1, local_test=0.1, checkpoint_every=1, backend="loop", out="runs", name="a",
+    local_valid=0.1, local_test=0.1, checkpoint_every=1, backend="loop",
 )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from rounds import results
 from torch import nn
 
 import fl
-from fl.algorithms import fedavg
+from fl.algorithms import FeMAMOptions, fedavg
 from fl.base.errors import FLError
 from fl.data import load
 from fl.runs import checkpoint
@@ -52,7 +52,7 @@ def test_digits_as_arrays_are_the_digits_by_name(digits, tmp_path):
     fl.simulate(config, tmp_path / "named")
     fl.simulate(config, tmp_path / "given", dataset=arrays(digits))
     assert results(tmp_path / "given") == results(tmp_path / "named")
-    assert fl.Config.read(tmp_path / "given").dataset == "given"
+    assert fl.Config.read(tmp_path / "given").data.dataset == "given"
     kept = [checkpoint.read_header(tmp_path / name)["given"]["data"] for name in ("named", "given")]
     assert [one is None for one in kept] == [True, False]
 
@@ -61,7 +61,7 @@ def test_data_that_were_changed_since_they_were_loaded_are_given(digits, tmp_pat
     config, other = fl.Config.of(**SMALL), replace(digits, x=digits.x * 0)
     assert other.name == config.data.dataset
     fl.simulate(config, tmp_path / "run", dataset=other)
-    assert fl.Config.read(tmp_path / "run").dataset == "given"
+    assert fl.Config.read(tmp_path / "run").data.dataset == "given"
     for same in (None, digits, config.load()):
         with pytest.raises(FLError, match="holds a run on data of your own, with x uint8"):
             fl.simulate(config.replace(rounds=3), tmp_path / "run", resume=True, dataset=same)
@@ -83,7 +83,7 @@ def test_loaded_data_are_prepared_once_as_the_settings_say(digits):
         assert config.data.names(less)
         assert not config.data.names(replace(less))
     fewer = config.replace(samples=50)  # of data that were prepared by other settings
-    assert not fewer.names(config.load())
+    assert not fewer.data.names(config.load())
     with pytest.raises(FLError, match="--samples 3,000"):
         fl.build(config.replace(samples=3000), digits)
 
@@ -136,7 +136,7 @@ def test_a_narrow_module_keeps_its_first_channels_and_clients_have_parts_of_it(t
 
 @pytest.mark.slow
 def test_methods_that_start_several_models_need_a_function(tmp_path):
-    femam = replace(fl.Config().femam, level_rounds=(1,), levels=("global", "personal"))
+    femam = FeMAMOptions(level_rounds=(1,), levels=("global", "personal"))
     config = fl.Config.of(algorithm="femam", **FEW, local_valid=0.2, femam=femam)
     with pytest.raises(FLError, match=r"one module has only one start: give a function .* or --femam\.start global"):
         fl.simulate(config, tmp_path / "module", model=Net())

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import weakref
 from contextlib import nullcontext, suppress
-from dataclasses import replace
 
 import pytest
 import torch
@@ -281,7 +280,7 @@ def test_errors_are_those_of_simulate(tmp_path, monkeypatch):
     with pytest.raises(Diverged):
         list(run)
     assert run.summary["failed"]
-    with pytest.raises(FLError, match="the settings of several runs"):
+    with pytest.raises(FLError, match="a Config is one run"):
         [*fl.Run(CONFIG.replace(seeds=(0, 1)), tmp_path / "several")]
     assert not (tmp_path / "several").exists()
     with pytest.raises(FLError, match="give a function of a row"):
@@ -295,7 +294,7 @@ def test_errors_are_those_of_simulate(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_program_that_ends_in_a_round_leaves_what_it_did(tmp_path):
     (tmp_path / "settings.yaml").write_text(CONFIG.to_yaml())
-    config = "fl.Config.from_file(pathlib.Path('settings.yaml'))"
+    config = "fl.Config.from_yaml(pathlib.Path('settings.yaml').read_text())"
     lines = ["import fl, pathlib", f"rounds = iter(fl.Run({config}, 'run'))", "next(rounds)"]
     said = subprocess.run([sys.executable, "-c", "; ".join(lines)], cwd=tmp_path, capture_output=True, text=True)
     assert (said.returncode, "Exception" in said.stderr) == (0, False), said.stderr

@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -25,7 +23,7 @@ def test_every_setting_reaches_the_federation():
     fed, _ = build(config)
     adam = Config.of(algorithm="fedavg", optimizer="adam", lr=0.1, betas=(0.8, 0.99), weight_decay=0.1, clip=2.0)
     assert build(adam)[0].local.optimizer == Adam(0.1, 0.8, 0.99, weight_decay=0.1, clip=2.0)
-    adamw = build(replace(adam, optimizer="adamw", lr_schedule="exponential", lr_decay=0.5, lr_warmup=1))[0].local
+    adamw = build(adam.replace(optimizer="adamw", lr_schedule="exponential", lr_decay=0.5, lr_warmup=1))[0].local
     assert adamw.optimizer == Adam(0.1, 0.8, 0.99, weight_decay=0.1, clip=2.0, decoupled=True)
     assert [adamw.schedule(number) for number in (1, 2, 3)] == [0.5, 0.5, 0.25]
     assert (fed.participants, fed.local.epochs, fed.local.batch_size, fed.local.backend) == (3, 2, 9, "vmap")

@@ -21,7 +21,7 @@ from fl.runs.export import client_model
 from fl.runs.metrics import read
 from fl.runs.state import RunState
 from fl.runs.summary import describe
-from fl.settings.fields import LOGS
+from fl.settings.evaluation import LOGS
 from surgery import broadcast
 
 CONFIG = fl.Config.of(algorithm="fedavg", clients=4, participants=2, rounds=6, local_epochs=1, width=0.1, batch_size=50)

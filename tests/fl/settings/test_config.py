@@ -12,16 +12,17 @@ import yaml
 
 import fl
 from fl import Config, FLError
-from fl.algorithms import OPTIONS, FedProxOptions, FeSEMOptions
+from fl.algorithms import FedProxOptions, FeSEMOptions
 from fl.base.rng import Rng
+from fl.base.settings import Chosen
 from fl.data import Dataset, TextOptions
 from fl.data.__main__ import main
-from fl.partition import deal
+from fl.partition import KINDS, deal
 from fl.runs import checkpoint
 from fl.runs.assembly import build, model_spec, resolve_inputs
 from fl.runs.folder import restore_server
-from fl.settings import command_line
-from fl.settings.fields import DataSettings
+from fl.settings import Experiment, command_line
+from fl.settings.training import ClientSettings, LocalSettings
 
 CLUSTERS = {"partition": "clusters", "clusters": (2, 5), "cluster_classes": (2, 1)}
 
@@ -54,7 +55,7 @@ def test_every_partition_reaches_the_federation(settings, capsys):
 
 
 def test_titles_name_the_partition():
-    spreads = [DataSettings(**settings).spread() for settings in (CLUSTERS, {"partition": "iid", "unequal": True}, {})]
+    spreads = [Config.of(**one).data.spread() for one in (CLUSTERS, {"partition": "iid", "unequal": True}, {})]
     assert spreads == ["clusters2,5", "iid-unequal", "dirichlet0.5"]
 
 
@@ -74,43 +75,107 @@ def test_the_command_says_and_draws_who_holds_what(tmp_path, capsys):
     assert re.search(r"samples moved     \d+, from the largest clients\n", capsys.readouterr().out)
 
 
+def test_settings_are_nested_by_topic_and_given_by_the_names_of_flags():
+    config = Config.of(lr=0.5, clients=7, model="resnet20", eval_every=3, algorithm="fedprox", alpha=0.1)
+    assert (config.local.lr, config.clients.number, config.model.name, config.evaluation.every) == (
+        0.5,
+        7,
+        "resnet20",
+        3,
+    )
+    assert (config.method, config.data.partition.options.alpha) == (Chosen("fedprox", FedProxOptions()), 0.1)
+    own = fl.Config(clients=ClientSettings(7), method=Chosen("fedprox", FedProxOptions(mu=1.0)))
+    assert own == Config.of(clients=7, algorithm="fedprox", fedprox=FedProxOptions(mu=1.0))
+    assert Config.of(local=LocalSettings(lr=0.5), batch_size=3).local == LocalSettings(lr=0.5, batch_size=3)
+
+
+def test_replace__keeps_the_options_that_another_alternative_reads_too():
+    config = Config.of(alpha=0.1, algorithm="fedprox", fedprox=FedProxOptions(mu=1.0))
+    assert config.replace(partition="dirichlet_mixture").data.partition.options.alpha == 0.1
+    assert config.replace(partition="iid").data.partition == Chosen("iid", KINDS["iid"].options)
+    assert config.replace(algorithm="fedavg").replace(algorithm="fedprox").method.options.mu == 0.01
+    assert config.replace(lr=1.0).method == config.method
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"speed": 1}, "unknown setting speed"),
+        ({"local_epoch": 1}, "did you mean local_epochs?"),
+        ({"partition": "iid", "alpha": 0.1}, "--alpha is for --partition dirichlet or dirichlet_mixture or"),
+        ({"fedprox": FedProxOptions()}, "--fedprox is for fedprox, which is not --algorithm fedmr"),
+        ({"algorithm": "fedprox", "fedprox": FeSEMOptions()}, "fedprox takes FedProxOptions, got FeSEMOptions"),
+        ({"privacy": FedProxOptions()}, "privacy takes Privacy, got FedProxOptions"),
+        ({"seeds": (0, 1)}, "fl.Experiment.of"),
+        ({"chunk": 2}, "--chunk is now --max-parallel-clients"),
+    ],
+)
+def test_of__names_what_it_does_not_know(given, said):
+    with pytest.raises(FLError, match=re.escape(said)):
+        Config.of(**given)
+
+
+@pytest.mark.parametrize("given", [{"momentum": 0.1, "optimizer": "adam"}, {"text": TextOptions(length=3)}])
+def test_check__refuses_what_nothing_reads(given):
+    with pytest.raises(FLError, match=r"(--momentum|--text\.length) is for"):
+        Config.of(**given).check()
+    with pytest.raises(FLError, match=r"(--momentum|--text\.length) is for"):
+        fl.build(Config.of(**given))
+    assert Config.of(**given).as_read() == Config.of(**{n: one for n, one in given.items() if n == "optimizer"})
+
+
+def test_check__refuses_a_topic_that_is_none():
+    with pytest.raises(FLError, match="ClientSettings"):
+        dataclasses.replace(Config(), clients=3).check()
+
+
 def test_a_setting_of_another_type_is_no_setting():
-    assert Config.from_yaml("dropout: 0").dropout == 0
-    with pytest.raises(FLError, match="dropout cannot be 'abc'"):
-        Config.from_yaml("dropout: abc")
+    assert Config.from_yaml("model: {dropout: 0}").model.dropout == 0
+    with pytest.raises(FLError, match=r"model\.dropout cannot be 'abc'"):
+        Config.from_yaml("model: {dropout: abc}")
 
 
 def test_numbers_of_numpy_become_pythons():
     group = FedProxOptions(mu=np.float64(0.5))
-    found = Config.of(lr=np.float32(0.5), clients=np.int64(4), seeds=np.arange(2), width=np.float64(0.5), fedprox=group)
-    plain = Config.of(lr=0.5, clients=4, seeds=(0, 1), width=0.5, fedprox=FedProxOptions(mu=0.5))
+    given = {"lr": np.float32(0.5), "clients": np.int64(4), "width": np.float64(0.5), "seed": np.int64(3)}
+    found = Config.of(algorithm="fedprox", fedprox=group, **given)
+    plain = Config.of(algorithm="fedprox", fedprox=FedProxOptions(mu=0.5), lr=0.5, clients=4, width=0.5, seed=3)
     assert found == plain
     assert found.to_yaml() == plain.to_yaml()
     assert type(group.mu) is np.float64  # what was given is not changed
 
 
-def test_one_config_serves_several_methods_from_python():
-    config = Config.of(algorithm=("fedavg", "fedprox"), fedprox=FedProxOptions(mu=1.0))
-    plain, prox = config.runs()
-    assert (plain.fedprox.mu, prox.fedprox.mu) == (0.01, 1.0)
-    config.replace(algorithm="fedavg").check()
+def test_an_experiment_serves_several_methods():
+    experiment = Experiment.of(algorithms=("fedavg", "fedprox"), fedprox=FedProxOptions(mu=1.0), seeds=range(2))
+    runs = experiment.runs()
+    assert [(run.method.name, run.seed) for run in runs] == [
+        ("fedavg", 0),
+        ("fedavg", 1),
+        ("fedprox", 0),
+        ("fedprox", 1),
+    ]
+    assert (runs[0].method.options, runs[2].method.options.mu) == (None, 1.0)
+    assert Experiment.from_yaml(experiment.to_yaml()).runs() == runs
+    experiment.replace(algorithms="fedavg").check()
+    with pytest.raises(FLError, match="several methods or seeds"):
+        Config.from_yaml(experiment.to_yaml())
+    with pytest.raises(FLError, match="algorithms="):
+        experiment.replace(algorithm="fedavg")
 
 
 def test_settings_on_disk_are_those_that_the_run_reads():
     written = yaml.safe_load(Config.of(algorithm="fedavg", optimizer="adam", lr=0.001, alpha=0.1).to_yaml())
-    assert {"algorithm", "betas", "alpha", "attack", "lr"} <= written.keys()
-    assert not {*OPTIONS, "architectures", "text", "momentum", "lr_steps", "clusters", "resume"} & written.keys()
-    assert yaml.safe_load(Config.of(algorithm="fedprox").to_yaml())["fedprox"] == {"mu": 0.01}
-    with pytest.raises(FLError, match=r"--text\.length is for data sets of text"):  # also from Python
-        fl.build(Config.of(text=TextOptions(length=3)))
+    assert written["method"] == {"name": "fedavg"}
+    assert written["data"]["partition"] == {"name": "dirichlet", "alpha": 0.1}
+    assert {"betas", "lr"} <= written["local"].keys()
+    assert not {"momentum", "lr_steps"} & written["local"].keys()
+    assert not {"architectures", "text", "attack"} & {name for topic in written.values() if isinstance(topic, dict)
+                                                      for name in (*topic, *written)}  # fmt: skip
+    assert yaml.safe_load(Config.of(algorithm="fedprox").to_yaml())["method"] == {"name": "fedprox", "mu": 0.01}
 
 
-@pytest.mark.parametrize(
-    "section", ["fedgone: {beta: 0.9}", "fedprox: {renamed: 1}", "fedprox: {mu: text}", "architectures: {old: 1}"]
-)
+@pytest.mark.parametrize("section", ["fedgone: {beta: 0.9}", "fedprox: {renamed: 1}", "fedprox: {mu: text}"])
 def test_a_section_that_the_run_does_not_read_is_ignored_with_a_line(section, caplog):
-    assert Config.from_yaml("algorithm: fedavg\nfedprox: {mu: 1}").fedprox.mu == 1  # a flag may name fedprox yet
-    assert not caplog.records
     assert Config.from_yaml(f"algorithm: fedavg\n{section}") == Config.of(algorithm="fedavg")
     (said,) = caplog.messages
     assert said.startswith("warning: ")
@@ -132,7 +197,7 @@ def test_a_section_that_the_run_does_not_read_is_ignored_with_a_line(section, ca
 def test_settings_that_are_gone_are_read_from_a_folder_and_refused_elsewhere(name, value, tmp_path):
     config, file = Config.of(algorithm="fedavg"), tmp_path / "config.yaml"
     values, (group, _, setting) = yaml.safe_load(config.to_yaml()), name.replace("-", "_").rpartition(".")
-    (values[group] if group else values)[setting] = value
+    (values.setdefault(group, {}) if group else values)[setting] = value
     file.write_text(yaml.safe_dump(values))
     assert Config.read(tmp_path) == config
     for refuse in (
@@ -149,10 +214,10 @@ def test_settings_that_are_gone_are_read_from_a_folder_and_refused_elsewhere(nam
 def test_what_a_file_sets_and_nothing_reads_is_said(tmp_path, caplog):
     file = tmp_path / "mine.yaml"
     file.write_text("optimizer: adam\nmomentum: 0.5\nfedprox: {mu: 1}")
-    assert command_line.parse(["--config", str(file)])[0] == Config.of(optimizer="adam")
-    assert [[word in said for word in ("momentum", "fedprox.mu")] for said in caplog.messages] == [[1, 0], [0, 1]]
-    config, _ = command_line.parse(["--config", str(file), "--algorithm", "fedprox", "--optimizer", "sgd"])
-    assert (config.fedprox.mu, config.local.momentum) == (1, 0.5)
+    assert command_line.parse(["--config", str(file)]).one_run() == Config.of(optimizer="adam")
+    assert [[word in said for word in ("momentum", "fedprox")] for said in caplog.messages] == [[1, 0], [0, 1]]
+    config = command_line.parse(["--config", str(file), "--algorithm", "fedprox", "--optimizer", "sgd"]).one_run()
+    assert (config.method.options.mu, config.local.momentum) == (1, 0.5)
 
 
 def test_a_folder_of_settings_that_meant_another_model_is_not_resumed(tmp_path):
@@ -183,26 +248,26 @@ def test_defaults_follow_what_was_set(given, clients, participants, least):
     flags = [word for name, value in given.items() for word in (f"--{name}", str(value))]
     text = "\n".join(f"{name}: {value}" for name, value in given.items())
     made = (Config.of(**given), Config().replace(**given), Config.from_yaml(text or "{}"))
-    for config in (*made, command_line.parse(flags)[0]):
+    for config in (*made, command_line.parse(flags).one_run()):
         config.check()
         assert (config.clients.number, config.clients.participants, config.data.min_samples) == expected
         assert Config.from_yaml(config.to_yaml()) == config
-    assert dataclasses.replace(Config.of(clients=2), clients=40).participants == 5
-    assert (f"participants: {participants}\n" in config.to_yaml()) == ("participation" not in given)
+    assert Config.of(clients=2).replace(clients=40).clients.participants == 5
+    assert ("participants" in config.values()["clients"]) == ("participation" not in given)
 
 
 @pytest.mark.parametrize(
     ("given", "read", "value"),
     [
-        ({"algorithm": "fesem"}, lambda config: config.fesem.clusters, 3),
-        ({"algorithm": "fesem_plus"}, lambda config: config.fesem_plus.clusters, 3),
-        ({"algorithm": "femam"}, lambda config: config.femam.levels, ("global", "3", "3", "3", "personal")),
-        ({"partition": "clusters"}, lambda config: config.clusters, (3,)),
+        ({"algorithm": "fesem"}, lambda config: config.method.options.clusters, 3),
+        ({"algorithm": "fesem_plus"}, lambda config: config.method.options.clusters, 3),
+        ({"algorithm": "femam"}, lambda config: config.method.options.levels, ("global", "3", "3", "3", "personal")),
+        ({"partition": "clusters"}, lambda config: config.data.partition.options.clusters, (3,)),
     ],
 )
 def test_groups_of_clients_that_nobody_set_are_no_more_than_clients(given, read, value):
     flags = [word for name, one in given.items() for word in (f"--{name}", one)]
-    for config in (Config.of(**given, clients=3), command_line.parse([*flags, "--clients", "3"])[0]):
+    for config in (Config.of(**given, clients=3), command_line.parse([*flags, "--clients", "3"]).one_run()):
         config.check()
         assert read(config) == value
         assert Config.from_yaml(config.to_yaml()) == config
@@ -210,16 +275,11 @@ def test_groups_of_clients_that_nobody_set_are_no_more_than_clients(given, read,
     build(Config.of(**given, clients=3, samples=200))
 
 
-def test_groups_of_clients_are_as_ever_where_nothing_reads_them():
-    config = dataclasses.replace(Config.of(partition="clusters", clients=3), partition="iid")
-    config.check()
-    assert config == Config.of(partition="iid", clients=3)
-
-
 def test_groups_of_clients_that_were_set_are_not_changed():
-    assert Config.of(algorithm="fesem", clients=3, fesem=FeSEMOptions(clusters=5)).fesem.clusters == 5
-    assert Config.of(partition="clusters", clients=3, clusters=(5,)).clusters == (5,)
-    assert Config.from_yaml("clients: 3\nalgorithm: [fesem]\nfesem: {clusters: 5}").fesem.clusters == 5
+    assert Config.of(algorithm="fesem", clients=3, fesem=FeSEMOptions(clusters=5)).method.options.clusters == 5
+    assert Config.of(partition="clusters", clients=3, clusters=(5,)).data.partition.options.clusters == (5,)
+    text = "clients: 3\nalgorithm: [fesem]\nfesem: {clusters: 5}"
+    assert Config.from_yaml(text).method.options.clusters == 5
 
 
 def test_defaults_follow_data_that_were_given():
@@ -231,7 +291,7 @@ def test_defaults_follow_data_that_were_given():
     assert (config.clients.number, config.clients.participants) == (4, 4)
     assert len(config.data.deal(data, config.clients.number, np.random.default_rng(0)).parts) == 4
     set_clients = Config.of(partition="natural", clients=5, min_samples=2)
-    assert resolve_inputs(set_clients, data, None).clients == 5
+    assert resolve_inputs(set_clients, data, None).clients.number == 5
 
 
 @pytest.mark.parametrize("given", [{"clients": 3, "participants": 5}, {"clients": 20, "participants": 21}])
@@ -248,9 +308,9 @@ def test_what_was_set_is_not_changed(given):
         ("rounds: 1\nrounds: 9", "'rounds' is there twice"),
         ("fedmr:\n  unit: tensor\n  unit: block", "'unit' is there twice"),
         ("rounds: 1:30", "rounds cannot be '1:30'"),
-        ("lr: 1:30.5", "lr cannot be '1:30.5'"),
-        ("clients: 010", "clients cannot be '010'"),
-        ("flip: yes", "flip cannot be 'yes'"),
+        ("lr: 1:30.5", "local.lr cannot be '1:30.5'"),
+        ("clients: 010", "clients.number cannot be '010'"),
+        ("flip: yes", "local.flip cannot be 'yes'"),
         ("seeds: [1, 0o17]", "seeds cannot be"),
         ("rounds: " + 5000 * "9", "a number of 5,000 digits"),
         ("fedprox: {mu: " + 5000 * "9" + "}", "a number of 5,000 digits"),
@@ -260,7 +320,7 @@ def test_what_was_set_is_not_changed(given):
 )
 def test_a_file_of_settings_that_reads_as_something_else_is_refused_in_a_short_line(text, why, tmp_path):
     (tmp_path / "config.yaml").write_text(text)
-    for read in (Config.from_file, lambda path: Config.read(path.parent)):
+    for read in (Experiment.from_file, lambda path: Config.read(path.parent)):
         with pytest.raises(FLError) as error:
             read(tmp_path / "config.yaml")
         assert why in str(error.value)
@@ -282,9 +342,9 @@ def test_an_alias_bomb_is_named_in_a_short_line():
     ("share", "clients", "expected"), [(0.29, 100, 29), (0.07, 100, 7), (0.58, 50, 29), (0.01, 20, 1)]
 )
 def test_a_share_of_the_clients_is_rounded_to_the_nearest_and_at_least_one(share, clients, expected):
-    assert Config.of(clients=clients, participation=share).cohort() == expected
+    assert Config.of(clients=clients, participation=share).clients.cohort() == expected
 
 
 def test_a_power_of_ten_without_a_point_is_a_number_where_one_is_asked_for():
-    config = Config.from_yaml("lr: 1e-3\nname: 1e5\nfedmr: {segment_fraction: 5e-1}")
-    assert (config.local.lr, config.name, config.fedmr.segment_fraction) == (0.001, "1e5", 0.5)
+    config = Config.from_yaml("local: {lr: 1e-3}\nmodel: {name: 1e5}\nmethod: {segment_fraction: 5e-1}")
+    assert (config.local.lr, config.model.name, config.method.options.segment_fraction) == (0.001, "1e5", 0.5)

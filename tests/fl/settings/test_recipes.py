@@ -2,28 +2,27 @@
 
 import re
 import shlex
-from dataclasses import replace
 
 import pytest
 
 from benchmarks.papers import find
 from fl import run as cli
 from fl.base.errors import FLError
-from fl.settings import Config
+from fl.settings import Config, Experiment
 from fl.settings.recipes import RECIPES, describe, overview
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_can_be_run_and_says_how(name):
-    config, text = RECIPES[name](), describe(RECIPES[name])
-    config.check()
-    assert Config.from_yaml(config.to_yaml()) == config
+    experiment, text = RECIPES[name](), describe(RECIPES[name])
+    experiment.check()
+    assert Experiment.from_yaml(experiment.to_yaml()).runs() == [one.as_read() for one in experiment.runs()]
     assert max(map(len, text.splitlines())) <= 120
     commands = re.findall(r"^ *python -m fl\.run (\S+)(.*)$", text, re.MULTILINE)
     assert commands[0] == (name, "")
     for recipe, flags in commands[1:]:
         assert recipe == name
-        cli.parse([recipe, *shlex.split(flags)])[0].check()
+        cli.parse([recipe, *shlex.split(flags)]).experiment.check()
 
 
 def test_help_lists_the_recipes_and_describes_one(capsys):
@@ -39,10 +38,10 @@ def test_help_lists_the_recipes_and_describes_one(capsys):
 def test_recipes_of_ones_own_are_taken_in_their_place():
     def mine():
         """Mine, without flags."""
-        return Config.of(rounds=7)
+        return Experiment.of(rounds=7)
 
-    config, _ = cli.parse(["mine", "--lr", "0.5"], {"mine": mine})
-    assert config == Config.of(rounds=7, lr=0.5)
+    found = cli.parse(["mine", "--lr", "0.5"], {"mine": mine}).one_run()
+    assert found == Config.of(rounds=7, lr=0.5)
     with pytest.raises(FLError, match="unknown recipe 'digits': there are mine"):
         cli.parse(["digits"], {"mine": mine})
 
@@ -50,5 +49,5 @@ def test_recipes_of_ones_own_are_taken_in_their_place():
 def test_cifar10_has_the_settings_of_the_runs_whose_accuracy_it_names():
     cell = find("fedmr.table1.cifar10.lenet.dir0.5")
     for method in ("fedavg", "fedmr"):
-        run = replace(cell.arm(method).config, seed=0).to_yaml()
-        assert replace(RECIPES["cifar10"](), algorithm=method).to_yaml() == run
+        run = cell.arm(method).experiment.replace(seeds=0).to_yaml()
+        assert RECIPES["cifar10"]().replace(algorithms=method).to_yaml() == run
