@@ -80,7 +80,7 @@ def build(
     if start is None:
         _warn_of_drawn(config, spec, net)
     if not isinstance(spec, custom_model.CustomSpec) and not dataset.text:
-        check_shape(spec, net, dataset.x.shape[1:])
+        check_shape(spec, net, dataset.shape)
 
     fed = Federation(
         net,
@@ -229,7 +229,7 @@ def make_algorithm(config: Config, fed: Federation, rng: Rng) -> Algorithm:
 def training(config: Config, dataset: data.Dataset) -> tuple[data.Dataset, LocalTraining]:
     """The data as clients train on them, and how these train."""
     augment = Augment(config.crop, config.flip)
-    if config.channels_last and dataset.x.ndim != 4:
+    if config.channels_last and not dataset.images:
         raise FLError("--channels-last is a layout of images, and the samples are none: leave it out")
     if hf.is_hf(config.model):
         if config.model.startswith("hf:") and data.is_text(config.dataset) and ":" not in config.text.tokens:
@@ -308,7 +308,7 @@ def model_spec(config: Config, dataset: data.Dataset, model: custom_model.Model 
     if dataset.text:
         return replace(config.spec(dataset.classes, text=True), tokens=dataset.x.shape[1])
     if not dataset.images:
-        check_shape(config.spec(dataset.classes, text=False), nn.Identity(), dataset.x.shape[1:])
+        check_shape(config.spec(dataset.classes, text=False), nn.Identity(), dataset.shape)
     return config.spec(dataset.classes, dataset.x.shape[1], dataset.x.shape[-1], text=False)
 
 
