@@ -82,7 +82,7 @@ def ordered_dropout(loss: Loss, distil: bool) -> Objective:
 
     def objective(call: Call, params: State, context: dict, batch: Batch) -> Tensor:
         x, y = batch
-        drawn = (torch.rand((), device=x.device) * context["choices"]).floor()
+        drawn = (torch.rand((), device=y.device) * context["choices"]).floor()
 
         def narrower(params: State, x: Tensor) -> Tensor:
             return call({**params, **without({**context["frozen"], **params}, context["levels"], drawn)}, x)

@@ -163,7 +163,7 @@ def samples(fed: Federation, part: str, number: int, rng: Rng) -> tuple[Inputs, 
         index = torch.tensor(draw(len(y), number, rng.torch("samples"))).sort().values.to(y.device)
         x, y = map_inputs(lambda values: values[index], x), y[index]
     if fed.local.augment.mask:
-        x = fed.local.augment(x, torch.zeros((), dtype=torch.int32, device=x.device))
+        x = fed.local.augment(x, torch.zeros((), dtype=torch.int32, device=y.device))
     return x, y
 
 
