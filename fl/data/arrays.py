@@ -41,7 +41,7 @@ def _map_of(values: Tensor) -> mmap.mmap | None:
 
 def is_mapped(values: Tensor) -> bool:
     """Whether a tensor lies in a memory-mapped file."""
-    return _map_of(values) is not None
+    return bool(_MAPS) and _map_of(values) is not None
 
 
 def release(values: Tensor) -> None:

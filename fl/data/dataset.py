@@ -294,16 +294,17 @@ class Dataset:
         return self._rows(self.y, indices)
 
     def _rows(self, values: Tensor, indices: Tensor) -> Tensor:
-        return upload(arrays.rows(values, self.beside(indices)), self.device)
+        found = arrays.rows(values, self.beside(indices))
+        return found if self.used_on is None else upload(found, self.used_on)
 
     def beside(self, indices: Tensor) -> Tensor:
         """Put indices where the samples lie, so that looking up several times moves them once."""
-        return upload(indices, self.y.device)
+        return indices if indices.device == self.y.device else upload(indices, self.y.device)
 
     def taken(self, indices: Tensor) -> "Dataset":
         """The data set with these training samples alone, in this order, on the device."""
         x, y = self.gather(indices)
-        return replace(self, x=x, y=y)
+        return replace(self, x=x, y=y, used_on=None)
 
     def example(self, count: int = 2, dtype: torch.dtype = torch.float32) -> Inputs:
         """The first training samples as a model gets them, to look at the model with."""

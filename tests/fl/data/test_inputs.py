@@ -226,3 +226,20 @@ def test_a_federation_by_hand_takes_a_model_by_keyword(both):
     ready = data.normalise(map_inputs(lambda values: values[:5], data.x))
     expected = fed.model(**ready)
     assert torch.equal(fed.predict(fed.initial(), map_inputs(lambda values: values[:5], data.x)), expected)
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.float32])
+def test_rows_go_with_targets_of_any_shape(kind):
+    """Whatever reorders samples takes inputs and targets along."""
+    y = torch.arange(10)[:, None, None].expand(10, 2, 3).to(kind)
+    x = {"a": torch.arange(10.0)[:, None], "b": torch.arange(10, dtype=torch.int32)[:, None]}
+    data = fl.Dataset("masks", x, y, map_inputs(lambda values: values[:3], x), y[:3], 10)
+    assert not data.text
+    for made, rows in ((data.pooled(), 13), (data.sampled(4), 4), (data.taken(torch.tensor([5, 5, 1])), 3)):
+        assert len(made.y) == rows
+        assert made.y.shape[1:] == (2, 3)
+        assert made.x["a"].flatten().tolist() == made.x["b"].flatten().tolist() == made.y[:, 0, 0].tolist()
+    tested = data.tested_on(torch.tensor([7, 2]))
+    assert tested.test_x["b"].flatten().tolist() == tested.test_y[:, 1, 1].tolist() == [7, 2]
+    assert fingerprint(data)["y"].endswith("[10, 2, 3]")
+    assert fingerprint(data) != fingerprint(replace(data, y=y.transpose(1, 2)))
