@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
+from torch import Tensor
+
 from fl.algorithms.algorithm import Algorithm, Step
 from fl.algorithms.fedavg import fedavg
 from fl.algorithms.method import Method
 from fl.algorithms.parts.secure_round import secure_steps
 from fl.base.errors import naming
 from fl.base.settings import Natural, Share, number, one_of
+from fl.data.inputs import map_inputs
 from fl.federation import Federation
 from surgery import Stack, broadcast, layers, permutations, segments, shuffle, stack, unstack
 from surgery.symmetry.alignment import Aligner
@@ -88,7 +91,7 @@ def _alignment_steps(fed: Federation, align: bool) -> list[Step]:
     if not align:
         return []
     with naming("--fedmr.align"):  # a model whose widths cannot be followed
-        aligner = Aligner(fed.model, example=fed.data.normalise(fed.data.x[:2]).cpu())
+        aligner = Aligner(fed.model, example=map_inputs(Tensor.cpu, fed.data.example()))
     return [lambda update, *_: update._replace(received=_aligned(update.received, update.sizes, aligner))]
 
 

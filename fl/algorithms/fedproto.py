@@ -82,8 +82,9 @@ def fedproto(fed: Federation, options: FedProtoOptions = FedProtoOptions()) -> A
     @torch.no_grad()
     def prototypes(state, client):
         own = fed.clients.train[client]
-        made = shown.predict({**state, **shown.statistics(state, samples=own)}, fed.data.samples_at(own))
-        of_class = F.one_hot(fed.data.labels_at(own).flatten(), classes).to(dtype)
+        x, y = fed.data.gather(own)
+        made = shown.predict({**state, **shown.statistics(state, samples=own)}, x)
+        of_class = F.one_hot(y.flatten(), classes).to(dtype)
         sums = of_class.T @ made[..., classes:].flatten(0, -2).to(dtype)
         counts = of_class.sum(0)
         return {"means": sums / counts.clamp(min=1)[:, None], "counts": counts}

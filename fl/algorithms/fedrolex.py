@@ -25,7 +25,7 @@ def fedrolex(fed: Federation, options: HeteroFLOptions = HeteroFLOptions()) -> A
     """
     fleet = fed.fleet_or_uniform
     dtype = next(fed.model.parameters()).dtype
-    example = fed.data.normalise(fed.data.x[:2], dtype)
+    example = fed.data.example(dtype=dtype)
 
     @lru_cache(maxsize=len(fleet.architectures))
     def moves(kind: int):

@@ -82,7 +82,7 @@ def ordered_dropout(loss: Loss, distil: bool) -> Objective:
 
     def objective(call: Call, params: State, context: dict, batch: Batch) -> Tensor:
         x, y = batch
-        drawn = (torch.rand((), device=x.device) * context["choices"]).floor()
+        drawn = (torch.rand((), device=y.device) * context["choices"]).floor()
 
         def narrower(params: State, x: Tensor) -> Tensor:
             return call({**params, **without({**context["frozen"], **params}, context["levels"], drawn)}, x)
@@ -115,7 +115,7 @@ def _narrow_plans(fed: Federation, widths: Sequence[float]) -> list[Plan]:
     full = {
         name: tensor + noise[name] * tensor.abs().mean() if name in noise else tensor for name, tensor in made.items()
     }
-    x = fed.data.normalise(fed.data.x[:4], next(fed.model.parameters()).dtype)
+    x = fed.data.example(4, next(fed.model.parameters()).dtype)
     whole = identity_plan(fed.model)
     for width in sorted({width for width in widths if width < 1}):
         try:
@@ -123,7 +123,7 @@ def _narrow_plans(fed: Federation, widths: Sequence[float]) -> list[Plan]:
         except SurgeryError as error:
             raise FLError(f"FjORD cannot narrow {type(fed.model).__name__}: {error}") from None
         plans.append(plan)
-        masked = full | without(full, _levels(whole, [plan], x.device)["levels"], 0)
+        masked = full | without(full, _levels(whole, [plan], fed.data.device)["levels"], 0)
         with torch.no_grad():
             one, other = (
                 functional_call(m.eval(), s, (x,)) for m, s in ((fed.model, masked), (small, plan.extract(full)))

@@ -19,6 +19,7 @@ from fl.base.rng import Rng, draw
 from fl.base.tables import aligned, write_csv
 from fl.base.torch_private import BatchOrInstanceNorm
 from fl.data import Dataset
+from fl.data.inputs import Inputs, map_inputs, split_inputs
 from fl.engine.losses import Loss, cross_entropy, measured
 from fl.engine.precision import arithmetic
 from fl.federation import Federation
@@ -140,35 +141,34 @@ def landscape(
     return Landscape(title, run.folder, axis, values, len(y), traces)
 
 
-def _traces(model: nn.Module, fed: Federation, x: Tensor, y: Tensor, rng: Rng) -> Tensor:
+def _traces(model: nn.Module, fed: Federation, x: Inputs, y: Tensor, rng: Rng) -> Tensor:
     """Of the mean loss, some samples at a time: the graph of a derivative is kept."""
     trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
 
-    def part(some: Tensor, labels: Tensor) -> Tensor:  # of all with the same signs
+    def part(some: Inputs, labels: Tensor) -> Tensor:  # of all with the same signs
         loss = mean_loss(model, fed.data, some, labels, 1, fed.local.loss)
         return len(labels) / len(y) * hessian_traces(loss, trained, rng.torch("signs"))
 
-    return torch.stack([part(*some) for some in zip(x.split(_TWICE), y.split(_TWICE))]).sum(0)
+    return torch.stack([part(*some) for some in zip(split_inputs(x, _TWICE), y.split(_TWICE))]).sum(0)
 
 
-def samples(fed: Federation, part: str, number: int, rng: Rng) -> tuple[Tensor, Tensor]:
+def samples(fed: Federation, part: str, number: int, rng: Rng) -> tuple[Inputs, Tensor]:
     """Choose samples (masked, for a model trained with masks) and their labels: all, or as many as asked for."""
     data = fed.data
     if part == "test":
-        x, y = upload(data.test_x, data.device), upload(data.test_y, data.device)
+        x, y = map_inputs(lambda values: upload(values, data.device), data.test_x), upload(data.test_y, data.device)
     else:
-        index = fed.clients.train.samples
-        x, y = data.samples_at(index), data.labels_at(index)
+        x, y = data.gather(fed.clients.train.samples)
     if 0 < number < len(y):
-        index = torch.tensor(draw(len(y), number, rng.torch("samples"))).sort().values.to(x.device)
-        x, y = x[index], y[index]
+        index = torch.tensor(draw(len(y), number, rng.torch("samples"))).sort().values.to(y.device)
+        x, y = map_inputs(lambda values: values[index], x), y[index]
     if fed.local.augment.mask:
-        x = fed.local.augment(x, torch.zeros((), dtype=torch.int32, device=x.device))
+        x = fed.local.augment(x, torch.zeros((), dtype=torch.int32, device=y.device))
     return x, y
 
 
 def mean_loss(
-    model: nn.Module, data: Dataset, x: Tensor, y: Tensor, together: int, of: Loss = cross_entropy
+    model: nn.Module, data: Dataset, x: Inputs, y: Tensor, together: int, of: Loss = cross_entropy
 ) -> Callable[[State], Tensor]:
     """Make a function of some of a model's tensors that computes the mean loss, float64.
 
@@ -181,7 +181,7 @@ def mean_loss(
 
     def loss(values: State) -> Tensor:
         total = torch.zeros((), dtype=widest(y.device), device=y.device)
-        for some, labels in zip(x.split(size), y.split(size)):
+        for some, labels in zip(split_inputs(x, size), y.split(size)):
             total = total + measured(of, functional_call(model, values, (data.normalise(some, dtype),)), labels).sum()
         return total / number
 

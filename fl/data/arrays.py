@@ -6,7 +6,7 @@ import json
 import logging
 import mmap
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -18,6 +18,7 @@ from torch import Tensor
 from fl.base.errors import FLError, reason
 from fl.base.plugins import kind
 from fl.base.settings import choice
+from fl.data.inputs import Inputs, leaves, named_leaves
 
 TASKS = ("classification", "regression", "multilabel")
 UNSCORED = -100
@@ -40,7 +41,7 @@ def _map_of(values: Tensor) -> mmap.mmap | None:
 
 def is_mapped(values: Tensor) -> bool:
     """Whether a tensor lies in a memory-mapped file."""
-    return _map_of(values) is not None
+    return bool(_MAPS) and _map_of(values) is not None
 
 
 def release(values: Tensor) -> None:
@@ -127,11 +128,19 @@ def checked(
 ) -> dict[str, Any]:
     """Check arrays and return the fields of a `Dataset`, see `Dataset.from_arrays`."""
     choice("task", [task], TASKS)
-    x, test_x = samples("x", x), samples("test_x", test_x)
-    if (x.dtype, x.shape[1:]) != (test_x.dtype, test_x.shape[1:]):
-        raise FLError(f"test_x is {form(test_x)} and x is {form(x)}: samples of both need one type and one shape")
-    _check_pixels(x, test_x, top)
-    fields: dict[str, Any] = {"x": x, "test_x": test_x, "top": int(top)}
+    inputs, test_inputs = _both(x, test_x)
+    for parts in zip(named_leaves("x", inputs).items(), named_leaves("test_x", test_inputs).items()):
+        (name, one), (test_name, other) = parts
+        if (one.dtype, one.shape[1:]) != (other.dtype, other.shape[1:]):
+            raise FLError(
+                f"{test_name} is {form(other)} and {name} is {form(one)}: samples of both need one type and one shape"
+            )
+        _check_pixels(name, one, other, top)
+    # Of several inputs, labels are checked by the number of samples alone: no token has a label of its own.
+    x, test_x = (
+        one if isinstance(one, Tensor) else torch.empty(len(leaves(one)[0]), 0) for one in (inputs, test_inputs)
+    )
+    fields: dict[str, Any] = {"x": inputs, "test_x": test_inputs, "top": int(top)}
     fields |= _owners(owners, test_owners, len(x), len(test_x))
     if task != "classification":
         if classes is not None:
@@ -187,7 +196,31 @@ def _range_of_labels(name: str, y: Tensor, tokens: bool) -> tuple[float, float]:
     return min(ends), max(ends)
 
 
-def _check_pixels(x: Tensor, test_x: Tensor, top: int) -> None:
+def _both(x: Any, test_x: Any) -> tuple[Inputs, Inputs]:
+    """Convert the samples of both parts: an array, or a dict of arrays, which has the same names in both."""
+    if not isinstance(x, Mapping) and not isinstance(test_x, Mapping):
+        return samples("x", x), samples("test_x", test_x)
+    found: list[dict[str, Tensor]] = []
+    for part, values in (("x", x), ("test_x", test_x)):
+        if not isinstance(values, Mapping):
+            raise FLError(f"{part} is {kind(values)}, and the other part is a dict of arrays: give a dict for both")
+        if not values or not all(isinstance(name, str) and name.isidentifier() for name in values):
+            names = ", ".join(map(repr, values)) or "empty"
+            raise FLError(
+                f"{part} is a dict of {names}: name one array or more, as the model's forward names its inputs"
+            )
+        found.append({name: samples(f"{part}[{name!r}]", value) for name, value in values.items()})
+        if len({len(value) for value in found[-1].values()}) > 1:
+            counts = ", ".join(f"{len(value):,} of {name}" for name, value in found[-1].items())
+            raise FLError(f"{part} has {counts}: give every sample all of its inputs, in the same order")
+    if strange := found[0].keys() ^ found[1].keys():
+        raise FLError(
+            f"x has {', '.join(found[0])} and test_x {', '.join(found[1])}: give {min(strange)} to both or none"
+        )
+    return found[0], {name: found[1][name] for name in found[0]}
+
+
+def _check_pixels(name: str, x: Tensor, test_x: Tensor, top: int) -> None:
     if not 1 <= top <= 255:
         raise FLError(f"top must lie between 1 and 255, got {top}: it is the largest value of a pixel")
     if x.dtype == torch.uint8 and (brightest := max(int(_range(each)[1]) for each in (x, test_x))) > top:
@@ -197,8 +230,8 @@ def _check_pixels(x: Tensor, test_x: Tensor, top: int) -> None:
     least, most = _range(x)
     if least >= 0 and 64 < most <= 255 and (x.ndim == 4 or all(bool((p == p.round()).all()) for p in pieces(x))):
         _log.warning(
-            f"warning: x holds floats from {least:g} to {most:g}, as pixels have, and models get floats as they "
-            "are: divide x and test_x by 255, or give images as uint8 [N, C, H, W]"
+            f"warning: {name} holds floats from {least:g} to {most:g}, as pixels have, and models get floats as they "
+            f"are: divide {name} and test_{name} by 255, or give images as uint8 [N, C, H, W]"
         )
 
 
@@ -629,6 +662,8 @@ def _stacked(name: str, part: Any, task: str, room: Room, keys: tuple[str, str] 
         pair = (item[keys[0]], item[keys[1]]) if keys else item
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise FLError(f"{where} is no pair (sample, label) but {type(pair).__name__}")
+        if isinstance(pair[0], Mapping):
+            raise FLError(f"{where} has several inputs: give Dataset.from_arrays a dict with an array of each")
         one = tensor(where, _pixels(where, pair[0]))
         if k == 0:
             x, first = room("x" if name == "train" else "test_x", (len(part), *one.shape), one.dtype), one

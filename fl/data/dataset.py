@@ -15,6 +15,7 @@ from fl.base.errors import FLError, ask_memory
 from fl.base.rng import Rng
 from fl.data import arrays
 from fl.data.arrays import UNSCORED
+from fl.data.inputs import Inputs, leaves, map_inputs, named_leaves, write_shape
 from surgery.transfer import as_bytes, upload
 
 GIVEN = "given"
@@ -55,7 +56,9 @@ class Dataset:
         x, y: training images, uint8 [N, C, H, W], or floats of any shape, which models get as they are, such as a
             table [N, F]; and labels, int64 [N] from 0 to classes - 1. Or sequences of tokens, int32 [N, T], and the
             token that comes after each, int64 [N, T], or a label for each sequence. Where the token after is
-            `UNSCORED`, it counts neither in losses nor in scores, such as those of a prompt.
+            `UNSCORED`, it counts neither in losses nor in scores, such as those of a prompt. Or, for a model of your
+            own with several inputs, x is a dict of such images, floats and tokens, which it gets by keyword:
+            `model(**inputs)`.
         test_x, test_y: the same for the test set.
         classes: number of classes; of text the size of the vocabulary.
         top: the largest value of a uint8 pixel. It becomes 1, and 0 becomes -1: normalisation with mean = std = 0.5, as
@@ -75,9 +78,9 @@ class Dataset:
     """
 
     name: str
-    x: Tensor
+    x: Inputs
     y: Tensor
-    test_x: Tensor
+    test_x: Inputs
     test_y: Tensor
     classes: int
     top: int = 255
@@ -91,7 +94,7 @@ class Dataset:
     origin: Origin | None = field(default=None, init=False, repr=False, compare=False)
 
     def __repr__(self) -> str:
-        shape = "x".join(map(str, self.x.shape[1:])) or "a number"
+        shape = write_shape(self.shape)
         numbers = f"{self.classes} number{'s' * (self.classes > 1)} to predict"
         several = f"{self.classes} labels, any number of which a sample has"
         what = {"regression": numbers, "multilabel": several}.get(self.task, f"{self.classes} classes")
@@ -123,7 +126,8 @@ class Dataset:
         """Make a data set of NumPy arrays, torch tensors or nested lists. They are checked, and never changed.
 
         Args:
-            x: a memory-mapped array (`numpy.memmap`) is read in pieces, and stays on the host. It is
+            x: a memory-mapped array (`numpy.memmap`) is read in pieces, and stays on the host. A dict of arrays, one
+                for each input of a model of your own, which gets them by keyword; or one array. It is
                 uint8 images [N, C, H, W], which models get in [-1, 1]; or floats, which models get as they are, in
                 float32: images [N, C, H, W], a table [N, F], or samples of any other shape; or integers [N, T], tokens.
                 They may share memory with the result.
@@ -147,7 +151,8 @@ class Dataset:
         given: 6 training and 6 test samples of 3, 3 classes
         """
         made = cls(GIVEN, **arrays.checked(x, y, test_x, test_y, owners, test_owners, classes, top, task, names))
-        return replace(made, used_on=torch.device("cpu")) if arrays.is_mapped(made.x) else made
+        mapped = any(map(arrays.is_mapped, leaves(made.x)))
+        return replace(made, used_on=torch.device("cpu")) if mapped else made
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> "Dataset":
@@ -256,27 +261,54 @@ class Dataset:
     @property
     def device(self) -> torch.device:
         """Where clients train: where samples lie, or where those in use are copied to."""
-        return self.used_on or self.x.device
+        return self.used_on or self.y.device
 
     @property
     def on_host(self) -> bool:
         """Whether samples are kept on the host, and only those in use are copied to the device."""
         return self.used_on is not None
 
-    def samples_at(self, index: Tensor) -> Tensor:
-        """The training samples of an index, wherever that lies, on the device."""
-        return self._at(self.x, index)
+    @property
+    def shape(self) -> Any:
+        """The shape of one sample: a `torch.Size`, or a dict of them."""
+        return map_inputs(lambda values: values.shape[1:], self.x)
 
-    def labels_at(self, index: Tensor) -> Tensor:
-        """The labels of these samples, on the device."""
-        return self._at(self.y, index)
+    def gather(self, indices: Tensor) -> tuple[Inputs, Tensor]:
+        """Return the inputs and targets of training samples, in new memory on the device that trains.
 
-    def _at(self, values: Tensor, index: Tensor) -> Tensor:
-        return upload(arrays.rows(values, upload(index, values.device)), self.device)
+        Args:
+            indices: int64 of any shape, on any device.
 
-    def taken(self, index: Tensor) -> "Dataset":
+        >>> from fl.data import load
+        >>> [one.shape for one in load("digits").gather(torch.tensor([[2, 0], [0, 5]]))]
+        [torch.Size([2, 2, 1, 8, 8]), torch.Size([2, 2])]
+        """
+        return self.samples_at(indices), self.labels_at(indices)
+
+    def samples_at(self, indices: Tensor) -> Inputs:
+        """The inputs alone."""
+        return map_inputs(lambda values: self._rows(values, indices), self.x)
+
+    def labels_at(self, indices: Tensor) -> Tensor:
+        """The targets alone."""
+        return self._rows(self.y, indices)
+
+    def _rows(self, values: Tensor, indices: Tensor) -> Tensor:
+        found = arrays.rows(values, self.beside(indices))
+        return found if self.used_on is None else upload(found, self.used_on)
+
+    def beside(self, indices: Tensor) -> Tensor:
+        """Put indices where the samples lie, so that looking up several times moves them once."""
+        return indices if indices.device == self.y.device else upload(indices, self.y.device)
+
+    def taken(self, indices: Tensor) -> "Dataset":
         """The data set with these training samples alone, in this order, on the device."""
-        return replace(self, x=self.samples_at(index), y=self.labels_at(index))
+        x, y = self.gather(indices)
+        return replace(self, x=x, y=y, used_on=None)
+
+    def example(self, count: int = 2, dtype: torch.dtype = torch.float32) -> Inputs:
+        """The first training samples as a model gets them, to look at the model with."""
+        return self.normalise(map_inputs(lambda values: values[:count], self.x), dtype)
 
     @property
     def text(self) -> bool:
@@ -291,30 +323,36 @@ class Dataset:
     @property
     def tokens(self) -> bool:
         """Whether samples are sequences of tokens."""
-        return self.x.ndim == 2 and not self.x.is_floating_point()
+        return isinstance(self.x, Tensor) and self.x.ndim == 2 and not self.x.is_floating_point()
 
     @property
     def images(self) -> bool:
         """Whether samples are images [C, H, W]."""
-        return self.x.ndim == 4
+        return isinstance(self.x, Tensor) and self.x.ndim == 4
 
-    def normalise(self, images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    def normalise(self, inputs: Inputs, dtype: torch.dtype = torch.float32) -> Inputs:
         """Convert samples to what a model expects: images to floats in [-1, 1], tokens to int64.
 
-        Images are uint8 of any leading shape; floats stay as they are. The result is always in new memory, since a
-        model may begin with an operation in place. Of data that are kept on the host it is on the device.
+        Images are uint8 of any leading shape; floats stay as they are. Each entry of a dict is converted by itself. The
+        result is always in new memory, since a model may begin with an operation in place. Of data that are kept on
+        the host it is on the device.
 
         >>> from fl.data import load
         >>> load("digits").normalise(torch.tensor([0, 8, 16], dtype=torch.uint8))
         tensor([-1.,  0.,  1.])
         """
-        if self.on_host and images.device.type == "cpu":
-            images = upload(images, self.device)
-        if self.tokens:
-            return images.to(torch.int64, copy=True)
-        if images.is_floating_point():
-            return images.to(dtype, copy=True)
-        return images.to(dtype).mul_(2 / self.top).sub_(1)
+        several = isinstance(inputs, dict)
+
+        def converted(values: Tensor) -> Tensor:
+            if self.on_host and values.device.type == "cpu":
+                values = upload(values, self.device)
+            if self.tokens or (several and values.dtype in (torch.int32, torch.int64)):
+                return values.to(torch.int64, copy=True)
+            if values.is_floating_point():
+                return values.to(dtype, copy=True)
+            return values.to(dtype).mul_(2 / self.top).sub_(1)
+
+        return map_inputs(converted, inputs)
 
     def padded(self, pixels: int) -> "Dataset":
         """Add a border to all images that repeats their edges, so that a white background stays white."""
@@ -322,7 +360,7 @@ class Dataset:
             return self
         if not self.images:
             raise FLError(
-                f"--pad is for images, and the samples of {self.name} are {list(self.x.shape[1:])}: leave it out"
+                f"--pad is for images, and the samples of {self.name} are {map_inputs(list, self.shape)}: leave it out"
             )
         self._no_copy("--pad")
         larger = prod(n + 2 * pixels for n in self.x.shape[-2:]) * self.x.shape[1] * self.x.element_size()
@@ -334,7 +372,8 @@ class Dataset:
     def pooled(self) -> "Dataset":
         """Add the test samples at the end of the training samples; the test set stays as it is."""
         self._no_copy("--pool-test-set")
-        x, y, owners = torch.cat([self.x, self.test_x]), torch.cat([self.y, self.test_y]), None
+        x = map_inputs(lambda *both: torch.cat(both), self.x, self.test_x)
+        y, owners = torch.cat([self.y, self.test_y]), None
         if self.owners is not None:
             if self.test_owners is None:
                 raise FLError(f"--pool-test-set: {self.name} does not say who owns its test samples; leave it out")
@@ -354,12 +393,13 @@ class Dataset:
             raise FLError(f"--samples {number:,}: {self.name} has {len(self.y):,}; use fewer, or 0 for all")
         chosen = torch.randperm(len(self.y), generator=Rng(0).torch("samples"))[:number].sort().values
         owners = None if self.owners is None else self.owners[chosen]
-        return replace(self, x=self.x[chosen], y=self.y[chosen], owners=owners)
+        return replace(self, x=map_inputs(lambda values: values[chosen], self.x), y=self.y[chosen], owners=owners)
 
     def tested_on(self, index: Tensor) -> "Dataset":
         """Use these training samples as the test set: those that clients hold out of pooled data."""
         owners = None if self.owners is None else self.owners[index]
-        return replace(self, test_x=self.x[index], test_y=self.y[index], test_owners=owners)
+        test_x = map_inputs(lambda values: values[index], self.x)
+        return replace(self, test_x=test_x, test_y=self.y[index], test_owners=owners)
 
     def _no_copy(self, flag: str) -> None:
         if self.on_host:
@@ -381,13 +421,13 @@ class Dataset:
         if data_on == "host" or (data_on == "auto" and self.on_host):
             return replace(self, used_on=torch.device(device)).marked(self.origin)
         try:
-            tensors = {k: getattr(self, k).to(device) for k in ("x", "y", "test_x", "test_y")}
+            moved = {k: map_inputs(lambda t: t.to(device), getattr(self, k)) for k in ("x", "y", "test_x", "test_y")}
         except torch.OutOfMemoryError:
-            gb = (self.x.nbytes + self.test_x.nbytes) / 1e9
+            gb = sum(values.nbytes for x in (self.x, self.test_x) for values in leaves(x)) / 1e9
             raise FLError(
                 f"{gb:,.1f} GB of {self.name} do not fit on {device}: keep them with --data-on host"
             ) from None
-        return replace(self, **tensors, used_on=None).marked(self.origin)
+        return replace(self, **moved, used_on=None).marked(self.origin)
 
     def marked(self, origin: Origin | None) -> "Dataset":
         """Copy the data set with another origin."""
@@ -404,8 +444,10 @@ def fingerprint(data: Dataset) -> dict[str, Any]:
     uint8 [1437, 1, 8, 8]
     """
     digest, said = hashlib.sha256(), {}
-    for part in ("x", "y", "test_x", "test_y", "owners", "test_owners"):
-        if (values := getattr(data, part)) is not None:
+    for name in ("x", "y", "test_x", "test_y", "owners", "test_owners"):
+        if (whole := getattr(data, name)) is None:
+            continue
+        for part, values in named_leaves(name, whole).items():
             said[part] = arrays.form(values)
             if values.ndim and len(values) > 1 and not values.stride(0):
                 values = values[0][None]  # of data that are elsewhere: all rows are this one, in the memory of one

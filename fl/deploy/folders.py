@@ -1,6 +1,7 @@
 """Data folders: what a node and the server each have of a data set, in one file of tensors that is never unpickled."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from fl.base.errors import FLError
 from fl.base.files import private
 from fl.base.rng import Rng
 from fl.data import Dataset
+from fl.deploy.messages import form_of
 from fl.partition import Split, hold_out
 from fl.settings import Config
 
@@ -36,7 +38,7 @@ def save_node(folder: Path, dataset: Dataset, split: Split) -> None:
         split: which samples the node trains on, validates on and tests on, as indices into the training part.
     """
     index = torch.cat(list(split))
-    _write(folder, dataset, dataset.x[index], dataset.y[index], [len(part) for part in split])
+    _write(folder, dataset, *dataset.gather(index), [len(part) for part in split])
 
 
 def save_server(folder: Path, dataset: Dataset) -> None:
@@ -76,7 +78,8 @@ def deal_out(config: Config, root: Path) -> None:
         save_node(node_folder(root, client), dataset, split)
 
 
-def _write(folder: Path, dataset: Dataset, x: Tensor, y: Tensor, sizes: list[int]) -> None:
+def _write(folder: Path, dataset: Dataset, x: Any, y: Tensor, sizes: list[int]) -> None:
+    form_of(dataset)  # which refuses data that nodes cannot have
     if not len(y):
         raise FLError(f"{folder} would get no samples: give it some, or leave it out")
     header = {"sizes": sizes, "classes": dataset.classes, "top": dataset.top}

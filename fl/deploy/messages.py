@@ -126,6 +126,10 @@ def fields(header: Any, wanted: Mapping[str, type | tuple[type, ...]]) -> dict[s
 
 def form_of(data: Dataset) -> dict[str, Any]:
     """What server and node have to agree on: the shapes of a sample and its label, and their largest numbers."""
+    if isinstance(data.x, dict):
+        raise FLError(
+            f"nodes have samples with one input, and those of {data.name} have {', '.join(data.x)}: join them"
+        )
     sample = [str(data.x.dtype).removeprefix("torch."), *data.x.shape[1:]]
     return {"sample": sample, "target": list(data.y.shape[1:]), "classes": data.classes, "top": data.top}
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fl.data import Dataset
+from fl.data.inputs import map_inputs
 from fl.engine.batches import Batches, Step
 from fl.engine.draws import Drawing, Draws
 from fl.engine.objectives import Ascent, Batch, Call, Objective
@@ -54,10 +55,9 @@ class Job:
 
     def fetch(self, step: Step, dtype: torch.dtype) -> Batch:
         """The samples of a step, ready for the objective."""
-        x, y = self.data.x[step.index], self.data.y[step.index]
+        x, y = self.data.gather(step.index)
         x = self.data.normalise(self.batches.augment(x, step.key, step.places), dtype)
-        if self.precision.channels_last and x.ndim == 4:
-            x = x.to(memory_format=torch.channels_last)  # contiguous() would leave gray images as they are
+        x = map_inputs(self.precision.lay_out, x)
         return (x, y) if self.per_sample is None else (x, y, self.per_sample[step.index])
 
     def loss(self, call: Call, params: State, context: Any, batch: Batch, draws: Draws | None) -> Tensor:

@@ -3,7 +3,8 @@
 An objective takes (call, params, context, batch) of one client and returns a scalar loss. `call(params, x)` runs the
 model in training mode with that client's buffers; `context` is a dict of tensors that the algorithm passes for the
 client (anchors, masks); `batch` is (x, y), or (x, y, per_sample) if the algorithm passes values for each sample (cached
-logits). The engine differentiates the loss with respect to `params`.
+logits). x is a tensor, or a dict of them if samples have several inputs. The engine differentiates the loss with
+respect to `params`.
 
 An ascent takes (params, gradients) of one client and returns a step; the gradient that moves the client is then that of
 the same batch, with the same random numbers, at params + step. That is sharpness-aware training.
@@ -19,12 +20,13 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from fl.data.inputs import Inputs
 from fl.engine import losses
 from fl.engine.losses import Loss
 from surgery import State
 
-Call: TypeAlias = Callable[[State, Tensor], Tensor]
-Batch: TypeAlias = tuple[Tensor, ...]
+Call: TypeAlias = Callable[[State, Inputs], Tensor]
+Batch: TypeAlias = tuple[Any, ...]
 Objective: TypeAlias = Callable[[Call, State, Any, Batch], Tensor]
 Ascent: TypeAlias = Callable[[State, State], State]
 

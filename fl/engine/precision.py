@@ -6,6 +6,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fl.base.errors import FLError
@@ -33,6 +34,12 @@ class Precision(NamedTuple):
             raise FLError(f"unknown precision {self.name!r}: there are {', '.join(NAMES)}")
         if self.name == "tf32" and device.type != "cuda":
             raise FLError(f"--precision tf32 needs a CUDA device, not {device}: use float32 or bf16")
+
+    def lay_out(self, tensor: Tensor) -> Tensor:
+        """Lay out images, and the weights of convolutions, in memory as the settings say."""
+        if self.channels_last and tensor.ndim == 4:
+            return tensor.to(memory_format=torch.channels_last)  # contiguous() leaves a single channel as it is
+        return tensor
 
     def autocast(self, device: torch.device):
         """The context of a forward pass."""

@@ -10,6 +10,7 @@ from torch import nn
 
 from fl.base.torch_private import storage_of
 from fl.data import Dataset
+from fl.data.inputs import Inputs, map_inputs
 from fl.engine.job import Job
 from surgery.errors import SurgeryError
 from surgery.forward import ghost_of
@@ -65,9 +66,10 @@ _KNOWN: WeakKeyDictionary[nn.Module, dict[object, _Counts]] = WeakKeyDictionary(
 def _counts(model: nn.Module, data: Dataset) -> _Counts:
     """The counts of a model, from one forward pass of two samples on the meta device; kept by its shape and dtype."""
     known = _KNOWN.setdefault(model, {})
-    sample, dtype = data.x.shape[1:], next(p.dtype for p in model.parameters())
+    sample, dtype = str(data.shape), next(p.dtype for p in model.parameters())
     if (sample, dtype) not in known:
-        two = torch.zeros(2, *sample, device="meta", dtype=data.x.dtype)  # static batch norms refuse one image
+        # of two samples, since static batch norms refuse one image
+        two = map_inputs(lambda values: values.new_zeros(2, *values.shape[1:], device="meta"), data.x)
         known[sample, dtype] = _Counts(0, 0)
         # `deepcopy` leaves tensors that are plain attributes where they are, so that the model can read their numbers.
         for ghost in (ghost_of, lambda full: copy.deepcopy(full).to("meta")):
@@ -77,7 +79,7 @@ def _counts(model: nn.Module, data: Dataset) -> _Counts:
     return known[sample, dtype]
 
 
-def _counted(shadow: nn.Module, two: torch.Tensor) -> _Counts:
+def _counted(shadow: nn.Module, two: Inputs) -> _Counts:
     from torch.utils.flop_counter import FlopCounterMode  # imports triton
 
     made_by_layers: dict[object, torch.UntypedStorage] = {}

@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fl.base.errors import FLError
 from fl.base.rng import Rng
+from fl.data.inputs import Inputs
 from fl.federation.cohort import States, select
 from fl.federation.inference import lacks_statistics
 from surgery import Stack, State, broadcast
@@ -88,7 +89,7 @@ def given(models: ClientModels, clients: Sequence[int]) -> Stack:
     return select(level.models, rows, stacked=True)
 
 
-def predict(call: Callable[..., Tensor], levels: Sequence[Level], client: int, x: Tensor, mean: bool) -> Tensor | None:
+def predict(call: Callable[..., Tensor], levels: Sequence[Level], client: int, x: Inputs, mean: bool) -> Tensor | None:
     """The sum (or mean) of the logits of a client's models over the levels; None if it has no model at all.
 
     Args:

@@ -129,9 +129,7 @@ def classes_held(data: Dataset, parts: Parts, clients: Sequence[int]) -> Tensor:
     table = torch.zeros(len(clients), data.classes, dtype=torch.bool, device=data.device)
     own = [parts[client] for client in clients]
     rows = torch.arange(len(own)).repeat_interleave(torch.tensor([len(part) for part in own]))
-    index, rows = torch.cat(own), upload(rows, table.device)
-    if not data.on_host:
-        index = upload(index, table.device)
+    index, rows = data.beside(torch.cat(own)), upload(rows, table.device)
     for values_at in (data.labels_at, data.samples_at) if data.text else (data.labels_at,):
         seen = values_at(index)
         if data.unscored:

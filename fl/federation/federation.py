@@ -12,6 +12,7 @@ import surgery
 from fl.base.errors import FLError
 from fl.base.rng import Rng, draw
 from fl.data import Dataset
+from fl.data.inputs import Inputs
 from fl.distributed import current
 from fl.engine import Group, Job, progress, train
 from fl.engine.batches import filled, make_batches
@@ -44,7 +45,8 @@ class Federation:
 
     Attributes:
         model: the architecture and its initial weights, on the device of the data. Its weights are never
-            changed; its mode (training, evaluation) is.
+            changed; its mode (training, evaluation) is. Of samples with several inputs it is given the dict: see
+            `fl.models.custom_model.by_keyword`.
         data: the data set, on the device that trains; or kept on the host, and a round's cohort has its samples there.
         clients: each client's samples, indices on the CPU; any sequence of `Split` is accepted and packed.
         participants: K, how many clients train in a round.
@@ -392,7 +394,7 @@ class Federation:
         """
         local, data, parts, values = self.local, self.data, self.clients.train, each.per_sample
         size = local.size_of_batches(parts)
-        changes = (local.repeats, local.augment, data.x.shape[-1], local.last_batch)
+        changes = (local.repeats, local.augment, data.shape[-1] if data.images else 0, local.last_batch)
         own, limits = [parts[client] for client in clients], None
         if steps is not None and tuple(steps) != self.steps(clients):
             limits = [max(1, n) for n in steps]  # those without a step make one, which nobody receives
@@ -405,7 +407,7 @@ class Federation:
         settings = (optimizer, each.objective, each.ascent, local.precision, values)
         return Job(model, data, batches, *settings), starts, each.context or {}
 
-    def predict(self, state: State, images: Tensor, model: nn.Module | None = None) -> Tensor:
+    def predict(self, state: State, images: Inputs, model: nn.Module | None = None) -> Tensor:
         """Logits of one model in evaluation mode, for samples on the device or, where data are kept there, the host.
 
         They are [N, classes] for uint8 images [N, C, H, W], [N, T, classes] for tokens [N, T].
@@ -419,7 +421,7 @@ class Federation:
         state = {**state, **self.statistics(state, model)}
         return infer(model, state, self.data, self._hidden(images), self.local.precision)
 
-    def predict_each(self, models: Stack, samples: Tensor) -> Tensor:
+    def predict_each(self, models: Stack, samples: Inputs) -> Tensor:
         """Logits of K models at once, each for its own n samples [K, n, ...], as `predict` gives them up to rounding.
 
         Models with static batch norms have to bring their statistics.
@@ -430,7 +432,7 @@ class Federation:
         samples = self._hidden(samples, len(samples))
         return infer_each(self.model, models, self.data, samples, self.local.precision)
 
-    def _hidden(self, samples: Tensor, *models: int) -> Tensor:
+    def _hidden(self, samples: Any, *models: int) -> Any:
         """Samples as they are; of a masked language model, which is asked about hidden tokens, always the same ones."""
         if not self.local.augment.mask:
             return samples

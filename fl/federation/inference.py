@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fl.data import Dataset
+from fl.data.inputs import Inputs, leaves, map_inputs, split_inputs
 from fl.engine import Precision
 from fl.engine.precision import arithmetic, plain_attention
 from surgery import Stack, State
-from surgery.transfer import upload
 from zoo.norms import StaticBatchNorm2d, collect_statistics
 
 _CHUNK = 500  # samples of one forward pass: enough to keep a GPU busy
@@ -20,24 +20,25 @@ _PIXELS = 2**16
 
 
 @torch.no_grad()
-def infer(model: nn.Module, state: State, data: Dataset, samples: Tensor, precision: Precision) -> Tensor:
+def infer(model: nn.Module, state: State, data: Dataset, samples: Inputs, precision: Precision) -> Tensor:
     """Compute the logits of a state in evaluation mode, for samples as a data set holds them."""
     model.eval()
-    state = {name: _laid_out(tensor, precision) for name, tensor in state.items()}
-    chunk = _CHUNK if data.device.type != "cpu" else min(_CHUNK, max(1, _PIXELS // math.prod(samples.shape[2:])))
+    state = {name: precision.lay_out(tensor) for name, tensor in state.items()}
+    pixels = max(math.prod(values.shape[2:]) for values in leaves(samples))
+    chunk = _CHUNK if data.device.type != "cpu" else min(_CHUNK, max(1, _PIXELS // pixels))
     with arithmetic(precision, data.device):
-        batches = _batches(data, state, samples.split(chunk), precision)
-        return torch.cat([functional_call(model, state, x) for x in batches])
+        batches = _batches(data, state, split_inputs(samples, chunk), precision)
+        return torch.cat([functional_call(model, state, (x,)) for x in batches])
 
 
 @torch.no_grad()
-def infer_each(model: nn.Module, models: Stack, data: Dataset, samples: Tensor, precision: Precision) -> Tensor:
+def infer_each(model: nn.Module, models: Stack, data: Dataset, samples: Inputs, precision: Precision) -> Tensor:
     """Compute the logits of K states side by side, each for its own samples: [K, n, ...] -> [K, n, classes].
 
     Of text there is one for each token.
     """
     model.eval()
-    with arithmetic(precision, samples.device), plain_attention:
+    with arithmetic(precision, data.device), plain_attention:
         x = data.normalise(samples, next(t.dtype for t in models.values() if t.is_floating_point()))
         return vmap(lambda state, x: functional_call(model, state, (x,)), randomness="different")(models, x)
 
@@ -51,19 +52,12 @@ def lacks_statistics(model: nn.Module, state: State) -> bool:
 @torch.no_grad()
 def collect(model: nn.Module, state: State, data: Dataset, index: Tensor, precision: Precision) -> State:
     """Collect the statistics of a state's static batch norms over training samples: indices [N], on the CPU."""
-    state = {name: _laid_out(tensor, precision) for name, tensor in state.items()}
-    parts = (index if data.on_host else upload(index, data.device)).tensor_split(math.ceil(len(index) / _CHUNK))
+    state = {name: precision.lay_out(tensor) for name, tensor in state.items()}
+    parts = data.beside(index).tensor_split(math.ceil(len(index) / _CHUNK))
     with arithmetic(precision, data.device):
         return collect_statistics(model, _batches(data, state, map(data.samples_at, parts), precision), state)
 
 
-def _batches(data: Dataset, state: State, pieces: Iterable[Tensor], precision: Precision) -> Iterator[Tensor]:
+def _batches(data: Dataset, state: State, pieces: Iterable[Inputs], precision: Precision) -> Iterator[Inputs]:
     dtype = next(t.dtype for t in state.values() if t.is_floating_point())
-    return (_laid_out(data.normalise(piece, dtype), precision) for piece in pieces)
-
-
-def _laid_out(tensor: Tensor, precision: Precision) -> Tensor:
-    """Lay out images and the weights of convolutions in memory as the settings say."""
-    if precision.channels_last and tensor.ndim == 4:
-        return tensor.to(memory_format=torch.channels_last)  # contiguous() leaves a single channel as it is
-    return tensor
+    return (map_inputs(precision.lay_out, data.normalise(piece, dtype)) for piece in pieces)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fl.base.errors import FLError
 from fl.data import Dataset
+from fl.data.inputs import map_inputs
 from fl.engine import SGD, Optimizer, Precision, check, losses
 from fl.engine.augment import Augment
 from fl.engine.batches import LAST_BATCHES, filled
@@ -95,7 +96,9 @@ class LocalTraining:
         if data.text and (self.augment.crop or self.augment.flip):
             raise FLError("text is not cropped or flipped: leave --crop and --flip out")
         if not (data.text or data.images) and (self.augment.crop or self.augment.flip):
-            raise FLError(f"--crop and --flip are for images, and samples are {list(data.x.shape[1:])}: leave them out")
+            raise FLError(
+                f"--crop and --flip are for images, and samples are {map_inputs(list, data.shape)}: leave them out"
+            )
         if data.images and self.augment.crop >= min(data.x.shape[-2:]):
             raise FLError(
                 f"--crop {self.augment.crop} is as large as the images or larger: use a smaller one, such as 4"

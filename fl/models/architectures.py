@@ -171,7 +171,7 @@ def _by_score(
         order = torch.randperm(len(samples), generator=rng.torch("zico", client)).tolist()
         size = min(batch_size, len(samples) // _BATCHES)
         pieces = [samples[order[b * size : (b + 1) * size]] for b in range(_BATCHES)]
-        batches = [(data.normalise(data.samples_at(piece)), data.labels_at(piece)) for piece in pieces]
+        batches = [(data.normalise(x), y) for x, y in map(data.gather, pieces)]
         score = partial(zico, batches=batches, deviation=options.deviation)
         return search(space, lambda spec: score(model(spec)), rng.torch("architecture search", client))
 

@@ -4,7 +4,6 @@ torchvision by name, and users' own.
 
 import copy
 import dataclasses
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import nn
 
 import zoo
 from fl.base.errors import FLError, ask_memory
+from fl.data.inputs import map_inputs
 from fl.models import custom_model
 from fl.models.library import spec_class
 from surgery import SurgeryError, narrow, sections, state, ungraft
@@ -165,12 +165,12 @@ def _check_runs(spec: zoo.Spec, model: nn.Module) -> None:
         )
 
 
-def check_shape(spec: zoo.Spec, model: nn.Module, sample: Sequence[int]) -> None:
+def check_shape(spec: zoo.Spec, model: nn.Module, sample: Any) -> None:
     """Raise FLError unless a model made for square images takes samples of this shape, which may be another."""
-    if len(sample) != 3:
+    if isinstance(sample, dict) or len(sample) != 3:
         raise FLError(
-            f"{custom_model.said(spec.name)} takes images, and samples are {list(sample)}: give a model of your own, "
-            "as in fl.simulate(..., model=...) or --model my_module:MyNet"
+            f"{custom_model.said(spec.name)} takes images, and samples are {map_inputs(list, sample)}: give a model of "
+            "your own, as in fl.simulate(..., model=...) or --model my_module:MyNet"
         )
     if sample[1] != sample[2]:
         images = torch.zeros(2, *sample, device=next(model.parameters()).device)

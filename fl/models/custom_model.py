@@ -18,6 +18,7 @@ import zoo
 from fl.base.errors import FLError
 from fl.base.plugins import failed, find, installed, is_path, kind
 from fl.data import Dataset
+from fl.data.inputs import Inputs, map_inputs, write_shape
 from fl.models import hf
 from fl.models.library import seeded
 from surgery.errors import first_line
@@ -37,12 +38,11 @@ class CustomSpec(zoo.Spec):
     """The spec of a user's model; `describe` makes it. Before data and model are known, nothing can be built.
 
     Attributes:
-        source: the model. shape, dtype: of one sample. targets: the shape of a sample's labels.
+        source: the model. sample: what it gets of one sample, on the meta device. targets: the shape of its labels.
     """
 
     source: ClassVar[Model | None] = None
-    shape: ClassVar[tuple[int, ...]] = ()
-    dtype: ClassVar[torch.dtype] = torch.float32
+    sample: ClassVar[Inputs] = torch.empty(0, device="meta")
     targets: ClassVar[tuple[int, ...]] = ()
 
     @property
@@ -54,16 +54,16 @@ class CustomSpec(zoo.Spec):
         """Copy the module, or call the function with torch's generator seeded from this one."""
         if self.width != (1.0,) or self.depth is not None:
             raise FLError(f"{self.name} is built at full size only: fl.models.create makes it narrow and shallow")
-        return _built(self.name, self.source, generator).to(device)
+        return _fit(_built(self.name, self.source, generator), self.sample).to(device)
 
     def full(self) -> nn.Module:
         """Build the user's model as it was given, neither narrow nor shallow."""
         return replace(self, width=1.0, depth=None).build(torch.Generator().manual_seed(0))
 
-    def example(self, batch: int = 1, size: int | None = None, device: torch.device | str = "cpu") -> Tensor:
+    def example(self, batch: int = 1, size: int | None = None, device: torch.device | str = "cpu") -> Any:
         """Make samples of zeros, of the data's size."""
         del size
-        return torch.zeros(batch, *self.shape, dtype=self.dtype, device=device)
+        return map_inputs(lambda one: one.new_zeros(batch, *one.shape, device=device), self.sample)
 
     def classifier(self) -> frozenset[str]:
         """Find the tensors of the layer whose output the full model returns as its logits; none if it computes on."""
@@ -140,7 +140,7 @@ def said(name: str) -> str:
 
 
 def describe(name: str, model: Model, data: Dataset, width: Any = 1.0, depth: Any = None) -> CustomSpec:
-    """Make the spec of a user's model for such data.
+    """Make the spec of a user's model for such data; of samples with several inputs it gets them by keyword.
 
     Args:
         name: an import path or an entry point; "given" becomes given:CLASS.
@@ -153,12 +153,15 @@ def describe(name: str, model: Model, data: Dataset, width: Any = 1.0, depth: An
     >>> describe("given", lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), load("digits")).name
     'given:Sequential'
     """
+    if isinstance(data.x, dict) and hf.is_hf(name):
+        raise FLError(f"{said(name)} has one input, and samples have {', '.join(data.x)}: give a module of your own")
     model = _for_data(model, data.tokens, data.outputs)
     maker = getattr(checked(model), "__name__", type(model).__name__)
     made = _built(f"{GIVEN}:{maker}" if name == GIVEN else name, model, torch.Generator().manual_seed(0))
     name = f"{GIVEN}:{type(made).__name__}" if name == GIVEN else name
-    _check_takes(name, made, data)
-    spec = _spec_class(model, made, data.tokens, data.x.shape[1:], data.outputs[:-1])
+    example = data.example(2, _dtype(made))
+    _check_takes(name, _fit(made, example), data, map_inputs(lambda some: torch.cat([some, some])[:2].cpu(), example))
+    spec = _spec_class(model, map_inputs(lambda some: some[0].to("meta"), example), data.outputs[:-1])
     return spec(name, num_classes=data.classes, width=width, depth=depth)
 
 
@@ -178,7 +181,11 @@ def restored(values: dict[str, Any], known: dict[str, Any], where: str, model: M
     source = _for_data(source, known["tokens"], (*known["targets"], values["num_classes"]))
     made = _built(name, source, torch.Generator().manual_seed(0))
     check_same(made, known, where)
-    return _spec_class(source, made, known["tokens"], known["sample"], known["targets"]).from_dict(values)
+
+    def of_one(shape: Sequence[int], tokens: bool) -> Tensor:
+        return torch.empty(*shape, dtype=torch.int64 if tokens else _dtype(made), device="meta")
+
+    return _spec_class(source, map_inputs(of_one, known["sample"], known["tokens"]), known["targets"]).from_dict(values)
 
 
 def identity(spec: CustomSpec) -> dict[str, Any]:
@@ -187,8 +194,8 @@ def identity(spec: CustomSpec) -> dict[str, Any]:
     return {
         "class": type(full).__qualname__,
         "structure": structure(full),
-        "sample": list(spec.shape),
-        "tokens": spec.dtype == torch.int64,
+        "sample": map_inputs(lambda one: list(one.shape), spec.sample),
+        "tokens": map_inputs(lambda one: one.dtype == torch.int64, spec.sample),
         "targets": list(spec.targets),
     }
 
@@ -208,13 +215,31 @@ def _for_data(model: Model, tokens: bool, outputs: Sequence[int]) -> Model:
     return model.fits(tokens, outputs) if isinstance(model, hf.Folder) else model
 
 
-def _spec_class(
-    source: Model, made: nn.Module, tokens: bool, shape: Sequence[int], targets: Sequence[int]
-) -> type[CustomSpec]:
+def _spec_class(source: Model, sample: Inputs, targets: Sequence[int]) -> type[CustomSpec]:
     """Make the class of a model's specs: those of two models are never equal."""
-    fields = {"dtype": torch.int64 if tokens else _dtype(made), "shape": tuple(shape), "targets": tuple(targets)}
-    fields["source"] = source if isinstance(source, nn.Module) else staticmethod(source)
-    return type("CustomSpec", (CustomSpec,), fields)
+    made = source if isinstance(source, nn.Module) else staticmethod(source)
+    return type("CustomSpec", (CustomSpec,), {"source": made, "sample": sample, "targets": tuple(targets)})
+
+
+def by_keyword(model: nn.Module) -> nn.Module:
+    """Let a model take a dict as its one argument, and give its entries to `forward` by keyword. Returns the model.
+
+    So methods hand on the inputs of a batch as one value, whether they are a tensor or several.
+
+    >>> model = by_keyword(nn.Bilinear(2, 3, 1))
+    >>> model({"input2": torch.ones(4, 3), "input1": torch.ones(4, 2)}).shape
+    torch.Size([4, 1])
+    """
+    model.register_forward_pre_hook(_spread, with_kwargs=True)
+    return model
+
+
+def _spread(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return ((), args[0]) if args and isinstance(args[0], dict) else (args, kwargs)
+
+
+def _fit(model: nn.Module, sample: Inputs) -> nn.Module:
+    return by_keyword(model) if isinstance(sample, dict) else model
 
 
 def _dtype(model: nn.Module) -> torch.dtype:
@@ -252,11 +277,9 @@ def _whats(data: Dataset) -> str:
     return f"{data.classes} {what}"
 
 
-def _check_takes(name: str, model: nn.Module, data: Dataset) -> None:
-    """Raise FLError unless training and evaluation mode give logits for two of the samples."""
-    samples = data.x[:2].expand(2, *data.x.shape[1:]).cpu()
-    inputs = data.normalise(samples, _dtype(model))
-    shape = "x".join(map(str, samples.shape[1:]))
+def _check_takes(name: str, model: nn.Module, data: Dataset, inputs: Inputs) -> None:
+    """Raise FLError unless training and evaluation mode give logits for these inputs of two samples."""
+    shape = write_shape(data.shape)
     for training, mode in ((True, "in training"), (False, "in evaluation mode")):
         try:
             with torch.enable_grad(), torch.random.fork_rng(devices=[]):

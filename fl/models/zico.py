@@ -75,7 +75,7 @@ def zico(
     zeros = [torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32)) for weight in weights]
     moments = [(zero, zero.clone(), zero.clone()) for zero in zeros]  # sums of |g| and of (g - mean)^2, and the mean
     for number, batch in enumerate(batches, start=1):
-        key = torch.zeros((), dtype=torch.int32, device=batch[0].device)
+        key = torch.zeros((), dtype=torch.int32, device=weights[0].device)
         with torch.enable_grad(), Drawing(Draws(key)):
             loss = objective(call, params, context, batch)
         gradients = torch.autograd.grad(loss, weights, materialize_grads=True)  # zeros for layers without a gradient

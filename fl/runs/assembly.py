@@ -83,7 +83,7 @@ def build(
     if start is None:
         _warn_of_drawn(config, spec, net)
     if not isinstance(spec, custom_model.CustomSpec) and not dataset.text:
-        check_shape(spec, net, dataset.x.shape[1:])
+        check_shape(spec, net, dataset.shape)
 
     fed = Federation(
         net,
@@ -229,7 +229,7 @@ def training(config: Config, dataset: data.Dataset) -> tuple[data.Dataset, Local
     """The data as clients train on them, and how these train."""
     local, execution, name = config.local, config.execution, config.model.name
     augment = Augment(local.crop, local.flip)
-    if execution.channels_last and dataset.x.ndim != 4:
+    if execution.channels_last and not dataset.images:
         raise FLError("--channels-last is a layout of images, and the samples are none: leave it out")
     if hf.is_hf(name):
         tokens = config.data.text.tokens
@@ -312,7 +312,7 @@ def model_spec(config: Config, dataset: data.Dataset, model: custom_model.Model 
     if dataset.text:
         return replace(config.model.spec(config.data, dataset.classes, text=True), tokens=dataset.x.shape[1])
     if not dataset.images:
-        check_shape(config.model.spec(config.data, dataset.classes, text=False), nn.Identity(), dataset.x.shape[1:])
+        check_shape(config.model.spec(config.data, dataset.classes, text=False), nn.Identity(), dataset.shape)
     return config.model.spec(config.data, dataset.classes, dataset.x.shape[1], dataset.x.shape[-1], text=False)
 
 

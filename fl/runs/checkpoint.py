@@ -169,7 +169,9 @@ def check_inputs(folder: Path, fed: Federation, now: Mapping[str, Any]) -> None:
     known = read_header(folder)["given"]
     before, data_now, model = known.get("data"), now["data"], known.get("model")
     if (before is None) != (data_now is None):
-        which = "a data set by name" if before is None else f"data of your own, with x {before['x']}"
+        which = (
+            "a data set by name" if before is None else "data of your own, with " + " ".join(next(iter(before.items())))
+        )
         raise FLError(f"{folder} holds a run on {which}: resume it with that, or start a new run")
     for part in (*before, *data_now) if before else ():
         if (was := before.get(part)) != (is_now := data_now.get(part)):

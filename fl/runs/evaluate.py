@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fl.base.errors import FLError
+from fl.data.inputs import Inputs, split_inputs
 from fl.distributed import current
 from fl.engine.losses import Loss, cross_entropy, measured, scored
 from fl.federation import Federation
@@ -47,9 +48,9 @@ _Pieces: TypeAlias = Iterator[tuple[Tensor, Tensor]]
 """Outputs and labels of one piece of the samples after another."""
 
 
-def _pieces(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, classes: int) -> _Pieces:
+def _pieces(predict: Callable[[Inputs], Tensor], x: Inputs, y: Tensor, classes: int) -> _Pieces:
     size = max(1, _LOGITS // (classes * (1 if y.is_floating_point() else y[0].numel())))
-    for some, labels in zip(x.split(size), y.split(size)):
+    for some, labels in zip(split_inputs(x, size), y.split(size)):
         given = predict(some)
         yield given, upload(labels, given.device)
 
@@ -121,7 +122,7 @@ def _of_owners(
     return rows
 
 
-def evaluate_global(fed: Federation, predict: Callable[[Tensor], Tensor]) -> dict[str, float]:
+def evaluate_global(fed: Federation, predict: Callable[[Inputs], Tensor]) -> dict[str, float]:
     """Score the deployed model on the common test set; metrics that were asked for begin with `test_`.
 
     The F1 is scikit-learn's, over the classes in labels or predictions. In text all tokens count alike that count at
@@ -267,7 +268,7 @@ def _score_here(fed: Federation, parts: Mapping[str, Parts], used: ClientModels)
 def _of_each(fed: Federation, models: ClientModels, parts: Parts) -> _Pieces:
     """The pieces of one client after another."""
     for client, index in enumerate(parts):
-        x, y = fed.data.samples_at(index), fed.data.labels_at(index)
+        x, y = fed.data.gather(index)
         call = partial(predict, fed.predict, models.levels, client, mean=models.mean)
         yield from _pieces(call, x, y, fed.data.classes)
 

@@ -14,6 +14,7 @@ from fl import models
 from fl.algorithms import ALGORITHMS
 from fl.base import tensors
 from fl.base.errors import FLError
+from fl.data.inputs import Inputs, leaves
 from fl.federation import client_models
 from fl.federation.client_models import Level
 from fl.models.custom_model import CustomSpec, Model, identity
@@ -54,7 +55,7 @@ class Pathways:
         return [int(level.used[client]) for level in self.levels]
 
     @torch.no_grad()
-    def predict(self, client: int, x: Tensor) -> Tensor:
+    def predict(self, client: int, x: Inputs) -> Tensor:
         """Logits of a client: [N, classes] for images [N, C, H, W] in [-1, 1], [N, T, classes] for tokens [N, T]."""
         self.pathway(client)
         logits = client_models.predict(self._call, self.levels, client, x, self.mean)
@@ -63,7 +64,7 @@ class Pathways:
         return logits
 
     @torch.no_grad()
-    def join(self, x: Tensor, y: Tensor, epsilon: float = 0.0) -> int:
+    def join(self, x: Inputs, y: Tensor, epsilon: float = 0.0) -> int:
         """Give a new client a pathway, chosen by a few labelled samples of its own, and return its number.
 
         Level by level it takes the model that lowers its loss most, if by more than epsilon, or none; of the first
@@ -77,9 +78,10 @@ class Pathways:
         """
         if self.kinds == ("personal",):
             raise FLError("a new client can be given no model: all models are personal")
-        if not len(x) or len(x) != len(y):
-            raise FLError(f"{len(x)} samples, {len(y)} labels: a new client is judged by one labelled sample or more")
-        if self.spec.tokens is None and not x.is_floating_point():
+        count = len(leaves(x)[0])
+        if not count or count != len(y):
+            raise FLError(f"{count} samples, {len(y)} labels: a new client is judged by one labelled sample or more")
+        if self.spec.tokens is None and isinstance(x, Tensor) and not x.is_floating_point():
             raise FLError(f"the images are {x.dtype}: give floats in [-1, 1], as Dataset.normalise makes them")
         if y.is_floating_point():
             raise FLError("the labels are floats: a new client is judged by classes, whole numbers")
@@ -144,5 +146,5 @@ class Pathways:
         kinds, used = known[name].pathways(config.method.options, server)
         return cls(spec, kinds, used.levels, used.mean)
 
-    def _call(self, state: State, x: Tensor) -> Tensor:
+    def _call(self, state: State, x: Inputs) -> Tensor:
         return functional_call(self._model, state, (x,))

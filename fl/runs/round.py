@@ -61,7 +61,7 @@ def evaluate_round(run: RunState, server: Server, cohort: Cohort, number: int) -
         left_out = fed.malicious or evaluate.silent(scores)
         row |= evaluate.summarise_clients(scores, left_out, sizes)
         # last, so that a checkpoint finds the global model's statistics as they were just collected
-        row |= evaluate.evaluate_global(fed, lambda images: algorithm.predict(server, images, None))
+        row |= evaluate.evaluate_global(fed, lambda x: algorithm.predict(server, x, None))
     return row | participants, scores
 
 

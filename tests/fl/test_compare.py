@@ -16,7 +16,7 @@ from fl.figures import curves as plot
 from fl.figures.style import COLORS
 from fl.models.architectures import ArchitectureOptions
 from fl.runs.metrics import Metrics, read
-from fl.settings import Config
+from fl.settings import Config, Experiment
 
 
 def left_by(folder, rows, **settings):

@@ -25,7 +25,7 @@ def head_of(fed: Federation, method: str) -> str:
     dtype = next(fed.model.parameters()).dtype
     try:
         with torch.no_grad():
-            logits = fed.model.eval()(fed.data.normalise(fed.data.x[:2], dtype))
+            logits = fed.model.eval()(fed.data.example(dtype=dtype))
     finally:
         for hook in hooks:
             hook.remove()

@@ -26,6 +26,7 @@ from fl.extensions.presence import Presence, PresenceOptions
 from fl.extensions.privacy import Privacy
 from fl.federation.capabilities import CAPABILITIES
 from fl.models.adapted import AdapterOptions, adapted
+from fl.settings.places import check_names
 
 ROOT = Path(__file__).parents[3]
 
