@@ -30,6 +30,17 @@ def as_called(text: str) -> str:
     return re.sub(r"python -m (?:fl\.|(?=(?:surgery|zoo)\b))", "layer-surgery ", text)
 
 
+def refuse_import(error: FLError) -> None:
+    """End a command, as `guarded` does, if its modules cannot be imported; do nothing in any other program.
+
+    They are imported before a command could guard itself: `python -m fl.NAME` imports the package first, while its own
+    name is not known.
+    """
+    if Path(sys.argv[0]).stem in ("-m", "layer-surgery"):
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
 def guarded(command: Callable[[], int], smaller: str = "--batch-size, --width or --max-parallel-clients") -> int:
     """Run a command and return the exit code.
 
