@@ -13,10 +13,28 @@ from surgery import SurgeryError
 from surgery.errors import is_out_of_memory
 from zoo import ZooError
 
+_OTHERS: dict[str, str] = {}
+"""Commands that stand in the place of one of ours, by its name."""
+
 
 def program(name: str) -> str:
     """Say how a command is called, in the way in which this one was: `layer-surgery NAME`, or as a module."""
-    return as_called(f"python -m fl.{name}")
+    return _OTHERS.get(name) or as_called(f"python -m fl.{name}")
+
+
+@contextmanager
+def called_as(command: str, name: str = "run") -> Iterator[None]:
+    """Within the block a command is called in another way, for another program's help.
+
+    >>> with called_as("python -m train"):
+    ...     program("run")
+    'python -m train'
+    """
+    _OTHERS[name] = command
+    try:
+        yield
+    finally:
+        del _OTHERS[name]
 
 
 def as_called(text: str) -> str:
