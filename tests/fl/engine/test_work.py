@@ -64,7 +64,9 @@ def test_counting_on_the_cpu_gives_what_the_meta_device_gives_and_draws_nothing(
     """Counted are torch's formulas, without what takes seconds to import where the operations are plain."""
     digits, state = load("digits"), torch.get_rng_state()
     makers = [lambda name=name: Spec(name, in_channels=1, image_size=8).build() for name in ("cnn", "resnet20")]
-    models = [make() for make in (*makers, Positions, Chance)]
+    attention = nn.TransformerEncoderLayer(64, 4, 32, dropout=0.0, batch_first=True)
+    pieces = nn.Sequential(nn.Flatten(2), attention, nn.Flatten(), nn.RReLU(), nn.Linear(64, 10))
+    models = [*(make() for make in (*makers, Positions, Chance)), pieces]
     torch.set_rng_state(state)
     counts = [(flops(model, digits), activation_bytes(model, digits)) for model in models]
     assert torch.equal(torch.get_rng_state(), state)
