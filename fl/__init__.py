@@ -10,21 +10,27 @@
 torch.Size([360, 10])
 """
 
-from fl.algorithms.algorithm import Algorithm, Server
-from fl.analysis.several import Results, results, simulate_all
+from fl.base.console import refuse_import as _refuse_import
 from fl.base.errors import FLError
-from fl.base.rng import Rng
-from fl.data import Dataset
-from fl.federation import Federation, LocalTraining
-from fl.models.adapted import AdapterOptions
-from fl.models.architectures import ArchitectureOptions
-from fl.runs.assembly import build
-from fl.runs.export import export
-from fl.runs.folder import load_model
-from fl.runs.pathways import Pathways
-from fl.runs.simulation import Round, Run, simulate
-from fl.settings import Config, Experiment
-from fl.settings.extensions import EXTENSIONS as _EXTENSIONS
+
+try:
+    from fl.algorithms.algorithm import Algorithm, Server
+    from fl.analysis.several import Results, results, simulate_all
+    from fl.base.rng import Rng
+    from fl.data import Dataset
+    from fl.federation import Federation, LocalTraining
+    from fl.models.adapted import AdapterOptions
+    from fl.models.architectures import ArchitectureOptions
+    from fl.runs.assembly import build
+    from fl.runs.export import export
+    from fl.runs.folder import load_model
+    from fl.runs.pathways import Pathways
+    from fl.runs.simulation import Round, Run, simulate
+    from fl.settings import Config, Experiment
+    from fl.settings.extensions import EXTENSIONS as _EXTENSIONS
+except FLError as error:  # one of the files that extend this project is broken
+    _refuse_import(error)
+    raise
 from surgery import __version__ as __version__
 
 __all__ = [

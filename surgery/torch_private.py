@@ -25,6 +25,11 @@ _MOST_FORMS = 50_000  # some 50 MB
 class Operations(TorchDispatchMode):
     """`run` gets each operation, as outside of inference mode, where torch takes composite ones (softmax) apart."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Leave `__torch_dispatch__` as it is: what torch wraps it in imports torch.compile's modules, for seconds."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         if _is_composite(func):

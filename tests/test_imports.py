@@ -37,3 +37,18 @@ def test_packages_load_what_they_always_need_alone():
     ).stdout
     loaded = json.loads(printed)
     assert {name: sorted(ABSENT[name].intersection(loaded[name])) for name in ABSENT} == {name: [] for name in ABSENT}
+
+
+DEFAULT_RUN = """
+import sys
+from fl.run import main
+
+assert main(["--rounds", "1", "--local-epochs", "1", "--samples", "200", "--out", sys.argv[1]]) == 0
+print(*sorted({"sklearn", "scipy", "pandas", "sympy", "torch._dynamo", "torch._inductor"}.intersection(sys.modules)))
+"""
+
+
+def test_the_default_run_loads_neither_scikit_learn_nor_the_modules_of_torch_compile(tmp_path):
+    command = [sys.executable, "-c", DEFAULT_RUN, str(tmp_path)]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert printed.splitlines()[-1] == ""

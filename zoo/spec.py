@@ -191,7 +191,9 @@ class Spec:
             raise ZooError(f"{self.name}: {error}", code=error.code) from None
         if torch.device(device).type == "meta":
             return model
-        return initialise(model.to_empty(device="cpu"), generator).to(device)
+        # As `model.to_empty(device="cpu")`, whose `empty_like` of a meta tensor imports sympy, which takes a second.
+        model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype))
+        return initialise(model, generator).to(device)
 
     def scaled(self, width: float | tuple[float, ...] = 1.0, depth: int | tuple[int, ...] | None = None) -> "Spec":
         """The same model with its width rates multiplied by `width`, and with `depth` blocks if that is given.

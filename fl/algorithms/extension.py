@@ -24,6 +24,8 @@ class Order(IntEnum):
     """It changes which clients take part."""
     PROMISING = 4
     """It promises something of all that the others do."""
+    PROTECTING = 5
+    """It changes what single clients send before anything else at the server sees it. One extension can be it."""
 
 
 def nothing(options: Any) -> dict[str, str]:

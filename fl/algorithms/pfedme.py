@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.method import Method
+from fl.algorithms.parts.beside import beside, part_of
 from fl.algorithms.parts.personal import with_own_models
 from fl.base.settings import Above0, AtLeast0, AtLeast1
 from fl.base.torch_private import foreach_add_, foreach_mul_, foreach_sub
@@ -100,12 +101,11 @@ class Pair(nn.Module):
 
     def starting_from(self, start: State) -> State:
         """A state of the pair whose two models both begin as the given one, or a stack of such states."""
-        theta = {f"personal.{name}": tensor for name, tensor in start.items()}
-        return theta | {f"local.{i}": start[name] for i, name in enumerate(self.learnt)}
+        return beside(personal=start) | {f"local.{i}": start[name] for i, name in enumerate(self.learnt)}
 
     def personal_of(self, state: State) -> State:
         """The personal model of a state of the pair."""
-        return {name.removeprefix("personal."): t for name, t in state.items() if name.startswith("personal.")}
+        return part_of(state, "personal")
 
     def copy_of(self, state: State) -> State:
         """The copy of the global model; what is not trained, such as buffers, is the personal model's.

@@ -13,10 +13,28 @@ from surgery import SurgeryError
 from surgery.errors import is_out_of_memory
 from zoo import ZooError
 
+_OTHERS: dict[str, str] = {}
+"""Commands that stand in the place of one of ours, by its name."""
+
 
 def program(name: str) -> str:
     """Say how a command is called, in the way in which this one was: `layer-surgery NAME`, or as a module."""
-    return as_called(f"python -m fl.{name}")
+    return _OTHERS.get(name) or as_called(f"python -m fl.{name}")
+
+
+@contextmanager
+def called_as(command: str, name: str = "run") -> Iterator[None]:
+    """Within the block a command is called in another way, for another program's help.
+
+    >>> with called_as("python -m train"):
+    ...     program("run")
+    'python -m train'
+    """
+    _OTHERS[name] = command
+    try:
+        yield
+    finally:
+        del _OTHERS[name]
 
 
 def as_called(text: str) -> str:
@@ -28,6 +46,17 @@ def as_called(text: str) -> str:
     if Path(sys.argv[0]).stem != "layer-surgery":
         return text
     return re.sub(r"python -m (?:fl\.|(?=(?:surgery|zoo)\b))", "layer-surgery ", text)
+
+
+def refuse_import(error: FLError) -> None:
+    """End a command, as `guarded` does, if its modules cannot be imported; do nothing in any other program.
+
+    They are imported before a command could guard itself: `python -m fl.NAME` imports the package first, while its own
+    name is not known.
+    """
+    if Path(sys.argv[0]).stem in ("-m", "layer-surgery"):
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
 
 
 def guarded(command: Callable[[], int], smaller: str = "--batch-size, --width or --max-parallel-clients") -> int:

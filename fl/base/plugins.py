@@ -24,7 +24,8 @@ def declared(package: str, name: str, kind: type) -> dict[str, Any]:
     A file has one value, called as the file, or a dictionary of several by their names. Subpackages are left out.
 
     Raises:
-        FLError: for a value that is not of this kind, and for a name that occurs twice; it names the file.
+        FLError: for a file that cannot be imported, a value that is not of this kind, and a name that occurs twice; it
+            names the file.
 
     >>> list(declared("fl.partition", "KIND", object))
     ['clusters', 'contiguous', 'dirichlet', 'dirichlet_mixture', 'dirichlet_sizes', 'iid', 'natural', 'shards']
@@ -33,7 +34,11 @@ def declared(package: str, name: str, kind: type) -> dict[str, Any]:
     for file in iter_modules(import_module(package).__path__):
         if file.ispkg or file.name == "__main__":
             continue
-        value = vars(import_module(f"{package}.{file.name}")).get(name)
+        try:
+            module = import_module(f"{package}.{file.name}")
+        except (Exception, SystemExit) as error:  # of whoever has put the file there
+            raise FLError(f"{package}.{file.name} cannot be imported: {failed(error)}") from error
+        value = vars(module).get(name)
         several = isinstance(value, dict)
         for key, one in value.items() if several else [(file.name, value)] * (value is not None):
             where = f"{package}.{file.name}: {name}" + f"[{key!r}]" * several
@@ -140,8 +145,9 @@ def path_of(flag: str, function: Callable[..., Any]) -> str:
 def failed(error: BaseException) -> str:
     """Say in one line what a user's own code raised, and where."""
     trace, where = error.__traceback__ and error.__traceback__.tb_next, ""  # the first is that of the call
-    while trace is not None:
-        where = f" ({Path(trace.tb_frame.f_code.co_filename).name}, line {trace.tb_lineno})"
+    while trace is not None and not isinstance(error, SyntaxError):  # which says itself where it is
+        if not (file := trace.tb_frame.f_code.co_filename).startswith("<frozen"):  # Python's own import
+            where = f" ({Path(file).name}, line {trace.tb_lineno})"
         trace = trace.tb_next
     return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ") + where
 

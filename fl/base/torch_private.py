@@ -11,7 +11,6 @@ from fl.base.errors import FLError
 
 try:
     from torch.nn.modules.batchnorm import _NormBase
-    from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
     from torch.utils._pytree import tree_flatten as tree_flatten
     from torch.utils._pytree import tree_leaves as tree_leaves
     from torch.utils._pytree import tree_map as tree_map

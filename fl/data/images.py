@@ -9,8 +9,10 @@ import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,13 +33,41 @@ def digits(root: Path, download: bool) -> Dataset:
         x uint8 [1437, 1, 8, 8], test_x [360, 1, 8, 8], 10 classes, top = 16.
     """
     del root, download
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
+    # The file is scikit-learn's, whose import takes longer than some runs: it brings scipy and pandas.
+    folder = find_spec("sklearn").submodule_search_locations[0]  # type: ignore[union-attr,index]
+    file = Path(folder, "datasets", "data", "digits.csv.gz")
+    rows = torch.from_numpy(np.loadtxt(file, delimiter=",", dtype=np.uint8))
+    images, labels = rows[:, :-1].reshape(-1, 1, 8, 8), rows[:, -1].long()
+    train, test = _stratified(labels.numpy(), test=360)
+    return Dataset("digits", images[train], labels[train], images[test], labels[test], classes=10, top=16)
 
-    images, labels = load_digits(return_X_y=True)
-    parts = train_test_split(images.reshape(-1, 1, 8, 8), labels, test_size=0.2, stratify=labels, random_state=0)
-    x, test_x, y, test_y = map(torch.from_numpy, parts)
-    return Dataset("digits", x.byte(), y.long(), test_x.byte(), test_y.long(), classes=10, top=16)
+
+def _stratified(labels: np.ndarray, test: int) -> tuple[np.ndarray, np.ndarray]:
+    """Split as scikit-learn's `train_test_split(stratify=labels, random_state=0)` does, in the same order."""
+    rng = np.random.RandomState(0)
+    sizes = np.bincount(labels)
+
+    def share_out(have: np.ndarray, total: int) -> np.ndarray:
+        """Round shares of `total` in proportion down, and up where most is missing; chance decides among equals."""
+        exact = have / have.sum() * total
+        counts = np.floor(exact)
+        missing = exact - counts
+        for value in np.unique(missing)[::-1]:
+            (equal,) = np.nonzero(missing == value)
+            left = int(total - counts.sum())
+            if left == 0:
+                break
+            counts[rng.choice(equal, min(len(equal), left), replace=False)] += 1
+        return counts.astype(int)
+
+    train_sizes = share_out(sizes, len(labels) - test)
+    test_sizes = share_out(sizes - train_sizes, test)
+    train_rows, test_rows = [], []
+    for label, (a, b) in enumerate(zip(train_sizes, test_sizes)):
+        rows = np.flatnonzero(labels == label)[rng.permutation(sizes[label])]
+        train_rows.extend(rows[:a])
+        test_rows.extend(rows[a : a + b])
+    return rng.permutation(train_rows), rng.permutation(test_rows)
 
 
 def mnist(root: Path, download: bool, title: str = "MNIST") -> Dataset:

@@ -5,11 +5,11 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-Inputs: TypeAlias = Tensor | dict[str, Tensor]
+Inputs: TypeAlias = Any
 """Of N samples: a tensor [N, ...], or a dict of such tensors, whose model takes them by keyword."""
 
 
-def map_inputs(function: Callable[..., Tensor], inputs: Inputs, *others: Inputs) -> Inputs:
+def map_inputs(function: Callable[..., Any], inputs: Inputs, *others: Inputs) -> Inputs:
     """Apply a function to every tensor of inputs, with those of the same name in others.
 
     >>> import torch

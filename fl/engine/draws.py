@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from fl.base.errors import FLError
-from fl.base.torch_private import TorchDispatchMode
+from surgery.torch_private import Watch
 
 _MOST = 2**20  # numbers of a range that 24 random bits cover evenly enough
 _USUAL = {
@@ -127,7 +127,7 @@ class Drawing(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-class NoDraws(TorchDispatchMode):
+class NoDraws(Watch):
     """Within it nothing may be random.
 
     It is for backward passes, in which activation checkpointing would repeat the forward pass with other masks. It
@@ -137,12 +137,11 @@ class NoDraws(TorchDispatchMode):
         FLError: from an operation that draws.
     """
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if torch.Tag.nondeterministic_seeded in function.tags and _drops(function, args, kwargs or {}):
+    def before(self, operation: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+        if torch.Tag.nondeterministic_seeded in operation.tags and _drops(operation, args, kwargs):
             raise FLError(
                 "dropout within activation checkpointing has other masks in the backward pass: use one of the two"
             )
-        return function(*args, **(kwargs or {}))
 
 
 def _drops(function: Any, args: tuple, kwargs: dict) -> bool:

@@ -1,8 +1,8 @@
-"""How much a model computes, counted where nothing is computed (the meta device)."""
+"""How much a model computes, counted in a forward pass of its own."""
 
 import copy
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -10,12 +10,12 @@ from torch import nn
 
 from fl.base.torch_private import storage_of
 from fl.data import Dataset
-from fl.data.inputs import Inputs, map_inputs
+from fl.data.inputs import Inputs, leaves, map_inputs
 from fl.engine.job import Job
 from surgery.errors import SurgeryError
 from surgery.forward import ghost_of
 from surgery.states import owners
-from surgery.torch_private import Operations
+from surgery.torch_private import Watch
 
 
 def flops(model: nn.Module, data: Dataset) -> int:
@@ -61,27 +61,74 @@ class _Counts(NamedTuple):
 
 _REFUSALS = (SurgeryError, RuntimeError, ValueError, AssertionError, TypeError)  # of a copy, or of a forward pass
 _KNOWN: WeakKeyDictionary[nn.Module, dict[object, _Counts]] = WeakKeyDictionary()
+_PLAIN = {
+    "convolution", "mm", "addmm", "bmm", "native_batch_norm", "native_group_norm", "native_layer_norm", "relu", "relu_",
+    "hardtanh", "hardtanh_", "silu", "silu_", "gelu", "sigmoid", "tanh", "add", "add_", "mul", "mul_", "mean", "sum",
+    "cat", "max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d", "constant_pad_nd", "empty", "view",
+    "_unsafe_view", "t", "transpose", "permute", "expand", "slice", "select", "squeeze", "unsqueeze", "clone", "detach",
+    "alias",
+}  # fmt: skip
+"""Operations that are the same ones on a CPU as on the meta device, and draw nothing."""
+_SMALL = (
+    5_000_000  # parameters: a copy of so many, and a forward pass, take less time than what the meta device imports
+)
 
 
 def _counts(model: nn.Module, data: Dataset) -> _Counts:
-    """The counts of a model, from one forward pass of two samples on the meta device; kept by its shape and dtype."""
+    """The counts of a model, from one forward pass of two samples; kept by its shape and dtype."""
     known = _KNOWN.setdefault(model, {})
     sample, dtype = str(data.shape), next(p.dtype for p in model.parameters())
     if (sample, dtype) not in known:
-        # of two samples, since static batch norms refuse one image
-        two = map_inputs(lambda values: values.new_zeros(2, *values.shape[1:], device="meta"), data.x)
         known[sample, dtype] = _Counts(0, 0)
         # `deepcopy` leaves tensors that are plain attributes where they are, so that the model can read their numbers.
-        for ghost in (ghost_of, lambda full: copy.deepcopy(full).to("meta")):
+        ghosts = [ghost_of, lambda full: copy.deepcopy(full).to("meta")]
+        # On the meta device torch works out shapes in Python, with modules of torch.compile: seconds to import.
+        if _is_plain(model):
+            ghosts.insert(0, copy.deepcopy)
+        for ghost in ghosts:
             with suppress(*_REFUSALS):
-                known[sample, dtype] = _counted(ghost(model), data.normalise(two, dtype))
+                shadow = ghost(model)
+                device = next(shadow.parameters()).device
+                # of two samples, since static batch norms refuse one image
+                two = map_inputs(lambda one: one.new_zeros(2, *one.shape[1:], device=device), data.x)  # noqa: B023
+                known[sample, dtype] = _counted(shadow, data.normalise(two, dtype))
                 break
     return known[sample, dtype]
 
 
-def _counted(shadow: nn.Module, two: Inputs) -> _Counts:
-    from torch.utils.flop_counter import FlopCounterMode  # imports triton
+def _is_plain(model: nn.Module) -> bool:
+    """Return whether a forward pass on the CPU is cheap, and runs no code that may note or draw something."""
+    parameters = list(model.parameters())
+    ours = {type(module).__module__.partition(".")[0] for module in model.modules()} <= {"torch", "zoo"}
+    return ours and {p.device.type for p in parameters} == {"cpu"} and sum(p.numel() for p in parameters) < _SMALL
 
+
+class _Flops(Watch):
+    """Counts floating-point operations as torch's `FlopCounterMode` does, which imports modules of torch.compile.
+
+    As all `Operations` it keeps the shapes of operations on the meta device, which repeated blocks need again.
+
+    Raises:
+        RuntimeError: on a CPU, before any operation but those of `_PLAIN`: others may have faster kernels there that
+            have no formula (attention, recurrent layers), depend on the data, or be random.
+    """
+
+    def __init__(self, on_meta: bool) -> None:
+        from torch.utils.flop_counter import flop_registry  # imports triton
+
+        super().__init__()
+        self.on_meta, self.formulas, self.total = on_meta, flop_registry, 0
+
+    def before(self, operation: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+        if not self.on_meta and operation._overloadpacket.__name__ not in _PLAIN:
+            raise RuntimeError(f"{operation} has to be counted on the meta device")
+
+    def after(self, operation: Any, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
+        if formula := self.formulas.get(operation._overloadpacket):
+            self.total += formula(*args, **kwargs, out_val=result)
+
+
+def _counted(shadow: nn.Module, two: Inputs) -> _Counts:
     made_by_layers: dict[object, torch.UntypedStorage] = {}
 
     def note(module: nn.Module, given: tuple, made: object) -> None:
@@ -95,11 +142,10 @@ def _counted(shadow: nn.Module, two: Inputs) -> _Counts:
     for module in shadow.eval().requires_grad_(False).modules():
         if not any(module.children()):
             module.register_forward_hook(note)
-    # `Operations` keeps the shapes of operations, which repeated blocks need again.
-    with torch.no_grad(), Operations(), FlopCounterMode(display=False) as counter:
+    with torch.no_grad(), _Flops(leaves(two)[0].is_meta) as counter:
         shadow(two)
     size = sum(storage.nbytes() for storage in made_by_layers.values())
-    return _Counts(counter.get_total_flops() // 2, size // 2)
+    return _Counts(counter.total // 2, size // 2)
 
 
 class Meter:

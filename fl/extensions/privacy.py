@@ -244,7 +244,7 @@ EXTENSION = Extension(
     Privacy(),
     needs=_needs,
     algorithm=lambda algorithm, config, rng: with_privacy(algorithm, config.extensions["privacy"]),
-    order=Order.PROMISING,
+    order=Order.PROTECTING,
     simulated=False,
     columns={
         "update_clip": Column(digits=3, label="longest update of a client", limits=(0, math.inf)),

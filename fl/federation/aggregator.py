@@ -1,7 +1,8 @@
 """How the server averages the models that clients send."""
 
 from collections.abc import Container, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -30,23 +31,15 @@ class Aggregator(Protocol):
         plans: Sequence[Plan] | None = None,
         factors: Mapping[str, Tensor] | None = None,
     ) -> State | Stack:
-        """Average models, or the parts of models that plans say; `names` are those of the trained parameters."""
+        """Average models, or the parts of models that plans say; `names` are those of the trained parameters.
+
+        A rule without a method of its own averages as `surgery.average` does.
+        """
+        return surgery.average(models, plans, weights, fallback, factors=factors)
 
 
-class WeightedMean(NamedTuple):
-    """The mean, weighted by the clients' numbers of samples: `surgery.average`."""
+@dataclass(frozen=True)
+class WeightedMean(Aggregator):
+    """The mean, weighted by the clients' numbers of samples."""
 
     chooses: bool = False
-
-    def average(
-        self,
-        models: Stack | Sequence[State],
-        weights: Any = None,
-        fallback: Mapping[str, Tensor] | None = None,
-        names: Container[str] = (),
-        *,
-        plans: Sequence[Plan] | None = None,
-        factors: Mapping[str, Tensor] | None = None,
-    ) -> State | Stack:
-        """Average as `surgery.average` does."""
-        return surgery.average(models, plans, weights, fallback, factors=factors)

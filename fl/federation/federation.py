@@ -308,7 +308,8 @@ class Federation:
             models = self.models_of(clients) if mixed else [self.model] * k
         context = list(context or [{}] * k) if mixed else context or {}
         each = LocalObjective(objective or self.local.objective, context, ascent, per_sample)
-        return self.trainer(Training(Cohort(clients, models, starts), each, rng, self.steps(clients)))
+        steps = self.steps(clients)
+        return self.trainer(Training(Cohort(clients, models, starts), each, rng, steps, steps))
 
     @cached_property
     def trainer(self) -> Trainer:
@@ -320,9 +321,9 @@ class Federation:
 
     def train_cohort(self, training: Training) -> ClientUpdate:
         """Train a cohort, and nothing else: see `fl.engine.train`. The server receives what was trained."""
-        cohort, objective, _, steps = training
+        cohort, objective, _, planned, steps = training
         parts, passes = self.clients.train, self.local.epochs * self.local.repeats * (2 if objective.ascent else 1)
-        for client, model, made, every in zip(cohort.clients, cohort.models, steps, self.steps(cohort.clients)):
+        for client, model, made, every in zip(cohort.clients, cohort.models, steps, planned):
             samples = self.local.samples_of_epoch(len(parts[client]), parts)
             self.meter.flops += passes * samples * flops(model, self.data) * made // every
         states, loss = self._run(training._replace(objective=self._masked(cohort, objective)))
@@ -361,7 +362,7 @@ class Federation:
 
     def _in_chunks(self, training: Training) -> tuple[States, Tensor]:
         """The trained states, in the form of the cohort's, and the losses [K]. A few clients train at a time."""
-        cohort, objective, rng, steps = training
+        cohort, objective, rng, _, steps = training
         parts, k = [], len(cohort.clients)
         chunk = self.local.max_parallel_clients or k
         progress.begin(k)
@@ -395,9 +396,9 @@ class Federation:
         local, data, parts, values = self.local, self.data, self.clients.train, each.per_sample
         size = local.size_of_batches(parts)
         changes = (local.repeats, local.augment, data.shape[-1] if data.images else 0, local.last_batch)
-        own, limits = [parts[client] for client in clients], None
-        if steps is not None and tuple(steps) != self.steps(clients):
-            limits = [max(1, n) for n in steps]  # those without a step make one, which nobody receives
+        own = [parts[client] for client in clients]
+        # Those without a step make one, which nobody receives.
+        limits = None if steps is None else [max(1, n) for n in steps]
         if data.on_host:  # these clients' samples alone go to the device, and are counted from 0 there
             samples, sizes = torch.cat(own), [len(part) for part in own]
             data, own = data.taken(samples), torch.arange(len(samples)).split(sizes)

@@ -21,18 +21,20 @@ class Training(NamedTuple):
         cohort: the clients with the models that they start from.
         objective: what they minimise.
         rng: of the round.
-        steps: how many steps each client makes; fewer than it has batches for if it is stopped before.
+        planned: how many steps each client makes if nobody stops it.
+        steps: how many it makes.
     """
 
     cohort: Cohort
     objective: LocalObjective
     rng: Rng
+    planned: tuple[int, ...]
     steps: tuple[int, ...]
 
     def select(self, rows: Sequence[int]) -> "Training":
         """Return the training of some of the clients, by their positions in the cohort."""
-        steps = tuple(self.steps[row] for row in rows)
-        return Training(self.cohort.select(rows), self.objective.select(rows), self.rng, steps)
+        planned, steps = (tuple(every[row] for row in rows) for every in (self.planned, self.steps))
+        return Training(self.cohort.select(rows), self.objective.select(rows), self.rng, planned, steps)
 
 
 Trainer: TypeAlias = Callable[[Training], ClientUpdate]

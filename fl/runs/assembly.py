@@ -12,6 +12,7 @@ from torch import nn
 from fl import data, partition
 from fl.algorithms import ALGORITHMS
 from fl.algorithms.algorithm import Algorithm
+from fl.algorithms.extension import Order
 from fl.base.console import quiet
 from fl.base.errors import FLError, ask_memory
 from fl.base.rng import Rng
@@ -216,6 +217,8 @@ def make_algorithm(config: Config, fed: Federation, rng: Rng) -> Algorithm:
     """Make the method of the settings, within the extensions that wrap it, for a federation that fits them."""
     algorithm = make_method(config, fed)
     wrapping = {name: EXTENSIONS[name] for name in config.extensions if EXTENSIONS[name].algorithm}
+    if len(first := [f"--{name}" for name, one in wrapping.items() if one.order is Order.PROTECTING]) > 1:
+        raise FLError(f"{' and '.join(first)} must each be the first to see what clients send: drop all but one")
     for name, one in sorted(wrapping.items(), key=lambda item: item[1].order):
         within, algorithm = algorithm, one.algorithm(algorithm, config, rng)
         if not isinstance(algorithm, Algorithm):

@@ -33,11 +33,15 @@ def opened(
     transport: Transport,
     at_start: Sequence[Draw] = (),
     at_end: Sequence[Draw] = (),
+    taken: Callable[[], None] = lambda: None,
 ) -> Iterator[RunState]:
     """Begin a run in a folder, or go on with the one in it; at the end of the block write all that is kept of it.
 
     Only this process works in the folder meanwhile. However the block ends, the checkpoint of the last round, the
     summary and the figures are written.
+
+    Args:
+        taken: called once the folder is known to be this run's.
 
     Raises:
         FLError: as `fl.simulate` does.
@@ -45,6 +49,7 @@ def opened(
     require(config.evaluation.log)
     try:
         with open_run_folder(folder, resume), terminable() as ending:
+            taken()
             if resume and (folder / SETTINGS).exists():
                 Config.read(folder, resume=True)  # which refuses settings that are gone
             run = RunState.begin(config, folder, resume, dataset, model, transport)

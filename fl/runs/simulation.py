@@ -23,6 +23,7 @@ from fl.runs.assembly import build, resolve_inputs
 from fl.runs.bar import Bar
 from fl.runs.export import client_module, module_with
 from fl.runs.folder import load_initial_weights
+from fl.runs.lock import SETTINGS
 from fl.runs.lockstep import check_ranks_agree, sync_server, tell_end
 from fl.runs.metrics import Row
 from fl.runs.opened import opened
@@ -132,10 +133,19 @@ class Run:
         model: Model | None = None,
         transport: Transport = IN_PROCESS,
     ) -> None:
-        self.config, self.folder, self.resume = config, Path(folder), resume
+        self.config, self.folder, self._resume = config, Path(folder), resume
         self.dataset, self.model, self.transport = dataset, model, transport
         self._run: RunState | None = None
         self._kept: Generator[Round] | None = None
+        self._is_ours = False  # the folder
+
+    @property
+    def resume(self) -> bool:
+        """Whether the next loop goes on with the run in the folder: as asked, or because this object has begun it."""
+        return self._resume or (self._is_ours and (self.folder / SETTINGS).exists())
+
+    def _take(self) -> None:
+        self._is_ours = True
 
     @property
     def summary(self) -> dict | None:
@@ -165,8 +175,8 @@ class Run:
         if is_one_of_several() and not is_joined():
             raise FLError("fl.Run is for one process: under torchrun use fl.simulate, with on_round to see each round")
         inputs = (self.config, self.folder, self.resume, self.dataset, self.model, self.transport)
-        with opened(*inputs, AT_START, AT_END) as run, Bar(run) as bar:
-            self.resume, self._run = True, run
+        with opened(*inputs, AT_START, AT_END, self._take) as run, Bar(run) as bar:
+            self._run = run
             for number in run.numbers_left():
                 with bar.during_round():
                     sync_server(run)  # with other ranks

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass, make_dataclass
 from importlib import import_module
 from pathlib import Path
@@ -21,6 +22,7 @@ from fl.algorithms import ALGORITHMS, fedavg
 from fl.algorithms.method import Method
 from fl.analysis.groups import others
 from fl.base.columns import Column
+from fl.base.console import refuse_import
 from fl.base.errors import FLError
 from fl.base.plugins import declared
 from fl.data import LOADERS
@@ -362,3 +364,50 @@ def test_a_file_may_declare_one_or_several_of_a_type_and_none_twice(tmp_path, mo
     ):
         with pytest.raises(FLError, match=message):
             declared("ours", name, kind)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("import nothing_there", "ModuleNotFoundError: No module named 'nothing_there'"),
+        ("def f(:", "SyntaxError: invalid syntax"),
+        ("raise ValueError('of two\\nlines')", "ValueError: of two lines"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+    ],
+)
+def test_a_file_that_cannot_be_imported_is_named_in_one_line(text, said, tmp_path, monkeypatch):
+    (tmp_path / "broken").mkdir()
+    for name, content in {"__init__": "", "good": "KIND = 1", "mine": f"import sys\n{text}\n"}.items():
+        (tmp_path / f"broken/{name}.py").write_text(content)
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        with pytest.raises(FLError) as refused:
+            declared("broken", "KIND", int)
+    finally:
+        for name in [name for name in sys.modules if name.split(".")[0] == "broken"]:
+            del sys.modules[name]
+    assert str(refused.value) == f"broken.mine cannot be imported: {said} (mine.py, line 2)"
+
+
+@pytest.mark.parametrize(("program", "code"), [("-m", 2), ("/usr/bin/layer-surgery", 2), ("mine.py", None), ("", None)])
+def test_commands_end_in_a_line_where_the_package_cannot_be_imported(program, code, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [program])
+    with nullcontext() if code is None else pytest.raises(SystemExit) as ended:
+        refuse_import(FLError("fl.extensions.mine cannot be imported"))
+    assert (ended and ended.value.code) == code
+    assert capsys.readouterr().err == ("error: fl.extensions.mine cannot be imported\n" if code else "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("room", ["extensions", "algorithms", "partition", "data"])
+def test_a_broken_file_in_a_room_is_one_line_of_every_command(room, tmp_path):
+    shutil.copytree(ROOT / "fl", tmp_path / "fl", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / f"fl/{room}/mine.py").write_text("1 / 0\n")
+    path = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    command = [sys.executable, "-m", "fl.run", "--help"]
+    ended = subprocess.run(command, cwd=tmp_path, env=path, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert ended.stderr == (
+        f"error: fl.{room}.mine cannot be imported: ZeroDivisionError: division by zero (mine.py, line 1)\n"
+    )

@@ -308,3 +308,14 @@ def test_scalefls_own():
     assert [max(spec.width) for spec in levels] == [0.7, 0.7, 0.75, 1]
     space = config.architectures.announce(config.spec())
     assert all(level in space for level in levels)
+
+
+def test_help_on_a_recipe_names_the_command_that_has_it(capsys):
+    with pytest.raises(SystemExit):
+        command.main(["femam-fashion-mnist", "--help"])
+    printed = capsys.readouterr().out
+    assert printed.startswith("usage: python -m benchmarks.papers femam-fashion-mnist ")
+    assert "python -m fl.run" not in printed
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    assert capsys.readouterr().out.startswith("usage: python -m fl.run ")

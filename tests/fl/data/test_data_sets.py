@@ -7,6 +7,7 @@ import pytest
 import torch
 from data_files import complaint, pixels, write_cifar100
 from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
 
 from fl import data
 from fl.base.errors import FLError
@@ -153,14 +154,16 @@ def test_every_set_says_what_is_missing(tmp_path, name):
     assert "Expected there: " in message
 
 
-def test_digits_are_scikit_learn_s_each_once():
+def test_digits_are_scikit_learn_s_in_the_order_of_its_split():
     digits = data.load("digits")
-    everything = torch.cat([digits.x, digits.test_x]).flatten(1)
-    assert digits.x.dtype is torch.uint8
-    assert digits.test_x.shape == (360, 1, 8, 8)
-    expected = torch.from_numpy(load_digits().data).byte()
-    assert sorted(everything.tolist()) == sorted(expected.tolist())
-    assert torch.bincount(digits.test_y).tolist() == pytest.approx([36] * 10, abs=2)  # stratified
+    images, labels = load_digits(return_X_y=True)
+    parts = train_test_split(images.reshape(-1, 1, 8, 8), labels, test_size=0.2, stratify=labels, random_state=0)
+    expected = [torch.from_numpy(part) for part in parts]
+    assert digits.x.dtype is digits.test_x.dtype is torch.uint8
+    assert digits.y.dtype is digits.test_y.dtype is torch.int64
+    for part, like in zip((digits.x, digits.test_x, digits.y, digits.test_y), expected):
+        assert part.shape == like.shape
+        assert torch.equal(part.double(), like.double())
     floats = digits.normalise(digits.x)
     assert (floats.min().item(), floats.max().item()) == (-1.0, 1.0)
 

@@ -91,6 +91,31 @@ def test_the_order_is_that_of_the_stages():
     assert len(algorithm.steps) == 1
 
 
+def test_no_other_extension_sees_what_privacy_has_not_made(monkeypatch):
+    """Not even one that promises something too and comes later by its name; two cannot both be the first."""
+    seen = []
+
+    def watch(algorithm, config, rng):
+        def aggregate(server, clients, update, rng):
+            seen.append(update.received)
+            return algorithm.aggregated(server, clients, update, rng)
+
+        return replace(algorithm, aggregate=aggregate)
+
+    config = settings("fedavg", "privacy")
+    monkeypatch.setattr(fl.Config, "zz", PresenceOptions(), raising=False)
+    for order in Order:
+        stranger = Extension(PresenceOptions(), algorithm=watch, order=order)
+        monkeypatch.setattr(fl.Config, "extensions", lambda _, s=stranger: {"privacy": EXTENSIONS["privacy"], "zz": s})
+        if order is Order.PROTECTING:
+            with pytest.raises(fl.FLError, match="--privacy and --zz"):
+                fl.build(config)
+            continue
+        fed, algorithm = fl.build(config)
+        play(algorithm, fed, rounds=1)
+        assert all(torch.equal(stack, stack[:1].expand_as(stack)) for stack in seen.pop().values())
+
+
 @pytest.mark.parametrize("method", ["fedavg", "fedmr"])
 def test_with_their_defaults_nothing_is_wrapped(method):
     fed, algorithm = fl.build(tiny(method))

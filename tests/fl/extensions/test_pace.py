@@ -143,7 +143,7 @@ def test_a_smaller_model_takes_less_time():
     (pace,) = fed.training
     starts = [fed.fleet[client].plan.extract(fed.initial()) for client in (0, 1)]
     cohort = Cohort([0, 1], fed.models_of([0, 1]), starts)
-    training = Training(cohort, LocalObjective(), Rng(0, 1), fed.steps([0, 1]))
+    training = Training(cohort, LocalObjective(), Rng(0, 1), fed.steps([0, 1]), fed.steps([0, 1]))
     own = [pace.seconds(k, n, cost) for k, n, cost in zip((0, 1), training.steps, samples_of_a_step(fed, training))]
     equal = [pace.seconds(k, fed.steps([k])[0], 10) for k in (0, 1)]
     assert own[0] < 0.6 * equal[0]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from fl_flags import TINY
 from fleets import assert_close
-from rounds import assert_same, poison, row
+from rounds import assert_same, play, poison, row
 from safetensors.torch import load_file
 from selection import some
 from torch import nn
@@ -24,6 +24,7 @@ from fl.base.rng import Rng
 from fl.engine import Results
 from fl.engine.objectives import cross_entropy, proximal
 from fl.extensions.defence import Defence
+from fl.extensions.pace import PaceOptions
 from fl.federation import Federation, LocalTraining, cohort
 from fl.federation.divergence import check_finite, drop_failed
 from fl.runs.assembly import build
@@ -240,6 +241,15 @@ def test_a_run_goes_on_without_the_client(tmp_path, monkeypatch, capsys):
     client = build(Config.read(tmp_path / "a"))[0].sample(Rng(0, 2))[0]
     assert f"round 2: client {client} dropped" in capsys.readouterr().err
     assert all(t.isfinite().all() for t in load_file(tmp_path / "a" / "checkpoint.safetensors").values())
+
+
+def test_steps_are_counted_once_a_round(monkeypatch):
+    counted, steps = [], Federation.steps
+    monkeypatch.setattr(Federation, "steps", lambda fed, clients: counted.append(clients) or steps(fed, clients))
+    pace = PaceOptions(spread=1.0, speed=200.0, deadline=0.15)
+    fed, algorithm = build(Config(algorithm="fedavg", clients=4, participants=3, local_epochs=1, width=0.1, pace=pace))
+    play(algorithm, fed, rounds=1)
+    assert len(counted) == 1
 
 
 # Servers that diverge

@@ -14,7 +14,7 @@ import torch
 import fl
 from fl import run as cli
 from fl.base.errors import Diverged, FLError, Terminated
-from fl.runs import checkpoint
+from fl.runs import checkpoint, simulation
 from fl.runs.export import client_model
 from fl.runs.lock import folder_lock
 from fl.runs.metrics import read
@@ -147,6 +147,27 @@ def test_a_second_loop_over_a_run_goes_on(tmp_path, whole):
     assert run.summary["complete"]
     assert [*run] == []
     assert same(fl.load_model(tmp_path / "run"), fl.load_model(whole))
+
+
+def test_a_loop_that_ended_before_its_first_round_goes_on_in_its_folder(tmp_path, monkeypatch):
+    """Once the folder has settings; a run that was never begun there is not resumed, whosever folder it is."""
+    config = CONFIG.replace(rounds=1, local_valid=0.0)
+    run, other = (fl.Run(config, tmp_path / "run") for _ in range(2))
+
+    def interrupted(run):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(simulation, "AT_START", [interrupted])
+    with pytest.raises(KeyboardInterrupt):
+        next(iter(run))
+    assert (run.resume, other.resume) == (True, False)
+    monkeypatch.setattr(simulation, "AT_START", [])
+    monkeypatch.setattr(simulation, "AT_END", [])
+    with pytest.raises(FLError, match="exists already"):
+        next(iter(other))
+    assert not other.resume
+    assert [round.number for round in run] == [1]
+    assert [*run] == []
 
 
 @pytest.mark.slow
