@@ -168,8 +168,8 @@ def _check(stored: Stored, arm: Arm, file: Path, store: Path) -> None:
     if stored.run != arm.run or file != store / path(arm, stored.seed, stored.rounds):
         raise FLError(f"{file} is not a run of {arm.run}: it holds {stored.run}, seed {stored.seed}; move it back")
     was, now = (_neutral() | one for one in (stored.settings, settings(shortened(arm.config, stored.rounds))))
-    for flag in was.keys() & now.keys():  # those that only one version of this package has are not compared
-        if was[flag] != now[flag]:
+    for flag, value in now.items():  # flags that only one version of this package has are not compared
+        if flag in was and was[flag] != value:
             raise FLError(
                 f"{file} was made with another --{flag} than {arm.run} has now: delete it and run the cell again"
             )

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -176,6 +177,21 @@ def test_a_stored_file_that_is_forged_is_refused_by_name(cell, tmp_path):
     other = Arm(arm.run, arm.experiment.replace(lr=0.5))
     with pytest.raises(FLError, match=r"fedavg-seed0.csv was made with another --lr than fedmr.tiny/fedavg has now"):
         stored.runs(other, tmp_path)
+
+
+def test_a_run_with_an_extension_is_none_without_it(tmp_path):
+    """Runs of earlier versions have flags that say so, and others lack them."""
+    calm = TINY.replace(algorithms="fedavg")
+    kinds = {"calm": calm, "hit": calm.replace(attack=AttackOptions(share=0.5, amplify=2.0))}
+    for name, experiment in kinds.items():
+        said = stored.settings(experiment.runs()[0])
+        for number, more in enumerate(({}, {"attack.share": 0.0, "defence.rule": "mean"} if name == "calm" else {})):
+            file = tmp_path / f"{name}{number}" / "fedmr.a" / "b-seed0.csv"
+            rows = [{"round": 4, "accuracy": 0.5}]
+            stored.write(file, stored.Stored("fedmr.a/b", 0, 4, 4, "", "", "", "", "", said | more, "", rows))
+            for other, asked in kinds.items():
+                with nullcontext() if other == name else pytest.raises(FLError, match=r"another --attack\.share"):
+                    assert len(stored.runs(Arm("fedmr.a/b", asked), tmp_path / f"{name}{number}")) == 1
 
 
 def test_fewer_rounds_of_what_depends_on_them_are_stored_apart():
