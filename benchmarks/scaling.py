@@ -33,7 +33,7 @@ from fl.data import Dataset
 from fl.distributed import deal
 from fl.engine.work import flops
 from fl.models import create
-from fl.settings import Config
+from fl.settings.model import ModelSettings
 from surgery import average, broadcast, permutations, segments, shuffle
 from surgery.decomposition import layers
 
@@ -65,7 +65,7 @@ _WORDS = 5e-3  # seconds of a round for its words
 
 def made(model: str) -> torch.nn.Module:
     """The model for images of CIFAR-10."""
-    spec = Config.of(model=model).spec(10, 3, 32, text=False)
+    spec = ModelSettings(model).spec(num_classes=10, in_channels=3, image_size=32, text=False)
     return create(torch.Generator().manual_seed(0), spec)
 
 

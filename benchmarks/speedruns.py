@@ -46,12 +46,11 @@ def sides(device: str) -> dict[str, tuple[ModuleType, fl.Config]]:
     for module in one.values():
         module.DEVICE = device
     levels = RECIPES["femam"]()
+    options = replace(levels.options["femam"], level_rounds=(ROUNDS,))
     sizes = ArchitectureOptions(choose="cycle", widths=(0.5, 1.0), depths=("2", "3"))
     settings = {
         "fedmr": fl.Config.of(rounds=ROUNDS),
-        "femam": replace(
-            levels, algorithm="femam", rounds=4 * ROUNDS, femam=replace(levels.femam, level_rounds=(ROUNDS,))
-        ),
+        "femam": levels.replace(algorithms="femam", rounds=4 * ROUNDS, femam=options).runs()[0],
         "fedfa": fl.Config.of(
             algorithm="fedfa", model="preresnet20", norm="layer", width=(0.5,), lr=0.05, rounds=ROUNDS,
             architectures=sizes,

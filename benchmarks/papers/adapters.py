@@ -20,14 +20,15 @@ from torch import nn
 
 import zoo
 from benchmarks.papers.cell import OWN, Arm, Cell, Comparison
-from fl import AdapterOptions, Config, FLError
+from fl import AdapterOptions, FLError
 from fl.algorithms.femam import FeMAMOptions
 from fl.algorithms.heterofl import HeteroFLOptions
 from fl.data import Dataset, TextOptions, default_root, load
+from fl.settings import Experiment
 
 TRAIN, TEST, EPOCHS, BATCH = 1000, 1000, 10, 128
 """Images of CIFAR-10 that are shared out and that test; how the base is trained on CIFAR-100."""
-CONFIG = Config(
+CONFIG = Experiment.of(
     dataset="benchmarks.papers.adapters:data", model="benchmarks.papers.adapters:net", clients=10, participants=5,
     rounds=10, local_epochs=1, batch_size=20, lr=0.1, local_test=0.2, eval_every=5, seeds=(0, 1, 2),
     adapters=AdapterOptions("lora", modules=("*.qkv", "*.fc1", "*.fc2"), train=("head",)),
@@ -45,8 +46,8 @@ RANKS = {
               ("flexlora", "hetlora", "flora", "heterofl", "heterofl_weighted", "fedfa")),
 }  # fmt: skip
 """In words, as options, and the methods that can have them."""
-TEXT = Config(
-    algorithm=("fedavg",), dataset="shakespeare", text=TextOptions("byte", length=64), samples=8000,
+TEXT = Experiment.of(
+    algorithms=("fedavg",), dataset="shakespeare", text=TextOptions("byte", length=64), samples=8000,
     partition="natural", model="benchmarks.papers.adapters:text_net", clients=10, participants=5, rounds=10,
     local_epochs=1, batch_size=10, optimizer="adam", lr=0.003, local_test=0.2, eval_every=5,
     adapters=AdapterOptions("lora", rank=4, modules=("*.q", "*.v", "*.fc1", "*.fc2")),
@@ -67,14 +68,14 @@ def cells() -> Iterator[Cell]:
     for (ranks, (said, sizes, methods)), (spread, (where, split)) in product(RANKS.items(), SPREADS.items()):
         folder, lines = f"adapters.{ranks}.{spread}", []
         for name in methods:
-            options = replace(CONFIG.adapters, **sizes, **_OPTIONS.get(name, {}))
-            config = replace(CONFIG, algorithm=(_ALGORITHMS.get(name, name),), adapters=options, **split)
+            options = replace(CONFIG.config.model.adapters, **sizes, **_OPTIONS.get(name, {}))
+            experiment = CONFIG.replace(algorithms=(_ALGORITHMS.get(name, name),), adapters=options, **split)
             if name == "heterofl_weighted":
-                config = replace(config, heterofl=HeteroFLOptions(own_rows=False, weighted=True))
+                experiment = experiment.replace(heterofl=HeteroFLOptions(own_rows=False, weighted=True))
             if name == "femam":  # as the others with all rounds: six on the first level, two on each of the next
                 levels = FeMAMOptions(levels=("global", "2", "personal"), level_rounds=(6, 2))
-                config = replace(config, femam=levels)
-            lines.append(Arm(f"{folder}/{name}", config))
+                experiment = experiment.replace(femam=levels)
+            lines.append(Arm(f"{folder}/{name}", experiment))
         yield Cell(
             folder, OWN, f"adapters of {said} on a small Vision Transformer that was trained on CIFAR-100, tuned on "
             "1,000 images of CIFAR-10 by 10 clients, of which 5 take part in a round", tuple(lines),
@@ -87,11 +88,11 @@ def cells() -> Iterator[Cell]:
 
 def _text() -> Cell:
     """The cell of the language model. Its first line is the base: a step so small that float32 has none of it."""
-    folder, lines = "adapters.text.speakers", [Arm("adapters.text.speakers/base", replace(TEXT, lr=1e-30))]
+    folder, lines = "adapters.text.speakers", [Arm("adapters.text.speakers/base", TEXT.replace(lr=1e-30))]
     for name in TUNED:
-        options = replace(TEXT.adapters, **_OPTIONS.get(name, {}))
-        config = replace(TEXT, algorithm=(_ALGORITHMS.get(name, name),), adapters=options)
-        lines.append(Arm(f"{folder}/{name}", config))
+        options = replace(TEXT.config.model.adapters, **_OPTIONS.get(name, {}))
+        experiment = TEXT.replace(algorithms=(_ALGORITHMS.get(name, name),), adapters=options)
+        lines.append(Arm(f"{folder}/{name}", experiment))
     names = tuple(line.name for line in lines)
     return Cell(
         folder, OWN, "adapters of rank 4 on a small causal Transformer of bytes that was trained on Python's "
@@ -143,7 +144,7 @@ def train_base() -> None:
 def train_text_base() -> None:
     """Train the language model on the bytes of Python's documentation, and save it."""
     torch.manual_seed(0)
-    data, model = load("pydoc", text=TEXT.text), text_network()
+    data, model = load("pydoc", text=TEXT.config.data.text), text_network()
     _train(model, data.x.long(), data.y, lambda x: x, _next_bytes)
     with torch.no_grad():
         loss = _next_bytes(model.eval()(data.test_x.long()), data.test_y)

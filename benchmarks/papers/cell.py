@@ -1,10 +1,12 @@
 """What a paper's table or figure says, and the runs that check it: plain values."""
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, NamedTuple
 
-from fl import Config, FLError
+from fl import FLError
+from fl.settings import Config, Experiment
 
 PAPERS = {
     "fedmr": "FedMR", "femam": "FeMAM", "fedfa": "FedFA", "heterofl": "HeteroFL", "depthfl": "DepthFL",
@@ -43,14 +45,14 @@ class Arm:
 
     Attributes:
         run: where they are stored, a folder and a name. Arms of several cells with one name are the same runs.
-        config: their settings, of one method, with all seeds.
+        experiment: their settings, of one method, with all seeds.
         tables: a pattern of tables below benchmarks/results that were made before there were cells, a row a round. The
             seed is a column, or the number at the end of the name.
         where: values that their rows of this arm have.
     """
 
     run: str
-    config: Config
+    experiment: Experiment
     tables: str = ""
     where: dict[str, str] = field(default_factory=dict)
 
@@ -59,16 +61,21 @@ class Arm:
         """What it is called in its cell."""
         return self.run.rpartition("/")[2]
 
+    @cached_property
+    def config(self) -> Config:
+        """The settings of its run with the first seed."""
+        return self.experiment.runs()[0]
 
-def arms(folder: str, config: Config, methods: tuple[str, ...], tables: str = "") -> tuple[Arm, ...]:
+
+def arms(folder: str, experiment: Experiment, methods: tuple[str, ...], tables: str = "") -> tuple[Arm, ...]:
     """An arm for each method, called as the method is.
 
-    >>> [arm.run for arm in arms("fedmr.figure5", Config(), ("fedavg", "indep"))]
+    >>> [arm.run for arm in arms("fedmr.figure5", Experiment(), ("fedavg", "indep"))]
     ['fedmr.figure5/fedavg', 'fedmr.figure5/indep']
     """
     made = []
     for method in methods:
-        made.append(Arm(f"{folder}/{method}", replace(config, algorithm=(method,)), tables.format(method)))
+        made.append(Arm(f"{folder}/{method}", experiment.replace(algorithms=(method,)), tables.format(method)))
     return tuple(made)
 
 

@@ -1,7 +1,6 @@
 """The table of Flower's baseline of DepthFL as a cell: models that end after different sections on CIFAR-100, IID."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from benchmarks.papers.cell import Arm, Cell, Comparison, Published
 from benchmarks.papers.recipes.nested import depthfl_cifar100
@@ -20,12 +19,11 @@ def cells() -> Iterator[Cell]:
     letter, with their samples. The three first have clients of all four depths, or widths.
     """
     base = depthfl_cifar100()
-    plain = replace(base, depthfl=DepthFLOptions(distil=0.0))
-    configs = {"depthfl": base, "fedavg": plain}
+    plain = base.replace(depthfl=DepthFLOptions(distil=0.0))
+    experiments = {"depthfl": base, "fedavg": plain}
     quarters = ArchitectureOptions(widths=(0.25, 0.5, 0.75, 1.0), choose="cycle")
-    configs["heterofl"] = replace(
-        base,
-        algorithm=("heterofl",),
+    experiments["heterofl"] = base.replace(
+        algorithms=("heterofl",),
         exits=False,
         norm="static_batch",
         architectures=quarters,
@@ -34,8 +32,7 @@ def cells() -> Iterator[Cell]:
     for place, (letter, depth) in enumerate(_DEPTHS.items()):
         one = ArchitectureOptions(depths=(depth,), choose="cycle")
         left = 4 - place
-        configs[letter] = replace(
-            plain,
+        experiments[letter] = plain.replace(
             architectures=one,
             clients=25 * left,
             samples=12_500 * left,
@@ -44,7 +41,7 @@ def cells() -> Iterator[Cell]:
     yield Cell(
         "depthfl.table2.cifar100.iid", "Flower's depthfl, tables 2 and 4, CIFAR-100, IID",
         "unequal depths make a better model than unequal widths, and than the clients that can afford one depth",
-        tuple(Arm(f"depthfl.table2.cifar100.iid/{name}", config) for name, config in configs.items()),
+        tuple(Arm(f"depthfl.table2.cifar100.iid/{name}", experiment) for name, experiment in experiments.items()),
         (Comparison(
             "test accuracy in %, mean of the last ten evaluations", "late", "numbers", tuple(_NUMBERS),
             tuple(Published(number, 0.0) for number in _NUMBERS.values()),

@@ -9,8 +9,9 @@ from itertools import product
 
 from benchmarks.papers.cell import OWN, SMALLER, Arm, Cell, Comparison, arms
 from benchmarks.papers.recipes.fedfa import RIVALS, SMALL, TARGETS, row
-from fl import ArchitectureOptions, AttackOptions, Config, Defence
+from fl import ArchitectureOptions, AttackOptions, Defence
 from fl.algorithms.fedfa import FedFAOptions
+from fl.settings import Experiment
 
 _TITLES = {"preresnet": "Pre-ResNet", "mobilenetv2": "MobileNetV2", "efficientnetv2": "EfficientNetV2"}
 _GLOBAL, _LOCAL = "test accuracy in %, last three evaluations", "local accuracy in %"
@@ -39,9 +40,9 @@ def cells() -> Iterator[Cell]:
 def _compared(data: str, network: str, spread: str, mode: str) -> Iterator[Cell]:
     """A comparison with a mode's rival: without an attack, attacked, and what it computes up to a target."""
     title, *ratios = RIVALS[mode]
-    base, config = f"{data}.{network}.{spread}.{mode}", row(data, network, mode, spread)
+    base, experiment = f"{data}.{network}.{spread}.{mode}", row(data, network, mode, spread)
     folder, pair = f"fedfa.table1.{base}", ("fedfa", title.lower())
-    clean = arms(folder, config, pair)
+    clean = arms(folder, experiment, pair)
     yield Cell(
         folder, "Table 1", f"FedFA's accuracy by {title}'s", clean,
         (*_ratios("ratio", f"{{}}, FedFA by {title}", pair, ratios[:3], spread),),
@@ -49,7 +50,7 @@ def _compared(data: str, network: str, spread: str, mode: str) -> Iterator[Cell]
     )  # fmt: skip
 
     yield _drops(
-        f"fedfa.figure3.{base}", "Table 1, Fig. 3", clean, replace(config, attack=_ATTACK), mode, spread,
+        f"fedfa.figure3.{base}", "Table 1, Fig. 3", clean, experiment.replace(attack=_ATTACK), mode, spread,
         f"fedfa.figure3.{_PLACE}", _RECONSTRUCTION,
     )  # fmt: skip
 
@@ -63,15 +64,23 @@ def _compared(data: str, network: str, spread: str, mode: str) -> Iterator[Cell]
 
 
 def _drops(
-    folder: str, place: str, clean: tuple[Arm, ...], attacked: Config, mode: str, spread: str, pattern: str, said: str
+    folder: str,
+    place: str,
+    clean: tuple[Arm, ...],
+    attacked: Experiment,
+    mode: str,
+    spread: str,
+    pattern: str,
+    said: str,
 ) -> Cell:
     """What an attack costs a mode's rival by what it costs FedFA."""
     title, *ratios = RIVALS[mode]
     pair = ("fedfa", title.lower())
-    hit = [Arm(f"{arm.run}-attacked", arm.config) for arm in arms(folder, attacked, pair)]
+    hit = [Arm(f"{arm.run}-attacked", arm.experiment) for arm in arms(folder, attacked, pair)]
     names = tuple(arm.name for arm in (*reversed(clean), *reversed(hit)))
+    amplify = attacked.config.extensions["attack"].amplify
     return Cell(
-        folder, place, f"an attack (lambda {attacked.attack.amplify:g}, a fifth of the clients) costs {title} more",
+        folder, place, f"an attack (lambda {amplify:g}, a fifth of the clients) costs {title} more",
         (*clean, *hit),
         (*_ratios("drop", f"drop of the {{}}, {title}'s by FedFA's", names, ratios[3:], spread),),
         pattern=pattern, settings=said,
@@ -98,16 +107,16 @@ def _ratios(
 
 def _smaller() -> Iterator[Cell]:
     """Small models without an attack, clients with one or two blocks a section, as docs/results/fedfa.md shows them."""
-    mobile = replace(SMALL["fashion-mnist"], model="mobilenetv2", stem="cifar", rounds=16, channels_last=True)
+    mobile = SMALL["fashion-mnist"].replace(model="mobilenetv2", stem="cifar", rounds=16, channels_last=True)
     kinds = {
         "fashion-mnist.preresnet": (SMALL["fashion-mnist"], "fashion-mnist preresnet18"),
         "cifar10.preresnet": (SMALL["cifar10"], "cifar10 preresnet18"),
         "fashion-mnist.mobilenetv2": (mobile, "fashion-mnist mobilenetv2"),
     }
-    for (name, (config, data)), spread, mode in product(kinds.items(), ("iid", "noniid"), RIVALS):
+    for (name, (experiment, data)), spread, mode in product(kinds.items(), ("iid", "noniid"), RIVALS):
         title, *ratios = RIVALS[mode]
-        config = _differing(replace(config, depth=(2,)), mode, ("1", "2"))
-        config = replace(config, **_IID, unequal=True) if spread == "iid" else config
+        experiment = _differing(experiment.replace(depth=(2,)), mode, ("1", "2"))
+        experiment = experiment.replace(**_IID, unequal=True) if spread == "iid" else experiment
         folder, pair = f"fedfa.smaller.{name}.{spread}.{mode}", ("fedfa", title.lower())
         where = {
             "data": data, "differ": mode, "partition": "iid" if spread == "iid" else "shards", "share": "0.0",
@@ -116,38 +125,38 @@ def _smaller() -> Iterator[Cell]:
         yield Cell(
             folder, SMALLER, f"FedFA's accuracy by {title}'s",
             tuple(replace(arm, where={**where, "method": arm.name, "scale": "norm" if arm.name == "fedfa" else ""})
-                  for arm in arms(folder, config, pair, "fedfa/runs.csv")),
+                  for arm in arms(folder, experiment, pair, "fedfa/runs.csv")),
             (*_ratios("ratio", f"{{}}, FedFA by {title}", pair, ratios[:3], spread, "last"),),
             pattern=f"fedfa.smaller.{_PLACE}", settings="small models, 16 or 24 rounds",
         )  # fmt: skip
 
 
-def _differing(config: Config, mode: str, depths: tuple[str, ...]) -> Config:
+def _differing(experiment: Experiment, mode: str, depths: tuple[str, ...]) -> Experiment:
     """The same with architectures that differ in depth, in width, or in both."""
-    choice = replace(config.architectures, depths=() if mode == "width" else depths)
-    return replace(config, architectures=replace(choice, widths=(1.0,)) if mode == "depth" else choice)
+    choice = replace(experiment.config.model.architectures, depths=() if mode == "width" else depths)
+    return experiment.replace(architectures=replace(choice, widths=(1.0,)) if mode == "depth" else choice)
 
 
-_DIGITS = replace(
-    SMALL["digits"], depth=(3,), rounds=15, local_epochs=2, batch_size=20, eval_every=3, eval_client_models_every=15,
+_DIGITS = SMALL["digits"].replace(
+    depth=(3,), rounds=15, local_epochs=2, batch_size=20, eval_every=3, eval_client_models_every=15,
     seeds=(0, 1, 2),
 )  # fmt: skip
 _NARROW = "digits, narrow Pre-ResNet-20"
 
 
 def _both(
-    data: str, config: Config, mode: str, spread: str, said: str, stored: str = "", amplify: int = 20
+    data: str, experiment: Experiment, mode: str, spread: str, said: str, stored: str = "", amplify: int = 20
 ) -> Iterator[Cell]:
     """A comparison with a mode's rival in settings of ours without an attack, whose runs are `stored`, and with one."""
     title, *ratios = RIVALS[mode]
     place, pair = f"{data}.{spread}.{mode}", ("fedfa", title.lower())
-    clean = arms(stored or f"fedfa.smaller.{place}", config, pair)
+    clean = arms(stored or f"fedfa.smaller.{place}", experiment, pair)
     yield Cell(
         f"fedfa.smaller.{place}", SMALLER, f"FedFA's accuracy by {title}'s", clean,
         (*_ratios("ratio", f"{{}}, FedFA by {title}", pair, ratios[:3], spread),),
         pattern=f"fedfa.smaller.{_PLACE}", settings=said,
     )  # fmt: skip
-    attacked = replace(config, attack=replace(_ATTACK, amplify=float(amplify)))
+    attacked = experiment.replace(attack=replace(_ATTACK, amplify=float(amplify)))
     yield _drops(
         f"fedfa.smaller-attacked.lambda{amplify}.{place}", SMALLER, clean, attacked, mode, spread,
         "fedfa.smaller-attacked.LAMBDA.DATA.SPREAD.MODE", said,
@@ -157,31 +166,35 @@ def _both(
 def _long() -> Iterator[Cell]:
     """Digits with as many rounds as Table 1's reconstruction, without and with the attack."""
     for spread, mode in product(("iid", "noniid"), RIVALS):
-        rounds = row("cifar10", "preresnet", mode, spread).rounds
-        config = replace(_DIGITS, rounds=rounds, eval_every=rounds // 20, eval_client_models_every=rounds, seeds=(0,))
-        config = _differing(replace(config, **_IID) if spread == "iid" else config, mode, ("2", "3"))
-        yield from _both("digits-long", config, mode, spread, f"{_NARROW}, {rounds} rounds")
+        rounds = row("cifar10", "preresnet", mode, spread).config.rounds
+        experiment = _DIGITS.replace(
+            rounds=rounds, eval_every=rounds // 20, eval_client_models_every=rounds, seeds=(0,)
+        )
+        experiment = _differing(experiment.replace(**_IID) if spread == "iid" else experiment, mode, ("2", "3"))
+        yield from _both("digits-long", experiment, mode, spread, f"{_NARROW}, {rounds} rounds")
 
 
 def _smaller_attacked() -> Iterator[Cell]:
     """Digits without an attack, with the paper's, and with a weaker one, which leaves more than chance."""
     for amplify, spread, mode in product((20, 5), ("iid", "noniid"), RIVALS):
-        config = _differing(replace(_DIGITS, **_IID) if spread == "iid" else _DIGITS, mode, ("2", "3"))
+        experiment = _differing(_DIGITS.replace(**_IID) if spread == "iid" else _DIGITS, mode, ("2", "3"))
         said, kept = f"{_NARROW}, 15 rounds", f"fedfa.smaller-attacked.clean.digits.{spread}.{mode}"
-        clean, attacked = _both("digits", config, mode, spread, said, kept, amplify)
+        clean, attacked = _both("digits", experiment, mode, spread, said, kept, amplify)
         yield from (clean, attacked) if amplify == 20 else (attacked,)
 
 
 def _cifar10() -> Iterator[Cell]:
     """CIFAR-10 with two or three blocks a section: without and with the attack, and beside the smallest model."""
     for spread, mode in product(("iid", "noniid"), RIVALS):
-        config = replace(SMALL["cifar10"], eval_every=2, seeds=(0,))
-        config = _differing(replace(config, **_IID, unequal=True) if spread == "iid" else config, mode, ("2", "3"))
+        experiment = SMALL["cifar10"].replace(eval_every=2, seeds=(0,))
+        experiment = _differing(
+            experiment.replace(**_IID, unequal=True) if spread == "iid" else experiment, mode, ("2", "3")
+        )
         said = "narrow Pre-ResNet-18, 24 rounds"
-        yield from (both := list(_both("cifar10-deep", config, mode, spread, said)))
+        yield from (both := list(_both("cifar10-deep", experiment, mode, spread, said)))
         if mode == "both":
-            smallest = replace(
-                config, algorithm=("fedavg",), depth=(2,), width=(config.width[0] / 2,),
+            smallest = experiment.replace(
+                algorithms=("fedavg",), depth=(2,), width=(experiment.config.model.width[0] / 2,),
                 architectures=ArchitectureOptions(),
             )  # fmt: skip
             yield Cell(
@@ -198,10 +211,10 @@ def _cifar10() -> Iterator[Cell]:
 def _text(mode: str) -> Cell:
     title = RIVALS[mode][0]
     rival, folder = title.lower(), f"fedfa.table3.{mode}"
-    config = row("wikitext2", "transformer", mode, "iid")
+    experiment = row("wikitext2", "transformer", mode, "iid")
     return Cell(
         folder, "Table 3", f"{title}'s local perplexity by FedFA's",
-        arms(folder, config, (rival, "fedfa")),
+        arms(folder, experiment, (rival, "fedfa")),
         (Comparison(f"local perplexity, {title}'s by FedFA's", "local_perplexity", "ratio", (rival, "fedfa"),
                     band=(1.07, 4.50)),),
         pattern="fedfa.table3.MODE", settings="a reconstruction",
@@ -209,10 +222,10 @@ def _text(mode: str) -> Cell:
 
 
 _BASES = {
-    "digits": replace(SMALL["digits"], **_IID, rounds=15, eval_every=1),
-    "digits-noniid": replace(SMALL["digits"], eval_every=2),
-    "fashion-mnist": replace(SMALL["fashion-mnist"], **_IID, unequal=True, eval_every=2),
-    "fashion-mnist-noniid": replace(SMALL["fashion-mnist"], eval_every=2),
+    "digits": SMALL["digits"].replace(**_IID, rounds=15, eval_every=1),
+    "digits-noniid": SMALL["digits"].replace(eval_every=2),
+    "fashion-mnist": SMALL["fashion-mnist"].replace(**_IID, unequal=True, eval_every=2),
+    "fashion-mnist-noniid": SMALL["fashion-mnist"].replace(eval_every=2),
 }
 """Settings of this project, small enough for a CPU."""
 
@@ -220,20 +233,19 @@ _BASES = {
 def _ablation() -> Iterator[Cell]:
     """FedFA's parts beside NeFL: grafting on and off, each scale, the depths of the clients and of the full model."""
     for (data, base), (full, depths) in product(_BASES.items(), ((2, ("1", "2")), (3, ("2", "3")), (3, ("1", "3")))):
-        config = replace(
-            base,
+        experiment = base.replace(
             eval_client_models_every=0,
             seeds=(0, 1),
             depth=(full,),
-            architectures=replace(base.architectures, depths=depths),
+            architectures=replace(base.config.model.architectures, depths=depths),
         )
         folder = f"fedfa.ablation.{data}.depths{'-'.join(depths)}of{full}"
-        lines = {"fedfa": replace(config, algorithm=("fedfa",)), "nefl": replace(config, algorithm=("nefl",))}
+        lines = {"fedfa": experiment.replace(algorithms=("fedfa",)), "nefl": experiment.replace(algorithms=("nefl",))}
         for scale, graft in product(("norm", "rms", "none"), (True, False)):
             if (scale, graft) != ("norm", True):
                 options = FedFAOptions(graft=graft, scale=scale)
                 name = f"fedfa-{scale}{'' if graft else '-nograft'}"
-                lines[name] = replace(config, algorithm=("fedfa",), fedfa=options)
+                lines[name] = experiment.replace(algorithms=("fedfa",), fedfa=options)
         said = f"{data.removesuffix('-noniid')}, {'non-IID' if 'noniid' in data else 'IID'}"
         yield Cell(
             folder, OWN, "which of FedFA's parts matter, and at which depths",
@@ -243,15 +255,15 @@ def _ablation() -> Iterator[Cell]:
         )  # fmt: skip
 
 
-BASE = replace(
-    SMALL["digits"], **_IID, rounds=15, eval_every=1, eval_client_models_every=0, seeds=(0, 1),
+BASE = SMALL["digits"].replace(
+    **_IID, rounds=15, eval_every=1, eval_client_models_every=0, seeds=(0, 1),
     depth=(3,),
 )  # fmt: skip
 """IID, 20 clients of which 5 take part, 15 rounds; those of `fedfa.ablation.digits.depths2-3of3`."""
 LAMBDAS = (0, 1, 2, 5, 10, 20, 50)
 """The last but one is the paper's; 0 is no attack."""
-_DEPTH = replace(BASE, architectures=replace(BASE.architectures, widths=(1.0,)))
-_FULL = replace(BASE, architectures=ArchitectureOptions())
+_DEPTH = BASE.replace(architectures=replace(BASE.config.model.architectures, widths=(1.0,)))
+_FULL = BASE.replace(architectures=ArchitectureOptions())
 ARMS = {
     "fedfa": BASE, "nefl": BASE, "heterofl": BASE, "fedavg": _FULL, "fedfa-depth": _DEPTH, "flexifed": _DEPTH,
 }  # fmt: skip
@@ -274,20 +286,20 @@ def _attacked() -> Iterator[Cell]:
         lines = tuple(
             Arm(
                 f"{_STORED if name in _PAIR and not amplify else folder}/{name}",
-                replace(config, algorithm=(name.removesuffix("-depth"),), attack=attack),
+                experiment.replace(algorithms=(name.removesuffix("-depth"),), attack=attack),
             )
-            for name, config in ARMS.items()
+            for name, experiment in ARMS.items()
         )
         yield Cell(
             folder, OWN, _VALUES, lines, (replace(_END, arms=tuple(ARMS)),), pattern="fedfa.lambda.digits.LAMBDA",
             settings=f"lambda {amplify}" if amplify else "no attack",
         )  # fmt: skip
-    for name, (said, config) in _variants().items():
+    for name, (said, experiment) in _variants().items():
         folder = f"fedfa.lambda20.digits.{name}"
         stored = "fedfa.lambda.digits.20" if name == "as-above" else folder
         yield Cell(
             folder, OWN, "lambda 20 in other settings (digits, IID; widths and depths differ)",
-            arms(stored, config, _PAIR),
+            arms(stored, experiment, _PAIR),
             (replace(_END, arms=_PAIR),
              Comparison("test accuracy in %, last five evaluations after rounds without attackers", "calm", "first",
                         _PAIR)),
@@ -295,18 +307,18 @@ def _attacked() -> Iterator[Cell]:
         )  # fmt: skip
 
 
-def _variants() -> dict[str, tuple[str, Config]]:
+def _variants() -> dict[str, tuple[str, Experiment]]:
     """From name to what is different, in words, and the settings."""
-    base = replace(BASE, attack=_ATTACK)
+    base = BASE.replace(attack=_ATTACK)
     return {
         "as-above": ("as with other lambdas", base),
-        "largest": ("attackers with the largest model", replace(base, attack=replace(_ATTACK, architecture="largest"))),
-        "one-attacker": ("one attacker", replace(base, attack=replace(_ATTACK, share=0.05))),
-        "all-take-part": ("all 20 take part", replace(base, participants=20)),
-        "clipped": ("updates cut to the median's length", replace(base, defence=Defence(clip=1.0))),
-        "lr0.005": ("learning rate 0.005", replace(base, lr=0.005)),
-        "long": ("60 rounds", replace(base, rounds=60)),
-        "long-step": ("60 rounds, learning rate falls", replace(base, rounds=60, lr_schedule="step")),
+        "largest": ("attackers with the largest model", base.replace(attack=replace(_ATTACK, architecture="largest"))),
+        "one-attacker": ("one attacker", base.replace(attack=replace(_ATTACK, share=0.05))),
+        "all-take-part": ("all 20 take part", base.replace(participants=20)),
+        "clipped": ("updates cut to the median's length", base.replace(defence=Defence(clip=1.0))),
+        "lr0.005": ("learning rate 0.005", base.replace(lr=0.005)),
+        "long": ("60 rounds", base.replace(rounds=60)),
+        "long-step": ("60 rounds, learning rate falls", base.replace(rounds=60, lr_schedule="step")),
     }
 
 

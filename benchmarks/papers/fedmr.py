@@ -5,8 +5,9 @@ from dataclasses import replace
 
 from benchmarks.papers.cell import OWN, SMALLER, Arm, Cell, Comparison, Published, arms
 from benchmarks.papers.recipes.fedmr import METHODS, NUMBERS, fashion_mnist_rivals, released, row
-from fl import Config
 from fl.algorithms.fedmr import FedMROptions
+from fl.algorithms.fedmut import FedMutOptions
+from fl.settings import Experiment
 
 _LATE = "test accuracy in %, mean of the last ten evaluations"
 _RISE = Comparison(
@@ -36,7 +37,7 @@ def _row(data: str, model: str, spread: str, numbers: dict[str, str]) -> Iterato
     """A row of Table 1 in the settings that are in question: the text's, momentum 0.5, and the released code's."""
     text, code = row(data, model, spread), released(data, model, spread)
     base, end = f"fedmr.table1.{data}", "" if data == "femnist" else f".{spread}"
-    lenet = code.model == "lenet"
+    lenet = code.config.model.name == "lenet"
     short, network = _short(spread, data, model), "LeNet, " if lenet else ""
     settings = {
         "": (text, ""),
@@ -44,24 +45,26 @@ def _row(data: str, model: str, spread: str, numbers: dict[str, str]) -> Iterato
         "-released": (code, f"{network}momentum 0.5, units of tensors" + ", coarse labels" * (data == "cifar100")),
     }
     if data == "cifar100":  # coarse labels in the paper's units of layers
-        settings["-coarse"] = (replace(short, dataset=code.dataset), f"{network}momentum 0.5, coarse labels")
-    for kind, (config, said) in settings.items():
+        settings["-coarse"] = (short.replace(dataset=code.config.data.dataset), f"{network}momentum 0.5, coarse labels")
+    for kind, (experiment, said) in settings.items():
         name = f"{'lenet' if lenet and kind else model}{kind}".replace("lenet-momentum0.5", "lenet")
         yield Cell(
             f"{base}.{name}{end}", "Table 1", "FedMR has the highest test accuracy",
-            arms(f"{base}.{name}{end}", replace(config, eval_every=10), _ORDER),
+            arms(f"{base}.{name}{end}", experiment.replace(eval_every=10), _ORDER),
             (Comparison(_LATE, "late", "numbers", _ORDER, tuple(Published.read(numbers[m]) for m in _ORDER)),),
             pattern=f"fedmr.table1.DATA.MODEL{kind}.SPREAD" + " (CNN: lenet)" * (kind == "-momentum0.5"),
             settings=said, row=f"{base}.{model}{end}",
         )  # fmt: skip
 
 
-def _short(spread: str, data: str = "cifar10", model: str = "cnn") -> Config:
+def _short(spread: str, data: str = "cifar10", model: str = "cnn") -> Experiment:
     """A row of Table 1 with momentum 0.5 and the released code's model, LeNet for the CNN."""
     settings = row(data, model, spread)
     # All clients of IID data are equally large, so that both averages are the same; the stored run says weighted.
-    mutants = replace(settings.fedmut, weighted=spread == "iid")
-    return replace(settings, momentum=0.5, model=released(data, model, spread).model, eval_every=10, fedmut=mutants)
+    mutants = FedMutOptions(weighted=spread == "iid")
+    return settings.replace(
+        momentum=0.5, model=released(data, model, spread).config.model.name, eval_every=10, fedmut=mutants
+    )
 
 
 def _figures() -> Iterator[Cell]:
@@ -72,8 +75,8 @@ def _figures() -> Iterator[Cell]:
         (Comparison(_LATE, "late", "first", ("fedavg", "indep")),),
     )  # fmt: skip
     for spread in _SPREADS:
-        config = replace(_plain("resnet20", spread), eval_client_models_every=10)  # for the released code's cosine
-        plain = arms(f"fedmr.figure8.{spread}", config, both)
+        experiment = _plain("resnet20", spread).replace(eval_client_models_every=10)  # for the released code's cosine
+        plain = arms(f"fedmr.figure8.{spread}", experiment, both)
         yield Cell(
             f"fedmr.figure6.{spread}", "Fig. 6", "the models' cosine falls first and rises later", plain[:1],
             (_RISE,),
@@ -85,7 +88,7 @@ def _figures() -> Iterator[Cell]:
             pattern="fedmr.figure8.SPREAD",
         )  # fmt: skip
         folder = f"fedmr.table1.cifar100.resnet20.{spread}"
-        table = replace(row("cifar100", "resnet20", spread), eval_every=10)
+        table = row("cifar100", "resnet20", spread).replace(eval_every=10)
         yield Cell(
             f"fedmr.figure9.{spread}", "Fig. 9", "FedMR's curve is the highest and the smoothest (the runs of Table 1)",
             arms(folder, table, _ORDER),
@@ -94,20 +97,21 @@ def _figures() -> Iterator[Cell]:
             pattern="fedmr.figure9.SPREAD",
         )  # fmt: skip
     for number in (5, 10, 20, 50, 100):
-        config = replace(row("cifar10", "resnet20", "dir0.1"), eval_every=10, participation=0.0, participants=number)
+        experiment = row("cifar10", "resnet20", "dir0.1").replace(eval_every=10, participation=0.0, participants=number)
         yield Cell(
             f"fedmr.figure10.k{number}", "Fig. 10", f"FedMR is the best, with {number} clients a round",
-            arms(f"fedmr.figure10.k{number}", config, _ORDER), (Comparison(_LATE, "late", "first", _ORDER),),
+            arms(f"fedmr.figure10.k{number}", experiment, _ORDER), (Comparison(_LATE, "late", "first", _ORDER),),
             pattern="fedmr.figure10.kK",
         )  # fmt: skip
     for model, title in _CURVES.items():
-        config = replace(_plain(model, "dir1.0"), algorithm=("fedmr",))
+        experiment = _plain(model, "dir1.0").replace(algorithms=("fedmr",))
         shares = {"layers": 0.0, **{f"p{share}": share for share in (0.1, 0.2, 0.5, 1.0)}}
         folder = f"fedmr.figure11.{model}"
         yield Cell(
             folder, "Fig. 11", f"{title}: the finer the segments, the better; single layers are best",
             tuple(
-                Arm(f"{folder}/{p}", replace(config, fedmr=FedMROptions(segment_fraction=x))) for p, x in shares.items()
+                Arm(f"{folder}/{name}", experiment.replace(fedmr=FedMROptions(segment_fraction=share)))
+                for name, share in shares.items()
             ),
             (Comparison(_LATE, "late", "first", tuple(shares)),), settings="the fractions are ours",
             pattern="fedmr.figure11.MODEL",
@@ -115,7 +119,7 @@ def _figures() -> Iterator[Cell]:
         folder, lengths = f"fedmr.figure12.{model}", (100, 0, 20, 50)
         yield Cell(
             folder, "Fig. 12", f"{title}: first stages of 50 and 100 rounds are best",
-            tuple(Arm(f"{folder}/n{n}", replace(config, fedmr=FedMROptions(stage1_rounds=n))) for n in lengths),
+            tuple(Arm(f"{folder}/n{n}", experiment.replace(fedmr=FedMROptions(stage1_rounds=n))) for n in lengths),
             (Comparison(_LATE, "late", "first", ("n100", "n0", "n20")),), settings="the lengths between are ours",
             pattern="fedmr.figure12.MODEL",
         )  # fmt: skip
@@ -125,9 +129,9 @@ def _figures() -> Iterator[Cell]:
     )  # fmt: skip
 
 
-def _plain(model: str, spread: str) -> Config:
+def _plain(model: str, spread: str) -> Experiment:
     """CIFAR-10 without a first stage."""
-    return replace(row("cifar10", model, spread), eval_every=10, fedmr=FedMROptions(stage1_rounds=0))
+    return row("cifar10", model, spread).replace(eval_every=10, fedmr=FedMROptions(stage1_rounds=0))
 
 
 def _smaller() -> Iterator[Cell]:
@@ -135,13 +139,13 @@ def _smaller() -> Iterator[Cell]:
     base, order = fashion_mnist_rivals(), (*(name for name in _ORDER if name != "fedmut"), "indep")
     kinds = {
         "dir0.5": (base, "dirichlet0.5"),
-        "dir0.1": (replace(base, alpha=0.1), "dirichlet0.1"),
-        "dir0.1-momentum0.5": (replace(base, alpha=0.1, momentum=0.5), "momentum0.5"),
+        "dir0.1": (base.replace(alpha=0.1), "dirichlet0.1"),
+        "dir0.1-momentum0.5": (base.replace(alpha=0.1, momentum=0.5), "momentum0.5"),
     }
-    for name, (config, folder) in kinds.items():
+    for name, (experiment, folder) in kinds.items():
         run, tables = f"fedmr.smaller.{name}", f"fashion-mnist-rivals/{folder}/{{}}-seed*.csv"
-        lines = arms(run, config, order, tables)
-        mutants = (*arms(run, config, ("fedmut",)), _weighted(run, config, tables.format("fedmut")))
+        lines = arms(run, experiment, order, tables)
+        mutants = (*arms(run, experiment, ("fedmut",)), _weighted(run, experiment, tables.format("fedmut")))
         yield Cell(
             f"fedmr.smaller.accuracy.{name}", SMALLER, "FedMR has the highest test accuracy on Fashion-MNIST",
             (*lines, *mutants),
@@ -168,10 +172,10 @@ def _smaller() -> Iterator[Cell]:
             "(the runs of Table 1)", lines, (_LOSS,), "fedmr.smaller.loss.SETTING", said,
         )  # fmt: skip
     for number in (5, 20):
-        config = replace(_short("dir0.1"), participation=0.0, participants=number, seeds=(0,))
+        experiment = _short("dir0.1").replace(participation=0.0, participants=number, seeds=(0,))
         yield Cell(
             f"fedmr.smaller.clients.k{number}", SMALLER, f"FedMR is ahead of FedAvg with {number} clients a round",
-            arms(f"fedmr.smaller.clients.k{number}", config, both), (Comparison(_LATE, "late", "first", both),),
+            arms(f"fedmr.smaller.clients.k{number}", experiment, both), (Comparison(_LATE, "late", "first", both),),
             "fedmr.smaller.clients.kK", "CIFAR-10, Dirichlet 0.1, LeNet, momentum 0.5, 500 rounds",
         )  # fmt: skip
     folder = "fedmr.table1.cifar10.lenet.dir1.0"
@@ -182,14 +186,14 @@ def _smaller() -> Iterator[Cell]:
         settings="Dirichlet 1.0, LeNet, momentum 0.5, 500 rounds",
     )  # fmt: skip
     small = {
-        "digits": (replace(Config(), seeds=(0, 1, 2)), "Dirichlet 0.5, 40 rounds"),
-        "fashion-mnist": (replace(base, rounds=20, seeds=(0,)), "Dirichlet 0.5, LeNet, 20 rounds"),
-        "cifar10": (replace(_short("dir0.1"), seeds=(0,)), "Dirichlet 0.1, LeNet, momentum 0.5, 500 rounds"),
+        "digits": (Experiment.of(seeds=(0, 1, 2)), "Dirichlet 0.5, 40 rounds"),
+        "fashion-mnist": (base.replace(rounds=20, seeds=(0,)), "Dirichlet 0.5, LeNet, 20 rounds"),
+        "cifar10": (_short("dir0.1").replace(seeds=(0,)), "Dirichlet 0.1, LeNet, momentum 0.5, 500 rounds"),
     }
-    for name, (config, said) in small.items():
+    for name, (experiment, said) in small.items():
         yield Cell(
             f"fedmr.smaller.flat.{name}", SMALLER, f"FedMR's model lies in a flatter place than FedAvg's on {name}",
-            arms(f"fedmr.smaller.flat.{name}", config, both),
+            arms(f"fedmr.smaller.flat.{name}", experiment, both),
             (Comparison("mean rise of the test loss within one filter norm, in a random plane through the model "
                         "(`python -m fl.landscape`)", "rise", "first", both, larger=False),
              Comparison("trace of the test loss's Hessian", "trace", "first", both, larger=False),
@@ -210,18 +214,18 @@ def _plain_cosine(name: str, settings: str, lines: tuple[Arm, ...]) -> Cell:
 def _gaps() -> Iterator[Cell]:
     """What FedMut's way to average does to it where clients differ in size, beside the runs of Table 1."""
     for spread in ("dir0.1", "dir0.5", "dir1.0"):
-        config, names = _short(spread), ("fedmr", "fedavg", "fedmut")
-        lines = arms(f"fedmr.table1.cifar10.lenet.{spread}", config, names)
+        experiment, names = _short(spread), ("fedmr", "fedavg", "fedmut")
+        lines = arms(f"fedmr.table1.cifar10.lenet.{spread}", experiment, names)
         yield Cell(
             f"fedmr.gap.{spread}", OWN, "what FedMut's average does to it (CIFAR-10, LeNet, momentum 0.5): with fedmut "
             "clients count alike, as in the released code, so that mutations cancel, with fedmut-weighted by their "
-            "samples", (*lines, _weighted(f"fedmr.gap.{spread}", config)),
+            "samples", (*lines, _weighted(f"fedmr.gap.{spread}", experiment)),
             (Comparison(_LATE, "late", "first", (*names, "fedmut-weighted")),), "fedmr.gap.SPREAD",
             spread.replace("dir", "Dirichlet "),
         )  # fmt: skip
 
 
-def _weighted(folder: str, config: Config, tables: str = "") -> Arm:
+def _weighted(folder: str, experiment: Experiment, tables: str = "") -> Arm:
     """FedMut whose clients count by their numbers of samples."""
-    options = replace(config.fedmut, weighted=True)
-    return Arm(f"{folder}/fedmut-weighted", replace(config, algorithm=("fedmut",), fedmut=options), tables)
+    options = replace(experiment.options["fedmut"], weighted=True)
+    return Arm(f"{folder}/fedmut-weighted", experiment.replace(algorithms=("fedmut",), fedmut=options), tables)

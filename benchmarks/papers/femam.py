@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from benchmarks.papers.cell import SMALLER, Arm, Cell, Comparison, Published, arms
 from benchmarks.papers.recipes.femam import METHODS, digits, fashion_mnist, femnist, released, row, rows
-from fl import Config
+from fl.settings import Experiment
 
 _OWN = "accuracy on the clients' own test data in %"
 _F1 = "macro-F1 on the clients' own test data in %"
@@ -18,11 +18,11 @@ _SECONDS = 25  # rounds that Fig. 5a's times are taken of
 def cells() -> Iterator[Cell]:
     """All of them."""
     for data, split, numbers in rows():
-        for ending, config, said in (
+        for ending, experiment, said in (
             ("", row(data, split), ""),
             ("-released", released(data, split), "the released code's options"),
         ):
-            yield _column(data, split, ending, config, said, dict(zip(METHODS, numbers)))
+            yield _column(data, split, ending, experiment, said, dict(zip(METHODS, numbers)))
     yield from _figures()
     yield from _smaller()
 
@@ -35,12 +35,14 @@ def _place(data: str, split: str) -> tuple[str, str]:
     return f"femam.table{table.replace('.', '').lower()}.{data}.{split}", f"Table {table}"
 
 
-def _column(data: str, split: str, ending: str, config: Config, said: str, numbers: dict[str, tuple[str, str]]) -> Cell:
+def _column(
+    data: str, split: str, ending: str, experiment: Experiment, said: str, numbers: dict[str, tuple[str, str]]
+) -> Cell:
     name, place = _place(data, split)
     accuracy, f1 = (tuple(Published.read(numbers[method][k]) for method in _ORDER) for k in (0, 1))
     claim = "FedAvg, FedProx and FeMAM are level" if split == "iid" else "FeMAM has the highest accuracy and macro-F1"
     return Cell(
-        f"{name}{ending}", place, claim, arms(f"{name}{ending}", config, _ORDER),
+        f"{name}{ending}", place, claim, arms(f"{name}{ending}", experiment, _ORDER),
         (Comparison(_OWN, "own", "numbers", _ORDER, accuracy), Comparison(_F1, "own_f1", "numbers", _ORDER, f1)),
         pattern=f"femam.TABLE.DATA.SPLIT{ending}", settings=said, row=name,
     )  # fmt: skip
@@ -48,15 +50,15 @@ def _column(data: str, split: str, ending: str, config: Config, said: str, numbe
 
 def _figures() -> Iterator[Cell]:
     table, _ = _place("cifar100", "levels3-6-11")
-    config = replace(row("cifar100", "levels3-6-11"), algorithm=("femam",))
-    lines = (Arm(f"{table}/femam", config), *_shorter(config, "femam.table2"))
+    experiment = row("cifar100", "levels3-6-11").replace(algorithms=("femam",))
+    lines = (Arm(f"{table}/femam", experiment), *_shorter(experiment, "femam.table2"))
     yield Cell(
         "femam.table2", "Table 2", "every level that is left out costs accuracy (0.82 to 11.87 points; which level "
         "costs which is lost in the text)", lines,
         (Comparison(_OWN, "own", "first", tuple(one.name for one in lines)),),
     )  # fmt: skip
-    short = replace(row("cifar100", "dir0.1"), rounds=_SECONDS)
-    short = replace(short, eval_every=_SECONDS, femam=replace(short.femam, level_rounds=(_SECONDS // 5,)))
+    short = row("cifar100", "dir0.1").replace(rounds=_SECONDS)
+    short = short.replace(eval_every=_SECONDS, femam=replace(short.options["femam"], level_rounds=(_SECONDS // 5,)))
     yield Cell(
         "femam.figure5a", "Fig. 5a", "a round of FeMAM takes longer than FedAvg's and is shorter than Ditto's",
         arms("femam.figure5a", short, ("femam", "fedavg", "ditto")),
@@ -81,11 +83,11 @@ def _figures() -> Iterator[Cell]:
     )  # fmt: skip
 
 
-def _shorter(config: Config, folder: str) -> tuple[Arm, ...]:
+def _shorter(experiment: Experiment, folder: str) -> tuple[Arm, ...]:
     """FeMAM without its global level, without a level of clusters (any: they are alike), without all of these, and
     without the personal one; the table has as many lines.
     """
-    first, *clusters, last = config.femam.levels
+    first, *clusters, last = experiment.options["femam"].levels
     kinds = {
         "global": (*clusters, last), "cluster": (first, *clusters[1:], last), "clusters": (first, last),
         "personal": (first, *clusters),
@@ -93,44 +95,43 @@ def _shorter(config: Config, folder: str) -> tuple[Arm, ...]:
     found = []
     for name, levels in kinds.items():
         # Without the global level, the only one that can come first, the clusters begin.
-        lengths = (50,) if name == "global" else config.femam.level_rounds[: len(levels) - 1]
-        options = replace(config.femam, levels=levels, level_rounds=lengths)
-        found.append(Arm(f"{folder}/without-{name}", replace(config, algorithm=("femam",), femam=options)))
+        lengths = (50,) if name == "global" else experiment.options["femam"].level_rounds[: len(levels) - 1]
+        options = replace(experiment.options["femam"], levels=levels, level_rounds=lengths)
+        found.append(Arm(f"{folder}/without-{name}", experiment.replace(algorithms=("femam",), femam=options)))
     return tuple(found)
 
 
 def _smaller() -> Iterator[Cell]:
     """Half a LeNet, 100 rounds, as docs/results/femam.md shows them."""
-    base, plain = fashion_mnist(), Config()
-    spread = replace(base, clusters=plain.clusters, cluster_classes=plain.cluster_classes, partition="dirichlet")
+    base = fashion_mnist()
     kinds = {
-        "clusters": replace(base, seeds=(0, 1, 2)),
-        "levels": replace(base, clusters=(2, 3), cluster_classes=(2, 2)),
-        "dirichlet": replace(spread, alpha=0.1, lr=0.1),
+        "clusters": base.replace(seeds=(0, 1, 2)),
+        "levels": base.replace(clusters=(2, 3), cluster_classes=(2, 2)),
+        "dirichlet": base.replace(partition="dirichlet", alpha=0.1, lr=0.1),
         "femnist": femnist(),
     }
-    for name, config in kinds.items():
+    for name, experiment in kinds.items():
         yield Cell(
             f"femam.smaller.{name}", SMALLER, "FeMAM has the highest accuracy on Fashion-MNIST and FEMNIST",
-            arms(f"femam.smaller.{name}", config, _ORDER, f"femam/{name}/{{}}-seed*.csv"),
+            arms(f"femam.smaller.{name}", experiment, _ORDER, f"femam/{name}/{{}}-seed*.csv"),
             (Comparison(_OWN, "own", "first", _ORDER),), "femam.smaller.SETTING", "half a LeNet, 100 rounds",
         )  # fmt: skip
-        if config.partition == "clusters":
-            femam = arms(f"femam.smaller.{name}", config, ("femam",), f"femam/{name}/{{}}-seed*.csv")
+        if experiment.config.data.partition.name == "clusters":
+            femam = arms(f"femam.smaller.{name}", experiment, ("femam",), f"femam/{name}/{{}}-seed*.csv")
             yield _planted(f"fashion-mnist-{name}", femam, "half a LeNet, 100 rounds")
-    for name, (config, order, said) in _long().items():
+    for name, (experiment, order, said) in _long().items():
         yield Cell(
             f"femam.smaller.{name}", SMALLER, f"FeMAM has the highest accuracy ({said})",
-            arms(f"femam.smaller.{name}", config, order),
+            arms(f"femam.smaller.{name}", experiment, order),
             (Comparison(_OWN, "own", "first", order), Comparison(_F1, "own_f1", "first", order)),
             "femam.smaller.SETTING",
         )  # fmt: skip
-    few, (many, _, said) = replace(digits(), seeds=(0, 1, 2)), _long()["digits"]
-    for name, config, kind in (
+    few, (many, _, said) = digits().replace(seeds=(0, 1, 2)), _long()["digits"]
+    for name, experiment, kind in (
         ("digits-clusters", few, "20 clients in 4 clusters of 3 classes, 80 rounds"),
         ("digits-clusters-long", many, said),
     ):
-        yield _planted(name, arms(f"femam.smaller-structure.{name}", config, ("femam",)), kind)
+        yield _planted(name, arms(f"femam.smaller-structure.{name}", experiment, ("femam",)), kind)
     whole = arms("femam.smaller.digits", many, ("femam",))
     lines = whole + _shorter(many, "femam.smaller-levels.digits")
     yield Cell(
@@ -139,16 +140,16 @@ def _smaller() -> Iterator[Cell]:
     )  # fmt: skip
 
 
-def _long() -> dict[str, tuple[Config, tuple[str, ...], str]]:
+def _long() -> dict[str, tuple[Experiment, tuple[str, ...], str]]:
     """The paper's rounds and levels on little data, and a twentieth of them on the paper's data with a narrow model:
     the settings, the methods, and what there is to say.
     """
     paper = row("cifar100", "levels3-6-11")
-    few = replace(digits(), rounds=paper.rounds, eval_every=10, seeds=(0, 1))
-    plain = replace(paper.femam, share_gradients=False, window=10)  # as the stored runs were made
-    few = replace(few, femam=replace(plain, levels=("global", "4", "4", "4", "personal")))
-    part = replace(
-        paper, width=(0.125,), lr=0.1, momentum=0.9, rounds=paper.rounds // 20, eval_every=5, seeds=(0,),
+    few = digits().replace(rounds=paper.config.rounds, eval_every=10, seeds=(0, 1))
+    plain = replace(paper.options["femam"], share_gradients=False, window=10)  # as the stored runs were made
+    few = few.replace(femam=replace(plain, levels=("global", "4", "4", "4", "personal")))
+    part = paper.replace(
+        width=(0.125,), lr=0.1, momentum=0.9, rounds=paper.config.rounds // 20, eval_every=5, seeds=(0,),
         femam=replace(plain, level_rounds=(20, 3)),
     )  # fmt: skip
     return {

@@ -1,7 +1,6 @@
 """The table of Flower's baseline of HeteroFL as a cell: models of unequal width on CIFAR-10, IID."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from benchmarks.papers.cell import Arm, Cell, Comparison, Published
 from benchmarks.papers.recipes.nested import heterofl_a_e
@@ -13,13 +12,13 @@ _RATES = {"a": 1.0, "b": 0.5, "c": 0.25, "d": 0.125, "e": 0.0625}
 
 def cells() -> Iterator[Cell]:
     """The one that there is."""
-    base, made = replace(heterofl_a_e(), eval_every=10), []
+    base, made = heterofl_a_e().replace(eval_every=10), []
     for name in _NUMBERS:
         rates = tuple(_RATES[letter] for letter in name.split("-"))
-        config = replace(base, architectures=ArchitectureOptions(widths=rates, choose="cycle"))
+        experiment = base.replace(architectures=ArchitectureOptions(widths=rates, choose="cycle"))
         if name == "e":  # one model, of a sixteenth of the width
-            config = replace(base, width=rates, architectures=ArchitectureOptions(widths=(1.0,), choose="cycle"))
-        made.append(Arm(f"heterofl.table.cifar10.iid/{name}", config))
+            experiment = base.replace(width=rates, architectures=ArchitectureOptions(widths=(1.0,), choose="cycle"))
+        made.append(Arm(f"heterofl.table.cifar10.iid/{name}", experiment))
     yield Cell(
         "heterofl.table.cifar10.iid", "Flower's heterofl, CIFAR-10, IID",
         "a model trained with clients of a sixteenth of its width is nearly as good as with full ones", tuple(made),

@@ -6,7 +6,7 @@ import platform
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from itertools import accumulate, zip_longest
 from pathlib import Path
 
@@ -34,7 +34,7 @@ from fl.analysis.landscape import grid, landscape
 from fl.analysis.structure import Structure
 from fl.base.errors import Diverged
 from fl.base.rng import draw
-from fl.base.settings import role
+from fl.data import Origin
 from fl.extensions.attack import draw_malicious
 from fl.landscape import Arguments
 from fl.runs import checkpoint, metrics
@@ -76,19 +76,19 @@ def play(chosen: Sequence[Cell], part: Part) -> bool:
     """
     end = time.monotonic() + 60 * part.minutes if part.minutes else float("inf")
     todo = [(cell, arm, seed) for cell in chosen for arm, seed in _order(cell, part)]
-    loaded: dict[tuple, Dataset] = {}
+    loaded: dict[Origin, Dataset] = {}
     for cell, arm, seed in todo:
-        config = replace(shortened(arm.config, part.rounds or arm.config.rounds), seeds=(seed,), device=part.device)
+        config = shortened(arm.config, part.rounds or arm.config.rounds).replace(seed=seed, device=part.device)
         file = part.store / path(arm, seed, config.rounds)
         if file.exists() and read(file).over and read(file).done >= config.rounds:
             continue
         if time.monotonic() >= end:
             return False
         config.check()
-        key = tuple(getattr(config, field.name) for field in fields(config) if role(field).data)
-        if key not in loaded:
-            loaded = {key: config.load().to(pick_device(config.device))}
-        stored = _run(cell, arm, config, file, part, end, loaded[key])
+        origin = config.data.origin()
+        if origin not in loaded:
+            loaded = {origin: config.load().to(pick_device(config.execution.device))}
+        stored = _run(cell, arm, config, file, part, end, loaded[origin])
         failed = f", {stored.failed}" if stored.failed else ""
         print(f"{arm.run} seed {seed}: {stored.done} of {stored.rounds} rounds{failed}")
         if not stored.over:
@@ -104,17 +104,16 @@ def _order(cell: Cell, part: Part) -> Iterator[tuple[Arm, int]]:
             f"the like of a run of yours is: {cell.command}"
         )
     arms = [cell.arm(name) for name in part.arms] or cell.arms
-    for seeds in zip_longest(*(part.seeds or arm.config.seeds for arm in arms)):
+    for seeds in zip_longest(*(part.seeds or arm.experiment.seeds for arm in arms)):
         yield from ((arm, seed) for arm, seed in zip(arms, seeds) if seed is not None)
 
 
 def _run(cell: Cell, arm: Arm, config: Config, file: Path, part: Part, end: float, dataset: Dataset) -> Stored:
     """Train one run until it is done or the time is over, and store it."""
     folder = part.out / Path(arm.run).parent / file.stem
-    placed = replace(config, out=str(folder.parent), name=folder.name)
     there, failed = (folder / SETTINGS).exists(), ""
     try:
-        summary = simulate(placed, folder, there, dataset, on_round=lambda _: time.monotonic() >= end)
+        summary = simulate(config, folder, there, dataset, on_round=lambda _: time.monotonic() >= end)
         failed = summary.get("failed", "") if summary["rounds"] == config.rounds else ""
     except Diverged as error:
         failed = str(error)
@@ -141,12 +140,12 @@ def _stored(cell: Cell, arm: Arm, config: Config, folder: Path, failed: str, par
     rows = metrics.read(table) if table.exists() else []
     rounds = f" --rounds {part.rounds}" if part.rounds else ""
     return Stored(
-        run=arm.run, seed=config.seeds[0], rounds=config.rounds, done=len(rows),
-        command=f"python -m benchmarks.papers {cell.id} --algorithm {arm.name} --seeds {config.seeds[0]}{rounds}",
-        device=_device(config.device), torch=torch.__version__, version=_version(),
+        run=arm.run, seed=config.seed, rounds=config.rounds, done=len(rows),
+        command=f"python -m benchmarks.papers {cell.id} --algorithm {arm.name} --seeds {config.seed}{rounds}",
+        device=_device(config.execution.device), torch=torch.__version__, version=_version(),
         date=datetime.datetime.now(datetime.UTC).date().isoformat(), settings=settings(config),
         failed=failed or (failure(rows) if len(rows) == config.rounds else ""), rows=condensed(config, rows),
-        base=checkpoint.read_header(folder)["given"].get("base") or "" if config.adapters.on and rows else "",
+        base=checkpoint.read_header(folder)["given"].get("base") or "" if config.model.adapters.on and rows else "",
     )  # fmt: skip
 
 
@@ -158,7 +157,7 @@ def condensed(config: Config, rows: Sequence[metrics.Row]) -> list[metrics.Row]:
         if all(name in row for row in rows):
             spent[name] = list(accumulate(row[name] for row in rows))
     every = [row | {name: sums[k] for name, sums in spent.items()} for k, row in enumerate(rows)]
-    if config.attack.share:
+    if "attack" in config.extensions:
         every = [row | {"attackers": float(attackers(config, int(row["round"])))} for row in every]
     return [{name: row[name] for name in COLUMNS if name in row} for row in every if "accuracy" in row]
 
@@ -185,13 +184,13 @@ def attackers(config: Config, number: int) -> int:
     """How many of a round's participants are malicious, where clients are drawn uniformly.
 
     >>> from fl.extensions.attack import AttackOptions
-    >>> config = Config(algorithm=("fedavg",), seeds=(0,), clients=20, participants=5, attack=AttackOptions(share=0.2))
+    >>> config = Config.of(algorithm="fedavg", clients=20, participants=5, attack=AttackOptions(share=0.2))
     >>> [attackers(config, number) for number in range(1, 7)]
     [1, 0, 1, 1, 1, 1]
     """
-    (seed,) = config.seeds
-    malicious = draw_malicious(config.attack, config.clients, Rng(seed))
-    return len(malicious.intersection(draw(config.clients, config.cohort(), Rng(seed, number).torch("sample"))))
+    seed, clients = config.seed, config.clients
+    malicious = draw_malicious(config.extensions["attack"], clients.number, Rng(seed))
+    return len(malicious.intersection(draw(clients.number, clients.cohort(), Rng(seed, number).torch("sample"))))
 
 
 def _device(asked: str) -> str:

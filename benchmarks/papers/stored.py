@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ from benchmarks.papers.cell import Arm
 from fl import Config, FLError
 from fl.analysis.structure import Structure, agreement
 from fl.base.files import write_text
+from fl.base.settings import settings_of
 from fl.runs.folder import fixed
+from fl.settings.config import plain
+from fl.settings.extensions import EXTENSIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks/results"
@@ -67,7 +71,12 @@ class Stored:
 
 def extendable(config: Config) -> bool:
     """Whether a run with fewer rounds is the beginning of one with more."""
-    return "rounds" not in fixed(config) and not (config.algorithm == ("femam",) and config.femam.level_rounds)
+    return "rounds" not in fixed(config) and not _level_rounds(config)
+
+
+def _level_rounds(config: Config) -> tuple[int, ...]:
+    """How long FeMAM stays on its levels."""
+    return config.method.options.level_rounds if config.method.name == "femam" else ()
 
 
 def shortened(config: Config, rounds: int) -> Config:
@@ -75,28 +84,36 @@ def shortened(config: Config, rounds: int) -> Config:
     proportion.
 
     >>> from fl.algorithms.femam import FeMAMOptions
-    >>> config = Config(algorithm=("femam",), rounds=700, eval_every=10, femam=FeMAMOptions(level_rounds=(400, 50)))
+    >>> config = Config.of(algorithm="femam", rounds=700, eval_every=10, femam=FeMAMOptions(level_rounds=(400, 50)))
     >>> short = shortened(config, 70)
-    >>> short.femam.level_rounds, short.eval_every
+    >>> short.method.options.level_rounds, short.evaluation.every
     ((40, 5), 7)
     """
-    short = replace(config, rounds=rounds)
+    short = config.replace(rounds=rounds)
     if rounds < config.rounds:
-        levels = tuple(max(1, round(length * rounds / config.rounds)) for length in config.femam.level_rounds)
-        every = min(config.eval_every, max(1, rounds // 10))
-        short = replace(short, eval_every=every, femam=replace(config.femam, level_rounds=levels))
+        short = short.replace(eval_every=min(config.evaluation.every, max(1, rounds // 10)))
+        if lengths := _level_rounds(config):
+            levels = tuple(max(1, round(length * rounds / config.rounds)) for length in lengths)
+            short = short.replace(femam=replace(config.method.options, level_rounds=levels))
     return short
 
 
 def settings(config: Config) -> dict[str, Any]:
-    """The flags that a run of one method reads and that decide what it computes, without its seed and its rounds.
+    """The flags that a run reads and that decide what it computes, without its method, its seed and its rounds.
 
-    >>> said = settings(Config(alpha=0.1))
-    >>> said["alpha"], "rounds" in said, "attack.amplify" in said, "architectures.widths" in said
+    >>> said = settings(Config.of(alpha=0.1))
+    >>> said["alpha"], "rounds" in said, "attack.share" in said, "architectures.widths" in said
     (0.1, False, False, False)
     """
     kept = json.loads(json.dumps(fixed(config)))
-    return {flag: value for flag, value in kept.items() if flag not in ("algorithm", "seeds", "rounds")}
+    return {flag: value for flag, value in kept.items() if flag not in ("algorithm", "seed", "rounds")}
+
+
+@cache
+def _neutral() -> dict[str, Any]:
+    """The flags of extensions that are not asked for: attack.share is 0."""
+    asked = [one for name, extension in EXTENSIONS.items() for one in settings_of(extension.options, name)]
+    return json.loads(json.dumps({one.flag: plain(one.value) for one in asked if not one.unread}))
 
 
 def path(arm: Arm, seed: int, rounds: int) -> Path:
@@ -150,9 +167,9 @@ def runs(arm: Arm, store: Path = STORE) -> list[Stored]:
 def _check(stored: Stored, arm: Arm, file: Path, store: Path) -> None:
     if stored.run != arm.run or file != store / path(arm, stored.seed, stored.rounds):
         raise FLError(f"{file} is not a run of {arm.run}: it holds {stored.run}, seed {stored.seed}; move it back")
-    # flags that only one version of this package has are not compared
-    for flag, value in settings(shortened(arm.config, stored.rounds)).items():
-        if flag in stored.settings and stored.settings[flag] != value:
+    was, now = (_neutral() | one for one in (stored.settings, settings(shortened(arm.config, stored.rounds))))
+    for flag, value in now.items():  # flags that only one version of this package has are not compared
+        if flag in was and was[flag] != value:
             raise FLError(
                 f"{file} was made with another --{flag} than {arm.run} has now: delete it and run the cell again"
             )

@@ -4,7 +4,7 @@ import logging
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -121,7 +121,7 @@ def landscape(
         seed: of the directions and the samples.
         together: how many models are computed side by side; 0 chooses by the device.
     """
-    fed, _ = build(replace(run.config, device=device), dataset, start=load_initial_weights(run.folder, run.config))
+    fed, _ = build(run.config.replace(device=device), dataset, start=load_initial_weights(run.folder, run.config))
     where = fed.data.device
     model = load_model(run.folder).to(where)
     rng = Rng(seed)

@@ -12,6 +12,7 @@ from fl.algorithms import ALGORITHMS
 from fl.base.errors import FLError
 from fl.base.files import regular
 from fl.base.settings import as_plain
+from fl.models.architectures import ArchitectureOptions
 from fl.settings import stored
 from fl.settings.config import Config
 from zoo import ZooError
@@ -77,11 +78,12 @@ class Experiment:
 
     def as_read(self) -> "Experiment":
         """Replace settings that no run reads by their defaults, and forget the options of methods that are not run."""
-        return replace(
-            self,
-            config=self.runs()[0].as_read() if len(self.algorithms) == 1 else self.config.as_read(),
-            options={name: one for name, one in self.options.items() if name in self.algorithms},
-        )
+        runs = [one.as_read() for one in self.runs() or [self.config]]
+        config = next((one for one in runs if one.model.architectures != ArchitectureOptions()), runs[0])
+        if len(self.algorithms) > 1:
+            config = replace(config, method=self.config.method, seed=self.config.seed)
+        options = {name: one for name, one in self.options.items() if name in self.algorithms}
+        return replace(self, config=config, options=options)
 
     def check(self) -> None:
         """Raise FLError for settings that do not go together in one of the runs, see `Config.check`."""

@@ -1,5 +1,4 @@
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from fl.settings import Config
 from surgery import state
 from zoo import Spec
 
-CONFIG = Config(algorithm=("fedavg",), model="preresnet20", width=(0.25,), depth=(2, 1, 3), seeds=(3,))
+CONFIG = Config.of(algorithm="fedavg", model="preresnet20", width=0.25, depth=(2, 1, 3), seed=3)
 
 
 @pytest.fixture
@@ -27,8 +26,8 @@ def make_run(tmp_path):
     """A function that writes a run folder with random weights."""
 
     def make(name="run", **changes):
-        config = replace(CONFIG, **changes)
-        folder, spec = tmp_path / name, config.spec(10, 1, 8)
+        config = CONFIG.replace(**changes)
+        folder, spec = tmp_path / name, config.model.spec(config.data, 10, 1, 8)
         folder.mkdir()
         (folder / "config.yaml").write_text(config.to_yaml())
         model = models.create(torch.Generator().manual_seed(7), spec)
@@ -40,7 +39,7 @@ def make_run(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_is_compared_with_the_weights_it_began_with(tmp_path):
-    config = replace(CONFIG, rounds=1, clients=2, participants=1, local_epochs=1, batch_size=500)
+    config = CONFIG.replace(rounds=1, clients=2, participants=1, local_epochs=1, batch_size=500)
     began = build(config)[1].init()["global"]
     simulate(config, tmp_path / "run")
     again = state(initial_model(tmp_path / "run"))

@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -12,15 +11,14 @@ from selection import some
 
 from benchmarks.papers import __main__ as command
 from benchmarks.papers.recipes import RECIPES, fedfa, fedmr, femam
-from fl import run as cli
 from fl.base.rng import Rng
-from fl.base.settings import without_unread
 from fl.data import Dataset
 from fl.models import create
 from fl.models.fleet import plan_within
 from fl.partition import hold_out
 from fl.runs.assembly import model_spec
-from fl.settings import Config
+from fl.settings import Config, Experiment
+from fl.settings.command_line import parse
 from fl.settings.recipes import describe, overview
 
 IMAGES = {  # channels, side and classes
@@ -55,6 +53,17 @@ SIZES = {"cifar100": (45_000, 5_000, 10_000), "tiny": (95_000, 5_000, 10_000)}  
 CLASSES = {"cifar100": 100, "tiny": 200}
 
 
+def factors(config, *rounds):
+    """Those of the learning rate in some rounds."""
+    schedule = config.local.schedule(config.rounds)
+    return [round(schedule(number), 6) for number in rounds]
+
+
+def space_of(config):
+    """The architectures of the clients."""
+    return config.model.architectures.announce(config.model.spec(config.data))
+
+
 def blank(data):
     """A data set of two images, whose shape and classes are right."""
     channels, side, classes = IMAGES[data]
@@ -68,14 +77,14 @@ SINGLE = [name for name in SINGLE if not name.endswith("-released")]
 
 @pytest.mark.parametrize("name", some(SINGLE, ["fedfa-cifar10", "heterofl-cifar10", "vit-cifar10", "fedadam-cifar10"]))
 def test_a_recipe_can_be_run_and_says_how(name):
-    config, text = RECIPES[name](), describe(RECIPES[name])
-    config.check()
-    assert Config.from_yaml(config.to_yaml()) == without_unread(config)
+    experiment, text = RECIPES[name](), describe(RECIPES[name])
+    experiment.check()
+    assert Experiment.from_yaml(experiment.to_yaml()).runs() == experiment.as_read().runs()
     commands = re.findall(r"^ *python -m benchmarks\.papers (\S+)(.*)$", text, re.MULTILINE)
     assert commands[0] == (name, "")
     for recipe, flags in commands[1:]:
         assert recipe == name
-        cli.parse([recipe, *shlex.split(flags)], RECIPES)[0].check()
+        parse([recipe, *shlex.split(flags)], RECIPES).experiment.check()
 
 
 def test_there_is_one_for_every_row_of_the_tables_which_says_so():
@@ -99,7 +108,7 @@ def test_the_command_runs_a_row_on_other_data(tmp_path):
     flags = [*TINY, "--dataset", "digits", "--rounds", "1", "--seeds", "0", "--algorithm", "fedgen"]
     assert command.main(["fedmr-cifar100-cnn-dir0.1", *flags, "--out", str(tmp_path), "--name", "a"]) == 0
     config = Config.read(tmp_path / "a")
-    assert (config.fedgen.alpha, config.fedgen.beta) == (10.0, 1.0)
+    assert (config.method.options.alpha, config.method.options.beta) == (10.0, 1.0)
     assert "fedprox" not in (tmp_path / "a" / "config.yaml").read_text()
 
 
@@ -107,23 +116,26 @@ def test_fedmrs_rows():
     """Section 5.1, and the defaults of the released code."""
     named = {"dir0.1": "dirichlet0.1", "dir0.5": "dirichlet0.5", "dir1.0": "dirichlet1", "iid": "iid"}
     for name in FEDMR:
-        config, code = RECIPES[name](), RECIPES[f"{name}-released"]()
+        text, code = RECIPES[name](), RECIPES[f"{name}-released"]()
+        config, local = text.config, text.config.local
         data, model, *spread = name.split("-")[1:]
-        settings = (config.lr, config.momentum, config.batch_size, config.local_epochs, config.rounds)
+        settings = (local.lr, local.momentum, local.batch_size, local.epochs, config.rounds)
         assert settings == (0.01, 0.9, 50, 5, 500)
-        assert (config.algorithm, config.cohort()) == (fedmr.METHODS, 18 if data == "femnist" else 10)
-        assert config.fedmr.stage1_rounds == code.fedmr.stage1_rounds == (0 if model == "cnn" else 100)
-        assert config.spread() == (named[spread[0]] if spread else "natural")
-        assert (code.momentum, code.fedmr.unit, code.fedmut.unit) == (0.5, "tensor", "tensor")
-        assert code.fedexp.eps == (1.8 if data == "femnist" else 1)
-        assert code.model == ("lenet" if model == "cnn" and data != "femnist" else config.model)
+        assert (text.algorithms, config.clients.cohort()) == (fedmr.METHODS, 18 if data == "femnist" else 10)
+        for one in (text, code):
+            assert one.options["fedmr"].stage1_rounds == (0 if model == "cnn" else 100)
+        assert config.data.spread() == (named[spread[0]] if spread else "natural")
+        assert code.config.local.momentum == 0.5
+        assert (code.options["fedmr"].unit, code.options["fedmut"].unit) == ("tensor", "tensor")
+        assert code.options["fedexp"].eps == (1.8 if data == "femnist" else 1)
+        assert code.config.model.name == ("lenet" if model == "cnn" and data != "femnist" else config.model.name)
 
 
 @pytest.mark.parametrize("name", some([*FEDMR[::4], FEDMR[-1]], [FEDMR[-1]]))
 def test_fedmrs_models_take_their_images(name):
-    config = RECIPES[name]()
-    padded = blank(config.dataset).padded(config.pad)
-    net = create(torch.Generator(), model_spec(replace(config, width=(0.1,)), padded))
+    config = RECIPES[name]().config
+    padded = blank(config.data.dataset).padded(config.data.pad)
+    net = create(torch.Generator(), model_spec(config.replace(width=0.1), padded))
     assert net.eval()(padded.normalise(padded.x)).shape == (2, padded.classes)
 
 
@@ -160,18 +172,20 @@ def test_the_papers_numbers():
 )
 def test_femams_settings_are_the_papers_and_the_samples_can_be_dealt_out(name):
     """On as many labels as the pooled data sets have: who gets how much, of how many classes, in which clusters."""
-    config, (counts, classes) = RECIPES[f"femam-{name}"](), SPLITS[name]
-    data = name.split("-")[0]
-    assert (config.cohort(), config.local_epochs, config.rounds, len(config.seeds)) == (50, 2, 700, 4)
-    assert (config.lr, config.momentum, config.batch_size, config.model) == (0.01, 0, 32, "resnet9")
-    assert (config.fedprox.mu, config.pfedme.lam, config.pfedme.mu, config.ditto.lam) == (0.1, 0.1, 0.01, 0.1)
-    assert config.pool_test_set
-    assert (config.femam.share_gradients, config.femam.window) == (True, 50)
+    experiment, (counts, classes) = RECIPES[f"femam-{name}"](), SPLITS[name]
+    config, options, data = experiment.config, experiment.options, name.split("-")[0]
+    held_out = (config.data.local_valid, config.data.local_test)
+    assert (config.clients.cohort(), config.local.epochs, config.rounds, len(experiment.seeds)) == (50, 2, 700, 4)
+    assert (config.local.lr, config.local.momentum, config.local.batch_size) == (0.01, 0, 32)
+    assert (options["fedprox"].mu, options["ditto"].lam) == (0.1, 0.1)
+    assert (options["pfedme"].lam, options["pfedme"].mu) == (0.1, 0.01)
+    assert (config.data.pool_test_set, config.model.name) == (True, "resnet9")
+    assert (options["femam"].share_gradients, options["femam"].window) == (True, 50)
     labels = torch.arange(sum(SIZES[data])) % CLASSES[data]
     pooled = Dataset(data, torch.empty(0), labels, torch.empty(0), labels[:0], CLASSES[data])
-    for seed in config.seeds:
-        parts, structure = config.deal(pooled, Rng(seed).numpy("partition"))
-        splits = hold_out(parts, config.local_valid, config.local_test, Rng(seed).numpy("hold-out"))
+    for seed in experiment.seeds:
+        parts, structure = config.data.deal(pooled, 50, Rng(seed).numpy("partition"))
+        splits = hold_out(parts, *held_out, Rng(seed).numpy("hold-out"))
         held = (splits.train, splits.valid, splits.test)
         assert all(abs(len(part.samples) - size) <= 12 for part, size in zip(held, SIZES[data]))
         assert int(splits.valid.sizes.min()) >= 30
@@ -180,7 +194,7 @@ def test_femams_settings_are_the_papers_and_the_samples_can_be_dealt_out(name):
         if counts:
             assert set(known) == {classes}
             assert [len(level.unique()) for level in structure] == list(counts)
-        elif config.partition == "iid":
+        elif config.data.partition.name == "iid":
             assert min(known) >= 0.98 * CLASSES[data]
         else:
             assert min(known) <= CLASSES[data] / 3  # very different mixtures
@@ -192,52 +206,52 @@ def test_each_dirichlet_split_is_that_of_its_paper_or_code():
     data = Dataset("cifar10", torch.empty(0), labels, torch.empty(0), labels[:0], 10)
     mixed = ("fedavgm", "fedadagrad", "fedadam", "fedyogi", "scaffold", "feddyn")
     for method in mixed:
-        config = RECIPES[f"{method}-cifar10"]()
-        assert config.spread().startswith("dirichlet_mixture0.")
-        parts = config.deal(data, Rng(0).numpy("partition")).parts
+        settings = RECIPES[f"{method}-cifar10"]().config.data
+        assert settings.spread().startswith("dirichlet_mixture0.")
+        parts = settings.deal(data, 100, Rng(0).numpy("partition")).parts
         assert len(parts) == 100
         assert parts.sizes.max() - parts.sizes.min() <= 1
     for name in ("moon-cifar10", "fednova-cifar10", "fedmr-cifar10-cnn-dir0.1", "femam-cifar100-dir0.1"):
-        assert RECIPES[name]().partition == "dirichlet"
+        assert RECIPES[name]().config.data.partition.name == "dirichlet"
 
 
 def test_femams_released_code_differs_by_these_flags():
     flags = "--femam.combine mean --femam.start global --femam.prox 0.02 --femam.prox-all-levels "
     flags += "--femam.clustering kmeans --femam.compare classifier --femam.no-share-gradients"
     released = RECIPES["femam-tiny-iid-released"]()
-    assert cli.parse(["femam-tiny-iid", *flags.split()], RECIPES)[0] == released
-    assert released.femam.start != RECIPES["femam-tiny-iid"]().femam.start
+    assert parse(["femam-tiny-iid", *flags.split()], RECIPES).experiment.runs() == released.as_read().runs()
+    assert released.options["femam"].start != RECIPES["femam-tiny-iid"]().options["femam"].start
 
 
 def test_fedfas_settings_of_images():
     """A reconstruction, after HeteroFL's released code."""
     for name, (_, _, mode, spread) in ROWS.items():
-        config = RECIPES[name]()
-        assert config.algorithm == (RIVAL[mode], "fedfa")
-        assert (config.clients, config.cohort(), config.local_epochs, config.batch_size) == (100, 10, 5, 10)
-        assert (config.lr, config.momentum, config.weight_decay, config.clip) == (0.1, 0.9, 5e-4, 1)
-        assert [round(config.schedule()(config.rounds * s // 100 + 1), 4) for s in (0, 49, 50, 75)] == [1, 1, 0.1, 0.01]
+        config, local = RECIPES[name]().config, RECIPES[name]().config.local
+        assert RECIPES[name]().algorithms == (RIVAL[mode], "fedfa")
+        assert (config.clients.number, config.clients.cohort(), local.epochs, local.batch_size) == (100, 10, 5, 10)
+        assert (local.lr, local.momentum, local.weight_decay, local.clip) == (0.1, 0.9, 5e-4, 1)
+        assert factors(config, *(config.rounds * share // 100 + 1 for share in (0, 49, 50, 75))) == [1, 1, 0.1, 0.01]
         expected = ("iid-unequal", False, 400) if spread == "iid" else ("shards0.2", True, 800)
-        assert (config.spread(), config.masked_loss, config.rounds) == expected
-        assert config.architectures.widths == ((1.0,) if mode == "depth" else (0.5, 0.75, 1.0))
-        assert bool(config.architectures.depths) == (mode != "width")
-        assert config.architectures.announce(config.spec()).largest == config.spec()
+        assert (config.data.spread(), local.masked_loss, config.rounds) == expected
+        assert config.model.architectures.widths == ((1.0,) if mode == "depth" else (0.5, 0.75, 1.0))
+        assert bool(config.model.architectures.depths) == (mode != "width")
+        assert space_of(config).largest == config.model.spec(config.data)
 
 
 @pytest.mark.parametrize("name", some(TEXTS, ["fedfa-wikitext2-both"]))
 def test_fedfas_settings_of_text(name):
-    config = RECIPES[name]()
-    assert config.algorithm == (RIVAL[TEXTS[name]], "fedfa")
+    config = RECIPES[name]().config
+    assert RECIPES[name]().algorithms == (RIVAL[TEXTS[name]], "fedfa")
     words = torch.zeros(2, 64, dtype=torch.int32)
     spec = model_spec(config, Dataset("words", words, words.long(), words, words.long(), 33_278))
-    assert (config.text.vocabulary, spec.tokens, spec.depth, spec.dropout, spec.num_classes) == (
+    assert (config.data.text.vocabulary, spec.tokens, spec.depth, spec.dropout, spec.num_classes) == (
         0,
         64,
         (4,),
         0.2,
         33_278,
     )
-    assert [round(config.schedule()(number), 4) for number in (50, 51, 100, 101)] == [1, 0.1, 0.1, 0.01]
+    assert factors(config, 50, 51, 100, 101) == [1, 0.1, 0.1, 0.01]
     model = spec.build(device="meta")
     assert model.embedding.token.weight.shape == (33_278, 256)
     assert model.section1[0].fc1.weight.shape == (512, 256)
@@ -251,9 +265,9 @@ BOTH = [name for name in ROWS if name.endswith("both-iid")]
 @pytest.mark.parametrize("name", some(BOTH, BOTH[::3]))
 def test_fedfas_models_take_their_images(name):
     """The full one and the smallest, with the 10 images of a step, on the meta device."""
-    data, config = ROWS[name][0], RECIPES[name]()
+    data, config = ROWS[name][0], RECIPES[name]().config
     spec = model_spec(config, blank(data))
-    for one in (spec, config.architectures.announce(spec).smallest):
+    for one in (spec, config.model.architectures.announce(spec).smallest):
         assert one.build(device="meta")(one.example(10, device="meta")).shape == (10, IMAGES[data][2])
     if data == "cifar10":  # the same for all data
         check_candidates(config, spec)
@@ -261,8 +275,8 @@ def test_fedfas_models_take_their_images(name):
 
 def check_candidates(config, full):
     """The largest is the model itself, and the smallest a part of it that stands for all the blocks that it lacks."""
-    space = config.architectures.announce(full)
-    assert len(set(space)) == 3 * len(config.architectures.depths)
+    space = config.model.architectures.announce(full)
+    assert len(set(space)) == 3 * len(config.model.architectures.depths)
     assert space.largest == full
     plan = plan_within(full.build(device="meta"), space.smallest.build(device="meta"), "corner")
     written = {source.name for sources in plan.entries.values() for source in sources}
@@ -271,42 +285,48 @@ def check_candidates(config, full):
 
 
 def test_heterofls_and_nefls_own():
-    config = RECIPES["heterofl-cifar10"]()
-    assert [config.schedule()(number) for number in (150, 151, 250, 251)] == pytest.approx([1, 0.1, 0.1, 0.01])
-    space = config.architectures.announce(config.spec())
+    config = RECIPES["heterofl-cifar10"]().config
+    assert factors(config, 150, 151, 250, 251) == pytest.approx([1, 0.1, 0.1, 0.01])
+    space = space_of(config)
     assert [(spec.width[0], spec.depth) for spec in space] == [(2.0**-n, (2, 2, 2, 2)) for n in range(5)]
-    config = RECIPES["nefl-cifar10"]()
-    assert [width**2 for width in config.architectures.widths] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1])
-    assert [config.schedule()(number) for number in (250, 251, 375, 376)] == pytest.approx([1, 0.1, 0.1, 0.01])
+    config = RECIPES["nefl-cifar10"]().config
+    assert [width**2 for width in config.model.architectures.widths] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1])
+    assert factors(config, 250, 251, 375, 376) == pytest.approx([1, 0.1, 0.1, 0.01])
 
 
 def test_flowers_heterofl_and_fjord():
-    config = RECIPES["heterofl-cifar10-a-e"]()
-    assert (config.cohort(), config.local_epochs, config.rounds, config.norm) == (100, 5, 400, "static_batch")
-    assert [config.schedule()(number) for number in (150, 151, 250, 251)] == pytest.approx([1, 0.1, 0.1, 0.01])
-    space = config.architectures.announce(config.spec())
+    config = RECIPES["heterofl-cifar10-a-e"]().config
+    assert (config.clients.cohort(), config.local.epochs, config.rounds, config.model.norm) == (
+        100,
+        5,
+        400,
+        "static_batch",
+    )
+    assert factors(config, 150, 151, 250, 251) == pytest.approx([1, 0.1, 0.1, 0.01])
+    space = space_of(config)
     assert [round(spec.count(32).parameters / 1000, 2) for spec in (space.largest, space.smallest)] == [11172.17, 44.51]
-    config = RECIPES["fjord-cifar10"]()
-    assert (config.cohort(), config.local_epochs, config.rounds, config.batch_size) == (10, 1, 500, 32)
-    assert config.fjord.widths == config.architectures.widths
+    config = RECIPES["fjord-cifar10"]().config
+    assert (config.clients.cohort(), config.local.epochs, config.rounds, config.local.batch_size) == (10, 1, 500, 32)
+    assert RECIPES["fjord-cifar10"]().options["fjord"].widths == config.model.architectures.widths
 
 
 def test_depthfls_own():
-    config = RECIPES["depthfl-cifar100"]()
-    assert (config.cohort(), config.local_epochs, config.rounds, config.batch_size) == (10, 5, 1000, 50)
-    assert [config.schedule()(number) for number in (1, 2, 3)] == pytest.approx([1, 0.998, 0.998**2])
-    assert [sum(map(bool, spec.depth)) for spec in config.architectures.announce(config.spec())] == [1, 2, 3, 4]
+    config = RECIPES["depthfl-cifar100"]().config
+    assert (config.clients.cohort(), config.local.epochs, config.rounds, config.local.batch_size) == (10, 5, 1000, 50)
+    assert factors(config, 1, 2, 3) == pytest.approx([1, 0.998, 0.998**2])
+    assert [sum(map(bool, spec.depth)) for spec in space_of(config)] == [1, 2, 3, 4]
 
 
 def test_scalefls_own():
-    config = RECIPES["scalefl-cifar10"]()
-    assert (config.cohort(), config.local_epochs, config.batch_size) == (10, 5, 16)
-    assert [config.schedule()(number) for number in (100, 101, 200, 201)] == pytest.approx([1, 0.1, 0.1, 0.01])
-    assert config.scalefl.start == config.rounds // 4 + 1
-    levels = [config.spec().scaled(w, d) for w, d in zip(config.architectures.widths, config.architectures.blocks())]
+    config = RECIPES["scalefl-cifar10"]().config
+    assert (config.clients.cohort(), config.local.epochs, config.local.batch_size) == (10, 5, 16)
+    assert factors(config, 100, 101, 200, 201) == pytest.approx([1, 0.1, 0.1, 0.01])
+    assert RECIPES["scalefl-cifar10"]().options["scalefl"].start == config.rounds // 4 + 1
+    full, choice = config.model.spec(config.data), config.model.architectures
+    levels = [full.scaled(width, depth) for width, depth in zip(choice.widths, choice.blocks())]
     assert [sum(spec.depth) for spec in levels] == [30, 38, 46, 54]
     assert [max(spec.width) for spec in levels] == [0.7, 0.7, 0.75, 1]
-    space = config.architectures.announce(config.spec())
+    space = space_of(config)
     assert all(level in space for level in levels)
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -13,12 +14,13 @@ from benchmarks.papers import page, run, stored
 from benchmarks.papers.cell import Arm, Cell, Comparison, Published
 from benchmarks.papers.run import Part, play
 from benchmarks.papers.verdict import measure, result
-from fl import AdapterOptions, AttackOptions, Config, FLError, simulate
+from fl import AdapterOptions, AttackOptions, FLError, simulate
 from fl.algorithms import FeMAMOptions
 from fl.extensions.attack import Attack
 from fl.landscape import main as fl_landscape
+from fl.settings import Experiment
 
-TINY = Config(
+TINY = Experiment.of(
     clients=4, participants=2, rounds=4, local_epochs=1, width=(0.1,), batch_size=50, seeds=(0, 1),
     samples=100,
 )  # fmt: skip
@@ -28,7 +30,7 @@ PAPER = Comparison("accuracy", "late", "numbers", NAMES, (Published(10.0, 50.0),
 
 @pytest.fixture
 def cell():
-    arms = tuple(Arm(f"fedmr.tiny/{name}", replace(TINY, algorithm=(name,))) for name in NAMES)
+    arms = tuple(Arm(f"fedmr.tiny/{name}", TINY.replace(algorithms=name)) for name in NAMES)
     return Cell("fedmr.tiny", "Table 1", "FedMR is ahead", arms, (PAPER,))
 
 
@@ -79,7 +81,7 @@ def test_an_interrupted_cell_goes_on_and_ends_as_an_uninterrupted_one(cell, tmp_
     assert result(cell, part.store).values[0]["fedmr"][0] == pytest.approx(
         25 * sum(row["accuracy"] for row in stored.runs(cell.arm("fedmr"), part.store)[0].rows)
     )
-    raised = replace(cell, arms=tuple(Arm(arm.run, replace(arm.config, rounds=5)) for arm in cell.arms))
+    raised = replace(cell, arms=tuple(Arm(arm.run, arm.experiment.replace(rounds=5)) for arm in cell.arms))
     assert result(raised, part.store).verdict == "not run"  # with fewer rounds than it has now
     assert page.said(result(raised, part.store)) == "not run (reproduced at 4 of 5 rounds)"
 
@@ -87,8 +89,8 @@ def test_an_interrupted_cell_goes_on_and_ends_as_an_uninterrupted_one(cell, tmp_
 def test_the_attackers_of_a_round_are_those_who_attacked(tmp_path, monkeypatch):
     seen, real = [], Attack.rows
     monkeypatch.setattr(Attack, "rows", lambda self, clients: seen.append(real(self, clients)) or real(self, clients))
-    config = replace(TINY, algorithm=("fedavg",), rounds=8, attack=AttackOptions(share=0.25))
-    cell = Cell("fedmr.tiny", "Table 1", "", (Arm("fedmr.tiny/fedavg", config),), ())
+    attacked = TINY.replace(algorithms="fedavg", rounds=8, attack=AttackOptions(share=0.25))
+    cell = Cell("fedmr.tiny", "Table 1", "", (Arm("fedmr.tiny/fedavg", attacked),), ())
     assert play([cell], Part(seeds=(1,), out=tmp_path / "runs", store=tmp_path))
     (one,) = stored.runs(cell.arms[0], tmp_path)
     counts = [len(rows) for rows in seen]
@@ -99,13 +101,10 @@ def test_the_attackers_of_a_round_are_those_who_attacked(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_runs_of_adapters_have_their_traffic_and_the_digest_of_their_base(tmp_path):
-    config = replace(
-        TINY, rounds=3, algorithm=("fedavg",),
-        adapters=AdapterOptions("lora", rank=2, modules=("fc1",), train=("fc2",)),
-    )  # fmt: skip
+    adapters = AdapterOptions("lora", rank=2, modules=("fc1",), train=("fc2",))
     names = ("adapters.tiny/fedit", "adapters.tiny/ffa_lora", "adapters.tiny/model")
-    half = replace(config, adapters=replace(config.adapters, learn="b"))
-    lines = [Arm(*one) for one in zip(names, (config, half, replace(config, adapters=AdapterOptions())))]
+    kinds = (adapters, replace(adapters, learn="b"), AdapterOptions())
+    lines = [Arm(name, TINY.replace(rounds=3, algorithms="fedavg", adapters=one)) for name, one in zip(names, kinds)]
     cell = Cell("adapters.tiny", "", "", tuple(lines), ())
     assert play([cell], Part(out=tmp_path / "runs", store=tmp_path))
     both, one, whole = (stored.runs(arm, tmp_path) for arm in lines)
@@ -123,11 +122,12 @@ def test_runs_of_adapters_have_their_traffic_and_the_digest_of_their_base(tmp_pa
 
 @pytest.mark.slow
 def test_the_last_row_of_a_run_has_what_its_cell_asks_of_the_trained_model(tmp_path):
-    config = replace(TINY, partition="clusters", clusters=(2,), cluster_classes=(5,), local_valid=0.2, local_test=0.2,
-                     clients=8, participants=8, samples=300, algorithm=("femam",),
-                     femam=FeMAMOptions(("global", "2"), (2,), prune=False))  # fmt: skip
-    flat = tuple(Arm(f"fedmr.flat/{name}", replace(TINY, algorithm=(name,))) for name in NAMES)
-    planted = Arm("femam.found/femam", config)
+    levels = TINY.replace(
+        partition="clusters", clusters=(2,), cluster_classes=(5,), local_valid=0.2, local_test=0.2, clients=8,
+        participants=8, samples=300, algorithms="femam", femam=FeMAMOptions(("global", "2"), (2,), prune=False),
+    )  # fmt: skip
+    flat = tuple(Arm(f"fedmr.flat/{name}", TINY.replace(algorithms=name)) for name in NAMES)
+    planted = Arm("femam.found/femam", levels)
     cells = (
         Cell("fedmr.flat", "", "", flat, (Comparison("", "rise", "first", NAMES, larger=False),)),
         Cell("femam.found", "", "", (planted,), (Comparison("", "rand", "above", ("femam",), band=(0.9, 1.0)),)),
@@ -174,16 +174,31 @@ def test_a_stored_file_that_is_forged_is_refused_by_name(cell, tmp_path):
             file.with_name("fedavg-seed1.csv"))  # fmt: skip
     file.with_name("fedavg-seed1.csv").unlink()
     file.write_text(text)
-    other = Arm(arm.run, replace(arm.config, lr=0.5))
+    other = Arm(arm.run, arm.experiment.replace(lr=0.5))
     with pytest.raises(FLError, match=r"fedavg-seed0.csv was made with another --lr than fedmr.tiny/fedavg has now"):
         stored.runs(other, tmp_path)
 
 
+def test_a_run_with_an_extension_is_none_without_it(tmp_path):
+    """Runs of earlier versions have flags that say so, and others lack them."""
+    calm = TINY.replace(algorithms="fedavg")
+    kinds = {"calm": calm, "hit": calm.replace(attack=AttackOptions(share=0.5, amplify=2.0))}
+    for name, experiment in kinds.items():
+        said = stored.settings(experiment.runs()[0])
+        for number, more in enumerate(({}, {"attack.share": 0.0, "defence.rule": "mean"} if name == "calm" else {})):
+            file = tmp_path / f"{name}{number}" / "fedmr.a" / "b-seed0.csv"
+            rows = [{"round": 4, "accuracy": 0.5}]
+            stored.write(file, stored.Stored("fedmr.a/b", 0, 4, 4, "", "", "", "", "", said | more, "", rows))
+            for other, asked in kinds.items():
+                with nullcontext() if other == name else pytest.raises(FLError, match=r"another --attack\.share"):
+                    assert len(stored.runs(Arm("fedmr.a/b", asked), tmp_path / f"{name}{number}")) == 1
+
+
 def test_fewer_rounds_of_what_depends_on_them_are_stored_apart():
-    config = replace(TINY, algorithm=("fedavg",), rounds=100, eval_every=20)
-    constant, falling = (Arm("fedmr.a/b", replace(config, lr_schedule=name)) for name in ("constant", "step"))
+    longer = TINY.replace(algorithms="fedavg", rounds=100, eval_every=20)
+    constant, falling = (Arm("fedmr.a/b", longer.replace(lr_schedule=name)) for name in ("constant", "step"))
     assert stored.path(constant, 0, 50).name == "b-seed0.csv"
-    assert stored.shortened(config, 50).eval_every == 5  # ten evaluations are left
+    assert stored.shortened(constant.config, 50).evaluation.every == 5  # ten evaluations are left
     assert stored.path(falling, 0, 50).name == "b-seed0-rounds50.csv"
     assert stored.path(falling, 0, 100).name == "b-seed0.csv"
 

@@ -19,7 +19,7 @@ from fl.models.fleet import make_example
 from fl.runs import checkpoint
 from fl.runs.assembly import pick_device
 from fl.runs.folder import load_model
-from fl.settings import Config
+from fl.settings.model import ModelSettings
 from zoo import Spec
 
 
@@ -45,7 +45,7 @@ def similarity(given: argparse.Namespace) -> int:
         spec, _ = checkpoint.read_model(folder)
         found.append(Compared(f"{folder} ({spec.name})", *(compare(net, spec) for net in nets)))
     if given.model is not None:
-        spec = Config(model=given.model, width=given.width, depth=given.depth).spec()
+        spec = ModelSettings(given.model, given.width, given.depth).spec()
         net = models.create(Rng(given.seed).torch("weights"), spec)
         found.append(Compared(f"{given.model}, untrained", compare(net, spec)))
     save(heat_maps(found), given.out)

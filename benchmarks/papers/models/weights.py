@@ -34,7 +34,7 @@ def initial_model(folder: Path) -> nn.Module:
     """Make the initial model of a run again, from its seed and the weights of its --init; on the CPU."""
     spec, _ = checkpoint.read_model(folder)
     config = Config.read(folder)
-    return maker(spec, load_initial_weights(folder, config))(Rng(config.seeds[0]).torch("weights"))
+    return maker(spec, load_initial_weights(folder, config))(Rng(config.seed).torch("weights"))
 
 
 def similarity_table(compared: Compared) -> str:

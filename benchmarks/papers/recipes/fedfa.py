@@ -7,34 +7,33 @@ the most part from HeteroFL's settings. One rate and one depth go for all sectio
 lets each section have its own, where the depths are single numbers, and the search is then the paper's evolution.
 """
 
-from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
 from benchmarks.papers.recipes.table import recipe
 from fl.data import TextOptions
 from fl.models.architectures import ArchitectureOptions
-from fl.settings import Config, recipes
+from fl.settings import Experiment, recipes
 
 # ---- Settings of the experiments that a CPU can do: all their numbers are here. ----
 
-_CPU = Config(
+_CPU = Experiment.of(
     norm="static_batch", clients=20, participants=5, batch_size=10, clip=1.0, eval_every=5, eval_client_models_every=10,
-    algorithm=("heterofl", "nefl", "fedfa"), architectures=ArchitectureOptions(widths=(0.5, 1.0), depths=("2", "3")),
+    algorithms=("heterofl", "nefl", "fedfa"), architectures=ArchitectureOptions(widths=(0.5, 1.0), depths=("2", "3")),
 )  # fmt: skip
-_MEASURED = replace(
-    _CPU, partition="shards", class_share=0.2, masked_loss=True, samples=8000, clients=40, participants=8, rounds=24,
+_MEASURED = _CPU.replace(
+    partition="shards", class_share=0.2, masked_loss=True, samples=8000, clients=40, participants=8, rounds=24,
     local_epochs=2, batch_size=20, lr=0.1, momentum=0.9, weight_decay=5e-4, lr_schedule="step", eval_every=12,
     eval_client_models_every=24, depth=(3,),
 )  # fmt: skip
 SMALL = {
     "digits": recipes.fedfa(),
-    "fashion-mnist": replace(_MEASURED, dataset="fashion-mnist", model="preresnet18", width=(0.125,)),
-    "cifar10": replace(
-        _MEASURED, dataset="cifar10", model="preresnet18", stem="imagenet", width=(0.25,), crop=4, flip=True
+    "fashion-mnist": _MEASURED.replace(dataset="fashion-mnist", model="preresnet18", width=(0.125,)),
+    "cifar10": _MEASURED.replace(
+        dataset="cifar10", model="preresnet18", stem="imagenet", width=(0.25,), crop=4, flip=True
     ),
-    "text": replace(
-        _CPU, dataset="pydoc", partition="natural", clients=30, min_samples=5, model="transformer", norm="default",
+    "text": _CPU.replace(
+        dataset="pydoc", partition="natural", clients=30, min_samples=5, model="transformer", norm="default",
         width=(0.25,), rounds=30, local_epochs=2, lr=0.1,
         architectures=ArchitectureOptions(widths=(0.5, 1.0), depths=("2", "4")),
     ),
@@ -42,7 +41,7 @@ SMALL = {
 
 # ---- The paper's settings, or their reconstruction. ----
 
-PAPER = Config(
+PAPER = Experiment.of(
     clients=100, participation=0.1, norm="static_batch", local_epochs=5, batch_size=10, lr=0.1, momentum=0.9,
     weight_decay=5e-4, clip=1.0, lr_schedule="step", lr_steps=(0.5, 0.75), rounds=400, eval_every=5,
     eval_client_models_every=5, seeds=(0, 1, 2),
@@ -82,29 +81,29 @@ TARGETS = {"cifar10": (0.7, 0.4), "cifar100": (0.25, 0.25), "fashion-mnist": (0.
 """The accuracies up to which section 5.3.2 counts computation: in IID and in non-IID settings."""
 
 
-def row(data: str, network: str, mode: str, spread: str) -> Config:
+def row(data: str, network: str, mode: str, spread: str) -> Experiment:
     """The settings of one of the paper's comparisons; the arguments are the parts of its name.
 
-    >>> config = row("cifar10", "preresnet", "width", "noniid")
-    >>> config.algorithm, config.architectures.widths, config.depth, config.rounds
-    (('heterofl', 'fedfa'), (0.5, 0.75, 1.0), (3,), 800)
+    >>> experiment = row("cifar10", "preresnet", "width", "noniid")
+    >>> experiment.algorithms, experiment.config.model.architectures.widths, experiment.config.rounds
+    (('heterofl', 'fedfa'), (0.5, 0.75, 1.0), 800)
     """
     net = NETWORKS[network]
     choice = ArchitectureOptions((1.0,) if mode == "depth" else WIDTHS, () if mode == "width" else net.depths)
-    config = replace(
-        PAPER, algorithm=(RIVALS[mode][0].lower(), "fedfa"), dataset=data, model=net.model, depth=net.full,
+    experiment = PAPER.replace(
+        algorithms=(RIVALS[mode][0].lower(), "fedfa"), dataset=data, model=net.model, depth=net.full,
         architectures=choice,
     )  # fmt: skip
     if data == "wikitext2":
-        return replace(
-            config, dataset="wikitext-2", partition="contiguous", text=TextOptions(vocabulary=0), norm="default",
+        return experiment.replace(
+            dataset="wikitext-2", partition="contiguous", text=TextOptions(vocabulary=0), norm="default",
             rounds=200, lr_steps=(0.25, 0.5),
         )  # fmt: skip
     if data.startswith("cifar"):
-        config = replace(config, crop=4, flip=True)
+        experiment = experiment.replace(crop=4, flip=True)
     if spread == "iid":
-        return replace(config, partition="iid", unequal=True)
-    return replace(config, partition="shards", class_share=0.2, masked_loss=True, rounds=800)
+        return experiment.replace(partition="iid", unequal=True)
+    return experiment.replace(partition="shards", class_share=0.2, masked_loss=True, rounds=800)
 
 
 def _about(name: str, data: str, network: str, mode: str, spread: str) -> str:
@@ -127,7 +126,7 @@ TABLE = {name: recipe(_about(name, *cells), row, *cells) for name, cells in _CEL
 """From name to recipe, for each comparison of the paper's Tables 1 and 3."""
 
 
-def fashion_mnist() -> Config:
+def fashion_mnist() -> Experiment:
     """FedFA, HeteroFL and NeFL on Fashion-MNIST: 40 clients with 2 of the 10 classes, of two widths and depths.
 
     python -m benchmarks.papers fedfa-fashion-mnist
@@ -143,7 +142,7 @@ def fashion_mnist() -> Config:
     return SMALL["fashion-mnist"]
 
 
-def cifar10() -> Config:
+def cifar10() -> Experiment:
     """FedFA, HeteroFL and NeFL on CIFAR-10: 40 clients with 2 of the 10 classes, of two widths and depths.
 
     python -m benchmarks.papers fedfa-cifar10
@@ -154,7 +153,7 @@ def cifar10() -> Config:
     return SMALL["cifar10"]
 
 
-def text() -> Config:
+def text() -> Experiment:
     """FedFA, HeteroFL and NeFL on the words of Python's documentation: 30 topics as clients, two widths and depths.
 
     python -m benchmarks.papers fedfa-text
@@ -164,7 +163,7 @@ def text() -> Config:
     return SMALL["text"]
 
 
-def heterofl_cifar10() -> Config:
+def heterofl_cifar10() -> Experiment:
     """HeteroFL's own experiment on CIFAR-10, IID: Pre-ResNet-18, five widths from 1 to 1/16, as many clients of each.
 
     python -m benchmarks.papers heterofl-cifar10
@@ -173,14 +172,14 @@ def heterofl_cifar10() -> Config:
     The second is non-IID, two classes a client. The settings are those of HeteroFL's released code, for clients that
     keep their width; three seeds are our reconstruction. Not run to the end by us.
     """
-    return replace(
-        PAPER, algorithm=("heterofl",), dataset="cifar10", partition="iid", crop=4, flip=True, model="preresnet18",
+    return PAPER.replace(
+        algorithms=("heterofl",), dataset="cifar10", partition="iid", crop=4, flip=True, model="preresnet18",
         lr_steps=(0.375, 0.625),
         architectures=ArchitectureOptions(widths=(1.0, 0.5, 0.25, 0.125, 0.0625), choose="cycle"),
     )  # fmt: skip
 
 
-def nefl_cifar10() -> Config:
+def nefl_cifar10() -> Experiment:
     """NeFL's own experiment on CIFAR-10, IID: ResNet-18 of the widths sqrt(0.2), sqrt(0.4), ... 1, 20 clients of each.
 
     python -m benchmarks.papers nefl-cifar10
@@ -190,8 +189,8 @@ def nefl_cifar10() -> Config:
     reconstruction are momentum 0.9, five local epochs, no weight decay, crop and flip, and three seeds. The network's
     strides are those for large images: one of 32x32 ends as a single pixel. Not run to the end by us.
     """
-    return replace(
-        PAPER, algorithm=("nefl",), dataset="cifar10", partition="iid", crop=4, flip=True, model="resnet18",
+    return PAPER.replace(
+        algorithms=("nefl",), dataset="cifar10", partition="iid", crop=4, flip=True, model="resnet18",
         norm="batch", batch_size=32, weight_decay=0.0, clip=0.0, rounds=500,
         architectures=ArchitectureOptions(tuple(gamma**0.5 for gamma in (0.2, 0.4, 0.6, 0.8, 1.0)), choose="cycle"),
     )  # fmt: skip

@@ -13,16 +13,17 @@ padding, and a hidden layer of 256; CluSamp goes by L1 distances. Nothing here w
 from dataclasses import replace
 
 from benchmarks.papers.recipes.table import recipe
+from fl.algorithms.fedexp import FedExPOptions
 from fl.algorithms.fedgen import FedGenOptions
 from fl.algorithms.fedmr import FedMROptions
 from fl.algorithms.fedmut import FedMutOptions
 from fl.algorithms.fedprox import FedProxOptions
-from fl.settings import Config
+from fl.settings import Experiment
 
 METHODS = ("fedavg", "fedprox", "fedgen", "clusamp", "fedexp", "fedasam", "fedmut", "fedmr")
 """Table 1's columns."""
 
-PAPER = Config(
+PAPER = Experiment.of(
     model="cnn", clients=100, participation=0.1, local_epochs=5, batch_size=50, lr=0.01, momentum=0.9,
     rounds=500,
 )  # fmt: skip
@@ -62,42 +63,42 @@ _FEDGEN = {"cifar10": (0.2, 0.2, 3e-4), "cifar100": (10.0, 1.0, 1e-4), "femnist"
 _MODELS = {"cnn": "cnn", "resnet20": "resnet20_fedmr", "vgg16": "vgg16"}
 
 
-def row(data: str, model: str, spread: str) -> Config:
+def row(data: str, model: str, spread: str) -> Experiment:
     """The settings of a row of Table 1.
 
-    >>> config = row("cifar100", "vgg16", "dir0.1")
-    >>> config.alpha, config.fedprox.mu, config.fedmr.stage1_rounds
-    (0.1, 0.001, 100)
+    >>> experiment = row("cifar100", "vgg16", "dir0.1")
+    >>> experiment.config.data.partition.options, experiment.options["fedprox"]
+    (DirichletOptions(alpha=0.1), FedProxOptions(mu=0.001))
     """
     alpha, beta, lr = _FEDGEN[data]
-    config = replace(
-        PAPER, algorithm=METHODS, dataset=data, model=_MODELS[model], seeds=(0, 1, 2),
+    experiment = PAPER.replace(
+        algorithms=METHODS, dataset=data, model=_MODELS[model], seeds=(0, 1, 2),
         fedprox=FedProxOptions(_MU[data]),
         fedgen=FedGenOptions(alpha, beta, decay=1.0, batch=128, lr=lr),
         fedmr=FedMROptions(stage1_rounds=0 if model == "cnn" else 100),
     )  # fmt: skip
     if data == "femnist":
-        config = replace(config, partition="natural", clients=180, min_samples=101)
-        return replace(config, pad=2) if model == "vgg16" else config
-    return replace(config, partition="iid") if spread == "iid" else replace(config, alpha=float(spread[3:]))
+        experiment = experiment.replace(partition="natural", clients=180, min_samples=101)
+        return experiment.replace(pad=2) if model == "vgg16" else experiment
+    return experiment.replace(partition="iid") if spread == "iid" else experiment.replace(alpha=float(spread[3:]))
 
 
-def released(data: str, model: str, spread: str) -> Config:
+def released(data: str, model: str, spread: str) -> Experiment:
     """The settings of a row as the released code has them, as far as they are offered here.
 
-    >>> config = released("cifar100", "cnn", "dir0.1")
-    >>> config.dataset, config.model, config.momentum, config.fedmr.unit, config.eval_every
-    ('cifar100-coarse', 'lenet', 0.5, 'tensor', 10)
+    >>> experiment = released("cifar100", "cnn", "dir0.1")
+    >>> experiment.config.data.dataset, experiment.config.model.name, experiment.options["fedmr"].unit
+    ('cifar100-coarse', 'lenet', 'tensor')
     """
-    config = row(data, model, spread)
-    eps = config.cohort() / 10
-    config = replace(
-        config, momentum=0.5, eval_every=10, fedmr=replace(config.fedmr, unit="tensor"),
-        fedmut=replace(config.fedmut, unit="tensor"), fedexp=replace(config.fedexp, eps=eps),
+    experiment = row(data, model, spread)
+    eps = experiment.config.clients.cohort() / 10
+    experiment = experiment.replace(
+        momentum=0.5, eval_every=10, fedmr=replace(experiment.options["fedmr"], unit="tensor"),
+        fedmut=FedMutOptions(unit="tensor"), fedexp=FedExPOptions(eps=eps),
     )  # fmt: skip
     if data == "cifar100":
-        config = replace(config, dataset="cifar100-coarse")
-    return replace(config, model="lenet") if model == "cnn" and data != "femnist" else config
+        experiment = experiment.replace(dataset="cifar100-coarse")
+    return experiment.replace(model="lenet") if model == "cnn" and data != "femnist" else experiment
 
 
 def _name(data: str, model: str, spread: str) -> str:
@@ -124,7 +125,7 @@ RELEASED = {f"{_name(*cells)}-released": recipe(_about(*cells), released, *cells
 """The same with the released code's defaults."""
 
 
-def fashion_mnist_rivals() -> Config:
+def fashion_mnist_rivals() -> Experiment:
     """All nine methods on Fashion-MNIST in FedMR's settings: LeNet, 100 clients, Dirichlet 0.5, 100 rounds, two seeds.
 
     python -m benchmarks.papers fashion-mnist-rivals
@@ -134,13 +135,13 @@ def fashion_mnist_rivals() -> Config:
     diverge in the third round here if clients count by their samples (--fedmut.weighted), as they did in the results in
     docs/results/fedmr.md.
     """
-    return replace(
-        PAPER, algorithm=(*METHODS, "indep"), dataset="fashion-mnist", model="lenet", rounds=100, eval_every=2,
+    return PAPER.replace(
+        algorithms=(*METHODS, "indep"), dataset="fashion-mnist", model="lenet", rounds=100, eval_every=2,
         seeds=(0, 1), fedmut=FedMutOptions(radius=1.0),
     )  # fmt: skip
 
 
-def vit_cifar10() -> Config:
+def vit_cifar10() -> Experiment:
     """FedAvg and FedMR on CIFAR-10 with a narrow Vision Transformer of four blocks: 20 clients, Dirichlet 0.5.
 
     python -m benchmarks.papers vit-cifar10
@@ -149,8 +150,8 @@ def vit_cifar10() -> Config:
     Images are cut into patches of 4x4 pixels. FedMR shuffles layers: the class token with the positions, the patches'
     projection, each matrix of queries, keys and values, and every norm. Not run to the end by us.
     """
-    return Config(
-        algorithm=("fedavg", "fedmr"), dataset="cifar10", samples=10_000, clients=20, participants=5, crop=4, flip=True,
-        model="vit_tiny", width=(0.5,), depth=(4,), optimizer="adam", lr=0.001, clip=1.0, batch_size=32, local_epochs=2,
-        rounds=100, lr_schedule="cosine", eval_every=5, partition="dirichlet", alpha=0.5,
+    return Experiment.of(
+        algorithms=("fedavg", "fedmr"), dataset="cifar10", samples=10_000, clients=20, participants=5, crop=4,
+        flip=True, model="vit_tiny", width=(0.5,), depth=(4,), optimizer="adam", lr=0.001, clip=1.0, batch_size=32,
+        local_epochs=2, rounds=100, lr_schedule="cosine", eval_every=5, partition="dirichlet", alpha=0.5,
     )  # fmt: skip

@@ -28,15 +28,15 @@ from fl.algorithms import (
     FeSEMPlusOptions,
     PFedMeOptions,
 )
-from fl.settings import Config, recipes
+from fl.settings import Experiment, recipes
 
 METHODS = (
     "local", "fedavg", "fedavg_plus", "fedprox", "pfedme", "fedrep", "ditto", "fesem", "fesem_plus", "femam",
 )  # fmt: skip
 """The rows of the tables."""
 
-PAPER = Config(
-    algorithm=METHODS, model="resnet9", clients=50, participation=1.0, pool_test_set=True, local_epochs=2,
+PAPER = Experiment.of(
+    algorithms=METHODS, model="resnet9", clients=50, participation=1.0, pool_test_set=True, local_epochs=2,
     batch_size=32, lr=0.01, momentum=0.0, rounds=700, eval_every=10, seeds=(0, 1, 2, 3),
     fedavg_plus=FedAvgPlusOptions(epochs=2),
     fedprox=FedProxOptions(mu=0.1),
@@ -104,47 +104,46 @@ _DATA = {  # title, data set, shares to validate and to test on: 45 + 5 + 10 and
 }
 
 
-def row(data: str, split: str) -> Config:
+def row(data: str, split: str) -> Experiment:
     """The settings of a pair of columns of the tables.
 
-    >>> config = row("tiny", "clusters50")
-    >>> config.clusters, config.cluster_classes, row("tiny", "levels9-15-22").clusters
-    ((5,), (50,), (9, 15, 22))
-    >>> config.femam.share_gradients, config.femam.window
+    >>> experiment = row("tiny", "clusters50")
+    >>> experiment.config.data.partition.options, row("tiny", "levels9-15-22").config.data.partition.options.clusters
+    (ClustersOptions(clusters=(5,), cluster_classes=(50,)), (9, 15, 22))
+    >>> experiment.options["femam"].share_gradients, experiment.options["femam"].window
     (True, 50)
     """
     _, dataset, valid, test = _DATA[data]
-    options = replace(PAPER.femam, share_gradients=True, window=50)  # equation B.4, section 5.1
-    config = replace(PAPER, dataset=dataset, local_valid=valid, local_test=test, femam=options)
+    options = replace(PAPER.options["femam"], share_gradients=True, window=50)  # equation B.4, section 5.1
+    experiment = PAPER.replace(dataset=dataset, local_valid=valid, local_test=test, femam=options)
     if split.startswith("clusters"):
-        return replace(config, partition="clusters", clusters=(5,), cluster_classes=(int(split[8:]),))
+        return experiment.replace(partition="clusters", clusters=(5,), cluster_classes=(int(split[8:]),))
     if split.startswith("levels"):  # how many classes is left to the partition, which knows Table C.1
-        return replace(config, partition="clusters", clusters=tuple(map(int, split[6:].split("-"))))
-    return replace(config, partition="iid") if split == "iid" else replace(config, alpha=float(split[3:]))
+        return experiment.replace(partition="clusters", clusters=tuple(map(int, split[6:].split("-"))))
+    return experiment.replace(partition="iid") if split == "iid" else experiment.replace(alpha=float(split[3:]))
 
 
-def released(data: str, split: str) -> Config:
+def released(data: str, split: str) -> Experiment:
     """The settings of a pair of columns with the released code's options of FeMAM, as far as they are offered here.
 
-    >>> released("tiny", "iid").femam.combine
+    >>> released("tiny", "iid").options["femam"].combine
     'mean'
     """
-    config = row(data, split)
+    experiment = row(data, split)
     options = replace(
-        config.femam, combine="mean", start="global", prox=0.02, prox_all_levels=True, clustering="kmeans",
-        compare="classifier", share_gradients=False,
+        experiment.options["femam"], combine="mean", start="global", prox=0.02, prox_all_levels=True,
+        clustering="kmeans", compare="classifier", share_gradients=False,
     )  # fmt: skip
-    return replace(config, femam=options)
+    return experiment.replace(femam=options)
 
 
 def _about(data: str, split: str, best: str) -> str:
-    config = row(data, split)
-    if config.cluster_classes:
-        table, where = "C.2", f"five clusters of {config.cluster_classes[0]} classes"
-    elif config.partition == "clusters":
-        table, where = "C.4", f"levels of {', '.join(map(str, config.clusters))} clusters"
+    if split.startswith("clusters"):
+        table, where = "C.2", f"five clusters of {split[8:]} classes"
+    elif split.startswith("levels"):
+        table, where = "C.4", f"levels of {split[6:].replace('-', ', ')} clusters"
     else:
-        table, where = "C.3", "IID" if split == "iid" else f"Dirichlet {config.alpha:g}"
+        table, where = "C.3", "IID" if split == "iid" else f"Dirichlet {float(split[3:]):g}"
     return f"""FeMAM's Table {table}: {_DATA[data][0]}, {where}; the paper has FeMAM at {best}%.
 
     python -m benchmarks.papers femam-{data}-{split}
@@ -177,19 +176,19 @@ TABLE, RELEASED = (
 
 SMALL = {
     "model": "lenet", "width": (0.5,), "lr": 0.2, "momentum": 0.5, "rounds": 100, "eval_every": 5, "seeds": (0, 1),
-    "femam": replace(PAPER.femam, level_rounds=(60, 10)),
-    "pfedme": replace(PAPER.pfedme, inner_steps=1, outer_lr=10.0),
+    "femam": replace(PAPER.options["femam"], level_rounds=(60, 10)),
+    "pfedme": replace(PAPER.options["pfedme"], inner_steps=1, outer_lr=10.0),
 }  # fmt: skip
 """What CPUs can do: a narrow LeNet, whose rounds are long enough for FedAvg's accuracy to flatten."""
 
 
-def digits() -> Config:
+def digits() -> Experiment:
     """The recipe `femam` of the package, with the paper's options of all ten methods."""
     shared = ("fedavg_plus", "fedprox", "pfedme", "fedrep", "ditto", "fesem", "fesem_plus")
-    return replace(recipes.femam(), **{name: getattr(PAPER, name) for name in shared})
+    return recipes.femam().replace(**{name: PAPER.options[name] for name in shared})
 
 
-def fashion_mnist() -> Config:
+def fashion_mnist() -> Experiment:
     """FeMAM's ten methods on 14,000 images of Fashion-MNIST: 50 clients in 5 clusters with 3 of 10 classes, two seeds.
 
     python -m benchmarks.papers femam-fashion-mnist
@@ -203,19 +202,19 @@ def fashion_mnist() -> Config:
     at the learning rate of 0.2. The results are in docs/results/femam.md. A run takes one to three minutes of a CPU
     thread.
     """
-    return replace(
-        PAPER, dataset="fashion-mnist", samples=14_000, partition="clusters", clusters=(5,), cluster_classes=(3,),
+    return PAPER.replace(
+        dataset="fashion-mnist", samples=14_000, partition="clusters", clusters=(5,), cluster_classes=(3,),
         local_valid=0.25, local_test=0.32, **SMALL,
     )  # fmt: skip
 
 
-def femnist() -> Config:
+def femnist() -> Experiment:
     """FeMAM's ten methods on 50 writers of FEMNIST, each a client with some 110 characters of 62 classes; two seeds.
 
     python -m benchmarks.papers femam-femnist
 
     Otherwise as femam-fashion-mnist.
     """
-    return replace(
-        PAPER, dataset="femnist", partition="natural", min_samples=130, local_valid=0.15, local_test=0.15, **SMALL
+    return PAPER.replace(
+        dataset="femnist", partition="natural", min_samples=130, local_valid=0.15, local_test=0.15, **SMALL
     )

@@ -1,16 +1,14 @@
 """Models nested in width or depth, in the settings of Flower's baselines and of the authors' code."""
 
-from dataclasses import replace
-
 from benchmarks.papers.recipes.fedfa import PAPER
 from fl.algorithms.fjord import FjORDOptions
 from fl.algorithms.scalefl import ScaleFLOptions
 from fl.models.architectures import ArchitectureOptions
-from fl.settings import Config
+from fl.settings import Experiment
 from fl.settings.recipes import text
 
 
-def heterofl_a_e() -> Config:
+def heterofl_a_e() -> Experiment:
     """HeteroFL on CIFAR-10, IID, all 100 clients in each of 400 rounds; half of them have a sixteenth of the width.
 
     python -m benchmarks.papers heterofl-cifar10-a-e
@@ -23,14 +21,14 @@ def heterofl_a_e() -> Config:
     has momentum and weight decay the other way round, and one step of the learning rate in the table where its command
     has two; batches of 10 and clipping at 1 are HeteroFL's. Not run to the end by us.
     """
-    return replace(
-        PAPER, algorithm=("heterofl",), dataset="cifar10", partition="iid", participation=1.0, crop=4, flip=True,
+    return PAPER.replace(
+        algorithms=("heterofl",), dataset="cifar10", partition="iid", participation=1.0, crop=4, flip=True,
         model="preresnet18", lr_steps=(0.375, 0.625), seeds=(0,),
         architectures=ArchitectureOptions(widths=(1.0, 0.0625), choose="cycle"),
     )  # fmt: skip
 
 
-def fjord_cifar10() -> Config:
+def fjord_cifar10() -> Experiment:
     """FjORD on CIFAR-10, IID: ResNet-18 of five widths, 10 of 100 clients in each of 500 rounds.
 
     python -m benchmarks.papers fjord-cifar10
@@ -41,15 +39,15 @@ def fjord_cifar10() -> Config:
     statistics for each width; here they are those of static batch norm. Not run to the end by us.
     """
     widths = (0.2, 0.4, 0.6, 0.8, 1.0)
-    return Config(
-        algorithm=("fjord",), dataset="cifar10", partition="iid", clients=100, participation=0.1, rounds=500,
+    return Experiment.of(
+        algorithms=("fjord",), dataset="cifar10", partition="iid", clients=100, participation=0.1, rounds=500,
         model="resnet18", stem="cifar", norm="static_batch", local_epochs=1, batch_size=32, lr=0.1, momentum=0.0,
         weight_decay=1e-4, crop=4, flip=True, eval_every=10, eval_client_models_every=10, fjord=FjORDOptions(widths),
         architectures=ArchitectureOptions(widths=widths, choose="cycle"),
     )  # fmt: skip
 
 
-def depthfl_cifar100() -> Config:
+def depthfl_cifar100() -> Experiment:
     """DepthFL on CIFAR-100, IID: ResNet-18 that ends after one to four sections, 10 of 100 clients in 1,000 rounds.
 
     python -m benchmarks.papers depthfl-cifar100
@@ -60,8 +58,8 @@ def depthfl_cifar100() -> Config:
     72.67 for DepthFL (FedAvg), the second of these. Its exits are deeper than these, so that its numbers are no
     expectation. Not run to the end by us.
     """
-    return Config(
-        algorithm=("depthfl",), dataset="cifar100", partition="iid", clients=100, participation=0.1, rounds=1000,
+    return Experiment.of(
+        algorithms=("depthfl",), dataset="cifar100", partition="iid", clients=100, participation=0.1, rounds=1000,
         model="resnet18", stem="cifar", norm="batch", exits=True, local_epochs=5, batch_size=50, lr=0.1,
         lr_schedule="exponential", lr_decay=0.998, momentum=0.0, weight_decay=1e-3, crop=4, flip=True, eval_every=10,
         eval_client_models_every=50,
@@ -69,7 +67,7 @@ def depthfl_cifar100() -> Config:
     )  # fmt: skip
 
 
-def inclusivefl_pydoc() -> Config:
+def inclusivefl_pydoc() -> Experiment:
     """InclusiveFL on Python's own documentation: Transformers of 2, 4 and 6 blocks, a third of 30 clients each.
 
     python -m benchmarks.papers inclusivefl-pydoc
@@ -78,13 +76,13 @@ def inclusivefl_pydoc() -> Config:
 
     The paper has RoBERTas of 4, 8 and 12 blocks on GLUE; these settings are ours, with depths in the same proportion.
     """
-    return replace(
-        text(), algorithm=("inclusivefl",), depth=(6,),
+    return text().replace(
+        algorithms=("inclusivefl",), depth=(6,),
         architectures=ArchitectureOptions(depths=("2", "4", "6"), choose="cycle"),
     )  # fmt: skip
 
 
-def scalefl_cifar10() -> Config:
+def scalefl_cifar10() -> Experiment:
     """ScaleFL on CIFAR-10: ResNet-110 of four sizes, 10 of 100 clients in a round, nearly IID (Dirichlet, alpha 100).
 
     python -m benchmarks.papers scalefl-cifar10
@@ -96,8 +94,8 @@ def scalefl_cifar10() -> Config:
     30, 38, 46 and 54 blocks, and have an exit of three convolutions there; here one follows the blocks of each section.
     Its norms keep no statistics and predict with those of the batch. Not run to the end by us.
     """
-    return Config(
-        algorithm=("scalefl",), dataset="cifar10", partition="dirichlet", alpha=100.0, clients=100, participation=0.1,
+    return Experiment.of(
+        algorithms=("scalefl",), dataset="cifar10", partition="dirichlet", alpha=100.0, clients=100, participation=0.1,
         rounds=300, model="resnet110", norm="static_batch", exits=True, local_epochs=5, batch_size=16, lr=0.1,
         lr_schedule="step", lr_steps=(1 / 3, 2 / 3), momentum=0.9, weight_decay=5e-4, crop=4, flip=True,
         eval_every=10, eval_client_models_every=50, scalefl=ScaleFLOptions(start=76),

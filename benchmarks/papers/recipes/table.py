@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from functools import partial
 
-from fl.settings import Config
+from fl.settings import Experiment
 
-Recipe = Callable[[], Config]
+Recipe = Callable[[], Experiment]
 
 
-def recipe(about: str, row: Callable[..., Config], *cells: str) -> Recipe:
+def recipe(about: str, row: Callable[..., Experiment], *cells: str) -> Recipe:
     """A function that makes the settings of a row, whose docstring is `about`."""
     made = partial(row, *cells)
     made.__doc__ = about
