@@ -18,12 +18,8 @@ settings = {"fedavg": {}, "heterofl": {"architectures": mix}, "fedfa": {"archite
 figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
 for name, more in settings.items():
     rows = []
-    fl.simulate(
-        fl.Config.of(algorithm=name, rounds=15, **more),
-        f"runs/own-model-{name}",
-        model=perceptron,
-        on_round=rows.append,
-    )
+    config = fl.Config.of(algorithm=name, rounds=15, **more)
+    fl.simulate(config, f"runs/own-model-{name}", model=perceptron, on_round=rows.append)
     label = f"{name}, {'widths 1/4, 1/2, 1' if more else 'all the whole model'}"
     print(f"{label}: {rows[-1]['accuracy']:.1%}")
     axis.plot([row["round"] for row in rows], [100 * row["accuracy"] for row in rows], label=label)

@@ -192,7 +192,8 @@ NAMED = {  # files of the core that name an extension, and why
     "fl/compare.py": "the flag that fills a column",
     "fl/runs/folder.py": "what older runs may need",
     "fl/secure/__init__.py": "what it is not",
-    "fl/settings/config.py": "settings of older versions",
+    "fl/settings/config.py": "an example",
+    "fl/settings/stored.py": "settings of older versions",
 }
 
 

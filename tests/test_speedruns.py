@@ -49,10 +49,11 @@ def test_femam_has_the_accuracies_of_the_library(tmp_path, capsys):
     one_file = speedrun("femam")
     one_file.ROUNDS = (30, 6, 6, 4)
     found = torch.tensor(one_file.main())
-    config = RECIPES["femam"]()
-    options = replace(config.femam, level_rounds=(30, 6))
-    settings = {"algorithm": "femam", "rounds": 46, "backend": "vmap", "device": one_file.DEVICE, "femam": options}
-    fl.simulate(config.replace(**settings), tmp_path / "run")
+    recipe = RECIPES["femam"]()
+    options = replace(recipe.options["femam"], level_rounds=(30, 6))
+    settings = {"algorithms": "femam", "rounds": 46, "backend": "vmap", "device": one_file.DEVICE, "femam": options}
+    (config,) = recipe.replace(**settings).runs()
+    fl.simulate(config, tmp_path / "run")
     with open(tmp_path / "run" / "metrics.csv") as file:
         expected = torch.tensor([float(row["local_test_accuracy"]) for row in csv.DictReader(file)])
     assert (found - expected).abs().max() < 0.02

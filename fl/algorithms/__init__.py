@@ -53,6 +53,15 @@ OPTIONS = {name: method.options for name, method in ALGORITHMS.items() if method
 """From a method's name to the defaults of its options."""
 
 
+def plain_name(name: str) -> str:
+    """Return the name of a method that is written as in papers.
+
+    >>> plain_name("fedavg+")
+    'fedavg_plus'
+    """
+    return f"{name[:-1]}_plus" if name.endswith("+") else name
+
+
 def methods_of(kind: str) -> list[str]:
     """Name the methods whose clients are of a kind, see `Method.clients`.
 

@@ -1,35 +1,30 @@
 """The settings of a run: nested by topic, checked, written as YAML and read again."""
 
-import difflib
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from reprlib import repr as short
 from typing import Annotated, Any
 
 import yaml
 
-from fl.algorithms import ALGORITHMS, methods_of
+from fl.algorithms import ALGORITHMS, methods_of, plain_name
 from fl.algorithms.method import Method
 from fl.base.errors import FLError
-from fl.base.files import regular
 from fl.base.settings import (
     Alternatives,
     AtLeast1,
     Chosen,
     Default,
-    Kind,
     Named,
     Natural,
     Setting,
     as_plain,
     as_read,
     check_value,
-    described,
     flag_of,
-    from_yaml,
     lowered_defaults,
     marks,
     number,
@@ -45,11 +40,9 @@ from fl.settings.evaluation import EvaluationSettings
 from fl.settings.execution import ExecutionSettings
 from fl.settings.extensions import EXTENSIONS
 from fl.settings.model import ModelSettings
-from fl.settings.places import GROUPS, OWN, PLACES, TOPICS
+from fl.settings.places import OWN, PLACES, TOPICS
 from fl.settings.topic import Topic
 from fl.settings.training import ClientSettings, LocalSettings
-from zoo import ZooError
-from zoo.plain_yaml import read_yaml
 
 _HELD_OUT = 0.1
 """Of each client's samples, for a method that validates, where the settings hold none out."""
@@ -148,7 +141,7 @@ class Config:
             else:
                 rest[name] = value
         old = whole.get("data", self.data).partition
-        partition = _chosen(old, rest.pop("partition", old), {name: kind.options for name, kind in KINDS.items()})
+        partition = _chosen(old, rest.pop("partition", old), {name: kind.options for name, kind in KINDS.items()}, True)
         if (reads := partition.options) is not None:
             known = {one.name for one in fields(reads)}
             values = {name: rest.pop(name) for name in [*rest] if name in known}
@@ -160,13 +153,14 @@ class Config:
             own = _checked(method.name, rest.pop(method.name), _options()[method.name])
             method = replace(method, options=own)
         for name in rest:
-            raise FLError(_unknown(name, partition.name, method.name))
+            raise FLError(_stray(name, partition.name, method.name))
         topics = {name: replace(whole.pop(name, getattr(self, name)), **values) for name, values in given.items()}
         return replace(self, **whole, **topics, method=method, extensions=extensions)
 
     def settings(self) -> list[Setting]:
-        """List all settings of the run, each with why nothing reads it; those of extensions that it does not ask for
-        are left out.
+        """List all settings of the run, each with why nothing reads it.
+
+        Those of extensions that it does not ask for are left out.
 
         >>> flags = {one.flag for one in Config.of(algorithm="fedavg").settings() if not one.unread}
         >>> "lr" in flags, "fedmr.segment-fraction" in flags, "betas" in flags
@@ -218,11 +212,12 @@ class Config:
         Args:
             extensions: whose settings are among them, also where the run does not ask for them.
         """
-        neutral = [name for name in extensions if name not in self.extensions and name in EXTENSIONS]
-        others = [one for name in neutral for one in settings_of(EXTENSIONS[name].options, name)]
-        return {
-            one.name: one.value for one in (*self.settings(), *others) if not one.unread and one.name not in _SAME_RUN
-        }
+        every = [one for one in self.settings() if one.group not in self.extensions]
+        for name in sorted({*extensions, *self.extensions}):
+            usual = EXTENSIONS[name].options if name in EXTENSIONS else None
+            if (options := self.extensions.get(name, usual)) is not None:
+                every += settings_of(options, name)
+        return {one.name: one.value for one in every if not one.unread and one.name not in _SAME_RUN}
 
     def as_read(self) -> "Config":
         """Replace each setting that nothing reads by its default."""
@@ -389,43 +384,22 @@ class Config:
 
         Settings may also stand there by the names of their flags, outside of topics, as in files of version 0.2.
 
-        A method that is not known here keeps its name alone, with a warning. So is an extension left out.
-
         Args:
-            gone: whether the text may name settings that are gone, which are then left out.
+            gone: see `fl.settings.stored.read`, which says what is an error and what is ignored.
 
-        Raises FLError for text that is not YAML, a setting that is there twice, unknown settings, values of a wrong
-        type, and several methods or seeds.
+        Raises FLError for the settings of several runs, too.
 
         >>> Config.from_yaml(Config.of(lr=0.5).to_yaml()) == Config.of(lr=0.5)
         True
         """
-        try:
-            return cls.from_values(stored.nested(_mapping(text), cls().method.name, gone))
-        except (FLError, ZooError) as error:
-            raise FLError(f"not the settings of a run: {error}") from None
-
-    @classmethod
-    def from_values(cls, values: Mapping[str, Any], start: "Config | None" = None) -> "Config":
-        """Read settings from mappings as `values` returns them; the others are those of `start`, or the defaults."""
-        start = start or cls()
-        found: dict[str, Any] = {}
-        extensions = dict(start.extensions)
-        types = {one.name: one for one in fields(cls)}
-        for name, value in values.items():
-            if name in TOPICS:
-                found[name] = _filled(getattr(start, name), _section(name, value), name)
-            elif name == "method":
-                found[name] = _filled_choice(start.method, _options(), _section(name, value), name)
-            elif name in EXTENSIONS:
-                extensions[name] = _filled(EXTENSIONS[name].options, _section(name, value), name)
-            elif name in OWN:
-                found[name] = _value(types[name].type, value, name)
-            elif isinstance(value, dict):
-                _log.warning("warning: section %s is ignored, since nothing here reads it", name)
-            else:
-                raise FLError(_unknown(name))
-        return replace(start, **found, extensions=extensions)
+        values = stored.read(text, gone)
+        methods, seeds = values.pop("algorithms", (cls.method.name,)), values.pop("seeds", (0,))
+        if len(methods) != 1 or len(seeds) != 1:
+            raise FLError("it names several methods or seeds, which one run does not have")
+        for name in values.keys() & ALGORITHMS.keys() - {*methods}:
+            _log.warning("warning: section %s is ignored, since this run does not read it", name)
+            del values[name]
+        return cls().replace(algorithm=methods[0], seed=seeds[0], **values)
 
     @classmethod
     def read(cls, folder: str | Path, resume: bool = False) -> "Config":
@@ -434,22 +408,8 @@ class Config:
         Args:
             resume: whether its run is to go on, which a run with settings that are gone cannot.
         """
-        path = Path(folder) / "config.yaml"
-        try:
-            text = regular(path).read_text()
-        except (OSError, UnicodeDecodeError):
-            raise FLError(f"{folder} is not a run folder: it has no config.yaml that can be read") from None
-        try:
-            values = _mapping(text)
-            if resume:
-                stored.check_resumable(values)
-            config = cls.from_yaml(text, gone=True)
-            for name, section in values.items() if resume else ():
-                if isinstance(section, dict) and name not in (*TOPICS, *EXTENSIONS, *ALGORITHMS, *GROUPS, "method"):
-                    raise FLError(f"this run was made with {name}, which is not installed here: install it, and go on")
-            return config
-        except (FLError, ZooError) as error:
-            raise FLError(f"{path}: {error}") from None
+        with stored.in_folder(Path(folder), resume) as text:
+            return cls.from_yaml(text, gone=True)
 
 
 def plain(value: Any) -> Any:
@@ -462,14 +422,17 @@ def as_plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else as_plain(value) for name, value in values.items()}
 
 
-def _chosen(before: Chosen, asked: Any, options: Mapping[str, Any]) -> Chosen:
-    """Return an alternative by name, with the options that are set already if it has the same ones."""
+def _chosen(before: Chosen, asked: Any, options: Mapping[str, Any], shared: bool = False) -> Chosen:
+    """Return an alternative by name, with its default options, or those that are set already.
+
+    Args:
+        shared: whether others keep the options that are set if they have the same ones.
+    """
     if isinstance(asked, Chosen):
         return asked
-    if isinstance(asked, str) and asked.endswith("+"):  # papers write FedAvg+
-        asked = f"{asked[:-1]}_plus"
+    asked = plain_name(asked) if isinstance(asked, str) else asked
     usual = options.get(asked) if isinstance(asked, str) else None
-    same = before.name == asked or (usual is not None and type(before.options) is type(usual))
+    same = before.name == asked or (shared and usual is not None and type(before.options) is type(usual))
     return Chosen(asked, before.options if same else usual)
 
 
@@ -480,76 +443,14 @@ def _checked(name: str, value: Any, usual: Any) -> Any:
     return value
 
 
-def _unknown(name: str, partition: str = "", method: str = "") -> str:
-    """Say what is wrong with the name of a setting that there is not, or that is for something else."""
-    flag = name.replace("_", "-")
-    able = [kind for kind, one in KINDS.items() if name in one.reads]
-    if able:
+def _stray(name: str, partition: str, method: str) -> str:
+    """Say why a name is none of a setting of this run."""
+    flag = flag_of(name)
+    if able := [kind for kind, one in KINDS.items() if name in one.reads]:
         some = " or ".join(able)
         return f"--{flag} is for --partition {some}, not for {partition}: leave it out, or give --partition {some}"
     if name in ALGORITHMS:
         return f"--{flag} is for {name}, which is not --algorithm {method}: leave it out, or give {name}"
-    if gone := stored.said_of(flag):
-        return gone
     if name in ("algorithms", "seeds"):
         return f"a Config is one run, and {name} are several: give them to fl.Experiment.of"
-    known = [*PLACES, *OWN, "algorithm", *(option for one in KINDS.values() for option in one.reads), *EXTENSIONS]
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"unknown setting {name}" + (f": did you mean {near[0]}?" if near else "")
-
-
-def _mapping(text: str) -> dict[str, Any]:
-    values = read_yaml(text)
-    if not isinstance(values, dict):
-        raise FLError("it is not a mapping")
-    return values
-
-
-def _section(name: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise FLError(f"{name} is not a mapping")
-    return value
-
-
-def _filled(default: Kind, values: Mapping[str, Any], where: str) -> Kind:
-    """Return a dataclass with the given values, each of the type that its field has."""
-    types, result = {one.name: one for one in fields(default)}, {}  # type: ignore[arg-type]
-    for name, value in values.items():
-        here = f"{where}.{name}"
-        if name not in types:
-            if said := stored.said_of(flag_of(here)):
-                raise FLError(said)
-            known = difflib.get_close_matches(str(name), types, n=1)
-            raise FLError(f"unknown setting {here}" + (f": did you mean {known[0]}?" if known else ""))
-        old = getattr(default, name)
-        if isinstance(old, Chosen):
-            (several,) = marks(types[name], Alternatives)
-            result[name] = _filled_choice(old, several.options(), _section(here, value), here)
-        elif is_dataclass(old):
-            result[name] = _filled(old, _section(here, value), here)
-        else:
-            result[name] = _value(types[name].type, value, here)
-    return replace(default, **result)
-
-
-def _filled_choice(before: Chosen, options: Mapping[str, Any], values: Mapping[str, Any], where: str) -> Chosen:
-    name = values.get("name", before.name)
-    chosen = _chosen(before, name, options)
-    inside = {key: value for key, value in values.items() if key != "name"}
-    if not inside:
-        return chosen
-    if name not in options:  # a method whose file is gone: its name is all that is known here
-        _log.warning("warning: the options of %s are ignored, since it is not installed here", name)
-        return chosen
-    if chosen.options is None:
-        raise FLError(f"{where}.{next(iter(inside))}: {name} has no options")
-    inner = name if where == "method" else where  # as the flags of its options begin
-    return replace(chosen, options=_filled(chosen.options, inside, inner))
-
-
-def _value(kind: Any, value: Any, where: str) -> Any:
-    try:
-        return from_yaml(kind, value)
-    except TypeError:
-        share = "; a share of the clients is participation" if where.endswith("participants") else ""
-        raise FLError(f"{where} cannot be {short(value)}: give {described(kind)}{share}") from None
+    return stored.unknown(name)

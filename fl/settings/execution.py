@@ -19,7 +19,7 @@ class ExecutionSettings(Topic):
     """cpu, cuda, cuda:1, ...; auto is a GPU if there is one"""
     backend: Annotated[str, one_of(*backend_names())] = "auto"
     """how a round's clients train: loop (one after another), workers (threads on the CPU), vmap (all as one
-    program), graphs (CUDA graphs); auto is the one that was measured to be fastest"""
+    program), graphs (CUDA graphs); auto chooses by the device, the model's size and the number of clients"""
     max_parallel_clients: Annotated[Natural, Rare()] = 0
     """train at most this many clients side by side, to save memory; 0 is all clients of a round"""
     channels_last: Annotated[bool, Rare()] = False

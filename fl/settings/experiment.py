@@ -8,15 +8,13 @@ from typing import Any
 
 import yaml
 
-from fl.algorithms import ALGORITHMS
+from fl.algorithms import ALGORITHMS, plain_name
 from fl.base.errors import FLError
-from fl.base.files import regular
 from fl.base.settings import as_plain
 from fl.models.architectures import ArchitectureOptions
 from fl.settings import stored
 from fl.settings.config import Config
 from zoo import ZooError
-from zoo.plain_yaml import read_yaml
 
 _log = logging.getLogger("fl")
 
@@ -44,8 +42,8 @@ class Experiment:
     def __post_init__(self) -> None:
         names = (self.algorithms,) if isinstance(self.algorithms, str) else as_plain(self.algorithms)
         seeds = as_plain(list(self.seeds) if isinstance(self.seeds, range) else self.seeds)
-        plus = (f"{one[:-1]}_plus" if isinstance(one, str) and one.endswith("+") else one for one in names)
-        object.__setattr__(self, "algorithms", tuple(plus))  # papers write FedAvg+
+        plain = (plain_name(one) if isinstance(one, str) else one for one in names)
+        object.__setattr__(self, "algorithms", tuple(plain))
         object.__setattr__(self, "seeds", tuple(seeds) if isinstance(seeds, tuple | list) else (seeds,))
 
     @classmethod
@@ -123,34 +121,20 @@ class Experiment:
     @classmethod
     def from_yaml(cls, text: str, gone: bool = False) -> "Experiment":
         """Read the settings of an experiment, or of one run, from YAML, see `Config.from_yaml`."""
-        values = read_yaml(text)
-        if not isinstance(values, dict):
-            raise FLError("it is not a mapping")
-        common, algorithms, seeds, options = stored.separated(values, gone)
-        config = Config.from_values(common)
-        algorithms, seeds = algorithms or (config.method.name,), seeds or (config.seed,)
-        known = {} if config.method.options is None else {config.method.name: config.method.options}
-        for name, section in options.items():
-            try:
-                known[name] = Config.from_values({"method": {"name": name, **section}}).method.options
-            except (FLError, TypeError) as why:
-                if name in algorithms:
-                    raise
-                _log.warning("warning: section %s is ignored, since this run does not read it (%s)", name, why)
-        return cls(config, algorithms, seeds, known)
+        return cls().replace(**stored.read(text, gone))
 
     @classmethod
-    def from_file(cls, path: Path, flag: str = "--config") -> "Experiment":
+    def from_file(cls, path: Path) -> "Experiment":
         """Read the settings in a YAML file, such as the config.yaml of a run. Raises FLError, which names the file."""
         if path.exists() and not path.is_file():
-            raise FLError(f"{flag} {path} is not a regular file: give a YAML file, such as the config.yaml of a run")
+            raise FLError(f"--config {path} is not a regular file: give a YAML file, such as the config.yaml of a run")
         try:
             return cls.from_yaml(path.read_text())
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is not text"
-            raise FLError(f"{flag} {path} cannot be read: {reason}") from None
+            raise FLError(f"--config {path} cannot be read: {reason}") from None
         except (FLError, ZooError) as error:
-            raise FLError(f"{flag} {path}: {error}") from None
+            raise FLError(f"--config {path}: {error}") from None
 
     @classmethod
     def read(cls, folder: Path, resume: bool = False) -> "Experiment":
@@ -159,16 +143,5 @@ class Experiment:
         Args:
             resume: whether they are to go on, which runs of earlier versions cannot.
         """
-        path = folder / "config.yaml"
-        try:
-            text = regular(path).read_text()
-        except (OSError, UnicodeDecodeError):
-            raise FLError(f"{folder} is not a run folder: it has no config.yaml that can be read") from None
-        try:
-            if not stored.several(read_yaml(text)):
-                return cls.alone(Config.read(folder, resume))
-            if resume:
-                stored.check_resumable(read_yaml(text))
+        with stored.in_folder(folder, resume) as text:
             return cls.from_yaml(text, gone=True)
-        except (FLError, ZooError) as error:
-            raise error if str(path) in str(error) else FLError(f"{path}: {error}") from None

@@ -1,18 +1,24 @@
-"""Settings as files of earlier versions have them: flat, with other names, of several methods and seeds at once."""
+"""Files of settings: nested by topic, or by the names of flags, as those of earlier versions are."""
 
+import difflib
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
 from reprlib import repr as short
 from typing import Any
 
-from fl.algorithms import OPTIONS
+from fl.algorithms import ALGORITHMS, plain_name
 from fl.base.errors import FLError
-from fl.base.settings import described, flag_of, from_yaml
+from fl.base.files import regular
+from fl.base.settings import Kind, described, flag_of, from_yaml
 from fl.partition import KINDS
 from fl.settings.extensions import EXTENSIONS
-from fl.settings.places import GROUPS, PLACES, TOPICS
+from fl.settings.places import GROUPS, OWN, PLACES, TOPICS
+from zoo import ZooError
+from zoo.plain_yaml import read_yaml
 
-_log = logging.getLogger("fl")
 _RENAMED = {
     "chunk": "max-parallel-clients",
     "pool": "pool-test-set",
@@ -39,6 +45,135 @@ _COMMAND = ("out", "name", "config", "resume")
 """Flags of a command that were settings of a run."""
 
 
+_log = logging.getLogger("fl")
+
+
+def read(text: str, gone: bool = False) -> dict[str, Any]:
+    """Read a file of settings. Returns those that it has, by the names that `Experiment.of` takes, each of its type.
+
+    Sections that are of nothing here, such as those of a method whose file is gone, are left out with a warning.
+
+    Args:
+        gone: whether settings of earlier versions that are gone are left out; otherwise they are an error.
+
+    Raises:
+        FLError: for text that is not YAML, a setting that there is not or that is there twice, and a value of a wrong
+            type.
+    """
+    values, names = _without_gone(_mapping(text))
+    if names and not gone:
+        raise FLError(f"{_are_gone(names)}; delete these lines")
+    found: dict[str, Any] = {}
+    later = []
+    for name, value in _flat(values):
+        if name in ALGORITHMS or (isinstance(value, dict) and name not in (*GROUPS, *EXTENSIONS)):
+            later.append((name, value))
+        elif name in found and isinstance(value, dict):  # presence, which settings of an earlier version are, too
+            found[name] = _filled(found[name], value, name)
+        else:
+            found[name] = _typed(name, value)
+    for name, section in later:  # of methods, and what nothing here knows
+        try:
+            usual = ALGORITHMS[name].options if name in ALGORITHMS else None
+            if usual is None:
+                raise FLError("there are no such options")
+            found[name] = _filled(usual, section, name)
+        except FLError as why:
+            if name in found.get("algorithms", ()) and name in ALGORITHMS:
+                raise
+            _log.warning("warning: section %s is ignored, since this run does not read it (%s)", name, why)
+    return found
+
+
+def _flat(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the settings of a file by the names that they have outside of topics; groups are mappings."""
+    names = {place: name for name, place in PLACES.items()}
+    for name, value in values.items():
+        if name in TOPICS and isinstance(value, dict):
+            for inside, one in value.items():
+                yield from _alternative(names.get((name, inside), f"{name}.{inside}"), one)
+        elif name == "method" and isinstance(value, dict):
+            if "name" not in value:
+                raise FLError("method has no name: give one")
+            own = {option: one for option, one in value.items() if option != "name"}
+            yield "algorithms", value["name"]
+            yield from [(value["name"], own)] * bool(own)
+        elif name in ("algorithm", "seed", "seeds"):
+            yield {"algorithm": "algorithms", "seed": "seeds"}.get(name, name), value
+        elif name in _MOVED:
+            yield _MOVED[name], {name: value}
+        elif name not in _COMMAND:
+            yield from _alternative(name, value)
+
+
+def _alternative(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a setting, and where it is a partition with options these by themselves."""
+    if name == "partition" and isinstance(value, dict):
+        yield from ((name if option == "name" else option, one) for option, one in value.items())
+    else:
+        yield name, value
+
+
+def _typed(name: str, value: Any) -> Any:
+    """Return the value of a setting as its type has it."""
+    topic, inside = PLACES.get(name, ("", ""))
+    field = next((one for one in fields(TOPICS[topic]) if one.name == inside), None) if topic else None
+    options = {one.name: one.type for kind in KINDS.values() if kind.options for one in fields(kind.options)}
+    if name == "partition":
+        return _value(str, value, name)
+    if field is not None:
+        return _filled(field.default, value, name) if is_dataclass(field.default) else _value(field.type, value, name)  # type: ignore[type-var]
+    if name in EXTENSIONS:
+        return _filled(EXTENSIONS[name].options, value, name)
+    if name == "algorithms":
+        return tuple(map(plain_name, _value(tuple[str, ...], value, "algorithm")))
+    if name == "seeds":
+        return _value(tuple[int, ...], value, name)
+    if name in OWN:
+        return _value(int, value, name)
+    if name in options:
+        return _value(options[name], value, name)
+    raise FLError(unknown(name))
+
+
+def _filled(default: Kind, values: Any, group: str) -> Kind:
+    """Return a group of settings with the given values, each of the type that its field has."""
+    if not isinstance(values, dict):
+        raise FLError(f"{group} is not a mapping")
+    types = {one.name: one.type for one in fields(default)}  # type: ignore[arg-type]
+    for name in values:
+        if name not in types:
+            raise FLError(said_of(flag_of(str(name), group)) or f"unknown setting {group}.{name}{_near(name, types)}")
+    return replace(default, **{name: _value(types[name], one, f"{group}.{name}") for name, one in values.items()})  # type: ignore[type-var]
+
+
+def _value(kind: Any, value: Any, name: str) -> Any:
+    try:
+        return from_yaml(kind, value)
+    except TypeError:
+        share = "; a share of the clients is participation" if name == "participants" else ""
+        raise FLError(f"{name} cannot be {short(value)}: give {described(kind)}{share}") from None
+
+
+def unknown(name: str) -> str:
+    """Say of a setting that there is not what it is called now, or what it may be meant to be."""
+    options = [option for one in KINDS.values() for option in one.reads]
+    near = _near(name, (*PLACES, *OWN, "algorithm", *options, *EXTENSIONS))
+    return said_of(flag_of(str(name))) or f"unknown setting {name}{near}"
+
+
+def _near(name: Any, known: Iterable[str]) -> str:
+    found = difflib.get_close_matches(str(name).rpartition(".")[2], known, n=1)
+    return f": did you mean {found[0]}?" if found else ""
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    values = read_yaml(text)
+    if not isinstance(values, dict):
+        raise FLError("it is not a mapping")
+    return values
+
+
 def said_of(flag: str) -> str:
     """Say what a flag of an earlier version is called now, or that it is gone; "" for any other."""
     if flag in _RENAMED:
@@ -54,88 +189,46 @@ def check_renamed(flags: Iterable[str]) -> None:
             raise FLError(said)
 
 
-def check_resumable(values: Mapping[str, Any]) -> None:
-    """Raise FLError for settings of a run of an earlier version, which cannot go on."""
+@contextmanager
+def in_folder(folder: Path, resume: bool) -> Iterator[str]:
+    """Give the text of a run folder's settings; errors of the block name the file.
+
+    Args:
+        resume: whether its runs are to go on, which those of earlier versions cannot.
+    """
+    path = folder / "config.yaml"
+    try:
+        text = regular(path).read_text()
+    except (OSError, UnicodeDecodeError):
+        raise FLError(f"{folder} is not a run folder: it has no config.yaml that can be read") from None
+    try:
+        if resume:
+            check_resumable(text)
+        yield text
+    except (FLError, ZooError) as error:
+        raise FLError(f"{path}: {error}") from None
+
+
+def check_resumable(text: str) -> None:
+    """Raise FLError for the settings of a run that cannot go on here: of an earlier version, or of what is missing."""
+    values = _mapping(text)
     if names := _without_gone(values)[1]:  # without the lines it would be another run
         raise FLError(f"{_are_gone(names)}; go on with the version that began the run")
     if "dataset" in values:  # outside of a topic
         raise FLError("an earlier version began this run: go on with that one, or start it again")
+    for name, section in values.items():
+        if isinstance(section, dict) and name not in (*TOPICS, *EXTENSIONS, *ALGORITHMS, *GROUPS, "method"):
+            raise FLError(f"this run was made with {name}, which is not installed here: install it, and go on")
 
 
-def nested(values: Mapping[str, Any], usual: str, gone: bool = False) -> dict[str, Any]:
-    """Bring the settings of a file into the form of `fl.Config.values`. Settings outside of topics find theirs.
-
-    Args:
-        usual: the method of a file that names none.
-        gone: whether settings that are gone are left out.
-
-    Raises:
-        FLError: for settings that are gone, and for several methods or seeds.
-    """
-    values, several, seeds, options = separated(values, gone)
-    if len(several) > 1 or len(seeds) > 1:
-        raise FLError("it names several methods or seeds, which one run does not have")
-    method = values.get("method", {})
-    name = several[0] if several else method.get("name", usual) if isinstance(method, dict) else usual
-    own = options.pop(str(name), {})
-    if several or own:
-        values["method"] = {"name": name, **method, **own}
-    for other in options:
-        _log.warning("warning: section %s is ignored, since this run does not read it", other)
-    for seed in seeds:
-        values["seed"] = seed
-    return values
-
-
-def separated(
-    values: Mapping[str, Any], gone: bool = False
-) -> tuple[dict[str, Any], tuple[str, ...], tuple[int, ...], dict[str, dict]]:
-    """Separate what a file of settings has of its runs from what they have in common.
-
-    Returns the common settings, nested by topic; the methods and seeds that it lists, if it does; and the options of
-    methods outside of a method of its own.
-    """
-    values, names = _without_gone(values)
-    if names and not gone:
-        raise FLError(f"{_are_gone(names)}; delete these lines")
-    found: dict[str, Any] = {}
-    options: dict[str, dict] = {}
-    several, seeds = _listed(values, "algorithm", str), _listed(values, "seeds", int)
-    reads = {option for one in KINDS.values() for option in one.reads}
-    for name, value in values.items():
-        known = isinstance(name, str)
-        if not known or name in ("algorithm", "seeds", *_COMMAND):
-            continue
-        if name in TOPICS and isinstance(value, dict):
-            found[name] = {**found.get(name, {}), **value}
-        elif name == "partition":
-            place = found.setdefault("data", {}).setdefault("partition", {})
-            place |= value if isinstance(value, dict) else {"name": value}
-        elif name in reads:
-            found.setdefault("data", {}).setdefault("partition", {})[name] = value
-        elif name in PLACES or name in GROUPS:
-            topic, inside = PLACES[name]
-            found.setdefault(topic, {})[inside] = value
-        elif name in _MOVED:
-            found.setdefault(_MOVED[name], {})[name] = value
-        elif name in EXTENSIONS:
-            found[name] = {**found.get(name, {}), **value} if isinstance(value, dict) else value
-        elif name in OPTIONS or name in several:
-            options[name] = value
-        else:
-            found[name] = value
-    return found, several, seeds, options
-
-
-def _listed(values: Mapping[str, Any], name: str, kind: type) -> tuple:
-    """Return a list of a file, or one value, as a tuple; empty if it is not there. Papers write FedAvg+."""
-    if name not in values:
-        return ()
-    try:
-        found = from_yaml(tuple[kind, ...], values[name])  # type: ignore[valid-type]
-    except TypeError:
-        raise FLError(f"{name} cannot be {short(values[name])}: give {described(tuple[kind, ...])}") from None  # type: ignore[valid-type]
-    return tuple(f"{one[:-1]}_plus" if kind is str and one.endswith("+") else one for one in found)
+def flags(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings by flag that a checkpoint keeps, where earlier versions named several methods and seeds."""
+    found = dict(settings)
+    if "seeds" in found:
+        (found["seed"],) = found.pop("seeds")
+    if isinstance(found.get("algorithm"), list):
+        (found["algorithm"],) = found["algorithm"]
+    return found
 
 
 def _are_gone(names: Iterable[str]) -> str:
@@ -155,18 +248,3 @@ def _without_gone(values: Any, group: str = "") -> tuple[Any, list[str]]:
             rest[name], inside = _without_gone(value, flag)
             names += inside
     return rest, names
-
-
-def flags(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings by flag that a checkpoint keeps, where earlier versions named several methods and seeds."""
-    found = dict(settings)
-    if "seeds" in found:
-        (found["seed"],) = found.pop("seeds")
-    if isinstance(found.get("algorithm"), list):
-        (found["algorithm"],) = found["algorithm"]
-    return found
-
-
-def several(values: Any) -> bool:
-    """Say whether a file of settings is of several runs, or may be."""
-    return isinstance(values, dict) and any(isinstance(values.get(name), list) for name in ("algorithm", "seeds"))

@@ -11,6 +11,7 @@ from selection import some
 
 from benchmarks.papers import __main__ as command
 from benchmarks.papers.recipes import RECIPES, fedfa, fedmr, femam
+from fl import run as cli
 from fl.base.rng import Rng
 from fl.data import Dataset
 from fl.models import create

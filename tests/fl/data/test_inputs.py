@@ -82,7 +82,7 @@ def both():
 )
 def test_results_are_those_of_one_tensor(both, tmp_path, case):
     """Bit for bit: weights, scores and losses."""
-    config, found = fl.Config(**{"algorithm": "fedavg", **FEW, **CASES[case]}), []
+    config, found = fl.Config.of(**{"algorithm": "fedavg", **FEW, **CASES[case]}), []
     for data, model in zip(both, (TwoInputs, OneInput), strict=True):
         folder = tmp_path / model.__name__
         fl.simulate(config, folder, dataset=data, model=model)
@@ -117,7 +117,7 @@ def test_tokens_are_an_input(tmp_path):
     rng = np.random.default_rng(0)
     x = {"table": rng.normal(size=(40, 3)), "words": rng.integers(0, 5, size=(40, 6))}
     data = fl.Dataset.from_arrays(x, np.arange(40) % 2, x, np.arange(40) % 2)
-    config = fl.Config(algorithm="fedavg", **{**FEW, "samples": 0})
+    config = fl.Config.of(algorithm="fedavg", **{**FEW, "samples": 0})
     summary = fl.simulate(config, tmp_path / "run", dataset=data, model=Reader)
     assert 0 <= summary["final"]["accuracy"] <= 1
     trained = fl.load_model(tmp_path / "run", model=Reader)
@@ -134,14 +134,14 @@ def test_an_input_in_a_file_stays_there(both, tmp_path):
     assert fingerprint(kept) == fingerprint(data)
     for name, one in (("memory", data), ("file", kept)):
         fl.simulate(
-            fl.Config(algorithm="fedavg", **{**FEW, "samples": 0}), tmp_path / name, dataset=one, model=TwoInputs
+            fl.Config.of(algorithm="fedavg", **{**FEW, "samples": 0}), tmp_path / name, dataset=one, model=TwoInputs
         )
         found.append(results(tmp_path / name))
     assert found[0] == found[1]
 
 
 def test_a_run_goes_on_with_the_same_inputs_alone(both, tmp_path):
-    data, config = both[0], fl.Config(algorithm="fedavg", **{**FEW, "rounds": 1})
+    data, config = both[0], fl.Config.of(algorithm="fedavg", **{**FEW, "rounds": 1})
 
     def resume(data=None, model=TwoInputs):
         return fl.simulate(replace(config, rounds=2), tmp_path / "run", resume=True, dataset=data, model=model)
@@ -204,7 +204,7 @@ REFUSED = {
 def test_what_takes_one_tensor_says_so(both, case):
     settings, model, message = REFUSED[case]
     with pytest.raises(FLError, match=message):
-        fl.build(fl.Config(algorithm="fedavg", **{**FEW, **settings}), both[0], model)
+        fl.build(fl.Config.of(algorithm="fedavg", **{**FEW, **settings}), both[0], model)
 
 
 def test_nodes_and_items_have_one_input(both, tmp_path):

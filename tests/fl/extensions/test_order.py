@@ -102,11 +102,9 @@ def test_no_other_extension_sees_what_privacy_has_not_made(monkeypatch):
 
         return replace(algorithm, aggregate=aggregate)
 
-    config = settings("fedavg", "privacy")
-    monkeypatch.setattr(fl.Config, "zz", PresenceOptions(), raising=False)
     for order in Order:
-        stranger = Extension(PresenceOptions(), algorithm=watch, order=order)
-        monkeypatch.setattr(fl.Config, "extensions", lambda _, s=stranger: {"privacy": EXTENSIONS["privacy"], "zz": s})
+        monkeypatch.setitem(EXTENSIONS, "zz", Extension(PresenceOptions(), algorithm=watch, order=order))
+        config = settings("fedavg", "privacy").replace(zz=PresenceOptions(joining=0.1))
         if order is Order.PROTECTING:
             with pytest.raises(fl.FLError, match="--privacy and --zz"):
                 fl.build(config)

@@ -247,7 +247,9 @@ def test_steps_are_counted_once_a_round(monkeypatch):
     counted, steps = [], Federation.steps
     monkeypatch.setattr(Federation, "steps", lambda fed, clients: counted.append(clients) or steps(fed, clients))
     pace = PaceOptions(spread=1.0, speed=200.0, deadline=0.15)
-    fed, algorithm = build(Config(algorithm="fedavg", clients=4, participants=3, local_epochs=1, width=0.1, pace=pace))
+    fed, algorithm = build(
+        Config.of(algorithm="fedavg", clients=4, participants=3, local_epochs=1, width=0.1, pace=pace)
+    )
     play(algorithm, fed, rounds=1)
     assert len(counted) == 1
 

@@ -114,7 +114,7 @@ def test_width_and_depth_may_be_single_numbers():
     assert (config.model.width, config.model.depth) == ((0.5,), (2,))
     assert config.model.spec().depth == (2, 2, 2)
     assert Config.from_yaml(config.to_yaml()) == config
-    assert Config.of(width=[0.5, 1.0, 1.0]).width == (0.5, 1.0, 1.0)
+    assert Config.of(width=[0.5, 1.0, 1.0]).model.width == (0.5, 1.0, 1.0)
 
 
 @pytest.mark.slow
