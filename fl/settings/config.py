@@ -40,7 +40,7 @@ from fl.settings.evaluation import EvaluationSettings
 from fl.settings.execution import ExecutionSettings
 from fl.settings.extensions import EXTENSIONS
 from fl.settings.model import ModelSettings
-from fl.settings.places import OWN, PLACES, TOPICS
+from fl.settings.places import METHOD, OWN, PLACES, TOPICS
 from fl.settings.topic import Topic
 from fl.settings.training import ClientSettings, LocalSettings
 
@@ -78,7 +78,7 @@ class Config:
     data: DataSettings = DataSettings()
     model: ModelSettings = ModelSettings()
     method: Annotated[Chosen, Named("algorithm"), Alternatives(_options, prefixed=True)] = Chosen(
-        "fedmr", ALGORITHMS["fedmr"].options
+        METHOD, ALGORITHMS[METHOD].options
     )
     clients: ClientSettings = ClientSettings()
     local: LocalSettings = LocalSettings()
@@ -393,7 +393,7 @@ class Config:
         True
         """
         values = stored.read(text, gone)
-        methods, seeds = values.pop("algorithms", (cls.method.name,)), values.pop("seeds", (0,))
+        methods, seeds = values.pop("algorithms", (METHOD,)), values.pop("seeds", (0,))
         if len(methods) != 1 or len(seeds) != 1:
             raise FLError("it names several methods or seeds, which one run does not have")
         for name in values.keys() & ALGORITHMS.keys() - {*methods}:

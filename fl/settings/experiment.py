@@ -14,6 +14,7 @@ from fl.base.settings import as_plain
 from fl.models.architectures import ArchitectureOptions
 from fl.settings import stored
 from fl.settings.config import Config
+from fl.settings.places import METHOD
 from zoo import ZooError
 
 _log = logging.getLogger("fl")
@@ -35,7 +36,7 @@ class Experiment:
     """
 
     config: Config = Config()
-    algorithms: tuple[str, ...] = (Config.method.name,)
+    algorithms: tuple[str, ...] = (METHOD,)
     seeds: tuple[int, ...] = (0,)
     options: Mapping[str, Any] = field(default_factory=dict)
 

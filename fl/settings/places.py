@@ -29,6 +29,9 @@ PLACES: dict[str, tuple[str, str]] = {
 }
 """From a setting's name to its topic and field. Options of a partition or a method are where that is chosen."""
 
+METHOD = "fedmr"
+"""The method of a run that names none."""
+
 OWN = ("rounds", "patience", "seed")
 """Settings that are of no topic."""
 

@@ -15,7 +15,7 @@ from fl.base.files import regular
 from fl.base.settings import Kind, described, flag_of, from_yaml
 from fl.partition import KINDS
 from fl.settings.extensions import EXTENSIONS
-from fl.settings.places import GROUPS, OWN, PLACES, TOPICS
+from fl.settings.places import GROUPS, METHOD, OWN, PLACES, TOPICS
 from zoo import ZooError
 from zoo.plain_yaml import read_yaml
 
@@ -79,7 +79,7 @@ def read(text: str, gone: bool = False) -> dict[str, Any]:
                 raise FLError("there are no such options")
             found[name] = _filled(usual, section, name)
         except FLError as why:
-            if name in found.get("algorithms", ()) and name in ALGORITHMS:
+            if name in found.get("algorithms", (METHOD,)) and name in ALGORITHMS:
                 raise
             _log.warning("warning: section %s is ignored, since this run does not read it (%s)", name, why)
     return found

@@ -207,4 +207,4 @@ def test_nothing_outside_knows_a_method_by_name():
                 known.add((str(where), node.value))
     rivals = {("fl/runs/summary.py", name) for name in ("fedavg", "fedprox")}  # which a run proposes to compare with
     topic = {one for one in known if one[0].startswith("fl/settings/") and one[1] == "local"}  # the name of settings
-    assert known - topic == {("fl/settings/config.py", "fedmr")} | rivals  # the default
+    assert known - topic == {("fl/settings/places.py", "fedmr")} | rivals  # the default

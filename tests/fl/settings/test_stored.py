@@ -8,7 +8,6 @@ from fl.data import TextOptions
 from fl.extensions.presence import PresenceOptions
 from fl.settings import Experiment
 from fl.settings.stored import check_resumable
-from zoo.plain_yaml import read_yaml
 
 EVERY = """
 samples: 0
@@ -260,5 +259,5 @@ def test_several_methods_and_seeds_are_an_experiment():
 
 def test_such_a_run_does_not_go_on():
     with pytest.raises(FLError, match="earlier version"):
-        check_resumable(read_yaml(EVERY + ALONE + DIRICHLET))
-    check_resumable(read_yaml(Config().to_yaml()))
+        check_resumable(EVERY + ALONE + DIRICHLET)
+    check_resumable(Config().to_yaml())
