@@ -113,8 +113,8 @@ class Config:
         """Make the settings of a run from names as flags have them, with _ for -, and whole groups.
 
         Args:
-            settings: such as dataset="cifar10", alpha=0.1, algorithm="fedprox", fedprox=FedProxOptions(mu=1.0),
-                privacy=Privacy(clip=0.5), or a topic: local=LocalSettings(...).
+            settings: such as dataset="cifar10", alpha=0.1, algorithm="fedprox", fedprox={"mu": 1.0},
+                privacy=fl.Privacy(clip=0.5), or a topic: local=LocalSettings(...).
 
         Raises:
             FLError: for a setting that there is not, and for an option of another partition or method.
@@ -126,36 +126,25 @@ class Config:
 
         The options of a partition and of a method are the defaults where another one is chosen.
         """
-        whole = {name: value for name, value in settings.items() if isinstance(value, Topic) or name in OWN}
-        given: dict[str, dict[str, Any]] = {}
-        extensions = dict(self.extensions)
-        rest: dict[str, Any] = {}
+        own = {name: settings.pop(name) for name in [*settings] if name in OWN or isinstance(settings[name], Topic)}
+        asked = {name: settings.pop(name) for name in [*settings] if name in EXTENSIONS}
+        asked = {name: _options_of(name, value, EXTENSIONS[name].options) for name, value in asked.items()}
+        method, partition = self._method(settings), _partition(own.get("data", self.data).partition, settings)
+        inside: dict[str, dict[str, Any]] = {"data": {"partition": partition}}
         for name, value in settings.items():
-            if name in whole:
-                continue
-            if name in EXTENSIONS:
-                extensions[name] = _checked(name, value, EXTENSIONS[name].options)
-            elif name in PLACES and name != "partition":
-                topic, inside = PLACES[name]
-                given.setdefault(topic, {})[inside] = value
-            else:
-                rest[name] = value
-        old = whole.get("data", self.data).partition
-        partition = _chosen(old, rest.pop("partition", old), {name: kind.options for name, kind in KINDS.items()}, True)
-        if (reads := partition.options) is not None:
-            known = {one.name for one in fields(reads)}
-            values = {name: rest.pop(name) for name in [*rest] if name in known}
-            partition = replace(partition, options=replace(reads, **as_plain_values(values))) if values else partition
-        if partition != old:
-            given.setdefault("data", {})["partition"] = partition
-        method = _chosen(self.method, rest.pop("algorithm", self.method), _options())
-        if method.name in rest:
-            own = _checked(method.name, rest.pop(method.name), _options()[method.name])
-            method = replace(method, options=own)
-        for name in rest:
-            raise FLError(_stray(name, partition.name, method.name))
-        topics = {name: replace(whole.pop(name, getattr(self, name)), **values) for name, values in given.items()}
-        return replace(self, **whole, **topics, method=method, extensions=extensions)
+            if name not in PLACES:
+                raise FLError(_stray(name, partition.name, method.name))
+            topic, place = PLACES[name]
+            inside.setdefault(topic, {})[place] = value
+        topics = {name: replace(own.pop(name, getattr(self, name)), **values) for name, values in inside.items()}
+        return replace(self, **own, **topics, method=method, extensions={**self.extensions, **asked})
+
+    def _method(self, settings: dict[str, Any]) -> Chosen:
+        """Take the method and its options out of settings by name."""
+        method = _chosen(self.method, settings.pop("algorithm", self.method), _options())
+        if method.name not in settings:
+            return method
+        return replace(method, options=_options_of(method.name, settings.pop(method.name), method.options))
 
     def settings(self) -> list[Setting]:
         """List all settings of the run, each with why nothing reads it.
@@ -194,17 +183,12 @@ class Config:
             )
         return ""
 
-    def changed(self, usual: "Config | None" = None) -> list[Setting]:
-        """List the settings whose values differ from others, by default from those of a run that sets none."""
-        were = {one.flag: one.value for one in (usual or Config()).replace(algorithm=self.method.name).settings()}
-        defaults = {f"{one}.": EXTENSIONS[one].options for one in self.extensions if one in EXTENSIONS}
-        found = []
-        for one in self.settings():
-            group = defaults.get(f"{one.group}.")
-            was = were.get(one.flag, getattr(group, one.field.name, None) if group else one.field.default)
-            if one.value != was:
-                found.append(one)
-        return found
+    def changed(self) -> list[Setting]:
+        """List the settings whose values are not those of a run of this method that sets none."""
+        usual = {one.flag: one.value for one in Config().replace(algorithm=self.method.name).settings()}
+        for name in self.extensions.keys() & EXTENSIONS.keys():
+            usual |= {one.flag: one.value for one in settings_of(EXTENSIONS[name].options, name)}
+        return [one for one in self.settings() if one.value != usual.get(one.flag, one.field.default)]
 
     def compared(self, extensions: Iterable[str] = ()) -> dict[str, Any]:
         """Return the settings by name in which runs that are compared may differ, but the method and the seed.
@@ -417,9 +401,14 @@ def plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else int(value) if isinstance(value, Default) else value
 
 
-def as_plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Make Python's numbers and tuples of all values of a mapping."""
-    return {name: tuple(value) if isinstance(value, list) else as_plain(value) for name, value in values.items()}
+def _partition(before: Chosen, settings: dict[str, Any]) -> Chosen:
+    """Take the partition and its options out of settings by name."""
+    usual = {name: kind.options for name, kind in KINDS.items()}
+    partition = _chosen(before, settings.pop("partition", before), usual, shared=True)
+    known = () if partition.options is None else [one.name for one in fields(partition.options)]
+    given = {name: settings.pop(name) for name in known if name in settings}
+    given = {name: tuple(value) if isinstance(value, list) else as_plain(value) for name, value in given.items()}
+    return replace(partition, options=replace(partition.options, **given)) if given else partition
 
 
 def _chosen(before: Chosen, asked: Any, options: Mapping[str, Any], shared: bool = False) -> Chosen:
@@ -436,8 +425,12 @@ def _chosen(before: Chosen, asked: Any, options: Mapping[str, Any], shared: bool
     return Chosen(asked, before.options if same else usual)
 
 
-def _checked(name: str, value: Any, usual: Any) -> Any:
-    """Return options if they are of the right class; raise FLError otherwise."""
+def _options_of(name: str, value: Any, usual: Any) -> Any:
+    """Return options of the class of the usual ones; a mapping gives some of them."""
+    if isinstance(value, Mapping) and usual is not None:
+        if strange := value.keys() - {one.name for one in fields(usual)}:
+            raise FLError(f"unknown setting {name}.{min(strange)}")
+        return replace(usual, **value)
     if not isinstance(value, type(usual)):
         raise FLError(f"{name} takes {type(usual).__name__}, got {short(value)}")
     return value
