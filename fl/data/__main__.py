@@ -17,7 +17,7 @@ from fl.base.rng import Rng
 from fl.base.settings import flag_in, number
 from fl.data import Dataset
 from fl.partition import Partition, counts
-from fl.settings import Config, Experiment
+from fl.settings import Config
 from fl.settings.flags import entries, flags_class, given
 from fl.settings.help import command
 
@@ -48,7 +48,7 @@ def look(argv: Sequence[str] | None) -> int:
     names = [name for name in entries(())["data"] if name not in _LEFT_OUT]
     asked: Any = command(flags_class({"data": {name: every[name] for name in (*names, *_ALSO)}}, Look), "data", argv)
     flags = {flag_in(word) for word in argv} - {"seed", "json", "plot"}
-    config = Config.of(seed=asked.seed, **given(asked, flags, Experiment()))
+    config = Config.of(seed=asked.seed, **given(asked, flags))
     config.check_values()
     if not config.data.pool_test_set:
         config.data.check()

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from reprlib import repr as short
 from typing import Annotated, Any
@@ -124,17 +124,21 @@ class Config:
     def replace(self, /, **settings: Any) -> "Config":
         """Return these settings with some replaced, named as `of` has them.
 
-        The options of a partition and of a method are the defaults where another one is chosen.
+        A mapping replaces some settings of a group: `config.replace(privacy={"clip": 0.5})`. The options of a partition
+        and of a method are the defaults where another one is chosen.
         """
         own = {name: settings.pop(name) for name in [*settings] if name in OWN or isinstance(settings[name], Topic)}
         asked = {name: settings.pop(name) for name in [*settings] if name in EXTENSIONS}
-        asked = {name: _options_of(name, value, EXTENSIONS[name].options) for name, value in asked.items()}
+        now = {name: self.extensions.get(name, EXTENSIONS[name].options) for name in asked}
+        asked = {name: options_of(name, value, now[name]) for name, value in asked.items()}
         method, partition = self._method(settings), _partition(own.get("data", self.data).partition, settings)
         inside: dict[str, dict[str, Any]] = {"data": {"partition": partition}}
         for name, value in settings.items():
             if name not in PLACES:
                 raise FLError(_stray(name, partition.name, method.name))
             topic, place = PLACES[name]
+            if isinstance(value, Mapping):
+                value = options_of(name, value, getattr(own.get(topic, getattr(self, topic)), place))
             inside.setdefault(topic, {})[place] = value
         topics = {name: replace(own.pop(name, getattr(self, name)), **values) for name, values in inside.items()}
         return replace(self, **own, **topics, method=method, extensions={**self.extensions, **asked})
@@ -144,7 +148,7 @@ class Config:
         method = _chosen(self.method, settings.pop("algorithm", self.method), _options())
         if method.name not in settings:
             return method
-        return replace(method, options=_options_of(method.name, settings.pop(method.name), method.options))
+        return replace(method, options=options_of(method.name, settings.pop(method.name), method.options))
 
     def settings(self) -> list[Setting]:
         """List all settings of the run, each with why nothing reads it.
@@ -425,14 +429,14 @@ def _chosen(before: Chosen, asked: Any, options: Mapping[str, Any], shared: bool
     return Chosen(asked, before.options if same else usual)
 
 
-def _options_of(name: str, value: Any, usual: Any) -> Any:
-    """Return options of the class of the usual ones; a mapping gives some of them."""
-    if isinstance(value, Mapping) and usual is not None:
-        if strange := value.keys() - {one.name for one in fields(usual)}:
+def options_of(name: str, value: Any, now: Any) -> Any:
+    """Return options in the place of those that a group has now; a mapping replaces some of them."""
+    if isinstance(value, Mapping) and is_dataclass(now) and not isinstance(now, type):
+        if strange := value.keys() - {one.name for one in fields(now)}:
             raise FLError(f"unknown setting {name}.{min(strange)}")
-        return replace(usual, **value)
-    if not isinstance(value, type(usual)):
-        raise FLError(f"{name} takes {type(usual).__name__}, got {short(value)}")
+        return replace(now, **value)
+    if not isinstance(value, type(now)):
+        raise FLError(f"{name} takes {type(now).__name__}, got {short(value)}")
     return value
 
 

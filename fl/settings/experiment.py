@@ -13,7 +13,7 @@ from fl.base.errors import FLError
 from fl.base.settings import as_plain
 from fl.models.architectures import ArchitectureOptions
 from fl.settings import stored
-from fl.settings.config import Config
+from fl.settings.config import Config, options_of
 from fl.settings.places import METHOD
 from zoo import ZooError
 
@@ -64,8 +64,10 @@ class Experiment:
         for name, other in (("algorithm", "algorithms"), ("seed", "seeds")):
             if name in settings:
                 raise FLError(f"an experiment has several {other}: give {other}= in the place of {name}=")
-        options = {name: settings.pop(name) for name in [*settings] if name in ALGORITHMS}
-        return replace(self, config=self.config.replace(**settings), options={**self.options, **options}, **own)
+        options = dict(self.options)
+        for name in [one for one in settings if one in ALGORITHMS]:
+            options[name] = options_of(name, settings.pop(name), options.get(name, ALGORITHMS[name].options))
+        return replace(self, config=self.config.replace(**settings), options=options, **own)
 
     def runs(self) -> list[Config]:
         """List the settings of each run, method by method."""

@@ -32,7 +32,7 @@ from fl.partition import KINDS
 from fl.settings.config import Config
 from fl.settings.experiment import Experiment
 from fl.settings.extensions import EXTENSIONS
-from fl.settings.places import OWN, PLACES, TOPICS
+from fl.settings.places import OWN, TOPICS
 
 
 def _about_methods() -> str:
@@ -151,19 +151,18 @@ def overridden(argv: Sequence[str], start: Experiment, quiet: bool = False) -> t
     own: dict[str, Any] = {"algorithms": methods}
     if "seeds" in flags:
         own["seeds"] = values.seeds
-    changes = given(values, flags, start)
+    changes = given(values, flags)
     if "participants" in changes and "participation" not in changes:  # a number overrides a share of the start
         changes["participation"] = 0.0
     return start.replace(**own, **changes), values
 
 
-def given(values: Any, flags: Collection[str], start: Experiment) -> dict[str, Any]:
-    """Return the settings that a command line gives, as `Config.of` takes them.
+def given(values: Any, flags: Collection[str]) -> dict[str, Any]:
+    """Return the settings that a command line gives, as `Config.of` takes them: of groups what it changes.
 
     Args:
         values: those of all flags.
         flags: those that the command line has.
-        start: the settings whose groups they change.
     """
     found: dict[str, Any] = {}
     command = {one.name for one in fields(Command)}
@@ -171,21 +170,10 @@ def given(values: Any, flags: Collection[str], start: Experiment) -> dict[str, A
         value = getattr(values, one.name)
         if is_dataclass(value):
             inside = {f.name: getattr(value, f.name) for f in fields(value) if flag_of(f.name, one.name) in flags}
-            if inside:
-                found[one.name] = replace(_now(one.name, start), **inside)  # type: ignore[type-var]
+            found |= {one.name: inside} if inside else {}
         elif flag_of(one.name) in flags and one.name not in command:
             found[one.name] = value
     return found
-
-
-def _now(name: str, start: Experiment) -> Any:
-    """Return a group as it is before the command line changes it."""
-    if name in PLACES:
-        topic, inside = PLACES[name]
-        return getattr(getattr(start.config, topic), inside)
-    if name in EXTENSIONS:
-        return start.config.extensions.get(name, EXTENSIONS[name].options)
-    return start.options.get(name, OPTIONS[name])
 
 
 def check_methods(flags: Iterable[str], methods: Collection[str]) -> None:

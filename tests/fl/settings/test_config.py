@@ -97,6 +97,20 @@ def test_replace__keeps_the_options_that_another_alternative_reads_too():
     assert config.replace(lr=1.0).method == config.method
 
 
+def test_replace__takes_mappings_for_some_settings_of_a_group():
+    config = Config.of(algorithm="femam", femam={"prox": 0.5}, attack={"share": 0.2}, text={"length": 3})
+    assert (config.method.options.prox, config.data.text.length) == (0.5, 3)
+    more = config.replace(femam={"window": 7}, attack={"amplify": 3.0}, architectures={"widths": (0.5,)})
+    assert (more.method.options.prox, more.method.options.window) == (0.5, 7)
+    assert more.extensions["attack"] == fl.AttackOptions(share=0.2, amplify=3.0)
+    assert more.model.architectures.widths == (0.5,)
+    for strange in ({"femam": {"speed": 1}}, {"attack": {"speed": 1}}, {"text": {"speed": 1}}):
+        with pytest.raises(FLError, match=r"unknown setting \w+\.speed"):
+            config.replace(**strange)
+    experiment = Experiment.of(algorithms=("femam", "fedprox"), femam={"prox": 0.5}).replace(femam={"window": 7})
+    assert (experiment.options["femam"].prox, experiment.options["femam"].window) == (0.5, 7)
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
