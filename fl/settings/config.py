@@ -444,7 +444,7 @@ def _stray(name: str, partition: str, method: str) -> str:
     """Say why a name is none of a setting of this run."""
     flag = flag_of(name)
     if able := [kind for kind, one in KINDS.items() if name in one.reads]:
-        some = " or ".join(able)
+        some = " or ".join(filter(None, (", ".join(able[:-1]), able[-1])))
         return f"--{flag} is for --partition {some}, not for {partition}: leave it out, or give --partition {some}"
     if name in ALGORITHMS:
         return f"--{flag} is for {name}, which is not --algorithm {method}: leave it out, or give {name}"

@@ -119,7 +119,7 @@ def flags_class(found: Mapping[str, Mapping[str, Entry]], base: type = Command) 
             notes = [note for note in kind.__metadata__ if hasattr(note, "help")]
             kind = Annotated[str, one_of(*KINDS), *notes]
         types.append((name, kind, field(default=one.default, metadata={"documented": (one.owner, one.field.name)})))
-    return make_dataclass("Flags", types, bases=(base,), frozen=True)
+    return make_dataclass("Flags", types, bases=(base,), namespace={"__doc__": base.__doc__}, frozen=True)
 
 
 def parsed(kind: type[Kind], argv: Sequence[str], quiet: bool = False, **options: Any) -> Kind:

@@ -112,6 +112,15 @@ def test_lines_of_help_are_as_long_as_the_terminal_is_wide(width, capsys, monkey
             assert len(line) + 1 + len(following.split()[0]) > width, (line, following)
 
 
+@pytest.mark.parametrize("name", sorted(set(cli.COMMANDS) - {"deploy", "surgery", "zoo"}))
+def test_help_begins_with_what_a_command_does(name, capsys):
+    usage, about, *_ = printed(capsys, name, "--help").split("\n\n")
+    assert usage.startswith("usage: ")
+    assert len(about) < 600
+    assert about[0].isupper()
+    assert "\n  --" not in about
+
+
 @pytest.mark.parametrize(
     ("argv", "shown", "hidden"),
     [

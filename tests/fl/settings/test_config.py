@@ -116,7 +116,7 @@ def test_replace__takes_mappings_for_some_settings_of_a_group():
     [
         ({"speed": 1}, "unknown setting speed"),
         ({"local_epoch": 1}, "did you mean local_epochs?"),
-        ({"partition": "iid", "alpha": 0.1}, "--alpha is for --partition dirichlet or dirichlet_mixture or"),
+        ({"partition": "iid", "alpha": 0.1}, "--alpha is for --partition dirichlet, dirichlet_mixture or dirichlet_sizes, not for iid"),
         ({"fedprox": FedProxOptions()}, "--fedprox is for fedprox, which is not --algorithm fedmr"),
         ({"algorithm": "fedprox", "fedprox": FeSEMOptions()}, "fedprox takes FedProxOptions, got FeSEMOptions"),
         ({"privacy": FedProxOptions()}, "privacy takes Privacy, got FedProxOptions"),
