@@ -192,7 +192,7 @@ class Spec:
         if torch.device(device).type == "meta":
             return model
         # As `model.to_empty(device="cpu")`, whose `empty_like` of a meta tensor imports sympy, which takes a second.
-        model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype))
+        model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu"))
         return initialise(model, generator).to(device)
 
     def scaled(self, width: float | tuple[float, ...] = 1.0, depth: int | tuple[int, ...] | None = None) -> "Spec":

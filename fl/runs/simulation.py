@@ -115,7 +115,7 @@ class Run:
         FLError: when the first round is asked for, as `simulate` does; also under torchrun.
 
     >>> import tempfile
-    >>> config = Config(algorithm="fedavg", rounds=9, local_epochs=1, width=0.1)
+    >>> config = Config.of(algorithm="fedavg", rounds=9, local_epochs=1, width=0.1)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     for round in Run(config, folder):
     ...         if round.number == 2:
