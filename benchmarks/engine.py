@@ -22,13 +22,13 @@ import torch
 from report import write
 
 import zoo
-from fl.algorithms import fedavg
+from fl.algorithms.fedavg import METHOD as fedavg
 from fl.base.rng import Rng
 from fl.data import Dataset
 from fl.engine import Job
 from fl.engine.batches import make_batches
 from fl.engine.objectives import cross_entropy
-from fl.engine.work import work
+from fl.engine.work import work_of
 from fl.federation import Federation, LocalTraining
 from fl.partition import Split
 from surgery.errors import first_line
@@ -93,7 +93,7 @@ def measure(model: str, k: int, batch: int, threads: int, repetitions: int, devi
     batches = make_batches([fed.clients[0].train], [0], 1, batch, Rng(0), device)
     return {
         "model": model, "k": k, "batch": batch, "threads": threads, "steps": steps,
-        "work": work(Job(fed.model, fed.data, batches, fed.local.optimizer, cross_entropy)),
+        "work": work_of(Job(fed.model, fed.data, batches, fed.local.optimizer, cross_entropy)),
         "ms": {b: round(1e3 * statistics.median(t), 1) for b, t in times.items()},
         "ratio": {b: round(statistics.median(r), 3) for b, r in ratios.items()},
         "range": {b: [round(min(r), 3), round(max(r), 3)] for b, r in ratios.items()},

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fl import export
+from fl import export_model
 from fl.algorithms import ALGORITHMS
 
 _ROUNDS = "--clients 4 --participants 2 --rounds 5 --local-epochs 1 --batch-size 50 --device cpu --backend loop"
@@ -90,4 +90,4 @@ def arguments(kind: str, root: Path) -> list[str]:
 def keep_weights(kind: str, run: Path, root: Path) -> None:
     """Export the model of an uninterrupted run, if other cases begin with its weights."""
     if kind == _TRAINED:
-        export(run, root / _WEIGHTS)
+        export_model(run, root / _WEIGHTS)

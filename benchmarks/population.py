@@ -42,8 +42,8 @@ from report import write
 from sides.models import MODELS
 
 import zoo
-from fl.algorithms import fedavg
 from fl.algorithms.algorithm import Algorithm
+from fl.algorithms.fedavg import METHOD as fedavg
 from fl.base.rng import Rng
 from fl.data import Dataset
 from fl.federation import Federation, LocalTraining

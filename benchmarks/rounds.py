@@ -34,8 +34,9 @@ from sides.models import MODELS
 from torch.utils.data import TensorDataset
 
 import zoo
-from fl.algorithms import fedavg, fedmr
 from fl.algorithms.algorithm import Algorithm
+from fl.algorithms.fedavg import METHOD as fedavg
+from fl.algorithms.fedmr import METHOD as fedmr
 from fl.base.rng import Rng
 from fl.data import Dataset
 from fl.engine import SGD, Precision

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 import fl
-from fl.algorithms import ALGORITHMS, fedavg
+from fl.algorithms import ALGORITHMS
+from fl.algorithms.fedavg import METHOD as fedavg
 from fl.algorithms.method import Method
 
 SHARE = 0.8

@@ -22,7 +22,7 @@ try:
     from fl.models.adapted import AdapterOptions
     from fl.models.architectures import ArchitectureOptions
     from fl.runs.assembly import build
-    from fl.runs.export import export
+    from fl.runs.export import export_model
     from fl.runs.folder import load_model
     from fl.runs.pathways import Pathways
     from fl.runs.simulation import Round, Run, simulate
@@ -50,7 +50,7 @@ __all__ = [
     "Run",
     "Server",
     "build",
-    "export",
+    "export_model",
     "load_model",
     "results",
     "simulate",

@@ -4,13 +4,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated
 
 import tyro
 
 from fl.base.console import guarded
-from fl.runs.export import export
+from fl.runs.export import export_model
 from fl.settings.help import command
 
 
@@ -41,16 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(asked: Export) -> int:
     """Write the file and say so."""
-    path = export(asked.run, asked.file, format=asked.format, client=asked.client, best=asked.best)
+    path = export_model(asked.run, asked.file, format=asked.format, client=asked.client, best=asked.best)
     print(f"model: {path}")
     return 0
-
-
-class _Module(ModuleType):
-    __call__ = staticmethod(export)
-
-
-sys.modules[__name__].__class__ = _Module  # `fl.export(...)` stays a call after this file was imported as `fl.export`
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ fl.simulate(config, "runs/trained")
 data = config.load()
 images, labels = data.test_x, data.test_y
 x = data.normalise(images)
-fl.export("runs/trained", "model.safetensors")
+fl.export_model("runs/trained", "model.safetensors")
 torch.export.save(torch.export.export(fl.load_model("runs/trained"), (x,)), "model.pt2")
 sure, found = torch.export.load("model.pt2").module()(x).softmax(1).max(1)
 print(f"model.pt2: {(found == labels).float().mean():.1%} right")

@@ -6,7 +6,7 @@ FeMAM finds by itself which clients are alike: one model for all, some for clust
 import matplotlib.pyplot as plt
 
 import fl
-from fl.algorithms import FeMAMOptions
+from fl.algorithms.femam import FeMAMOptions
 
 levels = FeMAMOptions(levels=("global", "3", "personal"), level_rounds=(4, 3))
 held_out = {"pool_test_set": True, "local_valid": 0.15, "local_test": 0.2}

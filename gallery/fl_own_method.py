@@ -8,7 +8,8 @@ from dataclasses import replace
 import matplotlib.pyplot as plt
 
 import fl
-from fl.algorithms import ALGORITHMS, fedavg
+from fl.algorithms import ALGORITHMS
+from fl.algorithms.fedavg import METHOD as fedavg
 from fl.algorithms.method import Method
 
 

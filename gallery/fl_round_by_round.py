@@ -9,7 +9,7 @@ import torch
 import fl
 import surgery
 import zoo
-from fl.algorithms import fedavg
+from fl.algorithms.fedavg import METHOD as fedavg
 from fl.partition import Split
 
 data, nobody = fl.Config().load(), torch.tensor([], dtype=torch.int64)

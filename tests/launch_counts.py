@@ -7,7 +7,7 @@ import torch
 
 import surgery
 import zoo
-from fl.algorithms import fedavg
+from fl.algorithms.fedavg import METHOD as fedavg
 from fl.base.rng import Rng
 from fl.data import Dataset
 from fl.engine import SGD, graphs, train

@@ -7,7 +7,11 @@ from types import SimpleNamespace
 import torch
 from safetensors.torch import load_file
 
-from fl.algorithms import ALGORITHMS, FeMAMOptions, FeSEMOptions, FeSEMPlusOptions, FLTrustOptions
+from fl.algorithms import ALGORITHMS
+from fl.algorithms.femam import FeMAMOptions
+from fl.algorithms.fesem import FeSEMOptions
+from fl.algorithms.fesem_plus import FeSEMPlusOptions
+from fl.algorithms.fltrust import FLTrustOptions
 from fl.base.rng import Rng
 from fl.engine import Results
 from fl.engine.losses import cross_entropy

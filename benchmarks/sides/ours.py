@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 import surgery
-from fl.algorithms import fedavg
+from fl.algorithms.fedavg import METHOD as fedavg
 from fl.base.rng import Rng
 from fl.data import Dataset
 from fl.engine import SGD, ranked

@@ -69,8 +69,3 @@ def methods_of(kind: str) -> list[str]:
     ['depthfl', 'fedfa', 'fedrolex', 'fjord']
     """
     return [name for name, method in ALGORITHMS.items() if method.clients == kind]
-
-
-# `from fl.algorithms import fedmr, FedMROptions`: the methods, which are called with a federation, and their options.
-globals().update(ALGORITHMS)
-globals().update({type(options).__name__: type(options) for options in OPTIONS.values()})

@@ -81,7 +81,7 @@ class Method:
     def name(self) -> str:
         """What it is called on the command line.
 
-        >>> from fl.algorithms import fedavg
+        >>> from fl.algorithms.fedavg import METHOD as fedavg
         >>> fedavg.name
         'fedavg'
         """

@@ -91,7 +91,7 @@ def _load_custom(name: str) -> Dataset:
     if name == GIVEN:
         raise FLError(
             "these are the settings of a run on data that were given from Python: give them again, as in "
-            "fl.simulate(config, folder, resume=True, dataset=...) or fl.export(folder, file, dataset=...)"
+            "fl.simulate(config, folder, resume=True, dataset=...) or fl.export_model(folder, file, dataset=...)"
         )
     try:
         found = find("datasets", name)()

@@ -26,7 +26,7 @@ from fl.engine.eager import loop, workers
 from fl.engine.job import Group, Job, Results
 from fl.engine.optimizers import SGD, Adam, Optimizer
 from fl.engine.precision import Precision, arithmetic
-from fl.engine.work import work
+from fl.engine.work import work_of
 from surgery import broadcast
 from surgery.errors import first_line, is_out_of_memory
 from surgery.states import owners, stack_size
@@ -109,7 +109,7 @@ def train(groups: Sequence[Group], backend: str = "auto", chosen: dict[str, str]
         check(backend, job.device, job.precision, job.batches.real is not None)
     order, chosen, what = [backend], {} if chosen is None else chosen, ""
     if backend == "auto":
-        what = " ".join(f"{len(job.batches.steps)}x{work(job)}" for job, _, _ in groups)
+        what = " ".join(f"{len(job.batches.steps)}x{work_of(job)}" for job, _, _ in groups)
         order = _order(chosen.get(what), groups)
     whole = [(job, _with_passing(job, starts), context or {}) for job, starts, context in groups]
     refused: dict[str, str] = {}
@@ -185,7 +185,7 @@ def ranked(groups: Sequence[Group]) -> list[str]:
         return ["loop"]
     stackable = len(groups) == 1 and not job.precision.channels_last and job.batches.real is None
     threads = ["workers"] if torch.get_num_threads() > 1 else []
-    if stackable and 0 < work(job) <= _SMALL:
+    if stackable and 0 < work_of(job) <= _SMALL:
         return ["vmap", *threads, "loop"]
     return [*threads, "loop"]
 

@@ -43,7 +43,7 @@ def activation_bytes(model: nn.Module, data: Dataset) -> int:
     return _counts(model, data).activation_bytes
 
 
-def work(job: Job) -> int:
+def work_of(job: Job) -> int:
     """Count the operations of one forward pass of one client's batch, per layer of the network; 0 if unknown.
 
     Clients side by side pay off where single operations are too small to keep the device busy.

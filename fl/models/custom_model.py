@@ -113,7 +113,7 @@ def by_name(name: str) -> Model:
         raise FLError(
             "these are the settings of a run whose model was given from Python: give it again, as in "
             "fl.simulate(config, folder, resume=True, model=...), fl.load_model(folder, model=...) or "
-            "fl.export(folder, file, model=...)"
+            "fl.export_model(folder, file, model=...)"
         )
     if hf.is_hf(name):
         folder = hf.Folder(name)

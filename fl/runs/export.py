@@ -30,7 +30,7 @@ from surgery.transfer import host_copies
 _FORMATS = ("pt", "safetensors", "hf", "peft")
 
 
-def export(
+def export_model(
     trained: nn.Module | str | Path,
     file: str | Path,
     *,
@@ -63,7 +63,7 @@ def export(
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = export(nn.Linear(2, 1), f"{folder}/model.pt")
+    ...     path = export_model(nn.Linear(2, 1), f"{folder}/model.pt")
     ...     list(torch.load(path))
     ['weight', 'bias']
     """

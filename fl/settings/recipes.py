@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from textwrap import indent
 
-from fl.algorithms import FeMAMOptions
+from fl.algorithms.femam import FeMAMOptions
 from fl.models.architectures import ArchitectureOptions
 from fl.settings import Experiment
 

@@ -14,7 +14,7 @@ import fl
 import surgery
 import zoo
 from fl import __main__ as cli
-from fl.algorithms import FedProxOptions
+from fl.algorithms.fedprox import FedProxOptions
 from fl.base.console import as_called
 from fl.base.errors import FLError
 from fl.runs.summary import advice

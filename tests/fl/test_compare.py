@@ -6,7 +6,8 @@ from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.colors import to_hex
 
 from fl import compare
-from fl.algorithms import ALGORITHMS, FedMROptions
+from fl.algorithms import ALGORITHMS
+from fl.algorithms.fedmr import FedMROptions
 from fl.analysis import groups
 from fl.analysis.groups import outcome
 from fl.base.errors import FLError

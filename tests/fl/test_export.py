@@ -45,10 +45,10 @@ def test_a_run_of_which_no_round_was_trained_is_exported_with_a_warning(folder, 
     monkeypatch.setattr("fl.runs.simulation.one_round", fails)
     with pytest.raises(RuntimeError):
         fl.simulate(CONFIG, tmp_path / "run")
-    fl.export(tmp_path / "run", tmp_path / "model.pt")
+    fl.export_model(tmp_path / "run", tmp_path / "model.pt")
     assert "no round of" in caplog.text
     caplog.clear()
-    fl.export(folder, tmp_path / "trained.pt")
+    fl.export_model(folder, tmp_path / "trained.pt")
     assert not caplog.text
 
 
@@ -77,7 +77,7 @@ def test_a_run_of_a_model_and_data_of_one_s_own_is_exported_with_them(tmp_path):
     net = perceptron()
 
     def logits(file, **asked):
-        net.load_state_dict(torch.load(fl.export(folder, tmp_path / file, **asked), weights_only=True))
+        net.load_state_dict(torch.load(fl.export_model(folder, tmp_path / file, **asked), weights_only=True))
         return net(data.normalise(data.test_x))
 
     deployed = logits("model.pt", model=perceptron)
@@ -95,9 +95,9 @@ def test_a_run_of_a_model_and_data_of_one_s_own_is_exported_with_them(tmp_path):
         ({"client": 1, **own, "model": nn.Sequential(nn.Flatten(), nn.Linear(64, 10))}, "another Sequential"),
     ):
         with pytest.raises(FLError, match=message):
-            fl.export(folder, tmp_path / "other.pt", **asked)
+            fl.export_model(folder, tmp_path / "other.pt", **asked)
     with pytest.raises(FLError, match="are for a run folder, and a module was given"):
-        fl.export(net, tmp_path / "other.pt", model=perceptron)
+        fl.export_model(net, tmp_path / "other.pt", model=perceptron)
 
 
 @pytest.mark.slow
@@ -108,30 +108,30 @@ def test_adapters_alone_are_a_folder_of_peft(folder, tmp_path, capsys):
     x = images()
     for method in ("fedavg", "local"):
         fl.simulate(config.replace(algorithm=method), tmp_path / method, model=base)
-    fl.export(tmp_path / "fedavg", tmp_path / "all", model=base, format="peft")
+    fl.export_model(tmp_path / "fedavg", tmp_path / "all", model=base, format="peft")
     expected = fl.load_model(tmp_path / "fedavg", base)(x)
     torch.testing.assert_close(read_peft(base, tmp_path / "all")(x), expected)
     asked = {"client": 1, "model": base}
-    fl.export(tmp_path / "local", tmp_path / "one", format="peft", **asked)
+    fl.export_model(tmp_path / "local", tmp_path / "one", format="peft", **asked)
     torch.testing.assert_close(
         read_peft(base, tmp_path / "one")(x), folded(client_model(tmp_path / "local", 1, base))(x)
     )
-    fl.export(tmp_path / "local", tmp_path / "one.pt", **asked)
+    fl.export_model(tmp_path / "local", tmp_path / "one.pt", **asked)
     whole = perceptron()
     whole.load_state_dict(torch.load(tmp_path / "one.pt", weights_only=True))
     torch.testing.assert_close(whole(x), read_peft(base, tmp_path / "one")(x))
     fl.simulate(config.replace(algorithm="flora"), tmp_path / "flora", model=base)
     with pytest.raises(FLError, match="flora has changed the base as well"):
-        fl.export(tmp_path / "flora", tmp_path / "other", model=base, format="peft")
+        fl.export_model(tmp_path / "flora", tmp_path / "other", model=base, format="peft")
     with pytest.raises(FLError, match="exists already"):
-        fl.export(tmp_path / "fedavg", tmp_path / "all", model=base, format="peft")
+        fl.export_model(tmp_path / "fedavg", tmp_path / "all", model=base, format="peft")
     convolutional = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 10))
     fl.simulate(config.replace(adapters=AdapterOptions("lora", rank=2)), tmp_path / "norm", model=convolutional)
     with pytest.raises(FLError, match="the statistics of 1 have moved"):
-        fl.export(tmp_path / "norm", tmp_path / "other", model=convolutional, format="peft")
+        fl.export_model(tmp_path / "norm", tmp_path / "other", model=convolutional, format="peft")
     fl.simulate(CONFIG.replace(adapters=AdapterOptions("lora", rank=2)), tmp_path / "drawn")
     with pytest.raises(FLError, match=r"base was drawn \(all of it\)"):
-        fl.export(tmp_path / "drawn", tmp_path / "other", format="peft")
+        fl.export_model(tmp_path / "drawn", tmp_path / "other", format="peft")
     assert main([str(folder), str(tmp_path / "other"), "--format", "peft"]) == 2
     assert "has no adapters" in capsys.readouterr().err
     assert not (tmp_path / "other").exists()
@@ -153,7 +153,7 @@ def test_a_client_s_model_predicts_as_the_client_does(tmp_path, name):
         if sum(int(level.used[client]) >= 0 for level in levels) > 1:
             several += 1
             with pytest.raises(FLError, match=r"predicts with \d models.*fl.Pathways"):
-                fl.export(folder, tmp_path / "model.pt", client=client)
+                fl.export_model(folder, tmp_path / "model.pt", client=client)
             continue
         expected = algorithm.predict(server, fed.data.test_x[:20], client)
         model = client_model(folder, client)

@@ -18,7 +18,8 @@ import pytest
 import yaml
 from fl_flags import TINY
 
-from fl.algorithms import ALGORITHMS, fedavg
+from fl.algorithms import ALGORITHMS
+from fl.algorithms.fedavg import METHOD as fedavg
 from fl.algorithms.method import Method
 from fl.analysis.groups import others
 from fl.base.columns import Column

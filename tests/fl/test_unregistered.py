@@ -7,7 +7,8 @@ from fl_flags import TINY
 
 import fl
 from fl import compare, landscape, run
-from fl.algorithms import ALGORITHMS, fedavg
+from fl.algorithms import ALGORITHMS
+from fl.algorithms.fedavg import METHOD as fedavg
 from fl.algorithms.method import Method
 
 

@@ -15,7 +15,7 @@ from benchmarks.papers.cell import Arm, Cell, Comparison, Published
 from benchmarks.papers.run import Part, play
 from benchmarks.papers.verdict import measure, result
 from fl import AdapterOptions, AttackOptions, FLError, simulate
-from fl.algorithms import FeMAMOptions
+from fl.algorithms.femam import FeMAMOptions
 from fl.extensions.attack import Attack
 from fl.landscape import main as fl_landscape
 from fl.settings import Experiment

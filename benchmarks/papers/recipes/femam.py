@@ -18,16 +18,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from benchmarks.papers.recipes.table import recipe
-from fl.algorithms import (
-    DittoOptions,
-    FedAvgPlusOptions,
-    FedProxOptions,
-    FedRepOptions,
-    FeMAMOptions,
-    FeSEMOptions,
-    FeSEMPlusOptions,
-    PFedMeOptions,
-)
+from fl.algorithms.ditto import DittoOptions
+from fl.algorithms.fedavg_plus import FedAvgPlusOptions
+from fl.algorithms.fedprox import FedProxOptions
+from fl.algorithms.fedrep import FedRepOptions
+from fl.algorithms.femam import FeMAMOptions
+from fl.algorithms.fesem import FeSEMOptions
+from fl.algorithms.fesem_plus import FeSEMPlusOptions
+from fl.algorithms.pfedme import PFedMeOptions
 from fl.settings import Experiment, recipes
 
 METHODS = (

@@ -10,23 +10,21 @@ from rounds import assert_same, made, play, row
 from selection import some
 
 import surgery
-from fl.algorithms import (
-    FedASAMOptions,
-    FedExPOptions,
-    FedGenOptions,
-    FedMROptions,
-    FedMutOptions,
-    FedProxOptions,
-    fedasam,
-    fedavg,
-    fedexp,
-    fedgen,
-    fedmr,
-    fedmut,
-    fedprox,
-    indep,
-    methods_of,
-)
+from fl.algorithms import methods_of
+from fl.algorithms.fedasam import METHOD as fedasam
+from fl.algorithms.fedasam import FedASAMOptions
+from fl.algorithms.fedavg import METHOD as fedavg
+from fl.algorithms.fedexp import METHOD as fedexp
+from fl.algorithms.fedexp import FedExPOptions
+from fl.algorithms.fedgen import METHOD as fedgen
+from fl.algorithms.fedgen import FedGenOptions
+from fl.algorithms.fedmr import METHOD as fedmr
+from fl.algorithms.fedmr import FedMROptions
+from fl.algorithms.fedmut import METHOD as fedmut
+from fl.algorithms.fedmut import FedMutOptions
+from fl.algorithms.fedprox import METHOD as fedprox
+from fl.algorithms.fedprox import FedProxOptions
+from fl.algorithms.indep import METHOD as indep
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 

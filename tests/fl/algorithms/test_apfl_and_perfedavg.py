@@ -13,7 +13,12 @@ from torch import nn
 from torch.func import functional_call
 from wrapped import within
 
-from fl.algorithms import APFLOptions, PerFedAvgOptions, apfl, fedavg, local, perfedavg
+from fl.algorithms.apfl import METHOD as apfl
+from fl.algorithms.apfl import APFLOptions
+from fl.algorithms.fedavg import METHOD as fedavg
+from fl.algorithms.local import METHOD as local
+from fl.algorithms.perfedavg import METHOD as perfedavg
+from fl.algorithms.perfedavg import PerFedAvgOptions
 from fl.base.rng import Rng
 from fl.engine import SGD, Adam
 from fl.engine.batches import make_batches

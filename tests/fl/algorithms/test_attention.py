@@ -11,7 +11,12 @@ from ranks import NEED_ADAPTERS
 
 import surgery
 from fl import run as cli
-from fl.algorithms import ALGORITHMS, FedFAOptions, fedfa, flexifed, heterofl, nefl
+from fl.algorithms import ALGORITHMS
+from fl.algorithms.fedfa import METHOD as fedfa
+from fl.algorithms.fedfa import FedFAOptions
+from fl.algorithms.flexifed import METHOD as flexifed
+from fl.algorithms.heterofl import METHOD as heterofl
+from fl.algorithms.nefl import METHOD as nefl
 from fl.base.rng import Rng
 from fl.runs.metrics import read
 from zoo import Spec

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rounds import assert_same, play, pretend
 
-from fl.algorithms import fedavg
 from fl.algorithms.clusamp import clusamp, distributions, draw_each, groups, similarity_tree
+from fl.algorithms.fedavg import METHOD as fedavg
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 

@@ -7,7 +7,11 @@ import torch
 from rounds import played
 
 import fl
-from fl.algorithms import ALGORITHMS, FeMAMOptions, fedavg, femam, local
+from fl.algorithms import ALGORITHMS
+from fl.algorithms.fedavg import METHOD as fedavg
+from fl.algorithms.femam import METHOD as femam
+from fl.algorithms.femam import FeMAMOptions
+from fl.algorithms.local import METHOD as local
 from fl.algorithms.method import Method
 from fl.algorithms.parts.personal import fine_tuned
 from fl.base.errors import FLError

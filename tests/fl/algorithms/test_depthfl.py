@@ -9,8 +9,9 @@ from rounds import assert_same, play
 
 import fl
 from fl import FLError
-from fl.algorithms import fedavg, heterofl
 from fl.algorithms.depthfl import DepthFLOptions, depthfl
+from fl.algorithms.fedavg import METHOD as fedavg
+from fl.algorithms.heterofl import METHOD as heterofl
 from fl.algorithms.heterofl import HeteroFLOptions
 from surgery import state
 

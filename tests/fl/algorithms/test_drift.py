@@ -6,9 +6,13 @@ from oracles import average
 from rounds import play, poison, row
 
 import surgery
-from fl.algorithms import fedavg, fedbn, feddyn, fednova, scaffold
+from fl.algorithms.fedavg import METHOD as fedavg
+from fl.algorithms.fedbn import METHOD as fedbn
+from fl.algorithms.feddyn import METHOD as feddyn
 from fl.algorithms.feddyn import FedDynOptions
+from fl.algorithms.fednova import METHOD as fednova
 from fl.algorithms.parts.progress import gradients_of
+from fl.algorithms.scaffold import METHOD as scaffold
 from fl.algorithms.scaffold import ScaffoldOptions
 from fl.base.errors import FLError
 from fl.base.rng import Rng

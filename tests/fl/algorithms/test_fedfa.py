@@ -13,19 +13,17 @@ from rounds import play
 from selection import some
 
 import surgery
-from fl.algorithms import (
-    FedFAOptions,
-    FlexiFedOptions,
-    HeteroFLOptions,
-    NeFLOptions,
-    fedavg,
-    fedfa,
-    fedrolex,
-    flexifed,
-    heterofl,
-    inclusivefl,
-    nefl,
-)
+from fl.algorithms.fedavg import METHOD as fedavg
+from fl.algorithms.fedfa import METHOD as fedfa
+from fl.algorithms.fedfa import FedFAOptions
+from fl.algorithms.fedrolex import METHOD as fedrolex
+from fl.algorithms.flexifed import METHOD as flexifed
+from fl.algorithms.flexifed import FlexiFedOptions
+from fl.algorithms.heterofl import METHOD as heterofl
+from fl.algorithms.heterofl import HeteroFLOptions
+from fl.algorithms.inclusivefl import METHOD as inclusivefl
+from fl.algorithms.nefl import METHOD as nefl
+from fl.algorithms.nefl import NeFLOptions
 from fl.base.rng import Rng
 from fl.models.fleet import make_fleet
 from fl.partition import Split

@@ -1,6 +1,5 @@
 import copy
 import dataclasses
-import importlib
 
 import pytest
 import torch
@@ -8,9 +7,10 @@ import torch.nn.functional as F
 from rounds import assert_same, play, played
 from torch import nn
 
+import fl
 import surgery
 import zoo
-from fl.algorithms import fedavg
+from fl.algorithms.fedavg import METHOD as fedavg
 from fl.algorithms.fedgen import FedGenOptions, distilling, fedgen, generate, train_generator
 from fl.base.errors import FLError
 from fl.data import Dataset
@@ -18,7 +18,6 @@ from fl.engine import Adam
 from fl.engine.draws import Drawing, Draws
 from fl.federation import Federation
 
-module = importlib.import_module("fl.algorithms.fedgen")  # the package has a function of that name
 SMALL = FedGenOptions(alpha=1.0, beta=1.0, noise=5, hidden=8, steps=3, batch=6)
 LEARNED = ("fc1.weight", "fc1.bias", "norm.weight", "norm.bias", "fc2.weight", "fc2.bias")
 
@@ -100,7 +99,9 @@ def test_the_objective_is_its_formula(monkeypatch):
 def test_labels_for_clients_are_those_the_generator_knows_equally_often(monkeypatch):
     _, state = random_generator()
     asked = []
-    monkeypatch.setattr(module, "generate", lambda g, noise, labels: asked.append(labels) or generate(g, noise, labels))
+    monkeypatch.setattr(
+        fl.algorithms.fedgen, "generate", lambda g, noise, labels: asked.append(labels) or generate(g, noise, labels)
+    )
     context = {"labels": torch.tensor([2, 0, 1]), "known": torch.tensor(2), "generator": state, "alpha": 1, "beta": 1}
     params = {"weight": torch.randn(3, 7).double(), "bias": torch.zeros(3).double()}
     batch = torch.zeros(4000, 3).double(), torch.ones(4000, dtype=torch.int64)
@@ -162,7 +163,7 @@ def test_the_generator_trains_as_a_loop_over_clients_with_torchs_adam_would(bias
 def spied(monkeypatch):
     """What the server trains the generator with, round by round."""
     calls, honest = [], train_generator
-    monkeypatch.setattr(module, "train_generator", lambda *given: calls.append(given) or honest(*given))
+    monkeypatch.setattr(fl.algorithms.fedgen, "train_generator", lambda *given: calls.append(given) or honest(*given))
     return calls
 
 

@@ -6,7 +6,8 @@ from fleets import assert_close, spoil
 from rounds import assert_same, play
 
 import surgery
-from fl.algorithms import FedMROptions, fedmr
+from fl.algorithms.fedmr import METHOD as fedmr
+from fl.algorithms.fedmr import FedMROptions
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.engine import SGD

@@ -15,7 +15,12 @@ from torch.func import functional_call
 
 import surgery
 import zoo
-from fl.algorithms import FeMAMOptions, FeSEMOptions, fedavg, femam, fesem, local
+from fl.algorithms.fedavg import METHOD as fedavg
+from fl.algorithms.femam import METHOD as femam
+from fl.algorithms.femam import FeMAMOptions
+from fl.algorithms.fesem import METHOD as fesem
+from fl.algorithms.fesem import FeSEMOptions
+from fl.algorithms.local import METHOD as local
 from fl.algorithms.parts import additive, clustering
 from fl.base.errors import FLError
 from fl.base.rng import Rng

@@ -7,7 +7,11 @@ import torch.nn.functional as F
 from fleets import IMAGES, SPECS, assert_close, fleet_federation, mixed, shapes
 from rounds import assert_same, play
 
-from fl.algorithms import FjORDOptions, HeteroFLOptions, fedavg, fjord, heterofl
+from fl.algorithms.fedavg import METHOD as fedavg
+from fl.algorithms.fjord import METHOD as fjord
+from fl.algorithms.fjord import FjORDOptions
+from fl.algorithms.heterofl import METHOD as heterofl
+from fl.algorithms.heterofl import HeteroFLOptions
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.engine import SGD

@@ -7,7 +7,8 @@ import torch
 from fleets import SPECS, fleet_federation, shapes, train_each
 from selection import some
 
-from fl.algorithms import FlexiFedOptions, flexifed
+from fl.algorithms.flexifed import METHOD as flexifed
+from fl.algorithms.flexifed import FlexiFedOptions
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 

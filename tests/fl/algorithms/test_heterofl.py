@@ -6,7 +6,11 @@ import torch
 from fleets import IMAGES, SPECS, assert_close, fleet_federation, mixed, shapes, train_each
 from rounds import assert_same, play
 
-from fl.algorithms import FedFAOptions, HeteroFLOptions, fedfa, fedrolex, heterofl
+from fl.algorithms.fedfa import METHOD as fedfa
+from fl.algorithms.fedfa import FedFAOptions
+from fl.algorithms.fedrolex import METHOD as fedrolex
+from fl.algorithms.heterofl import METHOD as heterofl
+from fl.algorithms.heterofl import HeteroFLOptions
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.models.architectures import ArchitectureOptions

@@ -12,7 +12,12 @@ from rounds import play
 from selection import some
 from torch import nn
 
-from fl.algorithms import HeteroFLOptions, InclusiveFLOptions, NeFLOptions, heterofl, inclusivefl, nefl
+from fl.algorithms.heterofl import METHOD as heterofl
+from fl.algorithms.heterofl import HeteroFLOptions
+from fl.algorithms.inclusivefl import METHOD as inclusivefl
+from fl.algorithms.inclusivefl import InclusiveFLOptions
+from fl.algorithms.nefl import METHOD as nefl
+from fl.algorithms.nefl import NeFLOptions
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.data import load

@@ -14,7 +14,8 @@ from torch import nn
 from wrapped import within
 
 from fl import ArchitectureOptions, Config, FLError, algorithms
-from fl.algorithms import ALGORITHMS, OPTIONS, fedavg, methods_of
+from fl.algorithms import ALGORITHMS, OPTIONS, methods_of
+from fl.algorithms.fedavg import METHOD as fedavg
 from fl.algorithms.method import Method
 from fl.base.rng import Rng
 from fl.engine.losses import by_name

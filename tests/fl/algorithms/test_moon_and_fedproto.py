@@ -15,7 +15,12 @@ from selection import some
 from torch import nn
 
 import surgery
-from fl.algorithms import FedProtoOptions, MOONOptions, fedavg, fedproto, local, moon
+from fl.algorithms.fedavg import METHOD as fedavg
+from fl.algorithms.fedproto import METHOD as fedproto
+from fl.algorithms.fedproto import FedProtoOptions
+from fl.algorithms.local import METHOD as local
+from fl.algorithms.moon import METHOD as moon
+from fl.algorithms.moon import MOONOptions
 from fl.algorithms.parts.representation import head_of
 from fl.base.errors import FLError
 from fl.base.rng import Rng

@@ -9,7 +9,8 @@ import torch
 from fleets import IMAGES, SPECS, assert_close, choices, fleet_federation, mixed, shapes, train_each
 from rounds import play
 
-from fl.algorithms import NeFLOptions, nefl
+from fl.algorithms.nefl import METHOD as nefl
+from fl.algorithms.nefl import NeFLOptions
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from zoo import Spec

@@ -13,24 +13,21 @@ from torch import nn
 from wrapped import wrapped
 
 import surgery
-from fl.algorithms import (
-    DittoOptions,
-    FedAvgPlusOptions,
-    FedRepOptions,
-    FeSEMPlusOptions,
-    PFedMeOptions,
-    ditto,
-    fedavg,
-    fedavg_plus,
-    fedrep,
-    fesem,
-    fesem_plus,
-    local,
-    pfedme,
-)
+from fl.algorithms.ditto import METHOD as ditto
+from fl.algorithms.ditto import DittoOptions
+from fl.algorithms.fedavg import METHOD as fedavg
+from fl.algorithms.fedavg_plus import METHOD as fedavg_plus
+from fl.algorithms.fedavg_plus import FedAvgPlusOptions
+from fl.algorithms.fedrep import METHOD as fedrep
+from fl.algorithms.fedrep import FedRepOptions
+from fl.algorithms.fesem import METHOD as fesem
+from fl.algorithms.fesem_plus import METHOD as fesem_plus
+from fl.algorithms.fesem_plus import FeSEMPlusOptions
 from fl.algorithms.heterofl import counted_rows
+from fl.algorithms.local import METHOD as local
 from fl.algorithms.parts.personal import classifier, last_round
-from fl.algorithms.pfedme import Envelope, enveloped
+from fl.algorithms.pfedme import METHOD as pfedme
+from fl.algorithms.pfedme import Envelope, PFedMeOptions, enveloped
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.engine import SGD, Adam

@@ -8,7 +8,7 @@ from selection import some
 
 import fl
 from fl import FLError
-from fl.algorithms import heterofl
+from fl.algorithms.heterofl import METHOD as heterofl
 from fl.algorithms.heterofl import HeteroFLOptions
 from fl.algorithms.scalefl import ScaleFLOptions, scalefl
 from zoo.layers import Scaler

@@ -4,10 +4,14 @@ import pytest
 import torch
 from rounds import assert_same, play
 
-from fl.algorithms import fedadagrad, fedadam, fedavg, fedavgm, fedyogi
+from fl.algorithms.fedadagrad import METHOD as fedadagrad
 from fl.algorithms.fedadagrad import FedAdagradOptions
+from fl.algorithms.fedadam import METHOD as fedadam
 from fl.algorithms.fedadam import FedAdamOptions
+from fl.algorithms.fedavg import METHOD as fedavg
+from fl.algorithms.fedavgm import METHOD as fedavgm
 from fl.algorithms.fedavgm import FedAvgMOptions
+from fl.algorithms.fedyogi import METHOD as fedyogi
 
 
 def means(algorithm, fed, rounds=3):

@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fl import Config, Experiment, FLError
-from fl.algorithms import ALGORITHMS, OPTIONS, FedProxOptions
+from fl.algorithms import ALGORITHMS, OPTIONS
+from fl.algorithms.fedprox import FedProxOptions
 from fl.base.settings import (
     Flag,
     Limits,

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import fl
+from fl.algorithms.fedmr import FedMROptions
 from fl.base.errors import FLError
 from fl.data import fingerprint, load
 from fl.data.inputs import map_inputs
@@ -28,7 +29,7 @@ CASES = {
     "host": {"data_on": "host", "local_test": 0.2},
     "pooled": {"pool_test_set": True, "local_test": 0.2},
     "recombined": {"algorithm": "fedmr"},
-    "aligned": {"algorithm": "fedmr", "fedmr": fl.algorithms.FedMROptions(align=True)},
+    "aligned": {"algorithm": "fedmr", "fedmr": FedMROptions(align=True)},
     "narrow": {"algorithm": "heterofl", "architectures": MIXED},
     "ordered dropout": {"algorithm": "fjord"},
     "levels": {"algorithm": "femam", "local_test": 0.2},

@@ -1,6 +1,5 @@
 """Rules that choose among whole models, and FLTrust, beside slow versions with plain loops."""
 
-import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -11,7 +10,11 @@ from rounds import assert_same, play, poison
 from wrapped import wrapped
 
 import fl
-from fl.algorithms import FLTrustOptions, fedavg, fedmr, fedrep, fltrust
+from fl.algorithms.fedavg import METHOD as fedavg
+from fl.algorithms.fedmr import METHOD as fedmr
+from fl.algorithms.fedrep import METHOD as fedrep
+from fl.algorithms.fltrust import METHOD as fltrust
+from fl.algorithms.fltrust import FLTrustOptions
 from fl.base.errors import FLError
 from fl.base.rng import Rng, draw
 from fl.extensions.attack import Attack
@@ -204,7 +207,7 @@ def test_fltrust_line_by_line(make_federation, lr):
 def test_fltrust_keeps_the_model_where_it_trusts_nobody(make_federation, monkeypatch):
     fed = make_federation(participants=2)
     algorithm = fltrust(fed, FLTrustOptions(root=9))
-    monkeypatch.setattr(sys.modules["fl.algorithms.fltrust"], "cosine", lambda steps, root: -torch.ones(2, 1))
+    monkeypatch.setattr(fl.algorithms.fltrust, "cosine", lambda steps, root: -torch.ones(2, 1))
     ((server, update),) = play(algorithm, fed, 1)
     assert_same(server["global"], algorithm.init()["global"])
     assert update.metrics["trusted"] == 0

@@ -12,8 +12,13 @@ from wrapped import within, wrapped
 
 import fl
 from fl import Compression, FLError, Rng
-from fl.algorithms import apfl, ditto, fedavg, fedmr, fedrep, heterofl
+from fl.algorithms.apfl import METHOD as apfl
+from fl.algorithms.ditto import METHOD as ditto
+from fl.algorithms.fedavg import METHOD as fedavg
+from fl.algorithms.fedmr import METHOD as fedmr
 from fl.algorithms.fedmr import FedMROptions
+from fl.algorithms.fedrep import METHOD as fedrep
+from fl.algorithms.heterofl import METHOD as heterofl
 from fl.extensions.attack import Attack
 from fl.extensions.compression import largest, quantised
 from fl.extensions.defence import Defence

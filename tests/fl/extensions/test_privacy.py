@@ -15,7 +15,8 @@ from selection import METHODS, some
 from wrapped import within, wrapped
 
 import fl
-from fl.algorithms import ALGORITHMS, fedavg
+from fl.algorithms import ALGORITHMS
+from fl.algorithms.fedavg import METHOD as fedavg
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.extensions.defence import Defence

@@ -14,7 +14,9 @@ from wrapped import within, wrapped
 
 import surgery
 from fl import data
-from fl.algorithms import HeteroFLOptions, fedavg, heterofl
+from fl.algorithms.fedavg import METHOD as fedavg
+from fl.algorithms.heterofl import METHOD as heterofl
+from fl.algorithms.heterofl import HeteroFLOptions
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.engine import SGD

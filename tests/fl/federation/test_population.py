@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from wrapped import within
 
 import fl
-from fl.algorithms import fedavg
+from fl.algorithms.fedavg import METHOD as fedavg
 from fl.base.errors import FLError
 from fl.base.rng import Rng, draw
 from fl.data import Dataset

@@ -18,7 +18,7 @@ from torch import nn
 import surgery
 import zoo
 from fl import run as cli
-from fl.algorithms import fedavg
+from fl.algorithms.fedavg import METHOD as fedavg
 from fl.base.errors import Diverged, FLError
 from fl.base.rng import Rng
 from fl.engine import Results

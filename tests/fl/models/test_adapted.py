@@ -286,7 +286,7 @@ def test_a_run_folder_has_adapters_and_gives_the_plain_model(tmp_path, change):
     assert list(model.state_dict()) == list(small().state_dict())
     expected = algorithm.predict(servers[0], fed.data.test_x)
     torch.testing.assert_close(model(fed.data.normalise(fed.data.test_x)), expected)
-    path = fl.export(tmp_path / "whole", tmp_path / "model.safetensors", model=small)
+    path = fl.export_model(tmp_path / "whole", tmp_path / "model.safetensors", model=small)
     assert torch.equal(surgery.load(small(), open_state(path))[1].weight, model[1].weight)
     rows = read(tmp_path / "whole" / "metrics.csv")
     if not change:

@@ -6,7 +6,7 @@ import yaml
 from selection import some
 
 from fl import models
-from fl.algorithms import fedfa
+from fl.algorithms.fedfa import METHOD as fedfa
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.data.text import TextOptions

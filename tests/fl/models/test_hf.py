@@ -125,7 +125,7 @@ def test_backends_agree_and_an_exported_folder_is_the_librarys(case, folders, tm
     if not case.endswith("lora"):
         head = "model.lm_head.weight" if name in ("gpt2", "llama") else "model.classifier.weight"
         assert not torch.equal(begun[head], net.state_dict()[head])
-    fl.export(tmp_path / "loop", tmp_path / "out")
+    fl.export_model(tmp_path / "loop", tmp_path / "out")
     _, call = library(tmp_path / "out", name)
     x = {"vit": torch.rand(5, 1, 8, 8) * 2 - 1, "bert": padded().test_x[:5].long()}.get(name)
     x = torch.randint(1, 300, (5, 16)) if x is None else x
@@ -145,11 +145,11 @@ def test_peft_loads_an_exported_adapter(case, folders, tmp_path):
         config, data = settings(folders, name, **CASES[case])
         fl.simulate(config, tmp_path / "drawn", dataset=data)
         with pytest.raises(fl.FLError, match=r"base was drawn \(model.bert.pooler.dense"):
-            fl.export(tmp_path / "drawn", tmp_path / "adapter", format="peft")
+            fl.export_model(tmp_path / "drawn", tmp_path / "adapter", format="peft")
         options = replace(options, train=("*.classifier", "*.pooler"))
     config, data = settings(folders, name, adapters=options)
     fl.simulate(config, tmp_path / "run", dataset=data)
-    fl.export(tmp_path / "run", tmp_path / "adapter", format="peft")
+    fl.export_model(tmp_path / "run", tmp_path / "adapter", format="peft")
     cls = transformers.BertForSequenceClassification if name == "bert" else transformers.AutoModelForCausalLM
     written = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
     assert written["base_model_name_or_path"] == str(folders / name)
@@ -165,14 +165,14 @@ def test_adapters_of_a_base_that_no_folder_has_are_not_exported_alone(folders, t
     options = {"adapters": AdapterOptions("lora", rank=2, modules=("*.q_proj",))}
     fl.simulate(settings(folders, "llama", "hf-config", **options)[0], tmp_path / "drawn")
     with pytest.raises(fl.FLError, match=r"base was drawn \(all of it\)"):
-        fl.export(tmp_path / "drawn", tmp_path / "out", format="peft")
+        fl.export_model(tmp_path / "drawn", tmp_path / "out", format="peft")
     fl.simulate(settings(folders, "llama", depth=(1,), **options)[0], tmp_path / "cut")
     with pytest.raises(fl.FLError, match="--width or --depth has cut the base"):
-        fl.export(tmp_path / "cut", tmp_path / "out", format="peft")
+        fl.export_model(tmp_path / "cut", tmp_path / "out", format="peft")
     fl.simulate(settings(folders, "llama")[0], tmp_path / "whole")
-    begun = fl.export(tmp_path / "whole", tmp_path / "begun.safetensors")
+    begun = fl.export_model(tmp_path / "whole", tmp_path / "begun.safetensors")
     fl.simulate(settings(folders, "llama", init=str(begun), **options)[0], tmp_path / "tuned")
-    fl.export(tmp_path / "tuned", tmp_path / "out", format="peft")
+    fl.export_model(tmp_path / "tuned", tmp_path / "out", format="peft")
     assert json.loads((tmp_path / "out/adapter_config.json").read_text())["base_model_name_or_path"] is None
     base = transformers.AutoModelForCausalLM.from_pretrained(folders / "llama").eval()
     base.load_state_dict({name.removeprefix("model."): t for name, t in load_file(begun).items()}, strict=False)
@@ -307,7 +307,7 @@ def test_a_cut_model_is_no_folder(folders, tmp_path):
     config, _ = settings(folders, "llama", samples=10, width=0.5)
     fl.simulate(config, tmp_path / "run")
     with pytest.raises(fl.FLError, match=r"has cut.*\.safetensors"):
-        fl.export(tmp_path / "run", tmp_path / "out")
+        fl.export_model(tmp_path / "run", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -395,6 +395,6 @@ def test_what_lies_beside_a_file_of_settings_stays_there(tmp_path):
             rounds=1, text=TextOptions("byte", length=16), min_samples=1, model=name,
         )  # fmt: skip
         fl.simulate(config, tmp_path / f"run{k}")
-        fl.export(tmp_path / f"run{k}", tmp_path / f"out{k}")
+        fl.export_model(tmp_path / f"run{k}", tmp_path / f"out{k}")
         assert (tmp_path / f"out{k}/vocab.txt").exists() == bool(k)
         assert not (tmp_path / f"out{k}/vocabulary_notes.txt").exists()

@@ -170,8 +170,8 @@ def said_by_readers(folder, place, data, told):
     """
     calls = {
         "r": lambda: simulate(Config.read(folder), folder, resume=True, dataset=data),
-        "b": lambda: fl.export(folder, place / "b.pt", best=True),
-        "e": lambda: fl.export(folder, place / "e.pt"),
+        "b": lambda: fl.export_model(folder, place / "b.pt", best=True),
+        "e": lambda: fl.export_model(folder, place / "e.pt"),
         "c": lambda: find_runs([folder]),
     }
     found = {}
@@ -250,7 +250,7 @@ def test_what_a_kill_leaves_and_an_end_measured_is_no_damage(runs, tmp_path, dat
     change(lambda rows: rows[0].update(seconds="7.5"))
     change(lambda rows: rows[3].update({name: "" for name in rows[3] if name.startswith(MEASURED)}))
     find_runs([folder])
-    assert fl.export(folder, tmp_path / "b.pt", best=True).exists()
+    assert fl.export_model(folder, tmp_path / "b.pt", best=True).exists()
     assert simulate(replace(Config.read(folder), rounds=5), folder, True, data)["rounds"] == 5
 
 

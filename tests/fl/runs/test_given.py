@@ -9,7 +9,8 @@ from rounds import results
 from torch import nn
 
 import fl
-from fl.algorithms import FeMAMOptions, fedavg
+from fl.algorithms.fedavg import METHOD as fedavg
+from fl.algorithms.femam import FeMAMOptions
 from fl.base.errors import FLError
 from fl.data import load
 from fl.runs import checkpoint

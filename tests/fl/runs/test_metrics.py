@@ -3,7 +3,8 @@ from typing import get_args
 import pytest
 
 from fl import FLError
-from fl.algorithms import ALGORITHMS, fedavg
+from fl.algorithms import ALGORITHMS
+from fl.algorithms.fedavg import METHOD as fedavg
 from fl.algorithms.method import Method
 from fl.base.columns import Due
 from fl.runs.metrics import Metrics, best, checksums, evaluations_since_best, read

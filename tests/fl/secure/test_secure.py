@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from rounds import assert_same, play, played, row
 
 import surgery
-from fl.algorithms import FedMROptions, fedmr
+from fl.algorithms.fedmr import METHOD as fedmr
+from fl.algorithms.fedmr import FedMROptions
 from fl.algorithms.parts.secure_round import SecureRecombination, from_bytes, to_bytes
 from fl.base.errors import FLError
 from fl.base.rng import Rng

@@ -12,7 +12,8 @@ import yaml
 
 import fl
 from fl import Config, FLError
-from fl.algorithms import FedProxOptions, FeSEMOptions
+from fl.algorithms.fedprox import FedProxOptions
+from fl.algorithms.fesem import FeSEMOptions
 from fl.base.rng import Rng
 from fl.base.settings import Chosen
 from fl.data import Dataset, TextOptions
@@ -116,7 +117,10 @@ def test_replace__takes_mappings_for_some_settings_of_a_group():
     [
         ({"speed": 1}, "unknown setting speed"),
         ({"local_epoch": 1}, "did you mean local_epochs?"),
-        ({"partition": "iid", "alpha": 0.1}, "--alpha is for --partition dirichlet, dirichlet_mixture or dirichlet_sizes, not for iid"),
+        (
+            {"partition": "iid", "alpha": 0.1},
+            "--alpha is for --partition dirichlet, dirichlet_mixture or dirichlet_sizes, not for iid",
+        ),
         ({"fedprox": FedProxOptions()}, "--fedprox is for fedprox, which is not --algorithm fedmr"),
         ({"algorithm": "fedprox", "fedprox": FeSEMOptions()}, "fedprox takes FedProxOptions, got FeSEMOptions"),
         ({"privacy": FedProxOptions()}, "privacy takes Privacy, got FedProxOptions"),

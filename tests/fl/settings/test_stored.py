@@ -3,7 +3,9 @@
 import pytest
 
 from fl import ArchitectureOptions, AttackOptions, Config, Defence, FLError
-from fl.algorithms import FedMROptions, FedProxOptions, FeMAMOptions
+from fl.algorithms.fedmr import FedMROptions
+from fl.algorithms.fedprox import FedProxOptions
+from fl.algorithms.femam import FeMAMOptions
 from fl.data import TextOptions
 from fl.extensions.presence import PresenceOptions
 from fl.settings import Experiment
