@@ -9,7 +9,6 @@ import matplotlib.pyplot as plt
 
 import fl
 from fl.algorithms import ALGORITHMS
-from fl.algorithms.fedavg import METHOD as fedavg
 from fl.algorithms.method import Method
 
 
@@ -20,7 +19,7 @@ def heavy(fed: fl.Federation) -> fl.Algorithm:
         return {"global": {name: old[name] + step for name, step in steps.items()}, "steps": steps}
 
     start = {"global": fed.initial(), "steps": {name: 0 * tensor for name, tensor in fed.initial().items()}}
-    return replace(fedavg(fed), init=lambda: start, aggregate=aggregate)
+    return replace(ALGORITHMS["fedavg"](fed), init=lambda: start, aggregate=aggregate)
 
 
 ALGORITHMS["heavy"] = Method(heavy)

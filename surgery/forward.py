@@ -191,7 +191,7 @@ def _own_draws() -> Iterator[None]:
     torch's begin where no seed begins, so that it shows if the code sets one.
     """
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    devices = range(len(torch.cuda.default_generators)) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices):
         try:
             random.seed(0)

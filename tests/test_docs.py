@@ -33,8 +33,9 @@ import surgery
 import zoo
 from benchmarks.papers.recipes import RECIPES
 from fl.__main__ import COMMANDS
-from fl.algorithms import ALGORITHMS
+from fl.algorithms import ALGORITHMS, OPTIONS, SOURCES
 from fl.data import LOADERS
+from fl.partition import KINDS
 from fl.settings import Config, Experiment
 from fl.settings.command_line import parse
 from surgery.depth.sections import BLOCKS
@@ -48,7 +49,7 @@ TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in [*TOP, *(ROOT / "docs").rglob("*.md")]}
 PICTURES = runpy.run_path(str(ROOT / "docs/pictures.py"))["PICTURES"]
 METHODS = dict(ALGORITHMS)
-EXAMPLES = ("NAME", "slowmo", "squares", "mlp", "shorten")
+EXAMPLES = ("NAME", "slowmo", "my_slowmo:METHOD", "squares", "mlp", "shorten")
 """What stands in the pages for a file that a reader adds."""
 FENCES = re.compile(r"^```(\w+)\n(.*?)^```$(?:\n+```text\n(.*?)^```$)?", flags=re.DOTALL | re.MULTILINE)
 
@@ -79,7 +80,7 @@ def prose(text):
 @pytest.fixture
 def registered():
     """The methods that a page adds; they go away again, as does all else that it registers."""
-    tables = [ALGORITHMS, LOADERS, PRESETS, RULES, BLOCKS, METHODS_OF_MERGING]
+    tables = [ALGORITHMS, OPTIONS, SOURCES, KINDS, LOADERS, PRESETS, RULES, BLOCKS, METHODS_OF_MERGING]
     before = [dict(table) for table in tables]
     yield lambda: ALGORITHMS.keys() - before[0].keys()
     for table, content in zip(tables, before, strict=True):

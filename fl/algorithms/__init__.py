@@ -1,15 +1,13 @@
 """Federated methods, one file each, to be read next to its paper. To add one, add a file with a `METHOD`, or name a
-`Method` as an entry point of the group `layer_surgery.algorithms` in a package of your own.
+`Method` as an entry point of the group `layer_surgery.algorithms` in a package of your own; `--algorithm module:METHOD`
+takes one from any module.
 """
 
-import logging
-from collections.abc import Container
+from typing import Any
 
 from fl.algorithms.method import KINDS, Method
 from fl.base.errors import FLError
-from fl.base.plugins import declared, failed, installed, kind
-
-_log = logging.getLogger("fl")
+from fl.base.plugins import declared, find, kind, of_packages
 
 
 def _methods() -> dict[str, Method]:
@@ -18,31 +16,16 @@ def _methods() -> dict[str, Method]:
     for file, method in found.items():
         if method.name != file:
             raise FLError(f"{__name__}.{file}: METHOD has to be Method({file}, ...), with the function of that name")
-    found |= _of_packages(found)
+    found |= of_packages("algorithms", found, _checked)
     return dict(sorted(found.items(), key=lambda item: (KINDS.index(item[1].clients), item[0])))
 
 
-def _of_packages(taken: Container[str]) -> dict[str, Method]:
-    """The methods that installed packages have. One that cannot be had is left out with a warning, so that a broken
-    package stops nobody from using the others.
-    """
-    found = {}
-    for name, point in installed("algorithms").items():
-        try:
-            method = point.load()
-        except Exception as error:  # another package's code
-            wrong = f"cannot be loaded: {failed(error)}"
-        else:
-            if isinstance(method, Method) and method.name == name and name not in taken:
-                found[name] = method
-                continue
-            if isinstance(method, Method):
-                wrong = (
-                    "has the name of another method" if name in taken else f"is the method {method.name}: name it so"
-                )
-            else:
-                wrong = f"is {kind(method)}, not a Method"
-        _log.warning("warning: the method %s of an installed package (%s) is left out: it %s", name, point.value, wrong)
+def _checked(found: Any, name: str = "") -> Method:
+    """Return what a package or a module has if it is a method, of this name if one is given."""
+    if not isinstance(found, Method):
+        raise FLError(f"is {kind(found)}, not a Method")
+    if name not in ("", found.name):
+        raise FLError(f"is the method {found.name}: name it so")
     return found
 
 
@@ -51,6 +34,40 @@ ALGORITHMS: dict[str, Method] = _methods()
 
 OPTIONS = {name: method.options for name, method in ALGORITHMS.items() if method.options is not None}
 """From a method's name to the defaults of its options."""
+
+_INSTALLED = frozenset(ALGORITHMS)
+
+SOURCES: dict[str, str] = {}
+"""From the name of a method that was given by its import path to this path, which run folders keep."""
+
+
+def imported(path: str) -> Method:
+    """Import a method by its import path, `module:METHOD`, without adding it to `ALGORITHMS`.
+
+    Raises:
+        FLError: for a path of no method, or of one with the name of another method.
+
+    >>> imported("fl.algorithms.fedprox:METHOD").name
+    'fedprox'
+    """
+    found = find("algorithms", path)
+    try:
+        method = _checked(found)
+        known = ALGORITHMS.get(method.name, method)
+        if any(getattr(known.make, name) != getattr(method.make, name) for name in ("__module__", "__qualname__")):
+            raise FLError(f"has the name of another method, {method.name}: rename its function")
+    except FLError as wrong:
+        raise FLError(f"--algorithm {path} {wrong}") from None
+    return method
+
+
+def register(path: str, method: Method) -> None:
+    """Add a method to those there are, with the import path that it was given by, unless it is installed."""
+    if method.name in _INSTALLED:
+        return
+    ALGORITHMS[method.name], SOURCES[method.name] = method, path
+    if method.options is not None:
+        OPTIONS[method.name] = method.options
 
 
 def plain_name(name: str) -> str:

@@ -17,7 +17,7 @@ KINDS = ("global", "personalized", "heterogeneous")
 
 @dataclass(frozen=True)
 class Method:
-    """A federated method. To add one, add a file to this folder that calls it METHOD.
+    """A federated method. To add one, add a file to this folder that calls it METHOD, or give its import path.
 
     Attributes:
         make: (federation) or (federation, options) -> the algorithm. The function's name is the name of the method.

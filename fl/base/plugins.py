@@ -1,8 +1,9 @@
 """What extends this project: new files in its rooms, entry points of packages, objects by their import path."""
 
 import difflib
+import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
@@ -15,7 +16,8 @@ from typing import Any
 from fl.base.errors import FLError
 from surgery.errors import first_line
 
-GROUPS = {what: f"layer_surgery.{what}" for what in ("datasets", "models", "algorithms", "extensions")}
+GROUPS = {what: f"layer_surgery.{what}" for what in ("datasets", "models", "algorithms", "partitions", "extensions")}
+_log = logging.getLogger("fl")
 
 
 def declared(package: str, name: str, kind: type) -> dict[str, Any]:
@@ -54,6 +56,29 @@ def declared(package: str, name: str, kind: type) -> dict[str, Any]:
 def installed(what: str) -> dict[str, EntryPoint]:
     """List the entry points of one of `GROUPS` by their names, without loading them."""
     return {point.name: point for point in sorted(_entry_points().select(group=GROUPS[what]))}
+
+
+def of_packages(what: str, taken: Container[str], checked: Callable[[Any, str], Any]) -> dict[str, Any]:
+    """Load the entry points of one of `GROUPS`, by their names.
+
+    One that cannot be had is left out with a warning, so that a broken package stops nobody from using the others.
+
+    Args:
+        taken: names that are ours.
+        checked: (what an entry point stands for, its name) -> what to take for it; FLError with what is wrong.
+    """
+    result = {}
+    for name, point in installed(what).items():
+        try:
+            if name in taken:
+                raise FLError("has the name of another one")
+            result[name] = checked(point.load(), name)
+        except Exception as error:  # another package's code
+            said = str(error) if isinstance(error, FLError) else f"cannot be loaded: {failed(error)}"
+            _log.warning(
+                "warning: %s of an installed package (%s) is left out of the %s: it %s", name, point.value, what, said
+            )
+    return result
 
 
 @cache

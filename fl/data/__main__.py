@@ -18,8 +18,9 @@ from fl.base.settings import flag_in, number
 from fl.data import Dataset
 from fl.partition import Partition, counts
 from fl.settings import Config
-from fl.settings.flags import entries, flags_class, given
+from fl.settings.flags import entries, flags_class, given, named
 from fl.settings.help import command
+from fl.settings.places import partition_named
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ _LEFT_OUT = ("local_valid", "local_test")
 def look(argv: Sequence[str] | None) -> int:
     """Carry out the command."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    partition_named(named(argv, "partition"))
     every = {name: one for inside in entries(()).values() for name, one in inside.items()}
     names = [name for name in entries(())["data"] if name not in _LEFT_OUT]
     asked: Any = command(flags_class({"data": {name: every[name] for name in (*names, *_ALSO)}}, Look), "data", argv)

@@ -10,13 +10,15 @@ dirichlet_sizes.py     dirichlet_sizes: shares of all samples
 """
 
 from dataclasses import replace
+from functools import wraps
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from fl.base.errors import FLError
-from fl.base.plugins import declared
+from fl.base.plugins import declared, find, is_path, of_packages
+from fl.base.plugins import kind as kind_of
 from fl.base.settings import choice
 from fl.partition.kind import Kind, Partition, Task, counts
 from fl.partition.split import Parts, Split, Splits, hold_out
@@ -35,8 +37,41 @@ __all__ = [
     "overview",
 ]
 
-KINDS: dict[str, Kind] = declared("fl.partition", "KIND", Kind)
-"""Name -> what its file declares."""
+
+def _checked(found: Any, name: str = "") -> Kind:
+    """Return what a package or a module has if it is a way of dealing samples out; a function of a task is one."""
+    if isinstance(found, Kind):
+        return found
+    if not callable(found) or isinstance(found, type):
+        raise FLError(f"is {kind_of(found)}: name a Kind, or a function of a Task that returns a Partition")
+    return Kind(wraps(found)(lambda task, options: found(task)))
+
+
+def _kinds() -> dict[str, Kind]:
+    """Return the kinds of this folder's files, and those of packages."""
+    ours = declared("fl.partition", "KIND", Kind)
+    return ours | of_packages("partitions", ours, _checked)
+
+
+KINDS: dict[str, Kind] = _kinds()
+"""Name -> what its file, or a package, declares. One that was given by its import path has this path as its name."""
+
+
+def imported(path: str) -> Kind:
+    """Import a kind, or a function of a task, by its import path, without adding it to `KINDS`.
+
+    Raises:
+        FLError: for a path of neither.
+
+    >>> imported("fl.partition.unlabelled:KIND")
+    Traceback (most recent call last):
+    fl.base.errors.FLError: --partition fl.partition.unlabelled:KIND is a dict: name a Kind, or a function ...
+    """
+    found = find("partitions", path)
+    try:
+        return _checked(found)
+    except FLError as wrong:
+        raise FLError(f"--partition {path} {wrong}") from None
 
 
 def deal(
@@ -52,7 +87,7 @@ def deal(
 
     Args:
         labels: int64 [N]; [N, T] for text and float32 [N, D] for numbers, which only some kinds can deal out.
-        kind: one of `KINDS`.
+        kind: one of `KINDS`, or an import path.
         rng: the partition is a function of it and the other arguments.
         minimum: samples that every client must have.
         owners: the natural owner of each sample, int64 [N]; None for data without owners.
@@ -66,6 +101,8 @@ def deal(
     >>> [part.tolist() for part in parts]
     [[0, 1, 2], [3, 4], [5, 6]]
     """
+    if is_path(kind) and kind not in KINDS:
+        KINDS[kind] = imported(kind)
     choice("partition", [kind], KINDS)
     if labels.ndim > 1:
         check_text_kind(kind, "text has none" if not labels.is_floating_point() else "these are no classes")
@@ -75,14 +112,23 @@ def deal(
     if strange := options.keys() - {*chosen.reads}:
         raise TypeError(f"partition {kind} has no option {min(strange)!r}")
     settings = replace(chosen.options, **options) if options else chosen.options
-    return chosen.deal(Task(labels, owners, clients, minimum, rng), settings)
+    dealt = chosen.deal(Task(labels, owners, clients, minimum, rng), settings)
+    if not isinstance(dealt, Partition):
+        raise FLError(f"--partition {kind} returns {kind_of(dealt)}: let it return a Partition")
+    parts = Parts.of(dealt.parts)
+    strange = parts.samples[(parts.samples < 0) | (parts.samples >= len(labels))]
+    if len(parts) != clients or len(strange):
+        wrong = f"sample {strange[0]}" if len(strange) else f"{len(parts)} parts"
+        raise FLError(f"--partition {kind} makes {wrong} of {len(labels):,} samples for {clients:,} clients")
+    return dealt._replace(parts=parts)
 
 
 def check_text_kind(kind: str, why: str = "text has none") -> None:
     """Raise FLError for a partition that depends on class labels, which text and numbers to predict do not have."""
     if not KINDS[kind].text:
         able = ", ".join(name for name, one in KINDS.items() if one.text)
-        raise FLError(f"--partition {kind} depends on class labels, and {why}: choose {able}")
+        own = ", or make it a Kind(..., text=True) if it does not" * is_path(kind)
+        raise FLError(f"--partition {kind} depends on class labels, and {why}: choose {able}{own}")
 
 
 def overview() -> str:
@@ -93,4 +139,4 @@ def overview() -> str:
     """
     every = ", ".join(f"{name} ({kind.about})" if kind.about else name for name, kind in KINDS.items())
     *first, last = (name for name, kind in KINDS.items() if kind.text)
-    return f"{every}; text allows {', '.join(first)} and {last} only"
+    return f"{every}; your own: module:KIND; text allows {', '.join(first)} and {last} only"

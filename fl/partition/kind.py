@@ -49,7 +49,8 @@ class Kind:
     """A way of dealing samples out.
 
     To add one, add a file to this folder that calls it KIND: the file's name is its name on the command line. A file
-    with several has a dictionary from their names to them.
+    with several has a dictionary from their names to them. One outside is given by its import path, or is an entry
+    point of the group `layer_surgery.partitions`.
 
     Attributes:
         deal: (task, options) -> the partition. It raises FLError if the data cannot be dealt out like this.

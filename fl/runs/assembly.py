@@ -191,13 +191,18 @@ def resolve_inputs(config: Config, dataset: data.Dataset | None, model: custom_m
     return given_inputs(config, dataset, model).holding_out()
 
 
+def check_config(config: object) -> None:
+    """Raise FLError for what is not the settings of one run."""
+    if not isinstance(config, Config):
+        raise FLError(f"this takes an fl.Config, got {type(config).__name__}: fl.simulate_all trains an fl.Experiment")
+
+
 def given_inputs(config: Config, dataset: data.Dataset | None, model: custom_model.Model | None) -> Config:
     """Complete the settings of a run by what was given, and not found by name.
 
     Data that were changed since they were loaded are given.
     """
-    if not isinstance(config, Config):
-        raise FLError(f"this takes an fl.Config, got {type(config).__name__}: fl.simulate_all trains an fl.Experiment")
+    check_config(config)
     if not isinstance(dataset, data.Dataset | None):
         raise FLError(
             f"dataset is a {type(dataset).__name__}: give what fl.Dataset.from_arrays, from_torch or from_huggingface "

@@ -12,6 +12,7 @@ from fl.distributed import current
 from fl.federation.transport import Transport
 from fl.models.custom_model import Model
 from fl.runs import lock
+from fl.runs.assembly import check_config
 from fl.runs.lock import SETTINGS, open_run_folder
 from fl.runs.lockstep import check_ranks_agree
 from fl.runs.logs import logged, require
@@ -46,6 +47,7 @@ def opened(
     Raises:
         FLError: as `fl.simulate` does.
     """
+    check_config(config)
     require(config.evaluation.log)
     try:
         with open_run_folder(folder, resume), terminable() as ending:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fl.algorithms import methods_of
+from fl.algorithms import SOURCES, methods_of
 from fl.base.console import program
 from fl.base.errors import FLError
 from fl.runs.columns import columns, first_score
@@ -111,5 +111,6 @@ def _comparison(config: Config) -> str:
     except FLError:
         return ""
     changed = [one for one in config.changed() if not one.unread and one.name not in ("algorithm", "seed")]
-    given = [program("run"), "--algorithm", ",".join(methods), "--seeds", "0,1,2"]
+    paths = (SOURCES.get(name, name) for name in methods)
+    given = [program("run"), "--algorithm", ",".join(paths), "--seeds", "0,1,2"]
     return " ".join(given + words(changed))

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import yaml
 
-from fl.algorithms import ALGORITHMS, methods_of, plain_name
+from fl.algorithms import ALGORITHMS, SOURCES, methods_of
 from fl.algorithms.method import Method
 from fl.base.errors import FLError
 from fl.base.settings import (
@@ -40,7 +40,7 @@ from fl.settings.evaluation import EvaluationSettings
 from fl.settings.execution import ExecutionSettings
 from fl.settings.extensions import EXTENSIONS
 from fl.settings.model import ModelSettings
-from fl.settings.places import METHOD, OWN, PLACES, TOPICS
+from fl.settings.places import METHOD, OWN, PLACES, SOURCE, TOPICS, method_named, partition_named
 from fl.settings.topic import Topic
 from fl.settings.training import ClientSettings, LocalSettings
 
@@ -145,7 +145,7 @@ class Config:
 
     def _method(self, settings: dict[str, Any]) -> Chosen:
         """Take the method and its options out of settings by name."""
-        method = _chosen(self.method, settings.pop("algorithm", self.method), _options())
+        method = _chosen(self.method, method_named(settings.pop("algorithm", self.method)), _options())
         if method.name not in settings:
             return method
         return replace(method, options=options_of(method.name, settings.pop(method.name), method.options))
@@ -249,9 +249,11 @@ class Config:
             check_value(one)
 
     def check_recorded(self) -> None:
-        """Raise FLError for a value that a setting cannot have; the method, data and model need not be here."""
-        known = self.method.name in ALGORITHMS
-        (self if known else replace(self, method=Config.method)).check_values()
+        """Raise FLError for a value that a setting cannot have; method, partition, data and model need not be here."""
+        known = self if self.method.name in ALGORITHMS else replace(self, method=Config.method)
+        if known.data.partition.name not in KINDS:
+            known = replace(known, data=replace(known.data, partition=DataSettings.partition))
+        known.check_values()
         self.clients.cohort()
 
     def check_registered(self, folder: Path) -> None:
@@ -364,6 +366,8 @@ class Config:
                 for name in topic:
                     place = place.setdefault(name, {})
                 place[last] = plain(one.value)
+        if self.method.name in SOURCES:
+            result["method"][SOURCE] = SOURCES[self.method.name]
         return result
 
     @classmethod
@@ -407,8 +411,8 @@ def plain(value: Any) -> Any:
 
 def _partition(before: Chosen, settings: dict[str, Any]) -> Chosen:
     """Take the partition and its options out of settings by name."""
-    usual = {name: kind.options for name, kind in KINDS.items()}
-    partition = _chosen(before, settings.pop("partition", before), usual, shared=True)
+    asked = partition_named(settings.pop("partition", before))
+    partition = _chosen(before, asked, {name: kind.options for name, kind in KINDS.items()}, shared=True)
     known = () if partition.options is None else [one.name for one in fields(partition.options)]
     given = {name: settings.pop(name) for name in known if name in settings}
     given = {name: tuple(value) if isinstance(value, list) else as_plain(value) for name, value in given.items()}
@@ -423,7 +427,6 @@ def _chosen(before: Chosen, asked: Any, options: Mapping[str, Any], shared: bool
     """
     if isinstance(asked, Chosen):
         return asked
-    asked = plain_name(asked) if isinstance(asked, str) else asked
     usual = options.get(asked) if isinstance(asked, str) else None
     same = before.name == asked or (shared and usual is not None and type(before.options) is type(usual))
     return Chosen(asked, before.options if same else usual)

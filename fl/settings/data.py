@@ -8,6 +8,7 @@ import tyro
 
 from fl import data
 from fl.base.errors import FLError
+from fl.base.plugins import is_path
 from fl.base.settings import (
     Alternatives,
     AtLeast1,
@@ -121,9 +122,13 @@ class DataSettings(Topic):
         return deal(dataset.y, kind, clients, rng, minimum=self.min_samples, owners=owners, **given)
 
     def spread(self) -> str:
-        """Name the partition in a word.
+        """Name the partition in a word, one of a user's own by its function.
 
         >>> DataSettings().spread()
         'dirichlet0.5'
         """
-        return self.partition.name + KINDS[self.partition.name].word(self.partition.options)
+        name, kind = self.partition.name, KINDS.get(self.partition.name)
+        if is_path(name):
+            called = getattr(kind and kind.deal, "__name__", "")
+            name = called if called.isidentifier() else name.partition(":")[2]
+        return name + (kind.word(self.partition.options) if kind else "")

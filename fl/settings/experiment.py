@@ -8,13 +8,13 @@ from typing import Any
 
 import yaml
 
-from fl.algorithms import ALGORITHMS, plain_name
+from fl.algorithms import ALGORITHMS
 from fl.base.errors import FLError
 from fl.base.settings import as_plain
 from fl.models.architectures import ArchitectureOptions
 from fl.settings import stored
 from fl.settings.config import Config, options_of
-from fl.settings.places import METHOD
+from fl.settings.places import METHOD, method_named
 from zoo import ZooError
 
 _log = logging.getLogger("fl")
@@ -43,8 +43,7 @@ class Experiment:
     def __post_init__(self) -> None:
         names = (self.algorithms,) if isinstance(self.algorithms, str) else as_plain(self.algorithms)
         seeds = as_plain(list(self.seeds) if isinstance(self.seeds, range) else self.seeds)
-        plain = (plain_name(one) if isinstance(one, str) else one for one in names)
-        object.__setattr__(self, "algorithms", tuple(plain))
+        object.__setattr__(self, "algorithms", tuple(map(method_named, names)))
         object.__setattr__(self, "seeds", tuple(seeds) if isinstance(seeds, tuple | list) else (seeds,))
 
     @classmethod
@@ -64,10 +63,11 @@ class Experiment:
         for name, other in (("algorithm", "algorithms"), ("seed", "seeds")):
             if name in settings:
                 raise FLError(f"an experiment has several {other}: give {other}= in the place of {name}=")
+        changed = replace(self, **own)  # which adds methods by import paths to those there are
         options = dict(self.options)
         for name in [one for one in settings if one in ALGORITHMS]:
             options[name] = options_of(name, settings.pop(name), options.get(name, ALGORITHMS[name].options))
-        return replace(self, config=self.config.replace(**settings), options=options, **own)
+        return replace(changed, config=self.config.replace(**settings), options=options)
 
     def runs(self) -> list[Config]:
         """List the settings of each run, method by method."""

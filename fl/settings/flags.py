@@ -32,15 +32,15 @@ from fl.partition import KINDS
 from fl.settings.config import Config
 from fl.settings.experiment import Experiment
 from fl.settings.extensions import EXTENSIONS
-from fl.settings.places import OWN, TOPICS
+from fl.settings.places import OWN, TOPICS, partition_named
 
 
 def _about_methods() -> str:
     one, own, different = (", ".join(methods_of(kind)) for kind in METHOD_KINDS)
     return (
-        f"federated methods, comma-separated: one global model {one}; a personalized model for each client {own}; "
-        f"heterogeneous clients of different --architectures {different}. Several run on the same splits and are "
-        "compared"
+        f"federated methods, comma-separated, your own as module:METHOD: one global model {one}; a personalized model "
+        f"for each client {own}; heterogeneous clients of different --architectures {different}. Several run on the "
+        "same splits and are compared"
     )
 
 
@@ -145,6 +145,7 @@ def overridden(argv: Sequence[str], start: Experiment, quiet: bool = False) -> t
     flags = {flag_in(word) for word in argv}
     asked = named(argv, "algorithm")
     methods = start.algorithms if asked is None else Experiment(algorithms=tuple(asked.split(","))).algorithms
+    partition_named(named(argv, "partition"))  # before flags are made of the options of all partitions
     check_methods(flags, methods)
     values = parsed(flags_class(entries(methods)), argv, quiet, prog=program("run"))
     check_values(replace(values, algorithm=methods if asked else values.algorithm))

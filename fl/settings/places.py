@@ -1,9 +1,12 @@
 """Where a setting is: its topic and field, from its name on the command line. Flags are flat, settings are not."""
 
 from dataclasses import fields
+from typing import Any
 
+from fl import algorithms, partition
 from fl.algorithms import OPTIONS
 from fl.base.errors import FLError
+from fl.base.plugins import is_path, path_of
 from fl.base.settings import name_of
 from fl.partition import KINDS
 from fl.settings.data import DataSettings
@@ -35,24 +38,68 @@ METHOD = "fedmr"
 OWN = ("rounds", "patience", "seed")
 """Settings that are of no topic."""
 
+SOURCE = "from"
+"""Key of a method's import path in a file of settings; no option can be called so, which is a word of Python's own."""
+
 GROUPS = ("text", "architectures", "adapters")
 """Settings that are groups, whose flags begin with their names."""
 
 
+_TAKEN = frozenset({*PLACES, *OWN, *TOPICS, "algorithm", "method", "extensions"})
+"""What options of partitions, methods and extensions cannot be called."""
+
+
 def check_names() -> None:
     """Raise FLError for an option of a partition, a method or an extension that hides a setting."""
-    taken = {*PLACES, *OWN, *TOPICS, "algorithm", "method", "extensions"}
-    for kind, one in KINDS.items():
-        for name in one.reads:
-            others = {type(other.options) for other in KINDS.values() if name in other.reads}
-            if len(others) > 1 or name in taken or name == "name":
-                raise FLError(f"--partition {kind} cannot have an option {name!r}: that is another setting, rename it")
+    for name, kind in KINDS.items():
+        _check_partition(name, kind)
     for name in OPTIONS:
-        if name in taken:
+        if name in _TAKEN:
             raise FLError(f"a method with options cannot be called {name!r}, which is a setting already: rename it")
     for name in EXTENSIONS:
-        if name in taken or name in OPTIONS:
+        if name in _TAKEN or name in OPTIONS:
             raise FLError(f"an extension cannot be called {name!r}, which is a setting or a method already: rename it")
 
 
+def _check_partition(kind: str, one: partition.Kind) -> None:
+    for name in one.reads:
+        others = {type(other.options) for key, other in KINDS.items() if key != kind and name in other.reads}
+        if others - {type(one.options)} or name in _TAKEN or name == "name":
+            raise FLError(f"--partition {kind} cannot have an option {name!r}: that is another setting, rename it")
+
+
 check_names()
+
+
+def method_named(asked: Any) -> Any:
+    """Return the name of a method, as settings have it, from what a user calls it.
+
+    Papers write FedAvg+. An import path stands for the method that it names, which is added to those there are; one
+    that is no name is returned as it is.
+
+    Raises:
+        FLError: for an import path of no method, or of one whose name is taken.
+    """
+    if not isinstance(asked, str) or not is_path(asked):
+        return algorithms.plain_name(asked) if isinstance(asked, str) else asked
+    method = algorithms.imported(asked)
+    if method.options is not None and (method.name in _TAKEN or method.name in EXTENSIONS):
+        raise FLError(f"--algorithm {asked} is called {method.name}, as a setting is: rename its function")
+    algorithms.register(asked, method)
+    return method.name
+
+
+def partition_named(asked: Any) -> Any:
+    """Return the name of a partition, as settings have it, from its name, its import path or its function.
+
+    One of a user's own is added to those there are, by its import path.
+
+    Raises:
+        FLError: for an import path of no partition, and for options that are settings already.
+    """
+    path = path_of("partition", asked) if callable(asked) else asked
+    if isinstance(path, str) and is_path(path):
+        kind = partition.imported(path)
+        _check_partition(path, kind)
+        KINDS[path] = kind
+    return path

@@ -9,13 +9,14 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import Any
 
-from fl.algorithms import ALGORITHMS, plain_name
+from fl.algorithms import ALGORITHMS
 from fl.base.errors import FLError
 from fl.base.files import regular
-from fl.base.settings import Kind, described, flag_of, from_yaml
+from fl.base.settings import Chosen, Kind, described, flag_of, from_yaml
 from fl.partition import KINDS
+from fl.settings.data import DataSettings
 from fl.settings.extensions import EXTENSIONS
-from fl.settings.places import GROUPS, METHOD, OWN, PLACES, TOPICS
+from fl.settings.places import GROUPS, METHOD, OWN, PLACES, SOURCE, TOPICS, method_named, partition_named
 from zoo import ZooError
 from zoo.plain_yaml import read_yaml
 
@@ -74,10 +75,11 @@ def read(text: str, gone: bool = False) -> dict[str, Any]:
             found[name] = _typed(name, value)
     for name, section in later:  # of methods, and what nothing here knows
         try:
+            name, section = _method(name, section)
             usual = ALGORITHMS[name].options if name in ALGORITHMS else None
-            if usual is None:
+            if section and usual is None:
                 raise FLError("there are no such options")
-            found[name] = _filled(usual, section, name)
+            found |= {name: _filled(usual, section, name)} if section else {}
         except FLError as why:
             if name in found.get("algorithms", (METHOD,)) and name in ALGORITHMS:
                 raise
@@ -106,12 +108,32 @@ def _flat(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield from _alternative(name, value)
 
 
+def _method(name: str, section: Any) -> tuple[str, Any]:
+    """Return the name of a method and its options without the import path, by which it is found.
+
+    Raises FLError if it is not there, or is another one now.
+    """
+    if not isinstance(section, dict) or SOURCE not in section:
+        return method_named(name), section
+    if (there := method_named(section[SOURCE])) != name:
+        raise FLError(f"{section[SOURCE]} is {there} now")
+    return name, {option: one for option, one in section.items() if option != SOURCE}
+
+
 def _alternative(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Yield a setting, and where it is a partition with options these by themselves."""
-    if name == "partition" and isinstance(value, dict):
-        yield from ((name if option == "name" else option, one) for option, one in value.items())
-    else:
+    if name != "partition" or not isinstance(value, dict):
         yield name, value
+        return
+    kind = value.get("name", DataSettings.partition.name)
+    try:
+        if isinstance(kind, str) and partition_named(kind) not in KINDS:
+            raise FLError(f"there is no partition {kind} here")
+    except FLError as why:  # runs are also read where a module is no longer there
+        _log.warning("warning: the options of the partition %s are ignored (%s)", kind, why)
+        yield name, Chosen(kind)
+    else:
+        yield from ((name if option == "name" else option, one) for option, one in value.items())
 
 
 def _typed(name: str, value: Any) -> Any:
@@ -120,13 +142,13 @@ def _typed(name: str, value: Any) -> Any:
     field = next((one for one in fields(TOPICS[topic]) if one.name == inside), None) if topic else None
     options = {one.name: one.type for kind in KINDS.values() if kind.options for one in fields(kind.options)}
     if name == "partition":
-        return _value(str, value, name)
+        return value if isinstance(value, Chosen) else _value(str, value, name)
     if field is not None:
         return _filled(field.default, value, name) if is_dataclass(field.default) else _value(field.type, value, name)  # type: ignore[type-var]
     if name in EXTENSIONS:
         return _filled(EXTENSIONS[name].options, value, name)
     if name == "algorithms":
-        return tuple(map(plain_name, _value(tuple[str, ...], value, "algorithm")))
+        return tuple(map(method_named, _value(tuple[str, ...], value, "algorithm")))
     if name == "seeds":
         return _value(tuple[int, ...], value, name)
     if name in OWN:
@@ -217,6 +239,8 @@ def check_resumable(text: str) -> None:
     if "dataset" in values:  # outside of a topic
         raise FLError("an earlier version began this run: go on with that one, or start it again")
     for name, section in values.items():
+        if isinstance(section, dict) and SOURCE in section:
+            method_named(section[SOURCE])  # which says what is missing
         if isinstance(section, dict) and name not in (*TOPICS, *EXTENSIONS, *ALGORITHMS, *GROUPS, "method"):
             raise FLError(f"this run was made with {name}, which is not installed here: install it, and go on")
 

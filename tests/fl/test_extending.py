@@ -82,7 +82,7 @@ def halved(algorithm):
 EXTENSION = Extension(
     LateOptions(),
     needs=lambda options: {"changed_updates": "--late.clients"},
-    federation=lambda fed, config, rng: replace(fed, training=(*fed.training, Late(config.late.clients))),
+    federation=lambda fed, config, rng: replace(fed, training=(*fed.training, Late(config.extensions["late"].clients))),
     algorithm=lambda algorithm, config, rng: halved(algorithm),
     order=Order.SENDING,
     columns={"absent": Column(heading="absent")},
@@ -200,16 +200,61 @@ AT_START.append(draw)
 """What is added to files."""
 
 
+PACKAGE = {
+    **{name.rpartition("/")[2]: text for name, text in FILES.items()},
+    "__init__.py": "",
+    "net.py": """
+from torch import nn
+
+
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 2))
+""",
+    "table.py": """
+from stranger.stripes import load
+
+
+def stripes():
+    return load(None, False)
+""",
+}
+"""Files of a package outside of fl; `late` is a transform and a middleware."""
+POINTS = """
+[layer_surgery.extensions]
+late = stranger.late:EXTENSION
+
+[layer_surgery.algorithms]
+halfway = stranger.halfway:METHOD
+
+[layer_surgery.partitions]
+largest = stranger.largest:KIND
+broken = stranger.net:Net
+
+[layer_surgery.models]
+net = stranger.net:Net
+
+[layer_surgery.datasets]
+stripes = stranger.table:stripes
+"""
+
+
 @pytest.fixture
-def copied(tmp_path, monkeypatch):
-    """A function that imports `fl.run` of a copy of the package, which is all of fl that is imported meanwhile."""
-    shutil.copytree(ROOT / "fl", tmp_path / "fl")
+def fresh():
+    """A function that imports a module of fl, which is imported anew meanwhile."""
     before = {name: sys.modules.pop(name) for name in [*sys.modules] if name.split(".")[0] == "fl"}
-    monkeypatch.syspath_prepend(tmp_path)
-    yield lambda: import_module("fl.run")
-    for name in [name for name in sys.modules if name.split(".")[0] == "fl"]:
+    yield import_module
+    for name in [name for name in sys.modules if name.split(".")[0] in ("fl", "stranger")]:
         del sys.modules[name]
     sys.modules.update(before)
+
+
+@pytest.fixture
+def copied(tmp_path, monkeypatch, fresh):
+    """A function that imports `fl.run` of a copy of the package, which is all of fl that is imported meanwhile."""
+    shutil.copytree(ROOT / "fl", tmp_path / "fl")
+    monkeypatch.syspath_prepend(tmp_path)
+    return lambda: fresh("fl.run")
 
 
 @pytest.fixture
@@ -285,7 +330,7 @@ def test_each_is_one_new_file(extended, tmp_path, capsys, monkeypatch):
 
     for words in (
         "halfway has an objective of more than one model's logits, which it does not mask: leave --masked-loss out",
-        "all clients of fedavg,halfway have one model",
+        "fedavg gives all clients one model",
         "--first-share is for --partition largest, not for iid", "--halfway.share is for halfway",
         "scaffold sends no updates of a model that may be changed on their way: leave --late.clients out",
     ):  # fmt: skip
@@ -295,7 +340,8 @@ def test_each_is_one_new_file(extended, tmp_path, capsys, monkeypatch):
     settings = yaml.safe_load((folder / "config.yaml").read_text())
     assert settings["halfway"] == {"share": 0.25}
     assert settings["late"] == {"clients": 1}
-    assert (settings["dataset"], settings["partition"], settings["first_share"]) == ("stripes", "largest", 0.75)
+    assert settings["data"]["dataset"] == "stripes"
+    assert settings["data"]["partition"] == {"name": "largest", "first_share": 0.75}
     rows = list(csv.DictReader((folder / "halfway-seed0/metrics.csv").open()))
     assert [row["moved"] for row in rows] == ["0.25"] * 4
     assert [(row["absent"], row["dropped"]) for row in rows] == [("1.0", "1")] * 4
@@ -308,6 +354,62 @@ def test_each_is_one_new_file(extended, tmp_path, capsys, monkeypatch):
     assert [line["moved %"] for line in (fedavg, halfway)] == ["-", "25.00"]
     assert halfway["sure %"] == f"{100 * float(rows[-1]['certainty']):.2f}"
     assert (folder / "halfway-seed0/sizes.png").exists()
+
+
+@pytest.fixture
+def package(tmp_path):
+    """The package of a stranger, installed in a folder."""
+    (tmp_path / "stranger").mkdir()
+    for name, text in PACKAGE.items():
+        (tmp_path / "stranger" / name).write_text(text)
+    info = tmp_path / "stranger-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(POINTS)
+    return tmp_path
+
+
+def commands(folder):
+    """Return the command lines that train with all of the package, go on, and compare."""
+    flags = ["--clients", "4", "--participants", "2", "--rounds", "1", "--local-epochs", "1"]
+    flags += ["--algorithm", "halfway", "--halfway.share", "0.25", "--dataset", "stripes", "--model", "net"]
+    flags += ["--partition", "largest", "--first-share", "0.75", "--late.clients", "1"]
+    return (
+        ["fl.run", *flags, "--out", f"{folder}/runs", "--name", "mine"],
+        ["fl.run", "--resume", f"{folder}/runs/mine", "--rounds", "2"],
+        ["fl.compare", f"{folder}/runs", "--out", f"{folder}/c.png"],
+    )
+
+
+def check_package(folder, printed):
+    """Assert that what the commands have written is of all of the package."""
+    assert "\nhalfway " in printed
+    settings = yaml.safe_load((folder / "runs/mine/config.yaml").read_text())
+    assert settings["method"] == {"name": "halfway", "share": 0.25}
+    assert settings["data"]["partition"] == {"name": "largest", "first_share": 0.75}
+    assert (settings["late"], settings["data"]["dataset"]) == ({"clients": 1}, "stripes")
+    assert settings["model"]["name"] == "net"
+    rows = list(csv.DictReader((folder / "runs/mine/metrics.csv").open()))
+    assert [(row["moved"], row["absent"], row["dropped"]) for row in rows] == [("0.25", "1.0", "1")] * 2
+
+
+def test_a_package_of_a_stranger(package, fresh, monkeypatch, capsys):
+    """A transform, a middleware, a method, a partition, a model and a data set; they resume and compare."""
+    monkeypatch.syspath_prepend(package)
+    for module, *words in commands(package):
+        assert fresh(module).main(words) == 0
+    check_package(package, capsys.readouterr().out)
+
+
+@pytest.mark.slow
+def test_a_package_of_a_stranger_on_the_command_line(package):
+    path = {"PYTHONPATH": f"{package}:{ROOT}", "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+    for words in commands(package):
+        command = [sys.executable, "-m", *words]
+        ended = subprocess.run(command, cwd=package, env={**os.environ, **path}, capture_output=True, text=True)
+        assert ended.returncode == 0, ended.stderr
+        assert "broken of an installed package (stranger.net:Net) is left out of the partitions" in ended.stderr
+    check_package(package, ended.stdout)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import functools
+import importlib
 from pathlib import Path
 
 import pytest
@@ -32,11 +33,11 @@ from fl.settings.places import check_names
 ROOT = Path(__file__).parents[3]
 
 
-def test_what_methods_are_made_of_can_be_imported():
-    for name in ALGORITHMS:
-        assert getattr(algorithms, name) is ALGORITHMS[name]
-    for options in OPTIONS.values():
-        assert getattr(algorithms, type(options).__name__) is type(options)
+def test_a_method_s_file_is_its_module_and_has_its_options():
+    for name, method in ALGORITHMS.items():
+        module = importlib.import_module(f"fl.algorithms.{name}")
+        assert getattr(algorithms, name) is module
+        assert method is module.METHOD
 
 
 FOR_FEDERATIONS = {  # what a federation is made with, and what a method must be able to do there

@@ -5,15 +5,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from torch import nn
 
 import fl
+from fl import compare, run
+from fl.algorithms import ALGORITHMS, OPTIONS, SOURCES
 from fl.base.errors import FLError
 from fl.base.plugins import find
 from fl.data import is_custom, is_text
 from fl.data import load as load_data
 from fl.models import custom_model
+from fl.partition import KINDS, deal
 from fl.runs import checkpoint
 
 ROOT = Path(__file__).parents[3]
@@ -54,16 +59,98 @@ def three():
 number = 3
 """
 
+STRANGE = """
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from fl.algorithms.fedavg import fedavg
+from fl.algorithms.method import Method
+from fl.base.settings import Share
+from fl.partition.kind import Kind, Partition, together
+from fl.partition.split import Parts
+
+
+@dataclass(frozen=True)
+class CarefulOptions:
+    factor: Share = 0.5
+
+
+@dataclass(frozen=True)
+class SkewOptions:
+    skew: Share = 0.5
+
+
+@dataclass(frozen=True)
+class Hiding:
+    lr: Share = 0.5
+
+
+def careful(fed, options):
+    def aggregate(server, clients, update, rng):
+        before, mean = server["global"], fed.average(update.received, update.sizes)
+        return {"global": {name: t + options.factor * (mean[name] - t) for name, t in before.items()}}
+
+    return replace(fedavg(fed), aggregate=aggregate)
+
+
+def fedprox(fed):
+    return fedavg(fed)
+
+
+def privacy(fed, options):
+    return fedavg(fed)
+
+
+def first(task, options):
+    owners = np.arange(len(task.labels)) % (task.clients - 1) + 1
+    owners[: int(options.skew * len(owners))] = 0
+    return Partition(Parts.owned(owners, task.clients), together(task.clients))
+
+
+def evenly(task):
+    parts = torch.arange(len(task.labels)).chunk(task.clients)
+    return Partition(parts, together(task.clients))
+
+
+def listed(task):
+    return [torch.arange(len(task.labels))]
+
+
+def few(task):
+    return Partition([torch.arange(3)], together(1))
+
+
+def beyond(task):
+    return Partition([torch.arange(3), torch.tensor([len(task.labels)])], together(2))
+
+
+METHOD, TAKEN = Method(careful, CarefulOptions()), Method(fedprox)
+UNNAMED = Kind(lambda task, options: evenly(task))
+HIDING = Method(privacy, CarefulOptions())
+KIND, CLASH = Kind(first, SkewOptions(), word=lambda options: f"{options.skew:g}"), Kind(first, Hiding())
+"""
+
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
     (tmp_path / "my_own_module.py").write_text(MODULE)
     (tmp_path / "my_broken_module.py").write_text("import nothing_of_that_name")
     (tmp_path / "my_failing_module.py").write_text("\n1 / 0")
+    (tmp_path / "my_strange_module.py").write_text(STRANGE)
     monkeypatch.chdir(tmp_path)
-    path = list(sys.path)
+    path, tables = list(sys.path), [(table, dict(table)) for table in (ALGORITHMS, OPTIONS, SOURCES, KINDS)]
     yield "my_own_module"
     sys.path[:] = path
+    forget(tables)
+
+
+def forget(tables):
+    """Put tables back, and unload the modules."""
+    for table, before in tables:
+        table.clear()
+        table.update(before)
     for name in [name for name in sys.modules if name.startswith("my_")]:
         del sys.modules[name]
 
@@ -105,6 +192,96 @@ def test_a_run_by_import_path(module, tmp_path):
         fl.load_model("run")
 
 
+TINY = {"clients": 4, "participants": 2, "local_epochs": 1, "width": 0.1, "samples": 200}
+
+
+def test_a_method_and_a_partition_by_import_path(module, tmp_path, caplog):
+    before = [(table, dict(table)) for table in (ALGORITHMS, OPTIONS, SOURCES, KINDS)]
+    flags = [word for name, value in TINY.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    flags += ["--algorithm", "my_strange_module:METHOD", "--careful.factor", "0.25", "--rounds", "1"]
+    flags += ["--partition", "my_strange_module:KIND", "--skew", "0.6"]
+    config = run.parse(flags).one_run()
+    assert config.title() == "careful-digits-cnn-first0.6-seed0"
+    assert (config.method.name, config.method.options.factor) == ("careful", 0.25)
+    options = type(config.method.options)(0.25)
+    assert config == fl.Config.of(
+        algorithm="my_strange_module:METHOD", careful=options, partition="my_strange_module:KIND", skew=0.6, rounds=1,
+        **TINY,
+    )  # fmt: skip
+    fl.simulate(config, "run")
+    assert fl.build(config)[0].clients.train.sizes.tolist() == [120, 27, 27, 26]
+
+    forget(before)
+    assert fl.Config.read("run").to_yaml() == config.to_yaml()
+    assert fl.simulate(fl.Config.read("run").replace(rounds=2), "run", resume=True)["algorithm"] == "careful"
+
+    forget(before)
+    (tmp_path / "my_strange_module.py").unlink()
+    gone = fl.Config.read("run")
+    assert (gone.method.name, gone.method.options, gone.data.partition.name) == (
+        "careful", None, "my_strange_module:KIND",
+    )  # fmt: skip
+    assert "there is no module my_strange_module" in caplog.text
+    assert fl.load_model("run")
+    assert compare.main(["run", "--out", "c.png"]) == 0
+    with pytest.raises(FLError, match="there is no module my_strange_module"):
+        fl.simulate(gone, "run", resume=True)
+
+
+def test_several_methods_keep_the_paths_of_their_own(module):
+    asked = ("fedavg", "my_strange_module:METHOD")
+    several = fl.Experiment.of(algorithms=asked, **TINY)
+    several = several.replace(careful=type(OPTIONS["careful"])(0.25))
+    assert several.algorithms == ("fedavg", "careful")
+    assert several.replace(algorithms=asked, careful=several.options["careful"]) == several
+    text = several.to_yaml()
+    del ALGORITHMS["careful"], OPTIONS["careful"], SOURCES["careful"]
+    assert fl.Experiment.from_yaml(text).runs() == several.runs()
+    written = "algorithm: [fedavg, my_strange_module:METHOD]\npartition: my_strange_module:evenly\n"
+    read = fl.Experiment.from_yaml(written)
+    assert (read.algorithms, read.config.data.spread()) == (("fedavg", "careful"), "evenly")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"algorithm": "nowhere:METHOD"}, "--algorithm nowhere:METHOD: there is no module nowhere"),
+        ({"algorithm": "my_strange_module:METOD"}, "my_strange_module has no METOD; did you mean METHOD"),
+        ({"algorithm": "my_failing_module:METHOD"}, "my_failing_module cannot be imported: ZeroDivisionError"),
+        ({"algorithm": "my_strange_module:careful"}, "my_strange_module:careful is a function, not a Method"),
+        ({"algorithm": "my_strange_module:TAKEN"}, "TAKEN has the name of another method, fedprox"),
+        ({"algorithm": "my_strange_module:HIDING"}, "HIDING is called privacy, as a setting is"),
+        ({"partition": "nowhere:KIND"}, "--partition nowhere:KIND: there is no module nowhere"),
+        ({"partition": "my_strange_module:SkewOptions"}, "SkewOptions is a type: name a Kind"),
+        ({"partition": "my_strange_module:CLASH"}, "cannot have an option 'lr'"),
+        ({"partition": "my_strange_module:listed"}, "listed returns a list: let it return a Partition"),
+        ({"partition": "my_strange_module:few"}, "few makes 1 parts of 200 samples for 4 clients"),
+        ({"partition": "my_strange_module:beyond", "clients": 2}, "beyond makes sample 200 of 200 samples"),
+    ],
+)
+def test_what_is_no_method_or_partition_is_one_line(settings, said, module):
+    tables = [(table, dict(table)) for table in (ALGORITHMS, OPTIONS, SOURCES)]
+    with pytest.raises(FLError, match=said) as error:
+        fl.build(fl.Config.of(**{**TINY, **settings}))
+    assert "\n" not in str(error.value)
+    assert all(table == before for table, before in tables)
+
+
+def test_a_function_is_a_partition_also_from_python(module):
+    evenly = find("partitions", "my_strange_module:evenly")
+    config = fl.Config.of(partition=evenly, **TINY)
+    assert config.data.partition.name == "my_strange_module:evenly"
+    assert fl.Config.of(partition="my_strange_module:UNNAMED").data.spread() == "UNNAMED"
+    assert fl.build(config)[0].clients.train.sizes.tolist() == [50] * 4
+    parts, _ = deal(torch.zeros(9), "my_strange_module:evenly", 3, np.random.default_rng(0))
+    assert parts.sizes.tolist() == [3] * 3
+
+
+def test_a_method_of_ours_needs_no_path(module):
+    assert fl.Config.of(algorithm="fl.algorithms.fedprox:METHOD") == fl.Config.of(algorithm="fedprox")
+    assert "fedprox" not in SOURCES
+
+
 def test_what_a_colon_meant_it_still_means(module):
     assert is_text("text:notes.txt")
     assert not is_custom("text:notes")
@@ -139,8 +316,8 @@ def test_entry_points_of_packages(tmp_path):
     )  # fmt: skip
     assert not done.returncode, done.stderr
     assert "mine, seed 0: test accuracy" in done.stdout
-    assert "method broken of an installed package (my_package:nothing) is left out" in done.stderr
-    assert "method fedavg of an installed package (my_package:METHOD) is left out" in done.stderr
+    assert "broken of an installed package (my_package:nothing) is left out of the algorithms" in done.stderr
+    assert "fedavg of an installed package (my_package:METHOD) is left out of the algorithms" in done.stderr
     given = checkpoint.read_header(tmp_path / "runs/run")["given"]
     assert given["data"]["x"].startswith("float32")
     assert given["model"]["class"] == "MyNet"
