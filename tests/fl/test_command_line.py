@@ -19,7 +19,7 @@ from fl.base.console import as_called
 from fl.base.errors import FLError
 from fl.runs.summary import advice
 from fl.settings import Config, Experiment
-from fl.settings.command_line import Request, parse
+from fl.settings.command_line import parse
 
 ROOT = Path(__file__).parents[2]
 
@@ -153,7 +153,7 @@ def test_settings_come_from_a_file_and_flags_override_them(tmp_path):
     path.write_text("rounds: 7\nclients: {number: 3}\nlr: 0.5")
     assert parse(["--config", str(path)]).one_run() == Config.of(rounds=7, clients=3, lr=0.5)
     path.write_text("rounds: 7\nout: runs\nname: mine\n")  # as run folders of version 0.2 have it
-    assert parse(["--config", str(path)]) == Request(Experiment.alone(Config.of(rounds=7)))
+    assert parse(["--config", str(path)]).one_run() == Config.of(rounds=7)
     request = parse(["--config", str(path), "--name", "mine", "--out", "elsewhere"])
     assert (request.out, request.name, request.resume) == ("elsewhere", "mine", None)
 

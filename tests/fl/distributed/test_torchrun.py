@@ -1,7 +1,5 @@
 """Several processes give what one gives, whatever the method, the number of processes, and who holds how much."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from ranks import assert_equal, left, ran, simulate_all, tiny
@@ -15,7 +13,7 @@ FEDAVG = tiny("fedavg", local_valid=0.0, rounds=4)
 
 @pytest.mark.slow
 def test_a_run_goes_on_in_two_processes(tmp_path):
-    config = replace(FEDAVG, rounds=2)
+    config = FEDAVG.replace(rounds=2)
     simulate(config, tmp_path / "whole")
     simulate(config.replace(rounds=1), tmp_path / "run")
     assert ran(2, resumed, config, tmp_path / "run") == [0, 0]
@@ -25,12 +23,12 @@ def test_a_run_goes_on_in_two_processes(tmp_path):
 @pytest.mark.slow
 def test_a_cohort_smaller_than_the_ranks_and_one_that_is_resumed_elsewhere(tmp_path):
     """A single client on three ranks, and a run that goes from two ranks to one and to three."""
-    lonely = replace(FEDAVG, participants=1, rounds=2)
+    lonely = FEDAVG.replace(participants=1, rounds=2)
     configs = {"whole": FEDAVG, "lonely": lonely}
     simulate_all(0, configs, tmp_path / "one")
-    simulate(replace(FEDAVG, rounds=1), tmp_path / "whole")
-    assert ran(2, resumed, replace(FEDAVG, rounds=2), tmp_path / "whole") == [0, 0]
-    simulate(replace(FEDAVG, rounds=3), tmp_path / "whole", resume=True)
+    simulate(FEDAVG.replace(rounds=1), tmp_path / "whole")
+    assert ran(2, resumed, FEDAVG.replace(rounds=2), tmp_path / "whole") == [0, 0]
+    simulate(FEDAVG.replace(rounds=3), tmp_path / "whole", resume=True)
     assert ran(3, resumed, FEDAVG, tmp_path / "whole", {"lonely": lonely}) == [0, 0, 0]
     assert_equal(tmp_path / "one" / "whole", tmp_path / "whole")
     assert_equal(tmp_path / "one" / "lonely", tmp_path / "lonely")
@@ -46,7 +44,7 @@ def resumed(rank, config, folder, more=None):
 @pytest.mark.parametrize("backend", ["workers", "vmap", "auto"])
 def test_backends_that_train_clients_side_by_side(tmp_path, backend):
     """`vmap` computes with one kernel for all clients of a rank, so its bits depend on how many there are."""
-    config = replace(FEDAVG, backend=backend)
+    config = FEDAVG.replace(backend=backend)
     simulate(config, tmp_path / "one")
     assert ran(2, simulate_all, {"two": config}, tmp_path) == [0, 0]
     if backend == "workers":
@@ -62,8 +60,8 @@ def test_backends_that_train_clients_side_by_side(tmp_path, backend):
 @pytest.mark.slow
 def test_chunks_and_divergence_are_the_same_on_several_ranks(tmp_path):
     """Attacks and clips are in the runs of tests/fl/test_contract.py."""
-    chunked = replace(FEDAVG, max_parallel_clients=1, algorithm="fedmr")
-    configs = {"chunked": chunked, "diverging": replace(FEDAVG, lr=1e3, momentum=0.0, rounds=2)}
+    chunked = FEDAVG.replace(max_parallel_clients=1, algorithm="fedmr")
+    configs = {"chunked": chunked, "diverging": FEDAVG.replace(lr=1e3, momentum=0.0, rounds=2)}
     tolerant(0, configs, tmp_path / "1")
     assert ran(2, tolerant, configs, tmp_path / "2") == [0, 0]
     for name in configs:

@@ -1,7 +1,6 @@
 """Runs that begin from trained weights: what is taken of them, and what is refused."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -241,7 +240,7 @@ def test_a_run_keeps_what_it_began_with_and_resumes_without_the_file(cnn, tmp_pa
     path, state = cnn
     whole = TINY.replace(algorithm="fedavg", init=str(path))
     fl.simulate(whole, tmp_path / "whole")
-    fl.simulate(replace(whole, rounds=1), tmp_path / "stopped")
+    fl.simulate(whole.replace(rounds=1), tmp_path / "stopped")
     path.unlink()
     assert cli.main(["--resume", str(tmp_path / "stopped"), "--rounds", "2"]) == 0
     ends = [load_file(tmp_path / name / "checkpoint.safetensors") for name in ("whole", "stopped")]
@@ -255,9 +254,9 @@ def test_a_run_keeps_what_it_began_with_and_resumes_without_the_file(cnn, tmp_pa
         fl.simulate(whole, tmp_path / "new")
     assert not Path(tmp_path / "new").exists()
     with pytest.raises(FLError, match=r"--init .*cnn\.safetensors.* --init timm"):
-        load_initial_weights(tmp_path / "whole", replace(whole, init="timm"))
+        load_initial_weights(tmp_path / "whole", whole.replace(init="timm"))
     with pytest.raises(FLError, match=r"--init .*cnn\.safetensors.* no "):
-        load_initial_weights(tmp_path / "whole", replace(whole, init=None))
+        load_initial_weights(tmp_path / "whole", whole.replace(init=None))
     (tmp_path / "whole" / INITIAL).unlink()
     with pytest.raises(FLError, match="is gone"):
         load_initial_weights(tmp_path / "whole", whole)
