@@ -6,6 +6,7 @@ optimizer: Annotated[str, one_of("sgd", "adam")] = "sgd"
 momentum: Annotated[AtLeast0, OnlyWith("optimizer", "sgd")] = 0.9
 """
 
+import difflib
 import math
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
@@ -23,6 +24,7 @@ from fl.base.errors import FLError
 Kind = TypeVar("Kind")
 
 LARGEST = (2 - 2**-23) * 2.0**127  # of float32, in which models compute
+_MANY = 20  # names that nobody wants to read all of
 _WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", NoneType: "none"}
 
 
@@ -272,10 +274,19 @@ Sizes = Annotated[tuple[int, ...], several(int, "INT,...", empty="auto")]
 
 
 def choice(what: str, values: Iterable[str], valid: Container | Iterable) -> None:
-    """Raise FLError for the first value that is not valid."""
+    """Raise FLError for the first value that is not valid, with the valid ones, or the nearest of many.
+
+    >>> choice("--fruit", ["aple"], ["apple", "pear"])
+    Traceback (most recent call last):
+    fl.base.errors.FLError: unknown --fruit 'aple': did you mean apple? there are apple, pear
+    """
+    names = [*valid] if isinstance(valid, Iterable) else []
     for value in values:
-        if value not in valid:
-            raise FLError(f"unknown {what} {value!r}: there are {', '.join(valid)}")
+        if isinstance(value, str) and value in valid:
+            continue
+        near = difflib.get_close_matches(value, names, n=1) if isinstance(value, str) else []
+        hint, every = "".join(f"did you mean {one}? " for one in near), f"there are {', '.join(names)}"
+        raise FLError(f"unknown {what} {value!r}: {hint if near and len(names) > _MANY else hint + every}".rstrip())
 
 
 def types_of(kind: Any) -> tuple[tuple[Any, ...], bool]:

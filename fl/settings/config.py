@@ -114,7 +114,7 @@ class Config:
 
         Args:
             settings: such as dataset="cifar10", alpha=0.1, algorithm="fedprox", fedprox={"mu": 1.0},
-                privacy=fl.Privacy(clip=0.5), or a topic: local=LocalSettings(...).
+                privacy=fl.Privacy(clip=0.5), or some settings of a topic: local={"epochs": 1}. `check` looks at values.
 
         Raises:
             FLError: for a setting that there is not, and for an option of another partition or method.
@@ -127,6 +127,8 @@ class Config:
         A mapping replaces some settings of a group: `config.replace(privacy={"clip": 0.5})`. The options of a partition
         and of a method are the defaults where another one is chosen.
         """
+        for topic in [name for name in TOPICS if isinstance(settings.get(name), Mapping)]:
+            settings |= {stored.named_in(topic, name): value for name, value in settings.pop(topic).items()}
         own = {name: settings.pop(name) for name in [*settings] if name in OWN or isinstance(settings[name], Topic)}
         asked = {name: settings.pop(name) for name in [*settings] if name in EXTENSIONS}
         now = {name: self.extensions.get(name, EXTENSIONS[name].options) for name in asked}
@@ -435,11 +437,12 @@ def _chosen(before: Chosen, asked: Any, options: Mapping[str, Any], shared: bool
 def options_of(name: str, value: Any, now: Any) -> Any:
     """Return options in the place of those that a group has now; a mapping replaces some of them."""
     if isinstance(value, Mapping) and is_dataclass(now) and not isinstance(now, type):
-        if strange := value.keys() - {one.name for one in fields(now)}:
-            raise FLError(f"unknown setting {name}.{min(strange)}")
+        known = [one.name for one in fields(now)]
+        if strange := value.keys() - {*known}:
+            raise FLError(f"unknown setting {name}.{min(strange)}: there are {', '.join(known)}")
         return replace(now, **value)
     if not isinstance(value, type(now)):
-        raise FLError(f"{name} takes {type(now).__name__}, got {short(value)}")
+        raise FLError(f"{name} takes {type(now).__name__} or a mapping of some of its settings, got {short(value)}")
     return value
 
 
@@ -450,7 +453,7 @@ def _stray(name: str, partition: str, method: str) -> str:
         some = " or ".join(filter(None, (", ".join(able[:-1]), able[-1])))
         return f"--{flag} is for --partition {some}, not for {partition}: leave it out, or give --partition {some}"
     if name in ALGORITHMS:
-        return f"--{flag} is for {name}, which is not --algorithm {method}: leave it out, or give {name}"
+        return f"{name}= is for algorithm={name!r}, and this run is of {method}: leave it out, or take that method"
     if name in ("algorithms", "seeds"):
         return f"a Config is one run, and {name} are several: give them to fl.Experiment.of"
     return stored.unknown(name)

@@ -41,7 +41,7 @@ class Experiment:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        names = (self.algorithms,) if isinstance(self.algorithms, str) else as_plain(self.algorithms)
+        names = self.algorithms if isinstance(self.algorithms, tuple | list) else (self.algorithms,)
         seeds = as_plain(list(self.seeds) if isinstance(self.seeds, range) else self.seeds)
         object.__setattr__(self, "algorithms", tuple(map(method_named, names)))
         object.__setattr__(self, "seeds", tuple(seeds) if isinstance(seeds, tuple | list) else (seeds,))
@@ -74,7 +74,7 @@ class Experiment:
         return [self._run(name).replace(seed=seed) for name in self.algorithms for seed in self.seeds]
 
     def _run(self, name: str) -> Config:
-        own = {name: self.options[name]} if name in self.options else {}
+        own = {name: self.options[name]} if isinstance(name, str) and name in self.options else {}
         return self.config.replace(algorithm=name, **own)
 
     def as_read(self) -> "Experiment":

@@ -99,7 +99,9 @@ def entries(methods: Iterable[str], topics: Collection[str] = tuple(TOPICS)) -> 
             for each in KINDS.values() if chosen else ():
                 for option in fields(each.options) if each.options is not None else ():
                     inside.setdefault(option.name, Entry(type(each.options), option, option.default))
-    found["rounds"] = {one.name: Entry(Config, one, one.default) for one in fields(Config) if one.name in OWN[:-1]}
+    found["rounds"] = {
+        one.name: Entry(Config, one, one.default) for one in fields(Config) if one.name in OWN and one.name != "seed"
+    }
     found["methods"] = {name: _group(name, OPTIONS[name]) for name in methods if name in OPTIONS}
     found["extensions"] = {name: _group(name, one.options, Rare()) for name, one in EXTENSIONS.items()}
     return found

@@ -1,13 +1,18 @@
-"""Where a setting is: its topic and field, from its name on the command line. Flags are flat, settings are not."""
+"""Where a setting is: its topic and field, from its name on the command line. Flags are flat, settings are not.
 
-from dataclasses import fields
+A new setting is a field of its topic, or a field that is a dataclass of several; nothing else names it. One of no topic
+is a field of `fl.Config`, and stands in `OWN`.
+"""
+
+from dataclasses import fields, is_dataclass
+from reprlib import repr as short
 from typing import Any
 
 from fl import algorithms, partition
 from fl.algorithms import OPTIONS
 from fl.base.errors import FLError
 from fl.base.plugins import is_path, path_of
-from fl.base.settings import name_of
+from fl.base.settings import Chosen, name_of
 from fl.partition import KINDS
 from fl.settings.data import DataSettings
 from fl.settings.evaluation import EvaluationSettings
@@ -35,14 +40,19 @@ PLACES: dict[str, tuple[str, str]] = {
 METHOD = "fedmr"
 """The method of a run that names none."""
 
-OWN = ("rounds", "patience", "seed")
-"""Settings that are of no topic."""
+OWN: dict[str, Any] = {"rounds": int, "patience": int, "seed": int}
+"""From settings of no topic, which are fields of `fl.Config`, to their types."""
 
 SOURCE = "from"
 """Key of a method's import path in a file of settings; no option can be called so, which is a word of Python's own."""
 
-GROUPS = ("text", "architectures", "adapters")
-"""Settings that are groups, whose flags begin with their names."""
+GROUPS = tuple(
+    name_of(field)
+    for kind in TOPICS.values()
+    for field in fields(kind)
+    if is_dataclass(field.default) and not isinstance(field.default, Chosen)
+)
+"""Settings of topics that are groups, whose flags begin with their names."""
 
 
 _TAKEN = frozenset({*PLACES, *OWN, *TOPICS, "algorithm", "method", "extensions"})
@@ -74,14 +84,17 @@ check_names()
 def method_named(asked: Any) -> Any:
     """Return the name of a method, as settings have it, from what a user calls it.
 
-    Papers write FedAvg+. An import path stands for the method that it names, which is added to those there are; one
-    that is no name is returned as it is.
+    Papers write FedAvg+. An import path stands for the method that it names, which is added to those there are.
 
     Raises:
-        FLError: for an import path of no method, or of one whose name is taken.
+        FLError: for what is no name, and an import path of no method, or of one whose name is taken.
     """
-    if not isinstance(asked, str) or not is_path(asked):
-        return algorithms.plain_name(asked) if isinstance(asked, str) else asked
+    if isinstance(asked, Chosen):
+        return asked
+    if not isinstance(asked, str):
+        raise FLError(f"unknown --algorithm {short(asked)}: give a name, or an import path such as my_module:METHOD")
+    if not is_path(asked):
+        return algorithms.plain_name(asked)
     method = algorithms.imported(asked)
     if method.options is not None and (method.name in _TAKEN or method.name in EXTENSIONS):
         raise FLError(f"--algorithm {asked} is called {method.name}, as a setting is: rename its function")

@@ -69,8 +69,10 @@ def read(text: str, gone: bool = False) -> dict[str, Any]:
     for name, value in _flat(values):
         if name in ALGORITHMS or (isinstance(value, dict) and name not in (*GROUPS, *EXTENSIONS)):
             later.append((name, value))
-        elif name in found and isinstance(value, dict):  # presence, which settings of an earlier version are, too
+        elif name in _MOVED.values() and name in found:  # settings of an earlier version are this group, one by one
             found[name] = _filled(found[name], value, name)
+        elif name in found:
+            raise FLError(f"{name} is there twice: leave one of them out")
         else:
             found[name] = _typed(name, value)
     for name, section in later:  # of methods, and what nothing here knows
@@ -78,34 +80,61 @@ def read(text: str, gone: bool = False) -> dict[str, Any]:
             name, section = _method(name, section)
             usual = ALGORITHMS[name].options if name in ALGORITHMS else None
             if section and usual is None:
-                raise FLError("there are no such options")
+                raise FLError(f"{name} has no options")
+            if section and name in found:
+                raise FLError(f"the options of {name} are there twice: leave one section out")
             found |= {name: _filled(usual, section, name)} if section else {}
         except FLError as why:
             if name in found.get("algorithms", (METHOD,)) and name in ALGORITHMS:
                 raise
+            if not gone and name not in ALGORITHMS:  # of a file that somebody writes, and no record of a run
+                raise FLError(unknown(name)) from None
             _log.warning("warning: section %s is ignored, since this run does not read it (%s)", name, why)
     return found
 
 
+def named_in(topic: str, inside: str) -> str:
+    """Return the name that a setting of a topic has outside of it. Raises FLError if the topic has none such.
+
+    >>> named_in("local", "epochs")
+    'local_epochs'
+    """
+    known = {place: name for name, (of, place) in PLACES.items() if of == topic}
+    if inside in known:
+        return known[inside]
+    if inside in PLACES:
+        raise FLError(f"unknown setting {topic}.{inside}: it is {'.'.join(PLACES[inside])}")
+    if any(inside in one.reads for one in KINDS.values()):
+        raise FLError(f"unknown setting {topic}.{inside}: it stands beside the name in data.partition")
+    raise FLError(said_of(flag_of(str(inside))) or f"unknown setting {topic}.{inside}{_near(inside, known)}")
+
+
 def _flat(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the settings of a file by the names that they have outside of topics; groups are mappings."""
-    names = {place: name for name, place in PLACES.items()}
     for name, value in values.items():
         if name in TOPICS and isinstance(value, dict):
             for inside, one in value.items():
-                yield from _alternative(names.get((name, inside), f"{name}.{inside}"), one)
+                yield from _alternative(named_in(name, inside), one)
+        elif name in TOPICS and name not in PLACES:
+            raise FLError(f"{name} is a topic, with settings in it: {name}: {{{next(iter(_fields_of(name)))}: ...}}")
         elif name == "method" and isinstance(value, dict):
             if "name" not in value:
                 raise FLError("method has no name: give one")
             own = {option: one for option, one in value.items() if option != "name"}
             yield "algorithms", value["name"]
             yield from [(value["name"], own)] * bool(own)
+        elif name == "method":
+            raise FLError(f"method cannot be {short(value)}: write method: {{name: {value}}}, or algorithm: {value}")
         elif name in ("algorithm", "seed", "seeds"):
             yield {"algorithm": "algorithms", "seed": "seeds"}.get(name, name), value
         elif name in _MOVED:
             yield _MOVED[name], {name: value}
         elif name not in _COMMAND:
             yield from _alternative(name, value)
+
+
+def _fields_of(topic: str) -> list[str]:
+    return [one.name for one in fields(TOPICS[topic])]
 
 
 def _method(name: str, section: Any) -> tuple[str, Any]:
@@ -152,7 +181,7 @@ def _typed(name: str, value: Any) -> Any:
     if name == "seeds":
         return _value(tuple[int, ...], value, name)
     if name in OWN:
-        return _value(int, value, name)
+        return _value(OWN[name], value, name)
     if name in options:
         return _value(options[name], value, name)
     raise FLError(unknown(name))
@@ -180,7 +209,9 @@ def _value(kind: Any, value: Any, name: str) -> Any:
 def unknown(name: str) -> str:
     """Say of a setting that there is not what it is called now, or what it may be meant to be."""
     options = [option for one in KINDS.values() for option in one.reads]
-    near = _near(name, (*PLACES, *OWN, "algorithm", *options, *EXTENSIONS))
+    if name == "extensions":
+        return "extensions stand by their names, outside of other sections: privacy: {clip: 0.5}"
+    near = _near(name, (*PLACES, *OWN, *TOPICS, "algorithm", *options, *EXTENSIONS))
     return said_of(flag_of(str(name))) or f"unknown setting {name}{near}"
 
 
@@ -190,9 +221,12 @@ def _near(name: Any, known: Iterable[str]) -> str:
 
 
 def _mapping(text: str) -> dict[str, Any]:
-    values = read_yaml(text)
+    try:
+        values = read_yaml(text)
+    except ZooError as error:
+        raise FLError(str(error)) from None
     if not isinstance(values, dict):
-        raise FLError("it is not a mapping")
+        raise FLError("it has no settings: write lines such as `rounds: 10`, or sections of such lines")
     return values
 
 

@@ -23,7 +23,7 @@ COMMANDS = {
     "export": export, "fl": main, "surgery": surgery.__main__.main, "zoo": zoo.__main__.main,
 }  # fmt: skip
 REFUSED = [
-    ("run --algorithm fedavgg", "unknown --algorithm 'fedavgg': there are clusamp, fedadagrad, "),
+    ("run --algorithm fedavgg", "unknown --algorithm 'fedavgg': did you mean fedavg?"),
     ("run --algorithm nope --help", "unknown --algorithm 'nope'"),
     ("run --algorithm fedavg,fedavg", "only once"),
     ("run --algorithm indep --fedmr.secure 3", "--fedmr.secure is for fedmr"),
@@ -61,7 +61,7 @@ REFUSED = [
     ("run --fedmr.unit block", "no residual blocks"),
     ("run --resume /nowhere", "no config.yaml"),
     *((f"{command} {flags}", message) for command in ("run", "data") for flags, message in (
-        ("--partition iid --alpha 0.1", "or dirichlet_mixture or dirichlet_sizes, not for iid"),
+        ("--partition iid --alpha 0.1", "dirichlet_mixture or dirichlet_sizes, not for iid"),
         ("--partition dirichlet --unequal", "--unequal is for --partition iid, not for dirichlet"),
         ("--partition iid --cluster-classes 2", "--cluster-classes is for --partition clusters"),
     )),

@@ -12,6 +12,7 @@ import yaml
 
 import fl
 from fl import Config, FLError
+from fl.algorithms import ALGORITHMS
 from fl.algorithms.fedprox import FedProxOptions
 from fl.algorithms.fesem import FeSEMOptions
 from fl.base.rng import Rng
@@ -121,9 +122,15 @@ def test_replace__takes_mappings_for_some_settings_of_a_group():
             {"partition": "iid", "alpha": 0.1},
             "--alpha is for --partition dirichlet, dirichlet_mixture or dirichlet_sizes, not for iid",
         ),
-        ({"fedprox": FedProxOptions()}, "--fedprox is for fedprox, which is not --algorithm fedmr"),
-        ({"algorithm": "fedprox", "fedprox": FeSEMOptions()}, "fedprox takes FedProxOptions, got FeSEMOptions"),
-        ({"privacy": FedProxOptions()}, "privacy takes Privacy, got FedProxOptions"),
+        ({"fedprox": FedProxOptions()}, "fedprox= is for algorithm='fedprox', and this run is of fedmr"),
+        (
+            {"algorithm": "fedprox", "fedprox": FeSEMOptions()},
+            "fedprox takes FedProxOptions or a mapping of some of its settings, got FeSEMOptions",
+        ),
+        (
+            {"privacy": FedProxOptions()},
+            "privacy takes Privacy or a mapping of some of its settings, got FedProxOptions",
+        ),
         ({"seeds": (0, 1)}, "fl.Experiment.of"),
         ({"chunk": 2}, "--chunk is now --max-parallel-clients"),
     ],
@@ -131,6 +138,47 @@ def test_replace__takes_mappings_for_some_settings_of_a_group():
 def test_of__names_what_it_does_not_know(given, said):
     with pytest.raises(FLError, match=re.escape(said)):
         Config.of(**given)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("locl: {lr: 0.9}", "unknown setting locl: did you mean local?"),
+        ("privcy: {clip: 0.5}", "unknown setting privcy: did you mean privacy?"),
+        ("extensions: {privacy: {clip: 0.5}}", "outside of other sections"),
+        ("local: {epoch: 1}", "unknown setting local.epoch: did you mean epochs?"),
+        ("local: {local_epochs: 1}", "it is local.epochs"),
+        ("model: {lr: 1.0}", "it is local.lr"),
+        ("data: {alpha: 1.0}", "beside the name in data.partition"),
+        ("data: 3", "data is a topic"),
+        ("method: fedavg", "algorithm: fedavg"),
+        ("method: {name: fedavg, mu: 0.1}", "fedavg has no options"),
+        ("lr: 0.1\nlocal: {lr: 0.2}", "lr is there twice"),
+        ("algorithm: fedavg\nmethod: {name: fedprox}", "algorithms is there twice"),
+        ("seeds: [0]\nseed: 3", "seeds is there twice"),
+        ("method: {name: fedprox, mu: 0.1}\nfedprox: {mu: 0.2}", "fedprox are there twice"),
+        ("", "it has no settings"),
+        ("lr: [0.1", "not YAML"),
+    ],
+)
+def test_from_yaml__names_what_is_not_as_meant(text, said):
+    for kind in (Config, Experiment):
+        with pytest.raises(FLError, match=re.escape(said)):
+            kind.from_yaml(text)
+
+
+def test_of__takes_some_settings_of_a_topic_as_a_mapping():
+    assert Config.of(local={"epochs": 1}, clients={"number": 3}) == Config.of(local_epochs=1, clients=3)
+    with pytest.raises(FLError, match=r"it is local\.lr"):
+        Config.of(data={"lr": 1.0})
+
+
+@pytest.mark.parametrize("algorithm", [{"name": "fedprox"}, ALGORITHMS["fedavg"], ["fedavg"], None, "fedvag"])
+def test_check__refuses_what_is_no_name_of_a_method(algorithm):
+    with pytest.raises(FLError, match="unknown --algorithm"):
+        Config.of(algorithm=algorithm).check()
+    with pytest.raises(FLError, match="unknown --algorithm"):
+        Experiment.of(algorithms=(algorithm,)).check()
 
 
 @pytest.mark.parametrize("given", [{"momentum": 0.1, "optimizer": "adam"}, {"text": TextOptions(length=3)}])
@@ -192,14 +240,21 @@ def test_settings_on_disk_are_those_that_the_run_reads():
     assert yaml.safe_load(Config.of(algorithm="fedprox").to_yaml())["method"] == {"name": "fedprox", "mu": 0.01}
 
 
-@pytest.mark.parametrize("section", ["fedgone: {beta: 0.9}", "fedprox: {renamed: 1}", "fedprox: {mu: text}"])
-def test_a_section_that_the_run_does_not_read_is_ignored_with_a_line(section, caplog):
+@pytest.mark.parametrize("section", ["fedprox: {renamed: 1}", "fedprox: {mu: text}"])
+def test_a_section_of_a_method_that_is_not_run_is_ignored_with_a_line(section, caplog):
     assert Config.from_yaml(f"algorithm: fedavg\n{section}") == Config.of(algorithm="fedavg")
     (said,) = caplog.messages
-    assert said.startswith("warning: ")
-    assert section.partition(":")[0] in said
+    assert said.startswith("warning: section fedprox is ignored")
     with pytest.raises(FLError, match=r"unknown setting fedprox\.renamed"):
         Config.from_yaml("algorithm: fedprox\nfedprox: {renamed: 1}")
+
+
+def test_a_run_whose_method_is_gone_is_read(tmp_path, caplog):
+    (tmp_path / "config.yaml").write_text("method: {name: fedgone, beta: 0.9}\nlocal: {lr: 0.5}")
+    assert Config.read(tmp_path).local.lr == 0.5
+    assert "fedgone" in caplog.messages[0]
+    with pytest.raises(FLError, match="fedgone"):
+        Config.read(tmp_path).check()
 
 
 @pytest.mark.parametrize(
