@@ -73,8 +73,7 @@ def group(runs: Sequence[RecordedRun]) -> dict[str, list[RecordedRun]]:
 
     Raises FLError for two runs with the same label and seed.
     """
-    asked = sorted({name for run in runs for name in run.config.extensions})
-    tables = [run.config.compared(asked) for run in runs]
+    tables = [run.config.compared() for run in runs]
     values: dict[str, set] = {}
     for settings in tables:
         for name, value in settings.items():

@@ -397,6 +397,8 @@ def check_values(settings: Any, group: str = "") -> None:
 def check_value(setting: "Setting") -> None:
     """Raise FLError for a value that a setting cannot have."""
     field, value, flag = setting.field, setting.value, setting.flag
+    if is_dataclass(field.default) and not isinstance(field.default, Chosen):  # of a group, which has its own settings
+        raise FLError(f"--{flag} takes {type(field.default).__name__}, got {value!r}")
     for several in marks(field, Alternatives):
         choice(f"--{flag}", [value], several.options())
     kinds, _ = types_of(field.type)
@@ -474,7 +476,7 @@ def settings_of(settings: Any, group: str = "", path: tuple[str, ...] = (), why:
             if value.options is not None:
                 (several,) = marks(field, Alternatives)
                 yield from settings_of(value.options, value.name if several.prefixed else group, here, why)
-        elif is_dataclass(value):
+        elif is_dataclass(value) and isinstance(value, type(field.default)):
             whole = settings.group_unread(field.name) if hasattr(settings, "group_unread") else ""
             yield from settings_of(value, field.name, here, whole)
         else:

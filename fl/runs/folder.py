@@ -31,6 +31,7 @@ from fl.models.init import Start, maker
 from fl.runs import checkpoint, metrics
 from fl.settings import Config, stored
 from fl.settings.config import RESUMABLE, plain
+from fl.settings.extensions import EXTENSIONS
 from surgery.files.whole import is_plain
 from zoo import Spec
 
@@ -72,9 +73,10 @@ def check_intact(folder: Path, config: Config, table: bool = True) -> None:
     """
     header = checkpoint.read_header(folder)
     try:
-        before_now = stored.flags(header["settings"])
+        saved = stored.flags(header["settings"])
+        neutral = {one.flag: plain(one.value) for one in Config().settings() if one.group in EXTENSIONS}
         for flag, value in fixed(config).items():
-            if (before := before_now.get(flag, value)) != value:
+            if (before := saved.get(flag, neutral.get(flag, value))) != value:
                 was, now = (written(tuple(v) if isinstance(v, list) else v) for v in (before, value))
                 why = " (--keep-best and --patience compare the evaluations of all rounds)" * (flag == "eval-every")
                 flag = {"seed": "seeds"}.get(flag, flag)

@@ -9,8 +9,10 @@ from pathlib import Path
 from fl.base.errors import FLError
 from fl.base.settings import flag_in, written
 from fl.engine.optimizers import SCHEDULES
+from fl.partition import KINDS
 from fl.settings import Config, Experiment
 from fl.settings.config import RESUMABLE
+from fl.settings.extensions import EXTENSIONS
 from fl.settings.flags import Command, named, overridden
 from fl.settings.help import asked, settings_page
 from fl.settings.recipes import RECIPES, Recipe
@@ -86,7 +88,7 @@ def parse(argv: list[str], recipes: Mapping[str, Recipe] = RECIPES) -> Request:
             if setting.unread and setting.flag in flags:
                 raise FLError(setting.unread)
     if file is not None:
-        _warn_of_unread(file, experiment)
+        _warn_of_unread(file, start, experiment)
     experiment = experiment.as_read().holding_out("local-valid" in flags)
     return Request(experiment, values.out, values.name)
 
@@ -119,13 +121,20 @@ def _check_resumed(saved: Experiment, resumed: Experiment, flags: set[str], fold
                 f"--rounds cannot change: --lr-schedule {after.local.lr_schedule} depends on the number of rounds"
             )
         if after.fixes_rounds:
-            name = next(name for name in after.extensions)
+            name = next(name for name, one in after.extensions.items() if EXTENSIONS[name].fixes_rounds(one))
             raise FLError(f"--rounds cannot change: what --{name} does in which round was drawn among them")
 
 
-def _warn_of_unread(file: str, experiment: Experiment) -> None:
-    """Say which settings of a file no run reads."""
+def _warn_of_unread(file: str, start: Experiment, experiment: Experiment) -> None:
+    """Say which settings of a file no run reads.
+
+    Args:
+        start: as the file has it. experiment: with the flags beside the file.
+    """
     said = [one.unread for run in experiment.runs()[:1] for one in run.changed() if one.unread]
+    before, after = start.config.data.partition, experiment.config.data.partition
+    if before.name != after.name and before.options not in (after.options, KINDS[before.name].options):
+        said.append(f"it has options of --partition {before.name}, not of {after.name}")
     for name in experiment.options.keys() - set(experiment.algorithms):
         said.append(f"{name} is not in --algorithm {','.join(experiment.algorithms)}")
     for one in said:

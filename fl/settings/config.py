@@ -1,7 +1,7 @@
 """The settings of a run: nested by topic, checked, written as YAML and read again."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from fl.base.settings import (
     as_plain,
     as_read,
     check_value,
+    choice,
     flag_of,
     lowered_defaults,
     marks,
@@ -91,7 +92,7 @@ class Config:
     """determines the split, the initial weights, the sampling and the batches"""
     evaluation: EvaluationSettings = EvaluationSettings()
     execution: ExecutionSettings = ExecutionSettings()
-    extensions: Mapping[str, Any] = field(default_factory=dict)
+    extensions: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         for name in OWN:
@@ -129,7 +130,10 @@ class Config:
         """
         for topic in [name for name in TOPICS if isinstance(settings.get(name), Mapping)]:
             settings |= {stored.named_in(topic, name): value for name, value in settings.pop(topic).items()}
-        own = {name: settings.pop(name) for name in [*settings] if name in OWN or isinstance(settings[name], Topic)}
+        whole = [name for name in TOPICS if isinstance(settings.get(name), Topic)]
+        if wrong := [name for name in whole if not isinstance(settings[name], TOPICS[name])]:
+            raise FLError(f"{wrong[0]} takes {TOPICS[wrong[0]].__name__}, got {short(settings[wrong[0]])}")
+        own = {name: settings.pop(name) for name in [*settings] if name in (*OWN, *whole)}
         asked = {name: settings.pop(name) for name in [*settings] if name in EXTENSIONS}
         now = {name: self.extensions.get(name, EXTENSIONS[name].options) for name in asked}
         asked = {name: options_of(name, value, now[name]) for name, value in asked.items()}
@@ -148,14 +152,12 @@ class Config:
     def _method(self, settings: dict[str, Any]) -> Chosen:
         """Take the method and its options out of settings by name."""
         method = _chosen(self.method, method_named(settings.pop("algorithm", self.method)), _options())
-        if method.name not in settings:
+        if method.name not in settings or method.options is None:
             return method
         return replace(method, options=options_of(method.name, settings.pop(method.name), method.options))
 
     def settings(self) -> list[Setting]:
-        """List all settings of the run, each with why nothing reads it.
-
-        Those of extensions that it does not ask for are left out.
+        """List all settings of the run, each with why nothing reads it; those of extensions it does not ask for, too.
 
         >>> flags = {one.flag for one in Config.of(algorithm="fedavg").settings() if not one.unread}
         >>> "lr" in flags, "fedmr.segment-fraction" in flags, "betas" in flags
@@ -167,7 +169,8 @@ class Config:
         for one in fields(self):
             value = getattr(self, one.name)
             if one.name == "extensions":
-                for name, options in value.items():
+                neutral = {name: extension.options for name, extension in EXTENSIONS.items()}
+                for name, options in {**neutral, **value}.items():
                     yield from settings_of(options, name, (name,))
             elif one.name in TOPICS:
                 for setting in settings_of(value, "", (one.name,)):
@@ -192,22 +195,11 @@ class Config:
     def changed(self) -> list[Setting]:
         """List the settings whose values are not those of a run of this method that sets none."""
         usual = {one.flag: one.value for one in Config().replace(algorithm=self.method.name).settings()}
-        for name in self.extensions.keys() & EXTENSIONS.keys():
-            usual |= {one.flag: one.value for one in settings_of(EXTENSIONS[name].options, name)}
         return [one for one in self.settings() if one.value != usual.get(one.flag, one.field.default)]
 
-    def compared(self, extensions: Iterable[str] = ()) -> dict[str, Any]:
-        """Return the settings by name in which runs that are compared may differ, but the method and the seed.
-
-        Args:
-            extensions: whose settings are among them, also where the run does not ask for them.
-        """
-        every = [one for one in self.settings() if one.group not in self.extensions]
-        for name in sorted({*extensions, *self.extensions}):
-            usual = EXTENSIONS[name].options if name in EXTENSIONS else None
-            if (options := self.extensions.get(name, usual)) is not None:
-                every += settings_of(options, name)
-        return {one.name: one.value for one in every if not one.unread and one.name not in _SAME_RUN}
+    def compared(self) -> dict[str, Any]:
+        """Return the settings by name in which runs that are compared may differ, but the method and the seed."""
+        return {one.name: one.value for one in self.settings() if not one.unread and one.name not in _SAME_RUN}
 
     def as_read(self) -> "Config":
         """Replace each setting that nothing reads by its default."""
@@ -241,9 +233,17 @@ class Config:
         """Raise FLError for a value that a setting cannot have."""
         for name, kind in TOPICS.items():
             if not isinstance(value := getattr(self, name), kind):
-                raise FLError(
-                    f"{name} of a Config is a {kind.__name__}, got {value!r}: Config.of takes single settings"
-                )
+                raise FLError(f"{name} of a Config is a {kind.__name__}, got {value!r}: give settings to Config.of")
+        partitions = {name: kind.options for name, kind in KINDS.items()}
+        for name, chosen, known in (
+            ("algorithm", self.method, _options()),
+            ("partition", self.data.partition, partitions),
+        ):
+            if not isinstance(chosen, Chosen):
+                raise FLError(f"{name} of a Config is a Chosen, got {chosen!r}: give {name}= to Config.of")
+            choice(f"--{name}", [chosen.name], known)
+            if type(chosen.options) is not type(known[chosen.name]):
+                raise FLError(f"{chosen.name} takes {type(known[chosen.name]).__name__}, got {chosen.options!r}")
         for name in self.extensions:
             if name not in EXTENSIONS:
                 raise FLError(f"there is no extension {name!r}: there are {', '.join(EXTENSIONS)}")
@@ -360,8 +360,9 @@ class Config:
     def values(self) -> dict[str, Any]:
         """Return the settings that a run reads as plain mappings, nested by topic."""
         result: dict[str, Any] = {}
+        left_out = EXTENSIONS.keys() - self.extensions.keys()
         for one in self.settings():
-            if not one.unread:
+            if not one.unread and one.path[0] not in left_out:
                 path = (*one.path, "name") if marks(one.field, Alternatives) else one.path
                 *topic, last = path
                 place = result
@@ -389,7 +390,10 @@ class Config:
         values = stored.read(text, gone)
         methods, seeds = values.pop("algorithms", (METHOD,)), values.pop("seeds", (0,))
         if len(methods) != 1 or len(seeds) != 1:
-            raise FLError("it names several methods or seeds, which one run does not have")
+            raise FLError(
+                "it names several methods or seeds, and a Config is one run: read it as an fl.Experiment, or take the "
+                "folder of one of its runs"
+            )
         for name in values.keys() & ALGORITHMS.keys() - {*methods}:
             _log.warning("warning: section %s is ignored, since this run does not read it", name)
             del values[name]
@@ -417,8 +421,13 @@ def _partition(before: Chosen, settings: dict[str, Any]) -> Chosen:
     partition = _chosen(before, asked, {name: kind.options for name, kind in KINDS.items()}, shared=True)
     known = () if partition.options is None else [one.name for one in fields(partition.options)]
     given = {name: settings.pop(name) for name in known if name in settings}
-    given = {name: tuple(value) if isinstance(value, list) else as_plain(value) for name, value in given.items()}
+    given = {name: _tupled(value) for name, value in given.items()}
     return replace(partition, options=replace(partition.options, **given)) if given else partition
+
+
+def _tupled(value: Any) -> Any:
+    """Return Python's values of NumPy's, and a tuple in the place of a list, as settings have it."""
+    return tuple(as_plain(value)) if isinstance(value, list) else as_plain(value)
 
 
 def _chosen(before: Chosen, asked: Any, options: Mapping[str, Any], shared: bool = False) -> Chosen:
@@ -440,7 +449,7 @@ def options_of(name: str, value: Any, now: Any) -> Any:
         known = [one.name for one in fields(now)]
         if strange := value.keys() - {*known}:
             raise FLError(f"unknown setting {name}.{min(strange)}: there are {', '.join(known)}")
-        return replace(now, **value)
+        return replace(now, **{name: _tupled(one) for name, one in value.items()})
     if not isinstance(value, type(now)):
         raise FLError(f"{name} takes {type(now).__name__} or a mapping of some of its settings, got {short(value)}")
     return value

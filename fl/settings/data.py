@@ -70,7 +70,8 @@ class DataSettings(Topic):
 
     def group_unread(self, group: str) -> str:
         """Say why nothing reads a group of settings, see `fl.base.settings.settings_of`."""
-        return f"is for data sets of text, not for {self.dataset}: leave it out" * (not data.is_text(self.dataset))
+        text = isinstance(self.dataset, str) and data.is_text(self.dataset)
+        return "" if text else f"is for data sets of text, not for {self.dataset}: leave it out"
 
     def following(self, clients: int) -> "DataSettings":
         """Move numbers that nobody set into the limits that other settings leave them."""

@@ -65,7 +65,7 @@ class Experiment:
                 raise FLError(f"an experiment has several {other}: give {other}= in the place of {name}=")
         changed = replace(self, **own)  # which adds methods by import paths to those there are
         options = dict(self.options)
-        for name in [one for one in settings if one in ALGORITHMS]:
+        for name in [one for one in settings if one in ALGORITHMS and ALGORITHMS[one].options is not None]:
             options[name] = options_of(name, settings.pop(name), options.get(name, ALGORITHMS[name].options))
         return replace(changed, config=self.config.replace(**settings), options=options)
 
@@ -90,7 +90,7 @@ class Experiment:
         """Raise FLError for settings that do not go together in one of the runs, see `Config.check`."""
         if not self.algorithms or not self.seeds:
             raise FLError("give at least one --algorithm and one of --seeds")
-        if len(set(self.algorithms)) < len(self.algorithms) or len(set(self.seeds)) < len(self.seeds):
+        if any(several.count(one) > 1 for several in (self.algorithms, self.seeds) for one in several):
             raise FLError("--algorithm and --seeds: name each method and each seed only once")
         for one in self.runs():
             one.check()
@@ -118,7 +118,8 @@ class Experiment:
             method, _ = own.pop("method"), own.pop("seed")
             values |= {name: {**values.get(name, {}), **value} if isinstance(value, dict) else value
                        for name, value in own.items()}  # fmt: skip
-            values[method.pop("name")] = method
+            name = method.pop("name")
+            values |= {name: method} if method else {}
         return yaml.safe_dump({name: value for name, value in values.items() if value != {}}, sort_keys=False)
 
     @classmethod

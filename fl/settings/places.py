@@ -96,7 +96,7 @@ def method_named(asked: Any) -> Any:
     if not is_path(asked):
         return algorithms.plain_name(asked)
     method = algorithms.imported(asked)
-    if method.options is not None and (method.name in _TAKEN or method.name in EXTENSIONS):
+    if method.name in _TAKEN or method.name in EXTENSIONS:
         raise FLError(f"--algorithm {asked} is called {method.name}, as a setting is: rename its function")
     algorithms.register(asked, method)
     return method.name
@@ -111,6 +111,8 @@ def partition_named(asked: Any) -> Any:
         FLError: for an import path of no partition, and for options that are settings already.
     """
     path = path_of("partition", asked) if callable(asked) else asked
+    if not isinstance(path, str | Chosen | None):
+        raise FLError(f"unknown --partition {short(path)}: give a name, an import path or a function")
     if isinstance(path, str) and is_path(path):
         kind = partition.imported(path)
         _check_partition(path, kind)

@@ -64,6 +64,11 @@ def read(text: str, gone: bool = False) -> dict[str, Any]:
     values, names = _without_gone(_mapping(text))
     if names and not gone:
         raise FLError(f"{_are_gone(names)}; delete these lines")
+    for name in values.keys() & {*_COMMAND} if not gone else ():
+        if name in ("config", "resume"):
+            raise FLError(f"{name} is a flag, which no file of settings has")
+        if values[name] is not None:  # as files of version 0.2 have it
+            _log.warning("warning: %s is ignored: it is a flag of the command, --%s", name, name)
     found: dict[str, Any] = {}
     later = []
     for name, value in _flat(values):

@@ -162,6 +162,8 @@ def test_settings_come_from_a_file_and_flags_override_them(tmp_path):
     ("text", "flags", "said"),
     [
         ("rounds: 7\nspeed: 3\n", [], "unknown setting speed"),
+        ("resume: runs/a\n", [], "resume is a flag"),
+        ("config: b.yaml\n", [], "config is a flag"),
         ("[" * 9000, [], "not YAML"),
         (None, [], "cannot be read: No such file"),
         (Path("/dev/zero"), [], "is not a regular file"),

@@ -173,6 +173,44 @@ def test_of__takes_some_settings_of_a_topic_as_a_mapping():
         Config.of(data={"lr": 1.0})
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"dataset": None},
+        {"dataset": 3},
+        {"partition": ["iid"]},
+        {"lr": LocalSettings()},
+        {"data": LocalSettings()},
+        {"text": 3},
+        {"architectures": None},
+        {"seed": {1}},
+    ],
+)
+def test_check__refuses_values_of_any_other_type(given):
+    with pytest.raises(FLError):
+        Config.of(**given).check()
+
+
+@pytest.mark.parametrize("given", [{"method": "fedavg"}, {"method": Chosen("fedavg", 3)}, {"method": Chosen("nope")}])
+def test_check__refuses_choices_that_are_none(given):
+    with pytest.raises(FLError):
+        dataclasses.replace(Config(), **given).check()
+
+
+def test_lists_are_taken_in_mappings_as_elsewhere():
+    config = Config.of(algorithm="femam", femam={"levels": ["global", "4"]}, partition="clusters", clusters=[2, 4])
+    assert (config.method.options.levels, config.data.partition.options.clusters) == (("global", "4"), (2, 4))
+    assert hash(config) == hash(Config.from_yaml(config.to_yaml()))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_experiments_are_the_same_from_yaml_whatever_their_methods(name):
+    for methods in {("fedavg", name), (name, "fedavg"), (name, "fedprox")}:
+        if len(set(methods)) == 2:
+            experiment = Experiment.of(algorithms=methods, lr=0.3, seeds=(0, 1), local={"epochs": 1}, model="lenet")
+            assert Experiment.from_yaml(experiment.to_yaml()).runs() == experiment.runs()
+
+
 @pytest.mark.parametrize("algorithm", [{"name": "fedprox"}, ALGORITHMS["fedavg"], ["fedavg"], None, "fedvag"])
 def test_check__refuses_what_is_no_name_of_a_method(algorithm):
     with pytest.raises(FLError, match="unknown --algorithm"):
