@@ -21,6 +21,7 @@ from fl.base import tensors
 from fl.models import make_spec
 from fl.runs import checkpoint, evaluate
 from fl.settings import Config
+from fl.settings.command_line import parse
 from zoo.spec import PRESETS
 
 CONFIG = Config.of(
@@ -313,3 +314,27 @@ def test_a_model_of_another_version_is_said_to_be_one(tmp_path, monkeypatch):
     monkeypatch.delitem(PRESETS, "cnn")
     with pytest.raises(fl.FLError, match=r"that this version does not have \(unknown model 'cnn'.*use the version"):
         checkpoint.read_parts(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"attack": {"share": 0.5}}, {"attack": {"share": 0.0}}),
+        ({}, {"attack": {"share": 0.5}}),
+        ({}, {"compression": {"kind": "quantise"}}),
+        ({"compression": {"kind": "quantise"}}, {"compression": {"bits": 4}}),
+    ],
+)
+def test_a_run_does_not_go_on_with_other_extensions(before, after, tmp_path):
+    config, folder = CONFIG.replace(rounds=1, **before), tmp_path / "run"
+    simulate(config, folder)
+    changed = config.replace(**after)
+    with pytest.raises(fl.FLError, match=r"was trained with --\w+\.\w+ "):
+        simulate(changed.replace(rounds=2), folder, resume=True)
+    (name,) = after
+    flags = [word for one, value in after[name].items() for word in (f"--{name}.{one}", str(value))]
+    with pytest.raises(fl.FLError, match=f"--{name}.* cannot change when a run is resumed"):
+        parse(["--resume", str(folder), *flags])
+    (folder / "config.yaml").write_text(changed.to_yaml())
+    with pytest.raises(fl.FLError, match=r"was trained with --\w+\.\w+ "):
+        fl.load_model(folder)
