@@ -149,7 +149,10 @@ def test_labels_are_dealt_out_anew_among_the_malicious_only(make_federation):
             {"attack": AttackOptions(architecture="mine")},
             "unknown --attack.architecture 'mine': there are own, largest",
         ),
-        ({"defence": Defence("crumb")}, "unknown --defence.rule 'crumb': did you mean krum? there are mean, median, trimmed, krum, "),
+        (
+            {"defence": Defence("crumb")},
+            r"unknown --defence.rule 'crumb': did you mean krum\? there are mean, median, ",
+        ),
         ({"defence": Defence("trimmed", 0.5)}, "--defence.trim must be at least 0 and below 0.5, got 0.5"),
         ({"defence": Defence(clip=-1.0)}, "--defence.clip .* got -1"),
     ],
