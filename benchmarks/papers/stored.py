@@ -102,7 +102,7 @@ def settings(config: Config) -> dict[str, Any]:
     """The flags that a run reads and that decide what it computes, without its method, its seed and its rounds.
 
     >>> said = settings(Config.of(alpha=0.1))
-    >>> said["alpha"], "rounds" in said, "attack.share" in said, "architectures.widths" in said
+    >>> said["alpha"], "rounds" in said, "attack.amplify" in said, "architectures.widths" in said
     (0.1, False, False, False)
     """
     kept = json.loads(json.dumps(fixed(config)))
