@@ -59,8 +59,10 @@ class Doctests(griffe.Extension):
 
 
 def _found(pkg: griffe.Module, path: str) -> griffe.Object | None:
-    """What a package calls so, where it is defined."""
+    """What a package calls so, where it is defined: what it imports, before a file of the same name."""
     try:
+        if path in pkg.imports and pkg[path].is_module:
+            path = pkg.imports[path].removeprefix(f"{pkg.name}.")
         return pkg[path].final_target if pkg[path].is_alias else pkg[path]
     except (KeyError, griffe.AliasResolutionError):  # made by a program, or an attribute of a result
         return None
