@@ -1,6 +1,5 @@
 """Several runs that are compared: methods and seeds, in otherwise equal settings."""
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,8 +15,6 @@ from fl.settings import stored
 from fl.settings.config import Config, options_of
 from fl.settings.places import METHOD, method_named
 from zoo import ZooError
-
-_log = logging.getLogger("fl")
 
 
 @dataclass(frozen=True)

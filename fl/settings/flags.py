@@ -81,18 +81,17 @@ class Entry(NamedTuple):
         return is_dataclass(self.default)
 
 
-def entries(methods: Iterable[str], topics: Collection[str] = tuple(TOPICS)) -> dict[str, dict[str, Entry]]:
+def entries(methods: Iterable[str]) -> dict[str, dict[str, Entry]]:
     """List all settings that flags may give, by topic and name.
 
     The options of all partitions, of some methods and of extensions are among them.
 
     Args:
         methods: whose options are among them.
-        topics: which are among them.
     """
     found: dict[str, dict[str, Entry]] = {}
-    for topic in topics:
-        kind, inside = TOPICS[topic], found.setdefault(topic, {})
+    for topic, kind in TOPICS.items():
+        inside = found.setdefault(topic, {})
         for one in fields(kind):
             chosen = isinstance(one.default, Chosen)
             inside[name_of(one)] = Entry(kind, one, one.default.name if chosen else one.default)
