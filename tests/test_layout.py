@@ -193,7 +193,8 @@ NAMED = {  # files of the core that name an extension, and why
     "fl/runs/folder.py": "what older runs may need",
     "fl/secure/__init__.py": "what it is not",
     "fl/settings/config.py": "an example",
-    "fl/settings/stored.py": "settings of older versions",
+    "fl/settings/earlier.py": "settings of earlier versions",
+    "fl/settings/stored.py": "an example",
 }
 
 

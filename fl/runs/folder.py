@@ -29,7 +29,7 @@ from fl.models.custom_model import LIBRARIES, Model
 from fl.models.fleet import brief
 from fl.models.init import Start, maker
 from fl.runs import checkpoint, metrics
-from fl.settings import Config, stored
+from fl.settings import Config, earlier
 from fl.settings.config import RESUMABLE, plain
 from fl.settings.extensions import EXTENSIONS
 from surgery.files.whole import is_plain
@@ -73,7 +73,7 @@ def check_intact(folder: Path, config: Config, table: bool = True) -> None:
     """
     header = checkpoint.read_header(folder)
     try:
-        saved = stored.flags(header["settings"])
+        saved = earlier.flags(header["settings"])
         neutral = {one.flag: plain(one.value) for one in Config().settings() if one.group in EXTENSIONS}
         for flag, value in fixed(config).items():
             if (before := saved.get(flag, neutral.get(flag, value))) != value:

@@ -12,12 +12,12 @@ from fl.engine.optimizers import SCHEDULES
 from fl.partition import KINDS
 from fl.settings import Config, Experiment
 from fl.settings.config import RESUMABLE
+from fl.settings.earlier import check_renamed
 from fl.settings.extensions import EXTENSIONS
 from fl.settings.flags import Command, named, overridden
 from fl.settings.help import asked, settings_page
 from fl.settings.recipes import RECIPES, Recipe
 from fl.settings.recipes import describe as describe_recipe
-from fl.settings.stored import check_renamed
 
 _log = logging.getLogger("fl")
 

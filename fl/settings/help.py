@@ -19,10 +19,10 @@ from fl.algorithms import ALGORITHMS
 from fl.base.console import as_called, program
 from fl.base.errors import FLError
 from fl.base.settings import Alternatives, Flag, Rare, choice, flag_in, flag_of, marks, one_of, types_of
+from fl.settings.earlier import check_renamed
 from fl.settings.experiment import Experiment
 from fl.settings.flags import Command, Entry, entries, named, overridden, parsed
 from fl.settings.recipes import Recipe, overview
-from fl.settings.stored import check_renamed
 
 HELP = ("-h", "--help")
 Kind = TypeVar("Kind")

@@ -4,7 +4,7 @@ A new setting is a field of its topic, or a field that is a dataclass of several
 is a field of `fl.Config`, and stands in `OWN`.
 """
 
-from dataclasses import fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
 from reprlib import repr as short
 from typing import Any
 
@@ -37,6 +37,9 @@ PLACES: dict[str, tuple[str, str]] = {
 }
 """From a setting's name to its topic and field. Options of a partition or a method are where that is chosen."""
 
+FIELDS: dict[str, Field] = {name_of(field): field for kind in TOPICS.values() for field in fields(kind)}
+"""From a setting's name to its field, which has its type and its default."""
+
 METHOD = "fedmr"
 """The method of a run that names none."""
 
@@ -47,10 +50,7 @@ SOURCE = "from"
 """Key of a method's import path in a file of settings; no option can be called so, which is a word of Python's own."""
 
 GROUPS = tuple(
-    name_of(field)
-    for kind in TOPICS.values()
-    for field in fields(kind)
-    if is_dataclass(field.default) and not isinstance(field.default, Chosen)
+    name for name, field in FIELDS.items() if is_dataclass(field.default) and not isinstance(field.default, Chosen)
 )
 """Settings of topics that are groups, whose flags begin with their names."""
 

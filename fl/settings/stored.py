@@ -1,4 +1,4 @@
-"""Files of settings: nested by topic, or by the names of flags, as those of earlier versions are."""
+"""Files of settings: nested by topic, or by the names of flags."""
 
 import difflib
 import logging
@@ -14,34 +14,13 @@ from fl.base.errors import FLError
 from fl.base.files import regular
 from fl.base.settings import Chosen, Kind, described, flag_of, from_yaml
 from fl.partition import KINDS
+from fl.settings import earlier
 from fl.settings.data import DataSettings
 from fl.settings.extensions import EXTENSIONS
-from fl.settings.places import GROUPS, METHOD, OWN, PLACES, SOURCE, TOPICS, method_named, partition_named
+from fl.settings.places import FIELDS, GROUPS, METHOD, OWN, PLACES, SOURCE, TOPICS, method_named, partition_named
 from zoo import ZooError
 from zoo.plain_yaml import read_yaml
 
-_RENAMED = {
-    "chunk": "max-parallel-clients",
-    "pool": "pool-test-set",
-    "models-every": "eval-client-models-every",
-    "fedmr.fraction": "fedmr.segment-fraction",
-    "femam.lam": "femam.prox",
-    "femam.lam-everywhere": "femam.prox-all-levels",
-    "femam.epsilon": "femam.min-gain",
-    "joining": "presence.joining",
-    "leaving": "presence.leaving",
-}
-"""From flags of earlier versions to what they are called now."""
-_GONE = {
-    "jobs": "several commands, as a shell loop or xargs -P starts them",
-    "activation-checkpointing": "torch.utils.checkpoint in a model of your own",
-    **dict.fromkeys(("attack.kind", "attack.target", "attack.size"), "data of your own that bear the trigger"),
-    "sample-privacy": "Opacus",
-    "secure-aggregation": "an app of Flower's own",
-}
-"""From flags and groups of earlier versions that are gone to what a user takes instead."""
-_MOVED = {"joining": "presence", "leaving": "presence"}
-"""From settings to the groups where they are now; files of earlier versions have them outside."""
 _COMMAND = ("out", "name", "config", "resume")
 """Flags of a command that were settings of a run."""
 
@@ -61,26 +40,26 @@ def read(text: str, gone: bool = False) -> dict[str, Any]:
         FLError: for text that is not YAML, a setting that there is not or that is there twice, and a value of a wrong
             type.
     """
-    values, names = _without_gone(_mapping(text))
+    values, names = earlier.without_gone(_mapping(text))
     if names and not gone:
-        raise FLError(f"{_are_gone(names)}; delete these lines")
+        raise FLError(f"{earlier.say_gone(names)}; delete these lines")
     for name in values.keys() & {*_COMMAND} if not gone else ():
         if name in ("config", "resume"):
             raise FLError(f"{name} is a flag, which no file of settings has")
         if values[name] is not None:  # as files of version 0.2 have it
             _log.warning("warning: %s is ignored: it is a flag of the command, --%s", name, name)
     found: dict[str, Any] = {}
-    later = []
+    sections = []  # of methods, and what nothing here knows
     for name, value in _flat(values):
         if name in ALGORITHMS or (isinstance(value, dict) and name not in (*GROUPS, *EXTENSIONS)):
-            later.append((name, value))
-        elif name in _MOVED.values() and name in found:  # settings of an earlier version are this group, one by one
+            sections.append((name, value))
+        elif name in earlier.MOVED.values() and name in found:  # one more setting that was in no group
             found[name] = _filled(found[name], value, name)
         elif name in found:
             raise FLError(f"{name} is there twice: leave one of them out")
         else:
             found[name] = _typed(name, value)
-    for name, section in later:  # of methods, and what nothing here knows
+    for name, section in sections:
         try:
             name, section = _method(name, section)
             usual = ALGORITHMS[name].options if name in ALGORITHMS else None
@@ -111,7 +90,7 @@ def named_in(topic: str, inside: str) -> str:
         raise FLError(f"unknown setting {topic}.{inside}: it is {'.'.join(PLACES[inside])}")
     if any(inside in one.reads for one in KINDS.values()):
         raise FLError(f"unknown setting {topic}.{inside}: it stands beside the name in data.partition")
-    raise FLError(said_of(flag_of(str(inside))) or f"unknown setting {topic}.{inside}{_near(inside, known)}")
+    raise FLError(earlier.notice_of(flag_of(str(inside))) or f"unknown setting {topic}.{inside}{_near(inside, known)}")
 
 
 def _flat(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -132,8 +111,8 @@ def _flat(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             raise FLError(f"method cannot be {short(value)}: write method: {{name: {value}}}, or algorithm: {value}")
         elif name in ("algorithm", "seed", "seeds"):
             yield {"algorithm": "algorithms", "seed": "seeds"}.get(name, name), value
-        elif name in _MOVED:
-            yield _MOVED[name], {name: value}
+        elif name in earlier.MOVED:
+            yield earlier.MOVED[name], {name: value}
         elif name not in _COMMAND:
             yield from _alternative(name, value)
 
@@ -172,12 +151,11 @@ def _alternative(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def _typed(name: str, value: Any) -> Any:
     """Return the value of a setting as its type has it."""
-    topic, inside = PLACES.get(name, ("", ""))
-    field = next((one for one in fields(TOPICS[topic]) if one.name == inside), None) if topic else None
     options = {one.name: one.type for kind in KINDS.values() if kind.options for one in fields(kind.options)}
     if name == "partition":
         return value if isinstance(value, Chosen) else _value(str, value, name)
-    if field is not None:
+    if name in FIELDS:
+        field = FIELDS[name]
         return _filled(field.default, value, name) if is_dataclass(field.default) else _value(field.type, value, name)  # type: ignore[type-var]
     if name in EXTENSIONS:
         return _filled(EXTENSIONS[name].options, value, name)
@@ -199,7 +177,9 @@ def _filled(default: Kind, values: Any, group: str) -> Kind:
     types = {one.name: one.type for one in fields(default)}  # type: ignore[arg-type]
     for name in values:
         if name not in types:
-            raise FLError(said_of(flag_of(str(name), group)) or f"unknown setting {group}.{name}{_near(name, types)}")
+            raise FLError(
+                earlier.notice_of(flag_of(str(name), group)) or f"unknown setting {group}.{name}{_near(name, types)}"
+            )
     return replace(default, **{name: _value(types[name], one, f"{group}.{name}") for name, one in values.items()})  # type: ignore[type-var]
 
 
@@ -217,7 +197,7 @@ def unknown(name: str) -> str:
     if name == "extensions":
         return "extensions stand by their names, outside of other sections: privacy: {clip: 0.5}"
     near = _near(name, (*PLACES, *OWN, *TOPICS, "algorithm", *options, *EXTENSIONS))
-    return said_of(flag_of(str(name))) or f"unknown setting {name}{near}"
+    return earlier.notice_of(flag_of(str(name))) or f"unknown setting {name}{near}"
 
 
 def _near(name: Any, known: Iterable[str]) -> str:
@@ -233,21 +213,6 @@ def _mapping(text: str) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise FLError("it has no settings: write lines such as `rounds: 10`, or sections of such lines")
     return values
-
-
-def said_of(flag: str) -> str:
-    """Say what a flag of an earlier version is called now, or that it is gone; "" for any other."""
-    if flag in _RENAMED:
-        return f"--{flag} is now --{_RENAMED[flag]}"
-    names = {flag, flag.partition(".")[0]} & _GONE.keys()
-    return f"{_are_gone(names)}; leave it out" if names else ""
-
-
-def check_renamed(flags: Iterable[str]) -> None:
-    """Raise FLError for the first flag of an earlier version, written without its dashes."""
-    for flag in flags:
-        if said := said_of(flag):
-            raise FLError(said)
 
 
 @contextmanager
@@ -273,8 +238,8 @@ def in_folder(folder: Path, resume: bool) -> Iterator[str]:
 def check_resumable(text: str) -> None:
     """Raise FLError for the settings of a run that cannot go on here: of an earlier version, or of what is missing."""
     values = _mapping(text)
-    if names := _without_gone(values)[1]:  # without the lines it would be another run
-        raise FLError(f"{_are_gone(names)}; go on with the version that began the run")
+    if names := earlier.without_gone(values)[1]:  # without the lines it would be another run
+        raise FLError(f"{earlier.say_gone(names)}; go on with the version that began the run")
     if "dataset" in values:  # outside of a topic
         raise FLError("an earlier version began this run: go on with that one, or start it again")
     for name, section in values.items():
@@ -282,32 +247,3 @@ def check_resumable(text: str) -> None:
             method_named(section[SOURCE])  # which says what is missing
         if isinstance(section, dict) and name not in (*TOPICS, *EXTENSIONS, *ALGORITHMS, *GROUPS, "method"):
             raise FLError(f"this run was made with {name}, which is not installed here: install it, and go on")
-
-
-def flags(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings by flag that a checkpoint keeps, where earlier versions named several methods and seeds."""
-    found = dict(settings)
-    if "seeds" in found:
-        (found["seed"],) = found.pop("seeds")
-    if isinstance(found.get("algorithm"), list):
-        (found["algorithm"],) = found["algorithm"]
-    return found
-
-
-def _are_gone(names: Iterable[str]) -> str:
-    """Name settings that are gone, each with what a user takes instead."""
-    return ", ".join(f"--{name} is gone (instead: {_GONE[name]})" for name in names)
-
-
-def _without_gone(values: Any, group: str = "") -> tuple[Any, list[str]]:
-    """Return the values of settings without those that are gone, and the names of these."""
-    if not isinstance(values, dict):
-        return values, []
-    rest, names = {}, []
-    for name, value in values.items():
-        if (flag := flag_of(f"{group}.{name}" if group else str(name))) in _GONE:
-            names.append(flag)
-        else:
-            rest[name], inside = _without_gone(value, flag)
-            names += inside
-    return rest, names
