@@ -45,7 +45,7 @@ def _main(argv: list[str]) -> int:
 
 
 def overview() -> str:
-    """What `layer-surgery` prints: the commands, as they are called."""
+    """Return what `layer-surgery` prints: the commands, as they are called."""
     script = Path(sys.argv[0]).stem == "layer-surgery"
     lines = [
         f"{f'layer-surgery {name}' if script else 'python -m ' + module.removesuffix('.__main__'):25}{what}"

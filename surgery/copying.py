@@ -15,7 +15,7 @@ from surgery.errors import SurgeryError, first_line
 
 
 def copy_sharing(model: nn.Module, shared: Mapping[int, Any] | None = None) -> tuple[nn.Module, dict[int, Tensor]]:
-    """A deep copy of the module that shares the tensors of its state with it, and these tensors by id.
+    """Return a deep copy of the module that shares the tensors of its state with it, and these tensors by id.
 
     Other objects that the copy is to share are given by id.
     """
@@ -29,7 +29,7 @@ def copy_sharing(model: nn.Module, shared: Mapping[int, Any] | None = None) -> t
 
 
 def plain_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """The tensors among a module's attributes that are neither parameters nor buffers."""
+    """Return the tensors among a module's attributes that are neither parameters nor buffers."""
     held = vars(module)
     if _SIMPLE.issuperset(map(type, held.values())):
         return {}
@@ -37,7 +37,7 @@ def plain_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def clone(model: nn.Module, instead: Mapping[int, Any] = MappingProxyType({})) -> nn.Module:
-    """A deep copy of the module that shares nothing with it. SurgeryError if it cannot be copied.
+    """Return a deep copy of the module that shares nothing with it. SurgeryError if it cannot be copied.
 
     What is given by id of an object takes its place in the copy.
     """
@@ -45,7 +45,7 @@ def clone(model: nn.Module, instead: Mapping[int, Any] = MappingProxyType({})) -
 
 
 def refuse_scripted(model: nn.Module) -> None:
-    """SurgeryError for a model that is scripted or holds a scripted module: its code cannot be edited."""
+    """Raise SurgeryError for a model that is scripted or holds a scripted module: its code cannot be edited."""
     _refuse_scripted(dict(model.named_modules()))
 
 
@@ -121,7 +121,7 @@ def _refuse_closures(modules: list[nn.Module]) -> None:
 
 
 def _held_by(function: FunctionType, depth: int = 3) -> Iterator[Any]:
-    """What a function takes from around it; of methods the object that they belong to."""
+    """Yield what a function takes from around it; of methods the object that they belong to."""
     try:
         around = inspect.getclosurevars(function)
     except ValueError:  # a variable around it has no value yet
@@ -143,7 +143,7 @@ def _drop_caches(model: nn.Module) -> None:
 
 
 def _cached(module: nn.Module) -> list[Tensor]:
-    """The tensors in dictionaries of a module that drops them when it is moved."""
+    """Return the tensors in dictionaries of a module that drops them when it is moved."""
     if not _drops_caches(type(module)):
         return []
     held = [values for name, values in vars(module).items() if name not in _OWN and isinstance(values, dict)]
@@ -151,7 +151,10 @@ def _cached(module: nn.Module) -> list[Tensor]:
 
 
 def _drops_caches(kind: type[nn.Module]) -> bool:
-    """Whether a class says what else there is to do when it is moved; torch's own (recurrent ones) keep no results."""
+    """Return whether a class says what else there is to do when it is moved.
+
+    Torch's own (recurrent ones) keep no results.
+    """
     return kind._apply is not nn.Module._apply and not kind._apply.__module__.startswith("torch.")
 
 
@@ -206,7 +209,7 @@ _PLAIN = {  # by name of what a class may say about copies of its instances, wha
 
 
 def like(value: Tensor, tensor: Tensor) -> Tensor:
-    """The value without its history, as a parameter like the tensor if that is one."""
+    """Return the value without its history, as a parameter like the tensor if that is one."""
     value = value.detach()
     if isinstance(tensor, nn.Parameter):
         value = nn.Parameter(value, requires_grad=tensor.requires_grad)

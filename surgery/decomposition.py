@@ -65,7 +65,7 @@ def layers(model: nn.Module | State, *, example: Any = None, unit: Unit = "layer
 
 
 def _pieces(model: nn.Module, unit: Unit, example: Any) -> list[Layer]:
-    """The layers in registration order."""
+    """Return the layers in registration order."""
     values = state(model)
     if not isinstance(unit, str) or unit not in ("layer", "block", "tensor"):
         raise SurgeryError(f"unknown unit {str(unit)[:40]!r}: choose layer, block or tensor", code="argument")
@@ -84,7 +84,7 @@ def _pieces(model: nn.Module, unit: Unit, example: Any) -> list[Layer]:
 
 
 def checked_segments(segments: Sequence[Sequence[str]], what: str = "segments") -> list[tuple[str, ...]]:
-    """Groups of names of tensors as tuples; SurgeryError for anything else, which `what` names.
+    """Return groups of names of tensors as tuples; SurgeryError for anything else, which `what` names.
 
     >>> checked_segments([["a.weight", "a.bias"]])
     [('a.weight', 'a.bias')]
@@ -104,7 +104,7 @@ def checked_segments(segments: Sequence[Sequence[str]], what: str = "segments") 
 
 
 def _first_use(model: nn.Module, example: Any) -> dict[str, int]:
-    """By state name the rank of each tensor's first use in a forward pass; unused tensors are left out."""
+    """Return the rank of each tensor's first use in a forward pass, by its name; unused tensors are left out."""
 
     def watch(copy: nn.Module, given: Any) -> dict[str, int]:
         mode = Uses(names_by_id(copy))
@@ -116,7 +116,7 @@ def _first_use(model: nn.Module, example: Any) -> dict[str, int]:
 
 
 def _parametrized(name: str, modules: dict[str, nn.Module]) -> str:
-    """The module that a parametrization is for; other modules' names are returned as they are."""
+    """Return the module that a parametrization is for; other modules' names are returned as they are."""
     parts = name.split(".")
     if "parametrizations" in parts:
         owner = ".".join(parts[: parts.index("parametrizations")])

@@ -74,7 +74,7 @@ def explained(what: str, hint: str = "") -> Iterator[None]:
 
 @contextmanager
 def about(what: str) -> Iterator[None]:
-    """A SurgeryError that is raised here begins with what it is about, and keeps its code.
+    """Begin a SurgeryError that is raised here with what it is about; it keeps its code.
 
     >>> with about("plan.json"): raise SurgeryError("no plan", code="plan")
     Traceback (most recent call last):
@@ -88,7 +88,7 @@ def about(what: str) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether there was no memory left, of the processor's or of a GPU's, for which torch has several errors.
+    """Return whether there was no memory left, of the processor's or of a GPU's, for which torch has several errors.
 
     >>> is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory")), is_out_of_memory(KeyError())
     (True, False)
@@ -100,7 +100,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, with the second if it ends in a colon, or its type's name if it has none.
+    """Return the first line of an error's message, or its type's name (the first two, if the first ends in a colon).
 
     >>> first_line(ValueError("no.\\n(more)")), first_line(KeyError()), first_line(KeyError(3))
     ('no', 'KeyError', 'no key 3')

@@ -34,7 +34,7 @@ def named_tensors(model: nn.Module) -> Iterator[tuple[tuple[str, str], Tensor]]:
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
-    """The tensors in nested lists, tuples and mappings, and in the fields of dataclasses in them.
+    """Return the tensors in nested lists, tuples and mappings, and in the fields of dataclasses in them.
 
     >>> [tensor.item() for tensor in tensors_in({"a": [torch.tensor(1)], "b": (torch.tensor(2), None)})]
     [1, 2]
@@ -68,7 +68,7 @@ _LEAVES = {type(None), bool, int, float, str, torch.dtype, torch.device}  # most
 
 @contextmanager
 def watching(model: nn.Module) -> Iterator[list[str]]:
-    """A stack of the names of this model's modules whose forward is running; the outermost is ""."""
+    """Give a stack of the names of this model's modules whose forward is running; the outermost is ""."""
     stack, key = [""], object()  # without torch's handles, of which each is several objects
     hooks: list[dict[Any, Any]] = []
 
@@ -205,7 +205,10 @@ def _own_draws() -> Iterator[None]:
 
 
 def check_runs(model: Any, example: Any, who: str) -> None:
-    """SurgeryError unless there is a module to run and an input to run it on; `who` is the function that runs it."""
+    """Raise SurgeryError unless there is a module to run and an input to run it on.
+
+    `who` is the function that runs it.
+    """
     if not isinstance(model, nn.Module):
         raise SurgeryError(f"{who} runs the model: give a module, not a {type(model).__name__}", code="argument")
     if example is None:
@@ -219,7 +222,7 @@ def call(model: nn.Module, example: Any) -> Any:
 
 
 def arguments(example: Any) -> tuple[tuple, dict[str, Any]]:
-    """What a model is called with for an example: its positional arguments and its keyword arguments.
+    """Return what a model is called with for an example: its positional arguments and its keyword arguments.
 
     A tuple holds positional arguments. A mapping (a dict, a tokenizer's BatchEncoding) holds keyword arguments.
     Anything else is the one argument: a tensor, or a list where the model takes a list, as torchvision's detectors do.
@@ -233,14 +236,14 @@ def arguments(example: Any) -> tuple[tuple, dict[str, Any]]:
 
 
 def copied(example: Any) -> Any:
-    """The example with copies of its tensors, for models that write into their input."""
+    """Return the example with copies of its tensors, for models that write into their input."""
     if isinstance(example, Mapping):
         example = dict(example)
     return tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, example)
 
 
 def in_precision(kind: torch.dtype, real: torch.dtype) -> torch.dtype:
-    """A dtype in the precision of another one: complex numbers stay complex, integers as they are.
+    """Return a dtype in the precision of another one: complex numbers stay complex, integers as they are.
 
     >>> in_precision(torch.complex64, torch.float64), in_precision(torch.int8, torch.float64)
     (torch.complex128, torch.int8)
@@ -251,7 +254,7 @@ def in_precision(kind: torch.dtype, real: torch.dtype) -> torch.dtype:
 
 
 def varied(example: Any, dtype: torch.dtype | None = None) -> Any:
-    """The example, in this precision if one is given, with random numbers where all of them are equal.
+    """Return the example, in this precision if one is given, with random numbers where all of them are equal.
 
     >>> tree = varied((torch.zeros(2, 3), torch.tensor([1.0, 2.0])))
     >>> tree[0].unique().numel(), tree[1].tolist()
@@ -327,6 +330,6 @@ def observed(model: nn.Module, example: Any, watch: Callable[[nn.Module, Any], T
 
 
 def ghost_of(model: nn.Module) -> nn.Module:
-    """A copy on the meta device."""
+    """Return a copy on the meta device."""
     held = {id(tensor): tensor for _, tensor in named_tensors(model)}
     return clone(model, {key: like(torch.empty_like(t, device="meta"), t) for key, t in held.items()})

@@ -32,7 +32,7 @@ class Pieces:
 
     @classmethod
     def of(cls, tensor: Tensor) -> "Pieces":
-        """The pieces of a tensor in memory, as views where the tensor is contiguous."""
+        """Return the pieces of a tensor in memory, as views where the tensor is contiguous."""
         tensor = tensor.detach().resolve_conj()
         kept: list[Tensor] = []
 
@@ -51,7 +51,7 @@ class Pieces:
         make: Callable[[], Tensor],
         device: torch.device = torch.device("cpu"),
     ) -> "Pieces":
-        """The pieces of a tensor that is made whole when one is read, and dropped after the last one."""
+        """Return the pieces of a tensor that is made whole when one is read, and dropped after the last one."""
         lock, kept = Lock(), []
 
         def read(start: int, stop: int) -> Tensor:
@@ -76,14 +76,14 @@ class Pieces:
         return self.size * self.dtype.itemsize
 
     def whole(self) -> Tensor:
-        """The tensor, as a copy in memory."""
+        """Return the tensor, as a copy in memory."""
         result = torch.empty(self.size, dtype=self.dtype, device=self.device)
         for start, stop in spans(self.size):
             result[start:stop] = self.read(start, stop)
         return result.view(self.shape)
 
     def meta(self) -> Tensor:
-        """A tensor of the same shape and dtype without data."""
+        """Return a tensor of the same shape and dtype without data."""
         return torch.empty(self.shape, dtype=self.dtype, device="meta")
 
 
@@ -117,7 +117,7 @@ class LazyState(Mapping[str, Tensor]):
         return name in self._entries
 
     def pieces(self, name: str) -> Pieces:
-        """A tensor by pieces."""
+        """Return a tensor by pieces."""
         return self._entries[name]
 
     def __repr__(self) -> str:
@@ -126,12 +126,12 @@ class LazyState(Mapping[str, Tensor]):
 
 
 def pieces_of(values: Mapping[str, Tensor], name: str) -> Pieces:
-    """A tensor of a state by pieces; a lazy state is not read."""
+    """Return a tensor of a state by pieces; a lazy state is not read."""
     return values.pieces(name) if isinstance(values, LazyState) else Pieces.of(values[name])
 
 
 def metas(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a state without their data; a lazy state is not read."""
+    """Return the tensors of a state without their data; a lazy state is not read."""
     return {name: pieces_of(values, name).meta() for name in values}
 
 

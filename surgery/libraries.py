@@ -16,7 +16,7 @@ _LIBRARIES = {"timm": "timm", "torchvision": "torchvision.models"}
 
 
 def named(name: str, **arguments) -> nn.Module:
-    """A model of a library, with random weights.
+    """Return a model of a library, with random weights.
 
     Args:
         name: "timm:NAME" (timm.create_model) or "torchvision:NAME" (torchvision.models.get_model).
@@ -67,7 +67,7 @@ def check_named(name: str) -> tuple[str, str]:
 
 
 def example_input(model: nn.Module, *, batch: int = 2) -> Tensor:
-    """Zeros [batch, channels, height, width] of the size that a model was made for, or [batch, channels, frames, ...].
+    """Return zeros [batch, channels, height, width], or [batch, channels, frames, ...], of a model's input size.
 
     The size is that of timm's metadata if the model has any, otherwise the one that torchvision's class takes or a
     configuration of transformers names, otherwise 224 x 224.
@@ -83,7 +83,7 @@ def example_input(model: nn.Module, *, batch: int = 2) -> Tensor:
 
 
 def input_size(model: nn.Module) -> tuple[int, ...]:
-    """The shape of one input of a model, without the batch; see `example_input`.
+    """Return the shape of one input of a model, without the batch; see `example_input`.
 
     >>> input_size(named("torchvision:vit_b_32", image_size=64))
     (3, 64, 64)
@@ -105,7 +105,10 @@ def input_size(model: nn.Module) -> tuple[int, ...]:
 
 
 def _own_size(model: nn.Module, size: tuple[int, ...]) -> tuple[int, ...]:
-    """The size for this model: timm's metadata have the trained weights' one; `in_chans` and `img_size` may differ."""
+    """Return the size for this model: timm's metadata have the trained weights' one.
+
+    `in_chans` and `img_size` may differ.
+    """
     image = getattr(getattr(model, "patch_embed", None), "img_size", None)
     if isinstance(image, tuple) and len(image) == 2:
         size = (size[0], *image)
@@ -114,7 +117,7 @@ def _own_size(model: nn.Module, size: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _factories(library: str) -> Any:
-    """The module of a library that has `list_models` and makes models by name."""
+    """Return the module of a library that has `list_models` and makes models by name."""
     try:
         return importlib.import_module(_LIBRARIES[library])
     except ImportError:
@@ -122,7 +125,7 @@ def _factories(library: str) -> Any:
 
 
 def _torchvision_defaults(factory: Callable[..., nn.Module], name: str) -> dict[str, bool | None]:
-    """Arguments without which a model of torchvision downloads weights, or warns."""
+    """Return arguments without which a model of torchvision downloads weights, or warns."""
     downloads = "weights_backbone" in inspect.signature(factory).parameters
     backbone: dict[str, bool | None] = {"weights_backbone": None} if downloads else {}
     return backbone | ({"init_weights": True} if name in ("inception_v3", "googlenet") else {})

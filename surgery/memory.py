@@ -10,7 +10,7 @@ _FREE_ANYWAY = 2**30  # so little is not asked for
 
 
 def free_memory() -> float | None:
-    """Bytes that this process can still take, swap included.
+    """Return bytes that this process can still take, swap included.
 
     They are those of the machine, or of its control group if that has fewer. Caches that the system gives back when
     memory is short count as free.
@@ -33,7 +33,7 @@ def free_memory() -> float | None:
 
 
 def _group_swap() -> float:
-    """Bytes of swap that the control group may still take."""
+    """Return bytes of swap that the control group may still take."""
     try:
         swap = [int((_GROUP / f"memory.swap.{name}").read_text()) for name in ("max", "current")]
     except (OSError, ValueError):  # it has no limit
@@ -42,7 +42,7 @@ def _group_swap() -> float:
 
 
 def shortage(needed: int) -> str:
-    """What an error says if so many bytes are more than there are; "" if there are enough, or nobody knows.
+    """Return what an error says if so many bytes are more than there are; "" if there are enough, or nobody knows.
 
     >>> shortage(1000), shortage(10**18).split(", ")[0]
     ('', 'would take at least 1,000,000,000.0 GB of memory')

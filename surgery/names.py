@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 
 
 def joined(module: str, name: str) -> str:
-    """The name of something that a module holds; the root module is "".
+    """Return the name of something that a module holds; the root module is "".
 
     >>> joined("layer1.0", "conv1"), joined("", "fc")
     ('layer1.0.conv1', 'fc')
@@ -15,7 +15,7 @@ def joined(module: str, name: str) -> str:
 
 
 def is_inside(name: str, module: str) -> bool:
-    """Whether a name is that of a module or of anything inside it; everything is inside the root "".
+    """Return whether a name is that of a module or of anything inside it; everything is inside the root "".
 
     >>> is_inside("layer1.0.conv1", "layer1"), is_inside("layer1", "layer1"), is_inside("layer10", "layer1")
     (True, True, False)
@@ -24,7 +24,7 @@ def is_inside(name: str, module: str) -> bool:
 
 
 def outwards(name: str) -> list[str]:
-    """A module's name and those of the modules around it, the root last.
+    """Return a module's name and those of the modules around it, the root last.
 
     >>> outwards("layer1.0"), outwards("")
     (['layer1.0', 'layer1', ''], [''])
@@ -34,7 +34,7 @@ def outwards(name: str) -> list[str]:
 
 
 def matches(module: str, pattern: str) -> bool:
-    """Whether a pattern matches the name of a module or of one around it.
+    """Return whether a pattern matches the name of a module or of one around it.
 
     >>> matches("layer1.0.conv1", "layer1"), matches("layer1.0.conv1", "*.conv1"), matches("layer10", "layer1")
     (True, True, False)
@@ -44,7 +44,7 @@ def matches(module: str, pattern: str) -> bool:
 
 
 def hint(pattern: str, names: Sequence[str]) -> str:
-    """What to give in place of a pattern that matches none of some modules.
+    """Return what to give in place of a pattern that matches none of some modules.
 
     >>> hint("head", ["lm", "lm.head", "lm.body"]), hint("lm.boby", ["lm", "lm.body"]), hint("x", ["lm"])
     ("did you mean 'lm.head'?", "did you mean 'lm.body'?", 'see model.named_modules()')

@@ -6,14 +6,17 @@ from torch import Tensor, nn
 
 
 def is_settings(value: Any) -> bool:
-    """Whether a value is an object whose attributes may be set, such as a configuration; no module, tensor or class."""
+    """Return whether a value is an object whose attributes may be set, such as a configuration.
+
+    No module, tensor or class.
+    """
     frozen = getattr(getattr(type(value), "__dataclass_params__", None), "frozen", False)
     plain = hasattr(value, "__dict__") and not isinstance(value, nn.Module | Tensor | type) and not callable(value)
     return plain and not frozen
 
 
 def is_plain(value: Any, keys: Any = str) -> bool:
-    """Whether an edit may carry a value: numbers, texts, truth values, None, and lists and dicts of them.
+    """Return whether an edit may carry a value: numbers, texts, truth values, None, and lists and dicts of them.
 
     Args:
         keys: the types of keys that dicts may have.
@@ -32,7 +35,7 @@ _ATOMS = {type(None), bool, int, float, str}
 
 
 def is_like(old: Any, value: Any) -> bool:
-    """Whether one plain value may take the place of another.
+    """Return whether one plain value may take the place of another.
 
     A number may take that of a number, a list of such items that of a list. A number or a list of numbers may take the
     place of None, and None theirs.

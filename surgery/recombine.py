@@ -94,7 +94,7 @@ def permutations(n: int, k: int, *, generator: torch.Generator | None = None, de
 
 
 def inverse(permutations: Tensor) -> Tensor:
-    """The permutations that undo the given ones, row by row: [n, k].
+    """Return the permutations that undo the given ones, row by row: [n, k].
 
     >>> inverse(torch.tensor([[2, 0, 1]]))
     tensor([[1, 2, 0]])
@@ -161,7 +161,7 @@ def shuffle(models, *, segments, permutations, inplace=False):
 
 
 def _gather(models: Mapping[str, Tensor], owner: Mapping[str, int], permutations: Tensor) -> Stack:
-    """One index gather for each tensor, on its device."""
+    """Return one index gather for each tensor, on its device."""
     sources: dict[torch.device, Tensor] = {}  # one transfer for each device, not for each tensor
     result = {}
     for name, tensor in models.items():
@@ -236,7 +236,7 @@ def _ties(model: nn.Module) -> dict[str, str]:
 
 
 def _owners(names, segments: Sequence[Segment], permutations: Tensor, k: int) -> dict[str, int]:
-    """The segment that holds each name; SurgeryError if the segments or the permutations do not fit."""
+    """Return the segment that holds each name; SurgeryError if the segments or the permutations do not fit."""
     owner: dict[str, int] = {}
     segments = checked_segments(segments)
     for s, members in enumerate(segments):
@@ -271,7 +271,7 @@ def _owners(names, segments: Sequence[Segment], permutations: Tensor, k: int) ->
 
 
 def _check_writable(models: Mapping[str, Tensor]) -> None:
-    """SurgeryError unless every element of the stack has its own memory and no tensor requires grad."""
+    """Raise SurgeryError unless every element of the stack has its own memory and no tensor requires grad."""
     spans = []
     for name, tensor in models.items():
         if tensor.requires_grad:

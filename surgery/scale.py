@@ -34,7 +34,7 @@ _ROW = 1024  # squares are summed over a row in the tensor's own precision, and 
 
 
 def percentile_norm(tensor: Tensor, *, q: float = 0.95, stacked: bool = False) -> Tensor:
-    """The L2 norm of the entries whose magnitude is at most the q-quantile of the magnitudes (W95 of the paper).
+    """Return the L2 norm of the entries whose magnitude is at most the q-quantile of the magnitudes (W95 of the paper).
 
     The quantile is the linearly interpolated one, at position q (n - 1) of the n sorted magnitudes. It is at least the
     entry below that position and less than the next one, so that entry is used as an exact threshold, for any n and
@@ -267,7 +267,10 @@ def _scaled(k: int, values: Mapping[str, Tensor], plan: Plan, factors: Mapping[s
 
 
 def matching_factors(norms: Tensor) -> Tensor:
-    """Norms [G, K] of K models -> factors [G, K]: the mean norm of the group over the model's own; 1 for tiny norms."""
+    """Return norms [G, K] of K models -> factors [G, K]: the mean norm of the group over the model's own.
+
+    1 for tiny norms.
+    """
     counted = norms > _NOTHING * norms.amax(1, keepdim=True)
     mean = torch.where(counted, norms, 0).sum(1, keepdim=True) / counted.sum(1, keepdim=True).clamp(min=1)
     return torch.where(counted, mean / norms, 1)
@@ -276,7 +279,10 @@ def matching_factors(norms: Tensor) -> Tensor:
 def checked_groups(
     groups: Sequence[Sequence[str]] | None, names: Collection[str], floating: Collection[str], whole: str
 ) -> list[tuple[str, ...]]:
-    """The groups without integer tensors and without empty groups; SurgeryError for unknown or repeated names."""
+    """Return the groups without integer tensors and without empty groups.
+
+    SurgeryError for unknown or repeated names.
+    """
     groups = [(name,) for name in names] if groups is None else checked_segments(groups, "groups")
     seen: set[str] = set()
     for name in (name for group in groups for name in group):
@@ -320,18 +326,18 @@ def joint_norms(jobs: Sequence[Sequence[Tensor]], q: float) -> Tensor:
 
 
 def norm_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The real dtype that norms of tensors of this dtype have."""
+    """Return the real dtype that norms of tensors of this dtype have."""
     return torch.float64 if compute_dtype(dtype) in (torch.float64, torch.complex128) else torch.float32
 
 
 def check_quantile(q: float) -> None:
-    """SurgeryError unless q is in [0, 1]."""
+    """Raise SurgeryError unless q is in [0, 1]."""
     if not isinstance(q, Real) or not 0 <= q <= 1:
         raise SurgeryError(f"q must be a quantile in [0, 1], got {repr(q)[:40]}", code="argument")
 
 
 def _common(job: Sequence[Tensor]) -> torch.dtype:
-    """The dtype that a job's magnitudes are compared in."""
+    """Return the dtype that a job's magnitudes are compared in."""
     return max((norm_dtype(tensor.dtype) for tensor in job), key=lambda dtype: dtype.itemsize)
 
 
@@ -342,7 +348,7 @@ def _magnitudes(job: Sequence[Tensor]) -> Tensor:
 
 
 def _rank(n: int, q: float) -> int:
-    """The position of the threshold among n sorted magnitudes."""
+    """Return the position of the threshold among n sorted magnitudes."""
     # A Fraction, because 0.29 * 100 must be 29; in floating point it is a little less.
     return math.floor(Fraction(repr(float(q))) * (n - 1))
 
@@ -415,7 +421,7 @@ def _search(job: Sequence[Tensor], q: float) -> Tensor:
 
 
 def _flat(tensor: Tensor, dtype: torch.dtype) -> np.ndarray:
-    """The entries in the order in which they lie in memory; not copied if they are dense and have the dtype."""
+    """Return the entries in the order in which they lie in memory; not copied if they are dense and have the dtype."""
     dense = tensor.permute(sorted(range(tensor.ndim), key=tensor.stride().__getitem__, reverse=True)).reshape(-1)
     return (dense.abs() if dense.is_complex() or dense.is_neg() else dense).to("cpu", dtype).numpy()
 

@@ -44,12 +44,12 @@ def owners(model: nn.Module) -> Iterator[tuple[str, nn.Module, dict[str, Tensor]
 
 
 def names_by_id(model: nn.Module) -> dict[int, str]:
-    """The state name of each tensor of a model's state, by the tensor's id."""
+    """Return the state name of each tensor of a model's state, by the tensor's id."""
     return {id(tensor): name for _, _, own in owners(model) for name, tensor in own.items()}
 
 
 def state(model: nn.Module) -> State:
-    """The state of a model: detached tensors by state-dict name, sharing memory with the model.
+    """Return the state of a model: detached tensors by state-dict name, sharing memory with the model.
 
     Modules come in registration order, within a module parameters before buffers. A tied tensor appears once,
     under its first name as a parameter; non-persistent buffers are left out. `load` is the inverse.
@@ -84,7 +84,7 @@ def state(model: nn.Module) -> State:
 
 
 def as_state(values: Mapping[str, Tensor] | nn.Module, what: str = "a state") -> Mapping[str, Tensor]:
-    """The state that was given, or that of a module; SurgeryError for anything else, which `what` names.
+    """Return the state that was given, or that of a module; SurgeryError for anything else, which `what` names.
 
     >>> list(as_state(nn.Linear(1, 1)))
     ['weight', 'bias']
@@ -116,7 +116,7 @@ def as_state(values: Mapping[str, Tensor] | nn.Module, what: str = "a state") ->
 
 
 def as_stack(models: Models) -> Mapping[str, Tensor]:
-    """The stack that was given, or that of a list of states or modules; SurgeryError for anything else.
+    """Return the stack that was given, or that of a list of states or modules; SurgeryError for anything else.
 
     >>> as_stack([{"w": torch.zeros(2)}, {"w": torch.ones(2)}])["w"].shape
     torch.Size([2, 2])
@@ -171,7 +171,7 @@ def load(model: nn.Module, values: Mapping[str, Tensor] | nn.Module) -> nn.Modul
 
 
 def _memory(tensor: Tensor) -> int | None:
-    """Where a tensor's numbers lie; None for one around others (a DTensor), which does not say."""
+    """Return where a tensor's numbers lie; None for one around others (a DTensor), which does not say."""
     try:
         return tensor.untyped_storage().data_ptr()
     except RuntimeError:
@@ -216,7 +216,7 @@ def unstack(models: Mapping[str, Tensor]) -> list[State]:
 
 
 def broadcast(values: Mapping[str, Tensor], k: int) -> Stack:
-    """A stack of k equal entries that takes no memory: each is a view of `values`. Do not write to it.
+    """Return a stack of k equal entries that takes no memory: each is a view of `values`. Do not write to it.
 
     >>> broadcast({"w": torch.ones(2)}, 3)["w"].shape
     torch.Size([3, 2])
@@ -252,7 +252,7 @@ def stack_size(models: Mapping[str, Tensor]) -> int:
 
 
 def distance(a: Models, b: Models) -> Tensor:
-    """Euclidean distance between the models of two stacks or lists, over all their floating-point tensors.
+    """Return euclidean distance between the models of two stacks or lists, over all their floating-point tensors.
 
     Args:
         a, b: stacks (or lists) of K and of M models of one architecture.
@@ -270,7 +270,7 @@ def distance(a: Models, b: Models) -> Tensor:
 
 
 def cosine(a: Models, b: Models | None = None) -> Tensor:
-    """Cosine similarity between the models of two stacks or lists, or of one with itself.
+    """Return cosine similarity between the models of two stacks or lists, or of one with itself.
 
     It is that of all floating-point tensors together.
 
@@ -297,7 +297,7 @@ def cosine(a: Models, b: Models | None = None) -> Tensor:
 
 
 def _flat_pairs(a: Models, b: Models) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pairs ([K, n], [M, n]) of the floating-point tensors of two stacks."""
+    """Yield pairs ([K, n], [M, n]) of the floating-point tensors of two stacks."""
     a, b = as_stack(a), as_stack(b)
     k, m = stack_size(a), stack_size(b)
     check_same({n: t[0] for n, t in a.items()}, {n: t[0] for n, t in b.items()}, "the first stack", "the second")
@@ -317,7 +317,7 @@ def _flat_pairs(a: Models, b: Models) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def shapes_of(values: Mapping[str, Tensor] | nn.Module) -> dict[str, tuple[int, ...]]:
-    """The shapes of the tensors of a state, or of a model's, by name."""
+    """Return the shapes of the tensors of a state, or of a model's, by name."""
     values = state(values) if isinstance(values, nn.Module) else values
     return {name: tuple(tensor.shape) for name, tensor in values.items()}
 
@@ -356,7 +356,7 @@ def check_same_shapes(
 
 
 def as_real(tensor: Tensor) -> Tensor:
-    """A complex tensor as real numbers, pairs along one more axis at the end; a real one as it is.
+    """Return a complex tensor as real numbers, pairs along one more axis at the end; a real one as it is.
 
     >>> as_real(torch.tensor([1 + 2j])).tolist(), as_real(torch.tensor([3])).tolist()
     ([[1.0, 2.0]], [3])
@@ -374,7 +374,7 @@ def is_pruning_mask(name: str, names: Container[str]) -> bool:
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype to accumulate in: at least float32 (or complex64).
+    """Return the dtype to accumulate in: at least float32 (or complex64).
 
     >>> compute_dtype(torch.bfloat16)
     torch.float32

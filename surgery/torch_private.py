@@ -42,7 +42,7 @@ class Operations(TorchDispatchMode):
         return self.result(func, args, kwargs)
 
     def result(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """What an operation returns.
+        """Return what an operation returns.
 
         On the meta device a tensor is no more than its form, which torch works out in Python (a batch norm's in twenty
         operations). What was worked out once is not worked out again, for the next block of the same sizes or another
@@ -84,7 +84,9 @@ def _is_composite(func: Any) -> bool:
 
 @cache
 def _makes(func: Any) -> str:
-    """Whether an operation returns new tensors and changes none, or writes into its first argument and returns that."""
+    """Return whether an operation returns new tensors and changes none, or writes into its first argument and returns
+    that.
+    """
     arguments, returns = (
         [value.alias_info for value in some] for some in (func._schema.arguments, func._schema.returns)
     )
@@ -101,7 +103,10 @@ def memory(tensor: Tensor) -> int:
 
 
 def _asked(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """All that the form of a result on the meta device depends on; None unless all tensors, at least one, lie there."""
+    """Return all that the form of a result on the meta device depends on.
+
+    None unless all tensors, at least one, lie there.
+    """
     found: list[Any] = [func, torch.get_default_dtype(), *kwargs]
     on_meta = False
     for value in (*args, *kwargs.values()):

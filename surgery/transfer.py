@@ -36,7 +36,7 @@ def widest(device: torch.device | str) -> torch.dtype:
 
 
 def double(tensor: Tensor) -> Tensor:
-    """The tensor in float64, or in float32 where its device has no float64.
+    """Return the tensor in float64, or in float32 where its device has no float64.
 
     >>> double(torch.tensor([1.0])).dtype
     torch.float64
@@ -48,7 +48,7 @@ _AT_ONCE = 2**28  # bytes in one transfer, at most
 
 
 def host_copies(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Contiguous copies on the CPU that share no memory, in few transfers: small tensors of one dtype go together.
+    """Return contiguous copies on the CPU that share no memory, small tensors of one dtype in one transfer.
 
     >>> a = torch.ones(3)
     >>> host_copies([a.expand(2, 3), a])[0].stride()
@@ -83,7 +83,7 @@ def as_bytes(tensor: Tensor) -> Tensor:
 
 
 def download(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors on the host, in float64 (exact for integers up to 2^53); each device is waited for once.
+    """Return the tensors on the host, in float64 (exact for integers up to 2^53); each device is waited for once.
 
     >>> download([torch.tensor([1.0, 2.0]), torch.tensor(3)])
     [tensor([1., 2.], dtype=torch.float64), tensor(3., dtype=torch.float64)]

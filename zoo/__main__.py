@@ -14,7 +14,7 @@ from zoo.spec import Spec, names
 
 
 def _shown(metavar: str | None = None, default: str = "") -> Any:
-    """What --help says of a flag's value, and of its absence, where tyro would print None, () or False."""
+    """Return what --help says of a flag's value, and of its absence, where tyro would print None, () or False."""
     return tyro.conf.arg(metavar=metavar, help_behavior_hint=default)
 
 
@@ -66,7 +66,7 @@ def show(
 
 
 def _numbers(flag: str, text: str, kind: Callable[[str], Any]) -> Any:
-    """The numbers of a list with commas between them; the number itself if it is one."""
+    """Return the numbers of a list with commas between them; the number itself if it is one."""
     try:
         numbers = tuple(map(kind, text.split(",")))
     except ValueError:
@@ -78,7 +78,7 @@ def _numbers(flag: str, text: str, kind: Callable[[str], Any]) -> Any:
 
 
 def _row(spec: Spec) -> dict[str, Any]:
-    """What --json prints of a model."""
+    """Return what --json prints of a model."""
     size = spec.count()
     shape = list(spec.example(device="meta").shape[1:])
     values = {"parameters": size.parameters, "macs": size.macs, "input": shape, "sections": spec.depth}
@@ -86,7 +86,7 @@ def _row(spec: Spec) -> dict[str, Any]:
 
 
 def table(specs: Sequence[Spec]) -> str:
-    """Names, parameters, MACs, input and sections of models, aligned.
+    """Return names, parameters, MACs, input and sections of models, aligned.
 
     >>> from zoo import Spec
     >>> print(table([Spec("resnet18"), Spec("resnet20", width=0.5)]))
@@ -107,7 +107,7 @@ def table(specs: Sequence[Spec]) -> str:
 
 
 def _short(count: int) -> str:
-    """A number with three digits and a unit.
+    """Return a number with three digits and a unit.
 
     >>> _short(1_814_073_344), _short(999_600_000), _short(500)
     ('1.81 G', '1 G', '500')
@@ -117,7 +117,7 @@ def _short(count: int) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line. Returns the exit code: 0, or 2 if the command cannot be carried out."""
+    """Return the command line. Returns the exit code: 0, or 2 if the command cannot be carried out."""
     program = "layer-surgery zoo" if Path(sys.argv[0]).stem == "layer-surgery" else "python -m zoo"
     try:
         tyro.cli(show, prog=program, args=argv)

@@ -32,7 +32,7 @@ def _remake(kind: type[ZooError], message: str, code: Code) -> ZooError:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its type if it has none.
+    """Return the first line of an error's message, or its type if it has none.
 
     >>> first_line(ValueError("no\\nand more")), first_line(KeyError())
     ('no', 'KeyError')

@@ -64,7 +64,7 @@ class Network(nn.Sequential):
         return [Builder(rate=rate, **options) for rate in rates]
 
     def from_foreign(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors of torchvision's or timm's model of this architecture as this model has them, in its order.
+        """Return the tensors of torchvision's or timm's model of this architecture by the names of this one.
 
         Only families whose tensors the libraries lay out otherwise have a rule of their own; names are left to
         `zoo.load`.
@@ -72,7 +72,7 @@ class Network(nn.Sequential):
         return dict(state)
 
     def to_foreign(self, state: Mapping[str, Tensor]) -> list[Tensor]:
-        """The inverse of `from_foreign`: the tensors of this model's state as torchvision has them, in its order."""
+        """Return the tensors of this model by torchvision's names, the inverse of `from_foreign`."""
         return list(state.values())
 
     def group_matcher(self, coarse: bool = False) -> dict[str, str]:
@@ -111,7 +111,7 @@ class Builder:
     step_size: bool = False
 
     def channels(self, full: int) -> int:
-        """The number of channels where there are `full` at rate 1. A lower rate never gives more.
+        """Return the number of channels where there are `full` at rate 1. A lower rate never gives more.
 
         `ceil` is ceil(rate * full), at least 1, as in HeteroFL. `divisor8` is the function of this name; full widths
         that are no multiples of 8 change as well.
@@ -127,12 +127,12 @@ class Builder:
     def conv(
         self, inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1, *, bias: bool = False
     ) -> nn.Conv2d:
-        """A convolution that keeps the image's size at stride 1. Without norms it always has a bias."""
+        """Return a convolution that keeps the image's size at stride 1. Without norms it always has a bias."""
         bias = bias or self.norm == "none"
         return nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=bias)
 
     def make_norm(self, channels: int) -> nn.Module:
-        """A norm for images.
+        """Return a norm for images.
 
         `batch` is batch norm without a step counter; `static_batch` is HeteroFL's; `group` has the largest number of
         groups up to 8 that divides 8 and the channels; `layer` is over channels and positions (Ba et al. 2016), that is
@@ -155,15 +155,15 @@ class Builder:
         raise ZooError(f"unknown norm {self.norm!r}: choose {', '.join(get_args(Norm))}", code="argument")
 
     def make_scaler(self) -> nn.Module:
-        """A Scaler, or an Identity without them."""
+        """Return a Scaler, or an Identity without them."""
         return Scaler(self.rate) if self.scaler else nn.Identity()
 
     def residual(self, drop_path: float = 0.0) -> "Residual":
-        """The sum of a shortcut and a branch."""
+        """Return the sum of a shortcut and a branch."""
         return Residual(self.step_size, drop_path)
 
     def conv_norm(self, *sizes: int, activation: type[nn.Module] | None = None, **options) -> nn.Sequential:
-        """A convolution with the arguments of `conv`, then Scaler, norm and in-place activation, as far as given."""
+        """Return a convolution (its arguments are those of `conv`), then Scaler, norm and activation, where given."""
         conv = self.conv(*sizes, **options)
         parts = {"conv": conv, "scaler": self.make_scaler(), "norm": self.make_norm(conv.out_channels)}
         if activation is not None:
@@ -172,7 +172,7 @@ class Builder:
 
 
 def divisor8(channels: float) -> int:
-    """The nearest multiple of 8, or the next one if that is below 90% of the number; at least 8.
+    """Return the nearest multiple of 8, or the next one if that is below 90% of the number; at least 8.
 
     The released models of the mobile families round in this way. `surgery.narrow(..., rounding=zoo.divisor8)` takes it.
 
@@ -184,7 +184,7 @@ def divisor8(channels: float) -> int:
 
 
 def without_identities(parts: Mapping[str, nn.Module]) -> OrderedDict[str, nn.Module]:
-    """The parts of a network without those that do nothing: see `Builder`.
+    """Return the parts of a network without those that do nothing: see `Builder`.
 
     >>> list(without_identities({"conv": nn.Conv2d(1, 2, 3), "norm": nn.Identity()}))
     ['conv']

@@ -123,7 +123,7 @@ def collect_statistics(model: nn.Module, batches: Iterable[Tensor], state: State
 
 
 def is_statistic(name: str, model: nn.Module) -> bool:
-    """Whether a state name is that of a statistic of a static batch norm.
+    """Return whether a state name is that of a statistic of a static batch norm.
 
     >>> from zoo import create
     >>> is_statistic("stem.norm.running_mean", create("resnet20", norm="static_batch"))

@@ -54,7 +54,7 @@ class Unused(nn.Sequential):
 
 
 def make_shortcut(builder: Builder, inputs: int, outputs: int, stride: int, kind: Shortcut) -> nn.Module:
-    """The shortcut around a block; the identity if the block keeps the shape. ZooError for an unknown kind."""
+    """Return the shortcut around a block; the identity if the block keeps the shape. ZooError for an unknown kind."""
     if kind not in get_args(Shortcut):
         raise ZooError(f"unknown shortcut {kind!r}: choose {', '.join(get_args(Shortcut))}", code="argument")
     if stride == 1 and inputs == outputs:
@@ -179,7 +179,10 @@ Block: TypeAlias = type[BasicBlock | Bottleneck | PreActivation]
 
 
 def make_stem(builder: Builder, inputs: int, outputs: int, stem: Stem, pre: bool) -> nn.Sequential:
-    """The convolution before the first section, and for large images a pooling; `pre`: without norm and activation."""
+    """Return the convolution before the first section, and for large images a pooling.
+
+    `pre`: without norm and activation.
+    """
     sizes = (inputs, outputs, 7, 2) if stem == "imagenet" else (inputs, outputs, 3)
     if pre:
         result = nn.Sequential(OrderedDict(conv=builder.conv(*sizes)))

@@ -25,7 +25,7 @@ PRESETS: dict[str, Architecture] = {
 
 
 def names() -> list[str]:
-    """The names of the architectures of the zoo, family by family.
+    """Return the names of the architectures of the zoo, family by family.
 
     >>> names()[:4]
     ['cnn', 'lenet', 'resnet18', 'resnet34']
@@ -34,7 +34,7 @@ def names() -> list[str]:
 
 
 def find(name: str) -> Architecture:
-    """The architecture of that name; the ZooError for an unknown name lists similar ones."""
+    """Return the architecture of that name; the ZooError for an unknown name lists similar ones."""
     if not isinstance(name, str):
         raise ZooError(f"the name of a model must be a string, got {name!r}", code="argument")
     if name in PRESETS:
@@ -121,7 +121,7 @@ class Spec:
         object.__setattr__(self, "depth", self._blocks())
 
     def _value(self, field: str) -> Any:
-        """The value of a field other than width and depth, or its default."""
+        """Return the value of a field other than width and depth, or its default."""
         value, defaults = getattr(self, field), self.architecture.defaults
         if value is None:
             default = defaults.get(field)
@@ -133,7 +133,7 @@ class Spec:
         return check(self.name, field, value)
 
     def _rates(self, width: Any) -> tuple[float, ...]:
-        """A rate for each part that has one."""
+        """Return a rate for each part that has one."""
         full = self.architecture.depth
         rates = check_rates(self.name, width, self.architecture.rate_names, len(full or ()))
         if full is None and max(rates) > 1:
@@ -143,7 +143,7 @@ class Spec:
         return rates
 
     def _blocks(self) -> tuple[int, ...] | None:
-        """The number of blocks of each section; None is the full depth of a model whose sections are unknown."""
+        """Return the number of blocks of each section; None is the full depth of a model whose sections are unknown."""
         full = self.architecture.depth
         if self.depth is None or full == () == self.depth:
             return full
@@ -173,7 +173,7 @@ class Spec:
         return self.depth
 
     def build(self, generator: torch.Generator | None = None, device: torch.device | str = "cpu") -> nn.Module:
-        """The model, in training mode.
+        """Return the model, in training mode.
 
         Args:
             generator: draws the initial weights, on the CPU for any device; None draws them from torch's global
@@ -196,7 +196,7 @@ class Spec:
         return initialise(model, generator).to(device)
 
     def scaled(self, width: float | tuple[float, ...] = 1.0, depth: int | tuple[int, ...] | None = None) -> "Spec":
-        """The same model with its width rates multiplied by `width`, and with `depth` blocks if that is given.
+        """Return the same model with its width rates multiplied by `width`, and with `depth` blocks if that is given.
 
         >>> Spec("resnet20").scaled(0.5, depth=2) == Spec("resnet20", width=0.5, depth=2)
         True
@@ -206,7 +206,7 @@ class Spec:
         return replace(self, width=product, depth=self.depth if depth is None else depth)
 
     def example(self, batch: int = 1, size: int | None = None, device: torch.device | str = "cpu") -> Tensor:
-        """An input of zeros: images [batch, in_channels, size, size] or tokens [batch, size]."""
+        """Return an input of zeros: images [batch, in_channels, size, size] or tokens [batch, size]."""
         size = (self.tokens or self.image_size) if size is None else size
         if self.tokens is not None:
             return torch.zeros(batch, size, dtype=torch.long, device=device)
@@ -214,7 +214,7 @@ class Spec:
 
     @lru_cache(maxsize=1024)  # noqa: B019 (small values, few of them)
     def count(self, size: int | None = None) -> Count:
-        """Parameters and MACs, counted without building the model in memory.
+        """Return parameters and MACs, counted without building the model in memory.
 
         Args:
             size: side of the images or length of the sequences; None takes the spec's own. The model stays the same.
@@ -243,7 +243,7 @@ class Spec:
         return Count(sum(p.numel() for p in model.parameters()), counter.get_total_flops() // 2)
 
     def to_yaml(self) -> str:
-        """The spec as YAML; `from_yaml` is the inverse."""
+        """Return the spec as YAML; `from_yaml` is the inverse."""
         values = {k: v for k, v in dataclasses.asdict(self).items() if v is not None and v != ()}
         for key in ("width", "depth"):
             if key in values:
@@ -254,7 +254,7 @@ class Spec:
 
     @classmethod
     def from_yaml(cls, text: str) -> "Spec":
-        """A spec from YAML; missing fields have their defaults.
+        """Return a spec from YAML; missing fields have their defaults.
 
         Raises ZooError for text that is not a mapping from a spec's fields to values.
 
@@ -271,7 +271,7 @@ class Spec:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Spec":
-        """A spec from its fields; ZooError names the first one that a spec does not have.
+        """Return a spec from its fields; ZooError names the first one that a spec does not have.
 
         >>> Spec.from_dict({"name": "cnn", "width": [0.5, 0.5, 1]}).width
         (0.5, 0.5, 1.0)
@@ -284,7 +284,7 @@ class Spec:
 
 
 def _number(value: Any) -> Any:
-    """The number that a string stands for: YAML 1.1 reads 1.0e-5 as a number, but 1e-5 as a string."""
+    """Return the number that a string stands for: YAML 1.1 reads 1.0e-5 as a number, but 1e-5 as a string."""
     if isinstance(value, list):
         return [_number(item) for item in value]
     try:

@@ -138,7 +138,7 @@ class VisionTransformer(Network):
         super().__init__(parts)
 
     def from_foreign(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The libraries' tensors as this model has them, in its order: q, k and v apart, in (channel, head) order."""
+        """Return the libraries' tensors by the names of this model: q, k and v apart, in (channel, head) order."""
         heads, result = self.section1[0].attention.heads, {}
         for name, tensor in sorted(state.items(), key=lambda item: item[1].ndim != 3):  # class token, positions first
             if match := _FUSED.fullmatch(name):
@@ -156,7 +156,7 @@ class VisionTransformer(Network):
         return result
 
     def to_foreign(self, state: Mapping[str, Tensor]) -> list[Tensor]:
-        """The inverse of `from_foreign`: the tensors of this model's state as torchvision has them, in its order."""
+        """Return the tensors of this model by torchvision's names, the inverse of `from_foreign`."""
         heads, result = self.section1[0].attention.heads, []
         for name, tensor in state.items():
             if ".attention.q." in name:
@@ -174,17 +174,17 @@ _FUSED = re.compile(r"(.*\.)(?:in_proj_|qkv\.)(weight|bias)")
 
 
 def _by_channel(x: Tensor, heads: int) -> Tensor:
-    """The rows (head, channel) as (channel, head); left alone if they cannot be those of so many heads."""
+    """Return the rows (head, channel) as (channel, head); left alone if they cannot be those of so many heads."""
     return rearrange(x, "(head channel) ... -> (channel head) ...", head=heads) if len(x) % heads == 0 else x
 
 
 def _by_head(x: Tensor, heads: int) -> Tensor:
-    """The inverse of `_by_channel`."""
+    """Return the inverse of `_by_channel`."""
     return rearrange(x, "(channel head) ... -> (head channel) ...", head=heads)
 
 
 def stem_for(image_size: int) -> str:
-    """The stem that is chosen by the image: `cifar` up to 64x64, `imagenet` for larger ones.
+    """Return the stem that is chosen by the image: `cifar` up to 64x64, `imagenet` for larger ones.
 
     >>> stem_for(32), stem_for(224)
     ('cifar', 'imagenet')

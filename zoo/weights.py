@@ -91,7 +91,7 @@ def build_with(
 
 
 def read(file: str | Path) -> dict[str, Tensor]:
-    """The state dict in a .safetensors file or a file of torch.save, without running code that it may hold.
+    """Return the state dict in a .safetensors file or a file of torch.save, without running code that it may hold.
 
     A training script's checkpoint may have it under "state_dict", "model_state_dict" or "model". What
     DistributedDataParallel and torch.compile put before every name is left out.
@@ -194,7 +194,7 @@ def load(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
 
 
 def _by_position(state: Mapping[str, Tensor], own: Mapping[str, Tensor], model: nn.Module) -> State:
-    """The tensors of a library's state, as the model has them, under the names of the model's tensors."""
+    """Return the tensors of a library's state, as the model has them, under the names of the model's tensors."""
     given = {name: tensor for name, tensor in state.items() if not _is_counter(name)}
     if isinstance(model, Network):
         given = model.from_foreign(given)
@@ -221,7 +221,7 @@ def _by_position(state: Mapping[str, Tensor], own: Mapping[str, Tensor], model: 
 
 
 def _in_order(state: Mapping[str, Tensor], model: nn.Module) -> Mapping[str, Tensor]:
-    """A library's state in the order of its model's state_dict(), as no safetensors file keeps it.
+    """Return a library's state in the order of its model's state_dict(), as no safetensors file keeps it.
 
     As it is given, if no model of this family has these names in torchvision or timm.
     """
@@ -236,7 +236,7 @@ def _in_order(state: Mapping[str, Tensor], model: nn.Module) -> Mapping[str, Ten
 
 
 def to_torchvision(state: Mapping[str, Tensor]) -> State:
-    """The state of a zoo model under the names of torchvision's model of the same architecture, to load there.
+    """Return the state of a zoo model under the names of torchvision's model of the same architecture, to load there.
 
     The architecture is recognised by names and shapes, as one of `counterparts` at full width and depth, with any
     number of classes (the heads of vit_base are taken to be 12). Step counters, which the zoo does not have, are 0; the
@@ -273,7 +273,7 @@ def to_torchvision(state: Mapping[str, Tensor]) -> State:
 
 @lru_cache
 def _tensor_names(library: str, name: str) -> list[str]:
-    """The names in the state dict of a library's model, in its order."""
+    """Return the names in the state dict of a library's model, in its order."""
     with torch.device("meta"):
         if library == "timm":
             import timm
@@ -286,7 +286,7 @@ def _tensor_names(library: str, name: str) -> list[str]:
 
 @lru_cache
 def _skeleton(name: str, norm: str = "batch", classes: int = 1) -> Any:
-    """The model on the meta device."""
+    """Return the model on the meta device."""
     options: dict[str, Any] = {"norm": norm} if "norm" in PRESETS[name].defaults else {}
     return Spec(name, classes, **options).build(device="meta")
 

@@ -11,7 +11,7 @@ from fl.base.plugins import declared, find, kind, of_packages
 
 
 def _methods() -> dict[str, Method]:
-    """The methods of this folder's files and of packages, in the order of `KINDS`."""
+    """Return the methods of this folder's files and of packages, in the order of `KINDS`."""
     found = declared("fl.algorithms", "METHOD", Method)
     for file, method in found.items():
         if method.name != file:

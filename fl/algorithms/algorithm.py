@@ -108,7 +108,7 @@ class Algorithm:
         capabilities.check(self.name, self.lacks, needs)
 
     def choose(self, server: Server, rng: Rng) -> list[int]:
-        """The clients of a round."""
+        """Return the clients of a round."""
         return self.sample(server, rng) if self.sample else self.fed.sample(rng)
 
     def round(self, server: Server, clients: Sequence[int], rng: Rng) -> tuple[Server, ClientUpdate]:
@@ -136,12 +136,12 @@ class Algorithm:
     def aggregated(
         self, server: Server, clients: Sequence[int], update: ClientUpdate, rng: Rng
     ) -> tuple[Server, dict[str, float]]:
-        """What the server's rule makes of an update, and its metrics, if it has some."""
+        """Return what the server's rule makes of an update, and its metrics, if it has some."""
         result = self.aggregate(server, clients, update, rng)
         return result if isinstance(result, tuple) else (result, {})
 
     def client_models(self, server: Server) -> ClientModels:
-        """The models that clients predict with. Clients on other machines make theirs themselves."""
+        """Return the models that clients predict with. Clients on other machines make theirs themselves."""
         models = self.models(server) if self.models else shared(server["global"], len(self.fed.clients))
         if self.personalize and not self.fed.transport.has_data:
             return models._replace(client_states=server.get(CLIENTS, {}))
@@ -149,7 +149,7 @@ class Algorithm:
         return self._personal(server, models, everybody) if self.personalize else models
 
     def predict(self, server: Server, images: Tensor, client: int | None = None) -> Tensor:
-        """Logits [N, classes] of the deployed model for uint8 images, or of what one client predicts with."""
+        """Return logits [N, classes] of the deployed model for uint8 images, or of what one client predicts with."""
         if client is None:
             return self.fed.predict(server["global"], images)
         if not 0 <= client < len(self.fed.clients):
@@ -160,7 +160,7 @@ class Algorithm:
         return predict(self.fed.predict, models.levels, client, images, models.mean)
 
     def _personal(self, server: Server, models: ClientModels, clients: Sequence[int]) -> ClientModels:
-        """What some clients make of their models, a row each."""
+        """Return what some clients make of their models, a row each."""
         client_states = server.get(CLIENTS, {})
         made = self.personalize(
             given(models, clients), select(client_states, clients) if client_states else {}, clients, models.rng
@@ -168,7 +168,7 @@ class Algorithm:
         return personal(made, len(clients))
 
     def _traffic(self, message: Message, update: ClientUpdate, clients: Sequence[int]) -> dict[str, float]:
-        """What went over the network, see `fl.federation.traffic`."""
+        """Return what went over the network, see `fl.federation.traffic`."""
         fed, known = self.fed, {}
         models = fed.models_of(clients)
         for model in models:

@@ -107,7 +107,7 @@ class Mixture(nn.Module):
 
 
 def mixed(loss: Loss) -> Objective:
-    """The loss of the shared model; the gradient has also that of the mixture, with respect to the rest."""
+    """Return the loss of the shared model; the gradient has also that of the mixture, with respect to the rest."""
 
     def objective(call: Call, params: State, context: State, batch: Batch) -> Tensor:
         x, y = batch
@@ -130,13 +130,13 @@ class Apart(NamedTuple):
     adaptive: bool
 
     def memory(self, params: Sequence[Tensor]) -> Memory:
-        """What is kept, before the first step: that of both models, and which step it is."""
+        """Return what is kept, before the first step: that of both models, and which step it is."""
         of_models = (self.inner.memory(half) for half in self._models(params))
         kept = {f"{i}.{name}": tensors for i, own in enumerate(of_models) for name, tensors in own.items()}
         return {**kept, "made": [torch.zeros((), dtype=torch.int64, device=params[0].device)]}
 
     def step(self, params: list[Tensor], memory: Memory, gradients: Sequence[Tensor | None], lead: int = 0) -> None:
-        """One step, see `fl.engine.SGD.step`. The count stays on the device, so that a step is the same each time."""
+        """Take a step, see `fl.engine.SGD.step`. The count stays on the device, so that every step is the same."""
         for i, (half, slopes) in enumerate(zip(self._models(params), self._models(gradients))):
             kept = {name.removeprefix(f"{i}."): t for name, t in memory.items() if name.startswith(f"{i}.")}
             self.inner._replace(lr=self.lr).step(half, kept, slopes, lead)
@@ -145,7 +145,7 @@ class Apart(NamedTuple):
             params[0].sub_(first * self.lr * gradients[0]).clamp_(0, 1)
 
     def _models(self, values: Sequence) -> tuple[list, list]:
-        """What is the shared model's and what the client's own; alpha comes first."""
+        """Return what is the shared model's and what the client's own; alpha comes first."""
         values = list(values[1:] if self.adaptive else values)
         return values[: len(values) // 2], values[len(values) // 2 :]
 

@@ -130,7 +130,9 @@ def distributions(sizes: np.ndarray, merges: np.ndarray, k: int) -> np.ndarray:
 
 
 def groups(mass: np.ndarray, merges: np.ndarray, limit: int) -> list[list[int]]:
-    """The fewest subtrees that together hold all leaves. None weighs more than the limit, unless it is a single leaf.
+    """Return the fewest subtrees that together hold all leaves.
+
+    None weighs more than the limit, unless it is a single leaf.
 
     >>> groups(np.array([1, 1, 1]), np.array([[0, 2], [1, 3]]), 2)
     [[1], [0, 2]]
@@ -143,13 +145,13 @@ def groups(mass: np.ndarray, merges: np.ndarray, limit: int) -> list[list[int]]:
 
 
 def draw_each(table: np.ndarray, rng: Rng) -> list[int]:
-    """One client from each distribution, drawn independently: K clients, some of which may be the same."""
+    """Return one client from each distribution, drawn independently: K clients, some of which may be the same."""
     generator = rng.numpy("clusamp")
     return [int(np.searchsorted(row.cumsum(), generator.integers(row.sum()), side="right")) for row in table]
 
 
 def memory(device: torch.device) -> int:
-    """All of the device's memory, in bytes."""
+    """Return all of the device's memory, in bytes."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -40,7 +40,7 @@ def fedasam(fed: Federation, options: FedASAMOptions = FedASAMOptions()) -> Algo
 
 
 def adaptive_ascent(rho: float, eta: float = 0.0) -> Ascent:
-    """The step rho T^2 g / ||T g|| against the gradient's sharpness.
+    """Return the step rho T^2 g / ||T g|| against the gradient's sharpness.
 
     T is |w| + eta for each entry w of a tensor called a weight, and 1 for biases and all others.
 

@@ -131,7 +131,7 @@ def fedgen(fed: Federation, options: FedGenOptions = FedGenOptions()) -> Algorit
 
 
 def distilling(weight: str, bias: str | None) -> Objective:
-    """The clients' objective.
+    """Return the clients' objective.
 
     Context: "generator", its state; "labels" [C], first those that it was trained for, and "known", the number of
     these; "alpha" and "beta", the weights of the two terms. Both terms generate as many latents as the batch has
@@ -160,7 +160,7 @@ def distilling(weight: str, bias: str | None) -> Objective:
 
 
 def initial_generator(noise: int, hidden: int, classes: int, latent: int) -> State:
-    """A generator with torch's initial weights; "seen" are the labels that it has been trained for: none yet."""
+    """Return a generator with torch's initial weights; "seen" are the labels that it has been trained for: none yet."""
     numbers = Rng(0).torch("fedgen")
     generator = {}
     for name, rows, columns in (("fc1", hidden, noise + classes), ("fc2", latent, hidden)):
@@ -178,7 +178,7 @@ def initial_generator(noise: int, hidden: int, classes: int, latent: int) -> Sta
 
 
 def generate(generator: State, noise: Tensor, labels: Tensor, training: bool = False) -> Tensor:
-    """Latents [B, L] from noise [B, Z] and labels [B]: linear, batch norm, ReLU, linear.
+    """Return latents [B, L] from noise [B, Z] and labels [B]: linear, batch norm, ReLU, linear.
 
     In training the norm uses the statistics of the batch and updates the running ones in place; otherwise it uses the
     running ones.
@@ -201,7 +201,7 @@ def train_generator(
     labels: Tensor,
     diversity: float,
 ) -> tuple[State, Memory]:
-    """The generator and the optimizer's memory after S steps; the arguments do not change.
+    """Return the generator and the optimizer's memory after S steps; the arguments do not change.
 
     Each step minimises the mean, over its latents, of sum_k shares[k, y] CE(head_k(G(z, y)), y), plus
     diversity * exp(-mean_ij d(z_i, z_j) d(G_i, G_j)), where the distance of noise is the mean square difference, and
@@ -229,7 +229,7 @@ def train_generator(
 
 
 def _moments(memory: Memory) -> dict[str, State]:
-    """The memory of the generator's optimizer as parts of the server."""
+    """Return the memory of the generator's optimizer as parts of the server."""
     return {f"generator_{kind}": dict(zip(LEARNED, memory[kind])) for kind in _MEMORY}
 
 
@@ -242,7 +242,7 @@ def _drawn(counts: Tensor, options: FedGenOptions, rng: Rng) -> tuple[Tensor, Te
 
 
 def _head(fed: Federation) -> tuple[str, str | None]:
-    """The names of weight and bias of the linear layer that makes the model's logits."""
+    """Return the names of weight and bias of the linear layer that makes the model's logits."""
     last = layers(fed.model)[-1]
     module, known = fed.model.get_submodule(last.name), dict(fed.model.named_parameters())
     names = [f"{last.name}.{name}".removeprefix(".") for name in ("weight", "bias")][: len(last.tensors)]
@@ -258,7 +258,7 @@ def _head(fed: Federation) -> tuple[str, str | None]:
 
 @torch.no_grad()
 def _ends(fed: Federation, module: nn.Linear) -> bool:
-    """Whether the model's output for images is this layer's, of one vector an image."""
+    """Return whether the model's output for images is this layer's, of one vector an image."""
     seen = []
     hook = module.register_forward_hook(lambda _, given, out: seen.append(given[0]))
     try:

@@ -87,7 +87,7 @@ def fedmr(fed: Federation, options: FedMROptions = FedMROptions()) -> Algorithm:
 
 
 def _alignment_steps(fed: Federation, align: bool) -> list[Step]:
-    """The step that permutes hidden widths so that the clients' models match; none without `align`."""
+    """Return the step that permutes hidden widths so that the clients' models match; none without `align`."""
     if not align:
         return []
     with naming("--fedmr.align"):  # a model whose widths cannot be followed
@@ -96,7 +96,8 @@ def _alignment_steps(fed: Federation, align: bool) -> list[Step]:
 
 
 def _aligned(models: Stack, sizes: Sequence[int], aligner: Aligner) -> Stack:
-    """The models in the order of the first that arrived, each permuted so that its weights match that one's best.
+    """Return the models in the order of the first that arrived, each permuted so that its weights match that one's
+    best.
 
     A client of size 0 was dropped: its model stays.
     """

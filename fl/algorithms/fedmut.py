@@ -72,7 +72,7 @@ def fedmut(fed: Federation, options: FedMutOptions = FedMutOptions()) -> Algorit
 
 
 def signs(n: int, k: int, beta: float, generator: torch.Generator) -> Tensor:
-    """The signs of n layers in k mutants: [n, k], half of each row 1, the other half beta - 1, in random order.
+    """Return the signs of n layers in k mutants: [n, k], half of each row 1, the other half beta - 1, in random order.
 
     With beta 0 each row sums to zero. Of an odd number of mutants the last has no partner and does not move: 0.
 

@@ -33,7 +33,9 @@ class FedProtoOptions:
 
 
 def fedproto(fed: Federation, options: FedProtoOptions = FedProtoOptions()) -> Algorithm:
-    """Each client trains a model of its own; what is sent are prototypes, the mean representations of each class.
+    """Train a model of its own on each client.
+
+    What is sent are prototypes, the mean representations of each class.
 
     A representation is what the layer is given that makes the logits. A participant minimises
 
@@ -109,12 +111,12 @@ class Shown(nn.Module):
         self.model, self.head = model, head
 
     def forward(self, x: Tensor) -> Tensor:
-        """Both in one tensor."""
+        """Return both in one tensor."""
         return torch.cat(represented(self.model, self.head, x), -1)
 
 
 def drawn_to_prototypes(loss: Loss, lam: float) -> Objective:
-    """The loss of a `Shown` + lam times the mean square distance of representations from their prototypes.
+    """Return the loss of a `Shown` + lam times the mean square distance of representations from their prototypes.
 
     Context: "means" [classes, width], the prototypes, and "counts" [classes], 0 for classes that have none.
     """

@@ -22,7 +22,7 @@ class FedRepOptions:
 
 
 def fedrep(fed: Federation, options: FedRepOptions = FedRepOptions()) -> Algorithm:
-    """One body for all, and a head for each client that never leaves it: the last linear layer.
+    """Train one body for all, and a head for each client that never leaves it: the last linear layer.
 
     A participant trains its head on top of the body that it received, on batches drawn for that, and then the body
     below the new head. Each time the optimizer starts afresh. Batch norms belong to the body, with their running

@@ -61,7 +61,7 @@ class FeMAMOptions:
 
 
 def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
-    """Levels of models, one after another: one global model, cluster models, a model for each client.
+    """Train levels of models, one after another: one global model, cluster models, a model for each client.
 
     A client predicts with the sum of the logits of its model on each level; only the newest level trains, on what the
     earlier ones leave over.
@@ -99,12 +99,12 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
         return {"global": start, **levels, "structure": structure, "progress": _begun(0, used, options)}
 
     def training(server) -> tuple[int, Level]:
-        """The newest level, with the model that each client trains."""
+        """Return the newest level, with the model that each client trains."""
         at = int(server["progress"]["level"])
         return at, Level(server[names[at]], server["progress"]["members"])
 
     def send(server, clients, rng):
-        """Line 5: the model of the newest level, and once those of the levels below."""
+        """Return (line 5) the model of the newest level, and once those of the levels below."""
         at, level = training(server)
         message = {"levels": levels_of(server)[:at], **kinds[at].message(level, clients)}
         if at and mean:
@@ -112,7 +112,7 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
         return message
 
     def client(message, client_states, clients, rng):
-        """Lines 6 to 9: train what the levels below leave over."""
+        """Train (lines 6 to 9) what the levels below leave over."""
         at = len(message["levels"])
         kind, starts = kinds[at], message.get("model", client_states)
         context = kind.anchor(starts) | {name: message[name] for name in ("weight", "share") if name in message}
@@ -120,7 +120,7 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
         return kind.sent(fed.train(starts, clients, rng, objectives[at], context, per_sample=logits))
 
     def aggregate(server, clients, update, rng):
-        """Lines 10 to 13 on the newest level, and at its end also lines 14 to 17 and line 2 for the next."""
+        """Do lines 10 to 13 on the newest level, and at its end also lines 14 to 17 and line 2 for the next."""
         (at, level), pathways, metrics = training(server), server["structure"]["pathways"], {}
         kind, below = kinds[at], levels_of(server)[:at]
         level = kind.collect(level, clients, update, rng)  # lines 10 to 12
@@ -144,7 +144,7 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
         return server, {**metrics, "level": at + 1, "models_used": (pathways >= 0).sum().item() / n}
 
     def new_model(server, at: int, rng: Rng) -> State:
-        """What a level begins from: the same model for all of its clusters or clients."""
+        """Return what a level begins from: the same model for all of its clusters or clients."""
         return server["global"] if options.start == "global" else fed.initial(Rng(rng.seed).torch("level", at))
 
     def pruned(kind: Kind, level: Level, below: list[Level]) -> Level:
@@ -175,18 +175,18 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
 
 
 def part_of(at: int, kind: str) -> str:
-    """The server's part with the models of a level."""
+    """Return the server's part with the models of a level."""
     return CLIENTS if kind == "personal" else f"level{at + 1}"
 
 
 def levels_of(server: Server) -> list[Level]:
-    """The levels of a server, with the model that each client predicts with."""
+    """Return the levels of a server, with the model that each client predicts with."""
     pathways = server["structure"]["pathways"]
     return [Level(server.get(f"level{at}", server.get(CLIENTS)), used) for at, used in enumerate(pathways, 1)]
 
 
 def pathways(options: FeMAMOptions, server: Server) -> tuple[tuple[str, ...], ClientModels]:
-    """What each level holds, and the models that clients add up; see `Method.pathways`.
+    """Return what each level holds, and the models that clients add up; see `Method.pathways`.
 
     A personal level that clients on other machines keep is left out.
     """
@@ -195,12 +195,12 @@ def pathways(options: FeMAMOptions, server: Server) -> tuple[tuple[str, ...], Cl
 
 
 def validates(options: FeMAMOptions) -> bool:
-    """Whether clients' validation data say when a level ends, or who keeps its model."""
+    """Return whether clients' validation data say when a level ends, or who keeps its model."""
     return len(options.levels) > 1 and (options.prune or not options.level_rounds)
 
 
 def _kind(fed: Federation, options: FeMAMOptions, clustering: Clustering, name: str) -> Kind:
-    """What a level is, by its name among the options."""
+    """Return what a level is, by its name among the options."""
     prox = options.prox if name.isdecimal() or options.prox_all_levels else 0.0
     if name == "global":
         return GlobalLevel(fed, prox)
@@ -210,13 +210,13 @@ def _kind(fed: Federation, options: FeMAMOptions, clustering: Clustering, name: 
 
 
 def _begun(level: int, members: Tensor, options: FeMAMOptions) -> State:
-    """The progress of a level that begins, with the model that each client trains."""
+    """Return the progress of a level that begins, with the model that each client trains."""
     accuracy = torch.zeros(options.window)
     return {"level": torch.tensor(level), "rounds": torch.tensor(0), "members": members, "accuracy": accuracy}
 
 
 def _over(level: int, progress: State, options: FeMAMOptions) -> bool:
-    """Whether a level ends with this round: as scheduled, or since it has converged (C.1)."""
+    """Return whether a level ends with this round: as scheduled, or since it has converged (C.1)."""
     if options.level_rounds:
         return int(progress["rounds"]) >= options.level_rounds[min(level, len(options.level_rounds) - 1)]
     full = int(progress["rounds"]) >= options.window

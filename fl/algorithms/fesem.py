@@ -30,7 +30,7 @@ class FeSEMOptions:
 
 
 def fesem(fed: Federation, options: FeSEMOptions = FeSEMOptions(), flags: str = "fesem") -> Algorithm:
-    """Each client trains the model of its cluster, and is then assigned to the nearest cluster model.
+    """Train on each client the model of its cluster; the client is then assigned to the nearest cluster model.
 
     Every cluster model is the mean of its clients' by their number of samples. With one cluster this is FedAvg.
 

@@ -39,7 +39,7 @@ class FjORDOptions:
 
 
 def fjord(fed: Federation, options: FjORDOptions = FjORDOptions()) -> Algorithm:
-    """Ordered dropout: in every step a client trains the left-most channels of its model, of a width that it draws.
+    """Train the left-most channels of the model in every step, of a width that the client draws (ordered dropout).
 
     The server averages each element over the clients that have it, by their samples. Clients' own widths, the most
     that they draw, are --architectures.widths. With widths 1 this is HeteroFL weighted, with all rows and no Scaler;
@@ -73,7 +73,7 @@ def fjord(fed: Federation, options: FjORDOptions = FjORDOptions()) -> Algorithm:
 
 
 def ordered_dropout(loss: Loss, distil: bool) -> Objective:
-    """The loss of the narrower model of a width drawn for the step.
+    """Return the loss of the narrower model of a width drawn for the step.
 
     The context has "levels", "choices" (a model with n narrower ones has n + 1) and "frozen" (parameters that are not
     trained). With `distil` it is the cross entropy of the narrower model with the predictions of the whole one, plus
@@ -97,7 +97,7 @@ def ordered_dropout(loss: Loss, distil: bool) -> Objective:
 
 
 def without(tensors: State, levels: Levels, drawn: Tensor | int) -> State:
-    """The tensors that read channels, with 0 for those that the drawn width does not have."""
+    """Return the tensors that read channels, with 0 for those that the drawn width does not have."""
     result = {}
     for name, axes in levels.items():
         result[name] = tensors[name]
@@ -108,7 +108,10 @@ def without(tensors: State, levels: Levels, drawn: Tensor | int) -> State:
 
 
 def _narrow_plans(fed: Federation, widths: Sequence[float]) -> list[Plan]:
-    """Where the models of widths below 1 lie in the global one, the narrowest first; checked to predict the same."""
+    """Return where the models of widths below 1 lie in the global one, the narrowest first.
+
+    Checked to predict the same.
+    """
     made, plans = state(fed.model), []
     generator = torch.Generator().manual_seed(0)
     noise = {n: torch.rand(t.shape, generator=generator).to(t) for n, t in made.items() if t.is_floating_point()}
@@ -137,7 +140,7 @@ def _narrow_plans(fed: Federation, widths: Sequence[float]) -> list[Plan]:
 
 
 def _levels(own: Plan, plans: Sequence[Plan], device: torch.device) -> dict:
-    """The part of the objective's context that belongs to an architecture.
+    """Return the part of the objective's context that belongs to an architecture.
 
     The first axis of a tensor is what a layer makes, the others are what it reads.
     """

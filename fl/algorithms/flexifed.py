@@ -68,7 +68,7 @@ def flexifed(fed: Federation, options: FlexiFedOptions = FlexiFedOptions()) -> A
 
 
 def _largest(fed: Federation, fleet: Fleet) -> int:
-    """The first honest client with the global model's architecture, or the first of all."""
+    """Return the first honest client with the global model's architecture, or the first of all."""
     shapes = {name: tuple(tensor.shape) for name, tensor in state(fed.model).items()}
     for client in sorted(range(len(fleet)), key=lambda client: client in fed.malicious):
         if fleet[client].plan.small_shapes == shapes:
@@ -80,7 +80,7 @@ def _largest(fed: Federation, fleet: Fleet) -> int:
 
 
 def _plans(fleet: Fleet, strategy: str) -> list[Plan]:
-    """Where each client's model lies in the tree."""
+    """Return where each client's model lies in the tree."""
     paths = [_signatures(kind.model) for kind in fleet.architectures]
     common = sum(1 for _ in _shared(paths))
     if not common:
@@ -124,7 +124,7 @@ def _signatures(model: nn.Module) -> list[Signature]:
 
 
 def _shared(paths: Sequence[list[Signature]]):
-    """The leading layers that all paths have in common; all layers, if there is only one path."""
+    """Yield the leading layers that all paths have in common; all layers, if there is only one path."""
     for position in zip(*paths):
         if len(set(position)) > 1:
             return

@@ -47,7 +47,7 @@ def flora_na(fed: Federation) -> Algorithm:
 
 
 def combine(a: Tensor, b: Tensor, shares: Tensor) -> tuple[Tensor, Tensor, float]:
-    """The numbers p and q [K] that make ||(Σ q_k B_k)(Σ p_k A_k) - Σ shares_k B_k A_k|| small, for one adapter.
+    """Return the numbers p and q [K] that make ||(Σ q_k B_k)(Σ p_k A_k) - Σ shares_k B_k A_k|| small, for one adapter.
 
     Each of the two is a problem of least squares if the other is known. Both begin as the shares (FedIT), and each step
     is the shortest one to a solution, so that what says nothing about them leaves them as they are.
@@ -81,14 +81,14 @@ def combine(a: Tensor, b: Tensor, shares: Tensor) -> tuple[Tensor, Tensor, float
 
 
 def _normal(inner: Tensor, other: Tensor, known: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
-    """The normal equations h x = c of one of the two."""
+    """Return the normal equations h x = c of one of the two."""
     joint = torch.einsum("j,jkxy->kxy", known, other)
     h = torch.einsum("jkxy,xy->jk", inner, torch.einsum("k,kxy->xy", known, joint))
     return h, torch.einsum("jkxy,kxy,k->j", inner, joint, shares)
 
 
 def _solved(h: Tensor, c: Tensor, x: Tensor) -> Tensor:
-    """The solution that is nearest to x."""
+    """Return the solution that is nearest to x."""
     return x + torch.linalg.pinv(h, hermitian=True, rtol=1e-12) @ (c - h @ x)
 
 

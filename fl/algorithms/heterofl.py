@@ -33,7 +33,7 @@ class HeteroFLOptions:
     """weight clients by their numbers of samples in the average, instead of equally"""
 
     def adapt(self, spec: Spec) -> Spec:
-        """The models that the method trains."""
+        """Return the models that the method trains."""
         return replace(spec, scaler=True) if self.scaler and "scaler" in spec.architecture.defaults else spec
 
 
@@ -87,7 +87,7 @@ def heterofl(
 
 
 def counted_rows(model: nn.Module, held: torch.Tensor) -> Plan:
-    """The plan within a model that leaves out the rows of classes (of text: of tokens) that are not held.
+    """Return the plan within a model that leaves out the rows of classes (of text: of tokens) that are not held.
 
     These are rows of the classifier and of token embeddings.
 

@@ -106,7 +106,10 @@ def inclusivefl(fed: Federation, options: InclusiveFLOptions = InclusiveFLOption
 
 
 def _from_small_to_large(plans: Sequence[Plan], depths: Sequence[Mapping[str, Any]]) -> list[int]:
-    """The architectures, as positions. Raises FLError if these are not models of ascending depths up to the global."""
+    """Return the architectures, as positions.
+
+    Raises FLError if these are not models of ascending depths up to the global.
+    """
     for plan in plans:
         if any(plan.small_shapes[name] != plan.shapes[source.name] for name, (source,) in plan.entries.items()):
             raise FLError("InclusiveFL's clients differ in depth only: give one --architectures.widths")
@@ -126,14 +129,16 @@ def _from_small_to_large(plans: Sequence[Plan], depths: Sequence[Mapping[str, An
 
 
 def _last_blocks(model: nn.Module, known: Sequence[Section], depth: Mapping[str, Any]) -> set[str]:
-    """The global model's tensors in the last blocks that are left of those of its sections that this depth cuts."""
+    """Return the global model's tensors in the last blocks that are left of those of its sections that this depth
+    cuts.
+    """
     cut = [section for section in known if depth[section.name] < len(section.blocks)]
     ends = tuple(f"{section.blocks[depth[section.name] - 1]}." for section in cut)
     return {name for name in state(model) if name.startswith(ends)}
 
 
 def _behind_blocks(model: nn.Module, known: Sequence[Section]) -> set[str]:
-    """The global model's tensors in the layers that are registered after the last block."""
+    """Return the global model's tensors in the layers that are registered after the last block."""
     blocks = tuple(f"{block}." for section in known for block in section.blocks)
     names = [name for layer in layers(model) for name in layer.tensors]
     last = max((i for i, name in enumerate(names) if name.startswith(blocks)), default=len(names))
@@ -141,7 +146,7 @@ def _behind_blocks(model: nn.Module, known: Sequence[Section]) -> set[str]:
 
 
 def _read_from(plan: Plan, full: Collection[str]) -> set[str]:
-    """The tensors of a part that lie in these of the global model."""
+    """Return the tensors of a part that lie in these of the global model."""
     return {name for name, sources in plan.entries.items() if sources[0].name in full}
 
 

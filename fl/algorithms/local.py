@@ -12,7 +12,7 @@ from fl.federation.clients import CLIENTS
 
 
 def local(fed: Federation) -> Algorithm:
-    """Each client trains a personal model, which nobody else ever sees: nothing is sent.
+    """Train on each client a personal model, which nobody else ever sees: nothing is sent.
 
     A client that never took part still has the initial model. A stranger would get the mean of all clients' models,
     weighted by their numbers of training samples; nobody trains from it. With clients on other machines, who do not

@@ -99,7 +99,7 @@ class Three(nn.Module):
 
 
 def contrastive(loss: Loss, mu: float, temperature: float) -> Objective:
-    """The loss + mu times the contrastive loss of a `Three`, the mean over the batch (of text: over tokens)."""
+    """Return the loss + mu times the contrastive loss of a `Three`, the mean over the batch (of text: over tokens)."""
 
     def objective(call: Call, params: State, context: State, batch: Batch) -> Tensor:
         x, y = batch

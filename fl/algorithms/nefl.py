@@ -27,12 +27,12 @@ class NeFLOptions:
     Without one that fits, the first blocks stay"""
 
     def adapt(self, spec: Spec) -> Spec:
-        """The models that the method trains."""
+        """Return the models that the method trains."""
         return replace(spec, step_size=True) if self.step_sizes and "step_size" in spec.architecture.defaults else spec
 
 
 def nefl(fed: Federation, options: NeFLOptions = NeFLOptions()) -> Algorithm:
-    """Submodels nested in width and depth, which share all but their norms and step sizes.
+    """Train submodels nested in width and depth, which share all but their norms and step sizes.
 
     Norms and step sizes are averaged over the clients of the same architecture. All other tensors are averaged, element
     by element, over the clients that hold the element, as in HeteroFL. Clients are weighted by their samples. Blocks
@@ -70,7 +70,7 @@ def _chooser(patterns: tuple[str, ...]):
 
 
 def _apart(model: nn.Module, plan: Plan) -> set[str]:
-    """The names of an architecture's norms and step sizes."""
+    """Return the names of an architecture's norms and step sizes."""
     norms = (BatchOrInstanceNorm, nn.GroupNorm, nn.LayerNorm)
     steps = {name for name in plan.entries if name.rpartition(".")[2] == "step"}
     return steps | {

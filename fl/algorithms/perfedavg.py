@@ -89,12 +89,12 @@ class Phased(nn.Module):
         self.model, self.second = model, nn.Parameter(torch.zeros((), dtype=like.dtype, device=like.device))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The model's output."""
+        """Return the model's output."""
         return self.model(x)
 
 
 def by_halves(loss: Loss) -> Objective:
-    """The loss of a `Phased` over the first half of the batch, or over the second; its number has gradient 0."""
+    """Return the loss of a `Phased` over the first half of the batch, or over the second; its number has gradient 0."""
 
     def objective(call: Call, params: State, context: State, batch: Batch) -> Tensor:
         x, y = batch

@@ -96,19 +96,19 @@ class Pair(nn.Module):
         self.local = nn.ParameterList(p.detach().clone() for p in model.parameters() if p.requires_grad)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The personal model's output."""
+        """Return the personal model's output."""
         return self.personal(x)
 
     def starting_from(self, start: State) -> State:
-        """A state of the pair whose two models both begin as the given one, or a stack of such states."""
+        """Return a state of the pair whose two models both begin as the given one, or a stack of such states."""
         return beside(personal=start) | {f"local.{i}": start[name] for i, name in enumerate(self.learnt)}
 
     def personal_of(self, state: State) -> State:
-        """The personal model of a state of the pair."""
+        """Return the personal model of a state of the pair."""
         return part_of(state, "personal")
 
     def copy_of(self, state: State) -> State:
-        """The copy of the global model; what is not trained, such as buffers, is the personal model's.
+        """Return the copy of the global model; what is not trained, such as buffers, is the personal model's.
 
         >>> pair, start = Pair(nn.BatchNorm1d(1)), {"weight": 1, "bias": 2, "running_mean": 3}
         >>> pair.copy_of({**pair.starting_from(start), "local.1": 7, "personal.running_mean": 8, "personal.bias": 9})
@@ -118,7 +118,7 @@ class Pair(nn.Module):
 
 
 def enveloped(loss: Objective, lam: float, mu: float) -> Objective:
-    """The loss + lam/2 ||theta - w||^2 + mu/2 ||theta||^2 of a `Pair` (equation 3); w has no gradient."""
+    """Return the loss + lam/2 ||theta - w||^2 + mu/2 ||theta||^2 of a `Pair` (equation 3); w has no gradient."""
 
     def objective(call: Call, params: State, context: State, batch: Batch) -> Tensor:
         theta, w = _halves(list(params.values()))
@@ -154,12 +154,12 @@ class Envelope(NamedTuple):
     pull: float
 
     def memory(self, params: Sequence[Tensor]) -> Memory:
-        """What is kept, before the first step: theta's memory and the number of its steps."""
+        """Return what is kept, before the first step: theta's memory and the number of its steps."""
         theta, _ = _halves(params)
         return {**self.inner.memory(theta), "made": [torch.zeros((), dtype=torch.int64, device=theta[0].device)]}
 
     def step(self, params: list[Tensor], memory: Memory, gradients: Sequence[Tensor | None], lead: int = 0) -> None:
-        """One step, see `fl.engine.SGD.step`. The count stays on the device, so that a step is the same each time."""
+        """Take a step, see `fl.engine.SGD.step`. The count stays on the device, so that every step is the same."""
         theta, w = _halves(params)
         kept = {name: tensors for name, tensors in memory.items() if name != "made"}
         self.inner._replace(lr=self.lr).step(theta, kept, _halves(gradients)[0], lead)
@@ -171,7 +171,7 @@ class Envelope(NamedTuple):
 
 
 def _halves(values: Sequence) -> tuple[Sequence, Sequence]:
-    """What is theta's and what is w's."""
+    """Return what is theta's and what is w's."""
     half = len(values) // 2
     return values[:half], values[half:]
 

@@ -28,7 +28,7 @@ class ScaffoldOptions:
 
 
 def shifted(objective: Objective) -> Objective:
-    """The objective with its gradient shifted by the context's "shift", and the same value."""
+    """Return the objective with its gradient shifted by the context's "shift", and the same value."""
 
     def moved(call: Call, params: State, context: Any, batch: Batch) -> Tensor:
         shift = sum((context["shift"][name] * tensor).sum() for name, tensor in params.items())

@@ -37,7 +37,7 @@ class ScaleFLOptions:
     """divide activations by the width rate while training, as HeteroFL does (zoo models only)"""
 
     def adapt(self, spec: Spec) -> Spec:
-        """The models that the method trains."""
+        """Return the models that the method trains."""
         return HeteroFLOptions(scaler=self.scaler).adapt(spec)
 
 
@@ -67,7 +67,7 @@ def scalefl(fed: Federation, options: ScaleFLOptions = ScaleFLOptions()) -> Algo
 
 @lru_cache(maxsize=16)
 def from_the_last(loss: Loss, temperature: float, rising: bool, distils: bool) -> Objective:
-    """The sum of the exits' losses, and context["distil"] times what they learn from the last one.
+    """Return the sum of the exits' losses, and context["distil"] times what they learn from the last one.
 
     Cached, because a new function would force a new graph capture.
     """

@@ -233,7 +233,7 @@ def table(groups: dict[str, list[RecordedRun]], lay_out: Callable[[Sequence[Sequ
 
 
 def have_client_scores(results: Sequence[Mapping[str, float]]) -> bool:
-    """Whether clients have test samples of their own in all these runs."""
+    """Return whether clients have test samples of their own in all these runs."""
     return all(f"local_test_{first_score(result)}" in result for result in results)
 
 

@@ -326,7 +326,7 @@ def surface(
 
 
 def _agrees(at: Callable[[Tensor], Tensor], points: Tensor, first: Tensor) -> bool:
-    """Whether the points can be computed side by side, and the first has the same value as alone."""
+    """Return whether the points can be computed side by side, and the first has the same value as alone."""
     try:
         return torch.isclose(vmap(at)(points)[0], first, rtol=_AGREE, atol=1e-6).item()
     except RuntimeError:  # torch.func cannot do it, or memory is too small

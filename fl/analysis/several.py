@@ -56,7 +56,7 @@ class Results:
         return _pandas().DataFrame([{**name, **row} for name, run in self._named() for row in run.rows])
 
     def _named(self) -> list[tuple[dict[str, Any], RecordedRun]]:
-        """The first columns of a run's rows, and the run."""
+        """Return the first columns of a run's rows, and the run."""
         labels = group(self.runs).items()
         return [({"method": label, "seed": run.config.seed}, run) for label, runs in labels for run in runs]
 

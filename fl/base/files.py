@@ -69,7 +69,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def is_leftover(name: str) -> bool:
-    """Whether a file has the name of a temporary one of `replacing`, which only a killed process leaves.
+    """Return whether a file has the name of a temporary one of `replacing`, which only a killed process leaves.
 
     >>> is_leftover(".metrics.csv.123@node.tmp"), is_leftover("metrics.csv"), is_leftover(".mine.tmp")
     (True, False, False)

@@ -88,7 +88,7 @@ def _entry_points() -> EntryPoints:
 
 
 def is_path(name: str, known: tuple[str, ...] = ()) -> bool:
-    """Whether a name is an import path, `module:attribute`.
+    """Return whether a name is an import path, `module:attribute`.
 
     Args:
         known: what may stand before a colon and means something else.

@@ -290,7 +290,7 @@ def choice(what: str, values: Iterable[str], valid: Container | Iterable) -> Non
 
 
 def types_of(kind: Any) -> tuple[tuple[Any, ...], bool]:
-    """The plain types that a type allows, and whether its values are tuples of them.
+    """Return the plain types that a type allows, and whether its values are tuples of them.
 
     There are none for a type that settings cannot have.
 
@@ -366,7 +366,7 @@ def flag_of(name: str, group: str = "") -> str:
 
 
 def flag_in(word: str) -> str:
-    """The flag that a word of a command line names, without its dashes; "" for a word that is none.
+    """Return the flag that a word of a command line names, without its dashes; "" for a word that is none.
 
     >>> flag_in("--fedmr.stage1_rounds=3"), flag_in("--no-flip"), flag_in("3")
     ('fedmr.stage1-rounds', 'flip', '')

@@ -40,7 +40,7 @@ def _map_of(values: Tensor) -> mmap.mmap | None:
 
 
 def is_mapped(values: Tensor) -> bool:
-    """Whether a tensor lies in a memory-mapped file."""
+    """Return whether a tensor lies in a memory-mapped file."""
     return bool(_MAPS) and _map_of(values) is not None
 
 
@@ -54,7 +54,7 @@ def release(values: Tensor) -> None:
 
 
 def pieces(values: Tensor) -> Iterator[Tensor]:
-    """Views of a tensor, one after another; of a memory-mapped one with not more than about 64 MB each."""
+    """Yield views of a tensor, one after another; of a memory-mapped one with not more than about 64 MB each."""
     if not is_mapped(values):
         yield values
         return
@@ -64,7 +64,7 @@ def pieces(values: Tensor) -> Iterator[Tensor]:
 
 
 def rows(values: Tensor, index: Tensor) -> Tensor:
-    """The rows of an index [n, ...], in new memory; `values[index]` of a memory-mapped tensor a few at a time.
+    """Return the rows of an index [n, ...], in new memory; `values[index]` of a memory-mapped tensor a few at a time.
 
     A system maps more of a file than is read: up to some megabytes for every row that lies apart from others.
     """
@@ -78,7 +78,7 @@ def rows(values: Tensor, index: Tensor) -> Tensor:
 
 
 def _range(values: Tensor) -> tuple[float, float]:
-    """The least and the largest value, as Python's numbers."""
+    """Return the least and the largest value, as Python's numbers."""
     ends = [tuple(end.item() for end in piece.aminmax()) for piece in pieces(values)]
     return min(least for least, _ in ends), max(most for _, most in ends)
 
@@ -184,7 +184,7 @@ def checked(
 
 
 def _range_of_labels(name: str, y: Tensor, tokens: bool) -> tuple[float, float]:
-    """Their ends, without the labels of tokens that do not count; every sequence has others."""
+    """Return their ends, without the labels of tokens that do not count; every sequence has others."""
     ends, before = [], 0
     for piece in pieces(y):
         counts = piece != UNSCORED if tokens else slice(None)
@@ -440,7 +440,7 @@ def _check_mask(name: str, value: Any) -> None:
 
 
 def _mapping(array: Any) -> mmap.mmap | None:
-    """The memory map that an array is a view of."""
+    """Return the memory map that an array is a view of."""
     while isinstance(array, np.ndarray):
         array = array.base
     return array if isinstance(array, mmap.mmap) else None

@@ -286,11 +286,11 @@ class Dataset:
         return self.samples_at(indices), self.labels_at(indices)
 
     def samples_at(self, indices: Tensor) -> Inputs:
-        """The inputs alone."""
+        """Return the inputs alone."""
         return map_inputs(lambda values: self._rows(values, indices), self.x)
 
     def labels_at(self, indices: Tensor) -> Tensor:
-        """The targets alone."""
+        """Return the targets alone."""
         return self._rows(self.y, indices)
 
     def _rows(self, values: Tensor, indices: Tensor) -> Tensor:
@@ -302,12 +302,12 @@ class Dataset:
         return indices if indices.device == self.y.device else upload(indices, self.y.device)
 
     def taken(self, indices: Tensor) -> "Dataset":
-        """The data set with these training samples alone, in this order, on the device."""
+        """Return the data set with these training samples alone, in this order, on the device."""
         x, y = self.gather(indices)
         return replace(self, x=x, y=y, used_on=None)
 
     def example(self, count: int = 2, dtype: torch.dtype = torch.float32) -> Inputs:
-        """The first training samples as a model gets them, to look at the model with."""
+        """Return the first training samples as a model gets them, to look at the model with."""
         return self.normalise(map_inputs(lambda values: values[:count], self.x), dtype)
 
     @property

@@ -37,7 +37,7 @@ def named_leaves(name: str, inputs: Inputs) -> dict[str, Tensor]:
 
 
 def split_inputs(inputs: Inputs, size: int) -> Iterator[Inputs]:
-    """Views of so many samples at a time, as `Tensor.split` gives them.
+    """Yield views of so many samples at a time, as `Tensor.split` gives them.
 
     >>> import torch
     >>> [map_inputs(len, some) for some in split_inputs({"a": torch.zeros(3, 2)}, 2)]

@@ -71,7 +71,7 @@ def dataset(name: str, rows: Sequence[Mapping[str, Any]], options: TextOptions) 
 
 
 def _parts_of(template: str) -> list[tuple[str, str | None]]:
-    """The template's texts, each with the name of the field that follows it; None after the last one."""
+    """Return the template's texts, each with the name of the field that follows it; None after the last one."""
     try:
         parts = list(Formatter().parse(template))
     except ValueError as error:
@@ -83,7 +83,7 @@ def _parts_of(template: str) -> list[tuple[str, str | None]]:
 
 
 def _filled(parts: Sequence[tuple[str, str | None]], row: Mapping[str, Any], number: int) -> tuple[str, str]:
-    """The context of a sample, and its answer with what follows it."""
+    """Return the context of a sample, and its answer with what follows it."""
     texts, last = [], 0
     for text, name in parts:
         texts.append(text)
@@ -115,7 +115,7 @@ def _owners(rows: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray | None, tuple
 
 
 def _parts(owners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The samples for training and for testing, in their order."""
+    """Return the samples for training and for testing, in their order."""
     held = np.zeros(len(owners), bool)
     for owner in range(owners.max(initial=-1) + 1):
         own = np.flatnonzero(owners == owner)
@@ -126,7 +126,10 @@ def _parts(owners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _sequences(
     samples: Sequence[Sequence[np.ndarray]], numbers: Sequence[int], options: TextOptions
 ) -> tuple[Tensor, Tensor]:
-    """Contexts and answers as sequences of tokens, and the tokens after each; the samples have numbers for messages."""
+    """Return contexts and answers as sequences of tokens, and the tokens after each.
+
+    The samples have numbers for messages.
+    """
     length, long = options.length, 0
     x, y = np.zeros((len(samples), length), np.int32), np.full((len(samples), length), UNSCORED, np.int64)
     for row, (context, answer) in enumerate(samples):

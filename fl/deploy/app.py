@@ -73,7 +73,7 @@ class RunSettings:
 
 
 def server_app() -> Any:
-    """The `flwr.serverapp.ServerApp` that trains with the nodes, and leaves a run folder."""
+    """Return the `flwr.serverapp.ServerApp` that trains with the nodes, and leaves a run folder."""
     from flwr.serverapp import ServerApp
 
     app = ServerApp()
@@ -82,7 +82,7 @@ def server_app() -> Any:
 
 
 def client_app() -> Any:
-    """The `flwr.clientapp.ClientApp` of a node."""
+    """Return the `flwr.clientapp.ClientApp` of a node."""
     from flwr.clientapp import ClientApp
 
     app = ClientApp()
@@ -126,7 +126,7 @@ def _node(number: int, folder: Path, budget: tuple, init: str | None) -> Node:
 
 
 def _numbers(value: object) -> object:
-    """A width or a depth: a number, or several as text, such as "1-2-2"."""
+    """Return a width or a depth: a number, or several as text, such as "1-2-2"."""
     if not isinstance(value, str):
         return value
     try:

@@ -23,7 +23,7 @@ _LATE = 64  # requests without an answer that are still looked after, to say who
 
 
 def packed(message: NodeMessage) -> RecordDict:
-    """A request or an answer as what Flower carries: an ArrayRecord with the tensors, a ConfigRecord with JSON."""
+    """Pack a request or an answer as Flower carries it: its tensors as an ArrayRecord, the rest as JSON."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
     arrays = {
@@ -35,7 +35,10 @@ def packed(message: NodeMessage) -> RecordDict:
 
 
 def unpacked(content: RecordDict, limit: int | None = None) -> NodeMessage:
-    """The inverse of `packed`. Raises InvalidMessage for other content, or one that has more bytes than the limit."""
+    """Return the inverse of `packed`.
+
+    Raises InvalidMessage for other content, or one that has more bytes than the limit.
+    """
     from flwr.app import ArrayRecord, ConfigRecord
 
     tensors, said = content.get("tensors"), content.get("message")
@@ -64,7 +67,7 @@ class GridLink:
         self._open: dict[str, tuple[int, str]] = {}  # requests without an answer: the node, and what it was asked
 
     def nodes(self) -> list[int]:
-        """The ids of the nodes that are connected."""
+        """Return the ids of the nodes that are connected."""
         return list(self.grid.get_node_ids())
 
     def ask(
@@ -107,7 +110,7 @@ class GridLink:
         return answers, notes
 
     def _late(self) -> list[tuple[int, str]]:
-        """Which answers to earlier requests came since."""
+        """Return which answers to earlier requests came since."""
         notes = []
         for name, (node, asked) in list(self._open.items()):
             if self._pull(name, 0):
@@ -116,7 +119,7 @@ class GridLink:
         return notes
 
     def _pull(self, name: str, limit: int) -> list[Message | str]:
-        """The answers to one request; at most so many bytes of them are read."""
+        """Return the answers to one request; at most so many bytes of them are read."""
         try:
             with _bounded(self.grid, limit):
                 return list(self.grid.pull_messages([name]))
@@ -157,7 +160,7 @@ def _bounded(grid: Grid, limit: int) -> Iterator[None]:
 
 
 def _reason(reply: Message) -> str:
-    """Why a message has no answer, in one line."""
+    """Return why a message has no answer, in one line."""
     return printable(f"Flower has no answer of it: {reply.error.reason or f'code {reply.error.code}'}")
 
 
@@ -176,7 +179,7 @@ def _read(reply: Message | str, limit: int) -> NodeMessage | str:
 
 
 def answered(message: Message, answer: Callable[[NodeMessage], NodeMessage]) -> Message:
-    """A node's reply to a message: its answer, or why there is none."""
+    """Return a node's reply to a message: its answer, or why there is none."""
     from flwr.app import Message
 
     try:

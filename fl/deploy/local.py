@@ -255,7 +255,7 @@ class Deployment:
 
 
 def _marked(mark: str) -> list[int]:
-    """The processes that were started with a mark, zombies left out; none where the system does not tell."""
+    """Return the processes that were started with a mark, zombies left out; none where the system does not tell."""
     found = []
     for environment in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):  # another user's, or one that has ended
@@ -309,7 +309,7 @@ def processes(root: Path, connection: str) -> Iterator[Deployment]:
 
 @contextmanager
 def progress(folder: Path, rounds: int) -> Iterator[Callable[[], None]]:
-    """A progress bar of a run in whose folder another process writes; yields what looks for new rounds."""
+    """Show a progress bar of a run in whose folder another process writes; yields what looks for new rounds."""
     with tqdm(total=rounds, unit="round", desc="waiting for the nodes", dynamic_ncols=True) as bar:
 
         def look() -> None:

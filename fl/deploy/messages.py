@@ -61,7 +61,7 @@ class NodeMessage(NamedTuple):
 
 
 def flat(tree: Any, prefix: str) -> dict[str, Tensor]:
-    """Nested dicts of tensors as one dict, whose names are paths.
+    """Return nested dicts of tensors as one dict, whose names are paths.
 
     >>> list(flat({"anchor": {"w": torch.zeros(1)}, "share": torch.ones(())}, "context"))
     ['context/anchor/w', 'context/share']
@@ -74,7 +74,7 @@ def flat(tree: Any, prefix: str) -> dict[str, Tensor]:
 
 
 def nested(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Any]:
-    """The inverse of `flat`: what lies below a prefix.
+    """Return the inverse of `flat`: what lies below a prefix.
 
     >>> nested({"context/anchor/w": 1, "context/share": 2, "state/w": 3}, "context")
     {'anchor': {'w': 1}, 'share': 2}
@@ -113,7 +113,7 @@ def check_tensors(tensors: Mapping[str, Tensor], start: Mapping[str, Tensor]) ->
 
 
 def fields(header: Any, wanted: Mapping[str, type | tuple[type, ...]]) -> dict[str, Any]:
-    """The header, if it has these entries with values of these types. Raises InvalidMessage."""
+    """Return the header, if it has these entries with values of these types. Raises InvalidMessage."""
     if not isinstance(header, dict):
         raise InvalidMessage("its header is no table of names and values")
     for name, kind in wanted.items():
@@ -125,7 +125,7 @@ def fields(header: Any, wanted: Mapping[str, type | tuple[type, ...]]) -> dict[s
 
 
 def form_of(data: Dataset) -> dict[str, Any]:
-    """What server and node have to agree on: the shapes of a sample and its label, and their largest numbers."""
+    """Return what server and node have to agree on: the shapes of a sample and its label, and their largest numbers."""
     if isinstance(data.x, dict):
         raise FLError(
             f"nodes have samples with one input, and those of {data.name} have {', '.join(data.x)}: join them"
@@ -135,19 +135,19 @@ def form_of(data: Dataset) -> dict[str, Any]:
 
 
 def are_counts(values: Any) -> bool:
-    """Whether this is a list of whole numbers, none below 0."""
+    """Return whether this is a list of whole numbers, none below 0."""
     return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
 
 
 def raw(tensor: Tensor) -> bytes:
-    """A tensor's numbers, as they lie in memory."""
+    """Return a tensor's numbers, as they lie in memory."""
     if (name := str(tensor.dtype).removeprefix("torch.")) not in DTYPES:
         raise FLError(f"a tensor of {name} cannot be sent to other machines: there are {', '.join(DTYPES)}")
     return as_bytes(tensor.cpu()).numpy().tobytes()
 
 
 def from_raw(data: bytes, dtype: str, shape: Sequence[int]) -> Tensor:
-    """The inverse of `raw`. Raises InvalidMessage for a dtype that does not travel, and bytes of another number.
+    """Return the inverse of `raw`. Raises InvalidMessage for a dtype that does not travel, and bytes of another number.
 
     >>> from_raw(raw(torch.tensor([1.0, 2.0])), "float32", [2])
     tensor([1., 2.])

@@ -62,7 +62,7 @@ class Node:
         self._key: dict[str, Any] = {}  # of what `_open` made for an earlier request
 
     def answer(self, request: NodeMessage) -> NodeMessage:
-        """What it sends back. Raises FLError, which says why, for what it cannot do."""
+        """Return what it sends back. Raises FLError, which says why, for what it cannot do."""
         kind = fields(request.header, {"kind": str})["kind"]
         if kind not in _KINDS:
             raise InvalidMessage(
@@ -183,7 +183,7 @@ class Node:
         return self._answer(asked, {}, values=values.tolist())
 
     def _levels(self, tensors: dict[str, torch.Tensor], digests: list) -> list[Level]:
-        """The models of this client on some levels; those with a digest stay here, and may have come before."""
+        """Return the models of this client on some levels; those with a digest stay here, and may have come before."""
         found = []
         for number, digest in enumerate(digests):
             state = nested(tensors, f"level{number}")
@@ -191,15 +191,15 @@ class Node:
         return found
 
     def _level(self, state: State) -> Level:
-        """A level on which only this client has a model, or (for an empty state) nobody."""
+        """Return a level on which only this client has a model, or (for an empty state) nobody."""
         used = torch.full((len(self._fed.clients),), -1)
         if state:
             used[self.number] = 0
         return Level([self._on_device(state)], used)
 
     def _client_state(self, tensors: dict[str, torch.Tensor], keeps: dict[str, Any] | None) -> Stack:
-        """What this client has kept [1, ...]: the version that the request names, or the start that came with it; empty
-        for methods whose clients keep nothing.
+        """Return what this client has kept [1, ...]: the version that the request names, or the start that came with
+        it; empty for methods whose clients keep nothing.
         """
         if keeps is None:
             return {}
@@ -213,7 +213,7 @@ class Node:
         return {name: tensor.to(self._fed.data.device) for name, tensor in tensors.items()}
 
     def _addressed(self, request: NodeMessage, more: Mapping[str, Any]) -> dict[str, Any]:
-        """The header of a request to this client, with further fields."""
+        """Return the header of a request to this client, with further fields."""
         wanted = {"client": int, "seed": int, "round": int, "ticket": str}
         asked = fields(request.header, {**wanted, **more})
         if asked["client"] != self.number:
@@ -221,7 +221,10 @@ class Node:
         return asked
 
     def _open(self, request: NodeMessage, more: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """The header and the tensors of a request about models; makes this node's part of the federation for it."""
+        """Return the header and the tensors of a request about models.
+
+        Makes this node's part of the federation for it.
+        """
         made_of = {"config": str, "model": dict, "fleet": (dict, type(None)), "clients": int, "participants": int}
         made_of |= {"batch": int, "base": (str, type(None))}
         asked = self._addressed(request, {**made_of, **more})
@@ -280,7 +283,7 @@ class Node:
     def _adapted(
         self, settings: Config, spec: Spec, clients: int, device: torch.device, base: str | None
     ) -> tuple[nn.Module, Callable[..., nn.Module], Fleet | None]:
-        """The models with adapters on this node's base. Raises InvalidMessage if it is not the server's."""
+        """Return the models with adapters on this node's base. Raises InvalidMessage if it is not the server's."""
         init, way = self.init or settings.model.init, "give the node its own copy: --node-config 'init=\"FILE\"'"
         try:
             made = make_models(settings, spec, find(init, spec) if init else None, clients, device)
@@ -300,7 +303,7 @@ def _spec(values: dict) -> Spec:
 
 
 def _row(tree: Any) -> Any:
-    """A stack of one."""
+    """Return a stack of one."""
     return tree_map(lambda tensor: tensor[None], tree)
 
 

@@ -25,7 +25,7 @@ class Link(Protocol):
     """Who carries requests, see `fl.deploy.flower`."""
 
     def nodes(self) -> Sequence[Address]:
-        """The nodes that are connected."""
+        """Return the nodes that are connected."""
 
     def ask(
         self, requests: Sequence[tuple[Address, NodeMessage]], timeout: float, limit: int
@@ -171,7 +171,7 @@ class Nodes:
     def _addressed(
         self, clients: Sequence[int], requests: Sequence[NodeMessage]
     ) -> tuple[list[int], list[tuple[Address, NodeMessage]]]:
-        """The positions of the clients whose nodes are there, and their requests with the place of each.
+        """Return the positions of the clients whose nodes are there, and their requests with the place of each.
 
         If some are gone, nodes that were started since are greeted first.
         """
@@ -202,7 +202,10 @@ class Nodes:
                 self._places[said["client"]], self.reported[said["client"]] = place, said
 
     def _introduced(self, header: Any) -> dict[str, Any]:
-        """What a node says of itself. Raises InvalidMessage if it does not fit the test set, or what it said before."""
+        """Return what a node says of itself.
+
+        Raises InvalidMessage if it does not fit the test set, or what it said before.
+        """
         wanted = {"kind": str, "client": int, "sizes": list, "sample": list, "target": list, "classes": int, "top": int}
         said = fields(header, {**wanted, "budget": dict})
         client = said["client"]

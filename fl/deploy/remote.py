@@ -111,7 +111,7 @@ class Remote:
         self._secret: SecretExchange | None = None  # of the round, where clients recombine their models in secret
 
     def specs(self, space: Space) -> list[Spec] | None:
-        """The architecture of each client, by the width and depth, or the budget, that its node reported."""
+        """Return the architecture of each client, by the width and depth, or the budget, that its node reported."""
         if not any(self._budgets):
             return None
         specs = []
@@ -179,7 +179,7 @@ class Remote:
     def _versions(
         self, client_states: State, clients: Sequence[int], requests: Sequence[NodeMessage], came: Collection[int]
     ) -> State:
-        """The versions after a round, in which clients at these positions have kept a new one."""
+        """Return the versions after a round, in which clients at these positions have kept a new one."""
         if not client_states:
             return client_states
         version = client_states["version"].clone()
@@ -197,7 +197,7 @@ class Remote:
     def _update(
         self, message: Message, models: Sequence[State], came: dict[int, Any], clients: Sequence[int]
     ) -> ClientUpdate:
-        """The update of a round; clients whose answer did not come keep their start, and have the size 0."""
+        """Return the update of a round; clients whose answer did not come keep their start, and have the size 0."""
         fed, dtype = self.federation, next(loss.dtype for _, loss, _ in came.values())
         lost = torch.full((), torch.nan, dtype=dtype, device=fed.data.device)
         loss = torch.stack([came[k][1].to(dtype) if k in came else lost for k in range(len(clients))])
@@ -208,7 +208,7 @@ class Remote:
         return ClientUpdate(trained, loss, sizes, trained, steps=fed.steps(clients))
 
     def _sizes(self, clients: Sequence[int], came: Collection[int]) -> tuple[int, ...]:
-        """The numbers of samples of clients, 0 for those at other positions than these."""
+        """Return the numbers of samples of clients, 0 for those at other positions than these."""
         return tuple(len(self.splits.train[client]) if k in came else 0 for k, client in enumerate(clients))
 
     def _trained(self, tensors: dict[str, Tensor], start: State) -> tuple[State, Tensor]:
@@ -281,7 +281,7 @@ class Remote:
         return {part: [came[k][part] if k in came else silent for k in clients] for part in parts} if came else {}
 
     def _question(self, models: ClientModels, client: int, parts: Sequence[str], seen: dict) -> NodeMessage:
-        """The request that asks a node for the scores of its client's models."""
+        """Return the request that asks a node for the scores of its client's models."""
         client_states, digests, sent = models.client_states, [], {}
         for level in models.levels:
             if (k := int(level.used[client])) < 0:
@@ -298,8 +298,8 @@ class Remote:
         return NodeMessage({**header, "keeps": keeps, "levels": digests}, {**start, **sent})
 
     def _levels(self, levels: Sequence[Level], client: int, seen: dict) -> tuple[list[str], dict[str, Tensor]]:
-        """The digests of a client's models on finished levels, "" for none, and those of the models that its node has
-        not got yet.
+        """Return the digests of a client's models on finished levels, "" for none, and those of the models that its
+        node has not got yet.
         """
         digests, tensors = [], {}
         for number, level in enumerate(levels):
@@ -311,14 +311,15 @@ class Remote:
         return digests, tensors
 
     def _forget(self, clients: Sequence[int], came: Collection[int]) -> None:
-        """A node that did not answer as it should may have lost its levels: it is sent all of them again."""
+        """Send all levels again to a node that did not answer as it should: it may have lost them."""
         for k, client in enumerate(clients):
             if k not in came:
                 self._has.pop(client, None)
 
     def _keeps(self, client_states: State, client: int) -> tuple[dict[str, Any] | None, dict[str, Tensor]]:
-        """Which version of its state a client takes, and under which number it keeps a new one; and the start for one
-        that has none yet. None for methods whose clients keep nothing.
+        """Return which version of its state a client takes, and under which number it keeps a new one.
+
+        And the start for one that has none yet. None for methods whose clients keep nothing.
         """
         if not client_states:
             return None, {}
@@ -335,7 +336,7 @@ class Remote:
             self._saved[run] = client_states["version"].clone()
 
     def header(self, kind: str, client: int, rng: Rng) -> dict[str, Any]:
-        """What every request about models says."""
+        """Return what every request about models says."""
         fed = self.federation
         kinds = fed.fleet.architectures if fed.fleet else ()
         specs = [
@@ -358,7 +359,7 @@ class Remote:
 
 
 def _stand_in(test: Dataset, reported: Sequence[dict[str, Any]], labels: bool) -> Dataset:
-    """Data of the clients' shapes and sizes, without their content: samples of zeros, which take no memory.
+    """Return data of the clients' shapes and sizes, without their content: samples of zeros, which take no memory.
 
     Args:
         labels: whether the labels of the training samples are as frequent as the clients'.
@@ -375,14 +376,16 @@ def _stand_in(test: Dataset, reported: Sequence[dict[str, Any]], labels: bool) -
 
 
 def _splits(sizes: Sequence[Sequence[int]]) -> Splits:
-    """Parts of these sizes, [clients][3]: first the training samples of all clients, one after another, and so on."""
+    """Return parts of these sizes, [clients][3]: first the training samples of all clients, one after another, and so
+    on.
+    """
     columns = [list(each) for each in zip(*sizes)]
     parts = torch.arange(sum(map(sum, columns))).split([sum(each) for each in columns])
     return Splits(*(Parts.of(part.split(each)) for part, each in zip(parts, columns)))
 
 
 def _row(part: Any, k: int) -> Any:
-    """What a message has for one client."""
+    """Return what a message has for one client."""
     return part[k] if isinstance(part, list) else tree_map(lambda tensor: tensor[k], part)
 
 
@@ -392,7 +395,9 @@ def _number() -> int:
 
 
 def _sound(value: Any) -> bool:
-    """Whether this is a number that can be averaged. A loss may be nan: a model that has diverged honestly has that.
+    """Return whether this is a number that can be averaged.
+
+    A loss may be nan: a model that has diverged honestly has that.
 
     >>> [_sound(value) for value in (0.5, 3, math.nan, math.inf, 10**400, True, "1")]
     [True, True, True, False, False, False, False]

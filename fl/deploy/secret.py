@@ -87,12 +87,12 @@ def _envelopes(answer: NodeMessage) -> list[Envelope]:
 
 
 def as_tensors(frames: Sequence[bytes]) -> dict[str, Tensor]:
-    """Frames as the tensors of a message."""
+    """Return frames as the tensors of a message."""
     return {f"{k}": torch.frombuffer(bytearray(frame), dtype=torch.uint8) for k, frame in enumerate(frames)}
 
 
 def as_frames(tensors: dict[str, Tensor]) -> list[bytes]:
-    """The frames of a message, in order. Raises InvalidMessage for tensors that are none.
+    """Return the frames of a message, in order. Raises InvalidMessage for tensors that are none.
 
     >>> as_frames(as_tensors([b"one", b"two"]))
     [b'one', b'two']

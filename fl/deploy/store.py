@@ -34,7 +34,7 @@ class Store:
         self._levels: dict[str, dict[str, Tensor]] = {}
 
     def read(self, run: int, version: int) -> dict[str, Tensor]:
-        """What was written under this version. Raises InvalidMessage if it is gone or damaged."""
+        """Return what was written under this version. Raises InvalidMessage if it is gone or damaged."""
         folder = self._run(run)
         for path in folder.glob(f"*-{version:016x}.safetensors"):
             try:
@@ -68,7 +68,10 @@ class Store:
                 old.unlink(missing_ok=True)
 
     def level(self, digest: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """A finished level: written if it has come, otherwise read. Raises InvalidMessage if it is gone or damaged."""
+        """Return a finished level: written if it has come, otherwise read.
+
+        Raises InvalidMessage if it is gone or damaged.
+        """
         if digest not in self._levels:
             if not (len(digest) == 64 and digest.isalnum()):
                 raise InvalidMessage(f"{digest!r} names no level")
@@ -113,7 +116,7 @@ class Store:
             f.write(content)
 
     def exchange(self) -> bytes:
-        """What `keep_exchange` kept. Raises InvalidMessage if it is gone."""
+        """Return what `keep_exchange` kept. Raises InvalidMessage if it is gone."""
         try:
             return (self._folder / "exchange").read_bytes()
         except OSError:

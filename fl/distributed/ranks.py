@@ -59,7 +59,7 @@ class Ranks:
             self.sharing = False
 
     def tell(self, word: Any) -> list[Any]:
-        """Every rank's word, a small object, in their order; waits for all of them.
+        """Return every rank's word, a small object, in their order; waits for all of them.
 
         Raises:
             Lost: if that fails.
@@ -74,7 +74,7 @@ class Ranks:
         return words
 
     def gather(self, mine: Any) -> list[Any]:
-        """What each rank gives, in their order: tensors in dicts, lists and tuples, other ones or none on each rank.
+        """Return what each rank gives, in their order: any tensors in dicts, lists and tuples, or none.
 
         What others give arrives on the device of this rank.
 
@@ -104,7 +104,7 @@ class Ranks:
         return result
 
     def shared(self, work: Sequence[int], function: Callable[[Sequence[int]], Sequence[_Entry]]) -> list[_Entry]:
-        """The entries of all rows on every rank; each rank computes those of the rows that `deal` gives it.
+        """Return the entries of all rows on every rank; each rank computes those of the rows that `deal` gives it.
 
         Args:
             work: of each row, in any unit.
@@ -123,7 +123,7 @@ class Ranks:
 
 
 def deal(work: Sequence[int], ranks: int) -> list[list[int]]:
-    """The rows of a cohort that each rank trains: the largest first, each to the rank with the least work so far.
+    """Return the rows of a cohort that each rank trains: the largest first, each to the rank with the least work.
 
     The result is the same on all ranks. No rank has more than 4/3 of the work that the best way to deal would give it
     (Graham, "Bounds on multiprocessing timing anomalies", 1969). With fewer rows than ranks, some ranks have none.
@@ -159,12 +159,12 @@ _store: Any = None
 
 
 def current() -> Ranks:
-    """The ranks of this process; a single one if it was not started as one of several."""
+    """Return the ranks of this process; a single one if it was not started as one of several."""
     return _current
 
 
 def is_one_of_several(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether torchrun (or something like it) has started this process as one of several.
+    """Return whether torchrun (or something like it) has started this process as one of several.
 
     >>> is_one_of_several({"WORLD_SIZE": "2"})
     False
@@ -173,7 +173,7 @@ def is_one_of_several(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def is_joined() -> bool:
-    """Whether this is within `joined`, in one of several processes."""
+    """Return whether this is within `joined`, in one of several processes."""
     return _inside
 
 
@@ -226,7 +226,7 @@ def _join() -> Ranks:
 
 
 def _failed(ranks: Ranks, error: BaseException) -> int:
-    """What another rank than 0 does about an error: it leaves the reason for rank 0. Returns its exit code."""
+    """Leave an error's reason for rank 0, on another rank. Returns its exit code."""
     if isinstance(error, KeyboardInterrupt):
         return stopped(error)
     if isinstance(error, SystemExit):  # of the command line, which rank 0 refuses as well
@@ -244,7 +244,7 @@ def _failed(ranks: Ranks, error: BaseException) -> int:
 
 
 def _reason(ranks: Ranks) -> str:
-    """Why another rank has failed, if it could say that."""
+    """Return why another rank has failed, if it could say that."""
     with suppress(RuntimeError):
         for rank in range(1, ranks.size):
             if _store.check([key := f"failed/{rank}"]):

@@ -57,7 +57,7 @@ BACKENDS: dict[str, Callable[[Sequence[Group]], list[Results]]] = {
 
 
 def backend_names() -> list[str]:
-    """The backends that `train` knows.
+    """Return the backends that `train` knows.
 
     >>> backend_names()
     ['auto', 'loop', 'workers', 'vmap', 'graphs']
@@ -159,7 +159,7 @@ def _explained(jobs: Sequence[Job]) -> Iterator[None]:
 
 
 def _name(model: nn.Module) -> str:
-    """The class of a model as its user knows it: some methods train one that holds it."""
+    """Return the class of a model as its user knows it: some methods train one that holds it."""
     held = next(model.children(), model)
     return type(held if type(model).__module__.startswith("fl.algorithms") else model).__name__
 

@@ -54,7 +54,7 @@ class Augment(NamedTuple):
         return bool(self.crop or self.flip)
 
     def draw(self, key: Tensor, batch: int, width: int) -> Tensor:
-        """Where the images of each key's batch are cut out: int64 [*leading, B, 3].
+        """Return where the images of each key's batch are cut out: int64 [*leading, B, 3].
 
         The three numbers are the first row and the first column, in the image with its border of zeros, and the
         direction in which columns are read from there, 1 or -1.
@@ -70,7 +70,7 @@ class Augment(NamedTuple):
         return torch.stack([row, column + flipped * (width - 1), 1 - 2 * flipped], -1)
 
     def cut(self, images: Tensor, places: Tensor) -> Tensor:
-        """Images [*leading, B, C, H, W], each cut out at its place [*leading, B, 3]."""
+        """Return images [*leading, B, C, H, W], each cut out at its place [*leading, B, 3]."""
         *many, channels, height, width = images.shape
         bordered = F.pad(images, (self.crop,) * 4) if self.crop else images
         row, column, way = places.flatten(0, -2).split(1, dim=-1)  # [N, 1] each
@@ -81,5 +81,5 @@ class Augment(NamedTuple):
         return chosen.movedim(-1, 1).contiguous().view(*many, channels, height, width)
 
     def masked(self, tokens: Tensor, key: Tensor) -> Tensor:
-        """Tokens [*leading, B, T], a share of which is replaced by `token`."""
+        """Return tokens [*leading, B, T], a share of which is replaced by `token`."""
         return tokens.masked_fill(Draws(key, stream=1).keep(self.mask, tuple(tokens.shape[key.ndim :])), self.token)

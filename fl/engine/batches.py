@@ -17,7 +17,7 @@ LAST_BATCHES = ("filled", "partial")
 
 
 def filled(samples: int, size: int) -> int:
-    """How many samples one epoch passes through the model where its last batch is filled up.
+    """Return how many samples one epoch passes through the model where its last batch is filled up.
 
     >>> filled(20, 10), filled(21, 10)
     (20, 30)
@@ -61,12 +61,12 @@ class Batches(NamedTuple):
     real: tuple[tuple[int, ...], ...] | None = None
 
     def step(self, rows: Tensor) -> Step:
-        """The steps that rows [*leading, W] stand for, as views of them."""
+        """Return the steps that rows [*leading, W] stand for, as views of them."""
         index, key, places = rows.tensor_split((self.size, self.size + 1), dim=-1)
         return Step(index, key[..., 0], places.unflatten(-1, (self.size, 3)) if self.augment.moves else None)
 
     def of_client(self, k: int, s: int) -> Step:
-        """The s-th step of the k-th client, with its real samples only."""
+        """Return the s-th step of the k-th client, with its real samples only."""
         index, key, places = self.step(self.rows[k, s])
         count = self.size if self.real is None else self.real[k][s]
         return Step(index[:count], key, None if places is None else places[:count])
@@ -95,7 +95,7 @@ def make_batches(
     last: str = "filled",
     limits: Sequence[int] | None = None,
 ) -> Batches:
-    """Batches of exactly `size` for each client and epoch, in the order of a fresh permutation.
+    """Return batches of exactly `size` for each client and epoch, in the order of a fresh permutation.
 
     The last batch of an epoch is filled from the start of the same permutation, cyclically where a client has
     fewer than `size` samples. These samples count once more, unless the last batch is to be partial: then each sample

@@ -38,7 +38,7 @@ def as_constants(model: nn.Module, but: Collection[int] = ()) -> nn.Module:
 
 
 def constants(model: nn.Module) -> dict[int, Tensor]:
-    """The constants of a model by their ids, as copy.deepcopy takes what a copy shares with the original."""
+    """Return the constants of a model by their ids, as copy.deepcopy takes what a copy shares with the original."""
     found = (getattr(module, name) for module in model.modules() for name in vars(module).get(_CONSTANTS, ()))
     return {id(tensor): tensor for tensor in found}
 

@@ -55,7 +55,7 @@ class Draws:
         return _mixed(self._position(shape) + self._mixed.view((*self.key.shape, *[1] * len(shape))))
 
     def _position(self, shape: tuple[int, ...]) -> Tensor:
-        """The hash of each position of this draw, int32 of this shape."""
+        """Return the hash of each position of this draw, int32 of this shape."""
         known = self._positions.get((self.drawn, shape))
         if known is None:
             start = (self.drawn * _GOLDEN + 2**31) % 2**32 - 2**31
@@ -86,7 +86,8 @@ class Draws:
 
 
 def _mixed(h: Tensor) -> Tensor:
-    """A bijection of 32 bits in which every bit depends on all (xor-shift-multiply, Wellons' lowbias32), in place.
+    """Return a bijection of 32 bits in which every bit depends on all (xor-shift-multiply, Wellons' lowbias32), in
+    place.
 
     Products wrap; the masks make shifts of negative numbers those of unsigned ones.
     """
@@ -145,7 +146,9 @@ class NoDraws(Watch):
 
 
 def _drops(function: Any, args: tuple, kwargs: dict) -> bool:
-    """Whether a random operation is none of fused attention without dropout, which torch tags as random as well."""
+    """Return whether a random operation is none of fused attention without dropout, which torch tags as random as
+    well.
+    """
     given = {a.name: a.default_value for a in function._schema.arguments if a.name == "dropout_p"}
     given |= {a.name: value for a, value in zip(function._schema.arguments, args)} | kwargs
     return given.get("dropout_p") != 0

@@ -104,7 +104,7 @@ class Replica:
             copy_all(dict((*used.items(), *self.model.named_buffers())).values(), before.values())
 
     def call(self, params: State, x: Tensor) -> Tensor:
-        """The output of the model at `params`; its own parameters need no detour."""
+        """Return the output of the model at `params`; its own parameters need no detour."""
         return self.model(x) if params is self.params else functional_call(self.model, params, (x,))
 
     @torch.no_grad()
@@ -115,7 +115,7 @@ class Replica:
         torch.div(self.total, self.job.batches.steps[k], out=results.loss[k])
 
     def _state(self) -> State:
-        """The tensors in place now (a model may put new buffers in place of old ones)."""
+        """Return the tensors in place now (a model may put new buffers in place of old ones)."""
         tensors = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         return {name: tensors[name] for name in self.starts}
 

@@ -98,7 +98,7 @@ class Program:
         self.full = False  # whether memory has no room for another slot
 
     def slot(self, place: int, group: Group, capture: Capture) -> Slot:
-        """The slot of a place, with the clients of this round."""
+        """Return the slot of a place, with the clients of this round."""
         if place in self.slots:
             self.slots[place].attach(group)
         else:
@@ -120,7 +120,10 @@ class Kept:
         self.made = 0
 
     def program(self, group: Group) -> Program:
-        """The program for exactly what this group does; a new one, without captures, if there was none lately."""
+        """Return the program for exactly what this group does.
+
+        A new one, without captures, if there was none lately.
+        """
         key = _meaning(group)
         if key not in self.programs:
             stale = [other for other in self.programs if other[1] not in (key[1], id(None))]  # see `_meaning`
@@ -147,7 +150,7 @@ _KEPT: WeakKeyDictionary[nn.Module, Kept] = WeakKeyDictionary()
 
 
 def _meaning(group: Group) -> tuple:
-    """Everything that a capture contains: two groups for which it is the same share their graphs."""
+    """Return everything that a capture contains: two groups for which it is the same share their graphs."""
     job, starts, context = group
     leaves, structure = tree_flatten(context)
     shapes = [(t.shape[1:], t.dtype) for t in (*starts.values(), *leaves)]
@@ -174,8 +177,8 @@ class _Same:
 
 
 def _looks(value: Any, seen: dict[int, tuple[int, Any]]) -> Any:
-    """What a step may read of a model, or of an object in it, apart from parameters' and buffers' values: something
-    hashable that is equal as long as none of it changes.
+    """Return what a step may read of a model, or of an object in it, apart from parameters' and buffers' values:
+    something hashable that is equal as long as none of it changes.
 
     Args:
         seen: the number of each object so far, by identity, since they may contain one another; and the object, so that
@@ -225,7 +228,7 @@ def train(groups: Sequence[Group]) -> list[Results]:
 
 
 def _side_by_side(groups: Sequence[Group], places: Sequence[AbstractContextManager], capture: Capture) -> list[Results]:
-    """Every place takes the next client when its last one has finished; their steps take turns."""
+    """Give every place the next client when its last one has finished; their steps take turns."""
     results = [Results.empty(group) for group in groups]
     programs = [_KEPT.setdefault(group[0].model, Kept()).program(group) for group in groups]
     queue = longest_first(groups)
@@ -267,7 +270,7 @@ _POOL: dict[torch.device, list[torch.cuda.Stream]] = {}
 
 
 def _streams(device: torch.device, count: int) -> list[torch.cuda.Stream]:
-    """The device's first streams, always the same ones, since slots stay on theirs."""
+    """Return the device's first streams, always the same ones, since slots stay on theirs."""
     made = _POOL.setdefault(device, [])
     made += [torch.cuda.Stream(device) for _ in range(count - len(made))]
     return made[:count]
@@ -295,7 +298,7 @@ def _never_waiting() -> Iterator[None]:
 
 
 def _captured(step: Callable[[], None], warm_up: int) -> Callable[[], None]:
-    """A function that replays the step; its inputs and outputs stay where they are."""
+    """Return a function that replays the step; its inputs and outputs stay where they are."""
     for _ in range(warm_up - 1):
         step()
     # After a failed capture torch 2.11 never gives some memory back. Most captures fail because the step waits for the

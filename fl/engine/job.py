@@ -50,18 +50,21 @@ class Job:
         return torch.promote_types(next(self.model.parameters()).dtype, torch.float32)
 
     def trainable(self) -> list[str]:
-        """Names of the parameters that are trained; the rest of the state (buffers, frozen parameters) is carried."""
+        """Return names of the parameters that are trained.
+
+        The rest of the state (buffers, frozen parameters) is carried.
+        """
         return [name for name, p in self.model.named_parameters() if p.requires_grad]
 
     def fetch(self, step: Step, dtype: torch.dtype) -> Batch:
-        """The samples of a step, ready for the objective."""
+        """Return the samples of a step, ready for the objective."""
         x, y = self.data.gather(step.index)
         x = self.data.normalise(self.batches.augment(x, step.key, step.places), dtype)
         x = map_inputs(self.precision.lay_out, x)
         return (x, y) if self.per_sample is None else (x, y, self.per_sample[step.index])
 
     def loss(self, call: Call, params: State, context: Any, batch: Batch, draws: Draws | None) -> Tensor:
-        """The objective of one client on one batch, with random numbers from `draws`; None if it needs none."""
+        """Return the objective of one client on one batch, with random numbers from `draws`; None if it needs none."""
         with Drawing(draws) if draws else nullcontext(), self.precision.autocast(self.device):
             return self.objective(call, params, context, batch)
 
@@ -83,7 +86,7 @@ class Results(NamedTuple):
 
     @classmethod
     def empty(cls, group: Group) -> "Results":
-        """Room for the results, which backends fill in one client after another."""
+        """Return room for the results, which backends fill in one client after another."""
         job, starts, _ = group
         states = {name: torch.empty_like(tensor) for name, tensor in starts.items()}
         return cls(states, torch.empty(len(job.batches.steps), dtype=job.loss_dtype, device=job.device))

@@ -32,7 +32,7 @@ Ascent: TypeAlias = Callable[[State, State], State]
 
 
 def cross_entropy(call: Call, params: State, context: Any, batch: Batch) -> Tensor:
-    """Mean cross entropy over the batch; of sequences, logits [B, T, V] for y [B, T], over all of their tokens.
+    """Return mean cross entropy over the batch; of sequences, logits [B, T, V] for y [B, T], over all of their tokens.
 
     Of a model with exits, logits [B, exits, C], the sum over exits.
     """
@@ -42,7 +42,9 @@ def cross_entropy(call: Call, params: State, context: Any, batch: Batch) -> Tens
 
 @lru_cache(maxsize=16)
 def mean_of(loss: Loss) -> Objective:
-    """The objective that is the mean of a loss over the batch; of sequences with a label a token, over all tokens.
+    """Return the objective that is the mean of a loss over the batch.
+
+    Of sequences with a label a token, over all tokens.
 
     Cached, because a new function would force a new graph capture.
     """
@@ -58,7 +60,7 @@ def mean_of(loss: Loss) -> Objective:
 
 @lru_cache(maxsize=16)
 def masked(objective: Objective = cross_entropy) -> Objective:
-    """The objective of a model whose logits are 0 for the classes that the client does not have.
+    """Return the objective of a model whose logits are 0 for the classes that the client does not have.
 
     They are those where the boolean context["held"] [classes] is False (HeteroFL's masked loss; Diao et al., ICLR 2021,
     section 3).
@@ -77,7 +79,7 @@ def masked(objective: Objective = cross_entropy) -> Objective:
 
 
 def proximal(mu: float, objective: Objective = cross_entropy) -> Objective:
-    """The objective + mu/2 ||params - anchor||^2, the anchor in context["anchor"] (Li et al. 2020, equation 2)."""
+    """Return the objective + mu/2 ||params - context["anchor"]||^2 (Li et al. 2020, equation 2)."""
 
     def pulled(call: Call, params: State, context: Any, batch: Batch) -> Tensor:
         apart = torch.cat([(p - context["anchor"][name]).flatten() for name, p in params.items()])  # one sum, not many
@@ -87,7 +89,7 @@ def proximal(mu: float, objective: Objective = cross_entropy) -> Objective:
 
 
 def with_logits(objective: Objective) -> Objective:
-    """The objective of a model whose logits are added to those given for the samples (FeMAM, equation 8).
+    """Return the objective of a model whose logits are added to those given for the samples (FeMAM, equation 8).
 
     With "share" in the context, a number for each client, the sum is multiplied by it (for the mean of several models'
     logits).

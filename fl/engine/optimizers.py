@@ -106,7 +106,9 @@ Optimizer: TypeAlias = SGD | Adam
 def _ready(
     params: list[Tensor], memory: Memory, gradients: Sequence[Tensor | None], clip: float, lead: int
 ) -> tuple[list[Tensor], Memory, list[Tensor]]:
-    """The input of a fused kernel: parameters with gradients, and these clipped and laid out in memory like them."""
+    """Return the input of a fused kernel: parameters with gradients, and these clipped and laid out in memory like
+    them.
+    """
     if any(g is None for g in gradients):
         used = [i for i, g in enumerate(gradients) if g is not None]
         params, gradients = [params[i] for i in used], [gradients[i] for i in used]
@@ -122,7 +124,7 @@ def _ready(
 
 
 def clipped(gradients: Sequence[Tensor], bound: float, lead: int) -> list[Tensor]:
-    """The gradients; those of a client whose norm over all of them is above `bound` are scaled down to it.
+    """Return the gradients; those of a client whose norm over all of them is above `bound` are scaled down to it.
 
     >>> torch.cat(clipped([torch.tensor([[3.0], [0.3]]), torch.tensor([[4.0], [0.4]])], 1.0, lead=1), 1)
     tensor([[0.6000, 0.8000],
@@ -148,7 +150,7 @@ def schedule(
     decay: float = 0.998,
     warmup: int = 0,
 ) -> Schedule:
-    """A schedule by name.
+    """Return a schedule by name.
 
     Args:
         name: `constant`; `step` multiplies by `factor` after each of the shares `at` of all rounds (HeteroFL, NeFL,

@@ -42,13 +42,13 @@ class Precision(NamedTuple):
         return tensor
 
     def autocast(self, device: torch.device):
-        """The context of a forward pass."""
+        """Return the context of a forward pass."""
         return torch.autocast(device.type, torch.bfloat16) if self.name == "bf16" else nullcontext()
 
 
 @contextmanager
 def arithmetic(precision: Precision, device: torch.device) -> Iterator[None]:
-    """The context of a round: how exactly CUDA computes.
+    """Set how exactly CUDA computes in a round.
 
     Matrix products and convolutions may round to TF32 or not, and cuDNN has to add in one order or not. Afterwards the
     switches are as they were before.

@@ -31,7 +31,7 @@ def shown(listener: Callable[[float, int], None]) -> Iterator[None]:
 
 
 def begin(clients: int) -> None:
-    """A cohort of so many clients trains from now on, perhaps some of them at a time."""
+    """Begin to count: so many clients train from now on, perhaps some of them at a time."""
     global _done, _total
     _done, _total = 0.0, clients
 

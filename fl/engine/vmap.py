@@ -107,7 +107,7 @@ def _train(job: Job, starts: State, context: Any) -> Results:
 
 
 def _ahead(ascent: Ascent, params: State, gradients: Sequence[Tensor | None]) -> State:
-    """The stacked parameters where the ascent leads, as leaves."""
+    """Return the stacked parameters where the ascent leads, as leaves."""
     known = {name: g for name, g in zip(params, gradients) if g is not None}
     step = vmap(ascent)({name: params[name] for name in known}, known)
     return {n: (p + step[n] if n in step else p).detach().requires_grad_() for n, p in params.items()}

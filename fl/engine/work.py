@@ -75,7 +75,7 @@ _SMALL = (
 
 
 def _counts(model: nn.Module, data: Dataset) -> _Counts:
-    """The counts of a model, from one forward pass of two samples; kept by its shape and dtype."""
+    """Return the counts of a model, from one forward pass of two samples; kept by its shape and dtype."""
     known = _KNOWN.setdefault(model, {})
     sample, dtype = str(data.shape), next(p.dtype for p in model.parameters())
     if (sample, dtype) not in known:

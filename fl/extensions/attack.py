@@ -91,7 +91,7 @@ class Attack:
         return classes.index_copy(0, index, classes[index] | spoilt)
 
     def rows(self, clients: Sequence[int]) -> list[int]:
-        """The positions of malicious clients in a cohort."""
+        """Return the positions of malicious clients in a cohort."""
         return [k for k, client in enumerate(clients) if client in self.malicious]
 
     @torch.no_grad()
@@ -116,7 +116,7 @@ class Attack:
 
 
 def draw_malicious(options: AttackOptions, clients: int, rng: Rng) -> frozenset[int]:
-    """The malicious clients: their share of all clients, rounded to the nearest number.
+    """Return the malicious clients: their share of all clients, rounded to the nearest number.
 
     Raises:
         FLError: for options out of their limits, and a share that rounds to nobody.

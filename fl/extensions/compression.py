@@ -105,7 +105,7 @@ class Compression:
         return Compressed(as_before(states, changed), unsent, sent)
 
     def nbytes(self, steps: Stack) -> int:
-        """The bytes of one client's compressed update.
+        """Return the bytes of one client's compressed update.
 
         topk: each value in its dtype, and its position among the n entries in ceil(log2 n) bits; or all values without
         positions, where that is shorter. quantise: for each tensor a scale in its dtype, and the bits of its entries in
@@ -127,11 +127,11 @@ class Compression:
         return -(-min(self._count(n) * (value + (n - 1).bit_length()), n * value) // 8) if n else 0
 
     def _count(self, n: int) -> int:
-        """How many of n entries top-k sends."""
+        """Return how many of n entries top-k sends."""
         return max(1, round(self.share * n))
 
     def _kept(self, steps: Stack, clients: Sequence[int], rng: Rng) -> Stack:
-        """What the server receives of updates."""
+        """Return what the server receives of updates."""
         if self.kind == "topk":
             flat = torch.cat([step.flatten(1) for step in steps.values()], 1)
             kept = largest(flat, self._count(flat.shape[1])).split([step[0].numel() for step in steps.values()], 1)
@@ -144,7 +144,7 @@ class Compression:
 
 
 def largest(steps: Tensor, k: int) -> Tensor:
-    """The k entries of each row [K, n] with the largest absolute values, and 0 elsewhere.
+    """Return the k entries of each row [K, n] with the largest absolute values, and 0 elsewhere.
 
     >>> largest(torch.tensor([[1.0, -3.0, 2.0]]), 2)
     tensor([[ 0., -3.,  2.]])

@@ -136,7 +136,9 @@ class Defence:
 
     @torch.no_grad()
     def clipped(self, trained: States, starts: States, sizes: Sequence[int], names: Container[str]) -> States:
-        """The trained models, with no update of the parameters longer than `clip` medians. Buffers stay as they are.
+        """Return the trained models, with no update of the parameters longer than `clip` medians.
+
+        Buffers stay as they are.
 
         Args:
             sizes: 0 for clients whose update does not count in the median.
@@ -158,13 +160,16 @@ class Defence:
 
 
 def _lengths(after: Stack, before: Stack, names: Container[str]) -> Tensor:
-    """The lengths of the updates [K], summed in float64 where the device has it."""
+    """Return the lengths of the updates [K], summed in float64 where the device has it."""
     steps = [double(after[name]) - double(before[name]) for name in after if name in names]
     return torch.stack([step.reshape(len(step), -1).square().sum(1) for step in steps]).sum(0).sqrt()
 
 
 def _shortened(after: Stack, before: Stack, share: Tensor, names: Container[str]) -> Stack:
-    """The stack with its updates multiplied by their shares [K]; a share of 1 leaves a model unchanged bit for bit."""
+    """Return the stack with its updates multiplied by their shares [K].
+
+    A share of 1 leaves a model unchanged bit for bit.
+    """
     result = dict(after)
     for name in filter(names.__contains__, after):
         factor = share.to(after[name].dtype).view(-1, *[1] * (after[name].ndim - 1))
@@ -174,7 +179,7 @@ def _shortened(after: Stack, before: Stack, share: Tensor, names: Container[str]
 
 
 def squared_distances(models: Stack) -> Tensor:
-    """Squared distances between the n models, those to themselves infinite: [n, n], float64 where the device has it."""
+    """Return squared distances [n, n] between the n models, infinite on the diagonal, in float64 if possible."""
     squares = double(distance(models, models)).square()
     most = 1e-8 * torch.finfo(squares.dtype).max  # in the place of what is no number: a sum of many is still finite
     far = squares.nan_to_num(most, most).clamp(max=most)
@@ -182,7 +187,7 @@ def squared_distances(models: Stack) -> Tensor:
 
 
 def krum_order(distances: Tensor, f: int) -> Tensor:
-    """The models by their scores, the best first; of equal scores that of the first model: int64 [n].
+    """Return the models by their scores, the best first; of equal scores that of the first model: int64 [n].
 
     A model's score is the sum of its squared distances to its n - f - 2 nearest neighbours, or to the nearest one.
 
@@ -198,7 +203,7 @@ def krum_order(distances: Tensor, f: int) -> Tensor:
 
 
 def multi_krum(models: Stack, compared: Stack, f: int, m: int) -> State:
-    """The mean of the m models with the best scores; with m = 1 it is Krum's model.
+    """Return the mean of the m models with the best scores; with m = 1 it is Krum's model.
 
     Args:
         models: a stack of n models.

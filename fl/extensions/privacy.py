@@ -68,7 +68,7 @@ class Privacy:
     twentieth of the participants (Andrew et al.). The noise on the sum grows, so that both together count as `noise`"""
 
     def deviations(self, participants: int) -> tuple[float, float]:
-        """The standard deviations of the noise on the sum of the updates, in clips, and on the number of short ones.
+        """Return the noise's standard deviations: on the sum of updates, in clips, and on the number of short ones.
 
         Raises:
             FLError: if the number has so little noise that both cannot count as `noise` together.
@@ -90,7 +90,7 @@ class Privacy:
     def mean(
         self, received: Stack, starts: Stack, clip: Tensor, names: Collection[str], generator: torch.Generator
     ) -> tuple[State, Tensor]:
-        """The private mean of K models, and the clip of the next round.
+        """Return the private mean of K models, and the clip of the next round.
 
         To the mean of the starts come the clipped updates, all with weight 1 / K, and noise. What is not a finite
         number in an update counts as 0. Tensors other than those of these names are as in the starts.
@@ -121,7 +121,7 @@ class Privacy:
         return mean, clip * torch.exp(-self.quantile_lr * (count / k - self.quantile))
 
     def spent(self, rounds: int, clients: int, participants: int) -> float:
-        """The epsilon after so many rounds, by `dp_accounting`, for `delta`; without rounds it is 0.
+        """Return the epsilon after so many rounds, by `dp_accounting`, for `delta`; without rounds it is 0.
 
         With `fixed` accounting a client that is replaced by another changes the sum by two clips at most, so the noise
         counts as half of what it is in clips. If all clients are participants, nothing is gained by drawing them.

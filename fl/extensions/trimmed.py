@@ -90,14 +90,14 @@ def _middle(values: Tensor, covered: Tensor | None, old: Tensor | None, trim: fl
 
 
 def _trimmed(x: Tensor, m: Tensor, cut: Tensor) -> Tensor:
-    """The mean of entries cut, ..., m - cut - 1 of each sorted column of [K, n]."""
+    """Return the mean of entries cut, ..., m - cut - 1 of each sorted column of [K, n]."""
     position = torch.arange(len(x), dtype=torch.int32, device=x.device)[:, None]
     counted = (position >= cut) & (position < m - cut)
     return _sorted(x).masked_fill(~counted, 0).sum(0) / (m - 2 * cut)
 
 
 def _sorted(x: Tensor) -> Tensor:
-    """Each column of [K, n] ascending, NaN as infinity; ten times as fast as torch.sort for the K of a round."""
+    """Return each column of [K, n] ascending, NaN as infinity; ten times as fast as torch.sort for the K of a round."""
     rows = list(x.nan_to_num(torch.inf, torch.inf, -torch.inf))
     for a, b in _comparators(len(x)):
         rows[a], rows[b] = torch.minimum(rows[a], rows[b]), torch.maximum(rows[a], rows[b])
@@ -106,7 +106,7 @@ def _sorted(x: Tensor) -> Tensor:
 
 @cache
 def _comparators(k: int) -> list[tuple[int, int]]:
-    """Pairs that sort k values if each is put in order in turn: Batcher's odd-even merge sort (AFIPS 1968)."""
+    """Return pairs that sort k values if each is put in order in turn: Batcher's odd-even merge sort (AFIPS 1968)."""
     pairs, length = [], 1
     while length < k:  # sorted stretches of this length are merged by pairs
         gap = length

@@ -42,7 +42,7 @@ class Level(NamedTuple):
     modules: Sequence[nn.Module] | None = None
 
     def state(self, k: int) -> State:
-        """One of the models."""
+        """Return one of the models."""
         return {n: t[k] for n, t in self.models.items()} if isinstance(self.models, dict) else self.models[k]
 
 
@@ -65,17 +65,17 @@ class ClientModels(NamedTuple):
 
 
 def shared(state: State, clients: int) -> ClientModels:
-    """One model for all clients."""
+    """Return one model for all clients."""
     return ClientModels([Level([state], torch.zeros(clients, dtype=torch.int64))])
 
 
 def personal(models: Stack, clients: int) -> ClientModels:
-    """A model for each client."""
+    """Return a model for each client."""
     return ClientModels([Level(models, torch.arange(clients))])
 
 
 def given(models: ClientModels, clients: Sequence[int]) -> Stack:
-    """The model that each of some clients is given on the first level, [K, ...].
+    """Return the model that each of some clients is given on the first level, [K, ...].
 
     >>> given(shared({"w": torch.ones(1)}, clients=3), [0, 2])["w"].flatten()
     tensor([1., 1.])
@@ -90,7 +90,7 @@ def given(models: ClientModels, clients: Sequence[int]) -> Stack:
 
 
 def predict(call: Callable[..., Tensor], levels: Sequence[Level], client: int, x: Inputs, mean: bool) -> Tensor | None:
-    """The sum (or mean) of the logits of a client's models over the levels; None if it has no model at all.
+    """Return the sum (or mean) of the logits of a client's models over the levels; None if it has no model at all.
 
     Args:
         call: (model, samples) -> logits; it is also given the architecture where the level has several.
@@ -109,7 +109,7 @@ def count(levels: Sequence[Level], clients: int) -> Tensor:
 
 
 def predict_all(fed: Any, models: ClientModels, samples: Tensor, owners: Tensor) -> Tensor:
-    """Logits [M, classes] of samples (of text [M, T, classes]), each as its owner predicts it.
+    """Return logits [M, classes] of samples (of text [M, T, classes]), each as its owner predicts it.
 
     Args:
         samples: of the data's training part, int64 [M], on the CPU.
@@ -123,7 +123,10 @@ def predict_all(fed: Any, models: ClientModels, samples: Tensor, owners: Tensor)
 
 
 def logits(fed: Any, level: Level, samples: Tensor, owners: Tensor) -> Tensor:
-    """Logits of one level's models: for each sample those of its owner's model, 0 if it has none. See `predict_all`."""
+    """Return logits of one level's models: for each sample those of its owner's model, 0 if it has none.
+
+    See `predict_all`.
+    """
     device = fed.data.device
     used, order = level.used[owners].sort(stable=True)  # so that samples are looked up once for all models
     found, sizes = (column.tolist() for column in used.unique_consecutive(return_counts=True))
@@ -151,14 +154,16 @@ def _one_by_one(fed: Any, level: Level, groups: Sequence[_Group]) -> Iterator[tu
 
 
 def _stackable(fed: Any, level: Level) -> bool:
-    """Whether models predict side by side: on an accelerator, where one after another would wait for launches."""
+    """Return whether models predict side by side: on an accelerator, where one after another would wait for
+    launches.
+    """
     if fed.data.device.type == "cpu" or not isinstance(level.models, dict) or fed.model in _ALONE:
         return False
     return not lacks_statistics(fed.model, level.models)
 
 
 def _side_by_side(fed: Any, level: Level, groups: Sequence[_Group]) -> Iterator[tuple[Tensor, Tensor]]:
-    """The same, with models that have about equally many samples side by side."""
+    """Yield the same, with models that have about equally many samples side by side."""
     if not groups:
         return
     groups = sorted(groups, key=lambda group: -len(group[2]))

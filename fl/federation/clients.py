@@ -24,7 +24,7 @@ Client: TypeAlias = Callable[[Message, Stack, Sequence[int], Rng], ClientUpdate]
 
 
 def updated(client_states: Stack, clients: Sequence[int], update: ClientUpdate) -> Stack:
-    """The states of all clients after a round in this process; a client that was dropped keeps its state.
+    """Return the states of all clients after a round in this process; a client that was dropped keeps its state.
 
     Args:
         client_states: of all clients before it [clients, ...]; empty where they keep nothing.
@@ -72,5 +72,5 @@ def check_update(update: ClientUpdate, message: Message) -> None:
 
 
 def at_nodes(client_states: Stack | Sequence[State]) -> bool:
-    """Whether these are no states, but the versions that clients on other machines keep."""
+    """Return whether these are no states, but the versions that clients on other machines keep."""
     return isinstance(client_states, dict) and {"run", "version"} <= client_states.keys()

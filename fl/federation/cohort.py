@@ -34,7 +34,7 @@ class Cohort(NamedTuple):
     states: States
 
     def select(self, rows: Sequence[int]) -> "Cohort":
-        """Some of its clients, by their positions in the cohort."""
+        """Return some of its clients, by their positions in the cohort."""
         models = [self.models[k] for k in rows]
         return Cohort([self.clients[k] for k in rows], models, select(self.states, rows))
 

@@ -107,7 +107,9 @@ def check_finite(server: Mapping[str, State], before: Mapping[str, State], loss:
 
 
 def _stays_finite(tensor: Tensor, before: Sequence[Tensor | None]) -> bool:
-    """Whether a tensor is finite where it was before, or, if it is a new stack of models, where the one model was."""
+    """Return whether a tensor is finite where it was before, or, if it is a new stack of models, where the one model
+    was.
+    """
     fine = tensor.isfinite()
     for old in before:
         if old is not None and old.shape in (tensor.shape, tensor.shape[1:]):
@@ -138,13 +140,15 @@ def restored(states: States, starts: States, kept: Sequence[Any]) -> States:
 
 
 def _finite_sums(stack: Stack) -> Tensor:
-    """Whether the sums of all floating-point tensors are finite, for each of the K entries of a stack: bool [K]."""
+    """Return whether the sums of all floating-point tensors are finite, for each of the K entries of a stack: bool
+    [K].
+    """
     sums = [t.reshape(len(t), -1).sum(1) for t in stack.values() if t.is_floating_point()]
     return torch.stack(sums).isfinite().all(0)
 
 
 def finite_rows(stack: Stack, starts: Stack) -> Tensor:
-    """Whether all floating-point numbers that were finite at the start still are, for each of K entries: bool [K].
+    """Return bool [K], whether all floating-point numbers of an entry that were finite at the start still are.
 
     >>> finite_rows({"w": torch.tensor([1.0, torch.nan])}, {"w": torch.zeros(2)})
     tensor([ True, False])

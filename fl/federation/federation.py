@@ -125,7 +125,7 @@ class Federation:
                 )
 
     def with_local(self, **settings: Any) -> "Federation":
-        """The same clients, who train with other settings, named as in `LocalTraining`."""
+        """Return the same clients, who train with other settings, named as in `LocalTraining`."""
         return replace(self, local=replace(self.local, **settings))
 
     @property
@@ -147,7 +147,7 @@ class Federation:
         return {name for name, p in self.model.named_parameters() if not p.requires_grad}
 
     def keep_frozen(self, models: Stack, mean: State | Stack) -> State | Stack:
-        """The mean of models, or several means, with the frozen parameters that the models have.
+        """Return the mean of models, or several means, with the frozen parameters that the models have.
 
         A weighted sum of equal numbers can differ from them in its last bit.
         """
@@ -163,11 +163,11 @@ class Federation:
         return self.fleet or uniform(self.model, len(self.clients))
 
     def models_of(self, clients: Sequence[int]) -> list[nn.Module]:
-        """The architecture of each of some clients, a module whose weights do not matter."""
+        """Return the architecture of each of some clients, a module whose weights do not matter."""
         return [self.fleet[client].model if self.fleet else self.model for client in clients]
 
     def initial(self, generator: torch.Generator | None = None) -> State:
-        """The state that training starts from, or another one whose weights are drawn from the generator."""
+        """Return the state that training starts from, or another one whose weights are drawn from the generator."""
         model = self.model
         if generator is not None:
             if self.create is None:
@@ -249,7 +249,7 @@ class Federation:
         return torch.stack([self._classes[client] for client in clients])
 
     def client_states(self, start: State) -> Stack:
-        """What the server stores of client states before any of them took part.
+        """Return what the server stores of client states before any of them took part.
 
         In a simulation this is the start, a row for each client of the population. It belongs into the server's part
         `fl.federation.clients.CLIENTS`.
@@ -257,7 +257,7 @@ class Federation:
         return self.transport.client_states(self, start)
 
     def mean_of_clients(self, states: Stack, otherwise: State) -> State:
-        """The mean of all personal models by their numbers of samples, for a stranger; nobody trains from it.
+        """Return the mean of all personal models by their numbers of samples, for a stranger; nobody trains from it.
 
         Args:
             states: the server's part `fl.federation.clients.CLIENTS`.
@@ -336,7 +336,7 @@ class Federation:
         return tuple(filled(len(parts[client]), size) // size * per_batch for client in clients)
 
     def _masked(self, cohort: Cohort, each: LocalObjective) -> LocalObjective:
-        """What clients minimise: if they train so, with logits of 0 for classes that they do not have."""
+        """Return what clients minimise: if they train so, with logits of 0 for classes that they do not have."""
         if not self.local.masked:
             return each
         context = with_entry(each.context, "held", self.true_classes(cohort.clients))
@@ -361,7 +361,7 @@ class Federation:
         return list(states) if isinstance(cohort.states, list) else surgery.stack(states), torch.stack(losses)
 
     def _in_chunks(self, training: Training) -> tuple[States, Tensor]:
-        """The trained states, in the form of the cohort's, and the losses [K]. A few clients train at a time."""
+        """Return the trained states, in the form of the cohort's, and the losses [K]. A few clients train at a time."""
         cohort, objective, rng, _, steps = training
         parts, k = [], len(cohort.clients)
         chunk = self.local.max_parallel_clients or k
@@ -409,7 +409,7 @@ class Federation:
         return Job(model, data, batches, *settings), starts, each.context or {}
 
     def predict(self, state: State, images: Inputs, model: nn.Module | None = None) -> Tensor:
-        """Logits of one model in evaluation mode, for samples on the device or, where data are kept there, the host.
+        """Return logits of one model in evaluation mode, for samples on the device or on the host.
 
         They are [N, classes] for uint8 images [N, C, H, W], [N, T, classes] for tokens [N, T].
 
@@ -423,7 +423,7 @@ class Federation:
         return infer(model, state, self.data, self._hidden(images), self.local.precision)
 
     def predict_each(self, models: Stack, samples: Inputs) -> Tensor:
-        """Logits of K models at once, each for its own n samples [K, n, ...], as `predict` gives them up to rounding.
+        """Return logits of K models, each for its own n samples [K, n, ...]; `predict` gives the same up to rounding.
 
         Models with static batch norms have to bring their statistics.
 
@@ -434,13 +434,16 @@ class Federation:
         return infer_each(self.model, models, self.data, samples, self.local.precision)
 
     def _hidden(self, samples: Any, *models: int) -> Any:
-        """Samples as they are; of a masked language model, which is asked about hidden tokens, always the same ones."""
+        """Return samples as they are.
+
+        Of a masked language model, which is asked about hidden tokens, always the same ones.
+        """
         if not self.local.augment.mask:
             return samples
         return self.local.augment.masked(samples, torch.zeros(models, dtype=torch.int64, device=samples.device))
 
     def statistics(self, state: State, model: nn.Module | None = None, samples: Tensor | None = None) -> State:
-        """The running statistics of static batch norms, if the model has such norms and the state no statistics.
+        """Return the running statistics of static batch norms, if the model has such norms and the state no statistics.
 
         They take a pass over the data for each state; those of the last state are kept.
 

@@ -63,7 +63,7 @@ class LocalTraining:
         return mean_of(self.loss)
 
     def size_of_batches(self, parts: Parts) -> int:
-        """The samples of each step: `batch_size`, but no more than the client with most samples has.
+        """Return the samples of each step: `batch_size`, but no more than the client with most samples has.
 
         All clients have batches of one size, so that they can train side by side, and it depends on the population
         alone, not on who takes part: a client learns the same whoever trains beside it.
@@ -75,7 +75,7 @@ class LocalTraining:
         return min(self.batch_size, parts.largest)
 
     def samples_of_epoch(self, samples: int, parts: Parts) -> int:
-        """How many samples a client with so many passes through its model in an epoch."""
+        """Return how many samples a client with so many passes through its model in an epoch."""
         return samples if self.last_batch == "partial" else filled(samples, self.size_of_batches(parts))
 
     def check(self, data: Dataset) -> None:

@@ -281,8 +281,9 @@ def _check_scorer(name: str, data: Dataset) -> None:
 
 
 def _check_own(name: str, measure: Callable, data: Dataset) -> None:
-    """Raise FLError for a function of the user's that is no metric, before anything is trained; warn of one that is not
-    defined for such samples at all.
+    """Raise FLError for a function of the user's that is no metric, before anything is trained.
+
+    Warn of one that is not defined for such samples at all.
     """
     try:
         measure(*_tried(data))
@@ -296,7 +297,7 @@ def _check_own(name: str, measure: Callable, data: Dataset) -> None:
 
 
 def _tried(data: Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """Outputs and targets as a metric gets them, of samples of all classes."""
+    """Return outputs and targets as a metric gets them, of samples of all classes."""
     rng = np.random.default_rng(0)
     if data.task == "regression":
         targets = data.test_y.cpu().numpy().astype(np.float64)
@@ -317,8 +318,10 @@ def _defined(measure: Callable, outputs: np.ndarray, targets: np.ndarray) -> Seq
 
 
 def _per_class(which: int, outputs: np.ndarray, targets: np.ndarray) -> Sequence[float]:
-    """Each class's number; NaN where it is not defined: recall where no sample has the class, precision where none is
-    predicted to, F1 where neither is so. Such a client does not count in the mean over clients.
+    """Return each class's number.
+
+    NaN where it is not defined: recall where no sample has the class, precision where none is predicted to, F1 where
+    neither is so. Such a client does not count in the mean over clients.
     """
     from sklearn.metrics import precision_recall_fscore_support
 

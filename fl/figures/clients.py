@@ -119,8 +119,10 @@ def _levels(axis: Axes, levels: Sequence[Sequence[int]], kinds: Sequence[int | N
 
 
 def _cells(level: Sequence[int], kind: int | None) -> list[int]:
-    """Choose the colour of each client, -1 for no model. All models have the colour `kind` if that is given. Else they
-    are numbered in the order in which they appear, so that clusters that agree with the truth look like it.
+    """Choose the colour of each client, -1 for no model.
+
+    All models have the colour `kind` if that is given. Else they are numbered in the order in which they appear, so
+    that clusters that agree with the truth look like it.
     """
     order = {model: place % len(CLUSTERS) for place, model in enumerate(dict.fromkeys(m for m in level if m >= 0))}
     return [-1 if model < 0 else order[model] if kind is None else kind for model in level]

@@ -101,7 +101,7 @@ def _band(
 
 
 def _still(line: Line, along: str) -> bool:
-    """Whether a line has no places, since its method spends nothing of what curves are drawn against."""
+    """Return whether a line has no places, since its method spends nothing of what curves are drawn against."""
     return bool(line.runs) and not line.runs[0][-1][along]
 
 
@@ -122,8 +122,9 @@ def parts(lines: Sequence[Line]) -> list[list[Line]]:
 
 
 def _draw(axis: Axes, panel: Panel, looks: Mapping[str, Look], along: str) -> None:
-    """Draw the curves of a panel. A method that spends nothing is a horizontal line with the value of its selected
-    round.
+    """Draw the curves of a panel.
+
+    A method that spends nothing is a horizontal line with the value of its selected round.
     """
     for line in panel.behind:
         if not _still(line, along):

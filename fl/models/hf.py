@@ -78,7 +78,7 @@ class HFModel(nn.Module):
         self.register_buffer("shift", torch.tensor(shift).view(-1, 1, 1), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits [N, classes] of images [N, C, H, W] from -1 to 1 or of tokens [N, T], or [N, T, vocabulary]."""
+        """Return logits [N, classes] of images [N, C, H, W] from -1 to 1 or of tokens [N, T], or [N, T, vocabulary]."""
         if self.images:
             return self.model(pixel_values=x * self.scale + self.shift).logits
         config = self.model.config
@@ -177,7 +177,7 @@ class Folder:
         return self._looked_at(HFModel(model, self.path, drawn, causal))
 
     def _looked_at(self, model: HFModel) -> HFModel:
-        """The model; FLError if it is to say the next tokens and can see them."""
+        """Return the model; FLError if it is to say the next tokens and can see them."""
         if model.next_tokens:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 one, other = (model.eval()(torch.tensor([[0, 1, end]]))[:, :2] for end in (0, 1))

@@ -82,8 +82,9 @@ class Space:
 
     @cached_property
     def _choices(self) -> list[tuple[str, list[Any]]]:
-        """The name and the values of every choice; widths come first. The positions of a spec's values are its genes,
-        which order the grid.
+        """The name and the values of every choice.
+
+        Widths come first. The positions of a spec's values are its genes, which order the grid.
         """
         base = self.base
         if not self.mixed:

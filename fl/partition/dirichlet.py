@@ -80,8 +80,9 @@ def draw_until(task: Task, name: str, alpha: float, draw: Callable[[], tuple[np.
 
 
 def _fill(owners: np.ndarray, sizes: np.ndarray, minimum: int, rng: np.random.Generator) -> int:
-    """Give every client `minimum` samples: one at a time, drawn at random from the client that then has most. Changes
-    the client of each sample [N], and returns how many samples moved.
+    """Give every client `minimum` samples: one at a time, drawn at random from the client that then has most.
+
+    Changes the client of each sample [N], and returns how many samples moved.
     """
     needy = np.repeat(np.arange(len(sizes)), np.maximum(minimum - sizes, 0))
     largest = [(-size, client) for client, size in enumerate(sizes.tolist()) if size > minimum]

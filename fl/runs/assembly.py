@@ -116,7 +116,9 @@ def build(
 def _dealt(
     config: Config, dataset: data.Dataset | None, rng: Rng, device: torch.device, transport: Transport
 ) -> tuple[data.Dataset, LocalTraining, partition.Splits, torch.Tensor | None]:
-    """The data on their device, how clients train on them, what each client has, and its true group, if it is known."""
+    """Return the data on their device, how clients train on them, what each client has, and its true group, if it is
+    known.
+    """
     if dataset is None:
         dataset = config.load()
     elif transport.splits is None:
@@ -135,7 +137,7 @@ def _dealt(
 
 
 def _ask_for_round(config: Config, specs: list[Spec]) -> None:
-    """FLError if a round does not fit into memory.
+    """Raise FLError if a round does not fit into memory.
 
     A lower bound: the initial model, the server's, those that clients send, and the weights, gradients and momentum of
     a client that trains, all as small as the smallest.
@@ -146,7 +148,7 @@ def _ask_for_round(config: Config, specs: list[Spec]) -> None:
 
 
 def _ask_for_batch(fed: Federation, local: LocalTraining) -> None:
-    """The same for what a client's step keeps of one batch, if half of it can be freed early."""
+    """Ask for what a client's step keeps of one batch, if half of it can be freed early."""
     size = local.size_of_batches(fed.clients.train)
     least = min(activation_bytes(kind.model, fed.data) for kind in fed.fleet_or_uniform.architectures)
     ask_memory(size * least // 2, f"a batch of {size:,} samples", "use a smaller --batch-size, --width or --pad")
@@ -168,7 +170,7 @@ def _warn_of_drawn(config: Config, spec: Spec, net: nn.Module) -> None:
 def make_models(
     config: Config, spec: Spec, start: Start | None, clients: int, device: torch.device
 ) -> tuple[nn.Module, Callable[..., nn.Module], Fleet | None]:
-    """The global model, what makes it anew, and the clients' own if their adapters have several ranks.
+    """Return the global model, what makes it anew, and the clients' own if their adapters have several ranks.
 
     All weights that are not in `start` depend on the seed alone.
     """
@@ -234,7 +236,7 @@ def make_algorithm(config: Config, fed: Federation, rng: Rng) -> Algorithm:
 
 
 def training(config: Config, dataset: data.Dataset) -> tuple[data.Dataset, LocalTraining]:
-    """The data as clients train on them, and how these train."""
+    """Return the data as clients train on them, and how these train."""
     local, execution, name = config.local, config.execution, config.model.name
     augment = Augment(local.crop, local.flip)
     if execution.channels_last and not dataset.images:

@@ -233,7 +233,7 @@ def unflatten(tensors: dict[str, Tensor]) -> dict[str, State]:
 
 
 def _read(folder: Path, best: bool = False) -> tuple[dict[str, State], dict[str, Any]]:
-    """The parts of the server, or of the best model, with `statistics`; and the header."""
+    """Return the parts of the server, or of the best model, with `statistics`; and the header."""
     tensors, header = files.read(folder / FILE, _FORMAT)
     parts = unflatten(tensors)
     kept = unflatten(parts.pop(_BEST, {}))

@@ -83,7 +83,7 @@ def _tally(pieces: _Pieces, task: str, loss: Loss, sizes: Sequence[int], outputs
 
 
 def _scores(tallies: Sequence[_Tally], task: str, metrics: Sequence[Metric] = ()) -> list[list[dict[str, float]]]:
-    """The scores of each client of each tally; waits for the device once."""
+    """Return the scores of each client of each tally; waits for the device once."""
     values = iter(download([column for tally in tallies for column in tally.columns.values()]))
     return [_of_owners({name: next(values).numpy() for name in t.columns}, t.sizes, task, metrics) for t in tallies]
 
@@ -91,7 +91,7 @@ def _scores(tallies: Sequence[_Tally], task: str, metrics: Sequence[Metric] = ()
 def _of_owners(
     columns: dict[str, np.ndarray], sizes: Sequence[int], task: str, metrics: Sequence[Metric]
 ) -> list[dict[str, float]]:
-    """The scores of each owner of samples, which follow one another, in the order of `SCORES`."""
+    """Return the scores of each owner of samples, which follow one another, in the order of `SCORES`."""
     owners = np.repeat(np.arange(len(sizes)), sizes)
 
     counts = np.bincount(owners, columns.get("scored"), len(sizes))
@@ -140,7 +140,7 @@ def evaluate_global(fed: Federation, predict: Callable[[Inputs], Tensor]) -> dic
 
 
 def honest_cohort(fed: Federation, states: States, clients: Sequence[int], kept: Sequence[bool]) -> Cohort:
-    """The participants of a round after local training, without those that were dropped or are malicious.
+    """Return the participants of a round after local training, without those that were dropped or are malicious.
 
     Args:
         states: the trained models of all participants, a stack or a list.
@@ -192,7 +192,7 @@ def evaluate_models(fed: Federation, cohort: Cohort) -> dict[str, float]:
 
 
 def mean_cosine(fed: Federation, cohort: Cohort) -> dict[str, float]:
-    """Mean cosine similarity over the pairs of the trained models' parameters.
+    """Return mean cosine similarity over the pairs of the trained models' parameters.
 
     Buffers are left out: running variances would outweigh the weights. Empty for a single model, and where
     architectures differ or the server has only the models' mean.
@@ -202,7 +202,7 @@ def mean_cosine(fed: Federation, cohort: Cohort) -> dict[str, float]:
 
 
 def released_cosine(fed: Federation, cohort: Cohort) -> dict[str, float]:
-    """Mean cosine similarity of the trained models as FedMR's released code measures it (its Fig. 6).
+    """Return mean cosine similarity of the trained models as FedMR's released code measures it (its Fig. 6).
 
     The entries of the state, in its order and with batch norms' statistics and step counters, are cut into chunks of
     five; the measure is the mean of the chunks' cosines. If no entries are left over the last chunk counts twice. Step
@@ -219,7 +219,10 @@ def released_cosine(fed: Federation, cohort: Cohort) -> dict[str, float]:
 
 
 def _comparable(fed: Federation, cohort: Cohort, names: Sequence[str]) -> Stack:
-    """The tensors of these names of two or more models with one architecture, if the server has them; else none."""
+    """Return the tensors of these names of two or more models with one architecture, if the server has them.
+
+    Else none.
+    """
     if len(cohort.clients) < 2 or isinstance(cohort.states, list):
         return {}
     if not cohort.states.keys() >= {*names}:  # clients on other machines have kept some of it
@@ -228,7 +231,7 @@ def _comparable(fed: Federation, cohort: Cohort, names: Sequence[str]) -> Stack:
 
 
 def _over_pairs(similarity: Tensor) -> Tensor:
-    """The mean of [K, K] without its diagonal."""
+    """Return the mean of [K, K] without its diagonal."""
     k = len(similarity)
     return (similarity.sum() - similarity.trace()) / (k * (k - 1))
 
@@ -266,7 +269,7 @@ def _score_here(fed: Federation, parts: Mapping[str, Parts], used: ClientModels)
 
 
 def _of_each(fed: Federation, models: ClientModels, parts: Parts) -> _Pieces:
-    """The pieces of one client after another."""
+    """Yield the pieces of one client after another."""
     for client, index in enumerate(parts):
         x, y = fed.data.gather(index)
         call = partial(predict, fed.predict, models.levels, client, mean=models.mean)
@@ -274,7 +277,7 @@ def _of_each(fed: Federation, models: ClientModels, parts: Parts) -> _Pieces:
 
 
 def _of_all(fed: Federation, models: ClientModels, parts: Parts) -> _Pieces:
-    """The pieces of all clients together, in their order."""
+    """Yield the pieces of all clients together, in their order."""
     size = max(1, min(_SAMPLES, _LOGITS // prod(fed.data.outputs)))
     owners = torch.arange(len(parts)).repeat_interleave(parts.sizes)
     for samples, whose in zip(parts.samples.split(size), owners.split(size)):

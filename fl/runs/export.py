@@ -97,7 +97,7 @@ def export_model(
 
 
 def _format_of(path: Path, asked: str | None) -> str:
-    """The format of a file. Raises FLError for one that cannot be written."""
+    """Return the format of a file. Raises FLError for one that cannot be written."""
     kind = asked or path.suffix.removeprefix(".") or "hf"
     if kind not in _FORMATS:
         raise FLError(
@@ -112,7 +112,7 @@ def _format_of(path: Path, asked: str | None) -> str:
 def _from_run(
     folder: Path, kind: str, model: Model | None, dataset: Dataset | None, client: int | None, best: bool
 ) -> nn.Module:
-    """The model of a run, with adapters beside it for peft alone."""
+    """Return the model of a run, with adapters beside it for peft alone."""
     if client is None:
         net = load_with_adapters(folder, model, best=best)
     else:
@@ -130,7 +130,7 @@ def _write_adapters(net: nn.Module, path: Path, settings: dict[str, str | None])
 
 
 def _base(folder: Path, net: nn.Module, own: bool) -> dict[str, str | None]:
-    """What peft's settings say of the base that the adapters of a run belong to: its name, or that it has none.
+    """Return what peft's settings say of the base that the adapters of a run belong to: its name, or that it has none.
 
     A model that was given from Python says it itself.
 
@@ -200,7 +200,7 @@ def client_model(
 
 
 def client_module(fed: Federation, algorithm: Algorithm, server: Server, client: int) -> nn.Module:
-    """A module with the model that a client predicts with, in evaluation mode, with its adapters.
+    """Return a module with the model that a client predicts with, in evaluation mode, with its adapters.
 
     Raises FLError if there is no such client, or it predicts with none, or with the sum of several.
     """
@@ -217,7 +217,7 @@ def client_module(fed: Federation, algorithm: Algorithm, server: Server, client:
 
 
 def module_with(fed: Federation, state: State, module: nn.Module | None = None) -> nn.Module:
-    """A copy of the federation's model, or of another architecture, with a state, in evaluation mode."""
+    """Return a copy of the federation's model, or of another architecture, with a state, in evaluation mode."""
     module = fed.model if module is None else module
     net = copy.deepcopy(module)
     net.load_state_dict({**state, **fed.statistics(state, module)})
@@ -231,7 +231,7 @@ def _built(folder: Path, model: Model | None, dataset: Dataset | None) -> RunSta
 
 
 def _content(kind: str, net: nn.Module) -> bytes:
-    """The bytes of a file with a state dict."""
+    """Return the bytes of a file with a state dict."""
     values = net.state_dict()
     values = dict(zip(values, host_copies(list(values.values()))))
     if kind == "safetensors":

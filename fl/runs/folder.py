@@ -93,7 +93,7 @@ def check_intact(folder: Path, config: Config, table: bool = True) -> None:
 
 
 def run_name(config: Config) -> str:
-    """The folder of one method and seed among several."""
+    """Return the folder of one method and seed among several."""
     return f"{config.method.name}-seed{config.seed}"
 
 

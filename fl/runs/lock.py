@@ -48,7 +48,7 @@ def open_run_folder(folder: Path, resume: bool) -> Iterator[None]:
 
 
 def is_unused(folder: Path) -> bool:
-    """Whether there is no such folder, or an empty one."""
+    """Return whether there is no such folder, or an empty one."""
     if not folder.exists():
         return True
     return folder.is_dir() and all(one.name == FILE or is_leftover(one.name) for one in folder.iterdir())

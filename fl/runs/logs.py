@@ -18,8 +18,9 @@ _ID = "wandb-id.txt"
 
 @contextmanager
 def _tensorboard(run: RunState) -> Iterator[Callable[[Row], None]]:
-    """Log columns as curves for `tensorboard --logdir FOLDER`, in the folder `tensorboard` of the run folder. A resumed
-    run continues it: the rounds that it repeats take the place of the former ones.
+    """Log columns as curves for `tensorboard --logdir FOLDER`, in the folder `tensorboard` of the run folder.
+
+    A resumed run continues it: the rounds that it repeats take the place of the former ones.
     """
     from torch.utils.tensorboard import SummaryWriter
 
@@ -41,8 +42,9 @@ def _tensorboard(run: RunState) -> Iterator[Callable[[Row], None]]:
 
 @contextmanager
 def _wandb(run: RunState) -> Iterator[Callable[[Row], None]]:
-    """Log settings and rounds to Weights & Biases, whose WANDB_... variables say where they go. A resumed run goes on
-    with its log, under the id that is kept in the run folder.
+    """Log settings and rounds to Weights & Biases, whose WANDB_...
+
+    Variables say where they go. A resumed run goes on with its log, under the id that is kept in the run folder.
 
     Raises:
         FLError: if Weights & Biases cannot be reached.

@@ -56,7 +56,7 @@ class Pathways:
 
     @torch.no_grad()
     def predict(self, client: int, x: Inputs) -> Tensor:
-        """Logits of a client: [N, classes] for images [N, C, H, W] in [-1, 1], [N, T, classes] for tokens [N, T]."""
+        """Return a client's logits: [N, classes] of images [N, C, H, W] in [-1, 1], [N, T, classes] of tokens."""
         self.pathway(client)
         logits = client_models.predict(self._call, self.levels, client, x, self.mean)
         if logits is None:

@@ -67,8 +67,9 @@ def evaluate_round(run: RunState, server: Server, cohort: Cohort, number: int) -
 
 @contextmanager
 def _own_random_numbers(run: RunState, rng: Rng) -> Iterator[None]:
-    """Let models that draw numbers in evaluation mode, too, draw those of the round; nothing here draws from torch's
-    own generators.
+    """Let models that draw numbers in evaluation mode, too, draw those of the round.
+
+    Nothing here draws from torch's own generators.
     """
     device = run.fed.data.device
     with torch.random.fork_rng([device] if device.type == "cuda" and torch.cuda.default_generators else []):

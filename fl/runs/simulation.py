@@ -89,7 +89,7 @@ class Round:
         return folded(module_with(self._fed, self.server["global"]))
 
     def client_model(self, client: int) -> nn.Module:
-        """A copy of the model that a client predicts with: its personal one, its cluster's, or its part of the global.
+        """Copy the model that a client predicts with: its personal one, its cluster's, or its part of the global one.
 
         Raises FLError if it predicts with none, or with the sum of several.
         """

@@ -19,7 +19,7 @@ LOCKED_EXTRA = 4 + 40 + _HEADER.size
 
 
 def require() -> Any:
-    """The module nacl.public; FLError that says what to install if PyNaCl is missing."""
+    """Return the module nacl.public; FLError that says what to install if PyNaCl is missing."""
     return needed("secure recombination", "secure", "nacl.public")
 
 
@@ -77,7 +77,7 @@ class Keys:
         return self._boxes[public]
 
     def lock(self, message: Message, public: bytes) -> bytes:
-        """A frame that nobody but the two ends can read or make: the sender's address and a box."""
+        """Return a frame that nobody but the two ends can read or make: the sender's address and a box."""
         import nacl.exceptions
 
         try:
@@ -87,7 +87,7 @@ class Keys:
         return message.sender.to_bytes(4, "big") + box.encrypt(_HEADER.pack(*message[:-1]) + message.body)
 
     def unlock(self, frame: bytes, publics: dict[int, bytes], recipient: int) -> Message:
-        """The message of a frame that came from one of these parties.
+        """Return the message of a frame that came from one of these parties.
 
         Raises FLError, which names both ends, for one that is of somebody else, forged or altered.
         """
@@ -106,7 +106,7 @@ class Keys:
         return message
 
     def unseal(self, blob: bytes) -> Sealed | None:
-        """The content of a seal for this public key; None if it is for another one, or damaged."""
+        """Return the content of a seal for this public key; None if it is for another one, or damaged."""
         import nacl.exceptions
 
         try:
@@ -123,7 +123,7 @@ def seal(session: bytes, piece: int, payload: bytes, public: bytes) -> bytes:
 
 
 def refused(sender: int, recipient: int, what: str) -> FLError:
-    """The error for a message that cannot be used.
+    """Return the error for a message that cannot be used.
 
     >>> print(refused(7, SERVER, "was sent before"))
     a message from client 7 to the server was sent before
@@ -132,5 +132,5 @@ def refused(sender: int, recipient: int, what: str) -> FLError:
 
 
 def name(address: int) -> str:
-    """A party in words."""
+    """Return a party in words."""
     return "the server" if address == SERVER else f"client {address}"

@@ -148,7 +148,9 @@ class Client:
         return returned
 
     def _sent(self, parcels: list[tuple[int, int, bytes]]) -> list[Envelope]:
-        """Tuples (recipient, number, sealed piece) as frames, in an order that does not reveal which they are."""
+        """Return tuples (recipient, number, sealed piece) as frames, in an order that does not reveal which they
+        are.
+        """
         random.SystemRandom().shuffle(parcels)  # not from `choices`: the order does not change the result
         publics = {**self._peers, SERVER: self._server}
         envelopes = []
@@ -158,7 +160,7 @@ class Client:
         return envelopes
 
     def dump(self) -> bytes:
-        """All that it has to know in the next phase, its secret key among it."""
+        """Return all that it has to know in the next phase, its secret key among it."""
         said = {
             "address": self.address,
             "repeats": self.repeats,
@@ -176,7 +178,7 @@ class Client:
 
     @classmethod
     def load(cls, data: bytes, choices: random.Random | None = None) -> "Client":
-        """The inverse of `dump`. Raises ValueError or KeyError for other bytes."""
+        """Return the inverse of `dump`. Raises ValueError or KeyError for other bytes."""
         begin = 8 + int.from_bytes(data[:8], "big")
         said = json.loads(data[8:begin])
 

@@ -104,7 +104,7 @@ class Server:
         return [], self._last, session, waiting[SERVER]
 
     def _opened(self, session: bytes, cohort: Mapping[int, bytes], frames: Sequence[bytes]) -> dict[int, list[bytes]]:
-        """The uploads. Every piece has to be of this session and in its place, and none may come twice."""
+        """Return the uploads. Every piece has to be of this session and in its place, and none may come twice."""
         uploads: dict[int, dict[int, bytes]] = {client: {} for client in cohort}
         tags: set[bytes] = set()
         for frame in frames:

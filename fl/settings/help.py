@@ -40,12 +40,14 @@ _PAGE = {
 
 
 def asked(argv: Sequence[str]) -> bool:
-    """Whether a command line asks for help."""
+    """Return whether a command line asks for help."""
     return any(word in HELP for word in argv)
 
 
 def command(kind: type[Kind], name: str, argv: Sequence[str] | None) -> Kind:
-    """The arguments of a command, a dataclass, from its command line; --help prints its page and ends the program.
+    """Return the arguments of a command, a dataclass, from its command line.
+
+    --help prints its page and ends the program.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Arguments:
@@ -188,7 +190,7 @@ def _arguments(kind: type) -> dict[str, dict[str, str]]:
 
 @lru_cache
 def _documented(kind: type) -> dict[str, str]:
-    """What the strings below the fields of a dataclass say of them, those of its base classes included."""
+    """Return what the strings below the fields of a dataclass say of them, those of its base classes included."""
     found: dict[str, str] = {}
     for cls in filter(dataclasses.is_dataclass, reversed(kind.__mro__)):
         with suppress(TypeError):  # made by a program
@@ -250,6 +252,6 @@ def _lines(text: str, width: int) -> list[str]:
 
 
 def _paragraphs(text: str) -> str:
-    """Paragraphs as lines; those that are indented are commands, and stay as they are."""
+    """Return paragraphs as lines; those that are indented are commands, and stay as they are."""
     paragraphs = inspect.cleandoc(text).split("\n\n")
     return "\n\n".join(one if one.startswith(" ") else "\n".join(_lines(one, _width())) for one in paragraphs)

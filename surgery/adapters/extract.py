@@ -90,7 +90,7 @@ def extract(
 
 
 def _exact(name: str, layer: nn.Module, change: Tensor) -> Factors:
-    """The change of a weight as an adapter of full rank, one of whose matrices is the identity."""
+    """Return the change of a weight as an adapter of full rank, one of whose matrices is the identity."""
     matrix = change.T if is_transposed(layer) else change.flatten(1)
     kernel = () if is_transposed(layer) else change.shape[2:]
     out, into = matrix.shape

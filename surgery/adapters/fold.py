@@ -17,7 +17,7 @@ from surgery.names import joined
 
 
 def fold(values: Mapping[str, Tensor], folder: str | Path, *, subtract: bool = False) -> LazyState:
-    """A state with the adapter of a folder of peft's in its weights (W + scale B A, or DoRA's), computed when read.
+    """Return a state with an adapter of peft's folder in its weights (W + scale B A, or DoRA's), computed when read.
 
     Sums are computed in float32 at least, and have the state's dtypes. In float32 it is what `merge` makes of the
     model, bit for bit. Two names of one tensor are refused. A state with one of them, or one that is read from a file,
@@ -64,7 +64,7 @@ def fold(values: Mapping[str, Tensor], folder: str | Path, *, subtract: bool = F
 
 
 def _of(folder: str | Path, name: str, adapted: str, entries: Mapping[str, Pieces]) -> Pieces:
-    """The tensor of the base that one of the adapter belongs to."""
+    """Return the tensor of the base that one of the adapter belongs to."""
     if name not in entries:
         raise SurgeryError(f"{folder}: {adapted!r} belongs to {name!r}, which the base does not have", code="mismatch")
     return entries[name]
@@ -73,7 +73,7 @@ def _of(folder: str | Path, name: str, adapted: str, entries: Mapping[str, Piece
 def _turned(
     folder: str | Path, config: Mapping[str, Any], found: Mapping[str, Factors], entries: Mapping[str, Pieces]
 ) -> dict[str, bool]:
-    """Whether each adapted weight is [in, out], as those of embeddings and of transformers' Conv1D are.
+    """Return whether each adapted weight is [in, out], as those of embeddings and of transformers' Conv1D are.
 
     The shape says it, but for square ones: for these the configuration does, which has one word for all modules.
     """

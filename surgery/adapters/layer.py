@@ -96,7 +96,7 @@ class LowRank(nn.Module):
         return share.view(each).to(result.dtype) * (result - bias + added) + bias
 
     def change(self) -> Tensor:
-        """What the adapter adds to the layer's weight, of the weight's shape: scale B A."""
+        """Return what the adapter adds to the layer's weight, of the weight's shape: scale B A."""
         a, b = self.factors
         change = product(a, b, self.multiplier)
         return change.T if is_transposed(self.base_layer) else change.view(self.base_layer.weight.shape)
@@ -145,37 +145,37 @@ def product(a: Tensor, b: Tensor, scale: float) -> Tensor:
 
 
 def changed(weight: Tensor, change: Tensor, magnitude: Tensor | None = None, transposed: bool = False) -> Tensor:
-    """Their sum, in the weight's dtype; of DoRA with these norms."""
+    """Return their sum, in the weight's dtype; of DoRA with these norms."""
     total = weight.to(torch.promote_types(weight.dtype, change.dtype)) + change
     return (total if magnitude is None else scaled(total, magnitude, transposed)).to(weight.dtype)
 
 
 def norms(weight: Tensor, transposed: bool) -> Tensor:
-    """The norm of the weights of each output, [out], for convolutions [1, out, 1, ...] as peft has them."""
+    """Return the norm of the weights of each output, [out], for convolutions [1, out, 1, ...] as peft has them."""
     norm = torch.linalg.vector_norm(weight.T if transposed else weight.flatten(1), dim=1)
     return norm.view(1, -1, *(1 for _ in weight.shape[2:])) if weight.ndim > 2 else norm
 
 
 def scaled(weight: Tensor, magnitude: Tensor, transposed: bool) -> Tensor:
-    """The weight with other norms, the old ones constants in the gradient; a negative one turns it around."""
+    """Return the weight with other norms, the old ones constants in the gradient; a negative one turns it around."""
     share = magnitude / norms(weight.detach(), transposed)
     return weight * (share if transposed else share.view(-1, *(1 for _ in weight.shape[1:])))
 
 
 def _holding(kind: type[nn.Module], weight: Tensor, **settings: Any) -> nn.Module:
-    """A layer without a bias that has this weight."""
+    """Return a layer without a bias that has this weight."""
     layer = kind(weight.shape[1], weight.shape[0], bias=False, device="meta", **settings)
     layer.weight = nn.Parameter(weight)
     return layer
 
 
 def is_conv1d(module: nn.Module) -> bool:
-    """Whether it is transformers' Conv1D, a linear layer whose weight is [in, out]."""
+    """Return whether it is transformers' Conv1D, a linear layer whose weight is [in, out]."""
     return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
 
 
 def is_packed(module: Any) -> bool:
-    """Whether it is a linear layer that unpacks its weight when it computes, as bitsandbytes' of 4 and 8 bits do.
+    """Return whether a linear layer unpacks its weight when it computes, as bitsandbytes' of 4 and 8 bits do.
 
     >>> layer = nn.Linear(4, 2)
     >>> layer.weight = nn.Parameter(torch.zeros(4, 1, dtype=torch.uint8), requires_grad=False)
@@ -188,12 +188,12 @@ def is_packed(module: Any) -> bool:
 
 
 def is_transposed(module: nn.Module) -> bool:
-    """Whether its weight has the axis of inputs first."""
+    """Return whether its weight has the axis of inputs first."""
     return is_conv1d(module) or isinstance(module, nn.Embedding)
 
 
 def why_not(module: nn.Module) -> str | None:
-    """Why a module cannot have an adapter, or None if it can."""
+    """Return why a module cannot have an adapter, or None if it can."""
     if isinstance(module, nn.Embedding) and module.max_norm is not None:
         return "it changes its weight whenever it is read (max_norm)"
     if is_packed(module) and not type(module).__module__.startswith("bitsandbytes."):
@@ -209,7 +209,7 @@ def why_not(module: nn.Module) -> str | None:
 
 
 def shapes(module: Any, rank: int) -> tuple[torch.Size, torch.Size]:
-    """Those of A and B beside a layer."""
+    """Return those of A and B beside a layer."""
     packed = is_packed(module)
     out, into, *kernel = (module.out_features, module.in_features) if packed else module.weight.shape
     if is_transposed(module):
@@ -218,7 +218,10 @@ def shapes(module: Any, rank: int) -> tuple[torch.Size, torch.Size]:
 
 
 def initial(module: Any, rank: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """A drawn and B zero, so that nothing changes at first, as peft has them; of an embedding it is A that is zero."""
+    """Draw A and set B to zero, so that nothing changes at first, as peft has them.
+
+    Of an embedding it is A that is zero.
+    """
     weight = module.weight
     dtype = torch.float32 if is_packed(module) else weight.dtype
     a, b = (torch.zeros(shape, dtype=dtype, device=weight.device) for shape in shapes(module, rank))

@@ -160,7 +160,7 @@ def attach(
 
 
 def state(model: nn.Module) -> State:
-    """The tensors of adapters and of modules that are trained whole: what clients exchange and files hold.
+    """Return the tensors of adapters and of modules that are trained whole: what clients exchange and files hold.
 
     Statistics of batch norms move in training mode though their weights are frozen. They are in here of modules that
     are trained whole: name the norms in `train`, or keep them in evaluation mode.
@@ -178,17 +178,19 @@ def state(model: nn.Module) -> State:
 
 
 def _tensors(model: nn.Module) -> State:
-    """The parameters and buffers of a model by name, also of one with packed weights, which is no state of numbers."""
+    """Return the parameters and buffers of a model by name, also of one with packed weights, which is no state of
+    numbers.
+    """
     return {name: tensor.detach() for _, _, own in owners(model) for name, tensor in own.items()}
 
 
 def adapted_layers(model: nn.Module) -> Iterator[tuple[str, LowRank]]:
-    """The adapted layers of a model, with their names."""
+    """Return the adapted layers of a model, with their names."""
     return ((name, module) for name, module in model.named_modules() if isinstance(module, LowRank))
 
 
 def scales(model: nn.Module) -> dict[str, float]:
-    """What the product of each adapter is multiplied by, by the name of its layer.
+    """Return what the product of each adapter is multiplied by, by the name of its layer.
 
     >>> scales(add(nn.Sequential(nn.Linear(2, 2)), rank=1, scale=2))
     {'0': 2.0}
@@ -197,7 +199,9 @@ def scales(model: nn.Module) -> dict[str, float]:
 
 
 def remove(model: nn.Module) -> nn.Module:
-    """The model without its adapters, which shares the memory of its weights. What was trained whole stays trained.
+    """Return the model without its adapters, which shares the memory of its weights.
+
+    What was trained whole stays trained.
 
     >>> remove(add(nn.Sequential(nn.Linear(2, 3)), rank=1))
     Sequential(
@@ -208,7 +212,7 @@ def remove(model: nn.Module) -> nn.Module:
 
 
 def merge(model: nn.Module) -> nn.Module:
-    """The model with its adapters folded into its weights, W + scale B A: a plain one that computes the same.
+    """Return the model with its adapters folded into its weights, W + scale B A: a plain one that computes the same.
 
     It is exact but for the rounding of the weights' dtype. All parameters can be trained again. Weights of layers that
     had no adapter share their memory with the model.
@@ -259,7 +263,7 @@ def unmerge(merged: nn.Module, model: nn.Module) -> nn.Module:
 
 
 def _chosen(model: nn.Module, patterns: Sequence[str] | None, train: Sequence[str]) -> dict[str, nn.Module]:
-    """The layers that get adapters, by name."""
+    """Return the layers that get adapters, by name."""
     if isinstance(patterns, str) or isinstance(train, str):
         raise SurgeryError("modules and train are lists of names or patterns: modules=['*.qkv']", code="argument")
     every = dict(model.named_modules())
@@ -317,7 +321,7 @@ def _unknown(pattern: str, model: nn.Module) -> str:
 
 
 def _several_owners(model: nn.Module) -> set[int]:
-    """The ids of tensors that more than one module has."""
+    """Return the ids of tensors that more than one module has."""
     held: dict[int, set[int]] = {}
     for module in model.modules():
         for tensor in module._parameters.values():
@@ -326,12 +330,12 @@ def _several_owners(model: nn.Module) -> set[int]:
 
 
 def _places(model: nn.Module) -> Counter[int]:
-    """How many modules hold each module, by its id."""
+    """Return how many modules hold each module, by its id."""
     return Counter(id(child) for module in model.modules() for child in module._modules.values())
 
 
 def _trained(model: nn.Module, train: Sequence[str]) -> set[str]:
-    """The names of the parameters in modules that are trained whole."""
+    """Return the names of the parameters in modules that are trained whole."""
     for pattern in train:
         if not any(matches(name, pattern) for name, _ in model.named_modules()):
             raise SurgeryError(f"train={pattern!r}: {_unknown(pattern, model)}", code="name")
@@ -344,7 +348,7 @@ def _trained(model: nn.Module, train: Sequence[str]) -> set[str]:
 
 
 def _shared(model: nn.Module, values: Mapping[str, Tensor] = {}) -> nn.Module:
-    """A copy whose parameters are new ones in the same memory, but for those with values here."""
+    """Return a copy whose parameters are new ones in the same memory, but for those with values here."""
     result, tensors = copy_sharing(model)
     names = names_by_id(model)
     changing = {key: t for key, t in tensors.items() if t.is_floating_point() or names.get(key) in values}
@@ -353,7 +357,7 @@ def _shared(model: nn.Module, values: Mapping[str, Tensor] = {}) -> nn.Module:
 
 
 def _layer(model: nn.Module, name: str) -> nn.Module:
-    """The layer of an adapter."""
+    """Return the layer of an adapter."""
     try:
         layer = model.get_submodule(name)
     except AttributeError:
@@ -364,7 +368,7 @@ def _layer(model: nn.Module, name: str) -> nn.Module:
 
 
 def _replaced(model: nn.Module, merged: bool) -> nn.Module:
-    """A plain model: the base layers, or these with the adapters folded into them."""
+    """Return a plain model: the base layers, or these with the adapters folded into them."""
     result = _shared(model)
     found = dict(adapted_layers(result))
     if not found:

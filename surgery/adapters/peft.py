@@ -140,7 +140,10 @@ def _check_convolutions(model: nn.Module) -> None:
 
 
 def _saved(model: nn.Module, tensors: State, whole: Iterable[str], task: str | None) -> list[str]:
-    """The modules that are trained whole. Raises SurgeryError where peft, which matches ends of names, takes others."""
+    """Return the modules that are trained whole.
+
+    Raises SurgeryError where peft, which matches ends of names, takes others.
+    """
     owners = {name.rpartition(".")[0] for name in whole}
     saved = sorted(name for name in owners if not any(name.startswith(f"{other}.") for other in owners))
     asked = saved + HEADS.get(task or "", [])
@@ -170,7 +173,7 @@ def _saved(model: nn.Module, tensors: State, whole: Iterable[str], task: str | N
 
 
 def _targets(model: nn.Module, names: list[str]) -> list[str] | str:
-    """The adapted modules; as a pattern where peft would also take another module that ends like one of them."""
+    """Return the adapted modules; as a pattern where peft would also take another module that ends like one of them."""
     others = [name.removesuffix(".base_layer") for name, _ in model.named_modules()]
     alike = any(other not in names and other.endswith(tuple(f".{name}" for name in names)) for other in others)
     return "|".join(map(re.escape, names)) if alike else names
@@ -197,7 +200,7 @@ def read_peft(model: nn.Module, folder: str | Path) -> nn.Module:
 
 
 def read_files(folder: str | Path) -> tuple[dict[str, Any], State]:
-    """The configuration and the tensors of a folder, under the names of a model without peft."""
+    """Return the configuration and the tensors of a folder, under the names of a model without peft."""
     folder = Path(folder)
     if not (folder / CONFIG).is_file():
         raise SurgeryError(f"{folder} has no {CONFIG}: give a folder that peft's save_pretrained wrote", code="file")

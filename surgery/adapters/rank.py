@@ -100,7 +100,7 @@ class Factors(NamedTuple):
 
 
 def factors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Factors], State]:
-    """The adapters of a state by the names of their modules, and all other tensors.
+    """Return the adapters of a state by the names of their modules, and all other tensors.
 
     Raises SurgeryError for a factor without the other one, for two of unequal rank, for several adapters, and for parts
     of adapters that are no product B A.
@@ -173,14 +173,14 @@ def check_unscaled(found: Mapping[str, Factors]) -> None:
 
 
 def named(module: str, layer: nn.Module, a: Tensor, b: Tensor) -> Factors:
-    """The factors beside a layer, under the names that peft gives them."""
+    """Return the factors beside a layer, under the names that peft gives them."""
     first, second = OURS[isinstance(layer, nn.Embedding)]
     others = joined(module, MAGNITUDE), joined(module, "alpha")
     return Factors((joined(module, first), joined(module, second)), a, b, others=others)
 
 
 def rank_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """The rank of each adapter, by the name of its module. Raises SurgeryError for a state without adapters.
+    """Return the rank of each adapter, by the name of its module. Raises SurgeryError for a state without adapters.
 
     >>> rank_of({"fc.lora_A.weight": torch.zeros(3, 4), "fc.lora_B.weight": torch.zeros(2, 3)})
     {'fc': 3}
@@ -357,7 +357,7 @@ def stack(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | Non
 
 
 def _rankless(found: Mapping[str, Factors]) -> dict[str, tuple[int, ...]]:
-    """The shapes of all factors without the axis of the rank, and of alpha."""
+    """Return the shapes of all factors without the axis of the rank, and of alpha."""
     shapes = {}
     for one in found.values():
         shapes[one.names[0]] = tuple(one.a.shape[1:])

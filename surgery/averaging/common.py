@@ -31,7 +31,7 @@ def reduce_tensor(
 
 
 def weight_rows(weights: Weights, k: int, has_fallback: bool) -> Tensor:
-    """Weights [K] or [C, K] in float64 (exact for sample counts and their ratios) on the CPU."""
+    """Return weights [K] or [C, K] in float64 (exact for sample counts and their ratios) on the CPU."""
     if weights is None:
         return torch.ones(k, dtype=torch.float64)
     try:

@@ -138,7 +138,7 @@ def client_weights(weights: Weights, k: int) -> Tensor:
 def _scales(
     factors: Mapping[str, Tensor | Sequence[float]] | None, k: int, full: Mapping[str, Tensor]
 ) -> dict[str, list[float]]:
-    """Factors [K] by name of the full model's tensors as numbers; SurgeryError if they are not valid."""
+    """Return factors [K] by name of the full model's tensors as numbers; SurgeryError if they are not valid."""
     try:
         given = {name: torch.as_tensor(factor) for name, factor in (factors or {}).items()}
     except (AttributeError, TypeError, ValueError, RuntimeError, OverflowError) as error:
@@ -160,7 +160,7 @@ def _scales(
 
 
 def _embedded(keep: Tensor, parts: list[_Part]) -> tuple[Tensor, Tensor]:
-    """The clients' values in the full tensor, [clients, *S], and where they are."""
+    """Return the clients' values in the full tensor, [clients, *S], and where they are."""
     rows = {client: row for row, client in enumerate(dict.fromkeys(part.client for part in parts))}
     values = keep.new_zeros(max(1, len(rows)), *keep.shape)
     covered = torch.zeros_like(values, dtype=torch.bool)
@@ -172,7 +172,7 @@ def _embedded(keep: Tensor, parts: list[_Part]) -> tuple[Tensor, Tensor]:
 
 
 def _mean(keep: Tensor, parts: list[_Part]) -> Tensor:
-    """One tensor of the weighted mean, in slabs along its first axis."""
+    """Return one tensor of the weighted mean, in slabs along its first axis."""
     if not parts or not keep.numel():
         return keep.clone()
     for number, part in enumerate(parts):
@@ -202,7 +202,7 @@ def _mean(keep: Tensor, parts: list[_Part]) -> Tensor:
 
 
 def _sum(parts: list[_Part], total: Tensor, start: int) -> Tensor:
-    """The weighted sum of the slab that begins at `start`, computed in `total`."""
+    """Return the weighted sum of the slab that begins at `start`, computed in `total`."""
     empty = True
     for part in parts:
         values, alpha = part.values, part.share * part.factor
@@ -234,7 +234,7 @@ def _add(slab: Tensor, part: _Part, start: int, alpha: float) -> None:
 
 
 def _within(part: _Part, slab: Tensor, start: int) -> tuple[Tensor, Index] | None:
-    """The part's values in a slab and their index in it; None if it has none."""
+    """Return the part's values in a slab and their index in it; None if it has none."""
     length, first = slab.shape[0], part.index[0]
     if first is None:
         return part.values.narrow(0, start, length), (None, *part.index[1:])
@@ -263,7 +263,9 @@ class _Mass:
             self.cells += covered
 
     def regions(self, start: int, stop: int) -> Iterator[tuple[tuple[slice, ...], float | Tensor]]:
-        """The weights of a slab: numbers with their places in it, or for a fine grid one tensor of the slab's shape."""
+        """Yield the weights of a slab: numbers with their places in it, or for a fine grid one tensor of the slab's
+        shape.
+        """
         first, last = bisect_left(self.cuts[0], start + 1) - 1, bisect_left(self.cuts[0], stop)
         cells = self.cells[first:last]
         low, high = cells.aminmax()

@@ -57,7 +57,7 @@ def average_stack(
 
 
 def checked_mask(name: str, mask: Tensor, models: Mapping[str, Tensor]) -> Tensor:
-    """The mask of one tensor, expanded to its shape."""
+    """Return the mask of one tensor, expanded to its shape."""
     if name not in models:
         raise SurgeryError(f"the mask names {name!r}, but the stack has no such tensor", code="name")
     if mask.dtype is not torch.bool:
@@ -72,7 +72,7 @@ def checked_mask(name: str, mask: Tensor, models: Mapping[str, Tensor]) -> Tenso
 
 
 def _fallback_row(fallback: Mapping[str, Tensor], models: Mapping[str, Tensor], c: int, rows: Sequence[int]) -> State:
-    """The state that row c of the weights falls back to: the fallback, or its entry c if it is a stack.
+    """Return the state that row c of the weights falls back to: the fallback, or its entry c if it is a stack.
 
     `rows` is () for weights [K], and [C] for weights [C, K].
     """

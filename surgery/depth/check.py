@@ -119,7 +119,7 @@ def check_depth(before: Pass, after: Pass, kept: Mapping[Section, Sequence[int]]
 
 
 def check_skips(before: Pass, after: Pass) -> None:
-    """SurgeryError if skip connections lead to other blocks, as where outputs are put on a list and taken off it."""
+    """Raise SurgeryError if skip connections lead to other blocks, as those of outputs kept on a list may."""
     if before.skips != after.skips:
         block = min(before.skips ^ after.skips)[0]
         raise SurgeryError(
@@ -132,7 +132,7 @@ _TOKENS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_em
 
 
 def uncached(model: nn.Module, example: Any) -> tuple[tuple, dict[str, Any]]:
-    """What to call a model with for an example so that it does not cache: a deeper model's cache has more tensors."""
+    """Return what to call a model with for an example so that it keeps no cache, which is longer for more layers."""
     args, kwargs = arguments(example)
     return args, {**kwargs, "use_cache": False} if "use_cache" in _parameters(model)[len(args) :] else kwargs
 
@@ -160,7 +160,7 @@ def check_cached(before: nn.Module, after: nn.Module, example: Any) -> None:
 
 
 def _difference(model: nn.Module, example: Any) -> str:
-    """How outputs with and without the cache differ; "" if they do not."""
+    """Return how outputs with and without the cache differ; "" if they do not."""
     try:
         model = clone(model)
         with in_mode(model, training=False):
@@ -183,7 +183,7 @@ def _difference(model: nn.Module, example: Any) -> str:
 
 
 def _parameters(model: nn.Module) -> list[str]:
-    """The names of the parameters of a model's forward; none if its signature cannot be read."""
+    """Return the names of the parameters of a model's forward; none if its signature cannot be read."""
     try:
         return list(inspect.signature(model.forward).parameters)
     except (TypeError, ValueError):
@@ -191,7 +191,7 @@ def _parameters(model: nn.Module) -> list[str]:
 
 
 def _split(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The arguments for all tokens but the last, and those for the last; nothing if that is not known.
+    """Return the arguments for all tokens but the last, and those for the last; nothing if that is not known.
 
     Masks of the tokens stay whole in the second: they are about the cached tokens, too.
     """
@@ -209,7 +209,7 @@ def _split(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _outputs(output: Any) -> dict[str, Any]:
-    """Outputs by name; the fields of a mapping or of an object with attributes, otherwise by position."""
+    """Return outputs by name; the fields of a mapping or of an object with attributes, otherwise by position."""
     if isinstance(output, Mapping):
         return dict(output)
     if isinstance(output, tuple):
@@ -218,7 +218,10 @@ def _outputs(output: Any) -> dict[str, Any]:
 
 
 def _distance(outputs: Mapping[str, Any], expected: Mapping[str, Any]) -> float:
-    """The largest difference of outputs of one name; 0 if it is that of rounding. The last token may stand alone."""
+    """Return the largest difference of outputs of one name.
+
+    0 if it is that of rounding. The last token may stand alone.
+    """
     largest = 0.0
     for key, value in outputs.items():
         other = expected.get(key)

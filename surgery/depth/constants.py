@@ -22,7 +22,7 @@ _COUNTED = {"layer", "layers", "block", "blocks", "depth", "depths"}
 
 
 def recounted(model: nn.Module, found: Sequence[Section], kept: Mapping[Section, Sequence[int]]) -> dict[Key, Any]:
-    """The new values of attributes that count blocks, or list something for each block.
+    """Return the new values of attributes that count blocks, or list something for each block.
 
     Such an attribute belongs to a module around the section, or to an object that modules hold, such as a
     configuration. Its name says so (`n_layer`, `num_hidden_layers`, `decoder_layers` if the section is in a `decoder`,
@@ -70,7 +70,9 @@ def recounted(model: nn.Module, found: Sequence[Section], kept: Mapping[Section,
 def _whole_lists(
     model: nn.Module, found: Sequence[Section], kept: Mapping[Section, Sequence[int]]
 ) -> dict[Section, list[int]]:
-    """The entries of each list that has blocks of a section that changes among others, and which of them stay."""
+    """Return the entries of each list that has blocks of a section that changes among others, and which of them
+    stay.
+    """
     whole = {}
     for parent in dict.fromkeys(block.rpartition(".")[0] for section in kept for block in section.blocks):
         entries = tuple(joined(parent, name) for name in model.get_submodule(parent)._modules)
@@ -82,7 +84,7 @@ def _whole_lists(
 
 
 def _is_counted(section: Section, settings: Mapping[str, Any]) -> bool:
-    """Whether a configuration, such as that of a vision tower, counts a section under a name of no other's."""
+    """Return whether a configuration, such as that of a vision tower, counts a section under a name of no other's."""
     return any(
         _words(attribute) & _COUNTED and not _special(attribute) and _fits(value, section)
         for attribute, value in settings.items()
@@ -98,7 +100,9 @@ def _counted(
     lists: Iterable[Section],
     parts: set[str],
 ) -> list[Section]:
-    """The sections that an attribute counts, or has an entry for each block of; more than one if that is not known.
+    """Return the sections that an attribute counts, or has an entry for each block of.
+
+    More than one if that is not known.
 
     Args:
         served: the sections that the holder may count.
@@ -123,25 +127,25 @@ def _counted(
 
 
 def _fits(value: Any, section: Section) -> bool:
-    """Whether a value is the depth of a section, or has an entry for each of its blocks."""
+    """Return whether a value is the depth of a section, or has an entry for each of its blocks."""
     if type(value) in (list, tuple):
         return len(value) == len(section.blocks) and all(isinstance(item, str | int | float) for item in value)
     return type(value) is int and value == len(section.blocks)
 
 
 def _aliases(holder: Any) -> Iterator[tuple[str, str]]:
-    """Other names of a configuration's attributes, as HuggingFace's have them: (other name, name)."""
+    """Yield other names of a configuration's attributes, as HuggingFace's have them: (other name, name)."""
     found = getattr(holder, "attribute_map", None)
     yield from found.items() if isinstance(found, Mapping) else ()
 
 
 def _special(attribute: str) -> set[str]:
-    """The words of a name that say whose layers, or what of them, it counts."""
+    """Return the words of a name that say whose layers, or what of them, it counts."""
     return _words(attribute) - _COUNTING - _COUNTED - {"types", "type"}
 
 
 def _names(attribute: str, section: Section) -> bool:
-    """Whether the name of an attribute has a word of the section's own name, such as `decoder`."""
+    """Return whether the name of an attribute has a word of the section's own name, such as `decoder`."""
     return bool(_words(attribute) & _COUNTED and _special(attribute) & _words(section.name))
 
 
@@ -183,7 +187,7 @@ class Shift(NamedTuple):
 
 
 def numbers(model: nn.Module, section: Section) -> dict[str, list[list[str]]]:
-    """By attribute that numbers the section's blocks, the modules of each block that have it.
+    """Return the modules of each block by the attribute of theirs that numbers the section's blocks.
 
     It goes up by one from block to block, and is not called what sizes are called. Numbers may begin anywhere. With
     fewer than three blocks, or where it belongs to other modules in each block (an attention here, a convolution
@@ -228,7 +232,7 @@ def _ascend(values: Sequence[int | None]) -> bool:
 
 
 def renumbered(model: nn.Module, shifts: Mapping[Section, Shift]) -> dict[tuple[str, str], int]:
-    """By (module, attribute) the new number of each module whose number changes when sections change their depth.
+    """Return by (module, attribute) the numbers that change when sections change their depth.
 
     Blocks of other sections are numbered on where they were numbered on before.
     """
@@ -242,7 +246,7 @@ def renumbered(model: nn.Module, shifts: Mapping[Section, Shift]) -> dict[tuple[
 
 
 def _numbered_on(model: nn.Module, section: Section, last_module: str, attribute: str) -> Iterator[str]:
-    """The modules after the section whose numbers go on from that of one in its last block."""
+    """Yield the modules after the section whose numbers go on from that of one in its last block."""
     value = last = getattr(model.get_submodule(last_module), attribute)
     passed = False
     for name, module in model.named_modules():
@@ -256,7 +260,9 @@ def _numbered_on(model: nn.Module, section: Section, last_module: str, attribute
 
 
 def _is_position(model: nn.Module, section: Section, value: int) -> bool:
-    """Whether a number is the place of the section's only block in the module that holds it, counted from 0 or 1."""
+    """Return whether a number is the place of the section's only block in the module that holds it, counted from 0 or
+    1.
+    """
     parent, _, child = section.blocks[0].rpartition(".")
     place = list(model.get_submodule(parent)._modules).index(child)
     return value in (place, place + 1)

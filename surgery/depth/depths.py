@@ -20,7 +20,10 @@ Kept: TypeAlias = Sequence[int | Sequence[int]] | Mapping[str, int | Sequence[in
 
 
 def checked(model: nn.Module | State) -> nn.Module:
-    """The model as a module. SurgeryError for models that cannot be taken apart: scripted, lazy or quantised ones."""
+    """Return the model as a module.
+
+    SurgeryError for models that cannot be taken apart: scripted, lazy or quantised ones.
+    """
     if isinstance(model, nn.Module):
         refuse_scripted(model)
         state(model)
@@ -30,7 +33,7 @@ def checked(model: nn.Module | State) -> nn.Module:
 def depths_by_section(
     model: nn.Module | State, found: Sequence[Section], depths: Depths | Kept, lists: bool = True
 ) -> list[tuple[Section, Any]]:
-    """The sections with the depths given for them, which may be lists of positions."""
+    """Return the sections with the depths given for them, which may be lists of positions."""
     have = f"has {len(found)}: {', '.join(f'{s.name!r} of {len(s.blocks)}' for s in found)}" if found else "has none"
     if beside := [section.name for section in sections(model) if section not in found]:
         have += (
@@ -68,7 +71,7 @@ def depths_by_section(
 def check_order(
     model: nn.Module | State, known: Mapping[Section, bool], changing: Iterable[Section], depths: Any, example: Any
 ) -> None:
-    """SurgeryError if the blocks of a section that changes are not known to run one after another.
+    """Raise SurgeryError if the blocks of a section that changes are not known to run one after another.
 
     Of a state only its caller can know that, who says so by naming the section.
     """
@@ -91,7 +94,7 @@ def check_order(
 
 
 def positions(root: nn.Module, section: Section, depth: int | Sequence[int]) -> Sequence[int]:
-    """The positions of the blocks to keep."""
+    """Return the positions of the blocks to keep."""
     have = len(section.blocks)
     if isinstance(depth, int):
         if depth < 1:
@@ -115,7 +118,7 @@ def positions(root: nn.Module, section: Section, depth: int | Sequence[int]) -> 
 
 
 def check_repeatable(root: nn.Module, section: Section, depth: int) -> None:
-    """SurgeryError if a section has more blocks than `depth`, or has to grow and its last block cannot be repeated."""
+    """Raise SurgeryError if a section has too many blocks, or has to grow and its last block cannot be repeated."""
     extra = depth - len(section.blocks)
     if extra < 0:
         raise SurgeryError(
@@ -154,7 +157,7 @@ class Way(NamedTuple):
 def ways_to(
     model: nn.Module, found: Sequence[Section], section: Section, kept: Sequence[int], example: Any
 ) -> list[Way]:
-    """The ways to try, the first one first. Without an example nothing can be tried, so there is one.
+    """Return the ways to try, the first one first. Without an example nothing can be tried, so there is one.
 
     That one leaves the length of a ModuleList alone, since the code that runs its entries is not known: it may index
     them. Counts then follow where blocks are numbered, since what a block looks up by its number has to be there.
@@ -178,7 +181,7 @@ def first_that_runs(
     example: Any,
     make: Callable[[Mapping[Section, Way]], Changed],
 ) -> Changed:
-    """The model, with what belongs to it, that `make` makes by the first way of each section that runs on the example.
+    """Return the model that `make` makes by the first way of each section that runs on the example.
 
     If the first ways of all do not work together, each section's is found with the other sections left as they are.
 

@@ -258,7 +258,7 @@ def _without(
     ways: Mapping[Section, Way],
     example: Any,
 ) -> tuple[nn.Module, list[dict[str, Any]]]:
-    """A copy of the model without some blocks, which shares its tensors; and the edits that make it."""
+    """Return a copy of the model without some blocks, which shares its tensors; and the edits that make it."""
     shallow, _ = copy_sharing(root)
     modules = dict(shallow.named_modules())
     edits, left = [], {}

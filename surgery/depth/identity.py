@@ -127,7 +127,7 @@ def _zero(block: nn.Module, trials: Sequence[nn.Module], called: nn.Module, give
 
 
 def _never_zero(block: nn.Module) -> list[str]:
-    """The computed weights of a block that are not zero although its parameters are, as far as they can be."""
+    """Return the computed weights of a block that are not zero although its parameters are, as far as they can be."""
     weights = []
     for path, module in block.named_modules():
         hooked = [
@@ -152,8 +152,9 @@ def _block_runs(block: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[
     first = next(iter(tensors_in((args, kwargs))))
 
     def drawn(which: int) -> Call:
-        """The arguments with random numbers for the first tensor, which goes through all blocks; none below 0 if the
-        example has none (after a ReLU, say).
+        """Return the arguments with random numbers for the first tensor, which goes through all blocks.
+
+        None below 0 if the example has none (after a ReLU, say).
         """
         given = copy.deepcopy((args, kwargs))  # a block may change a list or a cache that it is given
         if not which:
@@ -187,7 +188,8 @@ def _block_runs(block: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[
 
 
 def _to_zero(block: nn.Module, zeroed: Sequence[nn.Module], run: Runs) -> set[str]:
-    """The parameters of a block that must be zero, as few as possible, and of each branch those that are used last.
+    """Return the parameters of a block that must be zero, as few as possible, and of each branch those that are used
+    last.
 
     `zeroed` are copies of it that `run` runs, with zeros for parameters; the values of the others are put back.
     """
@@ -207,7 +209,10 @@ def _to_zero(block: nn.Module, zeroed: Sequence[nn.Module], run: Runs) -> set[st
 
 
 def _without_gradient(blocks: Sequence[nn.Module], names: Iterable[str], run: Runs) -> set[str]:
-    """Those of the named parameters on which the outputs of `run` do not depend to first order; none if unknown."""
+    """Return those of the named parameters on which the outputs of `run` do not depend to first order.
+
+    None if unknown.
+    """
     places = [(name, block.get_parameter(name)) for name in sorted(names) for block in blocks]
     required = [parameter.requires_grad for _, parameter in places]
     generator = torch.Generator().manual_seed(0)
@@ -229,7 +234,7 @@ def _without_gradient(blocks: Sequence[nn.Module], names: Iterable[str], run: Ru
 
 
 def _unused(block: nn.Module, trials: Sequence[nn.Module], run: Runs) -> set[str]:
-    """The parameters of a block, other than zeros, that change nothing of what `run` runs.
+    """Return the parameters of a block, other than zeros, that change nothing of what `run` runs.
 
     They are zeroed one by one where all weights are a little off, since those that begin at zero would hide much.
     """
@@ -251,7 +256,7 @@ def _unused(block: nn.Module, trials: Sequence[nn.Module], run: Runs) -> set[str
 
 
 def _inputs(model: nn.Module, blocks: Sequence[nn.Module], given: Call) -> dict[int, Call]:
-    """What the model calls blocks with, by their ids."""
+    """Return what the model calls blocks with, by their ids."""
     seen: dict[int, Call] = {}
 
     def note(block: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:

@@ -95,7 +95,7 @@ _SCATTERED = ("index_put_", "index_add_", "index_copy_", "index_fill_", "masked_
 
 
 def writes_part(operation: Any, args: tuple) -> bool:
-    """Whether an operation changes its first tensor in place, and only a part of what the tensor's memory holds."""
+    """Return whether an operation changes its first tensor in place, and only part of that tensor's memory."""
     name = operation._schema.name.rpartition("::")[2]
     if not name.endswith("_") or not args or not isinstance(args[0], Tensor):
         return False
@@ -107,7 +107,7 @@ def writes_part(operation: Any, args: tuple) -> bool:
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:
-    """The tensors of a tree, and those that other objects in it hold as attributes."""
+    """Yield the tensors of a tree, and those that other objects in it hold as attributes."""
     yield from tensors_in(tree)
     for leaf in tree_leaves(tree):
         if not isinstance(leaf, Tensor) and hasattr(leaf, "__dict__") and not hasattr(leaf, "__dataclass_fields__"):
@@ -115,7 +115,7 @@ def _tensors(tree: Any) -> Iterator[Tensor]:
 
 
 def _place(tensor: Tensor) -> int:
-    """What a tensor shares with its views; itself where it has no memory of its own."""
+    """Return what a tensor shares with its views; itself where it has no memory of its own."""
     try:
         return memory(tensor)
     except (NotImplementedError, RuntimeError):  # sparse and nested tensors, and those inside of vmap

@@ -79,7 +79,7 @@ def ordered_sections(model: nn.Module | State, example: Any = None) -> dict[Sect
 
 
 def repeatable(model: nn.Module | State, section: Section) -> bool:
-    """Whether the section's last block may be repeated: its output has the shape of its input.
+    """Return whether the section's last block may be repeated: its output has the shape of its input.
 
     It may if it has the same class, names and shapes of tensors, and hyper-parameters as the block before it (except
     rates and other fractions, names, positions and window shifts), or if its own layers show the same width at both
@@ -98,7 +98,7 @@ def repeatable(model: nn.Module | State, section: Section) -> bool:
 
 
 def shared_places(model: nn.Module, section: Section) -> list[tuple[str, str]]:
-    """Places beside a section's blocks at which a module is registered again: (name of the place, its first name).
+    """Return (place, first name) of modules that are registered again beside a section's blocks.
 
     >>> block, other = (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(2))
     >>> net = nn.Sequential(block, other, block)
@@ -120,7 +120,7 @@ def shared_places(model: nn.Module, section: Section) -> list[tuple[str, str]]:
 
 
 def changes_shape(model: nn.Module | State, section: Section) -> bool:
-    """Whether the section's first block changes the shape of its input, or is not known to keep it.
+    """Return whether the section's first block changes the shape of its input, or is not known to keep it.
 
     >>> net = nn.Sequential(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4)), nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
     >>> changes_shape(net, Section("", ("0",))), changes_shape(net, Section("", ("1",)))
@@ -152,7 +152,7 @@ class _Search:
         return result
 
     def follow(self, section: Section, declared: Set[str]) -> bool:
-        """Whether blocks are known to run one after another without running them."""
+        """Return whether blocks are known to run one after another without running them."""
         parent = self.parent(section.blocks[0])
         chains = {name for name in declared if isinstance(self.modules.get(name), Chain)}
         if is_sequential(self.modules[parent]) or all(
@@ -163,7 +163,7 @@ class _Search:
         return isinstance(self.model, Part) and all(map(self.container, outwards(parent)))
 
     def parent(self, name: str) -> str:
-        """The module that holds a block; chains are looked through."""
+        """Return the module that holds a block; chains are looked through."""
         name = name.rpartition(".")[0]
         return name.rpartition(".")[0] if isinstance(self.modules[name], Chain) and name else name
 
@@ -172,13 +172,13 @@ class _Search:
         return module.kind if isinstance(module, Part) else type(module)
 
     def composite(self, name: str) -> bool:
-        """Whether the module owns several layers."""
+        """Return whether the module owns several layers."""
         if name not in self._sizes:
             self._sizes[name] = sum(1 for _ in owners(self.modules[name]))
         return self._sizes[name] > 1
 
     def groups(self, parent: str) -> Iterator[list[str]]:
-        """Neighbouring composite children of one class. Chains count as their blocks; skips are ignored."""
+        """Yield neighbouring composite children of one class. Chains count as their blocks; skips are ignored."""
         group: list[str] = []
         for child in self.children(parent):
             if isinstance(self.modules[child], Skip):
@@ -193,7 +193,7 @@ class _Search:
             yield group
 
     def _numbered(self, a: str, b: str) -> bool:
-        """Whether two children are members of one list, or attributes whose names differ by a number.
+        """Return whether two children are members of one list, or attributes whose names differ by a number.
 
         Others, such as `query_mlp` and `key_mlp`, run side by side.
         """
@@ -207,7 +207,9 @@ class _Search:
                 yield from self.children(name) if isinstance(module, Chain) else [name]
 
     def found(self) -> list[list[str]]:
-        """The blocks of each section. Prefer declared blocks; fall back on structure when they do not fit together.
+        """Return the blocks of each section.
+
+        Prefer declared blocks; fall back on structure when they do not fit together.
 
         (Some models declare whole stages as blocks.)
         """
@@ -223,7 +225,9 @@ class _Search:
         return [section for group in found for section in self.split(group)]
 
     def _outermost(self, evident: Callable[[list[str]], bool]) -> list[list[str]]:
-        """Level by level from the root: groups with evidence, groups of the same class, and nothing inside these."""
+        """Return level by level from the root: groups with evidence, groups of the same class, and nothing inside
+        these.
+        """
         level, found = [""], []
         blocks: set[Any] = set()
         while level:
@@ -245,7 +249,7 @@ class _Search:
         return found
 
     def _holds_blocks(self, name: str) -> bool:
-        """Whether a module is a list of blocks of one kind, and so no block itself.
+        """Return whether a module is a list of blocks of one kind, and so no block itself.
 
         A list of unlike modules, such as the pair of an attention and a feed-forward, is a block.
         """
@@ -278,7 +282,7 @@ class _Search:
         return isinstance(module, _CONTAINERS)
 
     def declared(self, names: list[str]) -> list[list[str]]:
-        """The named modules that are composite, grouped by parent. Chains count as their blocks."""
+        """Return the named modules that are composite, grouped by parent. Chains count as their blocks."""
         names = [name for name in names if name in self.modules]
         groups: dict[str, list[str]] = {}
         for name in names:
@@ -294,7 +298,7 @@ class _Search:
         return any(self.joins(a, b) for a, b in pairwise(group))
 
     def _fits(self, group: list[str]) -> bool:
-        """Whether blocks fit together and are more than one convolution with its norm."""
+        """Return whether blocks fit together and are more than one convolution with its norm."""
         return any(
             self.joins(a, b) and sum(len(shape) > 1 for shape in shapes(self.modules[b]).values()) > 1
             for a, b in pairwise(group)
@@ -311,13 +315,13 @@ class _Search:
         yield section
 
     def joins(self, before: str, block: str) -> bool:
-        """Whether the block's output has the shape of its input, which is the output of the one before."""
+        """Return whether the block's output has the shape of its input, which is the output of the one before."""
         if self.twins(before, block):
             return True
         return self.keeps(block) and widths(self.modules[before])[1] == widths(self.modules[block])[0]
 
     def keeps(self, block: str) -> bool:
-        """Whether the block's own layers show one width at both ends and no stride."""
+        """Return whether the block's own layers show one width at both ends and no stride."""
         module = self.modules[block]
         around = [self.modules[self.parent(block)], *module.modules()]
         if any(isinstance(m, nn.Sequential) and type(m).forward is not nn.Sequential.forward for m in around):
@@ -339,7 +343,7 @@ _HARMLESS = re.compile(r"drop|name|ind(ex|ices)|idx|_id$|depth|shift|^_|training
 
 
 def signature(block: nn.Module) -> tuple:
-    """Equal for blocks with one interface: names and shapes of tensors, classes and hyper-parameters."""
+    """Return equal for blocks with one interface: names and shapes of tensors, classes and hyper-parameters."""
     parts = [
         (name, type(module).__name__, {k: v for k, v in vars(module).items() if _exact(v) and not _HARMLESS.search(k)})
         for name, module in block.named_modules()
@@ -349,12 +353,17 @@ def signature(block: nn.Module) -> tuple:
 
 
 def _exact(value: Any) -> bool:
-    """Whether a value is no fraction: fractions do not change a shape (and often follow a schedule over depth)."""
+    """Return whether a value is no fraction: fractions do not change a shape (and often follow a schedule over
+    depth).
+    """
     return isinstance(value, int | str) or (isinstance(value, tuple) and all(map(_exact, value)))
 
 
 def strided(block: nn.Module) -> bool:
-    """Whether anything in the block has a stride; attention does not count: it may have fewer keys and all queries."""
+    """Return whether anything in the block has a stride.
+
+    Attention does not count: it may have fewer keys and all queries.
+    """
     for name, module in block.named_modules():
         stride = getattr(module, "stride", 1)
         largest = max((s for s in (stride if isinstance(stride, tuple | list) else (stride,)) if _exact(s)), default=1)
@@ -364,7 +373,7 @@ def strided(block: nn.Module) -> bool:
 
 
 def widths(block: nn.Module) -> tuple[int | None, int | None]:
-    """The widths of the first layer's input and of the last layer's output, in the order of registration."""
+    """Return the widths of the first layer's input and of the last layer's output, in the order of registration."""
     pairs = []
     for _, module, own in owners(block):
         tensor = next((t for n, t in own.items() if n.endswith("weight")), None)
@@ -411,7 +420,7 @@ def register_block(kind: Kind) -> Kind:
 
 
 def declared_blocks(model: nn.Module) -> list[str]:
-    """The names of the modules that are declared to be blocks: by their class (`register_block`), or by metadata."""
+    """Return the names of the modules that their class (`register_block`) or metadata declare to be blocks."""
     kinds = tuple(BLOCKS)
     found = [name for name, module in model.named_modules() if name and isinstance(module, kinds)]
     found = [name for name in found if not any(is_inside(name, other) for other in found if other != name)]
@@ -420,7 +429,8 @@ def declared_blocks(model: nn.Module) -> list[str]:
 
 
 def _matched_blocks(model: nn.Module) -> list[str]:
-    """The names of the modules that `group_matcher` declares to be blocks: the part of tensor names that it matches.
+    """Return the names of the modules that `group_matcher` declares to be blocks: the part of tensor names that it
+    matches.
 
     timm's models have this method, and so have those of this project's zoo. In a state, modules called
     `section<i>.<j>` are blocks, as in the zoo. Empty for other models, and if no match ends where a module's name does.

@@ -15,7 +15,9 @@ from surgery.plan.edits import apply_edit
 
 
 def copies_of(model: nn.Module, name: str, count: int, origin: dict[int, str]) -> list[nn.Module]:
-    """Copies of a block with tensors of their own, except those tied to tensors outside of it. `origin` is extended.
+    """Return copies of a block with tensors of their own, except those tied to tensors outside of it.
+
+    `origin` is extended.
 
     Objects that modules outside of the block hold, too, such as the model's configuration, are shared with them.
     """
@@ -37,7 +39,7 @@ def copies_of(model: nn.Module, name: str, count: int, origin: dict[int, str]) -
 
 
 def is_list(holder: nn.Module) -> bool:
-    """Whether a module may hold more blocks or fewer: a ModuleList, or a Sequential whose children are 0, 1, ...
+    """Return whether a module may hold more blocks or fewer: a ModuleList, or a Sequential whose children are 0, 1, ...
 
     >>> is_list(nn.ModuleList()), is_list(nn.ModuleDict())
     (True, False)
@@ -46,7 +48,7 @@ def is_list(holder: nn.Module) -> bool:
 
 
 def prefix_of(holder: nn.Module) -> str | None:
-    """What comes before the numbers 0, 1, ... in the names of all children; None if they are not called so.
+    """Return what comes before the numbers 0, 1, ... in the names of all children; None if they are not called so.
 
     >>> from collections import OrderedDict
     >>> prefix_of(nn.Sequential(nn.ReLU())), prefix_of(nn.Sequential(OrderedDict(a_0=nn.ReLU(), a_1=nn.ReLU())))
@@ -136,7 +138,7 @@ def _drop_child(model: nn.Module, parent: str, child: str, shrink: bool) -> list
 
 
 def runs_nothing(block: nn.Module) -> bool:
-    """Whether a block has no forward of its own, as a ModuleList of an attention and a feed-forward.
+    """Return whether a block has no forward of its own, as a ModuleList of an attention and a feed-forward.
 
     >>> runs_nothing(nn.ModuleList()), runs_nothing(nn.Linear(1, 1))
     (True, False)

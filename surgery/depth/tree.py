@@ -34,12 +34,18 @@ def _copied_list(value: Any) -> Any:
 
 
 def _as_before(value: Any, before: Any) -> Any:
-    """A list without what a block appended to it (aggregation trees do that); slots that it filled stay (caches)."""
+    """Return a list without what a block appended to it (aggregation trees do that).
+
+    Slots that it filled stay (caches).
+    """
     return before if type(value) is list and len(value) != len(before) else value
 
 
 def passed_on(out: Any, inputs: tuple) -> tuple:
-    """The inputs of a chain's next block. If a block returns several values, those like its inputs replace these."""
+    """Return the inputs of a chain's next block.
+
+    If a block returns several values, those like its inputs replace these.
+    """
     if not isinstance(out, tuple) or isinstance(inputs[0], tuple):
         return (out, *inputs[1:])
     rest = (o if _same_form(o, i) else i for o, i in zip(out[1:], inputs[1:]))
@@ -58,12 +64,12 @@ def _same_form(a: Any, b: Any) -> bool:
 
 
 def shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    """The shapes of a module's tensors by state name."""
+    """Return the shapes of a module's tensors by state name."""
     return {name: tuple(tensor.shape) for _, _, own in owners(module) for name, tensor in own.items()}
 
 
 def is_sequential(holder: nn.Module) -> bool:
-    """Whether a module is a Sequential that only runs its children one after the other.
+    """Return whether a module is a Sequential that only runs its children one after the other.
 
     >>> is_sequential(nn.Sequential()), is_sequential(nn.ModuleList())
     (True, False)
@@ -72,7 +78,7 @@ def is_sequential(holder: nn.Module) -> bool:
 
 
 def returns_several(block: nn.Module) -> bool:
-    """Whether a block's forward has a statement `return a, b`; False if its source cannot be read.
+    """Return whether a block's forward has a statement `return a, b`; False if its source cannot be read.
 
     >>> returns_several(nn.Linear(2, 2)), returns_several(nn.MultiheadAttention(4, 2))
     (False, True)
@@ -91,7 +97,7 @@ class Part(nn.Module):
 
 
 def as_module(model: nn.Module | Mapping[str, Tensor]) -> nn.Module:
-    """The module itself, or for a state a tree of `Part` modules with its tensors as buffers, under the same names.
+    """Return the module itself, or for a state a tree of `Part` modules with its tensors as buffers.
 
     Raises SurgeryError for anything else, and for a module whose weights do not exist yet.
 
@@ -132,7 +138,10 @@ def as_module(model: nn.Module | Mapping[str, Tensor]) -> nn.Module:
 
 
 def _is_chain(module: nn.Module, parent: nn.Module) -> bool:
-    """Whether a part is a chain that `graft` made: its children 0, 1, ... are equal, and they match a sibling of it."""
+    """Return whether a part is a chain that `graft` made: its children 0, 1, ...
+
+    Are equal, and they match a sibling of it.
+    """
     children = module._modules
     if module._buffers or len(children) < 2 or list(children) != [str(i) for i in range(len(children))]:
         return False
@@ -142,5 +151,5 @@ def _is_chain(module: nn.Module, parent: nn.Module) -> bool:
 
 
 def tensors(module: nn.Module) -> dict[str, Tensor]:
-    """The registered tensors themselves (not detached), by state name."""
+    """Return the registered tensors themselves (not detached), by state name."""
     return {name: tensor for _, _, own in owners(module) for name, tensor in own.items()}

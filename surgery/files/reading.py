@@ -82,7 +82,7 @@ class Checkpoint(LazyState):
 
 
 def read_json(path: Path) -> Any:
-    """What a file of JSON says; SurgeryError that names a file that cannot be read, or is none."""
+    """Return what a file of JSON says; SurgeryError that names a file that cannot be read, or is none."""
     try:
         if path.stat().st_size > _LARGEST:
             raise SurgeryError(f"{path} is too large for a file of JSON", code="file")
@@ -96,7 +96,7 @@ def read_json(path: Path) -> Any:
 
 
 def open_state(path: str | Path) -> Checkpoint:
-    """The state of a checkpoint, of which only names and shapes are read, and of a file of torch.save the checksums.
+    """Open the state of a checkpoint: names and shapes are read, and the checksums of a file of torch.save.
 
     Args:
         path: a .safetensors file; a .pt, .pth, .bin or .ckpt file of torch.save; the index of a sharded checkpoint; or
@@ -166,7 +166,8 @@ def _sharded(index: Path, path: Path) -> Checkpoint:
 
 
 def _safetensors(path: Path) -> Checkpoint:
-    """A safetensors file, whose header the library checks: sizes, offsets without holes, nothing beyond the file.
+    """Return a safetensors file, whose header the library checks: sizes, offsets without holes, nothing beyond the
+    file.
 
     Pieces are read into memory of their own, so that nothing but them takes memory, and a file that is cut short
     meanwhile is an error; of a file that is mapped, as the library does it, reading would end the process.
@@ -221,7 +222,7 @@ def _read(
 
 
 def _torch(path: Path) -> dict[str, Pieces]:
-    """The tensors of a state dict, also of one that lies under "state_dict", "model_state_dict" or "model".
+    """Return the tensors of a state dict, also of one that lies under "state_dict", "model_state_dict" or "model".
 
     What DistributedDataParallel and torch.compile put before every name is left out.
     """
@@ -254,7 +255,9 @@ def _torch(path: Path) -> dict[str, Pieces]:
 
 
 def _check_claims(path: Path, tensors: Collection[tuple[str, Tensor]]) -> None:
-    """SurgeryError for tensors that repeat what the file holds (by a stride of 0, say) until it fills a memory."""
+    """Raise SurgeryError for tensors that repeat what the file holds (by a stride of 0, say) until it fills a
+    memory.
+    """
     storages = [tensor.untyped_storage() for _, tensor in tensors]
     held = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
     claimed = sum(tensor.nbytes for _, tensor in tensors)
@@ -269,7 +272,7 @@ def _check_claims(path: Path, tensors: Collection[tuple[str, Tensor]]) -> None:
 
 
 def _loaded(path: Path) -> Any:
-    """What torch.load gives, mapped into memory where the format allows it; nothing in the file is run."""
+    """Return what torch.load gives, mapped into memory where the format allows it; nothing in the file is run."""
     with open(path, "rb") as file:
         beginning = file.read(2)
     if not beginning:

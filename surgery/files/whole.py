@@ -16,7 +16,7 @@ _END = f"@{socket.gethostname()}.tmp"  # numbers of processes mean nothing on ot
 
 @contextmanager
 def replacing(path: Path, *, folder: bool = False) -> Iterator[Path]:
-    """A path beside the given one to write a file or a folder to, which takes its place when the block ends well.
+    """Give a path beside the given one to write to, which takes its place when the block ends well.
 
     Otherwise it is deleted, and what was there stays. An OSError becomes a SurgeryError that names the path. What
     killed processes have left beside it is deleted first.
@@ -49,7 +49,7 @@ def in_one_step(path: Path, *, folder: bool = False) -> Iterator[Path]:
 
 
 def check_absent(path: Path, *, folder: bool = False) -> None:
-    """SurgeryError unless something new can be written to a path.
+    """Raise SurgeryError unless something new can be written to a path.
 
     Nothing may be there (for a folder: nothing but an empty folder), not even a device or a link, and its parent must.
     """
@@ -75,7 +75,7 @@ def is_plain(name: str) -> bool:
 
 
 def leftovers(folder: Path, name: str | None = None) -> list[Path]:
-    """What processes of this host that are no more have left in a folder, where they wrote a file of this name, or any.
+    """Return what ended processes of this host have left where they wrote a file of this name, or any.
 
     >>> leftovers(Path("there is none"))
     []

@@ -26,7 +26,7 @@ Progress = Callable[[int], object]
 
 
 def check_new(path: Path) -> None:
-    """SurgeryError unless a state can be written to a path: it must be new (or an empty folder), its parent there."""
+    """Raise SurgeryError unless a path is new, or an empty folder, and its parent is there."""
     if path.suffix not in (".safetensors", ".pt", ".pth", ".bin", ""):
         raise SurgeryError(
             f"{path}: give a file *.safetensors, *.pt, *.pth or *.bin, or a folder (without a suffix)", code="file"
@@ -121,7 +121,7 @@ def _all(file: BinaryIO, data: memoryview) -> None:
 
 
 def _computed(every: Iterable[Pieces]) -> Iterator[Tensor]:
-    """All slabs of some tensors in order, computed ahead in as many threads as torch may use, one core for each.
+    """Yield all slabs of some tensors in order, computed ahead in as many threads as torch may use, one core for each.
 
     torch's own threads would wait for each other at every operation, since operations on slabs are short.
     """

@@ -21,7 +21,7 @@ Blocks = Mapping[str, Sequence[tuple[int, int]]]
 
 
 def union(models: Sequence[Mapping[str, Tensor] | nn.Module]) -> LazyState:
-    """All tensors of several models in one state, under "K.NAME" for model K: the full model of `passthrough`'s plan.
+    """Return all tensors of several models as one state, under "K.NAME": the full model of `passthrough`'s plan.
 
     To read a tensor that holds NaN is a SurgeryError. Infinities, which masks of attention hold, stay.
 
@@ -53,7 +53,7 @@ def passthrough(
     outside: Mapping[str, int] | None = None,
     example: Any = None,
 ) -> tuple[nn.Module | State | LazyState, Plan]:
-    """A network whose sections are put together from the blocks of several models.
+    """Return a network whose sections are put together from the blocks of several models.
 
     Args:
         models: states or modules. What the sections look like, and all that `outside` does not name, is the first's.
@@ -127,7 +127,7 @@ def passthrough(
 def _resized(
     skeleton: Any, depths: Mapping[str, int], places: Mapping[str, Sequence[str]], example: Any
 ) -> tuple[Any, dict[str, str]]:
-    """The first model with so many blocks in its sections, and where each tensor comes from by name."""
+    """Return the first model with so many blocks in its sections, and where each tensor comes from by name."""
     deeper, up = graft(
         skeleton, depths={name: max(depth, len(places[name])) for name, depth in depths.items()}, example=example
     )
@@ -137,13 +137,13 @@ def _resized(
 
 
 def _first(names: Mapping[str, str], block: str) -> tuple[str, ...]:
-    """What the first block of a section is called in the resized model, alone in a tuple."""
+    """Return what the first block of a section is called in the resized model, alone in a tuple."""
     new, old = next((new, old) for new, old in names.items() if is_inside(old, block))
     return (new.removesuffix(old.removeprefix(block)),)
 
 
 def _source(name: str, names, blocks: Blocks, now, places, outside: Mapping[str, int]) -> str:
-    """The name in the union of the tensor that becomes `name`."""
+    """Return the name in the union of the tensor that becomes `name`."""
     for section, chosen in blocks.items():
         for (k, i), block in zip(chosen, now[section]):
             if is_inside(name, block):

@@ -14,7 +14,7 @@ from surgery.states import Models, State, stack_size
 
 
 def linear(models: Models, *, weights: Weights = None, normalize: bool = True) -> State | LazyState:
-    """The weighted mean of models: sum w_k x_k / sum w_k (Wortsman et al., "Model soups", ICML 2022, uniform soup).
+    """Return the weighted mean of models, sum w_k x_k / sum w_k (Wortsman et al., ICML 2022, the uniform soup).
 
     Args:
         models: a stack, or a list of states or modules.
@@ -53,7 +53,7 @@ class Soup(NamedTuple):
 
 
 def greedy_soup(models: Models, *, score: Callable[[Any], float]) -> Soup:
-    """The mean of those models that do not lower a score (Wortsman et al., "Model soups", ICML 2022, recipe 1).
+    """Return the mean of those models that do not lower a score (Wortsman et al., "Model soups", ICML 2022, recipe 1).
 
     Models are tried from the best to the worst; one stays if the mean with it scores at least as much as without.
 
@@ -85,7 +85,7 @@ def greedy_soup(models: Models, *, score: Callable[[Any], float]) -> Soup:
 
 
 def fisher(models: Models, *, fishers: Sequence[Mapping[str, Tensor]], weights: Weights = None) -> State | LazyState:
-    """The mean of models, each element weighted by its Fisher information: sum w_k F_k x_k / sum w_k F_k.
+    """Return the mean of models, each element weighted by its Fisher information: sum w_k F_k x_k / sum w_k F_k.
 
     Matena and Raffel, "Merging models with Fisher-weighted averaging" (NeurIPS 2022), equation 4.
 
@@ -134,7 +134,7 @@ def _fisher(group: Group, information: list[Pieces]) -> Reader:
 def regmean(
     models: Models, *, grams: Sequence[Mapping[str, Tensor]], weights: Weights = None, alpha: ByName = 0.9
 ) -> State | LazyState:
-    """Weights of linear layers by least squares, all other tensors by the weighted mean.
+    """Return weights of linear layers by least squares, all other tensors by the weighted mean.
 
     Jin et al., "Dataless knowledge fusion by merging weights of language models" (ICLR 2023), equation 2:
     W = (sum G_k)^-1 sum G_k W_k with the inner products G_k = X_k^T X_k of a layer's inputs, whose elements off the

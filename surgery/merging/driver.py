@@ -67,7 +67,7 @@ class Group:
         return self.tensors if self.base is None else [*self.tensors, self.base]
 
     def value(self, i: int, start: int, stop: int) -> Tensor:
-        """A stretch of tensor i (the base's for -1) in the dtype to compute in.
+        """Return a stretch of tensor i (the base's for -1) in the dtype to compute in.
 
         SurgeryError if it holds NaN, or infinity that others do not have.
         """
@@ -88,16 +88,16 @@ class Group:
         return values.masked_fill(infinite, 0)
 
     def origin(self, start: int, stop: int) -> Tensor:
-        """A stretch of the base."""
+        """Return a stretch of the base."""
         return self.value(-1, start, stop)
 
     def delta(self, i: int, start: int, stop: int) -> Tensor:
-        """What tensor i adds to the base: a stretch of its task vector, or of the tensor itself without a base."""
+        """Return what tensor i adds to the base, a stretch of its task vector; the tensor itself without a base."""
         value = self.value(i, start, stop)
         return value if self.base is None else value - self.origin(start, stop)
 
     def shares(self) -> list[float]:
-        """The weights divided by their sum; SurgeryError if that is 0, or a weight negative."""
+        """Return the weights divided by their sum; SurgeryError if that is 0, or a weight negative."""
         total = sum(self.weights)
         if min(self.weights) < 0 or not total > 0:
             raise SurgeryError(
@@ -108,7 +108,7 @@ class Group:
         return [weight / total for weight in self.weights]
 
     def merged(self, kernel: Kernel, settings: Mapping[str, Any], like: Pieces) -> Pieces:
-        """The tensor that a method makes of these, in the shape and dtype of `like`."""
+        """Return the tensor that a method makes of these, in the shape and dtype of `like`."""
         lock, prepared = Lock(), []  # what the method needs to know of the whole, since the first reading
 
         def read(start: int, stop: int) -> Tensor:
@@ -137,7 +137,7 @@ class Group:
         return Pieces(like.shape, like.dtype, read if like.dtype.is_floating_point else largest, like.device)
 
     def same_mask(self, like: Pieces) -> Pieces:
-        """The mask that all have; reading it raises SurgeryError where two differ."""
+        """Return the mask that all have; reading it raises SurgeryError where two differ."""
 
         def read(start: int, stop: int) -> Tensor:
             first, *others = (pieces.read(start, stop) for pieces in self._every())
@@ -201,7 +201,7 @@ def merged(
 def group_of(
     name: str, states: Sequence[Mapping[str, Tensor]], base: Mapping[str, Tensor] | None, weights: Sequence[float]
 ) -> Group:
-    """One tensor of the states whose weight is not 0."""
+    """Return one tensor of the states whose weight is not 0."""
     places = [k for k, weight in enumerate(weights) if weight]
     if not places:
         raise SurgeryError(
@@ -214,7 +214,10 @@ def group_of(
 
 
 def checked(models: Models, base: Base | None = None) -> tuple[list[Mapping[str, Tensor]], Mapping[str, Tensor] | None]:
-    """The models and the base as states; SurgeryError unless they have the same names, shapes and kinds of numbers."""
+    """Return the models and the base as states.
+
+    SurgeryError unless they have the same names, shapes and kinds of numbers.
+    """
     if isinstance(models, LazyState | nn.Module):
         raise SurgeryError(
             "one model cannot be merged: give a list of models, or surgery.stack of them", code="argument"
@@ -259,7 +262,7 @@ def checked(models: Models, base: Base | None = None) -> tuple[list[Mapping[str,
 
 
 def needed(base: Base | None) -> Base:
-    """The base; SurgeryError if there is none."""
+    """Return the base; SurgeryError if there is none."""
     if base is None:
         raise SurgeryError(
             "task vectors are differences from a base: give the model that was fine-tuned as base=...", code="argument"
@@ -268,7 +271,7 @@ def needed(base: Base | None) -> Base:
 
 
 def within(name: str, value: Any, low: float, high: float, *, open_low: bool = False, each: bool = False) -> Any:
-    """The setting; SurgeryError unless all of its numbers are between `low` and `high`, which belong to the range.
+    """Return the setting. Raise SurgeryError unless all of its numbers are from `low` to `high`.
 
     With `each` it may have lists of numbers, one for each model.
 
@@ -286,7 +289,7 @@ def number(
     name: str, value: Any, low: float = -math.inf, high: float = math.inf, *, open_low: bool = False, where: str = "",
     way_out: str = "",
 ) -> float:  # fmt: skip
-    """The argument; SurgeryError unless it is a finite number of at least `low` (above it if open), and at most `high`.
+    """Return the argument. Raise SurgeryError unless it is finite, at least `low` (above it if open), at most `high`.
 
     >>> number("rate", 0.5, 0, 1, open_low=True)
     0.5
@@ -301,7 +304,7 @@ def number(
 
 
 def switch(name: str, value: Any) -> bool:
-    """The argument; SurgeryError unless it is true or false.
+    """Return the argument; SurgeryError unless it is true or false.
 
     >>> switch("normalize", False)
     False
@@ -312,7 +315,7 @@ def switch(name: str, value: Any) -> bool:
 
 
 def of_tensor(name: str, value: Any, default: Any) -> Any:
-    """What a setting is for one tensor.
+    """Return what a setting is for one tensor.
 
     >>> of_tensor("layer1.conv.weight", {"layer1": 0.2, "*": 0.5}, 1.0), of_tensor("fc.bias", {"layer1": 0.2}, 1.0)
     (0.2, 1.0)
@@ -323,7 +326,7 @@ def of_tensor(name: str, value: Any, default: Any) -> Any:
 
 
 def check_patterns(setting: str, value: Any, names: Iterable[str]) -> None:
-    """SurgeryError if a setting has a pattern that matches no tensor."""
+    """Raise SurgeryError if a setting has a pattern that matches no tensor."""
     names = list(names)
     for pattern in value if isinstance(value, Mapping) else ():
         if not isinstance(pattern, str):
@@ -337,7 +340,10 @@ def check_patterns(setting: str, value: Any, names: Iterable[str]) -> None:
 
 
 def rows_of(weights: Weights, k: int, names: Iterable[str]) -> list[float] | dict[str, list[float]]:
-    """Weights as lists of k floats, one for all tensors or by pattern; SurgeryError if they are no k finite numbers."""
+    """Return weights as lists of k floats, one for all tensors or by pattern.
+
+    SurgeryError if they are no k finite numbers.
+    """
 
     def numbers(row: Any, where: str) -> list[float]:
         try:

@@ -15,7 +15,7 @@ from surgery.states import State, names_by_id, owners
 def fisher_information(
     model: nn.Module, batches: Iterable[tuple[Any, Any]], *, loss: Callable[[Any, Tensor], Tensor] = F.cross_entropy
 ) -> State:
-    """The diagonal of the empirical Fisher information of each parameter: the mean squared gradient of single samples.
+    """Return each parameter's empirical Fisher information: the mean squared gradient of single samples.
 
     Args:
         model: any module; it runs in evaluation mode, sample by sample, and is not changed.
@@ -64,7 +64,7 @@ def fisher_information(
 
 
 def _samples(batches: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-    """The inputs and targets of one sample after another, as batches of one."""
+    """Yield the inputs and targets of one sample after another, as batches of one."""
     for number, batch in enumerate(batches):
         if not isinstance(batch, list | tuple) or len(batch) != 2:
             raise SurgeryError(
@@ -82,7 +82,7 @@ def _samples(batches: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
 
 
 def _sizes(values: Any) -> Iterator[int]:
-    """The number of samples in every tensor of a batch."""
+    """Yield the number of samples in every tensor of a batch."""
     if (isinstance(values, Tensor) and values.ndim) or isinstance(values, list):
         yield len(values)
     elif isinstance(values, tuple | Mapping):
@@ -100,7 +100,7 @@ def _sample(values: Any, i: int) -> Any:
 
 
 def input_grams(model: nn.Module, batches: Iterable[Any]) -> State:
-    """The inner products X^T X of the inputs of every linear layer and every convolution without groups, [I, I].
+    """Return the inner products X^T X of the inputs of every linear layer and every convolution without groups, [I, I].
 
     Args:
         model: any module; it runs in evaluation mode and is not changed.

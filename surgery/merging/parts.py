@@ -38,7 +38,7 @@ def combination(group: Group, coefficients: Sequence[float]) -> lazy.Reader:
 
 
 def gram(group: Group) -> Tensor:
-    """The inner products [K, K] of the tensors (or of their differences from the base), in float64.
+    """Return the inner products [K, K] of the tensors (or of their differences from the base), in float64.
 
     Raises:
         SurgeryError: for numbers so large that their squares are infinite.
@@ -59,7 +59,9 @@ def gram(group: Group) -> Tensor:
 
 
 def of_rank(slabs: Callable[[], Iterator[Tensor]], size: int, rank: int) -> Tensor:
-    """The value of a rank, from 0 for the smallest, among values that are not negative; NaN counts as the largest.
+    """Return the value of a rank, from 0 for the smallest, among values that are not negative.
+
+    NaN counts as the largest.
 
     Nothing is sorted or held in memory: bit patterns of such floats are ordered as the floats are, so that counting
     leading bits finds the value, 16 bits in each pass: two passes for float32, four for float64 (least significant
@@ -94,7 +96,7 @@ def of_rank(slabs: Callable[[], Iterator[Tensor]], size: int, rank: int) -> Tens
 
 
 def uniform(seed: int, name: str, model: int, start: int, stop: int) -> Tensor:
-    """Numbers in [0, 1) for elements start, ..., stop - 1 of a tensor of a model: a function of these arguments alone.
+    """Return numbers in [0, 1) for elements start, ..., stop - 1 of a model's tensor, the same ones each time.
 
     Which stretch is asked for, and in which order, does not change them.
 

@@ -18,7 +18,7 @@ _STEPS, _CLOSE = 200, 1e-12  # of the search for the Karcher mean
 
 
 def slerp(models: Models, *, t: ByName = 0.5, base: Base | None = None, straight: float = _SMALL) -> State | LazyState:
-    """The point at t on the arc between two models, tensor by tensor (Shoemake, SIGGRAPH 1985).
+    """Return the point at t on the arc between two models, tensor by tensor (Shoemake, SIGGRAPH 1985).
 
     With the angle a between tensors x and y it is (sin((1 - t) a) x + sin(t a) y) / sin a; tensors are not scaled to
     the same length before. Where the angle is below `straight`, or a tensor is zero, it is (1 - t) x + t y.
@@ -62,7 +62,7 @@ def _slerp(straight: float, group: Group) -> Reader:
 
 
 def multislerp(models: Models, *, weights: Weights = None, base: Base | None = None) -> State | LazyState:
-    """An interpolation of any number of models on the sphere in one step (Goddard, "Multi-SLERP", 2024; in mergekit).
+    """Interpolate between any number of models on the sphere in one step (Goddard, "Multi-SLERP", 2024).
 
     A tensor's direction is that of the weighted mean of the models' directions, its length the weighted mean of their
     lengths. (The step in the tangent space that the original adds is zero at that point.) `karcher` takes the mean of
@@ -83,7 +83,7 @@ def multislerp(models: Models, *, weights: Weights = None, base: Base | None = N
 
 
 def karcher(models: Models, *, weights: Weights = None, base: Base | None = None) -> State | LazyState:
-    """The Karcher mean on the sphere: the direction whose weighted squared angles to the models' ones are smallest.
+    """Return the Karcher mean on the sphere, whose weighted squared angles to the models are the smallest.
 
     Karcher, "Riemannian center of mass and mollifier smoothing" (1977). The mean m solves
     sum w_k log_m(u_k) = 0 for the directions u_k; its length is the weighted mean of lengths. For two models of equal
@@ -105,7 +105,10 @@ def karcher(models: Models, *, weights: Weights = None, base: Base | None = None
 
 
 def _spherical(direction, group: Group) -> Reader:
-    """The combination whose direction `direction(cosines, shares, name)` chooses; tensors that are zero have none."""
+    """Return the combination whose direction `direction(cosines, shares, name)` chooses.
+
+    Tensors that are zero have none.
+    """
     shares = group.shares()
     if len(shares) == 1:
         return combination(group, [1.0])
@@ -124,7 +127,7 @@ def _spherical(direction, group: Group) -> Reader:
 
 
 def _one_step(cosines: Tensor, shares: Tensor, name: str) -> Tensor:
-    """The weighted mean of unit vectors, scaled to length 1, as coefficients of the vectors."""
+    """Return the weighted mean of unit vectors, scaled to length 1, as coefficients of the vectors."""
     length = (shares @ cosines @ shares).clamp(min=0).sqrt()
     if length < _SMALL:
         raise SurgeryError(
@@ -134,7 +137,7 @@ def _one_step(cosines: Tensor, shares: Tensor, name: str) -> Tensor:
 
 
 def _center(cosines: Tensor, shares: Tensor, name: str) -> Tensor:
-    """The Karcher mean of unit vectors as coefficients of the vectors, by steps of the mean of logarithms."""
+    """Return the Karcher mean of unit vectors as coefficients of the vectors, by steps of the mean of logarithms."""
     mean = _one_step(cosines, shares, name)
     for _ in range(_STEPS):
         near = (cosines @ mean).clamp(-1, 1)
@@ -157,7 +160,7 @@ def _center(cosines: Tensor, shares: Tensor, name: str) -> Tensor:
 
 
 def model_stock(models: Models, *, base: Base) -> State | LazyState:
-    """The point between the base and the mean of models that is nearest to the centre of the weights' distribution.
+    """Return the point between the base and the models' mean that is nearest to the centre of their distribution.
 
     Jang et al., "Model Stock: all we need is just a few fine-tuned models" (ECCV 2024), equation 5: for each tensor
     t * mean + (1 - t) * base with t = K cos / (1 + (K - 1) cos), where cos is the mean cosine between the task vectors

@@ -35,7 +35,7 @@ from surgery.states import Models, State, is_pruning_mask
 def task_arithmetic(
     models: Models, *, base: Base, weights: Weights = None, scale: ByName = 1.0, normalize: bool = False
 ) -> State | LazyState:
-    """The base plus a weighted sum of task vectors: base + scale * sum w_k (x_k - base).
+    """Return the base plus a weighted sum of task vectors: base + scale * sum w_k (x_k - base).
 
     Ilharco et al., "Editing models with task arithmetic" (ICLR 2023), section 2. A negative weight forgets a task.
 
@@ -83,7 +83,7 @@ def _task_vectors(
 
 
 def of_model(value: float | Sequence[float], k: int) -> float:
-    """What a setting of a tensor is for model k."""
+    """Return what a setting of a tensor is for model k."""
     return value[k] if isinstance(value, list | tuple) else value  # type: ignore[return-value]
 
 
@@ -95,7 +95,7 @@ def _added(deltas: list[Tensor], weights: list[float]) -> Tensor:
 
 
 def elected(deltas: list[Tensor], weights: list[float], normalize: bool) -> Tensor:
-    """The weighted sum, or mean, over those whose sign is that of the weighted sum of all (TIES, lines 9 to 16).
+    """Return the weighted sum, or mean, over those whose sign is that of the weighted sum of all (TIES, lines 9 to 16).
 
     >>> elected([torch.tensor([3.0, 0.0]), torch.tensor([-1.0, 2.0])], [1.0, 1.0], True)
     tensor([3., 2.])
@@ -110,7 +110,7 @@ def elected(deltas: list[Tensor], weights: list[float], normalize: bool) -> Tens
 
 
 def magnitudes(group: Group, i: int) -> Iterator[Tensor]:
-    """Slabs of |x_i - base|."""
+    """Yield slabs of |x_i - base|."""
     for start, stop in spans(group.size):
         yield group.delta(i, start, stop).abs_()
 
@@ -403,7 +403,7 @@ def _sce(group: Group, select: float) -> Reader:
 
 
 def nearswap(models: Models, *, base: Base, t: ByName) -> State | LazyState:
-    """The base moved towards another model by at most t in each element (alchemonaut's NearSwap; in mergekit).
+    """Return the base moved towards another model by at most t in each element (alchemonaut's NearSwap; in mergekit).
 
     Elements that are within t of the other model's take its value; the rest change by t: base + clamp(x - base, -t, t).
 

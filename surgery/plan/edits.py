@@ -50,7 +50,7 @@ def _child(model: nn.Module, name: str) -> Any:
 
 
 def _refuse_unless_plain(owner: nn.Module, module: str, attribute: str, value: Any) -> None:
-    """SurgeryError unless an attribute of a module, or of a configuration that it holds, is plain and becomes so.
+    """Raise SurgeryError unless an attribute of a module, or of a configuration that it holds, is plain and becomes so.
 
     Plans come in files: they may change sizes, heads, scales and settings, but no code and no tensor.
     """
@@ -87,12 +87,12 @@ _EVERY_MODULE_S = vars(nn.Module()).keys()
 
 
 def attribute_of(model: nn.Module, module: str, attribute: str) -> Any:
-    """The value of an attribute that `set_attribute` sets."""
+    """Return the value of an attribute that `set_attribute` sets."""
     return functools.reduce(_held, attribute.split("."), model.get_submodule(module))
 
 
 def _held(owner: Any, name: str) -> Any:
-    """An attribute as it is stored: a configuration may raise for one that differs between layers."""
+    """Return an attribute as it is stored: a configuration may raise for one that differs between layers."""
     return vars(owner)[name] if name in vars(owner) else getattr(owner, name)
 
 
@@ -154,7 +154,7 @@ _EDITS: dict[str, Callable[..., None]] = {
 
 
 def _like(old: Any, value: Any) -> Any:
-    """The value with the container types of the old one."""
+    """Return the value with the container types of the old one."""
     if isinstance(value, list | tuple) and isinstance(old, list | tuple):
         items = [_like(o, v) for o, v in zip((*old, *value[len(old) :]), value)]
         return type(old)(*items) if hasattr(old, "_fields") else type(old)(items)

@@ -27,7 +27,7 @@ class Source(NamedTuple):
 
 
 def as_runs(positions: Iterable[int]) -> Runs:
-    """Positions, in any order, as ranges.
+    """Return positions, in any order, as ranges.
 
     >>> as_runs([0, 1, 2, 5, 6]), as_runs([3, 1, 2]), as_runs([0, 0])
     (((0, 3), (5, 7)), ((3, 4), (1, 3)), ((0, 1), (0, 1)))
@@ -36,7 +36,7 @@ def as_runs(positions: Iterable[int]) -> Runs:
 
 
 def merged(runs: Iterable[tuple[int, int]]) -> Runs:
-    """The ranges in their order; those that continue the one before become one with it.
+    """Return the ranges in their order; those that continue the one before become one with it.
 
     >>> merged([(0, 2), (2, 3), (5, 6)])
     ((0, 3), (5, 6))
@@ -50,7 +50,7 @@ def merged(runs: Iterable[tuple[int, int]]) -> Runs:
 
 
 def positions(runs: Runs) -> list[int]:
-    """The positions that ranges hold, in their order.
+    """Return the positions that ranges hold, in their order.
 
     >>> positions(((3, 4), (1, 3)))
     [3, 1, 2]
@@ -59,7 +59,10 @@ def positions(runs: Runs) -> list[int]:
 
 
 def as_index(index: Iterable) -> Index:
-    """An index of tuples of whole numbers, made of lists and any integers; TypeError or ValueError for other things."""
+    """Return an index of tuples of whole numbers, made of lists and any integers.
+
+    TypeError or ValueError for other things.
+    """
     whole = operator.index
 
     def as_tuples(runs: Iterable) -> Runs:
@@ -71,7 +74,7 @@ def as_index(index: Iterable) -> Index:
 
 
 def selected(name: str, index: Index, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of what an index reads from a tensor of a shape; SurgeryError if it does not fit."""
+    """Return the shape of what an index reads from a tensor of a shape; SurgeryError if it does not fit."""
     if len(index) != len(shape):
         raise SurgeryError(f"the index of {name!r} has {len(index)} axes, the tensor {len(shape)}", code="plan")
     for runs, size in zip(index, shape):
@@ -86,7 +89,7 @@ def selected(name: str, index: Index, shape: tuple[int, ...]) -> tuple[int, ...]
 
 
 def chain(outer: Index, inner: Index, shape: tuple[int, ...]) -> Index:
-    """The positions `inner` of the positions `outer` of a tensor of a shape.
+    """Return the positions `inner` of the positions `outer` of a tensor of a shape.
 
     >>> chain((((4, 8),), ((1, 2), (0, 1))), (((1, 3),), ((1, 2), (0, 1))), (8, 2))
     (((5, 7),), None)
@@ -103,7 +106,7 @@ def chain(outer: Index, inner: Index, shape: tuple[int, ...]) -> Index:
 
 
 def overlapping(a: Index, b: Index, shape: tuple[int, ...]) -> bool:
-    """Whether two indices of a tensor of a shape have an element in common.
+    """Return whether two indices of a tensor of a shape have an element in common.
 
     >>> overlapping((((0, 2),), None), (((2, 3),), None), (3, 4)), overlapping((), (), ())
     (False, True)
@@ -115,17 +118,17 @@ def overlapping(a: Index, b: Index, shape: tuple[int, ...]) -> bool:
 
 
 def is_whole(index: Index) -> bool:
-    """Whether an index holds all positions of every axis, in their order."""
+    """Return whether an index holds all positions of every axis, in their order."""
     return all(runs is None for runs in index)
 
 
 def repeats(index: Index) -> bool:
-    """Whether an index holds a position of some axis more than once."""
+    """Return whether an index holds a position of some axis more than once."""
     return any(runs is not None and len(set(every := positions(runs))) < len(every) for runs in index)
 
 
 def take(full: Tensor, index: Index, lead: int = 0) -> Tensor:
-    """A copy of the elements at an index, whose axes come after `lead` others."""
+    """Return a copy of the elements at an index, whose axes come after `lead` others."""
     copied = False
     for axis, runs in enumerate(index, lead):
         if runs is not None:
@@ -152,7 +155,7 @@ def put(full: Tensor, index: Index, small: Tensor, lead: int = 0) -> None:
 
 
 def ascending(small: Tensor, index: Index, lead: int = 0) -> tuple[Tensor, Index]:
-    """The tensor and its index with the positions of every axis in ascending order and each position once.
+    """Return the tensor and its index with the positions of every axis in ascending order and each position once.
 
     Of elements that lie at one position the first is kept. Nothing is copied where the order is ascending already.
 
@@ -171,7 +174,7 @@ def ascending(small: Tensor, index: Index, lead: int = 0) -> tuple[Tensor, Index
 
 
 def pieces(full: Tensor, small: Tensor, index: Index, lead: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pairs of views (part of `full`, part of `small`) that together pair every element of `small` with its place.
+    """Yield pairs of views, of `full` and of `small`, that pair every element of `small` with its place.
 
     With views, writing, adding and filling need no index tensors and are as fast as a copy. The index has to be an
     ascending one.
@@ -193,12 +196,12 @@ def pieces(full: Tensor, small: Tensor, index: Index, lead: int = 0) -> Iterator
 
 
 def scattered(index: Index) -> bool:
-    """Whether an index has so many pieces that one gather takes less time than as many views."""
+    """Return whether an index has so many pieces that one gather takes less time than as many views."""
     return math.prod(len(runs) for runs in index if runs is not None) > _MANY
 
 
 def grid(index: Index, like: Tensor, lead: int = 0) -> tuple[Tensor, ...]:
-    """The index as index tensors: `full[grid(index, full)]` is a copy of its elements.
+    """Return the index as index tensors: `full[grid(index, full)]` is a copy of its elements.
 
     >>> full = torch.arange(6).reshape(2, 3)
     >>> full[grid((None, ((0, 1), (2, 3))), full)]
@@ -211,7 +214,7 @@ def grid(index: Index, like: Tensor, lead: int = 0) -> tuple[Tensor, ...]:
 
 
 def _select(tensor: Tensor, axis: int, runs: Runs) -> Tensor:
-    """The positions of one axis, in the tensor's memory format; a view if they are one range."""
+    """Return the positions of one axis, in the tensor's memory format; a view if they are one range."""
     if len(runs) == 1:
         return tensor.narrow(axis, runs[0][0], runs[0][1] - runs[0][0])
     if len(runs) <= _FEW:

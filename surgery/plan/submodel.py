@@ -143,7 +143,7 @@ class Plan:
             object.__setattr__(self, name, value)
 
     def with_edits(self, edits: Sequence[Edit]) -> "Plan":
-        """The same with other edits."""
+        """Return the same with other edits."""
         other = copy.copy(self)
         object.__setattr__(other, "edits", _plain(edits))
         return other
@@ -248,7 +248,7 @@ class Plan:
         lead: int,
         like_absent: Mapping[str, Tensor],
     ) -> tuple[Tensor, Tensor]:
-        """One tensor of the full model and its mask, as `embed` returns them."""
+        """Return one tensor of the full model and its mask, as `embed` returns them."""
         held, shape = self.parts[target], self.shapes[target]
         own = {name: small[name] for name, _ in held}
         like = own[held[0][0]] if held else like_absent.get(target)
@@ -291,7 +291,7 @@ class Plan:
         return result
 
     def compose(self, inner: "Plan") -> "Plan":
-        """The plan from this plan's full model to `inner`'s small one.
+        """Return the plan from this plan's full model to `inner`'s small one.
 
         The full model of `inner` must be this plan's small one. `extract` of the result is `extract` of one after the
         other; composing is associative. A plan that permutes, composed with the one that permutes back, holds
@@ -324,7 +324,7 @@ class Plan:
         return Plan(entries, self.shapes, (*self.edits, *inner.edits), self.structure, self.dtypes)
 
     def build(self, full: nn.Module) -> nn.Module:
-        """The small model as a module with the weights that `extract` reads, made from a full one.
+        """Return the small model as a module with the weights that `extract` reads, made from a full one.
 
         `full` is the model that the plan was made from, or another one from the same constructor, on any device
         (including meta); it is not changed. No forward pass is run. To restore a saved small model, load its state
@@ -352,7 +352,7 @@ class Plan:
         return small
 
     def to_json(self) -> str:
-        """The plan as JSON, with a format version and the fingerprint."""
+        """Return the plan as JSON, with a format version and the fingerprint."""
         return json.dumps(
             {
                 "format": _FORMAT,
@@ -368,7 +368,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> "Plan":
-        """The inverse of `to_json`; SurgeryError for another format, version or fingerprint."""
+        """Return the inverse of `to_json`; SurgeryError for another format, version or fingerprint."""
         try:
             data = json.loads(text)
             if data["format"] != _FORMAT or data["version"] != _VERSION:
@@ -402,7 +402,7 @@ class Plan:
         return cls.from_json(Path(path).read_text(errors="replace"))
 
     def _sizes(self) -> tuple[int, int]:
-        """The elements of the small model and of the full one."""
+        """Return the elements of the small model and of the full one."""
         small, full = (sum(map(math.prod, every.values())) for every in (self.small_shapes, self.shapes))
         return small, full
 
@@ -446,7 +446,7 @@ class Plan:
         return "\n".join([repr(self), *lines, *more])
 
     def describe(self) -> str:
-        """Every tensor of the small model with its place in the full one, then the edits, one line each.
+        """Return every tensor of the small model with its place in the full one, then the edits, one line each.
 
         >>> half = Plan({"w": (Source("w", (((0, 2),), None)),)}, {"w": (4, 2)})
         >>> print(half.describe())
@@ -472,7 +472,7 @@ def _plain(edits: Sequence[Edit]) -> tuple[dict[str, Any], ...]:
 def _fitted(
     values: Mapping[str, Tensor] | nn.Module, shapes: Mapping[str, tuple[int, ...]], what: str
 ) -> tuple[Mapping[str, Tensor], int]:
-    """A state and 0, or a stack and 1; SurgeryError for what does not have these shapes."""
+    """Return a state and 0, or a stack and 1; SurgeryError for what does not have these shapes."""
     values = values if isinstance(values, LazyState) else as_state(values, what)
     known = metas(values) if isinstance(values, LazyState) else values
     lead = {known[name].ndim - len(shape) for name, shape in shapes.items() if name in known}

@@ -34,7 +34,7 @@ def importance(
     loss: Callable[[nn.Module, Any], Tensor] | None = None,
     output: Callable[[Any], Any] | None = None,
 ) -> dict[str, Tensor]:
-    """Scores of the positions of every width that may shrink, for `surgery.narrow(..., scores=scores)`.
+    """Return scores of the positions of every width that may shrink, for `surgery.narrow(..., scores=scores)`.
 
     A width lies along axes of several tensors. Each gives its positions a score, and their sum is the width's. Of an
     axis of heads * head dimension a head gets the sum over its dimensions, a dimension the sum over heads.
@@ -127,7 +127,7 @@ def _of_copies(function: Criterion) -> Criterion:
 
 
 def _summed(weights: Computed, solution: Solution, criterion: Criterion, by: str) -> dict[Atom, Tensor]:
-    """The sum over all axes of all parameters of the scores along them; tied parameters count once.
+    """Return the sum over all axes of all parameters of the scores along them; tied parameters count once.
 
     Of parameters that a weight is computed of only widths count that the weight does not have: an adapter's rank.
     """
@@ -158,7 +158,7 @@ def _summed(weights: Computed, solution: Solution, criterion: Criterion, by: str
 
 
 def _scored(weights: Computed) -> Iterator[tuple[Key, Tensor]]:
-    """The parameters and computed weights of a model by (module name, attribute name), tied parameters once."""
+    """Yield the parameters and computed weights of a model by (module name, attribute name), tied parameters once."""
     seen, added = set(), weights.added
     for key, tensor in named_tensors(weights.model):
         real = tensor.dtype.to_real().is_floating_point
@@ -172,7 +172,7 @@ def _scored(weights: Computed) -> Iterator[tuple[Key, Tensor]]:
 def _criterion(
     weights: Computed, by: str, batches: Iterable[Any], loss: Callable[[nn.Module, Any], Tensor] | None
 ) -> Criterion:
-    """The function that a criterion's name stands for."""
+    """Return the function that a criterion's name stands for."""
     model, shapes = weights.model, {joined(*key): tensor.shape for key, tensor in _scored(weights)}
     vectors = {name for name, shape in shapes.items() if len(shape) == 1}
     if by in ("taylor", "fisher"):
@@ -219,7 +219,7 @@ def _all(batches: Iterable[Any], by: str) -> list[Any]:
 def _gradients(
     model: nn.Module, batches: list[Any], loss: Callable[[nn.Module, Any], Tensor], squared: bool
 ) -> Mapping[str, Tensor]:
-    """By name the parameters' gradients of the loss, or their squares: the mean over the batches.
+    """Return the parameters' gradients of the loss by name, or their squares: the mean over the batches.
 
     Those of a complex parameter have one more axis, of the real and the imaginary parts.
     A copy is differentiated in evaluation mode, so that nothing of the model changes.
@@ -247,7 +247,7 @@ def _gradients(
 def read_activations(
     model: nn.Module, example: Any, batches: list[Any], output: Callable[[Any], Any] | None
 ) -> tuple[Solution, dict[Atom, Tensor]]:
-    """The mean of |x| over batches and all other axes, x being what products and convolutions read.
+    """Return the mean of |x| over batches and all other axes, x being what products and convolutions read.
 
     Attention's products count, too. A copy of the model runs where the model is, once to trace it and once for each
     batch.
@@ -289,13 +289,13 @@ def is_criterion(function: Callable) -> bool:
 
 
 def is_pruner(by: Any) -> bool:
-    """Whether this is an object of one of torch-pruning's importance classes."""
+    """Return whether this is an object of one of torch-pruning's importance classes."""
     module = sys.modules.get("torch_pruning.pruner.importance")  # whoever has such an object has imported it
     return module is not None and isinstance(by, module.Importance)
 
 
 def pruner_scores(model: nn.Module, solution: Solution, by: Any, weights: Computed) -> dict[Atom, Tensor]:
-    """What torch-pruning's class says of each width; a width of which it says nothing is left out.
+    """Return what torch-pruning's class says of each width; a width of which it says nothing is left out.
 
     torch-pruning's group lists every layer that has a width with the positions in the layer, and for each the position
     of the width (`root_idxs`). It lists an attention's layer once, with the positions of all heads; here each head is

@@ -200,7 +200,7 @@ def prune(
 
 
 def _shares(steps: int | Sequence[float], target: Target) -> Sequence[float]:
-    """The share of the full model that each step is on its way to."""
+    """Return the share of the full model that each step is on its way to."""
     if isinstance(steps, int) and not isinstance(steps, bool) and steps >= 1:
         return [target.share] * steps
     shares = [1.0, *steps] if isinstance(steps, Sequence) and not isinstance(steps, str) else []
@@ -215,7 +215,7 @@ def _shares(steps: int | Sequence[float], target: Target) -> Sequence[float]:
 
 
 def _trained(net: nn.Module, finetune: Callable[[nn.Module, int], nn.Module | None] | None, number: int) -> nn.Module:
-    """The model after a step's training; SurgeryError if it has other tensors than before."""
+    """Return the model after a step's training; SurgeryError if it has other tensors than before."""
     if finetune is None:
         return net
     before = shapes_of(net)

@@ -42,7 +42,7 @@ class Cost:
         self.full = self({})
 
     def __call__(self, choice: Choice) -> int:
-        """The count with these positions."""
+        """Return the count with these positions."""
         known: dict[Axis, int] = {}
         total = 0
         for axes in self._products:
@@ -55,12 +55,12 @@ class Cost:
         return total
 
     def share(self, choice: Choice) -> float:
-        """The count with these positions, as a share of the full model's."""
+        """Return the count with these positions, as a share of the full model's."""
         return self(choice) / max(self.full, 1)
 
 
 def multiplied(step: Step[Axis]) -> Iterator[Axes]:
-    """The axes whose sizes, multiplied, are the operation's MACs: the formulas of torch.utils.flop_counter."""
+    """Yield the axes whose sizes, multiplied, are the operation's MACs: the formulas of torch.utils.flop_counter."""
     given = step.inputs
     if step.name in ("mm", "bmm", "addmm", "baddbmm"):
         left, right = given[-2:]
@@ -137,7 +137,7 @@ class Target:
         return getattr(self, self.what)
 
     def of(self, share: float, what: What | None = None) -> "Target":
-        """The same with another share, of the same or of something else."""
+        """Return the same with another share, of the same or of something else."""
         given: dict[str, Any] = {self.what: None, what or self.what: share}
         return replace(self, **given)
 
@@ -192,7 +192,7 @@ def numbers_kept(
     scores: Callable[[Atom], Tensor] | None,
     sizes: Mapping[Atom, int],
 ) -> dict[Atom, int]:
-    """How many positions of each width stay.
+    """Return how many positions of each width stay.
 
     Args:
         widths: those that may shrink.
@@ -270,7 +270,7 @@ def _even(
 
 
 def floor_of(target: Target, atom: Atom, sizes: Mapping[Atom, int]) -> int:
-    """How many positions of a width the target's floor keeps; `sizes` as for `numbers_kept`."""
+    """Return how many positions of a width the target's floor keeps; `sizes` as for `numbers_kept`."""
     return min(atom.size, max(1, math.ceil(round(target.floor * sizes.get(atom, atom.size), 9))))
 
 
@@ -295,7 +295,7 @@ def _ranked(
 
 
 def comparable(scores: Tensor, normalise: bool, whose: str) -> Tensor:
-    """Scores that compete over all widths: divided by their mean, or as they are."""
+    """Return scores that compete over all widths: divided by their mean, or as they are."""
     if not normalise:
         return scores
     if (scores < 0).any():
@@ -308,7 +308,7 @@ def comparable(scores: Tensor, normalise: bool, whose: str) -> Tensor:
 
 
 def missed(target: Target, share: float) -> str:
-    """How far a target was missed with this share of the full model; "" if it was not."""
+    """Return how far a target was missed with this share of the full model; "" if it was not."""
     if abs(share - target.share) <= CLOSE * target.share:
         return ""
     more = "one more position of a width, or one more step of `rounding`,"

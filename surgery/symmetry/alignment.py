@@ -135,7 +135,7 @@ class Aligner:
     def by_weights(
         self, reference: State | nn.Module, other: State | nn.Module, search: Search = ONCE
     ) -> dict[str, Tensor]:
-        """The permutations of the other model's widths with which its parameters match the reference's best."""
+        """Return the permutations of the other model's widths with which its parameters match the reference's best."""
         reference, other = self._checked(reference, "the reference"), self._checked(other, "the other model")
         held = names_by_id(self._model)
         places = {}
@@ -150,7 +150,7 @@ class Aligner:
     def by_activations(
         self, reference: nn.Module, other: nn.Module, batches: Sequence[Any], search: Search = ONCE
     ) -> dict[str, Tensor]:
-        """The permutations of the other model's widths with which what its layers read matches best."""
+        """Return the permutations of the other model's widths with which what its layers read matches best."""
         self._checked(reference, "the reference"), self._checked(other, "the other model")
         if not batches:
             raise SurgeryError("by='activations' needs `batches`, at least one batch of inputs", code="argument")
@@ -162,7 +162,10 @@ class Aligner:
         return _best(likeness, free, search)
 
     def unaligned(self, orders: Sequence[Mapping[str, Any]]) -> list[str]:
-        """The widths that permutations leave as they are, since nothing along them was compared; a warning says so."""
+        """Return the widths that permutations leave as they are, since nothing along them was compared.
+
+        A warning says so.
+        """
         found = [name for name in self._free if orders and not any(name in order for order in orders)]
         if found:
             more = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
@@ -177,12 +180,12 @@ class Aligner:
         return found
 
     def plan(self, permutations: Mapping[str, Sequence[int] | Tensor]) -> Plan:
-        """The plan that permutes a state or a model: `plan.extract(state)`, `plan.build(model)`."""
+        """Return the plan that permutes a state or a model: `plan.extract(state)`, `plan.build(model)`."""
         choice = {self._free[name]: torch.as_tensor(order).tolist() for name, order in permutations.items()}
         return plan_of(self._model, self._shapes, self._solution, choice)
 
     def _in(self, solution: Solution) -> dict[Atom, str]:
-        """The free widths of another trace of the model, which has the same names."""
+        """Return the free widths of another trace of the model, which has the same names."""
         names = named_widths(solution)
         return {names[name]: name for name in self._free if name in names and not names[name].order}
 
@@ -203,6 +206,6 @@ class Aligner:
 
 
 def _best(likeness: Weights | Activations, free: Mapping[Atom, str], search: Search) -> dict[str, Tensor]:
-    """The best orders by the names of their widths, of those along which something is compared."""
+    """Return the best orders by the names of their widths, of those along which something is compared."""
     choice = best_choice(likeness, [atom for atom in free if atom in likeness.along], search)
     return {free[atom]: torch.tensor(order) for atom, order in choice.items()}

@@ -45,11 +45,11 @@ class Likeness(Protocol):
         """[size, size]: how alike positions of the reference and of the other model in its present order are."""
 
     def value(self, choice: Choice, atom: Atom | None = None) -> float:
-        """How well all fits, or all that lies along a width."""
+        """Return how well all fits, or all that lies along a width."""
 
 
 def best_choice(likeness: Likeness, free: Sequence[Atom], search: Search) -> dict[Atom, list[int]]:
-    """The orders of the other model's widths in which it fits the reference best, by coordinate ascent.
+    """Return the orders of the other model's widths in which it fits the reference best, by coordinate ascent.
 
     It starts from the order as it is, and from an assignment by what does not depend on the order of other widths (of
     the heads by all that is in them, say), which finds a permuted copy at once. Of wide models only the one that is
@@ -84,7 +84,7 @@ def _climbed(
     progress: Progress | None,
     least: float = _LEAST,
 ) -> dict[Atom, list[int]]:
-    """The orders that no change of a single width's makes better, from a start on.
+    """Return the orders that no change of a single width's makes better, from a start on.
 
     Ainsworth et al., "Git Re-Basin" (ICLR 2023), algorithm 1: all widths but one are held, and the best order of that
     one is a linear assignment. A step is taken only if the fit improves, so that it ends. A width is looked at again

@@ -71,7 +71,7 @@ class Weights:
         return result
 
     def _moved(self, atom: Atom, gain: Tensor, before: Choice, after: Choice) -> Tensor:
-        """The gain in the order of some other widths, from that in another one: what did not move stays."""
+        """Return the gain in the order of some other widths, from that in another one: what did not move stays."""
         pairs: list[tuple[Tensor, Tensor]] = []
         for name, dim in self.along[atom]:
             axes, a, b = self.places[name], self.a[name], self.b[name]
@@ -96,7 +96,7 @@ class Weights:
         return gain
 
     def _ordered(self, name: str, choice: Choice) -> Tensor:
-        """A tensor of the other model in the present order of all widths."""
+        """Return a tensor of the other model in the present order of all widths."""
         return repeated(self.b[name], self.places[name], choice)
 
 
@@ -181,7 +181,7 @@ class Activations:
         return sum(self.of[axis][range(axis.size), placed(axis, choice)].sum().item() for axis in axes)
 
     def _read(self, solution, model, batch, free, number) -> dict[tuple[int, int], Tensor]:
-        """What matrix products and convolutions read along free widths, as [positions, samples]."""
+        """Return what matrix products and convolutions read along free widths, as [positions, samples]."""
         found: dict[tuple[int, int], Tensor] = {}
 
         def keep(place: tuple[int, int], tensor: Tensor, axes: Axes) -> None:
@@ -200,7 +200,7 @@ class Activations:
         return found
 
     def _joint(self, axes: Axes) -> Axis:
-        """One axis for some: always the same one for the same axes."""
+        """Return one axis for some: always the same one for the same axes."""
         if len(axes) == 1:
             return axes[0]
         digits = [part for axis in axes for part in (axis.parts if isinstance(axis, Product) else (axis,))]
@@ -208,7 +208,7 @@ class Activations:
 
 
 def _beside(places: Iterable[Axes]) -> dict[Atom, set[Atom]]:
-    """By atom those that lie along a tensor with it; itself where it lies along one more than once."""
+    """Return by atom those that lie along a tensor with it; itself where it lies along one more than once."""
     found: dict[Atom, set[Atom]] = {}
     for axes in places:
         along = dict.fromkeys(atom for axis in axes for atom in atoms(axis))
@@ -219,7 +219,7 @@ def _beside(places: Iterable[Axes]) -> dict[Atom, set[Atom]]:
 
 
 def _degree(axis: Axis, atom: Atom) -> int:
-    """How many of a position's digits an atom is."""
+    """Return how many of a position's digits an atom is."""
     if isinstance(axis, Atom):
         return axis is atom
     return (max if isinstance(axis, Sum) else sum)(_degree(part, atom) for part in axis.parts)

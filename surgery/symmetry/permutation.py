@@ -85,7 +85,7 @@ def permute(
 
 
 def _by_name(solution: Solution, permutations: Mapping[str, Sequence[int] | Tensor]) -> Choice:
-    """The orders of widths that the caller names."""
+    """Return the orders of widths that the caller names."""
     places = _places(solution)
     choice: dict[Atom, list[int]] = {}
     for name, order in permutations.items():
@@ -99,7 +99,7 @@ def _by_name(solution: Solution, permutations: Mapping[str, Sequence[int] | Tens
 
 
 def _best_first(solution: Solution, scores: Scores) -> Choice:
-    """The positions of widths with scores, from the highest score on; a width whose order matters keeps it."""
+    """Return the positions of widths with scores, from the highest score on; a width whose order matters keeps it."""
     widths = named_widths(solution)
     return {
         widths[name]: values.argsort(descending=True, stable=True).tolist()
@@ -111,14 +111,14 @@ def _best_first(solution: Solution, scores: Scores) -> Choice:
 def solved_for(
     model: nn.Module, example: Any, output: Callable[[Any], Any] | None, who: str
 ) -> tuple[nn.Module, Solution]:
-    """The model as it was traced, on the meta device if it can run there, and what the trace shows."""
+    """Return the model as it was traced, on the meta device if it can run there, and what the trace shows."""
     check_runs(model, example, who)
     seen = traced(model, example, output)
     return seen.model, solve(seen.found)
 
 
 def permuted(model: nn.Module, twin: nn.Module, solution: Solution, choice: Choice) -> tuple[nn.Module, Plan]:
-    """The model with the positions of atoms in these orders, and its plan.
+    """Return the model with the positions of atoms in these orders, and its plan.
 
     Where the example leaves tensors unused that are as long as these widths, that is logged as a warning.
     """
@@ -129,7 +129,7 @@ def permuted(model: nn.Module, twin: nn.Module, solution: Solution, choice: Choi
 
 
 def _places(solution: Solution) -> dict[str, Atom]:
-    """The widths by every name that they could have: that of each axis where they lie."""
+    """Return the widths by every name that they could have: that of each axis where they lie."""
     found = {}
     for key, axes in solution.tensors.items():
         for position, axis in enumerate(axes):

@@ -27,7 +27,7 @@ def repair(
     ends: Sequence[nn.Module] = (),
     weights: Sequence[float] | Tensor | None = None,
 ) -> nn.Module:
-    """A copy whose features have the statistics they should have, for a model whose weights were averaged.
+    """Return a copy whose features have the statistics they should have, for a model whose weights were averaged.
 
     The mean of two models' running variances is not the variance that the mean of their weights has: features cancel,
     and it is smaller, layer by layer (Jordan et al., "REPAIR", ICLR 2023, section 3). With the statistics of the
@@ -148,7 +148,7 @@ _SCALED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
 
 
 def _rescaled(model: nn.Module, batches: list[Any], ends: list[nn.Module], weights: Tensor) -> nn.Module:
-    """The model itself, each layer after those before it; a channel that is constant is only shifted."""
+    """Return the model itself, each layer after those before it; a channel that is constant is only shifted."""
     if weights.ndim != 1:
         raise SurgeryError("repair needs one weight for each of the ends", code="argument")
     for number, end in enumerate(ends):

@@ -26,7 +26,7 @@ Fields = tuple[str, ...]  # where a value lies in a configuration: names of attr
 
 
 def holder_of(model: nn.Module) -> str | None:
-    """The attribute that holds the configuration from which the model's class makes it; None if there is none.
+    """Return the attribute that holds the configuration from which the model's class makes it; None if there is none.
 
     >>> class Net(nn.Linear):
     ...     def __init__(self, sizes): super().__init__(sizes.inputs, 2); self.sizes = sizes
@@ -42,7 +42,7 @@ def holder_of(model: nn.Module) -> str | None:
 
 
 def made_from(kind: type[nn.Module], config: Any) -> nn.Module:
-    """A model that a class makes from a copy of a configuration, with its parameters on the meta device.
+    """Return a model that a class makes from a copy of a configuration, with its parameters on the meta device.
 
     Buffers have their values. Whatever error the class raises is passed on.
     """
@@ -70,7 +70,7 @@ _DRAWING = {name for name in vars(nn.init) if name.endswith("_") and not name.st
 
 @contextmanager
 def _quiet(kind: type) -> Iterator[None]:
-    """The library of a class logs no more than errors: a model that is made only to be looked at is nobody's news."""
+    """Let a class's library log nothing but errors: a model that is made only to be looked at is nobody's news."""
     library = logging.getLogger(kind.__module__.partition(".")[0])
     level = library.level
     library.setLevel(max(level, logging.ERROR))
@@ -99,7 +99,7 @@ def _parameters_on_meta() -> Iterator[None]:
 
 
 def mismatch(model: nn.Module, made: nn.Module, but: Collection[str] = ()) -> str:
-    """The first difference between a model and the one that its class makes from its configuration; "" if none.
+    """Return the first difference between a model and the one that its class makes from its configuration; "" if none.
 
     What counts are the names and shapes of their states, and the numbers that their modules hold, but for dropout.
 
@@ -123,7 +123,7 @@ def other_numbers(model: nn.Module, made: nn.Module) -> Iterator[tuple[str, str]
 
 
 def first_difference(mine: Mapping[str, tuple[int, ...]], made: Mapping[str, tuple[int, ...]]) -> str:
-    """The first tensor in which the shapes of a model and of the one made from a configuration differ, in words."""
+    """Name the first tensor whose shape differs between a model and the one made from a configuration."""
     for name in (*mine, *made):
         if mine.get(name) != made.get(name):
             has, gets = (f"{shapes[name]}" if name in shapes else "missing" for shapes in (mine, made))
@@ -156,7 +156,7 @@ def fields(config: Any, path: Fields = ()) -> Iterator[tuple[Fields, Any]]:
 
 
 def field(config: Any, path: Fields) -> Any:
-    """The value at a place."""
+    """Return the value at a place."""
     return functools.reduce(lambda at, name: at[name] if isinstance(at, dict) else getattr(at, name), path, config)
 
 
@@ -170,7 +170,9 @@ def set_field(config: Any, path: Fields, value: Any) -> None:
 
 
 def reread(config: Any) -> Any:
-    """The configuration as it is after it was saved and read, if it has `to_dict` and `from_dict`; otherwise itself.
+    """Return the configuration as it is after it was saved and read, if it has `to_dict` and `from_dict`.
+
+    Otherwise itself.
 
     Whatever error its class raises is passed on.
     """
@@ -211,7 +213,7 @@ def attribute_edits(model: nn.Module, made: nn.Module) -> list[dict[str, Any]] |
 
 
 def _kind(module: nn.Module) -> tuple[str, str]:
-    """The name of a module's class: parametrizations (weight norm) make a class of their own for each module."""
+    """Return the name of a module's class: parametrizations (weight norm) make a class of their own for each module."""
     return type(module).__module__, type(module).__qualname__
 
 

@@ -129,7 +129,7 @@ class _Search:
         self.sizes = sizes
 
     def best(self) -> _Made:
-        """The best values found from all counts that change somewhere, or else from those that nowhere stay."""
+        """Return the best values found from all counts that change somewhere, or else from those that nowhere stay."""
         counts = self.sizes.counts
         sure = {size: news for size, news in counts.items() if size not in news}
         found = self.found(counts)
@@ -139,7 +139,7 @@ class _Search:
         return found
 
     def found(self, counts: Sizes) -> _Made:
-        """The best values that were found when numbers of heads and groups become these in the beginning."""
+        """Return the best values that were found when numbers of heads and groups become these in the beginning."""
         here = self.judged(self.config, self.full)
         guess = dict(guessed(self.config, self.sizes.widths, counts))
         made = self.made(guess)
@@ -160,7 +160,7 @@ class _Search:
         return best
 
     def improved(self, guess: dict[Fields, Any], made: _Made | None, here: _Made) -> _Made:
-        """The best values that are found from a guess by changing one after the other.
+        """Return the best values that are found from a guess by changing one after the other.
 
         Args:
             guess, made: the guess, and what the class makes of it.
@@ -186,7 +186,8 @@ class _Search:
         return here
 
     def contradicts(self, path: Fields, new: Any) -> bool:
-        """Whether one value alone changes a tensor's axis that stays whole: it only happens to be as large as others.
+        """Return whether one value alone changes a tensor's axis that stays whole: it only happens to be as large as
+        others.
 
         A value that the class refuses alone contradicts nothing.
         """
@@ -204,7 +205,7 @@ class _Search:
         )
 
     def made(self, values: Mapping[Fields, Any]) -> _Made | None:
-        """What the class makes of the configuration with other values; None if it refuses them."""
+        """Return what the class makes of the configuration with other values; None if it refuses them."""
         self.tries -= 1
         config = copy.deepcopy(self.config)
         try:
@@ -221,7 +222,7 @@ class _Search:
         return self.judged(config, made)
 
     def judged(self, config: Any, made: nn.Module) -> _Made:
-        """How a model made from a configuration differs from the narrow one."""
+        """Return how a model made from a configuration differs from the narrow one."""
         mine, other = self.plan.small_shapes, shapes_of(made)
         pairs = [
             pair
@@ -260,13 +261,13 @@ class _Search:
 
 
 def _outside(model: nn.Module) -> dict[tuple[str, str], Tensor]:
-    """The tensors of a model that are not in its state."""
+    """Return the tensors of a model that are not in its state."""
     held = names_by_id(model)
     return {key: tensor for key, tensor in named_tensors(model) if id(tensor) not in held}
 
 
 def _is_corner(mine: Tensor | None, other: Tensor | None) -> bool:
-    """Whether the other tensor is the leading corner of mine, up to rounding."""
+    """Return whether the other tensor is the leading corner of mine, up to rounding."""
     if mine is None or other is None or mine.ndim != other.ndim or mine.dtype != other.dtype:
         return False
     if any(a < b for a, b in zip(mine.shape, other.shape)):
@@ -280,7 +281,7 @@ _FACTOR = re.compile(r"ratio|factor|mult|expan")
 
 
 def guessed(config: Any, widths: Sizes, counts: Sizes) -> Iterator[tuple[Fields, Any]]:
-    """Numbers whose names say that they are widths or count heads, and that become one other number.
+    """Yield numbers whose names say that they are widths or count heads, and that become one other number.
 
     >>> from types import SimpleNamespace
     >>> list(guessed(SimpleNamespace(hidden_size=8, labels=8, num_heads=4), {8: {6}}, {4: {2}}))
@@ -296,7 +297,7 @@ def guessed(config: Any, widths: Sizes, counts: Sizes) -> Iterator[tuple[Fields,
 def alternatives(
     config: Any, original: Any, sizes: Sizes, pairs: Collection[tuple[int, int]], shares: Collection[float]
 ) -> Iterator[tuple[Fields, Any]]:
-    """Other values for one field of a configuration.
+    """Yield other values for one field of a configuration.
 
     Args:
         config: the configuration to change.
@@ -331,7 +332,7 @@ def _is_number(value: Any, kind: Any) -> bool:
 
 
 def _renewed_lists(value: list | tuple, sizes: Sizes) -> Iterator[list | tuple]:
-    """The list with all its sizes replaced, then with one of them."""
+    """Yield the list with all its sizes replaced, then with one of them."""
     if (new := renewed(value, sizes)) is not None:
         yield new
     for place, item in enumerate(value):
@@ -340,6 +341,6 @@ def _renewed_lists(value: list | tuple, sizes: Sizes) -> Iterator[list | tuple]:
 
 
 def _times(value: float, want: int, got: int) -> float | None:
-    """A factor changed by a share; a whole one stays whole."""
+    """Return a factor changed by a share; a whole one stays whole."""
     new = value * want / got
     return new if isinstance(value, float) else int(new) if new == int(new) > 0 else None

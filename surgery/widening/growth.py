@@ -51,7 +51,7 @@ def widen(
     output: Callable[[Any], Any] | None = None,
     strict: bool = False,
 ) -> tuple[nn.Module, Plan]:
-    """A wider copy of any module that computes the same outputs in evaluation mode: floor(rate * C) of every width C.
+    """Return a wider copy of a module, floor(rate * C) of every width C, that computes the same in evaluation mode.
 
     The first C positions are the old ones; those behind repeat them in turn. What reads a width makes up for that:
 
@@ -148,7 +148,7 @@ class Readers(NamedTuple):
 
 
 def readers(solution: Solution) -> Readers:
-    """The readers of every width."""
+    """Return the readers of every width."""
     found = Readers({}, [])
     for number, step in enumerate(solution.steps):
         if step.name == "scaled_dot_product_attention":
@@ -167,7 +167,9 @@ def readers(solution: Solution) -> Readers:
 def _held(
     solution: Solution, step: Step[Axis], which: int, axis: int | None
 ) -> tuple[tuple[str, str], int | None] | None:
-    """The tensor of the model, and its axis, that an axis of an input of a step is, in another layout perhaps."""
+    """Return the tensor of the model, and its axis, that an axis of an input of a step is, in another layout
+    perhaps.
+    """
     while axis is not None:
         source: Any = step.sources[which]
         if source is None:
@@ -188,7 +190,7 @@ def _held(
 
 
 def _axis_before(step: Step[Axis], after: tuple[Axis, ...], axis: int) -> int | None:
-    """The axis of a step's first input that an axis of its result is; None if it is only a part of one."""
+    """Return the axis of a step's first input that an axis of its result is; None if it is only a part of one."""
     before = step.inputs[0]
     if step.name in ("t", "transpose", "permute", "swapaxes", "swapdims", "adjoint"):
         order = list(range(len(before)))
@@ -292,7 +294,7 @@ class _Growth:
         return with_configuration(seen.model, seen.found, self.solution, self.choice, seen.example)
 
     def _changed(self, plan: Plan) -> int | None:
-        """The first step at which the wide model of a plan computes something else."""
+        """Return the first step at which the wide model of a plan computes something else."""
         return changed(self.model, self.built(self.model, plan), self.solution, self.choice, self.example)
 
     @cached_property
@@ -310,7 +312,7 @@ class _Growth:
         return seen
 
     def tied(self, module: str) -> str:
-        """Why a tensor of a module cannot repeat positions, if another module reads the width with it; or ""."""
+        """Return why a tensor of a module cannot repeat positions, if another module reads the width with it; or ""."""
         places: dict[int, list[tuple[str, str]]] = {}
         for key, tensor in named_tensors(self.model):
             places.setdefault(id(tensor), []).append(key)
@@ -324,7 +326,7 @@ class _Growth:
         return ""
 
     def built(self, model: nn.Module, plan: Plan) -> nn.Module:
-        """The wide model, whose readers make up for the copies."""
+        """Return the wide model, whose readers make up for the copies."""
         wide = plan.build(model)
         held = names_by_id(self.model)
         values, done = state(wide), set()
@@ -343,7 +345,7 @@ class _Growth:
 def _grown(
     model: nn.Module, example: Any, output: Callable[[Any], Any] | None, demand: Demand, rate: float, mode: Mode
 ) -> _Growth:
-    """The widths that can grow without a change of what the model computes.
+    """Return the widths that can grow without a change of what the model computes.
 
     Where it would change, the next attempt leaves as they are the widths that grow at that place of the code.
     """
@@ -372,7 +374,7 @@ def _grown(
         return _Growth(state(model), twin, example, solution, demand, chosen, choice, readers(solution), rate, mode)
 
     def of(steps: Sequence[Step], which: Collection[Atom]) -> list[axes.Axis]:
-        """The atoms of the trace that lie along axes of these steps and are one of these widths."""
+        """Return the atoms of the trace that lie along axes of these steps and are one of these widths."""
         found = {raw for step in steps for axis in step.axes() for raw in axes.atoms(axis)}
         return [raw for raw in found if here.solution.axis_of(raw) in which]
 
@@ -431,7 +433,7 @@ def _add_noise(wide: nn.Module, growth: _Growth, noise: float, generator: torch.
 
 
 def _inverse(model: nn.Module, wide: nn.Module, plan: Plan) -> Plan:
-    """The plan of the model as the first positions of the wide one."""
+    """Return the plan of the model as the first positions of the wide one."""
 
     @cache  # many tensors lie along one width
     def first_along(runs: Runs, size: int) -> Runs:

@@ -142,14 +142,14 @@ class Attempt:
         return with_configuration(seen.model, self.checked.plan, self.solution, self.chosen.choice, seen.example)
 
     def is_further_than(self, other: "Attempt") -> bool:
-        """Whether the narrow model runs further, with no more widths that stay whole."""
+        """Return whether the narrow model runs further, with no more widths that stay whole."""
         if not self.chosen.choice or len(self.whole) > len(other.whole):
             return False
         return isinstance(self.outcome, Checked) or self.outcome.step > other.outcome.step
 
 
 def final(request: Request) -> Attempt:
-    """The attempt whose narrow model runs as predicted; SurgeryError as for `attempts`."""
+    """Return the attempt whose narrow model runs as predicted; SurgeryError as for `attempts`."""
     try:
         return deque(attempts(request), maxlen=1).pop()
     except Unreachable as error:
@@ -157,7 +157,7 @@ def final(request: Request) -> Attempt:
 
 
 def attempts(request: Request, known: Constraints = Constraints()) -> Iterator[Attempt]:
-    """Attempts, each further than the one before, until the narrow model runs as predicted.
+    """Yield attempts, each further than the one before, until the narrow model runs as predicted.
 
     If no coupling and no other digit brings it further, the widths around the operation where it is stuck stay whole.
 
@@ -208,7 +208,7 @@ def attempt(request: Request, known: Constraints) -> Attempt:
 
 
 def _first_further(here: Attempt, stuck: Divergence) -> Attempt | None:
-    """The first attempt that gets further.
+    """Return the first attempt that gets further.
 
     For it two widths are one, or another digit of one shrinks.
     """
@@ -236,7 +236,8 @@ def _first_further(here: Attempt, stuck: Divergence) -> Attempt | None:
 
 
 def _couplings(here: Attempt, number: int) -> Iterator[Coupling]:
-    """Axes of one size that shrink differently, of what a step's module sees: its code may take them for one width.
+    """Yield axes of one size that shrink differently, of what a step's module sees: its code may take them for one
+    width.
 
     First those of the step itself with others, the shortest first (a head's share of queries and of values); then the
     longest two (a head's share computed from the input's channels), and all axes that are as long as these.
@@ -261,7 +262,7 @@ def _couplings(here: Attempt, number: int) -> Iterator[Coupling]:
 
 
 def _repeated(here: Attempt, module: str, coupling: Coupling) -> Coupling:
-    """A coupling that a module needs, in all modules with its code.
+    """Return a coupling that a module needs, in all modules with its code.
 
     Where widths compete, one that has equal sizes by chance has others when it is another one's turn.
     """
@@ -270,7 +271,7 @@ def _repeated(here: Attempt, module: str, coupling: Coupling) -> Coupling:
     names = [*numbers]
 
     def moved(place: Place, other: str) -> tuple[Place, int] | None:
-        """A place in another module, and how long the axis there is; None where none may shrink."""
+        """Return a place in another module, and how long the axis there is; None where none may shrink."""
         around, call, name = names[place.step]
         inside = around[len(module) :].removeprefix(".")
         number = numbers.get((joined(other, inside) if inside else other, call, name))
@@ -289,7 +290,7 @@ def _repeated(here: Attempt, module: str, coupling: Coupling) -> Coupling:
 
 
 def _with_whole(here: Attempt, stuck: Divergence, position: int | None, everywhere: bool = False) -> Constraints:
-    """What is known if an axis of the step where an attempt is stuck stays whole, or all of them.
+    """Return what is known if an axis of the step where an attempt is stuck stays whole, or all of them.
 
     With `everywhere` all of every step of its module, but for those of the model itself.
     """

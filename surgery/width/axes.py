@@ -48,17 +48,17 @@ class Why(NamedTuple):
 
 
 def lost(text: str) -> Why:
-    """An operation cannot be followed."""
+    """Say that an operation cannot be followed."""
     return Why(Kind.LOST, text)
 
 
 def picked(text: str) -> Why:
-    """The network tells positions apart by their number, their order or by data."""
+    """Return the network tells positions apart by their number, their order or by data."""
     return Why(Kind.PICKED, text)
 
 
 def role(text: str) -> Why:
-    """Each position has a role of its own."""
+    """Say that each position has a role of its own."""
     return Why(Kind.ROLE, text)
 
 
@@ -68,7 +68,7 @@ def place(text: str) -> Why:
 
 
 def firmest(*reasons: Why | None) -> Why | None:
-    """The reason that counts, the first of those of the highest kind; None if there is none.
+    """Return the reason that counts, the first of those of the highest kind; None if there is none.
 
     >>> firmest(None, lost("no rule for it"), role("a window slides over it")).text
     'a window slides over it'
@@ -103,7 +103,7 @@ class Axis:
 
 
 def find(axis: Axis) -> Axis:
-    """The representative of an axis."""
+    """Return the representative of an axis."""
     root = axis
     while root.link is not None:
         root = root.link
@@ -113,7 +113,7 @@ def find(axis: Axis) -> Axis:
 
 
 def product(digits: list[Axis]) -> Axis:
-    """The axis with these digits, most significant first."""
+    """Return the axis with these digits, most significant first."""
     digits = [digit for digit in digits if digit.size != 1]
     if len(digits) == 1:
         return find(digits[0])
@@ -123,7 +123,7 @@ def product(digits: list[Axis]) -> Axis:
 
 
 def concatenation(terms: list[Axis]) -> Axis:
-    """The axis with these terms, first to last."""
+    """Return the axis with these terms, first to last."""
     terms = [term for term in terms if term.size]
     if len(terms) == 1:
         return find(terms[0])
@@ -131,7 +131,7 @@ def concatenation(terms: list[Axis]) -> Axis:
 
 
 def digits(axis: Axis) -> list[Axis]:
-    """The digits of an axis, those of nested products included; a sum is one digit."""
+    """Return the digits of an axis, those of nested products included; a sum is one digit."""
     axis = find(axis)
     if axis.kind == "product":
         return [digit for part in axis.parts for digit in digits(part)]
@@ -139,7 +139,7 @@ def digits(axis: Axis) -> list[Axis]:
 
 
 def terms(axis: Axis) -> list[Axis]:
-    """The terms of an axis, those of nested sums included; a product is one term."""
+    """Return the terms of an axis, those of nested sums included; a product is one term."""
     axis = find(axis)
     if axis.kind == "sum":
         return [term for part in axis.parts for term in terms(part)]
@@ -147,7 +147,7 @@ def terms(axis: Axis) -> list[Axis]:
 
 
 def atoms(axis: Axis) -> Iterator[Axis]:
-    """The atoms of an axis, each as often as it occurs."""
+    """Yield the atoms of an axis, each as often as it occurs."""
     axis = find(axis)
     if axis.kind == "atom":
         yield axis
@@ -156,7 +156,7 @@ def atoms(axis: Axis) -> Iterator[Axis]:
 
 
 def fix(axis: Axis, why: Why) -> None:
-    """Every position of this axis must stay; of several reasons the firmest is kept."""
+    """Keep every position of this axis; of several reasons the firmest is kept."""
     if not isinstance(why, Why):
         raise InternalError(f"fix: why is role('...'), picked('...') or lost('...'), not {why!r}")
     axis = find(axis)
@@ -167,12 +167,12 @@ def fix(axis: Axis, why: Why) -> None:
 
 
 def is_fixed(axis: Axis) -> bool:
-    """Whether every position of this axis must stay."""
+    """Return whether every position of this axis must stay."""
     return all(atom.why for atom in atoms(axis))
 
 
 def mark_grouping(axis: Axis, what: str) -> None:
-    """Each position of this axis is a head or a group, computed side by side with the others.
+    """Mark each position of this axis as a head or a group, computed side by side with the others.
 
     Args:
         what: "heads" or "groups".
@@ -223,7 +223,7 @@ def cut(axis: Axis, at: int) -> None:
 
 
 def segment(axis: Axis, start: int, stop: int) -> Axis:
-    """Positions start to stop as an axis of their own."""
+    """Return positions start to stop as an axis of their own."""
     axis = find(axis)
     if not 0 <= start <= stop <= axis.size:
         raise InternalError(f"segment: {start} to {stop} are no positions of an axis of {axis.size}")
@@ -331,7 +331,7 @@ def regroup(old: list[Axis], sizes: list[int]) -> list[Axis]:
 
 
 def _fits(digits: list[int], sizes: list[int]) -> bool:
-    """Whether each of these sizes is a product of digits, or of parts of them."""
+    """Return whether each of these sizes is a product of digits, or of parts of them."""
     queue = list(digits)
     for size in sizes:
         while size > 1:

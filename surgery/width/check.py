@@ -187,7 +187,10 @@ def _no_way_on(model: nn.Module, solution: Solution, choice: Choice, difference:
 
 
 def _torn(inside: list[Step], step: Step[Axis], choice: Choice) -> list[int]:
-    """The size of widths in the steps of a step's module, and what they become, if that is not the same; or []."""
+    """Return the size of widths in the steps of a step's module, and what they become, if that is not the same.
+
+    Or [].
+    """
     sizes: dict[int, set[int]] = {}
     for other in inside:
         for axis in other.axes():
@@ -198,7 +201,7 @@ def _torn(inside: list[Step], step: Step[Axis], choice: Choice) -> list[int]:
 
 
 def splits_interleaved(step: Step[Axis]) -> bool:
-    """Whether an operation divides an axis of several parts of which one is interleaved from parts of its own.
+    """Return whether an operation divides an axis of several parts of which one is interleaved from parts of its own.
 
     The code then divides the narrow axis elsewhere, as soon as the parts of its parts keep unequal shares.
     """
@@ -237,7 +240,7 @@ class _Predicted(Operations):
         self.wrapping = Wrapping(self.wrapped) if wraps else nullcontext()
 
     def difference(self, example: Any) -> _Diverged | None:
-        """The first operation of the narrow model that is not as predicted, or None."""
+        """Return the first operation of the narrow model that is not as predicted, or None."""
         last = len(self.solution.steps) - 1
         for training, outputs, returned in zip(self.solution.modes, self.solution.outputs, self.solution.returned):
             try:
@@ -300,7 +303,7 @@ class _Predicted(Operations):
         return all(size_of(axis, self.choice) == axis.size for found in tensors for axis in found)
 
     def _check_number(self, key: str, axis: Axis | list[Axis], bound: dict[str, Any], inputs: list[Tensor]) -> None:
-        """An argument that was the size of an axis must be its new size."""
+        """Check that an argument that was the size of an axis is its new size."""
         if key not in bound or key == "normalized_shape":  # the name of an attribute, or a size that the shapes show
             return
         expected = [size_of(a, self.choice) for a in axis] if isinstance(axis, list) else size_of(axis, self.choice)
@@ -311,7 +314,7 @@ class _Predicted(Operations):
             raise _Diverged(self.done, f"{key}={value} where {expected} was expected")
 
     def _may_become(self, step: Step[Axis], old: Any, new: Any) -> bool:
-        """Whether a number may change so: as the size of an axis does, or by a power of an axis's share."""
+        """Return whether a number may change so: as the size of an axis does, or by a power of an axis's share."""
         if old == new:
             return True
         if not isinstance(old, int | float) or not isinstance(new, int | float) or isinstance(old, bool) or not old:

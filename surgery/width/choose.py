@@ -40,7 +40,7 @@ Pick: TypeAlias = Callable[[Atom, int], Sequence[int]]
 
 
 def first(atom: Atom, n: int) -> Sequence[int]:
-    """The first n positions."""
+    """Return the first n positions."""
     return range(n)
 
 
@@ -95,7 +95,7 @@ class Demand:
         return demand.share(size, self.rate_of(atom))
 
     def share(self, size: int, rate: float) -> int:
-        """How many of `size` positions stay at this rate, at least one."""
+        """Return how many of `size` positions stay at this rate, at least one."""
         share = round(rate * size, 9)
         by = self.rounding
         number = by(share) if callable(by) else by * math.ceil(share / by)
@@ -110,11 +110,11 @@ class Demand:
         return max(1, min(size, int(number)))
 
     def pattern_of(self, module: str) -> str | None:
-        """The pattern of `rates` that counts for what a module makes."""
+        """Return the pattern of `rates` that counts for what a module makes."""
         return next((pattern for pattern in self.rates if matches(module, pattern)), None)
 
     def rate_of(self, atom: Atom) -> float:
-        """The share of a width; SurgeryError if modules that make it together are to have different shares."""
+        """Return the share of a width; SurgeryError if modules that make it together are to have different shares."""
         patterns = {maker: self.pattern_of(maker) for maker in atom.makers}
         asked = {maker: self.rates[pattern] for maker, pattern in patterns.items() if pattern is not None}
         rates = {m: rate / self.made[m, atom] if isinstance(rate, int) else rate for m, rate in asked.items()}
@@ -132,7 +132,7 @@ class Demand:
 
 
 def checked(model: nn.Module, demand: Demand) -> Demand:
-    """The demand; SurgeryError if an option is wrong, or a pattern matches no module of the model."""
+    """Return the demand; SurgeryError if an option is wrong, or a pattern matches no module of the model."""
     if demand.heads not in ("inside", "drop"):
         raise SurgeryError(f"unknown heads={demand.heads!r}: choose inside or drop", code="argument")
     if not (callable(demand.rounding) or (type(demand.rounding) is int and demand.rounding > 0)):
@@ -221,7 +221,7 @@ class TracedScores:
         self._found = [(traced_axis[widths[name]], values) for name, values in checked_scores(scores, widths).items()]
 
     def __call__(self, solution: Solution) -> dict[Atom, Tensor]:
-        """The scores of each atom of a solution of the trace."""
+        """Return the scores of each atom of a solution of the trace."""
         scores: dict[Atom, Tensor] = {}
         for axis, values in self._found:
             for atom, part in onto_atoms(solution.axis_of(axis), values).items():
@@ -237,7 +237,7 @@ def traced_widths(trace: Trace) -> tuple[dict[str, Atom], dict[Axis, axes.Axis]]
 
 
 def checked_scores(scores: Any, widths: Mapping[str, Atom], what: str = "scores") -> dict[str, Tensor]:
-    """The scores as float64 tensors; SurgeryError for those of no width of the model, or of a wrong length."""
+    """Return the scores as float64 tensors; SurgeryError for those of no width of the model, or of a wrong length."""
     if not isinstance(scores, Mapping):
         raise SurgeryError(
             f"{what} takes scores by width, as surgery.pruning.importance gives them, got {scores!r}", code="argument"
@@ -269,7 +269,7 @@ def checked_scores(scores: Any, widths: Mapping[str, Atom], what: str = "scores"
 
 
 def best(score: Callable[[Atom], Tensor]) -> Callable[[Atom, int], Sequence[int]]:
-    """A function that picks the n positions with the highest scores; of equal ones the first.
+    """Return a function that picks the n positions with the highest scores; of equal ones the first.
 
     A width whose order matters (`Atom.order`) keeps its first positions.
     """
@@ -283,7 +283,7 @@ def best(score: Callable[[Atom], Tensor]) -> Callable[[Atom, int], Sequence[int]
 
 
 def scores_of(atom: Atom, scores: Mapping[Atom, Tensor], solution: Solution) -> Tensor:
-    """The scores of an atom; SurgeryError if there are none. What has one position stays, and needs none."""
+    """Return the scores of an atom; SurgeryError if there are none. What has one position stays, and needs none."""
     if atom.size == 1:
         return torch.zeros(1)
     if atom not in scores:
@@ -313,7 +313,7 @@ class Chosen(NamedTuple):
     sliced: Collection[Atom]
 
     def why(self, atom: Atom) -> Why | None:
-        """Why an atom must stay whole."""
+        """Return why an atom must stay whole."""
         return self.reasons.get(atom) or atom.why
 
 
@@ -344,7 +344,7 @@ def choose(solution: Solution, demand: Demand) -> Chosen:
 
 
 def _check_used(solution: Solution, demand: Demand) -> None:
-    """SurgeryError for a pattern of `width` that decides nothing."""
+    """Raise SurgeryError for a pattern of `width` that decides nothing."""
     for pattern in demand.rates:
         made = [(module, axis) for module, axis in solution.made if matches(module, pattern)]
         mine = [(module, axis) for module, axis in made if demand.pattern_of(module) == pattern]
@@ -362,7 +362,7 @@ def _check_used(solution: Solution, demand: Demand) -> None:
 
 
 def _check_numbers(solution: Solution, demand: Demand, chosen: Chosen) -> None:
-    """SurgeryError for an axis that does not keep the number of positions asked for.
+    """Raise SurgeryError for an axis that does not keep the number of positions asked for.
 
     What stays whole because it is an output or `keep` asks for it was not to shrink.
     """
@@ -410,7 +410,9 @@ def _asked_to_stay(solution: Solution, demand: Demand) -> dict[Atom, Why]:
 
 
 def _check_choice(solution: Solution, choice: Choice, reasons: Mapping[Atom, Why]) -> None:
-    """SurgeryError for given positions of a width that is to stay, or that are not the first of an ordered axis."""
+    """Raise SurgeryError for given positions of a width that is to stay, or that are not the first of an ordered
+    axis.
+    """
     names = {atom: name for name, atom in named_widths(solution).items()}
     for atom in choice:
         if atom in reasons:
@@ -426,7 +428,7 @@ def _check_choice(solution: Solution, choice: Choice, reasons: Mapping[Atom, Why
 
 
 def _neighbours(axis: Axis, choice: Choice) -> bool:
-    """Whether the positions that stay are the first ones."""
+    """Return whether the positions that stay are the first ones."""
     if is_whole(axis) or not any(atom in choice for atom in atoms(axis)):
         return True
     runs = runs_of(axis, choice)
@@ -434,7 +436,9 @@ def _neighbours(axis: Axis, choice: Choice) -> bool:
 
 
 def _sliced(solution: Solution, demand: Demand, reasons: dict[Atom, Why]) -> list[Atom]:
-    """The atoms that shrink, in the model's order: those that are a width alone, and of each product one digit."""
+    """Return the atoms that shrink, in the model's order: those that are a width alone, and of each product one
+    digit.
+    """
     lone: dict[Atom, None] = {}
     bound: set[Atom] = set()  # parts of a digit: they shrink if it is chosen
     products: dict[_Digits, None] = {}  # the digits of a width that may shrink
@@ -491,7 +495,8 @@ class _Cover(NamedTuple):
     demand: Demand
 
     def cost(self) -> tuple[int, int, int, float, int, int]:
-        """First the heads (few, or many if these are to be dropped), last the place of digits: rather the minor ones.
+        """Return first the heads (few, or many if these are to be dropped), last the place of digits: rather the minor
+        ones.
 
         In between: widths elsewhere that would stay whole, digits that the code says as a number, the distance from
         the share asked for, and groups.
@@ -505,7 +510,7 @@ class _Cover(NamedTuple):
         return -heads if self.demand.heads == "drop" else heads, unshrunk, written, self.deviation(), groups, -minor
 
     def deviation(self) -> float:
-        """How far the products' new sizes are from their share."""
+        """Return how far the products' new sizes are from their share."""
         total = 0.0
         for product in self.products:
             size = math.prod(digit.size for digit in product)
@@ -517,7 +522,9 @@ class _Cover(NamedTuple):
 
 
 def exact_covers(products: Sequence[Sequence]) -> Iterator[tuple]:
-    """Every choice of elements of which each product has exactly one; an element that one has twice is not chosen.
+    """Yield every choice of elements of which each product has exactly one.
+
+    An element that one has twice is not chosen.
 
     >>> list(exact_covers([("a", "b"), ("b", "c")]))
     [('a', 'c'), ('b',)]
@@ -537,7 +544,7 @@ def exact_covers(products: Sequence[Sequence]) -> Iterator[tuple]:
 
 
 def _components(products: list[_Digits]) -> list[list[_Digits]]:
-    """The products in groups; those of different groups share no digit."""
+    """Return the products in groups; those of different groups share no digit."""
     components: list[list[_Digits]] = []
     for product in products:
         touching = [c for c in components if any(d in other for other in c for d in product)]

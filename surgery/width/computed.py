@@ -148,7 +148,9 @@ def computed(model: nn.Module, example: Any) -> Computed:
 
 
 def _hooked(model: nn.Module) -> Iterator[tuple[Key, list[Key]]]:
-    """The weights that hooks compute (prune's masks, the old weight_norm and spectral_norm), and the parameters."""
+    """Yield the weights that hooks compute (prune's masks, the old weight_norm and spectral_norm), and the
+    parameters.
+    """
     for name, module in model.named_modules():
         for attribute, tensor in plain_tensors(module).items():
             parts = {n: p for n, p in module._parameters.items() if p is not None and n.startswith(f"{attribute}_")}
@@ -157,7 +159,7 @@ def _hooked(model: nn.Module) -> Iterator[tuple[Key, list[Key]]]:
 
 
 def _parametrized(model: nn.Module) -> Iterator[tuple[Key, list[Key]]]:
-    """The weights that parametrizations compute, and their parameters."""
+    """Yield the weights that parametrizations compute, and their parameters."""
     for name, module in model.named_modules():
         for attribute in module.parametrizations if parametrize.is_parametrized(module) else ():
             inside = joined(name, f"parametrizations.{attribute}")
@@ -168,7 +170,7 @@ def _parametrized(model: nn.Module) -> Iterator[tuple[Key, list[Key]]]:
 
 
 def _is_adapted(module: Any) -> bool:
-    """Whether this is a layer with an adapter beside it, of surgery.adapters or of peft."""
+    """Return whether this is a layer with an adapter beside it, of surgery.adapters or of peft."""
     if not isinstance(getattr(module, "base_layer", None), nn.Module):
         return False
     weight = getattr(module.base_layer, "weight", None)
@@ -178,7 +180,7 @@ def _is_adapted(module: Any) -> bool:
 
 
 def _with_adapter(layer: Any) -> tuple[Tensor, Tensor]:
-    """The sum of a layer's weight and its adapter's product, and the weight that the two compute with."""
+    """Return the sum of a layer's weight and its adapter's product, and the weight that the two compute with."""
     before = layer.base_layer.weight
     if hasattr(layer, "change"):
         from surgery.adapters.layer import changed, is_transposed  # a model that has such a layer has imported it

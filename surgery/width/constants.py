@@ -40,7 +40,7 @@ class _Part(NamedTuple):
 
 
 def _parts(axis: Axis, choice: Choice) -> Iterator[_Part]:
-    """The axis, each stretch of its consecutive digits, and the same for the terms of each digit."""
+    """Yield the axis, each stretch of its consecutive digits, and the same for the terms of each digit."""
     own = digits(axis)
     stretches: list[Sequence[Axis]] = [own[i:j] for i in range(len(own)) for j in range(i + 1, len(own) + 1)]
     for stretch in stretches or [[axis]]:
@@ -59,7 +59,7 @@ def _is_of_input(digit: Axis) -> bool:
 
 
 def merged(several: Iterable[Sizes]) -> Sizes:
-    """The sizes of several modules, taken together."""
+    """Return the sizes of several modules, taken together."""
     result: Sizes = {}
     for sizes in several:
         for old, new in sizes.items():
@@ -98,7 +98,7 @@ class NewSizes(NamedTuple):
 
 
 def new_sizes(solution: Solution, choice: Choice, scales: Scales) -> dict[str, NewSizes]:
-    """By module what its tensors and operations say."""
+    """Return what each module's tensors and operations say, by module."""
     found: dict[str, NewSizes] = defaultdict(lambda: NewSizes({}, {}, []))
     parts_of = cache(lambda axis: list(_parts(axis, choice)))  # many tensors lie along one axis
     for (module, _), tensor_axes in solution.tensors.items():
@@ -115,7 +115,7 @@ def new_sizes(solution: Solution, choice: Choice, scales: Scales) -> dict[str, N
 
 
 def together(several: Iterable[NewSizes]) -> NewSizes:
-    """What several modules say, taken together."""
+    """Return what several modules say, taken together."""
     several = list(several)
     return NewSizes(
         merged(sizes.widths for sizes in several),
@@ -125,7 +125,7 @@ def together(several: Iterable[NewSizes]) -> NewSizes:
 
 
 def step_sizes(step: Step[Axis], choice: Choice) -> Sizes:
-    """The sizes that one operation sees, and what they become."""
+    """Return the sizes that one operation sees, and what they become."""
     parts = [(part.old, part.new) for axis in step.axes() for part in _parts(axis, choice)]
     arguments = [(number, size_of(axis, choice)) for number, axis in _numbers(step)]
     return merged({old: {new}} for old, new in (*parts, *arguments))
@@ -136,7 +136,7 @@ def _numbers(step: Step[Axis]) -> list[tuple[int, Axis]]:
 
 
 def renewed(value: Any, sizes: Sizes) -> Any:
-    """A number or a list of numbers with its sizes replaced; None if none of them changes in exactly one way.
+    """Return a number or a list of numbers with its sizes replaced; None if none of them changes in exactly one way.
 
     >>> renewed(8, {8: {6}}), renewed((8, 3), {8: {6}}), renewed(8, {8: {6, 4}})
     (6, (6, 3), None)
@@ -168,7 +168,7 @@ def layer_edits(small: nn.Module, solution: Solution, choice: Choice) -> Iterato
 
 
 def _weight(module: Any) -> Tensor:
-    """The weight, or the parameter of its shape from which a hook makes it anew in every call.
+    """Return the weight, or the parameter of its shape from which a hook makes it anew in every call.
 
     So do `torch.nn.utils`' weight_norm (weight_v), spectral_norm and prune (weight_orig). Until then the old weight
     lies beside it.
@@ -227,7 +227,7 @@ def _as_called(module: nn.Module, numbers: dict[str, Any], choice: Choice) -> di
 
 
 def _sides(*attributes: str) -> Callable[[nn.Module, dict[str, Any], Choice], dict[str, Any]]:
-    """Attributes that are the sizes of the weight's axes, in their order."""
+    """Return attributes that are the sizes of the weight's axes, in their order."""
 
     def values(module: nn.Module, numbers: dict[str, Any], choice: Choice) -> dict[str, Any]:
         return dict(zip(attributes, _weight(module).shape))
@@ -254,7 +254,7 @@ _TRUE_VALUES: tuple[tuple[Any, Callable[[Any, dict[str, Any], Choice], dict[str,
 
 
 def _renewed_number(module: nn.Module, attribute: str, axis: Axis | list[Axis], choice: Choice) -> Any:
-    """The axis's new size. Of a merged axis (instance norm sees batch * channels) only the last digits count."""
+    """Return the axis's new size. Of a merged axis (instance norm sees batch * channels) only the last digits count."""
     if isinstance(axis, list):
         return [size_of(a, choice) for a in axis]
     parts = digits(axis)

@@ -149,7 +149,7 @@ def _kept_scales(model: nn.Module, small: nn.Module, plan: Plan) -> str:
 
 
 def rolling(model: nn.Module, small: nn.Module, *, example: Any) -> Callable[[int], Plan]:
-    """The plans of a smaller model whose window on every width begins at a channel other than 0.
+    """Return the plans of a smaller model whose window on every width begins at a channel other than 0.
 
     Args:
         model: any module; it is not changed.
@@ -205,7 +205,8 @@ def rolling(model: nn.Module, small: nn.Module, *, example: Any) -> Callable[[in
 
 
 def _solved(equations: list[tuple[str, Axis, int]]) -> dict[Atom, int]:
-    """How many positions of each atom stay, given for axes of tensors how many of theirs do: (tensor, axis, number).
+    """Return how many positions of each atom stay, given for axes of tensors how many of theirs do: (tensor, axis,
+    number).
 
     If a width is a product of several digits that may shrink, heads and groups are kept whole.
     """
@@ -241,7 +242,7 @@ def _known(axis: Axis, kept: dict[Atom, int]) -> bool:
 
 
 def _settle(axis: Axis, n: int, kept: dict[Atom, int]) -> bool:
-    """Whether the number kept of an axis shows the number kept of one more part of it; `kept` then has it."""
+    """Return whether the number kept of an axis shows the number kept of one more part of it; `kept` then has it."""
     if isinstance(axis, Atom):
         kept[axis] = n
         return True

@@ -25,7 +25,7 @@ def other_constants(
     choice: Choice,
     plan: Plan,
 ) -> list[str]:
-    """The widths along which constants of the code are others in the narrow model than the kept ones of the full one.
+    """Return the widths along which the narrow code's constants are not those kept of the full model's.
 
     Args:
         model, example, output: as for `surgery.narrow`.
@@ -69,7 +69,7 @@ def other_constants(
 def _constants_of_both(
     model: nn.Module, example: Any, output: Callable[[Any], Any] | None, trace: Trace, plan: Plan
 ) -> tuple[tuple[list, list], str]:
-    """The constants of passes of both models where these are; or why their numbers are not known."""
+    """Return the constants of passes of both models where these are; or why their numbers are not known."""
     if any(tensor.is_meta for tensor in (*state(model).values(), *tensors_in(example))):
         return ([], []), "meta device"
     try:
@@ -84,12 +84,12 @@ def _constants_of_both(
 
 
 def _among(several: Iterable[Axis]) -> set[Atom]:
-    """The atoms of some axes."""
+    """Return the atoms of some axes."""
     return {atom for axis in several for atom in atoms(axis)}
 
 
 def _same_numbers(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors hold the same numbers but for rounding."""
+    """Return whether two tensors hold the same numbers but for rounding."""
     exact = torch.promote_types(a.dtype, torch.float64)
     same = a.shape == b.shape and a.dtype == b.dtype
     return same and torch.allclose(a.to(exact), b.to(exact), equal_nan=True)

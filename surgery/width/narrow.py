@@ -135,7 +135,7 @@ def narrow(
 
 
 def _check_one(**ways: Any) -> None:
-    """SurgeryError unless the caller says in one way how narrow the model is to be."""
+    """Raise SurgeryError unless the caller says in one way how narrow the model is to be."""
     told = [name for name, value in ways.items() if value is not None]
     if len(told) != 1:
         raise SurgeryError(
@@ -146,7 +146,7 @@ def _check_one(**ways: Any) -> None:
 
 
 def _check_without(way: str, options: Mapping[str, bool]) -> None:
-    """SurgeryError for options that have no meaning where one way says all of what stays."""
+    """Raise SurgeryError for options that have no meaning where one way says all of what stays."""
     if told := [name for name, is_given in options.items() if is_given]:
         raise SurgeryError(
             f"with {way} nothing is left to choose: leave out {', '.join(told)}, or give a width instead",
@@ -156,7 +156,7 @@ def _check_without(way: str, options: Mapping[str, bool]) -> None:
 
 @uncollected()
 def finished(found: Attempt) -> nn.Module:
-    """The narrow model; where it is less than what was asked for, that is logged, or with `strict` an error."""
+    """Return the narrow model; where it is less than what was asked for, that is logged, or with `strict` an error."""
     wanted = found.request
     model, strict = wanted.model, wanted.strict
     solution, demand, chosen, plan = found.solution, found.demand, found.chosen, found.plan
@@ -179,7 +179,7 @@ def finished(found: Attempt) -> nn.Module:
 
 
 def _try_taught(found: Attempt, small: nn.Module) -> None:
-    """SurgeryError if the narrow model runs on the meta device alone, because a rule of a user's is wrong.
+    """Raise SurgeryError if the narrow model runs on the meta device alone, because a rule of a user's is wrong.
 
     There an operation's `register_fake` has run, which may accept what the operation itself does not.
     """

@@ -15,7 +15,7 @@ from surgery.width.solve import Atom, Axes, Axis, Choice, Solution, Sum
 
 
 def runs_of(axis: Axis, choice: Choice) -> Runs:
-    """The positions that stay, as ranges."""
+    """Return the positions that stay, as ranges."""
     if isinstance(axis, Atom):
         kept = choice.get(axis)
         if kept is None:
@@ -37,7 +37,7 @@ def runs_of(axis: Axis, choice: Choice) -> Runs:
 
 
 def placed(axis: Axis, choice: Choice) -> Tensor:
-    """The positions that stay, in the order in which a choice has them.
+    """Return the positions that stay, in the order in which a choice has them.
 
     >>> from surgery.width.solve import Product
     >>> heads, width = Atom(2), Atom(4)
@@ -58,7 +58,7 @@ def placed(axis: Axis, choice: Choice) -> Tensor:
 
 
 def repeated(tensor: Tensor, axes: Axes, choice: Choice) -> Tensor:
-    """The tensor with the positions along each axis that a choice says, some of them several times perhaps.
+    """Return the tensor with the positions along each axis that a choice says, some of them several times perhaps.
 
     >>> width = Atom(2)
     >>> repeated(torch.tensor([5, 6]), (width,), {width: [0, 1, 0]}).tolist()
@@ -72,7 +72,7 @@ def repeated(tensor: Tensor, axes: Axes, choice: Choice) -> Tensor:
 
 
 def plan_of(model: nn.Module, values: Mapping[str, Tensor], solution: Solution, choice: Choice) -> Plan:
-    """Where the kept positions of every tensor lie, with edits that slice the tensors that are not in the state.
+    """Return where the kept positions of every tensor lie, with edits that slice the tensors that are not in the state.
 
     Args:
         model: the full model, or a copy of it on the meta device.

@@ -50,7 +50,7 @@ class TracedPositions:
             self._found.append((name, traced_axis[widths[name]], _checked_positions(name, widths[name], given)))
 
     def __call__(self, solution: Solution) -> Choice:
-        """The positions of each atom of a solution of the trace."""
+        """Return the positions of each atom of a solution of the trace."""
         choice: dict[Atom, list[int]] = {}
         named: dict[Atom, str] = {}
         for name, traced_axis, where in self._found:
@@ -79,7 +79,7 @@ class TracedPositions:
 
 
 def _checked_positions(name: str, atom: Atom, given: Any) -> list[int]:
-    """The positions as numbers; SurgeryError if they are none of this width, or not ascending."""
+    """Return the positions as numbers; SurgeryError if they are none of this width, or not ascending."""
     text = f"{given!r:.60}"
     try:
         tensor = torch.as_tensor(given)

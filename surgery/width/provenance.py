@@ -222,7 +222,7 @@ for _name in ("add", "sub", "mul", "floordiv", "truediv", "mod", "pow"):
 
 
 def is_custom(module: nn.Module) -> bool:
-    """Whether a module's numbers are its author's; those of torch's own layers are known by their names."""
+    """Return whether a module's numbers are its author's; those of torch's own layers are known by their names."""
     own = type(module).__module__.startswith("torch.nn.")
     known = isinstance(
         module, _ConvNd | nn.Linear | _NormBase | nn.GroupNorm | nn.LayerNorm | nn.RMSNorm | nn.Embedding

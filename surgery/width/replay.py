@@ -37,14 +37,14 @@ class _Replay(Watch):
             self.done += 1
 
     def takes(self, name: str, tensors: list[Tensor]) -> None:
-        """An operation is about to take these."""
+        """Note what an operation is about to take."""
 
     def returns(self, name: str, tensors: list[Tensor]) -> None:
-        """An operation has returned these."""
+        """Note what an operation has returned."""
 
 
 def of_weights(steps: Sequence[Step], or_constants: bool = False) -> list[bool]:
-    """By step whether it computes something of the model's tensors alone; perhaps also of nothing but constants."""
+    """Return by step whether it computes something of the model's tensors alone, or of constants."""
     found: list[bool] = []
     for step in steps:
         alone = all(_is_of_weights(source, found) for source in step.sources)
@@ -101,7 +101,7 @@ def read_batch(
 
 
 def trial(model: nn.Module, dtype: torch.dtype = torch.float64) -> nn.Module:
-    """A copy of this precision for evaluation, its weights a little off: those that begin at zero would hide much."""
+    """Return a copy of this precision in evaluation mode, whose weights are a little off: zeros would hide much."""
     twin, generator = clone(model).eval(), torch.Generator().manual_seed(0)
     twin._apply(lambda tensor: tensor.to(in_precision(tensor.dtype, dtype)))
     for name, tensor in state(twin).items():
@@ -114,7 +114,7 @@ def trial(model: nn.Module, dtype: torch.dtype = torch.float64) -> nn.Module:
 
 
 def changed(model: nn.Module, wide: nn.Module, solution: Solution, choice: Choice, example: Any) -> int | None:
-    """The first step whose result in the wide model is not that of the model with positions repeated; or None.
+    """Return the first step whose result in the wide model is not that of the model with positions repeated; or None.
 
     A sum over repeated positions counts only if what is computed of it differs, too: it may be divided by their number.
     """
@@ -154,7 +154,7 @@ _UNWRITTEN = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_emp
 
 
 def unwritten(steps: Sequence[Step]) -> list[bool]:
-    """By step whether its result is empty memory, or a view of such, also one that is taken after it was written to."""
+    """Return by step whether its result is empty memory or a view of it, also one taken after it was written to."""
     found: list[bool] = []
     for step in steps:
         rule = RULES.get(step.name)
@@ -191,7 +191,7 @@ class _Compare(_Replay):
 
 
 def same(expected: Tensor, found: Tensor, near: float | None = None) -> bool:
-    """Whether two tensors are the same but for rounding, which is less than `near` times the largest number."""
+    """Return whether two tensors are the same but for rounding, which is less than `near` times the largest number."""
     if expected.shape != found.shape:
         return False
     if found._is_zerotensor():  # one without memory, which must not be read

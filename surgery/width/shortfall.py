@@ -117,7 +117,9 @@ def _not_shrunk(axis: Axis, demand: Demand, chosen: Chosen, inside: Collection[A
 
 
 def _why_whole(axis: Axis, parts: Sequence[Atom], chosen: Chosen) -> Why:
-    """Why no part of it shrinks: the firmest reason, but what the caller asked of one part is none for another."""
+    """Return why no part of it shrinks: the firmest reason, but what the caller asked of one part is none for
+    another.
+    """
     reasons = [chosen.why(atom) for atom in parts]
     if all(why is INSIDE for why in reasons) and set(parts) == set(atoms(axis)):  # a number for each head
         return INSIDE
@@ -130,7 +132,7 @@ def _why_whole(axis: Axis, parts: Sequence[Atom], chosen: Chosen) -> Why:
 
 
 def listed(model: nn.Module, whole: Sequence[UnshrunkWidth], what: str = "shrink") -> str:
-    """Which widths stay whole, and why; "" if none does."""
+    """Return which widths stay whole, and why; "" if none does."""
     if not whole:
         return ""
     some = f"{len(whole)} hidden widths" if len(whole) > 1 else "a hidden width"
@@ -138,7 +140,7 @@ def listed(model: nn.Module, whole: Sequence[UnshrunkWidth], what: str = "shrink
 
 
 def _list(first: str, items: Sequence[Any], more: str = "", last: str = "") -> str:
-    """Some lines: the first, items up to a number and how many more there are, the last."""
+    """Return some lines: the first, items up to a number and how many more there are, the last."""
     lines = [first, *(f"  {item}" for item in items[:_LISTED])]
     if len(items) > _LISTED:
         lines.append(f"  and {len(items) - _LISTED} more{more}")
@@ -160,7 +162,7 @@ def constant_scales(model: nn.Module, constant: Sequence[Scaling]) -> str:
 def unused_tensors(
     solution: Solution, choice: Choice, model: nn.Module, keep: Sequence[str] = (), does: str = "shrink"
 ) -> str:
-    """Which tensors no pass has used, as long as a width that changes; "" if there are none.
+    """Return which tensors no pass has used, as long as a width that changes; "" if there are none.
 
     Args:
         choice: the positions of the widths that change.

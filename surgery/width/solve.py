@@ -84,17 +84,17 @@ Choice: TypeAlias = Mapping[Atom, Sequence[int]]
 
 
 def digits(axis: Axis) -> list[Atom | Sum]:
-    """The digits of an axis; a sum is one digit, and a single position is none."""
+    """Return the digits of an axis; a sum is one digit, and a single position is none."""
     return list(axis.parts) if isinstance(axis, Product) else [axis] if axis.size != 1 else []
 
 
 def terms(axis: Axis) -> list[Atom | Product]:
-    """The terms of an axis; a product is one term."""
+    """Return the terms of an axis; a product is one term."""
     return list(axis.parts) if isinstance(axis, Sum) else [axis]
 
 
 def atoms(axis: Axis) -> Iterator[Atom]:
-    """The atoms of an axis, each as often as it occurs."""
+    """Yield the atoms of an axis, each as often as it occurs."""
     if isinstance(axis, Atom):
         yield axis
     else:
@@ -109,12 +109,12 @@ def grouping_of(axis: Axis) -> str:
 
 
 def is_whole(axis: Axis) -> bool:
-    """Whether every position of this axis must stay."""
+    """Return whether every position of this axis must stay."""
     return all(atom.why for atom in atoms(axis))
 
 
 def size_of(axis: Axis, choice: Choice) -> int:
-    """How many positions stay."""
+    """Return how many positions stay."""
     if isinstance(axis, Atom):
         kept = choice.get(axis)
         return axis.size if kept is None else len(kept)
@@ -163,7 +163,7 @@ class Solution:
 
 
 def solve(trace: Trace, whole: Mapping[axes.Axis, Why] = MappingProxyType({})) -> Solution:
-    """What a trace shows now. Solve again after two of its axes were unified.
+    """Return what a trace shows now. Solve again after two of its axes were unified.
 
     Args:
         whole: why atoms of the trace stay whole for which it has no reason itself.
@@ -338,7 +338,7 @@ SPLITS = {"split", "unsafe_split", "split_with_sizes", "unsafe_split_with_sizes"
 
 
 def named_widths(solution: Solution) -> dict[str, Atom]:
-    """The widths of a model by the name of an axis where each lies, the first of those where fewest others do."""
+    """Return a model's widths, each by the name of the axis where it lies with the fewest others."""
     found = {}
     for atom, members in solution.members.items():
         if atom.size > 1:
@@ -350,7 +350,7 @@ def named_widths(solution: Solution) -> dict[str, Atom]:
 
 
 def parts_of(axis: Axis) -> list[Atom]:
-    """The widths that lie along an axis, from the left."""
+    """Return the widths that lie along an axis, from the left."""
     return [atom for atom in dict.fromkeys(atoms(axis)) if atom.size > 1]
 
 

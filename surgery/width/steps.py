@@ -41,12 +41,12 @@ class Step(Generic[A]):
     decided: Any = None
 
     def axes(self) -> list[A]:
-        """The axes of all tensors that it took and returned."""
+        """Return the axes of all tensors that it took and returned."""
         return [axis for tensor in (*self.inputs, *self.outputs) for axis in tensor]
 
 
 def numbered(steps: Sequence[Step]) -> dict[tuple[str, int, str], int]:
-    """The number of each step by the name of its module, how many operations that ran before, and its own name."""
+    """Return each step's number by its module's name, how many operations ran before in it, and its own name."""
     calls: Counter[str] = Counter()
     found = {}
     for number, step in enumerate(steps):
@@ -56,7 +56,7 @@ def numbered(steps: Sequence[Step]) -> dict[tuple[str, int, str], int]:
 
 
 def alike(model: nn.Module, name: str) -> list[str]:
-    """The names of all modules that run the code that a module runs.
+    """Return the names of all modules that run the code that a module runs.
 
     These are those of its class. Of torch's own layers and containers they are those of its class that lie at the same
     place in modules of the class around them; all entries of one list lie at one place.
@@ -82,7 +82,7 @@ def alike(model: nn.Module, name: str) -> list[str]:
 
 
 def same_code(model: nn.Module, steps: Sequence[Step], number: int) -> list[Step]:
-    """The operations at the place in the code of its module where a step is, in all modules that are `alike`."""
+    """Return the operations at the place in the code of its module where a step is, in all modules that are `alike`."""
     numbers = numbered(steps)
     module, call, name = [*numbers][number]
     found = (numbers.get((other, call, name)) for other in alike(model, module))
@@ -90,7 +90,7 @@ def same_code(model: nn.Module, steps: Sequence[Step], number: int) -> list[Step
 
 
 def bind(func: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of an operation by their names in its schema."""
+    """Return the arguments of an operation by their names in its schema."""
     defaults = _defaults(func)
     return {**defaults, **dict(zip(defaults, args)), **kwargs}
 
@@ -101,7 +101,7 @@ def _defaults(func: Any) -> dict[str, Any]:
 
 
 def scalars_of(func: Any, bound: dict[str, Any]) -> dict[str, Any]:
-    """The numbers, strings and flags of a call, except sizes, which the shapes of the results show."""
+    """Return the numbers, strings and flags of a call, except sizes, which the shapes of the results show."""
     rule = rule_for(func)
     sizes = rule.sizes if rule else ()
     found = {}

@@ -167,7 +167,7 @@ class Trace:
         return kept
 
     def axes_of(self, tensor: Tensor) -> Axes:
-        """The axes of a tensor; new ones if it was not seen before."""
+        """Return the axes of a tensor; new ones if it was not seen before."""
         found = self._axes.get(tensor)
         if found is None:
             found = self._axes[tensor] = tuple(map(Axis, tensor.shape))
@@ -198,7 +198,7 @@ class Trace:
             self._fixed_if_used.update(dict.fromkeys(tensors, found))
 
     def learned(self, tensor: Tensor) -> bool:
-        """Whether this is a parameter, or was computed from parameters and constants (a mask) alone."""
+        """Return whether this is a parameter, or was computed from parameters and constants (a mask) alone."""
         return tensor in self._learned
 
     def learn(self, tensors: Iterable[Tensor]) -> None:
@@ -273,16 +273,16 @@ class Origins:
             self._of.setdefault(tensor, key)
 
     def of(self, tensors: list[Tensor]) -> list[Any]:
-        """The origin of each; None for inputs of the model."""
+        """Return the origin of each; None for inputs of the model."""
         return [self._of.get(tensor) for tensor in tensors]
 
     def passed(self, inputs: list[Tensor], outputs: list[Tensor]) -> None:
-        """The outputs hold the values of the first input, perhaps in another layout."""
+        """Note that the outputs hold the values of the first input, perhaps in another layout."""
         for tensor in outputs if inputs else ():
             self._of[tensor] = self._of.get(inputs[0])
 
     def made(self, step: int, outputs: list[Tensor]) -> None:
-        """The outputs were computed by this step."""
+        """Note that the outputs were computed by this step."""
         for position, tensor in enumerate(outputs):
             self._of[tensor] = (step, position)
 
@@ -307,7 +307,10 @@ class _Computed(TorchFunctionMode):
         return list({id(one): one for one in found}.values())
 
     def sources(self, tensors: list[Tensor]) -> list[Tensor]:
-        """The tensors of the forward pass of which these were computed; SurgeryError if one was computed of none."""
+        """Return the tensors of the forward pass of which these were computed.
+
+        SurgeryError if one was computed of none.
+        """
         if not all(self._sources([tensor]) for tensor in tensors):
             raise SurgeryError(
                 "`output` gives a tensor that is not computed, by torch, of what the model returned, so what has to "
@@ -349,7 +352,7 @@ class _Follow(Operations):
         self.random, self.seeded = torch.get_rng_state(), False  # the state that the last draw has left
 
     def draws_from_seed(self, generator: torch.Generator | None) -> bool:
-        """Whether a call draws from a generator of the code's own, or from torch's after the code has set it."""
+        """Return whether a call draws from a generator of the code's own, or from torch's after the code has set it."""
         self.seeded |= not torch.equal(torch.get_rng_state(), self.random)
         return self.seeded or generator is not None
 
@@ -408,7 +411,7 @@ class _Follow(Operations):
 
 
 def decisions(func: Any, given: list[Tensor], result: Any) -> Any:
-    """The parts of a result that numbers decided: what is no real or complex tensor though the operation takes one."""
+    """Return the parts of a result that numbers decided, which are no floating-point tensors though inputs are."""
 
     def has_numbers(tensor: Tensor) -> bool:
         return tensor.is_floating_point() or tensor.is_complex()
@@ -420,7 +423,7 @@ def decisions(func: Any, given: list[Tensor], result: Any) -> Any:
 
 
 def _learnt(trace: Trace, rule: Rule, bound: dict[str, Any], result: Any) -> RuleResult:
-    """What a rule says, with axes for each result."""
+    """Return what a rule says, with axes for each result."""
     found = rule.function(View(trace.axes_of, trace.learned), bound, result)
     learnt = found if isinstance(found, RuleResult) else RuleResult(found)
     if all(isinstance(axis, Axis) for axis in learnt.axes):
@@ -434,7 +437,7 @@ def _learnt(trace: Trace, rule: Rule, bound: dict[str, Any], result: Any) -> Rul
 
 
 def _not_followed(func: Any, inputs: list[Axes], outputs: list[Tensor]) -> RuleResult:
-    """An operation without a rule: everything stays whole."""
+    """Leave everything whole of an operation without a rule."""
     name = operation_name(func)
     why = lost(f"cannot be followed through {name} ({way_to_teach(name)})")
     for axis in (axis for found in inputs for axis in found):
@@ -520,7 +523,7 @@ def _traced_with_numbers(
 
 
 def _follow_copies(model: nn.Module, trace: Trace) -> None:
-    """An unused tensor that has the values of another of its module, a copy of it, lies along the same axes."""
+    """Lay an unused tensor along the axes of another one of its module whose values it has, as a copy."""
     tensors = dict(named_tensors(model)) if trace.unused else {}
     for key in list(trace.unused):
         mine = tensors[key]
@@ -558,7 +561,7 @@ def _fix_without_rows(trace: Trace) -> None:
 
 
 def _trains_otherwise(model: nn.Module, example: Any, trace: Trace) -> bool:
-    """Whether a pass in training mode has operations that the traced one in evaluation mode has not."""
+    """Return whether a pass in training mode has operations that the traced one in evaluation mode has not."""
     known = Counter((step.module, step.name) for step in trace.steps)
     with in_mode(model, training=True), watching(model) as where, _Count(where) as count:
         call(model, example)

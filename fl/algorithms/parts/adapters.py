@@ -13,7 +13,7 @@ from surgery.adapters.rank import MAGNITUDE
 
 
 def global_ranks(fed: Federation, does: str) -> dict[str, int]:
-    """The rank of each adapter of the global model, both of whose matrices are trained.
+    """Return the rank of each adapter of the global model, both of whose matrices are trained.
 
     Args:
         does: what the method does with both, for the message.
@@ -38,6 +38,6 @@ def of_ranks(fed: Federation, aggregate: Callable) -> Algorithm:
 
 
 def arrived(update: ClientUpdate) -> tuple[list[State], list[int]]:
-    """The states of the clients that were not dropped, of which there is one at least, and their numbers of samples."""
+    """Return the states of the clients that were not dropped, at least one, and their numbers of samples."""
     rows = [row for row, size in enumerate(update.sizes) if size]
     return [update.received[row] for row in rows], [update.sizes[row] for row in rows]

@@ -75,14 +75,14 @@ class Validation:
         self._labels = fed.data.labels_at(self._here)
 
     def ask_losses(self, levels: Sequence[Level], more: Sequence[Level | None]) -> tuple[Tensor, Tensor]:
-        """The `losses`, and which clients answered: bool [clients]. In a simulation all do."""
+        """Return the `losses`, and which clients answered: bool [clients]. In a simulation all do."""
         transport = self._fed.transport
         losses = transport.judge(self, "losses", levels, more)
         everybody = torch.ones(len(self._parts), dtype=torch.bool)
         return losses, everybody if transport.has_data else ~losses.isnan().all(0)
 
     def losses(self, levels: Sequence[Level], more: Sequence[Level | None]) -> Tensor:
-        """Mean loss of each client: float64 [len(more), clients], on the CPU.
+        """Return mean loss of each client: float64 [len(more), clients], on the CPU.
 
         Args:
             levels: those whose logits are remembered.
@@ -95,12 +95,12 @@ class Validation:
         return self._means(values)
 
     def accuracy(self, levels: Sequence[Level], newest: Level) -> float:
-        """The mean over the clients of their accuracy (over those on other machines that answered)."""
+        """Return the mean over the clients of their accuracy (over those on other machines that answered)."""
         values = self._fed.transport.judge(self, "accuracies", levels, [newest])
         return values[~values.isnan()].mean().item()
 
     def accuracies(self, levels: Sequence[Level], more: Sequence[Level | None]) -> Tensor:
-        """The accuracy of each client, as `losses`."""
+        """Return the accuracy of each client, as `losses`."""
         every = [self._logits(levels, newest) for newest in more]
         if self._fed.data.task == "multilabel":  # a sample is right if all of its labels are
             return self._means([((logits > 0) == self._labels.bool()).all(1) for logits in every])
@@ -116,14 +116,18 @@ class Validation:
         return total / upload(used[self._owners], total.device).view(-1, *[1] * (total.ndim - 1))
 
     def _means(self, values: Sequence[Tensor]) -> Tensor:
-        """Each client's mean over its samples, of each of the values [N] (of text [N, T]): [len(values), clients]."""
+        """Return each client's mean over its samples, of each of the values [N] (of text [N, T]): [len(values),
+        clients].
+        """
         each = torch.stack([value.flatten(1).mean(1) if value.ndim > 1 else value for value in download(values)])
         sums = torch.zeros(len(values), len(self._parts), dtype=torch.float64)
         return sums.index_add_(1, self._owners, each) / self._parts.sizes  # on the host: on CUDA the order is not fixed
 
 
 def _here(fed: Federation, parts: Parts) -> tuple[Tensor, Tensor]:
-    """The samples that are on this machine, and the client of each: on a client's own machine only its own are."""
+    """Return the samples that are on this machine, and the client of each: on a client's own machine only its own
+    are.
+    """
     owners = torch.arange(len(parts)).repeat_interleave(parts.sizes)
     here = parts.samples < len(fed.data.y)
     return parts.samples[here], owners[here]

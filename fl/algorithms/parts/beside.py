@@ -8,7 +8,7 @@ from surgery import State
 
 
 def beside(**parts: Mapping[str, Tensor]) -> State:
-    """The state, or stack, of a module from those of its attributes.
+    """Return the state, or stack, of a module from those of its attributes.
 
     >>> beside(model={"w": 1}, last={"w": 2})
     {'model.w': 1, 'last.w': 2}

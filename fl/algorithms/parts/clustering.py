@@ -54,7 +54,7 @@ class Clustering:
     def update(
         self, models: Stack, mapping: Tensor, clients: Sequence[int], update: ClientUpdate, rng: Rng
     ) -> tuple[Stack, Tensor]:
-        """The clusters after a round, for which every participant is assigned anew.
+        """Return the clusters after a round, for which every participant is assigned anew.
 
         Each cluster is the mean of its participants by their number of samples. A cluster without any keeps its model;
         a client that did not take part, or was dropped, keeps its cluster.
@@ -80,14 +80,17 @@ class Clustering:
 def cluster_means(
     fed: Federation, models: Stack, mapping: Tensor, clients: Sequence[int], update: ClientUpdate
 ) -> Stack:
-    """Each cluster's mean over its participants by their number of samples (Eq. 7); its model if there are none."""
+    """Return each cluster's mean over its participants by their number of samples (Eq. 7).
+
+    Its model if there are none.
+    """
     k = stack_size(models)
     members = torch.nn.functional.one_hot(mapping[clients] + 1, k + 1)[:, 1:]  # -1, no cluster, falls away
     return fed.average(update.received, (members * torch.tensor(update.sizes)[:, None]).T, fallback=models)
 
 
 def starts_of(models: Stack, mapping: Tensor, clients: Sequence[int], newcomers: State) -> Stack:
-    """What each of some clients begins from: the model of its cluster, or the newcomers' model if it has none (-1).
+    """Return what some clients begin from: their cluster's model, or the newcomers' model for those in none (-1).
 
     >>> starts_of({"w": torch.tensor([[1.0], [2.0]])}, torch.tensor([1, -1]), [0, 1], {"w": torch.zeros(1)})["w"]
     tensor([[2.],
@@ -98,7 +101,7 @@ def starts_of(models: Stack, mapping: Tensor, clients: Sequence[int], newcomers:
 
 
 def centre(fed: Federation, models: Stack, mapping: Tensor) -> State:
-    """The mean of the cluster models, weighted by their clients' samples (equally, if nobody is in a cluster)."""
+    """Return the cluster models' mean, weighted by their clients' samples; equally, if no client is in a cluster."""
     k, sizes = stack_size(models), fed.clients.train.sizes
     inside = mapping >= 0
     weights = torch.zeros(k, dtype=torch.int64).index_add_(0, mapping[inside], sizes[inside])
@@ -106,7 +109,7 @@ def centre(fed: Federation, models: Stack, mapping: Tensor) -> State:
 
 
 def _kmeans(states: Stack, centres: Stack, begun: bool, rng: Rng) -> np.ndarray:
-    """The cluster of each state by K-means, int64 [n].
+    """Return the cluster of each state by K-means, int64 [n].
 
     Args:
         begun: whether clusters get the numbers of the centres that they are near; if not, they are numbered in the
@@ -130,8 +133,9 @@ def _kmeans(states: Stack, centres: Stack, begun: bool, rng: Rng) -> np.ndarray:
 
 
 def _coordinates(models: Stack) -> np.ndarray:
-    """Points [n, n] that are as far apart as the n models, which spares K-means their many weights. Equal models are
-    equal points: what lies below rounding is cut off, or K-means would find clusters in it.
+    """Return points [n, n] that are as far apart as the n models, which spares K-means their many weights.
+
+    Equal models are equal points: what lies below rounding is cut off, or K-means would find clusters in it.
     """
     gram: Any = 0
     for tensor in models.values():
@@ -147,5 +151,5 @@ def _coordinates(models: Stack) -> np.ndarray:
 
 
 def _unit_sum(weights: Tensor) -> Tensor:
-    """Each of K tensors divided by the absolute value of its sum: how the released code normalises classifiers."""
+    """Divide each of K tensors by the absolute value of its sum: how the released code normalises classifiers."""
     return weights / weights.flatten(1).sum(1).abs().clamp(min=1e-12).view(-1, *[1] * (weights.ndim - 1))

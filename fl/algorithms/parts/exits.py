@@ -23,7 +23,7 @@ def check_exits(fed: Federation, method: str, distils: bool) -> None:
 def with_distillation(
     fed: Federation, algorithm: Algorithm, objective: Objective, weight: Callable[[int], float]
 ) -> Algorithm:
-    """The algorithm whose clients minimise an objective with the weight of the round as its context["distil"].
+    """Return the algorithm whose clients minimise an objective with the weight of the round as its context["distil"].
 
     Args:
         weight: round, counted from 1 -> weight of the distillation.
@@ -37,7 +37,7 @@ def with_distillation(
 
 
 def of_each(outputs: Tensor) -> Tensor:
-    """The log probabilities of classes that each exit gives, [exits, samples (or tokens), classes].
+    """Return the log probabilities of classes that each exit gives, [exits, samples (or tokens), classes].
 
     >>> of_each(torch.zeros(8, 4, 10)).shape, of_each(torch.zeros(8, 4, 6, 10)).shape
     (torch.Size([4, 8, 10]), torch.Size([4, 48, 10]))

@@ -32,27 +32,27 @@ class Kind:
         self.fed, self.lam, self.width = fed, lam, width
 
     def objective(self) -> Objective:
-        """What a participant minimises (B.2, B.5): the loss, and the pull if there is one."""
+        """Return what a participant minimises (B.2, B.5): the loss, and the pull if there is one."""
         return proximal(self.lam, self.fed.local.objective) if self.lam else self.fed.local.objective
 
     def begin(self, model: State) -> Stack:
-        """The level's models, all of which begin as this one."""
+        """Return the level's models, all of which begin as this one."""
         return broadcast(model, self.width)
 
     def anchor(self, starts: Stack) -> dict[str, Any]:
-        """What participants' models are pulled to, for the objective."""
+        """Return what participants' models are pulled to, for the objective."""
         return {"anchor": starts} if self.lam else {}
 
     def offers(self, level: Level) -> Tensor:
-        """The models that a client may choose from, at the end of a level that it never took part in: int64."""
+        """Return the models that a client may choose from, at the end of a level that it never took part in: int64."""
         return level.used[level.used >= 0].unique()
 
     def sent(self, update: ClientUpdate) -> ClientUpdate:
-        """What the participants send of what they trained."""
+        """Return what the participants send of what they trained."""
         return update
 
     def mean(self, level: Level, otherwise: State) -> State:
-        """The mean of the level's models, weighted by their clients' samples."""
+        """Return the mean of the level's models, weighted by their clients' samples."""
         return centre(self.fed, level.models, level.used)
 
 
@@ -63,15 +63,15 @@ class GlobalLevel(Kind):
         super().__init__(fed, lam, 1)
 
     def start(self) -> Tensor:
-        """The model that each client uses before a first level has been trained, -1 for none: int64 [clients]."""
+        """Return the model that each client uses before a first level is trained, int64 [clients], -1 for none."""
         return torch.zeros(len(self.fed.clients), dtype=torch.int64)
 
     def message(self, level: Level, clients: Sequence[int]) -> Message:
-        """What each participant begins with (B.1a)."""
+        """Return what each participant begins with (B.1a)."""
         return {"model": broadcast(level.state(0), len(clients))}
 
     def collect(self, level: Level, clients: Sequence[int], update: ClientUpdate, rng: Rng) -> Level:
-        """The level after a round: the mean of what the participants sent, by their numbers of samples (B.1b)."""
+        """Return the level with the mean of what the participants sent, weighted by their samples (B.1b)."""
         return level._replace(models=cluster_means(self.fed, level.models, level.used, clients, update))
 
 
@@ -95,7 +95,7 @@ class ClusterLevel(Kind):
         return torch.full((len(self.fed.clients),), -1)
 
     def message(self, level: Level, clients: Sequence[int]) -> Message:
-        """The model of a participant's cluster, or the mean of the cluster models if it is in none (B.1a).
+        """Return the model of a participant's cluster, or the mean of the cluster models if it is in none (B.1a).
 
         With it goes the participant's share of all samples, if the gradient is to be multiplied by it.
         """
@@ -105,12 +105,12 @@ class ClusterLevel(Kind):
         return {"model": begin, "weight": upload(self.sizes[clients] / self.sizes.sum(), self.fed.data.device)}
 
     def objective(self) -> Objective:
-        """The loss, times the client's share of all samples if that is asked for, and the pull (B.4)."""
+        """Return the loss, times the client's share of all samples if that is asked for, and the pull (B.4)."""
         loss = _weighted(self.fed.local.objective) if self.share_gradients else self.fed.local.objective
         return proximal(self.lam, loss) if self.lam else loss
 
     def collect(self, level: Level, clients: Sequence[int], update: ClientUpdate, rng: Rng) -> Level:
-        """The participants' new clusters (B.3), and the mean of what the participants of each cluster sent (B.1b)."""
+        """Return the participants' new clusters (B.3), and the mean of what each cluster's participants sent (B.1b)."""
         return Level(*self.clustering.update(level.models, level.used, clients, update, rng))
 
 
@@ -125,7 +125,7 @@ class PersonalLevel(Kind):
         return torch.arange(self.width)
 
     def begin(self, model: State) -> Stack:
-        """A model for each client, which keeps it."""
+        """Return a model for each client, which keeps it."""
         return self.fed.client_states(model)
 
     def message(self, level: Level, clients: Sequence[int]) -> Message:
@@ -137,11 +137,11 @@ class PersonalLevel(Kind):
         return update._replace(received={}, client_states=update.states)
 
     def mean(self, level: Level, otherwise: State) -> State:
-        """The mean of all clients' models, where the server has them."""
+        """Return the mean of all clients' models, where the server has them."""
         return self.fed.mean_of_clients(level.models, otherwise)
 
     def collect(self, level: Level, clients: Sequence[int], update: ClientUpdate, rng: Rng) -> Level:
-        """Every participant has kept what it trained, and from now on uses it, unless it was dropped."""
+        """Take it that every participant has kept what it trained and uses it from now on, unless it was dropped."""
         took = torch.tensor([client for client, size in zip(clients, update.sizes) if size])
         return level._replace(used=level.used.index_copy(0, took, took))
 
@@ -153,7 +153,7 @@ class PersonalLevel(Kind):
 def handed_out(
     metrics: Mapping[str, float], participants: int, level: Level, kept: Level, offers: int
 ) -> dict[str, float]:
-    """The metrics of a round with the traffic of the end of a level.
+    """Return the metrics of a round with the traffic of the end of a level.
 
     Every client that took part receives its model, one that did not all models on offer; then, if somebody left a
     cluster, those who stay in it receive its new mean.

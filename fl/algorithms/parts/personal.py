@@ -39,7 +39,7 @@ def with_own_models(fed: Federation) -> Algorithm:
 
 
 def trained_or_same(fed: Federation, starts: Stack, clients: Sequence[int], rng: Rng, *more) -> Stack:
-    """The states of the personal models after `fed.train`.
+    """Return the states of the personal models after `fed.train`.
 
     If all of them diverge, which is no reason to end a run, these are the states from which they started, and a warning
     is logged.
@@ -52,7 +52,7 @@ def trained_or_same(fed: Federation, starts: Stack, clients: Sequence[int], rng:
 
 
 def classifier(model: nn.Module) -> list[str]:
-    """The tensors of the model's classifier: its last linear layer in registration order (or else its last layer).
+    """Return the tensors of the model's classifier, its last linear layer (if there is none, its last layer).
 
     Of a model with exits, all linear layers with as many outputs as the last one. Where a language model ties it to its
     table of tokens, it is that.
@@ -76,7 +76,7 @@ def classifier(model: nn.Module) -> list[str]:
 
 
 def trained_only(model: nn.Module, names: Collection[str]) -> nn.Module:
-    """A copy of the model that trains only these of the parameters that the model trains.
+    """Return a copy of the model that trains only these of the parameters that the model trains.
 
     >>> import zoo
     >>> net = trained_only(zoo.create("lenet"), ["fc3.bias"])
@@ -90,7 +90,9 @@ def trained_only(model: nn.Module, names: Collection[str]) -> nn.Module:
 
 
 def fine_tuned(fed: Federation, algorithm: Algorithm, epochs: int) -> Algorithm:
-    """The same rounds; but a client predicts with the model that it would receive, fine-tuned on its own training data.
+    """Return the same rounds.
+
+    But a client predicts with the model that it would receive, fine-tuned on its own training data.
 
     A client that diverges keeps its start. Nothing more is sent than by the method itself.
 
@@ -104,7 +106,7 @@ def fine_tuned(fed: Federation, algorithm: Algorithm, epochs: int) -> Algorithm:
 
 
 def side_by_side(fed: Federation, **settings: Any) -> Federation:
-    """The clients as they train apart from rounds, no more of them at a time than in a round.
+    """Return the clients as they train apart from rounds, no more of them at a time than in a round.
 
     Args:
         settings: of their training, see `Federation.with_local`.
@@ -113,7 +115,7 @@ def side_by_side(fed: Federation, **settings: Any) -> Federation:
 
 
 def adapted(algorithm: Algorithm, adapt: Callable[[Stack, Sequence[int], Rng], Stack]) -> Algorithm:
-    """The same rounds; but a client predicts with what it makes of the model that it would receive.
+    """Return the same rounds; but a client predicts with what it makes of the model that it would receive.
 
     Predictions are a function of the server alone, so the server also keeps the seed and the round ("rng", int64 on the
     CPU). Batches are drawn apart from those of the rounds. The learning rate is that of the last round: that of the
@@ -143,7 +145,7 @@ def adapted(algorithm: Algorithm, adapt: Callable[[Stack, Sequence[int], Rng], S
 
 
 def last_round(server: Server) -> Rng:
-    """The random streams of a server's last round; before the first round, those of round 1."""
+    """Return the random streams of a server's last round; before the first round, those of round 1."""
     seed, number = (int(server["rng"][name]) for name in ("seed", "round"))
     return Rng(seed, max(number, 1))
 

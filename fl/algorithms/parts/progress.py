@@ -21,7 +21,7 @@ def check_plain(fed: Federation, method: str) -> None:
 
 
 def gradients_of(fed: Federation, steps: Sequence[int]) -> Tensor:
-    """By how many gradients each client moves in a round, if they were all equal: float64 [K], on the CPU.
+    """Return by how many gradients each client moves in a round, if all are equal: float64 [K], on the CPU.
 
     Without momentum it is the number of its steps. With momentum mu a gradient counts in all later steps as well: in
     all (1 - mu^m) / (1 - mu) for the m-th from the end (Wang et al., NeurIPS 2020, section 4: the 1-norm of a_i).
@@ -31,7 +31,7 @@ def gradients_of(fed: Federation, steps: Sequence[int]) -> Tensor:
 
 
 def of_shape(values: Tensor, like: Tensor) -> Tensor:
-    """Values [K] as they multiply tensors [K, ...] of the same device.
+    """Return values [K] as they multiply tensors [K, ...] of the same device.
 
     >>> import torch
     >>> of_shape(torch.ones(2), torch.zeros(2, 3, 4)).shape

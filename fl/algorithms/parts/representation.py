@@ -8,7 +8,7 @@ from fl.federation import Federation
 
 
 def head_of(fed: Federation, method: str) -> str:
-    """The name of the linear layer whose output is the model's.
+    """Return the name of the linear layer whose output is the model's.
 
     It is found by running the model on two samples, so that it does not matter what it is called, nor where it is
     registered.
@@ -46,7 +46,7 @@ def head_of(fed: Federation, method: str) -> str:
 
 
 def represented(model: nn.Module, head: str, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The model's logits for a batch, and its representations: what the module of this name is given.
+    """Return the model's logits for a batch, and its representations: what the module of this name is given.
 
     >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 5))
     >>> [made.shape[1] for made in represented(net, "2", torch.ones(4, 2))]

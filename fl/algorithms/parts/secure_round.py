@@ -34,7 +34,7 @@ class SecureRecombination(NamedTuple):
     repeats: int
 
     def __call__(self, update: ClientUpdate, message: Message, clients: Sequence[int], rng: Rng) -> ClientUpdate:
-        """What the server receives instead of the trained models: the same pieces, recombined among the clients.
+        """Return what the server receives instead of the trained models: the same pieces, recombined among the clients.
 
         A client that was dropped in training takes no part. A client that the exchange leaves out keeps its start and
         gets the size 0, like a dropped one; a warning names it. If fewer than two clients are left, or one is lost in
@@ -57,7 +57,7 @@ class SecureRecombination(NamedTuple):
 
 
 def secure_steps(fed: Federation, pieces: Sequence[Segment], repeats: int, align: bool) -> list[SecureRecombination]:
-    """The step that recombines models in secret among the clients; none for 0 repeats.
+    """Return the step that recombines models in secret among the clients; none for 0 repeats.
 
     Raises FLError for what cannot be hidden, and without PyNaCl.
     """
@@ -82,14 +82,14 @@ def secure_steps(fed: Federation, pieces: Sequence[Segment], repeats: int, align
 
 
 def choices(rng: Rng, client: int) -> random.Random:
-    """The source of a simulated client's choices."""
+    """Return the source of a simulated client's choices."""
     return random.Random(int(rng.numpy("secure", client).integers(2**63)))
 
 
 def recombined(
     update: ClientUpdate, starts: Stack, clients: Sequence[int], pieces: Sequence[Segment], outcome: Outcome, round: int
 ) -> ClientUpdate:
-    """What the server receives by an exchange that is over, see `SecureRecombination`."""
+    """Return what the server receives by an exchange that is over, see `SecureRecombination`."""
     kept, states = [k for k, client in enumerate(clients) if client in outcome.models], starts
     if kept:
         states = replace_rows(starts, kept, from_bytes([outcome.models[clients[k]] for k in kept], pieces, starts))
@@ -106,7 +106,7 @@ def recombined(
 
 
 def to_bytes(models: Stack, pieces: Sequence[Segment]) -> list[list[bytes]]:
-    """The K models of a stack, each as the bytes of its pieces, with one transfer from the device for each piece.
+    """Return the K models of a stack, each as the bytes of its pieces; one transfer from the device a piece.
 
     Args:
         pieces: the state names of each, as `surgery.segments` gives them.
@@ -123,7 +123,7 @@ def to_bytes(models: Stack, pieces: Sequence[Segment]) -> list[list[bytes]]:
 
 
 def from_bytes(models: Sequence[Sequence[bytes]], pieces: Sequence[Segment], like: Stack) -> Stack:
-    """The inverse, bit for bit: a stack of the given models.
+    """Return the inverse, bit for bit: a stack of the given models.
 
     Args:
         like: a stack with the names, shapes (except for the first axis), dtypes and device of the result.

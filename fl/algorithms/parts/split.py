@@ -58,7 +58,7 @@ def split(fed: Federation, kept: Collection[str]) -> Algorithm:
 
 
 def without(state: Mapping[str, Tensor], kept: Collection[str]) -> State:
-    """The tensors that are not kept.
+    """Return the tensors that are not kept.
 
     >>> without({"body": 1, "head": 2}, ["head"])
     {'body': 1}

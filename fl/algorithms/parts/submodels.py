@@ -16,7 +16,7 @@ from surgery.plan import Source
 
 
 def extract_all(full: Mapping[str, Tensor], plans: Sequence[Plan]) -> list[State]:
-    """The submodel of each plan; plans that are the same object share one, so nobody may change it.
+    """Return the submodel of each plan; plans that are the same object share one, so nobody may change it.
 
     >>> import torch
     >>> from surgery.plan import Source
@@ -33,7 +33,7 @@ def models_of(
     plan: Callable[[int], Plan],
     source: Callable[[Server], Mapping[str, Tensor]] = lambda server: server["global"],
 ) -> Callable[[Server], ClientModels]:
-    """A method's `Algorithm.models`, whose clients predict with parts of the global model.
+    """Return a method's `Algorithm.models`, whose clients predict with parts of the global model.
 
     The parts of the last server that was asked about are remembered, with the statistics of their static batch norms:
     these take one pass over the training data for each plan, and clients of one architecture share a plan.
@@ -126,7 +126,7 @@ def with_own_tensors(fed: Federation, plans: Sequence[Plan], own: Sequence[Colle
 
 
 def _joint(plan: Plan, own: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], shared: bool) -> Plan:
-    """Where an architecture's model lies in the global model and all architectures' own tensors, taken together.
+    """Return where an architecture's model lies in the global model and all architectures' own tensors, taken together.
 
     Args:
         shared: whether own tensors also count in the average of the global model's.

@@ -37,7 +37,7 @@ for _name, _notation in {
 
 @rule("_trilinear")
 def _bilinear(view, args, out):
-    """Three tensors with singleton axes inserted are multiplied and summed."""
+    """Multiply three tensors with singleton axes inserted, and sum."""
     given, learned = [], []
     for i in (1, 2, 3):
         found = list(view.axes_of(args[f"i{i}"]))
@@ -53,7 +53,7 @@ def _bilinear(view, args, out):
 
 @rule("_grouped_mm")
 def _grouped_product(view, args, out):
-    """Rows are sorted by groups, as tokens by experts; each group has a matrix of its own."""
+    """Return rows are sorted by groups, as tokens by experts; each group has a matrix of its own."""
     x, (groups, rows, columns) = view.axes_of(args["self"]), view.axes_of(args["mat2"])
     if len(x) != 2 or args["bias"] is not None:
         return fix_all(view, tensors(args), out)
@@ -106,7 +106,7 @@ def _attention(view, args, out):
 
 @rule("mkldnn_rnn_layer")
 def _recurrent(view, args, out):
-    """One layer and direction of an LSTM, whose weights are those of its four gates, one after the other."""
+    """Compute one layer and direction of an LSTM, whose weights are those of its four gates, one after the other."""
     x, of_input, of_hidden = (view.axes_of(args[name]) for name in ("input", "weight0", "weight1"))
     hidden = of_hidden[1]
     gate, within = regroup([of_hidden[0]], [of_hidden[0].size // hidden.size, hidden.size])
@@ -148,7 +148,7 @@ def _deformed(view, args, out):
 def _convolved(
     view: View, x: Axes, weight: Tensor, bias: Tensor | None, groups: int, out, transposed=False
 ) -> RuleResult:
-    """A window slides over an image; its weight is (out, in / groups) or transposed (in, out / groups)."""
+    """Say that a window slides over an image; its weight is (out, in / groups) or transposed (in, out / groups)."""
     w = view.axes_of(weight)
     if groups == 1:
         inside, result = (w[0], w[1]) if transposed else (w[1], w[0])
@@ -186,7 +186,7 @@ def _factor(view, args, out):
 
 @rule("linalg_solve_triangular")
 def _solved(view, args, out):
-    """Matrices side by side, each column of the right side by itself, as in the chunks of a gated delta rule."""
+    """Return matrices side by side, each column of the right side by itself, as in the chunks of a gated delta rule."""
     matrix, given = view.axes_of(args["self"]), view.axes_of(args["B"])
     for axis in (*matrix[-2:], given[-2 if args["left"] else -1]):
         fix(axis, _AS_A_WHOLE)

@@ -16,7 +16,7 @@ from surgery.width.rules.registry import INDICES, RuleResult, broadcast, dims_of
     tag=torch.Tag.pointwise,
 )
 def pointwise(view, args, out):
-    """Each element of the result is computed of the elements in its place."""
+    """Say that each element of the result is computed of the elements in its place."""
     return [broadcast(view, tensors(args), result.shape) for result in results(out)]
 
 
@@ -35,7 +35,7 @@ def _same(view, args, out):
 
 @rule("cumsum cumprod cummax cummin flip roll rot90 tril triu _fft_r2c _fft_c2r _fft_c2c logcumsumexp")
 def _order_matters(view, args, out):
-    """The shape stays the same, but along some axes the order of positions matters."""
+    """Return the shape stays the same, but along some axes the order of positions matters."""
     found = view.axes_of(args["self"])
     along = [-2, -1] if "diagonal" in args else dims_of(args, len(found))
     for dim in along if found else ():
@@ -48,7 +48,7 @@ def _order_matters(view, args, out):
 
 @rule("sort")
 def _sort(view, args, out):
-    """Ranks take the place of positions: of fewer positions there are the first ranks."""
+    """Return ranks take the place of positions: of fewer positions there are the first ranks."""
     found = view.axes_of(args["self"])
     along = [found[dim] for dim in dims_of(args, len(found)) if found]
     why = "it is sorted, so that its positions are ranks (of which the code may take the first k)"
@@ -57,7 +57,7 @@ def _sort(view, args, out):
 
 @rule("eye", sizes={"n", "m"})
 def _identity(view, args, out):
-    """Whichever positions stay, in rows and columns alike, what is left is an identity matrix."""
+    """Return whichever positions stay, in rows and columns alike, what is left is an identity matrix."""
     rows, columns = fresh(out.shape)
     if rows.size == columns.size:
         return rows, rows

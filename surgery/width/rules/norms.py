@@ -83,7 +83,9 @@ def _reduce(view, args, out):
 
 @rule("max min median nanmedian mode kthvalue topk argmax argmin")
 def _reduce_with_indices(view, args, out):
-    """The numbers do not depend on the order of positions, the indices do: the last result, unless all are reduced."""
+    """Return the numbers do not depend on the order of positions, the indices do: the last result, unless all are
+    reduced.
+    """
     found = view.axes_of(args["self"])
     along = [found[dim] for dim in dims_of(args, len(found)) if found] if "dim" in args else []
     return RuleResult(_reduce(view, args, out), fixed_when_read=[(axis, INDICES) for axis in along])
@@ -103,7 +105,7 @@ def _sum(view, args, out):
     """
 )
 def _compare(view, args, out):
-    """Elements are compared with those in their places, and perhaps summed."""
+    """Return elements are compared with those in their places, and perhaps summed."""
     given = tensors(args)
     found = broadcast(view, given, torch.broadcast_shapes(*(tensor.shape for tensor in given)))
     return found if out.ndim else []
@@ -111,7 +113,7 @@ def _compare(view, args, out):
 
 @rule("nll_loss_forward nll_loss2d_forward multi_margin_loss multilabel_margin_loss_forward")
 def _classify(view, args, out):
-    """A class is looked up by its number: axis 1, or the only one."""
+    """Say that a class is looked up by its number: axis 1, or the only one."""
     found, target = view.axes_of(args["self"]), view.axes_of(args["target"])
     classes = found[1:2] or found
     for tensor in (classes, view.axes_of(args["weight"]) if args.get("weight") is not None else ()):

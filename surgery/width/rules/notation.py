@@ -405,7 +405,7 @@ def _given(notation: Notation, args: Mapping[str, Any]) -> Iterator[tuple[str, P
 
 
 def _sizes(placed: Sequence[_Placed], args: Mapping[str, Any]) -> dict[str, int]:
-    """The size of each word: a number, an argument of this name, that of axes, or what is left of a product."""
+    """Return the size of each word: a number, an argument of this name, that of axes, or what is left of a product."""
     exact: dict[str, int] = {}
     seen: dict[str, dict[str, set[int]]] = {}  # by word how many positions each tensor has
     products = []
@@ -441,7 +441,7 @@ def _sizes(placed: Sequence[_Placed], args: Mapping[str, Any]) -> dict[str, int]
 
 
 def _unified(view: View, given: Sequence[_Placed], sizes: Mapping[str, int]) -> dict[str, list[Axis]]:
-    """The axes of each word, which are one in all arguments; of `...` there may be several."""
+    """Return the axes of each word, which are one in all arguments; of `...` there may be several."""
     found: dict[str, list[Axis]] = {}
     further = []
     for _, tensor, placed in given:

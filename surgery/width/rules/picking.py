@@ -119,7 +119,7 @@ class _Pick(NamedTuple):
 
 
 def _picks(found: list[Axis], indices: Sequence[Tensor | None]) -> Iterator[_Pick]:
-    """What each index picks: a mask picks along as many axes as it has, another index along one."""
+    """Yield what each index picks: a mask picks along as many axes as it has, another index along one."""
     rest = iter(found)
     for index in indices:
         count = index.ndim if _Pick([], index).is_mask else 1

@@ -119,7 +119,7 @@ def rule(
 
 
 def canonical(name: str) -> str:
-    """The name under which an operation's rule is kept: without aten's namespace and the in-place underscore.
+    """Return the name under which an operation's rule is kept: without aten's namespace and the in-place underscore.
 
     >>> canonical("aten::add_"), canonical("aten::__and__"), canonical("mylib::norm")
     ('add', '__and__', 'mylib::norm')
@@ -134,7 +134,7 @@ def _name_of(func: Any) -> str:
 
 
 def rule_for(func: Any) -> Rule | None:
-    """The rule for an operation, or None."""
+    """Return the rule for an operation, or None."""
     name = _name_of(func)
     if name in RULES:
         return RULES[name]
@@ -148,7 +148,10 @@ def operation_name(func: Any) -> str:
 
 
 def argument_names(operation: str) -> list[str]:
-    """The names of the arguments of a registered operation and its in-place variant; none if there is none yet."""
+    """Return the names of the arguments of a registered operation and its in-place variant.
+
+    None if there is none yet.
+    """
     space, _, bare = operation.rpartition("::")
     packets = [getattr(getattr(torch.ops, space or "aten"), name, None) for name in (bare, f"{bare}_")]
     schemas = [getattr(packet, name)._schema for packet in packets if packet for name in packet.overloads()]
@@ -156,7 +159,10 @@ def argument_names(operation: str) -> list[str]:
 
 
 def way_to_teach(name: str) -> str:
-    """What to do about an operation without a rule; a rule for no operation whose name is like its was meant for it."""
+    """Return what to do about an operation without a rule.
+
+    A rule for no operation whose name is like its was meant for it.
+    """
     unused = [key for key, rule in RULES.items() if rule.taught and not argument_names(key)]
     if near := difflib.get_close_matches(name, unused, n=1):
         return f"there is a rule for {near[0]}, which is no operation: did you mean {name}?"
@@ -164,7 +170,7 @@ def way_to_teach(name: str) -> str:
 
 
 def is_step(func: Any) -> bool:
-    """Whether an operation computes something, rather than only show the same numbers in another layout."""
+    """Return whether an operation computes something, rather than only show the same numbers in another layout."""
     return not ((rule := rule_for(func)) and rule.layout)
 
 
@@ -175,22 +181,22 @@ INDICES = picked("the order of its positions matters")
 
 
 def first(args: dict[str, Any], names: str) -> Any:
-    """The first of these arguments that an operation has; variants of one operation name them differently."""
+    """Return the first of these arguments that an operation has; variants of one operation name them differently."""
     return next((args[name] for name in names.split() if name in args), None)
 
 
 def tensors(args: dict[str, Any]) -> list[Tensor]:
-    """The arguments that are tensors."""
+    """Return the arguments that are tensors."""
     return [value for value in args.values() if isinstance(value, Tensor)]
 
 
 def results(out: Any) -> list[Tensor]:
-    """The tensors that an operation returned."""
+    """Return the tensors that an operation returned."""
     return [t for t in (out if isinstance(out, list | tuple) else [out]) if isinstance(t, Tensor)]
 
 
 def dims_of(args: dict[str, Any], ndim: int) -> list[int]:
-    """The dimensions that an operation works along, from 0; all of them if it is not told."""
+    """Return the dimensions that an operation works along, from 0; all of them if it is not told."""
     dims = first(args, "dim dims")
     if dims is None or dims == []:
         return list(range(ndim))
@@ -203,13 +209,13 @@ def fresh(shape: Iterable[int], why: Why | None = None) -> list[Axis]:
 
 
 def fitting(found: Iterable[Axis], shape: Iterable[int]) -> list[Axis]:
-    """These axes, and new ones where a size differs or there are no more."""
+    """Return these axes, and new ones where a size differs or there are no more."""
     found = list(found)
     return [found[i] if i < len(found) and found[i].size == size else Axis(size) for i, size in enumerate(shape)]
 
 
 def unify_all(several: Iterable[Sequence[Axis]]) -> None:
-    """Several tensors have the same axes."""
+    """Unify the axes of several tensors, one by one."""
     whole = list(several)
     for other in whole[1:]:
         for x, y in zip(whole[0], other):
@@ -217,19 +223,19 @@ def unify_all(several: Iterable[Sequence[Axis]]) -> None:
 
 
 def unify_last(found: Sequence[Axis], other: Sequence[Axis]) -> None:
-    """The last axes of two tensors are the same, where their sizes are: one was broadcast against the other."""
+    """Unify the last axes of two tensors where their sizes are equal: one was broadcast against the other."""
     for x, y in zip(reversed(found), reversed(other)):
         if x.size == y.size:
             unify(x, y)
 
 
 def broadcast(view: View, given: Iterable[Tensor], shape: Sequence[int]) -> list[Axis]:
-    """The axes of tensors that were broadcast against each other."""
+    """Return the axes of tensors that were broadcast against each other."""
     return broadcast_axes([view.axes_of(tensor) for tensor in given], shape)
 
 
 def broadcast_axes(given: Sequence[Sequence[Axis]], shape: Sequence[int]) -> list[Axis]:
-    """These axes broadcast against each other."""
+    """Return these axes broadcast against each other."""
     result = []
     for position in range(1, len(shape) + 1):
         same = [found[-position] for found in given if len(found) >= position]
@@ -251,14 +257,14 @@ def fix_all(
 
 
 def grouped(axis: Axis, groups: int) -> list[Axis]:
-    """The two digits of an axis: which group, and which position within it."""
+    """Return the two digits of an axis: which group, and which position within it."""
     which, within = regroup([axis], [groups, axis.size // groups])
     mark_grouping(which, "groups")
     return [which, within]
 
 
 def windowed(found: Sequence[Axis], sizes: Sequence[int], window: Sequence[int]) -> tuple[list[Axis], list[Axis]]:
-    """Axes that a window of these lengths slid over, and those of them whose positions must have no gap."""
+    """Return axes that a window of these lengths slid over, and those of them whose positions must have no gap."""
     kept, ordered = [], []
     for axis, size, length in zip(found, sizes, window):
         if axis.size != size:

@@ -35,7 +35,7 @@ def _transpose(view, args, out):
 
 @rule("_pack_padded_sequence", carries=True)
 def _pack(view, args, out):
-    """The rows of sequences of several lengths, one after the other."""
+    """Return the rows of sequences of several lengths, one after the other."""
     time, batch, *features = view.axes_of(args["input"])
     rows = place("sequences of several lengths are packed")
     for axis in (time, batch):

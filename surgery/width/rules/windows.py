@@ -101,7 +101,7 @@ _REGION = role("positions within a region")
 
 
 def _regions(view, args) -> tuple[Axis, Axis]:
-    """The channels of the image and the axis of the boxes; pixels and coordinates are told apart."""
+    """Return the channels of the image and the axis of the boxes; pixels and coordinates are told apart."""
     batch, channels, *pixels = view.axes_of(args["input"])
     boxes, coordinates = view.axes_of(args["rois"])
     for axis in (batch, *pixels, coordinates):
@@ -118,7 +118,7 @@ def _region(view, args, out):
 
 @rule("torchvision::ps_roi_align torchvision::ps_roi_pool")
 def _region_by_position(view, args, out):
-    """Each position within a region is read of channels of its own."""
+    """Say that each position within a region is read of channels of its own."""
     channels, boxes = _regions(view, args)
     rows, columns = fresh(out[0].shape[2:], _REGION)
     channel, *positions = regroup([channels], list(out[0].shape[1:]))
