@@ -25,7 +25,9 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Carry out a command. Returns its exit code, and 2 for an unknown one."""
-    return guarded(lambda: _main([*(sys.argv[1:] if argv is None else argv)]))
+    with guarded() as ended:
+        ended.code = _main([*(sys.argv[1:] if argv is None else argv)])
+    return ended.code
 
 
 def _main(argv: list[str]) -> int:

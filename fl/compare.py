@@ -77,7 +77,9 @@ def run(arguments: Arguments) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit code."""
-    return guarded(lambda: run(command(Arguments, "compare", argv)))
+    with guarded() as ended:
+        ended.code = run(command(Arguments, "compare", argv))
+    return ended.code
 
 
 if __name__ == "__main__":

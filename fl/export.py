@@ -35,7 +35,9 @@ class Export:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit code: 0, 2 for what cannot be written, 130 on Ctrl-C."""
-    return guarded(lambda: run(command(Export, "export", argv)))
+    with guarded() as ended:
+        ended.code = run(command(Export, "export", argv))
+    return ended.code
 
 
 def run(asked: Export) -> int:

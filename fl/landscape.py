@@ -107,7 +107,9 @@ def run(arguments: Arguments) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit code: 0, 2 for what cannot be done, 130 on Ctrl-C."""
     smaller = "--together (models side by side) or --samples"
-    return guarded(lambda: run(command(Arguments, "landscape", argv)), smaller)
+    with guarded(smaller) as ended:
+        ended.code = run(command(Arguments, "landscape", argv))
+    return ended.code
 
 
 if __name__ == "__main__":

@@ -24,10 +24,11 @@ def main(argv: Sequence[str] | None = None, recipes: Mapping[str, Recipe] = RECI
     Args:
         recipes: those whose name may be the first word.
     """
-    return guarded(lambda: run(list(sys.argv[1:] if argv is None else argv), recipes))
+    with guarded() as ended, joined():
+        ended.code = run(list(sys.argv[1:] if argv is None else argv), recipes)
+    return ended.code
 
 
-@joined()
 def run(argv: list[str], recipes: Mapping[str, Recipe] = RECIPES) -> int:
     """Run every method and seed of the command.
 

@@ -57,7 +57,9 @@ def run(arguments: Arguments) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit code."""
-    return guarded(lambda: run(command(Arguments, "structure", argv)))
+    with guarded() as ended:
+        ended.code = run(command(Arguments, "structure", argv))
+    return ended.code
 
 
 if __name__ == "__main__":

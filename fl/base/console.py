@@ -4,8 +4,9 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from fl.base.errors import Diverged, FLError, Terminated
@@ -59,29 +60,38 @@ def refuse_import(error: FLError) -> None:
         raise SystemExit(2) from None
 
 
-def guarded(command: Callable[[], int], smaller: str = "--batch-size, --width or --max-parallel-clients") -> int:
-    """Run a command and return the exit code.
+@dataclass
+class Exit:
+    """How a command ends."""
 
-    It is the command's, 1 if training diverged, 2 for what cannot be run, 130 on Ctrl-C, 143 on SIGTERM.
+    code: int = 0
+
+
+@contextmanager
+def guarded(smaller: str = "--batch-size, --width or --max-parallel-clients") -> Iterator[Exit]:
+    """End the block, a command, with one line for what cannot be done; give the exit code, which the block may set.
+
+    It is 1 if training diverged, 2 for what cannot be run, 130 on Ctrl-C, 143 on SIGTERM.
 
     Args:
         smaller: the flags of this command that a smaller value of saves memory.
 
-    >>> guarded(lambda: 0)
-    0
+    >>> with guarded() as ended:
+    ...     ended.code = 3
+    >>> ended.code
+    3
     """
+    ended, reason = Exit(), None
     try:
-        code = command()
+        yield ended
         sys.stdout.flush()
-        return code
     except KeyboardInterrupt as error:
-        return stopped(error)
+        ended.code = stopped(error)
     except BrokenPipeError:  # `| head` has read enough; discard what Python still flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        ended.code = 0
     except Diverged as error:
-        print(as_called(f"error: {error}"), file=sys.stderr)
-        return 1
+        ended.code, reason = 1, str(error)
     except OSError as error:
         reason = str(error)
         try:
@@ -90,14 +100,15 @@ def guarded(command: Callable[[], int], smaller: str = "--batch-size, --width or
         except OSError:  # it is the output that cannot be written; discard what Python still flushes at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             reason = f"the output cannot be written ({error.strerror}): send it to a place with room"
+        ended.code = 2
     except (FLError, SurgeryError, ZooError) as error:
-        reason = str(error)
+        ended.code, reason = 2, str(error)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        reason = f"out of memory: use a smaller {smaller}"
-    print(as_called(f"error: {reason}"), file=sys.stderr)
-    return 2
+        ended.code, reason = 2, f"out of memory: use a smaller {smaller}"
+    if reason is not None:
+        print(as_called(f"error: {reason}"), file=sys.stderr)
 
 
 def stopped(error: KeyboardInterrupt) -> int:

@@ -138,7 +138,9 @@ def _clusters(structure: np.ndarray) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code: 0, 2 for what cannot be done, 130 on Ctrl-C."""
-    return guarded(lambda: look(argv))
+    with guarded() as ended:
+        ended.code = look(argv)
+    return ended.code
 
 
 if __name__ == "__main__":

@@ -29,7 +29,9 @@ can be given as well; those of the data say what the nodes get.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Return the command line. Returns the exit code: 0, or 2 for what cannot be run, 130 on Ctrl-C."""
-    return guarded(lambda: _main([*(sys.argv[1:] if argv is None else argv)]))
+    with guarded() as ended:
+        ended.code = _main([*(sys.argv[1:] if argv is None else argv)])
+    return ended.code
 
 
 def _main(argv: list[str]) -> int:

@@ -1,5 +1,7 @@
 import json
 import signal
+import traceback
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from selection import some
 import fl
 from fl import run as cli
 from fl.base.rng import Rng
+from fl.engine import SGD
 from fl.runs import checkpoint
 from fl.runs.assembly import build
 from fl.runs.metrics import read
@@ -207,6 +210,37 @@ def test_runs_of_a_comparison_warn_once_each(tmp_path, caplog):
     few = ["--clients", 20, "--participants", 2, "--alpha", 0.01, "--min-samples", 10, "--samples", 300]
     run(tmp_path, *few, "--algorithm", "fedavg,fedprox", "--rounds", 1)
     assert caplog.text.count("in none of 200 draws") == 2
+
+
+def test_a_reader_passes_few_functions_from_the_command_to_the_optimizer(tmp_path, monkeypatch):
+    """They are named here in the order in which they call each other, so that a new one is a decision."""
+    original, stacks = SGD.step, []
+
+    def step(*arguments):
+        stacks.append(traceback.extract_stack()[:-1])
+        return original(*arguments)
+
+    monkeypatch.setattr(SGD, "step", step)
+    run(tmp_path, "--algorithm", "fedavg", "--backend", "loop", "--rounds", 1)
+    inside = [(Path(frame.filename), frame.name) for frame in stacks[0]]
+    passed = inside[inside.index((Path(cli.__file__), "main")) :]
+    assert [f"{file.stem}.{name}" for file, name in passed] == [
+        "run.main",
+        "run.run",
+        "simulation.simulate",
+        "simulation._rounds",
+        "round.one_round",
+        "algorithm.round",
+        "transport.run",
+        "fedavg.client",
+        "federation.train",
+        "divergence.run",
+        "federation.train_cohort",
+        "federation._in_chunks",
+        "__init__.train",
+        "eager.loop",
+        "eager.step",
+    ]
 
 
 def test_train_loss_is_the_mean_over_the_participants(tmp_path, monkeypatch):

@@ -106,7 +106,9 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit code: 0, 2 for what cannot be done, 130 on Ctrl-C."""
     given = arguments(argv)
-    return guarded(lambda: given.call(given))
+    with guarded() as ended:
+        ended.code = given.call(given)
+    return ended.code
 
 
 if __name__ == "__main__":

@@ -40,7 +40,9 @@ ENDS = {
 
 
 def run_to_its_end(config, folder):
-    raise SystemExit(guarded(lambda: len(simulate(config, folder)) * 0))
+    with guarded() as ended:
+        simulate(config, folder)
+    raise SystemExit(ended.code)
 
 
 def in_the_third_round(do):
