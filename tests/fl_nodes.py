@@ -10,7 +10,7 @@ from fl.base.errors import FLError
 from fl.deploy.folders import SERVER, deal_out, node_folder, read_node, read_server
 from fl.deploy.messages import NodeMessage, from_raw, raw
 from fl.deploy.node import Node
-from fl.deploy.nodes import Waiting
+from fl.deploy.nodes import Timeouts
 from fl.deploy.remote import serve
 from fl.runs import checkpoint
 
@@ -74,7 +74,7 @@ def deployed(config, root: Path, spoil=lambda c, r, a: a, budgets=None):
     """The server's tensors after a run with nodes."""
     nodes, test = dealt(config, root / "data", budgets)
     link = Direct(nodes, spoil)
-    serve(link, config, root / "remote", test, Waiting(start=0, nodes=config.clients.number))
+    serve(link, config, root / "remote", test, Timeouts(start=0, nodes=config.clients.number))
     return tensors(root / "remote"), link
 
 

@@ -123,8 +123,8 @@ def test_what_torch_keeps_private_is_taken_in_one_place():
         for node in ast.walk(ast.parse(FILES[name].read_text())):
             words = []
             if isinstance(node, ast.Attribute) and node.attr != "__version__":
-                of_torch = isinstance(node.value, ast.Name) and node.value.id == "torch"
-                words = [node.attr] * (of_torch or node.attr in PRIVATE)
+                read_torch = isinstance(node.value, ast.Name) and node.value.id == "torch"
+                words = [node.attr] * (read_torch or node.attr in PRIVATE)
             elif isinstance(node, ast.ImportFrom) and node.module.split(".")[0] == "torch":
                 words = [*node.module.split("."), *(alias.name for alias in node.names)]
             private = [word for word in words if word.startswith("_")]

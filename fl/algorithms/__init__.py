@@ -7,7 +7,7 @@ from typing import Any
 
 from fl.algorithms.method import KINDS, Method
 from fl.base.errors import FLError
-from fl.base.plugins import declared, find, kind, of_packages
+from fl.base.plugins import declared, find, kind, load_entry_points
 
 
 def _methods() -> dict[str, Method]:
@@ -16,7 +16,7 @@ def _methods() -> dict[str, Method]:
     for file, method in found.items():
         if method.name != file:
             raise FLError(f"{__name__}.{file}: METHOD has to be Method({file}, ...), with the function of that name")
-    found |= of_packages("algorithms", found, _checked)
+    found |= load_entry_points("algorithms", found, _checked)
     return dict(sorted(found.items(), key=lambda item: (KINDS.index(item[1].clients), item[0])))
 
 

@@ -54,7 +54,7 @@ def apfl(fed: Federation, options: APFLOptions = APFLOptions()) -> Algorithm:
     newest global model, not of v and the w that it has trained itself. A client trains in the memory of two models.
     """
     mixture = Mixture(fed.model, options.alpha, options.adaptive)
-    optimizer = Apart(fed.local.optimizer.lr, fed.local.optimizer, options.adaptive)
+    optimizer = TwoModelOptimizer(fed.local.optimizer.lr, fed.local.optimizer, options.adaptive)
     objective = mixed(fed.local.loss)
     both = replace(fed.with_local(optimizer=optimizer), model=mixture)
 
@@ -117,7 +117,7 @@ def mixed(loss: Loss) -> Objective:
     return objective
 
 
-class Apart(NamedTuple):
+class TwoModelOptimizer(NamedTuple):
     """The optimizer of a `Mixture`: one for each model; and once a round a step of alpha, if it is adaptive.
 
     Attributes:

@@ -10,7 +10,7 @@ from torch import Tensor
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.heterofl import HeteroFLOptions, heterofl
 from fl.algorithms.method import Method
-from fl.algorithms.parts.exits import check_exits, divergence, of_each, with_distillation
+from fl.algorithms.parts.exits import check_exits, divergence, exit_log_probabilities, with_distillation
 from fl.base.settings import AtLeast0, Natural
 from fl.engine.losses import Loss, mean
 from fl.engine.objectives import Batch, Call, Objective
@@ -64,7 +64,7 @@ def mutual(loss: Loss) -> Objective:
     def objective(call: Call, params: State, context: Any, batch: Batch) -> Tensor:
         x, y = batch
         outputs = call(params, x)
-        own = of_each(outputs)
+        own = exit_log_probabilities(outputs)
         apart = divergence(own.detach().unsqueeze(1), own).sum()  # an exit is not apart from itself
         return mean(loss, outputs, y) + context["distil"] * apart / max(len(own) - 1, 1)
 

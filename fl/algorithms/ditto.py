@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.method import Method
-from fl.algorithms.parts.personal import trained_or_same, with_own_models
+from fl.algorithms.parts.personal import train_or_keep, with_own_models
 from fl.base.settings import AtLeast0
 from fl.engine.objectives import proximal
 from fl.federation import Federation
@@ -36,7 +36,7 @@ def ditto(fed: Federation, options: DittoOptions = DittoOptions()) -> Algorithm:
         start = message["model"]
         update = fed.train(start, clients, rng)
         return update._replace(
-            client_states=trained_or_same(fed, client_states, clients, rng, objective, {"anchor": start})
+            client_states=train_or_keep(fed, client_states, clients, rng, objective, {"anchor": start})
         )
 
     def aggregate(server, clients, update, rng):

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.method import Method
-from fl.algorithms.parts.submodels import of_parts
+from fl.algorithms.parts.submodels import submodel_algorithm
 from fl.base.settings import OnlyWith, number, one_of
 from fl.federation import Federation
 from fl.models.fleet import ungrafted
@@ -64,7 +64,7 @@ def fedfa(fed: Federation, options: FedFAOptions = FedFAOptions()) -> Algorithm:
         mean = fed.average(update.received, update.sizes, server["global"], plans=plans, factors=factors)  # 14-24
         return {"global": mean}
 
-    return of_parts(fed, plan, aggregate)  # line 6
+    return submodel_algorithm(fed, plan, aggregate)  # line 6
 
 
 METHOD = Method(fedfa, FedFAOptions(), clients="heterogeneous")

@@ -9,7 +9,7 @@ from torch import tensor
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.fedavg import fedavg
 from fl.algorithms.method import Method
-from fl.algorithms.parts.progress import check_plain, gradients_of, of_shape
+from fl.algorithms.parts.progress import check_plain, expand_like, gradients_of
 from fl.federation import Federation
 from surgery.transfer import upload
 
@@ -32,7 +32,7 @@ def fednova(fed: Federation) -> Algorithm:
         factors = (weights @ counts) / weights.sum() / counts  # tau_eff / ||a_i||_1
         factors = upload(factors, fed.data.device)
         scaled = {
-            n: old[n] + of_shape(factors, update.received[n]) * (update.received[n] - old[n]) for n in fed.trainable
+            n: old[n] + expand_like(factors, update.received[n]) * (update.received[n] - old[n]) for n in fed.trainable
         }
         return {"global": fed.average({**update.received, **scaled}, update.sizes)}
 

@@ -63,7 +63,7 @@ def fedproto(fed: Federation, options: FedProtoOptions = FedProtoOptions()) -> A
     if fed.data.unscored:
         raise FLError("fedproto has a prototype for each token that comes next, and some of these data count for none")
     head = head_of(fed, "fedproto")
-    shown = replace(fed, model=Shown(fed.model, head))
+    shown = replace(fed, model=WithRepresentation(fed.model, head))
     width, dtype = fed.model.get_submodule(head).in_features, next(fed.model.parameters()).dtype
     own_models, classes = with_own_models(fed), fed.data.classes
     objective = drawn_to_prototypes(fed.local.loss, options.lam)
@@ -103,7 +103,7 @@ def fedproto(fed: Federation, options: FedProtoOptions = FedProtoOptions()) -> A
     return replace(own_models, init=init, send=send, client=client, aggregate=aggregate)
 
 
-class Shown(nn.Module):
+class WithRepresentation(nn.Module):
     """The model, whose output has for each sample its logits and then its representation: [..., classes + width]."""
 
     def __init__(self, model: nn.Module, head: str) -> None:
@@ -116,7 +116,7 @@ class Shown(nn.Module):
 
 
 def drawn_to_prototypes(loss: Loss, lam: float) -> Objective:
-    """Return the loss of a `Shown` + lam times the mean square distance of representations from their prototypes.
+    """Return the loss + lam times the mean square distance of representations from their prototypes.
 
     Context: "means" [classes, width], the prototypes, and "counts" [classes], 0 for classes that have none.
     """

@@ -10,14 +10,14 @@ from fl.algorithms.algorithm import Algorithm, Levels, Server
 from fl.algorithms.method import Method
 from fl.algorithms.parts.additive import Cache, Validation
 from fl.algorithms.parts.clustering import ASSIGNMENTS, COMPARED, Clustering, cluster_means
-from fl.algorithms.parts.levels import ClusterLevel, GlobalLevel, Kind, PersonalLevel, handed_out
+from fl.algorithms.parts.levels import ClusterLevel, GlobalLevel, LevelType, PersonalLevel, add_level_traffic
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.base.settings import AtLeast0, Defaults, Lengths, Names, number, one_of
 from fl.engine.objectives import with_logits
 from fl.federation import Federation
 from fl.federation.client_models import ClientModels, Level, count
-from fl.federation.clients import CLIENTS, at_nodes
+from fl.federation.clients import CLIENTS, is_remote
 from surgery import State
 from surgery.transfer import upload
 from zoo.norms import StaticBatchNorm2d
@@ -133,7 +133,7 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
         kept = pruned(kind, level, below) if prunes and (over or at == last) else level  # lines 14 and 15
         if over:
             offers = len(kind.offers(level)) if prunes else 0
-            metrics = handed_out(update.metrics, len(clients), level, kept, offers)
+            metrics = add_level_traffic(update.metrics, len(clients), level, kept, offers)
             kept = kept._replace(models=cluster_means(fed, kept.models, kept.used, clients, update))  # line 16
         first = {"global": kind.mean(kept, otherwise=server["global"])} if at == 0 else {}
         pathways = pathways.index_copy(0, torch.tensor([at]), kept.used[None])
@@ -147,7 +147,7 @@ def femam(fed: Federation, options: FeMAMOptions = FeMAMOptions()) -> Algorithm:
         """Return what a level begins from: the same model for all of its clusters or clients."""
         return server["global"] if options.start == "global" else fed.initial(Rng(rng.seed).torch("level", at))
 
-    def pruned(kind: Kind, level: Level, below: list[Level]) -> Level:
+    def pruned(kind: LevelType, level: Level, below: list[Level]) -> Level:
         """With the model that each client keeps (equation 9), -1 for those that are as well off without."""
         missed, offers = level.used < 0, kind.offers(level)
         if missed.any() and len(offers):
@@ -190,7 +190,7 @@ def pathways(options: FeMAMOptions, server: Server) -> tuple[tuple[str, ...], Cl
 
     A personal level that clients on other machines keep is left out.
     """
-    levels = [level for level in levels_of(server) if not at_nodes(level.models)]
+    levels = [level for level in levels_of(server) if not is_remote(level.models)]
     return options.levels[: len(levels)], ClientModels(levels, options.combine == "mean")
 
 
@@ -199,7 +199,7 @@ def validates(options: FeMAMOptions) -> bool:
     return len(options.levels) > 1 and (options.prune or not options.level_rounds)
 
 
-def _kind(fed: Federation, options: FeMAMOptions, clustering: Clustering, name: str) -> Kind:
+def _kind(fed: Federation, options: FeMAMOptions, clustering: Clustering, name: str) -> LevelType:
     """Return what a level is, by its name among the options."""
     prox = options.prox if name.isdecimal() or options.prox_all_levels else 0.0
     if name == "global":

@@ -23,7 +23,7 @@ from fl.models.fleet import identity_plan, ungrafted
 from surgery import Plan, State, SurgeryError, narrow, state
 from surgery.plan.positions import Runs, positions
 
-Levels = dict[str, dict[int, Tensor]]
+WidthLevels = dict[str, dict[int, Tensor]]
 """By tensor and axis: for each position how many of the widths, from the smallest on, are without it."""
 
 
@@ -96,7 +96,7 @@ def ordered_dropout(loss: Loss, distil: bool) -> Objective:
     return objective
 
 
-def without(tensors: State, levels: Levels, drawn: Tensor | int) -> State:
+def without(tensors: State, levels: WidthLevels, drawn: Tensor | int) -> State:
     """Return the tensors that read channels, with 0 for those that the drawn width does not have."""
     result = {}
     for name, axes in levels.items():
@@ -144,7 +144,7 @@ def _levels(own: Plan, plans: Sequence[Plan], device: torch.device) -> dict:
 
     The first axis of a tensor is what a layer makes, the others are what it reads.
     """
-    levels: Levels = {}
+    levels: WidthLevels = {}
     for name, (source,) in own.entries.items():
         for axis, mine in enumerate(source.index[1:], start=1):
             absent = torch.zeros(own.shapes[source.name][axis], dtype=torch.int64)

@@ -10,7 +10,7 @@ from torch import nn
 
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.method import Method
-from fl.algorithms.parts.submodels import of_parts
+from fl.algorithms.parts.submodels import submodel_algorithm
 from fl.base.errors import FLError
 from fl.base.settings import one_of
 from fl.federation import Federation
@@ -63,7 +63,7 @@ def flexifed(fed: Federation, options: FlexiFedOptions = FlexiFedOptions()) -> A
         after = fed.average(update.received, update.sizes, server["tree"], plans=each)
         return {"global": deployed.extract(after), "tree": after}
 
-    parts = of_parts(fed, lambda client: plans[client], aggregate, lambda server: server["tree"])
+    parts = submodel_algorithm(fed, lambda client: plans[client], aggregate, lambda server: server["tree"])
     return replace(parts, init=init, plan=None)  # whose place is in the tree, not in the global model
 
 

@@ -4,7 +4,7 @@
 
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.method import Method
-from fl.algorithms.parts.adapters import arrived, global_ranks, of_ranks
+from fl.algorithms.parts.adapters import arrived, global_ranks, rank_algorithm
 from fl.federation import Federation
 from surgery.adapters import rank_of, resize, stack
 
@@ -27,7 +27,7 @@ def flexlora(fed: Federation) -> Algorithm:
         mean, _ = resize(best, ranks, generator=rng.torch("rows"), how="truncate")  # few clients have fewer ranks
         return {"global": mean}, {"lost": sum(lost.values()) / len(lost)}
 
-    return of_ranks(fed, aggregate)
+    return rank_algorithm(fed, aggregate)
 
 
 METHOD = Method(flexlora, clients="heterogeneous", columns={"lost": float}, lacks={"plain_average"})

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.method import Method
-from fl.algorithms.parts.adapters import arrived, global_ranks, of_ranks
+from fl.algorithms.parts.adapters import arrived, global_ranks, rank_algorithm
 from fl.algorithms.parts.split import without
 from fl.base.errors import FLError
 from fl.federation import Federation
@@ -58,7 +58,7 @@ def flora(fed: Federation) -> Algorithm:
         models = down * update.metrics["models_down"] / update.metrics["bytes_down"]
         return {"global": rest | new | base}, {"bytes_down": down, "models_down": models}
 
-    whole = of_ranks(fed, aggregate)
+    whole = rank_algorithm(fed, aggregate)
     return replace(whole, send=send, client=client)
 
 

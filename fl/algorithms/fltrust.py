@@ -10,7 +10,7 @@ import torch
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.fedavg import fedavg
 from fl.algorithms.method import Method
-from fl.algorithms.parts.progress import of_shape
+from fl.algorithms.parts.progress import expand_like
 from fl.base.errors import FLError
 from fl.base.rng import Rng, draw
 from fl.base.settings import AtLeast1, number
@@ -36,7 +36,7 @@ def fltrust(fed: Federation, options: FLTrustOptions = FLTrustOptions()) -> Algo
 
     A client's trust is the cosine of its update with the server's, 0 if that is negative. Updates are scaled to the
     length of the server's and averaged by trust; how many samples a client has does not count. The server trains as a
-    client does, from the same model, on samples whose labels nobody has spoilt. If it trusts nobody, the global model
+    client does, from the same model, on samples whose labels nobody has poisoned. If it trusts nobody, the global model
     stays. Updates are those of trained parameters; buffers (batch-norm statistics) are averaged by trust.
 
     A round reports how many clients are `trusted` at all.
@@ -62,7 +62,7 @@ def fltrust(fed: Federation, options: FLTrustOptions = FLTrustOptions()) -> Algo
         root, steps = ({n: trained[n] - old[n] for n in fed.trainable} for trained in (own, update.received))
         nothing = {name: torch.zeros_like(tensor) for name, tensor in root.items()}
         scale = (distance(root, nothing) / distance(steps, nothing).clamp(min=1e-30)).flatten()
-        scaled = {n: old[n] + of_shape(scale, step) * step for n, step in steps.items()}
+        scaled = {n: old[n] + expand_like(scale, step) * step for n, step in steps.items()}
         (trust,) = download([cosine(steps, root).flatten().clamp(min=0)])
         trust = trust * torch.tensor(update.arrived)
         mean = fed.average({**update.received, **scaled}, trust, fallback=old)

@@ -6,7 +6,7 @@ import torch
 
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.method import Method
-from fl.algorithms.parts.adapters import arrived, global_ranks, of_ranks
+from fl.algorithms.parts.adapters import arrived, global_ranks, rank_algorithm
 from fl.federation import Federation
 from surgery import average
 from surgery.adapters import rank_of, resize
@@ -39,7 +39,7 @@ def hetlora(fed: Federation) -> Algorithm:
             mean |= old._replace(a=a, b=b).state
         return {"global": mean}
 
-    return of_ranks(fed, aggregate)
+    return rank_algorithm(fed, aggregate)
 
 
 def norm(one: Factors) -> torch.Tensor:

@@ -52,7 +52,7 @@ def moon(fed: Federation, options: MOONOptions = MOONOptions()) -> Algorithm:
     Raises:
         FLError: for a model that does not end in a linear layer, or of which nothing else is trained.
     """
-    three = replace(fed, model=Three(fed.model, head_of(fed, "moon")))
+    three = replace(fed, model=ContrastiveTriple(fed.model, head_of(fed, "moon")))
     objective = contrastive(fed.local.loss, options.mu, options.temperature)
 
     def init():
@@ -74,7 +74,7 @@ def moon(fed: Federation, options: MOONOptions = MOONOptions()) -> Algorithm:
     return replace(fedavg(fed), init=init, client=client)
 
 
-class Three(nn.Module):
+class ContrastiveTriple(nn.Module):
     """The model that trains, and beside it the received one and the client's last one, which do not change.
 
     Its output is the logits of the first, and the representations of all three.
@@ -85,7 +85,7 @@ class Three(nn.Module):
         self.model, self.head = model, head
         self.received, self.last = (copy.deepcopy(model).requires_grad_(False) for _ in range(2))
 
-    def train(self, mode: bool = True) -> "Three":
+    def train(self, mode: bool = True) -> "ContrastiveTriple":
         """Set the mode of the model; the two others are always in evaluation mode."""
         super().train(mode)
         self.received.eval()
@@ -99,7 +99,7 @@ class Three(nn.Module):
 
 
 def contrastive(loss: Loss, mu: float, temperature: float) -> Objective:
-    """Return the loss + mu times the contrastive loss of a `Three`, the mean over the batch (of text: over tokens)."""
+    """Return the loss + mu times the contrastive loss, the mean over the batch (of text: over tokens)."""
 
     def objective(call: Call, params: State, context: State, batch: Batch) -> Tensor:
         x, y = batch

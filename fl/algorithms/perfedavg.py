@@ -11,7 +11,7 @@ from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.fedavg import fedavg
 from fl.algorithms.method import Method
 from fl.algorithms.parts.beside import beside, part_of
-from fl.algorithms.parts.personal import adapted, side_by_side, trained_or_same
+from fl.algorithms.parts.personal import adapted, side_by_side, train_or_keep
 from fl.base.settings import AtLeast0, Natural
 from fl.engine import SGD
 from fl.engine.losses import Loss, each, scored
@@ -49,7 +49,7 @@ def perfedavg(fed: Federation, options: PerFedAvgOptions = PerFedAvgOptions()) -
     This leaves out the factor I - alpha H(w) of the gradient, which the paper estimates by a third batch and two more
     passes in its second approximation (HF). That one is not offered: a client's step here has two gradients, not four.
     """
-    phased = replace(fed, model=Phased(fed.model))
+    phased = replace(fed, model=WithPhase(fed.model))
 
     def ahead(params, gradients):
         return {n: torch.ones_like(g) if n == "second" else -options.alpha * g for n, g in gradients.items()}
@@ -71,7 +71,7 @@ def perfedavg(fed: Federation, options: PerFedAvgOptions = PerFedAvgOptions()) -
             order = torch.randperm(len(own.train), generator=numbers)
             few = own.train[order[torch.arange(options.steps * size) % len(order)]]
             parts[client] = Split(few, own.valid, own.test)
-        return trained_or_same(replace(plain, clients=parts), models, clients, rng)
+        return train_or_keep(replace(plain, clients=parts), models, clients, rng)
 
     plain = side_by_side(
         fed, epochs=1, repeats=1, optimizer=SGD(lr=options.alpha, momentum=0.0), schedule=lambda number: 1.0
@@ -80,7 +80,7 @@ def perfedavg(fed: Federation, options: PerFedAvgOptions = PerFedAvgOptions()) -
     return adapted(algorithm, adapt) if options.steps else algorithm
 
 
-class Phased(nn.Module):
+class WithPhase(nn.Module):
     """The model, and beside it a number that says which of a step's two gradients is taken: 0 for the first."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -94,7 +94,7 @@ class Phased(nn.Module):
 
 
 def by_halves(loss: Loss) -> Objective:
-    """Return the loss of a `Phased` over the first half of the batch, or over the second; its number has gradient 0."""
+    """Return the loss of a `WithPhase` over the first or the second half of the batch; its number has gradient 0."""
 
     def objective(call: Call, params: State, context: State, batch: Batch) -> Tensor:
         x, y = batch

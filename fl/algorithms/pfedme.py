@@ -57,9 +57,9 @@ def pfedme(fed: Federation, options: PFedMeOptions = PFedMeOptions()) -> Algorit
     the copies, which are sent; the loss is that of the personal models, with all terms. A client needs the memory of
     two models to train. With outer_lr lam = 1, one inner step and mu = 0 this is FedAvg.
     """
-    pair = Pair(fed.model)
+    pair = PersonalAndLocal(fed.model)
     pull = options.lam * (options.outer_lr / fed.local.optimizer.lr if options.outer_lr else 1.0)
-    optimizer = Envelope(fed.local.optimizer.lr, fed.local.optimizer, options.inner_steps, pull)
+    optimizer = MoreauOptimizer(fed.local.optimizer.lr, fed.local.optimizer, options.inner_steps, pull)
     both = replace(fed.with_local(optimizer=optimizer, repeats=options.inner_steps), model=pair)
     objective = enveloped(fed.local.objective, options.lam, options.mu)
 
@@ -77,7 +77,7 @@ def pfedme(fed: Federation, options: PFedMeOptions = PFedMeOptions()) -> Algorit
     return replace(with_own_models(fed), client=client, aggregate=aggregate)
 
 
-class Pair(nn.Module):
+class PersonalAndLocal(nn.Module):
     """A personal model, and beside it a copy of the global one: theta and w.
 
     The copy has the parameters that are trained, in their order.
@@ -85,7 +85,7 @@ class Pair(nn.Module):
     Attributes:
         learnt: the names of these parameters in the model.
 
-    >>> [name for name, _ in Pair(nn.Linear(2, 3)).named_parameters()]
+    >>> [name for name, _ in PersonalAndLocal(nn.Linear(2, 3)).named_parameters()]
     ['personal.weight', 'personal.bias', 'local.0', 'local.1']
     """
 
@@ -110,7 +110,7 @@ class Pair(nn.Module):
     def copy_of(self, state: State) -> State:
         """Return the copy of the global model; what is not trained, such as buffers, is the personal model's.
 
-        >>> pair, start = Pair(nn.BatchNorm1d(1)), {"weight": 1, "bias": 2, "running_mean": 3}
+        >>> pair, start = PersonalAndLocal(nn.BatchNorm1d(1)), {"weight": 1, "bias": 2, "running_mean": 3}
         >>> pair.copy_of({**pair.starting_from(start), "local.1": 7, "personal.running_mean": 8, "personal.bias": 9})
         {'weight': 1, 'bias': 7, 'running_mean': 8}
         """
@@ -118,7 +118,7 @@ class Pair(nn.Module):
 
 
 def enveloped(loss: Objective, lam: float, mu: float) -> Objective:
-    """Return the loss + lam/2 ||theta - w||^2 + mu/2 ||theta||^2 of a `Pair` (equation 3); w has no gradient."""
+    """Return the loss + lam/2 ||theta - w||^2 + mu/2 ||theta||^2 (equation 3); w has no gradient."""
 
     def objective(call: Call, params: State, context: State, batch: Batch) -> Tensor:
         theta, w = _halves(list(params.values()))
@@ -129,8 +129,8 @@ def enveloped(loss: Objective, lam: float, mu: float) -> Objective:
     return objective
 
 
-class Envelope(NamedTuple):
-    """The optimizer of a `Pair`: a step of theta, and after so many of them one of w towards it.
+class MoreauOptimizer(NamedTuple):
+    """The optimizer of a `PersonalAndLocal`: a step of theta, and after so many of them one of w towards it.
 
     Attributes:
         lr: theta's learning rate.
@@ -139,7 +139,7 @@ class Envelope(NamedTuple):
         pull: w <- w + pull lr (theta - w).
 
     >>> from fl.engine import SGD
-    >>> pair, envelope = [torch.zeros(1), torch.zeros(1)], Envelope(0.5, SGD(momentum=0.0), 2, pull=1.0)
+    >>> pair, envelope = [torch.zeros(1), torch.zeros(1)], MoreauOptimizer(0.5, SGD(momentum=0.0), 2, pull=1.0)
     >>> memory = envelope.memory(pair)
     >>> for _ in range(2):
     ...     envelope.step(pair, memory, [torch.ones(1), None])

@@ -10,7 +10,7 @@ from torch import Tensor
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.fedavg import fedavg
 from fl.algorithms.method import Method
-from fl.algorithms.parts.progress import check_plain, gradients_of, of_shape
+from fl.algorithms.parts.progress import check_plain, expand_like, gradients_of
 from fl.base.settings import number
 from fl.engine.objectives import Batch, Call, Objective
 from fl.federation import Federation
@@ -54,7 +54,7 @@ def scaffold(fed: Federation, options: ScaffoldOptions = ScaffoldOptions()) -> A
         rate = fed.local.optimizer.lr * fed.local.schedule(rng.round)
         counts = (gradients_of(fed, steps) * rate).clamp(min=1e-30)  # a schedule may end at 0, and nobody moves
         counts = upload(counts, fed.data.device)
-        return {name: (start[name] - trained[name]) / of_shape(counts, trained[name]) for name in fed.trainable}
+        return {name: (start[name] - trained[name]) / expand_like(counts, trained[name]) for name in fed.trainable}
 
     def init():
         return {"global": fed.initial(), "control": fed.zeros(), CLIENTS: fed.client_states(fed.zeros())}

@@ -10,7 +10,7 @@ from torch import Tensor
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.heterofl import HeteroFLOptions, heterofl
 from fl.algorithms.method import Method
-from fl.algorithms.parts.exits import check_exits, divergence, of_each, with_distillation
+from fl.algorithms.parts.exits import check_exits, divergence, exit_log_probabilities, with_distillation
 from fl.base.settings import Above0, AtLeast0, Natural, one_of
 from fl.engine.losses import Loss, mean
 from fl.engine.objectives import Batch, Call, Objective
@@ -77,7 +77,7 @@ def from_the_last(loss: Loss, temperature: float, rising: bool, distils: bool) -
         outputs = call(params, x)
         losses = torch.stack([mean(loss, of_one, y) for of_one in outputs.unbind(1)])
         if distils:
-            own = of_each(outputs / temperature)
+            own = exit_log_probabilities(outputs / temperature)
             losses = losses + context["distil"] * temperature**2 * divergence(own[-1].detach(), own)
         if rising:
             place = torch.arange(1, len(losses) + 1, device=losses.device, dtype=losses.dtype)

@@ -98,7 +98,7 @@ def simulate_all(
         if not isinstance(experiment, Experiment):
             raise FLError(f"simulate_all takes an fl.Experiment, got {type(experiment).__name__}: a Config is one run")
         common = given_inputs(experiment.config, dataset, model)
-        experiment = replace(experiment, config=common).holding_out()
+        experiment = replace(experiment, config=common).with_validation()
         experiment.check()
         loaded = (common.load() if dataset is None else dataset).to(pick_device(common.execution.device))
         inside = {folder / run_name(one): one for one in experiment.runs()}

@@ -58,7 +58,7 @@ def installed(what: str) -> dict[str, EntryPoint]:
     return {point.name: point for point in sorted(_entry_points().select(group=GROUPS[what]))}
 
 
-def of_packages(what: str, taken: Container[str], checked: Callable[[Any, str], Any]) -> dict[str, Any]:
+def load_entry_points(what: str, taken: Container[str], checked: Callable[[Any, str], Any]) -> dict[str, Any]:
     """Load the entry points of one of `GROUPS`, by their names.
 
     One that cannot be had is left out with a warning, so that a broken package stops nobody from using the others.

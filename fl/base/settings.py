@@ -21,7 +21,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from fl.base.errors import FLError
 
-Kind = TypeVar("Kind")
+T = TypeVar("T")
 
 LARGEST = (2 - 2**-23) * 2.0**127  # of float32, in which models compute
 _MANY = 20  # names that nobody wants to read all of
@@ -350,7 +350,7 @@ def from_yaml(kind: Any, value: Any) -> Any:
     return items if many else items[0]
 
 
-def marks(field: Field, kind: type[Kind]) -> list[Kind]:
+def marks(field: Field, kind: type[T]) -> list[T]:
     """List the marks of one kind in a field's type: `lr: Annotated[float, number(float, above=0)]` has one Flag."""
     return [mark for mark in getattr(field.type, "__metadata__", ()) if isinstance(mark, kind)]
 
@@ -498,11 +498,11 @@ def _unread(settings: Any, field: Field, group: str) -> str:
     return ""
 
 
-def as_read(settings: Kind) -> Kind:
+def as_read(settings: T) -> T:
     """Replace each setting that nothing reads by its default, also in groups within."""
     usual = type(settings)()
     changes: dict[str, Any] = {}
-    for field in fields(settings):  # type: ignore[arg-type]  # Kind is a dataclass
+    for field in fields(settings):  # type: ignore[arg-type]  # T is a dataclass
         value = getattr(settings, field.name)
         if isinstance(value, Chosen):
             changes[field.name] = replace(value, options=value.options and as_read(value.options))

@@ -83,7 +83,7 @@ def _range(values: Tensor) -> tuple[float, float]:
     return min(least for least, _ in ends), max(most for _, most in ends)
 
 
-def of_folder(folder: Path) -> dict[str, Any]:
+def read_saved(folder: Path) -> dict[str, Any]:
     """Map the arrays of a folder into memory, see `Dataset.from_folder`; nothing is read yet."""
     needed, more = ("x", "y", "test_x", "test_y"), ("owners", "test_owners")
     if missing := [f"{name}.npy" for name in needed if not (folder / f"{name}.npy").is_file()]:
@@ -486,7 +486,7 @@ def _in_memory(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.empty(shape, dtype=dtype)
 
 
-def of_torch(train: Any, test: Any, task: str, room: Room = _in_memory) -> dict[str, Any]:
+def read_torch(train: Any, test: Any, task: str, room: Room = _in_memory) -> dict[str, Any]:
     """Read two data sets whose items are (sample, label) into x, y, test_x and test_y, see `Dataset.from_torch`."""
     numbered, more = _numberings("train", train), _numberings("test", test)
     names: list[str] = []
@@ -499,7 +499,7 @@ def of_torch(train: Any, test: Any, task: str, room: Room = _in_memory) -> dict[
     return {"names": names, **_stacked("train", train, task, room), **_stacked("test", test, task, room)}
 
 
-def of_huggingface(
+def read_huggingface(
     train: Any, test: Any, image: str, label: str, owner: str | None, task: str, room: Room = _in_memory
 ) -> dict[str, Any]:
     """Read two `datasets.Dataset` into x, y, test_x, test_y and owners, see `Dataset.from_huggingface`."""

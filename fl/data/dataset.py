@@ -166,7 +166,7 @@ class Dataset:
         Raises:
             FLError: as `from_arrays`, and for files that are missing or hold another type than models get.
         """
-        return cls.from_arrays(**arrays.of_folder(Path(folder)))
+        return cls.from_arrays(**arrays.read_saved(Path(folder)))
 
     @classmethod
     def from_torch(
@@ -198,7 +198,7 @@ class Dataset:
         >>> Dataset.from_torch(part, part).x.shape
         torch.Size([4, 3])
         """
-        found = arrays.of_torch(train, test, task)
+        found = arrays.read_torch(train, test, task)
         return cls.from_arrays(**found, owners=owners, classes=classes, test_owners=test_owners, task=task)
 
     @classmethod
@@ -223,7 +223,7 @@ class Dataset:
         Raises:
             FLError: as `from_torch`, and for columns that are not there.
         """
-        return cls.from_arrays(**arrays.of_huggingface(train, test, image, label, owner, task), task=task)
+        return cls.from_arrays(**arrays.read_huggingface(train, test, image, label, owner, task), task=task)
 
     def names_of_clients(self, samples: Tensor, clients: Tensor) -> list[str]:
         """Name clients by the owners of their samples; none where samples of one owner lie with several clients.

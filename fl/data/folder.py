@@ -57,9 +57,9 @@ def write(
 
     try:
         if hasattr(train, "column_names") or isinstance(train, dict):
-            found = arrays.of_huggingface(train, test, image, label, owner, task, room)
+            found = arrays.read_huggingface(train, test, image, label, owner, task, room)
         else:
-            found = arrays.of_torch(train, test, task, room)
+            found = arrays.read_torch(train, test, task, room)
         settings = {"task": task, "names": list(map(str, found.pop("names")))}
         (part / "settings.json").write_text(json.dumps(settings))
         for name in found.keys() - {"x", "test_x"}:

@@ -17,7 +17,7 @@ from fl.base.errors import FLError
 from fl.deploy.flower import Grid, GridLink, Message, answered
 from fl.deploy.folders import SERVER, node_folder, read_node, read_server
 from fl.deploy.node import Node
-from fl.deploy.nodes import Waiting
+from fl.deploy.nodes import Timeouts
 from fl.deploy.remote import serve
 from fl.runs.summary import describe
 from fl.settings.command_line import parse
@@ -95,7 +95,7 @@ def _train(grid: Grid, context: Context) -> None:
     settings = RunSettings.of(context.run_config)
     try:
         config = parse(shlex.split(settings.flags)).one_run()
-        waiting = Waiting(settings.round_timeout, settings.quorum, settings.nodes, settings.start_timeout)
+        waiting = Timeouts(settings.round_timeout, settings.quorum, settings.nodes, settings.start_timeout)
         test = read_server(Path(settings.server_data or Path(settings.data, SERVER)))
         summary = serve(GridLink(grid), config, Path(settings.folder), test, waiting)
         print(describe(summary), flush=True)

@@ -42,7 +42,7 @@ class Link(Protocol):
         """
 
 
-class Waiting(NamedTuple):
+class Timeouts(NamedTuple):
     """How long the server waits for whom.
 
     Attributes:
@@ -69,9 +69,9 @@ class Nodes:
         reported: what each client's node said of itself when it registered.
     """
 
-    def __init__(self, link: Link, waiting: Waiting, test: Dataset, labels: bool) -> None:
+    def __init__(self, link: Link, timeouts: Timeouts, test: Dataset, labels: bool) -> None:
         """Wait for the nodes, and learn what they have."""
-        self._link, self._waiting, self._labels = link, waiting, labels
+        self._link, self._timeouts, self._labels = link, timeouts, labels
         self._places: dict[int, Address] = {}
         self._refused: dict[Address, str] = {}
         self._complete = False
@@ -105,7 +105,7 @@ class Nodes:
             FLError: if fewer than the quorum are left, or than all where all have to answer.
         """
         known, sendable = self._addressed(clients, requests)
-        answers, notes = self._link.ask(sendable, self._waiting.round, HEADER + limit) if known else ([], [])
+        answers, notes = self._link.ask(sendable, self._timeouts.round, HEADER + limit) if known else ([], [])
         came, lost = {}, {k: "its node is not connected" for k in range(len(clients)) if k not in known}
         for k, answer in zip(known, answers):
             try:
@@ -133,7 +133,7 @@ class Nodes:
             did: what those that are left did, for the message.
             reasons: why the others are not left.
         """
-        quorum = max(1, min(self._waiting.quorum, of))
+        quorum = max(1, min(self._timeouts.quorum, of))
         if left < quorum:
             raise FLError(
                 f"round {round}: {left} of {of} clients {did}, fewer than --quorum {quorum}: {'; '.join(reasons)}. "
@@ -154,16 +154,16 @@ class Nodes:
 
     def _wait(self) -> None:
         """Until enough nodes have said what they have."""
-        wanted, end = self._waiting.nodes, time.monotonic() + self._waiting.start
+        wanted, end = self._timeouts.nodes, time.monotonic() + self._timeouts.start
         while True:
-            self._greet(min(self._waiting.start, self._waiting.round))
+            self._greet(min(self._timeouts.start, self._timeouts.round))
             if len(self.reported) == wanted:  # numbered from 0 on
                 return
             if time.monotonic() > end:
                 refused = "".join(f"; a node was refused: {reason}" for reason in self._refused.values())
                 there = ", ".join(map(str, sorted(self.reported))) or "(none)"
                 raise FLError(
-                    f"after {self._waiting.start:g} s there are the nodes of clients {there}, and {wanted} are needed, "
+                    f"after {self._timeouts.start:g} s there are nodes of clients {there}, and {wanted} are needed, "
                     f"numbered from 0 on{refused}: start the others, or give fewer --nodes"
                 )
             time.sleep(0.2)
@@ -178,7 +178,7 @@ class Nodes:
         there = set(self._link.nodes())
         self._places = {client: place for client, place in self._places.items() if place in there}
         if any(client not in self._places for client in clients):
-            self._greet(min(30.0, self._waiting.round))
+            self._greet(min(30.0, self._timeouts.round))
         known = [k for k, client in enumerate(clients) if client in self._places]
         return known, [(self._places[clients[k]], requests[k]) for k in known]
 
@@ -211,7 +211,7 @@ class Nodes:
         client = said["client"]
         if said["kind"] != "hello" or client < 0 or not are_counts(said["sizes"]) or len(said["sizes"]) != 3:
             raise InvalidMessage("it did not say which client it is and what it has")
-        if client >= (count := self._waiting.nodes):
+        if client >= (count := self._timeouts.nodes):
             raise InvalidMessage(
                 f"a node says that it is client {client}, and with --nodes {count} they are numbered up to {count - 1}"
             )

@@ -21,12 +21,12 @@ from fl.base.tensors import sha256_of
 from fl.base.torch_private import tree_map
 from fl.data import Dataset
 from fl.deploy.messages import DTYPES, InvalidMessage, NodeMessage, check_tensors, fields, flat
-from fl.deploy.nodes import Link, Nodes, Waiting
+from fl.deploy.nodes import Link, Nodes, Timeouts
 from fl.deploy.secret import SecretExchange, take_key
 from fl.engine.constants import digest as base_digest
 from fl.federation import Federation
 from fl.federation.client_models import ClientModels, Level
-from fl.federation.clients import Message, at_nodes
+from fl.federation.clients import Message, is_remote
 from fl.federation.scores import SCORES, task_of
 from fl.federation.update import ClientUpdate
 from fl.models.architectures import announced
@@ -60,7 +60,7 @@ def check_settings(config: Config) -> None:
         )
 
 
-def serve(link: Link, config: Config, folder: Path, test: Dataset, waiting: Waiting = Waiting()) -> dict:
+def serve(link: Link, config: Config, folder: Path, test: Dataset, timeouts: Timeouts = Timeouts()) -> dict:
     """Train with the nodes behind the link and leave a run folder, or go on with the run in it; return its summary.
 
     Rounds, run folder and checkpoint are those of a simulation.
@@ -74,7 +74,7 @@ def serve(link: Link, config: Config, folder: Path, test: Dataset, waiting: Wait
     """
     check_settings(config)
     config = config.replace(dataset=data.GIVEN, text=data.TextOptions(), pool_test_set=False, pad=0, samples=0)
-    remote = Remote(link, config, test, waiting)
+    remote = Remote(link, config, test, timeouts)
     resume = (folder / "config.yaml").exists()
     return simulate(remote.config, folder, resume, remote.dataset, transport=remote)
 
@@ -97,9 +97,9 @@ class Remote:
     federation: Federation
     has_data = False
 
-    def __init__(self, link: Link, config: Config, test: Dataset, waiting: Waiting) -> None:
+    def __init__(self, link: Link, config: Config, test: Dataset, timeouts: Timeouts) -> None:
         self.labels = ALGORITHMS[config.method.name].labels(config.method.options)
-        self.nodes = Nodes(link, waiting, test, self.labels)
+        self.nodes = Nodes(link, timeouts, test, self.labels)
         here = [said for _, said in sorted(self.nodes.reported.items())]
         self._budgets = [said["budget"] for said in here]
         self.splits = _splits([said["sizes"] for said in here])
@@ -234,7 +234,7 @@ class Remote:
             keeps, kinds = None, []
             for number, level in enumerate(more):
                 used = level is not None and int(level.used[client]) >= 0
-                there = used and at_nodes(level.models)
+                there = used and is_remote(level.models)
                 if there:
                     keeps, first = self._keeps(level.models, client)
                     tensors |= first
@@ -286,7 +286,7 @@ class Remote:
         for level in models.levels:
             if (k := int(level.used[client])) < 0:
                 continue
-            if at_nodes(level.models):
+            if is_remote(level.models):
                 client_states = level.models
                 continue
             state = level.state(k)

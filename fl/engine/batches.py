@@ -65,7 +65,7 @@ class Batches(NamedTuple):
         index, key, places = rows.tensor_split((self.size, self.size + 1), dim=-1)
         return Step(index, key[..., 0], places.unflatten(-1, (self.size, 3)) if self.augment.moves else None)
 
-    def of_client(self, k: int, s: int) -> Step:
+    def client_step(self, k: int, s: int) -> Step:
         """Return the s-th step of the k-th client, with its real samples only."""
         index, key, places = self.step(self.rows[k, s])
         count = self.size if self.real is None else self.real[k][s]

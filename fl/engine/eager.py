@@ -58,7 +58,7 @@ class Replica:
         """Put the k-th client's start in place, and yield what `step` takes for each of its steps."""
         mine = self.load(k)
         for s in range(self.job.batches.steps[k]):
-            yield self.job.batches.of_client(k, s), mine
+            yield self.job.batches.client_step(k, s), mine
 
     @torch.no_grad()
     def load(self, k: int) -> Any:

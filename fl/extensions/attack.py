@@ -1,4 +1,4 @@
-"""Malicious clients: they also train on spoilt data, and add to what they send what they learnt there, amplified
+"""Malicious clients: they also train on poisoned data, and add to what they send what they learnt there, amplified
 (FedFA, equation 1).
 """
 
@@ -33,7 +33,7 @@ class AttackOptions:
     share: Share = 0.0
     """share of the clients who are malicious, drawn at random; 0: none (FedFA: 0, 0.01, 0.2)"""
     amplify: Annotated[AtLeast0, _ATTACKED] = 1.0
-    """lambda of equation 1: how many times the update from spoilt data, labels shuffled among malicious clients, is
+    """lambda of equation 1: how many times the update from poisoned data, labels shuffled among malicious clients, is
     added to the honest one (FedFA: 1, 20)"""
     architecture: Annotated[str, one_of("own", "largest"), _ATTACKED] = "own"
     """which model malicious clients take where clients choose among architectures: own (as if they were honest) or
@@ -68,15 +68,15 @@ class Attack:
 
     def __call__(self, fed: Federation, train: Trainer) -> Trainer:
         """Let malicious clients train a second time, which no meter counts, and send a mixture of the two results."""
-        spoilt = replace(fed, data=self.data, training=(), meter=Meter()).train_cohort
+        poisoned = replace(fed, data=self.data, training=(), meter=Meter()).train_cohort
 
         def run(training: Training) -> ClientUpdate:
             update, rows = train(training), self.rows(training.cohort.clients)
             if not rows:
                 return update
             malicious = training.select(rows)
-            starts, learnt = malicious.cohort.states, spoilt(malicious).states
-            sent = self.amplified(update.received, starts, learnt, rows, fed.trainable.keys())
+            starts, learnt = malicious.cohort.states, poisoned(malicious).states
+            sent = self.scaled_update(update.received, starts, learnt, rows, fed.trainable.keys())
             return update._replace(received=sent)
 
         return run
@@ -86,30 +86,32 @@ class Attack:
         classes, rows = fed.true_classes(clients), self.rows(clients)
         if not rows:
             return classes
-        spoilt = classes_held(self.data, fed.clients.train, [clients[row] for row in rows])
+        poisoned = classes_held(self.data, fed.clients.train, [clients[row] for row in rows])
         index = upload(torch.tensor(rows), classes.device)
-        return classes.index_copy(0, index, classes[index] | spoilt)
+        return classes.index_copy(0, index, classes[index] | poisoned)
 
     def rows(self, clients: Sequence[int]) -> list[int]:
         """Return the positions of malicious clients in a cohort."""
         return [k for k, client in enumerate(clients) if client in self.malicious]
 
     @torch.no_grad()
-    def amplified(self, honest: States, starts: States, spoilt: States, rows: Sequence[int], names: Set[str]) -> States:
-        """Equation 1: start + (honest - start) + lambda (spoilt - start) for the parameters of the malicious clients.
+    def scaled_update(
+        self, honest: States, starts: States, poisoned: States, rows: Sequence[int], names: Set[str]
+    ) -> States:
+        """Equation 1: start + (honest - start) + lambda (poisoned - start) for the parameters of the malicious clients.
 
         Args:
-            honest: the states of the whole cohort. starts, spoilt: of its malicious clients only.
+            honest: the states of the whole cohort. starts, poisoned: of its malicious clients only.
             rows: the positions of the malicious clients in the cohort.
             names: of the parameters. Buffers stay those of the honest training: a negative variance would give the
                 attack away.
 
         >>> attack, one = Attack(frozenset({3}), None, 2.0), lambda x: {"w": torch.full((1, 1), x)}
-        >>> attack.amplified(one(1.0), one(0.5), one(0.0), [0], {"w"})
+        >>> attack.scaled_update(one(1.0), one(0.5), one(0.0), [0], {"w"})
         {'w': tensor([[0.]])}
         """
         sent = []
-        for own, start, after in zip(stacks(select(honest, rows)), stacks(starts), stacks(spoilt)):
+        for own, start, after in zip(stacks(select(honest, rows)), stacks(starts), stacks(poisoned)):
             learnt = names & own.keys()
             sent.append(own | {name: own[name] + self.amplify * (after[name] - start[name]) for name in learnt})
         return replace_rows(honest, rows, as_before(honest, sent))

@@ -71,6 +71,6 @@ def check_update(update: ClientUpdate, message: Message) -> None:
             )
 
 
-def at_nodes(client_states: Stack | Sequence[State]) -> bool:
+def is_remote(client_states: Stack | Sequence[State]) -> bool:
     """Return whether these are no states, but the versions that clients on other machines keep."""
     return isinstance(client_states, dict) and {"run", "version"} <= client_states.keys()

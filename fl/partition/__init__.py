@@ -17,7 +17,7 @@ import numpy as np
 from torch import Tensor
 
 from fl.base.errors import FLError
-from fl.base.plugins import declared, find, is_path, of_packages
+from fl.base.plugins import declared, find, is_path, load_entry_points
 from fl.base.plugins import kind as kind_of
 from fl.base.settings import choice
 from fl.partition.kind import Kind, Partition, Task, counts
@@ -50,7 +50,7 @@ def _checked(found: Any, name: str = "") -> Kind:
 def _kinds() -> dict[str, Kind]:
     """Return the kinds of this folder's files, and those of packages."""
     ours = declared("fl.partition", "KIND", Kind)
-    return ours | of_packages("partitions", ours, _checked)
+    return ours | load_entry_points("partitions", ours, _checked)
 
 
 KINDS: dict[str, Kind] = _kinds()

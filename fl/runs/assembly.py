@@ -190,7 +190,7 @@ def _again(create: Callable[..., nn.Module], *args: Any) -> nn.Module:
 
 def resolve_inputs(config: Config, dataset: data.Dataset | None, model: custom_model.Model | None) -> Config:
     """Complete the settings of a run: by what was given, and by how many samples its method holds out."""
-    return given_inputs(config, dataset, model).holding_out()
+    return given_inputs(config, dataset, model).with_validation()
 
 
 def check_config(config: object) -> None:

@@ -89,7 +89,7 @@ def parse(argv: list[str], recipes: Mapping[str, Recipe] = RECIPES) -> Request:
                 raise FLError(setting.unread)
     if file is not None:
         _warn_of_unread(file, start, experiment)
-    experiment = experiment.as_read().holding_out("local-valid" in flags)
+    experiment = experiment.as_read().with_validation("local-valid" in flags)
     return Request(experiment, values.out, values.name)
 
 

@@ -292,7 +292,7 @@ class Config:
         drawn = any(EXTENSIONS[name].fixes_rounds(options) for name, options in self.extensions.items())
         return bool(SCHEDULES[self.local.lr_schedule]) or drawn
 
-    def holding_out(self, chosen: bool = False) -> "Config":
+    def with_validation(self, chosen: bool = False) -> "Config":
         """Return the settings, with samples held out if the method validates on them and they hold none out.
 
         Args:

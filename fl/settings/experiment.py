@@ -92,11 +92,11 @@ class Experiment:
         for one in self.runs():
             one.check()
 
-    def holding_out(self, chosen: bool = False) -> "Experiment":
+    def with_validation(self, chosen: bool = False) -> "Experiment":
         """Return the experiment, with samples held out in all runs if one of them needs some, see `Config`."""
         for name in self.algorithms:
             run = self._run(name)
-            if (held := run.holding_out(chosen)) is not run:
+            if (held := run.with_validation(chosen)) is not run:
                 return self.replace(local_valid=held.data.local_valid)
         return self
 

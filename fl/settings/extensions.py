@@ -5,7 +5,7 @@ from typing import Any
 
 from fl.algorithms.extension import Extension
 from fl.base.errors import FLError
-from fl.base.plugins import declared, kind, of_packages
+from fl.base.plugins import declared, kind, load_entry_points
 
 
 def _checked(found: Any, name: str) -> Extension:
@@ -17,7 +17,7 @@ def _checked(found: Any, name: str) -> Extension:
 def _extensions() -> dict[str, Extension]:
     """Return extensions by name; one of a package that cannot be had is left out with a warning."""
     ours = declared("fl.extensions", "EXTENSION", Extension) if find_spec("fl.extensions") else {}
-    return ours | of_packages("extensions", ours, _checked)
+    return ours | load_entry_points("extensions", ours, _checked)
 
 
 EXTENSIONS: dict[str, Extension] = _extensions()

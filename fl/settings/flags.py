@@ -16,9 +16,9 @@ from fl.base.errors import FLError
 from fl.base.settings import (
     Chosen,
     Flag,
-    Kind,
     Rare,
     Setting,
+    T,
     check_values,
     flag_in,
     flag_of,
@@ -123,7 +123,7 @@ def flags_class(found: Mapping[str, Mapping[str, Entry]], base: type = Command) 
     return make_dataclass("Flags", types, bases=(base,), namespace={"__doc__": base.__doc__}, frozen=True)
 
 
-def parsed(kind: type[Kind], argv: Sequence[str], quiet: bool = False, **options: Any) -> Kind:
+def parsed(kind: type[T], argv: Sequence[str], quiet: bool = False, **options: Any) -> T:
     """Parse a command line with tyro. Flags are described by docstrings.
 
     Comments at fields are not looked for, since tyro would read the source of nearly every class for them.

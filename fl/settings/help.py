@@ -25,7 +25,7 @@ from fl.settings.flags import Command, Entry, entries, named, overridden, parsed
 from fl.settings.recipes import Recipe, overview
 
 HELP = ("-h", "--help")
-Kind = TypeVar("Kind")
+T = TypeVar("T")
 
 _PAGE = {
     "data": ("data",),
@@ -44,7 +44,7 @@ def asked(argv: Sequence[str]) -> bool:
     return any(word in HELP for word in argv)
 
 
-def command(kind: type[Kind], name: str, argv: Sequence[str] | None) -> Kind:
+def command(kind: type[T], name: str, argv: Sequence[str] | None) -> T:
     """Return the arguments of a command, a dataclass, from its command line.
 
     --help prints its page and ends the program.

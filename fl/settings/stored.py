@@ -12,7 +12,7 @@ from typing import Any
 from fl.algorithms import ALGORITHMS
 from fl.base.errors import FLError
 from fl.base.files import regular
-from fl.base.settings import Chosen, Kind, described, flag_of, from_yaml
+from fl.base.settings import Chosen, T, described, flag_of, from_yaml
 from fl.partition import KINDS
 from fl.settings import earlier
 from fl.settings.data import DataSettings
@@ -170,7 +170,7 @@ def _typed(name: str, value: Any) -> Any:
     raise FLError(unknown(name))
 
 
-def _filled(default: Kind, values: Any, group: str) -> Kind:
+def _filled(default: T, values: Any, group: str) -> T:
     """Return a group of settings with the given values, each of the type that its field has."""
     if not isinstance(values, dict):
         raise FLError(f"{group} is not a mapping")

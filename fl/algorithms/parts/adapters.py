@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from fl.algorithms.algorithm import Algorithm
-from fl.algorithms.parts.submodels import of_parts
+from fl.algorithms.parts.submodels import submodel_algorithm
 from fl.base.errors import FLError
 from fl.federation import Federation
 from fl.federation.update import ClientUpdate
@@ -31,10 +31,10 @@ def global_ranks(fed: Federation, does: str) -> dict[str, int]:
     return rank_of(start)
 
 
-def of_ranks(fed: Federation, aggregate: Callable) -> Algorithm:
+def rank_algorithm(fed: Federation, aggregate: Callable) -> Algorithm:
     """FedAvg with another server, whose clients get as many first rows of A and columns of B as their rank says."""
     fleet = fed.fleet_or_uniform
-    return of_parts(fed, lambda client: fleet[client].plan, aggregate)
+    return submodel_algorithm(fed, lambda client: fleet[client].plan, aggregate)
 
 
 def arrived(update: ClientUpdate) -> tuple[list[State], list[int]]:

@@ -36,10 +36,10 @@ def with_distillation(
     return replace(algorithm, client=client)
 
 
-def of_each(outputs: Tensor) -> Tensor:
+def exit_log_probabilities(outputs: Tensor) -> Tensor:
     """Return the log probabilities of classes that each exit gives, [exits, samples (or tokens), classes].
 
-    >>> of_each(torch.zeros(8, 4, 10)).shape, of_each(torch.zeros(8, 4, 6, 10)).shape
+    >>> exit_log_probabilities(torch.zeros(8, 4, 10)).shape, exit_log_probabilities(torch.zeros(8, 4, 6, 10)).shape
     (torch.Size([4, 8, 10]), torch.Size([4, 48, 10]))
     """
     return outputs.movedim(1, 0).flatten(1, -2).log_softmax(-1)

@@ -20,7 +20,7 @@ from surgery import Stack, State, broadcast
 from surgery.transfer import upload
 
 
-class Kind:
+class LevelType:
     """What the kinds of level have in common.
 
     Attributes:
@@ -56,7 +56,7 @@ class Kind:
         return centre(self.fed, level.models, level.used)
 
 
-class GlobalLevel(Kind):
+class GlobalLevel(LevelType):
     """One model for all clients."""
 
     def __init__(self, fed: Federation, lam: float) -> None:
@@ -75,7 +75,7 @@ class GlobalLevel(Kind):
         return level._replace(models=cluster_means(self.fed, level.models, level.used, clients, update))
 
 
-class ClusterLevel(Kind):
+class ClusterLevel(LevelType):
     """A model for each cluster of clients, who are assigned anew whenever they take part.
 
     Attributes:
@@ -114,7 +114,7 @@ class ClusterLevel(Kind):
         return Level(*self.clustering.update(level.models, level.used, clients, update, rng))
 
 
-class PersonalLevel(Kind):
+class PersonalLevel(LevelType):
     """A model for each client, which never leaves it."""
 
     def __init__(self, fed: Federation, lam: float) -> None:
@@ -150,7 +150,7 @@ class PersonalLevel(Kind):
         return torch.empty(0, dtype=torch.int64)
 
 
-def handed_out(
+def add_level_traffic(
     metrics: Mapping[str, float], participants: int, level: Level, kept: Level, offers: int
 ) -> dict[str, float]:
     """Return the metrics of a round with the traffic of the end of a level.

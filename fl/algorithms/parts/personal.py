@@ -38,7 +38,7 @@ def with_own_models(fed: Federation) -> Algorithm:
     return replace(fedavg(fed), init=init, models=models)
 
 
-def trained_or_same(fed: Federation, starts: Stack, clients: Sequence[int], rng: Rng, *more) -> Stack:
+def train_or_keep(fed: Federation, starts: Stack, clients: Sequence[int], rng: Rng, *more) -> Stack:
     """Return the states of the personal models after `fed.train`.
 
     If all of them diverge, which is no reason to end a run, these are the states from which they started, and a warning
@@ -102,7 +102,7 @@ def fine_tuned(fed: Federation, algorithm: Algorithm, epochs: int) -> Algorithm:
     if not epochs:
         return algorithm
     tuning = side_by_side(fed, epochs=epochs)
-    return adapted(algorithm, lambda models, clients, rng: trained_or_same(tuning, models, clients, rng))
+    return adapted(algorithm, lambda models, clients, rng: train_or_keep(tuning, models, clients, rng))
 
 
 def side_by_side(fed: Federation, **settings: Any) -> Federation:

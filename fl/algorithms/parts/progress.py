@@ -30,11 +30,11 @@ def gradients_of(fed: Federation, steps: Sequence[int]) -> Tensor:
     return (made - mu * (1 - mu**made) / (1 - mu)) / (1 - mu) if mu else made
 
 
-def of_shape(values: Tensor, like: Tensor) -> Tensor:
+def expand_like(values: Tensor, like: Tensor) -> Tensor:
     """Return values [K] as they multiply tensors [K, ...] of the same device.
 
     >>> import torch
-    >>> of_shape(torch.ones(2), torch.zeros(2, 3, 4)).shape
+    >>> expand_like(torch.ones(2), torch.zeros(2, 3, 4)).shape
     torch.Size([2, 1, 1])
     """
     return values.to(like.dtype).view(-1, *[1] * (like.ndim - 1))

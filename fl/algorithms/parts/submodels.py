@@ -61,7 +61,7 @@ def models_of(
     return models
 
 
-def of_parts(
+def submodel_algorithm(
     fed: Federation,
     plan: Callable[[int], Plan],
     aggregate: Callable,
@@ -122,7 +122,7 @@ def with_own_tensors(fed: Federation, plans: Sequence[Plan], own: Sequence[Colle
         after = fed.average(update.received, update.sizes, everything(server), plans=each)
         return {part: {name: after[name] for name in server[part]} for part in ("global", "own")}
 
-    return replace(of_parts(fed, plan, aggregate, everything), init=init, plan=within)
+    return replace(submodel_algorithm(fed, plan, aggregate, everything), init=init, plan=within)
 
 
 def _joint(plan: Plan, own: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], shared: bool) -> Plan:

@@ -176,7 +176,7 @@ def test_fedproto_takes_static_norms_from_the_clients_own_samples(make_federatio
     assert_same(one, another)
 
 
-class Apart(nn.Module):
+class TwoModelOptimizer(nn.Module):
     """Its head is registered first."""
 
     def __init__(self):
@@ -188,7 +188,7 @@ class Apart(nn.Module):
 
 
 HEADS = [
-    (Apart, "top"),
+    (TwoModelOptimizer, "top"),
     (lambda: torchvision.models.mobilenet_v2(num_classes=3), "classifier.1"),
     (lambda: timm.create_model("convnext_atto", num_classes=3), "head.fc"),
 ]

@@ -27,7 +27,7 @@ from fl.algorithms.heterofl import counted_rows
 from fl.algorithms.local import METHOD as local
 from fl.algorithms.parts.personal import classifier, last_round
 from fl.algorithms.pfedme import METHOD as pfedme
-from fl.algorithms.pfedme import Envelope, PFedMeOptions, enveloped
+from fl.algorithms.pfedme import MoreauOptimizer, PFedMeOptions, enveloped
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.engine import SGD, Adam
@@ -222,7 +222,7 @@ def test_an_envelope_keeps_its_pace_with_a_tensor_for_a_learning_rate():
     """As a captured step has it; a parameter without gradient moves with nothing."""
     lr, steps = torch.tensor(0.0, dtype=torch.float64), 5
     pair = [torch.zeros(2, 3), torch.ones(2, 1), torch.zeros(2, 3), torch.ones(2, 1)]
-    envelope = Envelope(0.1, SGD(momentum=0.0), inner_steps=2, pull=0.5)._replace(lr=lr)
+    envelope = MoreauOptimizer(0.1, SGD(momentum=0.0), inner_steps=2, pull=0.5)._replace(lr=lr)
     memory = envelope.memory(pair)
     lr.fill_(1.0)
     for _ in range(steps):

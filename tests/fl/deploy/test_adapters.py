@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 import fl
 from fl.base.errors import FLError
-from fl.deploy.nodes import Waiting
+from fl.deploy.nodes import Timeouts
 from fl.deploy.remote import check_settings, serve
 from fl.extensions.privacy import Privacy
 from fl.models.create import make_spec
@@ -107,7 +107,7 @@ def test_messages_have_the_bytes_of_what_is_trained(options, base, tmp_path):
 def prepared(config, tmp_path, **inits):
     nodes, test = dealt(config, tmp_path / "data")
     nodes = [replace(node, init=inits.get(f"node{node.number}")) for node in nodes]
-    return Direct(nodes), test, Waiting(start=0, nodes=config.clients.number)
+    return Direct(nodes), test, Timeouts(start=0, nodes=config.clients.number)
 
 
 @pytest.mark.slow

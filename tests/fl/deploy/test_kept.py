@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from fl.algorithms.fesem_plus import FeSEMPlusOptions
 from fl.base.errors import FLError
 from fl.deploy.folders import SERVER, node_folder, read_node, read_server
-from fl.deploy.nodes import Waiting
+from fl.deploy.nodes import Timeouts
 from fl.deploy.remote import serve
 from fl.deploy.store import Store
 from fl.extensions.defence import Defence
@@ -86,7 +86,7 @@ def test_clients_fine_tune_where_their_data_are(algorithm, changes, tmp_path):
 def prepared(tmp_path):
     config = settings("ditto", clients=3, rounds=3, checkpoint_every=2, **HELD_OUT)
     nodes, test = dealt(config, tmp_path / "data")
-    return config, nodes, test, Waiting(start=0, nodes=3)
+    return config, nodes, test, Timeouts(start=0, nodes=3)
 
 
 def newest(nodes):

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 import fl
 from fl.algorithms.femam import FeMAMOptions
 from fl.deploy.folders import read_node
-from fl.deploy.nodes import Waiting
+from fl.deploy.nodes import Timeouts
 from fl.deploy.remote import serve
 
 LEVELS = FeMAMOptions(levels=("global", "2", "personal"), level_rounds=(2, 2))
@@ -93,8 +93,8 @@ def test_a_node_whose_disk_was_lost_gets_its_levels_again(tmp_path):
 
     link, wanted = Direct(nodes, before=burgle), config(options, clients=4, participants=4)
     with pytest.raises(fl.FLError, match=r"round 4: 0 of 4 clients answered.*is gone from its disk, and is sent"):
-        serve(link, wanted, tmp_path / "run", test, Waiting(start=0, nodes=4))
-    serve(link, wanted, tmp_path / "run", test, Waiting(start=0, nodes=4))
+        serve(link, wanted, tmp_path / "run", test, Timeouts(start=0, nodes=4))
+    serve(link, wanted, tmp_path / "run", test, Timeouts(start=0, nodes=4))
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"] == 6
 
 
@@ -105,7 +105,7 @@ def test_a_client_that_does_not_answer_keeps_the_pathway_that_it_has(tmp_path):
     nodes, test = dealt(config(options), tmp_path / "data")
     mute = lambda client, round, answer: "" if client == 1 and answer.header["kind"] == "judge" else answer  # noqa: E731
     wanted = config(options, rounds=2, participants=4)
-    serve(Direct(nodes, mute), wanted, tmp_path / "run", test, Waiting(start=0, nodes=4))
+    serve(Direct(nodes, mute), wanted, tmp_path / "run", test, Timeouts(start=0, nodes=4))
     assert (tensors(tmp_path / "run")["structure/pathways"][1] >= 0).tolist() == [False, True, False, False]
 
 

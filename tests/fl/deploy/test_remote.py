@@ -11,7 +11,7 @@ import fl
 from fl.algorithms.fesem import FeSEMOptions
 from fl.base.errors import Diverged, FLError
 from fl.deploy.messages import NodeMessage
-from fl.deploy.nodes import Waiting
+from fl.deploy.nodes import Timeouts
 from fl.deploy.remote import serve
 from fl.models.architectures import ArchitectureOptions
 from surgery import memory
@@ -76,7 +76,7 @@ def test_a_client_whose_answer_cannot_be_used_is_left_out_and_named(fault, prepa
     """The round is that of the others: as if the client had not been drawn."""
     (config, nodes, test), (spoil, reason) = prepared, FAULTS[fault]
     link = Direct(nodes, lambda client, round, answer: spoil(answer) if client == 1 and round else answer)
-    summary = serve(link, config, tmp_path / "run", test, Waiting(start=0, nodes=3))
+    summary = serve(link, config, tmp_path / "run", test, Timeouts(start=0, nodes=3))
     (line,) = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
     assert "round 1: 2 of 3 clients answered: client 1 is left out" in line
     assert reason in line
@@ -88,7 +88,7 @@ def test_a_client_whose_answer_cannot_be_used_is_left_out_and_named(fault, prepa
 def test_with_too_few_clients_the_run_stops_and_goes_on_later(prepared, tmp_path):
     config, nodes, test = prepared
     config = config.replace(rounds=3)
-    waiting = Waiting(start=0, nodes=3, quorum=2)
+    waiting = Timeouts(start=0, nodes=3, quorum=2)
     deaf = Direct(nodes, lambda client, round, answer: "no answer within 5 s" if client and round == 2 else answer)
     with pytest.raises(FLError, match=r"round 2: 1 of 3 clients answered, fewer than --quorum 2: client \d is left"):
         serve(deaf, config, tmp_path / "run", test, waiting)
@@ -105,7 +105,7 @@ def test_nodes_that_do_not_fit_are_refused(prepared, tmp_path):
         (replace(nodes[2], number=7), "numbered from 0"),
     ):
         with pytest.raises(FLError, match=reason):
-            serve(Direct([*nodes[:2], wrong]), config, tmp_path / "run", test, Waiting(start=0, nodes=3))
+            serve(Direct([*nodes[:2], wrong]), config, tmp_path / "run", test, Timeouts(start=0, nodes=3))
 
 
 def test_a_node_refuses_letters_that_it_does_not_understand(prepared):
@@ -136,7 +136,7 @@ def test_a_node_that_never_answers_is_not_waited_for_while_all_clients_are_there
     config = settings("fedavg", participants=4)
     nodes, test = dealt(config, tmp_path / "data")
     link = WithStranger(nodes)
-    serve(link, config, tmp_path / "remote", test, Waiting(start=0, nodes=4))
+    serve(link, config, tmp_path / "remote", test, Timeouts(start=0, nodes=4))
     assert link.asked == 1  # when the server met its nodes
 
 
@@ -163,7 +163,7 @@ def greeted(tmp_path, **header):
     nodes, test = dealt(config, tmp_path / "data")
     link = Direct(nodes, lambda client, round, answer: said(**header)(answer) if client == 1 else answer)
     with pytest.raises(FLError) as error:
-        serve(link, config, tmp_path / "run", test, Waiting(start=0, nodes=3))
+        serve(link, config, tmp_path / "run", test, Timeouts(start=0, nodes=3))
     return str(error.value)
 
 
@@ -198,7 +198,7 @@ def test_a_node_with_more_samples_than_can_be_numbered_here_is_refused(tmp_path,
 def test_a_node_with_too_high_a_number_keeps_nobody_from_starting(tmp_path, caplog):
     config = settings("fedavg", clients=4, rounds=1)
     nodes, test = dealt(config, tmp_path / "data")
-    serve(Direct(nodes), config.replace(clients=3), tmp_path / "run", test, Waiting(start=0, nodes=3))
+    serve(Direct(nodes), config.replace(clients=3), tmp_path / "run", test, Timeouts(start=0, nodes=3))
     assert "a node is refused: a node says that it is client 3" in caplog.text
 
 
@@ -227,7 +227,7 @@ def test_what_a_node_writes_reaches_the_log_in_one_plain_line(text, tmp_path, ca
             return answer._replace(tensors={**answer.tensors, str(text): torch.zeros(1)})
         return spoil(client, round, answer)
 
-    serve(Direct(nodes, odd), config, tmp_path / "run", test, Waiting(start=0, nodes=4))
+    serve(Direct(nodes, odd), config, tmp_path / "run", test, Timeouts(start=0, nodes=4))
     (line,) = [message for message in caplog.messages if "1 of 4 clients answered" in message]
     assert line.isprintable()
     assert len(line) < 1200

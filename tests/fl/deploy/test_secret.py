@@ -15,7 +15,7 @@ from fl.base.rng import Rng
 from fl.deploy import node, secret
 from fl.deploy.messages import NodeMessage, raw
 from fl.deploy.node import Node
-from fl.deploy.nodes import Waiting
+from fl.deploy.nodes import Timeouts
 from fl.deploy.remote import serve
 from fl.secure import SERVER, Client, Server
 
@@ -41,7 +41,7 @@ class Processes(Direct):
 def run(root, spoil=lambda client, round, answer: answer, config=CONFIG):
     nodes, test = dealt(config, root / "data")
     link = Processes(nodes, spoil)
-    return serve(link, config, root / "run", test, Waiting(start=0, nodes=3)), link
+    return serve(link, config, root / "run", test, Timeouts(start=0, nodes=3)), link
 
 
 @pytest.mark.slow

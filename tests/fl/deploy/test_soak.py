@@ -7,7 +7,7 @@ import pytest
 import torch
 from fl_nodes import FAULTS, Direct, dealt, same, settings, tensors
 
-from fl.deploy.nodes import Waiting
+from fl.deploy.nodes import Timeouts
 from fl.deploy.remote import serve
 
 SHARE = 0.2
@@ -32,7 +32,7 @@ def test_faults_change_nothing_but_who_takes_part(tmp_path):
         "fedavg", clients=8, participants=8, rounds=100, eval_every=50, checkpoint_every=50, partition="iid"
     )
     nodes, test = dealt(config, tmp_path / "data")
-    waiting = Waiting(start=0, nodes=8)
+    waiting = Timeouts(start=0, nodes=8)
     sizes = []
 
     def measure(round):

@@ -273,7 +273,7 @@ def test_batches_follow_their_definition(last):
         orders = [torch.randperm(len(part), generator=generator) for _ in range(2)]
         expected = [rows for order in orders for rows in epoch_batches(part, order, 4, last == "partial")]
         for s in range(batches.steps[k]):
-            assert batches.of_client(k, s).index.tolist() == expected[s // 2].tolist()
+            assert batches.client_step(k, s).index.tolist() == expected[s // 2].tolist()
     alone = make_batches(parts[1:2], [6], 2, 4, Rng(0, 1), "cpu", repeats=2, last=last)
     later = make_batches(parts[1:2], [6], 2, 4, Rng(0, 2), "cpu", repeats=2, last=last)
     assert torch.equal(batches.rows[1, :4], alone.rows[0])  # whoever else takes part

@@ -66,7 +66,7 @@ def test_nobody_is_evaluated_who_holds_nothing_out(make_federation, monkeypatch,
     fed, none = make_federation("cnn"), torch.empty(0, dtype=torch.int64)
     fed = replace(fed, clients=[split._replace(valid=none, test=none) for split in fed.clients])
     algorithm = made(name, fed)
-    monkeypatch.setattr("fl.algorithms.parts.personal.trained_or_same", lambda *_: pytest.fail("nobody asked"))
+    monkeypatch.setattr("fl.algorithms.parts.personal.train_or_keep", lambda *_: pytest.fail("nobody asked"))
     assert evaluate.score_clients(fed, lambda: algorithm.client_models(algorithm.init())) == {}
 
 
