@@ -83,7 +83,7 @@ def test_patience_stops_and_a_resumed_run_decides_the_same(tmp_path, monkeypatch
 def test_clients_validation_decides_where_there_is_one(tmp_path, monkeypatch):
     scores(monkeypatch, [0.1, 0.2, 0.3, 0.4, 0.5, 0.6], [3.0, 1.0, 2.0, 1.5, 0.5, 0.1])
     summary = fl.simulate(CONFIG.replace(local_valid=0.1, patience=2), tmp_path / "run")
-    assert (summary["rounds"], summary["stopped"]["best"]) == (4, 2)
+    assert (summary["rounds"], summary["complete"], summary["stopped"]["best"]) == (4, True, 2)
 
 
 def test_a_column_that_is_never_a_number_has_no_best_round(tmp_path, caplog):
