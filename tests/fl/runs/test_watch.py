@@ -43,6 +43,18 @@ def model_of(folder, best=False):
     return torch.cat([tensor.flatten() for tensor in fl.load_model(folder, best=best).state_dict().values()])
 
 
+def test_a_run_stops_after_the_round_for_which_a_function_says_true_and_nothing_else(tmp_path):
+    seen = []
+
+    def watch(row):
+        seen.append(row)
+        return "done" if row["round"] == 1 else True
+
+    summary = fl.simulate(CONFIG.replace(samples=100), tmp_path / "run", on_round=watch)
+    assert (summary["rounds"], summary["complete"]) == (2, False)
+    assert seen == read(tmp_path / "run/metrics.csv")
+
+
 @pytest.mark.slow
 def test_a_function_sees_every_row_and_may_stop_the_run(tmp_path):
     seen = []
