@@ -394,13 +394,3 @@ def test_owners_may_have_any_number(owners):
             for each in (given, small)
         ]
         assert [part.tolist() for part in parts[0]] == [part.tolist() for part in parts[1]]
-
-
-def test_clients_are_drawn_owners_in_the_order_of_their_numbers():
-    owners = torch.arange(30) % 10
-    drawn = [
-        [owners[part].unique().item() for part in deal(owners, "natural", 6, np.random.default_rng(seed), 3, owners)[0]]
-        for seed in range(3)
-    ]
-    assert all(each == sorted(each) for each in drawn)
-    assert len(set(map(tuple, drawn))) == 3

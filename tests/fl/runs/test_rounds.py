@@ -2,7 +2,6 @@
 
 import gc
 import logging
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +18,6 @@ from fl.runs import checkpoint, simulation
 from fl.runs.export import client_model
 from fl.runs.lock import folder_lock
 from fl.runs.metrics import read
-from fl.runs.state import RunState
 
 CONFIG = fl.Config.of(algorithm="fedavg", clients=4, participants=2, rounds=4, local_epochs=1, width=0.1, batch_size=50)
 
@@ -58,12 +56,6 @@ def test_checkpoints_are_written_after_every_second_round_and_the_last(tmp_path,
     monkeypatch.setattr("fl.runs.state.checkpoint.save", noting)
     fl.simulate(CONFIG.replace(rounds=5, checkpoint_every=2), tmp_path / "run")
     assert done == [2, 4, 5]
-
-
-def test_a_resumed_run_keeps_to_the_backend_that_auto_has_chosen(whole, tmp_path):
-    shutil.copytree(whole, tmp_path / "run")
-    chosen = RunState.begin(CONFIG, tmp_path / "run", resume=True).fed.local.chosen
-    assert chosen == checkpoint.read_header(whole)["backends"] != {}
 
 
 def test_clients_models_are_evaluated_in_every_second_round_and_the_last(tmp_path):
