@@ -44,6 +44,16 @@ def test_femnist_numbers_the_writers_of_both_parts_together(tmp_path):
     assert moved.owners.device.type == "cpu"
 
 
+def test_pixels_of_femnist_are_rounded_to_the_nearest_of_256(tmp_path):
+    for part in ("train", "test"):
+        write_leaf(
+            tmp_path / "femnist" / part / "a.json",
+            {"w": [1]},
+            user_data={"w": {"x": [[0.0, 0.4 / 255, 0.6 / 255, 254.9 / 255] * 196], "y": [1]}},
+        )
+    assert data.load("femnist", tmp_path).x.flatten()[:4].tolist() == [0, 0, 1, 255]
+
+
 def test_bad_leaf_files_are_named(tmp_path):
     train, test = (tmp_path / "femnist" / part for part in ("train", "test"))
     assert "github.com/TalwalkarLab/leaf" in complaint("femnist", tmp_path)

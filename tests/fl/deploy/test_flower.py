@@ -127,6 +127,29 @@ def test_what_comes_late_or_cannot_be_read_is_named(messages):
     assert ask(link)[0] == "Flower did not take the request to it"
 
 
+def test_of_two_answers_the_first_counts_and_its_node_is_named(messages):
+    from fl.deploy.flower import GridLink, answered
+
+    values = iter([1.0, 2.0])
+
+    def app(message, context):
+        tensors = {"w": torch.full((2,), next(values))}
+        return answered(message, lambda request: NodeMessage({"kind": "update"}, tensors))
+
+    grid = Grid(app, {})
+    push = grid.push_messages
+
+    def twice(messages):
+        first, second = push([*messages, *messages])
+        grid.replies[first] += grid.replies[second]
+        return [first]
+
+    grid.push_messages = twice
+    (answer,), notes = GridLink(grid).ask([(5, NodeMessage({"kind": "update", "round": 3}, {}))], 5.0, 2**20)
+    assert torch.equal(answer.tensors["w"], torch.ones(2))
+    assert notes == [(5, "answered twice, and the first answer counts")]
+
+
 def test_a_letter_comes_back_as_it_was_and_nothing_else_is_read():
     from flwr.app import ArrayRecord, RecordDict
 

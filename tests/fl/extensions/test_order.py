@@ -21,6 +21,7 @@ from fl.federation import trainer
 from fl.federation.divergence import WithoutDiverged
 from fl.federation.transport import InProcess
 from fl.settings.extensions import EXTENSIONS
+from surgery import broadcast
 
 ON = {
     "attack": {"attack": AttackOptions(share=0.4, amplify=3.0)},
@@ -89,6 +90,22 @@ def test_the_order_is_that_of_the_stages():
     order = sorted((one for one in EXTENSIONS if EXTENSIONS[one].algorithm), key=lambda one: EXTENSIONS[one].order)
     assert order == ["compression", "defence", "presence", "privacy"]
     assert len(algorithm.steps) == 1
+
+
+@pytest.mark.parametrize("turn", [1, -1])
+def test_what_wraps_training_is_put_in_the_order_of_its_stages(turn):
+    called = []
+
+    class Noted(NamedTuple):
+        stage: trainer.Stage
+
+        def __call__(self, fed, train):
+            return lambda training: called.append(self.stage) or train(training)
+
+    fed, _ = fl.build(tiny("fedavg"))
+    fed = replace(fed, training=[Noted(stage) for stage in trainer.Stage][::turn])
+    fed.train(broadcast(fed.initial(), 2), [0, 1], fl.Rng(0, 1))
+    assert called == sorted(trainer.Stage, reverse=True)
 
 
 def test_no_other_extension_sees_what_privacy_has_not_made(monkeypatch):

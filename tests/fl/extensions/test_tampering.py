@@ -202,7 +202,7 @@ def test_models_are_averaged_as_by_numpy(make_federation, monkeypatch, rule, dro
 
 @pytest.mark.parametrize(("rule", "dropped"), WITH_AND_WITHOUT_ALL)
 def test_submodels_are_averaged_among_those_who_cover_an_element(make_federation, rule, dropped):
-    """Element by element over who is left, the old value over nobody."""
+    """Element by element over who is left, with the factors of their layers, the old value over nobody."""
     fed = made(make_federation, KINDS, defence=rule)
     plans, draw = [fed.fleet[client].plan for client in CLIENTS], torch.Generator().manual_seed(0)
     states = [
@@ -211,13 +211,15 @@ def test_submodels_are_averaged_among_those_who_cover_an_element(make_federation
     ]
     weights = [0, 3, 7, 0] if dropped else [12, 3, 7, 5]
     before = {name: tensor + 1 for name, tensor in fed.initial().items()}
-    after, kept = fed.average(states, weights, before, plans=plans), 0
+    factors = {"head.weight": torch.tensor([1.0, 0.5, 2.0, 3.0])}
+    after, kept = fed.average(states, weights, before, plans=plans, factors=factors), 0
     embedded = [plan.embed(state) for plan, state in zip(plans, states)]
     for name, old in before.items():
         if not old.is_floating_point():
             continue
         values, masks = (np.stack([e[part][name].numpy() for e in embedded]) for part in (0, 1))
         masks &= np.array(weights).reshape(-1, *[1] * old.ndim) > 0
+        values = values * factors.get(name, torch.ones(4)).numpy().reshape(-1, *[1] * old.ndim)
         expected = old.numpy().copy()
         for index in np.ndindex(*old.shape):
             have = masks[(slice(None), *index)]

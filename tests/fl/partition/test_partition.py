@@ -109,6 +109,13 @@ def test_a_mixture_is_drawn_for_a_client_and_shares_of_a_class_for_all():
     assert sizes["dirichlet"].float().std() > 50
 
 
+def test_a_mixture_is_around_the_shares_of_the_classes_in_the_data():
+    """With a large alpha, every client has as much of a rare class as there is of it."""
+    y = torch.arange(2000) % 10 == 0
+    parts = dealt(y.long(), "dirichlet_mixture", 10, alpha=1000.0)
+    assert [y[part].double().mean().item() for part in parts] == pytest.approx([0.1] * 10, abs=0.06)
+
+
 @pytest.mark.parametrize("alpha", [1e-300, 1e-9, 1e9])
 def test_mixtures_of_extreme_concentrations(alpha):
     parts = dealt(balanced(1003), "dirichlet_mixture", 10, alpha=alpha)

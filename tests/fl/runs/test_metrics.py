@@ -7,7 +7,7 @@ from fl.algorithms import ALGORITHMS
 from fl.algorithms.fedavg import METHOD as fedavg
 from fl.algorithms.method import Method
 from fl.base.columns import Due
-from fl.runs.metrics import Metrics, best, checksums, evaluations_since_best, read
+from fl.runs.metrics import Metrics, best, checksums, evaluations_since_best, kept, read
 
 
 def test_a_metric_without_a_column_is_refused_before_its_row_is_written(tmp_path):
@@ -29,6 +29,16 @@ def test_the_table_has_the_columns_that_some_round_has_filled(tmp_path):
     assert path.read_text().splitlines() == ["round,train_loss,accuracy", "1,2.0,", "2,1.0,0.5", "3,0.5,"]
     Metrics(path, read(path)[:1])  # an end that a resumed run does not keep takes its columns along
     assert path.read_text().splitlines() == ["round,train_loss", "1,2.0"]
+
+
+def test_evaluations_that_only_ended_a_run_are_dropped_when_it_goes_on(tmp_path):
+    path, row = tmp_path / "metrics.csv", {"train_loss": 2.0, "accuracy": 0.5, "models_accuracy": 0.25}
+    metrics = Metrics(path)
+    for number in (1, 2, 3):
+        metrics.add({"round": number, **row})
+    found = kept(path, 2, lambda row: {"global"} if row["round"] == 1 else set())
+    assert found == [{"round": 1, "train_loss": 2.0, "accuracy": 0.5}, {"round": 2, "train_loss": 2.0}]
+    assert kept(path, 1, lambda row: {"global", "models"}) == [{"round": 1, **row}]
 
 
 def test_columns_of_methods_that_are_gone_are_read(tmp_path, monkeypatch):

@@ -43,6 +43,18 @@ def model_of(folder, best=False):
     return torch.cat([tensor.flatten() for tensor in fl.load_model(folder, best=best).state_dict().values()])
 
 
+def test_a_run_stops_after_the_round_for_which_a_function_says_true_and_nothing_else(tmp_path):
+    seen = []
+
+    def watch(row):
+        seen.append(row)
+        return "done" if row["round"] == 1 else True
+
+    summary = fl.simulate(CONFIG.replace(samples=100), tmp_path / "run", on_round=watch)
+    assert (summary["rounds"], summary["complete"]) == (2, False)
+    assert seen == read(tmp_path / "run/metrics.csv")
+
+
 @pytest.mark.slow
 def test_a_function_sees_every_row_and_may_stop_the_run(tmp_path):
     seen = []
@@ -83,7 +95,7 @@ def test_patience_stops_and_a_resumed_run_decides_the_same(tmp_path, monkeypatch
 def test_clients_validation_decides_where_there_is_one(tmp_path, monkeypatch):
     scores(monkeypatch, [0.1, 0.2, 0.3, 0.4, 0.5, 0.6], [3.0, 1.0, 2.0, 1.5, 0.5, 0.1])
     summary = fl.simulate(CONFIG.replace(local_valid=0.1, patience=2), tmp_path / "run")
-    assert (summary["rounds"], summary["stopped"]["best"]) == (4, 2)
+    assert (summary["rounds"], summary["complete"], summary["stopped"]["best"]) == (4, True, 2)
 
 
 def test_a_column_that_is_never_a_number_has_no_best_round(tmp_path, caplog):

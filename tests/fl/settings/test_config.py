@@ -456,6 +456,17 @@ def test_a_share_of_the_clients_is_rounded_to_the_nearest_and_at_least_one(share
     assert Config.of(clients=clients, participation=share).clients.cohort() == expected
 
 
+@pytest.mark.parametrize(
+    ("text", "flags", "expected"),
+    [("participation: 0.5", ["--participants", "3"], 3), ("participants: 3", ["--participation", "0.5"], 10)],
+)
+def test_a_flag_overrides_a_file_that_has_the_other_way_to_choose_participants(tmp_path, text, flags, expected):
+    (tmp_path / "some.yaml").write_text(text)
+    config = command_line.parse(["--config", str(tmp_path / "some.yaml"), *flags]).one_run()
+    config.check()
+    assert config.clients.cohort() == expected
+
+
 def test_a_power_of_ten_without_a_point_is_a_number_where_one_is_asked_for():
     config = Config.from_yaml("local: {lr: 1e-3}\nmodel: {name: 1e5}\nmethod: {name: fedmr, segment_fraction: 5e-1}")
     assert (config.local.lr, config.model.name, config.method.options.segment_fraction) == (0.001, "1e5", 0.5)
