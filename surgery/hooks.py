@@ -40,8 +40,14 @@ class Follower(Protocol):
             difference: where the new model, built by a plan with such edits, does something else than predicted.
         """
 
-    def check_depth(self, before: nn.Module, after: nn.Module) -> None:
-        """Log a warning if a model of another depth no longer is what it says of itself."""
+    def depth_edits(
+        self, before: nn.Module, after: nn.Module, kept: Sequence[tuple[int, Sequence[int]]]
+    ) -> Sequence[Mapping[str, Any]]:
+        """Return edits after which a model of another depth says what it is; log a warning if none make it so.
+
+        Args:
+            kept: for each section that changes how many blocks it had, and which of them each new block is or repeats.
+        """
 
 
 def followers(model: nn.Module) -> list[Follower]:

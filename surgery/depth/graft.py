@@ -1,7 +1,7 @@
 """`graft` repeats the last blocks of sections, `ungraft` drops blocks; both return the plan, too."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from surgery.errors import SurgeryError
 from surgery.hooks import followers
 from surgery.names import joined, outwards
 from surgery.plan import Plan, Source, structure
-from surgery.plan.edits import attribute_of, set_attribute
+from surgery.plan.edits import apply_edit, attribute_of, set_attribute
 from surgery.states import State, shapes_of
 
 _log = logging.getLogger(__name__)
@@ -76,7 +76,9 @@ def graft(
 
     Integers that number the blocks (`layer_idx`, by which a block finds its slot in a cache) go on through the new
     blocks. Attributes that count them (`config.num_hidden_layers`) follow where an example shows that the model runs
-    so; without an example, where the blocks are numbered. The given model's configuration is not changed.
+    so; without an example, where the blocks are numbered. Lists of a configuration with an entry for each block
+    (`config.attention_window`) follow where the class could not make the model otherwise. The given model's
+    configuration is not changed.
 
     Raises:
         SurgeryError: for a section that is deeper already, whose last block cannot be repeated, or whose blocks are not
@@ -118,9 +120,21 @@ def graft(
     found = {name: tuple(sources) for name, sources in entries.items()}
     if not isinstance(model, nn.Module):
         return tensors(made.model), Plan(found, shapes, dtypes=dtypes)
-    for follower in followers(made.model):
-        follower.check_depth(model, made.model)
-    return made.model, Plan(found, shapes, tuple(made.undo), structure(made.model), dtypes)
+    undo = [*made.undo]
+    for edit in _followed(model, made.model, origins):
+        value = attribute_of(made.model, edit["module"], edit["attribute"])
+        undo.append({**edit, "value": value})
+        apply_edit(made.model, edit)
+    return made.model, Plan(found, shapes, tuple(undo), structure(made.model), dtypes)
+
+
+def _followed(
+    before: nn.Module, after: nn.Module, kept: Mapping[Section, Sequence[int]]
+) -> Iterator[Mapping[str, Any]]:
+    """Yield edits after which a model of another depth says what it is."""
+    moves = [(len(section.blocks), places) for section, places in kept.items()]
+    for follower in followers(after):
+        yield from follower.depth_edits(before, after, moves)
 
 
 class _Deeper(NamedTuple):
@@ -246,9 +260,10 @@ def ungraft(
         return plan.build(root), plan
 
     small, plan = first_that_runs(root, [*known], kept, example, attempt)
-    for follower in followers(small):
-        follower.check_depth(model, small)
-    return small, plan
+    edits = list(_followed(model, small, kept))
+    for edit in edits:
+        apply_edit(small, edit)
+    return small, plan.with_edits((*plan.edits, *edits)) if edits else plan
 
 
 def _without(

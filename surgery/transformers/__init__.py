@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from surgery.transformers.depth import check_depth as check_depth
+from surgery.transformers.depth import depth_edits as depth_edits
 from surgery.transformers.settings import holder_of
 from surgery.transformers.width import width_edits as width_edits
 

@@ -1,41 +1,86 @@
 """The configuration of a deeper or shallower model: whether its class still makes this model from it."""
 
+import copy
 import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from torch import nn
 
 from surgery.errors import first_line
+from surgery.plain import is_plain
 from surgery.states import shapes_of
 from surgery.transformers.settings import (
+    Fields,
+    field,
+    fields,
     first_difference,
     holder_of,
     made_from,
     mismatch,
     other_numbers,
     reread,
+    set_field,
     undescribed,
 )
 
 _log = logging.getLogger(__name__)
 
 
-def check_depth(before: nn.Module, after: nn.Module) -> None:
-    """Log a warning if its configuration, saved and read, described a model before its depth changed, and does not now.
+def depth_edits(
+    before: nn.Module, after: nn.Module, kept: Sequence[tuple[int, Sequence[int]]]
+) -> Sequence[Mapping[str, Any]]:
+    """Return edits after which the configuration of a model of another depth says what the model is.
 
-    Numbers that differed before, as those do that a forward pass sets, may differ now.
+    Counts of blocks have followed already. Lists with an entry for each block follow where the class then makes this
+    model, and does not make it otherwise: their names do not say what they list (`attention_window`). If the
+    configuration described the model before, and cannot now, a warning is logged. Numbers that differed before, as
+    those do that a forward pass sets, may differ now.
+
+    Args:
+        kept: for each section that changes how many blocks it had, and which of them each new block is or repeats.
     """
     holder = str(holder_of(after))
     try:
         made = made_from(type(before), reread(getattr(before, holder)))
     except Exception:  # it was not made so: whatever its constructor raises
-        return
+        return []
     if first_difference(shapes_of(before), shapes_of(made)):
-        return
+        return []
     known = {key for key, _ in other_numbers(before, made)}
-    try:
-        what = mismatch(after, made_from(type(after), reread(getattr(after, holder))), but=known)
-    except Exception as error:
-        what = f"its class raises {type(error).__name__} for it: {first_line(error)}"
+
+    def difference(config: Any) -> str:
+        try:
+            return mismatch(after, made_from(type(after), reread(config)), but=known)
+        except Exception as error:
+            return f"its class raises {type(error).__name__} for it: {first_line(error)}"
+
+    config = getattr(after, holder)
+    what = difference(config)
+    lists = list(_lists(config, kept)) if what else []
+    for chosen in [*([one] for one in lists), lists] if lists else []:
+        tried = copy.deepcopy(config)
+        for path, value in chosen:
+            set_field(tried, path, value)
+        if not difference(tried):
+            paths = [(".".join((holder, *path)), value) for path, value in chosen]
+            return [{"do": "set", "module": "", "attribute": path, "value": [*value]} for path, value in paths]
     if what:
         hint = "give example=..., if you did not: it may show a form that the configuration can describe"
         _log.warning(undescribed(after, what, hint))
+    return []
+
+
+def _lists(config: Any, kept: Sequence[tuple[int, Sequence[int]]]) -> Iterator[tuple[Fields, list | tuple]]:
+    """Yield (place, new value) of lists that are as long as a section was; edits do not reach into dicts.
+
+    >>> from types import SimpleNamespace
+    >>> list(_lists(SimpleNamespace(window=[4, 8], sizes=(1, 2, 3)), [(2, [0, 1, 1])]))
+    [(('window',), [4, 8, 8])]
+    """
+    for path, value in fields(config):
+        is_list = isinstance(value, list | tuple) and is_plain(value)
+        if is_list and not any(isinstance(field(config, path[:i]), dict) for i in range(len(path))):
+            yield from (
+                (path, type(value)(value[i] for i in places)) for blocks, places in kept if blocks == len(value)
+            )

@@ -62,7 +62,8 @@ def widen(
     The wide model runs once on the example in float64 (in float32, and compared less strictly, if the model does not
     run in float64) beside the old one, and every operation is compared. A width
     stays as it is where an operation would compute something else. A norm over a width (layer norm, group norm) allows
-    whole multiples only, since then its mean and variance stay.
+    whole multiples only, since then its mean and variance stay. A table that is tied to a head makes its width and
+    reads it, with one tensor, so that this width stays as it is.
 
     Args:
         model: any module with weights; it is not changed.

@@ -5,7 +5,7 @@ atoms or products, and each atom is one object wherever it lies. A *choice* says
 everything else follows from it.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -168,7 +168,7 @@ def solve(trace: Trace, whole: Mapping[axes.Axis, Why] = MappingProxyType({})) -
     Args:
         whole: why atoms of the trace stay whole for which it has no reason itself.
     """
-    freeze = Solver(trace.tensors.values(), trace.made, [*trace.ordered, *trace.foreign], whole)
+    freeze = Solver(trace.tensors.values(), trace.made, [*trace.ordered, *trace.foreign], whole, trace.steps)
     tensors = {key: freeze.all(found) for key, found in trace.tensors.items()}
     members: dict[Atom, list[tuple[tuple[str, str], int]]] = {}
     for key, found in tensors.items():
@@ -261,6 +261,7 @@ class Solver:
         made: (module, axis) for each axis that a module makes.
         ordered: (axis, why) for each axis whose positions must stay in order.
         whole: why atoms must stay whole that have no reason of their own.
+        steps: the operations.
     """
 
     def __init__(
@@ -269,6 +270,7 @@ class Solver:
         made: Iterable[tuple[str, axes.Axis]] = (),
         ordered: Iterable[tuple[axes.Axis, str]] = (),
         whole: Mapping[axes.Axis, Why] = MappingProxyType({}),
+        steps: Iterable[Step[axes.Axis]] = (),
     ):
         self._whole = whole
         self._known: dict[axes.Axis, Axis] = {}
@@ -287,11 +289,11 @@ class Solver:
             for part in parts
             for atom in axes.atoms(part)
         }
-        alone = {axes.find(axis) for _, axis in made} - inside
-        self._no_heads = {axis for axis in alone if axis.kind == "atom"}  # channels beside which nothing lies in a head
         for module, axis in made:
             for atom in axes.atoms(axis):
                 self._makers.setdefault(atom, {})[module] = None
+        alone = {axes.find(axis) for _, axis in made} - inside - set(_counting_layers(steps, self._makers.keys()))
+        self._no_heads = {axis for axis in alone if axis.kind == "atom"}  # channels beside which nothing lies in a head
 
     def __call__(self, axis: axes.Axis) -> Axis:
         axis = axes.find(axis)
@@ -332,6 +334,15 @@ class Solver:
             return parts[0] if len(parts) == 1 else Product(parts)
         in_row = tuple(part for term in axes.terms(axis) for part in terms(self(term)))
         return in_row[0] if len(in_row) == 1 else Sum(in_row)
+
+
+def _counting_layers(steps: Iterable[Step[axes.Axis]], made: Collection[axes.Axis]) -> Iterator[axes.Axis]:
+    """Yield the atoms that count matrices side by side, each of them from features to features: experts, say."""
+    for step in steps:
+        if step.name in ("bmm", "baddbmm"):
+            _, read, features = step.inputs[-1]
+            if all(atom in made for axis in (read, features) for atom in axes.atoms(axis)) and features.size > 1:
+                yield from axes.atoms(step.outputs[0][0])
 
 
 SPLITS = {"split", "unsafe_split", "split_with_sizes", "unsafe_split_with_sizes", "chunk", "unbind", "slice"}

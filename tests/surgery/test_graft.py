@@ -1,6 +1,7 @@
 import copy
 import itertools
 from collections import Counter, OrderedDict
+from types import SimpleNamespace
 
 import pytest
 import timm
@@ -865,3 +866,45 @@ def test_a_block_stands_for_dropped_ones_of_its_shapes(stands_for, blocks):
     (section,) = surgery.sections(net)
     _, plan = ungraft(net, keep={section.name: 1}, stands_for=stands_for, example=torch.zeros(1, 2))
     assert [source.name for source in plan.entries["1.b.weight"]] == [f"{i}.b.weight" for i in blocks]
+
+
+def test_a_list_of_the_configuration_with_an_entry_for_each_block_follows_whatever_it_is_called():
+    """The class is the judge: a list that is as long by chance stays."""
+
+    class Local(nn.Module):
+        def __init__(self, window):
+            super().__init__()
+            self.window, self.up, self.down = window, nn.Linear(4, 6), nn.Linear(6, 4)
+
+        def forward(self, x):
+            return x + self.down(self.up(x).relu())
+
+    class Encoder(nn.Module):
+        def __init__(self, config):
+            super().__init__()
+            if len(config.attention_window) != config.num_layers:
+                raise ValueError("a window for each layer is needed")
+            self.config = config
+            self.layers = nn.ModuleList(map(Local, config.attention_window))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    def windows(net):
+        config = net.config
+        assert config.colors == (3, 4, 5)
+        assert (
+            [layer.window for layer in net.layers]
+            == config.attention_window
+            == [*Encoder(config).config.attention_window]
+        )
+        return config.attention_window
+
+    net, x = Encoder(SimpleNamespace(num_layers=3, attention_window=[2, 4, 8], colors=(3, 4, 5))), torch.randn(2, 4)
+    deeper, plan = graft(net, depths=[5], example=x)
+    assert windows(deeper) == [2, 4, 8, 8, 8]
+    assert windows(plan.build(deeper)) == windows(net) == [2, 4, 8]
+    shallow, plan = ungraft(net, keep=[(0, 2)], example=x)
+    assert windows(shallow) == windows(Plan.from_json(plan.to_json()).build(net)) == [2, 8]

@@ -136,6 +136,13 @@ MODELS = {
         True,
     ),
     "bert": ("BertForMaskedLM", TEXT, TOKENS, False),
+    # The windows are a list with an entry for each block.
+    "longformer": (
+        "LongformerForMaskedLM",
+        {**TEXT, "attention_window": [4, 8, 4], "max_position_embeddings": 40},
+        TOKENS,
+        False,
+    ),
     "wav2vec2": ("Wav2Vec2ForCTC", {**TEXT, **WAV2VEC2}, {"input_values": torch.randn(2, 400)}, False),
     "deberta": (
         "DebertaV2ForMaskedLM",

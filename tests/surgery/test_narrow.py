@@ -1302,6 +1302,28 @@ def test_channels_that_einsum_computes_side_by_side_are_no_heads():
     torch.testing.assert_close(small(x), net(x))
 
 
+@pytest.mark.parametrize(("heads", "experts"), [("inside", 4), ("drop", 2)])
+def test_matrices_of_experts_side_by_side_are_heads_whatever_makes_their_number(heads, experts):
+    class Experts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.gate, self.head = nn.Linear(3, 6), nn.Linear(6, 4), nn.Linear(6, 2)
+            self.up, self.down = nn.Parameter(torch.randn(4, 6, 10)), nn.Parameter(torch.randn(4, 10, 6))
+
+        def forward(self, x):
+            x = self.embed(x)
+            each = torch.einsum("ni,eih->enh", x, self.up).relu() @ self.down
+            return self.head(torch.einsum("ne,end->nd", self.gate(x).sigmoid(), each))
+
+    net, x = Experts(), torch.randn(5, 3)
+    small, plan = narrow(net, 0.5, x, heads=heads, strict=True)
+    assert (small.gate.out_features, *small.up.shape) == (experts, experts, 3, 5)
+    zeros, _ = plan.embed(state(small))
+    full = Experts()
+    surgery.load(full, zeros)
+    torch.testing.assert_close(full(x), small(x))
+
+
 def test_a_grid_of_positions_is_computed_from_their_number_alone():
     class Moved(nn.Module):
         def __init__(self):

@@ -243,3 +243,19 @@ def test_a_target_where_a_width_of_one_shrinks_with_another():
     net.register_buffer("angles", torch.rand(1), persistent=False)
     with refused("target"):  # it was a KeyError
         prune(net, target=Target(macs=0.5), importance=None, example=X)
+
+
+def test_all_widths_of_a_configuration_follow():
+    class Configured(nn.Module):
+        def __init__(self, config):
+            super().__init__()
+            self.config, layers = config, (config.hidden, config.inner, config.labels)
+            self.a, self.b, self.c = (nn.Linear(*sizes) for sizes in zip((4, *layers), layers))
+
+        def forward(self, x):
+            return self.c(self.b(self.a(x).relu()).relu())
+
+    net = Configured(SimpleNamespace(hidden=12, inner=20, labels=2))
+    small, _ = narrow(net, 0.5, X)
+    assert vars(small.config) == {"hidden": 6, "inner": 10, "labels": 2}
+    assert vars(net.config) == {"hidden": 12, "inner": 20, "labels": 2}

@@ -153,7 +153,7 @@ def test_a_product_of_two_widths_grows_by_one_of_them(keep, sizes):
         assert equal(plan.build(wide), net) == (mode == "zero")
 
 
-def test_tied_weights_stay():
+def test_tied_weights_stay_and_the_caller_is_told(caplog):
     def forward(net, x):
         x = net.embed(x)
         return (x + net.down(net.up(x).relu())) @ net.embed.weight.T
@@ -161,6 +161,9 @@ def test_tied_weights_stay():
     net = Made(forward, embed=nn.Embedding(9, 4), up=nn.Linear(4, 8), down=nn.Linear(8, 4))
     net, x = randomized(net), torch.tensor([[1, 2, 5]])
     wide, _ = widen(net, rate=2, example=x)
+    assert "embed.weight" in caplog.text
+    with refused("width: embed.weight"):
+        widen(net, rate=2, example=x, strict=True)
     assert wide.embed.embedding_dim == 4
     assert wide.up.out_features == 16
     assert same_outputs(net, wide, x)
