@@ -376,7 +376,9 @@ class Federation:
                 each = objective.select(rows, stacked=True)
                 model, limits = cohort.models[rows[0]], [steps[row] for row in rows]
                 groups.append(self.group(model, starts, clients, each, rng, limits))
-            parts += zip(alike.values(), train(groups, self.local.backend, self.local.chosen))
+            local = self.local
+            trained = train(groups, local.backend, local.chosen, local.rounds, self.data.on_host)
+            parts += zip(alike.values(), trained)
         return joined(parts, cohort.states)
 
     def group(
