@@ -80,13 +80,14 @@ class Outcome(NamedTuple):
         backend: the one that is admitted.
         gain: how many times as fast as the loop it trains.
         left_out: why others are not admitted.
-        final: whether there is no need to try again.
+        late: the seconds that were allowed, if one was not done in time: with twice as many all are tried again. 0 if
+            all were done, or hung for `LIMIT`; below 0 if nothing was tried.
     """
 
     backend: str = "loop"
     gain: float = 1.0
     left_out: Mapping[str, str] = {}
-    final: bool = True
+    late: float = 0.0
 
     def __str__(self) -> str:
         admitted = f"{self.backend} trains {self.gain:.1f} times as fast as loop" if self.backend != "loop" else "loop"
@@ -109,10 +110,10 @@ def choose(groups: Sequence[Group], candidates: Mapping[str, Backend], chosen: d
     where = name_device(groups[0][0].device)
     key = f"{where}: {describe(groups, candidates)}"
     if chosen.get(key) not in ("loop", *candidates):
-        outcome = _read(key, candidates)
-        if outcome is None:
-            outcome = _decide(groups, candidates, rounds)
-            if outcome.final:
+        known = outcome = _read(key, candidates)
+        if known is None or known.late:
+            outcome = _decide(groups, candidates, rounds, known)
+            if outcome is not known and outcome.late >= 0:
                 _write(key, outcome)
         _log.warning("--backend auto on %s: %s", where, outcome)
         chosen[key] = outcome.backend
@@ -196,7 +197,7 @@ def _read(key: str, candidates: Mapping[str, Backend]) -> Outcome | None:
     with suppress(TypeError, ValueError, AttributeError):
         found = Outcome(**_everything()[key]) if key in _everything() else None
         if found and found.backend in ("loop", *candidates):
-            return found._replace(gain=float(found.gain), left_out={**found.left_out})
+            return found._replace(gain=float(found.gain), left_out={**found.left_out}, late=float(found.late))
     return None
 
 
@@ -210,17 +211,19 @@ def _write(key: str, outcome: Outcome) -> None:
 # The trial
 
 
-def _decide(groups: Sequence[Group], candidates: Mapping[str, Backend], rounds: int) -> Outcome:
-    """Try the candidates, unless that would take too long."""
+def _decide(groups: Sequence[Group], candidates: Mapping[str, Backend], rounds: int, known: Outcome | None) -> Outcome:
+    """Try the candidates, unless that takes too long, or a known trial was too short and this is little longer."""
     global _spent
     names = " and ".join(candidates)
     if current().size > 1:
-        return Outcome(left_out={names: "no backend is tried in runs over several ranks"}, final=False)
+        return Outcome(left_out={names: "no backend is tried in runs over several ranks"}, late=-1.0)
     began = time.monotonic()
     allowed = SHARE * rounds * _seconds_of_round(groups) - _spent
+    if known and allowed < 2 * known.late:
+        return known
     if allowed < LEAST:
         why = f"the run is too short to try it ({rounds} rounds, {SHARE:.0%} of which are {max(allowed, 0):.0f} s)"
-        return Outcome(left_out={names: why}, final=False)
+        return Outcome(left_out={names: why}, late=-1.0)
     try:
         with tempfile.TemporaryDirectory(prefix="fl-backends-", ignore_cleanup_errors=True) as folder:
             trial = Path(folder) / "trial"
@@ -228,10 +231,10 @@ def _decide(groups: Sequence[Group], candidates: Mapping[str, Backend], rounds: 
                 torch.save((_first_steps(groups), dict(candidates)), trial, pickle_module=_Pickle)
             except Exception as error:  # of anything that a model, or an objective, is made of
                 why = f"what trains cannot be sent to another process: {reason(error)}"
-                return Outcome(left_out={names: why}, final=False)
+                return Outcome(left_out={names: why}, late=-1.0)
             return _compare(trial, candidates, groups[0][0].device, groups[0][0].precision.deterministic, allowed)
     except OSError as error:
-        return Outcome(left_out={names: f"no process could be started: {reason(error)}"}, final=False)
+        return Outcome(left_out={names: f"no process could be started: {reason(error)}"}, late=-1.0)
     finally:
         _spent += time.monotonic() - began
 
@@ -241,7 +244,7 @@ def _compare(
 ) -> Outcome:
     """Let one candidate after another train, each in a process; all of these start at once, and wait for their turn."""
     end = time.monotonic() + allowed
-    gains, left_out, final = {"loop": 1.0}, {}, True
+    gains, left_out, late = {"loop": 1.0}, {}, 0.0
     if device.type == "cuda":
         torch.cuda.empty_cache()  # for the others
     children = {name: _start(trial, name, device) for name in candidates}
@@ -253,7 +256,8 @@ def _compare(
                 gains[name], why = _judge(trial.with_name(name), child.returncode, deterministic)
             except subprocess.TimeoutExpired:
                 _kill(child)
-                why, final = f"it was not done within {limit:.0f} s", final and limit == LIMIT
+                why = f"it was not done within {limit:.0f} s"
+                late = late if limit == LIMIT else allowed
             if why:
                 gains.pop(name, None)
                 left_out[name] = why
@@ -262,7 +266,7 @@ def _compare(
             _kill(child)
     best = max(gains, key=gains.__getitem__)
     others = {name: f"it trains {gains[name]:.1f} times as fast" for name in gains if name not in ("loop", best)}
-    return Outcome(best, gains[best], left_out | others, final)
+    return Outcome(best, gains[best], left_out | others, late)
 
 
 def _start(trial: Path, name: str, device: torch.device) -> subprocess.Popen:

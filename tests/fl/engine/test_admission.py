@@ -98,6 +98,7 @@ def test_a_process_that_misbehaves_leaves_the_loop(groups, monkeypatch, name, wh
     assert torch.equal(found.loss, train(groups, "loop")[0].loss)
     (kept,) = json.loads(admission._file().read_text()).values()
     assert why in kept["left_out"][name]
+    assert admission._spent < admission.LIMIT + 10
 
 
 @pytest.mark.parametrize(
@@ -123,7 +124,7 @@ def test_what_is_measured_decides(groups, tmp_path, name, deterministic, why):
 
 @pytest.mark.parametrize("rounding", ["float32", "bf16"])
 def test_rounding_of_the_precision_is_no_difference_and_a_lost_step_is(make_federation, tmp_path, rounding):
-    (group,) = groups_of(make_federation("cnn"), unruly.paused)
+    (group,) = groups_of(make_federation("cnn"), objectives.cross_entropy)
     groups = [(replace(group[0], precision=Precision(rounding)), *group[1:])]
     for backend, right in ((engine.BACKENDS["vmap"], True), (unruly.differs, False)):
         found = {**admission.measure(backend, admission._first_steps(groups)), "seconds": (2.0, 1.0)}
@@ -259,6 +260,16 @@ def test_objectives_travel_to_another_process(make_federation, tmp_path, objecti
         assert torch.equal(sent(lambda params, x: x, {}, {"held": torch.ones(3)}, one), expected)
 
 
+def test_what_was_too_slow_is_tried_again_with_twice_the_time(groups, monkeypatch):
+    offer(monkeypatch, "quick")
+    allowed = []
+    monkeypatch.setattr(admission, "_seconds_of_round", lambda groups: 50.0)
+    monkeypatch.setattr(admission, "_compare", lambda *given: allowed.append(given[-1]) or Outcome(late=given[-1]))
+    for rounds in (20, 30, 45):  # of 50 s, of which a fiftieth is a second
+        train(groups, "auto", {}, rounds)
+    assert allowed == pytest.approx([20, 45], abs=1)
+
+
 def test_a_process_whose_run_has_ended_ends(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     admission.attend(str(tmp_path / "trial"), "quick", "cpu")
@@ -268,9 +279,7 @@ def test_a_process_whose_run_has_ended_ends(monkeypatch, tmp_path):
 def test_a_run_keeps_its_choice_and_asks_again_on_another_device(tmp_path, monkeypatch):
     offer(monkeypatch, "quick")
     asked = []
-    monkeypatch.setattr(
-        admission, "_decide", lambda *given: asked.append(given[-1]) or Outcome("quick", 3.0, final=False)
-    )
+    monkeypatch.setattr(admission, "_decide", lambda *given: asked.append(given[2]) or Outcome("quick", 3.0, late=-1.0))
     config, folder = small("fedavg", rounds=1, samples=200, local_epochs=1, width=0.1, participants=3), tmp_path / "a"
     data = load("digits")
     simulate(config, folder, dataset=data)
