@@ -354,9 +354,8 @@ class Federation:
             states, losses = self._in_chunks(training.select(rows))
             return list(zip(per_client(states), losses))
 
-        parts, cohort = self.clients.train, training.cohort
-        samples = [filled(len(parts[client]), self.local.size_of_batches(parts)) for client in cohort.clients]
-        work = [n * max(1, flops(model, self.data)) for n, model in zip(samples, cohort.models)]
+        cohort = training.cohort
+        work = [n * max(1, flops(model, self.data)) for n, model in zip(training.steps, cohort.models)]
         states, losses = zip(*current().shared(work, some))
         return list(states) if isinstance(cohort.states, list) else surgery.stack(states), torch.stack(losses)
 
