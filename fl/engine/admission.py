@@ -458,7 +458,7 @@ def _distance(found: Sequence[Results], expected: Sequence[Results], groups: Seq
             if not there.is_floating_point():
                 most.append(0.0 if torch.equal(mine.states[name], there) else float("inf"))
                 continue
-            apart += (mine.states[name] - there).to(apart.dtype).square().flatten(1).sum(1)
-            way += (there - starts[name]).to(way.dtype).square().flatten(1).sum(1)
+            apart += (mine.states[name] - there).to(apart.dtype).square().reshape(len(way), -1).sum(1)
+            way += (there - starts[name]).to(way.dtype).square().reshape(len(way), -1).sum(1)
         most.append(float((apart / way.clamp(min=1e-20)).sqrt().max()))
     return max(most, key=lambda share: (share != share, share))

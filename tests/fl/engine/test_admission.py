@@ -11,6 +11,7 @@ import pytest
 import torch
 import unruly
 from rounds import small
+from torch import nn
 
 import surgery
 from fl import engine
@@ -130,6 +131,26 @@ def test_rounding_of_the_precision_is_no_difference_and_a_lost_step_is(make_fede
         found = {**admission.measure(backend, admission._first_steps(groups)), "seconds": (2.0, 1.0)}
         (tmp_path / "b.json").write_text(json.dumps(found))
         assert (admission._judge(tmp_path / "b", 0, True)[1] == "") == right
+
+
+def test_scalars_of_a_model_count_as_well(make_federation):
+    class Scaled(nn.Linear):
+        def __init__(self):
+            super().__init__(64, 3)
+            self.scale = nn.Parameter(torch.tensor(1.0))
+
+        def forward(self, x):
+            return super().forward(x.flatten(1)) * self.scale
+
+    few = admission._first_steps(groups_of(make_federation(Scaled()), objectives.cross_entropy))
+
+    def moved(groups):
+        done = engine.BACKENDS["loop"](groups)
+        done[0].states["scale"][1] += 1.0
+        return done
+
+    assert admission.measure(engine.BACKENDS["vmap"], few)["distance"] < 1e-4
+    assert admission.measure(moved, few)["distance"] > 0.5
 
 
 def test_the_first_steps_are_those_of_the_clients_in_proportion(make_federation):
