@@ -8,7 +8,8 @@ result up to float32 rounding:
     vmap      all clients of one architecture as one program over stacked tensors
     graphs    each client's step as a CUDA graph, several of them on streams side by side
 
-`auto` picks by a rule, see `ranked`; if that backend refuses a model, it takes the next one.
+On the CPU `auto` picks by a rule, see `ranked`. On other devices it takes the fastest backend that was tried there and
+agrees with the loop, see `fl.engine.admission`. If a backend refuses a model, it takes the next one.
 """
 
 import logging
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from fl.base.errors import FLError, Refused
-from fl.engine import graphs, vmap
+from fl.engine import admission, graphs, vmap
 from fl.engine.constants import constants
 from fl.engine.eager import loop, workers
 from fl.engine.job import Group, Job, Results
@@ -88,7 +89,13 @@ def check(backend: str, device: torch.device, precision: Precision, partial: boo
     precision.check(device)
 
 
-def train(groups: Sequence[Group], backend: str = "auto", chosen: dict[str, str] | None = None) -> list[Results]:
+def train(
+    groups: Sequence[Group],
+    backend: str = "auto",
+    chosen: dict[str, str] | None = None,
+    rounds: int = 100,
+    moving: bool = False,
+) -> list[Results]:
     """Train the clients of a round.
 
     Args:
@@ -96,8 +103,10 @@ def train(groups: Sequence[Group], backend: str = "auto", chosen: dict[str, str]
             stack of their starting states; per-client inputs of the objective, tensors with a leading axis K in nested
             dicts, or None. None of it is changed.
         backend: one of `backend_names()`.
-        chosen: what `auto` has chosen before, by the groups' numbers of clients and their work; it keeps to that on any
-            machine that can, and adds new choices.
+        chosen: what `auto` has chosen before: on the CPU by the groups' numbers of clients and their work, elsewhere by
+            device and versions as well. It keeps to that on any machine that can, and adds new choices.
+        rounds: how many there are like this one, which bound the time that `auto` may take to try backends.
+        moving: whether the samples lie elsewhere in each round, so that graphs would be captured in each.
 
     Raises:
         FLError: if the backend is unknown or cannot train this model on this device, and if the model draws random
@@ -107,25 +116,29 @@ def train(groups: Sequence[Group], backend: str = "auto", chosen: dict[str, str]
         if stack_size(starts) != len(job.batches.steps):
             raise FLError(f"{stack_size(starts)} starting states for {len(job.batches.steps)} clients: give one each")
         check(backend, job.device, job.precision, job.batches.real is not None)
-    order, chosen, what = [backend], {} if chosen is None else chosen, ""
-    if backend == "auto":
-        what = " ".join(f"{len(job.batches.steps)}x{work_of(job)}" for job, _, _ in groups)
-        order = _order(chosen.get(what), groups)
+    chosen, device = {} if chosen is None else chosen, groups[0][0].device
+    ruled = backend == "auto" and not admission.is_asked(device)
+    what = " ".join(f"{len(job.batches.steps)}x{work_of(job)}" for job, _, _ in groups) if ruled else ""
     whole = [(job, _with_passing(job, starts), context or {}) for job, starts, context in groups]
     refused: dict[str, str] = {}
-    with _explained([job for job, _, _ in groups]), arithmetic(groups[0][0].precision, groups[0][0].device):
+    with _explained([job for job, _, _ in groups]), arithmetic(groups[0][0].precision, device):
+        order = [backend]
+        if backend == "auto":
+            order = _order(chosen.get(what), groups) if ruled else _admitted(whole, chosen, rounds, moving)
         for name in order:
             try:
                 done = BACKENDS[name](whole)
                 break
             except (Refused, RuntimeError) as error:
-                # What the last one cannot do, no backend can. Full memory is no refusal, and neither are other errors
-                # of the model or the objective: another backend would hide them.
-                if name == order[-1] or is_out_of_memory(error):
+                # What the last one cannot do, no backend can. Full memory is no refusal (but of a backend that was
+                # tried with fewer clients), and neither are other errors of the model or the objective: another backend
+                # would hide them.
+                if name == order[-1] or (is_out_of_memory(error) and (ruled or backend != "auto")):
                     raise
                 refused[name] = first_line(error)
     if backend == "auto":
-        chosen[what] = name
+        if ruled:
+            chosen[what] = name
         _remember([job.model for job, _, _ in groups], name, refused)
     return [
         result._replace(states={name: result.states[name] for name in starts})
@@ -174,14 +187,13 @@ _SMALL = 2 * 10**6  # a client's work in a step for each layer, see `fl.engine.w
 
 
 def ranked(groups: Sequence[Group]) -> list[str]:
-    """Return the backends that `auto` tries for these groups, the fastest by a rule first, and last the loop.
+    """Return the backends that `auto` tries for these groups on the CPU, the fastest by a rule first, last the loop.
 
-    On the CPU small steps of several clients train as one program, others in threads; two clients leave threads idle.
-    (`docs/results/engine.md` says what this was measured to be worth.) On any other device it is the loop: no other
-    backend has been compared with it there.
+    Small steps of several clients train as one program, others in threads; two clients leave threads idle.
+    (`docs/results/engine.md` says what this was measured to be worth.)
     """
     job, clients = groups[0][0], sum(len(job.batches.steps) for job, _, _ in groups)
-    if job.device.type != "cpu" or clients < 3:
+    if clients < 3:
         return ["loop"]
     stackable = len(groups) == 1 and not job.precision.channels_last and job.batches.real is None
     threads = ["workers"] if torch.get_num_threads() > 1 else []
@@ -193,15 +205,31 @@ def ranked(groups: Sequence[Group]) -> list[str]:
 def _order(name: str | None, groups: Sequence[Group]) -> list[str]:
     """Return the backends in the order in which they are tried, without those that have refused one of the models.
 
-    An earlier choice comes first if it is possible here, and if this is a CPU: see `ranked`.
+    An earlier choice comes first if it is possible here.
     """
     job, order = groups[0][0], ranked(groups)
     with suppress(FLError):
         check(name or "", job.device, job.precision, job.batches.real is not None)
-        if job.device.type == "cpu" and (name != "vmap" or len(groups) == 1):
+        if name != "vmap" or len(groups) == 1:
             order = [name, *(other for other in order if other != name)]
-    refused = set().union(*(_REFUSED.get(job.model, ()) for job, _, _ in groups))
-    return [name for name in order if name not in refused]
+    return [name for name in order if name not in _refused(groups)]
+
+
+def _admitted(groups: Sequence[Group], chosen: dict[str, str], rounds: int, moving: bool) -> list[str]:
+    """Return the backend that is admitted on this device, unless it has refused one of the models, and the loop."""
+    job, candidates = groups[0][0], {}
+    for name, backend in BACKENDS.items():
+        with suppress(FLError):
+            check(name, job.device, job.precision, job.batches.real is not None)
+            if name != "loop" and not (name == "vmap" and len(groups) > 1) and not (name == "graphs" and moving):
+                candidates[name] = backend
+    name = admission.choose(groups, candidates, chosen, rounds) if candidates else "loop"
+    in_vain = name == "graphs" and graphs.is_in_vain(job.model for job, _, _ in groups)
+    return ["loop"] if name in ("loop", *_refused(groups)) or in_vain else [name, "loop"]
+
+
+def _refused(groups: Sequence[Group]) -> set[str]:
+    return set().union(*(_REFUSED.get(job.model, ()) for job, _, _ in groups))
 
 
 def _remember(models: Sequence[nn.Module], backend: str, refused: Mapping[str, str]) -> None:

@@ -8,7 +8,7 @@ import inspect
 import logging
 import warnings
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -30,6 +30,7 @@ _STREAMS = 16  # clients side by side at most
 _WARM_UP = 3  # eager steps before a program's first capture, in which libraries choose kernels and make workspaces
 _WINDOW = 256  # steps whose rows a slot holds at a time; more than a warm-up takes
 _PROGRAMS = 4  # of one model: two objectives in turn (Ditto) on two sets of data in turn
+_TOO_MANY = 4 * _PROGRAMS  # made of one model, hardly any of which can have been used again
 
 Capture = Callable[[Callable[[], None], int], Callable[[], None]]
 """(step, eager steps before) -> a function that repeats the step."""
@@ -136,7 +137,7 @@ class Kept:
             if len(self.programs) > _PROGRAMS:
                 _wait(group[0].device)  # a graph must not be freed while it runs
                 self.programs.popitem(last=False)
-            if self.made == 4 * _PROGRAMS:
+            if self.made == _TOO_MANY:
                 _log.warning(
                     "warning: %s is captured as a graph over and over, which takes longer than what it spares: make "
                     "objectives, ascents and data once, not anew in each round, or use another --backend",
@@ -147,6 +148,11 @@ class Kept:
 
 
 _KEPT: WeakKeyDictionary[nn.Module, Kept] = WeakKeyDictionary()
+
+
+def is_in_vain(models: Iterable[nn.Module]) -> bool:
+    """Return whether one of the models was captured over and over, so that graphs spare nothing."""
+    return any(_KEPT[model].made >= _TOO_MANY for model in models if model in _KEPT)
 
 
 def _meaning(group: Group) -> tuple:

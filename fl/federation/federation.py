@@ -354,9 +354,8 @@ class Federation:
             states, losses = self._in_chunks(training.select(rows))
             return list(zip(per_client(states), losses))
 
-        parts, cohort = self.clients.train, training.cohort
-        samples = [filled(len(parts[client]), self.local.size_of_batches(parts)) for client in cohort.clients]
-        work = [n * max(1, flops(model, self.data)) for n, model in zip(samples, cohort.models)]
+        cohort = training.cohort
+        work = [n * max(1, flops(model, self.data)) for n, model in zip(training.steps, cohort.models)]
         states, losses = zip(*current().shared(work, some))
         return list(states) if isinstance(cohort.states, list) else surgery.stack(states), torch.stack(losses)
 
@@ -376,7 +375,9 @@ class Federation:
                 each = objective.select(rows, stacked=True)
                 model, limits = cohort.models[rows[0]], [steps[row] for row in rows]
                 groups.append(self.group(model, starts, clients, each, rng, limits))
-            parts += zip(alike.values(), train(groups, self.local.backend, self.local.chosen))
+            local = self.local
+            trained = train(groups, local.backend, local.chosen, local.rounds, self.data.on_host)
+            parts += zip(alike.values(), trained)
         return joined(parts, cohort.states)
 
     def group(

@@ -37,7 +37,8 @@ class LocalTraining:
         max_parallel_clients: how many clients train at a time, to save memory; 0: all clients of the round.
         precision: the numbers and the memory layout in which clients train.
         last_batch: what the last batch of an epoch holds, one of `fl.engine.batches.LAST_BATCHES`.
-        chosen: the backends that `auto` has chosen, by the cohort's sizes; a checkpoint keeps them.
+        rounds: of the run, which bound the time that `auto` may take to try backends on a GPU.
+        chosen: the backends that `auto` has chosen, by what they hold for; a checkpoint keeps them.
 
     >>> LocalTraining(epochs=1, optimizer=SGD(0.1)).optimizer.lr
     0.1
@@ -55,6 +56,7 @@ class LocalTraining:
     max_parallel_clients: int = 0
     precision: Precision = Precision()
     last_batch: str = "filled"
+    rounds: int = 100
     chosen: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @property

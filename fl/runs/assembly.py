@@ -273,6 +273,7 @@ def training(config: Config, dataset: data.Dataset) -> tuple[data.Dataset, Local
         backend=execution.backend,
         max_parallel_clients=execution.max_parallel_clients,
         precision=Precision(local.precision, execution.channels_last, execution.deterministic),
+        rounds=config.rounds,
     )
 
 

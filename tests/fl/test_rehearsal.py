@@ -19,11 +19,10 @@ from rounds import on_gpu
 from selection import some
 
 import surgery
-from fl import engine
 from fl.algorithms import ALGORITHMS
 from fl.base.errors import FLError
 from fl.base.rng import Rng
-from fl.engine import SGD, graphs, train
+from fl.engine import BACKENDS, SGD, admission, graphs, train
 from fl.engine.augment import Augment
 from fl.engine.objectives import cross_entropy, with_logits
 from fl.federation.local_training import LocalObjective
@@ -242,9 +241,9 @@ def test_a_step_that_waits_is_noticed(pretended, make_federation, backend):
 
 @pytest.mark.slow
 def test_auto_comes_to_the_loop_and_leaves_nothing_captured(pretended, make_federation, monkeypatch, caplog):
-    monkeypatch.setattr(engine, "ranked", lambda groups: ["vmap", "graphs", "loop"])
     group = one_group(make_federation, objective=waiting)
-    for _ in range(2):
+    for name in ("vmap", "graphs", "graphs"):
+        monkeypatch.setattr(admission, "choose", lambda *given, name=name: name)
         (found,) = train([group], "auto")
     assert_same(found, train([group], "loop")[0])
     assert [record.getMessage().split(": ")[1].split("since ")[1] for record in caplog.records] == [
@@ -328,14 +327,55 @@ def test_a_graph_keeps_the_data_that_it_was_captured_with_and_no_others(pretende
         former.append(kept[1])
 
 
+def test_what_a_trial_measures_on_the_device(pretended, make_federation):
+    """As in the process of a candidate: with the device's own clock, and the samples of a few steps alone."""
+    few = admission._first_steps([one_group(make_federation)])
+    found = admission.measure(BACKENDS["graphs"], few)
+    assert found["distance"] < 1e-4
+    assert found["repeats"]
+    assert min(found["seconds"]) > 0
+
+
+@pytest.mark.usefixtures("pretended")
+def test_candidates_are_the_backends_that_the_device_has_and_samples_allow(make_federation, monkeypatch):
+    offered = []
+    monkeypatch.setattr(admission, "choose", lambda groups, candidates, *_: offered.append([*candidates]) or "loop")
+    job, *rest = one_group(make_federation)
+    in_layout = dataclasses.replace(job, precision=job.precision._replace(channels_last=True))
+    train([(job, *rest)])
+    train([(job, *rest)], moving=True)
+    train([(in_layout, *rest)])
+    train([(job, *rest)] * 2)
+    assert offered == [["vmap", "graphs"], ["vmap"], ["graphs"], ["graphs"]]
+
+
+def test_full_memory_in_an_admitted_backend_leaves_the_loop(pretended, make_federation, monkeypatch):
+    group = one_group(make_federation)
+    (expected,) = train([group], "loop")
+
+    def full(groups):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setitem(BACKENDS, "vmap", full)
+    monkeypatch.setattr(admission, "choose", lambda *given: "vmap")
+    assert_same(train([group])[0], expected)
+    with pytest.raises(torch.OutOfMemoryError):
+        train([group], "vmap")
+
+
 @pytest.mark.slow
 def test_objectives_made_anew_in_every_round_are_told(pretended, make_federation, caplog, monkeypatch):
     monkeypatch.setattr(graphs, "_PROGRAMS", 1)
+    monkeypatch.setattr(graphs, "_TOO_MANY", 4)
     job, *rest = one_group(make_federation)
     for _ in range(6):
         train([(dataclasses.replace(job, objective=lambda *given: cross_entropy(*given)), *rest)], "graphs")
     (record,) = caplog.records
     assert "captured as a graph over and over" in record.getMessage()
+    assert graphs.is_in_vain([job.model])
+    monkeypatch.setattr(admission, "choose", lambda *given: "graphs")
+    monkeypatch.delitem(BACKENDS, "graphs")
+    train([(job, *rest)], "auto")  # by the loop from then on
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """The device itself: patches that make torch believe in it, and the modes that see every operation."""
 
 import sys
+import time
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -179,6 +180,21 @@ class PretendGPU:
             def synchronize(self) -> None:
                 gpu.waited("Stream.synchronize")
 
+        class Event:
+            """As torch.cuda.Event, which measures time."""
+
+            def __init__(self, enable_timing=False) -> None:
+                pass
+
+            def record(self, stream=None) -> None:
+                self.seconds = time.perf_counter()
+
+            def synchronize(self) -> None:
+                gpu.waited("Event.synchronize")
+
+            def elapsed_time(self, end: "Event") -> float:
+                return 1000 * (end.seconds - self.seconds)
+
         class CUDAGraph:
             """As torch.cuda.CUDAGraph."""
 
@@ -223,6 +239,7 @@ class PretendGPU:
         yield cuda, "Stream", Stream
         yield cuda, "stream", lambda stream: nullcontext()
         yield cuda, "current_stream", Stream
+        yield cuda, "Event", Event
         yield cuda, "CUDAGraph", CUDAGraph
         yield cuda, "graph", graph
         yield cuda, "synchronize", lambda device=None: self.waited("synchronize")
@@ -233,7 +250,8 @@ class PretendGPU:
         yield cuda, "is_current_stream_capturing", lambda: self.recording is not None
         yield cuda, "set_sync_debug_mode", debug
         yield cuda, "get_sync_debug_mode", lambda: 2 * self.waiting_is_an_error
-        yield cuda, "get_device_properties", lambda device=None: SimpleNamespace(total_memory=80 * 2**30)
+        properties = SimpleNamespace(name="pretended", major=9, minor=0, total_memory=80 * 2**30)
+        yield cuda, "get_device_properties", lambda device=None: properties
         yield cuda, "get_rng_state", lambda device=None: torch.zeros(1, dtype=torch.uint8)
 
     # what happens

@@ -1,12 +1,20 @@
 """Several processes give what one gives, whatever the method, the number of processes, and who holds how much."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from ranks import assert_equal, left, ran, simulate_all, tiny
 
+import surgery
 from fl import simulate
 from fl.base.errors import Diverged
+from fl.base.rng import Rng
 from fl.distributed import deal
+from fl.federation import federation
+from fl.federation.cohort import Cohort
+from fl.federation.local_training import LocalObjective
+from fl.federation.trainer import Training
 
 FEDAVG = tiny("fedavg", local_valid=0.0, rounds=4)
 
@@ -81,3 +89,31 @@ def test_the_longest_first_to_whoever_has_the_least():
     assert deal([2, 2], 3) == [[0], [1], []]
     assert sorted(row for rows in deal([0] * 7, 3) for row in rows) == list(range(7))
     assert max(map(len, deal([0] * 7, 3))) == 3
+
+
+def test_ranks_end_together_though_clients_are_unequal():
+    """Idle share of two ranks, dealt in turn and by work: cohorts of 10, of clients with 1 to 150 steps."""
+    generator = torch.Generator().manual_seed(0)
+    cohorts = [torch.rand(10, generator=generator).pow(3).mul(150).int().add(1).tolist() for _ in range(100)]
+
+    def idle(dealt):
+        loads = [[sum(cohort[row] for row in rows) for rows in dealt(cohort)] for cohort in cohorts]
+        return sum(1 - sum(each) / 2 / max(each) for each in loads) / len(loads)
+
+    assert idle(lambda cohort: [range(0, 10, 2), range(1, 10, 2)]) > 0.15
+    assert idle(lambda cohort: deal(cohort, 2)) < 0.03
+
+
+def test_clients_are_dealt_out_by_the_steps_that_they_make(make_federation, monkeypatch):
+    """... which are fewer for those that are stopped before the end."""
+    fed, seen = make_federation("cnn", participants=4), []
+
+    def shared(work, function):
+        seen.append(work)
+        return function(range(len(work)))
+
+    monkeypatch.setattr(federation, "current", lambda: SimpleNamespace(sharing=True, shared=shared))
+    steps = (1, *fed.steps([1, 2, 3]))
+    start, each = surgery.broadcast(fed.initial(), 4), LocalObjective(fed.local.objective, {})
+    fed.trainer(Training(Cohort([0, 1, 2, 3], [fed.model] * 4, start), each, Rng(0, 1), fed.steps([0, 1, 2, 3]), steps))
+    assert [work / seen[0][0] for work in seen[0]] == list(steps)
