@@ -160,7 +160,7 @@ def test_the_first_steps_are_those_of_the_clients_in_proportion(make_federation)
     assert (group[0].batches.steps, job.batches.steps) == ((40, 2, 20), (8, 1, 4))
     for client, steps in enumerate(job.batches.steps):
         for step in range(steps):
-            batches = [one.fetch(one.batches.of_client(client, step), torch.float32) for one in (job, group[0])]
+            batches = [one.fetch(one.batches.client_step(client, step), torch.float32) for one in (job, group[0])]
             assert all(torch.equal(*pair) for pair in zip(*batches))
     assert len(job.data.y) < len(fed.data.y)
     assert {len(tensor) for tensor in starts.values()} == {3}
