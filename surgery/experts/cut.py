@@ -131,10 +131,8 @@ def _asked(found: Sequence[Mixture], asked: Any, what: str) -> list[tuple[Mixtur
             raise SurgeryError(f"{what}[{pattern!r}] matches none of the mixtures {names}", code="name")
     result = []
     for one in found:
-        own = (value for pattern, value in by_name.items() if pattern in ("*", one.name) or matches(one.name, pattern))
-        value = next(own, None)
-        if value is not None:
-            result.append((one, value))
+        own = [value for pattern, value in by_name.items() if pattern in ("*", one.name) or matches(one.name, pattern)]
+        result += [(one, value) for value in own[:1]]
     return result
 
 

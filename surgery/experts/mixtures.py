@@ -165,7 +165,7 @@ def _router(model: nn.Module, around: str, size: int, holders: dict[str, int]) -
             )
         if axes:
             found.append((full, key, axes[0]))
-            weighs = weighs or (tensor.ndim == 2 and min(tensor.shape) > 1)
+            weighs = weighs or (tensor.ndim == 2 and (key == "weight" or min(tensor.shape) > 1))
     return tuple(found) if weighs else ()
 
 

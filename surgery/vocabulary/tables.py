@@ -44,6 +44,8 @@ def tables_of(model: nn.Module, modules: Sequence[str] | None) -> Tables:
     """Find the embeddings of tokens, the heads that give one number for each token, and their biases."""
     if not isinstance(model, nn.Module):
         raise SurgeryError(f"a vocabulary is that of a module, got a {type(model).__name__}", code="argument")
+    if isinstance(modules, str):
+        raise SurgeryError(f"modules is a list of names, got {modules!r}", code="argument")
     named = dict(model.named_modules(remove_duplicate=False))
     if modules is not None:
         chosen = [name for name in named if any(name == p or matches(name, p) for p in modules)]

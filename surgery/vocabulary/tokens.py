@@ -29,10 +29,11 @@ def needed(
     Raises:
         SurgeryError: for a tokenizer of another kind.
 
-    >>> from tokenizers import Tokenizer, models
+    >>> from tokenizers import Tokenizer, models  # doctest: +SKIP
     >>> vocab = {"a": 0, "b": 1, "c": 2, "ab": 3, "abc": 4, "bc": 5}
-    >>> bpe = Tokenizer(models.BPE(vocab=vocab, merges=[("a", "b"), ("ab", "c"), ("b", "c")]))
-    >>> needed(bpe, ["abc"], characters=False), needed(bpe, tokens=[5])
+    >>> merges = [("a", "b"), ("ab", "c"), ("b", "c")]
+    >>> bpe = Tokenizer(models.BPE(vocab=vocab, merges=merges))  # doctest: +SKIP
+    >>> needed(bpe, ["abc"], characters=False), needed(bpe, tokens=[5])  # doctest: +SKIP
     ([0, 1, 2, 3, 4], [0, 1, 2, 5])
     """
     if isinstance(texts, str):
