@@ -13,7 +13,7 @@ from surgery.forward import named_tensors
 from surgery.names import is_inside, joined, matches, outwards
 from surgery.plan import Edit, Plan, Source, as_runs
 from surgery.rows import count_edits, plan_of_rows
-from surgery.states import load, names_by_id, state
+from surgery.states import names_by_id, state
 
 Keep: TypeAlias = int | Sequence[int]
 Groups: TypeAlias = int | Sequence[Sequence[int]]
@@ -107,7 +107,8 @@ def merge(
     grouped = [(one, _grouped(model, one, asked, scores)) for one, asked in _asked(found, groups, "groups")]
     plan = _plan(model, [(one, [first for first, *_ in own]) for one, own in grouped])
     full = state(model)
-    small, means = plan.built(model), plan.extract(full)
+    small = plan.built(model)
+    means = state(small)  # of tensors of its own
     for one, own in grouped:
         axes = {name: axis for name, (_, axis) in tensors_of(model, one).items()}
         for position, members in enumerate(own):
@@ -119,7 +120,7 @@ def merge(
                 shape = [-1 if i == axis else 1 for i in range(rows.ndim)]
                 mean = (rows * weights.view(shape).to(rows.device)).sum(axis)
                 means[name].select(axis, position).copy_(mean)
-    return load(small, means), plan
+    return small, plan
 
 
 def _asked(found: Sequence[Mixture], asked: Any, what: str) -> list[tuple[Mixture, Any]]:
@@ -143,14 +144,14 @@ def _score(one: Mixture, scores: Mapping[str, Tensor] | None) -> Tensor:
             "or surgery.experts.norm(model)",
             code="argument",
         )
-    score = torch.as_tensor(scores[one.name]).detach().double().cpu()
-    if score.shape != (one.size,) or not score.isfinite().all():
+    score = torch.as_tensor(scores[one.name]).detach()
+    if score.is_meta or score.shape != (one.size,) or not score.isfinite().all():
         raise SurgeryError(
             f"the scores of {one.name!r} are one finite number for each of its {one.size} experts, got "
             f"{tuple(score.shape)}",
             code="argument",
         )
-    return score
+    return score.double().cpu()
 
 
 def _is_count(value: Any) -> bool:

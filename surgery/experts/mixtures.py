@@ -166,7 +166,22 @@ def _router(model: nn.Module, around: str, size: int, holders: dict[str, int]) -
         if axes:
             found.append((full, key, axes[0]))
             weighs = weighs or (tensor.ndim == 2 and (key == "weight" or min(tensor.shape) > 1))
-    return tuple(found) if weighs else ()
+    return _without_inner(model, found, size) if weighs else ()
+
+
+def _without_inner(model: nn.Module, found: list[tuple[str, str, int]], size: int) -> tuple[tuple[str, str, int], ...]:
+    """Return a router's tensors without those of inner layers that are as wide as there are experts."""
+    wide = [module for module, key, _ in found if getattr(model.get_submodule(module), key).shape == (size, size)]
+    layers = [*dict.fromkeys(module for module, key, _ in found if key == "weight")]
+    if not wide or len(layers) < 2:
+        return tuple(found)
+    around = {module.rpartition(".")[0] for module in layers}
+    if len(around) > 1 or not isinstance(model.get_submodule(min(around)), nn.Sequential):
+        raise SurgeryError(
+            f"the layers {layers} have {size} outputs: which of them has one for each expert is not known",
+            code="ambiguous",
+        )
+    return tuple(one for one in found if one[0] not in layers[:-1])
 
 
 def _mixture(model: nn.Module, name: str, own: list[str], holders: dict[str, int]) -> Mixture:

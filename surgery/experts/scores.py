@@ -19,11 +19,14 @@ def norm(model: nn.Module, *, experts: str | None = None) -> dict[str, Tensor]:
     >>> norm(layer)[""].shape
     torch.Size([3])
     """
+    found = mixtures(model, experts=experts)
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise SurgeryError("norms need values, and the model is on the meta device", code="values")
     return {
         one.name: torch.stack(
             [torch.stack([t.detach().double().square().sum() for t in own]).sum() for own in experts_of(model, one)]
         ).sqrt()
-        for one in mixtures(model, experts=experts)
+        for one in found
     }
 
 

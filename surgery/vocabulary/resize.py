@@ -9,7 +9,7 @@ from surgery.errors import SurgeryError
 from surgery.forward import ghost_of
 from surgery.plan import Plan, Source, as_runs, structure
 from surgery.rows import plan_of_rows
-from surgery.states import load, shapes_of, state
+from surgery.states import shapes_of, state
 from surgery.vocabulary.tables import Tables, number_edits, size_edits, tables_of
 from surgery.vocabulary.tokens import extended, reduced
 
@@ -51,6 +51,7 @@ def keep(
             merges of the tokenizer (BPE) need, and for a tokenizer of another kind; for numbers that are no tokens; if
             it is not known which embedding or which head has the tokens.
 
+    >>> import torch
     >>> net = nn.Sequential(nn.Embedding(9, 4, padding_idx=2), nn.Linear(4, 4), nn.Linear(4, 9))
     >>> small, plan, _ = keep(net, [2, 3, 7])
     >>> small[0], small[2]
@@ -94,6 +95,7 @@ def grow(
     Raises:
         SurgeryError: for a size below the old one, and as for `surgery.vocabulary.keep`.
 
+    >>> import torch
     >>> net = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9))
     >>> large, plan, _ = grow(net, 10)
     >>> torch.allclose(large[0].weight[9], net[0].weight.mean(0)), torch.equal(large[1].bias[:9], net[1].bias)
@@ -123,11 +125,12 @@ def grow(
         if len(like) != added:
             raise SurgeryError(f"rows has {len(like)} lists of tokens for {added} new ones", code="argument")
     plan = _plan(model, tables, [*range(tables.size), *(one[0] for one in like)])
-    values, grown = plan.extract(model), plan.built(model)
+    grown = plan.built(model)
+    values = state(grown)  # of tensors of its own
     for name, (_, axis) in tables.in_state(model).items():
         if added and values[name].is_floating_point():
             _fill(values[name].movedim(axis, 0), tables.size, rows if isinstance(rows, str) else like)
-    return Resized(load(grown, values), plan, large)
+    return Resized(grown, plan, large)
 
 
 def _fill(table: Tensor, old: int, rows: str | list[list[int]]) -> None:

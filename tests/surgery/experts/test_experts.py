@@ -223,6 +223,28 @@ def test_groups_of_a_router_stay_equal():
         merge(model, [[0, 3], [1, 4]])
 
 
+def layered(inner):
+    """A mixture whose router is two layers, of this width."""
+    layer = Listed(width=6)
+    layer.gate = nn.Sequential(nn.Linear(6, inner), nn.Tanh(), nn.Linear(inner, 6))
+    return nn.Sequential(layer)
+
+
+@pytest.mark.parametrize("inner", [3, 6])
+def test_the_last_layer_of_a_router_has_the_experts(inner):
+    small, _ = keep(layered(inner), [0, 2, 4])
+    assert [small[0].gate[0].out_features, small[0].gate[2].out_features] == [inner, 3]
+    assert small(torch.ones(2, 6)).shape == (2, 6)
+
+
+def test_no_values_are_needed_but_for_scores():
+    model = net().to("meta").requires_grad_(False)
+    small, _ = keep(model, [0, 3])
+    assert all(p.is_meta and p.dtype == torch.float64 and not p.requires_grad for p in small.parameters())
+    with refused("values"):
+        norm(model)
+
+
 def test_experts_of_another_name_are_given_and_shared_ones_stay():
     layer = nn.ModuleDict({
         "router": nn.Linear(4, 3), "branches": nn.ModuleList(nn.Linear(4, 4) for _ in range(3)),

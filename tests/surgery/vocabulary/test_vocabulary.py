@@ -84,6 +84,21 @@ def test_new_rows_are_means_of_given_tokens():
     assert torch.equal(plan.extract(model)["head.bias"][16:], model.head.bias[[4, 2]])
 
 
+def test_dtypes_devices_and_flags_stay():
+    model = language().bfloat16().to("meta").requires_grad_(False)
+    model.head.weight = model.tokens.weight  # which torch unties on its way there
+    for made in (keep(model, [3, 5]).model, grow(model, 18).model):
+        assert all(p.is_meta and p.dtype == torch.bfloat16 and not p.requires_grad for p in made.parameters())
+        assert made.head.weight is made.tokens.weight
+
+
+def test_a_head_of_computed_weights_follows():
+    head = nn.utils.parametrizations.weight_norm(nn.Linear(4, 9))
+    model, kept = nn.Sequential(nn.Embedding(9, 4), head), [1, 4, 8]
+    small = keep(model, kept).model
+    assert torch.allclose(small(torch.arange(3)), model(torch.tensor(kept))[:, kept], atol=1e-6)
+
+
 def test_what_is_refused_is_named():
     with refused("argument: padding_idx", "token 3"):
         keep(nn.Sequential(nn.Embedding(9, 4, padding_idx=3), nn.Linear(4, 9)), [1, 2])
