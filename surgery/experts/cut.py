@@ -1,0 +1,285 @@
+"""Fewer experts: some are kept, or groups of them become one; each is a plan."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from surgery.errors import SurgeryError
+from surgery.experts.mixtures import Mixture, mixtures, tensors_of
+from surgery.forward import named_tensors
+from surgery.names import is_inside, joined, matches, outwards
+from surgery.plan import Edit, Plan, Source, as_runs
+from surgery.rows import count_edits, plan_of_rows
+from surgery.states import names_by_id, state
+
+Keep: TypeAlias = int | Sequence[int]
+Groups: TypeAlias = int | Sequence[Sequence[int]]
+_COUNTS = re.compile(r"^(n|num|e|out_features)$|^(?!.*(shared|top|active|activated|per_)).*experts?(_num|_count)?$")
+
+
+def keep(
+    model: nn.Module,
+    keep: Keep | Mapping[str, Keep],
+    *,
+    scores: Mapping[str, Tensor] | None = None,
+    experts: str | None = None,
+) -> tuple[nn.Module, Plan]:
+    """Keep some of the experts of each mixture, and the router's rows for them.
+
+    The experts keep their order, and every token is sent to the best of those that are left. A token whose experts are
+    all kept, by a router that divides by the sum over those it chose, gets what it got. The configuration of a model
+    that has one (transformers: Mixtral, Qwen3-MoE, gpt-oss, DeepSeek) says the new number, so that `from_pretrained`
+    reads what `save_pretrained` writes. Shared experts stay.
+
+    Args:
+        model: it is not changed.
+        keep: how many of each mixture, those with the highest scores; or their numbers; or by name or pattern of a
+            mixture (`surgery.experts.mixtures`) either. A mixture that no pattern matches stays whole, and a
+            configuration that has one number for all can then not say it.
+        scores: by mixture one number for each expert, as `surgery.experts.frequency` and `surgery.experts.norm` give
+            them. Of equal ones the first stays.
+        experts: as for `surgery.experts.mixtures`.
+
+    Returns:
+        The model with fewer experts, and the plan of where its tensors lie in the full one.
+
+    Raises:
+        SurgeryError: if fewer would be left than the router chooses for a token; if a router that divides its experts
+            into groups (DeepSeek's `n_group`) would have unequal ones; for experts that there are not, and without
+            scores where only a number is given.
+
+    >>> class Layer(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.gate, self.k = nn.Linear(4, 3), 2
+    ...         self.experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+    >>> layer = Layer()
+    >>> small, plan = keep(layer, [0, 2])
+    >>> small.gate, len(small.experts), torch.equal(small.experts[1].weight, layer.experts[2].weight)
+    (Linear(in_features=4, out_features=2, bias=True), 2, True)
+    """
+    found = mixtures(model, experts=experts)
+    kept = [(one, _kept(one, asked, scores)) for one, asked in _asked(found, keep, "keep")]
+    plan = _plan(model, kept)
+    return plan.built(model), plan
+
+
+def merge(
+    model: nn.Module,
+    groups: Groups | Mapping[str, Groups],
+    *,
+    scores: Mapping[str, Tensor] | None = None,
+    experts: str | None = None,
+) -> tuple[nn.Module, Plan]:
+    """Merge groups of experts: each group becomes one, the mean of its weights.
+
+    The router's row of a merged expert is the mean of its members' rows, with the same weights; so is a bias. Its logit
+    is then the mean of theirs, and the merged experts, unlike kept ones, are chosen for other tokens than their members
+    were: fine-tune the model, or look at its loss. (Li et al., "Merge, Then Compress", ICLR 2024, merges by frequency,
+    too.)
+
+    Args:
+        model: it is not changed.
+        groups: lists of experts for all mixtures, or by name or pattern of a mixture. An expert in no list is dropped.
+            Or how many groups: those with the highest scores are the first of theirs, and each other expert joins the
+            one whose router's row is most like its own (cosine).
+        scores: by mixture the weights of the mean, as `surgery.experts.frequency` gives them. None: all the same.
+        experts: as for `surgery.experts.mixtures`.
+
+    Returns:
+        The model with merged experts, and the plan. A mean lies nowhere in the full model: `plan` takes the member with
+        the highest score for its group, so `plan.extract(model)` are these members before they were merged.
+
+    Raises:
+        SurgeryError: as `surgery.experts.keep` does; for a group that is empty or has weights that are not above 0, and
+            for an expert in two groups.
+
+    >>> layer = nn.ModuleDict({"gate": nn.Linear(4, 3), "experts": nn.ModuleList(nn.Linear(4, 4) for _ in range(3))})
+    >>> small, _ = merge(layer, [[0, 2], [1]], scores={"": torch.tensor([3.0, 1.0, 1.0])})
+    >>> mean = 0.75 * layer.experts[0].weight + 0.25 * layer.experts[2].weight
+    >>> torch.allclose(small["experts"][0].weight, mean)
+    True
+    """
+    found = mixtures(model, experts=experts)
+    grouped = [(one, _grouped(model, one, asked, scores)) for one, asked in _asked(found, groups, "groups")]
+    plan = _plan(model, [(one, [first for first, *_ in own]) for one, own in grouped])
+    full = state(model)
+    small = plan.built(model)
+    means = state(small)  # of tensors of its own
+    for one, own in grouped:
+        axes = {name: axis for name, (_, axis) in tensors_of(model, one).items()}
+        for position, members in enumerate(own):
+            weights = _weights(one, members, scores)
+            for name, parts in _of_experts(model, one, position, members).items():
+                means[name].copy_(sum(w * full[part].detach().double() for w, part in zip(weights.tolist(), parts)))
+            for name, axis in axes.items():
+                rows = full[name].detach().double().index_select(axis, torch.tensor(members, device=full[name].device))
+                shape = [-1 if i == axis else 1 for i in range(rows.ndim)]
+                mean = (rows * weights.view(shape).to(rows.device)).sum(axis)
+                means[name].select(axis, position).copy_(mean)
+    return small, plan
+
+
+def _asked(found: Sequence[Mixture], asked: Any, what: str) -> list[tuple[Mixture, Any]]:
+    """Return the mixtures for which something is asked, and what; SurgeryError for a pattern that matches none."""
+    by_name = asked if isinstance(asked, Mapping) else {"*": asked}
+    names = [one.name for one in found]
+    for pattern in by_name if isinstance(asked, Mapping) else ():
+        if not any(name == pattern or matches(name, pattern) for name in names):
+            raise SurgeryError(f"{what}[{pattern!r}] matches none of the mixtures {names}", code="name")
+    result = []
+    for one in found:
+        own = [value for pattern, value in by_name.items() if pattern in ("*", one.name) or matches(one.name, pattern)]
+        result += [(one, value) for value in own[:1]]
+    return result
+
+
+def _score(one: Mixture, scores: Mapping[str, Tensor] | None) -> Tensor:
+    if not isinstance(scores, Mapping) or one.name not in scores:
+        raise SurgeryError(
+            f"a number of experts needs scores of {one.name!r}: give scores=surgery.experts.frequency(model, batches) "
+            "or surgery.experts.norm(model)",
+            code="argument",
+        )
+    score = torch.as_tensor(scores[one.name]).detach()
+    if score.is_meta or score.shape != (one.size,) or not score.isfinite().all():
+        raise SurgeryError(
+            f"the scores of {one.name!r} are one finite number for each of its {one.size} experts, got "
+            f"{tuple(score.shape)}",
+            code="argument",
+        )
+    return score.double().cpu()
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _kept(one: Mixture, asked: Any, scores: Mapping[str, Tensor] | None) -> list[int]:
+    """Return the experts that stay, in ascending order."""
+    if _is_count(asked):
+        if not 1 <= asked <= one.size or asked % one.groups:
+            parts = f" that its {one.groups} groups can share" if one.groups > 1 else ""
+            raise SurgeryError(f"{one.name!r} has {one.size} experts: keep 1 to {one.size}{parts}", code="argument")
+        best = _score(one, scores).view(one.groups, -1).argsort(dim=1, descending=True, stable=True)
+        first = torch.arange(one.groups)[:, None] * (one.size // one.groups)
+        asked = (best[:, : asked // one.groups] + first).flatten().tolist()
+    kept = _numbers(one, asked)
+    _check_router(one, kept)
+    return kept
+
+
+def _numbers(one: Mixture, asked: Any) -> list[int]:
+    """Return numbers of experts in ascending order."""
+    asked = asked.tolist() if isinstance(asked, Tensor) else asked
+    numbers = sorted(asked) if isinstance(asked, Sequence | set | range) and all(map(_is_count, asked)) else []
+    if not numbers or len(set(numbers)) < len(numbers) or not 0 <= numbers[0] <= numbers[-1] < one.size:
+        raise SurgeryError(
+            f"{asked!r}: give different numbers of the {one.size} experts of {one.name!r}, from 0 on", code="argument"
+        )
+    return numbers
+
+
+def _check_router(one: Mixture, kept: Sequence[int]) -> None:
+    """Raise SurgeryError where the router cannot choose among the experts that are left."""
+    if len(kept) < one.chosen:
+        raise SurgeryError(
+            f"the router of {one.name!r} chooses {one.chosen} experts for a token, of which {len(kept)} would be left: "
+            f"keep {one.chosen} or more, or let it choose fewer",
+            code="argument",
+        )
+    counts = [sum(number * one.groups // one.size == group for number in kept) for group in range(one.groups)]
+    least = 2 if any("correction" in key for _, key, _ in one.router) and one.groups > 1 else 1
+    if len(set(counts)) > 1 or min(counts) < least:
+        raise SurgeryError(
+            f"the router of {one.name!r} chooses among {one.groups} groups of {one.size // one.groups} experts each, "
+            f"of which {counts} would be left: its code needs as many in each group, {least} or more",
+            code="argument",
+        )
+
+
+def _grouped(model: nn.Module, one: Mixture, asked: Any, scores: Mapping[str, Tensor] | None) -> list[list[int]]:
+    """Return the members of each group, that with the highest score first; groups in the order of these."""
+    score = torch.ones(one.size, dtype=torch.float64) if scores is None else _score(one, scores)
+    if _is_count(asked):
+        best = _kept(one, asked, scores)
+        rows = torch.cat(
+            [t.detach().double().movedim(axis, 0).flatten(1).cpu() for t, axis in _router_tensors(model, one)], 1
+        )
+        like = nn.functional.cosine_similarity(rows[:, None], rows[best], dim=2)
+        same = torch.tensor([[i * one.groups // one.size == b * one.groups // one.size for b in best]
+                             for i in range(one.size)])  # fmt: skip
+        nearest = like.masked_fill(~same, -2).argmax(1).tolist()
+        asked = [[b, *(i for i in range(one.size) if i not in best and best[nearest[i]] == b)] for b in best]
+    if not isinstance(asked, Sequence) or not asked:
+        raise SurgeryError(f"groups are lists of experts, or how many, got {asked!r}", code="argument")
+    groups = [_numbers(one, own) for own in asked]
+    _numbers(one, [number for own in groups for number in own])
+    if any(len({number * one.groups // one.size for number in own}) > 1 for own in groups):
+        raise SurgeryError(
+            f"the router of {one.name!r} divides its experts into {one.groups} groups: merge within them",
+            code="argument",
+        )
+    groups = sorted(sorted(own, key=lambda number: (-float(score[number]), number)) for own in groups)
+    _check_router(one, [first for first, *_ in groups])
+    return groups
+
+
+def _router_tensors(model: nn.Module, one: Mixture) -> list[tuple[Tensor, int]]:
+    found = [(getattr(model.get_submodule(module), key), axis) for module, key, axis in one.router]
+    return [(tensor, axis) for tensor, axis in found if tensor.ndim == 2]
+
+
+def _weights(one: Mixture, members: Sequence[int], scores: Mapping[str, Tensor] | None) -> Tensor:
+    if scores is None:
+        return torch.full((len(members),), 1 / len(members), dtype=torch.float64)
+    weights = _score(one, scores)[list(members)]
+    if weights.min() < 0:
+        raise SurgeryError(f"the scores of {one.name!r} weigh a mean: none may be below 0", code="argument")
+    return weights / weights.sum() if weights.sum() else torch.full_like(weights, 1 / len(members))
+
+
+def _of_experts(model: nn.Module, one: Mixture, position: int, members: Sequence[int]) -> dict[str, list[str]]:
+    """Return by name of the tensors at a position of a list of experts the names of the same tensors of others."""
+    held = names_by_id(model)
+    result = {}
+    for holder in one.lists:
+        named = [dict(named_tensors(child)) for child in model.get_submodule(holder).children()]
+        result |= {held[id(t)]: [held[id(named[m][key])] for m in members]
+                   for key, t in named[position].items() if id(t) in held}  # fmt: skip
+    return result
+
+
+def _plan(model: nn.Module, kept: Sequence[tuple[Mixture, Sequence[int]]]) -> Plan:
+    """Return the plan of a model with fewer experts."""
+    held = names_by_id(model)
+    values = state(model)
+    entries = {name: Source(name, (None,) * tensor.ndim) for name, tensor in values.items()}
+    edits: list[Edit] = []
+    modules = dict(model.named_modules())
+    for one, numbers in kept:
+        if len(numbers) == one.size:
+            continue
+        runs = as_runs(numbers)
+        for name, (tensor, axis) in tensors_of(model, one).items():
+            entries[name] = Source(name, tuple(runs if i == axis else None for i in range(tensor.ndim)))
+        for module, key, axis in one.router:
+            tensor = getattr(modules[module], key)
+            if id(tensor) not in held:
+                index = [runs if i == axis else None for i in range(tensor.ndim)]
+                edits.append({"do": "slice", "module": module, "attribute": key, "index": index})
+        for holder in one.lists:
+            gone = [joined(holder, key) for key in [*modules[holder]._modules][len(numbers) :]]
+            for name in [name for name in entries if any(is_inside(name, expert) for expert in gone)]:
+                del entries[name]
+            for place, number in enumerate(numbers):
+                for name, (source,) in _of_experts(model, one, place, [number]).items():
+                    entries[name] = entries[name]._replace(name=source)
+            edits.append({"do": "remove", "module": holder, "first": len(numbers), "count": one.size - len(numbers)})
+        places = (*one.lists, *(str(module) for module, *_ in (*one.fused, *one.router)))
+        near = {name: modules[name] for place in (one.name, *places) for name in outwards(place)}
+        edits += count_edits(near, _COUNTS, one.size, len(numbers))
+    return plan_of_rows(model, entries, edits)

@@ -1,0 +1,75 @@
+"""Plans that keep given positions of given tensors: words of a vocabulary, experts of a mixture."""
+
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from surgery.forward import ghost_of
+from surgery.hooks import followers
+from surgery.names import is_inside, joined
+from surgery.plan import Edit, Plan, Source, structure
+from surgery.states import shapes_of, state
+from surgery.width.constants import NewSizes
+
+_log = logging.getLogger(__name__)
+
+
+def plan_of_rows(model: nn.Module, entries: Mapping[str, Source], edits: Sequence[Edit]) -> Plan:
+    """Return a plan of these entries, with a configuration that follows if the model, or a part of it, has one.
+
+    What a configuration cannot say is logged.
+
+    Args:
+        model: the full model; it is not changed.
+        entries: by state name of the new model where its tensor lies in the full one.
+        edits: what gives the new model its modules and their attributes.
+    """
+    ghost, values = ghost_of(model), state(model)
+    dtypes = {name: tensor.dtype for name, tensor in values.items()}
+    sources = {name: (source,) for name, source in entries.items()}
+    plan = Plan(sources, shapes_of(values), tuple(edits), structure(model), dtypes)
+    more: list[Edit] = []
+    for name, part in configured(ghost):
+        own = _restricted(plan, name, part)
+        if own.small_shapes == dict(own.shapes):
+            continue
+        for follower in followers(part):
+            found, problem = follower.width_edits(part, own, NewSizes({}, {}, []), lambda _: None)
+            if problem:
+                _log.warning(problem)
+            more += [{**edit, "module": joined(name, edit["module"]).removesuffix(".")} for edit in found]
+    return plan.with_edits((*plan.edits, *more))
+
+
+def configured(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the outermost modules, with their names, that a class makes from a configuration."""
+    inside: list[str] = []
+    for name, module in model.named_modules():
+        if not any(is_inside(name, other) for other in inside) and followers(module):
+            inside.append(name)
+            yield name, module
+
+
+def _restricted(plan: Plan, module: str, part: nn.Module) -> Plan:
+    """Return the part of a plan that lies in one module."""
+    start = len(module) + bool(module)
+
+    def within(named: Mapping[str, Any]) -> dict[str, Any]:
+        return {name[start:]: value for name, value in named.items() if is_inside(name, module)}
+
+    entries = {n: tuple(s._replace(name=s.name[start:]) for s in own) for n, own in within(plan.entries).items()}
+    edits = [{**e, "module": e["module"][start:]} for e in plan.edits if is_inside(e["module"], module)]
+    return Plan(entries, within(plan.shapes), tuple(edits), structure(part), within(plan.dtypes))
+
+
+def count_edits(modules: Mapping[str, nn.Module], names: re.Pattern, old: int, new: int) -> list[Edit]:
+    """Return edits of modules' whole numbers that are `old` and whose names say what they count."""
+    return [
+        {"do": "set", "module": module, "attribute": key, "value": new}
+        for module, held in modules.items()
+        for key, value in vars(held).items()
+        if type(value) is int and value == old != new and names.search(key)
+    ]

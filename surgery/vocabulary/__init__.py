@@ -1,0 +1,6 @@
+"""The vocabulary: keep some of a model's tokens, or add others; configuration and tokenizer follow."""
+
+from surgery.vocabulary.resize import Resized as Resized
+from surgery.vocabulary.resize import grow as grow
+from surgery.vocabulary.resize import keep as keep
+from surgery.vocabulary.tokens import needed as needed
