@@ -245,7 +245,10 @@ def _names(names: Any, count: int) -> tuple[str, ...]:
 
 
 def _numbered(y: Any, test_y: Any, names: Any) -> tuple[Any, Any, Any]:
-    """Number classes that are given by name, in alphabetical order or that of `names`; others stay as they are."""
+    """Number classes that are given by name, in alphabetical order or that of `names`.
+
+    Others stay as they are.
+    """
     try:
         given = [_with_strings(name, values) for name, values in (("y", y), ("test_y", test_y))]
     except FLError:

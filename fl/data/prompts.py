@@ -104,7 +104,7 @@ def _filled(parts: Sequence[tuple[str, str | None]], row: Mapping[str, Any], num
 
 
 def _owners(rows: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray | None, tuple[str, ...]]:
-    """Number the owners of samples, if they have some, and list their names."""
+    """Return number the owners of samples, if they have some, and list their names."""
     have = [row.get("owner") is not None for row in rows]
     if not any(have):
         return None, ()

@@ -144,7 +144,7 @@ def describe(groups: Sequence[Group], candidates: Mapping[str, Backend]) -> str:
 
 
 def _look(group: Group) -> str:
-    """What a step of these clients computes; the values of weights and the learning rate do not matter."""
+    """Return what a step of these clients computes; the values of weights and the learning rate do not matter."""
     job, starts, context = group
     values = {} if job.per_sample is None else {"": job.per_sample}
     shapes = tree_map(lambda t: (tuple(t.shape[1:]), t.dtype), [starts, context, values])
@@ -160,7 +160,7 @@ def _has_code(kind: type) -> bool:
 
 
 def _name(value: Any, seen: set[int]) -> Any:
-    """The name and the code of a function, and of those that it closes over."""
+    """Return the name and the code of a function, and of those that it closes over."""
     if not isinstance(value, FunctionType) or id(value) in seen:
         return type(value).__qualname__
     seen.add(id(value))
@@ -193,7 +193,7 @@ def _everything() -> dict[str, Any]:
 
 
 def _read(key: str, candidates: Mapping[str, Backend]) -> Outcome | None:
-    """What the file says; None if it says nothing, or nothing that can be understood."""
+    """Return what the file says; None if it says nothing, or nothing that can be understood."""
     with suppress(TypeError, ValueError, AttributeError):
         found = Outcome(**_everything()[key]) if key in _everything() else None
         if found and found.backend in ("loop", *candidates):
@@ -319,7 +319,9 @@ def _judge(file: Path, code: int, deterministic: bool) -> tuple[float, str]:
 
 
 def _first_steps(groups: Sequence[Group]) -> list[Group]:
-    """The same clients, who make few of their steps from the start of the first, with the samples of these alone."""
+    """Return the same clients, who make few of their steps from the start of the first, with the samples of these
+    alone.
+    """
     longest = max(max(job.batches.steps) for job, _, _ in groups)
     return [_few(group, len(group[0].batches.steps), longest) for group in groups]
 
@@ -446,7 +448,9 @@ def _tensors(results: Sequence[Results]) -> list[Tensor]:
 
 
 def _distance(found: Sequence[Results], expected: Sequence[Results], groups: Sequence[Group]) -> float:
-    """The largest distance of a client to where it should be, as a share of its way; of its loss, as a share of it.
+    """Return the largest distance of a client to where it should be, as a share of its way.
+
+    Of its loss, as a share of it.
 
     Infinite where tensors of whole numbers differ, and nan where a number is not finite.
     """
