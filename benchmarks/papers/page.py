@@ -1,4 +1,4 @@
-"""docs/results/papers.md: what of each paper's tables and figures stands, made of the stored runs alone."""
+"""Write docs/results/papers.md: which of each paper's tables and figures hold, from the stored runs alone."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -11,62 +11,62 @@ from benchmarks.papers.verdict import NOT_RUN, VERDICTS, Result, ratio_of, resul
 from fl.base.files import write_text
 
 PAGE = ROOT / "docs/results/papers.md"
-_INTRO = """# What of the papers stands
-
-`python -m benchmarks.papers` makes this page from the runs in
-[benchmarks/results/papers](../../benchmarks/results/papers); nothing in it is typed by hand.
+_INTRO = """# Which results of the papers hold
 
 ```sh
-python -m benchmarks.papers                                                  # all cells, and what is there of each
-python -m benchmarks.papers fedmr.table1.cifar10.lenet.dir0.5 --minutes 60   # run a part of one, or go on with it
+# all cells, and what is stored of each
+python -m benchmarks.papers
+# run a part of a cell, or resume it
+python -m benchmarks.papers fedmr.table1.cifar10.lenet.dir0.5 --minutes 60
 python -m benchmarks.papers femam.figure5a --seeds 0
-python -m benchmarks.papers --page                                           # only make this page again
+# only make this page again
+python -m benchmarks.papers --page
 ```
 
-A verdict is one of these, decided by numbers alone:
+`python -m benchmarks.papers` makes this page from the runs in
+[benchmarks/results/papers](../../benchmarks/results/papers); nothing in it is typed by hand. The first column of each
+table has the `ID` that `python -m benchmarks.papers ID` runs. Numbers alone decide a verdict:
 
-- **reproduced**: the paper's method and at least one other were run, and every one of them is within one point of the
-  paper's number, or within the sum of both standard deviations if that is more; a ratio is within the range of the
-  paper's text, give or take 0.01.
+- **reproduced**: the paper's method and at least one other were run. Each is within one point of the paper's number,
+  or within the sum of both standard deviations if that is more. A ratio is within the range of the paper's text, give
+  or take 0.01.
 - **ordering reproduced**: the paper's method is ahead of the others that were run, or behind them, as in the paper.
 - **not reproduced**: neither.
-- **not run**: not yet, or with fewer rounds than the paper's; what fewer rounds show stands beside it.
+- **not run**: not yet, or with fewer rounds than the paper's; the result of fewer rounds stands beside it.
 - **cannot be known**: the paper has an image there, and no number in its text.
 
-A claim of an abstract has the worst verdict of its cells. Where the paper leaves settings open and a cell was run in
-several, the best of these verdicts counts; the line says which settings those are, and which rivals were run.
+How verdicts combine:
 
-`(other settings)` are runs on smaller data, with fewer rounds or with another model than the paper's. They speak for a
-claim only while none of the paper's own cells has been run. Of those about FedMR's directions and flatness only the
-ones with CIFAR-10 and 500 rounds count. The pages of [FedMR](fedmr.md), [FeMAM](femam.md) and [FedFA](fedfa.md) say
-more; runs "made earlier" are from before there were cells. In brackets behind a number: how many seeds.
+- A claim of an abstract has the worst verdict of its cells. If the paper leaves settings open and a cell was run in
+  several, the best verdict counts; the line names these settings and the rivals that were run.
+- `(other settings)` are runs on smaller data, with fewer rounds or with another model than the paper's. They count for
+  a claim only while none of the paper's own cells has been run. Of those about FedMR's directions and flatness only the
+  ones with CIFAR-10 and 500 rounds count.
+- Runs made "before there were cells" are older than this page. Numbers in brackets count seeds.
 
-In each paper's tables the first column has the `ID` that `python -m benchmarks.papers ID` runs.
+Details: [FedMR](fedmr.md), [FeMAM](femam.md), [FedFA](fedfa.md).
 """
 _LEGEND = {
-    "fedmr": "Settings in question: without a word those of the paper's text (momentum 0.9, McMahan's CNN, layers as "
-    "units, 500 rounds, of which the text does not speak); the released code has momentum 0.5, LeNet and tensors as "
-    "units.",
+    "fedmr": "Rows without settings use those of the paper's text: momentum 0.9, McMahan's CNN, layers as units, and "
+    "500 rounds, which the text does not state. The released code has momentum 0.5, LeNet and tensors as units.",
     "femam": "`-released` are the released code's options. With fewer rounds than 700 its levels become shorter in "
-    "proportion, and all methods have as many.",
+    "proportion, and all methods have equally many rounds.",
     "fedfa": "Numbers, networks and training settings of the paper are images: all settings here are a "
-    "reconstruction, and ranges are those of the text over all models and data sets. Lambda 20 is the paper's, 5 is "
-    "ours. A ratio of drops says little where an attack leaves both methods nothing but chance, or costs both next to "
-    "nothing.",
-    "heterofl": "The numbers are those of Flower's baseline, one run each, in whose README some settings contradict "
-    "one another (see the recipe `heterofl-cifar10-a-e`); there clients draw their width anew in every round.",
-    "depthfl": "The numbers are those of Flower's baseline, one run each, of the mean of all exits (table 2): DepthFL, "
-    "without distillation (FedAvg), HeteroFL by width, and a to d, where all clients that can afford it have one depth "
-    "(table 3 has their last exit alone). The baseline's DepthFL has FedDyn's regulariser as well, which is left out "
-    "here; its exits are deeper. In table 3 the baseline's InclusiveFL reaches 47.61, 53.88, 59.48 and 60.46 from the "
-    "first classifier to the fourth; it trains only the last exit of each model, which no method here does.",
+    "reconstruction, and ranges are from the text, over all models and data sets. Lambda 20 is the paper's, 5 is "
+    "ours. A ratio of drops says little where an attack leaves both methods at chance, or costs both next to nothing.",
+    "heterofl": "The numbers are from Flower's baseline, one run each. Some settings in its README contradict "
+    "one another (see the recipe `heterofl-cifar10-a-e`); there clients sample a new width in every round.",
+    "depthfl": "The numbers are from Flower's baseline, one run each, for the mean of all exits (table 2): DepthFL, "
+    "without distillation (FedAvg), HeteroFL by width, and a to d. In a to d all clients that can afford it have one "
+    "depth (table 3 has their last exit alone). The baseline's DepthFL has FedDyn's regulariser as well, which is left "
+    "out here; its exits are deeper. In table 3 the baseline's InclusiveFL reaches 47.61, 53.88, 59.48 and 60.46 from "
+    "the first classifier to the fourth. It trains only the last exit of each model, which no method here does.",
     "adapters": "Aggregators of [adapters](../guides/finetune.md#how-adapters-are-aggregated) side by side; "
     "`python -m benchmarks.papers.adapters` trains their base first. 1,000 other images of CIFAR-10 test. Layers qkv, "
-    "fc1 and fc2 have adapters (LoRA), and a new classifier is trained whole with them, which is in the traffic. "
-    "`fedit` is `fedavg`, `ffa_lora` the same with `--adapters.learn b`. In "
-    "`heterofl` clients count alike, and a class's row of the classifier is averaged over those who have the class; in "
-    "`heterofl_weighted` it is averaged over all, and clients count by their numbers of samples. Learning "
-    "rate, momentum and batch size are the same for all.",
+    "fc1 and fc2 have adapters (LoRA). A new classifier is trained whole with them and counts as traffic. "
+    "`fedit` is `fedavg`, `ffa_lora` the same with `--adapters.learn b`. In `heterofl` clients count alike, and a "
+    "class's row of the classifier is averaged over the clients that have the class. In `heterofl_weighted` it is "
+    "averaged over all, and clients count by their samples. Learning rate, momentum and batch size are equal for all.",
 }  # fmt: skip
 
 
