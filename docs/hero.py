@@ -76,8 +76,8 @@ def _line(axis: Axes, points: Iterable[tuple[float, float]], **looks) -> None:
 
 
 def main(file: str) -> None:
-    plt.rcParams.update({"font.size": 12, "axes.titlesize": 13, "axes.spines.top": False, "axes.spines.right": False})
-    figure, axes = plt.subplots(1, 3, figsize=(9, 3), layout="constrained")
+    plt.rcParams.update({"font.size": 14, "axes.titlesize": 15, "axes.spines.top": False, "axes.spines.right": False})
+    figure, axes = plt.subplots(1, 3, figsize=(9, 3.3), layout="constrained")
     for panel, axis in zip((cut, prune, recombine), axes):
         panel(axis)
     figure.savefig(file, dpi=160)

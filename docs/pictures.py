@@ -31,6 +31,7 @@ RIVALS = f"{STORED} runs/rivals fashion-mnist-rivals"
 CLUSTERS = f"{STORED} runs/clusters femam/clusters femam-fashion-mnist"
 ATTACK = f"python {DOCS}/fedfa_attack.py"
 PICTURES = {
+    "hero": Picture(f"python {DOCS}/hero.py hero.png", "hero.png"),
     "recombination": Picture(f"python {DOCS}/recombination.py recombination.png", "recombination.png"),
     "curves": Picture("python -m fl.run --eval-client-models-every 1 --name run", "runs/run/curves.png"),
     "comparison": Picture(PAIR, "runs/pair/comparison.png"),

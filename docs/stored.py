@@ -16,12 +16,13 @@ RESULTS = Path(__file__).resolve().parent.parent / "benchmarks/results"
 
 def main(out: Path, rows: Path, settings: list[str]) -> None:
     """Write a run folder for each stored table."""
-    config, _ = parse(settings, RECIPES)
+    experiment = parse(settings, RECIPES).experiment
+    config = experiment.runs()[0]
     tables = {tuple(path.stem.rsplit("-seed", 1)): path for path in sorted((RESULTS / rows).glob("*-seed*.csv"))}
     if not tables:
         sys.exit(f"{RESULTS / rows} holds no METHOD-seedN.csv")
     out.mkdir(parents=True)
-    (out / "config.yaml").write_text(config.to_yaml())
+    (out / "config.yaml").write_text(experiment.to_yaml())
     for (method, seed), path in tables.items():
         folder = out / path.stem
         folder.mkdir()

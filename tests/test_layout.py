@@ -180,7 +180,16 @@ def test_nothing_lies_at_the_root_that_does_not_belong_there():
         pytest.skip("not a checkout")
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     folders = {".ci", "benchmarks", "docs", "examples", "fl", "gallery", "speedruns", "surgery", "tests", "zoo"}
-    files = {".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md", "mkdocs.yml", "pyproject.toml"}
+    files = {
+        ".gitignore",
+        "CHANGELOG.md",
+        "CITATION.cff",
+        "CONTRIBUTING.md",
+        "LICENSE",
+        "README.md",
+        "mkdocs.yml",
+        "pyproject.toml",
+    }
     assert {line.split("/")[0] for line in listed.splitlines()} == folders | files
 
 
