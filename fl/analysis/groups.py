@@ -245,18 +245,18 @@ def selection(run: RecordedRun) -> Row:
 def outcome(run: RecordedRun) -> dict[str, float]:
     """Compute the results of a run, and the last evaluated round.
 
-    Scores of the global model (accuracy, loss, and macro-F1 or perplexity; of numbers their error and R2; metrics that
-    were asked for) are those of the last evaluated round. late is the mean of the last accuracies (or errors), best
-    that of the best round, see `fl.runs.metrics.best`. Scores on clients' own test data, if they have some, are means
-    over clients in the round of `selection`: local_test_accuracy, local_test_f1, local_test_perplexity. Other columns
-    with a heading are as in the last round that has them. Costs are of the whole run: megabytes of a client (as in
-    `fl.analysis.costs.totals`), if all rounds counted them, and seconds.
+    Scores of the global model (accuracy, loss, and macro-F1 or perplexity; of numbers their error and R2; metrics
+    that were asked for) are those of the last evaluated round. late is the mean of the last ten accuracies (or
+    errors), if there are ten, best that of the best round, see `fl.runs.metrics.best`. Scores on clients' own test
+    data, if they have some, are means over clients in the round of `selection`: local_test_accuracy, local_test_f1,
+    local_test_perplexity. Other columns with a heading are as in the last round that has them. Costs are of the
+    whole run: megabytes of a client (as in `fl.analysis.costs.totals`), if all rounds counted them, and seconds.
     """
     measured = evaluated(run.rows)
     last, chosen, first = measured[-1], selection(run), first_score(measured[-1])
     reached = [row[first] for row in measured]
     scores = {key: last[key] for key in ("round", *_scores(last)) if key in last}
-    late = {"late": float(np.mean(reached[-TAIL:]))}
+    late = {"late": float(np.mean(reached[-TAIL:]))} if len(reached) >= TAIL else {}
     if top := best(measured, run.config.evaluation.best_by):
         late["best"] = top[first]
     of_clients = {key: chosen[key] for key in _client_scores(chosen) if key in chosen}

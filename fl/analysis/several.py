@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,11 @@ class Results:
 
     def __str__(self) -> str:
         return table(group(self.runs)) + Ended(failed={**self.failed}).describe()
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
 
     def frame(self) -> Any:
         """Return a DataFrame with a row for each run: method, seed, results of `fl.analysis.groups.outcome`, folder."""

@@ -29,6 +29,7 @@ from fl.runs.metrics import Row
 from fl.runs.opened import opened
 from fl.runs.round import one_round
 from fl.runs.state import RunState
+from fl.runs.summary import Summary
 from fl.settings import Config
 
 OnRound: TypeAlias = Callable[[Row], bool | None]
@@ -148,7 +149,7 @@ class Run:
         self._is_ours = True
 
     @property
-    def summary(self) -> dict | None:
+    def summary(self) -> Summary | None:
         """That of summary.json, once the run was closed."""
         return self._run and self._run.summary
 
@@ -195,7 +196,7 @@ def simulate(
     model: Model | None = None,
     on_round: OnRound | None = None,
     transport: Transport = IN_PROCESS,
-) -> dict:
+) -> Summary:
     """Run all rounds of one method with one seed and leave a run folder; return its summary.
 
     The folder holds config.yaml, metrics.csv (a row a round), curves.png, checkpoint.safetensors and summary.json.
@@ -244,7 +245,7 @@ def simulate(
         return run.summary
 
 
-def _follow(config: Config, folder: Path, resume: bool, dataset: data.Dataset | None, model: Model | None) -> dict:
+def _follow(config: Config, folder: Path, resume: bool, dataset: data.Dataset | None, model: Model | None) -> Summary:
     """Do the rounds of a rank other than 0, which writes no run folder, until rank 0 ends the run."""
     config = resolve_inputs(config, dataset, model)
     fed, algorithm = build(config, dataset, model, load_initial_weights(folder, config) if resume else None)

@@ -25,7 +25,7 @@ from fl.runs.folder import fixed, load_initial_weights, restore_server, save_arc
 from fl.runs.lock import SETTINGS
 from fl.runs.metrics import FILE, ClientTable, Metrics, Row
 from fl.runs.signals import Ending
-from fl.runs.summary import failure
+from fl.runs.summary import Summary, failure
 from fl.settings import Config
 from surgery.transfer import host_copies
 
@@ -60,7 +60,7 @@ class RunState:
     table: ClientTable = field(init=False)
     saved: int | None = None
     best: checkpoint.Best | None = None
-    summary: dict | None = None
+    summary: Summary | None = None
     ending: Ending = field(default_factory=Ending)
     log: Callable[[Row], None] = lambda row: None
 
@@ -219,7 +219,7 @@ class RunState:
             self.save(statistics=False)  # first what cannot be made again
             if self.fed.statistics(self.server["global"]):
                 self.save()
-        self.summary = self.summarise(diverged)
+        self.summary = Summary(self.summarise(diverged), self.folder)
         write_json(self.folder / "summary.json", self.summary)
 
     def summarise(self, diverged: str) -> dict:

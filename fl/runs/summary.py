@@ -2,8 +2,10 @@
 
 import math
 import shlex
+from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 
 from fl.algorithms import SOURCES, methods_of
@@ -37,6 +39,51 @@ def failure(rows: Sequence[Row]) -> str:
         if measured and not math.isfinite(value := measured[-1][name]):
             return f"the {name.replace('_', ' ')} is {value} in round {measured[-1]['round']}"
     return ""
+
+
+class Summary(dict):
+    """What is in summary.json, in one line where it is printed, and with the curves in a notebook.
+
+    Attributes:
+        folder: that of the run.
+
+    >>> summary = Summary({"algorithm": "fedmr", "seed": 0, "final": {"round": 5, "accuracy": 0.5}}, Path("runs/a"))
+    >>> summary, summary.final["accuracy"]
+    (fedmr, seed 0: accuracy 50.00% in round 5 (runs/a), 0.5)
+    """
+
+    def __init__(self, content: dict, folder: Path) -> None:
+        super().__init__(content)
+        self.folder = folder
+
+    @property
+    def final(self) -> Row:
+        """The last round that was evaluated, a row of metrics.csv; {} if there is none."""
+        return self["final"]
+
+    @property
+    def best(self) -> Row:
+        """The best round: its number, its score and what it was chosen by; {} if there is none."""
+        return self["best"]
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows of metrics.csv, one for each round."""
+        return read(self.folder / FILE)
+
+    def __repr__(self) -> str:
+        head = f"{self['algorithm']}, seed {self['seed']}"
+        if not self.final:
+            return f"{head}: no round was evaluated ({self.folder})"
+        score = first_score(self.final)
+        value = columns(self.final)[score].text(self.final[score])
+        return f"{head}: {_WORDS[score]} {value} in round {self.final['round']} ({self.folder})"
+
+    def _repr_html_(self) -> str:
+        picture = self.folder / "curves.png"
+        data = b64encode(picture.read_bytes()).decode() if picture.exists() else ""
+        image = f'<br><img alt="curves" style="max-width: 100%" src="data:image/png;base64,{data}">' if data else ""
+        return f"<pre>{escape(repr(self))}</pre>{image}"
 
 
 def describe(summary: dict) -> str:

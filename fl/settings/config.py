@@ -165,6 +165,25 @@ class Config:
         """
         return list(self._settings())
 
+    def __repr__(self) -> str:
+        """Write what `Config.of` takes to make these settings: those that are not the method's defaults.
+
+        >>> Config.of(algorithm="fedprox", lr=0.05, fedprox={"mu": 1.0})
+        Config.of(algorithm='fedprox', fedprox={'mu': 1.0}, lr=0.05)
+        """
+        try:
+            name, changed = self.method.name, self.changed()
+        except (TypeError, AttributeError, FLError):  # of values that `check` refuses
+            return object.__repr__(self)
+        asked: dict[str, Any] = {} if name == METHOD else {"algorithm": SOURCES.get(name, name)}
+        for one in changed:
+            if one.name == "algorithm":
+                continue
+            group, _, name = one.name.rpartition(".")
+            place = asked.setdefault(group, {}) if group else asked
+            place[name] = as_plain(one.value if not isinstance(one.value, Default) else int(one.value))
+        return f"Config.of({', '.join(f'{name}={value!r}' for name, value in asked.items())})"
+
     def _settings(self) -> Iterator[Setting]:
         for one in fields(self):
             value = getattr(self, one.name)

@@ -1,7 +1,7 @@
 """Several runs that are compared: methods and seeds, in otherwise equal settings."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,17 @@ class Experiment:
         seeds = as_plain(list(self.seeds) if isinstance(self.seeds, range) else self.seeds)
         object.__setattr__(self, "algorithms", tuple(map(method_named, names)))
         object.__setattr__(self, "seeds", tuple(seeds) if isinstance(seeds, tuple | list) else (seeds,))
+
+    def __repr__(self) -> str:
+        """Write what `Experiment.of` takes to make this experiment.
+
+        >>> Experiment.of(algorithms=("fedavg", "fedmr"), rounds=5)
+        Experiment.of(algorithms=('fedavg', 'fedmr'), seeds=(0,), rounds=5)
+        """
+        common = repr(self.config.replace(algorithm=METHOD, seed=0)).removeprefix("Config.of(").removesuffix(")")
+        options = [f"{name}={asdict(value)!r}" for name, value in self.options.items() if is_dataclass(value)]
+        asked = [f"algorithms={self.algorithms!r}", f"seeds={self.seeds!r}", *filter(None, [common]), *options]
+        return f"Experiment.of({', '.join(asked)})"
 
     @classmethod
     def of(cls, **settings: Any) -> "Experiment":

@@ -51,3 +51,11 @@ def test_cifar10_has_the_settings_of_the_runs_whose_accuracy_it_names():
     for method in ("fedavg", "fedmr"):
         run = cell.arm(method).experiment.replace(seeds=0).to_yaml()
         assert RECIPES["cifar10"]().replace(algorithms=method).to_yaml() == run
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_settings_print_as_what_makes_them(name):
+    experiment = RECIPES[name]()
+    assert eval(repr(experiment)) == experiment
+    for config in experiment.runs()[:2]:
+        assert eval(repr(config)) == config
