@@ -41,6 +41,7 @@ __all__ = [
     "is_custom",
     "is_text",
     "load",
+    "may_change",
     "overview",
 ]
 
@@ -131,6 +132,16 @@ def is_custom(name: str) -> bool:
     return (
         name == GIVEN or name in installed("datasets") or is_path(name, tuple(key.partition(":")[0] for key in LOADERS))
     )
+
+
+def may_change(name: str) -> bool:
+    """Return whether a name does not say what samples the data set has: a user's files or function may change.
+
+    >>> may_change("csv:a.csv"), may_change("my_module:load"), may_change("digits")
+    (True, True, False)
+    """
+    key, _ = _key_and_file(name)
+    return is_custom(name) or (key in LOADERS and LOADERS[key].own)
 
 
 def is_text(name: str) -> bool:

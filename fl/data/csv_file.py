@@ -97,4 +97,4 @@ def load(root: Path, path: str) -> Dataset:
         raise FLError(error.args[0] if path in str(error) else f"{path}: {error}") from None
 
 
-LOADERS = {"csv:FILE": Loader(lambda root, _, path: load(root, path))}
+LOADERS = {"csv:FILE": Loader(lambda root, _, path: load(root, path), own=True)}

@@ -121,4 +121,4 @@ def _pictures(files: list[Path], size: int) -> Tensor:
     return x
 
 
-LOADERS = {"images:FOLDER": Loader(lambda root, _, path: load(root, path))}
+LOADERS = {"images:FOLDER": Loader(lambda root, _, path: load(root, path), own=True)}

@@ -24,11 +24,13 @@ class Loader:
             TextOptions). Names with a colon add the path.
         text: whether it is text. All others are images.
         bundled: whether it comes with an installed package, so that it needs neither a folder nor a network.
+        own: whether its files are a user's, who may change them: a run then goes on with the same samples alone.
     """
 
     load: Callable[..., Dataset]
     text: bool = False
     bundled: bool = False
+    own: bool = False
 
 
 def options_of(name: str, path: str, known: tuple[str, ...]) -> tuple[str, dict[str, str]]:
