@@ -1,8 +1,9 @@
 """Tables in files: `csv:FILE`."""
 
 import csv
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,8 +15,11 @@ from fl.data.table import Table, arrays_of, missing_value, mixed_values
 _MISSING = ("", "na", "nan", "null", "none", "n/a")
 
 
-def read(path: Path) -> Table:
+def read(path: Path, names_in: Container[str] = ()) -> Table:
     """Read a CSV file whose first line names its columns; a column of numbers alone holds numbers.
+
+    Args:
+        names_in: columns of names, which may look like numbers: 007 and "12 or more" stay what they are.
 
     Raises:
         FLError: for a file that is no such table, and for missing values, by their line and column.
@@ -47,11 +51,11 @@ def read(path: Path) -> Table:
         values = [value.strip() for value in column]
         if missing := [k for k, value in enumerate(values) if value.lower() in _MISSING]:
             raise missing_value(called(missing[0]), name)
-        found[name] = _parsed(values, name, called)
+        found[name] = _parsed(values, name, called, name in names_in)
     return Table(found, called)
 
 
-def _parsed(values: list[str], name: str, row: Callable[[int], str]) -> np.ndarray:
+def _parsed(values: list[str], name: str, row: Callable[[int], str], names: bool) -> np.ndarray:
     """Return numbers if all values are some, or names if none is."""
     numbers: list[float | None] = []
     for value in values:
@@ -60,13 +64,18 @@ def _parsed(values: list[str], name: str, row: Callable[[int], str]) -> np.ndarr
         except ValueError:
             numbers.append(None)
     others = [k for k, number in enumerate(numbers) if number is None]
-    if len(others) == len(values):
+    if len(others) == len(values) or (names and others) or (names and any(map(_is_code, values))):
         return np.asarray(values)
     if others:
         raise mixed_values(row(others[0]), name, values[others[0]])
     if all(value.lstrip("+-").isdigit() and len(value) < 18 for value in values):
         return np.asarray(values, dtype=np.int64)
     return np.asarray(numbers, dtype=np.float64)
+
+
+def _is_code(value: str) -> bool:
+    """Return whether a name has digits alone, and is not what a whole number is written as."""
+    return value.isdigit() and (len(value) >= 18 or str(int(value)) != value)
 
 
 _COLUMNS = {"target": "target", "owner": "owner", "split": "split", "categorical": "one-hot", "task": "classification"}
@@ -82,7 +91,9 @@ def load(root: Path, path: str) -> Dataset:
     """
     name = f"csv:{path}"
     path, given = options_of(name, path, tuple(_COLUMNS))
-    table, asked = read(file_of(name, path, root)), _COLUMNS | given
+    asked: dict[str, Any] = _COLUMNS | given
+    names_in = {asked["owner"], *({asked["target"]} if asked["task"] == "classification" else ())}
+    table = read(file_of(name, path, root), names_in)
     for what in ("owner", "split"):
         if what not in given and asked[what] not in table.columns:
             asked[what] = None

@@ -66,7 +66,8 @@ def _of_objects(values: Sequence[Any], name: str, row: Callable[[int], str]) -> 
             )
     if any(texts):
         raise mixed_values(row(texts.index(True)), name, values[texts.index(True)])
-    return np.asarray(values, dtype=np.float64)
+    numbers = np.asarray(values)
+    return numbers if numbers.dtype.kind in "biuf" else numbers.astype(np.float64)
 
 
 def missing_value(row: str, column: str) -> FLError:

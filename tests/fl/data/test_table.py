@@ -61,6 +61,19 @@ def test_numbers_to_predict_and_owners_by_number(tmp_path):
     assert (data.owners.tolist(), data.owner_names) == ([7, 3, 3, 7], ())
 
 
+@pytest.mark.parametrize("kind", ["Int64", "boolean", "category", "object"])
+def test_labels_of_every_kind_of_pandas(kind):
+    labels = pandas.Series([0, 1, 1, 0, 1]).astype(kind)
+    assert from_frame(FRAME.assign(ill=labels)).y.tolist() == [0, 1, 0, 1]
+
+
+def test_names_that_look_like_numbers_stay_names(tmp_path):
+    (tmp_path / "t.csv").write_text("a,owner,target,split\n1,007,none at all,train\n2,12,3,train\n3,007,3,test\n")
+    data = load("csv:t.csv", tmp_path)
+    assert (data.owner_names, data.owners.tolist(), data.names) == (("007", "12"), [0, 1], ("3", "none at all"))
+    assert load("csv:t.csv?owner=a", tmp_path, download=False).owner_names == ()
+
+
 @pytest.mark.parametrize(
     ("frame", "more", "said"),
     [
