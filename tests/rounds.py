@@ -110,6 +110,6 @@ def pretend(monkeypatch, move):
 
 def scores(predict, x, y, classes):
     """What a round says of a model: how it does on these samples, or tokens, with the usual loss."""
-    data = SimpleNamespace(test_x=x, test_y=y, classes=classes, text=y.ndim > 1, task="classification")
+    data = SimpleNamespace(test_x=x, test_y=y, classes=classes, text=y.ndim > 1, task="classification", test_sites={})
     fed = SimpleNamespace(data=data, local=SimpleNamespace(loss=cross_entropy), metrics=())
     return evaluate.evaluate_global(fed, predict)

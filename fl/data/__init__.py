@@ -8,6 +8,10 @@ that has a `LOADERS` is found; nothing else names the data sets.
     loader.py          Loader and Source, what a data set's file says of it
     images.py          digits, mnist, fashion-mnist, emnist-*, cifar10, cifar100, cifar100-coarse
     folder.py          folder:PATH, arrays in memory-mapped files, which need not fit in memory
+    table.py           tables, frames of pandas among them
+    csv_file.py        csv:FILE
+    parts.py           which samples are for training, validation and testing
+    image_folder.py    images:FOLDER, a folder of pictures for each class, or each site and class
     femnist.py         LEAF's FEMNIST, whose writers are natural owners
     tiny_imagenet.py   tiny-imagenet
     text.py            pydoc, wikitext-2 (-valid), shakespeare, text:FILE; tokens and sequences of them
@@ -37,6 +41,7 @@ __all__ = [
     "is_custom",
     "is_text",
     "load",
+    "may_change",
     "overview",
 ]
 
@@ -56,8 +61,8 @@ def load(
 
     Args:
         name: one of LOADERS, an entry point of an installed package, or module:function, which is called
-            without arguments; text:FILE stands for a file of text, and folder:PATH for a folder of arrays, relative to
-            the root if it is not absolute.
+            without arguments; text:FILE stands for a file of text, csv:FILE for a table, images:FOLDER for a folder of
+            pictures, and folder:PATH for a folder of arrays, relative to the root if it is not absolute.
         root: the folder that torchvision's class gets, or that holds femnist/, tiny-imagenet-200/, wikitext-2/ or
             tinyshakespeare/. None stands for $FL_DATA_ROOT, or ~/.cache/layer-surgery if that is not set. Bundled data
             sets do not need one.
@@ -124,7 +129,19 @@ def is_custom(name: str) -> bool:
     >>> is_custom("given"), is_custom("my_module:load"), is_custom("text:FILE.txt"), is_custom("digits")
     (True, True, False, False)
     """
-    return name == GIVEN or name in installed("datasets") or is_path(name, ("text", "folder"))
+    return (
+        name == GIVEN or name in installed("datasets") or is_path(name, tuple(key.partition(":")[0] for key in LOADERS))
+    )
+
+
+def may_change(name: str) -> bool:
+    """Return whether a name does not say what samples the data set has: a user's files or function may change.
+
+    >>> may_change("csv:a.csv"), may_change("my_module:load"), may_change("digits")
+    (True, True, False)
+    """
+    key, _ = _key_and_file(name)
+    return is_custom(name) or (key in LOADERS and LOADERS[key].own)
 
 
 def is_text(name: str) -> bool:

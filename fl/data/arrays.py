@@ -85,7 +85,7 @@ def _range(values: Tensor) -> tuple[float, float]:
 
 def read_saved(folder: Path) -> dict[str, Any]:
     """Map the arrays of a folder into memory, see `Dataset.from_folder`; nothing is read yet."""
-    needed, more = ("x", "y", "test_x", "test_y"), ("owners", "test_owners")
+    needed, more = ("x", "y", "test_x", "test_y"), ("owners", "test_owners", "valid")
     if missing := [f"{name}.npy" for name in needed if not (folder / f"{name}.npy").is_file()]:
         way = "x.npy, y.npy, test_x.npy and test_y.npy are written by numpy.save"
         if (folder / "dataset_dict.json").is_file():
@@ -125,6 +125,7 @@ def checked(
     top: int = 255,
     task: str = "classification",
     names: Any = (),
+    valid: Any = None,
 ) -> dict[str, Any]:
     """Check arrays and return the fields of a `Dataset`, see `Dataset.from_arrays`."""
     choice("task", [task], TASKS)
@@ -142,6 +143,8 @@ def checked(
     )
     fields: dict[str, Any] = {"x": inputs, "test_x": test_inputs, "top": int(top)}
     fields |= _owners(owners, test_owners, len(x), len(test_x))
+    if valid is not None:
+        fields["valid"] = _marks(valid, len(x))
     if task != "classification":
         if classes is not None:
             raise FLError(f"classes is for classification, and task is {task!r}: leave it out")
@@ -476,6 +479,15 @@ def _owners(owners: Any, test_owners: Any, n: int, test_n: int) -> dict[str, Any
     return {**numbers, "owner_names": tuple(names.tolist())}
 
 
+def _marks(valid: Any, n: int) -> Tensor:
+    marks = tensor("valid", valid, "give True or False for each sample")
+    if marks.shape != (n,) or marks.dtype != torch.bool:
+        raise FLError(f"valid is {form(marks)}: give True or False for each of {n:,} samples")
+    if marks.all():
+        raise FLError("valid is True throughout, so that nothing is left to train on: give False for some samples")
+    return marks
+
+
 def form(value: Tensor) -> str:
     """Write the type and the shape of a tensor: uint8 [1437, 1, 8, 8]."""
     return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
@@ -667,7 +679,7 @@ def _stacked(name: str, part: Any, task: str, room: Room, keys: tuple[str, str] 
             raise FLError(f"{where} is no pair (sample, label) but {type(pair).__name__}")
         if isinstance(pair[0], Mapping):
             raise FLError(f"{where} has several inputs: give Dataset.from_arrays a dict with an array of each")
-        one = tensor(where, _pixels(where, pair[0]))
+        one = tensor(where, pixels(where, pair[0]))
         if k == 0:
             x, first = room("x" if name == "train" else "test_x", (len(part), *one.shape), one.dtype), one
         if (one.shape, one.dtype) != (first.shape, first.dtype):
@@ -684,7 +696,7 @@ def _stacked(name: str, part: Any, task: str, room: Room, keys: tuple[str, str] 
     return {"x": x, "y": y} if name == "train" else {"test_x": x, "test_y": y}
 
 
-def _pixels(where: str, sample: Any) -> Any:
+def pixels(where: str, sample: Any) -> Any:
     """Convert an image of Pillow to uint8 [C, H, W]; anything else stays as it is."""
     if not (hasattr(sample, "convert") and hasattr(sample, "getbands")):
         return sample

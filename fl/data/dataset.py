@@ -1,6 +1,7 @@
 """The form that every data set has once it is loaded: images and labels, or text, on one device or on the host."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from fl.base.errors import FLError, ask_memory
 from fl.base.rng import Rng
-from fl.data import arrays
+from fl.data import arrays, table
 from fl.data.arrays import UNSCORED
 from fl.data.inputs import Inputs, leaves, map_inputs, named_leaves, write_shape
 from surgery.transfer import as_bytes, upload
@@ -26,6 +27,9 @@ PLACES = ("auto", "device", "host")
 
 _MOST_NAMES = 8
 """Owners whose names a client has; of further ones it has the number."""
+
+_MOST_SITES = 20
+"""Owners of a test set for each of which scores are counted apart."""
 
 
 class Origin(NamedTuple):
@@ -40,6 +44,7 @@ class Origin(NamedTuple):
     pad: int = 0
     pool: bool = False
     samples: int = 0
+    test_sites: tuple[str, ...] = ()
 
     def bare(self) -> "Origin":
         """Return the origin of the data before they were prepared."""
@@ -64,7 +69,9 @@ class Dataset:
         top: the largest value of a uint8 pixel. It becomes 1, and 0 becomes -1: normalisation with mean = std = 0.5, as
             FedMR's released code has it for CIFAR-10.
         owners, test_owners: the natural owner (e.g. writer) of each training and each test sample, int64 [N], on the
-            CPU; None if the data set does not say.
+            CPU; None if the data set does not say. Clients that are owners are tested on their own test samples.
+        valid: which training samples clients validate on and never train on, bool [N], on the CPU; None: shares are
+            held out, as settings ask.
         owner_names: the name of each owner, in the order of their numbers; empty: they go by their numbers.
         vocabulary: the word of each token, for `fl.data.text.decode`; empty for bytes and images.
         names: of the classes (of several labels, or of the numbers), for tables; empty: they have none.
@@ -91,6 +98,7 @@ class Dataset:
     names: tuple[str, ...] = ()
     task: str = "classification"
     used_on: torch.device | None = None
+    valid: Tensor | None = None
     origin: Origin | None = field(default=None, init=False, repr=False, compare=False)
 
     def __repr__(self) -> str:
@@ -104,6 +112,8 @@ class Dataset:
         if self.owners is not None:
             test = "" if self.test_owners is None else f", and {len(self.test_owners.unique()):,} the test samples"
             lines.append(f"owned by nature: {len(self.owners.unique()):,} owners have the training samples{test}")
+        if self.valid is not None:
+            lines.append(f"for validation alone: {int(self.valid.sum()):,} of the training samples")
         if self.on_host:
             lines.append("kept on the host: only samples in use are copied to the device that trains")
         return "\n".join(lines)
@@ -119,6 +129,7 @@ class Dataset:
         classes: int | None = None,
         *,
         test_owners: Any = None,
+        valid: Any = None,
         top: int = 255,
         task: str = "classification",
         names: Any = (),
@@ -137,6 +148,8 @@ class Dataset:
                 and 1 [N, labels].
             test_x, test_y: the same for the test set.
             owners, test_owners: a number or a name for each sample: who owns it by nature, for `partition="natural"`.
+                With both, each of its clients is tested on its own test samples, which nobody trains on.
+            valid: True for each of `x` that its client validates on and never trains on.
             classes: their number; None: as many as the labels (or tokens) show.
             top: the largest value of a uint8 pixel.
             task: "classification", "regression" (bring numbers to a scale of about 1 first) or "multilabel".
@@ -150,7 +163,7 @@ class Dataset:
         >>> data
         given: 6 training and 6 test samples of 3, 3 classes
         """
-        made = cls(GIVEN, **arrays.checked(x, y, test_x, test_y, owners, test_owners, classes, top, task, names))
+        made = cls(GIVEN, **arrays.checked(x, y, test_x, test_y, owners, test_owners, classes, top, task, names, valid))
         mapped = any(map(arrays.is_mapped, leaves(made.x)))
         return replace(made, used_on=torch.device("cpu")) if mapped else made
 
@@ -159,9 +172,9 @@ class Dataset:
         """Make a data set of arrays in files, which are mapped into memory and never read as a whole.
 
         Args:
-            folder: holds x.npy, y.npy, test_x.npy and test_y.npy, as `numpy.save` writes them; perhaps owners.npy and
-                test_owners.npy; and perhaps settings.json with `classes`, `top`, `task` and `names`, see `from_arrays`.
-                `fl.data.folder.write` makes one of data sets of torch and Hugging Face.
+            folder: holds x.npy, y.npy, test_x.npy and test_y.npy, as `numpy.save` writes them; perhaps owners.npy,
+                test_owners.npy and valid.npy; and perhaps settings.json with `classes`, `top`, `task` and `names`, see
+                `from_arrays`. `fl.data.folder.write` makes one of data sets of torch and Hugging Face.
 
         Raises:
             FLError: as `from_arrays`, and for files that are missing or hold another type than models get.
@@ -225,6 +238,43 @@ class Dataset:
         """
         return cls.from_arrays(**arrays.read_huggingface(train, test, image, label, owner, task), task=task)
 
+    @classmethod
+    def from_pandas(
+        cls,
+        frame: Any,
+        target: str,
+        owner: str | None = None,
+        split: str | None = None,
+        categorical: str = "one-hot",
+        *,
+        task: str = "classification",
+    ) -> "Dataset":
+        """Make a data set of a table, a `pandas.DataFrame` with a row for each sample.
+
+        Numbers stay as they are, in float32: nothing is scaled. They come first, in the order of their columns, then a
+        column of 0 and 1 for each name that a column of names has, in alphabetical order over all rows, as
+        `pandas.get_dummies` has them.
+
+        Args:
+            target: the column of classes, names or whole numbers from 0 on; of numbers for task="regression".
+            owner: the column of the rows' owners, such as hospitals, for `partition="natural"`.
+            split: the column that says "train", "valid" or "test" of each row. None: the last tenth of each owner's
+                rows is for testing, one row at least.
+            categorical: "one-hot"; or "refuse", which makes a column of names an error.
+            task: "classification" or "regression".
+
+        Raises:
+            FLError: for columns that are not there, and for missing values, which it names by row and column.
+
+        >>> import pandas
+        >>> patients = {"age": [31, 74, 50], "ward": ["icu", "er", "icu"], "ill": ["no", "yes", "yes"]}
+        >>> frame = pandas.DataFrame({**patients, "part": ["train", "train", "test"]})
+        >>> data = Dataset.from_pandas(frame, target="ill", split="part")
+        >>> data.x.tolist(), data.names
+        ([[31.0, 0.0, 1.0], [74.0, 1.0, 0.0]], ('no', 'yes'))
+        """
+        return cls.from_arrays(**table.arrays_of(table.columns_of(frame), target, owner, split, categorical, task))
+
     def names_of_clients(self, samples: Tensor, clients: Tensor) -> list[str]:
         """Name clients by the owners of their samples; none where samples of one owner lie with several clients.
 
@@ -247,7 +297,7 @@ class Dataset:
             return []
         names: list[list[str]] = [[] for _ in range(int(clients.max()) + 1)]
         for client, place in zip(*np.divmod(pairs, len(owners))):
-            names[client].append(self.owner_names[owners[place]] if self.owner_names else str(owners[place]))
+            names[client].append(self._owner(int(owners[place])))
         few = (
             [*own[:_MOST_NAMES], f"{len(own) - _MOST_NAMES} more"] if len(own) > _MOST_NAMES else own for own in names
         )
@@ -373,12 +423,84 @@ class Dataset:
         """Add the test samples at the end of the training samples; the test set stays as it is."""
         self._no_copy("--pool-test-set")
         x = map_inputs(lambda *both: torch.cat(both), self.x, self.test_x)
-        y, owners = torch.cat([self.y, self.test_y]), None
+        y, owners, valid = torch.cat([self.y, self.test_y]), None, None
         if self.owners is not None:
             if self.test_owners is None:
                 raise FLError(f"--pool-test-set: {self.name} does not say who owns its test samples; leave it out")
             owners = torch.cat([self.owners, self.test_owners])
-        return replace(self, x=x, y=y, owners=owners)
+        if self.valid is not None:
+            valid = torch.cat([self.valid, torch.zeros(len(self.test_y), dtype=torch.bool)])
+        return replace(self, x=x, y=y, owners=owners, valid=valid)
+
+    def number_of(self, owners: Sequence[str]) -> Tensor:
+        """Return the numbers of owners by name, int64, sorted. FLError for a name that no owner has."""
+        if self.owners is None:
+            raise FLError(f"{self.name} does not say who owns its samples, so none of them can be named: {owners[0]}")
+        numbers = torch.cat([self.owners, *([] if self.test_owners is None else [self.test_owners])]).unique()
+        known = {self._owner(k): k for k in numbers.tolist()}
+        if strange := [name for name in owners if name not in known]:
+            every = ", ".join([*known][:20]) + ", ..." * (len(known) > 20)
+            raise FLError(f"{self.name} has no owner {strange[0]!r}: there are {every}")
+        return torch.tensor(sorted({known[name] for name in owners}))
+
+    def with_test_sites(self, names: Sequence[str]) -> "Dataset":
+        """Move the training samples of owners, by name, to the end of the test set; see `tested_at`.
+
+        >>> samples = [torch.rand(4, 2), [0, 1, 0, 1]]
+        >>> data = Dataset.from_arrays(*samples, *samples, owners=list("abab"), test_owners=list("aabb"))
+        >>> moved = data.with_test_sites(["b"])
+        >>> moved.owners.tolist(), moved.test_owners.tolist(), len(moved.tested_at(["b"]).test_y)
+        ([0, 0], [0, 0, 1, 1, 1, 1], 4)
+        """
+        if not names:
+            return self
+        flag, numbers = f"--test-sites {','.join(names)}", self.number_of(names)
+        if self.owners is None or self.test_owners is None:
+            raise FLError(f"{flag}: {self.name} does not say who owns its test samples (test_owners); leave it out")
+        self._no_copy("--test-sites")
+        away = torch.isin(self.owners, numbers)
+        if away.all():
+            raise FLError(f"{flag}: nobody else has samples to train on; name fewer sites")
+        moved = self._of_rows(away.nonzero()[:, 0])
+        test_x = map_inputs(lambda *both: torch.cat(both), self.test_x, moved["x"])
+        test_y, test_owners = torch.cat([self.test_y, moved["y"]]), torch.cat([self.test_owners, moved["owners"]])
+        kept = self._of_rows((~away).nonzero()[:, 0])
+        return replace(self, **kept, test_x=test_x, test_y=test_y, test_owners=test_owners)
+
+    def tested_at(self, names: Sequence[str]) -> "Dataset":
+        """Keep the test samples of these owners alone; without names all."""
+        if not names or self.test_owners is None:
+            return self
+        rows = torch.isin(self.test_owners, self.number_of(names)).nonzero()[:, 0]
+        test_x = map_inputs(lambda values: values[rows], self.test_x)
+        return replace(self, test_x=test_x, test_y=self.test_y[rows], test_owners=self.test_owners[rows])
+
+    def with_own_tests(self, rows: Tensor) -> "Dataset":
+        """Add these test samples at the end of the training part, for their owners to be tested on."""
+        x = map_inputs(lambda values, tests: torch.cat([values, tests[rows]]), self.x, self.test_x)
+        y, owners, valid = torch.cat([self.y, self.test_y[rows]]), self.owners, self.valid
+        if owners is not None and self.test_owners is not None:
+            owners = torch.cat([owners, self.test_owners[rows]])
+        if valid is not None:
+            valid = torch.cat([valid, torch.zeros(len(rows), dtype=torch.bool)])
+        return replace(self, x=x, y=y, owners=owners, valid=valid)
+
+    @cached_property
+    def test_sites(self) -> dict[str, np.ndarray]:
+        """The rows of the test set of each of its owners, by name; none if these are many, such as writers."""
+        owners = [] if self.test_owners is None else self.test_owners.unique().tolist()
+        if len(owners) > _MOST_SITES:
+            return {}
+        return {self._owner(k): (self.test_owners == k).nonzero()[:, 0].numpy() for k in owners}
+
+    def _owner(self, number: int) -> str:
+        return self.owner_names[number] if self.owner_names else str(number)
+
+    def _of_rows(self, rows: Tensor) -> dict[str, Any]:
+        """Return the fields of these training samples."""
+        more = {name: getattr(self, name) for name in ("owners", "valid")}
+        found = {name: values[rows] for name, values in more.items() if values is not None}
+        return {"x": map_inputs(lambda values: values[rows], self.x), "y": self.y[rows], **found}
 
     def sampled(self, number: int) -> "Dataset":
         """Keep a number of training samples, always the same random ones, in their order; 0 keeps all.
@@ -392,8 +514,7 @@ class Dataset:
         if number > len(self.y):
             raise FLError(f"--samples {number:,}: {self.name} has {len(self.y):,}; use fewer, or 0 for all")
         chosen = torch.randperm(len(self.y), generator=Rng(0).torch("samples"))[:number].sort().values
-        owners = None if self.owners is None else self.owners[chosen]
-        return replace(self, x=map_inputs(lambda values: values[chosen], self.x), y=self.y[chosen], owners=owners)
+        return replace(self, **self._of_rows(chosen))
 
     def tested_on(self, index: Tensor) -> "Dataset":
         """Use these training samples as the test set: those that clients hold out of pooled data."""
@@ -444,7 +565,7 @@ def fingerprint(data: Dataset) -> dict[str, Any]:
     uint8 [1437, 1, 8, 8]
     """
     digest, said = hashlib.sha256(), {}
-    for name in ("x", "y", "test_x", "test_y", "owners", "test_owners"):
+    for name in ("x", "y", "test_x", "test_y", "owners", "test_owners", "valid"):
         if (whole := getattr(data, name)) is None:
             continue
         for part, values in named_leaves(name, whole).items():

@@ -24,11 +24,35 @@ class Loader:
             TextOptions). Names with a colon add the path.
         text: whether it is text. All others are images.
         bundled: whether it comes with an installed package, so that it needs neither a folder nor a network.
+        own: whether its files are a user's, who may change them: a run then goes on with the same samples alone.
     """
 
     load: Callable[..., Dataset]
     text: bool = False
     bundled: bool = False
+    own: bool = False
+
+
+def options_of(name: str, path: str, known: tuple[str, ...]) -> tuple[str, dict[str, str]]:
+    """Split a path from what a name says behind a question mark, as in `csv:notes.csv?target=ill&owner=hospital`."""
+    path, _, words = path.partition("?")
+    found: dict[str, str] = {}
+    for word in words.split("&") if words else ():
+        key, equals, value = word.partition("=")
+        if key not in known or not equals or not value or key in found:
+            raise FLError(f"--dataset {name}: behind the question mark is {word!r}; give {'=..., '.join(known)}=...")
+        found[key] = value
+    return path, found
+
+
+def file_of(name: str, path: str, root: Path, folder: bool = False) -> Path:
+    """Find a file, or a folder, by its path: absolute, or relative to the working directory, or else to root."""
+    given = Path(path).expanduser()
+    for place in (given, root / given):
+        if place.is_dir() if folder else place.is_file():
+            return place
+    also = "" if given.is_absolute() else f", nor in {root}"
+    raise FLError(f"--dataset {name}: there is no {'folder' if folder else 'file'} {path}{also}")
 
 
 @dataclass(frozen=True)

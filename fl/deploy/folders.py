@@ -13,7 +13,7 @@ from fl.base.files import private
 from fl.base.rng import Rng
 from fl.data import Dataset
 from fl.deploy.messages import form_of
-from fl.partition import Split, hold_out
+from fl.partition import Split
 from fl.settings import Config
 
 FILE = "data.safetensors"
@@ -72,8 +72,8 @@ def deal_out(config: Config, root: Path) -> None:
     rng = Rng(config.seed)
     dataset = config.load()
     parts, _ = config.data.deal(dataset, config.clients.number, rng.numpy("partition"))
-    splits = hold_out(parts, config.data.local_valid, config.data.local_test, rng.numpy("hold-out"))
-    save_server(root / SERVER, dataset.tested_on(splits.test.samples) if config.data.pool_test_set else dataset)
+    dataset, splits = config.data.split(dataset, parts, rng.numpy("hold-out"))
+    save_server(root / SERVER, dataset)
     for client, split in enumerate(splits):
         save_node(node_folder(root, client), dataset, split)
 

@@ -1,7 +1,7 @@
 """What every client trains, validates and tests on: a few tensors, however many clients there are."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -64,6 +64,22 @@ class Parts(Sequence[Tensor]):
         base = samples.max(initial=0) + 1  # one sort of one number for both, several times faster than lexsort
         ordered = np.sort(owners * base + samples) % base
         return cls(torch.from_numpy(ordered), torch.from_numpy(np.append(0, ends)))
+
+    def marked(self, marks: Tensor) -> tuple["Parts", "Parts"]:
+        """Divide each client's samples into those that are not marked and those that are.
+
+        Args:
+            marks: bool, for every sample of the data set.
+
+        >>> rest, own = Parts.of([torch.tensor([3, 1]), torch.tensor([2])]).marked(torch.tensor([0, 1, 1, 0]).bool())
+        >>> rest[0], own[0], own[1]
+        (tensor([3]), tensor([1]), tensor([2]))
+        """
+        owners, chosen = np.repeat(np.arange(len(self)), self.sizes.numpy()), marks[self.samples].numpy()
+        rest, own = (
+            Parts.owned(np.where(some, owners, -1), len(self), self.samples.numpy()) for some in (~chosen, chosen)
+        )
+        return replace(rest, moved=self.moved), own
 
     @property
     def sizes(self) -> Tensor:
@@ -129,6 +145,19 @@ class Splits(Sequence[Split]):
 
     def __iter__(self) -> Iterator[Split]:
         return map(Split, self.train, self.valid, self.test)
+
+
+def check_all_have(parts: Parts, names: Sequence[str], what: str, way: str) -> None:
+    """Raise FLError unless every client has samples of its own.
+
+    Args:
+        names: of the clients; none: they go by their numbers.
+        what: they are called. way: out.
+    """
+    if len(lack := (parts.sizes == 0).nonzero()[:, 0].tolist()):
+        called = [names[client] if names else f"client {client}" for client in lack]
+        some = ", ".join(called[:5]) + f" and {len(lack) - 5} more" * (len(lack) > 5)
+        raise FLError(f"{some} {'have' if len(lack) > 1 else 'has'} no {what}, and other clients have: {way}")
 
 
 def _enough(valid: float, test: float) -> int:

@@ -126,13 +126,13 @@ def _dealt(
             replace(dataset, name=data.GIVEN) if config.data.dataset == data.GIVEN else dataset
         )
     if transport.splits is not None:
+        if config.data.test_sites:
+            raise FLError("--test-sites is for simulated clients, and these are on other machines: leave it out")
         dataset, local = training(config, dataset)
         return dataset.to(device, config.execution.data_on), local, transport.splits, None
     parts, truth = config.data.deal(dataset, config.clients.number, rng.numpy("partition"))
     dataset, local = training(config, dataset)
-    splits = partition.hold_out(parts, config.data.local_valid, config.data.local_test, rng.numpy("hold-out"))
-    if config.data.pool_test_set:
-        dataset = dataset.tested_on(splits.test.samples)
+    dataset, splits = config.data.split(dataset, parts, rng.numpy("hold-out"))
     return dataset.to(device, config.execution.data_on), local, splits, truth
 
 
@@ -190,7 +190,8 @@ def _again(create: Callable[..., nn.Module], *args: Any) -> nn.Module:
 
 def resolve_inputs(config: Config, dataset: data.Dataset | None, model: custom_model.Model | None) -> Config:
     """Complete the settings of a run: by what was given, and by how many samples its method holds out."""
-    return given_inputs(config, dataset, model).with_validation()
+    config = given_inputs(config, dataset, model)
+    return config if dataset is not None and dataset.valid is not None else config.with_validation()
 
 
 def check_config(config: object) -> None:

@@ -144,10 +144,11 @@ def read_header(folder: Path) -> dict[str, Any]:
 def custom_inputs(config: Config, fed: Federation) -> dict[str, Any]:
     """Identify the data and the model of a user's own that a run needs, as JSON has it; None for those by name.
 
-    The settings name such data `given` or `my_module:load`, which does not say what they hold; likewise models.
+    The settings name such data `given`, `my_module:load` or `csv:FILE`, which does not say what they hold; likewise
+    models.
     """
     return {
-        "data": data.fingerprint(fed.data) if data.is_custom(config.data.dataset) else None,
+        "data": data.fingerprint(fed.data) if data.may_change(config.data.dataset) else None,
         "model": custom_model.identity(fed.spec) if isinstance(fed.spec, custom_model.CustomSpec) else None,
         "base": digest(fed.model),
     }

@@ -110,6 +110,12 @@ _LAST |= {f"local_test_{name}": column for name, column in _CLIENT_SCORES.items(
 """Means and spreads over clients of the scores on their own samples. All clients count alike, but in those that end in
 `_by_samples`, where they count by how many samples of the part they have."""
 
+_OF_SITES = {
+    f"test_{name}_": replace(_FIRST[name], heading=heading, beside_clients=heading, label="")
+    for name, heading in (("accuracy", "acc. %"), ("mae", "abs. error"))
+}
+"""The global model's score at each owner of the test set, by what the column's name has before the owner's."""
+
 _ASKED = ("test_", "local_valid_", "local_test_")
 """What the names of columns of metrics begin with that were asked for (`fl.federation.scores.Metric`)."""
 
@@ -137,6 +143,10 @@ def columns(names: Iterable[str] = ()) -> dict[str, Column]:
 
 def _asked_column(name: str) -> Column:
     column = Column(due="global", digits=3)
+    for first, more in _OF_SITES.items():
+        if name.startswith(first):
+            site = name.removeprefix(first)
+            return replace(more, heading=f"{more.heading} {site}", beside_clients=f"{more.beside_clients} {site}")
     if name.startswith("test_"):
         heading = name.removeprefix("test_")
         return replace(column, heading=heading, beside_clients=f"global {heading}", label=heading)
@@ -146,9 +156,10 @@ def _asked_column(name: str) -> Column:
 
 
 def asked_for(fed: Federation) -> list[str]:
-    """Return the names of the columns of the metrics that a federation is asked for."""
+    """Return the names of the columns of the metrics that a federation is asked for, and of each test site."""
     parts = ["test", *(f"local_{part}" for part in evaluate.held_out(fed))] if fed.metrics else []
-    return [f"{part}_{name}" for part in parts for metric in fed.metrics for name in metric.names]
+    asked = [f"{part}_{name}" for part in parts for metric in fed.metrics for name in metric.names]
+    return [*asked, *evaluate.site_columns(fed)]
 
 
 def first_score(names: Container[str]) -> str:

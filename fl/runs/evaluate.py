@@ -89,7 +89,7 @@ def _scores(tallies: Sequence[_Tally], task: str, metrics: Sequence[Metric] = ()
 
 
 def _of_owners(
-    columns: dict[str, np.ndarray], sizes: Sequence[int], task: str, metrics: Sequence[Metric]
+    columns: dict[str, np.ndarray], sizes: Sequence[int], task: str, metrics: Sequence[Metric] = ()
 ) -> list[dict[str, float]]:
     """Return the scores of each owner of samples, which follow one another, in the order of `SCORES`."""
     owners = np.repeat(np.arange(len(sizes)), sizes)
@@ -125,6 +125,8 @@ def _of_owners(
 def evaluate_global(fed: Federation, predict: Callable[[Inputs], Tensor]) -> dict[str, float]:
     """Score the deployed model on the common test set; metrics that were asked for begin with `test_`.
 
+    Where the test set is of a few owners, such as hospitals, also its accuracy (of numbers the error) at each of them.
+
     The F1 is scikit-learn's, over the classes in labels or predictions. In text all tokens count alike that count at
     all (`UNSCORED`), and the perplexity is exp(mean cross entropy).
 
@@ -135,8 +137,26 @@ def evaluate_global(fed: Federation, predict: Callable[[Inputs], Tensor]) -> dic
     data, task = fed.data, task_of(fed.data)
     pieces = _pieces(predict, data.test_x, data.test_y, data.classes)
     number = data.test_y.numel() if task == "text" else len(data.test_y)
-    (row,) = _scores([_tally(pieces, task, fed.local.loss, (number,), bool(fed.metrics))], task, fed.metrics)[0]
-    return {name if name in SCORES[task] else f"test_{name}": value for name, value in row.items()}
+    tally = _tally(pieces, task, fed.local.loss, (number,), bool(fed.metrics))
+    columns = {name: values.numpy() for name, values in zip(tally.columns, download([*tally.columns.values()]))}
+    (row,) = _of_owners(columns, tally.sizes, task, fed.metrics)
+    found = {name if name in SCORES[task] else f"test_{name}": value for name, value in row.items()}
+    first, each = first_of(task), number // len(data.test_y)
+    for column, rows in zip(site_columns(fed), data.test_sites.values()):
+        rows = (rows[:, None] * each + np.arange(each)).ravel()
+        (row,) = _of_owners({name: values[rows] for name, values in columns.items()}, (len(rows),), task)
+        found[column] = row[first]
+    return found
+
+
+def first_of(task: str) -> str:
+    """Return the score of a task that stands for a model."""
+    return "mae" if task == "regression" else "accuracy"
+
+
+def site_columns(fed: Federation) -> list[str]:
+    """Name the columns of the global model's score at each owner of the test set."""
+    return [f"test_{first_of(task_of(fed.data))}_{name}" for name in fed.data.test_sites]
 
 
 def honest_cohort(fed: Federation, states: States, clients: Sequence[int], kept: Sequence[bool]) -> Cohort:

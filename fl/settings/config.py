@@ -8,6 +8,7 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import Annotated, Any
 
+import torch
 import yaml
 
 from fl.algorithms import ALGORITHMS, SOURCES, methods_of
@@ -338,7 +339,10 @@ class Config:
         clients, least = self.clients.number, self.data.min_samples
         count = len(dataset.y) + self.data.pool_test_set * len(dataset.test_y)
         if KINDS[self.data.partition.name].partial and dataset.owners is not None and isinstance(clients, Default):
-            able = int((dataset.owners.unique(return_counts=True)[1] >= least).sum())
+            owners, sizes = dataset.owners.unique(return_counts=True)
+            if self.data.test_sites:
+                sizes = sizes[~torch.isin(owners, dataset.number_of(self.data.test_sites))]
+            able = int((sizes >= least).sum())
             clients = min(clients, able) or clients
         elif isinstance(least, Default) and not self.data.samples:
             least = min(least, max(1, count // clients))
@@ -363,7 +367,7 @@ class Config:
         'fedmr-custom-data-custom-model-dirichlet0.5-seed0'
         """
         dataset, model = self.data.dataset, self.model.name
-        dataset = dataset if ":" not in dataset else Path(dataset.partition(":")[2]).stem
+        dataset = dataset if ":" not in dataset else Path(dataset.partition(":")[2].partition("?")[0]).stem
         dataset = "custom-data" if dataset == GIVEN else dataset
         model = "custom-model" if model == GIVEN else model.replace(":", "-")
         return f"{methods or self.method.name}-{dataset}-{model}-{self.data.spread()}-seed{seeds or self.seed}"

@@ -1,9 +1,11 @@
 """Settings of the data: which set, how it is dealt out to clients, and what these hold out."""
 
+import logging
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any
 
 import numpy as np
+import torch
 import tyro
 
 from fl import data
@@ -19,12 +21,16 @@ from fl.base.settings import (
     check_values,
     lowered_defaults,
     number,
+    several,
 )
 from fl.data import Dataset, Origin, TextOptions
 from fl.data import overview as data_sets
-from fl.partition import KINDS, Partition, check_text_kind, deal
+from fl.partition import KINDS, Partition, Parts, Splits, check_text_kind, deal, hold_out
 from fl.partition import overview as partitions
+from fl.partition.split import check_all_have
 from fl.settings.topic import Topic
+
+_log = logging.getLogger("fl")
 
 _HeldOut = Annotated[float, number(float, least=0, below=1)]
 _Partition = Annotated[Chosen, Alternatives(lambda: {name: kind.options for name, kind in KINDS.items()})]
@@ -44,6 +50,8 @@ class DataSettings(Topic):
     """share out the test set as well; models are then tested only on what clients hold out (--local-test) (FeMAM)"""
     min_samples: Annotated[AtLeast1, Rare()] = Default(10)
     """least number of samples of a client; without this flag fewer than 10 where --samples are too few for that"""
+    test_sites: Annotated[tuple[str, ...], several(str, "NAME,...", empty="none"), Rare()] = ()
+    """owners, by name, who take no part in training: all of their samples are the test set (leave one site out)"""
     pad: Annotated[Natural, Rare()] = 0
     """enlarge every image by this many pixels on each side, repeating its edge, for models that need larger images
     (vgg16: 32x32)"""
@@ -67,6 +75,8 @@ class DataSettings(Topic):
                 "--pool-test-set leaves no test set, so clients have to hold samples out: give --local-test, such as "
                 "0.17"
             )
+        if self.pool_test_set and self.test_sites:
+            raise FLError("--pool-test-set shares the test set out, and --test-sites names one: leave one of them out")
 
     def group_unread(self, group: str) -> str:
         """Say why nothing reads a group of settings, see `fl.base.settings.settings_of`."""
@@ -99,13 +109,14 @@ class DataSettings(Topic):
         if origin == wanted:
             return dataset
         bordered = dataset.padded(self.pad)
-        made = (bordered.pooled() if self.pool_test_set else bordered).sampled(self.samples)
+        pooled = bordered.pooled() if self.pool_test_set else bordered
+        made = pooled.with_test_sites(self.test_sites).sampled(self.samples)
         return made.marked(wanted if origin == wanted.bare() else None)
 
     def origin(self) -> Origin:
         """Return that of the data which `load` returns."""
         text = self.text if data.is_text(self.dataset) else None
-        return Origin(self.dataset, text, self.pad, self.pool_test_set, self.samples)
+        return Origin(self.dataset, text, self.pad, self.pool_test_set, self.samples, self.test_sites)
 
     def names(self, dataset: Dataset) -> bool:
         """Say whether this is the data set of the settings, as it was loaded by its name, prepared or not.
@@ -121,6 +132,59 @@ class DataSettings(Topic):
         given: dict[str, Any] = {} if options is None else {f.name: getattr(options, f.name) for f in fields(options)}
         kind, owners = self.partition.name, dataset.owners
         return deal(dataset.y, kind, clients, rng, minimum=self.min_samples, owners=owners, **given)
+
+    def split(self, dataset: Dataset, parts: Parts, rng: np.random.Generator) -> tuple[Dataset, Splits]:
+        """Split what each client was dealt into training, validation and test samples.
+
+        Validation samples are the data set's own if it says which; else a share of each client's is held out. A client
+        that is an owner is tested on its own test samples, unless --local-test asks for a share.
+
+        Returns:
+            also the data set: its training part has the clients' own test samples at its end.
+
+        Raises:
+            FLError: if some clients have samples of their own to validate or test on, and others have none.
+        """
+        own = None if dataset.valid is None else parts.marked(dataset.valid)
+        if own is None:
+            splits = hold_out(parts, self.local_valid, self.local_test, rng)
+        else:
+            rest, valid = own
+            names = self._called(dataset, parts)
+            check_all_have(rest, names, "training samples", "leave some of its samples for training")
+            check_all_have(valid, names, "validation samples", "give it some, or take those of the others for training")
+            splits = replace(hold_out(rest, 0, self.local_test, rng), valid=valid)
+        if self.pool_test_set:
+            return dataset.tested_on(splits.test.samples), splits
+        if KINDS[self.partition.name].partial and not self.local_test and dataset.test_owners is not None:
+            dataset, splits = self._own_tests(dataset, parts, splits)
+        return dataset.tested_at(self.test_sites), splits
+
+    def _own_tests(self, dataset: Dataset, parts: Parts, splits: Splits) -> tuple[Dataset, Splits]:
+        """Give each client its owner's test samples, if there are such."""
+        clients = torch.arange(len(parts)).repeat_interleave(parts.sizes).numpy()
+        owners, first = np.unique(dataset.owners[parts.samples].numpy(), return_index=True)
+        tested = dataset.test_owners.numpy()
+        places = np.searchsorted(owners, tested).clip(max=len(owners) - 1)
+        client = np.where(owners[places] == tested, clients[first][places], -1)
+        rows = np.flatnonzero(client >= 0)
+        if not len(rows):
+            return dataset, splits
+        if dataset.on_host:
+            _log.warning(
+                "warning: clients are not tested on their own test samples, which are kept on the host: hold shares "
+                "out with --local-test"
+            )
+            return dataset, splits
+        test = Parts.owned(client[rows], len(parts), len(dataset.y) + np.arange(len(rows)))
+        way = "give it some, or hold out shares of the training samples with --local-test, such as 0.2"
+        check_all_have(test, self._called(dataset, parts), "test samples", way)
+        return dataset.with_own_tests(torch.from_numpy(rows)), replace(splits, test=test)
+
+    @staticmethod
+    def _called(dataset: Dataset, parts: Parts) -> list[str]:
+        clients = torch.arange(len(parts)).repeat_interleave(parts.sizes)
+        return dataset.names_of_clients(parts.samples, clients)
 
     def spread(self) -> str:
         """Name the partition in a word, one of a user's own by its function.

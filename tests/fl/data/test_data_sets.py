@@ -144,7 +144,7 @@ def test_the_damaged_file_of_cifar100_is_named(cifar100):
 # all of them
 
 
-BY_PATH_OR_BUNDLED = ("digits", "pydoc", "text:FILE", "prompts:FILE", "folder:PATH")
+BY_PATH_OR_BUNDLED = ("digits", "pydoc", "text:FILE", "prompts:FILE", "folder:PATH", "csv:FILE", "images:FOLDER")
 
 
 @pytest.mark.parametrize("name", [name for name in data.LOADERS if name not in BY_PATH_OR_BUNDLED])
@@ -169,8 +169,8 @@ def test_digits_are_scikit_learn_s_in_the_order_of_its_split():
 
 
 def test_unknown_names_and_the_folder_of_the_environment(monkeypatch, tmp_path):
-    rest = "femnist, mnist, shakespeare, tiny-imagenet, wikitext-2, wikitext-2-valid, folder:PATH, prompts:FILE, "
-    rest += "text:FILE, and module"
+    rest = "femnist, mnist, shakespeare, tiny-imagenet, wikitext-2, wikitext-2-valid, csv:FILE, folder:PATH, "
+    rest += "images:FOLDER, prompts:FILE, text:FILE, and module"
     with pytest.raises(FLError, match=rf"there are digits, pydoc, cifar10, .*, {rest}"):  # the first need no files
         data.load("imagenet")
     monkeypatch.setenv("FL_DATA_ROOT", str(tmp_path))

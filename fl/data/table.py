@@ -1,0 +1,154 @@
+"""Tables, a row for each sample, as arrays; frames of pandas among them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fl.base.errors import FLError
+from fl.base.settings import choice
+from fl.data.arrays import TASKS
+from fl.data.parts import check_classes, own_parts
+
+CATEGORICAL = ("one-hot", "refuse")
+
+
+class Table(NamedTuple):
+    """The columns of a table, and what its rows are called.
+
+    Attributes:
+        columns: the values of each by name, [N]: numbers, or names as strings.
+        row: the number of a row, from 0 on -> how messages name it.
+    """
+
+    columns: dict[str, np.ndarray]
+    row: Callable[[int], str]
+
+
+def columns_of(frame: Any) -> Table:
+    """Return the columns of a `pandas.DataFrame`.
+
+    Raises:
+        FLError: for two columns of one name, for missing values, and for what is neither number nor name.
+    """
+    if not (hasattr(frame, "columns") and hasattr(frame, "iloc")):
+        raise FLError(f"frame is a {type(frame).__name__}: give a pandas.DataFrame")
+    names = list(map(str, frame.columns))
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise FLError(f"the frame has two columns {repeated[0]!r}: rename one of them")
+
+    def row(k: int) -> str:
+        return f"row {frame.index[k]!r}" if isinstance(frame.index[k], str) else f"row {frame.index[k]}"
+
+    found = {}
+    for k, name in enumerate(names):
+        column = frame.iloc[:, k]
+        if (missing := np.flatnonzero(column.isna().to_numpy())).size:
+            raise missing_value(row(int(missing[0])), name)
+        values = column.to_numpy()
+        if str(column.dtype) == "category":  # numbers, too, stand for names there
+            values = values.astype(str)
+        elif values.dtype.kind not in "biuf":
+            values = _of_objects(list(values), name, row)
+        found[name] = values
+    return Table(found, row)
+
+
+def _of_objects(values: Sequence[Any], name: str, row: Callable[[int], str]) -> np.ndarray:
+    """Convert names, or numbers, that are objects to an array."""
+    texts = [isinstance(value, str) for value in values]
+    if all(texts):
+        return np.asarray(values, dtype=str)
+    for k, (value, text) in enumerate(zip(values, texts)):
+        if not text and not isinstance(value, bool | int | float | np.number | np.bool_):
+            raise FLError(
+                f"{row(k)} has a {type(value).__name__} in the column {name!r}: give numbers or names, or leave it out"
+            )
+    if any(texts):
+        raise mixed_values(row(texts.index(True)), name, values[texts.index(True)])
+    numbers = np.asarray(values)
+    return numbers if numbers.dtype.kind in "biuf" else numbers.astype(np.float64)
+
+
+def missing_value(row: str, column: str) -> FLError:
+    """Make the exception for a value that is not there."""
+    return FLError(f"{row} has no value in the column {column!r}: fill it in, or leave the row or the column out")
+
+
+def mixed_values(row: str, column: str, value: str) -> FLError:
+    """Make the exception for a name in a column of numbers."""
+    return FLError(
+        f"{row} has {value!r} in the column {column!r}, among numbers: correct it, or make names of all of its values, "
+        f"as in frame[{column!r}].map('no. {{}}'.format) of pandas"
+    )
+
+
+def arrays_of(
+    table: Table,
+    target: str,
+    owner: str | None = None,
+    split: str | None = None,
+    categorical: str = "one-hot",
+    task: str = "classification",
+) -> dict[str, Any]:
+    """Return what `Dataset.from_arrays` takes, see `Dataset.from_pandas`."""
+    choice("categorical", [categorical], CATEGORICAL)
+    choice("task", [task], [one for one in TASKS if one != "multilabel"])
+    columns, row = table
+    for what, name in (("target", target), ("owner", owner), ("split", split)):
+        if name is not None and str(name) not in columns:
+            raise FLError(f"there is no column {str(name)!r} for {what}: there are {', '.join(columns)}")
+    special = [str(name) for name in (target, owner, split) if name is not None]
+    if len(set(special)) < len(special):
+        raise FLError(f"target, owner and split are {', '.join(special)}: give each a column of its own")
+    count = len(columns[special[0]])
+    if not count:
+        raise FLError("the table has no rows")
+    x = _features({name: values for name, values in columns.items() if name not in special}, categorical, row)
+    y = columns[str(target)]
+    if task == "regression" and y.dtype.kind not in "biuf":
+        raise FLError(f"the column {target!r} has names such as {str(y[0])!r}, and regression predicts numbers")
+    owners = None if owner is None else _as_owners(str(owner), columns[str(owner)], row)
+    groups = np.zeros(count, int) if owners is None else np.unique(owners, return_inverse=True)[1]
+    words = None if split is None else columns[str(split)].astype(str)
+    parts = own_parts(words, groups, row if split is None else lambda k: f"{row(k)}, column {str(split)!r},")
+    if y.dtype.kind in "SU":
+        check_classes(y, parts, row)
+    shared, test = parts != 2, parts == 2
+    valid = parts[shared] == 1 if (parts == 1).any() else None
+    found = {"x": x[shared], "y": y[shared], "test_x": x[test], "test_y": y[test], "valid": valid, "task": task}
+    if owners is not None:
+        found |= {"owners": owners[shared], "test_owners": owners[test]}
+    return found if task == "classification" else {**found, "names": (str(target),)}
+
+
+def _features(columns: Mapping[str, np.ndarray], categorical: str, row: Callable[[int], str]) -> np.ndarray:
+    """Return the numbers of all columns, float32 [N, F]: those of numbers first, then those made of names."""
+    numbers, made = [], []
+    for name, values in columns.items():
+        if values.dtype.kind in "biuf":
+            with np.errstate(over="ignore"):
+                single = values.astype(np.float32)
+            if (strange := np.flatnonzero(~np.isfinite(single))).size:
+                k = int(strange[0])
+                raise FLError(f"{row(k)} has {values[k]} in the column {name!r}, no finite number: replace it")
+            numbers.append(single)
+        elif categorical == "refuse":
+            raise FLError(
+                f"the column {name!r} has names such as {str(values[0])!r}: leave it out, make numbers of them, or "
+                "give categorical='one-hot'"
+            )
+        else:
+            made += [(values == one).astype(np.float32) for one in np.unique(values)]
+    if not numbers and not made:
+        raise FLError("the table has no columns to learn from beside those of target, owner and split")
+    return np.stack([*numbers, *made], axis=1)
+
+
+def _as_owners(name: str, values: np.ndarray, row: Callable[[int], str]) -> np.ndarray:
+    if values.dtype.kind != "f":
+        return values.astype(np.int64) if values.dtype.kind == "b" else values
+    if (strange := np.flatnonzero(values != np.round(values))).size:
+        k = int(strange[0])
+        raise FLError(f"{row(k)} has {values[k]} in the column {name!r} of owners: give names, or whole numbers")
+    return values.astype(np.int64)

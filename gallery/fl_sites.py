@@ -1,0 +1,30 @@
+"""Each site left out once
+
+Every site trains and is tested on rows of its own; a model is then tried on the site that took no part.
+"""
+
+import matplotlib.pyplot as plt
+import numpy as np
+from torch import nn
+
+import fl
+
+rng, sites = np.random.default_rng(0), ["bern", "lima", "oslo", "quito"]
+owners = np.repeat(sites, 150)
+shift = np.repeat([[0.0, 0.0], [0.4, 0.2], [0.2, 0.6], [2.5, -1.0]], 150, axis=0)  # quito measures in another way
+y = rng.integers(0, 2, 600)
+x = rng.normal(size=(600, 2)) + 2 * y[:, None] + shift
+test = np.arange(600) % 5 == 0
+data = fl.Dataset.from_arrays(x[~test], y[~test], x[test], y[test], owners[~test], test_owners=owners[test])
+print(data)
+own, left_out = [], []
+for site in sites:
+    config = fl.Config.of(algorithm="fedavg", partition="natural", clients=3, rounds=5, test_sites=(site,))
+    final = fl.simulate(config, f"runs/without-{site}", dataset=data, model=nn.Linear(2, 2))["final"]
+    own.append(final["local_test_accuracy"])
+    left_out.append(final[f"test_accuracy_{site}"])
+figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
+axis.bar(np.arange(4) - 0.2, own, 0.4, label="sites that trained, on their own test rows")
+axis.bar(np.arange(4) + 0.2, left_out, 0.4, label="the site that was left out")
+axis.set(xticks=range(4), xticklabels=sites, xlabel="site left out", ylabel="accuracy", ylim=(0, 1.3))
+axis.legend(loc="upper center")

@@ -1,0 +1,129 @@
+"""Tables: what becomes of their columns, and what is said of those that cannot be learned from."""
+
+import numpy as np
+import pandas
+import pytest
+import torch
+
+import fl
+from fl.data import load
+
+FRAME = pandas.DataFrame(
+    {
+        "age": [31, 74, 50, 42, 66],
+        "ward": ["icu", "er", "icu", "lab", "er"],
+        "smokes": [True, False, False, True, True],
+        "ill": ["no", "yes", "yes", "no", "yes"],
+        "site": ["oslo", "lima", "oslo", "lima", "oslo"],
+        "part": ["train", "train", "test", "train", "valid"],
+        "weight": [60.5, 71.25, 80.0, 55.5, 64.0],
+    }
+)
+SPECIAL = ["ill", "site", "part"]
+QUERY = "?target=ill&owner=site&split=part"
+
+
+def from_frame(frame=FRAME, **more):
+    return fl.Dataset.from_pandas(frame, **({"target": "ill", "owner": "site", "split": "part"} | more))
+
+
+def written(path, frame=FRAME):
+    frame.to_csv(path, index=False)
+    return path
+
+
+@pytest.mark.parametrize("of_file", [False, True])
+def test_columns_are_those_of_get_dummies(tmp_path, of_file):
+    data = load(f"csv:{written(tmp_path / 'a.csv')}{QUERY}") if of_file else from_frame()
+    expected = pandas.get_dummies(FRAME.drop(columns=SPECIAL), columns=["ward"]).to_numpy(np.float32)
+    if of_file:  # truth values are words in a file
+        words = FRAME.astype({"smokes": str}).drop(columns=SPECIAL)
+        expected = pandas.get_dummies(words, columns=["ward", "smokes"]).to_numpy(np.float32)
+    shared = (FRAME.part != "test").to_numpy()
+    assert torch.equal(data.x, torch.from_numpy(expected[shared]))
+    assert torch.equal(data.test_x, torch.from_numpy(expected[~shared]))
+    assert (data.y.tolist(), data.test_y.tolist(), data.names) == ([0, 1, 0, 1], [1], ("no", "yes"))
+    assert [data.owner_names[k] for k in data.owners] == ["oslo", "lima", "lima", "oslo"]
+    assert (data.test_owners.tolist(), data.valid.tolist()) == ([1], [False, False, False, True])
+
+
+def test_without_a_split_the_last_tenth_of_each_owner_is_for_testing():
+    frame = pandas.DataFrame({"x": np.arange(25.0), "y": [0, 1] * 12 + [0], "site": ["a"] * 11 + ["b"] * 13 + ["c"]})
+    data = from_frame(frame, target="y", owner="site", split=None)
+    assert data.test_x.ravel().tolist() == [9, 10, 22, 23]
+    assert sorted([*data.x.ravel().tolist(), *data.test_x.ravel().tolist()]) == [*range(25)]
+
+
+def test_numbers_to_predict_and_owners_by_number(tmp_path):
+    frame = FRAME.assign(site=[7, 3, 7, 3, 7])
+    data = load(f"csv:{written(tmp_path / 'a.csv', frame)}?target=weight&owner=site&split=part&task=regression")
+    assert (data.task, data.names, data.y.ravel().tolist()) == ("regression", ("weight",), [60.5, 71.25, 55.5, 64.0])
+    assert (data.owners.tolist(), data.owner_names) == ([7, 3, 3, 7], ())
+
+
+@pytest.mark.parametrize("kind", ["Int64", "boolean", "category", "object"])
+def test_labels_of_every_kind_of_pandas(kind):
+    labels = pandas.Series([0, 1, 1, 0, 1]).astype(kind)
+    assert from_frame(FRAME.assign(ill=labels)).y.tolist() == [0, 1, 0, 1]
+
+
+def test_names_that_look_like_numbers_stay_names(tmp_path):
+    (tmp_path / "t.csv").write_text("a,owner,target,split\n1,007,none at all,train\n2,12,3,train\n3,007,3,test\n")
+    data = load("csv:t.csv", tmp_path)
+    assert (data.owner_names, data.owners.tolist(), data.names) == (("007", "12"), [0, 1], ("3", "none at all"))
+    assert load("csv:t.csv?owner=a", tmp_path, download=False).owner_names == ()
+
+
+@pytest.mark.parametrize(
+    ("frame", "more", "said"),
+    [
+        (FRAME.assign(age=[1, 2, None, 3, 4]), {}, "row 2 has no value in the column 'age'"),
+        (FRAME.assign(ward=["er", None, "er", "er", "er"]), {}, "row 1 has no value in the column 'ward'"),
+        (FRAME.assign(site=["a", "b", "c", "d", None]), {}, "row 4 has no value in the column 'site'"),
+        (FRAME.assign(age=[1, 2, "old", 3, 4]), {}, "row 2 has 'old' in the column 'age', among numbers"),
+        (FRAME.assign(age=[1, 2, np.inf, 3, 4]), {}, "row 2 has inf in the column 'age'"),
+        (FRAME.assign(age=[[1]] * 5), {}, "row 0 has a list in the column 'age'"),
+        (FRAME.assign(part=["train", "tset", "test", "train", "valid"]), {}, "row 1, column 'part', is for 'tset'"),
+        (FRAME.assign(part="train"), {}, "no sample is for test"),
+        (FRAME.assign(ill=["no", "yes", "dead", "no", "yes"]), {}, "row 2 is for testing and of the class 'dead'"),
+        (FRAME, {"target": "sick"}, "no column 'sick' for target: there are age, ward"),
+        (FRAME, {"split": "site"}, "target, owner and split are ill, site, site"),
+        (FRAME, {"categorical": "refuse"}, "the column 'ward' has names such as 'icu'"),
+        (FRAME, {"categorical": "ordinal"}, "one-hot, refuse"),
+        (FRAME, {"task": "regression"}, "names such as 'no', and regression"),
+        (FRAME[SPECIAL], {}, "no columns to learn from"),
+        (FRAME.iloc[:0], {}, "no rows"),
+        (FRAME.rename(columns={"age": "ward"}), {}, "two columns 'ward'"),
+        ([[1, 2]], {}, "frame is a list"),
+    ],
+)
+def test_what_cannot_be_learned_from_is_named(frame, more, said):
+    with pytest.raises(fl.FLError, match=said):
+        from_frame(frame, **more)
+
+
+@pytest.mark.parametrize(
+    ("text", "query", "said"),
+    [
+        ("a,target\n1,0\n,1\n", "", r"t.csv, line 3 has no value in the column 'a'"),
+        ("a,target\n1,0\nNaN,1\n", "", r"t.csv, line 3 has no value in the column 'a'"),
+        ("a,target\n1,0\n2\n", "", r"t.csv, line 3 has 1 values, and there are 2 columns"),
+        ('a,target\n1,0\n"2\n3",1\n4,x\n', "", r"t.csv, line 4 has '2\\n3' in the column 'a', among numbers"),
+        ("a,target\n", "", "has no rows"),
+        ("a,a,target\n1,1,0\n", "", "two columns 'a'"),
+        ("a,,target\n1,1,0\n", "", "a column without a name"),
+        ("a,b\n1,0\n", "", "t.csv has no column 'target' to predict"),
+        ("a,target\n1,0\n", "?goal=a", "behind the question mark is 'goal=a'"),
+        ("a,target,split\n1,0,train\n2,1,exam\n", "", r"t.csv, line 3, column 'split', is for 'exam'"),
+        ("a,target,owner\n1,0,x\n2,1,x\n3,1,\n", "", r"t.csv, line 4 has no value in the column 'owner'"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_named_by_line_and_column(tmp_path, text, query, said):
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(fl.FLError, match=said):
+        load(f"csv:t.csv{query}", tmp_path)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(fl.FLError, match=r"there is no file gone\.csv, nor in"):
+        load("csv:gone.csv", tmp_path)
