@@ -182,7 +182,7 @@ def greeted(tmp_path, **header):
 )  # fmt: skip
 def test_a_node_that_says_what_cannot_be_is_refused_and_named(header, why, tmp_path, caplog):
     text = greeted(tmp_path, **header)
-    assert "the nodes of clients 0, 2, and 3 are needed" in text
+    assert "nodes of clients 0, 2, and 3 are needed" in text
     assert "a node was refused: " in text
     assert why in text
     assert text.isprintable()
