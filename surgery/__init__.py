@@ -34,7 +34,7 @@ from surgery.width.rules import register_rule as register_rule
 
 __version__ = next((one.version for one in _metadata.distributions(name="layer-surgery")), "not installed")
 __all__ = [name for name, value in globals().items() if name[0] != "_" and not isinstance(value, _ModuleType)]
-_ROOMS = ("adapters", "libraries", "merging", "pruning", "symmetry", "transformers", "widening")
+_ROOMS = ("adapters", "libraries", "merging", "optimizers", "pruning", "symmetry", "transformers", "widening")
 
 
 def __getattr__(name: str) -> _Any:

@@ -1,0 +1,33 @@
+"""Cut, widen and deepen a network in mid-training
+
+Adam's moments follow each operation's plan, so that training goes on; a new Adam begins again each time.
+"""
+
+import matplotlib.pyplot as plt
+import torch
+from sklearn.datasets import load_digits
+
+import surgery
+import zoo
+
+x, y = (torch.tensor(part) for part in load_digits(return_X_y=True))
+x, axes = x.view(-1, 1, 8, 8).float() / 16, plt.figure(figsize=(6, 4), layout="constrained").gca()
+operations = {
+    30: lambda n: surgery.narrow(n, 0.5, x[:2]),
+    60: lambda n: surgery.widening.widen(n, rate=2, example=x[:2]),
+}
+operations[90] = lambda n: surgery.graft(n, depths=[3, 3, 3], mode="identity", example=x[:2])
+for label in ("moments follow", "a new optimizer"):
+    draw = torch.Generator().manual_seed(0)
+    net = zoo.create("resnet20", draw, width=0.5, depth=2, in_channels=1, image_size=8, norm="group")
+    optimizer, losses = torch.optim.Adam(net.parameters(), lr=0.002), []
+    for step in range(120):
+        if step in operations:
+            other, plan = operations[step](net)
+            followed, net = surgery.optimizers.follow(optimizer, net, other, plan), other
+            optimizer = followed if "follow" in label else torch.optim.Adam(net.parameters(), lr=0.002)
+        batch = torch.randint(len(x), (64,), generator=draw)
+        losses.append(torch.nn.functional.cross_entropy(net(x[batch]), y[batch]))
+        losses[-1].backward(), optimizer.step(), optimizer.zero_grad()
+    axes.semilogy(torch.stack(losses).detach(), label=label), print(f"{label}: loss {losses[-1]:.3f} at the end")
+axes.set(title="Narrow at 30, wider at 60, deeper at 90", xlabel="step", ylabel="loss"), plt.legend(), plt.show()
