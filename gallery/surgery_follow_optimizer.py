@@ -12,18 +12,15 @@ import zoo
 
 x, y = (torch.tensor(part) for part in load_digits(return_X_y=True))
 x, axes = x.view(-1, 1, 8, 8).float() / 16, plt.figure(figsize=(6, 4), layout="constrained").gca()
-operations = {
-    30: lambda n: surgery.narrow(n, 0.5, x[:2]),
-    60: lambda n: surgery.widening.widen(n, rate=2, example=x[:2]),
-}
-operations[90] = lambda n: surgery.graft(n, depths=[3, 3, 3], mode="identity", example=x[:2])
+ways = {30: (surgery.narrow, {"width": 0.5}), 60: (surgery.widening.widen, {"rate": 2})}
+ways[90] = surgery.graft, {"depths": [3, 3, 3], "mode": "identity"}
 for label in ("moments follow", "a new optimizer"):
     draw = torch.Generator().manual_seed(0)
     net = zoo.create("resnet20", draw, width=0.5, depth=2, in_channels=1, image_size=8, norm="group")
     optimizer, losses = torch.optim.Adam(net.parameters(), lr=0.002), []
     for step in range(120):
-        if step in operations:
-            other, plan = operations[step](net)
+        if step in ways:
+            other, plan = ways[step][0](net, example=x[:2], **ways[step][1])
             followed, net = surgery.optimizers.follow(optimizer, net, other, plan), other
             optimizer = followed if "follow" in label else torch.optim.Adam(net.parameters(), lr=0.002)
         batch = torch.randint(len(x), (64,), generator=draw)
