@@ -109,7 +109,7 @@ def _aligned(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> tuple[_P
     A prefix for another one is taken only where it is one of all names and whole layers agree behind it. Of several
     ways that agree equally well none is taken, unless one is to leave the names as they are.
 
-    >>> t = torch.zeros(1)
+    >>> t = Tensor([0.0])
     >>> _aligned({"fc.bias": t}, {"module.fc.bias": t, "module.out.bias": t})
     ({('module.fc.bias', 'fc.bias')}, ('module', ''))
     """

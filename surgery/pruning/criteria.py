@@ -132,7 +132,7 @@ def _summed(weights: Computed, solution: Solution, criterion: Criterion, by: str
     Of parameters that a weight is computed of only widths count that the weight does not have: an adapter's rank.
     """
     scores: dict[Atom, Tensor] = {}
-    for key, tensor in _scored(weights):
+    for key, tensor in scored(weights):
         name, tensor_axes = joined(*key), solution.tensors[weights.keys.get(key, key)]
         whole = solution.tensors[weights.keys[weights.parts[key]]] if key in weights.parts else ()
         counted = {atom for axis in whole for atom in atoms(axis)}
@@ -157,7 +157,7 @@ def _summed(weights: Computed, solution: Solution, criterion: Criterion, by: str
     return scores
 
 
-def _scored(weights: Computed) -> Iterator[tuple[Key, Tensor]]:
+def scored(weights: Computed) -> Iterator[tuple[Key, Tensor]]:
     """Yield the parameters and computed weights of a model by (module name, attribute name), tied parameters once."""
     seen, added = set(), weights.added
     for key, tensor in named_tensors(weights.model):
@@ -173,7 +173,7 @@ def _criterion(
     weights: Computed, by: str, batches: Iterable[Any], loss: Callable[[nn.Module, Any], Tensor] | None
 ) -> Criterion:
     """Return the function that a criterion's name stands for."""
-    model, shapes = weights.model, {joined(*key): tensor.shape for key, tensor in _scored(weights)}
+    model, shapes = weights.model, {joined(*key): tensor.shape for key, tensor in scored(weights)}
     vectors = {name for name, shape in shapes.items() if len(shape) == 1}
     if by in ("taylor", "fisher"):
         if loss is None:
