@@ -3,11 +3,10 @@
 from collections.abc import Collection, Iterator, Mapping
 from typing import Literal, NamedTuple, get_args
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from surgery.errors import SurgeryError
 from surgery.names import joined, outwards
-from surgery.states import names_by_id
 
 How = Literal["whole", "corner"]
 _Pairs = set[tuple[str, str]]  # (name in the state, name in the model)
@@ -58,19 +57,16 @@ class Fit(NamedTuple):
     __repr__ = __str__
 
 
-def fitted(model: nn.Module, own: Mapping[str, Tensor], given: Mapping[str, Tensor], how: How) -> Fit:
+def fitted(own: Mapping[str, Tensor], ties: Mapping[str, str], given: Mapping[str, Tensor], how: How) -> Fit:
     """Return what of a state goes into a model; nothing is written.
 
     Args:
-        model: whose tied names count.
-        own, given: its state, and the state that is loaded, with or without data.
+        own, given: the state of the model, and the state that is loaded, with or without data.
+        ties: every name that the model has for a tensor of its state, and the name there.
         how: as `fit` of `surgery.load`.
     """
     if how not in get_args(How):
         raise SurgeryError(f"unknown fit={how!r}: choose {' or '.join(get_args(How))}", code="argument")
-    known = names_by_id(model)
-    everything = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-    ties = {name: known[id(tensor)] for name, tensor in everything if id(tensor) in known}
     pairs, prefixes = _aligned({name: own[first] for name, first in ties.items()}, given)
     source = {there: here for here, there in pairs}
     source |= {name: name for name in ties if name in given and name not in source and (name, name) not in pairs}

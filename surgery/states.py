@@ -7,18 +7,16 @@ input, except `load`.
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from numbers import Integral
-from typing import TYPE_CHECKING, Literal, TypeAlias, overload
+from typing import TypeAlias, overload
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from surgery.errors import SurgeryError
+from surgery.fitting import Fit, How, fitted
 from surgery.lazy import LazyState, metas
 from surgery.names import joined
-
-if TYPE_CHECKING:
-    from surgery.fitting import Fit
 
 State: TypeAlias = dict[str, Tensor]
 Stack: TypeAlias = dict[str, Tensor]
@@ -136,9 +134,7 @@ def as_stack(models: Models) -> Mapping[str, Tensor]:
 @overload
 def load(model: nn.Module, values: Mapping[str, Tensor] | nn.Module, *, fit: None = None) -> nn.Module: ...
 @overload
-def load(
-    model: nn.Module, values: Mapping[str, Tensor] | nn.Module, *, fit: Literal["whole", "corner"]
-) -> "tuple[nn.Module, Fit]": ...
+def load(model: nn.Module, values: Mapping[str, Tensor] | nn.Module, *, fit: How) -> tuple[nn.Module, Fit]: ...
 def load(model, values, *, fit=None):
     """Copy a state, or that of another module, into `model`, in place, and return the model.
 
@@ -185,9 +181,10 @@ def load(model, values, *, fit=None):
         check_same(own, known, "the model", "the given state")
         report, sources = None, {name: name for name in own}
     else:
-        from surgery.fitting import fitted
-
-        report = fitted(model, own, known, fit)
+        held = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+        names = names_by_id(model)
+        ties = {name: names[id(tensor)] for name, tensor in held if id(tensor) in names}
+        report = fitted(own, ties, known, fit)
         sources = {**report.taken, **{name: there for name, (there, _, _) in report.cut.items()}}
     for name, source in sources.items():
         if own[name].is_meta or (known[source].is_meta and not is_lazy_state):

@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
-from torch.utils._pytree import tree_leaves
 
 from surgery.copying import clone
 from surgery.errors import SurgeryError
-from surgery.forward import call, check_runs, in_precision, varied
+from surgery.forward import call, check_runs, in_precision, tensors_in, varied
 from surgery.names import hint
 from surgery.plan import Plan, as_runs
 from surgery.pruning.criteria import read_activations, scored
@@ -183,7 +182,7 @@ def _same_outputs(model: nn.Module, small: nn.Module, example: Any, output: Call
             twin._apply(lambda tensor: tensor.to(in_precision(tensor.dtype, dtype)))
         with torch.no_grad():
             found = call(twin, varied(example, dtype))
-        return [one for one in tree_leaves(output(found) if output else found) if isinstance(one, Tensor)]
+        return tensors_in(output(found) if output else found)
 
     try:
         return all(map(same, results(model, torch.float64), results(small, torch.float64)))
