@@ -89,7 +89,7 @@ def importance(
             f"{type(model).__name__} has no weights to score (meta device): load some first", code="values"
         )
     if by == "activation":
-        solution, found = read_activations(model, example, _all(batches, by), output)
+        solution, found = read_activations(model, example, as_batches(batches, by), output)
         names = named_widths(solution)
     else:
         weights = computed(model, example)
@@ -178,7 +178,7 @@ def _criterion(
     if by in ("taylor", "fisher"):
         if loss is None:
             raise SurgeryError(f"by={by!r} needs `loss`, a function of a model and a batch", code="argument")
-        found = dict(_gradients(model, _all(batches, by), loss, squared=by == "fisher"))
+        found = dict(_gradients(model, as_batches(batches, by), loss, squared=by == "fisher"))
         found |= {joined(*key): found[joined(*tensor)] for key, tensor in weights.keys.items()}
         for key, ratio in weights.ratios.items():
             found[joined(*key)] *= ratio if by == "taylor" else ratio.square()
@@ -205,7 +205,8 @@ def _criterion(
     return lambda name, rows, axis: None if name in biases else (rows.abs() ** power).sum(1)
 
 
-def _all(batches: Iterable[Any], by: str) -> list[Any]:
+def as_batches(batches: Iterable[Any], by: str) -> list[Any]:
+    """Return batches as a list; SurgeryError if there are none, or for one batch."""
     if isinstance(batches, Tensor | Mapping) or not isinstance(batches, Iterable):
         raise SurgeryError(
             f"batches is a list (or another iterable) of batches, got {type(batches).__name__}", code="argument"
