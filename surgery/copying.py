@@ -67,10 +67,10 @@ def _refuse_compiled(modules: Mapping[str, nn.Module]) -> None:
     for name, module in modules.items():
         if "_orig_mod" in module._modules:
             original = f"{name}._orig_mod"
-            way_out = f"model.set_submodule({name!r}, model.get_submodule({original!r})) puts it there"
+            way = f"put {original} in its place: model.set_submodule({name!r}, model.get_submodule({original!r}))"
             raise SurgeryError(
-                f"{f'module {name!r} is' if name else 'this is'} what torch.compile returned: give the module that was "
-                f"compiled, {original.lstrip('.')}" + (f" ({way_out})" if name else "") + ", and compile afterwards",
+                f"{f'module {name!r} is' if name else 'this is'} what torch.compile returned: "
+                f"{way if name else 'give model._orig_mod'}, the module that was compiled, and compile afterwards",
                 code="unsupported",
             )
 
