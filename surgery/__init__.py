@@ -39,6 +39,7 @@ _ROOMS = (
     "experts",
     "libraries",
     "merging",
+    "optimizers",
     "pruning",
     "symmetry",
     "transformers",

@@ -58,15 +58,26 @@ def _refuse_scripted(modules: Mapping[str, nn.Module]) -> None:
             )
 
 
+def refuse_compiled(model: nn.Module) -> None:
+    """Raise SurgeryError for what torch.compile returned, and for a model that holds such a module."""
+    _refuse_compiled(dict(model.named_modules()))
+
+
+def _refuse_compiled(modules: Mapping[str, nn.Module]) -> None:
+    for name, module in modules.items():
+        if "_orig_mod" in module._modules:
+            original = f"{name}._orig_mod"
+            way = f"put {original} in its place: model.set_submodule({name!r}, model.get_submodule({original!r}))"
+            raise SurgeryError(
+                f"{f'module {name!r} is' if name else 'this is'} what torch.compile returned: "
+                f"{way if name else 'give model._orig_mod'}, the module that was compiled, and compile afterwards",
+                code="unsupported",
+            )
+
+
 def _copied(model: nn.Module, memo: Mapping[int, Any]) -> nn.Module:
     named = dict(model.named_modules())
-    for name, module in named.items():
-        if "_orig_mod" in module._modules:
-            what = f"module {name!r} is" if name else "this is"
-            way_out = f"put {name}._orig_mod in its place" if name else "give model._orig_mod"
-            raise SurgeryError(
-                f"{what} what torch.compile returned: {way_out}, the module that was compiled", code="unsupported"
-            )
+    _refuse_compiled(named)
     modules = list(named.values())
     _refuse_scripted(named)
     _refuse_closures(modules)

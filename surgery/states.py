@@ -7,13 +7,14 @@ input, except `load`.
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from numbers import Integral
-from typing import TypeAlias
+from typing import TypeAlias, overload
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from surgery.errors import SurgeryError
+from surgery.fitting import Fit, How, fitted
 from surgery.lazy import LazyState, metas
 from surgery.names import joined
 
@@ -130,17 +131,43 @@ def as_stack(models: Models) -> Mapping[str, Tensor]:
     return as_state(models, "a stack")
 
 
-def load(model: nn.Module, values: Mapping[str, Tensor] | nn.Module) -> nn.Module:
+@overload
+def load(model: nn.Module, values: Mapping[str, Tensor] | nn.Module, *, fit: None = None) -> nn.Module: ...
+@overload
+def load(model: nn.Module, values: Mapping[str, Tensor] | nn.Module, *, fit: How) -> tuple[nn.Module, Fit]: ...
+def load(model, values, *, fit=None):
     """Copy a state, or that of another module, into `model`, in place, and return the model.
 
     Tied tensors are set through one of their names.
 
-    Raises SurgeryError if a name is missing or unknown, if a shape differs, if floating-point numbers would go into an
-    integer tensor, or if one side has no data (meta device).
+    Args:
+        model: any module with data.
+        values: a state, or a module.
+        fit: None takes all tensors or none: names and shapes have to be the same. For a checkpoint of another head, of
+            other sizes or with a prefix (`module.`, `backbone.`) before its names: `whole` takes what has the model's
+            names and shapes, and leaves the rest of the model as it is. `corner` also takes, of floating-point tensors
+            of another size, the positions that both have: the first ones along every axis. A prefix is taken off or put
+            on if one makes more names and shapes agree than any other does.
+
+    Returns:
+        The model; with `fit`, the model and a `surgery.fitting.Fit`, which prints as a table of what was taken, cut and
+        left.
+
+    Raises SurgeryError if a name is missing or unknown, or if a shape differs, unless `fit` is given; with it, if
+    nothing fits, or if several prefixes fit equally well; if floating-point numbers would go into an integer tensor, or
+    if one side has no data (meta device).
 
     >>> a, b = nn.Linear(2, 2), nn.Linear(2, 2)
     >>> torch.equal(load(b, state(a)).weight, a.weight)
     True
+    >>> larger, fit = load(nn.Linear(2, 3), nn.Sequential(a), fit="corner")
+    >>> torch.equal(larger.weight[:2], a.weight)
+    True
+    >>> fit
+    0 of 2 tensors taken, 2 cut, 0 left as they were; 0 of the state's not used
+    names of the state without '0.'
+      weight  [2, 2] in the state, [3, 2] here: [2, 2] taken
+      bias    [2] in the state, [3] here: [2] taken
     """
     if not isinstance(model, nn.Module):
         raise SurgeryError(
@@ -150,24 +177,37 @@ def load(model: nn.Module, values: Mapping[str, Tensor] | nn.Module) -> nn.Modul
     own, values = state(model), as_state(values, "what is loaded")
     is_lazy_state = isinstance(values, LazyState)
     known = metas(values) if is_lazy_state else values
-    check_same(own, known, "the model", "the given state")
-    for name, tensor in own.items():
-        if tensor.is_meta or (known[name].is_meta and not is_lazy_state):
+    if fit is None:
+        check_same(own, known, "the model", "the given state")
+        report, sources = None, {name: name for name in own}
+    else:
+        held = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+        names = names_by_id(model)
+        ties = {name: names[id(tensor)] for name, tensor in held if id(tensor) in names}
+        report = fitted(own, ties, known, fit)
+        sources = {**report.taken, **{name: there for name, (there, _, _) in report.cut.items()}}
+    for name, source in sources.items():
+        if own[name].is_meta or (known[source].is_meta and not is_lazy_state):
             raise SurgeryError(
                 f"tensor {name!r} has no data (meta device): call model.to_empty(device=...) first", code="values"
             )
-        if not torch.can_cast(known[name].dtype, tensor.dtype):
+        if not torch.can_cast(known[source].dtype, own[name].dtype):
             raise SurgeryError(
-                f"tensor {name!r} is {tensor.dtype} in the model and {known[name].dtype} in the state", code="mismatch"
+                f"tensor {name!r} is {own[name].dtype} in the model and {known[source].dtype} in the state",
+                code="mismatch",
             )
     if not is_lazy_state:  # of which one tensor at a time is read
         # Views of the model's own memory, of layers that change places say, are read before any of it is written.
         memory = {_memory(tensor) for tensor in own.values()}
         values = {n: t.clone() if _memory(t) in memory else t for n, t in values.items()}
     with torch.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(values[name])
-    return model
+        for name, source in sources.items():
+            here, there = own[name], values[source]
+            if here.shape != there.shape:
+                both = tuple(slice(size) for size in map(min, here.shape, there.shape))
+                here, there = here[both], there[both]
+            here.copy_(there)
+    return model if report is None else (model, report)
 
 
 def _memory(tensor: Tensor) -> int | None:

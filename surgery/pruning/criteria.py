@@ -89,7 +89,7 @@ def importance(
             f"{type(model).__name__} has no weights to score (meta device): load some first", code="values"
         )
     if by == "activation":
-        solution, found = read_activations(model, example, _all(batches, by), output)
+        solution, found = read_activations(model, example, as_batches(batches, by), output)
         names = named_widths(solution)
     else:
         weights = computed(model, example)
@@ -132,7 +132,7 @@ def _summed(weights: Computed, solution: Solution, criterion: Criterion, by: str
     Of parameters that a weight is computed of only widths count that the weight does not have: an adapter's rank.
     """
     scores: dict[Atom, Tensor] = {}
-    for key, tensor in _scored(weights):
+    for key, tensor in scored(weights):
         name, tensor_axes = joined(*key), solution.tensors[weights.keys.get(key, key)]
         whole = solution.tensors[weights.keys[weights.parts[key]]] if key in weights.parts else ()
         counted = {atom for axis in whole for atom in atoms(axis)}
@@ -157,7 +157,7 @@ def _summed(weights: Computed, solution: Solution, criterion: Criterion, by: str
     return scores
 
 
-def _scored(weights: Computed) -> Iterator[tuple[Key, Tensor]]:
+def scored(weights: Computed) -> Iterator[tuple[Key, Tensor]]:
     """Yield the parameters and computed weights of a model by (module name, attribute name), tied parameters once."""
     seen, added = set(), weights.added
     for key, tensor in named_tensors(weights.model):
@@ -173,12 +173,12 @@ def _criterion(
     weights: Computed, by: str, batches: Iterable[Any], loss: Callable[[nn.Module, Any], Tensor] | None
 ) -> Criterion:
     """Return the function that a criterion's name stands for."""
-    model, shapes = weights.model, {joined(*key): tensor.shape for key, tensor in _scored(weights)}
+    model, shapes = weights.model, {joined(*key): tensor.shape for key, tensor in scored(weights)}
     vectors = {name for name, shape in shapes.items() if len(shape) == 1}
     if by in ("taylor", "fisher"):
         if loss is None:
             raise SurgeryError(f"by={by!r} needs `loss`, a function of a model and a batch", code="argument")
-        found = dict(_gradients(model, _all(batches, by), loss, squared=by == "fisher"))
+        found = dict(_gradients(model, as_batches(batches, by), loss, squared=by == "fisher"))
         found |= {joined(*key): found[joined(*tensor)] for key, tensor in weights.keys.items()}
         for key, ratio in weights.ratios.items():
             found[joined(*key)] *= ratio if by == "taylor" else ratio.square()
@@ -205,7 +205,8 @@ def _criterion(
     return lambda name, rows, axis: None if name in biases else (rows.abs() ** power).sum(1)
 
 
-def _all(batches: Iterable[Any], by: str) -> list[Any]:
+def as_batches(batches: Iterable[Any], by: str) -> list[Any]:
+    """Return batches as a list; SurgeryError if there are none, or for one batch."""
     if isinstance(batches, Tensor | Mapping) or not isinstance(batches, Iterable):
         raise SurgeryError(
             f"batches is a list (or another iterable) of batches, got {type(batches).__name__}", code="argument"

@@ -15,7 +15,7 @@ from surgery.forward import check_runs
 from surgery.plan import Plan
 from surgery.pruning.criteria import Criterion, Name, called, is_criterion, is_pruner
 from surgery.pruning.criteria import importance as score_widths
-from surgery.pruning.target import Cost, Target, What, missed, sizing
+from surgery.pruning.target import Cost, Limits, Target, What, missed, sizing
 from surgery.states import check_same_shapes, shapes_of
 from surgery.width.attempts import Attempt, Request, attempt, final
 from surgery.width.choose import Demand, Heads, Rounding, Scores, checked
@@ -95,8 +95,9 @@ def prune(
     Args:
         model: any module; it is not changed.
         example, keep, output, heads, rounding: as for `surgery.narrow`.
-        target: how large the last model may be, as a share of the full one: `Target(macs=0.5)`. Its floor is a share of
-            the full model's widths in all steps.
+        target: how large the last model may be, as a share of the full one or as a number, of one thing or several:
+            `Target(macs=0.5)`, `Target(parameters=4_000_000, macs=300e6)`. Its floor is a share of the full model's
+            widths in all steps.
         importance: a criterion, as `by` of `surgery.pruning.importance`: its name, a function of a parameter's name,
             rows and an axis, or an object of one of torch-pruning's importance classes. Or a function of a model alone
             that gives scores as `surgery.pruning.importance` does. It is given the model itself that is cut, in each
@@ -104,7 +105,7 @@ def prune(
             scores themselves, or None: all widths then keep the same share, and of each the first positions stay.
         batches, loss: as for `surgery.pruning.importance`.
         steps: in how many steps, in each of which equally many positions go, as in torch-pruning. Or the shares of the
-            target after each, falling to it: `[0.8, 0.65, 0.5]`.
+            target after each, falling to it: `[0.8, 0.65, 0.5]` (for a target that is one share).
         finetune: trains a model; called with the small model after each step, and with that step's number from 1. It
             changes the model in place, or returns one with tensors of the same names and shapes.
         strict: as for `surgery.narrow`, of the cut to the target that is tried first.
@@ -161,41 +162,44 @@ def prune(
     demand = checked(model, Demand(target.rate, {}, keep, heads, rounding))
     asked = Request(model, example, demand, output, strict, scores(model), sizing(target, by=who))
     found = final(asked)  # what has to be refused is refused now, and what is less than asked for is told once
+    full = {what: _cost(found, what).full for what in target.wanted}
+    target = target.as_shares(full)
     if len(shares) == 1 or strict:
-        _report_missed(target, _cost(found, target.what).share(found.chosen.choice), strict)
+        _report_missed(target, _limits(found, target).share(found.chosen.choice), strict)
     finished(found)
     sizes_before = {name: atom.size for name, atom in named_widths(found.solution).items()}
     asked = replace(asked, strict=False)
     told = {(one.tensor, one.axis) for one in found.whole}
-    left = full = _cost(found, target.what).full
+    left = full
     net, plan, sizes = model, None, [_size(found, {})]
     for number, share in enumerate(shares, 1):
         if len(shares) > 1:
             known = asked.scores if number == 1 else scores(net)
             try:
-                part = target.of(min(1.0, share * full / left))
+                limits = target.wanted if isinstance(steps, int) else {target.what: share}
+                part = target.of({w: min(1.0, limit * full[w] / left[w]) for w, limit in limits.items()})
                 wanted = replace(asked, model=net, scores=known, sizing=sizing(part, sizes_before, who))
                 if isinstance(steps, int) and number < steps:  # of the rest of the way an equal part
                     ahead = attempt(wanted, found.known)
                     count = _cost(ahead, "positions")
                     stay = count.full - (count.full - count(ahead.chosen.choice)) / (steps - number + 1)
-                    part = target.of(stay / count.full, "positions")
+                    part = target.of({"positions": stay / count.full})
                     wanted = replace(wanted, sizing=sizing(part, sizes_before, who))
                 found = final(wanted)
             except SurgeryError as error:
                 raise SurgeryError(
-                    f"step {number} of {len(shares)}, from {left / full:.1%}: {error}", code=error.code
+                    f"step {number} of {len(shares)}, from {_used(target, left, full):.1%}: {error}", code=error.code
                 ) from error
             if fresh := [one for one in found.whole if (one.tensor, one.axis) not in told]:
                 _log.warning(listed(net, fresh))
                 told |= {(one.tensor, one.axis) for one in fresh}
         net, choice = found.plan.build(net), found.chosen.choice
-        left = _cost(found, target.what)(choice)
+        left = {what: _cost(found, what)(choice) for what in full}
         plan = plan.compose(found.plan) if plan else found.plan
         sizes.append(_size(found, choice))
         net = _trained(net, finetune, number)
     if len(shares) > 1:
-        _report_missed(target, left / full, strict=False)
+        _report_missed(target, _used(target, left, full), strict=False)
     return Pruned(net, plan, tuple(sizes))
 
 
@@ -203,6 +207,8 @@ def _shares(steps: int | Sequence[float], target: Target) -> Sequence[float]:
     """Return the share of the full model that each step is on its way to."""
     if isinstance(steps, int) and not isinstance(steps, bool) and steps >= 1:
         return [target.share] * steps
+    if len(target.wanted) > 1 or target.share > 1:
+        raise SurgeryError(f"steps={steps!r} are shares, and {target} is not one share: give how many", code="argument")
     shares = [1.0, *steps] if isinstance(steps, Sequence) and not isinstance(steps, str) else []
     falls = all(isinstance(b, Real) and a > b for a, b in pairwise(shares))
     if len(shares) < 2 or not falls or shares[-1] != target.share:
@@ -227,6 +233,17 @@ def _trained(net: nn.Module, finetune: Callable[[nn.Module, int], nn.Module | No
         )
     check_same_shapes(before, shapes_of(made), "the narrow model", f"what finetune(model, {number}) gives")
     return made
+
+
+def _used(target: Target, left: Mapping[What, int], full: Mapping[What, int]) -> float:
+    """Return the share that is left, as `Limits.share` does."""
+    if len(full) == 1:
+        return left[target.what] / full[target.what]
+    return max(left[what] / full[what] / share for what, share in target.wanted.items()) * target.share
+
+
+def _limits(found: Attempt, target: Target) -> Limits:
+    return Limits(target, found.seen.model, found.solution, found.seen.found.lengths[0])
 
 
 def _cost(found: Attempt, what: What) -> Cost:

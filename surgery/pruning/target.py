@@ -74,6 +74,27 @@ def multiplied(step: Step[Axis]) -> Iterator[Axes]:
         yield *query[:-1], value[-2], value[-1]
 
 
+class Limits:
+    """How much of what a target allows is used, for a `Target` of shares."""
+
+    def __init__(self, target: "Target", model: nn.Module, solution: Solution, steps: int):
+        self.target = target
+        self.costs = {what: Cost(model, solution, what, steps) for what in target.wanted}
+
+    def share(self, choice: Choice) -> float:
+        """Return the share that is left of the full model; of several, as the first one, how much the tightest uses."""
+        if len(self.costs) == 1:
+            return self.costs[self.target.what].share(choice)
+        what, share = self.tightest(choice)
+        return share / self.target.wanted[what] * self.target.share
+
+    def tightest(self, choice: Choice) -> tuple[What, float]:
+        """Return of what most is left for what the target allows, and the share that is left."""
+        shares = {what: cost.share(choice) for what, cost in self.costs.items()}
+        what = max(shares, key=lambda what: shares[what] / self.target.wanted[what])
+        return what, shares[what]
+
+
 CLOSE = 0.02  # a model is as large as was asked for if it misses by less than this share of it
 
 
@@ -81,15 +102,18 @@ CLOSE = 0.02  # a model is as large as was asked for if it misses by less than t
 class Target:
     """How large the narrow model may be: the largest one that is not larger is made.
 
+    Every limit is a share of the full model's, up to 1, or a number: `Target(parameters=4_000_000)`. Of several,
+    `Target(parameters=4_000_000, macs=300e6)`, all hold.
+
     Without scores all widths keep the same share of their positions, as nearly as whole positions allow. With scores
     (but for `even`) the positions of all widths compete: each width's scores are divided by their mean, so that widths
     that lie along more or larger tensors do not win for that, and the highest of all widths stay. Where the next one is
     too much, a lower one of another width may still fit.
 
     Attributes:
-        macs: the share of the full model's multiply-accumulates, as torch.utils.flop_counter counts them; or
-        parameters: the share of its parameters; or
-        positions: the share of the positions of all widths that may shrink: 1 - torch-pruning's `pruning_ratio`.
+        macs: how many multiply-accumulates, as torch.utils.flop_counter counts them, on the example as it is given;
+        parameters: how many parameters;
+        positions: how many positions of all widths that may shrink: a share of 1 - torch-pruning's `pruning_ratio`.
         floor: the share of its positions that every width keeps whatever the scores say, so that no layer dies.
         normalise: whether scores are divided by their width's mean. Not where they are comparable over widths as they
             stand: LAMP's, whose highest is 1 in every width, and all that torch-pruning's classes have normalised.
@@ -108,49 +132,66 @@ class Target:
     even: bool = False
 
     def __post_init__(self):
-        given = [share for what in get_args(What) if (share := getattr(self, what)) is not None]
-        if len(given) != 1:
+        if not self.wanted:
             raise SurgeryError(
-                f"a target is one share, of {', '.join(get_args(What))}: Target(macs=0.5)", code="argument"
+                f"a target limits at least one of {', '.join(get_args(What))}: Target(macs=0.5)", code="argument"
             )
-        for what, share, whole, floor in (
-            (self.what, given[0], "the full model in (0", 0),
-            ("floor", self.floor, "a width in [0", 1),
-        ):
-            number = isinstance(share, Real) and not isinstance(share, bool)
-            if not number or not (0 < share <= 1 or (floor and share == 0)):
-                raise SurgeryError(f"Target({what}={share!r}): give a share of {whole}, 1]", code="argument")
+        for what, share in {**self.wanted, "floor": self.floor}.items():
+            number = isinstance(share, Real) and not isinstance(share, bool) and math.isfinite(share)
+            count = number and what != "floor" and share > 1 and float(share).is_integer()
+            if not number or not (0 < share <= 1 or count or (what == "floor" and share == 0)):
+                allowed = (
+                    "a width in [0, 1]" if what == "floor" else "the full model in (0, 1], or a whole number above"
+                )
+                raise SurgeryError(f"Target({what}={share!r}): give a share of {allowed}", code="argument")
 
     def __repr__(self) -> str:
         floor = "" if self.floor == 0.1 else f", floor={self.floor}"
         normalise = "" if self.normalise else ", normalise=False"
-        return f"Target({self.what}={self.share}{floor}{normalise}{', even=True' if self.even else ''})"
+        wanted = ", ".join(f"{what}={share}" for what, share in self.wanted.items())
+        return f"Target({wanted}{floor}{normalise}{', even=True' if self.even else ''})"
+
+    @property
+    def wanted(self) -> dict[What, float]:
+        """What is limited, and to how much."""
+        return {what: share for what in get_args(What) if (share := getattr(self, what)) is not None}
 
     @property
     def what(self) -> What:
-        """What is counted."""
-        return next(what for what in get_args(What) if getattr(self, what) is not None)
+        """What is limited; the first, if it is several."""
+        return next(iter(self.wanted))
 
     @property
     def share(self) -> float:
-        """The share asked for."""
-        return getattr(self, self.what)
+        """The share asked for; the first, if it is several."""
+        return self.wanted[self.what]
 
-    def of(self, share: float, what: What | None = None) -> "Target":
-        """Return the same with another share, of the same or of something else."""
-        given: dict[str, Any] = {self.what: None, what or self.what: share}
+    def of(self, wanted: Mapping[What, float]) -> "Target":
+        """Return the same with other limits."""
+        given: dict[Any, Any] = {**dict.fromkeys(get_args(What)), **wanted}
         return replace(self, **given)
+
+    def as_shares(self, full: Mapping[What, int]) -> "Target":
+        """Return the same with shares of a full model of so many MACs, parameters or positions in place of numbers.
+
+        >>> Target(macs=0.5, parameters=300).as_shares({"macs": 1000, "parameters": 400})
+        Target(parameters=0.75, macs=0.5)
+        """
+        shares = {w: n if n <= 1 else min(1.0, n / max(full[w], 1)) for w, n in self.wanted.items()}
+        return self.of(shares)
 
     @property
     def rate(self) -> float:
-        """Roughly the share of each width: a layer costs the product of two."""
-        return self.share if self.what == "positions" else math.sqrt(self.share)
+        """Roughly the share of each width: a layer costs the product of two. Where it is not known, a half."""
+        shares = {what: share for what, share in self.wanted.items() if share <= 1}
+        return min((s if what == "positions" else math.sqrt(s) for what, s in shares.items()), default=0.5)
 
 
-def sizing(target: Target, sizes: Mapping[str, int] = MappingProxyType({}), by: str = "importance") -> Sizing:
+def sizing(asked: Target, sizes: Mapping[str, int] = MappingProxyType({}), by: str = "importance") -> Sizing:
     """Return what decides how many positions each width keeps so that the model is as large as the target.
 
     Args:
+        asked: the target, of shares or numbers.
         by: what errors call the criterion.
         sizes: by name how many positions widths had before the model was cut for the first time, of which the target's
             floor is a share.
@@ -159,7 +200,9 @@ def sizing(target: Target, sizes: Mapping[str, int] = MappingProxyType({}), by: 
     def decide(
         seen: Observed[Trace], solution: Solution, demand: Demand, score: Callable[[Atom], Tensor] | None
     ) -> Numbers:
-        cost = Cost(seen.model, solution, target.what, seen.found.lengths[0])
+        costs = {w: Cost(seen.model, solution, w, seen.found.lengths[0]).full for w in asked.wanted}
+        target = asked.as_shares(costs)
+        cost = Limits(target, seen.model, solution, seen.found.lengths[0])
         names = {atom: name for name, atom in named_widths(solution).items()}
         before = {atom: sizes.get(name, atom.size) for atom, name in names.items()}
 
@@ -168,12 +211,13 @@ def sizing(target: Target, sizes: Mapping[str, int] = MappingProxyType({}), by: 
 
         def numbers(widths: Collection[Atom]) -> Mapping[Atom, int]:
             kept = numbers_kept(target, cost, widths, demand.share, score and worth, before)
-            share = cost.share({atom: range(n) for atom, n in kept.items() if n < atom.size})
-            if share > target.share:
+            choice = {atom: range(n) for atom, n in kept.items() if n < atom.size}
+            if cost.share(choice) > target.share:
+                what, share = cost.tightest(choice)
                 whole = stayed_whole(solution, demand, choose(solution, demand))
                 reasons = f"; {listed(seen.model, whole)}" if whole else ""
                 raise Unreachable(
-                    f"{target} cannot be reached: {share:.1%} of the {target.what} are left where every width that can "
+                    f"{asked} cannot be reached: {share:.1%} of the {what} are left where every width that can "
                     f"shrink is at its floor: take a lower floor, another rounding or a larger share{reasons}",
                     code="target",
                 )
@@ -186,7 +230,7 @@ def sizing(target: Target, sizes: Mapping[str, int] = MappingProxyType({}), by: 
 
 def numbers_kept(
     target: Target,
-    cost: Cost,
+    cost: Limits,
     widths: Collection[Atom],
     rounded: Callable[[int, float], int],
     scores: Callable[[Atom], Tensor] | None,
@@ -247,7 +291,7 @@ _SHARES = 4  # with fewer a target is missed by too much
 
 def _even(
     target: Target,
-    cost: Cost,
+    cost: Limits,
     widths: Collection[Atom],
     rounded: Callable[[int, float], int],
     sizes: Mapping[Atom, int],
@@ -308,11 +352,14 @@ def comparable(scores: Tensor, normalise: bool, whose: str) -> Tensor:
 
 
 def missed(target: Target, share: float) -> str:
-    """Return how far a target was missed with this share of the full model; "" if it was not."""
+    """Return how far a target was missed with this share, as `Limits` gives it; "" if it was not."""
     if abs(share - target.share) <= CLOSE * target.share:
         return ""
     more = "one more position of a width, or one more step of `rounding`,"
+    left = f"{share:.1%} of the {target.what} are left"
+    if len(target.wanted) > 1:
+        left = f"{share / target.share:.1%} of what the tightest limit allows are left"
     return (
-        f"{target} is missed by more than {CLOSE:.0%}: {share:.1%} of the {target.what} are left, and "
+        f"{target} is missed by more than {CLOSE:.0%}: {left}, and "
         f"{'the next larger share of all widths' if target.even else more} would be too much"
     )

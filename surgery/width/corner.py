@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from surgery.copying import refuse_compiled
 from surgery.errors import SurgeryError
 from surgery.forward import named_tensors
 from surgery.names import joined
@@ -55,6 +56,7 @@ def corner(model: nn.Module, small: nn.Module) -> tuple[nn.Module, Plan]:
                 f"{name} is a module, got a {type(given).__name__}: for a state, load it into its model",
                 code="argument",
             )
+        refuse_compiled(given)
     full, values = state(model), state(small)
     _check_names(full, values)
     entries = {name: (Source(name, _leading(name, tensor, full[name])),) for name, tensor in values.items()}

@@ -78,8 +78,8 @@ class TracedPositions:
         return {atom: kept for atom, kept in choice.items() if len(kept) < atom.size}
 
 
-def _checked_positions(name: str, atom: Atom, given: Any) -> list[int]:
-    """Return the positions as numbers; SurgeryError if they are none of this width, or not ascending."""
+def as_positions(name: str, size: int, given: Any) -> list[int]:
+    """Return positions as numbers; SurgeryError if they are not distinct, or none of this width."""
     text = f"{given!r:.60}"
     try:
         tensor = torch.as_tensor(given)
@@ -92,13 +92,18 @@ def _checked_positions(name: str, atom: Atom, given: Any) -> list[int]:
             f"positions of {name!r} are a list of at least one whole number, got {text}", code="argument"
         )
     where = tensor.tolist()
-    if len({*where}) != len(where) or not all(0 <= i < atom.size for i in where):
-        raise SurgeryError(
-            f"positions of {name!r} are distinct and from 0 to {atom.size - 1}, got {text}", code="argument"
-        )
+    if len({*where}) != len(where) or not all(0 <= i < size for i in where):
+        raise SurgeryError(f"positions of {name!r} are distinct and from 0 to {size - 1}, got {text}", code="argument")
+    return where
+
+
+def _checked_positions(name: str, atom: Atom, given: Any) -> list[int]:
+    """Return the positions as numbers; SurgeryError if they are none that may stay of this width, or not ascending."""
+    where = as_positions(name, atom.size, given)
     if where != sorted(where):
         raise SurgeryError(
-            f"positions of {name!r} are ascending, got {text}: surgery.symmetry.permute puts them in another order",
+            f"positions of {name!r} are ascending, got {given!r:.60}: surgery.symmetry.permute puts them in another "
+            "order",
             code="argument",
         )
     if atom.why and len(where) < atom.size:

@@ -177,3 +177,7 @@ def test_a_compiled_submodule_names_the_original(place):
         given = {"width": 0.5} if operation is surgery.narrow else {"target": surgery.pruning.Target(macs=0.5)}
         with refused(f"unsupported: {place}._orig_mod"):
             operation(net, example=torch.zeros(2, 3), **given)
+    with refused(f"unsupported: {place}._orig_mod"):
+        surgery.narrow(net, like=net)
+    net.set_submodule(place, net.get_submodule(f"{place}._orig_mod"))  # the way out that the message names
+    assert surgery.narrow(net, 0.5, torch.zeros(2, 3))[0][0].out_features == 2

@@ -416,8 +416,7 @@ def test_targets_that_cannot_be_reached():
     layers = {"a": nn.Linear(6, 12), "b": nn.Linear(12, 6), "c": nn.Linear(6, 2)}
     net, x = Made(lambda net, x: net.c(net.b(net.a(x).cumsum(1))), **layers), torch.zeros(3, 6)
     fails("target: a.weight", Target(macs=0.4))
-    both = {"macs": 0.5, "parameters": 0.5}
-    for wrong in ({}, both, {"macs": 0}, {"macs": 50}, {"macs": "half"}, {"macs": 0.5, "floor": 2}):
+    for wrong in ({}, {"macs": 0}, {"macs": 1.5}, {"macs": "half"}, {"macs": 0.5, "floor": 2}):
         with refused("argument"):
             Target(**wrong)
 

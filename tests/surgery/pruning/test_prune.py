@@ -416,3 +416,39 @@ def test_parts_that_the_code_makes_equal_reach_a_target(net, target):
     if net is Padded:
         full = surgery.load(model, plan.embed(state(small))[0])
         torch.testing.assert_close(small(X), full.eval()(X), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("steps", "importance", "even"), [(1, "l1", False), (2, None, False), (1, None, True)])
+def test_numbers_and_several_limits(steps, importance, even):
+    net, options = convolutions(), {"example": X[:1], "importance": importance, "steps": steps}
+    full = prune(net, target=Target(macs=1.0), example=X[:1]).sizes[0]
+    for limits in (
+        {"parameters": full.parameters // 2},
+        {"macs": float(full.macs // 2), "parameters": 0.9},
+        {"macs": 0.6, "parameters": 0.5, "positions": 0.7},
+        {"macs": 10**12, "parameters": 0.5},
+    ):
+        small, _, sizes = prune(net, target=Target(**limits, floor=0, even=even), **options)
+        uses = [
+            value / (limit if limit > 1 else limit * whole)
+            for what, limit in limits.items()
+            if what != "positions"
+            for value, whole in [(getattr(sizes[-1], what), getattr(full, what))]
+        ]
+        assert max(uses) <= 1
+        assert "positions" in limits or even or max(uses) > 0.9  # as nearly as whole positions allow
+        assert sum(p.numel() for p in small.parameters()) == sizes[-1].parameters
+    alone = prune(net, target=Target(parameters=0.5, even=even), **options)
+    both = prune(net, target=Target(parameters=0.5, macs=1.0, even=even), **options)
+    by_number = prune(net, target=Target(parameters=full.parameters * 0.5 // 1, even=even), **options)
+    assert alone.sizes[-1] == both.sizes[-1] == by_number.sizes[-1]
+
+
+def test_limits_that_are_none():
+    for wrong in ({}, {"macs": 1.5}, {"macs": 0}, {"parameters": -4}, {"parameters": float("inf")}, {"macs": True}):
+        with refused("argument"):
+            Target(**wrong)
+    with refused("argument"):
+        prune(linear(8), example=torch.zeros(1, 4), target=Target(parameters=40), steps=[0.9, 0.5])
+    with refused("target"):
+        prune(linear(8), example=torch.zeros(1, 4), target=Target(parameters=0.9, macs=2))

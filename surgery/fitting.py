@@ -1,0 +1,155 @@
+"""Checkpoints of other heads, sizes and prefixes: what of a state fits into a model."""
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Literal, NamedTuple, get_args
+
+from torch import Tensor
+
+from surgery.errors import SurgeryError
+from surgery.names import joined, outwards
+
+How = Literal["whole", "corner"]
+_Pairs = set[tuple[str, str]]  # (name in the state, name in the model)
+
+
+class Fit(NamedTuple):
+    """What `surgery.load(model, state, fit=...)` has taken, cut and left; it prints as a table.
+
+    Attributes:
+        taken: the names of the model's tensors that were taken whole, each with its name in the state.
+        cut: of those that were cut to the corner that both have their name in the state, and the shapes there and here.
+        left: the model's tensors that stay as they were, and why.
+        unused: the state's tensors that went nowhere, and why.
+        prefixes: what was taken off the state's names, and what was put before them.
+
+    >>> print(Fit({"a": "m.a"}, {"b": ("m.b", (5, 2), (3, 2))}, {}, {"m.c": "the model has none"}, ("m", "")))
+    1 of 2 tensors taken, 1 cut, 0 left as they were; 1 of the state's not used
+    names of the state without 'm.'
+      b    [5, 2] in the state, [3, 2] here: [3, 2] taken
+      m.c  not used: the model has none
+    """
+
+    taken: Mapping[str, str]
+    cut: Mapping[str, tuple[str, tuple[int, ...], tuple[int, ...]]]
+    left: Mapping[str, str]
+    unused: Mapping[str, str]
+    prefixes: tuple[str, str]
+
+    def __str__(self) -> str:
+        count = len(self.taken) + len(self.cut) + len(self.left)
+        lines = [
+            f"{len(self.taken)} of {count} tensors taken, {len(self.cut)} cut, {len(self.left)} left as they were; "
+            f"{len(self.unused)} of the state's not used"
+        ]
+        off, on = self.prefixes
+        if off or on:
+            ways = [f"without '{off}.'"] * bool(off) + [f"with '{on}.' before them"] * bool(on)
+            lines.append(f"names of the state {' and '.join(ways)}")
+        rows = [
+            (name, f"{list(there)} in the state, {list(here)} here: {[*map(min, there, here)]} taken")
+            for name, (_, there, here) in self.cut.items()
+        ]
+        rows += [(name, f"left: {why}") for name, why in self.left.items()]
+        rows += [(name, f"not used: {why}") for name, why in self.unused.items()]
+        width = max((len(name) for name, _ in rows), default=0)
+        return "\n".join([*lines, *(f"  {name:{width}}  {text}" for name, text in rows)])
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def fitted(own: Mapping[str, Tensor], ties: Mapping[str, str], given: Mapping[str, Tensor], how: How) -> Fit:
+    """Return what of a state goes into a model; nothing is written.
+
+    Args:
+        own, given: the state of the model, and the state that is loaded, with or without data.
+        ties: every name that the model has for a tensor of its state, and the name there.
+        how: as `fit` of `surgery.load`.
+    """
+    if how not in get_args(How):
+        raise SurgeryError(f"unknown fit={how!r}: choose {' or '.join(get_args(How))}", code="argument")
+    pairs, prefixes = _aligned({name: own[first] for name, first in ties.items()}, given)
+    source = {there: here for here, there in pairs}
+    source |= {name: name for name in ties if name in given and name not in source and (name, name) not in pairs}
+    taken, cut, left, used = {}, {}, {}, {}
+    for name, tensor in own.items():
+        names = [name, *(alias for alias, first in ties.items() if first == name != alias)]
+        found = next((source[one] for one in names if one in source), None)
+        used |= {source[one]: f"one tensor with {found!r} here" for one in names if one in source}
+        if found is None:
+            left[name] = "the state has none of this name"
+            continue
+        here, there = tuple(tensor.shape), tuple(given[found].shape)
+        why = f"{list(there)} in the state, {list(here)} here"
+        if here == there:
+            taken[name] = found
+        elif how == "whole" or len(here) != len(there):
+            left[name] = used[found] = why
+        elif not tensor.is_floating_point() and not tensor.is_complex():
+            left[name] = used[found] = f"{why}, and a corner of whole numbers (an index, a mask) has no meaning"
+        else:
+            cut[name] = found, there, here
+    if not taken and not cut:
+        raise SurgeryError(
+            f"no tensor of the given state fits the model: {next(iter(given), 'nothing')!r} is there, "
+            f"{next(iter(own), 'nothing')!r} here: give the state of such a model",
+            code="mismatch",
+        )
+    goes = {*taken.values(), *(one for one, _, _ in cut.values())}
+    unused = {name: used.get(name, "the model has none of this name") for name in given if name not in goes}
+    return Fit(taken, cut, left, unused, prefixes)
+
+
+def _aligned(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> tuple[_Pairs, tuple[str, str]]:
+    """Return the pairs of names that agree best once a prefix is taken off or put on, and the two prefixes.
+
+    A prefix for another one is taken only where it is one of all names and whole layers agree behind it. Of several
+    ways that agree equally well none is taken, unless one is to leave the names as they are.
+
+    >>> t = Tensor([0.0])
+    >>> _aligned({"fc.bias": t}, {"module.fc.bias": t, "module.out.bias": t})
+    ({('module.fc.bias', 'fc.bias')}, ('module', ''))
+    """
+    found: dict[tuple[str, str], _Pairs] = {("", ""): {(name, name) for name in own.keys() & given.keys()}}
+    for off in _common(given):
+        for name in own:
+            for on, rest in _splits(name):
+                if joined(off, rest) in given and ("." in rest or not (on and off)):
+                    found.setdefault((off, on), set()).add((joined(off, rest), name))
+    for on in _common(own):
+        for name in given:
+            for off, rest in _splits(name):
+                if joined(on, rest) in own and ("." in rest or not (on and off)):
+                    found.setdefault((off, on), set()).add((name, joined(on, rest)))
+
+    def score(pairs: _Pairs) -> tuple[int, int]:
+        shapes = [(given[there].shape, own[here].shape) for there, here in pairs]
+        return sum(a == b for a, b in shapes), sum(len(a) == len(b) for a, b in shapes)
+
+    ranked = sorted(found, key=lambda way: (*(-n for n in score(found[way])), way != ("", ""), len("".join(way))))
+    best = ranked[0]
+    others = [way for way in ranked[1:] if score(found[way]) == score(found[best]) and found[way] != found[best]]
+    if others and best != ("", ""):
+        ways = " or ".join(f"{off or 'nothing'!r} for {on or 'nothing'!r}" for off, on in (best, *others[:2]))
+        raise SurgeryError(
+            f"the state's names agree with the model's in several ways, with {ways}: give the part that is meant, with "
+            "the names that the model has",
+            code="ambiguous",
+        )
+    return found[best], best
+
+
+def _splits(name: str) -> Iterator[tuple[str, str]]:
+    """Yield (prefix, rest) of a dotted name, the empty prefix last."""
+    for prefix in outwards(name.rpartition(".")[0]):
+        yield prefix, name[len(prefix) + bool(prefix) :]
+
+
+def _common(names: Collection[str]) -> list[str]:
+    """Return the modules that hold all of some tensors, the root "" last.
+
+    >>> _common(["a.b.c.weight", "a.b.bias"])
+    ['a.b', 'a', '']
+    """
+    first, *_ = names or [""]
+    return [one for one in outwards(first.rpartition(".")[0]) if all(n.startswith(one and f"{one}.") for n in names)]

@@ -1,0 +1,102 @@
+"""How much each block matters, for `surgery.ungraft`."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from surgery.copying import clone
+from surgery.depth.sections import sections
+from surgery.errors import SurgeryError, explained
+from surgery.forward import call, check_runs, copied, tensors_in
+from surgery.pruning.criteria import as_batches
+
+
+def score_blocks(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    by: Literal["influence", "loss"] = "influence",
+    loss: Callable[[nn.Module, Any], Tensor] | None = None,
+    example: Any = None,
+) -> dict[str, Tensor]:
+    """Return how much each block of each section matters, by section name [blocks]; infinity for what cannot go.
+
+    Args:
+        model: any module with blocks that run one after another; a copy of it runs in evaluation mode.
+        batches: inputs as for `surgery.narrow`; what `loss` takes, with by="loss".
+        by: `influence`: 1 - the mean cosine of a block's input and output, of tokens [..., features] along the
+            features, of images over all of a sample (Men et al., "ShortGPT", 2024, equation 1);
+            `loss`: how much the mean loss grows when the block is left out.
+        loss: from a model and a batch to a number.
+        example: an input, for what batches with labels are; the first batch if it is not given.
+
+    Raises:
+        SurgeryError: for a model without sections, an unknown `by`, and where the model or the loss fails.
+
+    >>> import surgery
+    >>> block = lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    >>> net = nn.Sequential(nn.Linear(2, 4), block(), block(), block(), nn.Linear(4, 2))
+    >>> scores = score_blocks(net, [torch.randn(8, 2)])
+    >>> keep = {name: values.topk(2).indices.sort().values.tolist() for name, values in scores.items()}
+    >>> len(surgery.ungraft(net, keep=keep, stands_for="none")[0])
+    4
+    """
+    if by not in get_args(Literal["influence", "loss"]):
+        raise SurgeryError(f"unknown by={by!r}: choose influence or loss", code="argument")
+    if by == "loss" and loss is None:
+        raise SurgeryError("by='loss' needs `loss`, a function of a model and a batch", code="argument")
+    batches = as_batches(batches, by)
+    example = batches[0] if example is None else example
+    check_runs(model, example, "score_blocks")
+    found = sections(model, example=example)
+    if not found:
+        raise SurgeryError(f"{type(model).__name__} has no sections of blocks to score", code="depth")
+    twin = clone(model).eval()
+    names = [block for section in found for block in section.blocks]
+    influence = _influences(twin, names, batches if by == "influence" else [example])
+    if by == "loss":
+        assert loss is not None
+
+        def mean(what: str) -> float:
+            with explained(f"loss(model, batch) fails {what}"), torch.no_grad():
+                return sum(float(loss(twin, batch)) for batch in batches) / len(batches)
+
+        full = mean("for the full model")
+        for name in [name for name in names if influence[name] < torch.inf]:
+            handle = twin.get_submodule(name).register_forward_hook(_left_out, with_kwargs=True)
+            influence[name] = mean(f"without {name!r}") - full
+            handle.remove()
+    return {section.name: torch.tensor([influence[block] for block in section.blocks]) for section in found}
+
+
+def _influences(model: nn.Module, names: list[str], batches: list[Any]) -> dict[str, float]:
+    """Return 1 - cosine of what goes into blocks and what comes out; infinity where these have not one shape."""
+    seen: dict[str, list[float]] = {name: [] for name in names}
+
+    def note(name: str) -> Callable:
+        def hook(module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
+            before, after = (tensors_in(one)[0].detach() for one in ((args, kwargs), output))
+            if before.shape != after.shape:
+                seen[name].append(torch.inf)
+                return
+            rows = before.ndim > 3  # of images it is not known along which axis features lie
+            one, other = (each.flatten(1) if rows else each for each in (before.float(), after.float()))
+            seen[name].append(1 - nn.functional.cosine_similarity(one, other, dim=-1).mean().item())
+
+        return hook
+
+    handles = [model.get_submodule(n).register_forward_hook(note(n), with_kwargs=True) for n in names]
+    for number, batch in enumerate(batches):
+        with explained(f"{type(model).__name__} does not run on batches[{number}]"), torch.no_grad():
+            call(model, copied(batch))
+    for handle in handles:
+        handle.remove()
+    return {name: sum(values) / len(values) if values else torch.inf for name, values in seen.items()}
+
+
+def _left_out(module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> Any:
+    """Return a block's input in the place of its output."""
+    first = tensors_in((args, kwargs))[0]
+    return (first, *output[1:]) if isinstance(output, tuple) else first
