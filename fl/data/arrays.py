@@ -253,7 +253,7 @@ def _both(x: Any, test_x: Any) -> tuple[Inputs, Inputs]:
             raise FLError(
                 f"{part} is a dict of {names}: name one array or more, as the model's forward names its inputs"
             )
-        found.append({name: samples(f"{part}[{name!r}]", value) for name, value in values.items()})
+        found.append({name: _input(f"{part}[{name!r}]", value) for name, value in values.items()})
         if len({len(value) for value in found[-1].values()}) > 1:
             counts = ", ".join(f"{len(value):,} of {name}" for name, value in found[-1].items())
             raise FLError(f"{part} has {counts}: give every sample all of its inputs, in the same order")
@@ -334,6 +334,12 @@ def targets(name: str, value: Any, x: Tensor, task: str) -> Tensor:
         if not ((y == 0) | (y == 1)).all():
             raise FLError(f"{name} has other values than 0 and 1: give 1 for each label that a sample has")
     return y.float().reshape(len(y), -1)
+
+
+def _input(name: str, value: Any) -> Tensor:
+    """Convert one of several inputs, which may be truth values, such as where sequences end."""
+    x = tensor(name, value)
+    return x if x.dtype == torch.bool and x.numel() and x.ndim > 1 else samples(name, value)
 
 
 def samples(name: str, value: Any) -> Tensor:
@@ -454,7 +460,8 @@ def tensor(name: str, value: Any, way: str = "give numbers, in equal rows") -> T
     try:
         array = np.asarray(value)
     except Exception as error:  # a sequence of unequal lengths, or an object of its own kind
-        raise FLError(f"{name} is no array: {' '.join(str(error).split())}") from None
+        way = ", of which fl.data.pad makes one and a mask" * ("inhomogeneous" in str(error))
+        raise FLError(f"{name} is no array: {' '.join(str(error).split())}{way}") from None
     if array.dtype.kind not in "buif":
         raise FLError(f"{name} holds {array.dtype} and has the shape {list(array.shape)}: {way}")
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:

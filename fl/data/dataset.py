@@ -134,7 +134,8 @@ class Dataset:
                 for each input of a model of your own, which gets them by keyword; or one array. It is
                 uint8 images [N, C, H, W], which models get in [-1, 1]; or floats, which models get as they are, in
                 float32: images [N, C, H, W], a table [N, F], or samples of any other shape; or integers [N, T], tokens.
-                They may share memory with the result.
+                In a dict also truth values of any shape, such as the mask of `fl.data.pad`. They may share memory with
+                the result.
             y: a whole number for each sample, from 0 to classes - 1, or the name of its class; for tokens it may also
                 be the token that comes after each, [N, T], or -100 where that does not count, such as within a prompt;
                 each sequence has one that does. For "regression" numbers [N] or [N, D]; for "multilabel" 0
@@ -361,6 +362,8 @@ class Dataset:
                 values = upload(values, self.device)
             if self.tokens or (several and values.dtype in (torch.int32, torch.int64)):
                 return values.to(torch.int64, copy=True)
+            if values.dtype == torch.bool:
+                return values.clone()
             if values.is_floating_point():
                 return values.to(dtype, copy=True)
             return values.to(dtype).mul_(2 / self.top).sub_(1)

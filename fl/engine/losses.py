@@ -131,9 +131,9 @@ def by_name(
         task: "classification", "regression", "multilabel" or "segmentation", see `fl.Dataset`.
         smoothing: of the labels in cross_entropy (Szegedy et al., CVPR 2016, section 7).
         gamma: the exponent of focal, (1 - p)^gamma times the cross entropy (Lin et al., ICCV 2017, equation 4).
-        weights: of the classes, in cross_entropy (also within dice_cross_entropy) and focal; in bce, of the labels where
-            they are 1. A sample's loss is multiplied by its class's weight; the mean is over the samples, whatever they
-            weigh.
+        weights: of the classes, in cross_entropy, dice_cross_entropy and focal; in bce, of the labels where they are 1.
+            A sample's loss is multiplied by its class's weight; the mean is over the samples, whatever they weigh.
+            Dice itself counts all classes alike.
         outputs: how many the model has, which are as many as there are weights.
 
     Raises:
@@ -168,7 +168,9 @@ def by_name(
     if weights and task == "regression":
         raise FLError("--class-weights are for classes, and the targets are numbers: leave them out")
     if weights and chosen == "dice":
-        raise FLError("--class-weights are for losses of single pixels, and dice counts all classes alike: leave it out")
+        raise FLError(
+            "--class-weights are for losses of single pixels, and dice counts all classes alike: leave it out"
+        )
     return _made(chosen, smoothing, gamma, tuple(weights))
 
 

@@ -165,7 +165,8 @@ def describe(name: str, model: Model, data: Dataset, width: Any = 1.0, depth: An
     made = _built(f"{GIVEN}:{maker}" if name == GIVEN else name, model, torch.Generator().manual_seed(0))
     name = f"{GIVEN}:{type(made).__name__}" if name == GIVEN else name
     example = data.example(2, _dtype(made))
-    _check_takes(name, _fit(made, example), data, map_inputs(lambda some: torch.cat([some, some])[:2].cpu(), example))
+    two = map_inputs(lambda some: torch.cat([some, some])[:2].cpu(), example)
+    _check_takes(name, classes_as_given(_fit(made, example)), data, two)
     spec = _spec_class(model, map_inputs(lambda some: some[0].to("meta"), example), data.outputs[:-1], data.dense)
     return spec(name, num_classes=data.classes, width=width, depth=depth)
 
@@ -187,8 +188,9 @@ def restored(values: dict[str, Any], known: dict[str, Any], where: str, model: M
     made = _built(name, source, torch.Generator().manual_seed(0))
     check_same(made, known, where)
 
-    def of_one(shape: Sequence[int], tokens: bool) -> Tensor:
-        return torch.empty(*shape, dtype=torch.int64 if tokens else _dtype(made), device="meta")
+    def of_one(shape: Sequence[int], tokens: bool | str) -> Tensor:
+        dtype = torch.bool if tokens == "truth values" else torch.int64 if tokens else _dtype(made)
+        return torch.empty(*shape, dtype=dtype, device="meta")
 
     sample, dense = map_inputs(of_one, known["sample"], known["tokens"]), known.get("dense", False)
     return _spec_class(source, sample, known["targets"], dense).from_dict(values)
@@ -201,7 +203,9 @@ def identity(spec: CustomSpec) -> dict[str, Any]:
         "class": type(full).__qualname__,
         "structure": structure(full),
         "sample": map_inputs(lambda one: list(one.shape), spec.sample),
-        "tokens": map_inputs(lambda one: one.dtype == torch.int64, spec.sample),
+        "tokens": map_inputs(
+            lambda one: "truth values" if one.dtype == torch.bool else one.dtype == torch.int64, spec.sample
+        ),
         "targets": list(spec.targets),
         **({"dense": True} if spec.dense else {}),
     }

@@ -336,7 +336,7 @@ def summarise_clients(
 ) -> dict[str, float]:
     """Average scores over clients, which all count alike, with how unequal they are.
 
-    Of the first score (accuracy, of masks that of pixels; of numbers the mean absolute error) also the standard deviation (`std`, `mae_std`) and
+    Of the first score (accuracy; of numbers the mean absolute error) also the standard deviation (`std`, `mae_std`) and
     the mean over the worst tenth of the clients, at least one (`worst_tenth`, `mae_worst_tenth`); of macro-F1 the
     standard deviation. Clients for whom a score is not defined do not count in its mean.
 
