@@ -173,7 +173,8 @@ def mean_loss(
 ) -> Callable[[State], Tensor]:
     """Make a function of some of a model's tensors that computes the mean loss, float64.
 
-    It is the mean over all samples (of text and masks: over what counts of them) in evaluation mode. The other tensors are the model's own.
+    It is the mean over all samples (of text and masks: over what counts of them) in evaluation mode. The other tensors
+    are the model's own.
     """
     model.eval()
     dtype = next(model.parameters()).dtype

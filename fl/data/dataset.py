@@ -262,8 +262,9 @@ class Dataset:
 
     @property
     def outputs(self) -> tuple[int, ...]:
-        """The shape of what methods see of a model's outputs for one sample: [classes], of text [T, classes], of masks
-        [H, W, classes], see `fl.models.custom_model.classes_last`.
+        """The shape of what methods see of a model's outputs for one sample: [classes], of text [T, classes].
+
+        Of masks it is [H, W, classes], see `fl.models.custom_model.classes_last`.
         """
         return (self.classes,) if self.y.is_floating_point() else (*self.y.shape[1:], self.classes)
 

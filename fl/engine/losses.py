@@ -61,8 +61,9 @@ def each(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def scored(targets: Tensor) -> Tensor:
-    """Return which labels count: all but those that are UNSCORED, of tokens that text has for its context alone, and
-    of pixels whose class is unknown.
+    """Return which labels count: all but those that are UNSCORED.
+
+    They are of tokens that text has for its context alone, and of pixels whose class is not known.
     """
     return targets != UNSCORED
 

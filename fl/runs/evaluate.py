@@ -34,6 +34,7 @@ _SAMPLES = 2**14  # in one piece of the clients' samples
 
 class _Tally(NamedTuple):
     """The predictions of models, still on their device: nothing has waited for them yet. A token of text is a sample.
+
     Of masks there are counts for each mask, since there are too many pixels.
 
     Attributes:

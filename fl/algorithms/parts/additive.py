@@ -39,9 +39,7 @@ class Cache:
         self._fed, self._last, self._parts = fed, LastValue(), parts
 
     def table(self, levels: Sequence[Level]) -> Tensor:
-        """[N, classes] for images, [N, T, classes] for text, [N, H, W, classes] for masks; 0 for samples that no client
-        has.
-        """
+        """[N, classes], of text [N, T, classes], of masks [N, H, W, classes]; 0 for samples that no client has."""
         # Mappings are compared by value: they are rows of a table that is replaced in every round.
         source = [(level.models, level.used.tolist()) for level in levels]
         if (known := self._last.of(source)) is not None:
