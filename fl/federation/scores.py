@@ -82,11 +82,11 @@ def macro_f1(predicted: np.ndarray, labels: np.ndarray, owners: np.ndarray) -> n
 
 
 class Overlap(NamedTuple):
-    """How often classes are right, are the label and are predicted, of all pixels that count: integers [..., classes].
+    """How often each class is right, is the label and is predicted, over pixels that count: integers [..., classes].
 
     >>> seen = Overlap(hit=np.array([3, 0, 0]), true=np.array([4, 1, 0]), said=np.array([3, 2, 0]))
-    >>> seen.accuracy(), seen.per_class("iou"), seen.mean("dice")
-    (0.6, array([0.75, 0.  ,  nan]), 0.42857142857142855)
+    >>> seen.per_class("iou"), float(seen.mean("iou")), float(seen.accuracy())
+    (array([0.75, 0.  ,  nan]), 0.375, 0.6)
     """
 
     hit: np.ndarray

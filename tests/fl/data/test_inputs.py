@@ -289,7 +289,18 @@ class MeanOfSequence(nn.Module):
 def test_what_is_behind_a_sequence_changes_nothing(more, tmp_path):
     rng = np.random.default_rng(0)
     sequences, y = [rng.normal(2 * (k % 2), 1, (rng.integers(1, 7), 2)) for k in range(100)], np.arange(100) % 2
-    config = fl.Config.of(**{**FEW, "algorithm": "fedavg", "samples": 0, "rounds": 4, "local_epochs": 4, "local_test": 0.2, "lr": 0.1, **more})
+    config = fl.Config.of(
+        **{
+            **FEW,
+            "algorithm": "fedavg",
+            "samples": 0,
+            "rounds": 4,
+            "local_epochs": 4,
+            "local_test": 0.2,
+            "lr": 0.1,
+            **more,
+        }
+    )
     found = []
     for value in (0, 7):
         made = pad(sequences, value)
