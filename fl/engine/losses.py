@@ -100,7 +100,7 @@ def mean(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
     if loss is cross_entropy and targets.ndim < 3:  # which torch averages in its own order
         return F.cross_entropy(outputs.flatten(0, -2), targets.flatten())
     if loss is cross_entropy:
-        total = F.cross_entropy(outputs.flatten(0, -2), targets.flatten(), reduction="sum")
+        total = F.cross_entropy(outputs.movedim(-1, 1), targets, reduction="sum")  # as models of masks lay them out
         return total / scored(targets).sum().clamp(min=1)  # crops of masks may leave no pixel that counts
     losses = each(loss, outputs, targets)
     if targets.is_floating_point() or targets.ndim == 1 or is_whole(loss):
