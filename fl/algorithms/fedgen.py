@@ -275,5 +275,5 @@ METHOD = Method(
     fedgen,
     FedGenOptions(),
     labels=lambda options: True,
-    lacks={"several_classifiers", "masked_logits", "any_loss"},
+    lacks={"several_classifiers", "masked_logits", "any_loss", "dense"},
 )

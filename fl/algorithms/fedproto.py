@@ -134,5 +134,5 @@ METHOD = Method(
     fedproto,
     FedProtoOptions(),
     clients="personalized",
-    lacks={"several_classifiers", "masked_logits", "changed_updates"},
+    lacks={"several_classifiers", "masked_logits", "changed_updates", "dense"},
 )

@@ -14,7 +14,7 @@ from fl.algorithms.parts.beside import beside, part_of
 from fl.algorithms.parts.personal import adapted, side_by_side, train_or_keep
 from fl.base.settings import AtLeast0, Natural
 from fl.engine import SGD
-from fl.engine.losses import Loss, each, scored
+from fl.engine.losses import Loss, each, of_samples
 from fl.engine.objectives import Batch, Call, Objective
 from fl.federation import Federation
 from fl.partition import Split
@@ -100,8 +100,7 @@ def by_halves(loss: Loss) -> Objective:
         x, y = batch
         logits, second, rows = call(params, x), params["second"], torch.arange(len(y), device=y.device)
         counts = torch.where(second > 0, rows >= len(y) // 2, rows < (len(y) + 1) // 2).to(second.dtype)
-        number = scored(y).view(len(y), -1).sum(1)
-        losses = each(loss, logits, y).view(len(y), -1).sum(1) / number
+        losses = of_samples(each(loss, logits, y), loss, y)
         return (losses * counts).sum() / counts.sum() + 0 * second
 
     return objective

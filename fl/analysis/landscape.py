@@ -20,7 +20,7 @@ from fl.base.tables import aligned, write_csv
 from fl.base.torch_private import BatchOrInstanceNorm
 from fl.data import Dataset
 from fl.data.inputs import Inputs, map_inputs, split_inputs
-from fl.engine.losses import Loss, cross_entropy, measured
+from fl.engine.losses import Loss, cross_entropy, measured, weights_of
 from fl.engine.precision import arithmetic
 from fl.federation import Federation
 from fl.runs.assembly import build
@@ -147,7 +147,8 @@ def _traces(model: nn.Module, fed: Federation, x: Inputs, y: Tensor, rng: Rng) -
 
     def part(some: Inputs, labels: Tensor) -> Tensor:  # of all with the same signs
         loss = mean_loss(model, fed.data, some, labels, 1, fed.local.loss)
-        return len(labels) / len(y) * hessian_traces(loss, trained, rng.torch("signs"))
+        share = weights_of(fed.local.loss, labels).sum() / weights_of(fed.local.loss, y).sum()
+        return share.item() * hessian_traces(loss, trained, rng.torch("signs"))
 
     return torch.stack([part(*some) for some in zip(split_inputs(x, _TWICE), y.split(_TWICE))]).sum(0)
 
@@ -172,12 +173,13 @@ def mean_loss(
 ) -> Callable[[State], Tensor]:
     """Make a function of some of a model's tensors that computes the mean loss, float64.
 
-    It is the mean over all samples (of text: all tokens) in evaluation mode. The other tensors are the model's own.
+    It is the mean over all samples (of text and masks: over what counts of them) in evaluation mode. The other tensors
+    are the model's own.
     """
     model.eval()
     dtype = next(model.parameters()).dtype
     size = min(_CHUNK, max(1, _LOGITS // (math.prod(data.outputs) * together)))
-    number = y.numel() if data.text else len(y)
+    number = weights_of(of, y).sum()
 
     def loss(values: State) -> Tensor:
         total = torch.zeros((), dtype=widest(y.device), device=y.device)

@@ -4,6 +4,7 @@
 that has a `LOADERS` is found; nothing else names the data sets.
 
     dataset.py         Dataset, the form of all of them
+    inputs.py          one tensor, or several by name; `pad`, for sequences of unequal length
     arrays.py          a user's arrays, and data sets of torch, torchvision and Hugging Face, checked
     loader.py          Loader and Source, what a data set's file says of it
     images.py          digits, mnist, fashion-mnist, emnist-*, cifar10, cifar100, cifar100-coarse
@@ -25,6 +26,7 @@ from pathlib import Path
 from fl.base.errors import FLError
 from fl.base.plugins import declared, failed, find, installed, is_path, kind
 from fl.data.dataset import GIVEN, Dataset, Origin, fingerprint
+from fl.data.inputs import pad
 from fl.data.loader import Loader
 from fl.data.text import TextOptions
 
@@ -43,6 +45,7 @@ __all__ = [
     "load",
     "may_change",
     "overview",
+    "pad",
 ]
 
 LOADERS: dict[str, Loader] = dict(  # bundled ones first, names with a file last, else in alphabetical order

@@ -61,7 +61,9 @@ def look(argv: Sequence[str] | None) -> int:
     counted = dataset.task == "classification" and not dataset.text
     if asked.plot is not None and not counted:
         what = "text" if dataset.text else f"data for {dataset.task}"
-        raise FLError(f"--plot draws clients by classes, and {what} has no classes: leave it out, or take --json")
+        raise FLError(
+            f"--plot draws clients by classes, and {what} has no classes of whole samples: leave it out, or take --json"
+        )
     if asked.plot is not None:
         from fl.figures.clients import partition_map
         from fl.figures.style import check_new, save

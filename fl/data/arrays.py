@@ -20,9 +20,10 @@ from fl.base.plugins import kind
 from fl.base.settings import choice
 from fl.data.inputs import Inputs, leaves, named_leaves
 
-TASKS = ("classification", "regression", "multilabel")
+TASKS = ("classification", "regression", "multilabel", "segmentation")
 UNSCORED = -100
-"""In the place of the token after, where none counts: what torch's cross entropy leaves out unless told otherwise."""
+"""In the place of the token after, or of a pixel's class, where none counts: what torch's cross entropy leaves out."""
+_VOID = 255  # the same in files of masks, such as those of Pascal VOC, Cityscapes and ADE20K
 _CHANNELS = (1, 3, 4)
 _GREY = ("L", "1", "LA")  # of Pillow's modes; those with more than 8 bits are refused, all others become RGB
 _NUMBERED = "y = np.unique(y, return_inverse=True); test_y = np.searchsorted({}, test_y)"  # the same number in both
@@ -145,7 +146,7 @@ def checked(
     fields |= _owners(owners, test_owners, len(x), len(test_x))
     if valid is not None:
         fields["valid"] = _marks(valid, len(x))
-    if task != "classification":
+    if task in ("regression", "multilabel"):
         if classes is not None:
             raise FLError(f"classes is for classification, and task is {task!r}: leave it out")
         y, test_y = targets("y", y, x, task), targets("test_y", test_y, test_x, task)
@@ -158,12 +159,16 @@ def checked(
             "task": task,
             "names": _names(names, y.shape[1]),
         }
-    y, test_y, names = _numbered(y, test_y, names)
-    y, test_y = labels("y", y, x), labels("test_y", test_y, test_x)
-    if y.ndim != test_y.ndim:
-        raise FLError(f"y is {form(y)} and test_y is {form(test_y)}: give both a label a sample, or one a token")
-    tokens = y.ndim == 2
-    ends = [_range_of_labels(name, each, tokens) for name, each in (("y", y), ("test_y", test_y))]
+    dense = task == "segmentation"
+    if dense:
+        y, test_y = _masks({"y": (y, inputs), "test_y": (test_y, test_inputs)}, classes)
+    else:
+        y, test_y, names = _numbered(y, test_y, names)
+        y, test_y = labels("y", y, x), labels("test_y", test_y, test_x)
+        if y.ndim != test_y.ndim:
+            raise FLError(f"y is {form(y)} and test_y is {form(test_y)}: give both a label a sample, or one a token")
+    tokens = y.ndim == 2 and not dense
+    ends = [_range_of_labels(name, each, y.ndim > 1) for name, each in (("y", y), ("test_y", test_y))]
     ends += map(_range, (x, test_x) if tokens else ())  # every token of a text is a class
     least, most = int(min(least for least, _ in ends)), int(max(most for _, most in ends))
     count = max(most + 1, len(names)) if classes is None else classes
@@ -174,24 +179,63 @@ def checked(
         signs = not tokens and most == 1 and bool((y.abs() == 1).all() and (test_y.abs() == 1).all())
         every = "x, y, test_x and test_y" if tokens else "y and test_y"
         way = "give (y > 0).astype(int)" if signs else f"add {-least} to {every}, the same to all"
-        way += ", or give -100 where the next token does not count" * tokens
+        way += f", or give {UNSCORED} where {'the next token' if tokens else 'a pixel'} does not count" * (y.ndim > 1)
         raise FLError(f"{what} {'are -1 and 1' if signs else f'go from {least} to {most}'}, and they begin at 0: {way}")
     if most >= count:
         raise FLError(f"{what} go from {least} to {most}, and with {count} classes they go from 0 to {count - 1}")
-    if classes is None and not tokens and (absent := count - len(y.unique())):
+    if classes is None and not tokens and (absent := count - int((y.unique() >= 0).sum())):
         _log.warning(
             f"warning: labels go from 0 to {most}, and {absent} of these {count} classes have no training sample"
             + ": give classes, or count labels from 0 without gaps" * (not len(names))
         )
-    return fields | {"y": y, "test_y": test_y, "classes": int(count), "names": _names(names, int(count))}
+    return fields | {"y": y, "test_y": test_y, "classes": int(count), "task": task, "names": _names(names, int(count))}
 
 
-def _range_of_labels(name: str, y: Tensor, tokens: bool) -> tuple[float, float]:
-    """Return their ends, without the labels of tokens that do not count; every sequence has others."""
+def _masks(given: Mapping[str, tuple[Any, Inputs]], classes: int | None) -> list[Tensor]:
+    """Convert the masks of both parts to int64 [N, ...], with UNSCORED for pixels that do not count.
+
+    Args:
+        given: name -> the masks, and the samples that they are of.
+    """
+    found = [_mask(name, value, x) for name, (value, x) in given.items()]
+    if found[0].shape[1:] != found[1].shape[1:]:
+        raise FLError(f"y is {form(found[0])} and test_y is {form(found[1])}: give all masks one size")
+    if classes is not None and classes > _VOID:
+        return found
+    void = [y == _VOID for y in found]
+    if any(one.any() for one in void) and all(bool((one | (y == 0)).all()) for one, y in zip(void, found)):
+        raise FLError(
+            f"y and test_y are 0 and {_VOID}, and {_VOID} stands for pixels that do not count: number the classes, as "
+            "in (y > 0).astype(int)"
+        )
+    return [torch.where(one, UNSCORED, y) for one, y in zip(void, found)]
+
+
+def _mask(name: str, value: Any, x: Inputs) -> Tensor:
+    y, n, sample = tensor(name, value), len(leaves(x)[0]), name.replace("y", "x")
+    channels = not isinstance(x, dict) and y.ndim == x.ndim > 3  # an axis that images have and masks have not
+    ones = channels and bool(((y == 0) | (y == 1)).all() and (y.sum(1) == 1).all())
+    if channels and (ones or y.shape[1] == 1):
+        way = f"{name}[:, 0]" if y.shape[1] == 1 else f"{name}.argmax(1), if this is one-hot"
+    elif y.ndim < 2:
+        way = "for one class a sample leave task out"
+    elif y.is_floating_point():
+        way = f"classes are whole numbers, as in {name}.astype(int)"
+    elif len(y) != n:
+        way = f"and {sample} has {n:,} samples"
+    elif not isinstance(x, dict) and x.ndim == 4 and y.shape[1:] != x.shape[2:]:
+        way = f"and {sample} is {form(x)}, so masks are {[n, *x.shape[2:]]}"
+    else:
+        return y.long()
+    raise FLError(f"{name} is {form(y)}: masks are [N, H, W], a class for each pixel; {way}")
+
+
+def _range_of_labels(name: str, y: Tensor, several: bool) -> tuple[float, float]:
+    """Return their ends, without the labels of tokens and pixels that do not count; every sample has others."""
     ends, before = [], 0
     for piece in pieces(y):
-        counts = piece != UNSCORED if tokens else slice(None)
-        if tokens and not (some := counts.any(1)).all():
+        counts = piece != UNSCORED if several else slice(None)
+        if several and not (some := counts.flatten(1).any(1)).all():
             row = before + int((~some).nonzero()[0, 0])
             raise FLError(f"{name}[{row}] is {UNSCORED} throughout, so that nothing counts: leave the sample out")
         before += len(piece)
@@ -212,7 +256,7 @@ def _both(x: Any, test_x: Any) -> tuple[Inputs, Inputs]:
             raise FLError(
                 f"{part} is a dict of {names}: name one array or more, as the model's forward names its inputs"
             )
-        found.append({name: samples(f"{part}[{name!r}]", value) for name, value in values.items()})
+        found.append({name: _input(f"{part}[{name!r}]", value) for name, value in values.items()})
         if len({len(value) for value in found[-1].values()}) > 1:
             counts = ", ".join(f"{len(value):,} of {name}" for name, value in found[-1].items())
             raise FLError(f"{part} has {counts}: give every sample all of its inputs, in the same order")
@@ -296,6 +340,12 @@ def targets(name: str, value: Any, x: Tensor, task: str) -> Tensor:
         if not ((y == 0) | (y == 1)).all():
             raise FLError(f"{name} has other values than 0 and 1: give 1 for each label that a sample has")
     return y.float().reshape(len(y), -1)
+
+
+def _input(name: str, value: Any) -> Tensor:
+    """Convert one of several inputs, which may be truth values, such as where sequences end."""
+    x = tensor(name, value)
+    return x if x.dtype == torch.bool and x.numel() and x.ndim > 1 else samples(name, value)
 
 
 def samples(name: str, value: Any) -> Tensor:
@@ -383,10 +433,9 @@ def labels(name: str, value: Any, x: Tensor) -> Tensor:
 
 def _as_masks(name: str, y: Tensor) -> str:
     """Say what becomes of labels that are several a sample, as those of each pixel or step are."""
-    if bool(((y == 0) | (y == 1)).all()):
-        flat = f", as {name}.reshape(len({name}), -1), for a model that gives as many outputs" * (y.ndim > 2)
-        return f"; several a sample, each 0 or 1, are for task='multilabel'{flat}"
-    return "; a class for each pixel or step is learned for tokens alone"
+    several = "; several a sample, each 0 or 1, are for task='multilabel'"
+    either = bool(((y == 0) | (y == 1)).all()) and y.ndim == 2
+    return f"{several * either}; a class for each pixel or step is for task='segmentation'"
 
 
 def _whole(name: str, y: Tensor) -> str:
@@ -417,7 +466,8 @@ def tensor(name: str, value: Any, way: str = "give numbers, in equal rows") -> T
     try:
         array = np.asarray(value)
     except Exception as error:  # a sequence of unequal lengths, or an object of its own kind
-        raise FLError(f"{name} is no array: {' '.join(str(error).split())}") from None
+        way = ", of which fl.data.pad makes one and a mask" * ("inhomogeneous" in str(error))
+        raise FLError(f"{name} is no array: {' '.join(str(error).split())}{way}") from None
     if array.dtype.kind not in "buif":
         raise FLError(f"{name} holds {array.dtype} and has the shape {list(array.shape)}: {way}")
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
@@ -689,9 +739,15 @@ def _stacked(name: str, part: Any, task: str, room: Room, keys: tuple[str, str] 
             )
         x[k] = one
         label = f"the label of {where}"
-        y.append(_label(where, pair[1]) if task == "classification" else tensor(label, pair[1]).double().flatten())
-        if task != "classification" and y[k].shape != y[0].shape:
-            raise FLError(f"{label} has {len(y[k])} numbers and that of {name}[0] has {len(y[0])}: give all as many")
+        if task == "classification":
+            y.append(_label(where, pair[1]))
+            continue
+        if task == "segmentation":  # of Pillow's images, palettes and all, the numbers
+            y.append(tensor(label, np.asarray(pair[1]) if hasattr(pair[1], "getbands") else pair[1]))
+        else:
+            y.append(tensor(label, pair[1]).double().flatten())
+        if y[k].shape != y[0].shape:
+            raise FLError(f"{label} is {form(y[k])} and that of {name}[0] is {form(y[0])}: give all one size")
     y = torch.tensor(y) if task == "classification" else torch.stack(y)
     return {"x": x, "y": y} if name == "train" else {"test_x": x, "test_y": y}
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fl.base.errors import FLError, ask_memory
@@ -61,9 +62,9 @@ class Dataset:
         x, y: training images, uint8 [N, C, H, W], or floats of any shape, which models get as they are, such as a
             table [N, F]; and labels, int64 [N] from 0 to classes - 1. Or sequences of tokens, int32 [N, T], and the
             token that comes after each, int64 [N, T], or a label for each sequence. Where the token after is
-            `UNSCORED`, it counts neither in losses nor in scores, such as those of a prompt. Or, for a model of your
-            own with several inputs, x is a dict of such images, floats and tokens, which it gets by keyword:
-            `model(**inputs)`.
+            `UNSCORED`, it counts neither in losses nor in scores, such as those of a prompt. Or masks, int64
+            [N, H, W], a class for each pixel, where `UNSCORED` does the same. Or, for a model of your own with several
+            inputs, x is a dict of such images, floats and tokens, which it gets by keyword: `model(**inputs)`.
         test_x, test_y: the same for the test set.
         classes: number of classes; of text the size of the vocabulary.
         top: the largest value of a uint8 pixel. It becomes 1, and 0 becomes -1: normalisation with mean = std = 0.5, as
@@ -75,9 +76,10 @@ class Dataset:
         owner_names: the name of each owner, in the order of their numbers; empty: they go by their numbers.
         vocabulary: the word of each token, for `fl.data.text.decode`; empty for bytes and images.
         names: of the classes (of several labels, or of the numbers), for tables; empty: they have none.
-        task: "classification"; "regression", where y are numbers, float32 [N, D]; or "multilabel", where y are float32
-            [N, labels], 1 for each label that a sample has and 0 for others. `classes` is then D, or the number of
-            labels: what a model has as outputs.
+        task: "classification"; "regression", where y are numbers, float32 [N, D]; "multilabel", where y are float32
+            [N, labels], 1 for each label that a sample has and 0 for others; or "segmentation", where y are masks of
+            any number of axes, whose model gives [N, classes, H, W]. `classes` is for numbers D, and for several labels
+            how many there are: what a model has as outputs.
         used_on: for samples that are kept on the host, often in memory-mapped files, the device that those in use are
             copied to; None: all lie on the device that trains.
         origin: how it was loaded; None for data of your own. Whatever `dataclasses.replace` makes of a data set has
@@ -108,6 +110,8 @@ class Dataset:
         what = {"regression": numbers, "multilabel": several}.get(self.task, f"{self.classes} classes")
         if self.text:
             what = f"{self.classes:,} different tokens"
+        if self.dense:
+            what += f" for each of {write_shape(self.y.shape[1:])} places"
         lines = [f"{self.name}: {len(self.y):,} training and {len(self.test_y):,} test samples of {shape}, {what}"]
         if self.owners is not None:
             test = "" if self.test_owners is None else f", and {len(self.test_owners.unique()):,} the test samples"
@@ -141,18 +145,21 @@ class Dataset:
                 for each input of a model of your own, which gets them by keyword; or one array. It is
                 uint8 images [N, C, H, W], which models get in [-1, 1]; or floats, which models get as they are, in
                 float32: images [N, C, H, W], a table [N, F], or samples of any other shape; or integers [N, T], tokens.
-                They may share memory with the result.
+                In a dict also truth values of any shape, such as the mask of `fl.data.pad`. They may share memory with
+                the result.
             y: a whole number for each sample, from 0 to classes - 1, or the name of its class; for tokens it may also
                 be the token that comes after each, [N, T], or -100 where that does not count, such as within a prompt;
                 each sequence has one that does. For "regression" numbers [N] or [N, D]; for "multilabel" 0
-                and 1 [N, labels].
+                and 1 [N, labels]. For "segmentation" the class of each pixel, [N, H, W] (of each step [N, T], of each
+                voxel [N, D, H, W]), or -100 or 255 where it does not count.
             test_x, test_y: the same for the test set.
             owners, test_owners: a number or a name for each sample: who owns it by nature, for `partition="natural"`.
                 With both, each of its clients is tested on its own test samples, which nobody trains on.
             valid: True for each of `x` that its client validates on and never trains on.
             classes: their number; None: as many as the labels (or tokens) show.
             top: the largest value of a uint8 pixel.
-            task: "classification", "regression" (bring numbers to a scale of about 1 first) or "multilabel".
+            task: "classification", "regression" (bring numbers to a scale of about 1 first), "multilabel" or
+                "segmentation".
             names: of the classes, in the order of their numbers; of labels or of numbers to predict, as `y` has them.
 
         Raises:
@@ -305,8 +312,11 @@ class Dataset:
 
     @property
     def outputs(self) -> tuple[int, ...]:
-        """The shape of what a model gives for one sample: [classes], of text [T, classes]."""
-        return (*self.y.shape[1:], self.classes) if self.task == "classification" else (self.classes,)
+        """The shape of what methods see of a model's outputs for one sample: [classes], of text [T, classes].
+
+        Of masks it is [H, W, classes], see `fl.models.custom_model.classes_last`.
+        """
+        return (self.classes,) if self.y.is_floating_point() else (*self.y.shape[1:], self.classes)
 
     @property
     def device(self) -> torch.device:
@@ -365,10 +375,15 @@ class Dataset:
         """Whether samples are sequences of tokens with a label for each token."""
         return self.y.ndim == 2 and self.task == "classification"
 
+    @property
+    def dense(self) -> bool:
+        """Whether samples have a class for each pixel (or step, or voxel): masks."""
+        return self.task == "segmentation"
+
     @cached_property
     def unscored(self) -> bool:
-        """Whether some tokens of text count for nothing."""
-        return self.text and any(bool((y == UNSCORED).any()) for y in (self.y, self.test_y))
+        """Whether some tokens of text, or pixels of masks, count for nothing."""
+        return (self.text or self.dense) and any(bool((y == UNSCORED).any()) for y in (self.y, self.test_y))
 
     @property
     def tokens(self) -> bool:
@@ -398,6 +413,8 @@ class Dataset:
                 values = upload(values, self.device)
             if self.tokens or (several and values.dtype in (torch.int32, torch.int64)):
                 return values.to(torch.int64, copy=True)
+            if values.dtype == torch.bool:
+                return values.clone()
             if values.is_floating_point():
                 return values.to(dtype, copy=True)
             return values.to(dtype).mul_(2 / self.top).sub_(1)
@@ -405,7 +422,10 @@ class Dataset:
         return map_inputs(converted, inputs)
 
     def padded(self, pixels: int) -> "Dataset":
-        """Add a border to all images that repeats their edges, so that a white background stays white."""
+        """Add a border to all images that repeats their edges, so that a white background stays white.
+
+        The border's pixels count for nothing in masks.
+        """
         if not pixels:
             return self
         if not self.images:
@@ -417,7 +437,10 @@ class Dataset:
         ask_memory(larger * (len(self.x) + len(self.test_x)), f"--pad {pixels} of {self.name}", "use fewer pixels")
         rows, columns = (torch.arange(-pixels, n + pixels).clamp(0, n - 1) for n in self.x.shape[-2:])
         x, test_x = (images[..., rows, :][..., columns] for images in (self.x, self.test_x))
-        return replace(self, x=x, test_x=test_x)
+        y, test_y = self.y, self.test_y
+        if self.dense:
+            y, test_y = (F.pad(masks, (pixels,) * 4, value=UNSCORED) for masks in (y, test_y))
+        return replace(self, x=x, y=y, test_x=test_x, test_y=test_y)
 
     def pooled(self) -> "Dataset":
         """Add the test samples at the end of the training samples; the test set stays as it is."""

@@ -1,9 +1,12 @@
 """What a model is given of samples: one tensor, or several by name, and what has to know which of the two it is."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
 from torch import Tensor
+
+from fl.base.errors import FLError
 
 Inputs: TypeAlias = Any
 """Of N samples: a tensor [N, ...], or a dict of such tensors, whose model takes them by keyword."""
@@ -34,6 +37,42 @@ def named_leaves(name: str, inputs: Inputs) -> dict[str, Tensor]:
     (['x'], ["x['a']", "x['b']"])
     """
     return {f"{name}[{key!r}]": inputs[key] for key in sorted(inputs)} if isinstance(inputs, dict) else {name: inputs}
+
+
+def pad(sequences: Sequence[Any], value: float = 0) -> dict[str, np.ndarray]:
+    """Pad sequences of unequal length to the longest, and say where they end: {"x": [N, T, ...], "mask": [N, T]}.
+
+    The mask is True for what was there. As samples of `fl.Dataset.from_arrays` a model gets both by keyword,
+    `model(x=..., mask=...)`. Sets are sequences whose order says nothing. Other axes are padded alike: of graphs, pad
+    the nodes [n, F] and the adjacency matrices [n, n], whose "x" is [N, n, n]. Pad training and test data together, so
+    that both have one shape.
+
+    Args:
+        sequences: arrays of as many axes each, [T, ...]; T is at least 1.
+        value: what is put behind them.
+
+    Raises:
+        FLError: for sequences that are empty, or have no or other axes.
+
+    >>> pad([[1, 2, 3], [4]])
+    {'x': array([[1, 2, 3],
+           [4, 0, 0]]), 'mask': array([[ True,  True,  True],
+           [ True, False, False]])}
+    """
+    arrays = [np.asarray(one) for one in sequences]
+    if not arrays:
+        raise FLError("there are no sequences to pad: give one or more")
+    for k, one in enumerate(arrays):
+        if one.ndim != arrays[0].ndim or not one.ndim:
+            raise FLError(f"sequence {k} has the shape {list(one.shape)}, and sequence 0 {list(arrays[0].shape)}: give "
+                          "all as many axes, one or more")  # fmt: skip
+        if not one.size or one.dtype.kind not in "buif":
+            raise FLError(f"sequence {k} is {one.dtype} {list(one.shape)}: give numbers, and leave empty ones out")
+    shape = np.max([one.shape for one in arrays], axis=0)
+    x = np.full((len(arrays), *shape), value, np.result_type(*{one.dtype for one in arrays}))
+    for place, one in zip(x, arrays):
+        place[tuple(map(slice, one.shape))] = one
+    return {"x": x, "mask": np.arange(shape[0]) < np.array([[len(one)] for one in arrays])}
 
 
 def split_inputs(inputs: Inputs, size: int) -> Iterator[Inputs]:

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fl.data.arrays import UNSCORED
 from fl.engine.draws import Draws
 
 
@@ -69,16 +70,29 @@ class Augment(NamedTuple):
             row, column = (draws.below(2 * self.crop + 1, size) for _ in range(2))
         return torch.stack([row, column + flipped * (width - 1), 1 - 2 * flipped], -1)
 
-    def cut(self, images: Tensor, places: Tensor) -> Tensor:
-        """Return images [*leading, B, C, H, W], each cut out at its place [*leading, B, 3]."""
+    def cut(self, images: Tensor, places: Tensor, border: int = 0) -> Tensor:
+        """Return images [*leading, B, C, H, W], each cut out at its place [*leading, B, 3].
+
+        Args:
+            border: the value of what is put around them.
+        """
         *many, channels, height, width = images.shape
-        bordered = F.pad(images, (self.crop,) * 4) if self.crop else images
+        bordered = F.pad(images, (self.crop,) * 4, value=border) if self.crop else images
         row, column, way = places.flatten(0, -2).split(1, dim=-1)  # [N, 1] each
         along = torch.arange(max(height, width), device=images.device)
         rows, columns = row + along[:height], torch.addcmul(column, way, along[:width])
         each = torch.arange(len(row), device=images.device)[:, None, None]
         chosen = bordered.flatten(0, -4)[each, :, rows[:, :, None], columns[:, None, :]]  # [N, H, W, C]
         return chosen.movedim(-1, 1).contiguous().view(*many, channels, height, width)
+
+    def move_masks(self, masks: Tensor, places: Tensor | None) -> Tensor:
+        """Return masks [*leading, B, H, W], cut out and mirrored as their images are.
+
+        What crops put around a mask counts for nothing.
+        """
+        if not self.moves or places is None:
+            return masks
+        return self.cut(masks.unsqueeze(-3), places, border=UNSCORED).squeeze(-3)
 
     def masked(self, tokens: Tensor, key: Tensor) -> Tensor:
         """Return tokens [*leading, B, T], a share of which is replaced by `token`."""

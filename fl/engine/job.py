@@ -60,6 +60,8 @@ class Job:
         """Return the samples of a step, ready for the objective."""
         x, y = self.data.gather(step.index)
         x = self.data.normalise(self.batches.augment(x, step.key, step.places), dtype)
+        if self.data.dense:
+            y = self.batches.augment.move_masks(y, step.places)
         x = map_inputs(self.precision.lay_out, x)
         return (x, y) if self.per_sample is None else (x, y, self.per_sample[step.index])
 

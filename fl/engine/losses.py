@@ -2,8 +2,9 @@
 
 A loss takes (outputs, targets) of n samples and returns the loss of each, [n]; clients minimise the mean over a batch.
 Outputs are logits [n, classes] for classes [n] (a token of text is a sample), numbers [n, D] for numbers [n, D], and
-logits [n, labels] for several labels a sample, 0 or 1 [n, labels]. In training a model with exits gives the outputs of
-all of them, [n, exits, ...]; the loss is then the sum over exits, without the loss or the method knowing of it.
+logits [n, labels] for several labels a sample, 0 or 1 [n, labels]. A pixel of a mask is a sample, too, but for losses
+of whole masks (`is_whole`): they get [n, H, W, classes] and [n, H, W]. In training a model with exits gives the outputs
+of all of them, [n, exits, ...]; the loss is then the sum over exits, without the loss or the method knowing of it.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,25 +22,66 @@ from surgery.transfer import double
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 DEFAULT = "default"
-_DEFAULTS = {"classification": "cross_entropy", "regression": "mse", "multilabel": "bce"}
-NAMES = {"cross_entropy": "classification", "focal": "classification", "mse": "regression", "mae": "regression"}
-NAMES |= {"huber": "regression", "bce": "multilabel"}
-"""Loss -> the task that it is for."""
+_DEFAULTS = {
+    "classification": "cross_entropy",
+    "segmentation": "cross_entropy",
+    "regression": "mse",
+    "multilabel": "bce",
+}
+_CLASSES = ("classification", "segmentation")
+NAMES = {
+    "cross_entropy": _CLASSES,
+    "focal": _CLASSES,
+    "dice": ("segmentation",),
+    "dice_cross_entropy": ("segmentation",),
+    "mse": ("regression",),
+    "mae": ("regression",),
+    "huber": ("regression",),
+    "bce": ("multilabel",),
+}
+"""Loss -> the tasks that it is for."""
+
+
+def is_whole(loss: Loss) -> bool:
+    """Return whether a loss is of whole masks, and not of single pixels: it has an attribute `whole`."""
+    return getattr(loss, "whole", False)
 
 
 def each(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Compute the loss of each sample, [n]; of sequences with a label a token of each token, [n * T]: 0 if unscored."""
+    """Compute the loss of each sample, [n]; of sequences with a label a token of each token, [n * T]: 0 if unscored.
+
+    Likewise of masks of each pixel, [n * H * W], or, with a loss of whole masks, [n].
+    """
     if has_exits(outputs, targets):
         return torch.stack([each(loss, of_one, targets) for of_one in outputs.unbind(1)]).sum(0)
-    if targets.is_floating_point():
+    if targets.is_floating_point() or is_whole(loss):
         return loss(outputs, targets)
     losses = loss(outputs.flatten(0, -2), targets.flatten())
     return torch.where(scored(targets.flatten()), losses, 0) if targets.ndim > 1 else losses
 
 
 def scored(targets: Tensor) -> Tensor:
-    """Return which labels count: all but those that are UNSCORED, of tokens that text has for its context alone."""
+    """Return which labels count: all but those that are UNSCORED.
+
+    They are of tokens that text has for its context alone, and of pixels whose class is not known.
+    """
     return targets != UNSCORED
+
+
+def weights_of(loss: Loss, targets: Tensor) -> Tensor:
+    """Return what each sample counts in a mean of the loss, [n]: its tokens or pixels that count, or else 1.
+
+    >>> weights_of(cross_entropy, torch.tensor([[0, 2, -100], [1, 1, 1]])), weights_of(cross_entropy, torch.zeros(2, 3))
+    (tensor([2, 3]), tensor([1, 1]))
+    """
+    if targets.is_floating_point() or targets.ndim == 1 or is_whole(loss):
+        return torch.ones(len(targets), dtype=torch.int64, device=targets.device)
+    return scored(targets).flatten(1).sum(1)
+
+
+def of_samples(losses: Tensor, loss: Loss, targets: Tensor) -> Tensor:
+    """Average what `each` gives within each sample, [n]: over its tokens or pixels that count; 0 if none does."""
+    return losses.view(len(targets), -1).sum(1) / weights_of(loss, targets).clamp(min=1)
 
 
 def has_exits(outputs: Tensor, targets: Tensor) -> bool:
@@ -55,12 +97,15 @@ def mean(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
     """Compute the mean over the samples (or the tokens that count) of a batch."""
     if has_exits(outputs, targets):
         return torch.stack([mean(loss, of_one, targets) for of_one in outputs.unbind(1)]).sum()
-    if loss is cross_entropy:  # which torch averages in its own order
+    if loss is cross_entropy and targets.ndim < 3:  # which torch averages in its own order
         return F.cross_entropy(outputs.flatten(0, -2), targets.flatten())
+    if loss is cross_entropy:
+        total = F.cross_entropy(outputs.movedim(-1, 1), targets, reduction="sum")  # as models of masks lay them out
+        return total / scored(targets).sum().clamp(min=1)  # crops of masks may leave no pixel that counts
     losses = each(loss, outputs, targets)
-    if targets.is_floating_point() or targets.ndim == 1:
+    if targets.is_floating_point() or targets.ndim == 1 or is_whole(loss):
         return losses.mean()
-    return losses.sum() / scored(targets).sum()
+    return losses.sum() / scored(targets).sum().clamp(min=1)
 
 
 def measured(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -84,11 +129,12 @@ def by_name(
     Args:
         name: one of `NAMES`; "default" is cross_entropy, mse or bce (binary cross entropy), as the task is; or the
             import path `module:function` of your own.
-        task: "classification", "regression" or "multilabel", see `fl.Dataset`.
+        task: "classification", "regression", "multilabel" or "segmentation", see `fl.Dataset`.
         smoothing: of the labels in cross_entropy (Szegedy et al., CVPR 2016, section 7).
         gamma: the exponent of focal, (1 - p)^gamma times the cross entropy (Lin et al., ICCV 2017, equation 4).
-        weights: of the classes, in cross_entropy and focal; in bce, of the labels where they are 1. A sample's loss is
-            multiplied by its class's weight; the mean is over the samples, whatever they weigh.
+        weights: of the classes, in cross_entropy, dice_cross_entropy and focal; in bce, of the labels where they are 1.
+            A sample's loss is multiplied by its class's weight; the mean is over the samples, whatever they weigh.
+            Dice itself counts all classes alike.
         outputs: how many the model has, which are as many as there are weights.
 
     Raises:
@@ -103,13 +149,13 @@ def by_name(
             raise FLError(
                 f"--class-weights and --label-smoothing are for losses by name, not for {name}: leave them out"
             )
-        return _own(name, find("loss", name))
+        return _own(name, find("loss", name), whole=task == "segmentation")
     chosen = _DEFAULTS[task] if name == DEFAULT else name
     if chosen not in NAMES:
         raise FLError(f"unknown --loss {name}: there are {', '.join(NAMES)}, or module:function of your own")
-    if NAMES[chosen] != task:
-        able = ", ".join(one for one, its in NAMES.items() if its == task)
-        raise FLError(f"--loss {name} is for {NAMES[chosen]}, and the data are for {task}: choose {able}")
+    if task not in NAMES[chosen]:
+        able = ", ".join(one for one, its in NAMES.items() if task in its)
+        raise FLError(f"--loss {name} is for {' and '.join(NAMES[chosen])}, and the data are for {task}: choose {able}")
     if weights and len(weights) != outputs:
         raise FLError(
             f"--class-weights gives {len(weights)} weights, and the model has {outputs} outputs: give one each"
@@ -122,12 +168,41 @@ def by_name(
         raise FLError("--class-weights are all 0, so that nothing would be learnt: give at least one above 0")
     if weights and task == "regression":
         raise FLError("--class-weights are for classes, and the targets are numbers: leave them out")
+    if weights and chosen == "dice":
+        raise FLError(
+            "--class-weights are for losses of single pixels, and dice counts all classes alike: leave it out"
+        )
     return _made(chosen, smoothing, gamma, tuple(weights))
 
 
-def _own(name: str, loss: Loss) -> Loss:
+def dice(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Compute the Dice loss of each sample, [n]: 1 - mean over classes of 2 sum p y / (sum p + sum y).
+
+    Sums are over the pixels that count, p are the softmax's probabilities of the class and y is 1 where it is the
+    label. The mean is over the classes that the sample's mask has. (Milletari et al., "V-Net", 3DV 2016, section 3, who
+    square p in the denominator; without squares Sudre et al., DLMIA 2017, section 2.1.)
+
+    Args:
+        outputs: logits [n, ..., classes]. targets: [n, ...], `UNSCORED` where a pixel does not count.
+
+    >>> logits = 20 * torch.eye(3)[torch.tensor([[0, 0, 1, 1], [2, 2, 2, 2]])]
+    >>> dice(logits, torch.tensor([[0, 1, 1, 1], [2, 2, -100, 2]]))
+    tensor([0.2667, 0.0000])
+    """
+    truth = targets.unsqueeze(-1) == torch.arange(outputs.shape[-1], device=targets.device)
+    shares = outputs.softmax(-1, dtype=torch.promote_types(outputs.dtype, torch.float32))
+    shares, truth = (shares * scored(targets).unsqueeze(-1)).flatten(1, -2), truth.flatten(1, -2).to(shares.dtype)
+    there = truth.amax(1)
+    overlap = 2 * (shares * truth).sum(1) / (shares + truth).sum(1).clamp(min=1)  # a class that is there has one pixel
+    return ((1 - overlap) * there).sum(1) / there.sum(1).clamp(min=1)
+
+
+dice.whole = True  # type: ignore[attr-defined]
+
+
+def _own(name: str, loss: Loss, whole: bool) -> Loss:
     def checked(outputs: Tensor, targets: Tensor) -> Tensor:
-        each = loss(outputs, targets)
+        each = loss(outputs.movedim(-1, 1) if whole else outputs, targets)
         if not isinstance(each, Tensor) or each.shape != outputs.shape[:1]:
             found = list(each.shape) if isinstance(each, Tensor) else type(each).__name__
             raise FLError(
@@ -139,6 +214,7 @@ def _own(name: str, loss: Loss) -> Loss:
             raise FLError(f"--loss {name} {why}, so that nothing can be trained with it: compute it from the outputs")
         return each
 
+    checked.whole = whole  # type: ignore[attr-defined]
     return checked
 
 
@@ -155,6 +231,13 @@ def _made(name: str, smoothing: float, gamma: float, weights: tuple[float, ...])
         scale = (1 - certain).clamp(min=0) ** gamma
         return scale * each * (weight(outputs)[targets.clamp(min=0)] if weights else 1)
 
+    def dice_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+        losses = F.cross_entropy(outputs.flatten(0, -2), targets.flatten(), weight(outputs), reduction="none")
+        number = scored(targets).flatten(1).sum(1).clamp(min=1)
+        return dice(outputs, targets) + losses.view(len(targets), -1).sum(1) / number
+
+    dice_cross_entropy.whole = True  # type: ignore[attr-defined]
+
     def bce(outputs: Tensor, targets: Tensor) -> Tensor:
         targets = targets.to(outputs.dtype)
         each = F.binary_cross_entropy_with_logits(outputs, targets, pos_weight=weight(outputs), reduction="none")
@@ -166,6 +249,8 @@ def _made(name: str, smoothing: float, gamma: float, weights: tuple[float, ...])
     return {
         "cross_entropy": smoothed,
         "focal": focal,
+        "dice": dice,
+        "dice_cross_entropy": dice_cross_entropy,
         "bce": bce,
         "mse": of_numbers(F.mse_loss),
         "mae": of_numbers(F.l1_loss),

@@ -16,6 +16,7 @@ CAPABILITIES: Mapping[str, str] = {
     "masked_logits": "has an objective of more than one model's logits, which it does not mask",
     "several_classifiers": "works with the one classifier of a model",
     "any_loss": "learns from the cross entropy of classes",
+    "dense": "learns from one class a sample, and masks have one for each pixel",
     "adapters": "cuts models by width or depth, and adapters have ranks",
     "architectures": "gives all clients one architecture",
 }

@@ -115,6 +115,8 @@ def joined(parts: Sequence[tuple[Sequence[int], Results]], starts: States) -> tu
 def classes_held(data: Dataset, parts: Parts, clients: Sequence[int]) -> Tensor:
     """Say which classes (of text: tokens) each client has among its training samples: bool [K, classes], on the device.
 
+    Of masks they are the classes of all pixels that count.
+
     Args:
         parts: the samples of every client of the population.
 
@@ -124,7 +126,7 @@ def classes_held(data: Dataset, parts: Parts, clients: Sequence[int]) -> Tensor:
     tensor([[0, 0, 1],
             [1, 0, 1]], dtype=torch.int32)
     """
-    if data.task != "classification":  # every client has numbers, or labels that are 0 or 1, for all outputs
+    if data.y.is_floating_point():  # every client has numbers, or labels that are 0 or 1, for all outputs
         return torch.ones(len(clients), data.classes, dtype=torch.bool, device=data.device)
     table = torch.zeros(len(clients), data.classes, dtype=torch.bool, device=data.device)
     own = [parts[client] for client in clients]
@@ -132,7 +134,10 @@ def classes_held(data: Dataset, parts: Parts, clients: Sequence[int]) -> Tensor:
     index, rows = data.beside(torch.cat(own)), upload(rows, table.device)
     for values_at in (data.labels_at, data.samples_at) if data.text else (data.labels_at,):
         seen = values_at(index)
-        if data.unscored:
+        if data.dense:
+            seen = seen.flatten(1)
+            seen = torch.where(seen == UNSCORED, seen.amax(1, keepdim=True), seen)
+        elif data.unscored:
             seen = torch.where(seen == UNSCORED, data.samples_at(index), seen)  # whose tokens it has anyway
         places = rows.view(-1, *[1] * (seen.ndim - 1)).expand_as(seen), seen.long()
         table.index_put_(places, table.new_ones(()))

@@ -222,6 +222,8 @@ class Federation:
             found["masked_logits"] = "--masked-loss"
         if self.local.loss is not cross_entropy:
             found["any_loss"] = "--loss, --label-smoothing and --class-weights"
+        if self.data.dense:
+            found["dense"] = "task='segmentation'"
         if getattr(self.model, "exits", False):
             found["several_classifiers"] = "--exits"
         if next(adapted_layers(self.model), None):

@@ -25,11 +25,13 @@ SCORES = {
     "text": ("accuracy", "loss", "perplexity"),
     "regression": ("mae", "loss", "r2"),
     "multilabel": ("accuracy", "loss", "f1"),
+    "segmentation": ("accuracy", "loss", "mean_iou", "dice"),
 }
 """What every evaluation measures, by the task; text is what has a label for each token."""
 
 _log = logging.getLogger("fl")
 _PER_CLASS = {"precision_per_class": 0, "recall_per_class": 1, "f1_per_class": 2}
+_OF_MASKS = ("iou_per_class", "dice_per_class", "precision_per_class", "recall_per_class")
 _RATIOS = ("precision", "recall", "f1", "jaccard")
 """Ratios of counts, alone for two classes and with an average behind them, as in recall_macro."""
 _OF_TWO = (
@@ -79,6 +81,42 @@ def macro_f1(predicted: np.ndarray, labels: np.ndarray, owners: np.ndarray) -> n
     return np.divide(each.sum(1), known.sum(1), out=np.full(n, np.nan), where=known.any(1))
 
 
+class Overlap(NamedTuple):
+    """How often each class is right, is the label and is predicted, over pixels that count: integers [..., classes].
+
+    >>> seen = Overlap(hit=np.array([3, 0, 0]), true=np.array([4, 1, 0]), said=np.array([3, 2, 0]))
+    >>> seen.per_class("iou"), float(seen.mean("iou")), float(seen.accuracy())
+    (array([0.75, 0.  ,  nan]), 0.375, 0.6)
+    """
+
+    hit: np.ndarray
+    true: np.ndarray
+    said: np.ndarray
+
+    def accuracy(self) -> np.ndarray:
+        """Return the share of pixels that are right, [...]."""
+        return self.hit.sum(-1) / self.true.sum(-1)
+
+    def per_class(self, what: str) -> np.ndarray:
+        """Return a number for each class, [..., classes]; NaN where it is 0 divided by 0.
+
+        Args:
+            what: "iou", hit / (true + said - hit), scikit-learn's Jaccard score; "dice", 2 hit / (true + said), which
+                is its F1; "precision" or "recall".
+        """
+        above, below = {
+            "iou": (self.hit, self.true + self.said - self.hit),
+            "dice": (2 * self.hit, self.true + self.said),
+            "precision": (self.hit, self.said),
+            "recall": (self.hit, self.true),
+        }[what]
+        return np.divide(above, below, out=np.full(np.shape(below), np.nan), where=below > 0)
+
+    def mean(self, what: str) -> np.ndarray:
+        """Return the mean over the classes in labels or predictions, [...]."""
+        return np.nanmean(self.per_class(what), -1)
+
+
 def r2(predicted: np.ndarray, targets: np.ndarray, owners: np.ndarray) -> np.ndarray:
     """Compute R2 of each owner's samples, the mean over the numbers to predict: float64 [owners].
 
@@ -112,17 +150,20 @@ class Metric(NamedTuple):
     Attributes:
         names: of its numbers, which are columns of metrics.csv with `test_` in front (`local_test_` for the mean over
             clients).
-        measure: (outputs [n, C], targets) -> its numbers. Outputs and targets are as a loss gets them, in NumPy.
+        measure: (outputs [n, C], targets) -> its numbers. Outputs and targets are as a loss gets them, in NumPy; of
+            masks they are [n, C, H, W] and [n, H, W].
+        counts: whether it is measured of masks by their `Overlap`, which it gets alone.
     """
 
     names: tuple[str, ...]
-    measure: Callable[[np.ndarray, np.ndarray], Sequence[float]]
+    measure: Callable[..., Sequence[float]]
+    counts: bool = False
 
-    def __call__(self, outputs: np.ndarray, targets: np.ndarray) -> dict[str, float]:
+    def __call__(self, *seen: Any) -> dict[str, float]:
         """Measure; NaN where it is not defined, as the area under a curve for samples of one class."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of scikit-learn, for each client that lacks a class
-            return dict(zip(self.names, map(float, self.measure(outputs, targets))))
+            return dict(zip(self.names, map(float, self.measure(*seen))))
 
 
 def metrics_of(names: Sequence[str], data: Dataset) -> list[Metric]:
@@ -144,7 +185,8 @@ def metric(name: str, data: Dataset) -> Metric:
     Args:
         name: one of scikit-learn's scorers (`sklearn.metrics.get_scorer_names()`), such as roc_auc_ovr,
             balanced_accuracy or neg_mean_absolute_error; precision_per_class, recall_per_class or f1_per_class, with a
-            number for each class; or the import path of your own `function(outputs, targets) -> number`.
+            number for each class; or the import path of your own `function(outputs, targets) -> number`. Of masks
+            iou_per_class, dice_per_class, precision_per_class and recall_per_class, over all pixels, or your own.
 
     Raises:
         FLError: for an unknown name, a scorer of another task, and text.
@@ -160,6 +202,8 @@ def metric(name: str, data: Dataset) -> Metric:
         measure = partial(_own, name, find("metrics", name))
         _check_own(name, measure, data)
         return Metric((name.rpartition(":")[2].rpartition(".")[2],), partial(_defined, measure))
+    if data.dense:
+        return _of_masks(name, data)
     if name in _PER_CLASS:
         if data.task == "regression" or data.classes > _MANY:
             why = "there are no classes" if data.task == "regression" else f"{data.classes} would be too many columns"
@@ -176,6 +220,18 @@ def metric(name: str, data: Dataset) -> Metric:
         )
     _check_scorer(name, data)
     return Metric((name,), partial(_defined, _scorer(name, data)))
+
+
+def _of_masks(name: str, data: Dataset) -> Metric:
+    if name not in _OF_MASKS:
+        raise FLError(
+            f"unknown --metrics {name!r} for masks: there are {', '.join(_OF_MASKS)}, and module:function of your own"
+        )
+    if data.classes > _MANY:
+        raise FLError(f"--metrics {name}: {data.classes} would be too many columns; leave it out")
+    what = name.removesuffix("_per_class")
+    names = tuple(f"{what}_{one}" for one in data.names or range(data.classes))
+    return Metric(names, lambda overlap: overlap.per_class(what).tolist(), counts=True)
 
 
 def _scorer(name: str, data: Dataset) -> Callable[[np.ndarray, np.ndarray], Sequence[float]]:
@@ -302,6 +358,10 @@ def _tried(data: Dataset) -> tuple[np.ndarray, np.ndarray]:
     if data.task == "regression":
         targets = data.test_y.cpu().numpy().astype(np.float64)
         return targets.astype(np.float32), targets
+    if data.dense:
+        shape = data.test_y.shape[1:]
+        outputs = rng.normal(size=(2, data.classes, *shape)).astype(np.float32)
+        return outputs, rng.integers(0, data.classes, size=(2, *shape))
     outputs = rng.normal(size=(8 * data.classes, data.classes)).astype(np.float32)
     if data.task == "multilabel":
         return outputs, (rng.random(outputs.shape) > 0.5).astype(np.int64)

@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -39,11 +39,13 @@ class CustomSpec(zoo.Spec):
 
     Attributes:
         source: the model. sample: what it gets of one sample, on the meta device. targets: the shape of its labels.
+        dense: whether these are masks, so that it gives [N, classes, *targets].
     """
 
     source: ClassVar[Model | None] = None
     sample: ClassVar[Inputs] = torch.empty(0, device="meta")
     targets: ClassVar[tuple[int, ...]] = ()
+    dense: ClassVar[bool] = False
 
     @property
     def architecture(self) -> Architecture:
@@ -54,7 +56,8 @@ class CustomSpec(zoo.Spec):
         """Copy the module, or call the function with torch's generator seeded from this one."""
         if self.width != (1.0,) or self.depth is not None:
             raise FLError(f"{self.name} is built at full size only: fl.models.create makes it narrow and shallow")
-        return _fit(_built(self.name, self.source, generator), self.sample).to(device)
+        model = _fit(_built(self.name, self.source, generator), self.sample)
+        return (classes_last(model, len(self.targets)) if self.dense else model).to(device)
 
     def full(self) -> nn.Module:
         """Build the user's model as it was given, neither narrow nor shallow."""
@@ -67,7 +70,7 @@ class CustomSpec(zoo.Spec):
 
     def classifier(self) -> frozenset[str]:
         """Find the tensors of the layer whose output the full model returns as its logits; none if it computes on."""
-        model, outputs = self.full(), {}
+        model, outputs = classes_as_given(self.full()), {}
         leaves = {name: module for name, module in model.named_modules() if not [*module.children()]}
         hooks = [
             module.register_forward_hook(lambda _, __, output, name=name: outputs.update({name: output}))
@@ -155,13 +158,16 @@ def describe(name: str, model: Model, data: Dataset, width: Any = 1.0, depth: An
     """
     if isinstance(data.x, dict) and hf.is_hf(name):
         raise FLError(f"{said(name)} has one input, and samples have {', '.join(data.x)}: give a module of your own")
+    if data.dense and hf.is_hf(name):
+        raise FLError(f"{said(name)} gives a class for a sample, and the data have one for each pixel: give your own")
     model = _for_data(model, data.tokens, data.outputs)
     maker = getattr(checked(model), "__name__", type(model).__name__)
     made = _built(f"{GIVEN}:{maker}" if name == GIVEN else name, model, torch.Generator().manual_seed(0))
     name = f"{GIVEN}:{type(made).__name__}" if name == GIVEN else name
     example = data.example(2, _dtype(made))
-    _check_takes(name, _fit(made, example), data, map_inputs(lambda some: torch.cat([some, some])[:2].cpu(), example))
-    spec = _spec_class(model, map_inputs(lambda some: some[0].to("meta"), example), data.outputs[:-1])
+    two = map_inputs(lambda some: torch.cat([some, some])[:2].cpu(), example)
+    _check_takes(name, classes_as_given(_fit(made, example)), data, two)
+    spec = _spec_class(model, map_inputs(lambda some: some[0].to("meta"), example), data.outputs[:-1], data.dense)
     return spec(name, num_classes=data.classes, width=width, depth=depth)
 
 
@@ -182,10 +188,12 @@ def restored(values: dict[str, Any], known: dict[str, Any], where: str, model: M
     made = _built(name, source, torch.Generator().manual_seed(0))
     check_same(made, known, where)
 
-    def of_one(shape: Sequence[int], tokens: bool) -> Tensor:
-        return torch.empty(*shape, dtype=torch.int64 if tokens else _dtype(made), device="meta")
+    def of_one(shape: Sequence[int], tokens: bool | str) -> Tensor:
+        dtype = torch.bool if tokens == "truth values" else torch.int64 if tokens else _dtype(made)
+        return torch.empty(*shape, dtype=dtype, device="meta")
 
-    return _spec_class(source, map_inputs(of_one, known["sample"], known["tokens"]), known["targets"]).from_dict(values)
+    sample, dense = map_inputs(of_one, known["sample"], known["tokens"]), known.get("dense", False)
+    return _spec_class(source, sample, known["targets"], dense).from_dict(values)
 
 
 def identity(spec: CustomSpec) -> dict[str, Any]:
@@ -195,8 +203,11 @@ def identity(spec: CustomSpec) -> dict[str, Any]:
         "class": type(full).__qualname__,
         "structure": structure(full),
         "sample": map_inputs(lambda one: list(one.shape), spec.sample),
-        "tokens": map_inputs(lambda one: one.dtype == torch.int64, spec.sample),
+        "tokens": map_inputs(
+            lambda one: "truth values" if one.dtype == torch.bool else one.dtype == torch.int64, spec.sample
+        ),
         "targets": list(spec.targets),
+        **({"dense": True} if spec.dense else {}),
     }
 
 
@@ -215,10 +226,11 @@ def _for_data(model: Model, tokens: bool, outputs: Sequence[int]) -> Model:
     return model.fits(tokens, outputs) if isinstance(model, hf.Folder) else model
 
 
-def _spec_class(source: Model, sample: Inputs, targets: Sequence[int]) -> type[CustomSpec]:
+def _spec_class(source: Model, sample: Inputs, targets: Sequence[int], dense: bool) -> type[CustomSpec]:
     """Make the class of a model's specs: those of two models are never equal."""
     made = source if isinstance(source, nn.Module) else staticmethod(source)
-    return type("CustomSpec", (CustomSpec,), {"source": made, "sample": sample, "targets": tuple(targets)})
+    fields = {"source": made, "sample": sample, "targets": tuple(targets), "dense": dense}
+    return type("CustomSpec", (CustomSpec,), fields)
 
 
 def by_keyword(model: nn.Module) -> nn.Module:
@@ -236,6 +248,39 @@ def by_keyword(model: nn.Module) -> nn.Module:
 
 def _spread(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return ((), args[0]) if args and isinstance(args[0], dict) else (args, kwargs)
+
+
+class _ClassesLast(NamedTuple):
+    """A forward hook that moves the axis of classes, which stands before as many axes as a mask has, to the end."""
+
+    axes: int
+
+    def __call__(self, model: nn.Module, given: Any, output: Any) -> Any:
+        return output.movedim(-1 - self.axes, -1) if isinstance(output, Tensor) and output.ndim > self.axes else output
+
+
+def classes_last(model: nn.Module, axes: int = 2) -> nn.Module:
+    """Let a model of masks, which gives [N, classes, H, W], give [N, H, W, classes]. Returns the model.
+
+    So methods see a pixel as they see a token of text; `classes_as_given` undoes it.
+
+    Args:
+        axes: how many a mask has.
+
+    >>> model = classes_last(classes_last(nn.Conv2d(1, 5, 1)))
+    >>> model(torch.ones(2, 1, 8, 6)).shape, classes_as_given(model)(torch.ones(2, 1, 8, 6)).shape
+    (torch.Size([2, 8, 6, 5]), torch.Size([2, 5, 8, 6]))
+    """
+    if not any(isinstance(hook, _ClassesLast) for hook in model._forward_hooks.values()):
+        model.register_forward_hook(_ClassesLast(axes))
+    return model
+
+
+def classes_as_given(model: nn.Module) -> nn.Module:
+    """Undo `classes_last`. Returns the model."""
+    for key in [key for key, hook in model._forward_hooks.items() if isinstance(hook, _ClassesLast)]:
+        del model._forward_hooks[key]
+    return model
 
 
 def _fit(model: nn.Module, sample: Inputs) -> nn.Module:
@@ -274,6 +319,7 @@ def _built(name: str, source: Model | None, generator: torch.Generator | None) -
 
 def _whats(data: Dataset) -> str:
     what = {"regression": "numbers to predict", "multilabel": "labels"}.get(data.task, "classes")
+    what += " for each pixel" * data.dense
     return f"{data.classes} {what}"
 
 
@@ -289,7 +335,8 @@ def _check_takes(name: str, model: nn.Module, data: Dataset, inputs: Inputs) -> 
             table = "; is this a table? give floats, x.astype('float32')" if data.tokens and not data.text else ""
             hint = hf.way_out(data) if hf.is_hf(name) else table
             raise FLError(f"{said(name)} does not take samples of {shape} {what}: {first_line(error)}{hint}") from None
-        exits, wanted, whole = getattr(model, "exits", False), [2, *data.outputs], ""
+        outputs = (data.classes, *data.outputs[:-1]) if data.dense else data.outputs
+        exits, wanted, whole = getattr(model, "exits", False), [2, *outputs], ""
         if exits and training and isinstance(output, Tensor) and output.ndim > 1:
             wanted.insert(1, output.shape[1])  # of which there may be any number
         elif exits and not training:
@@ -302,7 +349,7 @@ def _check_takes(name: str, model: nn.Module, data: Dataset, inputs: Inputs) -> 
             )
         if data.task == "regression":
             continue
-        sums = double(output).sum(-1)
+        sums = double(output).sum(-len(outputs) if data.dense else -1)
         if (output >= 0).all() and torch.isclose(sums, torch.ones_like(sums), atol=1e-3).all():
             raise FLError(
                 f"{said(name)} gives probabilities {mode} (they sum to 1), and the loss takes logits: "

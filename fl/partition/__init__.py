@@ -86,7 +86,8 @@ def deal(
     """Deal out samples to clients.
 
     Args:
-        labels: int64 [N]; [N, T] for text and float32 [N, D] for numbers, which only some kinds can deal out.
+        labels: int64 [N]; [N, T] for text, [N, H, W] for masks and float32 [N, D] for numbers, which only some kinds
+            can deal out.
         kind: one of `KINDS`, or an import path.
         rng: the partition is a function of it and the other arguments.
         minimum: samples that every client must have.
@@ -105,7 +106,8 @@ def deal(
         KINDS[kind] = imported(kind)
     choice("partition", [kind], KINDS)
     if labels.ndim > 1:
-        check_text_kind(kind, "text has none" if not labels.is_floating_point() else "these are no classes")
+        several = "samples have one for each token or pixel"
+        check_text_kind(kind, "these are no classes" if labels.is_floating_point() else several)
     if clients > len(labels):
         raise FLError(f"{len(labels):,} samples cannot be dealt out to {clients:,} clients: use fewer --clients")
     chosen = KINDS[kind]
@@ -124,7 +126,7 @@ def deal(
 
 
 def check_text_kind(kind: str, why: str = "text has none") -> None:
-    """Raise FLError for a partition that depends on class labels, which text and numbers to predict do not have."""
+    """Raise FLError for a partition that depends on class labels, which text, masks and numbers to predict have not."""
     if not KINDS[kind].text:
         able = ", ".join(name for name, one in KINDS.items() if one.text)
         own = ", or make it a Kind(..., text=True) if it does not" * is_path(kind)

@@ -321,6 +321,11 @@ def model_spec(config: Config, dataset: data.Dataset, model: custom_model.Model 
             )
         except ZooError as error:
             raise FLError(str(error)) from None
+    if dataset.dense:
+        raise FLError(
+            f"--model {config.model.name} gives a class for an image, and the data have one for each pixel: give a "
+            "model of your own, such as a U-Net, that gives [N, classes, H, W]"
+        )
     if dataset.text:
         return replace(config.model.spec(config.data, dataset.classes, text=True), tokens=dataset.x.shape[1])
     if not dataset.images:

@@ -59,6 +59,10 @@ _FIRST: dict[str, Column] = {
     ),
     "r2": Column(due="global", heading="R2", beside_clients="global R2", digits=3, label="test R2"),
     "f1": Column(due="global", heading="macro-F1 %", beside_clients="global F1 %", factor=100),
+    "mean_iou": Column(
+        due="global", heading="mean IoU %", beside_clients="global IoU %", factor=100, label="test mean IoU"
+    ),
+    "dice": Column(due="global", heading="mean Dice %", beside_clients="global Dice %", factor=100),
     "perplexity": Column(
         due="global",
         heading="perplexity",
@@ -97,6 +101,8 @@ _CLIENT_SCORES = {
     "loss": Column(due="global", digits=3, falls=True),
     "f1": Column(due="global", heading="clients' F1 %", factor=100),
     "f1_std": Column(due="global", factor=100, falls=True),
+    "mean_iou": Column(due="global", heading="clients' IoU %", factor=100),
+    "dice": Column(due="global", heading="clients' Dice %", factor=100),
     "perplexity": Column(due="global", heading="clients' perplexity", falls=True),
     "mae": Column(due="global", heading="clients' abs. error", digits=3, falls=True),
     "mae_by_samples": Column(due="global", digits=3, falls=True),

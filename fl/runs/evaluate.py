@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
 from math import prod
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -14,11 +14,11 @@ from torch import Tensor
 from fl.base.errors import FLError
 from fl.data.inputs import Inputs, split_inputs
 from fl.distributed import current
-from fl.engine.losses import Loss, cross_entropy, measured, scored
+from fl.engine.losses import Loss, cross_entropy, measured, of_samples, scored, weights_of
 from fl.federation import Federation
 from fl.federation.client_models import ClientModels, predict, predict_all
 from fl.federation.cohort import Cohort, States, per_client
-from fl.federation.scores import SCORES, Metric, macro_f1, r2, task_of
+from fl.federation.scores import SCORES, Metric, Overlap, macro_f1, r2, task_of
 from fl.partition import Parts
 from surgery import Stack, cosine
 from surgery.transfer import double, download, upload, widest
@@ -34,6 +34,8 @@ _SAMPLES = 2**14  # in one piece of the clients' samples
 
 class _Tally(NamedTuple):
     """The predictions of models, still on their device: nothing has waited for them yet. A token of text is a sample.
+
+    Of masks there are counts for each mask, since there are too many pixels.
 
     Attributes:
         columns: what the scores of the task are made of, by name, [N, ...].
@@ -69,6 +71,12 @@ def _tally(pieces: _Pieces, task: str, loss: Loss, sizes: Sequence[int], outputs
                 found["nats"] = measured(cross_entropy, given, labels)
             found["right"] = (given.argmax(-1) == labels).flatten()
             found["scored"] = scored(labels).flatten()
+        elif task == "segmentation":
+            found = {"loss": of_samples(found["loss"], loss, labels), "scored": weights_of(loss, labels)}
+            found |= _overlap(given, labels)
+            if outputs:
+                found |= {"labels": labels}
+                given = given.movedim(-1, 1)
         elif task == "classification":
             found |= {"predicted": given.argmax(1), "labels": labels}
         elif task == "multilabel":
@@ -80,6 +88,18 @@ def _tally(pieces: _Pieces, task: str, loss: Loss, sizes: Sequence[int], outputs
         for name, column in found.items():
             every.setdefault(name, []).append(column)
     return _Tally({name: torch.cat(columns) for name, columns in every.items()}, tuple(sizes))
+
+
+def _overlap(outputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """Count classes in each mask, see `Overlap`: int64 [n, classes]."""
+    classes, counts, predicted = outputs.shape[-1], scored(labels), outputs.argmax(-1)
+
+    def count(values: Tensor, which: Tensor) -> Tensor:
+        table = torch.zeros(len(values), classes, dtype=torch.int64, device=values.device)
+        return table.scatter_add_(1, values.clamp(min=0).flatten(1), which.flatten(1).long())
+
+    hit = count(predicted, counts & (predicted == labels))
+    return {"hit": hit, "true": count(labels, counts), "said": count(predicted, counts)}
 
 
 def _scores(tallies: Sequence[_Tally], task: str, metrics: Sequence[Metric] = ()) -> list[list[dict[str, float]]]:
@@ -99,11 +119,18 @@ def _of_owners(
     def mean(values: np.ndarray) -> np.ndarray:
         return np.bincount(owners, values, len(sizes)) / counts
 
+    overlaps = None
+    if task == "segmentation":
+        overlaps = Overlap(*(np.add.reduceat(columns[name], np.cumsum([0, *sizes[:-1]])) for name in Overlap._fields))
+        columns["loss"] = columns["loss"] * columns["scored"]
     found = {"loss": mean(columns["loss"])}
     if task == "text":
         with np.errstate(over="ignore"):
             found["perplexity"] = np.exp(mean(columns["nats"]) if "nats" in columns else found["loss"])
         found["accuracy"] = mean(columns["right"])
+    elif overlaps:
+        labels = columns["labels"].astype(np.int64) if "labels" in columns else np.empty(0)
+        found |= {"accuracy": overlaps.accuracy(), "mean_iou": overlaps.mean("iou"), "dice": overlaps.mean("dice")}
     elif task == "regression":
         predicted, labels = columns["predicted"].astype(np.float64), columns["labels"].astype(np.float64)
         found |= {"mae": mean(np.abs(predicted - labels).mean(1)), "r2": r2(predicted, labels, owners)}
@@ -113,13 +140,23 @@ def _of_owners(
         found["accuracy"] = mean(right if right.ndim == 1 else right.all(1))
         found["f1"] = macro_f1(predicted, labels, owners)
     rows = [dict(zip(SCORES[task], row)) for row in zip(*(found[name].tolist() for name in SCORES[task]))]
+    if overlaps:
+        each = [Overlap(*counts) for counts in zip(*overlaps)]
+        rows = [_with(row, [m for m in metrics if m.counts], overlap) for row, overlap in zip(rows, each)]
+        metrics = [metric for metric in metrics if not metric.counts]
     if metrics:
         ends = np.cumsum(sizes)[:-1]
-        each = zip(rows, np.split(columns["outputs"], ends), np.split(labels, ends))
-        rows = [
-            row | {k: v for one in metrics for k, v in one(outputs, labels).items()} for row, outputs, labels in each
-        ]
+        parts = zip(np.split(columns["outputs"], ends), np.split(labels, ends))
+        rows = [_with(row, metrics, *part) for row, part in zip(rows, parts)]
     return rows
+
+
+def _with(row: dict[str, float], metrics: Sequence[Metric], *seen: Any) -> dict[str, float]:
+    return row | {name: value for metric in metrics for name, value in metric(*seen).items()}
+
+
+def _takes_outputs(metrics: Sequence[Metric]) -> bool:
+    return any(not metric.counts for metric in metrics)
 
 
 def evaluate_global(fed: Federation, predict: Callable[[Inputs], Tensor]) -> dict[str, float]:
@@ -128,18 +165,19 @@ def evaluate_global(fed: Federation, predict: Callable[[Inputs], Tensor]) -> dic
     Where the test set is of a few owners, such as hospitals, also its accuracy (of numbers the error) at each of them.
 
     The F1 is scikit-learn's, over the classes in labels or predictions. In text all tokens count alike that count at
-    all (`UNSCORED`), and the perplexity is exp(mean cross entropy).
+    all (`UNSCORED`), and the perplexity is exp(mean cross entropy). Of masks all pixels count alike: accuracy is the
+    share that is right, mean_iou and dice are means over the classes in labels or predictions, see `Overlap`.
 
     Args:
-        predict: samples -> logits [n, classes], of text [n, T, classes]; it is called with so many samples at a time
-            that there are about 16 million logits.
+        predict: samples -> logits [n, classes], of text [n, T, classes], of masks [n, H, W, classes]; it is called with
+            so many samples at a time that there are about 16 million logits.
     """
     data, task = fed.data, task_of(fed.data)
     pieces = _pieces(predict, data.test_x, data.test_y, data.classes)
     number = data.test_y.numel() if task == "text" else len(data.test_y)
-    tally = _tally(pieces, task, fed.local.loss, (number,), bool(fed.metrics))
+    tally = _tally(pieces, task, fed.local.loss, (number,), _takes_outputs(fed.metrics))
     columns = {name: values.numpy() for name, values in zip(tally.columns, download([*tally.columns.values()]))}
-    (row,) = _of_owners(columns, tally.sizes, task, fed.metrics)
+    (row,) = _of_owners({**columns}, tally.sizes, task, fed.metrics)
     found = {name if name in SCORES[task] else f"test_{name}": value for name, value in row.items()}
     first, each = first_of(task), number // len(data.test_y)
     for column, rows in zip(site_columns(fed), data.test_sites.values()):
@@ -282,7 +320,7 @@ def _score_here(fed: Federation, parts: Mapping[str, Parts], used: ClientModels)
     task, loss = task_of(fed.data), fed.local.loss
     tokens = fed.data.y[0].numel() if task == "text" else 1
     tallies = [
-        _tally(outputs(fed, used, each), task, loss, (each.sizes * tokens).tolist(), bool(fed.metrics))
+        _tally(outputs(fed, used, each), task, loss, (each.sizes * tokens).tolist(), _takes_outputs(fed.metrics))
         for each in parts.values()
     ]
     return dict(zip(parts, _scores(tallies, task, fed.metrics)))

@@ -25,7 +25,7 @@ from fl.base.tables import write_csv
 from fl.engine.work import flops
 from fl.federation import Federation
 from fl.models.adapted import adapted, folded
-from fl.models.custom_model import LIBRARIES, Model
+from fl.models.custom_model import LIBRARIES, Model, classes_as_given
 from fl.models.fleet import brief
 from fl.models.init import Start, maker
 from fl.runs import checkpoint, metrics
@@ -225,7 +225,7 @@ def save_architectures(fed: Federation, folder: Path) -> None:
 def load_model(folder: str | Path, model: Model | None = None, *, best: bool = False) -> nn.Module:
     """Load the trained global model of a run folder, on the CPU, in evaluation mode.
 
-    It takes images in [-1, 1], or tokens, or floats as they were given.
+    It takes images in [-1, 1], or tokens, or floats as they were given. Of masks it gives [N, classes, H, W].
 
     Args:
         model: the model of your own that the run was given, if it was: a module (which stays as it is), or a function
@@ -262,7 +262,7 @@ def load_with_adapters(folder: Path, model: Model | None = None, *, best: bool =
         net.load_state_dict(state | tied)
     except RuntimeError as error:
         raise FLError(f"{folder} holds another model: {' '.join(str(error).split())}") from None
-    return net
+    return classes_as_given(net)
 
 
 def is_last_best(folder: Path) -> bool:

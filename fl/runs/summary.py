@@ -17,7 +17,7 @@ from fl.runs.metrics import FILE, Row, evaluations_since_best, read
 from fl.settings import Config, Experiment
 from fl.settings.flags import words
 
-_SECOND = {"f1": "macro-F1", "perplexity": "perplexity", "r2": "R2"}
+_SECOND = {"f1": "macro-F1", "mean_iou": "mean IoU", "dice": "mean Dice", "perplexity": "perplexity", "r2": "R2"}
 _WORDS = {"accuracy": "accuracy", "mae": "mean absolute error"} | _SECOND
 _SPREAD = {"accuracy": "local_test_std", "mae": "local_test_mae_std"}
 """What sentences call the scores of a run; those of `_SECOND` stand beside the first."""

@@ -112,9 +112,9 @@ class LocalSettings(Topic):
     clip: Annotated[AtLeast0, Rare()] = 0.0
     """clip a client's gradient to this norm; 0 is off"""
     loss: Annotated[str, tyro.conf.arg(metavar="NAME|MODULE:FUNCTION")] = losses.DEFAULT
-    """what clients minimise: cross_entropy or focal for classes; mse, mae or huber for numbers; bce for several labels
-    a sample; your own: module:function from (outputs, targets) to the loss of each sample; default is cross_entropy,
-    mse or bce, as the data are"""
+    """what clients minimise: cross_entropy or focal for classes; these, dice or dice_cross_entropy for masks; mse, mae
+    or huber for numbers; bce for several labels a sample; your own: module:function from (outputs, targets) to the loss
+    of each sample; default is cross_entropy, mse or bce, as the data are"""
     label_smoothing: Annotated[
         float, number(float, least=0, below=1), OnlyWith("loss", "default", "cross_entropy"), Rare()
     ] = 0.0

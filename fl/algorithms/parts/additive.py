@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from fl.base.errors import FLError
-from fl.engine.losses import measured
+from fl.engine.losses import cross_entropy, measured, of_samples
 from fl.federation import Federation
 from fl.federation.client_models import Level, count, logits
 from fl.federation.last_value import LastValue
 from fl.partition import Parts
-from surgery.transfer import download, upload
+from surgery.transfer import double, download, upload
 
 _LIMIT = 8 * 10**9  # bytes
 
@@ -39,7 +39,7 @@ class Cache:
         self._fed, self._last, self._parts = fed, LastValue(), parts
 
     def table(self, levels: Sequence[Level]) -> Tensor:
-        """[N, classes] for images, [N, T, classes] for text; 0 for samples that no client has."""
+        """[N, classes], of text [N, T, classes], of masks [N, H, W, classes]; 0 for samples that no client has."""
         # Mappings are compared by value: they are rows of a table that is replaced in every round.
         source = [(level.models, level.used.tolist()) for level in levels]
         if (known := self._last.of(source)) is not None:
@@ -88,10 +88,10 @@ class Validation:
             levels: those whose logits are remembered.
             more: for each of the results one further level, whose logits are not remembered, or None.
         """
-        values = []
+        loss, values = self._fed.local.loss, []
         for newest in more:
-            loss = measured(self._fed.local.loss, self._logits(levels, newest), self._labels)
-            values.append(loss.view(self._labels.shape) if self._fed.data.text else loss)
+            each = measured(loss, self._logits(levels, newest), self._labels)
+            values.append(of_samples(each, loss, self._labels))
         return self._means(values)
 
     def accuracy(self, levels: Sequence[Level], newest: Level) -> float:
@@ -104,7 +104,8 @@ class Validation:
         every = [self._logits(levels, newest) for newest in more]
         if self._fed.data.task == "multilabel":  # a sample is right if all of its labels are
             return self._means([((logits > 0) == self._labels.bool()).all(1) for logits in every])
-        return self._means([logits.argmax(-1) == self._labels for logits in every])
+        right = [double(logits.argmax(-1) == self._labels) for logits in every]  # never so where none counts
+        return self._means([of_samples(each, cross_entropy, self._labels) for each in right])
 
     def _logits(self, levels: Sequence[Level], newest: Level | None) -> Tensor:
         total = self._cache.table(levels)[self._samples]
@@ -116,10 +117,8 @@ class Validation:
         return total / upload(used[self._owners], total.device).view(-1, *[1] * (total.ndim - 1))
 
     def _means(self, values: Sequence[Tensor]) -> Tensor:
-        """Return each client's mean over its samples, of each of the values [N] (of text [N, T]): [len(values),
-        clients].
-        """
-        each = torch.stack([value.flatten(1).mean(1) if value.ndim > 1 else value for value in download(values)])
+        """Return each client's mean over its samples, of each of the values [N]: [len(values), clients]."""
+        each = torch.stack(download(values))
         sums = torch.zeros(len(values), len(self._parts), dtype=torch.float64)
         return sums.index_add_(1, self._owners, each) / self._parts.sizes  # on the host: on CUDA the order is not fixed
 

@@ -18,9 +18,9 @@ from fl.algorithms.apfl import APFLOptions
 from fl.algorithms.fedavg import METHOD as fedavg
 from fl.algorithms.local import METHOD as local
 from fl.algorithms.perfedavg import METHOD as perfedavg
-from fl.algorithms.perfedavg import PerFedAvgOptions
+from fl.algorithms.perfedavg import PerFedAvgOptions, by_halves
 from fl.base.rng import Rng
-from fl.engine import SGD, Adam
+from fl.engine import SGD, Adam, losses
 from fl.engine.batches import make_batches
 from fl.extensions.defence import Defence
 
@@ -216,3 +216,10 @@ def test_updates_of_a_model_with_a_single_number_are_clipped(federation_of):
         ]
         torch.testing.assert_close(moves[1], moves[0] * moves[1].norm() / moves[0].norm())
         assert moves[1].norm() < 0.5 * moves[0].norm()
+
+
+def test_the_loss_of_several_numbers_is_their_mean():
+    outputs, targets = torch.ones(4, 3), torch.zeros(4, 3)
+    objective = by_halves(losses.by_name("mse", "regression"))
+    found = objective(lambda params, x: outputs, {"second": torch.tensor(1.0)}, None, (outputs, targets))
+    assert found == 1

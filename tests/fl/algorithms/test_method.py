@@ -112,6 +112,7 @@ def test_who_lacks_what():
         "whole_average": (*CLUSTERING, "fltrust", *methods_of("heterogeneous")),
         "one_training": methods_of("personalized"),
         "architectures": (*methods_of("global"), *methods_of("personalized")),
+        "dense": ("fedgen", "fedproto"),
         "open_updates": (),
     }.items()}  # fmt: skip
     assert expected.keys() == CAPABILITIES.keys()

@@ -5,6 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from rounds import results
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -12,7 +14,7 @@ from torch.utils.data import TensorDataset
 import fl
 from fl.algorithms.fedmr import FedMROptions
 from fl.base.errors import FLError
-from fl.data import fingerprint, load
+from fl.data import fingerprint, load, pad
 from fl.data.inputs import map_inputs
 from fl.deploy import folders
 from fl.models.custom_model import by_keyword
@@ -244,3 +246,68 @@ def test_rows_go_with_targets_of_any_shape(kind):
     assert tested.test_x["b"].flatten().tolist() == tested.test_y[:, 1, 1].tolist() == [7, 2]
     assert fingerprint(data)["y"].endswith("[10, 2, 3]")
     assert fingerprint(data) != fingerprint(replace(data, y=y.transpose(1, 2)))
+
+
+@given(st.lists(st.lists(st.integers(-9, 9), min_size=1, max_size=6), min_size=1, max_size=5), st.integers(-3, 3))
+def test_padding_keeps_what_is_there(sequences, value):
+    made = pad(sequences, value)
+    assert [row[there].tolist() for row, there in zip(made["x"], made["mask"])] == sequences
+    assert (made["x"][~made["mask"]] == value).all()
+    assert made["x"].shape == made["mask"].shape == (len(sequences), max(map(len, sequences)))
+
+
+def test_padding_keeps_types_and_further_axes():
+    matrices = [torch.eye(n) for n in (1, 3, 2)]
+    made = pad(matrices)
+    assert made["x"].shape == (3, 3, 3)
+    assert made["x"].dtype == np.float32
+    assert made["x"].sum((1, 2)).tolist() == made["mask"].sum(1).tolist() == [1, 3, 2]
+    assert pad([np.ones((2, 5), np.int32), np.ones((1, 5), np.int32)])["x"].dtype == np.int32
+    assert pad([[True, False], [True]])["x"].tolist() == [[True, False], [True, False]]
+
+
+@pytest.mark.parametrize("sequences", [[], [[1], []], [[1], [[1]]], [1, 2], [["a"]], [np.ones(2), np.ones((0, 3))]])
+def test_what_is_no_sequence_is_not_padded(sequences):
+    with pytest.raises(FLError, match="sequence"):
+        pad(sequences)
+
+
+class MeanOfSequence(nn.Module):
+    """The mean over what is there."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.last = nn.Linear(2, 8), nn.Linear(8, 2)
+
+    def forward(self, x, mask):
+        assert mask.dtype == torch.bool
+        seen = self.body(x).relu() * mask[..., None]
+        return self.last(seen.sum(1) / mask.sum(1, keepdim=True).clamp(min=1))
+
+
+@pytest.mark.parametrize("more", [{"backend": "loop"}, {"backend": "vmap"}, {"data_on": "host"}], ids=str)
+def test_what_is_behind_a_sequence_changes_nothing(more, tmp_path):
+    rng = np.random.default_rng(0)
+    sequences, y = [rng.normal(2 * (k % 2), 1, (rng.integers(1, 7), 2)) for k in range(100)], np.arange(100) % 2
+    config = fl.Config.of(
+        **{
+            **FEW,
+            "algorithm": "fedavg",
+            "samples": 0,
+            "rounds": 4,
+            "local_epochs": 4,
+            "local_test": 0.2,
+            "lr": 0.1,
+            **more,
+        }
+    )
+    found = []
+    for value in (0, 7):
+        made = pad(sequences, value)
+        first, last = ({name: one[rows] for name, one in made.items()} for rows in (slice(80), slice(80, None)))
+        data = fl.Dataset.from_arrays(first, y[:80], last, y[80:])
+        summary = fl.simulate(config, tmp_path / str(value), dataset=data, model=MeanOfSequence)
+        found.append(summary["final"]["loss"])
+        fl.load_model(tmp_path / str(value), model=MeanOfSequence)(**data.example())
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+    assert summary["final"]["accuracy"] > 0.7
