@@ -18,6 +18,7 @@ CAPABILITIES: Mapping[str, str] = {
     "any_loss": "learns from the cross entropy of classes",
     "adapters": "cuts models by width or depth, and adapters have ranks",
     "architectures": "gives all clients one architecture",
+    "own_architectures": "combines clients' weights, which takes one model of which all clients' models are parts",
 }
 """From each capability to what a method does that lacks it: the sentence with which it refuses."""
 

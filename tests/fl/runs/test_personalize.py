@@ -141,6 +141,7 @@ def test_a_new_client_begins_with_what_the_method_sends(algorithm, fresh, new, t
         assert torch.equal(tensor, (initial if is_fresh else parts["global"])[name]), name
 
 
+@pytest.mark.slow
 def test_in_femam_new_clients_join_levels(new, tmp_path):
     fl.simulate(config("femam"), tmp_path / "run")
     found = fl.personalize(tmp_path / "run", new, epochs=1, held_out=0.5)
