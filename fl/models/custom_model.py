@@ -291,7 +291,19 @@ def _spread(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _fit(model: nn.Module, sample: Inputs) -> nn.Module:
-    return by_keyword(model) if isinstance(sample, dict) else model
+    """Let a model take the samples, and give logits where it gives them as part of an output object."""
+    model = by_keyword(model) if isinstance(sample, dict) else model
+    if isinstance(model, torch.jit.ScriptModule):
+        return model
+    model.register_forward_hook(_logits)
+    if isinstance(sample, dict) and "attention_mask" in sample and type(model).__module__.startswith("transformers."):
+        hf.keep_mask(model)
+    return model
+
+
+def _logits(model: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+    """Return the logits of an output such as transformers' SequenceClassifierOutput; others as they are."""
+    return output if isinstance(output, Tensor) else getattr(output, "logits", output)
 
 
 def _dtype(model: nn.Module) -> torch.dtype:
