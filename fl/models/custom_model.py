@@ -126,11 +126,11 @@ def by_name(name: str) -> Model:
 
 
 def checked(model: Any, flag: str = "model=") -> Model:
-    """Return a model, of several the first, after checking that it is a module or a function; else FLError."""
-    model = first(model)
-    if isinstance(model, nn.Module) or callable(model):
+    """Return a model after checking that it, or the first of several, is a module or a function; else FLError."""
+    one = first(model)
+    if isinstance(one, nn.Module) or callable(one):
         return model
-    raise FLError(f"{flag} is {kind(model)}: give an nn.Module, or a function that makes one")
+    raise FLError(f"{flag} is {kind(one)}: give an nn.Module, or a function that makes one")
 
 
 def first(model: Model) -> Model:
@@ -229,8 +229,11 @@ def restored(values: dict[str, Any], known: dict[str, Any], where: str, model: M
         FLError: if there is no model, or another one.
     """
     name = values["name"]
-    source = by_name(name) if model is None else checked(model)
-    source = _for_data(source, known["tokens"], (*known["targets"], values["num_classes"]))
+    source = _for_data(
+        first(by_name(name) if model is None else checked(model)),
+        known["tokens"],
+        (*known["targets"], values["num_classes"]),
+    )
     made = _built(name, source, torch.Generator().manual_seed(0))
     check_same(made, known, where)
 

@@ -83,7 +83,9 @@ def build(
         _ask_for_round(config, specs or [spec])
     net, create, fleet = make_models(config, spec, start, len(splits), device)
     one_start = isinstance(getattr(spec, "source", None), nn.Module) and not config.model.adapters.on
-    own, owned = custom_model.for_clients(model, len(splits))
+    by_path = model is None and custom_model.is_custom(config.model.name)
+    source = custom_model.by_name(config.model.name) if by_path else model
+    own, owned = custom_model.for_clients(source, len(splits))
     if own:
         fleet = _own_fleet(config, dataset, net, spec, own, owned, rng)
     if start is None:

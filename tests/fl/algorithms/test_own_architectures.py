@@ -101,6 +101,20 @@ def test_a_function_of_the_clients_number_makes_the_models():
     assert alike.fleet is None
 
 
+def test_models_are_found_by_their_import_path(monkeypatch, tmp_path):
+    (tmp_path / "several_models.py").write_text(
+        "from torch import nn\n\n\ndef net(client):\n    hidden = 4 + client % 2\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), nn.Linear(hidden, 10))\n\n\n"
+        "nets = [net(0), net(1), net(0)]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, owned in (("net", (0, 1, 0, 1, 0)), ("nets", (0, 1, 2, 0, 1))):
+        fed, _ = fl.build(config("local", model=f"several_models:{name}"))
+        assert fed.fleet.owned == owned
+        with pytest.raises(fl.FLError, match="fedavg"):
+            fl.build(config("fedavg", model=f"several_models:{name}"))
+
+
 @pytest.mark.parametrize("algorithm", ABLE)
 def test_a_run_is_resumed_exported_and_loaded(algorithm, tmp_path):
     nets = [cnn(), mlp()]

@@ -90,7 +90,7 @@ def test_backends_agree_on_attention_with_dropout(attention):
     found = []
     for backend in ("loop", "loop", "vmap", "workers"):
         config = fl.Config.of(algorithm="fedavg", clients=3, participants=3, batch_size=10, partition="iid", lr=0.1)
-        fed, method = fl.build(config.replace(backend=backend, local_epochs=2), data, net)
+        _, method = fl.build(config.replace(backend=backend, local_epochs=2), data, net)
         found.append(method.round(method.init(), [0, 1, 2], fl.Rng(0, 1))[0]["global"])
     still = Encoder(attention)
     still.load_state_dict(net.state_dict())

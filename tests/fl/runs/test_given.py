@@ -268,7 +268,7 @@ NEXT = fl.Dataset.from_arrays(*[TEXT[:, :-1], TEXT[:, 1:]] * 2)
         (
             {"model": lambda size, classes: Net(size, classes)},
             {},
-            "called without arguments, fails: TypeError: .*missing 1 required",
+            "called without arguments, fails: TypeError: .*missing 2 required",
         ),
         ({"model": dict}, {}, "model=dict returns a dict"),
         ({"model": nn.Flatten()}, {}, "a Flatten, has no parameters to train"),
