@@ -25,6 +25,7 @@ try:
     from fl.runs.export import export_model
     from fl.runs.folder import load_model
     from fl.runs.pathways import Pathways
+    from fl.runs.personalize import personalize
     from fl.runs.simulation import Round, Run, simulate
     from fl.settings import Config, Experiment
     from fl.settings.extensions import EXTENSIONS as _EXTENSIONS
@@ -52,6 +53,7 @@ __all__ = [
     "build",
     "export_model",
     "load_model",
+    "personalize",
     "results",
     "simulate",
     "simulate_all",

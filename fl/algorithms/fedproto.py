@@ -3,6 +3,7 @@ algorithm 1.
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.method import Method
 from fl.algorithms.parts.beside import beside, part_of
-from fl.algorithms.parts.personal import with_own_models
+from fl.algorithms.parts.own_models import OwnModels
 from fl.algorithms.parts.representation import head_of, represented
 from fl.base.errors import FLError
 from fl.base.settings import AtLeast0
@@ -19,6 +20,7 @@ from fl.engine.losses import Loss, mean
 from fl.engine.objectives import Batch, Call, Objective
 from fl.federation import Federation
 from fl.federation.clients import CLIENTS
+from fl.federation.cohort import per_client
 from surgery import State, broadcast, stack
 from surgery.transfer import upload
 
@@ -50,22 +52,33 @@ def fedproto(fed: Federation, options: FedProtoOptions = FedProtoOptions()) -> A
     released code scores both. Also unlike the released code: it collects prototypes while the last epoch trains, and
     its server's means count all clients alike.
 
+    Clients may have models of several architectures, whose representations are equally long: see `OwnModels`.
+
     Personal models go on from where they were, and begin as the initial model, also those of clients that never took
     part. A stranger would get their mean, as in Local; on Flower that stays the initial model.
 
     lam = 0 is Local.
 
     Raises:
-        FLError: for a model that does not end in a linear layer, or of which nothing else is trained.
+        FLError: for a model that does not end in a linear layer, or of which nothing else is trained, and for models
+            with representations of several lengths.
     """
     if fed.data.task != "classification":
         raise FLError(f"fedproto has a prototype for each class, and the data are for {fed.data.task}")
     if fed.data.unscored:
         raise FLError("fedproto has a prototype for each token that comes next, and some of these data count for none")
-    head = head_of(fed, "fedproto")
-    shown = replace(fed, model=WithRepresentation(fed.model, head))
-    width, dtype = fed.model.get_submodule(head).in_features, next(fed.model.parameters()).dtype
-    own_models, classes = with_own_models(fed), fed.data.classes
+    own, classes, dtype = OwnModels(fed), fed.data.classes, next(fed.model.parameters()).dtype
+    heads = [head_of(replace(fed, model=one, fleet=None), "fedproto") for one in own.modules]
+    widths: list[Any] = [one.get_submodule(head).in_features for one, head in zip(own.modules, heads)]
+    if len({*widths}) > 1:
+        lengths = " and ".join(map(str, sorted({*widths})))
+        raise FLError(
+            f"fedproto compares representations, the inputs of the last layer, which here have {lengths} entries: give "
+            "all models last layers with as many inputs"
+        )
+    width, own_models = widths[0], own.algorithm()
+    kinds = [WithRepresentation(one, head) for one, head in zip(own.modules, heads)]
+    shown = replace(fed, model=kinds[0], fleet=None)
     objective = drawn_to_prototypes(fed.local.loss, options.lam)
 
     def init():
@@ -76,16 +89,23 @@ def fedproto(fed: Federation, options: FedProtoOptions = FedProtoOptions()) -> A
         return {"model": broadcast(server["prototypes"], len(clients))}
 
     def client(message, client_states, clients, rng):
-        update = shown.train(beside(model=client_states), clients, rng, objective, message["model"])
-        states = part_of(update.states, "model")
-        each = [prototypes({n: t[k] for n, t in update.states.items()}, client) for k, client in enumerate(clients)]
-        return update._replace(states=states, received=stack(each), client_states=states)
+        modules = [kinds[own.owned[client]] for client in clients]
+        starts, context = own.unpack(client_states, clients), message["model"]
+        if own.several:
+            starts, context = [beside(model=start) for start in starts], per_client(context)
+            update = shown.train(starts, clients, rng, objective, context, models=modules)
+            states = [part_of(state, "model") for state in update.states]
+        else:
+            update = shown.train(beside(model=starts), clients, rng, objective, context)
+            states = part_of(update.states, "model")
+        each = map(prototypes, per_client(update.states), clients, modules)
+        return update._replace(states=states, received=stack(list(each)), client_states=own.pack(states))
 
     @torch.no_grad()
-    def prototypes(state, client):
-        own = fed.clients.train[client]
-        x, y = fed.data.gather(own)
-        made = shown.predict({**state, **shown.statistics(state, samples=own)}, x)
+    def prototypes(state, client, module):
+        samples = fed.clients.train[client]
+        x, y = fed.data.gather(samples)
+        made = shown.predict({**state, **shown.statistics(state, module, samples)}, x, module)
         of_class = F.one_hot(y.flatten(), classes).to(dtype)
         sums = of_class.T @ made[..., classes:].flatten(0, -2).to(dtype)
         counts = of_class.sum(0)
@@ -98,7 +118,7 @@ def fedproto(fed: Federation, options: FedProtoOptions = FedProtoOptions()) -> A
         means = (counts[:, :, None] * sent["means"]).sum(0) / total.clamp(min=1)[:, None]
         means = torch.where((total > 0)[:, None], means, old["means"])
         known = {"means": means, "counts": torch.where(total > 0, total, old["counts"])}
-        return {"global": fed.mean_of_clients(server[CLIENTS], otherwise=server["global"]), "prototypes": known}
+        return {"global": own.mean(server[CLIENTS], otherwise=server["global"]), "prototypes": known}
 
     return replace(own_models, init=init, send=send, client=client, aggregate=aggregate)
 
@@ -134,5 +154,6 @@ METHOD = Method(
     fedproto,
     FedProtoOptions(),
     clients="personalized",
+    own_architectures=True,
     lacks={"several_classifiers", "masked_logits", "changed_updates", "dense"},
 )

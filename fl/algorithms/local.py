@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.method import Method
-from fl.algorithms.parts.personal import with_own_models
+from fl.algorithms.parts.own_models import OwnModels
 from fl.federation import Federation
 from fl.federation.clients import CLIENTS
 
@@ -14,23 +14,26 @@ from fl.federation.clients import CLIENTS
 def local(fed: Federation) -> Algorithm:
     """Train on each client a personal model, which nobody else ever sees: nothing is sent.
 
+    Clients may have models of several architectures: see `OwnModels`, also for the model of a stranger.
+
     A client that never took part still has the initial model. A stranger would get the mean of all clients' models,
     weighted by their numbers of training samples; nobody trains from it. With clients on other machines, who do not
     send their models, it stays the initial model.
     """
 
+    own = OwnModels(fed)
+
     def send(server, clients, rng):
         return {}
 
     def client(message, client_states, clients, rng):
-        update = fed.train(client_states, clients, rng)
-        return update._replace(received={}, client_states=update.states)
+        update = fed.train(own.unpack(client_states, clients), clients, rng)
+        return update._replace(received={}, client_states=own.pack(update.states))
 
     def aggregate(server, clients, update, rng):
-        mean = fed.mean_of_clients(server[CLIENTS], otherwise=server["global"])
-        return {"global": mean}
+        return {"global": own.mean(server[CLIENTS], otherwise=server["global"])}
 
-    return replace(with_own_models(fed), send=send, client=client, aggregate=aggregate)
+    return replace(own.algorithm(), send=send, client=client, aggregate=aggregate)
 
 
-METHOD = Method(local, clients="personalized", lacks={"changed_updates"})
+METHOD = Method(local, clients="personalized", own_architectures=True, lacks={"changed_updates"})

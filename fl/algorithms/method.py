@@ -32,6 +32,8 @@ class Method:
             `clients` lack.
         mean_only: whether its server function needs no more than the mean of the updates. Only then can they be
             private: each of them is the mean there.
+        own_architectures: whether clients may have models of any architectures, since no weights are combined: see
+            `fl.algorithms.parts.own_models`.
         pathways: (options, server) -> (what each level holds, see `Levels.names`; the models that clients add up).
             `fl.Pathways` reads the levels of a run folder with it, without the data. None for methods without levels.
         labels: options -> whether the server has to know how many samples of each class every client has. Clients on
@@ -47,6 +49,7 @@ class Method:
     columns: Mapping[str, type | Column] = field(default_factory=dict)
     lacks: Collection[str] = frozenset()
     mean_only: bool = False
+    own_architectures: bool = False
     base_changes: bool = False
     pathways: Callable[[Any, Server], tuple[Sequence[str], ClientModels]] | None = None
     validates: Callable[[Any], bool] = lambda options: False
@@ -99,7 +102,8 @@ class Method:
     @property
     def all_lacks(self) -> frozenset[str]:
         """What it cannot do, with what all methods with such clients lack."""
-        return LACKING[self.clients].union(self.lacks, () if self.mean_only else {"mean_only"})
+        lacking = LACKING[self.clients].union(self.lacks, () if self.mean_only else {"mean_only"})
+        return lacking - {"architectures"} if self.own_architectures else lacking | {"own_architectures"}
 
     def check(self, fed: Federation, options: Any = None) -> None:
         """Raise FLError if the federation asks for what the method lacks, or an option is out of its limits."""

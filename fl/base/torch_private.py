@@ -3,9 +3,12 @@
 `fl.base.errors.FLError` says so where the installed torch lacks one of them.
 """
 
+from collections.abc import Callable, Mapping
+from types import FunctionType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from fl.base.errors import FLError
 
@@ -23,10 +26,23 @@ try:
     foreach_sub, foreach_add_, foreach_mul_ = torch._foreach_sub, torch._foreach_add_, torch._foreach_mul_
     foreach_copy_, foreach_zero_ = torch._foreach_copy_, torch._foreach_zero_
     _ = torch.Tensor._version, torch.UntypedStorage._cdata
+    _ = F.has_torch_function  # type: ignore[attr-defined]
 except (ImportError, AttributeError) as error:
     raise FLError(
         f"torch {torch.__version__} does not have what fl takes from torch 2.11 to 2.15 ({error}): install one of these"
     ) from error
+
+
+def calling(function: Callable[..., Any], others: Mapping[Callable[..., Any], Callable[..., Any]]) -> FunctionType:
+    """Return a copy of a function of `torch.nn.functional` that calls others in the place of some it calls there.
+
+    A `TorchFunctionMode` sees such a function, and not what it calls.
+    """
+    known = {**vars(F), "has_torch_function": lambda _: False}
+    known |= {one.__name__: other for one, other in others.items()}
+    copy = FunctionType(function.__code__, known, function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
 
 
 def version_of(tensor: torch.Tensor) -> int:

@@ -166,7 +166,7 @@ def _explained(jobs: Sequence[Job]) -> Iterator[None]:
     if not all(map(torch.equal, before, _global_rng(jobs[0].device))):
         raise FLError(
             f"{names} draws from torch's global generator in training, so that runs could not be repeated: leave the "
-            "dropout inside of recurrent layers and of attention, AlphaDropout, RReLU and code of your own that draws "
+            "dropout inside of recurrent layers, AlphaDropout, RReLU and code of your own that draws "
             "out, and use nn.Dropout beside them"
         )
 

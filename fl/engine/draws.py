@@ -7,6 +7,7 @@ rounding) and in every backend: one client after another, stacked under vmap, in
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from fl.base.errors import FLError
+from fl.base.torch_private import calling
 from surgery.torch_private import Watch
 
 _MOST = 2**20  # numbers of a range that 24 random bits cover evenly enough
@@ -102,8 +104,8 @@ def _mixed(h: Tensor) -> Tensor:
 class Drawing(TorchFunctionMode):
     """Within it, all random numbers of a model come from `draws`, not from torch's global generator.
 
-    They are those of dropout of every kind, of torch.rand, randn, randint, rand_like and randn_like, and of tensors'
-    bernoulli_, uniform_ and normal_.
+    They are those of dropout of every kind, also within attention, of torch.rand, randn, randint, rand_like and
+    randn_like, and of tensors' bernoulli_, uniform_ and normal_.
 
     Other draws from the global generator are left alone; `fl.engine.train` notices them.
 
@@ -171,6 +173,43 @@ def _dropout(dims: int | None) -> Callable[..., Tensor]:
         return input.mul_(mask) if inplace else input * mask
 
     return dropout
+
+
+def _attention(
+    draws: Draws,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """`F.scaled_dot_product_attention`; with dropout in plain products, since fused kernels draw on their own."""
+    if dropout_p == 0:
+        more: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+        return F.scaled_dot_product_attention(query, key, value, attn_mask, 0.0, **more)
+    if enable_gqa:
+        key, value = (t.repeat_interleave(query.size(-3) // t.size(-3), -3) for t in (key, value))
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if attn_mask is not None:
+        is_allowed = attn_mask.dtype == torch.bool
+        scores = scores.masked_fill(~attn_mask, -math.inf) if is_allowed else scores + attn_mask
+        alone = scores.isneginf().all(-1, keepdim=True)  # those that may look at nothing: they get zeros, as in torch
+        weights = scores.masked_fill(alone, 0.0).softmax(-1).masked_fill(alone, 0.0)
+    else:
+        weights = scores.softmax(-1)
+    return _dropout(None)(draws, weights, dropout_p).to(value.dtype) @ value
+
+
+def _multi_head(draws: Draws, *args: Any, **kwargs: Any) -> Any:
+    """`F.multi_head_attention_forward`, which `nn.MultiheadAttention` calls: what is random within it is drawn here."""
+    attention = partial(_attention, draws)
+    inside: dict[Any, Any] = {F.dropout: partial(_dropout(None), draws), F.scaled_dot_product_attention: attention}
+    return calling(F.multi_head_attention_forward, inside)(*args, **kwargs)
 
 
 def _uniform(draws: Draws, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -264,6 +303,8 @@ _REPLACED = {
     F.dropout1d: _dropout(1),
     F.dropout2d: _dropout(2),
     F.dropout3d: _dropout(3),
+    F.scaled_dot_product_attention: _attention,
+    F.multi_head_attention_forward: _multi_head,
     torch.rand: _new(_uniform),
     torch.randn: _new(_normal),
     torch.randint: _randint,

@@ -19,6 +19,7 @@ CAPABILITIES: Mapping[str, str] = {
     "dense": "learns from one class a sample, and masks have one for each pixel",
     "adapters": "cuts models by width or depth, and adapters have ranks",
     "architectures": "gives all clients one architecture",
+    "own_architectures": "combines clients' weights, which takes one model of which all clients' models are parts",
 }
 """From each capability to what a method does that lacks it: the sentence with which it refuses."""
 

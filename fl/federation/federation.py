@@ -54,7 +54,7 @@ class Federation:
         create: makes the model anew with weights drawn from a generator, for methods that need several; or None.
         spec: what makes the model; None for one that was given as a module.
         fleet: each client's architecture, for methods in which they differ; the model is then the global one, which
-            contains them all. None: all clients have the model.
+            contains them all, or, if they have no plans, one of them. None: all clients have the model.
         start: the trained weights that the run begins with; None: they are drawn.
         truth: the cluster that each client's data were dealt out in, on each level: [levels, clients]; None: unknown.
         transport: where clients are, and how the server reaches them. Methods do not look at it: `client_states` and
@@ -229,7 +229,10 @@ class Federation:
         if next(adapted_layers(self.model), None):
             found["adapters"] = "--adapters.kind"
         if self.fleet and len(self.fleet.architectures) > 1:
-            found["architectures"] = "--architectures and --adapters.ranks"
+            parts = all(kind.plan for kind in self.fleet.architectures)
+            found["architectures" if parts else "own_architectures"] = (
+                "--architectures and --adapters.ranks" if parts else "model= of several models"
+            )
         for part in (*self.training, self.aggregator):
             found |= getattr(part, "needs", {})
         return found

@@ -6,8 +6,10 @@ that takes a spec takes it: narrow and shallow models come from `surgery`, as th
 
 import copy
 import difflib
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
@@ -30,8 +32,9 @@ GIVEN = "given"
 """What `--model` is in the settings of a run whose model was given from Python."""
 
 LIBRARIES = ("timm", "torchvision")
-Model: TypeAlias = nn.Module | Callable[[], nn.Module]
-"""A module, whose weights are the initial ones, or a function that makes one with weights of its own."""
+Model: TypeAlias = nn.Module | Callable[..., nn.Module] | Sequence[nn.Module | Callable[[], nn.Module]]
+"""A module, whose weights are the initial ones, or a function that makes one with weights of its own. Or those of
+several architectures: a list of them, which clients have in turn, or a function of a client's number."""
 
 
 class CustomSpec(zoo.Spec):
@@ -126,10 +129,59 @@ def by_name(name: str) -> Model:
 
 
 def checked(model: Any, flag: str = "model=") -> Model:
-    """Return a model after checking that it is a module or a function; FLError if it is neither."""
-    if isinstance(model, nn.Module) or callable(model):
+    """Return a model after checking that it, or the first of several, is a module or a function; else FLError."""
+    one = first(model)
+    if isinstance(one, nn.Module) or callable(one):
         return model
-    raise FLError(f"{flag} is {kind(model)}: give an nn.Module, or a function that makes one")
+    raise FLError(f"{flag} is {kind(one)}: give an nn.Module, or a function that makes one")
+
+
+def first(model: Model) -> Model:
+    """Return the model of client 0, a module or a function without arguments, of one model or several."""
+    if isinstance(model, Sequence) and not isinstance(model, str | nn.Module):
+        if not model:
+            raise FLError("model=[] is an empty list: give a model, or several")
+        return model[0]
+    return partial(model, 0) if _is_numbered(model) else model
+
+
+def for_clients(model: Model | None, clients: int) -> tuple[list[Model], tuple[int, ...]]:
+    """Return the models that occur, each once, and which of them each client has; none where all have the same.
+
+    Those that a function makes are the same if their modules and these modules' settings are.
+
+    >>> few = for_clients([nn.Linear(2, 2), nn.Linear(3, 2)], clients=3)
+    >>> few[1], for_clients(lambda k: nn.Linear(2 + k % 2, 2), clients=3)[1], for_clients(nn.Linear(2, 2), clients=3)
+    ((0, 1, 0), (0, 1, 0), ([], ()))
+    """
+    if model is None or first(model) is model:
+        return [], ()
+    found: dict[Any, Model] = {}
+    keys: list[Any] = []
+    if isinstance(model, Sequence):
+        if len(model) > clients:
+            raise FLError(
+                f"{len(model)} models for {clients} clients: give one each, or fewer, which they have in turn"
+            )
+        keys = [id(model[k % len(model)]) for k in range(clients)]
+        found = {id(one): one for one in model}
+    else:
+        for k in range(clients):
+            made = _built(GIVEN, partial(model, k), torch.Generator().manual_seed(0))
+            keys.append((type(made).__qualname__, str(structure(made))))
+            found.setdefault(keys[-1], partial(model, k))
+    return (list(found.values()), tuple(map(list(found).index, keys))) if len(found) > 1 else ([], ())
+
+
+def _is_numbered(model: Any) -> bool:
+    """Return whether it is a function that has to be given one argument: a client's number."""
+    if isinstance(model, nn.Module | type) or not callable(model):
+        return False
+    try:
+        needed = [p for p in inspect.signature(model).parameters.values() if p.default is p.empty]
+    except (TypeError, ValueError):
+        return False
+    return len(needed) == 1 and needed[0].kind in (needed[0].POSITIONAL_ONLY, needed[0].POSITIONAL_OR_KEYWORD)
 
 
 def said(name: str) -> str:
@@ -160,7 +212,7 @@ def describe(name: str, model: Model, data: Dataset, width: Any = 1.0, depth: An
         raise FLError(f"{said(name)} has one input, and samples have {', '.join(data.x)}: give a module of your own")
     if data.dense and hf.is_hf(name):
         raise FLError(f"{said(name)} gives a class for a sample, and the data have one for each pixel: give your own")
-    model = _for_data(model, data.tokens, data.outputs)
+    model = _for_data(first(model), data.tokens, data.outputs)
     maker = getattr(checked(model), "__name__", type(model).__name__)
     made = _built(f"{GIVEN}:{maker}" if name == GIVEN else name, model, torch.Generator().manual_seed(0))
     name = f"{GIVEN}:{type(made).__name__}" if name == GIVEN else name
@@ -183,8 +235,11 @@ def restored(values: dict[str, Any], known: dict[str, Any], where: str, model: M
         FLError: if there is no model, or another one.
     """
     name = values["name"]
-    source = by_name(name) if model is None else checked(model)
-    source = _for_data(source, known["tokens"], (*known["targets"], values["num_classes"]))
+    source = _for_data(
+        first(by_name(name) if model is None else checked(model)),
+        known["tokens"],
+        (*known["targets"], values["num_classes"]),
+    )
     made = _built(name, source, torch.Generator().manual_seed(0))
     check_same(made, known, where)
 
@@ -284,7 +339,19 @@ def classes_as_given(model: nn.Module) -> nn.Module:
 
 
 def _fit(model: nn.Module, sample: Inputs) -> nn.Module:
-    return by_keyword(model) if isinstance(sample, dict) else model
+    """Let a model take the samples, and give logits where it gives them as part of an output object."""
+    model = by_keyword(model) if isinstance(sample, dict) else model
+    if isinstance(model, torch.jit.ScriptModule):
+        return model
+    model.register_forward_hook(_logits)
+    if isinstance(sample, dict) and "attention_mask" in sample and type(model).__module__.startswith("transformers."):
+        hf.keep_mask(model)
+    return model
+
+
+def _logits(model: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+    """Return the logits of an output such as transformers' SequenceClassifierOutput; others as they are."""
+    return output if isinstance(output, Tensor) else getattr(output, "logits", output)
 
 
 def _dtype(model: nn.Module) -> torch.dtype:

@@ -21,15 +21,15 @@ class Architecture(NamedTuple):
     """One of the clients' architectures.
 
     Attributes:
-        model: a module of it; its weights do not matter.
+        model: a module of it; its weights do not matter, unless there is no plan: they are then the initial ones.
         plan: where it lies in the global model: the first blocks of each section, and the leading channels of every
             tensor. The last block of a section also stands for the deeper ones that the architecture lacks (FedFA,
-            algorithm 2); `ungrafted` undoes that.
+            algorithm 2); `ungrafted` undoes that. None where clients have models that are no parts of one.
         spec: what makes the model; None for one that was given as a module.
     """
 
     model: nn.Module
-    plan: Plan
+    plan: Plan | None
     spec: zoo.Spec | None = None
 
 

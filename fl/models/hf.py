@@ -55,6 +55,21 @@ class _Padded(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
+def keep_mask(model: nn.Module) -> None:
+    """Let a model that gets an `attention_mask` by keyword work as within `_Padded`."""
+    model.register_forward_pre_hook(_enter, with_kwargs=True)
+    model.register_forward_hook(_leave, always_call=True)
+
+
+def _enter(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    mask = kwargs.get("attention_mask")
+    _Padded(torch.Size() if mask is None else mask.shape).__enter__()
+
+
+def _leave(model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    _Padded(torch.Size()).__exit__(None, None, None)  # leaves the one that was entered last, whichever object asks
+
+
 class HFModel(nn.Module):
     """A model of transformers that takes a data set's samples and returns logits.
 

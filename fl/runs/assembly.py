@@ -27,7 +27,7 @@ from fl.models import custom_model, hf
 from fl.models.adapted import adapted, fleet_of_ranks
 from fl.models.architectures import choose
 from fl.models.create import check_shape, weight_bytes
-from fl.models.fleet import Fleet, make_fleet
+from fl.models.fleet import Architecture, Fleet, make_fleet
 from fl.models.init import Start, find, maker
 from fl.models.search import maximum
 from fl.settings import Config
@@ -54,7 +54,9 @@ def build(
             another run (by `config.load()`, or `fl.data.load` without changing them since).
         model: a model of your own, in the place of that of the settings: an `nn.Module`, whose weights are the initial
             ones, or a function that makes one, whose weights then depend on the seed. Methods that start several models
-            from different weights need a function.
+            from different weights need a function. Or clients' own, of any architectures, for methods that send no
+            weights (local, fedproto, fedmd): a list of such models, which clients have in turn, or a function of a
+            client's number.
         start: the trained weights that --init names, if a run folder has kept them.
         transport: where clients are. If on other machines, they have their data already; `dataset` stands in for these
             and has a test set. By default the settings deal the data out to clients here.
@@ -81,6 +83,11 @@ def build(
         _ask_for_round(config, specs or [spec])
     net, create, fleet = make_models(config, spec, start, len(splits), device)
     one_start = isinstance(getattr(spec, "source", None), nn.Module) and not config.model.adapters.on
+    by_path = model is None and custom_model.is_custom(config.model.name)
+    source = custom_model.by_name(config.model.name) if by_path else model
+    own, owned = custom_model.for_clients(source, len(splits))
+    if own:
+        fleet = _own_fleet(config, dataset, net, spec, own, owned, rng)
     if start is None:
         _warn_of_drawn(config, spec, net)
     if not isinstance(spec, custom_model.CustomSpec) and not dataset.text:
@@ -152,6 +159,26 @@ def _ask_for_batch(fed: Federation, local: LocalTraining) -> None:
     size = local.size_of_batches(fed.clients.train)
     least = min(activation_bytes(kind.model, fed.data) for kind in fed.fleet_or_uniform.architectures)
     ask_memory(size * least // 2, f"a batch of {size:,} samples", "use a smaller --batch-size, --width or --pad")
+
+
+def _own_fleet(
+    config: Config,
+    dataset: data.Dataset,
+    net: nn.Module,
+    spec: Spec,
+    own: list[custom_model.Model],
+    owned: tuple[int, ...],
+    rng: Rng,
+) -> Fleet:
+    """Return the clients' own architectures, the first of which is the global model's; each has its initial weights."""
+    ALGORITHMS[config.method.name].refuse({"own_architectures": "model= of several models"})
+    if config.model.init or config.model.adapters.on:
+        raise FLError("--init and --adapters are for one model, and these are several: leave them out")
+    kinds = [Architecture(net, None, spec)]
+    for source in own[1:]:
+        its = model_spec(config, dataset, source)
+        kinds.append(Architecture(maker(its, None)(rng.torch("weights")).to(dataset.device), None, its))
+    return Fleet(tuple(kinds), owned)
 
 
 def _warn_of_drawn(config: Config, spec: Spec, net: nn.Module) -> None:

@@ -16,7 +16,8 @@ from fl.base.errors import FLError
 from fl.engine.constants import digest
 from fl.federation import Federation
 from fl.models import custom_model
-from fl.models.custom_model import Model
+from fl.models.custom_model import CustomSpec, Model
+from fl.models.fleet import Architecture
 from fl.models.library import spec_class
 from fl.settings import Config
 from surgery import State, SurgeryError
@@ -150,8 +151,15 @@ def custom_inputs(config: Config, fed: Federation) -> dict[str, Any]:
     return {
         "data": data.fingerprint(fed.data) if data.may_change(config.data.dataset) else None,
         "model": custom_model.identity(fed.spec) if isinstance(fed.spec, custom_model.CustomSpec) else None,
+        "models": [custom_model.identity(kind.spec) for kind in _own_models(fed)],
         "base": digest(fed.model),
     }
+
+
+def _own_models(fed: Federation) -> list[Architecture]:
+    """Return the clients' own architectures beside the first, of models of several."""
+    kinds = fed.fleet.architectures if fed.fleet else ()
+    return [kind for kind in kinds[1:] if kind.plan is None and isinstance(kind.spec, CustomSpec)]
 
 
 def check_base(folder: Path, model: nn.Module) -> None:
@@ -187,6 +195,11 @@ def check_inputs(folder: Path, fed: Federation, now: Mapping[str, Any]) -> None:
         raise FLError(f"{folder} holds a run of {which}: resume it with that, or start a new run")
     if model:
         custom_model.check_same(fed.spec.full(), model, str(folder))
+    own, before = _own_models(fed), known.get("models", [])
+    if len(own) != len(before):
+        raise FLError(f"{folder} holds a run of {len(before) + 1} models, and these are {len(own) + 1}: give the same")
+    for kind, was in zip(own, before):
+        custom_model.check_same(kind.spec.full(), was, str(folder))
     check_base(folder, fed.model)
 
 

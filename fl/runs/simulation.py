@@ -217,8 +217,8 @@ def simulate(
         dataset: data of your own, such as `fl.Dataset.from_arrays(...)`, in the place of those of the settings;
             or these, as `config.load()` returns them, so that several runs load them once.
         model: a model of your own, in the place of that of the settings: an `nn.Module`, whose weights are the initial
-            ones, or a function that makes one, see `fl.build`. The checkpoint keeps which data and which model its
-            run needs; give the same to resume it.
+            ones, or a function that makes one, or several of them, see `fl.build`. The checkpoint keeps which data and
+            which model its run needs; give the same to resume it.
         on_round: called after each round with its row of metrics.csv, a dict of plain numbers. If it returns True, the
             run stops there; `resume` goes on with the next round.
         transport: of clients on other machines, who train there (see `fl.deploy`); by default they are simulated.

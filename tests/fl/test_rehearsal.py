@@ -47,6 +47,7 @@ MORE = {
     "fesem_plus": 2,
     "fltrust": 2,  # the server trains as well, and its trust is weights
     "fedrep": 1,  # heads and bodies are trained apart
+    "fedmd": 1,  # a client digests logits, and then trains
     "ditto": 1,  # so are global and personal models
     "fesem": 1,  # who belongs where
     "femam": 2,  # and who keeps the level

@@ -92,26 +92,28 @@ def test_methods_refuse_to_be_wrapped_by_what_needs_more_than_they_can(what, mak
 
 
 NOT_PRIVATE = (
-    *("clusamp", "fedbn", "feddyn", "fedexp", "fedgen", "fedmr", "fednova", "fedproto", "fedrep", "femam"),
+    *("clusamp", "fedbn", "feddyn", "fedexp", "fedgen", "fedmd", "fedmr", "fednova", "fedproto", "fedrep", "femam"),
     *("fedsa_lora", "fesem", "fesem_plus", "flora_na", "fltrust", "indep", "local", "scaffold"),
 )
+OWN = {"fedmd", "fedproto", "local"}
 CLUSTERING = ("fesem", "fesem_plus", "femam")
 
 
 def test_who_lacks_what():
     expected = {what: set(names) for what, names in {
-        "masked_logits": ("fedgen", "femam", "moon", "apfl", "fedproto"),
+        "masked_logits": ("fedgen", "femam", "moon", "apfl", "fedmd", "fedproto"),
         "adapters": set(methods_of("heterogeneous")) - {"fedfa", "heterofl", *NEED_ADAPTERS},
         "plain_average": ("flexlora", "flora", "flora_na", "hetlora", "fednova"),
         "any_loss": ("fedgen",),
-        "several_classifiers": ("fedgen", "fedproto", "femam", "fjord", "inclusivefl", "moon"),
-        "changed_updates": ("local", "scaffold", "feddyn", "fedproto"),
+        "several_classifiers": ("fedgen", "fedmd", "fedproto", "femam", "fjord", "inclusivefl", "moon"),
+        "changed_updates": ("local", "scaffold", "feddyn", "fedmd", "fedproto"),
         "uniform_sampling": ("clusamp",),
         "same_model": ("fedmr", "indep", *CLUSTERING, *methods_of("heterogeneous")),
         "mean_only": (*NOT_PRIVATE, *methods_of("heterogeneous")),
         "whole_average": (*CLUSTERING, "fltrust", *methods_of("heterogeneous")),
         "one_training": methods_of("personalized"),
-        "architectures": (*methods_of("global"), *methods_of("personalized")),
+        "architectures": {*methods_of("global"), *methods_of("personalized")} - OWN,
+        "own_architectures": ALGORITHMS.keys() - OWN,
         "dense": ("fedgen", "fedproto"),
         "open_updates": (),
     }.items()}  # fmt: skip
@@ -191,7 +193,7 @@ def test_a_method_cannot_hide_a_setting(name, monkeypatch):
 def test_a_method_with_one_model_refuses_clients_of_different_architectures():
     fed = fleet_federation(SPECS["cnn"], [(1.0, None), (0.5, None)], [4, 4])
     assert fed.needs().keys() == {"architectures"}
-    for name in ALGORITHMS.keys() - methods_of("heterogeneous"):
+    for name in ALGORITHMS.keys() - OWN - set(methods_of("heterogeneous")):
         with pytest.raises(FLError, match=f"{name} gives all clients one architecture: leave --architectures and"):
             made(name, fed, {})
     algorithm = fedavg.make(fed)  # a bare function cannot know

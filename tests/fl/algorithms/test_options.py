@@ -43,6 +43,7 @@ BASE = {
 BESIDE = {
     ("femam", "clustering"): {"levels": ("2",), "level_rounds": ()},  # which has to last some rounds
     ("femam", "prune"): {"min_gain": 1e6},
+    ("fedmd", "samples"): {"samples": 2, "public": 0.5},
     ("femam", "window"): {"level_rounds": (), "variance": 1e9, "window": 2},
     ("femam", "variance"): {"level_rounds": (), "variance": 1e9, "window": 2},
     ("fedfa", "quantile"): {"scale": "norm"},
@@ -58,6 +59,7 @@ OTHER = {
     ("fedfa", "quantile"): 0.5,
     ("fedfa", "scale"): "rms",
     ("fedgen", "decay"): 0.5,
+    ("fedmd", "public"): 0.3,
     ("fedmr", "segment_fraction"): 1.0,
     ("fedmr", "unit"): "tensor",
     ("fedmut", "unit"): "tensor",

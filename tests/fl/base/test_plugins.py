@@ -48,7 +48,7 @@ def fails():
     raise OSError("no disk")
 
 
-def needs(argument):
+def needs(argument, other):
     pass
 
 
@@ -162,7 +162,7 @@ WRONG = [
     ("my_failing_module:load", r"cannot be imported: ZeroDivisionError: .*\(my_failing_module.py, line 2\)"),
     ("my_own_module:number", "is an int"),
     ("my_own_module:fails", r"called without arguments, fails: OSError: no disk \(my_own_module.py, line \d+\)"),
-    ("my_own_module:needs", "called without arguments, fails: TypeError: .*missing 1 required"),
+    ("my_own_module:needs", "called without arguments, fails: TypeError: .*missing 2 required"),
     ("my_own_module:three", "returns an int: let it return an"),
 ]
 

@@ -14,6 +14,7 @@ from fl.algorithms.extension import Extension, Order
 from fl.extensions.attack import AttackOptions
 from fl.extensions.compression import Compression
 from fl.extensions.defence import Defence
+from fl.extensions.failures import FailureOptions
 from fl.extensions.pace import PaceOptions
 from fl.extensions.presence import PresenceOptions
 from fl.extensions.privacy import Privacy
@@ -32,6 +33,7 @@ ON = {
     "clip": {"defence": Defence(clip=1.0)},
     "pace": {"pace": PaceOptions(spread=1.0, speed=200.0, deadline=0.15)},
     "late": {"pace": PaceOptions(spread=1.0, speed=200.0, deadline=0.15, late="drop")},
+    "failures": {"failures": FailureOptions(share=0.3)},
     "presence": {"presence": PresenceOptions(joining=0.2, leaving=0.2)},
     "privacy": {"privacy": Privacy(clip=0.5, noise=0.0)},
 }
@@ -39,7 +41,7 @@ ON = {
 
 TOGETHER_REFUSED = {
     *(("privacy", one) for one in ("median", "krum", "clip", "presence")),  # what one client changes has no bound
-    ("late", "krum"),  # which needs all clients of a round
+    *((one, "krum") for one in ("late", "failures")),  # which needs all clients of a round
 }
 REFUSED = {"fedmr": {"feedback", "privacy"}}  # by the method alone, see tests/fl/algorithms/test_method.py
 

@@ -398,3 +398,78 @@ def test_what_lies_beside_a_file_of_settings_stays_there(tmp_path):
         fl.export_model(tmp_path / f"run{k}", tmp_path / f"out{k}")
         assert (tmp_path / f"out{k}/vocab.txt").exists() == bool(k)
         assert not (tmp_path / f"out{k}/vocabulary_notes.txt").exists()
+
+
+def bert(**settings):
+    torch.manual_seed(0)
+    config = transformers.BertConfig(vocab_size=100, max_position_embeddings=32, num_labels=3, **SIZES, **settings)
+    return transformers.BertForSequenceClassification(config)
+
+
+def with_mask():
+    data = padded()
+    x, test_x = ({"input_ids": x, "attention_mask": x.ne(0).int()} for x in (data.x, data.test_x))
+    return fl.Dataset.from_arrays(x, data.y, test_x, data.test_y)
+
+
+def one_round(net, data, backend, **more):
+    few = {"clients": 3, "participants": 3, "batch_size": 5, "partition": "iid", "local_epochs": 1, "lr": 0.1}
+    few |= {"min_samples": 2, "momentum": 0.0, "rounds": 1, **more}
+    fed, method = fl.build(fl.Config.of(algorithm="fedavg", backend=backend, **few), data, net)
+    server, update = method.round(method.init(), list(range(len(fed.clients))), fl.Rng(0, 1))
+    return fed, method, server, update
+
+
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_librarys_classifier_trains_as_it_is(masked):
+    """Its output object's logits are taken; one step of all samples is that of torch, its loss that of the library."""
+    net, data = bert(**NO_DROPOUT), with_mask() if masked else padded()
+    _, method, server, update = one_round(net, data, "loop", clients=1, participants=1, batch_size=40)
+    x = data.x if masked else {"input_ids": data.x}
+    out = net.train()(**{name: values.long() for name, values in x.items()}, labels=data.y)
+    out.loss.backward()
+    assert update.loss.item() == pytest.approx(out.loss.item(), rel=1e-5)
+    for name, p in net.named_parameters():
+        wanted = p if p.grad is None else p - 0.1 * p.grad
+        torch.testing.assert_close(server["global"][name], wanted.detach(), atol=1e-6, rtol=1e-5)
+    net.load_state_dict(server["global"])
+    x = data.test_x if masked else {"input_ids": data.test_x}
+    with torch.no_grad():
+        expected = net.eval()(**{name: values.long() for name, values in x.items()}).logits
+    torch.testing.assert_close(method.predict(server, data.test_x), expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_backends_agree_on_its_default_dropouts(masked):
+    net, data = bert(), with_mask() if masked else padded()
+    assert net.config._attn_implementation == "sdpa"
+    made = [one_round(net, data, backend)[2]["global"] for backend in ("loop", "loop", "vmap")]
+    without = one_round(bert(**NO_DROPOUT), data, "loop")[2]["global"]
+    for name, tensor in made[0].items():
+        assert torch.equal(made[1][name], tensor)
+        torch.testing.assert_close(made[2][name], tensor, atol=1e-5, rtol=1e-4)
+    assert any(not torch.allclose(without[name], tensor, atol=1e-4) for name, tensor in made[0].items())
+
+
+def test_padding_does_not_matter_where_the_mask_hides_it():
+    data, other = with_mask(), with_mask()
+    other.x["input_ids"][other.x["attention_mask"] == 0] = 7
+    one, two = (one_round(bert(), some, "vmap")[2]["global"] for some in (data, other))
+    for name, tensor in one.items():
+        if "word_embeddings" not in name:  # those of padding have moved
+            torch.testing.assert_close(two[name], tensor, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_run_of_it_is_kept_and_loaded(tmp_path):
+    fl.simulate(
+        fl.Config.of(algorithm="fedavg", clients=2, rounds=1, partition="iid", batch_size=10),
+        tmp_path / "run",
+        dataset=with_mask(),
+        model=bert(),
+    )
+    net = fl.load_model(tmp_path / "run", model=bert())
+    assert net(with_mask().normalise(with_mask().test_x)).shape == (20, 3)

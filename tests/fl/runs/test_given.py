@@ -265,7 +265,11 @@ NEXT = fl.Dataset.from_arrays(*[TEXT[:, :-1], TEXT[:, 1:]] * 2)
     [
         ({"model": 3}, {}, "model= is an int: give an nn.Module, or a function"),
         ({"model": broken}, {}, r"model=broken, called without arguments, fails: OSError: no such file \("),
-        ({"model": lambda size: Net(size)}, {}, "called without arguments, fails: TypeError: .*missing 1 required"),
+        (
+            {"model": lambda size, classes: Net(size, classes)},
+            {},
+            "called without arguments, fails: TypeError: .*missing 2 required",
+        ),
         ({"model": dict}, {}, "model=dict returns a dict"),
         ({"model": nn.Flatten()}, {}, "a Flatten, has no parameters to train"),
         ({"model": nn.Sequential(nn.Flatten(), nn.LazyLinear(10))}, {}, "has lazy modules"),

@@ -1,0 +1,145 @@
+"""FedMD: Li and Wang, "FedMD: Heterogenous Federated Learning via Model Distillation" (2019, arXiv 1910.03581),
+algorithm 1.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+
+from fl.algorithms.algorithm import Algorithm
+from fl.algorithms.method import Method
+from fl.algorithms.parts.own_models import OwnModels
+from fl.algorithms.parts.personal import train_or_keep
+from fl.base.errors import FLError
+from fl.base.rng import Rng, draw
+from fl.base.settings import AtLeast1, number
+from fl.engine.augment import Augment
+from fl.engine.objectives import Batch, Call
+from fl.federation import Federation
+from fl.federation.clients import CLIENTS
+from fl.federation.cohort import States, per_client
+from fl.partition import Split, Splits
+from surgery import State, broadcast
+from surgery.transfer import upload
+
+
+@dataclass(frozen=True)
+class FedMDOptions:
+    """FedMD."""
+
+    public: Annotated[float, number(float, above=0, below=1)] = 0.1
+    """share of the clients' training samples that are public: taken from them at random, no client trains on them"""
+    samples: AtLeast1 = 5000
+    """public samples of a round, drawn for it; all, if there are no more (the paper: 5000)"""
+    epochs: AtLeast1 = 1
+    """epochs for which a participant learns the others' mean logits of the public samples (the released code: 1)"""
+
+
+def fedmd(fed: Federation, options: FedMDOptions = FedMDOptions()) -> Algorithm:
+    """Train a model of its own on each client; what is sent are logits of public samples, no weights.
+
+    In a round, a participant first learns the mean of the logits that the participants of the round before gave to this
+    round's public samples (digest), by their mean absolute distance from its own, as in the released code. Then it
+    trains on its own samples (revisit). Then it sends its logits, in evaluation mode, of the next round's public
+    samples; the server averages them, each client's counting alike. In the first round there is nothing to digest.
+
+    The public samples are a share of what clients would train on, which no client does; their labels are not used, and
+    test samples are none of them. Unlike in the paper, models do not begin by training on the public samples with their
+    labels; they begin as the initial model.
+
+    Clients may have models of several architectures: see `OwnModels`, also for the model of a stranger. A client that
+    never took part still has the initial model of its architecture.
+
+    Raises:
+        FLError: if so small a share is no sample, and with clients on other machines, who have no public samples.
+    """
+    if not fed.transport.has_data:
+        raise FLError("fedmd needs public samples, which clients on other machines do not have: take fedproto or local")
+    if fed.local.augment.mask:
+        raise FLError("fedmd compares logits of the same samples, and of masked text other tokens are hidden each time")
+    public, rest = share_out(fed, options.public)
+    private = replace(fed, clients=rest)
+    own, count = OwnModels(private), min(options.samples, len(public))
+    plain = own.algorithm()
+
+    def samples_of(seed: int, round: int) -> Tensor:
+        return public[draw(len(public), count, Rng(seed, round).torch("public"))]
+
+    def init():
+        dtype = next(fed.model.parameters()).dtype
+        logits = torch.zeros(count, *fed.data.outputs, dtype=dtype, device=fed.data.device)
+        return {**plain.init(), "consensus": {"logits": logits, "round": torch.tensor(0)}}
+
+    def send(server, clients, rng):
+        return {"model": broadcast(server["consensus"], len(clients))}
+
+    def client(message, client_states, clients, rng):
+        states = digest(own.unpack(client_states, clients), message["model"], clients, rng)
+        update = private.train(states, clients, rng)
+        asked = fed.data.samples_at(samples_of(rng.seed, rng.round + 1))
+        modules = [own.modules[own.owned[client]] for client in clients]
+        each = [fed.predict(state, asked, module) for state, module in zip(per_client(update.states), modules)]
+        logits = torch.stack(each).to(message["model"]["logits"])
+        received = {"logits": logits, "round": torch.full((len(clients),), rng.round + 1)}
+        return update._replace(received=received, client_states=own.pack(update.states))
+
+    learning = replace(fed.with_local(epochs=options.epochs, augment=Augment(), masked=False), training=())
+    rows = torch.zeros(len(fed.data.y), dtype=torch.int64)  # of each public sample in the tables of logits
+    rows[public] = torch.arange(len(public))
+    rows_on_device = upload(rows, fed.data.device)
+
+    def digest(states: States, consensus: State, clients: Sequence[int], rng: Rng) -> States:
+        """Return the models after they have learned the consensus, if there is one already."""
+        if not (round := int(consensus["round"][0])):
+            return states
+        index = samples_of(rng.seed, round)
+        table = consensus["logits"].new_zeros(len(public), *fed.data.outputs)
+        table[upload(rows[index], table.device)] = consensus["logits"][0]
+        context: Any = {"logits": table.expand(len(clients), *table.shape)}
+        splits: Any = [Split(index, index[:0], index[:0])] * len(fed.clients)
+        of_round = replace(learning, clients=splits)
+        context = per_client(context) if isinstance(states, list) else context
+        return train_or_keep(of_round, states, clients, rng.apart("digest"), towards, context, None, rows_on_device)
+
+    def aggregate(server, clients, update, rng):
+        came = [row for row, arrived in enumerate(update.arrived) if arrived]
+        known = {"logits": update.received["logits"][came].mean(0), "round": update.received["round"][came[0]]}
+        return {"global": own.mean(server[CLIENTS], otherwise=server["global"]), "consensus": known}
+
+    return replace(plain, init=init, send=send, client=client, aggregate=aggregate)
+
+
+def share_out(fed: Federation, share: float) -> tuple[Tensor, Splits]:
+    """Draw a share of all training samples: these, and what is left to clients, each of whom keeps one at least."""
+    number = round(share * len(fed.clients.train.samples))
+    kept = fed.clients.train.offsets[:-1]  # the first sample of each client stays with it
+    free = torch.ones(len(fed.clients.train.samples), dtype=torch.bool).index_fill_(0, kept, False).nonzero().flatten()
+    if not 1 <= number <= len(free):
+        raise FLError(
+            f"--fedmd.public {share:g} of {len(fed.clients.train.samples)} samples are {number}; clients can spare 1 "
+            f"to {len(free)}: give another share"
+        )
+    places = free[draw(len(free), number, Rng(0).torch("public"))].sort().values
+    taken = torch.zeros(len(fed.clients.train.samples), dtype=torch.bool).index_fill_(0, places, True)
+    sizes = fed.clients.train.sizes.tolist()
+    left = [own[~gone] for own, gone in zip(fed.clients.train, taken.split(sizes))]
+    splits = [Split(own, split.valid, split.test) for own, split in zip(left, fed.clients)]
+    return fed.clients.train.samples[places], Splits.of(splits)
+
+
+def towards(call: Call, params: State, context: State, batch: Batch) -> Tensor:
+    """Return the mean absolute distance of the model's logits from those of the context, in the rows of the batch."""
+    x, _, rows = batch
+    return (call(params, x) - context["logits"][rows]).abs().mean()
+
+
+METHOD = Method(
+    fedmd,
+    FedMDOptions(),
+    clients="personalized",
+    own_architectures=True,
+    lacks={"several_classifiers", "masked_logits", "changed_updates"},
+)

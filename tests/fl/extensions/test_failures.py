@@ -1,0 +1,130 @@
+"""Clients that fail at random: their updates do not arrive, always in the same rounds."""
+
+import pytest
+import torch
+from selection import METHODS, some
+
+import fl
+from fl.algorithms import ALGORITHMS
+from fl.base.rng import Rng
+from fl.extensions.failures import FailureOptions, Failures
+from fl.runs.metrics import read
+from surgery import average, broadcast
+
+FEW = {"clients": 8, "participants": 4, "width": 0.125, "partition": "iid", "local_epochs": 1, "samples": 200}
+CLIENTS = [0, 1, 2, 3]
+
+
+def built(share, algorithm="fedavg", **more):
+    failing = {"failures": FailureOptions(share)} if share else {}
+    return fl.build(fl.Config.of(algorithm=algorithm, **{**FEW, **failing, **more}))
+
+
+def round_with(some_fail, share):
+    """The first round in which some, but not all, of `CLIENTS` fail, or all do; and who does."""
+    for number in range(1, 100):
+        failed = [Failures(share, 0).fails(number, client) for client in CLIENTS]
+        if (any(failed) and not all(failed)) if some_fail else all(failed):
+            return number, failed
+    raise AssertionError
+
+
+def test_updates_of_clients_that_fail_do_not_arrive():
+    _, method = built(0.5)
+    _, plain = built(0.0)
+    number, failed = round_with(True, 0.5)
+    server = method.init()
+    after, update = method.round(server, CLIENTS, Rng(0, number))
+    _, whole = plain.round(server, CLIENTS, Rng(0, number))
+    assert [size == 0 for size in update.sizes] == failed
+    sizes = [0 if gone else size for gone, size in zip(failed, whole.sizes)]
+    torch.testing.assert_close(after["global"], average(whole.received, weights=sizes))
+    for name, start in server["global"].items():
+        for row, gone in enumerate(failed):
+            assert torch.equal(update.received[name][row], start if gone else whole.received[name][row])
+
+
+def test_a_round_in_which_all_fail_changes_nothing():
+    _, method = built(0.9)
+    number, _ = round_with(False, 0.9)
+    server = method.init()
+    after, update = method.round(server, CLIENTS, Rng(0, number))
+    assert after is server
+    assert not any(update.sizes)
+
+
+def test_who_fails_depends_on_seed_round_and_client_alone():
+    draws = {
+        (seed, number): [Failures(0.3, seed).fails(number, client) for client in range(1000)]
+        for seed in (0, 1)
+        for number in (1, 2)
+    }
+    for failed in draws.values():
+        assert 0.25 < sum(failed) / 1000 < 0.35
+    assert len({tuple(failed) for failed in draws.values()}) == 4
+    assert not any(Failures(0.0, 0).fails(1, client) for client in range(100))
+
+
+@pytest.mark.parametrize("algorithm", ["fedrep", "ditto"])
+def test_a_client_that_fails_keeps_its_own_model(algorithm):
+    """Both of its trainings in the round are lost."""
+    _, method = built(0.5, algorithm)
+    number, failed = round_with(True, 0.5)
+    server = method.init()
+    after, update = method.round(server, CLIENTS, Rng(0, number))
+    assert [size == 0 for size in update.sizes] == failed
+    for client, gone in zip(CLIENTS, failed):
+        same = all(torch.equal(t[client], server["clients"][n][client]) for n, t in after["clients"].items())
+        assert same == gone
+
+
+def test_what_clients_predict_with_does_not_fail():
+    """FedAvg+ fine-tunes for every client after the round, those that failed in it too."""
+    _, method = built(0.9, "fedavg_plus")
+    server, _ = method.round(method.init(), CLIENTS, Rng(0, 3))
+    models = method.client_models(server).levels[0].models
+    assert all(not torch.equal(one, server["global"][name]) for name, t in models.items() if t.ndim > 2 for one in t)
+
+
+def test_training_apart_from_a_round_does_not_fail():
+    fed, _ = built(0.9)
+    start = broadcast(fed.initial(), 4)
+    assert all(fed.train(start, CLIENTS, Rng(0, 1).apart("something")).sizes)
+    assert not all(fed.train(start, CLIENTS, Rng(0, 1)).sizes)
+
+
+@pytest.mark.parametrize("algorithm", some(ALGORITHMS, METHODS[:3:2]))
+def test_every_method_goes_on_where_clients_fail(algorithm):
+    model = {"heterogeneous": "resnet20", "personalized": "cnn", "global": "cnn"}[ALGORITHMS[algorithm].clients]
+    model = {"model": model, "width": 0.1, "norm": "batch"}
+    if algorithm in ("flora", "flora_na", "flexlora", "hetlora", "fedsa_lora"):
+        model |= {"adapters": fl.AdapterOptions("lora", rank=2)}
+    try:
+        _, method = built(0.4, algorithm, local_valid=0.1, min_samples=2, **model)
+    except fl.FLError as refused:
+        pytest.skip(str(refused))
+    server = method.init()
+    lost = 0
+    for number in (1, 2, 3):
+        rng = Rng(0, number)
+        server, update = method.round(server, method.choose(server, rng), rng)
+        lost += update.arrived.count(False)
+    assert lost
+    assert all(tensor.isfinite().all() for tensor in server["global"].values() if tensor.is_floating_point())
+
+
+def test_metrics_count_them_and_a_resumed_run_has_the_same(tmp_path):
+    config = fl.Config.of(algorithm="fedavg", rounds=4, failures={"share": 0.4}, checkpoint_every=1, **FEW)
+    fl.simulate(config, tmp_path / "whole")
+    fl.simulate(config, tmp_path / "parts", on_round=lambda row: row["round"] == 2)
+    fl.simulate(config, tmp_path / "parts", resume=True)
+    whole, parts = (read(tmp_path / name / "metrics.csv") for name in ("whole", "parts"))
+    assert sum(row.get("dropped") or 0 for row in whole) > 0
+    for one, other in zip(whole, parts, strict=True):
+        assert {n: v for n, v in one.items() if n != "seconds"} == {n: v for n, v in other.items() if n != "seconds"}
+
+
+@pytest.mark.parametrize("share", [1.0, -0.1])
+def test_a_share_out_of_its_limits_is_refused(share):
+    with pytest.raises(fl.FLError, match="--failures"):
+        built(share)
