@@ -268,6 +268,7 @@ def extended(copied, tmp_path):
     return copied()
 
 
+@pytest.mark.slow
 def test_without_extensions_the_command_works(tmp_path):
     """Methods of the three papers, and resuming; the flags are gone with the files."""
     shutil.copytree(ROOT / "fl", tmp_path / "fl", ignore=shutil.ignore_patterns("extensions", "__pycache__"))

@@ -87,7 +87,7 @@ def test_a_rule(name, monkeypatch):
 ONE_OF_EACH = {(RULES[name].function, call): name for name, call in SAMPLES.items() if name in RULES}.values()
 
 
-@pytest.mark.parametrize("name", some(SAMPLES, [*ONE_OF_EACH]))
+@pytest.mark.parametrize("name", some(SAMPLES, [*ONE_OF_EACH][::3]))
 @torch.no_grad()
 def test_a_rule_keeps_what_is_computed_in_any_order(name):
     net, draw = network(name), torch.Generator().manual_seed(1)

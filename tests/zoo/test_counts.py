@@ -124,7 +124,7 @@ def test_macs_by_hand():
 
 @settings(max_examples=2)
 @given(st.data())
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", some(FAMILIES, [*FAMILIES][::3]))
 def test_the_count_is_the_built_model_s(name, data):
     sections = len(Spec(name).depth)
     depth = data.draw(st.tuples(*[st.integers(1, 2)] * sections)) if sections else None

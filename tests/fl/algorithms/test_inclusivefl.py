@@ -113,8 +113,13 @@ def oracle(fed, name, own, beta, cohorts):
         yield models
 
 
-QUICK = [("batch", "top", 0.2), ("transformer", "classifier", 0.2)]
-MORE = [("four", "top", 0.2), ("transformer", "none", 0.2), ("batch", "classifier", 0.2)]
+QUICK = [("batch", "top", 0.2)]
+MORE = [
+    ("transformer", "classifier", 0.2),
+    ("four", "top", 0.2),
+    ("transformer", "none", 0.2),
+    ("batch", "classifier", 0.2),
+]
 CASES = [  # a network for each (own, beta), in turn
     (name, own, beta)
     for name, (own, beta) in zip(cycle((*DEPTHS, "four")), product(("top", "classifier", "none"), (0.2, 0.0)))

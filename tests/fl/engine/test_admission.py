@@ -60,6 +60,7 @@ def offer(monkeypatch, *names):
     monkeypatch.setattr(engine, "BACKENDS", {"loop": engine.BACKENDS["loop"], **backends})
 
 
+@pytest.mark.slow
 def test_the_fastest_that_agrees_is_admitted_and_what_dies_is_named(groups, monkeypatch, caplog):
     """Two processes; afterwards none, neither in this run nor in another."""
     offer(monkeypatch, "crashes", "quick")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from selection import METHODS, some
 
 import fl
 from fl import Config, FLError
@@ -203,7 +204,7 @@ def test_lists_are_taken_in_mappings_as_elsewhere():
     assert hash(config) == hash(Config.from_yaml(config.to_yaml()))
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", some(ALGORITHMS, METHODS))
 def test_experiments_are_the_same_from_yaml_whatever_their_methods(name):
     for methods in {("fedavg", name), (name, "fedavg"), (name, "fedprox")}:
         if len(set(methods)) == 2:
