@@ -5,7 +5,9 @@ that has a `LOADERS` is found; nothing else names the data sets.
 
     dataset.py         Dataset, the form of all of them
     inputs.py          one tensor, or several by name; `pad`, for sequences of unequal length
-    arrays.py          a user's arrays, and data sets of torch, torchvision and Hugging Face, checked
+    arrays.py          a user's arrays, checked
+    items.py           data sets of torch, torchvision and Hugging Face, sample by sample
+    mapped.py          tensors in memory-mapped files
     loader.py          Loader and Source, what a data set's file says of it
     images.py          digits, mnist, fashion-mnist, emnist-*, cifar10, cifar100, cifar100-coarse
     folder.py          folder:PATH, arrays in memory-mapped files, which need not fit in memory

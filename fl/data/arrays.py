@@ -1,15 +1,10 @@
-"""What a user gives as data, checked and turned into the tensors of a `Dataset`: arrays, and data sets of torch,
-torchvision and Hugging Face, which give one sample at a time. Nothing that was given is changed.
-"""
+"""A user's arrays, checked and turned into the tensors of a `Dataset`. Nothing that was given is changed."""
 
 import json
 import logging
-import mmap
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
-from weakref import WeakValueDictionary
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,69 +14,16 @@ from fl.base.errors import FLError, reason
 from fl.base.plugins import kind
 from fl.base.settings import choice
 from fl.data.inputs import Inputs, leaves, named_leaves
+from fl.data.mapped import from_array, pieces, value_range
 
 TASKS = ("classification", "regression", "multilabel", "segmentation")
 UNSCORED = -100
 """In the place of the token after, or of a pixel's class, where none counts: what torch's cross entropy leaves out."""
 _VOID = 255  # the same in files of masks, such as those of Pascal VOC, Cityscapes and ADE20K
 _CHANNELS = (1, 3, 4)
-_GREY = ("L", "1", "LA")  # of Pillow's modes; those with more than 8 bits are refused, all others become RGB
 _NUMBERED = "y = np.unique(y, return_inverse=True); test_y = np.searchsorted({}, test_y)"  # the same number in both
 
 _log = logging.getLogger("fl")
-
-_PIECE = 2**26  # bytes of memory-mapped data that are read at a time
-_ROWS = 32  # single rows of them that are read at a time
-_MAPS: WeakValueDictionary[int, mmap.mmap] = WeakValueDictionary()
-"""The memory maps that tensors lie in, by their address."""
-
-
-def _map_of(values: Tensor) -> mmap.mmap | None:
-    return _MAPS.get(values.untyped_storage().data_ptr()) if values.device.type == "cpu" else None
-
-
-def is_mapped(values: Tensor) -> bool:
-    """Return whether a tensor lies in a memory-mapped file."""
-    return bool(_MAPS) and _map_of(values) is not None
-
-
-def release(values: Tensor) -> None:
-    """Let go of the pages of a memory-mapped tensor that were read; they are read again when they are needed.
-
-    Otherwise a process seems to take as much memory as it has ever read of the file.
-    """
-    if (mapped := _map_of(values)) is not None and hasattr(mapped, "madvise"):
-        mapped.madvise(mmap.MADV_DONTNEED)
-
-
-def pieces(values: Tensor) -> Iterator[Tensor]:
-    """Yield views of a tensor, one after another; of a memory-mapped one with not more than about 64 MB each."""
-    if not is_mapped(values):
-        yield values
-        return
-    for piece in values.split(max(1, _PIECE * len(values) // max(1, values.nbytes))):
-        yield piece
-        release(values)
-
-
-def rows(values: Tensor, index: Tensor) -> Tensor:
-    """Return the rows of an index [n, ...], in new memory; `values[index]` of a memory-mapped tensor a few at a time.
-
-    A system maps more of a file than is read: up to some megabytes for every row that lies apart from others.
-    """
-    if not is_mapped(values):
-        return values[index]
-    found = []
-    for some in index.split(_ROWS):
-        found.append(values[some])
-        release(values)
-    return torch.cat(found)
-
-
-def _range(values: Tensor) -> tuple[float, float]:
-    """Return the least and the largest value, as Python's numbers."""
-    ends = [tuple(end.item() for end in piece.aminmax()) for piece in pieces(values)]
-    return min(least for least, _ in ends), max(most for _, most in ends)
 
 
 def read_saved(folder: Path) -> dict[str, Any]:
@@ -169,7 +111,7 @@ def checked(
             raise FLError(f"y is {form(y)} and test_y is {form(test_y)}: give both a label a sample, or one a token")
     tokens = y.ndim == 2 and not dense
     ends = [_range_of_labels(name, each, y.ndim > 1) for name, each in (("y", y), ("test_y", test_y))]
-    ends += map(_range, (x, test_x) if tokens else ())  # every token of a text is a class
+    ends += map(value_range, (x, test_x) if tokens else ())  # every token of a text is a class
     least, most = int(min(least for least, _ in ends)), int(max(most for _, most in ends))
     count = max(most + 1, len(names)) if classes is None else classes
     if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 2:
@@ -270,11 +212,11 @@ def _both(x: Any, test_x: Any) -> tuple[Inputs, Inputs]:
 def _check_pixels(name: str, x: Tensor, test_x: Tensor, top: int) -> None:
     if not 1 <= top <= 255:
         raise FLError(f"top must lie between 1 and 255, got {top}: it is the largest value of a pixel")
-    if x.dtype == torch.uint8 and (brightest := max(int(_range(each)[1]) for each in (x, test_x))) > top:
+    if x.dtype == torch.uint8 and (brightest := max(int(value_range(each)[1]) for each in (x, test_x))) > top:
         raise FLError(f"a pixel has the value {brightest}, above top={top}: leave top out, or give the largest value")
     if not x.is_floating_point():
         return
-    least, most = _range(x)
+    least, most = value_range(x)
     if least >= 0 and 64 < most <= 255 and (x.ndim == 4 or all(bool((p == p.round()).all()) for p in pieces(x))):
         _log.warning(
             f"warning: {name} holds floats from {least:g} to {most:g}, as pixels have, and models get floats as they "
@@ -311,7 +253,8 @@ def _numbered(y: Any, test_y: Any, names: Any) -> tuple[Any, Any, Any]:
         if strange := [name for name in np.unique(each).tolist() if str(name) not in places]:
             known = "names" if len(names) else "y"
             raise FLError(f"{what} has a class {strange[0]!r}, which {known} does not have: leave its samples out")
-    return *([places[str(name)] for name in each.tolist()] for each in given), order
+    y, test_y = ([places[str(name)] for name in each.tolist()] for each in given)
+    return y, test_y, order
 
 
 def _with_strings(name: str, values: Any) -> np.ndarray:
@@ -374,7 +317,7 @@ def samples(name: str, value: Any) -> Tensor:
         return single
     if x.dtype in (torch.bool, torch.uint8) or x.ndim != 2:
         raise FLError(f"{name} is {given}: {_as_samples(name, value, x)}")
-    least, most = map(int, _range(x))  # as Python's numbers: torch wraps 2**31 where tokens are int32
+    least, most = map(int, value_range(x))  # as Python's numbers: torch wraps 2**31 where tokens are int32
     if least < 0 or most >= 2**31:
         raise FLError(
             f"{name} goes from {least} to {most}: tokens go from 0 to 2**31 - 1; tables are floats, "
@@ -393,7 +336,7 @@ def _as_samples(name: str, value: Any, x: Tensor) -> str:
     if x.dtype == torch.bool or x.ndim == 2:
         tokens = f", and tokens are int32 [N, T], {name}.astype('int32')" * (x.dtype == torch.uint8)
         return f"images are [N, C, H, W], tables are floats, {name}{floats}{tokens}"
-    least, most = map(int, _range(x))
+    least, most = map(int, value_range(x))
     if x.ndim == 4 and x.dtype != torch.uint8 and least >= 0 and most <= 255:
         return f"images are uint8 or floats, as in {name}{'.byte()' if floats == '.float()' else '.astype(np.uint8)'}"
     top = 255 if most <= 255 else 65535 if most <= 65535 else most
@@ -475,13 +418,7 @@ def tensor(name: str, value: Any, way: str = "give numbers, in equal rows") -> T
     elif array.dtype.kind == "f" and array.dtype.itemsize > 8:  # long doubles
         array = array.astype(np.float64)
     array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
-    if (mapped := _mapping(array)) is None:
-        return torch.from_numpy(array if array.flags.writeable else array.copy())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of one that is read only: nothing is written to what a user gives
-        found = torch.from_numpy(array)
-    _MAPS[found.untyped_storage().data_ptr()] = mapped
-    return found
+    return from_array(array)
 
 
 def _check_mask(name: str, value: Any) -> None:
@@ -493,13 +430,6 @@ def _check_mask(name: str, value: Any) -> None:
                 f"{name}[{row}] is masked, and there are no masks here: leave such samples out, or give numbers of "
                 "your own for what is masked, with numpy's filled"
             )
-
-
-def _mapping(array: Any) -> mmap.mmap | None:
-    """Return the memory map that an array is a view of."""
-    while isinstance(array, np.ndarray):
-        array = array.base
-    return array if isinstance(array, mmap.mmap) else None
 
 
 def _owners(owners: Any, test_owners: Any, n: int, test_n: int) -> dict[str, Any]:
@@ -541,237 +471,3 @@ def _marks(valid: Any, n: int) -> Tensor:
 def form(value: Tensor) -> str:
     """Write the type and the shape of a tensor: uint8 [1437, 1, 8, 8]."""
     return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
-
-
-Room = Callable[[str, tuple[int, ...], torch.dtype], Tensor]
-"""(name, shape, dtype) -> an empty tensor for x or test_x."""
-
-
-def _in_memory(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return torch.empty(shape, dtype=dtype)
-
-
-def read_torch(train: Any, test: Any, task: str, room: Room = _in_memory) -> dict[str, Any]:
-    """Read two data sets whose items are (sample, label) into x, y, test_x and test_y, see `Dataset.from_torch`."""
-    numbered, more = _numberings("train", train), _numberings("test", test)
-    names: list[str] = []
-    if task == "classification":
-        _check_classes([*numbered, *more], _RENUMBER)
-        names = [] if None in numbered else _class_names([*numbered, *more])
-    for name, part in (("train", train), ("test", test)):
-        if not (hasattr(part, "__len__") and hasattr(part, "__getitem__")):
-            raise FLError(f"{name} is {kind(part)}: give a data set with len() and items (sample, label)")
-    return {"names": names, **_stacked("train", train, task, room), **_stacked("test", test, task, room)}
-
-
-def read_huggingface(
-    train: Any, test: Any, image: str, label: str, owner: str | None, task: str, room: Room = _in_memory
-) -> dict[str, Any]:
-    """Read two `datasets.Dataset` into x, y, test_x, test_y and owners, see `Dataset.from_huggingface`."""
-    found: dict[str, Any] = {}
-    if test is None and isinstance(train, dict) and {"train", "test"} <= train.keys():
-        train, test = train["train"], train["test"]
-    for name, part in (("train", train), ("test", test)):
-        _check_split(name, part)
-        for column in filter(None, (image, label, owner)):
-            if column not in part.column_names:
-                raise FLError(f"{name} has no column {column!r}: there are {', '.join(part.column_names)}")
-        only = part.select_columns([image, label])  # others need not be decoded
-        found |= _stacked(name, only, task, room, keys=(image, label))
-        given = found["y" if name == "train" else "test_y"]
-        if _feature_names(part, label) is not None and (missing := int((torch.as_tensor(given) < 0).sum())):
-            raise FLError(
-                f"{missing:,} of {len(given):,} samples of {name} have no {label} (-1), as in test sets whose labels "
-                f"are kept back: give another split, or {name}.filter(lambda row: row[{label!r}] >= 0)"
-            )
-        if owner:
-            values, names = part[owner][:], _feature_names(part, owner)
-            if names is not None:  # -1 and None stand for a missing one
-                values = [None if k is None or k < 0 else names[k] for k in values]
-            found["owners" if name == "train" else "test_owners"] = np.asarray(values)
-    numbered = []
-    for name, part in (("train", train), ("test", test)):
-        names = _feature_names(part, label)
-        numbered.append(names and _Numbering(name, {one: k for k, one in enumerate(names)}, chosen=False))
-    if task == "classification":
-        _check_classes(numbered, _REALIGN.format(label=label))
-    return {"names": _class_names(numbered) if numbered[0] and task == "classification" else (), **found}
-
-
-def _feature_names(part: Any, column: str) -> list[str] | None:
-    return getattr((part.features or {}).get(column), "names", None)
-
-
-def _check_split(name: str, part: Any) -> None:
-    """Raise FLError for what is no `datasets.Dataset`, such as all splits of one, one that is streamed, or a name."""
-    if isinstance(part, dict):
-        splits = list(map(str, part))
-        if not splits:
-            raise FLError(f"{name} is {kind(part)} without a split: give two splits, as load_dataset returns them")
-        first = "train" if "train" in splits else splits[0]
-        others = [split for split in ("test", "validation", *splits) if split in splits and split != first]
-        two = f"data[{first!r}], data[{others[0]!r}]" if others else f"data[{first!r}].train_test_split(0.2)"
-        raise FLError(f"{name} is {kind(part)} of {', '.join(splits)}: give two splits, as in {two}")
-    if part is None:
-        raise FLError(f"{name} is missing: give a split of its own, or what train.train_test_split(0.2) returns")
-    if isinstance(part, str):
-        raise FLError(f"{name} is the text {part!r}: give the split, as load_dataset(..., split={part!r}) returns it")
-    if not hasattr(part, "column_names"):
-        raise FLError(f"{name} is {kind(part)}: give a datasets.Dataset")
-    if not hasattr(part, "__len__"):
-        raise FLError(
-            f"{name} is {kind(part)}, which is streamed: load it without streaming=True, or give "
-            f"datasets.Dataset.from_list(list({name}), features={name}.features)"
-        )
-
-
-class _Numbering(NamedTuple):
-    """The numbers that a data set gives its classes.
-
-    Attributes:
-        where: what the data set is called in messages.
-        numbers: by the name of the class; in some data sets a class has several names.
-        chosen: whether a function of the user's chose them, which may give several classes one number.
-    """
-
-    where: str
-    numbers: dict[str, int]
-    chosen: bool
-
-
-_RENUMBER = (
-    "number all folders alike, with names = sorted({c for d in folders for c in d.classes}), and for each d of folders "
-    "d.target_transform = lambda k, own=d.classes: names.index(own[k])"
-)
-_REALIGN = (
-    "number both alike, with names = sorted({{*train.features['{label}'].names, *test.features['{label}'].names}}), "
-    "and for both part = part.align_labels_with_mapping({{c: k for k, c in enumerate(names)}}, '{label}')"
-)
-
-
-def _numberings(name: str, part: Any) -> list[_Numbering | None]:
-    """List how each data set numbers classes that is within one: None for those that do not say.
-
-    It looks into a `Subset`, such as those of `random_split`, and a `ConcatDataset`.
-    """
-    if isinstance(part, torch.utils.data.Subset):
-        return _numberings(name, part.dataset)
-    if isinstance(part, torch.utils.data.ConcatDataset):
-        return [one for each in part.datasets for one in _numberings(name, each)]
-    numbers, transform = getattr(part, "class_to_idx", None), getattr(part, "target_transform", None)
-    where = f"{name} ({part.root})" if hasattr(part, "root") else name
-    if not isinstance(numbers, dict):
-        return [None]
-    if transform is None:
-        return [_Numbering(where, numbers, chosen=False)]
-    try:  # the user's own code, of which the labels show whether they are numbers
-        return [_Numbering(where, {one: int(transform(k)) for one, k in numbers.items()}, chosen=True)]
-    except Exception:
-        return [None]
-
-
-def _check_classes(every: Sequence[_Numbering | None], way: str) -> None:
-    """Raise FLError if data sets give a class several numbers, or a number to different classes.
-
-    Args:
-        way: how all can have the same numbers.
-    """
-    by_name: dict[str, tuple[str, int]] = {}
-    by_number: dict[int, tuple[str, set[str]]] = {}
-    for one in filter(None, every):
-        names: dict[int, set[str]] = {}
-        for name, number in one.numbers.items():
-            names.setdefault(number, set()).add(name)
-            where, before = by_name.setdefault(name, (one.where, number))
-            if before != number:
-                raise FLError(
-                    f"the class {name!r} is {number} in {one.where} and {before} in {where}, so a label would mean two "
-                    f"things: {way}"
-                )
-        for number, own in {} if one.chosen else names.items():
-            where, others = by_number.setdefault(number, (one.where, set(own)))
-            if not own & others:
-                raise FLError(
-                    f"the class {number} is {min(own)!r} in {one.where} and {min(others)!r} in {where}, so a label "
-                    f"would mean two things: {way}"
-                )
-            others |= own
-
-
-def _class_names(every: Sequence[_Numbering | None]) -> list[str]:
-    """List the names of classes in the order of their numbers; none if a number has no name, or stands for several."""
-    known = [one for one in every if one]
-    names: dict[int, list[str]] = {}
-    for one in known:
-        for name, number in one.numbers.items():
-            names.setdefault(number, []).append(name)
-    merged = any(one.chosen for one in known) and any(len(set(some)) > 1 for some in names.values())
-    return [] if merged or sorted(names) != [*range(len(names))] else [names[number][0] for number in range(len(names))]
-
-
-def _stacked(name: str, part: Any, task: str, room: Room, keys: tuple[str, str] | None = None) -> dict[str, Tensor]:
-    """Read all items of "train" or "test" into a tensor of samples and one of labels.
-
-    Args:
-        keys: of the sample and the label in an item; None: an item is the pair of them.
-    """
-    if not len(part):
-        raise FLError(f"{name} has no samples")
-    x, y, first = torch.empty(0), [], torch.empty(0)
-    for k in range(len(part)):
-        where = f"{name}[{k}]"
-        try:
-            item = part[k]
-        except Exception as error:  # the user's own code, and files that cannot be read
-            raise FLError(f"{where} cannot be read: {type(error).__name__}: {reason(error)}") from None
-        pair = (item[keys[0]], item[keys[1]]) if keys else item
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise FLError(f"{where} is no pair (sample, label) but {type(pair).__name__}")
-        if isinstance(pair[0], Mapping):
-            raise FLError(f"{where} has several inputs: give Dataset.from_arrays a dict with an array of each")
-        one = tensor(where, pixels(where, pair[0]))
-        if k == 0:
-            x, first = room("x" if name == "train" else "test_x", (len(part), *one.shape), one.dtype), one
-        if (one.shape, one.dtype) != (first.shape, first.dtype):
-            raise FLError(
-                f"{where} is {form(one)} and {name}[0] is {form(first)}: all samples need one size and one type; give "
-                "the data set a transform, such as torchvision.transforms.Resize((64, 64))"
-            )
-        x[k] = one
-        label = f"the label of {where}"
-        if task == "classification":
-            y.append(_label(where, pair[1]))
-            continue
-        if task == "segmentation":  # of Pillow's images, palettes and all, the numbers
-            y.append(tensor(label, np.asarray(pair[1]) if hasattr(pair[1], "getbands") else pair[1]))
-        else:
-            y.append(tensor(label, pair[1]).double().flatten())
-        if y[k].shape != y[0].shape:
-            raise FLError(f"{label} is {form(y[k])} and that of {name}[0] is {form(y[0])}: give all one size")
-    y = torch.tensor(y) if task == "classification" else torch.stack(y)
-    return {"x": x, "y": y} if name == "train" else {"test_x": x, "test_y": y}
-
-
-def pixels(where: str, sample: Any) -> Any:
-    """Convert an image of Pillow to uint8 [C, H, W]; anything else stays as it is."""
-    if not (hasattr(sample, "convert") and hasattr(sample, "getbands")):
-        return sample
-    if sample.mode.partition(";")[0] in ("I", "F"):
-        raise FLError(
-            f"{where} is an image of Pillow's mode {sample.mode}, whose range is unknown: give a transform, "
-            "such as lambda image: np.asarray(image, 'float32')[None] / 65535"
-        )
-    array = np.asarray(sample.convert("L" if sample.mode in _GREY else "RGB"))
-    return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
-
-
-def _label(where: str, label: Any) -> int:
-    try:
-        number = label.item() if hasattr(label, "item") else label
-    except (RuntimeError, ValueError):
-        number = label
-    if isinstance(number, bool) or not isinstance(number, int):
-        raise FLError(
-            f"the label of {where} is {label!r}: labels are whole numbers (class_encode_column makes them of names)"
-        )
-    return number

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fl.base.errors import FLError, ask_memory
 from fl.base.rng import Rng
-from fl.data import arrays, table
+from fl.data import arrays, items, mapped, table
 from fl.data.arrays import UNSCORED
 from fl.data.inputs import Inputs, leaves, map_inputs, named_leaves, write_shape
 from surgery.transfer import as_bytes, upload
@@ -171,8 +171,8 @@ class Dataset:
         given: 6 training and 6 test samples of 3, 3 classes
         """
         made = cls(GIVEN, **arrays.checked(x, y, test_x, test_y, owners, test_owners, classes, top, task, names, valid))
-        mapped = any(map(arrays.is_mapped, leaves(made.x)))
-        return replace(made, used_on=torch.device("cpu")) if mapped else made
+        on_disk = any(map(mapped.is_mapped, leaves(made.x)))
+        return replace(made, used_on=torch.device("cpu")) if on_disk else made
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> "Dataset":
@@ -218,7 +218,7 @@ class Dataset:
         >>> Dataset.from_torch(part, part).x.shape
         torch.Size([4, 3])
         """
-        found = arrays.read_torch(train, test, task)
+        found = items.read_torch(train, test, task)
         return cls.from_arrays(**found, owners=owners, classes=classes, test_owners=test_owners, task=task)
 
     @classmethod
@@ -243,7 +243,7 @@ class Dataset:
         Raises:
             FLError: as `from_torch`, and for columns that are not there.
         """
-        return cls.from_arrays(**arrays.read_huggingface(train, test, image, label, owner, task), task=task)
+        return cls.from_arrays(**items.read_huggingface(train, test, image, label, owner, task), task=task)
 
     @classmethod
     def from_pandas(
@@ -354,7 +354,7 @@ class Dataset:
         return self._rows(self.y, indices)
 
     def _rows(self, values: Tensor, indices: Tensor) -> Tensor:
-        found = arrays.rows(values, self.beside(indices))
+        found = mapped.rows(values, self.beside(indices))
         return found if self.used_on is None else upload(found, self.used_on)
 
     def beside(self, indices: Tensor) -> Tensor:
@@ -596,7 +596,7 @@ def fingerprint(data: Dataset) -> dict[str, Any]:
             if values.ndim and len(values) > 1 and not values.stride(0):
                 values = values[0][None]  # of data that are elsewhere: all rows are this one, in the memory of one
             digest.update(f"{part} {said[part]}".encode())
-            for piece in arrays.pieces(values):
+            for piece in mapped.pieces(values):
                 digest.update(as_bytes(piece.cpu()).numpy().data)
     if data.task != "classification":
         said["task"] = data.task

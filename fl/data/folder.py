@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fl.base.errors import FLError
-from fl.data import arrays
+from fl.data import items
 from fl.data.dataset import Dataset
 from fl.data.loader import Loader
 
@@ -57,9 +57,9 @@ def write(
 
     try:
         if hasattr(train, "column_names") or isinstance(train, dict):
-            found = arrays.read_huggingface(train, test, image, label, owner, task, room)
+            found = items.read_huggingface(train, test, image, label, owner, task, room)
         else:
-            found = arrays.read_torch(train, test, task, room)
+            found = items.read_torch(train, test, task, room)
         settings = {"task": task, "names": list(map(str, found.pop("names")))}
         (part / "settings.json").write_text(json.dumps(settings))
         for name in found.keys() - {"x", "test_x"}:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from fl.base.errors import FLError, reason
-from fl.data.arrays import form, pixels
+from fl.data.arrays import form
 from fl.data.dataset import Dataset
+from fl.data.items import pixels
 from fl.data.loader import Loader, file_of, options_of
 from fl.data.parts import PARTS, check_classes, own_parts
 

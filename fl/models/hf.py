@@ -20,7 +20,7 @@ import surgery
 from fl.base.errors import FLError
 from fl.base.plugins import transformers
 from fl.data import Dataset
-from fl.data.arrays import pieces
+from fl.data.mapped import pieces
 from surgery.states import shapes_of
 
 KINDS = ("hf", "hf-config")

@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 import fl
 from fl.base.errors import FLError
 from fl.base.rng import Rng
-from fl.data import Dataset, arrays, fingerprint, folder, load
+from fl.data import Dataset, fingerprint, folder, load, mapped
 from fl.federation.local_training import LocalObjective
 from fl.runs import evaluate
 
@@ -116,11 +116,11 @@ def save(where: Path, data: Dataset, **settings) -> Path:
 
 @pytest.mark.slow
 def test_a_folder_holds_the_same_data(tmp_path, monkeypatch):
-    monkeypatch.setattr(arrays, "_PIECE", 5000)  # of 64 bytes a sample
+    monkeypatch.setattr(mapped, "_PIECE", 5000)  # of 64 bytes a sample
     digits = load("digits").sampled(240)
     save(tmp_path / "digits", digits, top=16, names=list("abcdefghij"))
     data = load(f"folder:{tmp_path / 'digits'}")
-    assert all(map(arrays.is_mapped, (data.x, data.y, data.test_x, data.test_y)))
+    assert all(map(mapped.is_mapped, (data.x, data.y, data.test_x, data.test_y)))
     assert data.on_host
     assert data.names == tuple("abcdefghij")
     assert fingerprint(data) == fingerprint(digits)
@@ -158,14 +158,14 @@ def test_a_process_keeps_no_pages_of_what_it_has_read(tmp_path, monkeypatch):
     np.save(tmp_path / "test_x.npy", np.zeros((4, 1, 32, 32), np.uint8))
     for name, labels in (("y", np.arange(n) % 3), ("test_y", np.arange(4) % 3)):
         np.save(tmp_path / f"{name}.npy", labels)
-    honest, before = arrays.release, pages_of_files()
+    honest, before = mapped.release, pages_of_files()
 
     def release(values):
         most.append(pages_of_files() - before)
         honest(values)
 
-    monkeypatch.setattr(arrays, "release", release)
-    monkeypatch.setattr(arrays, "_PIECE", 2**20)
+    monkeypatch.setattr(mapped, "release", release)
+    monkeypatch.setattr(mapped, "_PIECE", 2**20)
     data = Dataset.from_folder(tmp_path)
     fingerprint(data)
     assert data.samples_at(torch.randint(n, (500,))).shape == (500, 1, 32, 32)
