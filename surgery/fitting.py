@@ -103,8 +103,9 @@ def fitted(own: Mapping[str, Tensor], ties: Mapping[str, str], given: Mapping[st
 def _aligned(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> tuple[_Pairs, tuple[str, str]]:
     """Return the pairs of names that agree best once a prefix is taken off or put on, and the two prefixes.
 
-    A prefix for another one is taken only where it is one of all names and whole layers agree behind it. Of several
-    ways that agree equally well none is taken, unless one is to leave the names as they are.
+    A prefix for another one is taken only where it is one of all names, whole layers agree behind it, and half of the
+    smaller of both agrees. Of several ways that agree equally well none is taken, unless one is to leave the names as
+    they are.
 
     >>> t = Tensor([0.0])
     >>> _aligned({"fc.bias": t}, {"module.fc.bias": t, "module.out.bias": t})
@@ -128,6 +129,8 @@ def _aligned(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> tuple[_P
 
     ranked = sorted(found, key=lambda way: (*(-n for n in score(found[way])), way != ("", ""), len("".join(way))))
     best = ranked[0]
+    if 2 * score(found[best])[1] < min(len(own), len(given)):  # a layer or two that happen to agree
+        best = ("", "")
     others = [way for way in ranked[1:] if score(found[way]) == score(found[best]) and found[way] != found[best]]
     if others and best != ("", ""):
         ways = " or ".join(f"{off or 'nothing'!r} for {on or 'nothing'!r}" for off, on in (best, *others[:2]))

@@ -7,6 +7,7 @@ from typing import NamedTuple, TypeAlias
 from torch import Tensor
 
 from fl.base.errors import FLError
+from fl.base.plugins import kind
 from fl.base.rng import Rng
 from fl.base.torch_private import tree_leaves
 from fl.federation import Federation, capabilities, traffic
@@ -138,7 +139,12 @@ class Algorithm:
     ) -> tuple[Server, dict[str, float]]:
         """Return what the server's rule makes of an update, and its metrics, if it has some."""
         result = self.aggregate(server, clients, update, rng)
-        return result if isinstance(result, tuple) else (result, {})
+        after, found = result if isinstance(result, tuple) else (result, {})
+        if not isinstance(after, dict) or not isinstance(after.get("global"), dict):
+            raise FLError(f"aggregate of {self.name} returns {kind(after)}: return a dict of the server's parts")
+        if lost := server["global"].keys() - after["global"].keys():
+            raise FLError(f"aggregate of {self.name} leaves {min(lost)!r} out of the global model: return all tensors")
+        return after, found
 
     def client_models(self, server: Server) -> ClientModels:
         """Return the models that clients predict with. Clients on other machines make theirs themselves."""

@@ -280,7 +280,13 @@ class Dataset:
         >>> data.x.tolist(), data.names
         ([[31.0, 0.0, 1.0], [74.0, 1.0, 0.0]], ('no', 'yes'))
         """
-        return cls.from_arrays(**table.arrays_of(table.columns_of(frame), target, owner, split, categorical, task))
+        columns = table.columns_of(frame)
+        for name, given in (("owner", owner), ("split", split)):
+            if given is None and name in columns.columns and target != name:
+                raise FLError(
+                    f"the frame has a column {name!r}, which would be a feature: give {name}={name!r}, or rename it"
+                )
+        return cls.from_arrays(**table.arrays_of(columns, target, owner, split, categorical, task))
 
     def names_of_clients(self, samples: Tensor, clients: Tensor) -> list[str]:
         """Name clients by the owners of their samples; none where samples of one owner lie with several clients.

@@ -52,7 +52,9 @@ def natural(task: Task, options: None = None) -> Partition:
     if len(able) < task.clients:
         raise FLError(
             f"{len(able)} of {len(sizes)} owners have {task.minimum} samples or more, fewer than "
-            f"--clients {task.clients}: use fewer clients or a smaller --min-samples"
+            f"--clients {task.clients}: "
+            + (f"give --clients {len(able)}" if len(able) else "use a smaller --min-samples")
+            + (" or a smaller --min-samples" if 0 < len(able) < len(sizes) else "")
         )
     client = np.full(len(sizes), -1)
     client[np.sort(task.rng.choice(able, task.clients, replace=False))] = np.arange(task.clients)

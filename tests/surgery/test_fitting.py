@@ -113,6 +113,15 @@ def test_what_fits_in_several_ways_or_not_at_all_is_refused():
     assert all(torch.equal(t, before[n]) for n, t in net.state_dict().items())
 
 
+def test_a_layer_that_happens_to_agree_behind_a_prefix_is_not_taken():
+    first, last = nn.ModuleList(nn.Linear(3, 4) for _ in range(6)), nn.ModuleList([nn.BatchNorm1d(3), nn.Linear(3, 2)])
+    ours = nn.ModuleDict({"first": first, "last": last})
+    theirs = {f"0.{name}": tensor for name, tensor in nn.BatchNorm1d(3).state_dict().items()}
+    theirs |= {f"conv{k}.weight": torch.zeros(5, 4) for k in range(9)}
+    with refused("mismatch"):
+        surgery.load(ours, theirs, fit="whole")
+
+
 def test_layers_of_one_shape_do_not_take_each_others_place():
     """A deeper or renamed model: only the layers with the state's names are taken."""
     ours = nn.Sequential(*(nn.Linear(2, 2) for _ in range(5)))

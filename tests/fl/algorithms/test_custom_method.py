@@ -51,6 +51,21 @@ def test_updates_that_could_not_come_from_nodes_are_refused(make_federation, cha
         algorithm.round(algorithm.init(), [0, 2], Rng(0, 1))
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda server: None, "returns a NoneType"),
+        (lambda server: server["global"], "return a dict of the server's parts"),
+        (lambda server: {"global": dict([*server["global"].items()][1:])}, "out of the global model"),
+    ],
+)
+def test_a_server_that_loses_tensors_is_refused(make_federation, change, message):
+    plain = fedavg(make_federation("cnn"))
+    algorithm = replace(plain, aggregate=lambda *given: change(plain.aggregate(*given)))
+    with pytest.raises(FLError, match=message):
+        algorithm.round(plain.init(), [0, 2], Rng(0, 1))
+
+
 @pytest.mark.parametrize("part", [0.1, [torch.zeros(1)], {"a": 1}])
 def test_messages_that_could_not_be_sent_are_refused(make_federation, part):
     plain = fedavg(make_federation("cnn"))

@@ -95,6 +95,8 @@ def test_names_that_look_like_numbers_stay_names(tmp_path):
         (FRAME.iloc[:0], {}, "no rows"),
         (FRAME.rename(columns={"age": "ward"}), {}, "two columns 'ward'"),
         ([[1, 2]], {}, "frame is a list"),
+        (FRAME.rename(columns={"part": "split"}), {"split": None}, "a column 'split', which would be a feature"),
+        (FRAME.rename(columns={"site": "owner"}), {"owner": None}, "a column 'owner', which would be a feature"),
     ],
 )
 def test_what_cannot_be_learned_from_is_named(frame, more, said):
