@@ -118,7 +118,8 @@ class Federation:
                 )
         for one in self.training if self.aggregator.chooses else ():
             if getattr(one, "leaves_out", False):
-                rule, other = (", ".join(getattr(part, "needs", {}).values()) for part in (self.aggregator, one))
+                said = (dict.fromkeys(getattr(part, "needs", {}).values()) for part in (self.aggregator, one))
+                rule, other = map(", ".join, said)
                 raise FLError(
                     f"{rule or 'the aggregator'} needs all clients of a round, and {other or one} leaves some out: "
                     "drop one of the two"
