@@ -7,7 +7,6 @@ import numpy as np
 
 from fl.base.errors import FLError
 from fl.base.settings import choice
-from fl.data.arrays import TASKS
 from fl.data.parts import check_classes, own_parts
 
 CATEGORICAL = ("one-hot", "refuse")
@@ -93,7 +92,7 @@ def arrays_of(
 ) -> dict[str, Any]:
     """Return what `Dataset.from_arrays` takes, see `Dataset.from_pandas`."""
     choice("categorical", [categorical], CATEGORICAL)
-    choice("task", [task], [one for one in TASKS if one != "multilabel"])
+    choice("task", [task], ("classification", "regression"))
     columns, row = table
     for what, name in (("target", target), ("owner", owner), ("split", split)):
         if name is not None and str(name) not in columns:

@@ -338,6 +338,16 @@ def classes_as_given(model: nn.Module) -> nn.Module:
     return model
 
 
+def as_given(model: nn.Module) -> nn.Module:
+    """Let a model give what its class gives: undo `classes_last`, and what takes the logits of output objects.
+
+    Returns the model, which needs nothing of fl then, such as to be unpickled.
+    """
+    for key in [key for key, hook in model._forward_hooks.items() if hook is _logits]:
+        del model._forward_hooks[key]
+    return classes_as_given(model)
+
+
 def _fit(model: nn.Module, sample: Inputs) -> nn.Module:
     """Let a model take the samples, and give logits where it gives them as part of an output object."""
     model = by_keyword(model) if isinstance(sample, dict) else model

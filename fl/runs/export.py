@@ -16,7 +16,7 @@ from fl.data import Dataset
 from fl.engine.constants import as_parameters
 from fl.federation import Federation
 from fl.models.adapted import folded
-from fl.models.custom_model import LIBRARIES, Model
+from fl.models.custom_model import LIBRARIES, Model, as_given
 from fl.models.hf import HFModel
 from fl.runs import checkpoint
 from fl.runs.folder import is_last_best, load_initial_weights, load_with_adapters
@@ -221,7 +221,7 @@ def module_with(fed: Federation, state: State, module: nn.Module | None = None) 
     module = fed.model if module is None else module
     net = copy.deepcopy(module)
     net.load_state_dict({**state, **fed.statistics(state, module)})
-    return net.eval()
+    return as_given(net.eval())
 
 
 def _built(folder: Path, model: Model | None, dataset: Dataset | None) -> RunState:

@@ -25,7 +25,7 @@ from fl.base.tables import write_csv
 from fl.engine.work import flops
 from fl.federation import Federation
 from fl.models.adapted import adapted, folded
-from fl.models.custom_model import LIBRARIES, Model, classes_as_given
+from fl.models.custom_model import LIBRARIES, Model, as_given
 from fl.models.fleet import brief
 from fl.models.init import Start, maker
 from fl.runs import checkpoint, metrics
@@ -262,7 +262,7 @@ def load_with_adapters(folder: Path, model: Model | None = None, *, best: bool =
         net.load_state_dict(state | tied)
     except RuntimeError as error:
         raise FLError(f"{folder} holds another model: {' '.join(str(error).split())}") from None
-    return classes_as_given(net)
+    return as_given(net)
 
 
 def is_last_best(folder: Path) -> bool:

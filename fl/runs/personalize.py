@@ -68,7 +68,7 @@ def personalize(
     data: Dataset,
     epochs: int | None = None,
     *,
-    samples: Sequence[int] = (),
+    samples: int | Sequence[int] = (),
     held_out: float = 0.2,
     model: Model | None = None,
 ) -> NewClients:
@@ -108,6 +108,7 @@ def personalize(
     model = run.model if isinstance(run, Run) and model is None else model
     if epochs is not None and (not isinstance(epochs, int) or epochs < 0):
         raise FLError(f"epochs={epochs!r}: give a whole number of 0 or more, or None for those of the run")
+    samples = (samples,) if isinstance(samples, int) else samples
     if wrong := [n for n in samples if not isinstance(n, int) or n < 1]:
         raise FLError(f"samples={list(samples)}: {wrong[0]!r} is no number of samples; give whole numbers of 1 or more")
     config = Config.read(folder)

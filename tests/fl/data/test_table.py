@@ -90,6 +90,7 @@ def test_names_that_look_like_numbers_stay_names(tmp_path):
         (FRAME, {"split": "site"}, "target, owner and split are ill, site, site"),
         (FRAME, {"categorical": "refuse"}, "the column 'ward' has names such as 'icu'"),
         (FRAME, {"categorical": "ordinal"}, "one-hot, refuse"),
+        (FRAME, {"task": "segmentation"}, "unknown task 'segmentation'"),
         (FRAME, {"task": "regression"}, "names such as 'no', and regression"),
         (FRAME[SPECIAL], {}, "no columns to learn from"),
         (FRAME.iloc[:0], {}, "no rows"),

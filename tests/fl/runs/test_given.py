@@ -1,6 +1,7 @@
 """Runs on data and with models of one's own."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -174,6 +175,23 @@ def test_a_model_with_tied_weights_is_loaded_again(tmp_path):
     assert net.last.weight is net.embed.weight
     _, server = checkpoint.read_parts(tmp_path / "run", model=Tied)
     assert torch.equal(net.embed.weight, server["global"]["embed.weight"])
+
+
+class WithLogits(Net):
+    """Logits as a part of an output object, as those of transformers."""
+
+    def forward(self, x):
+        return SimpleNamespace(logits=super().forward(x))
+
+
+def test_trained_models_give_what_their_class_gives_and_carry_nothing_of_fl(digits, tmp_path):
+    net, images = WithLogits(), digits.test_x[:4].float()
+    run = fl.Run(fl.Config.of(**FEW), tmp_path / "run", dataset=arrays(digits), model=net)
+    shown = [turn.model for turn in run]
+    for model in (*shown, fl.load_model(tmp_path / "run", model=net)):
+        assert model(images).logits.shape == (4, 10)
+        assert not model._forward_hooks
+    assert not net._forward_hooks
 
 
 def test_a_function_draws_its_weights_from_the_run_s_seed_alone():
