@@ -26,5 +26,5 @@ few = surgery.experts.keep(net, 4, scores=(shares := surgery.experts.frequency(n
 for label, one in {"8": net, "4 kept": few, "8 merged to 4": surgery.experts.merge(net, 4, scores=shares)[0]}.items():
     plt.plot(x[:, 0], one(x).detach(), label=label)
     print(f"{label} experts: loss {(one(x) - (3 * x[:, 0]).sin()).square().mean().item():.3f}")
-plt.legend(title="experts"), plt.title("A curve, with fewer experts")
+plt.legend(title="experts", loc="upper left"), plt.title("A curve, with fewer experts"), plt.xlabel("x")
 plt.show()

@@ -25,6 +25,6 @@ print(large[0], torch.allclose(large(letters)[:, : len(kept)], small(letters)))
 figure, axis = plt.subplots(figsize=(6, 5), layout="constrained")
 names = ["space" if code == 32 else chr(code) for code in kept]
 axis.imshow(small(letters).softmax(1).detach())
-axis.set_xticks(letters, names), axis.set_yticks(letters, names)
+axis.set_xticks(letters, names, rotation=90), axis.set_yticks(letters, names)
 axis.set(title=f"{len(kept)} of 128 tokens: which follows which", xlabel="next", ylabel="token")
 plt.show()
