@@ -472,4 +472,4 @@ def test_a_run_of_it_is_kept_and_loaded(tmp_path):
         model=bert(),
     )
     net = fl.load_model(tmp_path / "run", model=bert())
-    assert net(with_mask().normalise(with_mask().test_x)).shape == (20, 3)
+    assert net(with_mask().normalise(with_mask().test_x)).logits.shape == (20, 3)
