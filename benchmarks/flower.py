@@ -24,8 +24,8 @@ from pathlib import Path
 from report import write
 
 import fl
-from fl.deploy import local
-from fl.deploy.folders import deal_out
+from fl.extensions.flower import local
+from fl.extensions.flower.folders import deal_out
 
 THEIRS = '''"""FedAvg as Flower's users write it."""
 
@@ -40,7 +40,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-from fl.deploy.folders import node_folder, read_node
+from fl.extensions.flower.folders import node_folder, read_node
 
 client = ClientApp()
 server = ServerApp()

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from fl import __version__
 from fl.base.console import guarded
+from fl.base.plugins import declared
 
 COMMANDS = {
     "compare": ("fl.compare", "Compare runs in one figure and one table"),
     "data": ("fl.data.__main__", "Deal a data set out to clients, and see who holds what"),
-    "deploy": ("fl.deploy.__main__", "Train with real clients on Flower"),
     "export": ("fl.export", "Write the trained model of a run into a file or folder"),
     "landscape": ("fl.landscape", "Loss landscapes around trained models"),
     "run": ("fl.run", "Train federated models"),
@@ -21,6 +21,7 @@ COMMANDS = {
     "zoo": ("zoo.__main__", "List the models of the zoo with their sizes"),
 }
 """Name -> the module whose `main` carries it out, and what it does."""
+COMMANDS |= declared("fl.commands", "COMMANDS", tuple)  # of extensions
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,10 +50,11 @@ def _main(argv: list[str]) -> int:
 def overview() -> str:
     """Return what `layer-surgery` prints: the commands, as they are called."""
     script = Path(sys.argv[0]).stem == "layer-surgery"
-    lines = [
-        f"{f'layer-surgery {name}' if script else 'python -m ' + module.removesuffix('.__main__'):25}{what}"
-        for name, (module, what) in COMMANDS.items()
-    ]
+    lines = []
+    for name, (module, what) in COMMANDS.items():
+        of_extension = module.startswith("fl.extensions.")
+        way = f"fl {name}" if of_extension else module.removesuffix(".__main__")
+        lines.append(f"{f'layer-surgery {name}' if script else f'python -m {way}':25}{what}")
     return "\n".join([*lines, "", "`--help` after any of them says more"])
 
 

@@ -7,11 +7,11 @@ import torch
 
 import fl
 from fl.base.errors import FLError
-from fl.deploy.folders import SERVER, deal_out, node_folder, read_node, read_server
-from fl.deploy.messages import NodeMessage, from_raw, raw
-from fl.deploy.node import Node
-from fl.deploy.nodes import Timeouts
-from fl.deploy.remote import serve
+from fl.extensions.flower.folders import SERVER, deal_out, node_folder, read_node, read_server
+from fl.extensions.flower.messages import NodeMessage, from_raw, raw
+from fl.extensions.flower.node import Node
+from fl.extensions.flower.nodes import Timeouts
+from fl.extensions.flower.remote import serve
 from fl.runs import checkpoint
 
 SMALL = {"clients": 4, "participants": 3, "rounds": 2, "local_epochs": 1, "samples": 80, "width": 0.1}

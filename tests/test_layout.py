@@ -18,10 +18,11 @@ PACKAGES = {"surgery": set(), "zoo": set(), "fl": {"surgery", "zoo"}}
 """What each may import beside itself."""
 ROOMS = [
     "base", "distributed", "data", "partition", "engine", "models", "federation", "secure", "algorithms", "extensions",
-    "settings", "runs", "analysis", "figures", "deploy",
+    "settings", "runs", "analysis", "figures",
 ]  # fmt: skip
 """The rooms of fl: each may import those before it. What lies in fl itself, and every __main__, are commands, which
-may import all of them."""
+may import all of them. A folder of extensions has files called as rooms, which add to these; its others may import all
+rooms."""
 DRAWS = "fl.runs.simulation"
 """The one file that looks up: a run leaves figures, which read runs."""
 
@@ -71,7 +72,11 @@ def imported(name: str) -> list[tuple[str, int]]:
 def room(name: str) -> str | None:
     """The room of fl that a module lies in; None for commands and other packages."""
     parts = name.split(".")
-    return parts[1] if parts[0] == "fl" and len(parts) > 1 and parts[1] in ROOMS and "__main__" not in parts else None
+    if parts[0] != "fl" or len(parts) == 1 or parts[1] not in ROOMS or "__main__" in parts:
+        return None
+    if len(parts) > 3 and parts[1] == "extensions":
+        return parts[3] if parts[3] in ROOMS else "figures"
+    return parts[1]
 
 
 def test_packages_and_rooms_import_in_one_direction():
@@ -80,7 +85,9 @@ def test_packages_and_rooms_import_in_one_direction():
         for other, line in imported(name):
             message = f"{name}, line {line}, imports {other}"
             assert other.split(".")[0] in {package} | PACKAGES[package], message
-            if here and name != DRAWS and other.split(".")[0] == "fl":
+            if line and other.startswith("fl.extensions"):
+                assert name.startswith("fl.extensions"), f"{message}: extensions are found, not imported"
+            if here and line and name != DRAWS and other.split(".")[0] == "fl":
                 assert (there := room(other)), f"{message}, which is in no room"
                 assert ROOMS.index(there) <= ROOMS.index(here), message
 
@@ -211,7 +218,7 @@ def test_the_core_of_fl_names_no_extension():
     """They wrap it; where a file has to name one, the seam is wrong, or it is here with a reason."""
     names = {file.stem for file in (ROOT / "fl/extensions").glob("[a-z]*.py")} - {"trimmed"} | {"remote"}
     word = re.compile(rf"\b({'|'.join(sorted(names))})\b", re.IGNORECASE)
-    others = ("fl/extensions/", "fl/deploy/", "fl/settings/recipes")
+    others = ("fl/extensions/", "fl/settings/recipes")
     files = {str(file.relative_to(ROOT)): file for file in (ROOT / "fl").rglob("*.py")}
     core = {name: file.read_text() for name, file in files.items() if not name.startswith(others)}
     assert {name for name, text in core.items() if word.search(text)} == set(NAMED)

@@ -46,7 +46,7 @@ def as_called(text: str) -> str:
     """
     if Path(sys.argv[0]).stem != "layer-surgery":
         return text
-    return re.sub(r"python -m (?:fl\.|(?=(?:surgery|zoo)\b))", "layer-surgery ", text)
+    return re.sub(r"python -m (?:fl[. ]|(?=(?:surgery|zoo)\b))", "layer-surgery ", text)
 
 
 def refuse_import(error: FLError) -> None:

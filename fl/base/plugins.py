@@ -7,7 +7,9 @@ from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
+from importlib.machinery import ModuleSpec
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import iter_modules
 from types import ModuleType
@@ -24,6 +26,7 @@ def declared(package: str, name: str, kind: type) -> dict[str, Any]:
     """Collect what the files of a package declare under a name, in alphabetical order.
 
     A file has one value, called as the file, or a dictionary of several by their names. Subpackages are left out.
+    A folder of `fl.extensions` adds what its own package or file of the same name declares: see `files_of`.
 
     Raises:
         FLError: for a file that cannot be imported, a value that is not of this kind, and a name that occurs twice; it
@@ -33,23 +36,51 @@ def declared(package: str, name: str, kind: type) -> dict[str, Any]:
     ['clusters', 'contiguous', 'dirichlet', 'dirichlet_mixture', 'dirichlet_sizes', 'iid', 'natural', 'shards']
     """
     result: dict[str, Any] = {}
-    for file in iter_modules(import_module(package).__path__):
-        if file.ispkg or file.name == "__main__":
-            continue
-        try:
-            module = import_module(f"{package}.{file.name}")
-        except (Exception, SystemExit) as error:  # of whoever has put the file there
-            raise FLError(f"{package}.{file.name} cannot be imported: {failed(error)}") from error
-        value = vars(module).get(name)
+    for file in files_of(package):
+        value = vars(import_file(file)).get(name)
         several = isinstance(value, dict)
-        for key, one in value.items() if several else [(file.name, value)] * (value is not None):
-            where = f"{package}.{file.name}: {name}" + f"[{key!r}]" * several
+        for key, one in value.items() if several else [(file.rpartition(".")[2], value)] * (value is not None):
+            where = f"{file}: {name}" + f"[{key!r}]" * several
             if not isinstance(one, kind):
                 raise FLError(f"{where} must be a {kind.__name__}, got {one!r}")
             if key in result:
                 raise FLError(f"{where}: there is another one of this name")
             result[key] = one
     return dict(sorted(result.items()))
+
+
+def files_of(package: str) -> list[str]:
+    """List the files of a package, and those by which folders of `fl.extensions` add to it, without importing them.
+
+    A folder `fl.extensions.language` adds to `fl.algorithms` the files of `fl.extensions.language.algorithms`, or this
+    one file.
+
+    >>> files_of("fl.partition")[:2]
+    ['fl.partition.classes', 'fl.partition.dirichlet']
+    """
+    place = find_spec(package)
+    found = [] if place is None else _inside(package, place)
+    extensions = find_spec("fl.extensions") if package.partition(".")[0] == "fl" else None
+    for folder in iter_modules(extensions.submodule_search_locations if extensions else ()):
+        adds = f"fl.extensions.{folder.name}.{package.rpartition('.')[2]}"
+        if folder.ispkg and (place := find_spec(adds)):
+            found += _inside(adds, place)
+    return found
+
+
+def _inside(package: str, place: ModuleSpec) -> list[str]:
+    if place.submodule_search_locations is None:
+        return [package]
+    inside = iter_modules(place.submodule_search_locations)
+    return [f"{package}.{file.name}" for file in inside if not file.ispkg and file.name != "__main__"]
+
+
+def import_file(name: str) -> ModuleType:
+    """Import a file of a package. Raises FLError for one that cannot be imported; it names the file."""
+    try:
+        return import_module(name)
+    except (Exception, SystemExit) as error:  # of whoever has put the file there
+        raise FLError(f"{name} cannot be imported: {failed(error)}") from error
 
 
 @cache

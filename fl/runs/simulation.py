@@ -36,7 +36,7 @@ OnRound: TypeAlias = Callable[[Row], bool | None]
 """A row of metrics.csv -> whether the run is to stop after it."""
 
 
-# Figures are imported where they are drawn: matplotlib takes 0.7 s, and a node of `fl.deploy` starts for each message.
+# Figures are imported where they are drawn: matplotlib takes 0.7 s, and a client elsewhere starts for each message.
 def _draw_at_start(run: RunState) -> None:
     from fl.figures.coverage import leave_coverage
 
@@ -221,7 +221,7 @@ def simulate(
             which model its run needs; give the same to resume it.
         on_round: called after each round with its row of metrics.csv, a dict of plain numbers. If it returns True, the
             run stops there; `resume` goes on with the next round.
-        transport: of clients on other machines, who train there (see `fl.deploy`); by default they are simulated.
+        transport: how rounds reach clients, see `fl.federation.transport`; by default they are simulated.
 
     Raises:
         FLError: if the folder has something in it (or, resuming, holds no run of these data, model and method), another

@@ -1,6 +1,5 @@
 """The extensions there are: those of `fl.extensions`, and those of installed packages."""
 
-from importlib.util import find_spec
 from typing import Any
 
 from fl.algorithms.extension import Extension
@@ -16,7 +15,7 @@ def _checked(found: Any, name: str) -> Extension:
 
 def _extensions() -> dict[str, Extension]:
     """Return extensions by name; one of a package that cannot be had is left out with a warning."""
-    ours = declared("fl.extensions", "EXTENSION", Extension) if find_spec("fl.extensions") else {}
+    ours = declared("fl.extensions", "EXTENSION", Extension)
     return ours | load_entry_points("extensions", ours, _checked)
 
 

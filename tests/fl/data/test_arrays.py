@@ -11,7 +11,7 @@ import surgery.files
 from fl.base.errors import FLError
 from fl.base.tensors import read, sha256_of, write
 from fl.data import Dataset, fingerprint, load
-from fl.deploy.messages import raw
+from fl.extensions.flower.messages import raw
 from fl.federation import Federation, LocalTraining
 from fl.partition import Split
 

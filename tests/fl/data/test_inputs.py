@@ -16,7 +16,7 @@ from fl.algorithms.fedmr import FedMROptions
 from fl.base.errors import FLError
 from fl.data import fingerprint, load, pad
 from fl.data.inputs import map_inputs
-from fl.deploy import folders
+from fl.extensions.flower import folders
 from fl.models.custom_model import by_keyword
 from fl.partition import Split
 from surgery import state

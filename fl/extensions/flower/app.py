@@ -1,4 +1,4 @@
-"""The ServerApp and the ClientApp of `flwr run`. `fl.deploy.local.write_app` writes the folder that it is given.
+"""The ServerApp and the ClientApp of `flwr run`, whose folder `fl.extensions.flower.local.write_app` writes.
 
 The run config has the keys of `RunSettings`. A node's config has `partition-id`, and may have `data` (its folder),
 `init` (its copy of the weights that adapters are beside) and `width` and `depth`, or `budget`.
@@ -14,11 +14,11 @@ from typing import Any, TypeAlias
 import torch
 
 from fl.base.errors import FLError
-from fl.deploy.flower import Grid, GridLink, Message, answered
-from fl.deploy.folders import SERVER, node_folder, read_node, read_server
-from fl.deploy.node import Node
-from fl.deploy.nodes import Timeouts
-from fl.deploy.remote import serve
+from fl.extensions.flower.flower import Grid, GridLink, Message, answered
+from fl.extensions.flower.folders import SERVER, node_folder, read_node, read_server
+from fl.extensions.flower.node import Node
+from fl.extensions.flower.nodes import Timeouts
+from fl.extensions.flower.remote import serve
 from fl.runs.summary import describe
 from fl.settings.command_line import parse
 

@@ -5,9 +5,9 @@ import tomllib
 
 import pytest
 
-from fl.deploy import local
-from fl.deploy.__main__ import main
-from fl.deploy.folders import node_folder, read_node, read_server
+from fl.extensions.flower import local
+from fl.extensions.flower.__main__ import main
+from fl.extensions.flower.folders import node_folder, read_node, read_server
 from fl.settings.command_line import parse
 
 

@@ -10,9 +10,9 @@ from fl_nodes import FAULTS, Direct, dealt, deployed, said, same, settings, simu
 import fl
 from fl.algorithms.fesem import FeSEMOptions
 from fl.base.errors import Diverged, FLError
-from fl.deploy.messages import NodeMessage
-from fl.deploy.nodes import Timeouts
-from fl.deploy.remote import serve
+from fl.extensions.flower.messages import NodeMessage
+from fl.extensions.flower.nodes import Timeouts
+from fl.extensions.flower.remote import serve
 from fl.models.architectures import ArchitectureOptions
 from surgery import memory
 

@@ -12,7 +12,7 @@ from fl.base.errors import FLError
 from fl.base.files import private
 from fl.base.rng import Rng
 from fl.data import Dataset
-from fl.deploy.messages import form_of
+from fl.extensions.flower.messages import form_of
 from fl.partition import Split
 from fl.settings import Config
 
@@ -92,7 +92,7 @@ def _read(folder: Path) -> tuple[Tensor, Tensor, dict]:
     if not path.exists():
         raise FLError(
             f"{path} is not there: write the data of server and nodes with `layer-surgery deploy --only data`, or a "
-            "node's own with fl.deploy.folders.save_node"
+            "node's own with fl.extensions.flower.folders.save_node"
         )
     tensors, header = files.read(path, _FORMAT)
     return tensors["x"], tensors["y"], header

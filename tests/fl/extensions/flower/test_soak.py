@@ -7,8 +7,8 @@ import pytest
 import torch
 from fl_nodes import FAULTS, Direct, dealt, same, settings, tensors
 
-from fl.deploy.nodes import Timeouts
-from fl.deploy.remote import serve
+from fl.extensions.flower.nodes import Timeouts
+from fl.extensions.flower.remote import serve
 
 SHARE = 0.2
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from fl.base.errors import FLError
 from fl.data import Dataset
-from fl.deploy.messages import InvalidMessage, NodeMessage, are_counts, fields, form_of
+from fl.extensions.flower.messages import InvalidMessage, NodeMessage, are_counts, fields, form_of
 from surgery.memory import shortage
 
 _log = logging.getLogger("fl")
@@ -22,7 +22,7 @@ _SAMPLE_BYTES = 24  # a sample's number, and copies of it while samples are deal
 
 
 class Link(Protocol):
-    """Who carries requests, see `fl.deploy.flower`."""
+    """Who carries requests, see `fl.extensions.flower.flower`."""
 
     def nodes(self) -> Sequence[Address]:
         """Return the nodes that are connected."""

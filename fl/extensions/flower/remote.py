@@ -20,10 +20,10 @@ from fl.base.rng import Rng
 from fl.base.tensors import sha256_of
 from fl.base.torch_private import tree_map
 from fl.data import Dataset
-from fl.deploy.messages import DTYPES, InvalidMessage, NodeMessage, check_tensors, fields, flat
-from fl.deploy.nodes import Link, Nodes, Timeouts
-from fl.deploy.secret import SecretExchange, take_key
 from fl.engine.constants import digest as base_digest
+from fl.extensions.flower.messages import DTYPES, InvalidMessage, NodeMessage, check_tensors, fields, flat
+from fl.extensions.flower.nodes import Link, Nodes, Timeouts
+from fl.extensions.flower.secret import SecretExchange, take_key
 from fl.federation import Federation
 from fl.federation.client_models import ClientModels, Level
 from fl.federation.clients import Message, is_remote
@@ -67,7 +67,7 @@ def serve(link: Link, config: Config, folder: Path, test: Dataset, timeouts: Tim
 
     Args:
         config: the settings of the run; the number of clients is that of the nodes.
-        test: the server's test set, see `fl.deploy.folders.read_server`.
+        test: the server's test set, see `fl.extensions.flower.folders.read_server`.
 
     Raises:
         FLError: as `fl.simulate`, if too few nodes are there, or too few answer in a round.

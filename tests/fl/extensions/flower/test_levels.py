@@ -9,9 +9,9 @@ from safetensors.torch import load_file
 
 import fl
 from fl.algorithms.femam import FeMAMOptions
-from fl.deploy.folders import read_node
-from fl.deploy.nodes import Timeouts
-from fl.deploy.remote import serve
+from fl.extensions.flower.folders import read_node
+from fl.extensions.flower.nodes import Timeouts
+from fl.extensions.flower.remote import serve
 
 LEVELS = FeMAMOptions(levels=("global", "2", "personal"), level_rounds=(2, 2))
 

@@ -16,8 +16,8 @@ pytest.importorskip("flwr", reason="needs the extra `flower`")
 
 import fl
 from fl.base.errors import FLError
-from fl.deploy.folders import deal_out
-from fl.deploy.messages import InvalidMessage, NodeMessage
+from fl.extensions.flower.folders import deal_out
+from fl.extensions.flower.messages import InvalidMessage, NodeMessage
 from fl.models.create import make_spec
 
 FLAGS = "--participants 3 --rounds {rounds} --local-epochs 1 --width 0.1 --backend loop --checkpoint-every 1"
@@ -70,7 +70,7 @@ def run_config(folder, algorithm="fedavg", rounds=2, **more):
 def test_apps_give_the_result_of_the_simulator_and_name_who_answers_twice(algorithm, tmp_path, messages, caplog):
     from flwr.app import Context, RecordDict
 
-    from fl.deploy.app import client_app, server_app
+    from fl.extensions.flower.app import client_app, server_app
 
     config = settings(algorithm, clients=3)
     deal_out(config, tmp_path / "data")
@@ -90,7 +90,7 @@ def write_base(path, seed=41):
 def test_a_nodes_configuration_names_its_copy_of_the_base(tmp_path, messages):
     from flwr.app import Context, RecordDict
 
-    from fl.deploy.app import client_app, server_app
+    from fl.extensions.flower.app import client_app, server_app
 
     init, copy, other = (write_base(tmp_path / f"{k}.pt", seed) for k, seed in enumerate((41, 41, 42)))
     config = settings("fedavg", clients=3, init=init, adapters=fl.AdapterOptions("lora"))
@@ -106,7 +106,7 @@ def test_a_nodes_configuration_names_its_copy_of_the_base(tmp_path, messages):
 
 
 def test_what_comes_late_or_cannot_be_read_is_named(messages):
-    from fl.deploy.flower import GridLink, answered
+    from fl.extensions.flower.flower import GridLink, answered
 
     def app(message, context):
         return answered(message, lambda request: NodeMessage({"kind": "update"}, {"w": torch.zeros(8)}))
@@ -128,7 +128,7 @@ def test_what_comes_late_or_cannot_be_read_is_named(messages):
 
 
 def test_of_two_answers_the_first_counts_and_its_node_is_named(messages):
-    from fl.deploy.flower import GridLink, answered
+    from fl.extensions.flower.flower import GridLink, answered
 
     values = iter([1.0, 2.0])
 
@@ -153,7 +153,7 @@ def test_of_two_answers_the_first_counts_and_its_node_is_named(messages):
 def test_a_letter_comes_back_as_it_was_and_nothing_else_is_read():
     from flwr.app import ArrayRecord, RecordDict
 
-    from fl.deploy.flower import packed, unpacked
+    from fl.extensions.flower.flower import packed, unpacked
 
     request = NodeMessage(
         {"kind": "update", "n": 1}, {"w": torch.randn(2, 3), "b": torch.ones(4, dtype=torch.bfloat16)}
@@ -172,7 +172,7 @@ def test_a_letter_comes_back_as_it_was_and_nothing_else_is_read():
 
 
 def test_an_answer_that_is_too_long_is_not_read_to_its_end(messages):
-    from fl.deploy.flower import GridLink
+    from fl.extensions.flower.flower import GridLink
 
     class Client:
         fetched = 0
@@ -195,7 +195,7 @@ def test_an_answer_that_is_too_long_is_not_read_to_its_end(messages):
 @pytest.fixture(scope="module")
 def running(tmp_path_factory):
     """A SuperLink and three SuperNodes with TLS, node authentication and a data folder each."""
-    from fl.deploy.local import deployment
+    from fl.extensions.flower.local import deployment
 
     root = tmp_path_factory.mktemp("deployed")
     deal_out(settings("fedavg", clients=3), root / "data")
@@ -206,7 +206,7 @@ def running(tmp_path_factory):
 
 
 def start(running, name, **more):
-    from fl.deploy.local import write_app
+    from fl.extensions.flower.local import write_app
 
     folder = running.root / name
     values = run_config(running.root, **more) | {"folder": str(folder / "run"), "threads": 1, "start-timeout": 200}

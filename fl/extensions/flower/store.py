@@ -17,7 +17,7 @@ from torch import Tensor
 from fl.base import tensors as files
 from fl.base.errors import FLError
 from fl.base.files import replacing
-from fl.deploy.messages import InvalidMessage
+from fl.extensions.flower.messages import InvalidMessage
 
 _STATE, _LEVEL = "state-1", "level-1"
 
@@ -108,7 +108,7 @@ class Store:
         >>> store.drop_exchange()
         >>> store.exchange()
         Traceback (most recent call last):
-        fl.deploy.messages.InvalidMessage: it takes no part in this exchange: its keys are gone
+        fl.extensions.flower.messages.InvalidMessage: it takes no part in this exchange: its keys are gone
         """
         path = self._folder / "exchange"
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -9,11 +9,11 @@ from safetensors.torch import load_file
 
 from fl.algorithms.fesem_plus import FeSEMPlusOptions
 from fl.base.errors import FLError
-from fl.deploy.folders import SERVER, node_folder, read_node, read_server
-from fl.deploy.nodes import Timeouts
-from fl.deploy.remote import serve
-from fl.deploy.store import Store
 from fl.extensions.defence import Defence
+from fl.extensions.flower.folders import SERVER, node_folder, read_node, read_server
+from fl.extensions.flower.nodes import Timeouts
+from fl.extensions.flower.remote import serve
+from fl.extensions.flower.store import Store
 
 slow = pytest.mark.slow
 HELD_OUT = {"local_valid": 0.1, "local_test": 0.1}

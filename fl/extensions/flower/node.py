@@ -15,10 +15,10 @@ from fl.base.errors import Diverged, FLError
 from fl.base.rng import Rng
 from fl.base.torch_private import tree_map
 from fl.data import Dataset
-from fl.deploy.messages import InvalidMessage, NodeMessage, are_counts, fields, flat, form_of, nested
-from fl.deploy.secret import as_frames, as_tensors
-from fl.deploy.store import Store
 from fl.engine.constants import digest as base_digest
+from fl.extensions.flower.messages import InvalidMessage, NodeMessage, are_counts, fields, flat, form_of, nested
+from fl.extensions.flower.secret import as_frames, as_tensors
+from fl.extensions.flower.store import Store
 from fl.federation import Federation
 from fl.federation.client_models import ClientModels, Level
 from fl.federation.clients import check_names

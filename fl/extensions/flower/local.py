@@ -24,12 +24,12 @@ from tqdm import tqdm
 
 from fl.base.errors import FLError
 from fl.base.files import private, write_text
-from fl.deploy.folders import node_folder
+from fl.extensions.flower.folders import node_folder
 from fl.runs.metrics import FILE, read
 
 _APP = '''"""The ServerApp and the ClientApp of layer-surgery."""
 
-from fl.deploy.app import client_app, server_app
+from fl.extensions.flower.app import client_app, server_app
 
 server = server_app()
 client = client_app()
@@ -70,7 +70,7 @@ def write_app(folder: Path, values: Mapping[str, Any]) -> None:
     """Write the folder that `flwr run` takes: a pyproject.toml with the run config, and a few lines of Python.
 
     Args:
-        values: the run config, see `fl.deploy.app.RunSettings`.
+        values: the run config, see `fl.extensions.flower.app.RunSettings`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]  # TOML writes these as JSON does

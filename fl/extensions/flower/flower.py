@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from fl.base.errors import FLError
-from fl.deploy.messages import InvalidMessage, NodeMessage, from_raw, printable, raw
+from fl.extensions.flower.messages import InvalidMessage, NodeMessage, from_raw, printable, raw
 
 Message: TypeAlias = Any
 """`flwr.app.Message`. Flower is imported where it is used, so that everything else works without it."""
@@ -60,7 +60,7 @@ def unpacked(content: RecordDict, limit: int | None = None) -> NodeMessage:
 
 
 class GridLink:
-    """Requests over a Flower grid, see `fl.deploy.nodes.Link`. Nodes are Flower's random node ids."""
+    """Requests over a Flower grid, see `fl.extensions.flower.nodes.Link`. Nodes are Flower's random node ids."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
@@ -73,7 +73,7 @@ class GridLink:
     def ask(
         self, requests: Sequence[tuple[int, NodeMessage]], timeout: float, limit: int
     ) -> tuple[list[NodeMessage | str], list[tuple[int, str]]]:
-        """See `fl.deploy.nodes.Link`."""
+        """See `fl.extensions.flower.nodes.Link`."""
         from flwr.app import Message
 
         answers: list[NodeMessage | str] = [f"no answer within {timeout:g} s"] * len(requests)

@@ -12,11 +12,11 @@ from fl.algorithms.fedmr import FedMROptions
 from fl.algorithms.parts import secure_round
 from fl.base.errors import FLError
 from fl.base.rng import Rng
-from fl.deploy import node, secret
-from fl.deploy.messages import NodeMessage, raw
-from fl.deploy.node import Node
-from fl.deploy.nodes import Timeouts
-from fl.deploy.remote import serve
+from fl.extensions.flower import node, secret
+from fl.extensions.flower.messages import NodeMessage, raw
+from fl.extensions.flower.node import Node
+from fl.extensions.flower.nodes import Timeouts
+from fl.extensions.flower.remote import serve
 from fl.secure import SERVER, Client, Server
 
 CONFIG = settings("fedmr", fedmr=FedMROptions(secure=2), clients=3)

@@ -1,4 +1,4 @@
-"""Train with real clients on Flower: a SuperLink and SuperNodes on this machine, `python -m fl.deploy --nodes 3`."""
+"""Train with real clients on Flower: a SuperLink and SuperNodes on this machine, `python -m fl deploy --nodes 3`."""
 
 import argparse
 import json
@@ -7,13 +7,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fl.base.console import guarded, program
+from fl.base.console import as_called, guarded
 from fl.base.errors import FLError
 from fl.base.files import write_text
 from fl.base.settings import flag_in
-from fl.deploy.folders import SERVER, deal_out
-from fl.deploy.local import deployment, progress, require, share_of_cores, write_app, write_keys
-from fl.deploy.remote import check_settings
+from fl.extensions.flower.folders import SERVER, deal_out
+from fl.extensions.flower.local import deployment, progress, require, share_of_cores, write_app, write_keys
+from fl.extensions.flower.remote import check_settings
 from fl.runs.folder import new_folder
 from fl.runs.summary import describe
 from fl.settings import Config
@@ -104,7 +104,7 @@ def _main(argv: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog=program("deploy"), description=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=as_called("python -m fl deploy"), description=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--nodes", type=int, default=3, metavar="N", help="clients, each a SuperNode [3]")
     parser.add_argument("--folder", metavar="FOLDER", help="of data, keys, logs and run [runs/deploy, or -2, ...]")

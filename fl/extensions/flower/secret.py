@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fl.algorithms.parts.secure_round import SecureRecombination, recombined
 from fl.base.rng import Rng
-from fl.deploy.messages import InvalidMessage, NodeMessage, are_counts, fields
+from fl.extensions.flower.messages import InvalidMessage, NodeMessage, are_counts, fields
 from fl.federation.divergence import finite_rows, restored
 from fl.federation.update import ClientUpdate
 from fl.secure import Envelope, Server
@@ -46,7 +46,7 @@ class SecretExchange:
         """See `fl.federation.transport.Transport.recombine`.
 
         Args:
-            remote: `fl.deploy.remote.Remote`, which carries the requests.
+            remote: `fl.extensions.flower.remote.Remote`, which carries the requests.
         """
         longest = max(self._lengths) + SEALED_EXTRA + LOCKED_EXTRA
         limit = len(clients) * len(self._lengths) * longest

@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 
 import fl
 from fl.base.errors import FLError
-from fl.deploy.nodes import Timeouts
-from fl.deploy.remote import check_settings, serve
+from fl.extensions.flower.nodes import Timeouts
+from fl.extensions.flower.remote import check_settings, serve
 from fl.extensions.privacy import Privacy
 from fl.models.create import make_spec
 

@@ -11,9 +11,9 @@ import pytest
 from fl_nodes import settings
 
 from fl.base.errors import FLError
-from fl.deploy import local
-from fl.deploy.folders import deal_out
-from fl.deploy.local import Deployment, write_keys
+from fl.extensions.flower import local
+from fl.extensions.flower.folders import deal_out
+from fl.extensions.flower.local import Deployment, write_keys
 
 
 def modes(folder):

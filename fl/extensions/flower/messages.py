@@ -95,7 +95,7 @@ def check_tensors(tensors: Mapping[str, Tensor], start: Mapping[str, Tensor]) ->
 
     >>> check_tensors({"w": torch.tensor([1.0, torch.nan])}, {"w": torch.zeros(2)})
     Traceback (most recent call last):
-    fl.deploy.messages.InvalidMessage: w holds a number that is infinite or not a number
+    fl.extensions.flower.messages.InvalidMessage: w holds a number that is infinite or not a number
     """
     if missing := [name for name in start if name not in tensors]:
         raise InvalidMessage(f"{missing[0]} is missing: another architecture, or another method's state")
