@@ -19,7 +19,6 @@ try:
     from fl.base.rng import Rng
     from fl.data import Dataset
     from fl.federation import Federation, LocalTraining
-    from fl.models.adapted import AdapterOptions
     from fl.models.architectures import ArchitectureOptions
     from fl.runs.assembly import build
     from fl.runs.export import export_model
@@ -35,7 +34,6 @@ except FLError as error:  # one of the files that extend this project is broken
 from surgery import __version__ as __version__
 
 __all__ = [
-    "AdapterOptions",
     "Algorithm",
     "ArchitectureOptions",
     "Config",

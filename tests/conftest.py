@@ -26,8 +26,8 @@ import zoo
 from fl import engine
 from fl.data import Dataset
 from fl.engine import graphs
+from fl.extensions.language.adapters import adapted
 from fl.federation import Federation
-from fl.models.adapted import adapted
 from fl.partition import Split
 from surgery import transfer
 

@@ -12,9 +12,9 @@ import surgery
 from fl.algorithms import ALGORITHMS
 from fl.data import Dataset
 from fl.engine import SGD
+from fl.extensions.language.adapters import adapted, fleet_of_ranks
 from fl.federation import Federation, LocalTraining
 from fl.federation.cohort import per_client
-from fl.models.adapted import adapted, fleet_of_ranks
 from fl.models.fleet import make_fleet
 from fl.partition import Split
 from zoo import Spec

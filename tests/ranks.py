@@ -11,7 +11,7 @@ from rounds import small
 
 from fl import simulate
 from fl.algorithms import ALGORITHMS
-from fl.models.adapted import AdapterOptions
+from fl.extensions.language.adapters import AdapterOptions
 from fl.models.architectures import ArchitectureOptions
 from fl.runs import checkpoint, metrics
 

@@ -68,7 +68,7 @@ def cells() -> Iterator[Cell]:
     for (ranks, (said, sizes, methods)), (spread, (where, split)) in product(RANKS.items(), SPREADS.items()):
         folder, lines = f"adapters.{ranks}.{spread}", []
         for name in methods:
-            options = replace(CONFIG.config.model.adapters, **sizes, **_OPTIONS.get(name, {}))
+            options = replace(CONFIG.config.extensions["adapters"], **sizes, **_OPTIONS.get(name, {}))
             experiment = CONFIG.replace(algorithms=(_ALGORITHMS.get(name, name),), adapters=options, **split)
             if name == "heterofl_weighted":
                 experiment = experiment.replace(heterofl=HeteroFLOptions(own_rows=False, weighted=True))
@@ -90,7 +90,7 @@ def _text() -> Cell:
     """The cell of the language model. Its first line is the base: a step so small that float32 has none of it."""
     folder, lines = "adapters.text.speakers", [Arm("adapters.text.speakers/base", TEXT.replace(lr=1e-30))]
     for name in TUNED:
-        options = replace(TEXT.config.model.adapters, **_OPTIONS.get(name, {}))
+        options = replace(TEXT.config.extensions["adapters"], **_OPTIONS.get(name, {}))
         experiment = TEXT.replace(algorithms=(_ALGORITHMS.get(name, name),), adapters=options)
         lines.append(Arm(f"{folder}/{name}", experiment))
     names = tuple(line.name for line in lines)

@@ -145,7 +145,7 @@ def _stored(cell: Cell, arm: Arm, config: Config, folder: Path, failed: str, par
         device=_device(config.execution.device), torch=torch.__version__, version=_version(),
         date=datetime.datetime.now(datetime.UTC).date().isoformat(), settings=settings(config),
         failed=failed or (failure(rows) if len(rows) == config.rounds else ""), rows=condensed(config, rows),
-        base=checkpoint.read_header(folder)["given"].get("base") or "" if config.model.adapters.on and rows else "",
+        base=("adapters" in config.extensions and rows and checkpoint.read_header(folder)["given"].get("base")) or "",
     )  # fmt: skip
 
 

@@ -71,4 +71,4 @@ def mutual(loss: Loss) -> Objective:
     return objective
 
 
-METHOD = Method(depthfl, DepthFLOptions(), clients="heterogeneous", lacks={"adapters"})
+METHOD = Method(depthfl, DepthFLOptions(), clients="heterogeneous", lacks={"low_rank"})

@@ -5,12 +5,17 @@ from dataclasses import dataclass, field, is_dataclass, replace
 from enum import IntEnum
 from typing import Any
 
+import torch
+from torch import nn
+
 from fl.algorithms.algorithm import Algorithm, Server
 from fl.base.columns import Column
 from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.base.settings import check_types
 from fl.federation import Federation
+from fl.models.fleet import Fleet
+from surgery import State
 
 
 class Order(IntEnum):
@@ -34,6 +39,26 @@ def nothing(options: Any) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
+class ModelChange:
+    """How an extension changes what clients train: tensors of its own beside the model's, which become constants.
+
+    Attributes:
+        make: (what makes the model from a generator of random numbers, settings of the run, number of clients, device,
+            whether the model's weights are drawn) -> the model that clients train, what makes it anew from a generator,
+            and the clients' own models if these differ, else None.
+        load: (the model, settings, the state of a run folder) -> the model that this state is one of.
+        plain: such a model -> one with the model's own parameters, in which the extension's are folded.
+    """
+
+    make: Callable[
+        [Callable[..., nn.Module], Any, int, torch.device, bool],
+        tuple[nn.Module, Callable[..., nn.Module], Fleet | None],
+    ]
+    load: Callable[[nn.Module, Any, State], nn.Module]
+    plain: Callable[[nn.Module], nn.Module]
+
+
+@dataclass(frozen=True)
 class Extension:
     """Settings, and what they wrap. To add one, add a file to `fl.extensions`, or an entry point of a package.
 
@@ -42,7 +67,9 @@ class Extension:
 
     Attributes:
         options: the defaults, a frozen dataclass whose fields become flags and settings.
+        check: settings of the run -> raises FLError if it does not go with them.
         needs: options -> from what a method must be able to do (`fl.federation.capabilities`) to the flags that ask.
+        model: how it changes the model; at most one extension of a run does.
         federation: (federation, settings of the run, random streams of the run) -> the federation that is to take its
             place: with a middleware around local training, say, or another aggregator.
         algorithm: (algorithm, settings, random streams) -> the algorithm that is to take its place.
@@ -56,7 +83,9 @@ class Extension:
     """
 
     options: Any
+    check: Callable[[Any], None] = lambda config: None
     needs: Callable[[Any], Mapping[str, str]] = nothing
+    model: ModelChange | None = None
     federation: Callable[[Federation, Any, Rng], Federation] | None = None
     algorithm: Callable[[Algorithm, Any, Rng], Algorithm] | None = None
     order: Order | None = None

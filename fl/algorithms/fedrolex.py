@@ -52,5 +52,5 @@ METHOD = Method(
     HeteroFLOptions(),
     clients="heterogeneous",
     labels=lambda options: options.own_rows,
-    lacks={"adapters"},
+    lacks={"low_rank"},
 )

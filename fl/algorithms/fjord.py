@@ -161,4 +161,4 @@ def _places(runs: Runs | None) -> list[int] | slice:
     return slice(None) if runs is None else positions(runs)
 
 
-METHOD = Method(fjord, FjORDOptions(), clients="heterogeneous", lacks={"adapters", "several_classifiers"})
+METHOD = Method(fjord, FjORDOptions(), clients="heterogeneous", lacks={"low_rank", "several_classifiers"})

@@ -131,4 +131,4 @@ def _shared(paths: Sequence[list[Signature]]):
         yield position[0]
 
 
-METHOD = Method(flexifed, FlexiFedOptions(), clients="heterogeneous", lacks={"adapters"})
+METHOD = Method(flexifed, FlexiFedOptions(), clients="heterogeneous", lacks={"low_rank"})

@@ -150,4 +150,4 @@ def _read_from(plan: Plan, full: Collection[str]) -> set[str]:
     return {name for name, sources in plan.entries.items() if sources[0].name in full}
 
 
-METHOD = Method(inclusivefl, InclusiveFLOptions(), clients="heterogeneous", lacks={"adapters", "several_classifiers"})
+METHOD = Method(inclusivefl, InclusiveFLOptions(), clients="heterogeneous", lacks={"low_rank", "several_classifiers"})

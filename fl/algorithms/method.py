@@ -38,8 +38,8 @@ class Method:
             `fl.Pathways` reads the levels of a run folder with it, without the data. None for methods without levels.
         labels: options -> whether the server has to know how many samples of each class every client has. Clients on
             other machines are asked only then.
-        base_changes: whether the server changes the weights that adapters are beside. States then have them, which are
-            constants of the model otherwise; clients on other machines, to whom no base is sent, refuse the method.
+        base_changes: whether the server changes the weights that an extension makes constant (`ModelChange`). States
+            then have them; clients on other machines, to whom no constants are sent, refuse the method.
         validates: options -> whether clients need samples to validate on. Runs hold some out for it.
     """
 

@@ -78,4 +78,4 @@ def _apart(model: nn.Module, plan: Plan) -> set[str]:
     }
 
 
-METHOD = Method(nefl, NeFLOptions(), clients="heterogeneous", lacks={"adapters"})
+METHOD = Method(nefl, NeFLOptions(), clients="heterogeneous", lacks={"low_rank"})

@@ -87,4 +87,4 @@ def from_the_last(loss: Loss, temperature: float, rising: bool, distils: bool) -
     return objective
 
 
-METHOD = Method(scalefl, ScaleFLOptions(), clients="heterogeneous", lacks={"adapters"})
+METHOD = Method(scalefl, ScaleFLOptions(), clients="heterogeneous", lacks={"low_rank"})

@@ -17,7 +17,7 @@ CAPABILITIES: Mapping[str, str] = {
     "several_classifiers": "works with the one classifier of a model",
     "any_loss": "learns from the cross entropy of classes",
     "dense": "learns from one class a sample, and masks have one for each pixel",
-    "adapters": "cuts models by width or depth, and adapters have ranks",
+    "low_rank": "cuts models by width or depth, and factors of low rank have ranks",
     "architectures": "gives all clients one architecture",
     "own_architectures": "combines clients' weights, which takes one model of which all clients' models are parts",
 }

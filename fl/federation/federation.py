@@ -228,11 +228,11 @@ class Federation:
         if getattr(self.model, "exits", False):
             found["several_classifiers"] = "--exits"
         if next(adapted_layers(self.model), None):
-            found["adapters"] = "--adapters.kind"
+            found["low_rank"] = "--adapters.kind"
         if self.fleet and len(self.fleet.architectures) > 1:
             parts = all(kind.plan for kind in self.fleet.architectures)
             found["architectures" if parts else "own_architectures"] = (
-                "--architectures and --adapters.ranks" if parts else "model= of several models"
+                "--architectures" if parts else "model= of several models"
             )
         for part in (*self.training, self.aggregator):
             found |= getattr(part, "needs", {})

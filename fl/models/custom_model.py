@@ -21,8 +21,9 @@ from fl.base.errors import FLError
 from fl.base.plugins import failed, find, installed, is_path, kind
 from fl.data import Dataset
 from fl.data.inputs import Inputs, map_inputs, write_shape
-from fl.models import hf
 from fl.models.library import seeded
+from fl.models.padding import keep_mask
+from fl.models.source import Source, find_source
 from surgery.errors import first_line
 from surgery.plan import has_structure, structure
 from surgery.transfer import double
@@ -96,7 +97,7 @@ def is_custom(name: str) -> bool:
     (True, True, False, False)
     """
     module = name.partition(":")[0]
-    if module == GIVEN or hf.is_hf(name):
+    if module == GIVEN or find_source(name):
         return True
     if is_path(name, LIBRARIES):
         if not difflib.get_close_matches(module, LIBRARIES, n=1, cutoff=0.75):
@@ -121,10 +122,9 @@ def by_name(name: str) -> Model:
             "fl.simulate(config, folder, resume=True, model=...), fl.load_model(folder, model=...) or "
             "fl.export_model(folder, file, model=...)"
         )
-    if hf.is_hf(name):
-        folder = hf.Folder(name)
-        folder.config()  # which says what is wrong with it
-        return folder
+    if source := find_source(name):
+        source.check()
+        return source
     return checked(find("models", name), f"--model {name}")
 
 
@@ -208,10 +208,8 @@ def describe(name: str, model: Model, data: Dataset, width: Any = 1.0, depth: An
     >>> describe("given", lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), load("digits")).name
     'given:Sequential'
     """
-    if isinstance(data.x, dict) and hf.is_hf(name):
-        raise FLError(f"{said(name)} has one input, and samples have {', '.join(data.x)}: give a module of your own")
-    if data.dense and hf.is_hf(name):
-        raise FLError(f"{said(name)} gives a class for a sample, and the data have one for each pixel: give your own")
+    if isinstance(model, Source):
+        model.check_takes(data)
     model = _for_data(first(model), data.tokens, data.outputs)
     maker = getattr(checked(model), "__name__", type(model).__name__)
     made = _built(f"{GIVEN}:{maker}" if name == GIVEN else name, model, torch.Generator().manual_seed(0))
@@ -278,7 +276,7 @@ def check_same(model: nn.Module, known: dict[str, Any], where: str) -> None:
 
 
 def _for_data(model: Model, tokens: bool, outputs: Sequence[int]) -> Model:
-    return model.fits(tokens, outputs) if isinstance(model, hf.Folder) else model
+    return model.maker(tokens, outputs) if isinstance(model, Source) else model
 
 
 def _spec_class(source: Model, sample: Inputs, targets: Sequence[int], dense: bool) -> type[CustomSpec]:
@@ -355,7 +353,7 @@ def _fit(model: nn.Module, sample: Inputs) -> nn.Module:
         return model
     model.register_forward_hook(_logits)
     if isinstance(sample, dict) and "attention_mask" in sample and type(model).__module__.startswith("transformers."):
-        hf.keep_mask(model)
+        keep_mask(model)
     return model
 
 
@@ -410,7 +408,8 @@ def _check_takes(name: str, model: nn.Module, data: Dataset, inputs: Inputs) -> 
         except Exception as error:  # it is the user's own code
             what = f"{'tokens' if data.tokens else 'numbers'}{'' if training else ' ' + mode}"
             table = "; is this a table? give floats, x.astype('float32')" if data.tokens and not data.text else ""
-            hint = hf.way_out(data) if hf.is_hf(name) else table
+            source = find_source(name)
+            hint = source.hint(data) if source else table
             raise FLError(f"{said(name)} does not take samples of {shape} {what}: {first_line(error)}{hint}") from None
         outputs = (data.classes, *data.outputs[:-1]) if data.dense else data.outputs
         exits, wanted, whole = getattr(model, "exits", False), [2, *outputs], ""

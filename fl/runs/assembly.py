@@ -3,8 +3,6 @@
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
@@ -13,7 +11,6 @@ from fl import data, partition
 from fl.algorithms import ALGORITHMS
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.extension import Order
-from fl.base.console import quiet
 from fl.base.errors import FLError, ask_memory
 from fl.base.rng import Rng
 from fl.distributed import current
@@ -23,15 +20,15 @@ from fl.engine.work import activation_bytes
 from fl.federation import Federation, LocalTraining
 from fl.federation.scores import metrics_of
 from fl.federation.transport import IN_PROCESS, Transport
-from fl.models import custom_model, hf
-from fl.models.adapted import adapted, fleet_of_ranks
+from fl.models import custom_model
 from fl.models.architectures import choose
 from fl.models.create import check_shape, weight_bytes
 from fl.models.fleet import Architecture, Fleet, make_fleet
 from fl.models.init import Start, find, maker
 from fl.models.search import maximum
+from fl.models.source import find_source
 from fl.settings import Config
-from fl.settings.extensions import EXTENSIONS
+from fl.settings.extensions import EXTENSIONS, model_change
 from zoo import Spec, ZooError
 
 _log = logging.getLogger("fl")
@@ -82,14 +79,14 @@ def build(
     if device.type == "cpu":
         _ask_for_round(config, specs or [spec])
     net, create, fleet = make_models(config, spec, start, len(splits), device)
-    one_start = isinstance(getattr(spec, "source", None), nn.Module) and not config.model.adapters.on
+    one_start = isinstance(getattr(spec, "source", None), nn.Module) and not model_change(config.extensions)
     by_path = model is None and custom_model.is_custom(config.model.name)
     source = custom_model.by_name(config.model.name) if by_path else model
     own, owned = custom_model.for_clients(source, len(splits))
     if own:
         fleet = _own_fleet(config, dataset, net, spec, own, owned, rng)
     if start is None:
-        _warn_of_drawn(config, spec, net)
+        _warn_of_drawn(config, net)
     if not isinstance(spec, custom_model.CustomSpec) and not dataset.text:
         check_shape(spec, net, dataset.shape)
 
@@ -172,8 +169,10 @@ def _own_fleet(
 ) -> Fleet:
     """Return the clients' own architectures, the first of which is the global model's; each has its initial weights."""
     ALGORITHMS[config.method.name].refuse({"own_architectures": "model= of several models"})
-    if config.model.init or config.model.adapters.on:
-        raise FLError("--init and --adapters are for one model, and these are several: leave them out")
+    change = model_change(config.extensions)
+    if config.model.init or change:
+        flag = f"--{change[0]}" if change else "--init"
+        raise FLError(f"{flag} is for one model, and these are several: leave it out")
     kinds = [Architecture(net, None, spec)]
     for source in own[1:]:
         its = model_spec(config, dataset, source)
@@ -181,38 +180,28 @@ def _own_fleet(
     return Fleet(tuple(kinds), owned)
 
 
-def _warn_of_drawn(config: Config, spec: Spec, net: nn.Module) -> None:
+def _warn_of_drawn(config: Config, net: nn.Module) -> None:
     """Say which weights that look like trained ones are drawn, as nothing was given to begin with."""
     if drawn := getattr(net, "drawn", ()):
-        frozen = config.model.adapters.on and not config.model.adapters.train
         _log.warning(
-            "warning: --model %s begins with a drawn %s, which its folder has not, or for other classes%s",
-            config.model.name, ", ".join(drawn), ": train it beside adapters, with --adapters.train" if frozen else "",
+            "warning: --model %s begins with a drawn %s, which its folder has not, or for other classes",
+            config.model.name, ", ".join(drawn),
         )  # fmt: skip
-    trained = isinstance(spec, custom_model.CustomSpec) and not config.model.name.startswith("hf-config:")
-    if config.model.adapters.on and not trained:
-        _log.warning("warning: --adapters.kind freezes weights that are drawn: give trained ones with --init")
 
 
 def make_models(
     config: Config, spec: Spec, start: Start | None, clients: int, device: torch.device
 ) -> tuple[nn.Module, Callable[..., nn.Module], Fleet | None]:
-    """Return the global model, what makes it anew, and the clients' own if their adapters have several ranks.
+    """Return the global model, what makes it anew, and the clients' own if an extension makes several of it.
 
     All weights that are not in `start` depend on the seed alone.
     """
-    rng, create = Rng(config.seed), maker(spec, start)
-    net = create(rng.torch("weights"))
-    if not config.model.adapters.on:
-        return net.to(device), create, None
-    create = partial(adapted, net, config.model.adapters, base_changes=ALGORITHMS[config.method.name].base_changes)
-    net, ranks, again = create(rng.torch("adapters")).to(device), config.model.adapters.ranks, partial(_again, create)
-    return net, again, fleet_of_ranks(lambda r: again(rng.torch("adapters"), r), ranks, clients, net) if ranks else None
-
-
-def _again(create: Callable[..., nn.Module], *args: Any) -> nn.Module:
-    with quiet("surgery"):  # which layers have no adapter was said of the first
-        return create(*args)
+    create, change = maker(spec, start), model_change(config.extensions)
+    if change is None:
+        return create(Rng(config.seed).torch("weights")).to(device), create, None
+    source = find_source(config.model.name)
+    drawn = source.drawn if source else not isinstance(spec, custom_model.CustomSpec)
+    return change[1].make(create, config, clients, device, drawn and start is None)
 
 
 def resolve_inputs(config: Config, dataset: data.Dataset | None, model: custom_model.Model | None) -> Config:
@@ -269,15 +258,8 @@ def training(config: Config, dataset: data.Dataset) -> tuple[data.Dataset, Local
     augment = Augment(local.crop, local.flip)
     if execution.channels_last and not dataset.images:
         raise FLError("--channels-last is a layout of images, and the samples are none: leave it out")
-    if hf.is_hf(name):
-        tokens = config.data.text.tokens
-        if name.startswith("hf:") and data.is_text(config.data.dataset) and ":" not in tokens:
-            _log.warning(
-                "warning: --text.tokens %s numbers tokens in another way than the model of %s learned them: give "
-                "--text.tokens tokenizer:FOLDER, unless that is meant",
-                tokens, name,
-            )  # fmt: skip
-        dataset = hf.fitted(name, dataset)
+    if source := find_source(name):
+        dataset = source.fitted(dataset, config)
     if name == "transformer_masked":  # it has to name the tokens, some of which are hidden
         if not dataset.text:
             raise FLError("--model transformer_masked is made for text, and the data set is none: choose another model")
@@ -318,7 +300,7 @@ def _specs(
 
     The global model has the maximum of all clients' widths and depths.
     """
-    if ALGORITHMS[config.method.name].clients != "heterogeneous" or config.model.adapters.on:
+    if ALGORITHMS[config.method.name].clients != "heterogeneous" or model_change(config.extensions):
         return base, []
     chosen = None if transport.has_data else transport.specs(config.model.architectures.announce(base))
     if not (transport.has_data or chosen) and config.model.architectures.choose == "zico":

@@ -163,11 +163,9 @@ def _own_models(fed: Federation) -> list[Architecture]:
 
 
 def check_base(folder: Path, model: nn.Module) -> None:
-    """Raise FLError unless a model has the constants, such as the base of adapters, that a run folder's has."""
+    """Raise FLError unless a model has the constants that a run folder's has."""
     if read_header(folder)["given"].get("base") != digest(model):
-        raise FLError(
-            f"{folder} holds a run of adapters on other weights: give the model or the --init that it began with"
-        )
+        raise FLError(f"{folder} holds a run beside other weights: give the model or the --init that it began with")
 
 
 def check_inputs(folder: Path, fed: Federation, now: Mapping[str, Any]) -> None:

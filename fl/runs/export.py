@@ -3,7 +3,11 @@
 import copy
 import io
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors.torch import save as serialise
@@ -11,23 +15,43 @@ from torch import nn
 
 from fl.algorithms.algorithm import Algorithm, Server
 from fl.base.errors import FLError
-from fl.base.files import replacing, writing
+from fl.base.files import replacing
+from fl.base.plugins import declared
 from fl.data import Dataset
-from fl.engine.constants import as_parameters
 from fl.federation import Federation
-from fl.models.adapted import folded
-from fl.models.custom_model import LIBRARIES, Model, as_given
-from fl.models.hf import HFModel
+from fl.models.custom_model import Model, as_given
 from fl.runs import checkpoint
-from fl.runs.folder import is_last_best, load_initial_weights, load_with_adapters
+from fl.runs.folder import folded, is_last_best, load_as_trained
 from fl.runs.state import RunState
 from fl.settings import Config
-from surgery import State, SurgeryError, adapters
-from surgery.files.whole import in_one_step
-from surgery.torch_private import BatchNorm
+from surgery import State
 from surgery.transfer import host_copies
 
-_FORMATS = ("pt", "safetensors", "hf", "peft")
+
+class Origin(NamedTuple):
+    """Where a model that is written comes from.
+
+    Attributes:
+        folder: of the run; None for a module that was given. own: whether the run's model was given from Python.
+    """
+
+    folder: Path | None = None
+    own: bool = False
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a trained model is written. A file `export.py` of a folder in `fl.extensions` names some in `FORMATS`.
+
+    Attributes:
+        write: (model, new path, origin) -> writes it, whole or not at all.
+        suffix: whether a file's suffix can ask for it. The first other one is what a name without a suffix asks for.
+        folded: whether the model has its own parameters alone, in which adapters are folded.
+    """
+
+    write: Callable[[nn.Module, Path, Origin], None]
+    suffix: bool = False
+    folded: bool = True
 
 
 def export_model(
@@ -52,7 +76,7 @@ def export_model(
         dataset: the data of your own that the run was given, if it was, as in `fl.build`; needed for `client`.
         format: pt (a state dict, for `torch.load`), safetensors (the same); hf: a folder that transformers'
             `from_pretrained` loads, of a model that came from it; a name without a suffix is such a folder; or peft: a
-            folder with the adapters alone, which `PeftModel.from_pretrained` puts on the base.
+            folder with the adapters alone, which `PeftModel.from_pretrained` puts on the model that they are for.
         client: the model that this client of the run predicts with, in the place of the deployed one; the run's data
             set is needed.
         best: that of the best evaluated round, for a run with --keep-best.
@@ -68,113 +92,49 @@ def export_model(
     ['weight', 'bias']
     """
     path = Path(file)
-    kind = _format_of(path, format)
+    found = _format_of(path, format)
     if not isinstance(trained, nn.Module):
-        net = _from_run(Path(trained), kind, model, dataset, client, best)
+        net = _from_run(Path(trained), found.folded, model, dataset, client, best)
     elif client is not None or best or model is not None or dataset is not None:
         raise FLError("client, best, model and dataset are for a run folder, and a module was given: leave them out")
     else:
         net = copy.deepcopy(trained).cpu()
     if os.path.lexists(path):  # a link that leads nowhere, too
         raise FLError(f"{path} exists already: give another file")
-    if kind == "peft":
-        base = {} if isinstance(trained, nn.Module) else _base(Path(trained), net, model is not None)
-        _write_adapters(net, path, base)
-        return path
-    if kind == "hf":
-        if not isinstance(net, HFModel):
-            raise FLError(
-                f"{path}: a folder is for models of transformers (--model hf:FOLDER), and this is a "
-                f"{type(net).__name__}: name the file .pt or .safetensors"
-            )
-        with writing(path), in_one_step(path, folder=True) as temporary:
-            net.save(temporary)
-        return path
-    content = _content(kind, net)
-    with replacing(path) as temporary:
-        temporary.write_bytes(content)
+    found.write(net, path, Origin() if isinstance(trained, nn.Module) else Origin(Path(trained), model is not None))
     return path
 
 
-def _format_of(path: Path, asked: str | None) -> str:
+def _format_of(path: Path, asked: str | None) -> Format:
     """Return the format of a file. Raises FLError for one that cannot be written."""
-    kind = asked or path.suffix.removeprefix(".") or "hf"
-    if kind not in _FORMATS:
+    formats = FORMATS | declared("fl.export", "FORMATS", Format)
+    folders = [name for name, one in formats.items() if not one.suffix]
+    kind = asked or path.suffix.removeprefix(".") or "".join(folders[:1])
+    if kind not in formats:
+        also = f" ({' and '.join(folders)} are folders)" * bool(folders)
         raise FLError(
-            f"{path}: unknown format {kind!r}: there are {', '.join(_FORMATS)}; name the file so, or give one (hf and "
-            "peft are folders)"
+            f"{path}: unknown format {kind!r}: there are {', '.join(formats)}; name the file so, or give one{also}"
         )
     if not path.parent.is_dir():
         raise FLError(f"{path}: there is no folder {path.parent}")
-    return kind
+    return formats[kind]
 
 
 def _from_run(
-    folder: Path, kind: str, model: Model | None, dataset: Dataset | None, client: int | None, best: bool
+    folder: Path, whole: bool, model: Model | None, dataset: Dataset | None, client: int | None, best: bool
 ) -> nn.Module:
-    """Return the model of a run, with adapters beside it for peft alone."""
+    """Return the model of a run, with its own parameters alone or as it was trained."""
     if client is None:
-        net = load_with_adapters(folder, model, best=best)
+        net = load_as_trained(folder, model, best=best)
     else:
         net = client_model(folder, client, model, dataset, best=best)
-    return net if kind == "peft" else folded(net)
-
-
-def _write_adapters(net: nn.Module, path: Path, settings: dict[str, str | None]) -> None:
-    inner = net.model if isinstance(net, HFModel) else net
-    try:
-        with writing(path):
-            adapters.write_peft(as_parameters(inner), path, **settings)
-    except SurgeryError as error:
-        raise FLError(f"{path}: {error}") from None
-
-
-def _base(folder: Path, net: nn.Module, own: bool) -> dict[str, str | None]:
-    """Return what peft's settings say of the base that the adapters of a run belong to: its name, or that it has none.
-
-    A model that was given from Python says it itself.
-
-    Args:
-        own: whether the model was given from Python.
-
-    Raises FLError unless the model is its adapters on a base that others have.
-    """
-    config = Config.read(folder)
-    way = "or give another format, which has all of the model"
-    if not any(adapters.adapted_layers(net)):
-        raise FLError(f"{folder} has no adapters (--adapters.kind lora), which peft's files are made of")
-    if any(name.endswith("base_layer.weight") for name, _ in net.named_parameters()):
-        raise FLError(f"{folder}: {config.method.name} has changed the base as well: give another format")
-    trained, start, drawn, name = adapters.state(net), load_initial_weights(folder, config), (), None
-    kind = config.model.name.partition(":")[0] if ":" in config.model.name else "zoo"
-    if isinstance(net, HFModel):
-        if config.model.depth or set(config.model.width) != {1.0}:
-            raise FLError(
-                f"{folder}: --width or --depth has cut the base, and {net.folder} is another: give another format"
-            )
-        drawn, name = [f"model.{one}" for one in net.drawn], str(net.folder)
-    if start:
-        drawn, name = start.left, None
-    elif not own and kind in ("zoo", "hf-config", *LIBRARIES):
-        drawn = ["all of it"]
-    if lacking := [one for one in drawn if one not in trained]:
-        raise FLError(
-            f"{folder}: the base was drawn ({lacking[0]}), and nobody else has it: begin with --init, train the layer "
-            f"whole (--adapters.train), {way}"
-        )
-    for norm, module in net.named_modules():
-        if isinstance(module, BatchNorm) and module.track_running_stats and f"{norm}.running_mean" not in trained:
-            raise FLError(
-                f"{folder}: the statistics of {norm} have moved, and adapters do not have them: train it whole "
-                f"(--adapters.train), {way}"
-            )
-    return {} if own and not start else {"base_model_name_or_path": name}
+    return folded(Config.read(folder), net) if whole else net
 
 
 def client_model(
     folder: Path, client: int, model: Model | None = None, dataset: Dataset | None = None, *, best: bool = False
 ) -> nn.Module:
-    """Load the model that a client of a run predicts with, on the CPU, in evaluation mode, with its adapters.
+    """Load the model that a client of a run predicts with, on the CPU, in evaluation mode, as it was trained.
 
     The run's data set is needed.
 
@@ -200,7 +160,7 @@ def client_model(
 
 
 def client_module(fed: Federation, algorithm: Algorithm, server: Server, client: int) -> nn.Module:
-    """Return a module with the model that a client predicts with, in evaluation mode, with its adapters.
+    """Return a module with the model that a client predicts with, in evaluation mode, as it was trained.
 
     Raises FLError if there is no such client, or it predicts with none, or with the sum of several.
     """
@@ -230,12 +190,23 @@ def _built(folder: Path, model: Model | None, dataset: Dataset | None) -> RunSta
     return RunState.prepare(Config.read(folder).replace(device="cpu"), folder, True, dataset, model)
 
 
-def _content(kind: str, net: nn.Module) -> bytes:
-    """Return the bytes of a file with a state dict."""
+def _write_file(path: Path, net: nn.Module, content: Callable[[State], bytes]) -> None:
     values = net.state_dict()
-    values = dict(zip(values, host_copies(list(values.values()))))
-    if kind == "safetensors":
-        return serialise(values, metadata={"format": "pt"})
+    found = content(dict(zip(values, host_copies(list(values.values())))))
+    with replacing(path) as temporary:
+        temporary.write_bytes(found)
+
+
+def _as_torch(values: State) -> bytes:
     buffer = io.BytesIO()
     torch.save(values, buffer)
     return buffer.getvalue()
+
+
+FORMATS = {
+    "pt": Format(lambda net, path, origin: _write_file(path, net, _as_torch), suffix=True),
+    "safetensors": Format(
+        lambda net, path, origin: _write_file(path, net, partial(serialise, metadata={"format": "pt"})), suffix=True
+    ),
+}
+"""State dicts: for `torch.load`, and of safetensors."""

@@ -24,14 +24,13 @@ from fl.base.settings import written
 from fl.base.tables import write_csv
 from fl.engine.work import flops
 from fl.federation import Federation
-from fl.models.adapted import adapted, folded
 from fl.models.custom_model import LIBRARIES, Model, as_given
 from fl.models.fleet import brief
 from fl.models.init import Start, maker
 from fl.runs import checkpoint, metrics
 from fl.settings import Config, earlier
 from fl.settings.config import RESUMABLE, plain
-from fl.settings.extensions import EXTENSIONS
+from fl.settings.extensions import EXTENSIONS, model_change
 from surgery.files.whole import is_plain
 from zoo import Spec
 
@@ -233,25 +232,30 @@ def load_model(folder: str | Path, model: Model | None = None, *, best: bool = F
         best: that of the best evaluated round (see `fl.runs.metrics.best`), for a run with --keep-best; by default that
             of the last round.
 
-    Adapters are folded into it.
+    What an extension trained beside the model's parameters, such as adapters, is folded into these.
 
     Raises FLError if the folder holds no run, or several, or one of another model, or not the model of its best round.
     """
-    return folded(load_with_adapters(Path(folder), model, best=best)).eval()
+    return folded(Config.read(Path(folder)), load_as_trained(Path(folder), model, best=best)).eval()
 
 
-def load_with_adapters(folder: Path, model: Model | None = None, *, best: bool = False) -> nn.Module:
-    """Load the trained global model of a run folder, with its adapters, as `load_model` does."""
+def folded(config: Config, model: nn.Module) -> nn.Module:
+    """Return a model of a run with its own parameters alone."""
+    change = model_change(config.extensions)
+    return change[1].plain(model) if change else model
+
+
+def load_as_trained(folder: Path, model: Model | None = None, *, best: bool = False) -> nn.Module:
+    """Load the trained global model of a run folder as `load_model` does, with what an extension trained beside it."""
     config = Config.read(folder)
     if (folder / checkpoint.FILE).exists():
         check_intact(folder, config, table=best)
         if not checkpoint.read_header(folder)["round"]:
             _log.warning(f"warning: no round of {folder} was trained: these are its initial weights")
     spec, state = checkpoint.read_model(folder, model, best=best and not is_last_best(folder))
-    if config.model.adapters.on:
+    if change := model_change(config.extensions):
         base = maker(spec, load_initial_weights(folder, config))(Rng(config.seed).torch("weights"))
-        changes = any(name.endswith("base_layer.weight") for name in state)  # whether or not the method is still here
-        net = adapted(base, config.model.adapters, Rng(config.seed).torch("adapters"), base_changes=changes)
+        net = change[1].load(base, config, state)
         checkpoint.check_base(folder, net)
     else:
         net = models.create(torch.Generator(), spec)

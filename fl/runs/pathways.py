@@ -20,6 +20,7 @@ from fl.federation.client_models import Level
 from fl.models.custom_model import CustomSpec, Model, identity
 from fl.runs import checkpoint
 from fl.settings import Config
+from fl.settings.extensions import model_change
 from surgery import State
 from surgery.transfer import double
 
@@ -138,8 +139,8 @@ class Pathways:
         name, known = config.method.name, {n: method for n, method in ALGORITHMS.items() if method.pathways}
         if name not in known:
             raise FLError(f"{path} is a run of {name}, whose clients have no pathways: there are {', '.join(known)}")
-        if config.model.adapters.on:
-            raise FLError(f"{path}: levels of adapters have no base in them: use fl.load_model")
+        if change := model_change(config.extensions):
+            raise FLError(f"{path}: with --{change[0]} levels are no whole models: use fl.load_model")
         if config.model.norm == "static_batch" or config.model.name == "transformer_masked":
             raise FLError(f"{path}: for a model with static batch norms, or of masked text, use fl.load_model")
         spec, server = checkpoint.read_parts(path, model=model)

@@ -29,6 +29,7 @@ from fl.runs.folder import load_initial_weights
 from fl.runs.pathways import Pathways
 from fl.runs.simulation import Run
 from fl.settings import Config
+from fl.settings.extensions import model_change
 from surgery import State, broadcast
 from zoo import Spec
 
@@ -209,7 +210,7 @@ def _federation(folder: Path, config: Config, spec: Spec, data: Dataset, clients
     data, local = training(config, data)
     start = load_initial_weights(folder, config)
     net, create, _ = make_models(config, spec, start, len(clients), device)
-    if config.model.adapters.on:
+    if model_change(config.extensions):
         checkpoint.check_base(folder, net)
     data = data.to(device, config.execution.data_on)
     return Federation(net, data, clients, 1, local, create=create, spec=spec, start=start)

@@ -16,8 +16,8 @@ from torch import nn
 from fl import data
 from fl.base.errors import FLError
 from fl.distributed import current, is_joined, is_one_of_several, joined
+from fl.extensions.language.adapters import folded
 from fl.federation.transport import IN_PROCESS, Transport
-from fl.models.adapted import folded
 from fl.models.custom_model import Model
 from fl.runs.assembly import build, resolve_inputs
 from fl.runs.bar import Bar

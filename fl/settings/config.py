@@ -40,7 +40,7 @@ from fl.settings import stored
 from fl.settings.data import DataSettings
 from fl.settings.evaluation import EvaluationSettings
 from fl.settings.execution import ExecutionSettings
-from fl.settings.extensions import EXTENSIONS
+from fl.settings.extensions import EXTENSIONS, model_change
 from fl.settings.model import ModelSettings
 from fl.settings.places import METHOD, OWN, PLACES, SOURCE, TOPICS, method_named, partition_named
 from fl.settings.topic import Topic
@@ -245,6 +245,9 @@ class Config:
                 raise FLError(one.unread)
         ALGORITHMS[self.method.name].refuse(self.asks())
         self.model.check()
+        for name in self.extensions:
+            EXTENSIONS[name].check(self)
+        model_change(self.extensions)
         self.local.schedule(self.rounds)
         self.clients.cohort()
         self.model.architectures.announce(self.model.spec(self.data))
@@ -298,10 +301,8 @@ class Config:
             found["any_loss"] = "--loss, --label-smoothing and --class-weights"
         if model.exits:
             found["several_classifiers"] = "--exits"
-        if model.adapters.on:
-            found["adapters"] = "--adapters.kind"
-        if model.architectures != ArchitectureOptions() or len(set(model.adapters.ranks)) > 1:
-            found["architectures"] = "--architectures and --adapters.ranks"
+        if model.architectures != ArchitectureOptions():
+            found["architectures"] = "--architectures"
         for name, options in self.extensions.items():
             found |= EXTENSIONS[name].needs(options)
         return found

@@ -1,8 +1,9 @@
 """The extensions there are: those of `fl.extensions`, and those of installed packages."""
 
+from collections.abc import Iterable
 from typing import Any
 
-from fl.algorithms.extension import Extension
+from fl.algorithms.extension import Extension, ModelChange
 from fl.base.errors import FLError
 from fl.base.plugins import declared, kind, load_entry_points
 
@@ -21,3 +22,15 @@ def _extensions() -> dict[str, Extension]:
 
 EXTENSIONS: dict[str, Extension] = _extensions()
 """From the name of an extension, which is that of its group of settings, to what it is."""
+
+
+def model_change(asked: Iterable[str]) -> tuple[str, ModelChange] | None:
+    """Return the extension that changes the model, by its name, of those that a run asks for; None if none does.
+
+    Raises:
+        FLError: for two.
+    """
+    found = [(name, change) for name in asked if (change := EXTENSIONS[name].model)]
+    if len(found) > 1:
+        raise FLError(f"--{found[0][0]} and --{found[1][0]} both change the model: leave one of them out")
+    return found[0] if found else None

@@ -9,7 +9,6 @@ import zoo
 from fl import data, models
 from fl.base.errors import FLError
 from fl.base.settings import Depths, Named, Rare, Rates, one_of
-from fl.models.adapted import AdapterOptions
 from fl.models.architectures import ArchitectureOptions
 from fl.models.init import check_init
 from fl.settings.data import DataSettings
@@ -18,7 +17,7 @@ from fl.settings.topic import Topic
 
 @dataclass(frozen=True)
 class ModelSettings(Topic):
-    """The global model, and the architectures and adapters of the clients."""
+    """The global model, and the architectures of the clients."""
 
     name: Annotated[str, Named("model")] = "cnn"
     """cnn (McMahan et al. 2017), resnet20, ... (`python -m zoo` lists them), timm:NAME or torchvision:NAME; hf:FOLDER,
@@ -39,18 +38,11 @@ class ModelSettings(Topic):
     --architectures.depths 2-2-0-0,2-2-2-2 clients lack the last sections"""
     init: Annotated[str | None, tyro.conf.arg(metavar="FILE|timm|torchvision")] = None
     """trained weights to begin from: a file (safetensors, or a state dict of torch.save), or timm or torchvision for
-    those that the library publishes; a classifier for other classes is drawn anew; --adapters.kind lora trains adapters
-    of low rank beside them [all weights are drawn]"""
+    those that the library publishes; a classifier for other classes is drawn anew [all weights are drawn]"""
     architectures: ArchitectureOptions = ArchitectureOptions()
-    adapters: Annotated[AdapterOptions, Rare()] = AdapterOptions()
 
     def check(self) -> None:
         """Raise FLError for settings of the model that cannot be."""
-        if self.adapters.on and self.architectures != ArchitectureOptions():
-            raise FLError(
-                "--adapters.kind: clients have one base, and --architectures gives them several: leave one out"
-            )
-        self.adapters.check()
         if self.init is not None:
             check_init(self.init, self.name)
         self.architectures.check()

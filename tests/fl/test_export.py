@@ -12,7 +12,7 @@ import fl
 from fl import run as cli
 from fl.base.errors import FLError
 from fl.export import main
-from fl.models.adapted import AdapterOptions, folded
+from fl.extensions.language.adapters import AdapterOptions, folded
 from fl.runs.export import client_model
 from fl.runs.folder import restore_server
 from surgery.adapters import read_peft

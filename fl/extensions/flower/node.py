@@ -33,6 +33,7 @@ from fl.runs.assembly import make_method, make_models, model_spec, pick_device, 
 from fl.runs.evaluate import score_clients
 from fl.secure import Client
 from fl.settings import Config
+from fl.settings.extensions import model_change
 from surgery import Stack, State
 from zoo import Spec, ZooError
 
@@ -259,7 +260,7 @@ class Node:
         device = pick_device(settings.execution.device)
         data, local = training(settings, self.data.to(device))
         spec = model_spec(settings, data) if custom_model.is_custom(settings.model.name) else _spec(model)
-        if settings.model.adapters.on:
+        if model_change(settings.extensions):
             net, make, architectures = self._adapted(settings, spec, clients, device, base)
         else:
             net, make, architectures = create(torch.Generator(), spec).to(device), partial(create, spec=spec), None

@@ -23,11 +23,11 @@ from fl.engine.losses import by_name
 from fl.extensions.attack import Attack, AttackOptions
 from fl.extensions.compression import Compression
 from fl.extensions.defence import Defence
+from fl.extensions.language.adapters import AdapterOptions, adapted
 from fl.extensions.pace import Pace, PaceOptions
 from fl.extensions.presence import Presence, PresenceOptions
 from fl.extensions.privacy import Privacy
 from fl.federation.capabilities import CAPABILITIES
-from fl.models.adapted import AdapterOptions, adapted
 from fl.settings.places import check_names
 
 ROOT = Path(__file__).parents[3]

@@ -16,7 +16,7 @@ from selection import some
 import fl
 from fl.data import TextOptions
 from fl.data.text import decode
-from fl.models.adapted import AdapterOptions
+from fl.extensions.language.adapters import AdapterOptions
 from surgery.adapters import read_peft
 
 transformers = pytest.importorskip("transformers")

@@ -4,7 +4,7 @@
 
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.method import Method
-from fl.algorithms.parts.adapters import arrived, global_ranks, rank_algorithm
+from fl.extensions.language.joining import arrived, global_ranks, rank_algorithm
 from fl.federation import Federation
 from surgery.adapters import rank_of, resize, stack
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.method import Method
-from fl.algorithms.parts.adapters import arrived, global_ranks, rank_algorithm
 from fl.algorithms.parts.split import without
 from fl.base.errors import FLError
+from fl.extensions.language.joining import arrived, global_ranks, rank_algorithm
 from fl.federation import Federation
 from fl.federation.cohort import per_client
 from surgery import broadcast

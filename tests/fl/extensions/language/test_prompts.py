@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import fl
 from fl.data.arrays import UNSCORED
-from fl.data.prompts import dataset
 from fl.data.text import TextOptions, decode
+from fl.extensions.language.data import dataset
 
 ROWS = [{"prompt": f"{i} plus {i}", "answer": f"is {2 * i}", "owner": "ab"[i % 2]} for i in range(40)]
 

@@ -5,69 +5,31 @@ AutoModelForSequenceClassification for tokens with a label a sample, and AutoMod
 """
 
 import json
+import logging
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 import surgery
 from fl.base.errors import FLError
 from fl.base.plugins import transformers
-from fl.data import Dataset
+from fl.data import Dataset, is_text
 from fl.data.mapped import pieces
+from fl.models.padding import Padded
+from fl.models.source import Source
 from surgery.states import shapes_of
 
-KINDS = ("hf", "hf-config")
-"""hf:FOLDER has the folder's weights, hf-config:FOLDER (or FILE) has weights that are drawn."""
+_log = logging.getLogger("fl")
+
 BESIDE = ("tokenizer*", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "spiece.model",
           "sentencepiece*", "chat_template*", "preprocessor_config.json", "processor_config.json")  # fmt: skip
 """The files of a folder that an exported model gets as well."""
-
-
-def is_hf(name: str) -> bool:
-    """Return whether a model of this name is one of transformers.
-
-    >>> is_hf("hf:models/gpt2"), is_hf("hf-config:config.json"), is_hf("timm:resnet18")
-    (True, True, False)
-    """
-    return name.partition(":")[0] in KINDS
-
-
-class _Padded(TorchFunctionMode):
-    """Within it nobody learns that a mask of padding hides nothing.
-
-    The library leaves such a mask out, which changes no result; but vmap cannot ask that of several clients at once.
-    """
-
-    def __init__(self, shape: torch.Size) -> None:
-        super().__init__()
-        self.shape = shape
-
-    def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if function is Tensor.all and len(args) == 1 and not kwargs and args[0].shape == self.shape:
-            return False
-        return function(*args, **(kwargs or {}))
-
-
-def keep_mask(model: nn.Module) -> None:
-    """Let a model that gets an `attention_mask` by keyword work as within `_Padded`."""
-    model.register_forward_pre_hook(_enter, with_kwargs=True)
-    model.register_forward_hook(_leave, always_call=True)
-
-
-def _enter(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    mask = kwargs.get("attention_mask")
-    _Padded(torch.Size() if mask is None else mask.shape).__enter__()
-
-
-def _leave(model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-    _Padded(torch.Size()).__exit__(None, None, None)  # leaves the one that was entered last, whichever object asks
 
 
 class HFModel(nn.Module):
@@ -100,7 +62,7 @@ class HFModel(nn.Module):
         given = {"use_cache": False} if hasattr(config, "use_cache") else {}
         if self.next_tokens or config.pad_token_id is None:
             return self.model(input_ids=x, attention_mask=torch.ones_like(x), **given).logits
-        with _Padded(x.shape):
+        with Padded(x.shape):
             return self.model(input_ids=x, attention_mask=x.ne(config.pad_token_id).long(), **given).logits
 
     def save(self, folder: Path) -> None:
@@ -139,11 +101,8 @@ def _normalisation(folder: Path | None) -> tuple[Any, Any]:
         ) from None
 
 
-@dataclass(frozen=True)
-class Folder:
-    """What --model hf:FOLDER or hf-config:FOLDER names; `fits` makes a model of it once the data are known."""
-
-    name: str
+class Folder(Source):
+    """What --model hf:FOLDER names: a model with the folder's weights."""
 
     @property
     def path(self) -> Path:
@@ -153,17 +112,65 @@ class Folder:
     def config(self) -> Any:
         """Read the library's configuration; FLError if there is none."""
         with transformers(f"--model {self.name}", self.path) as library:
-            if self.name.startswith("hf:") and not self.path.is_dir():
+            if not (self.drawn or self.path.is_dir()):
                 raise FLError(f"--model {self.name} is a file: give its folder, or hf-config:FILE for drawn weights")
             return library.AutoConfig.from_pretrained(self.path, local_files_only=True)
 
-    def fits(self, tokens: bool, outputs: Sequence[int]) -> Callable[[], nn.Module]:
-        """Choose the class for such samples, and for outputs of this shape for each sample."""
+    def check(self) -> None:
+        """See `Source.check`."""
+        self.config()
+
+    def check_takes(self, data: Dataset) -> None:
+        """See `Source.check_takes`."""
+        if isinstance(data.x, dict):
+            inputs = ", ".join(data.x)
+            raise FLError(f"--model {self.name} has one input, and samples have {inputs}: give a module of your own")
+        if data.dense:
+            raise FLError(
+                f"--model {self.name} gives a class for a sample, and the data have one for each pixel: give your own"
+            )
+
+    def maker(self, tokens: bool, outputs: Sequence[int]) -> Callable[[], nn.Module]:
+        """See `Source.maker`."""
         kind = "CausalLM" if len(outputs) > 1 else "SequenceClassification" if tokens else "ImageClassification"
         return partial(self._make, f"AutoModelFor{kind}", outputs[-1])
 
-    def __call__(self) -> nn.Module:
-        raise FLError(f"--model {self.name} cannot be built before the data are known")
+    def fitted(self, data: Dataset, config: Any) -> Dataset:
+        """Check that the model has the data's tokens, and make its vocabulary the classes of text.
+
+        The library computes perplexity over them all: also tokens that the tokenizer never gives have a probability.
+
+        Raises:
+            FLError: for data with more tokens.
+        """
+        tokens = config.data.text.tokens
+        if not self.drawn and is_text(config.data.dataset) and ":" not in tokens:
+            _log.warning(
+                "warning: --text.tokens %s numbers tokens in another way than the model of %s learned them: give "
+                "--text.tokens tokenizer:FOLDER, unless that is meant",
+                tokens, self.name,
+            )  # fmt: skip
+        if not data.tokens:
+            return data
+        most = data.classes if data.text else 1 + max(int(p.max()) for x in (data.x, data.test_x) for p in pieces(x))
+        size = getattr(self.config().get_text_config(), "vocab_size", None)
+        if size is None:
+            raise FLError(f"--model {self.name} is no model of text, and {data.name} has tokens: choose another one")
+        if most > size:
+            raise FLError(
+                f"--model {self.name} has a vocabulary of {size:,} tokens, and {data.name} has {most:,}: read text "
+                "with the model's own tokenizer, --text.tokens tokenizer:FOLDER, or give hf-config a larger vocab_size"
+            )
+        return replace(data, classes=size) if data.text else data
+
+    def hint(self, data: Dataset) -> str:
+        """See `Source.hint`."""
+        if data.tokens:
+            return "; is --text.length beyond its max_position_embeddings, or pad_token_id not in its config.json?"
+        return (
+            "; resize the data to the image_size and num_channels of its config.json, or give hf-config:FILE a "
+            "configuration with those of the data"
+        )
 
     def _make(self, kind: str, classes: int) -> nn.Module:
         """Build the model; what is drawn comes from torch's generator."""
@@ -174,7 +181,7 @@ class Folder:
         with transformers(f"--model {self.name} as {kind}", self.path) as library:
             auto = getattr(library, kind)
             given = {"attn_implementation": "eager", "dtype": torch.float32}  # fused kernels draw dropout on their own
-            if self.name.startswith("hf-config:"):
+            if self.drawn:
                 folder = self.path if self.path.is_dir() else None
                 return self._looked_at(HFModel(auto.from_config(config, **given), folder, (), causal))
             model, found = auto.from_pretrained(
@@ -204,33 +211,10 @@ class Folder:
         return model.train()
 
 
-def fitted(name: str, data: Dataset) -> Dataset:
-    """Check that a model has the data's tokens, and make its vocabulary the classes of text.
+class ConfigFile(Folder):
+    """What --model hf-config:FOLDER, or FILE, names: a model of this configuration, with drawn weights."""
 
-    The library computes perplexity over them all: also tokens that the tokenizer never gives have a probability.
-
-    Raises:
-        FLError: for data with more tokens.
-    """
-    if not data.tokens:
-        return data
-    most = data.classes if data.text else 1 + max(int(p.max()) for x in (data.x, data.test_x) for p in pieces(x))
-    size = getattr(Folder(name).config().get_text_config(), "vocab_size", None)
-    if size is None:
-        raise FLError(f"--model {name} is no model of text, and {data.name} has tokens: choose another one")
-    if most > size:
-        raise FLError(
-            f"--model {name} has a vocabulary of {size:,} tokens, and {data.name} has {most:,}: read text with the "
-            "model's own tokenizer, --text.tokens tokenizer:FOLDER, or give hf-config a larger vocab_size"
-        )
-    return replace(data, classes=size) if data.text else data
+    drawn = True
 
 
-def way_out(data: Dataset) -> str:
-    """Say what to do if a model does not take such samples."""
-    if data.tokens:
-        return "; is --text.length beyond its max_position_embeddings, or pad_token_id not in its config.json?"
-    return (
-        "; resize the data to the image_size and num_channels of its config.json, or give hf-config:FILE a "
-        "configuration with those of the data"
-    )
+SOURCES = {"hf": Folder, "hf-config": ConfigFile}

@@ -55,13 +55,6 @@ class AdapterOptions:
         """The rank of the global model's adapters."""
         return max(self.ranks, default=self.rank)
 
-    def check(self) -> None:
-        """Raise FLError for a rank of 0, and for one rank beside several."""
-        if self.on and self.largest < 1:
-            raise FLError("--adapters.rank 0: give 1 or more")
-        if self.on and self.ranks and self.rank != AdapterOptions.rank:
-            raise FLError("--adapters.rank is for all clients, and --adapters.ranks for each: leave one of them out")
-
 
 def adapted(
     base: nn.Module,

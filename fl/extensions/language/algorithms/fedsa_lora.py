@@ -2,8 +2,8 @@
 
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.method import Method
-from fl.algorithms.parts.adapters import global_ranks
 from fl.algorithms.parts.split import split
+from fl.extensions.language.joining import global_ranks
 from fl.federation import Federation
 from surgery.adapters import adapted_layers
 

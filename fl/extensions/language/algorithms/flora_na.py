@@ -10,7 +10,7 @@ from torch import Tensor
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.fedavg import fedavg
 from fl.algorithms.method import Method
-from fl.algorithms.parts.adapters import global_ranks
+from fl.extensions.language.joining import global_ranks
 from fl.federation import Federation
 from fl.federation.cohort import select
 from surgery.adapters.rank import factors

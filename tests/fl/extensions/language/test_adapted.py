@@ -18,8 +18,8 @@ from fl.base.errors import FLError
 from fl.base.rng import Rng
 from fl.engine import SGD
 from fl.engine.constants import constants
+from fl.extensions.language.adapters import AdapterOptions, adapted, fleet_of_ranks, folded
 from fl.federation.cohort import per_client
-from fl.models.adapted import AdapterOptions, adapted, fleet_of_ranks, folded
 from fl.runs import checkpoint
 from fl.runs.metrics import read
 from surgery import adapters
@@ -254,9 +254,9 @@ def test_a_layer_without_an_adapter_is_named_once(caplog, change):
     assert caplog.text.count("no adapter for 0: a ConvTranspose2d") == 1
 
 
+LORA = AdapterOptions("lora", rank=2, train=("3",))
 CONFIG = fl.Config.of(
-    algorithm="fedavg", rounds=2, clients=6, participants=3, local_epochs=1,
-    adapters=AdapterOptions("lora", rank=2, train=("3",)),
+    algorithm="fedavg", rounds=2, clients=6, participants=3, local_epochs=1, adapters=LORA,
 )  # fmt: skip
 
 
@@ -267,8 +267,8 @@ CONFIG = fl.Config.of(
         {},
         *({"algorithm": name, "adapters": replace(RANKS, train=("3",))} for name in ("flexlora", "flora", "hetlora")),
         {"algorithm": "flora_na"},
-        {"adapters": replace(CONFIG.model.adapters, learn="b")},
-        {"adapters": replace(CONFIG.model.adapters, kind="dora")},
+        {"adapters": replace(LORA, learn="b")},
+        {"adapters": replace(LORA, kind="dora")},
         {"algorithm": "heterofl", "adapters": replace(RANKS, train=("3",), kind="dora")},
         {"algorithm": "heterofl", "adapters": replace(RANKS, train=("3",), learn="b")},
     ],
@@ -298,24 +298,36 @@ def test_a_run_folder_has_adapters_and_gives_the_plain_model(tmp_path, change):
     [
         ({"algorithm": "nefl"}, "nefl cuts models by width or depth, and adapters have ranks"),
         ({"adapters": replace(RANKS, train=("3",))}, "fedavg gives all clients one"),
-        ({"adapters": replace(CONFIG.model.adapters, modules=("head",))}, "--adapters: modules='head'"),
+        ({"adapters": replace(LORA, modules=("head",))}, "--adapters: modules='head'"),
         ({"adapters": AdapterOptions(), "algorithm": "flexlora"}, "flexlora averages the products"),
         ({"adapters": AdapterOptions(), "algorithm": "fedsa_lora"}, "fedsa_lora averages one matrix"),
         ({"adapters": AdapterOptions(), "algorithm": "flora"}, "flora stacks adapters"),
         ({"adapters": AdapterOptions(), "algorithm": "flora_na"}, "flora_na combines both"),
         ({"adapters": AdapterOptions(), "algorithm": "hetlora"}, "hetlora weighs both"),
-        ({"adapters": replace(CONFIG.model.adapters, learn="b"), "algorithm": "hetlora"}, "--adapters.learn both"),
-        ({"adapters": replace(CONFIG.model.adapters, rank=0)}, "rank"),
+        (
+            {"adapters": replace(LORA, learn="b"), "algorithm": "hetlora"},
+            "--adapters.learn both",
+        ),
+        ({"adapters": replace(LORA, rank=0)}, "rank"),
         *(
             (
-                {"adapters": replace(CONFIG.model.adapters, kind="dora"), "algorithm": name},
+                {"adapters": replace(LORA, kind="dora"), "algorithm": name},
                 f"{name} .* DoRA's have magnitudes",
             )
             for name in ("fedsa_lora", "flexlora", "flora", "flora_na", "hetlora")
         ),
-        ({"algorithm": "flexlora", "adapters": replace(CONFIG.model.adapters, ranks=(1, 2))}, "leave one of them out"),
-        ({"adapters": replace(CONFIG.model.adapters, learn="b"), "algorithm": "flexlora"}, "--adapters.learn both"),
-        ({"adapters": replace(CONFIG.model.adapters, learn="b"), "algorithm": "fedsa_lora"}, "--adapters.learn both"),
+        (
+            {"algorithm": "flexlora", "adapters": replace(LORA, ranks=(1, 2))},
+            "leave one of them out",
+        ),
+        (
+            {"adapters": replace(LORA, learn="b"), "algorithm": "flexlora"},
+            "--adapters.learn both",
+        ),
+        (
+            {"adapters": replace(LORA, learn="b"), "algorithm": "fedsa_lora"},
+            "--adapters.learn both",
+        ),
     ],
 )
 def test_what_is_refused(change, message):

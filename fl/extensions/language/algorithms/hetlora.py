@@ -6,7 +6,7 @@ import torch
 
 from fl.algorithms.algorithm import Algorithm
 from fl.algorithms.method import Method
-from fl.algorithms.parts.adapters import arrived, global_ranks, rank_algorithm
+from fl.extensions.language.joining import arrived, global_ranks, rank_algorithm
 from fl.federation import Federation
 from surgery import average
 from surgery.adapters import rank_of, resize

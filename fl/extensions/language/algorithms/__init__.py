@@ -1,0 +1,1 @@
+"""Methods whose server joins clients' adapters, one file each."""

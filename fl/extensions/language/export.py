@@ -1,0 +1,82 @@
+"""Trained models for transformers and for peft."""
+
+from pathlib import Path
+
+from torch import nn
+
+from fl.base.errors import FLError
+from fl.base.files import writing
+from fl.engine.constants import as_parameters
+from fl.extensions.language.models import HFModel
+from fl.models.custom_model import LIBRARIES
+from fl.runs.export import Format, Origin
+from fl.runs.folder import load_initial_weights
+from fl.settings import Config
+from surgery import SurgeryError, adapters
+from surgery.files.whole import in_one_step
+from surgery.torch_private import BatchNorm
+
+
+def _write_hf(net: nn.Module, path: Path, origin: Origin) -> None:
+    """Write a folder that `from_pretrained` loads."""
+    if not isinstance(net, HFModel):
+        raise FLError(
+            f"{path}: a folder is for models of transformers (--model hf:FOLDER), and this is a "
+            f"{type(net).__name__}: name the file .pt or .safetensors"
+        )
+    with writing(path), in_one_step(path, folder=True) as temporary:
+        net.save(temporary)
+
+
+def _write_peft(net: nn.Module, path: Path, origin: Origin) -> None:
+    """Write a folder with the adapters alone."""
+    inner, settings = net.model if isinstance(net, HFModel) else net, _base(net, origin)
+    try:
+        with writing(path):
+            adapters.write_peft(as_parameters(inner), path, **settings)
+    except SurgeryError as error:
+        raise FLError(f"{path}: {error}") from None
+
+
+def _base(net: nn.Module, origin: Origin) -> dict[str, str | None]:
+    """Return what peft's settings say of the base that the adapters of a run belong to: its name, or that it has none.
+
+    A model that was given from Python says it itself.
+
+    Raises FLError unless the model is its adapters on a base that others have.
+    """
+    if origin.folder is None:
+        return {}
+    folder, own, config = origin.folder, origin.own, Config.read(origin.folder)
+    way = "or give another format, which has all of the model"
+    if not any(adapters.adapted_layers(net)):
+        raise FLError(f"{folder} has no adapters (--adapters.kind lora), which peft's files are made of")
+    if any(name.endswith("base_layer.weight") for name, _ in net.named_parameters()):
+        raise FLError(f"{folder}: {config.method.name} has changed the base as well: give another format")
+    trained, start, drawn, name = adapters.state(net), load_initial_weights(folder, config), (), None
+    kind = config.model.name.partition(":")[0] if ":" in config.model.name else "zoo"
+    if isinstance(net, HFModel):
+        if config.model.depth or set(config.model.width) != {1.0}:
+            raise FLError(
+                f"{folder}: --width or --depth has cut the base, and {net.folder} is another: give another format"
+            )
+        drawn, name = [f"model.{one}" for one in net.drawn], str(net.folder)
+    if start:
+        drawn, name = start.left, None
+    elif not own and kind in ("zoo", "hf-config", *LIBRARIES):
+        drawn = ["all of it"]
+    if lacking := [one for one in drawn if one not in trained]:
+        raise FLError(
+            f"{folder}: the base was drawn ({lacking[0]}), and nobody else has it: begin with --init, train the layer "
+            f"whole (--adapters.train), {way}"
+        )
+    for norm, module in net.named_modules():
+        if isinstance(module, BatchNorm) and module.track_running_stats and f"{norm}.running_mean" not in trained:
+            raise FLError(
+                f"{folder}: the statistics of {norm} have moved, and adapters do not have them: train it whole "
+                f"(--adapters.train), {way}"
+            )
+    return {} if own and not start else {"base_model_name_or_path": name}
+
+
+FORMATS = {"hf": Format(_write_hf), "peft": Format(_write_peft, folded=False)}

@@ -1,0 +1,65 @@
+"""Models that a prefix stands for, such as `hf:FOLDER`: their class follows from the data."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, NoReturn
+
+from torch import nn
+
+from fl.base.errors import FLError
+from fl.base.plugins import declared
+from fl.data import Dataset
+
+
+class Source(ABC):
+    """What a name with a prefix stands for, before the data are known.
+
+    A file `models.py` of a folder in `fl.extensions` names such classes in `SOURCES`, by their prefixes.
+
+    Attributes:
+        name: as --model has it. drawn: whether its weights are drawn.
+    """
+
+    drawn = False
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self) -> NoReturn:
+        raise FLError(f"--model {self.name} cannot be built before the data are known")
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise FLError if there is no such model."""
+
+    @abstractmethod
+    def check_takes(self, data: Dataset) -> None:
+        """Raise FLError for data whose samples or targets are of a kind that no such model has."""
+
+    @abstractmethod
+    def maker(self, tokens: bool, outputs: Sequence[int]) -> Callable[[], nn.Module]:
+        """Return what makes the model for samples of tokens or numbers, and outputs of this shape for each sample."""
+
+    def fitted(self, data: Dataset, config: Any) -> Dataset:
+        """Return the data as the model is trained on them. Raises FLError for data that it cannot be trained on."""
+        return data
+
+    def hint(self, data: Dataset) -> str:
+        """Say what to do if the model does not take such samples."""
+        return ""
+
+
+@cache
+def _sources() -> dict[str, type[Source]]:
+    return declared("fl.models", "SOURCES", type)
+
+
+def find_source(name: str) -> Source | None:
+    """Return what a model's name stands for if it begins with the prefix of a source.
+
+    >>> find_source("timm:resnet18") is None
+    True
+    """
+    kind = _sources().get(name.partition(":")[0]) if ":" in name else None
+    return kind and kind(name)
