@@ -33,7 +33,7 @@ import surgery
 import zoo
 from benchmarks.papers.recipes import RECIPES
 from fl.__main__ import COMMANDS
-from fl.algorithms import ALGORITHMS, OPTIONS, SOURCES
+from fl.algorithms import ALGORITHMS, SOURCES
 from fl.data import LOADERS
 from fl.partition import KINDS
 from fl.settings import Config, Experiment
@@ -80,7 +80,7 @@ def prose(text):
 @pytest.fixture
 def registered():
     """The methods that a page adds; they go away again, as does all else that it registers."""
-    tables = [ALGORITHMS, OPTIONS, SOURCES, KINDS, LOADERS, PRESETS, RULES, BLOCKS, METHODS_OF_MERGING]
+    tables = [ALGORITHMS, SOURCES, KINDS, LOADERS, PRESETS, RULES, BLOCKS, METHODS_OF_MERGING]
     before = [dict(table) for table in tables]
     yield lambda: ALGORITHMS.keys() - before[0].keys()
     for table, content in zip(tables, before, strict=True):

@@ -3,21 +3,82 @@
 takes one from any module.
 """
 
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
 from fl.algorithms.method import KINDS, Method
 from fl.base.errors import FLError
-from fl.base.plugins import declared, find, kind, load_entry_points
+from fl.base.plugins import files_of, find, import_file, installed, kind, load_entry_points
 
 
-def _methods() -> dict[str, Method]:
-    """Return the methods of this folder's files and of packages, in the order of `KINDS`."""
-    found = declared("fl.algorithms", "METHOD", Method)
-    for file, method in found.items():
-        if method.name != file:
-            raise FLError(f"{__name__}.{file}: METHOD has to be Method({file}, ...), with the function of that name")
-    found |= load_entry_points("algorithms", found, _checked)
-    return dict(sorted(found.items(), key=lambda item: (KINDS.index(item[1].clients), item[0])))
+class Methods(MutableMapping[str, Method]):
+    """Methods by name, of files and of packages; a file is imported when somebody asks for its method.
+
+    They are listed in the order of `KINDS`; then come those that were added.
+    """
+
+    def __init__(self) -> None:
+        self._files = {file.rpartition(".")[2]: file for file in files_of(__name__)}
+        self._packages = True  # whether there may be more in packages
+        self._methods: dict[str, Method] = {}
+        self._added: list[str] = []
+
+    def __getitem__(self, name: str) -> Method:
+        """Return a method; KeyError if there is none of this name. FLError for a file that cannot be imported."""
+        if name in self._files:
+            self._load(name)
+        elif name not in self._methods and self._packages and name in installed("algorithms"):
+            self._load_packages()
+        return self._methods[name]
+
+    def _load(self, name: str) -> None:
+        method = vars(import_file(file := self._files.pop(name))).get("METHOD")
+        if method is None:  # what methods share
+            return
+        if not isinstance(method, Method):
+            raise FLError(f"{file}: METHOD must be a Method, got {method!r}")
+        if method.name != name:
+            raise FLError(f"{file}: METHOD has to be Method({name}, ...), with the function of that name")
+        self._methods[name] = method
+
+    def _load_packages(self) -> None:
+        self._packages = False
+        self._methods |= load_entry_points("algorithms", self, _checked)
+
+    def __setitem__(self, name: str, method: Method) -> None:
+        self._files.pop(name, None)
+        if name not in self._methods:
+            self._added.append(name)
+        self._methods[name] = method
+
+    def __delitem__(self, name: str) -> None:
+        self[name]
+        del self._methods[name]
+        self._added = [one for one in self._added if one != name]
+
+    def __iter__(self) -> Iterator[str]:
+        for name in [*self._files]:
+            self._load(name)
+        if self._packages:
+            self._load_packages()
+        ours = [(KINDS.index(one.clients), name) for name, one in self._methods.items() if name not in self._added]
+        return iter([name for _, name in sorted(ours)] + self._added)
+
+    def __len__(self) -> int:
+        return len([*iter(self)])
+
+
+class _Options(Mapping[str, Any]):
+    """The defaults of methods' options, by the methods' names; None for a method without options."""
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(ALGORITHMS[name], "options", None)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(ALGORITHMS)
+
+    def __len__(self) -> int:
+        return len(ALGORITHMS)
 
 
 def _checked(found: Any, name: str = "") -> Method:
@@ -29,13 +90,11 @@ def _checked(found: Any, name: str = "") -> Method:
     return found
 
 
-ALGORITHMS: dict[str, Method] = _methods()
+ALGORITHMS = Methods()
 """From a method's name to its `Method`, which makes its algorithm from (federation, options). Users may add others."""
 
-OPTIONS = {name: method.options for name, method in ALGORITHMS.items() if method.options is not None}
-"""From a method's name to the defaults of its options."""
-
-_INSTALLED = frozenset(ALGORITHMS)
+OPTIONS: Mapping[str, Any] = _Options()
+"""From a method's name to the defaults of its options, None for a method without."""
 
 SOURCES: dict[str, str] = {}
 """From the name of a method that was given by its import path to this path, which run folders keep."""
@@ -62,12 +121,9 @@ def imported(path: str) -> Method:
 
 
 def register(path: str, method: Method) -> None:
-    """Add a method to those there are, with the import path that it was given by, unless it is installed."""
-    if method.name in _INSTALLED:
-        return
-    ALGORITHMS[method.name], SOURCES[method.name] = method, path
-    if method.options is not None:
-        OPTIONS[method.name] = method.options
+    """Add a method to those there are, with the import path that it was given by, unless it is there."""
+    if method.name in SOURCES or method.name not in ALGORITHMS:
+        ALGORITHMS[method.name], SOURCES[method.name] = method, path
 
 
 def plain_name(name: str) -> str:

@@ -280,10 +280,10 @@ def choice(what: str, values: Iterable[str], valid: Container | Iterable) -> Non
     Traceback (most recent call last):
     fl.base.errors.FLError: unknown --fruit 'aple': did you mean apple? there are apple, pear
     """
-    names = [*valid] if isinstance(valid, Iterable) else []
     for value in values:
         if isinstance(value, str) and value in valid:
             continue
+        names = [*valid] if isinstance(valid, Iterable) else []
         near = difflib.get_close_matches(value, names, n=1) if isinstance(value, str) else []
         hint, every = "".join(f"did you mean {one}? " for one in near), f"there are {', '.join(names)}"
         raise FLError(f"unknown {what} {value!r}: {hint if near and len(names) > _MANY else hint + every}".rstrip())

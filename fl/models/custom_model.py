@@ -23,7 +23,7 @@ from fl.data import Dataset
 from fl.data.inputs import Inputs, map_inputs, write_shape
 from fl.models.library import seeded
 from fl.models.padding import keep_mask
-from fl.models.source import Source, find_source
+from fl.models.sources import Source, find_source
 from surgery.errors import first_line
 from surgery.plan import has_structure, structure
 from surgery.transfer import double

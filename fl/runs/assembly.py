@@ -26,7 +26,7 @@ from fl.models.create import check_shape, weight_bytes
 from fl.models.fleet import Architecture, Fleet, make_fleet
 from fl.models.init import Start, find, maker
 from fl.models.search import maximum
-from fl.models.source import find_source
+from fl.models.sources import find_source
 from fl.settings import Config
 from fl.settings.extensions import EXTENSIONS, model_change
 from zoo import Spec, ZooError

@@ -16,13 +16,12 @@ from torch import nn
 from fl import data
 from fl.base.errors import FLError
 from fl.distributed import current, is_joined, is_one_of_several, joined
-from fl.extensions.language.adapters import folded
 from fl.federation.transport import IN_PROCESS, Transport
 from fl.models.custom_model import Model
 from fl.runs.assembly import build, resolve_inputs
 from fl.runs.bar import Bar
 from fl.runs.export import client_module, module_with
-from fl.runs.folder import load_initial_weights
+from fl.runs.folder import folded, load_initial_weights
 from fl.runs.lock import SETTINGS
 from fl.runs.lockstep import check_ranks_agree, sync_server, tell_end
 from fl.runs.metrics import Row
@@ -79,7 +78,7 @@ class Round:
 
     def __init__(self, run: RunState) -> None:
         self.number, self.row, self.server = run.done, dict(run.rows[-1]), run.server
-        self._fed, self._algorithm = run.fed, run.algorithm
+        self._config, self._fed, self._algorithm = run.config, run.fed, run.algorithm
 
     def __repr__(self) -> str:
         return f"Round({self.number}, {self.row})"
@@ -87,14 +86,14 @@ class Round:
     @property
     def model(self) -> nn.Module:
         """A copy of the global model, on the run's device, in evaluation mode."""
-        return folded(module_with(self._fed, self.server["global"]))
+        return folded(self._config, module_with(self._fed, self.server["global"]))
 
     def client_model(self, client: int) -> nn.Module:
         """Copy the model that a client predicts with: its personal one, its cluster's, or its part of the global one.
 
         Raises FLError if it predicts with none, or with the sum of several.
         """
-        return folded(client_module(self._fed, self._algorithm, self.server, client))
+        return folded(self._config, client_module(self._fed, self._algorithm, self.server, client))
 
 
 class Run:

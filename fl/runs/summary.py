@@ -3,19 +3,19 @@
 import math
 import shlex
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from html import escape
 from pathlib import Path
 
-from fl.algorithms import SOURCES, methods_of
+from fl.algorithms import ALGORITHMS, SOURCES
 from fl.base.console import program
 from fl.base.errors import FLError
+from fl.base.settings import Flag, Setting, marks, written
 from fl.runs.columns import columns, first_score
 from fl.runs.folder import run_name
 from fl.runs.metrics import FILE, Row, evaluations_since_best, read
 from fl.settings import Config, Experiment
-from fl.settings.flags import words
 
 _SECOND = {"f1": "macro-F1", "mean_iou": "mean IoU", "dice": "mean Dice", "perplexity": "perplexity", "r2": "R2"}
 _WORDS = {"accuracy": "accuracy", "mae": "mean absolute error"} | _SECOND
@@ -142,7 +142,7 @@ def advice(experiment: Experiment, folder: Path) -> str:
         left = [number < config.patience for number in waited]
         patient = " --patience 0" if config.patience and not all(left) else ""
         lines["train on"] = f"{program('run')} --resume {where} --rounds {2 * config.rounds}{patient}"
-    if not several and config.method.name not in methods_of("heterogeneous") and (others := _comparison(config)):
+    if not several and ALGORITHMS[config.method.name].clients != "heterogeneous" and (others := _comparison(config)):
         lines["compare"] = others
     lines["settings"] = f"{program('run')} --help"
     return "\n" + "\n".join(f"{what:10}{text}" for what, text in lines.items())
@@ -160,4 +160,17 @@ def _comparison(config: Config) -> str:
     changed = [one for one in config.changed() if not one.unread and one.name not in ("algorithm", "seed")]
     paths = (SOURCES.get(name, name) for name in methods)
     given = [program("run"), "--algorithm", ",".join(paths), "--seeds", "0,1,2"]
-    return " ".join(given + words(changed))
+    return " ".join(given + _words(changed))
+
+
+def _words(settings: Iterable[Setting]) -> list[str]:
+    """Write settings as the words of a command line."""
+    found = []
+    for one in settings:
+        if isinstance(one.value, bool):
+            group, dot, name = one.flag.rpartition(".")
+            found.append(f"--{group}{dot}{'' if one.value else 'no-'}{name}")
+        else:
+            texts = [mark.str_from_instance(one.value)[0] for mark in marks(one.field, Flag)]
+            found += [f"--{one.flag}", shlex.quote(texts[0] if texts else written(one.value))]
+    return found

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import torch
 import yaml
 
-from fl.algorithms import ALGORITHMS, SOURCES, methods_of
+from fl.algorithms import ALGORITHMS, OPTIONS, SOURCES
 from fl.algorithms.method import Method
 from fl.base.errors import FLError
 from fl.base.settings import (
@@ -58,11 +58,6 @@ RESUMABLE = frozenset(
 _log = logging.getLogger("fl")
 
 
-def _options() -> dict[str, Any]:
-    """Return the default options of every method, also of those that a script has registered."""
-    return {name: getattr(method, "options", None) for name, method in ALGORITHMS.items()}
-
-
 @dataclass(frozen=True)
 class Config:
     """Federated training of models that are cut and sewn, with FedMR on real digits as the default.
@@ -79,7 +74,7 @@ class Config:
 
     data: DataSettings = DataSettings()
     model: ModelSettings = ModelSettings()
-    method: Annotated[Chosen, Named("algorithm"), Alternatives(_options, prefixed=True)] = Chosen(
+    method: Annotated[Chosen, Named("algorithm"), Alternatives(lambda: OPTIONS, prefixed=True)] = Chosen(
         METHOD, ALGORITHMS[METHOD].options
     )
     clients: ClientSettings = ClientSettings()
@@ -152,7 +147,7 @@ class Config:
 
     def _method(self, settings: dict[str, Any]) -> Chosen:
         """Take the method and its options out of settings by name."""
-        method = _chosen(self.method, method_named(settings.pop("algorithm", self.method)), _options())
+        method = _chosen(self.method, method_named(settings.pop("algorithm", self.method)), OPTIONS)
         if method.name not in settings or method.options is None:
             return method
         return replace(method, options=options_of(method.name, settings.pop(method.name), method.options))
@@ -204,11 +199,11 @@ class Config:
 
     def _unread(self, setting: Setting) -> str:
         """Say why the method does not read a setting. One that is not registered here may read --architectures."""
-        able, name = methods_of("heterogeneous"), self.method.name
-        if setting.group == "architectures" and name in ALGORITHMS and name not in able:
+        name = self.method.name
+        if setting.group == "architectures" and name in ALGORITHMS and not _different(name):
             return (
-                f"--{setting.flag} is for {', '.join(able)}: {name} gives all clients one model; leave it out, or make "
-                "your own method a Method(..., clients='heterogeneous')"
+                f"--{setting.flag} is for methods such as heterofl, whose clients differ in architecture: {name} gives "
+                "all clients one model; leave it out, or make your own method a Method(..., clients='heterogeneous')"
             )
         return ""
 
@@ -224,7 +219,7 @@ class Config:
     def as_read(self) -> "Config":
         """Replace each setting that nothing reads by its default."""
         topics = {name: as_read(getattr(self, name)) for name in TOPICS}
-        if self.method.name in ALGORITHMS and self.method.name not in methods_of("heterogeneous"):
+        if self.method.name in ALGORITHMS and not _different(self.method.name):
             topics["model"] = replace(topics["model"], architectures=ArchitectureOptions())
         options = self.method.options
         method = replace(self.method, options=None if options is None else as_read(options))
@@ -235,9 +230,9 @@ class Config:
 
         This comes before anything is loaded or written.
         """
-        if wrong := [name for name, method in ALGORITHMS.items() if not isinstance(method, Method)]:
-            raise FLError(f"ALGORITHMS[{wrong[0]!r}] is no Method: put Method({wrong[0]}) there")
         self.check_values()
+        if not isinstance(ALGORITHMS[name := self.method.name], Method):
+            raise FLError(f"ALGORITHMS[{name!r}] is no Method: put Method({name}) there")
         self.data.check()
         self.local.check(self.data.dataset)
         for one in self.changed():
@@ -259,7 +254,7 @@ class Config:
                 raise FLError(f"{name} of a Config is a {kind.__name__}, got {value!r}: give settings to Config.of")
         partitions = {name: kind.options for name, kind in KINDS.items()}
         for name, chosen, known in (
-            ("algorithm", self.method, _options()),
+            ("algorithm", self.method, OPTIONS),
             ("partition", self.data.partition, partitions),
         ):
             if not isinstance(chosen, Chosen):
@@ -437,6 +432,11 @@ class Config:
 def plain(value: Any) -> Any:
     """Return a list in the place of a tuple, and a number in that of a default, which YAML does not know."""
     return list(value) if isinstance(value, tuple) else int(value) if isinstance(value, Default) else value
+
+
+def _different(method: str) -> bool:
+    """Return whether clients of a method differ in architecture."""
+    return getattr(ALGORITHMS[method], "clients", None) == "heterogeneous"
 
 
 def _partition(before: Chosen, settings: dict[str, Any]) -> Chosen:

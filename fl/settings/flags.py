@@ -1,7 +1,6 @@
 """The flags of `python -m fl.run`: flat, made from the settings by topic and the options of partitions and methods."""
 
 import io
-import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import Field, dataclass, field, fields, is_dataclass, make_dataclass, replace
@@ -11,22 +10,18 @@ import tyro
 
 from fl.algorithms import ALGORITHMS, OPTIONS, methods_of
 from fl.algorithms.method import KINDS as METHOD_KINDS
-from fl.base.console import program
+from fl.base.console import program, refuse_import
 from fl.base.errors import FLError
 from fl.base.settings import (
     Chosen,
-    Flag,
     Rare,
-    Setting,
     T,
     check_values,
     flag_in,
     flag_of,
-    marks,
     name_of,
     one_of,
     several,
-    written,
 )
 from fl.partition import KINDS
 from fl.settings.config import Config
@@ -44,12 +39,19 @@ def _about_methods() -> str:
     )
 
 
+try:
+    _ABOUT_METHODS = _about_methods()
+except FLError as error:  # one of the methods' files is broken
+    refuse_import(error)
+    raise
+
+
 @dataclass(frozen=True)
 class Command:
     """What a command runs, and where its runs lie."""
 
     algorithm: Annotated[
-        tuple[str, ...], several(str, "NAME,...", items=ALGORITHMS), tyro.conf.arg(help=_about_methods())
+        tuple[str, ...], several(str, "NAME,...", items=ALGORITHMS), tyro.conf.arg(help=_ABOUT_METHODS)
     ] = Experiment.algorithms
     seeds: Annotated[tuple[int, ...], several(int, "INT,...", least=0, below=2**32)] = (0,)
     """one run for each seed, which determines the split, the initial weights, the sampling and the batches"""
@@ -101,7 +103,7 @@ def entries(methods: Iterable[str]) -> dict[str, dict[str, Entry]]:
     found["rounds"] = {
         one.name: Entry(Config, one, one.default) for one in fields(Config) if one.name in OWN and one.name != "seed"
     }
-    found["methods"] = {name: _group(name, OPTIONS[name]) for name in methods if name in OPTIONS}
+    found["methods"] = {name: _group(name, OPTIONS[name]) for name in methods if OPTIONS.get(name) is not None}
     found["extensions"] = {name: _group(name, one.options, Rare()) for name, one in EXTENSIONS.items()}
     return found
 
@@ -182,23 +184,10 @@ def check_methods(flags: Iterable[str], methods: Collection[str]) -> None:
     """Raise FLError for a flag of a method that is not run."""
     for flag in flags:
         name = flag.partition(".")[0].replace("-", "_")
-        if "." in flag and name in OPTIONS and name not in methods:
+        if "." in flag and OPTIONS.get(name) is not None and name not in methods:
             raise FLError(
                 f"--{flag} is for {name}, which is not in --algorithm {','.join(methods)}: leave it out, or add {name}"
             )
-
-
-def words(settings: Iterable[Setting]) -> list[str]:
-    """Write settings as the words of a command line."""
-    found = []
-    for one in settings:
-        if isinstance(one.value, bool):
-            group, dot, name = one.flag.rpartition(".")
-            found.append(f"--{group}{dot}{'' if one.value else 'no-'}{name}")
-        else:
-            texts = [mark.str_from_instance(one.value)[0] for mark in marks(one.field, Flag)]
-            found += [f"--{one.flag}", shlex.quote(texts[0] if texts else written(one.value))]
-    return found
 
 
 def named(argv: Iterable[str], flag: str) -> str | None:

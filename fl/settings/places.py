@@ -60,14 +60,11 @@ _TAKEN = frozenset({*PLACES, *OWN, *TOPICS, "algorithm", "method", "extensions"}
 
 
 def check_names() -> None:
-    """Raise FLError for an option of a partition, a method or an extension that hides a setting."""
+    """Raise FLError for an option of a partition, or an extension, that hides a setting."""
     for name, kind in KINDS.items():
         _check_partition(name, kind)
-    for name in OPTIONS:
-        if name in _TAKEN:
-            raise FLError(f"a method with options cannot be called {name!r}, which is a setting already: rename it")
     for name in EXTENSIONS:
-        if name in _TAKEN or name in OPTIONS:
+        if name in _TAKEN or OPTIONS.get(name) is not None:
             raise FLError(f"an extension cannot be called {name!r}, which is a setting or a method already: rename it")
 
 
@@ -94,7 +91,9 @@ def method_named(asked: Any) -> Any:
     if not isinstance(asked, str):
         raise FLError(f"unknown --algorithm {short(asked)}: give a name, or an import path such as my_module:METHOD")
     if not is_path(asked):
-        return algorithms.plain_name(asked)
+        if (name := algorithms.plain_name(asked)) in _TAKEN and OPTIONS.get(name) is not None:
+            raise FLError(f"a method with options cannot be called {name!r}, which is a setting already: rename it")
+        return name
     method = algorithms.imported(asked)
     if method.name in _TAKEN or method.name in EXTENSIONS:
         raise FLError(f"--algorithm {asked} is called {method.name}, as a setting is: rename its function")

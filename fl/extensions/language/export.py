@@ -7,7 +7,7 @@ from torch import nn
 from fl.base.errors import FLError
 from fl.base.files import writing
 from fl.engine.constants import as_parameters
-from fl.extensions.language.models import HFModel
+from fl.extensions.language.sources import HFModel
 from fl.models.custom_model import LIBRARIES
 from fl.runs.export import Format, Origin
 from fl.runs.folder import load_initial_weights

@@ -43,8 +43,8 @@ def _make(
     base = create(rng.torch("weights"))
     if drawn:
         _log.warning("warning: --adapters.kind freezes weights that are drawn: give trained ones with --init")
-    elif not options.train and (new := getattr(base, "drawn", ())):
-        _log.warning("warning: --adapters.kind freezes the drawn %s: train it with --adapters.train", ", ".join(new))
+    elif not options.train and getattr(base, "drawn", ()):
+        _log.warning("warning: --adapters.kind freezes the drawn layers as well: name them in --adapters.train")
     add = partial(adapted, base, options, base_changes=ALGORITHMS[config.method.name].base_changes)
     net, again = add(rng.torch("adapters")).to(device), partial(_again, add)
     if not options.ranks:

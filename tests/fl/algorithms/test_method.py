@@ -14,8 +14,8 @@ from rounds import made
 from torch import nn
 from wrapped import within
 
-from fl import ArchitectureOptions, Config, FLError, algorithms
-from fl.algorithms import ALGORITHMS, OPTIONS, methods_of
+from fl import ArchitectureOptions, Config, FLError
+from fl.algorithms import ALGORITHMS, methods_of
 from fl.algorithms.fedavg import METHOD as fedavg
 from fl.algorithms.method import Method
 from fl.base.rng import Rng
@@ -35,8 +35,8 @@ ROOT = Path(__file__).parents[3]
 
 def test_a_method_s_file_is_its_module_and_has_its_options():
     for name, method in ALGORITHMS.items():
-        module = importlib.import_module(f"fl.algorithms.{name}")
-        assert getattr(algorithms, name) is module
+        module = importlib.import_module(method.make.__module__)
+        assert module.__name__.endswith(f".algorithms.{name}")
         assert method is module.METHOD
 
 
@@ -44,7 +44,7 @@ FOR_FEDERATIONS = {  # what a federation is made with, and what a method must be
     "masked": ({"masked": True}, {"masked_logits"}),
     "loss": ({"loss": by_name("focal", "classification")}, {"any_loss"}),
     "exits": ({"model": "resnet20", "exits": True}, {"several_classifiers"}),
-    "adapters": ({"model": adapted(nn.Linear(64, 3), AdapterOptions("lora"), torch.Generator())}, {"adapters"}),
+    "adapters": ({"model": adapted(nn.Linear(64, 3), AdapterOptions("lora"), torch.Generator())}, {"low_rank"}),
     "defence": ({"defence": Defence(rule="median")}, {"changed_updates", "plain_average"}),
     "choosing": (
         {"defence": Defence(rule="krum", malicious=0)},
@@ -102,7 +102,7 @@ CLUSTERING = ("fesem", "fesem_plus", "femam")
 def test_who_lacks_what():
     expected = {what: set(names) for what, names in {
         "masked_logits": ("fedgen", "femam", "moon", "apfl", "fedmd", "fedproto"),
-        "adapters": set(methods_of("heterogeneous")) - {"fedfa", "heterofl", *NEED_ADAPTERS},
+        "low_rank": set(methods_of("heterogeneous")) - {"fedfa", "heterofl", *NEED_ADAPTERS},
         "plain_average": ("flexlora", "flora", "flora_na", "hetlora", "fednova"),
         "any_loss": ("fedgen",),
         "several_classifiers": ("fedgen", "fedmd", "fedproto", "femam", "fjord", "inclusivefl", "moon"),
@@ -127,7 +127,7 @@ def test_settings_ask_for_the_same():
         ({"masked_loss": True}, {"masked_logits"}),
         ({"class_weights": (1.0, 2.0)}, {"any_loss"}),
         ({"exits": True}, {"several_classifiers"}),
-        ({"adapters": AdapterOptions("lora")}, {"adapters"}),
+        ({"adapters": AdapterOptions("lora")}, {"low_rank"}),
         ({"defence": Defence(rule="median")}, FOR_FEDERATIONS["defence"][1]),
         ({"defence": Defence("krum")}, FOR_FEDERATIONS["choosing"][1]),
         ({"attack": AttackOptions(share=0.5)}, {"changed_updates", "plain_average"}),
@@ -183,10 +183,16 @@ def test_a_function_that_is_put_in_is_refused(monkeypatch):
         Config.of(algorithm="mine").check()
 
 
-@pytest.mark.parametrize("name", ["model", "local", "attack", "rounds", "lr"])
+@pytest.mark.parametrize("name", ["model", "local", "rounds", "lr"])
 def test_a_method_cannot_hide_a_setting(name, monkeypatch):
-    monkeypatch.setitem(OPTIONS, name, OPTIONS["fedprox"])
+    monkeypatch.setitem(ALGORITHMS, name, ALGORITHMS["fedprox"])
     with pytest.raises(FLError, match=f"cannot be called '{name}'"):
+        Config.of(algorithm=name)
+
+
+def test_an_extension_cannot_be_called_as_a_method(monkeypatch):
+    monkeypatch.setitem(ALGORITHMS, "attack", ALGORITHMS["fedprox"])
+    with pytest.raises(FLError, match="cannot be called 'attack'"):
         check_names()
 
 
@@ -194,7 +200,7 @@ def test_a_method_with_one_model_refuses_clients_of_different_architectures():
     fed = fleet_federation(SPECS["cnn"], [(1.0, None), (0.5, None)], [4, 4])
     assert fed.needs().keys() == {"architectures"}
     for name in ALGORITHMS.keys() - OWN - set(methods_of("heterogeneous")):
-        with pytest.raises(FLError, match=f"{name} gives all clients one architecture: leave --architectures and"):
+        with pytest.raises(FLError, match=f"{name} gives all clients one architecture: leave --architectures"):
             made(name, fed, {})
     algorithm = fedavg.make(fed)  # a bare function cannot know
     with pytest.raises(FLError, match=r"clients have models of \d architectures"):

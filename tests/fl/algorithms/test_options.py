@@ -88,7 +88,7 @@ UNSEEN = {
 }
 """Options that change no result, and why."""
 
-CASES = [(name, field.name) for name, options in OPTIONS.items() for field in dataclasses.fields(options)]
+CASES = [(name, field.name) for name, one in OPTIONS.items() if one for field in dataclasses.fields(one)]
 
 DEFAULT = [case for case in CASES if case not in UNSEEN and case[0] in ("fedgen", "fedmr", "femam", "fedfa")]
 

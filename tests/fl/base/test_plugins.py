@@ -140,7 +140,7 @@ def module(tmp_path, monkeypatch):
     (tmp_path / "my_failing_module.py").write_text("\n1 / 0")
     (tmp_path / "my_strange_module.py").write_text(STRANGE)
     monkeypatch.chdir(tmp_path)
-    path, tables = list(sys.path), [(table, dict(table)) for table in (ALGORITHMS, OPTIONS, SOURCES, KINDS)]
+    path, tables = list(sys.path), [(table, dict(table)) for table in (ALGORITHMS, SOURCES, KINDS)]
     yield "my_own_module"
     sys.path[:] = path
     forget(tables)
@@ -196,7 +196,7 @@ TINY = {"clients": 4, "participants": 2, "local_epochs": 1, "width": 0.1, "sampl
 
 
 def test_a_method_and_a_partition_by_import_path(module, tmp_path, caplog):
-    before = [(table, dict(table)) for table in (ALGORITHMS, OPTIONS, SOURCES, KINDS)]
+    before = [(table, dict(table)) for table in (ALGORITHMS, SOURCES, KINDS)]
     flags = [word for name, value in TINY.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     flags += ["--algorithm", "my_strange_module:METHOD", "--careful.factor", "0.25", "--rounds", "1"]
     flags += ["--partition", "my_strange_module:KIND", "--skew", "0.6"]
@@ -235,7 +235,7 @@ def test_several_methods_keep_the_paths_of_their_own(module):
     assert several.algorithms == ("fedavg", "careful")
     assert several.replace(algorithms=asked, careful=several.options["careful"]) == several
     text = several.to_yaml()
-    del ALGORITHMS["careful"], OPTIONS["careful"], SOURCES["careful"]
+    del ALGORITHMS["careful"], SOURCES["careful"]
     assert fl.Experiment.from_yaml(text).runs() == several.runs()
     written = "algorithm: [fedavg, my_strange_module:METHOD]\npartition: my_strange_module:evenly\n"
     read = fl.Experiment.from_yaml(written)
@@ -260,7 +260,7 @@ def test_several_methods_keep_the_paths_of_their_own(module):
     ],
 )
 def test_what_is_no_method_or_partition_is_one_line(settings, said, module):
-    tables = [(table, dict(table)) for table in (ALGORITHMS, OPTIONS, SOURCES)]
+    tables = [(table, dict(table)) for table in (ALGORITHMS, SOURCES)]
     with pytest.raises(FLError, match=said) as error:
         fl.build(fl.Config.of(**{**TINY, **settings}))
     assert "\n" not in str(error.value)

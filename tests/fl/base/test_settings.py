@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fl import Config, Experiment, FLError
-from fl.algorithms import ALGORITHMS, OPTIONS
+from fl.algorithms import ALGORITHMS
 from fl.algorithms.fedprox import FedProxOptions
 from fl.base.settings import (
     Flag,
@@ -80,12 +80,12 @@ def test_no_setting_takes_what_lies_outside(group, name, field, flag):
         value = (bad,) if types_of(field.type)[1] else bad
         if group:
             options = dataclasses.replace(dict(ENTRIES)[group].default, **{name: value})
-            config = Config.of(**{group: options}, algorithm=group if group in OPTIONS else "fedavg")
+            config = Config.of(**{group: options}, algorithm=group if group in ALGORITHMS else "fedavg")
         else:
             config = Config.of(**{name: value}, partition=BESIDE.get(name, "dirichlet"))
         with pytest.raises(FLError, match=f"--{flag_of(name, group)}( |$)"):
             config.check_values()
-        if group in OPTIONS:  # the method, which needs no more than this to refuse
+        if group in ALGORITHMS:  # the method, which needs no more than this to refuse
             with pytest.raises(FLError, match=f"--{flag_of(name, group)} "):
                 ALGORITHMS[group](Asking(), options)
 

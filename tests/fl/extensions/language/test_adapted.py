@@ -222,9 +222,9 @@ def other():
 
 def test_another_base_is_refused(tmp_path):
     fl.simulate(CONFIG.replace(rounds=1), tmp_path / "run", model=small)
-    with pytest.raises(FLError, match="adapters on other weights"):
+    with pytest.raises(FLError, match="beside other weights"):
         fl.load_model(tmp_path / "run", model=other)
-    with pytest.raises(FLError, match="adapters on other weights"):
+    with pytest.raises(FLError, match="beside other weights"):
         fl.simulate(CONFIG, tmp_path / "run", resume=True, model=other)
 
 
@@ -296,7 +296,7 @@ def test_a_run_folder_has_adapters_and_gives_the_plain_model(tmp_path, change):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"algorithm": "nefl"}, "nefl cuts models by width or depth, and adapters have ranks"),
+        ({"algorithm": "nefl"}, "nefl cuts models by width or depth, and factors of low rank have ranks"),
         ({"adapters": replace(RANKS, train=("3",))}, "fedavg gives all clients one"),
         ({"adapters": replace(LORA, modules=("head",))}, "--adapters: modules='head'"),
         ({"adapters": AdapterOptions(), "algorithm": "flexlora"}, "flexlora averages the products"),

@@ -6,7 +6,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from tests.fl.models.test_adapted import base
 
 from fl.algorithms import ALGORITHMS
 from fl.base.rng import Rng
@@ -14,6 +13,7 @@ from fl.engine import SGD
 from fl.extensions.language.adapters import AdapterOptions, adapted, fleet_of_ranks
 from fl.federation.cohort import per_client
 from fl.federation.update import ClientUpdate
+from tests.fl.extensions.language.test_adapted import base
 
 SCALE, CLIENTS, RANKS, SIZES = 0.7, [2, 0, 1], (1, 3, 2), (3, 7, 12, 5)
 LAYERS = {"0": (6, 9), "4": (8, 216)}  # a convolution of one channel and 3 x 3, and a linear layer

@@ -22,7 +22,7 @@ from fl.base.plugins import transformers
 from fl.data import Dataset, is_text
 from fl.data.mapped import pieces
 from fl.models.padding import Padded
-from fl.models.source import Source
+from fl.models.sources import Source
 from surgery.states import shapes_of
 
 _log = logging.getLogger("fl")

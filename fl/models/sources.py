@@ -15,7 +15,7 @@ from fl.data import Dataset
 class Source(ABC):
     """What a name with a prefix stands for, before the data are known.
 
-    A file `models.py` of a folder in `fl.extensions` names such classes in `SOURCES`, by their prefixes.
+    A file `sources.py` of a folder in `fl.extensions` names such classes in `SOURCES`, by their prefixes.
 
     Attributes:
         name: as --model has it. drawn: whether its weights are drawn.
@@ -52,7 +52,7 @@ class Source(ABC):
 
 @cache
 def _sources() -> dict[str, type[Source]]:
-    return declared("fl.models", "SOURCES", type)
+    return declared("fl.models.sources", "SOURCES", type)
 
 
 def find_source(name: str) -> Source | None:
